@@ -11,7 +11,7 @@ from clearhead.report import streams
 EXAMPLES = """examples:
   python -m benchmarks --quick
   python -m benchmarks --peers torch --only full,causal
-  python -m benchmarks --save benchmarks/results/today
+  python -m benchmarks --only cases --save benchmarks/results/today
   python -m benchmarks --device cuda --save benchmarks/results/today
 
 the plot that --save draws needs matplotlib:
@@ -19,9 +19,9 @@ the plot that --save draws needs matplotlib:
 """
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def main(inputs: Sequence[str] | None = None) -> int:
     """Run the benchmarks; returns the exit code: 0, 2 for bad input or unwritable results, 130 when interrupted."""
-    values = command_line().parse_args(given)
+    values = command_line().parse_args(inputs)
     try:
         return _run(values)
     except ClearheadError as error:
@@ -42,29 +42,29 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the Triton engine on a GPU")
     parser.add_argument("--quick", action="store_true", help="fewer cases and rounds: about a minute")
     parser.add_argument("--peers", metavar="A,B", help="only these peers; default: all that are installed")
-    parser.add_argument("--only", metavar="A,B", help="only these groups of cases")
+    parser.add_argument("--only", metavar="A,B", help="only these groups; cases: all that are made of cases")
     parser.add_argument("--threads", type=int, metavar="N", help="threads for everybody; default: all cores")
     parser.add_argument("--save", metavar="DIR", help="write bench.json, bench.csv, bench.md and bench.svg there")
     return parser
 
 
-def _run(given: argparse.Namespace) -> int:
-    if given.threads is not None:
-        set_num_threads(given.threads)  # raises if the number is invalid
-    if given.device == "cuda":
+def _run(inputs: argparse.Namespace) -> int:
+    if inputs.threads is not None:
+        set_num_threads(inputs.threads)  # raises if the number is invalid
+    if inputs.device == "cuda":
         for name in ("peers", "only", "threads"):
-            if getattr(given, name) is not None:
+            if getattr(inputs, name) is not None:
                 raise FileError(f"--{name} is for --device cpu.")
         try:
             from benchmarks import gpu
         except ImportError as error:
             words = f"--device cuda needs PyTorch and Triton, which are not installed ({error})."
             raise MissingExtraError(words, 'pip install "clearhead[gpu]"') from None
-        gpu.bench(quick=given.quick, save=given.save)
+        gpu.bench(quick=inputs.quick, save=inputs.save)
         return 0
     from benchmarks.command import bench
 
-    bench(quick=given.quick, chosen=given.peers, only=given.only, save=given.save, threads=get_num_threads())
+    bench(quick=inputs.quick, chosen=inputs.peers, only=inputs.only, save=inputs.save, threads=get_num_threads())
     return 0
 
 

@@ -36,12 +36,12 @@ def answers(model: Any, way: str, prompts: list[list[int]], new: int) -> list[li
     """The tokens that the model adds to each prompt, with this attention."""
     model.set_attn_implementation(way)
     pages = sum((len(prompt) + new) // PAGE + 2 for prompt in prompts)
-    found = model.generate_batch(
+    result = model.generate_batch(
         inputs=prompts,
         generation_config=GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1),
         continuous_batching_config=ContinuousBatchingConfig(page_size=PAGE, num_blocks=pages, max_batch_tokens=2048),
     )
-    return [one.generated_tokens for one in found.values()]
+    return [one.generated_tokens for one in result.values()]
 
 
 def main(count: int = REQUESTS, longest: int = LONGEST, new: int = NEW) -> None:

@@ -50,37 +50,37 @@ class Case:
 
 def cases(*, quick: bool) -> list[Case]:
     """All cases; with `quick`, the first few of each group, which are the most telling."""
-    found: list[Case] = []
+    results: list[Case] = []
     lengths = (512, 2048) if quick else (512, 1024, 2048, 4096, 8192)
     for d in (64, 128):
-        found += [Case("full", "forward", 1, 8, 8, n, n, d) for n in lengths]
+        results += [Case("full", "forward", 1, 8, 8, n, n, d) for n in lengths]
     for d in (64, 128):
-        found += [
+        results += [
             Case("causal", "forward", 1, 8, 8, n, n, d, causal=True)
             for n in ((256, 2048) if quick else (256, *lengths))
         ]
-    found += [Case("short", "forward", 16, 12, 12, 128, 128, 64), Case("short", "forward", 64, 8, 8, 32, 32, 64)]
+    results += [Case("short", "forward", 16, 12, 12, 128, 128, 64), Case("short", "forward", 64, 8, 8, 32, 32, 64)]
     for n in (2048,) if quick else (2048, 4096, 8192, 16384):
-        found.append(Case("window", "forward", 1, 8, 8, n, n, 64, causal=True, window=256))
+        results.append(Case("window", "forward", 1, 8, 8, n, n, 64, causal=True, window=256))
     for dtype in ("bfloat16", "float16"):
-        found += [
+        results += [
             Case(dtype, "forward", 1, 8, 8, n, n, d, dtype)
             for d in (64, 128)
             for n in ((2048,) if quick else (1024, 4096))
         ]
     for n in (1024,) if quick else (1024, 4096):
-        found.append(Case("backward", "backward", 1, 8, 8, n, n, 64))
-        found.append(Case("backward causal", "backward", 1, 8, 8, n, n, 64, causal=True))
-        found.append(Case("backward one head", "backward", 1, 1, 1, n, n, 64, causal=True))
-    found += [Case("tiny", "forward", 1, 1, 1, 4, 4, 512), Case("tiny", "forward", 1, 1, 1, 2, 2, 2)]
+        results.append(Case("backward", "backward", 1, 8, 8, n, n, 64))
+        results.append(Case("backward causal", "backward", 1, 8, 8, n, n, 64, causal=True))
+        results.append(Case("backward one head", "backward", 1, 1, 1, n, n, 64, causal=True))
+    results += [Case("tiny", "forward", 1, 1, 1, 4, 4, 512), Case("tiny", "forward", 1, 1, 1, 2, 2, 2)]
     if not quick:
-        found.append(Case("decode", "decode", 4, 12, 12, 1, 3000, 64))
-        found.append(Case("decode grouped", "decode", 1, 40, 8, 1, 8192, 64))
+        results.append(Case("decode", "decode", 4, 12, 12, 1, 3000, 64))
+        results.append(Case("decode grouped", "decode", 1, 40, 8, 1, 8192, 64))
     for m in (8192,) if quick else (8192, 32768):
-        found.append(Case("decode", "decode", 1, 32, 32, 1, m, 128))
-        found.append(Case("decode grouped", "decode", 1, 32, 8, 1, m, 128))
-        found.append(Case("decode grouped bfloat16", "decode", 1, 32, 8, 1, m, 128, "bfloat16"))
+        results.append(Case("decode", "decode", 1, 32, 32, 1, m, 128))
+        results.append(Case("decode grouped", "decode", 1, 32, 8, 1, m, 128))
+        results.append(Case("decode grouped bfloat16", "decode", 1, 32, 8, 1, m, 128, "bfloat16"))
     for n in (1024,) if quick else (1024, 2048, 4096):
-        found.append(Case("observe", "observe", 1, 8, 8, n, n, 64))
-        found.append(Case("observe", "observe", 1, 8, 8, n, n, 64, causal=True))
-    return found
+        results.append(Case("observe", "observe", 1, 8, 8, n, n, 64))
+        results.append(Case("observe", "observe", 1, 8, 8, n, n, 64, causal=True))
+    return results

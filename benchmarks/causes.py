@@ -32,36 +32,36 @@ class CauseCost(NamedTuple):
 
 def costs(threads: int, *, quick: bool) -> list[CauseCost]:
     """Interleaved times of every problem, causal and not; the longest is timed once, alone, for its memory."""
-    found = []
+    results = []
     for n, heads in QUICK if quick else SIZES:
         for causal in (False, True):
             calls = _calls(n, heads, threads, causal=causal)
             timings = interleaved(calls, rounds=5 if quick else 11, slice_seconds=0.1)
-            own, stored = timings["cuts"], timings.get("stored")
-            found.append(
+            local, stored = timings["cuts"], timings.get("stored")
+            results.append(
                 CauseCost(
                     _case(n, heads, causal=causal),
                     _engine(n),
-                    median(own.seconds),
-                    ratio(own, timings["backward"]) if "backward" in timings else None,
-                    None if stored is None else ratio(stored, own),
+                    median(local.seconds),
+                    ratio(local, timings["backward"]) if "backward" in timings else None,
+                    None if stored is None else ratio(stored, local),
                     apart("benchmarks.causes", n, heads, threads, int(causal)).peak_bytes,
                 )
             )
     if not quick and _engine(LONG[0]) != "portable":
         alone = apart("benchmarks.causes", *LONG, threads, 1)
         case = _case(*LONG, causal=True)
-        found.append(CauseCost(case, _engine(LONG[0]), alone.seconds, None, None, alone.peak_bytes))
-    return found
+        results.append(CauseCost(case, _engine(LONG[0]), alone.seconds, None, None, alone.peak_bytes))
+    return results
 
 
-def lines(found: list[CauseCost]) -> list[tuple[str, ...]]:
+def lines(result: list[CauseCost]) -> list[tuple[str, ...]]:
     """The rows of the table, headings first."""
     rows: list[tuple[str, ...]] = [("case", "engine", "ms", "of backward", "times stored", "peak MB")]
-    for cost in found:
-        told = ["-" if x is None else fixed(x, 2, 6) for x in (cost.times_backward, cost.times_stored)]
+    for cost in result:
+        shown = ["-" if x is None else fixed(x, 2, 6) for x in (cost.times_backward, cost.times_stored)]
         rows.append(
-            (cost.case, cost.engine, fixed(cost.seconds * 1e3, 2, 8), *told, fixed(cost.peak_bytes / 1e6, 1, 8))
+            (cost.case, cost.engine, fixed(cost.seconds * 1e3, 2, 8), *shown, fixed(cost.peak_bytes / 1e6, 1, 8))
         )
     return rows
 

@@ -41,23 +41,23 @@ def costs(threads: int, *, quick: bool) -> list[ChangeCost]:
     timings = interleaved(
         {way: partial(run, way, tokens) for way in WAYS}, rounds=5 if quick else 15, slice_seconds=0.0
     )
-    own = timings["unchanged"]
+    local = timings["unchanged"]
     return [
         ChangeCost(
             tokens,
             way,
             median(timings[way].seconds),
-            ratio(timings[way], own),
+            ratio(timings[way], local),
             apart("benchmarks.change", way, tokens, threads).peak_bytes,
         )
         for way in WAYS
     ]
 
 
-def lines(found: list[ChangeCost]) -> list[tuple[str, ...]]:
+def lines(result: list[ChangeCost]) -> list[tuple[str, ...]]:
     """The rows of the table, headings first."""
     rows: list[tuple[str, ...]] = [("tokens", "way", "seconds", "times unchanged", "peak memory, MB")]
-    for cost in found:
+    for cost in result:
         memory = fixed(cost.peak_bytes / 1e6, 0, 6)
         rows.append((f"{cost.tokens:,}", cost.way, fixed(cost.seconds, 2, 7), fixed(cost.ratio, 3, 7), memory))
     return rows

@@ -1,22 +1,25 @@
 """The benchmarks on the CPU: choose cases and peers, measure with a progress bar, print the table, save it."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import peers, run
+from benchmarks import peers, run, written
 from benchmarks.cases import Case, cases
 from benchmarks.groups import GROUPS
-from benchmarks.limits import Limits, limits, machine
+from benchmarks.limits import READS, Limit, limits, machine, origin
 from clearhead.core.files import make_folder, write_whole
-from clearhead.digits import fixed, significant
+from clearhead.digits import fixed
 from clearhead.errors import MissingExtraError, unknown
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_SHARES = ("clearhead", "torch")  # the contestants whose shares are printed; the files have all
 
 
 def bench(*, quick: bool, chosen: str | None, only: str | None, save: str | None, threads: int) -> None:
@@ -31,27 +34,28 @@ def bench(*, quick: bool, chosen: str | None, only: str | None, save: str | None
     every = cases(quick=quick)
     groups = list(dict.fromkeys(case.group for case in every))
     installed_too = [name for name, group in GROUPS.items() if find_spec(group.needs)]
-    wanted = [*groups, *([] if quick else installed_too)] if only is None else only.split(",")
+    asked = [*groups, *([] if quick else installed_too)] if only is None else only.split(",")
+    wanted = [name for one in asked for name in (groups if one == "cases" else [one])]
     for name in wanted:
         if name not in (*groups, *GROUPS):
-            raise unknown("group", name, (*groups, *GROUPS))
+            raise unknown("group", name, ("cases", *groups, *GROUPS))
         if name in GROUPS and name not in installed_too:
             raise MissingExtraError(f"the group {name} needs {GROUPS[name].needs}.", 'pip install "clearhead[hf]"')
     folder = None if save is None else make_folder(save)
-    found = machine(threads)
-    limit = limits(threads)
-    rows = _measured([case for case in every if case.group in wanted], names, limit, threads, quick=quick)
+    result = machine(threads)
+    known = limits(threads)
+    rows = _measured([case for case in every if case.group in wanted], names, known, threads, quick=quick)
     costs = {
         name: _status(group.title, group.costs, threads, quick) for name, group in GROUPS.items() if name in wanted
     }
-    report = run.Report(rows, costs, found, limit)
+    report = run.Report(rows, costs, result, known, origin("benchmarks"))
     show(console(), report)
     if folder is not None:
         _save(folder, report)
 
 
 def show(console: "Console", report: run.Report) -> None:
-    """Print milliseconds, share of the limit and ratio to each peer for all cases; then the tables of other groups."""
+    """Print milliseconds, shares of the limit and ratio to each peer for all cases; then the tables of other groups."""
     from rich.text import Text
 
     from clearhead.report.console import put
@@ -59,15 +63,17 @@ def show(console: "Console", report: run.Report) -> None:
     if report.rows:
         console.print(_table(report.rows))
         console.print("\ntimes as fast: geometric mean / worst")
-        for line in run.summary(report.rows):
+        for line in written.summary([asdict(row) for row in report.rows]):
             mean, worst = fixed(line["mean"], 2, 6), fixed(line["worst"], 2, 6)
             console.print(f"  {line['group']:<26} {line['peer']:<13} {mean:>6} / {worst}")
     for name, costs in report.costs.items():
         console.print(f"\n{GROUPS[name].title}")
         _columns(console, GROUPS[name].lines(costs))
-    peak, read = report.limits.multiply_adds / 1e9, report.limits.bytes_read / 1e9
-    console.print(f"\nlimits: {peak:.0f} G multiply-adds/s (float32), {read:.0f} GB/s read")
-    put(console, Text("; ".join(f"{name} {value}" for name, value in report.machine.items())))
+    console.print("\nlimits:")
+    for name, limit in report.limits.items():
+        unit = "GB/s" if name == READS else "G multiply-adds/s"
+        console.print(f"  {name:<26} {limit.rate / 1e9:6.0f} {unit} ({limit.by})")
+    put(console, [Text("; ".join(f"{name} {value}" for name, value in report.machine.items()))])
 
 
 def _columns(console: "Console", lines: list[tuple[str, ...]]) -> None:
@@ -77,18 +83,18 @@ def _columns(console: "Console", lines: list[tuple[str, ...]]) -> None:
 
 
 def _table(rows: list[run.Row]) -> str:
-    """Two lines per case, its name and then its figures, so that seven peers fit into 80 columns."""
+    """Two lines per case, so that seven peers fit into 80 columns: its name and shares of its limit; its figures."""
     names = list(dict.fromkeys(name for row in rows for name in row.ratios))
-    heads = [f"{'ms':>10}", "of limit", *names]
+    heads = [f"{'ms':>10}", *names]
     lines, group = ["  ".join(heads)], ""
     for row in rows:
         if row.case.group != group:
             group = row.case.group
             lines.append(f"[{group}]")
         ratios = [fixed(row.ratios[name], 2, 6) if name in row.ratios else "-" for name in names]
-        share = f"{significant(100 * row.share, 2)}%"
-        figures = [fixed(row.seconds["clearhead"] * 1e3, 3, 10), share, *ratios]
-        lines.append(row.case.name)
+        figures = [fixed(row.seconds["clearhead"] * 1e3, 3, 10), *ratios]
+        shares = ", ".join(f"{name} {written.share(x)}" for name, x in row.shares.items() if name in _SHARES)
+        lines.append(f"{row.case.name}   of limit: {shares}")
         lines.append("  ".join(f"{figure:>{len(head)}}" for figure, head in zip(figures, heads, strict=True)))
     return "\n".join(lines)
 
@@ -100,7 +106,9 @@ def _status(words: str, work: Callable[..., list[Any]], threads: int, quick: boo
         return work(threads, quick=quick)
 
 
-def _measured(chosen: list[Case], names: list[str], limit: Limits, threads: int, *, quick: bool) -> list[run.Row]:
+def _measured(
+    chosen: list[Case], names: list[str], known: Mapping[str, Limit], threads: int, *, quick: bool
+) -> list[run.Row]:
     from rich.console import Console
     from rich.progress import Progress
 
@@ -110,7 +118,7 @@ def _measured(chosen: list[Case], names: list[str], limit: Limits, threads: int,
         task = bar.add_task("measuring", total=len(chosen))
         for case in chosen:
             bar.update(task, description=f"{case.group}: {case.name}")
-            rows.append(run.measure(case, names, limit, threads, **pace))  # type: ignore[arg-type]
+            rows.append(run.measure(case, names, known, threads, **pace))  # type: ignore[arg-type]
             bar.advance(task)
     return rows
 

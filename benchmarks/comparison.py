@@ -41,9 +41,9 @@ OUTPUT = WEIGHTS @ V.double()
 NO = "no"
 
 
-def close(mine: Any, right: torch.Tensor) -> bool:
-    found = torch.from_numpy(np.array(mine)) if not isinstance(mine, torch.Tensor) else mine
-    return bool(torch.allclose(found.double(), right, rtol=1e-3, atol=1e-4))
+def close(computed: Any, right: torch.Tensor) -> bool:
+    result = torch.from_numpy(np.array(computed)) if not isinstance(computed, torch.Tensor) else computed
+    return bool(torch.allclose(result.double(), right, rtol=1e-3, atol=1e-4))
 
 
 def plain(q: Any, k: Any, v: Any) -> Any:
@@ -51,18 +51,18 @@ def plain(q: Any, k: Any, v: Any) -> Any:
 
 
 def tangent() -> torch.Tensor:
-    found: torch.Tensor = torch.func.jvp(
+    result: torch.Tensor = torch.func.jvp(
         plain, tuple(x.double() for x in (Q, K, V)), tuple(x.double() for x in (DQ, DK, DV))
     )[1]
-    return found
+    return result
 
 
 def penalty(f: Callable[..., Any]) -> torch.Tensor:
     """The gradient by q of the squared norm of the gradient by q of Σ o²."""
     q = Q.clone().requires_grad_()
     (g,) = torch.autograd.grad(f(q, K, V).square().sum(), q, create_graph=True)
-    (found,) = torch.autograd.grad(g.square().sum(), q)
-    return found
+    (result,) = torch.autograd.grad(g.square().sum(), q)
+    return result
 
 
 def jaxs(x: torch.Tensor) -> jax.Array:
@@ -98,11 +98,11 @@ def torchs(f: Callable[..., Any], backend: SDPBackend | None = None) -> dict[str
 
 
 def _first(f: Callable[..., Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    found = []
+    results = []
     for one in (f, plain):
         q = Q.clone().requires_grad_()
-        found.append(torch.autograd.grad(one(q, K, V).square().sum(), q)[0])
-    return found[0], found[1].double()
+        results.append(torch.autograd.grad(one(q, K, V).square().sum(), q)[0])
+    return results[0], results[1].double()
 
 
 def empty(f: Callable[..., Any]) -> Callable[[], bool]:
@@ -162,16 +162,16 @@ def _sinks(f: Callable[..., Any]) -> tuple[Any, torch.Tensor]:
 
 
 def _windowed() -> torch.Tensor:
-    at = torch.arange(24)
-    seen = (at[:, None] >= at) & (at[:, None] - at <= 3)
+    place = torch.arange(24)
+    seen = (place[:, None] >= place) & (place[:, None] - place <= 3)
     return SCORES.masked_fill(~seen, -torch.inf).softmax(-1) @ V.double()
 
 
 def sdpa(backend: SDPBackend) -> dict[str, Cell]:
     call = kernels.sdpa(backend)
     f: Callable[..., Any] = torch.nn.functional.scaled_dot_product_attention
-    at = torch.arange(24)
-    seen = (at[:, None] >= at) & (at[:, None] - at <= 3)
+    place = torch.arange(24)
+    seen = (place[:, None] >= place) & (place[:, None] - place <= 3)
     return torchs(f, backend) | dict.fromkeys(
         ("log-sum-exp with the output", "largest logit", "entropy", "what each key receives", "top-k weights and keys",
          "any weight, later", "softcap", "sinks"), NO
@@ -187,8 +187,8 @@ def flex() -> dict[str, Cell]:
         return flex_attention(Q, K, V, return_aux=AuxRequest(**wanted))[1]
 
     def capped() -> bool:
-        found = flex_attention(Q, K, V, score_mod=lambda s, *_: 5 * torch.tanh(s / 5))
-        return close(found, (5 * (SCORES / 5).tanh()).softmax(-1) @ V.double())
+        result = flex_attention(Q, K, V, score_mod=lambda s, *_: 5 * torch.tanh(s / 5))
+        return close(result, (5 * (SCORES / 5).tanh()).softmax(-1) @ V.double())
 
     def windowed() -> bool:
         from torch.nn.attention.flex_attention import create_block_mask
@@ -214,23 +214,23 @@ def jax_own() -> dict[str, Cell]:
     def call(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
     ) -> np.ndarray[Any, Any]:
-        found = f(jaxs(q), jaxs(k), jaxs(v), mask=None if mask is None else jnp.asarray(mask.numpy()))
-        return ours(found)
+        result = f(jaxs(q), jaxs(k), jaxs(v), mask=None if mask is None else jnp.asarray(mask.numpy()))
+        return ours(result)
 
     def forward() -> bool:
-        found = jax.jvp(f, tuple(map(jaxs, (Q, K, V))), tuple(map(jaxs, (DQ, DK, DV))))[1]
-        return close(ours(found), tangent())
+        result = jax.jvp(f, tuple(map(jaxs, (Q, K, V))), tuple(map(jaxs, (DQ, DK, DV))))[1]
+        return close(ours(result), tangent())
 
     def slope(q: jax.Array) -> jax.Array:
         return jax.grad(lambda q: jnp.square(f(q, jaxs(K), jaxs(V))).sum())(q)
 
     def second() -> bool:
-        found = jax.grad(lambda q: jnp.square(slope(q)).sum())(jaxs(Q))
-        return close(ours(found), penalty(plain).double())
+        result = jax.grad(lambda q: jnp.square(slope(q)).sum())(jaxs(Q))
+        return close(ours(result), penalty(plain).double())
 
     def residual() -> bool:
-        found = f(*map(jaxs, (Q, K, V)), return_residual=True)[1]
-        return close(ours(found), LOGSUMEXP)
+        result = f(*map(jaxs, (Q, K, V)), return_residual=True)[1]
+        return close(ours(result), LOGSUMEXP)
 
     return dict.fromkeys(
         ("largest logit", "entropy", "what each key receives", "top-k weights and keys", "any weight, later", "softcap",
@@ -318,11 +318,11 @@ def answered(cell: Cell) -> str:
 
 
 def table() -> str:
-    found = {name: {row: answered(cell) for row, cell in column().items()} for name, column in COLUMNS.items()}
-    head = f"| | {' | '.join(found)} |\n| --- |{' --- |' * len(found)}\n"
-    for name, cells in found.items():
+    results = {name: {row: answered(cell) for row, cell in column().items()} for name, column in COLUMNS.items()}
+    head = f"| | {' | '.join(results)} |\n| --- |{' --- |' * len(results)}\n"
+    for name, cells in results.items():
         cells["O(queries + keys) memory"] = memory(name)
-    rows = (f"| {row} | {' | '.join(found[name][row] for name in found)} |\n" for row in found["clearhead"])
+    rows = (f"| {row} | {' | '.join(results[name][row] for name in results)} |\n" for row in results["clearhead"])
     tried = f"torch {version('torch')}, jax {version('jax')}, onnxruntime {version('onnxruntime')}, on a CPU:\n\n"
     return tried + head + "".join(rows)
 

@@ -31,6 +31,7 @@ from clearhead.core.problem import describe
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines import triton
 from clearhead.engines.base import Kept, Upstream
+from clearhead.engines.gpu import row_pass
 
 GPUS = ("sm_80", "sm_90", "sm_100")
 SAVED = Path(__file__).parent / "results" / "compiled.json"
@@ -105,7 +106,7 @@ class Given:
 
 def rows(x: Given) -> None:
     triton.rows(*x.arrays, Wanted(output=True, **ROWS, top=8))
-    triton._launch_rows(*x.arrays, 0, {"output": x.q.tensor}, repair=True)
+    row_pass.launch(*x.arrays, 0, {"output": x.q.tensor}, repair=True)
 
 
 def few_rows(x: Given) -> None:
@@ -125,12 +126,12 @@ def products(x: Given) -> None:
 
 
 def gradients(x: Given) -> None:
-    told = Upstream(x.per_row, x.g, x.per_row, x.per_row, x.per_row, bias=x.bias, spans=x.table)
-    triton.gradients(*x.arrays, x.per_row, told)
+    upstream = Upstream(x.per_row, x.g, x.per_row, x.per_row, x.per_row, bias=x.bias, spans=x.table)
+    triton.gradients(*x.arrays, x.per_row, upstream)
 
 
 def tangents(x: Given) -> None:
-    asked = Wanted(output=True, entropy=True, distance=True, own=True)
+    asked = Wanted(output=True, entropy=True, distance=True, diagonal=True)
     triton.tangents(*x.arrays, x.along, asked, x.per_row, x.g if x.g.dtype == x.per_row.dtype else None)
 
 
@@ -141,8 +142,8 @@ def column_tangents(x: Given) -> None:
 
 
 def gradient_tangents(x: Given) -> None:
-    told = Upstream(x.per_row, x.g, None, x.per_row, x.per_row, x.per_row, bias=x.bias, spans=x.table)
-    triton.gradient_tangents(*x.arrays, x.along, Kept(x.per_row, x.per_row), told, told)
+    upstream = Upstream(x.per_row, x.g, None, x.per_row, x.per_row, x.per_row, bias=x.bias, spans=x.table)
+    triton.gradient_tangents(*x.arrays, x.along, Kept(x.per_row, x.per_row), upstream, upstream)
 
 
 def effects(x: Given) -> None:
@@ -160,7 +161,7 @@ def effect_products(x: Given) -> None:
         triton.effect_product(*x.arrays, x.g, terms, x.g, transposed=True)
 
 
-ROWS: Any = dict.fromkeys(("logsumexp", "max_logit", "entropy", "distance", "own"), True)
+ROWS: Any = dict.fromkeys(("logsumexp", "max_logit", "entropy", "distance", "diagonal"), True)
 PASSES: dict[str, Callable[[Given], None]] = {
     "rows": rows,
     "few rows": few_rows,
@@ -198,32 +199,32 @@ def needs(compiled: Any) -> Needs:
         file.write(compiled.asm["cubin"])
         file.flush()
         command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    registers, stack = (int(re.findall(rf"{name}:(\d+)", told)[0]) for name in ("REG", "STACK"))
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, stack = (int(re.findall(rf"{name}:(\d+)", usage)[0]) for name in ("REG", "STACK"))
     return Needs(registers, stack, int(compiled.metadata.shared))
 
 
 def compiled(gpu: str, case: str, names: list[str]) -> dict[str, Needs]:
     """By "pass: kernel", the most that any kernel of that pass needs."""
-    found: dict[str, Needs] = {}
+    results: dict[str, Needs] = {}
     launch, now = JITFunction.run, ""
 
     def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:  # noqa: ARG001
         made = launch(kernel, *args, grid=grid, warmup=True, **options)
         name = f"{now}: {kernel.__name__}"
-        found[name] = Needs(*map(max, zip(needs(made), found.get(name, Needs(0, 0, 0)), strict=True)))
+        results[name] = Needs(*map(max, zip(needs(made), results.get(name, Needs(0, 0, 0)), strict=True)))
         return made
 
     JITFunction.run = compile_only
     Stub.capability = int(gpu.removeprefix("sm_"))
     driver.set_active(Stub())
     try:
-        given = Given(CASES[case])
+        inputs = Given(CASES[case])
         for now in names:
-            PASSES[now](given)
+            PASSES[now](inputs)
     finally:
         JITFunction.run = launch
-    return found
+    return results
 
 
 Measured = dict[str, dict[str, dict[str, Needs]]]  # by GPU, case, kernel
@@ -236,8 +237,8 @@ def table(measured: Measured) -> Iterator[str]:
         yield "| --- |" + " ---: |" * 3 * len(gpus)
         for kernel in measured[gpus[0]][case]:
             cells = [measured[gpu][case][kernel] for gpu in gpus]
-            told = [f"{registers} | {stack} | {shared / 1024:.0f}" for registers, stack, shared in cells]
-            yield f"| {kernel} | " + " | ".join(told) + " |"
+            texts = [f"{registers} | {stack} | {shared / 1024:.0f}" for registers, stack, shared in cells]
+            yield f"| {kernel} | " + " | ".join(texts) + " |"
         yield ""
 
 
@@ -251,9 +252,9 @@ def read() -> tuple[str, Measured]:
     }
 
 
-def against(gpu: str, case: str, found: dict[str, Needs], held: Measured) -> Iterator[str]:
+def against(gpu: str, case: str, results: dict[str, Needs], held: Measured) -> Iterator[str]:
     """What is wrong with these figures: too much shared memory or stack for such a GPU, or more than is saved."""
-    for name, taken in found.items():
+    for name, taken in results.items():
         where = f"{gpu}, {case}, {name}"
         if taken.shared > SHARED[gpu]:
             yield f"{where}: {taken.shared} bytes of shared memory, and such GPUs have {SHARED[gpu]} or more"
@@ -270,8 +271,8 @@ def alone(gpu: str, cases: list[str], passes: list[str]) -> dict[str, dict[str, 
     """What `compiled` finds, in a process of its own: Triton keeps a kernel that it compiled, whatever the GPU is."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.compiled", "--gpu", gpu, "--json"]
     done = subprocess.run([*command, "--case", *cases, "--only", *passes], stdout=subprocess.PIPE, check=True)
-    found = json.loads(done.stdout)[gpu]
-    return {case: {name: Needs(*x) for name, x in by_name.items()} for case, by_name in found.items()}
+    results = json.loads(done.stdout)[gpu]
+    return {case: {name: Needs(*x) for name, x in by_name.items()} for case, by_name in results.items()}
 
 
 def main() -> int:
@@ -300,18 +301,18 @@ def main() -> int:
     if values.check:
         _, held = read()
         wrong = [
-            x for gpu, by in measured.items() for case, found in by.items() for x in against(gpu, case, found, held)
+            x for gpu, by in measured.items() for case, results in by.items() for x in against(gpu, case, results, held)
         ]
         sys.stdout.write("".join(f"{line}\n" for line in wrong))
         return bool(wrong)
     if values.save:
         held = read()[1] if SAVED.exists() else {}
         for gpu, cases in measured.items():
-            for case, found in cases.items():
-                held.setdefault(gpu, {}).setdefault(case, {}).update(found)
+            for case, results in cases.items():
+                held.setdefault(gpu, {}).setdefault(case, {}).update(results)
         SAVED.write_text(json.dumps({"triton": compiler.__version__, "kernels": held}, indent=1) + "\n")
-    told = json.dumps(measured) if values.json else "\n".join([f"Triton {compiler.__version__}", "", *table(measured)])
-    sys.stdout.write(told + "\n")
+    text = json.dumps(measured) if values.json else "\n".join([f"Triton {compiler.__version__}", "", *table(measured)])
+    sys.stdout.write(text + "\n")
     return 0
 
 

@@ -21,19 +21,19 @@ def step(*, quick: bool) -> tuple[float, float]:
     angles = torch.arange(BEFORE + STEPS)[:, None] / 1e4 ** (torch.arange(D // 2) / (D // 2))
     cos, sin = (torch.cat([x, x], -1) for x in (angles.cos(), angles.sin()))
 
-    def turned(x: Any, at: slice) -> Any:
+    def turned(x: Any, place: slice) -> Any:
         a, b = x.chunk(2, -1)
-        return x * cos[at] + torch.cat([-b, a], -1) * sin[at]
+        return x * cos[place] + torch.cat([-b, a], -1) * sin[place]
 
     def loop(x: Any, start: int) -> Any:
         q, k, v = (
             linear(x).unflatten(-1, (HEADS, D)).transpose(1, 2) for linear in (layer.q_proj, layer.k_proj, layer.v_proj)
         )
         stop = start + x.shape[1]
-        at = slice(start, stop)
-        room[0, :, :, at], room[1, :, :, at] = turned(k, at), v
+        place = slice(start, stop)
+        room[0, :, :, place], room[1, :, :, place] = turned(k, place), v
         heads = scaled_dot_product_attention(
-            turned(q, at), room[0, :, :, :stop], room[1, :, :, :stop], is_causal=start == 0
+            turned(q, place), room[0, :, :, :stop], room[1, :, :, :stop], is_causal=start == 0
         )
         return layer.out_proj(heads.transpose(1, 2).flatten(2))  # type: ignore[misc]
 

@@ -30,35 +30,35 @@ class DerivativeCost(NamedTuple):
 
 def costs(threads: int, *, quick: bool) -> list[DerivativeCost]:
     """Interleaved times of every problem, causal and not."""
-    found = []
+    results = []
     for n, heads in QUICK if quick else SIZES:
         for d in (64, 128):
             for causal in (False, True):
                 calls = _calls(n, heads, d, threads, causal=causal)
                 timings = interleaved(calls, rounds=5 if quick else 11, slice_seconds=0.1)
-                for what, own in (("jvp", "output"), ("second", "backward")):
+                for what, local in (("jvp", "output"), ("second", "backward")):
                     theirs = timings.get(f"math {what}")
                     peak = apart("benchmarks.derivatives", what, n, heads, d, threads, int(causal)).peak_bytes
-                    found.append(
+                    results.append(
                         DerivativeCost(
                             f"h{heads} n {n:,} d {d}{' causal' * causal}",
                             what,
                             median(timings[what].seconds),
-                            ratio(timings[what], timings[own]),
+                            ratio(timings[what], timings[local]),
                             None if theirs is None else ratio(theirs, timings[what]),
                             peak,
                         )
                     )
-    return found
+    return results
 
 
-def lines(found: list[DerivativeCost]) -> list[tuple[str, ...]]:
+def lines(result: list[DerivativeCost]) -> list[tuple[str, ...]]:
     """The rows of the table, headings first."""
     rows: list[tuple[str, ...]] = [("case", "what", "ms", "times own", "times math", "peak MB")]
-    for cost in found:
+    for cost in result:
         math = "-" if cost.times_math is None else fixed(cost.times_math, 2, 6)
-        told = fixed(cost.seconds * 1e3, 2, 8), fixed(cost.times_own, 2, 6), math
-        rows.append((cost.case, cost.what, *told, fixed(cost.peak_bytes / 1e6, 1, 8)))
+        shown = fixed(cost.seconds * 1e3, 2, 8), fixed(cost.times_own, 2, 6), math
+        rows.append((cost.case, cost.what, *shown, fixed(cost.peak_bytes / 1e6, 1, 8)))
     return rows
 
 
@@ -90,8 +90,8 @@ def _of(attend: Any, n: int, heads: int, d: int, threads: int, *, causal: bool) 
     ch.set_num_threads(threads)
     torch.set_num_threads(threads)
     draw = torch.Generator().manual_seed(0)
-    given = [torch.randn(1, heads, n, d, generator=draw) for _ in range(7)]
-    inputs, along, g = tuple(given[:3]), tuple(given[3:6]), given[6].requires_grad_()
+    passed = [torch.randn(1, heads, n, d, generator=draw) for _ in range(7)]
+    inputs, along, g = tuple(passed[:3]), tuple(passed[3:6]), passed[6].requires_grad_()
     leaves = [x.clone().requires_grad_() for x in inputs]
 
     def call(q: Any, k: Any, v: Any) -> Any:

@@ -115,8 +115,8 @@ def results(call: Callable[[], Tensor], x: Tensor, model: nn.Module) -> list[Ten
     return [output.detach(), *(torch.zeros_like(y) if g is None else g for g, y in zip(grads, leaves, strict=True))]
 
 
-def difference(mine: Tensor, theirs: Tensor) -> float:
-    return ((mine - theirs).abs().max() / theirs.abs().max().clamp_min(1e-30)).item()
+def difference(result: Tensor, theirs: Tensor) -> float:
+    return ((result - theirs).abs().max() / theirs.abs().max().clamp_min(1e-30)).item()
 
 
 def active(call: Callable[[], Any]) -> Any:
@@ -128,9 +128,9 @@ def measured(make: Callable[[], Model]) -> str:
     torch.manual_seed(0)
     model, call, x = make()
     model.eval()
-    theirs, mine = results(call, x, model), active(lambda: results(call, x, model))
+    theirs, ours = results(call, x, model), active(lambda: results(call, x, model))
     largest = max(y.abs().max().item() for y in theirs[1:])
-    gradient = max((a - b).abs().max().item() for a, b in zip(mine[1:], theirs[1:], strict=True)) / largest
+    gradient = max((a - b).abs().max().item() for a, b in zip(ours[1:], theirs[1:], strict=True)) / largest
     evaluate = torch.no_grad()(call)
     active(evaluate)
     routes = clearhead.torch.explain().routes
@@ -140,7 +140,7 @@ def measured(make: Callable[[], Model]) -> str:
     for run in (evaluate, train):
         times = interleaved({"ours": lambda run=run: active(run), "theirs": run}, rounds=ROUNDS, slice_seconds=SECONDS)
         rates.append(ratio(times["theirs"], times["ours"]))
-    output = difference(mine[0], theirs[0])
+    output = difference(ours[0], theirs[0])
     return f"{output:10.1e} {gradient:10.1e} {rates[0]:10.2f} {rates[1]:10.2f} {calls[0]:10} {calls[1]:8}"
 
 

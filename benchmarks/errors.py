@@ -51,13 +51,13 @@ def drawn(shape: tuple[int, ...], deviation: float, seed: int) -> list[torch.Ten
 def ratio(shape: tuple[int, ...], deviation: float, dtype: torch.dtype, *, causal: bool) -> float:
     """Our root mean square error of the output divided by that of PyTorch's fused kernel."""
     q, k, v = (x.to(dtype) for x in drawn(shape, deviation, seed=0)[:3])
-    given = describe(q, k, v, {"causal": causal})
-    truth = reference.attend(given.problem, given.q, given.k, given.v).output
+    inputs = describe(q, k, v, {"causal": causal})
+    truth = reference.attend(inputs.problem, inputs.q, inputs.k, inputs.v).output
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
     ours = ch.attention(q, k, v, causal=causal)
-    mine, peers = (np.square(x.double().numpy() - truth).mean() for x in (ours, theirs))
-    return float(np.sqrt(mine / peers))
+    local, peers = (np.square(x.double().numpy() - truth).mean() for x in (ours, theirs))
+    return float(np.sqrt(local / peers))
 
 
 def gradient_ratios(shape: tuple[int, ...], deviation: float, *, causal: bool) -> list[float]:
@@ -70,8 +70,8 @@ def gradient_ratios(shape: tuple[int, ...], deviation: float, *, causal: bool) -
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             theirs = gradients(inputs, upstream, causal=causal)
         ours = gradients(inputs, upstream, causal=causal, attend=clearhead_attention)
-        for side, found in enumerate((ours, theirs)):
-            errors[side] += [float((x.double() - exact).square().sum()) for x, exact in zip(found, truth, strict=True)]
+        for side, result in enumerate((ours, theirs)):
+            errors[side] += [float((x.double() - exact).square().sum()) for x, exact in zip(result, truth, strict=True)]
     return list(np.sqrt(errors[0] / errors[1]))
 
 
@@ -106,16 +106,16 @@ def main() -> None:
     print(f"{platform.machine()}, torch {torch.__version__}, numpy {np.__version__}, {os.cpu_count()} cores\n")
     print("| deviation of the inputs: 1, 3, 6 | " + " | ".join(DTYPES) + " |")
     print("| --- " * (1 + len(DTYPES)) + "|")
-    found: dict[str, list[float]] = {name: [] for name in DTYPES}
+    results: dict[str, list[float]] = {name: [] for name in DTYPES}
     for label, shape in SHAPES.items():
         cells = []
         for name, dtype in DTYPES.items():
             ratios = [ratio(shape, deviation, dtype, causal="causal" in label) for deviation in DEVIATIONS]
-            found[name] += ratios
+            results[name] += ratios
             cells.append(", ".join(f"{one:.2f}" for one in ratios))
         print(f"| {label} | " + " | ".join(cells) + " |")
-    print("| geometric mean | " + " | ".join(f"{geometric_mean(one):.2f}" for one in found.values()) + " |")
-    print("| worst | " + " | ".join(f"{max(one):.2f}" for one in found.values()) + " |")
+    print("| geometric mean | " + " | ".join(f"{geometric_mean(one):.2f}" for one in results.values()) + " |")
+    print("| worst | " + " | ".join(f"{max(one):.2f}" for one in results.values()) + " |")
     print_gradients()
 
 

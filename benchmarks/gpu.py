@@ -58,11 +58,11 @@ def gpu_cases(*, quick: bool) -> list[Case]:
     """bfloat16 forward passes at d 64 and 128, full and causal, also grouped-query; and decoding."""
     lengths = (2048, 16384) if quick else (2048, 4096, 8192, 16384, 32768, 65536, 131072)
     every = product(lengths, (64, 128), (False, True), (32, 8))
-    found = [
+    results = [
         Case("forward", "observe", max(1, 16384 // n), 32, kv_heads, n, n, d, "bfloat16", causal=causal)
         for n, d, causal, kv_heads in every
     ]
-    return found + [Case("decode", "decode", batch, 32, 8, 1, 131072, 128, "bfloat16") for batch in (1, 8)]
+    return results + [Case("decode", "decode", batch, 32, 8, 1, 131072, 128, "bfloat16") for batch in (1, 8)]
 
 
 def bench(*, quick: bool, save: str | None, device: str = "cuda") -> None:
@@ -73,16 +73,16 @@ def bench(*, quick: bool, save: str | None, device: str = "cuda") -> None:
     place = torch.device(device)
     worst = check(place)
     print(f"checked against the reference, largest error of each rule: {worst}")
-    found = rates(place, torch.bfloat16, lambda call: seconds_of(call, place))
+    limits = rates(place, torch.bfloat16, lambda call: seconds_of(call, place))
     lines = []
     for case in gpu_cases(quick=quick):
-        for line in measure(case, place, found):
+        for line in measure(case, place, limits):
             print(written(line), flush=True)
             lines.append(line)
-    told = {**machine(place), **found._asdict()}
-    print(json.dumps(told))
+    facts = {**machine(place), **limits._asdict()}
+    print(json.dumps(facts))
     if folder is not None:
-        _save(folder, lines, told)
+        _save(folder, lines, facts)
 
 
 def machine(device: torch.device) -> dict[str, str]:
@@ -97,8 +97,8 @@ def check(device: torch.device) -> dict[str, float]:
     """The largest error of outputs, statistics and gradients under each rule. Raises EngineError above 0.05."""
     worst = {}
     for name, rules in RULES.items():
-        found, truth = (_answers(rules, place, dtype) for place, dtype in ((device, torch.bfloat16), (None, None)))
-        pairs = zip(found, truth, strict=True)
+        results, truth = (_answers(rules, place, dtype) for place, dtype in ((device, torch.bfloat16), (None, None)))
+        pairs = zip(results, truth, strict=True)
         worst[name] = max(float((a - b).abs().nan_to_num(0.0).max() / b[b.isfinite()].abs().max()) for a, b in pairs)
         if not worst[name] < 0.05:
             raise EngineError(f"under `{name}` the Triton engine is off by {worst[name]:.2g} on {machine(device)}.")
@@ -111,9 +111,14 @@ def _answers(rules: dict[str, Any], device: torch.device | None, dtype: torch.dt
     leaves = [x.to(device, dtype) if dtype else x.double() for x in leaves]
     for leaf in leaves:
         leaf.requires_grad_()
-    labels, at = np.arange(TOKENS) // 60, np.arange(TOKENS)
+    labels, places = np.arange(TOKENS) // 60, np.arange(TOKENS)
     if not rules:
-        rules = {"query_segments": labels, "kv_segments": labels, "mask": at % 3 > 0, "bias": np.float32(at % 7)}
+        rules = {
+            "query_segments": labels,
+            "kv_segments": labels,
+            "mask": places % 3 > 0,
+            "bias": np.float32(places % 7),
+        }
     matrix = ch.AttentionMatrix(leaves[0], leaves[1], engine="triton" if dtype else "portable", **rules)
     seen = matrix.observe(leaves[2], logsumexp=True, entropy=True, received=True, peak=True, image=(20, 30), top=4)
     assert seen.top is not None
@@ -134,8 +139,8 @@ def measure(case: Case, device: torch.device, limit: Rates) -> Iterator[Line]:
     for name, call in _ours(case, q, k, v):
         timings[name] = seconds_of(call, device), peak_of(call, device)
     for name, (seconds, peak) in timings.items():
-        own = name if name in ASKED else "output" if name == "A @ v" else None
-        share = None if own is None else floor(case, own, limit) / seconds
+        asked = name if name in ASKED else "output" if name == "A @ v" else None
+        share = None if asked is None else floor(case, asked, limit) / seconds
         yield Line(case.name, name, seconds, seconds / best, share, peak)
 
 
@@ -189,8 +194,8 @@ def _ours(case: Case, q: Any, k: Any, v: Any) -> Iterator[tuple[str, Call]]:
     if case.kind != "decode":
         labels = np.arange(case.queries) * 4 // case.queries
         more = {**rules, "window": (case.queries // 2, 0), "query_segments": labels, "kv_segments": labels}
-        given = {**more, "sinks": np.ones(case.heads)}
-        yield "sinks, window, segments", lambda: ch.attention(q, k, v, engine="triton", **given)
+        inputs = {**more, "sinks": np.ones(case.heads)}
+        yield "sinks, window, segments", lambda: ch.attention(q, k, v, engine="triton", **inputs)
 
 
 def works(call: Call) -> bool:
@@ -244,7 +249,7 @@ def written(line: Line) -> str:
     )
 
 
-def _save(folder: Path, lines: list[Line], told: dict[str, Any]) -> None:
-    data = {"machine": told, "lines": [line._asdict() for line in lines]}
+def _save(folder: Path, lines: list[Line], facts: dict[str, Any]) -> None:
+    data = {"machine": facts, "lines": [line._asdict() for line in lines]}
     write_whole(folder / "gpu.json", (json.dumps(data, indent=1) + "\n").encode("utf-8"))
     write_whole(folder / "gpu.txt", ("\n".join(map(written, lines)) + "\n").encode("utf-8"))

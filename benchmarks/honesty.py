@@ -20,13 +20,12 @@ from typing import Any
 import numpy as np
 
 import clearhead as ch
-from benchmarks import unlisted_rules
-from benchmarks.unlisted import PLAIN, Array, Case, Code
+from benchmarks import right_programs, unlisted_rules
+from benchmarks.unlisted import PLAIN, Case, Code
 from benchmarks.unlisted_layers import LAYER
-from clearhead.core.arrays import bfloat16
 from clearhead.diagnosing import search
-from clearhead.diagnosing.diagnose import layer_inputs, plain_inputs
-from clearhead.diagnosing.mistakes import MISTAKES
+from clearhead.diagnosing.inputs import layer_inputs, plain_inputs
+from clearhead.diagnosing.mistakes import mistakes
 from clearhead.diagnosing.recipe import RIGHT, Change, Inputs, Rotary, Selection, changed
 from clearhead.diagnosing.verdict import Diagnosis, MistakeExplanation
 from clearhead.diagnosing.workings import Workings
@@ -114,12 +113,12 @@ def diagnosed(c: Case, theirs: Any) -> Diagnosis:
 @contextmanager
 def catalogue(entries: Any) -> Iterator[None]:
     """The search with other entries."""
-    kept = search.MISTAKES
-    search.MISTAKES = tuple(entries)
+    kept, chosen = search.mistakes, tuple(entries)
+    search.mistakes = lambda: chosen
     try:
         yield
     finally:
-        search.MISTAKES = kept
+        search.mistakes = kept
 
 
 def sizes_of(explanation: MistakeExplanation) -> set[Any]:
@@ -139,9 +138,11 @@ def holds(claim: MistakeExplanation, again: Callable[[int], tuple[Case, Any]]) -
         return False
     with catalogue(claim.candidate.mistakes):
         for shape in range(2):
-            found = diagnosed(*again(shape))
-            same = [e for e in found.explanations if set(e.mistakes) == set(claim.mistakes)]
-            if found.verdict != "right" and not any(sizes_of(e) & sizes_of(claim) or not sizes_of(claim) for e in same):
+            diagnosis = diagnosed(*again(shape))
+            same = [e for e in diagnosis.explanations if set(e.mistakes) == set(claim.mistakes)]
+            if diagnosis.verdict != "right" and not any(
+                sizes_of(e) & sizes_of(claim) or not sizes_of(claim) for e in same
+            ):
                 return False
     return True
 
@@ -158,10 +159,10 @@ class Outcome:
     seconds: float
 
 
-def outcome(kind: str, name: str, at: int, code: Code, seed: int) -> Outcome:
+def outcome(kind: str, name: str, index: int, code: Code, seed: int) -> Outcome:
     """Diagnose one code, and see whether the answer holds."""
-    size = SIZES[at]
-    rng = np.random.default_rng([seed, at])
+    size = SIZES[index]
+    rng = np.random.default_rng([seed, index])
     with np.errstate(all="ignore"):
         first = case(kind, size, rng)
         theirs = code(first)
@@ -172,27 +173,27 @@ def outcome(kind: str, name: str, at: int, code: Code, seed: int) -> Outcome:
             return other, code(other)
 
         began = time.perf_counter()
-        found = diagnosed(first, theirs)
+        diagnosis = diagnosed(first, theirs)
         seconds = time.perf_counter() - began
-        return Outcome(kind, name, at, judged(found, again), repr(found), seconds)
+        return Outcome(kind, name, index, judged(diagnosis, again), repr(diagnosis), seconds)
 
 
-def judged(found: Diagnosis, again: Callable[[int], tuple[Case, Any]]) -> str:
+def judged(diagnosis: Diagnosis, again: Callable[[int], tuple[Case, Any]]) -> str:
     """The column of the table that an answer belongs to."""
-    if found.verdict in ("right", "unexplained"):
-        return found.verdict
-    shown = [e for e in found.explanations if e.confidence == "ambiguous"] or found.explanations[:1]
+    if diagnosis.verdict in ("right", "unexplained"):
+        return diagnosis.verdict
+    shown = [e for e in diagnosis.explanations if e.confidence == "ambiguous"] or diagnosis.explanations[:1]
     if any(holds(e, again) for e in shown):
         return "named"
-    return f"wrong and {found.explanations[0].confidence}"
+    return f"wrong and {diagnosis.explanations[0].confidence}"
 
 
 def unlisted(sizes: list[int], every: int, seed: int) -> Iterator[Outcome]:
     named = [(kind, name, code) for kind, codes in KINDS.items() for name, code in codes.items()]
-    for at in sizes:
+    for index in sizes:
         for kind, name, code in named[seed % every :: every]:
             try:
-                yield outcome(kind, name, at, code, seed)
+                yield outcome(kind, name, index, code, seed)
             except (ValueError, IndexError):  # this code needs a longer input
                 continue
 
@@ -222,110 +223,34 @@ def made(c: Case, change: Change) -> Any:
 
 def left_out(sizes: list[int], every: int, seed: int) -> Iterator[Outcome]:
     """Each entry's own change on inputs that show it, with the entry taken out of the catalogue."""
-    for at, mistake in product(sizes, MISTAKES[seed % every :: every]):
+    for index, mistake in product(sizes, mistakes()[seed % every :: every]):
         if mistake.evidence != "numbers":
             continue
         shown = 0
         for kind in (*KINDS, *OTHERS):
-            variants = list(mistake.variants(inputs_of(case(kind, SIZES[at], np.random.default_rng(seed)))))
+            variants = list(mistake.variants(inputs_of(case(kind, SIZES[index], np.random.default_rng(seed)))))
             for change in variants[:: max(1, len(variants) // 2)]:
                 shown += 1
                 if shown <= 6:
-                    with catalogue(m for m in MISTAKES if m is not mistake):
-                        yield outcome(kind, mistake.name, at, partial(made, change=change), seed)
-
-
-def right_codes() -> dict[str, Callable[[Array, Array, Array, Array], Array]]:
-    """Right ways to compute attention from q, k, v and what may be seen; sums of narrow numbers are in float32."""
-
-    def wider(dtype: Any) -> Any:
-        return np.float32 if np.dtype(dtype).itemsize == 2 else dtype
-
-    def total(x: Array) -> Array:
-        return np.asarray(x.sum(-1, keepdims=True, dtype=wider(x.dtype)).astype(x.dtype))
-
-    def product(a: Array, b: Array) -> Array:
-        kind = wider(a.dtype)
-        return (a.astype(kind) @ b.astype(kind)).astype(a.dtype)
-
-    def logits(q: Array, k: Array, seen: Array) -> Array:
-        s = product(q, k.swapaxes(-1, -2)) / q.dtype.type(q.shape[-1] ** 0.5)
-        return np.where(seen, s, q.dtype.type(-np.inf)).astype(q.dtype)
-
-    def weights(s: Array) -> Array:
-        powers = np.exp(s - s.max(-1, keepdims=True))
-        return powers / total(powers)
-
-    def textbook(q: Array, k: Array, v: Array, seen: Array) -> Array:
-        return product(weights(logits(q, k, seen)), v)
-
-    def by_logsumexp(q: Array, k: Array, v: Array, seen: Array) -> Array:
-        s = logits(q, k, seen).astype(wider(q.dtype))
-        top = s.max(-1, keepdims=True)
-        return product(np.exp(s - (top + np.log(total(np.exp(s - top))))).astype(q.dtype), v)
-
-    def scale_folded(q: Array, k: Array, v: Array, seen: Array) -> Array:
-        s = product(q * q.dtype.type(q.shape[-1] ** -0.25), (k * k.dtype.type(k.shape[-1] ** -0.25)).swapaxes(-1, -2))
-        return product(weights(np.where(seen, s, s.dtype.type(-np.inf))), v)
-
-    def base_two(q: Array, k: Array, v: Array, seen: Array) -> Array:
-        s = logits(q * q.dtype.type(np.log2(np.e)), k, seen)
-        powers = np.exp2(s - s.max(-1, keepdims=True))
-        return product(powers, v) / total(powers)
-
-    def reversed_keys(q: Array, k: Array, v: Array, seen: Array) -> Array:
-        return textbook(q, k[:, :, ::-1], v[:, :, ::-1], seen[..., ::-1])
-
-    def key_by_key(q: Array, k: Array, v: Array, seen: Array) -> Array:
-        a = weights(logits(q, k, seen)).astype(wider(q.dtype))
-        out = np.zeros((*a.shape[:-1], v.shape[-1]), a.dtype)
-        for j in range(a.shape[-1]):
-            out = out + a[..., j : j + 1] * v[:, :, j : j + 1].astype(a.dtype)
-        return out.astype(q.dtype)
-
-    def by_halves(q: Array, k: Array, v: Array, seen: Array) -> Array:
-        a = weights(logits(q, k, seen)).astype(wider(q.dtype))
-        parts = a[..., None] * v[:, :, None].astype(a.dtype)  # (batch, heads, queries, keys, d)
-        while parts.shape[3] > 1:
-            odd, parts = parts[:, :, :, parts.shape[3] // 2 * 2 :], parts[:, :, :, : parts.shape[3] // 2 * 2]
-            parts = np.concatenate([parts[:, :, :, ::2] + parts[:, :, :, 1::2], odd], axis=3)
-        return parts[:, :, :, 0].astype(q.dtype)
-
-    def in_blocks(q: Array, k: Array, v: Array, seen: Array) -> Array:
-        s, size = logits(q, k, seen).astype(wider(q.dtype)), 7
-        top, below, out = np.full((*s.shape[:-1], 1), -np.inf, s.dtype), np.zeros(1, s.dtype), np.zeros(1, s.dtype)
-        for at in range(0, s.shape[-1], size):
-            new = np.maximum(top, s[..., at : at + size].max(-1, keepdims=True))
-            floor = np.where(np.isneginf(new), 0, new).astype(s.dtype)
-            p, shrink = np.exp(s[..., at : at + size] - floor), np.exp(top - floor)
-            below = below * shrink + p.sum(-1, keepdims=True)
-            out = out * shrink + p @ v[:, :, at : at + size].astype(s.dtype)
-            top = new
-        return np.asarray(out / below).astype(q.dtype)
-
-    def wide(q: Array, k: Array, v: Array, seen: Array) -> Array:
-        return textbook(*(x.astype(np.float64) for x in (q, k, v)), seen).astype(q.dtype)
-
-    found = (textbook, by_logsumexp, scale_folded, base_two, reversed_keys, key_by_key, by_halves, in_blocks, wide)
-    return {code.__name__: code for code in found}
+                    with catalogue(m for m in mistakes() if m is not mistake):
+                        yield outcome(kind, mistake.name, index, partial(made, change=change), seed)
 
 
 def right(_: list[int], every: int, seed: int) -> Iterator[Outcome]:
     """Right programs in four dtypes, with scores up to thousands: an answer other than "right" accuses one of them."""
-    codes = right_codes()
-    for at in range(5000 // every):
-        rng = np.random.default_rng([seed, at])
-        name = list(codes)[at % len(codes)]
-        dtype = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16), bfloat16)[at // len(codes) % 4]
-        n, d = int(rng.integers(1, 40)), int(rng.choice([1, 4, 16, 64]))
-        q, k, v = rng.standard_normal((3, 1, int(rng.integers(1, 4)), n, d)).astype(dtype)
-        q = q * dtype.type(rng.choice([0.1, 1, 10, 30] if dtype.itemsize == 2 else [0.1, 1, 30, 1000]))
-        causal = bool(rng.random() < 0.5)
-        seen = np.tri(n, dtype=bool) if causal else np.ones((n, n), bool)
+    programs = list(right_programs.PROGRAMS.items())
+    for number in range(5000 // every):
+        rng = np.random.default_rng([seed, number])
+        name, program = programs[number % len(programs)]
+        q, k, v, rules = right_programs.activations(rng) if rng.random() < 0.1 else right_programs.draw(rng)
+        theirs = program(right_programs.ready(q, k, v, rules), rng)
         began = time.perf_counter()
-        found = ch.diagnose(q, k, v, codes[name](q, k, v, seen), causal=causal)
-        answer = found.verdict if not found.explanations else f"wrong and {found.explanations[0].confidence}"
-        yield Outcome(dtype.name, name, at % len(SIZES), answer, repr(found), time.perf_counter() - began)
+        verdict = ch.diagnose(q, k, v, theirs, **rules)
+        answer = verdict.verdict if not verdict.explanations else f"wrong and {verdict.explanations[0].confidence}"
+        said = f"{verdict!r}, {verdict.difference:.3g} off where {verdict.tolerance:.3g} is allowed, "
+        said += f"rules {sorted(rules)}, q {tuple(q.shape)}, m {k.shape[2]}, rng [{seed}, {number}]"
+        kind = str(q.dtype).removeprefix("torch.")
+        yield Outcome(kind, name, 0, answer, said, time.perf_counter() - began)
 
 
 def table(outcomes: list[Outcome]) -> str:
@@ -338,7 +263,7 @@ def table(outcomes: list[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def main(given: list[str] | None = None) -> None:
+def main(inputs: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.honesty", description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="unlisted,leave-one-out,right")
     parser.add_argument("--sizes", default="0,1,2,3")
@@ -346,7 +271,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default="")
     parser.add_argument("--verbose", action="store_true", help="each answer that is wrong or named")
-    values = parser.parse_args(given)
+    values = parser.parse_args(inputs)
     if values.kinds:
         for kind in list(KINDS):
             if kind not in values.kinds.split(","):

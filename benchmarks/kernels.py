@@ -69,24 +69,24 @@ def jaxs_own(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False, **_
 
 
 def onnx_attention(q: Array, k: Array, v: Array, mask: Any = None, causal: bool = False, **_: Any) -> Array:
-    given = {"Q": q, "K": k, "V": v} | ({} if mask is None else {"attn_mask": mask})
-    model = session("Attention", "", tuple(given), str(q.dtype), 4, (("is_causal", int(causal)),))
-    return np.asarray(model.run(None, given)[0])
+    inputs = {"Q": q, "K": k, "V": v} | ({} if mask is None else {"attn_mask": mask})
+    model = session("Attention", "", tuple(inputs), str(q.dtype), 4, (("is_causal", int(causal)),))
+    return np.asarray(model.run(None, inputs)[0])
 
 
 def onnx_multi_head(q: Array, k: Array, v: Array, mask: Any = None, causal: bool = False, **_: Any) -> Array:
     """The contributed operator: heads side by side, and a bias of 0 and -inf as the mask."""
-    given = {
+    inputs = {
         name: np.ascontiguousarray(x.swapaxes(1, 2)).reshape(len(x), x.shape[2], -1)
         for name, x in (("query", q), ("key", k), ("value", v))
     }
     names: tuple[str, ...] = ("query", "key", "value")
     if mask is not None:
-        given["attention_bias"] = np.where(mask, 0.0, -np.inf).astype(q.dtype)
+        inputs["attention_bias"] = np.where(mask, 0.0, -np.inf).astype(q.dtype)
         names = (*names, "", "", "attention_bias")
     attributes = (("num_heads", q.shape[1]), ("unidirectional", int(causal)))
     model = session("MultiHeadAttention", "com.microsoft", names, str(q.dtype), 3, attributes)
-    out = np.asarray(model.run(None, given)[0])
+    out = np.asarray(model.run(None, inputs)[0])
     return out.reshape(*out.shape[:2], q.shape[1], -1).swapaxes(1, 2)
 
 
@@ -130,9 +130,9 @@ def cell(peer: str, row: str) -> tuple[str, str]:
         try:
             assert_attention(fn, **options, seed=seed, smallest=False)
         except AssertionError as error:
-            told = str(error)
-            kind = "raises" if " raised " in told else "NaN" if "NaN or infinite" in told else "wrong"
-            return f"**{kind}**", told
+            shown = str(error)
+            kind = "raises" if " raised " in shown else "NaN" if "NaN or infinite" in shown else "wrong"
+            return f"**{kind}**", shown
     return "right", ""
 
 

@@ -33,9 +33,9 @@ def measured(call: Callable[[], object]) -> str:
     start = time.perf_counter()
     kept = call()
     seconds = time.perf_counter() - start
-    found = json.dumps([seconds, _peak() - before])
+    result = json.dumps([seconds, _peak() - before])
     del kept
-    return found
+    return result
 
 
 def _held() -> int:

@@ -45,7 +45,7 @@ def shares(threads: int, *, quick: bool) -> list[Share]:
         "clearhead": scaled_dot_product_attention,
         "torch": torch.nn.functional.scaled_dot_product_attention,
     }
-    found = []
+    results = []
     for batch, tokens, width, heads in SIZES[: 2 if quick else None]:
         blocks = [_Block(width, heads) for _ in range(LAYERS)]
         for way in WAYS:
@@ -54,18 +54,18 @@ def shares(threads: int, *, quick: bool) -> list[Share]:
                 for name, attend in attends.items():
                     seconds[name].append(_pass(way, blocks, torch.randn(batch, tokens, width), attend))
             ours, theirs = (median(seconds[name]) for name in attends)
-            found.append(Share(way, batch, tokens, width, heads, ours, theirs / ours))
+            results.append(Share(way, batch, tokens, width, heads, ours, theirs / ours))
     seconds_of_step, ratio = decoding.step(quick=quick)
     return [
-        *found,
+        *results,
         Share("KVCache layer", 1, decoding.BEFORE, decoding.HEADS * decoding.D, decoding.HEADS, seconds_of_step, ratio),
     ]
 
 
-def lines(found: list[Share]) -> list[tuple[str, ...]]:
+def lines(result: list[Share]) -> list[tuple[str, ...]]:
     """The rows of the table, headings first."""
     rows: list[tuple[str, ...]] = [("way", "batch × tokens", "width, heads", "attention, ms", "times torch")]
-    for one in found:
+    for one in result:
         size, heads = f"{one.batch} × {one.tokens:,}", f"{one.width}, {one.heads}"
         rows.append((one.way, size, heads, fixed(one.seconds * 1e3, 2, 8), fixed(one.ratio, 2, 6)))
     return rows
@@ -101,16 +101,16 @@ def _pass(way: str, blocks: list[_Block], x: Any, attend: Callable[..., Any]) ->
 
     trains, clock, backward = way == "training step", 0.0, []
 
-    def timed(*given: Any, **rules: Any) -> Any:
+    def timed(*inputs: Any, **rules: Any) -> Any:
         nonlocal clock
         start = time.perf_counter()
-        found = attend(*given, **rules)
+        result = attend(*inputs, **rules)
         clock += time.perf_counter() - start
         if trains:
-            found.register_hook(lambda _: backward.append([time.perf_counter()] * 2))
-            for one in given:
+            result.register_hook(lambda _: backward.append([time.perf_counter()] * 2))
+            for one in inputs:
                 one.register_hook(lambda _: backward[-1].__setitem__(1, time.perf_counter()))
-        return found
+        return result
 
     with torch.set_grad_enabled(trains):
         if way == "decode":

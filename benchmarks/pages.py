@@ -28,7 +28,6 @@ from clearhead.core.arrays import bfloat16
 from clearhead.view import page
 from clearhead.view.container import Document
 from clearhead.view.long import PageOptions, ShownLayer, ShownRun, document
-from clearhead.view.parts import one_sequence
 
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 # name, layers, heads, tokens, d_k, exact heads (None: all), budget in MB, measured in the browser
@@ -72,8 +71,8 @@ def runs(layers: int, heads: int, n: int, d: int) -> tuple[list[ShownRun], list[
     for _ in range(layers):
         q, k = (rng.standard_normal((1, heads, n, d), dtype=np.float32).astype(bfloat16) for _ in "qk")
         matrices.append(ch.AttentionMatrix(q, k, causal=True))
-    layers = [ShownLayer(str(at), range(heads), one_sequence(matrix, 0)) for at, matrix in enumerate(matrices)]
-    return [ShownRun("model", layers, [f" w{at}" for at in range(n)])], matrices
+    layers = [ShownLayer(str(place), range(heads), matrix.part(0)) for place, matrix in enumerate(matrices)]
+    return [ShownRun("model", layers, [f" w{place}" for place in range(n)])], matrices
 
 
 @contextmanager
@@ -126,7 +125,7 @@ def reacting(layers: int, heads: int, n: int, d: int) -> Document:
     values = [rng.standard_normal((1, heads, n, d), dtype=np.float32).astype(bfloat16) for _ in range(layers)]
     shown = [replace(layer, v=v) for layer, v in zip(run.layers, values, strict=True)]
     made = document([replace(run, layers=shown)], PageOptions(title="reacting", room=None))
-    following = [[[f" w{rng.integers(n)}", 0.1 - 0.01 * at] for at in range(10)] for _ in range(n)]
+    following = [[[f" w{rng.integers(n)}", 0.1 - 0.01 * place] for place in range(10)] for _ in range(n)]
     return replace(made, header={**made.header, "facts": {"next": following[-1], "following": following}})
 
 
@@ -157,8 +156,8 @@ def reactions(running: Any, place: Path) -> tuple[dict[str, list[float]], float]
         tab.evaluate(MEASURE, [name, kind, changes])
     tokens = tab.locator(".passage .token")
     count = tokens.count()
-    for at in range(TIMES):
-        token = tokens.nth((at * 389 + 200) % count)
+    for position in range(TIMES):
+        token = tokens.nth((position * 389 + 200) % count)
         token.scroll_into_view_if_needed()
         tab.mouse.move(2, 2)  # a word that scrolled under the pointer is left first
         tab.wait_for_timeout(100)
@@ -166,9 +165,9 @@ def reactions(running: Any, place: Path) -> tuple[dict[str, list[float]], float]
             tab.evaluate("name => void (window.awaited = name)", name)
             act()
             tab.wait_for_timeout(400)
-    found = {name: measured(tab, name) for name in BUDGETS}
+    results = {name: measured(tab, name) for name in BUDGETS}
     tab.context.close()
-    return found, picture
+    return results, picture
 
 
 def supposing(running: Any, place: Path) -> tuple[list[float], list[float]]:
@@ -180,19 +179,19 @@ def supposing(running: Any, place: Path) -> tuple[list[float], list[float]]:
     session.send("Performance.enable")
 
     def worked() -> float:
-        told = session.send("Performance.getMetrics")["metrics"]
-        return next(float(each["value"]) for each in told if each["name"] == "TaskDuration") * 1000
+        shown = session.send("Performance.getMetrics")["metrics"]
+        return next(float(each["value"]) for each in shown if each["name"] == "TaskDuration") * 1000
 
     tasks = []
-    for at in range(TIMES + 5):  # the first five warm the program up
+    for position in range(TIMES + 5):  # the first five warm the program up
         tab.evaluate("name => void (window.awaited = name)", WHAT_IF)
         before = worked()
-        tab.keyboard.press("ArrowRight" if at // 5 % 2 == 0 else "ArrowLeft")  # the slider ends after 12 steps
+        tab.keyboard.press("ArrowRight" if position // 5 % 2 == 0 else "ArrowLeft")  # the slider ends after 12 steps
         tab.wait_for_timeout(500)
         tasks.append(worked() - before)
-    found = measured(tab, WHAT_IF)
+    result = measured(tab, WHAT_IF)
     tab.context.close()
-    return found[5:], tasks[5:]
+    return result[5:], tasks[5:]
 
 
 def bertviz(weights: list[Any], tokens: list[str]) -> str:
@@ -222,10 +221,10 @@ PEERS: tuple[tuple[str, Callable[[list[Any], list[str]], str]], ...] = (
 
 def print_reactions(running: Any, place: Path) -> None:
     place.write_bytes(page.encoded(reacting(*REACTING)))
-    found, picture = reactions(running, place)
+    result, picture = reactions(running, place)
     print("\n| 12 × 12 heads, 1,000 tokens, with v and next tokens | times | median, ms | worst, ms | budget, ms |")
     print("| --- | ---: | ---: | ---: | ---: |")
-    for name, times in found.items():
+    for name, times in result.items():
         print(f"| {name} | {len(times)} | {np.median(times):.0f} | {max(times):.0f} | {BUDGETS[name]} |")
     print(f"| first picture | 1 | {picture:.0f} | {picture:.0f} | 1000 |")
     place.write_bytes(page.encoded(reacting(*SUPPOSING)))

@@ -31,15 +31,15 @@ def inputs(case: Case) -> Inputs:
     return q, k, v
 
 
-def ours(case: Case, given: Inputs, threads: int) -> Call:
+def ours(case: Case, passed: Inputs, threads: int) -> Call:
     """clearhead through its public functions."""
     ch.set_num_threads(threads)
-    q, k, v = given
+    q, k, v = passed
     rules = _rules(case)
     if case.kind == "observe":
         return lambda: ch.AttentionMatrix(q, k, **rules).observe(v, **_ASKED)
     if case.kind == "backward":
-        return _our_backward(given, rules)
+        return _our_backward(passed, rules)
     return lambda: ch.attention(q, k, v, **rules)
 
 
@@ -48,22 +48,22 @@ def _rules(case: Case) -> dict[str, Any]:
     return rules if case.window is None else {**rules, "window": (case.window - 1, 0)}
 
 
-def _used_matrix(case: Case, given: Inputs, threads: int) -> Call | str:
+def _used_matrix(case: Case, passed: Inputs, threads: int) -> Call | str:
     """clearhead again, on a matrix whose log-sum-exp is known."""
     ch.set_num_threads(threads)
-    q, k, v = given
+    q, k, v = passed
     matrix = ch.AttentionMatrix(q, k, **_rules(case))
     matrix.logsumexp()
     return lambda: matrix.observe(v, **_ASKED)
 
 
-def _our_backward(given: Inputs, rules: Any) -> Call:
+def _our_backward(passed: Inputs, rules: Any) -> Call:
     """The gradients of q, k and v, from the saved results of a forward pass."""
-    described = describe(*given, rules)
+    described = describe(*passed, rules)
     engine = engines.get(engines.choose(described.problem).engine)
     arrays = described.q, described.k, described.v
     answers = engine.rows(described.problem, *arrays, Wanted(output=True, logsumexp=True))
-    by = {"output": given[0]}  # any upstream gradient will do
+    by = {"output": passed[0]}  # any upstream gradient will do
     return lambda: gradients(engine, described.problem, arrays, answers, by)
 
 
@@ -90,33 +90,33 @@ def setup(name: str) -> Setup:
 
 def differs(case: Case, ours: Call, theirs: Call) -> bool:
     """Whether a peer's output differs from ours by more than rounding; then it is not timed."""
-    own, other = (_first(call()).astype(np.float64) for call in (ours, theirs))
-    if own.size != other.size:
+    local, other = (_first(call()).astype(np.float64) for call in (ours, theirs))
+    if local.size != other.size:
         return True
     loose = 1e-3 if case.dtype == "float32" else 5e-2
-    outputs = [own.reshape(case.batch, case.heads, case.queries, -1)]
-    outputs.append(own.reshape(outputs[0].shape).swapaxes(1, 2))  # some return (batch, queries, heads, d)
+    outputs = [local.reshape(case.batch, case.heads, case.queries, -1)]
+    outputs.append(local.reshape(outputs[0].shape).swapaxes(1, 2))  # some return (batch, queries, heads, d)
     return not any(np.allclose(x.reshape(-1), other.reshape(-1), atol=loose, rtol=loose) for x in outputs)
 
 
-def _first(found: Any) -> Array:
+def _first(result: Any) -> Array:
     """The output, or the gradient of q, from what a contestant returns."""
-    if isinstance(found, dict):
-        found = found["q"]
-    elif hasattr(found, "output"):
-        found = found.output
-    elif isinstance(found, (tuple, list)):
-        found = found[0]
-    return np.asarray(found.detach().float() if hasattr(found, "detach") else found)
+    if isinstance(result, dict):
+        result = result["q"]
+    elif hasattr(result, "output"):
+        result = result.output
+    elif isinstance(result, (tuple, list)):
+        result = result[0]
+    return np.asarray(result.detach().float() if hasattr(result, "detach") else result)
 
 
-def _tensors(given: Inputs) -> Any:
+def _tensors(passed: Inputs) -> Any:
     import torch
 
     def tensor(x: Array) -> Any:
         return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == bfloat16 else torch.from_numpy(x)
 
-    return [tensor(x) for x in given]
+    return [tensor(x) for x in passed]
 
 
 def _torch_mask(case: Case) -> Any:
@@ -128,12 +128,12 @@ def _torch_mask(case: Case) -> Any:
     return (j <= i) & (j > i - case.window)
 
 
-def _torch(case: Case, given: Inputs, threads: int) -> Call | str:
+def _torch(case: Case, passed: Inputs, threads: int) -> Call | str:
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
     torch.set_num_threads(threads)
-    q, k, v = _tensors(given)
+    q, k, v = _tensors(passed)
     mask = _torch_mask(case)
     grouped = case.heads != case.kv_heads
     if case.kind == "backward":
@@ -149,12 +149,12 @@ def _torch(case: Case, given: Inputs, threads: int) -> Call | str:
     return call
 
 
-def _materialised(case: Case, given: Inputs, threads: int) -> Call | str:
+def _materialised(case: Case, passed: Inputs, threads: int) -> Call | str:
     """The usual way to get statistics: the same ones, from stored weights."""
     import torch
 
     torch.set_num_threads(threads)
-    q, k, v = _tensors(given)
+    q, k, v = _tensors(passed)
 
     def call() -> object:
         with torch.no_grad():
@@ -168,12 +168,12 @@ def _materialised(case: Case, given: Inputs, threads: int) -> Call | str:
     return call
 
 
-def _onnxruntime(case: Case, given: Inputs, threads: int) -> Call | str:
+def _onnxruntime(case: Case, passed: Inputs, threads: int) -> Call | str:
     if case.kind != "forward" or case.dtype != "float32" or case.heads != case.kv_heads or case.window:
         return "MultiHeadAttention is measured in float32 prefill only"
     from onnx import helper
 
-    flat = [np.ascontiguousarray(x.swapaxes(1, 2)).reshape(case.batch, x.shape[2], -1) for x in given]
+    flat = [np.ascontiguousarray(x.swapaxes(1, 2)).reshape(case.batch, x.shape[2], -1) for x in passed]
     node = helper.make_node(
         "MultiHeadAttention",
         ["q", "k", "v"],
@@ -186,14 +186,14 @@ def _onnxruntime(case: Case, given: Inputs, threads: int) -> Call | str:
     return _onnx_session(node, flat, opsets, threads, ir_version=8)
 
 
-def _onnx_attention(case: Case, given: Inputs, threads: int) -> Call | str:
+def _onnx_attention(case: Case, passed: Inputs, threads: int) -> Call | str:
     """The Attention operator of the ONNX standard."""
     if case.kind != "forward" or case.dtype != "float32" or case.window:
         return "ONNX's Attention is measured in float32 prefill only"
     from onnx import helper
 
     node = helper.make_node("Attention", ["q", "k", "v"], ["o"], is_causal=int(case.causal))
-    return _onnx_session(node, list(given), [helper.make_opsetid("", 23)], threads, ir_version=11)
+    return _onnx_session(node, list(passed), [helper.make_opsetid("", 23)], threads, ir_version=11)
 
 
 def _onnx_session(node: Any, arrays: list[Array], opsets: list[Any], threads: int, *, ir_version: int) -> Call:
@@ -213,7 +213,7 @@ def _onnx_session(node: Any, arrays: list[Array], opsets: list[Any], threads: in
     return lambda: session.run(None, feed)
 
 
-def _keops(case: Case, given: Inputs, threads: int) -> Call | str:
+def _keops(case: Case, passed: Inputs, threads: int) -> Call | str:
     """A symbolic matrix reduced by a softmax over the keys, which is how KeOps expresses attention."""
     if case.kind != "forward" or case.dtype != "float32" or case.window or case.causal:
         return "KeOps is measured in float32 without masks"
@@ -221,18 +221,18 @@ def _keops(case: Case, given: Inputs, threads: int) -> Call | str:
     from pykeops.torch import LazyTensor
 
     torch.set_num_threads(threads)
-    q, k, v = (x.contiguous() for x in _tensors(given))
+    q, k, v = (x.contiguous() for x in _tensors(passed))
     left, right = LazyTensor(q[..., :, None, :] * case.d**-0.5), LazyTensor(k[..., None, :, :])
     scores, values = (left | right), LazyTensor(v[..., None, :, :])
     return lambda: scores.sumsoftmaxweight(values, dim=3)
 
 
-def _numpy(case: Case, given: Inputs, threads: int) -> Call | str:
+def _numpy(case: Case, passed: Inputs, threads: int) -> Call | str:
     """The formula written plainly in NumPy."""
     del threads
     if case.group != "tiny":
         return "NumPy's formula is measured on tiny problems only"
-    q, k, v = given
+    q, k, v = passed
 
     def call() -> object:
         scores = q @ k.swapaxes(-1, -2) * case.d**-0.5
@@ -243,14 +243,14 @@ def _numpy(case: Case, given: Inputs, threads: int) -> Call | str:
     return call
 
 
-def _flex(case: Case, given: Inputs, threads: int) -> Call | str:
+def _flex(case: Case, passed: Inputs, threads: int) -> Call | str:
     if case.kind not in ("forward", "decode") or case.dtype != "float32":
         return "compiled FlexAttention is measured in float32 only"
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     torch.set_num_threads(threads)
-    q, k, v = _tensors(given)
+    q, k, v = _tensors(passed)
     mask = None
     if case.causal:
         window = case.window or case.keys
@@ -274,13 +274,13 @@ def _flex(case: Case, given: Inputs, threads: int) -> Call | str:
     return call
 
 
-def _jax(case: Case, given: Inputs, threads: int) -> Call | str:
+def _jax(case: Case, passed: Inputs, threads: int) -> Call | str:
     del threads
     if case.kind not in ("forward", "decode"):
         return "JAX's attention is measured forward only"
     import jax
 
-    q, k, v = (jax.numpy.asarray(x.swapaxes(1, 2)) for x in given)
+    q, k, v = (jax.numpy.asarray(x.swapaxes(1, 2)) for x in passed)
     window = None if case.window is None else (case.window - 1, 0)
     compiled = jax.jit(
         lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=case.causal, local_window_size=window)

@@ -3,17 +3,18 @@
 import csv
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from statistics import geometric_mean
 from typing import Any
 
-from benchmarks import peers
+from benchmarks import peers, written
 from benchmarks.cases import Case
 from benchmarks.groups import GROUPS
-from benchmarks.limits import Limits
-from clearhead.bench.measure import Timing, interleaved, ratio
+from benchmarks.limits import Limit, limit_of
+from clearhead.bench.measure import interleaved, ratio
 from clearhead.errors import MissingExtraError
+
+_LIMIT = "limit"  # among the contestants
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -23,14 +24,15 @@ class Row:
     case: Case
     seconds: dict[str, float]
     ratios: dict[str, float]
-    share: float  # share of the peak multiply-adds, or of the read bandwidth in decoding
+    limit: str  # the name of the case's limit
+    shares: dict[str, float]  # of the limit's rate, by turns with it: of each contestant, ours too
     missing: dict[str, str]  # peers that could not take the case, and why
 
     def flat(self) -> dict[str, Any]:
         """One row of the CSV."""
-        figures: dict[str, Any] = {"group": self.case.group, "case": self.case.name, "share of limit": self.share}
-        figures |= {f"{name} seconds": value for name, value in self.seconds.items()}
-        return figures | {f"{name} ratio": value for name, value in self.ratios.items()}
+        figures: dict[str, Any] = {"group": self.case.group, "case": self.case.name, "limit": self.limit}
+        parts = ("seconds", self.seconds), ("ratio", self.ratios), ("share of limit", self.shares)
+        return figures | {f"{name} {what}": value for what, part in parts for name, value in part.items()}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -40,22 +42,23 @@ class Report:
     rows: list[Row]
     costs: dict[str, list[Any]]  # by group of benchmarks/groups.py
     machine: dict[str, str | int]
-    limits: Limits
+    limits: Mapping[str, Limit]
+    origin: dict[str, str]  # date, commit and command
 
 
 def measure(
-    case: Case, chosen: Iterable[str], limits: Limits, threads: int, *, rounds: int, slice_seconds: float
+    case: Case, chosen: Iterable[str], limits: Mapping[str, Limit], threads: int, *, rounds: int, slice_seconds: float
 ) -> Row:
-    """Set up every contestant on the same inputs and time them by turns."""
-    given = peers.inputs(case)
-    calls = {"clearhead": peers.ours(case, given, threads)}
+    """Set up every contestant on the same inputs and time them, and what limits them, by turns."""
+    inputs = peers.inputs(case)
+    calls = {"clearhead": peers.ours(case, inputs, threads)}
     missing: dict[str, str] = {}
     names = list(chosen)
     if case.kind == "observe":
         names += ["used matrix", *(["materialised"] if "torch" in names else [])]
     for name in names:
         try:
-            made = peers.setup(name)(case, given, threads)
+            made = peers.setup(name)(case, inputs, threads)
             differs = not isinstance(made, str) and peers.differs(case, calls["clearhead"], made)
         except Exception as error:  # a peer's error is recorded, and the run goes on
             made, differs = f"{type(error).__name__}: {str(error).splitlines()[0]}", False
@@ -65,37 +68,28 @@ def measure(
             missing[name] = "its result differs"
         else:
             calls[name] = made
-    timings: dict[str, Timing] = interleaved(calls, rounds=rounds, slice_seconds=slice_seconds)
-    own = timings["clearhead"]
-    limit = limits.bytes_read if case.kind == "decode" else limits.multiply_adds
+    bound = limit_of(case, limits)
+    limit = limits[bound]
+    timings = interleaved({**calls, _LIMIT: limit.call}, rounds=rounds, slice_seconds=slice_seconds)
+    most, local = timings.pop(_LIMIT), timings["clearhead"]
     work = case.bytes_read if case.kind == "decode" else case.multiply_adds
     return Row(
         case,
         {name: timing.median for name, timing in timings.items()},
-        {name: ratio(timing, own) for name, timing in timings.items() if name != "clearhead"},
-        work / own.median / limit,
+        {name: ratio(timing, local) for name, timing in timings.items() if name != "clearhead"},
+        bound,
+        {name: work / limit.work * ratio(most, timing) for name, timing in timings.items()},
         missing,
     )
-
-
-def summary(rows: list[Row]) -> list[dict[str, Any]]:
-    """The geometric mean and the worst ratio for each group and peer."""
-    found = []
-    for group in dict.fromkeys(row.case.group for row in rows):
-        members = [row for row in rows if row.case.group == group]
-        for peer in dict.fromkeys(name for row in members for name in row.ratios):
-            ratios = [row.ratios[peer] for row in members if peer in row.ratios]
-            found.append({"group": group, "peer": peer, "mean": geometric_mean(ratios), "worst": min(ratios)})
-    return found
 
 
 def as_json(report: Report) -> str:
     """Everything measured, as JSON."""
     data: dict[str, Any] = {
+        **report.origin,
         "machine": report.machine,
-        "limits": report.limits._asdict(),
+        "limits": {name: {"by": limit.by, "rate": limit.rate} for name, limit in report.limits.items()},
         "rows": [asdict(row) for row in report.rows],
-        "summary": summary(report.rows),
     }
     for name, group in GROUPS.items():
         data[group.key] = [cost._asdict() for cost in report.costs.get(name, [])]
@@ -113,38 +107,15 @@ def as_csv(rows: list[Row]) -> str:
 
 
 def as_markdown(report: Report) -> str:
-    """The tables of docs/performance.md."""
-    told = " · ".join(f"{name} {value}" for name, value in report.machine.items())
-    lines = [
-        told,
-        "",
-        f"Limits measured in the same run: {report.limits.multiply_adds / 1e9:.0f} G multiply-adds/s in float32, "
-        f"{report.limits.bytes_read / 1e9:.0f} GB/s read.",
-    ]
-    if report.rows:
-        lines += ["", *_tables(report.rows)]
+    """All tables."""
+    data = json.loads(as_json(report))
+    lines = ["\n\n".join(written.measured(data, "en"))]
+    lines += ["", *written.cases(data, "en")] if report.rows else []
     for name, costs in report.costs.items():
         head, *rest = GROUPS[name].lines(costs)
         words = [any(cell[0].isalpha() for cell in column) for column in zip(*rest, strict=True)]
-        lines += ["", _line(head), _line("---" if left else "---:" for left in words), *map(_line, rest)]
+        lines += ["", *written.table(head, rest, words)]
     return "\n".join(lines) + "\n"
-
-
-def _tables(rows: list[Row]) -> list[str]:
-    lines = [
-        "| group | case | clearhead, ms | share of limit | times as fast as |",
-        "| --- | --- | ---: | ---: | --- |",
-    ]
-    for row in rows:
-        ratios = ", ".join(f"{name} {value:.2f}" for name, value in row.ratios.items())
-        own = row.seconds["clearhead"] * 1e3
-        lines.append(f"| {row.case.group} | {row.case.name} | {own:.3f} | {row.share:.0%} | {ratios} |")
-    lines += ["", "| group | peer | geometric mean | worst |", "| --- | --- | ---: | ---: |"]
-    return lines + [f"| {s['group']} | {s['peer']} | {s['mean']:.2f} | {s['worst']:.2f} |" for s in summary(rows)]
-
-
-def _line(words: Iterable[str]) -> str:
-    return f"| {' | '.join(words)} |"
 
 
 def plot(rows: list[Row]) -> bytes:

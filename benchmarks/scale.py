@@ -4,7 +4,7 @@
     python benchmarks/scale.py --write      measure the kernel here, check, and write docs/scale.svg and the tables
 
 The model uses the shapes, one kernel speed and one link speed. For a causal forward pass of one layer in zigzag order:
-gather and ulysses wait for their messages and then compute; ring hides each step's message behind its computation;
+gather waits for its messages and then computes; ring hides each step's message behind its computation;
 a window needs the keys before a rank's first query and no others; merge moves queries, for decoding.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parents[1]
-METHODS = ("gather", "ring", "ulysses")
+METHODS = ("gather", "ring")
 LATENCY = 10e-6  # seconds until a message begins to arrive
 
 
@@ -44,14 +44,9 @@ def key_bytes(layer: Layer) -> int:
     return 2 * layer.kv_heads * layer.d * layer.itemsize
 
 
-def received(method: str, n: int, ranks: int, layer: Layer) -> int:
+def received(n: int, ranks: int, layer: Layer) -> int:
     """Bytes that the busiest rank receives in a causal forward pass; equal shards, in zigzag order."""
-    others = n - n // ranks
-    if method in ("gather", "ring"):
-        return others * key_bytes(layer)
-    shared = max(1, layer.kv_heads // ranks)  # key heads on a rank
-    come = others * (layer.heads // ranks + 2 * shared) + n // ranks * layer.heads * (ranks - 1) // ranks
-    return come * layer.d * layer.itemsize
+    return (n - n // ranks) * key_bytes(layer)
 
 
 def received_window(n: int, ranks: int, layer: Layer, window: int) -> int:
@@ -63,7 +58,7 @@ def received_decoding(method: str, n: int, ranks: int, layer: Layer) -> int:
     """As `received`, for decoding one new query on the last rank, with keys on all ranks."""
     if method == "merge":
         return (ranks - 1) * layer.heads * (layer.d + 1) * layer.statistic
-    return (n - n // ranks) * key_bytes(layer)
+    return received(n, ranks, layer)
 
 
 def operations(n: int, ranks: int, layer: Layer, window: int | None = None) -> float:
@@ -74,11 +69,11 @@ def operations(n: int, ranks: int, layer: Layer, window: int | None = None) -> f
 
 def seconds(method: str, n: int, ranks: int, layer: Layer, machine: Machine) -> float:
     compute = operations(n, ranks, layer) / machine.rate
-    moved = received(method, n, ranks, layer) / machine.link
+    moved = received(n, ranks, layer) / machine.link
     if method == "ring":
         step = moved / max(1, ranks - 1) + LATENCY
         return compute / ranks + (ranks - 1) * max(compute / ranks, step)
-    return compute + moved + (2 if method == "ulysses" else 1) * LATENCY
+    return compute + moved + LATENCY
 
 
 def seconds_window(n: int, ranks: int, layer: Layer, window: int, machine: Machine) -> float:
@@ -86,19 +81,15 @@ def seconds_window(n: int, ranks: int, layer: Layer, window: int, machine: Machi
     return operations(n, ranks, layer, window) / machine.rate + moved + LATENCY
 
 
-def possible(method: str, ranks: int, layer: Layer) -> bool:
-    return method != "ulysses" or (
-        layer.heads % ranks == 0 and (layer.kv_heads % ranks == 0 or ranks % layer.kv_heads == 0)
-    )
-
-
 def cases() -> list[tuple[str, str, str, dict[str, object]]]:
     """The cases that are counted: name, method, the ranks that have queries, and the rules."""
     zigzag = {"causal": True, "layout": "zigzag"}
-    found: list[tuple[str, str, str, dict[str, object]]] = [(f"{m}, causal, zigzag", m, "all", zigzag) for m in METHODS]
-    found.append(("gather, window 24", "gather", "all", {"causal": True, "window": (24, None)}))
+    results: list[tuple[str, str, str, dict[str, object]]] = [
+        (f"{m}, causal, zigzag", m, "all", zigzag) for m in METHODS
+    ]
+    results.append(("gather, window 24", "gather", "all", {"causal": True, "window": (24, None)}))
     decoding = {"causal": True, "query_offset": 239}
-    return found + [(f"{method}, decoding", method, "last", decoding) for method in ("gather", "merge")]
+    return results + [(f"{method}, decoding", method, "last", decoding) for method in ("gather", "merge")]
 
 
 def expected(name: str, method: str, ranks: int, layer: Layer) -> int:
@@ -106,7 +97,7 @@ def expected(name: str, method: str, ranks: int, layer: Layer) -> int:
         return received_window(240, ranks, layer, 24)
     if "decoding" in name:
         return received_decoding(method, 240, ranks, layer)
-    return received(method, 240, ranks, layer)
+    return received(240, ranks, layer)
 
 
 SMALL = Layer(heads=12, kv_heads=12, d=8, itemsize=4)
@@ -129,7 +120,7 @@ def count(rank: int, world: int, port: int) -> None:
         return real(how, memory, *more)
 
     dist.P2POp = watched
-    found = []
+    results = []
     for name, method, queries, rules in cases():
         length = 240 // world if queries == "all" else int(rank == world - 1)
         q = torch.ones(1, SMALL.heads, length, SMALL.d)
@@ -138,13 +129,13 @@ def count(rank: int, world: int, port: int) -> None:
         ch.distributed.attention(q, k, k, method=method, **rules)
         most = torch.tensor([sum(bytes_of)])
         dist.all_reduce(most, dist.ReduceOp.MAX)
-        found.append((name, method, int(most)))
+        results.append((name, method, int(most)))
     start = time.perf_counter()
     for _ in range(50):
         ch.distributed.plan(q, k, k)
     took = (time.perf_counter() - start) / 50
     if rank == 0:
-        for name, method, most in found:
+        for name, method, most in results:
             print(f"{name}\t{method}\t{most}")
         print(f"agreement\t\t{took}")
     dist.barrier()
@@ -165,13 +156,13 @@ def check() -> list[str]:
         ]
         said = [rank.communicate(timeout=120)[0] for rank in started]
         for line in said[0].splitlines():
-            name, method, told = line.split("\t")
+            name, method, shown = line.split("\t")
             if name == "agreement":
-                agreements.append(f"{1000 * float(told):.1f} ms on {world}")
+                agreements.append(f"{1000 * float(shown):.1f} ms on {world}")
                 continue
             model = expected(name, method, world, SMALL)
-            rows.append(f"| {name} | {world} | {model:,} | {int(told):,} |")
-            assert model == int(told), rows[-1]
+            rows.append(f"| {name} | {world} | {model:,} | {int(shown):,} |")
+            assert model == int(shown), rows[-1]
     assert len(rows) == 3 * len(cases()), "a process said less than it should"
     print("\n".join(rows))
     print("agreeing, here:", ", ".join(agreements))
@@ -199,34 +190,31 @@ def tables(machines: list[Machine]) -> list[str]:
     for machine in machines:
         lines += ["", f"### {machine.name}", ""]
         lines += [
-            "| tokens | ranks | compute | gather | ring | ulysses | window 4,096 |",
-            "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+            "| tokens | ranks | compute | gather | ring | window 4,096 |",
+            "| ---: | ---: | ---: | ---: | ---: | ---: |",
         ]
         for n in (131_072, 1_048_576, 10_485_760):
             for ranks in (8, 32, 256, 1024):
-                row = [f"{n:,}", f"{ranks:,}", told(operations(n, ranks, LLAMA) / machine.rate)]
-                row += [
-                    told(seconds(m, n, ranks, LLAMA, machine)) if possible(m, ranks, LLAMA) else "–" for m in METHODS
-                ]
-                row.append(told(seconds_window(n, ranks, LLAMA, 4096, machine)))
+                row = [f"{n:,}", f"{ranks:,}", written(operations(n, ranks, LLAMA) / machine.rate)]
+                row += [written(seconds(method, n, ranks, LLAMA, machine)) for method in METHODS]
+                row.append(written(seconds_window(n, ranks, LLAMA, 4096, machine)))
                 lines.append(f"| {' | '.join(row)} |")
     return lines
 
 
 def bytes_table() -> list[str]:
-    lines = ["| tokens | ranks | gather, ring | ulysses | window 4,096 | decoding: gather | decoding: merge |"]
-    lines.append("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    lines = ["| tokens | ranks | gather, ring | window 4,096 | decoding: gather | decoding: merge |"]
+    lines.append("| ---: | ---: | ---: | ---: | ---: | ---: |")
     for n in (131_072, 1_048_576, 10_485_760):
         for ranks in (8, 32, 256, 1024):
-            row = [f"{n:,}", f"{ranks:,}", size(received("gather", n, ranks, LLAMA))]
-            row.append(size(received("ulysses", n, ranks, LLAMA)) if possible("ulysses", ranks, LLAMA) else "–")
+            row = [f"{n:,}", f"{ranks:,}", size(received(n, ranks, LLAMA))]
             row.append(size(received_window(n, ranks, LLAMA, 4096)))
             row += [size(received_decoding(method, n, ranks, LLAMA)) for method in ("gather", "merge")]
             lines.append(f"| {' | '.join(row)} |")
     return lines
 
 
-def told(value: float) -> str:
+def written(value: float) -> str:
     return f"{value:,.1f} s" if value >= 1 else f"{1000 * value:,.1f} ms" if value >= 1e-3 else f"{1e6 * value:,.0f} µs"
 
 
@@ -251,9 +239,9 @@ def plot(machine: Machine, path: Path) -> None:
     counts = [2**i for i in range(1, 11)]
     for panel, n in zip(axes, (1_048_576, 10_485_760), strict=True):
         panel.loglog(counts, [operations(n, p, LLAMA) / machine.rate for p in counts], "k:", label="compute alone")
-        for method, style in zip(METHODS, ("s-", "o-", "^-"), strict=True):
-            some = [p for p in counts if possible(method, p, LLAMA)]
-            panel.loglog(some, [seconds(method, n, p, LLAMA, machine) for p in some], style, ms=3, lw=1, label=method)
+        for method, style in zip(METHODS, ("s-", "o-"), strict=True):
+            times = [seconds(method, n, p, LLAMA, machine) for p in counts]
+            panel.loglog(counts, times, style, ms=3, lw=1, label=method)
         panel.loglog(
             counts, [seconds_window(n, p, LLAMA, 4096, machine) for p in counts], "v-", ms=3, lw=1, label="window 4,096"
         )
@@ -289,16 +277,16 @@ def write(rows: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--check", action="store_true")
-    options.add_argument("--write", action="store_true")
-    options.add_argument("--count", nargs=3, type=int, metavar=("RANK", "WORLD", "PORT"), help=argparse.SUPPRESS)
-    given = options.parse_args()
-    if given.count:
-        count(*given.count)
-    elif given.check or given.write:
-        found = check()
-        if given.write:
-            write(found)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--count", nargs=3, type=int, metavar=("RANK", "WORLD", "PORT"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.count:
+        count(*options.count)
+    elif options.check or options.write:
+        rows = check()
+        if options.write:
+            write(rows)
     else:
         print("\n".join(bytes_table()))

@@ -25,7 +25,7 @@ class SpanCost(NamedTuple):
 
 def costs(threads: int, *, quick: bool) -> list[SpanCost]:
     """Interleaved times of every case and way."""
-    found = []
+    results = []
     for n, d, causal in (
         [(2048, 64, False)] if quick else [(n, d, c) for n in (1024, 4096) for d in (64, 128) for c in (False, True)]
     ):
@@ -35,7 +35,7 @@ def costs(threads: int, *, quick: bool) -> list[SpanCost]:
             if way == "without" or way.startswith("torch"):
                 continue
             theirs = timings.get(f"torch {way}")
-            found.append(
+            results.append(
                 SpanCost(
                     f"n {n:,} d {d}{' causal' * causal}",
                     way,
@@ -44,13 +44,13 @@ def costs(threads: int, *, quick: bool) -> list[SpanCost]:
                     None if theirs is None else ratio(theirs, timings[way]),
                 )
             )
-    return found
+    return results
 
 
-def lines(found: list[SpanCost]) -> list[tuple[str, ...]]:
+def lines(result: list[SpanCost]) -> list[tuple[str, ...]]:
     """The rows of the table, headings first."""
     rows: list[tuple[str, ...]] = [("case", "spans", "ms", "times without", "times torch")]
-    for cost in found:
+    for cost in result:
         torch = "-" if cost.times_torch is None else fixed(cost.times_torch, 2, 6)
         rows.append((cost.case, cost.way, fixed(cost.seconds * 1e3, 2, 8), fixed(cost.times_without, 2, 6), torch))
     return rows

@@ -32,23 +32,23 @@ class StepCost(NamedTuple):
 
 def costs(threads: int, *, quick: bool) -> list[StepCost]:
     """Interleaved times of all ways, and each one's memory in a separate process."""
-    found = []
+    results = []
     for tokens in QUICK if quick else TOKENS:
         timings = interleaved(_calls(tokens, threads), rounds=6 if quick else 22, slice_seconds=0.0)
         for way in WAYS:
-            own = timings[way]
-            of_sdpa, of_clearhead = (ratio(own, timings[other]) for other in ("sdpa", "clearhead"))
+            local = timings[way]
+            of_sdpa, of_clearhead = (ratio(local, timings[other]) for other in ("sdpa", "clearhead"))
             peak = apart("benchmarks.steps", way, tokens, threads).peak_bytes
-            found.append(StepCost(tokens, way, median(own.seconds), of_sdpa, of_clearhead, peak))
-    return found
+            results.append(StepCost(tokens, way, median(local.seconds), of_sdpa, of_clearhead, peak))
+    return results
 
 
-def lines(found: list[StepCost]) -> list[tuple[str, ...]]:
+def lines(result: list[StepCost]) -> list[tuple[str, ...]]:
     """The rows of the table, headings first."""
     rows: list[tuple[str, ...]] = [("tokens", "step", "seconds", "times sdpa", "times clearhead", "peak memory, GB")]
-    for cost in found:
-        told = (fixed(cost.ratio, 3, 6), fixed(cost.to_clearhead, 3, 6), fixed(cost.peak_bytes / 1e9, 2, 6))
-        rows.append((f"{cost.tokens:,}", cost.way, fixed(cost.seconds, 2, 7), *told))
+    for cost in result:
+        shown = (fixed(cost.ratio, 3, 6), fixed(cost.to_clearhead, 3, 6), fixed(cost.peak_bytes / 1e9, 2, 6))
+        rows.append((f"{cost.tokens:,}", cost.way, fixed(cost.seconds, 2, 7), *shown))
     return rows
 
 

@@ -32,8 +32,8 @@ class Theirs(nn.Module):
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(LENGTH), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.inner(x, x, x, attn_mask=self.mask, is_causal=True, need_weights=False)[0]
-        return found
+        result: Tensor = self.inner(x, x, x, attn_mask=self.mask, is_causal=True, need_weights=False)[0]
+        return result
 
 
 class Model(nn.Module):
@@ -88,8 +88,8 @@ def main(steps: int) -> None:
     losses: dict[str, list[float]] = {name: [] for name in both}
     draw = torch.Generator().manual_seed(1)
     for step in range(steps):
-        at = torch.randint(0, len(text) - LENGTH - 1, (BATCH,), generator=draw)
-        batch = torch.stack([text[i : i + LENGTH + 1] for i in at.tolist()])
+        place = torch.randint(0, len(text) - LENGTH - 1, (BATCH,), generator=draw)
+        batch = torch.stack([text[i : i + LENGTH + 1] for i in place.tolist()])
         for name in (list(both), list(reversed(both)))[step % 2]:
             start = time.perf_counter()
             loss = F.cross_entropy(both[name](batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
@@ -99,8 +99,8 @@ def main(steps: int) -> None:
             seconds[name].append(time.perf_counter() - start)
             losses[name].append(loss.item())
         if step % 20 == 0 or step == steps - 1:
-            told = "  ".join(f"{name} loss {losses[name][-1]:.6f}" for name in both)
-            print(f"step {step:4}  {told}", flush=True)
+            shown = "  ".join(f"{name} loss {losses[name][-1]:.6f}" for name in both)
+            print(f"step {step:4}  {shown}", flush=True)
     ratio = median(b / a for a, b in zip(seconds["clearhead"][2:], seconds["torch"][2:], strict=True))
     apart = max(abs(a - b) for a, b in zip(losses["clearhead"], losses["torch"], strict=True))
     print(f"{WIDTH} wide, {HEADS} heads, {LAYERS} layers, {BATCH} × {LENGTH} bytes, {steps} steps, 2 threads")

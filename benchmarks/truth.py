@@ -13,7 +13,7 @@ import numpy as np
 
 from clearhead.core.agreement import spearman
 from clearhead.digits import fixed
-from clearhead.explaining.cutting import Edge, cut_again
+from clearhead.explaining.ablation import Edge, cut_again
 from clearhead.explaining.derivatives import Derivatives, derivatives, target_of
 from clearhead.explaining.gpt2 import Model, load
 from clearhead.ops.matrix import AttentionMatrix
@@ -36,7 +36,7 @@ class Agreement(NamedTuple):
     spearman: float
     slope: float  # Σ estimate·truth / Σ estimate²: below 1 where the truth is smaller than the estimate
     sizes: float  # Spearman's correlation of |estimate| and |truth|, for estimates without a sign
-    found: float  # the share of the FIRST edges that did most, by |truth|, among the FIRST by |estimate|
+    shared: float  # the share of the FIRST edges that did most, by |truth|, among the FIRST by |estimate|
 
 
 class Text(NamedTuple):
@@ -55,26 +55,26 @@ def agreements(threads: int, *, quick: bool) -> list[Agreement]:
     set_num_threads(threads)
     model = load()
     short = [_cut(model, ids) for ids in _texts(model, FEW if quick else TEXTS)]
-    found = _means("all", short)
+    result = _means("all", short)
     for number in range(model.config.layers):
-        found += _means(f"layer {number}", [_of_layer(text, number) for text in short], SIGNED)
+        result += _means(f"layer {number}", [_of_layer(text, number) for text in short], SIGNED)
     for first in range(4, 13, 3):
         some = [text for text in short if first <= text.tokens < first + 3]
-        found += _means(f"{first}-{first + 2} tokens", some, SIGNED) if some else []
+        result += _means(f"{first}-{first + 2} tokens", some, SIGNED) if some else []
     for length in () if quick else LONG:
         long = [_cut(model, ids, DRAWN) for ids in _long_texts(model, length)]
-        found += _means(f"{length} tokens", long, SIGNED)
-    return found
+        result += _means(f"{length} tokens", long, SIGNED)
+    return result
 
 
-def lines(found: list[Agreement]) -> list[tuple[str, ...]]:
+def lines(result: list[Agreement]) -> list[tuple[str, ...]]:
     """The rows of the table, headings first."""
     rows: list[tuple[str, ...]] = [
         ("edges of", "estimate", "edges", "Pearson", "Spearman", "slope", "sizes", f"first {FIRST}")
     ]
-    for one in found:
+    for one in result:
         signed = ("-" if one.estimate.startswith("weight") else fixed(x, 3, 6) for x in one[4:7])
-        rows.append((one.of, one.estimate, f"{one.edges:,}", *signed, fixed(one.sizes, 3, 6), f"{one.found:.0%}"))
+        rows.append((one.of, one.estimate, f"{one.edges:,}", *signed, fixed(one.sizes, 3, 6), f"{one.shared:.0%}"))
     return rows
 
 
@@ -99,18 +99,18 @@ def _long_texts(model: Model, length: int) -> Iterator[list[int]]:
 def _cut(model: Model, ids: list[int], drawn: int | None = None) -> Text:
     """All edges of a text, or some, drawn at random."""
     run = model.run(ids)
-    found = derivatives(model, run, target_of(run))
-    edges, estimates = _estimates(found)
+    result = derivatives(model, run, target_of(run))
+    edges, estimates = _estimates(result)
     if drawn is not None:
         chosen = np.random.default_rng(len(ids)).choice(len(edges), min(drawn, len(edges)), replace=False)
-        edges, estimates = [edges[at] for at in chosen], {name: x[chosen] for name, x in estimates.items()}
-    return Text(len(ids), edges, cut_again(model, run, found.target, edges), estimates)
+        edges, estimates = [edges[place] for place in chosen], {name: x[chosen] for name, x in estimates.items()}
+    return Text(len(ids), edges, cut_again(model, run, result.target, edges), estimates)
 
 
 def _of_layer(text: Text, number: int) -> Text:
-    own = np.array([edge.layer == number for edge in text.edges])
+    local = np.array([edge.layer == number for edge in text.edges])
     edges = [edge for edge in text.edges if edge.layer == number]
-    return Text(text.tokens, edges, text.truth[own], {name: x[own] for name, x in text.estimates.items()})
+    return Text(text.tokens, edges, text.truth[local], {name: x[local] for name, x in text.estimates.items()})
 
 
 def _means(of: str, texts: list[Text], names: tuple[str, ...] | None = None) -> list[Agreement]:
@@ -122,19 +122,19 @@ def _means(of: str, texts: list[Text], names: tuple[str, ...] | None = None) -> 
     ]
 
 
-def _estimates(found: Derivatives) -> tuple[list[Edge], dict[str, Any]]:
+def _estimates(result: Derivatives) -> tuple[list[Edge], dict[str, Any]]:
     """The edges on which the lead depends, and each estimate of what it changes by without them, (edges,)."""
-    last, position = len(found.layers) - 1, found.target.position
+    last, position = len(result.layers) - 1, result.target.position
     places: list[Edge] = []
     parts: dict[str, list[float]] = {}
-    for number, (ran, own) in enumerate(zip(found.run.layers, found.layers, strict=True)):
+    for number, (ran, local) in enumerate(zip(result.run.layers, result.layers, strict=True)):
         matrix = AttentionMatrix(ran.q, ran.k, **ran.rules)
-        cuts, contributions = matrix.cuts(ran.v, own.g)[...], matrix.contributions(ran.v, own.g)[...]
+        cuts, contributions = matrix.cuts(ran.v, local.g)[...], matrix.contributions(ran.v, local.g)[...]
         weights = matrix[...]
         matrices = {
             "cut": cuts,
             "contribution": -contributions,
-            "by the logit": weights * own.whole[..., None] - contributions,
+            "by the logit": weights * local.whole[..., None] - contributions,
             "weight": weights,
             "weight, last row": weights * (np.arange(weights.shape[1]) == position)[:, None],
         }

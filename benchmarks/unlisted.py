@@ -97,7 +97,7 @@ def flat_heads(x: Array) -> Array:
 
 
 def blocks(c: Case, size: int = 16) -> list[slice]:
-    return [slice(at, min(at + size, c.m)) for at in range(0, c.m, size)]
+    return [slice(start, min(start + size, c.m)) for start in range(0, c.m, size)]
 
 
 def kernel(c: Case, step: Any, size: int = 16) -> Array:
@@ -105,9 +105,9 @@ def kernel(c: Case, step: Any, size: int = 16) -> Array:
     s = scores(c)
     top = np.full((*s.shape[:-1], 1), -np.inf, np.float32)
     acc, total = np.zeros((*s.shape[:-1], c.v.shape[-1]), np.float32), np.zeros_like(top)
-    for at, part in enumerate(blocks(c, size)):
+    for block, part in enumerate(blocks(c, size)):
         new = np.maximum(top, s[..., part].max(-1, keepdims=True))
-        acc, total = step(at, acc, total, top, new, s[..., part], c.v[..., part, :])
+        acc, total = step(block, acc, total, top, new, s[..., part], c.v[..., part, :])
         top = new
     return acc / total
 
@@ -123,18 +123,18 @@ def _local_maximum(_: int, acc: Array, total: Array, top: Array, new: Array, s: 
 
 
 def _rescaled_late(
-    at: int, acc: Array, total: Array, top: Array, new: Array, s: Array, v: Array
+    block: int, acc: Array, total: Array, top: Array, new: Array, s: Array, v: Array
 ) -> tuple[Array, Array]:
     p, shrink = np.exp(s - new), np.exp(top - new)
-    return (acc + p @ v) * np.where(at, shrink, 1), total * shrink + p.sum(-1, keepdims=True)
+    return (acc + p @ v) * np.where(block, shrink, 1), total * shrink + p.sum(-1, keepdims=True)
 
 
 def _divided_each_time(
-    at: int, acc: Array, total: Array, top: Array, new: Array, s: Array, v: Array
+    block: int, acc: Array, total: Array, top: Array, new: Array, s: Array, v: Array
 ) -> tuple[Array, Array]:
     p, shrink = np.exp(s - new), np.exp(top - new)
     total = total * shrink + p.sum(-1, keepdims=True)
-    return (acc * shrink + p @ v) / np.where(at % 2, 1, 2), total
+    return (acc * shrink + p @ v) / np.where(block % 2, 1, 2), total
 
 
 def _of_parts(c: Case, join: Any, size: int = 16) -> Array:

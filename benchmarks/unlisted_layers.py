@@ -87,7 +87,7 @@ LAYER: dict[str, Code] = {
     ),
     "b_o subtracted": lambda c: _layer(c, b_o=-c.rules["b_o"]),
     "b_o of another": lambda c: _layer(c, b_o=c.rules["b_v"]),
-    "packed per head": lambda c: _layer(c, made={n: _made(c, n, w=_per_head(c)[:, at]) for at, n in enumerate("qkv")}),
+    "packed per head": lambda c: _layer(c, made={n: _made(c, n, w=_per_head(c)[:, i]) for i, n in enumerate("qkv")}),
     "relu on the joined heads": lambda c: _layer(c, joined=lambda x: np.maximum(x, 0)),
     "dropout on the joined heads": lambda c: _layer(c, joined=lambda x: x * (c.rng.random(x.shape) < 0.9) / 0.9),
     "tokens shifted": lambda c: np.roll(_layer(c), 1, 1),

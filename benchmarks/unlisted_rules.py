@@ -32,8 +32,8 @@ def seen(c: Case, *, lengths: Any = None, mask: Any = None) -> Array:
     lengths = c.rules.get("kv_lengths") if lengths is None else lengths
     allowed = allowed if lengths is None else allowed & (keys(c) < np.asarray(lengths)[:, None, None, None])
     if "query_segments" in c.rules:
-        mine, other = c.rules["query_segments"], c.rules["kv_segments"]
-        allowed = allowed & (mine[:, None, :, None] == other[:, None, None, :])
+        of_queries, of_keys = c.rules["query_segments"], c.rules["kv_segments"]
+        allowed = allowed & (of_queries[:, None, :, None] == of_keys[:, None, None, :])
     return allowed
 
 
@@ -342,10 +342,10 @@ def turned(x: Array, places: Array, base: float, part: float = 1.0) -> Array:
     return np.concatenate([a * cos - b * sin, a * sin + b * cos, x[..., width:]], -1)
 
 
-def _rotated(c: Case, mine: Any = None, theirs: Any = None, base: float = 100.0, part: float = 1.0) -> Array:
+def _rotated(c: Case, of_q: Any = None, of_k: Any = None, base: float = 100.0, part: float = 1.0) -> Array:
     i, j = np.arange(c.n), np.arange(c.m)
-    q = c.q if mine == 0 else turned(c.q, i if mine is None else mine(i), base, part)
-    k = c.k if theirs == 0 else turned(c.k, j if theirs is None else theirs(j), base, part)
+    q = c.q if of_q == 0 else turned(c.q, i if of_q is None else of_q(i), base, part)
+    k = c.k if of_k == 0 else turned(c.k, j if of_k is None else of_k(j), base, part)
     return softmax(q @ swapped(k) / np.float32(c.d**0.5)) @ c.v
 
 
@@ -353,8 +353,8 @@ ROTARY: dict[str, Code] = {
     "another base": lambda c: _rotated(c, base=500.0),
     "base 10000": lambda c: _rotated(c, base=10000.0),
     "backwards": lambda c: _rotated(c, np.negative, np.negative),
-    "only queries": lambda c: _rotated(c, theirs=0),
-    "only keys": lambda c: _rotated(c, mine=0),
+    "only queries": lambda c: _rotated(c, of_k=0),
+    "only keys": lambda c: _rotated(c, of_q=0),
     "half of the columns": lambda c: _rotated(c, part=0.5),
     "positions halved": lambda c: _rotated(c, lambda i: i / 2, lambda j: j / 2),
     "queries backwards": lambda c: _rotated(c, np.negative),

@@ -33,21 +33,21 @@ def costs(threads: int, *, quick: bool) -> list[Cost]:
     """Interleaved times of all ways at 4,096 tokens (quick: 1,024), and each one's memory in a separate process."""
     tokens = 1024 if quick else TOKENS
     timings = interleaved(_calls(tokens, threads), rounds=5, slice_seconds=0.0)
-    found = []
+    results = []
     for way in WAYS:
         peak = apart("benchmarks.watching", way, tokens, threads).peak_bytes
-        found.append(Cost(tokens, way, median(timings[way].seconds), ratio(timings[way], timings["sdpa"]), peak))
+        results.append(Cost(tokens, way, median(timings[way].seconds), ratio(timings[way], timings["sdpa"]), peak))
     for way in () if quick else WAYS:
         if way != "eager":
             single = apart("benchmarks.watching", way, LONG, threads)
-            found.append(Cost(LONG, way, single.seconds, None, single.peak_bytes))
-    return found
+            results.append(Cost(LONG, way, single.seconds, None, single.peak_bytes))
+    return results
 
 
-def lines(found: list[Cost]) -> list[tuple[str, ...]]:
+def lines(result: list[Cost]) -> list[tuple[str, ...]]:
     """The rows of the table, headings first."""
     rows: list[tuple[str, ...]] = [("tokens", "way", "seconds", "times sdpa", "peak memory, GB")]
-    for cost in found:
+    for cost in result:
         times = "-" if cost.ratio is None else fixed(cost.ratio, 2, 6)
         memory = fixed(cost.peak_bytes / 1e9, 2, 6)
         rows.append((f"{cost.tokens:,}", cost.way, fixed(cost.seconds, 2, 7), times, memory))

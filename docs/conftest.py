@@ -13,7 +13,7 @@ collect_ignore_glob = ["*.py", "frame/*", "lessons/*", "zh/*"]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the guides slow."""
+    """Mark the guides: they run in the gate."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent / "guides"):
-            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.gate)

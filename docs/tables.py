@@ -1,24 +1,30 @@
-"""Fill the READMEs' table of speed and error: python docs/tables.py writes it, --check compares.
+"""Fill the tables of speed in the READMEs and in docs/performance.md: python docs/tables.py writes, --check compares.
 
-Speeds come from the file that the benchmark wrote; errors are the last two rows of the table that benchmarks/errors.py
-prints, as docs/performance.md has it.
+Speeds and shares come from the newest file that `python -m benchmarks --save` wrote below benchmarks/results; errors
+are the last two rows of the table that benchmarks/errors.py prints, as docs/performance.md has it.
 """
 
 import argparse
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import geometric_mean
+from textwrap import fill
 from typing import Any
 
 HERE = Path(__file__).parent
-RESULTS = HERE.parent / "benchmarks/results/2026-11-21/bench.json"
+sys.path.insert(0, str(HERE.parent))
+
+from benchmarks import written  # noqa: E402
+
+RESULTS = HERE.parent / "benchmarks" / "results"
 READMES = {"en": HERE.parent / "README.md", "zh": HERE.parent / "README.zh-CN.md"}
-MARKS = re.compile(r"(<!-- figures -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+PAGES = {"en": HERE / "performance.md", "zh": HERE / "zh" / "performance.md"}
 HEADS = {
-    "en": ("", "compared with", "mean", "worst"),
-    "zh": ("", "对比对象", "平均", "最差"),
+    "en": ("", "compared with", "mean", "worst", "clearhead's share", "the other's"),
+    "zh": ("", "对比对象", "平均", "最差", "clearhead 占比", "对方占比"),
 }
 OUTPUT_ALONE = "clearhead"  # as a peer: the same engine, asked for the output alone
 PEERS = {
@@ -48,45 +54,80 @@ ALONE = {
 ERROR = ("error of the output, {dtype}", "输出的误差，{dtype}")
 
 
-def speed(rows: list[dict[str, Any]], group: str, peer: str) -> tuple[float, float]:
-    """The geometric mean and the worst of one group's ratios."""
-    members = [row for row in rows if row["case"]["group"] == group]
-    if peer == OUTPUT_ALONE:
-        ratios = [_output_alone(rows, row["case"]) / row["seconds"]["clearhead"] for row in members]
-    else:
-        ratios = [row["ratios"][peer] for row in members]
-    return geometric_mean(ratios), min(ratios)
+def newest(results: Path = RESULTS) -> dict[str, Any]:
+    """The newest results that have cases."""
+    values = [json.loads(path.read_text(encoding="utf-8")) for path in results.glob("*/bench.json")]
+    return max((data for data in values if data["rows"]), key=lambda data: data["date"])
 
 
-def _output_alone(rows: list[dict[str, Any]], case: dict[str, Any]) -> float:
-    """Seconds of the same problem where nothing is observed."""
+def compared(rows: list[dict[str, Any]], group: str, peer: str) -> Iterator[tuple[float, float | None, float | None]]:
+    """For each case of a group that has this peer: the ratio, and the shares of the limit, ours and the peer's."""
+    for row in rows:
+        if row["case"]["group"] != group:
+            continue
+        local = row["shares"].get("clearhead")
+        if peer == OUTPUT_ALONE:
+            other = _output_alone(rows, row["case"])
+            ratio = other["seconds"]["clearhead"] / row["seconds"]["clearhead"]
+            yield ratio, local, other["shares"].get("clearhead")
+        elif peer in row["ratios"]:
+            yield row["ratios"][peer], local, row["shares"].get(peer)
+
+
+def _output_alone(rows: list[dict[str, Any]], case: dict[str, Any]) -> dict[str, Any]:
+    """The row of the same problem where nothing is observed."""
     same = {name: case[name] for name in ("batch", "heads", "queries", "keys", "d", "dtype", "causal", "window")}
-    found = [row for row in rows if row["case"]["kind"] == "forward" and same.items() <= row["case"].items()]
-    return float(found[0]["seconds"]["clearhead"])
+    return next(row for row in rows if row["case"]["kind"] == "forward" and same.items() <= row["case"].items())
+
+
+def _mean_share(shares: tuple[float | None, ...]) -> str:
+    known = [one for one in shares if one is not None]
+    return written.share(geometric_mean(known) if len(known) == len(shares) else None)
 
 
 def errors() -> dict[str, tuple[str, str]]:
     """For each dtype the geometric mean and the worst, from docs/performance.md."""
-    text = (HERE / "performance.md").read_text(encoding="utf-8")
+    text = PAGES["en"].read_text(encoding="utf-8")
     table = text[text.index("| deviation of the inputs: 1, 3, 6 |") :].split("\n\n")[0]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    found = {line[0]: line[1:] for line in cells}
-    means, worst = found["geometric mean"], found["worst"]
+    results = {line[0]: line[1:] for line in cells}
+    means, worst = results["geometric mean"], results["worst"]
     return {dtype: (means[i], worst[i]) for i, dtype in enumerate(cells[0][1:])}
 
 
-def table(language: str) -> str:
-    """The table in one language."""
-    at = list(READMES).index(language)
-    rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
-    lines = [HEADS[language], ("---", "---", "---:", "---:")]
+def figures(data: dict[str, Any], language: str) -> str:
+    """The README's table in one language, and below it where it was measured."""
+    place = list(READMES).index(language)
+    lines = []
     for (group, peer), label in SPEEDS.items():
-        mean, worst = speed(rows, group, peer)
-        beside = ALONE.get((group, peer)) or PEERS[peer]
-        lines.append((label[at], beside[at], f"{mean:.2f}", f"{worst:.2f}"))
-    for dtype, (mean_error, worst_error) in errors().items():
-        lines.append((ERROR[at].format(dtype=dtype), PEERS["torch"][at], mean_error, worst_error))
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+        result = list(compared(data["rows"], group, peer))
+        if result:
+            ratios, *shares = zip(*result, strict=True)
+            speeds = [f"{x:.2f}" for x in (geometric_mean(ratios), min(ratios))]
+            beside = ALONE.get((group, peer)) or PEERS[peer]
+            lines.append((label[place], beside[place], *speeds, *map(_mean_share, shares)))
+    for dtype, worse in errors().items():
+        lines.append((ERROR[place].format(dtype=dtype), PEERS["torch"][place], *worse, "", ""))
+    table = written.table(HEADS[language], lines, [True, True, False, False, False, False])
+    return "\n".join([*table, "", *_paragraphs(data, language)]) + "\n"
+
+
+def cases(data: dict[str, Any], language: str) -> str:
+    """The tables of all cases, for the page on performance."""
+    return "\n".join([*_paragraphs(data, language), *written.cases(data, language)]) + "\n"
+
+
+def _paragraphs(data: dict[str, Any], language: str) -> Iterator[str]:
+    for text in written.measured(data, language):
+        whole = re.sub("`[^`]*`", lambda code: code.group().replace(" ", "\0"), text)  # code stays on one line
+        folded = fill(whole, 120, break_long_words=False, break_on_hyphens=False) if language == "en" else whole
+        yield from (folded.replace("\0", " "), "")
+
+
+def filled(text: str, mark: str, table: str) -> str:
+    """The text with the table between its marks, <!-- mark --> and <!-- end of mark -->."""
+    between = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- end of {mark} -->)", re.DOTALL)
+    return between.sub(lambda result: f"{result[1]}{table}{result[2]}", text)
 
 
 def main() -> int:
@@ -94,14 +135,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="exit 1 when a table is not what the figures give")
     check = parser.parse_args().check
-    stale = []
-    for language, path in READMES.items():
-        old = path.read_text(encoding="utf-8")
-        new = MARKS.sub(rf"\g<1>{table(language)}\g<2>", old)
-        if not check:
-            path.write_text(new, encoding="utf-8")
-        elif new != old:
-            stale.append(path.name)
+    stale, data = [], newest()
+    for pages, mark, made in ((READMES, "figures", figures), (PAGES, "cases", cases)):
+        for language, path in pages.items():
+            old = path.read_text(encoding="utf-8")
+            new = filled(old, mark, made(data, language))
+            if not check:
+                path.write_text(new, encoding="utf-8")
+            elif new != old:
+                stale.append(str(path.relative_to(HERE.parent)))
     if stale:
         print(f"not current: {', '.join(stale)}; run python docs/tables.py", file=sys.stderr)
     return 1 if stale else 0

@@ -42,8 +42,8 @@ def run(command: str) -> str:
 def renewed(text: str) -> str:
     """The page with the output of every console block's commands as it is now."""
 
-    def block(found: re.Match[str]) -> str:
-        commands = [line for line in found.group(1).splitlines() if line.startswith("$ ")]
+    def block(result: re.Match[str]) -> str:
+        commands = [line for line in result.group(1).splitlines() if line.startswith("$ ")]
         return "```console\n" + "".join(f"{line}\n{run(line[2:])}" for line in commands) + "```"
 
     return BLOCK.sub(block, text)

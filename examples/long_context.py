@@ -83,33 +83,33 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--tokens", type=int, default=32768)
     options.add_argument("--memory", type=int, metavar="MIB")
-    given = options.parse_args()
+    inputs = options.parse_args()
     dist.init_process_group("gloo")
     torch.manual_seed(0)  # the same weights and the same text everywhere
     torch.set_num_threads(1)
     ch.set_num_threads(1)
     rules: list[dict[str, object]] = [{"window": (3, 0), "scale": 0.0}, {"causal": True, "scale": 0.3}]
     embed, layers = nn.Embedding(256, WIDTH), [Layer(one) for one in rules]
-    if given.memory:
-        limit(given.memory)
-    own = ch.distributed.positions(given.tokens, layout="zigzag")
-    x = embed(text(given.tokens)[own].int())
+    if inputs.memory:
+        limit(inputs.memory)
+    local = ch.distributed.positions(inputs.tokens, layout="zigzag")
+    x = embed(text(inputs.tokens)[local].int())
     for layer in layers:
         last, x = x, layer(x)
     matrix = ch.distributed.ShardedAttentionMatrix(layers[1].queries(last), layers[1].keys(last), **PLACE, **rules[1])
     seen = matrix.observe(image=(16, 48))
     end = matrix.observe(top=2, queries=slice(-1, None))
-    norm = torch.stack([x.square().sum(), torch.tensor(float(len(own)))])
+    norm = torch.stack([x.square().sum(), torch.tensor(float(len(local)))])
     dist.all_reduce(norm)
     if dist.get_rank() == 0:
-        print(f"{given.tokens} tokens on {dist.get_world_size()} processes, {len(own)} on this one; {matrix!r}")
+        print(f"{inputs.tokens} tokens on {dist.get_world_size()} processes, {len(local)} on this one; {matrix!r}")
         print(f"root mean square of the last layer's output: {(norm[0] / norm[1] / WIDTH).sqrt():.4f}")
         print("layer 1, head 0; rows: queries, columns: keys")
         show(seen.image[0, 0])
     if end.top.indices.numel():
         weights, keys = (one[0, 0, 0].tolist() for one in end.top)
-        told = ", ".join(f"token {key} ({weight:.3f})" for weight, key in zip(weights, keys, strict=True))
-        print(f"token {given.tokens - 1}, the last, looks at {told}", flush=True)
+        shown = ", ".join(f"token {key} ({weight:.3f})" for weight, key in zip(weights, keys, strict=True))
+        print(f"token {inputs.tokens - 1}, the last, looks at {shown}", flush=True)
     dist.destroy_process_group()
 
 

@@ -64,7 +64,7 @@ class Written:
         """The part's directions, (width, its size)."""
         return self.parts[part]
 
-    def at(self, part: str, *words: str) -> Tensor:
+    def columns(self, part: str, *words: str) -> Tensor:
         """The sum of some words' directions in a part, (width, 1)."""
         return self[part][:, [self.words.words.index(word) for word in words]].sum(1, keepdim=True)
 
@@ -110,9 +110,9 @@ def induction() -> tuple[GPT2LMHeadModel, Words]:
     made = Written(". ant bee cat dog eel fox gnu hen owl pig", ["before", "answer"], layers=2, heads=4, positions=24)
     made.previous(0, 1)
     first = made["position"][:, :1]
-    made.body.wpe.weight += 9 * made.at("answer", ".").T
+    made.body.wpe.weight += 9 * made.columns("answer", ".").T
     everywhere = made["position"].sum(1, keepdim=True)
-    made.head(0, 3, reads=everywhere, writes=-9 * made.at("answer", "."))
+    made.head(0, 3, reads=everywhere, writes=-9 * made.columns("answer", "."))
     made.head(
         1, 2, query=torch.cat([8 * made["word"], 4 * everywhere], 1), key=torch.cat([made["before"], first], 1),
         reads=made["word"], writes=6 * made["answer"],
@@ -130,11 +130,11 @@ def facts() -> tuple[GPT2LMHeadModel, Words]:
     made = Written(words, ["before", "city", "answer"], layers=6, heads=2, positions=16)
     made.previous(0, 0)
     for number, (name, city) in enumerate([("eiffel", "paris"), ("cn", "toronto")]):
-        both = made.at("word", "tower") + made.at("before", name)
-        made.neuron(1, number, reads=both, above=1.5, writes=2 * made.at("city", city))
+        both = made.columns("word", "tower") + made.columns("before", name)
+        made.neuron(1, number, reads=both, above=1.5, writes=2 * made.columns("city", city))
     for layer in (3, 4):
         made.head(
-            layer, 1, query=10 * made.at("word", "of"), key=made.at("word", "tower"),
+            layer, 1, query=10 * made.columns("word", "of"), key=made.columns("word", "tower"),
             reads=made["city"], writes=3 * made["answer"],
         )  # fmt: skip
     return made.model, made.words
@@ -146,8 +146,8 @@ def language() -> tuple[GPT2LMHeadModel, Words]:
     The more attention "french" gets, the likelier is the answer "oui"; the rest of the attention speaks for "yes".
     """
     made = Written("in french : is the sky blue and clear ? yes oui", ["answer"], layers=1, heads=1, positions=128)
-    asked, everything = made.at("word", "french"), made["word"].sum(1, keepdim=True)
+    asked, everything = made.columns("word", "french"), made["word"].sum(1, keepdim=True)
     reads = torch.cat([asked, everything - asked], 1)
-    writes = torch.cat([made.at("answer", "oui"), made.at("answer", "yes")], 1)
-    made.head(0, 0, query=made.at("word", "?"), key=3 * asked, reads=reads, writes=12 * writes)
+    writes = torch.cat([made.columns("answer", "oui"), made.columns("answer", "yes")], 1)
+    made.head(0, 0, query=made.columns("word", "?"), key=3 * asked, reads=reads, writes=12 * writes)
     return made.model, made.words

@@ -10,7 +10,7 @@ inline void take_along(Job& job, const nb::dict& names) {
     const Problem& p = job.problem;
     Along& along = job.along;
     Named named(names);
-    along.given = true;
+    along.used = true;
     const int64_t size = bytes_of(p.type), wide = p.type == Type::f64 ? 8 : 4, n = p.batch * p.heads * p.queries;
     if (const auto x = named.read("q")) along.q = view(*x, size, p.batch, p.heads, p.queries, p.d_k, "q's tangent");
     if (const auto x = named.read("k")) along.k = view(*x, size, p.batch, p.kv_heads, p.keys, p.d_k, "k's tangent");
@@ -36,16 +36,16 @@ inline void take_along(Job& job, const nb::dict& names) {
     along.logsumexp = room(named.write("logsumexp"), n, wide, "logsumexp's tangent");
     along.entropy = room(named.write("entropy"), n, wide, "entropy's tangent");
     along.distance = room(named.write("distance"), n, wide, "distance's tangent");
-    along.own = room(named.write("own"), n, wide, "own's tangent");
+    along.diagonal = room(named.write("diagonal"), n, wide, "diagonal's tangent");
     check(!along.entropy || job.rows.entropy, "entropy");
     check(!along.distance || job.rows.distance, "distance");
-    check(!along.own || job.rows.own, "own");
+    check(!along.diagonal || job.rows.diagonal, "diagonal");
     if (const auto x = named.read("output_gradient"))
         along.output_gradient = view(*x, size, p.batch, p.heads, p.queries, p.d_v, "the gradient's tangent");
     along.rows = per_query(named, p, "rows");
     along.entropy_gradient = per_query(named, p, "entropy_gradient");
     along.distance_gradient = per_query(named, p, "distance_gradient");
-    along.own_gradient = per_query(named, p, "own_gradient");
+    along.diagonal_gradient = per_query(named, p, "diagonal_gradient");
     named.done();
 }
 

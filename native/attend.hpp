@@ -54,7 +54,7 @@ struct Problem {
 
 // The statistics that are one number per query. RowAnswers' members, what Python may name and what the kernel says it
 // computes are made from this one list.
-#define CLEARHEAD_PER_QUERY(EACH) EACH(logsumexp) EACH(max_logit) EACH(entropy) EACH(distance) EACH(own)
+#define CLEARHEAD_PER_QUERY(EACH) EACH(logsumexp) EACH(max_logit) EACH(entropy) EACH(distance) EACH(diagonal)
 #define CLEARHEAD_MEMBER(name) void* name = nullptr;
 
 // Where the row pass writes its results: contiguous (batch, heads, queries, …); null where not requested. Statistics
@@ -124,7 +124,7 @@ struct GradientAnswers {
     const void* keys = nullptr;       // (batch, heads, keys)
     const void* entropy = nullptr;    // (batch, heads, queries)
     const void* distance = nullptr;   // (batch, heads, queries)
-    const void* own = nullptr;        // (batch, heads, queries); only along a direction
+    const void* diagonal = nullptr;   // (batch, heads, queries); only along a direction
     View output;                      // (batch, heads, queries, d_v) in the problem's type
     void* q = nullptr;                // (batch, heads, queries, d_k)
     void* k = nullptr;                // (batch, kv_heads, keys, d_k)
@@ -141,7 +141,7 @@ struct GradientAnswers {
 // after the row pass know, and where the row pass writes the tangents of its results. Contiguous where no View is used,
 // in the statistics' type where nothing else is said.
 struct Along {
-    bool given = false;
+    bool used = false;
     View q, k, v;  // as the problem's
     View bias;     // (batch, heads, queries, keys)
     Type bias_type = Type::f32;
@@ -150,10 +150,10 @@ struct Along {
     const void* kept = nullptr;     // (batch, heads, queries): the tangent of the log-sum-exp, for the later passes
     const void* known = nullptr;    // (batch, heads, queries, d_v): the output, where the row pass need not compute it
     // of the row pass, (batch, heads, queries); the output's as RowAnswers::output
-    void *output = nullptr, *logsumexp = nullptr, *entropy = nullptr, *distance = nullptr, *own = nullptr;
+    void *output = nullptr, *logsumexp = nullptr, *entropy = nullptr, *distance = nullptr, *diagonal = nullptr;
     // of the backward pass: the tangents of its upstream gradients
     View output_gradient;
-    const void *rows = nullptr, *entropy_gradient = nullptr, *distance_gradient = nullptr, *own_gradient = nullptr;
+    const void *rows = nullptr, *entropy_gradient = nullptr, *distance_gradient = nullptr, *diagonal_gradient = nullptr;
 };
 
 // A problem cut into tasks. The rows of a run are (head in run, query), flattened: all heads of a run share one key
@@ -200,7 +200,8 @@ struct Kernel {
     bool (*values_in_place)(const Job&);
     void (*pack_keys)(const Job&, int64_t head, int64_t block, void* scratch);
     void (*pack_values)(const Job&, int64_t head, int64_t block, void* scratch);
-    int64_t (*scratch_bytes)(const Job&);
+    int64_t (*row_scratch_bytes)(const Job&);
+    int64_t (*column_scratch_bytes)(const Job&);
     int64_t (*part_bytes)(const Job&);
     void (*rows)(const Job&, int64_t run, int64_t block, int64_t span, void* scratch);
     void (*merge)(const Job&, int64_t run, int64_t block, void* scratch);

@@ -11,6 +11,8 @@
 #include <new>
 #include <optional>
 #include <stdexcept>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "dispatch.hpp"
@@ -62,6 +64,40 @@ struct Described {
     }
 };
 
+// Gives up the interpreter for as long as it lives. When the interpreter ends, CPython ends a thread that asks for it
+// by unwinding its stack, which nanobind's functions do not allow: such a thread sleeps until the process is gone.
+class Released {
+  public:
+    Released() : outer(std::exchange(innermost, this)), state(PyEval_SaveThread()) {}
+    ~Released() {
+        take_back();
+        innermost = outer;
+    }
+    Released(const Released&) = delete;
+    Released& operator=(const Released&) = delete;
+
+    // Has a signal's handler, which is run here, raised an error? Asked by the thread that made the innermost of these.
+    static bool signalled() {
+        innermost->take_back();
+        const bool raised = PyErr_CheckSignals() != 0;
+        innermost->state = PyEval_SaveThread();
+        return raised;
+    }
+
+  private:
+    void take_back() {
+        try {
+            PyEval_RestoreThread(state);
+        } catch (...) {
+            for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+        }
+    }
+
+    inline static thread_local Released* innermost = nullptr;  // a signal's handler may call the kernel again
+    Released* outer;
+    PyThreadState* state;
+};
+
 // Looks for Ctrl-C, some twenty times a second, without holding the interpreter in between.
 inline thread_local std::chrono::steady_clock::time_point last_look;
 
@@ -69,8 +105,7 @@ inline bool interrupted() {
     const auto now = std::chrono::steady_clock::now();
     if (now - last_look < std::chrono::milliseconds(50)) return false;
     last_look = now;
-    nb::gil_scoped_acquire held;
-    return PyErr_CheckSignals() != 0;
+    return Released::signalled();
 }
 
 // Indices and byte counts are 64 bits wide. A broadcast axis may claim any size; no memory holds what these would need.
@@ -88,7 +123,7 @@ inline void work(bool (*how)(Job, bool (*)()), Job& job, int threads) {
     bool done;
     last_look = std::chrono::steady_clock::now();
     {
-        nb::gil_scoped_release released;
+        Released released;
         done = how(job, interrupted);
     }
     if (!done) throw nb::python_error();

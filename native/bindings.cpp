@@ -122,15 +122,15 @@ void columns(int threads, const Described& d, const Given& q, const Given& k, nb
     Job job;
     job.problem = d.with(q, k);
     const Problem& p = job.problem;
-    Named given(known), named(answers);
-    take_columns(job, given, named);
+    Named inputs(known), named(answers);
+    take_columns(job, inputs, named);
     if (const auto image = named.write("image")) {
         take_picture(job.columns, *image);
         job.columns.image =
             static_cast<double*>(room(image, p.batch * p.heads * job.columns.height * job.columns.width, 8, "image"));
     }
     job.columns.peak = static_cast<double*>(room(named.write("peak"), p.batch * p.heads * p.keys, 8, "peak"));
-    given.done();
+    inputs.done();
     named.done();
     if (along) take_along(job, *along);
     check(!along || job.along.kept || p.batch * p.heads * p.queries == 0, "the tangent of the log-sum-exp");
@@ -144,17 +144,17 @@ void gradients(int threads, const Described& d, const Given& q, const Given& k, 
     job.problem = d.with(q, k);
     Problem& p = job.problem;
     GradientAnswers& want = job.gradients;
-    Named given(known), named(answers);
+    Named inputs(known), named(answers);
     const int64_t wide = p.type == Type::f64 ? 8 : 4, heads = p.batch * p.heads;
-    want.logsumexp = per_query(given, p, "logsumexp");
-    want.rows = per_query(given, p, "rows");
-    want.keys = numbers(given, p, "keys", heads * p.keys);
-    want.entropy = per_query(given, p, "entropy");
-    want.distance = per_query(given, p, "distance");
-    want.own = per_query(given, p, "own");
-    check(along || !want.own, "own");
+    want.logsumexp = per_query(inputs, p, "logsumexp");
+    want.rows = per_query(inputs, p, "rows");
+    want.keys = numbers(inputs, p, "keys", heads * p.keys);
+    want.entropy = per_query(inputs, p, "entropy");
+    want.distance = per_query(inputs, p, "distance");
+    want.diagonal = per_query(inputs, p, "diagonal");
+    check(along || !want.diagonal, "diagonal");
     check(known.contains("logsumexp") && known.contains("rows"), "logsumexp and rows");
-    const auto output = given.read("output"), v = given.read("v");
+    const auto output = inputs.read("output"), v = inputs.read("v");
     const auto by_v = named.write("v");
     check(!output == !v && !output == !by_v, "output, v and v's derivative");
     if (output) {
@@ -170,9 +170,9 @@ void gradients(int threads, const Described& d, const Given& q, const Given& k, 
         const int64_t size[] = {p.batch, p.heads, p.queries, p.keys};
         int64_t* stride[] = {&want.bias_batch, &want.bias_head, &want.bias_row, &want.bias_column};
         for (int i = 0; i < 4; ++i) {
-            const int64_t own = int64_t(by_bias->shape(i));
-            check(own == size[i] || own == 1, "bias's derivative");
-            *stride[i] = own == 1 ? 0 : by_bias->stride(i);
+            const int64_t size_of_bias = int64_t(by_bias->shape(i));
+            check(size_of_bias == size[i] || size_of_bias == 1, "bias's derivative");
+            *stride[i] = size_of_bias == 1 ? 0 : by_bias->stride(i);
         }
         want.bias = room(by_bias, int64_t(by_bias->size()), wide, "bias's derivative");
     }
@@ -180,7 +180,7 @@ void gradients(int threads, const Described& d, const Given& q, const Given& k, 
         check(bool(p.query_spans), "spans");
         want.span_table = static_cast<double*>(room(by_table, heads * p.span_queries * p.span_keys, 8, "the table's"));
     }
-    given.done();
+    inputs.done();
     named.done();
     if (along) take_along(job, *along);
     check(!along || (!want.keys && job.along.kept && job.along.rows), "gradients along a direction");
@@ -194,12 +194,12 @@ int64_t exercise(int threads, int64_t rounds) {
         int64_t rounds;
         std::vector<int64_t> done;
     } context{rounds, std::vector<int64_t>(threads)};
-    const auto body = [](const void* given, int64_t task, void*) {
-        Context& c = *static_cast<Context*>(const_cast<void*>(given));
+    const auto body = [](const void* inputs, int64_t task, void*) {
+        Context& c = *static_cast<Context*>(const_cast<void*>(inputs));
         float seed = 0.5f;
         c.done[task] = level()->exercise(c.rounds, &seed);
     };
-    nb::gil_scoped_release released;
+    Released released;
     run({threads, threads, body, &context, 0, nullptr});
     return std::accumulate(context.done.begin(), context.done.end(), int64_t{0});
 }
@@ -215,12 +215,12 @@ float read_all(int threads, const Given& x) {
     check(level() && x.itemsize() == 4 && int64_t(x.size()) % piece == 0 && count <= 4096 &&
               whole<float>(x, x.size(), "x"),
           "x");
-    const auto body = [](const void* given, int64_t task, void*) {
-        Context& c = *static_cast<Context*>(const_cast<void*>(given));
+    const auto body = [](const void* inputs, int64_t task, void*) {
+        Context& c = *static_cast<Context*>(const_cast<void*>(inputs));
         c.best[task] = level()->read(c.from + task * piece, piece);
     };
     {
-        nb::gil_scoped_release released;
+        Released released;
         run({count, threads, body, &context, 0, nullptr});
     }
     float best = 0;
@@ -267,4 +267,6 @@ NB_MODULE(_native, m) {
     });
     m.def("level", [] { return level() ? level()->name : ""; });
     m.def("levels", &level_names);
+    m.def("compiled_levels", &compiled_names);
+    m.def("all_levels", &all_names);
 }

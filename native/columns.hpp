@@ -65,7 +65,7 @@ template <class M> struct ColumnTask {
             const Normalizer<T> normalizer(logsumexp[r], tiles.rules.scale_of(tiles.head).log2);
             T* x = tiles.tile + (part.row + r) * pitch;
             for (int j = part.first; j < part.last; j += kLanes<T>) store(x + j, normalizer.weight(load(x + j)));
-            if (job.along.given) move(part, r, static_cast<const T*>(job.along.kept)[index + r], x);
+            if (job.along.used) move(part, r, static_cast<const T*>(job.along.kept)[index + r], x);
         }
     }
 

@@ -8,7 +8,11 @@ namespace clearhead {
 // The fastest level that the processor has and CLEARHEAD_ISA allows; chosen at the first call. Null when CLEARHEAD_ISA
 // names a level that this build or this processor lacks.
 const Level* level();
-const char* level_names();  // the levels that this processor has, fastest first, separated by spaces
+// Names of levels, fastest first, separated by spaces: those that this build and this processor have, those that this
+// build has, and those that there are for this kind of processor.
+const char* level_names();
+const char* compiled_names();
+const char* all_names();
 
 // The row pass, the column pass, the backward pass, and the two passes over what single edges did. They return false
 // when `stop` ended the work early, and throw std::bad_alloc.

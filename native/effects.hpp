@@ -159,8 +159,8 @@ template <class M> struct EffectTask {
     }
 
     FirstList<T> list_of(int64_t i) const {
-        const int64_t at = (head_index * p.queries + i) * more.top;
-        return {static_cast<T*>(more.top_values) + at, more.top_indices + at, more.top};
+        const int64_t from = (head_index * p.queries + i) * more.top;
+        return {static_cast<T*>(more.top_values) + from, more.top_indices + from, more.top};
     }
 
     // `ranks` says what is hidden.
@@ -234,8 +234,8 @@ template <class M> struct EffectTask {
     }
 
     StrongestList<T> head_list() const {
-        const int64_t at = head_index * strongest.k;
-        return {static_cast<T*>(more.strongest_values) + at, more.strongest_indices + at, strongest.k, 0};
+        const int64_t from = head_index * strongest.k;
+        return {static_cast<T*>(more.strongest_values) + from, more.strongest_indices + from, strongest.k, 0};
     }
 };
 

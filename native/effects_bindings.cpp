@@ -44,12 +44,12 @@ void effects(int threads, const Described& d, const Given& q, const Given& k, co
     const Problem& p = job.problem;
     EffectAnswers& want = job.effects;
     ColumnAnswers& sums = job.columns;
-    Named given(known), named(answers);
-    take_columns(job, given, named);
+    Named inputs(known), named(answers);
+    take_columns(job, inputs, named);
     const int64_t heads = p.batch * p.heads, n = heads * p.queries, wide = p.type == Type::f64 ? 8 : 4;
-    want.whole = per_query(given, p, "whole");
-    want.others = per_query(given, p, "others");
-    want.strongest = whole<int64_t>(given.read("strongest"), n, "strongest");
+    want.whole = per_query(inputs, p, "whole");
+    want.others = per_query(inputs, p, "others");
+    want.strongest = whole<int64_t>(inputs.read("strongest"), n, "strongest");
     const bool cuts = known.contains("whole");
     check(cuts == known.contains("others") && cuts == known.contains("strongest"), "whole, others and strongest");
     want.by_query = static_cast<double*>(room(named.write("by_query"), n, 8, "by_query"));
@@ -59,7 +59,7 @@ void effects(int threads, const Described& d, const Given& q, const Given& k, co
     want.top_indices = static_cast<int64_t*>(room(indices, n * want.top, 8, "top_indices"));
     check(!values == !indices && (!values || want.top > 0), "top");
     if (values) {
-        const int order = given.number("order");
+        const int order = inputs.number("order");
         check(order >= 0 && order < 3, "order");
         want.order = Order(order);
     }
@@ -75,10 +75,10 @@ void effects(int threads, const Described& d, const Given& q, const Given& k, co
     check(!mean == !largest, "a picture's two parts");
     if (const auto product = named.write("product")) {
         check(!sums.transposed, "one product");
-        take_operand(sums, given, p, p.keys);
+        take_operand(sums, inputs, p, p.keys);
         want.product = static_cast<double*>(room(product, n * sums.x_columns, 8, "product"));
     }
-    given.done();
+    inputs.done();
     named.done();
     work(find_effects, job, threads);
 }

@@ -28,16 +28,16 @@ struct ExchangeApi {
                     void (*set_error)(void* context, const char* kind, const char* message));
     int (*managed_from_object)(void* object, ManagedTensor** made);
     int (*object_from_managed)(ManagedTensor* taken, void** object);
-    int (*read)(void* object, nanobind::dlpack::dltensor* found);  // borrowed from the object; may be null
+    int (*read)(void* object, nanobind::dlpack::dltensor* tensor);  // borrowed from the object; may be null
 };
 
 // The table of a tensor type; null where it has none that is known here.
 inline const ExchangeApi* exchange_api(PyObject* type) {
     PyObject* capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
-    void* found = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : nullptr;
+    void* table = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : nullptr;
     Py_XDECREF(capsule);
     PyErr_Clear();
-    const auto* api = static_cast<const ExchangeApi*>(found);
+    const auto* api = static_cast<const ExchangeApi*>(table);
     return api && api->version.major == 1 && api->read ? api : nullptr;
 }
 

@@ -12,7 +12,7 @@ namespace clearhead {
 namespace {
 
 // The sets of labels for every row of the problem's table, and whether its numbers are large.
-template <class T> void read_table(Problem& p, std::vector<LabelSets>& found) {
+template <class T> void read_table(Problem& p, std::vector<LabelSets>& entries) {
     const View& table = p.span_table;
     const int64_t batches = table.batch ? p.batch : 1, heads = table.head ? p.heads : 1;
     p.span_sets_head = table.head ? p.span_queries : 0;
@@ -30,9 +30,9 @@ template <class T> void read_table(Problem& p, std::vector<LabelSets>& found) {
             p.large_spans |= !forbidden && std::abs(row[g]) > T(1e30);
         }
         sets.forbidden = ~visible;
-        found.push_back(sets);
+        entries.push_back(sets);
     }
-    p.span_sets = found.data();
+    p.span_sets = entries.data();
 }
 
 // Arrays of a repeated call: NumPy's, labels of one axis as int64, a table of two axes as float32 or float64.
@@ -72,21 +72,21 @@ struct GivenSpans {
   private:
     static constexpr size_t kMost = 1 << 14;  // numbers of a table that are copied in every call
 
-    static bool take_labels(const Array& x, int64_t size, int64_t most, int64_t batch, std::vector<int64_t>& found) {
+    static bool take_labels(const Array& x, int64_t size, int64_t most, int64_t batch, std::vector<int64_t>& entries) {
         if (x.ndim() != 1 || int64_t(x.shape(0)) != size || x.dtype() != nb::dtype<int64_t>()) return false;
         const int64_t* from = static_cast<const int64_t*>(x.data());
         for (int64_t i = 0; i < size; ++i)
             if (from[i] >= most) return false;
-        for (int64_t b = 0; b < batch; ++b) found.insert(found.end(), from, from + size);
+        for (int64_t b = 0; b < batch; ++b) entries.insert(entries.end(), from, from + size);
         return true;
     }
 
-    template <class From, class T> static bool take_table(const Array& x, std::vector<T>& found) {
+    template <class From, class T> static bool take_table(const Array& x, std::vector<T>& entries) {
         const From* from = static_cast<const From*>(x.data());
-        found.reserve(x.size());
+        entries.reserve(x.size());
         for (size_t i = 0; i < x.size(); ++i) {
             if (!(from[i] < std::numeric_limits<From>::infinity())) return false;
-            found.push_back(T(from[i]));
+            entries.push_back(T(from[i]));
         }
         return true;
     }

@@ -8,12 +8,15 @@
 //   slope  = doutput·value + what a row has of it, by the entropy, the distance and its own key
 #pragma once
 
+#include <optional>
+
 #include "operand.hpp"
 #include "score_tangents.hpp"
 
 namespace clearhead {
 namespace {
 
+// Without a direction it is empty, and each of its functions returns at once.
 template <class M> struct GradientTangents {
     using T = typename M::T;
     using Cell = typename M::Cell;
@@ -24,13 +27,13 @@ template <class M> struct GradientTangents {
     const Along& along;
     Rules<T>& rules;
     int64_t depth_k, depth_v;
-    ScoreTangents<M> scores;
-    Cell *key_panels, *value_panels;    // of the block's tangents; null where they are zero, as all below
-    Cell *query_strip, *output_strip;   // (depth, kStrip): of the tangents of queries and of doutput
-    Operand<M> queries, outputs, keys;  // the tile's tangents; those of its doutput; the block's
-    T* weights;                         // (kTile, pitch): not moved
-    T* score_grads;                     // (kTile, pitch): not moved
-    T* products;                        // (kStrip, pitch): the tangents of doutput·value
+    std::optional<ScoreTangents<M>> scores;
+    Cell *key_panels = nullptr, *value_panels = nullptr;  // of the block's tangents; null where they are zero, as below
+    Cell *query_strip = nullptr, *output_strip = nullptr;  // (depth, kStrip): of the tangents of queries and of doutput
+    Operand<M> queries, outputs, keys;                     // the tile's tangents; those of its doutput; the block's
+    T* weights;                                            // (kTile, pitch): not moved
+    T* score_grads;                                        // (kTile, pitch): not moved
+    T* products;                                           // (kStrip, pitch): the tangents of doutput·value
 
     GradientTangents(const Job& job, Rules<T>& all, int64_t block_keys, Arena& arena)
         : p(job.problem),
@@ -38,11 +41,12 @@ template <class M> struct GradientTangents {
           along(job.along),
           rules(all),
           depth_k(depth_of<M>(p.d_k)),
-          depth_v(depth_of<M>(p.d_v)),
-          scores(job, all, arena, true) {
-        const auto cells = [&](bool given, int64_t count) { return given ? arena.take<Cell>(count) : nullptr; };
-        const auto operand = [&](bool given, int64_t rows, int64_t d) {
-            return Operand<M>::in(arena, given ? rows : 0, up_to_multiple(d, kLanes<T>));
+          depth_v(depth_of<M>(p.d_v)) {
+        if (!along.used) return;
+        scores.emplace(job, all, arena, true);
+        const auto cells = [&](bool moves, int64_t count) { return moves ? arena.take<Cell>(count) : nullptr; };
+        const auto operand = [&](bool moves, int64_t rows, int64_t d) {
+            return Operand<M>::in(arena, moves ? rows : 0, up_to_multiple(d, kLanes<T>));
         };
         const bool q = along.q.data, k = along.k.data, v = want.v && along.v.data, g = want.v && gives_output();
         key_panels = cells(k, block_keys * depth_k);
@@ -57,6 +61,8 @@ template <class M> struct GradientTangents {
         products = arena.take<T>(kStrip * pitch);
     }
 
+    explicit operator bool() const { return scores.has_value(); }
+    T* tanhs_or(T* usual) const { return scores ? scores->tanhs : usual; }
     bool gives_output() const { return along.output_gradient.data; }
 
     void load_keys(int64_t batch, int64_t head, int64_t j0, int64_t end, Cell* staging) {
@@ -77,18 +83,19 @@ template <class M> struct GradientTangents {
     }
 
     void clear(int s, int count, int first, int last) {
-        for (int r = s; r < s + count; ++r)
+        for (int r = s; scores && r < s + count; ++r)
             for (int j = first; j < last; ++j) weights[r * pitch + j] = score_grads[r * pitch + j] = 0;
     }
 
     // The tangents of the logits and of doutput·value of the strip of rows s …, whose own strips and panels are given.
     void multiply(const Row* rows, int64_t i, int s, int count, int64_t j0, int from, int to, const Cell* strip,
                   const Cell* panels, const Cell* doutputs, const Cell* values, Cell* staging) {
+        if (!scores) return;
         const int64_t batch = rules.batch, head = rows[s].head;
         if (query_strip)
             pack_strip<M>(along.q, p.type, batch, head, i + s, count, p.d_k, rules.negated(rows + s, count), staging,
                           query_strip);
-        scores.compute({strip, panels, query_strip, key_panels}, rows + s, count, j0, from, to);
+        scores->compute({strip, panels, query_strip, key_panels}, rows + s, count, j0, from, to);
         if (output_strip)
             pack_strip<M>(along.output_gradient, p.type, batch, head, i + s, count, p.d_v, 0, staging, output_strip);
         if (!output_strip && !value_panels)
@@ -114,13 +121,13 @@ template <class M> struct GradientTangents {
         const Vec<T> by_row = number(want.rows), moved_by_row = number(along.rows);
         const Vec<T> entropy = number(want.entropy), moved_entropy = number(along.entropy_gradient);
         const Vec<T> distance = number(want.distance), moved_distance = number(along.distance_gradient);
-        const Vec<T> own = number(want.own), moved_own = number(along.own_gradient);
+        const Vec<T> diagonal = number(want.diagonal), moved_diagonal = number(along.diagonal_gradient);
         const bool by_entropy = want.entropy || along.entropy_gradient;
-        const bool by_distance = want.distance || along.distance_gradient || want.own || along.own_gradient;
+        const bool by_distance = want.distance || along.distance_gradient || want.diagonal || along.diagonal_gradient;
         T *still = weights + (s + r) * pitch, *still_grads = score_grads + (s + r) * pitch;
         for (int j = first; j < last; j += kLanes<T>) {
             const Vec<T> score = load(a + j), weight = normalizer.weight(score);
-            const Vec<T> away = load(scores.tangents + r * pitch + j) - middle;
+            const Vec<T> away = load(scores->tangents + r * pitch + j) - middle;
             Vec<T> slope = by_row, moved_slope = moved_by_row;
             if constexpr (VALUES) {
                 slope = slope + load(d + j);
@@ -133,8 +140,8 @@ template <class M> struct GradientTangents {
             }
             if (by_distance) {
                 const Vec<T> far = rules.distance(row, j0 + j), none = {};
-                slope = slope + distance * far + (far == none ? own : none);
-                moved_slope = moved_slope + moved_distance * far + (far == none ? moved_own : none);
+                slope = slope + distance * far + (far == none ? diagonal : none);
+                moved_slope = moved_slope + moved_distance * far + (far == none ? moved_diagonal : none);
             }
             const Vec<T> moved = weight == Vec<T>{} ? weight : weight * away;
             store(still + j, weight);
@@ -160,10 +167,11 @@ template <class M> struct GradientTangents {
     void through_softcap(int s, int r, int first, int last, T* d) {
         T* still = score_grads + (s + r) * pitch;
         for (int j = first; j < last; j += kLanes<T>) {
-            const Vec<T> tanh = load(scores.tanhs + r * pitch + j), factor = broadcast<T>(T(1)) - tanh * tanh;
-            const Vec<T> bend = load(scores.bends + r * pitch + j), grad = load(still + j), moved = load(d + j);
+            const Vec<T> tanh = load(scores->tanhs + r * pitch + j), factor = broadcast<T>(T(1)) - tanh * tanh;
+            const Vec<T> curvature = load(scores->curvatures + r * pitch + j), grad = load(still + j),
+                         moved = load(d + j);
             const Vec<T> none = {};  // where 0·NaN would be NaN
-            store(d + j, (moved == none ? none : moved * factor) + (grad == none ? none : grad * bend));
+            store(d + j, (moved == none ? none : moved * factor) + (grad == none ? none : grad * curvature));
             store(still + j, grad == none ? none : grad * factor);
         }
     }

@@ -10,8 +10,6 @@
 // whichever threads compute them. So no cut into tasks changes a bit, and every product is computed once.
 #pragma once
 
-#include <optional>
-
 #include "gradient_tangents.hpp"
 #include "threads.hpp"
 
@@ -41,15 +39,15 @@ template <class M> struct GradientTask {
     Cell* staging;
     Operand<M> queries, outputs, keys;  // the tile's; the tile's upstream gradients; the block's
     T* weights;                         // (kTile, pitch)
-    T* score_grads;      // (kTile, pitch): first doutput·value, then the gradients by logits, then by scores
-    T* tanhs;            // (kStrip, pitch): of the softcap; then the strip's score gradients as cells
-    T* key_grads;        // (kBlock,): the upstream gradients by key
-    T* line;             // (kBlock,)
-    double* grad_table;  // (query labels, key labels): of the head's table, from this block
-    T *grad_k, *grad_v;  // (kGradientKeys, columns): of the block
-    T* grad_q;           // (kTile, columns): of the tile, from this block
-    T* grad_bias;        // (kTile,): the same, where the bias is broadcast over keys
-    std::optional<GradientTangents<M>> tangents;  // along a direction; `weights` and `score_grads` are moved ones then
+    T* score_grads;                // (kTile, pitch): first doutput·value, then the gradients by logits, then by scores
+    T* tanhs;                      // (kStrip, pitch): of the softcap; then the strip's score gradients as cells
+    T* key_grads;                  // (kBlock,): the upstream gradients by key
+    T* line;                       // (kBlock,)
+    double* grad_table;            // (query labels, key labels): of the head's table, from this block
+    T *grad_k, *grad_v;            // (kGradientKeys, columns): of the block
+    T* grad_q;                     // (kTile, columns): of the tile, from this block
+    T* grad_bias;                  // (kTile,): the same, where the bias is broadcast over keys
+    GradientTangents<M> tangents;  // along a direction; `weights` and `score_grads` are moved ones then
     int nonzero[kTile / kStrip][2];  // per strip: the first column whose weights are not all 0, and past the last
 
     GradientTask(const Job& j, int64_t batch_, int64_t unit_, int64_t block_, void* scratch)
@@ -60,7 +58,8 @@ template <class M> struct GradientTask {
           batch(batch_),
           unit(unit_),
           block(block_),
-          rules(p, batch_, arena) {
+          rules(p, batch_, arena),
+          tangents(j, rules, kGradientKeys, arena) {
         j0 = block * kGradientKeys;
         end = min_of(p.keys, j0 + kGradientKeys);
         tiles = (p.queries + kTile - 1) / kTile;
@@ -87,7 +86,6 @@ template <class M> struct GradientTask {
         grad_v = arena.take<T>((kGradientKeys + kStrip) * v_columns);
         grad_q = arena.take<T>((kTile + kStrip) * k_columns);
         grad_bias = arena.take<T>(kTile);
-        if (job.along.given) tangents.emplace(job, rules, kGradientKeys, arena);
     }
 
     static int64_t strip_cells(int64_t depth) { return kStrip * depth + kLanes<T>; }
@@ -101,11 +99,11 @@ template <class M> struct GradientTask {
                 if (span[0] >= end || span[1] <= j0) continue;
                 load_keys_and_values(head);
                 const bool any = add_tile(head, tile * kTile);
-                const int32_t mine = int32_t(block - span[0] / kGradientKeys);  // blocks that precede this one
+                const int32_t number = int32_t(block - span[0] / kGradientKeys);  // blocks that precede this one
                 int32_t* turn = want.turns + (batch * p.heads + head) * tiles + tile;
-                wait_for_turn(turn, mine);
+                wait_for_turn(turn, number);
                 if (any) add_grad_q(head, tile * kTile);
-                __atomic_store_n(turn, mine + 1, __ATOMIC_RELEASE);
+                __atomic_store_n(turn, number + 1, __ATOMIC_RELEASE);
             }
             if (want.span_table) add_grad_table(head);
         }
@@ -122,7 +120,7 @@ template <class M> struct GradientTask {
             for (int64_t j = j0; j < end; j += kPanel<T>)
                 pack_panel<M>(p.k, p.type, batch, key_head, j, p.keys, p.d_k, staging, key_panels + (j - j0) * depth_k);
             keys.load_rows(p.k, p.type, batch, key_head, j0, end, p.d_k);
-            if (tangents) tangents->load_keys(batch, key_head, j0, end, staging);
+            tangents.load_keys(batch, key_head, j0, end, staging);
             for (int64_t i = 0; i < kGradientKeys * k_columns; ++i) grad_k[i] = 0;
         }
         if (want.v && value_head != head * p.v_heads / p.heads) {
@@ -131,7 +129,7 @@ template <class M> struct GradientTask {
             for (int64_t j = j0; j < end; j += kPanel<T>)
                 pack_panel<M>(p.v, p.type, batch, value_head, j, p.keys, p.d_v, staging,
                               value_panels + (j - j0) * depth_v);
-            if (tangents) tangents->load_values(batch, value_head, j0, end, staging);
+            tangents.load_values(batch, value_head, j0, end, staging);
             for (int64_t i = 0; i < kGradientKeys * v_columns; ++i) grad_v[i] = 0;
         }
     }
@@ -161,7 +159,7 @@ template <class M> struct GradientTask {
         }
         queries.load_rows(p.q, p.type, batch, head, i, i + count, p.d_k);
         if (want.v) outputs.load_rows(want.output, p.type, batch, head, i, i + count, p.d_v);
-        if (tangents) tangents->load_tile(batch, head, i, count);
+        tangents.load_tile(batch, head, i, count);
         for (int j = 0; j < kBlock; ++j)
             key_grads[j] = want.keys && j0 + j < end
                                ? static_cast<const T*>(want.keys)[(batch * p.heads + head) * p.keys + j0 + j]
@@ -174,8 +172,8 @@ template <class M> struct GradientTask {
         for (int64_t j = 0; want.v && j < end - j0; j += kStrip) accumulate_keys(j, count, weights, outputs, grad_v);
         for (int64_t j = 0; j < end - j0; j += kStrip) accumulate_keys(j, count, score_grads, queries, grad_k);
         for (int64_t j = 0; tangents && j < end - j0; j += kStrip) {
-            if (tangents->output_strip) accumulate_keys(j, count, tangents->weights, tangents->outputs, grad_v);
-            if (tangents->query_strip) accumulate_keys(j, count, tangents->score_grads, tangents->queries, grad_k);
+            if (tangents.output_strip) accumulate_keys(j, count, tangents.weights, tangents.outputs, grad_v);
+            if (tangents.query_strip) accumulate_keys(j, count, tangents.score_grads, tangents.queries, grad_k);
         }
         return true;
     }
@@ -209,8 +207,8 @@ template <class M> struct GradientTask {
             for (int j = 0; j < first; ++j) a[r * pitch + j] = d[r * pitch + j] = 0;
             for (int j = last; j < width; ++j) a[r * pitch + j] = d[r * pitch + j] = 0;
         }
-        if (tangents) tangents->clear(s, count, 0, first);
-        if (tangents) tangents->clear(s, count, last, width);
+        tangents.clear(s, count, 0, first);
+        tangents.clear(s, count, last, width);
         if (first == last) return false;
         pack_strip<M>(p.q, p.type, batch, head, i + s, count, p.d_k, rules.negated(rows + s, count), staging,
                       query_strip);
@@ -220,19 +218,18 @@ template <class M> struct GradientTask {
                                a);  // to the bits that the log-sum-exp was computed from
             if (want.v) multiply_panels<M, R>(output_strip, value_panels, depth_v, from, to, d);
         });
-        rules.apply(rows + s, count, j0, first, last, a, tangents ? tangents->scores.tanhs : tanhs);
-        if (tangents)
-            tangents->multiply(rows, i, s, count, j0, from, to, query_strip, key_panels, output_strip, value_panels,
-                               staging);
+        rules.apply(rows + s, count, j0, first, last, a, tangents.tanhs_or(tanhs));
+        tangents.multiply(rows, i, s, count, j0, from, to, query_strip, key_panels, output_strip, value_panels,
+                          staging);
         for (int r = 0; r < count; ++r) {
             rules.mask_row(rows[s + r], r, visibility, j0, first, last, a + r * pitch);
             const int64_t index = (batch * p.heads + head) * p.queries + i + s + r;
             if (tangents && want.v)
-                tangents->template differentiate<true>(rows[s + r], index, j0, s, r, first, last, a + r * pitch,
-                                                       d + r * pitch);
+                tangents.template differentiate<true>(rows[s + r], index, j0, s, r, first, last, a + r * pitch,
+                                                      d + r * pitch);
             else if (tangents)
-                tangents->template differentiate<false>(rows[s + r], index, j0, s, r, first, last, a + r * pitch,
-                                                        d + r * pitch);
+                tangents.template differentiate<false>(rows[s + r], index, j0, s, r, first, last, a + r * pitch,
+                                                       d + r * pitch);
             else if (!want.v)
                 differentiate<false, true>(rows[s + r], index, first, last, a + r * pitch, d + r * pitch);
             else if (want.keys || want.entropy || want.distance)
@@ -244,22 +241,22 @@ template <class M> struct GradientTask {
         if (want.span_table) add_spans(s, count, first, last);
         for (int r = 0; p.softcap != 0 && r < count; ++r)
             if (tangents)
-                tangents->through_softcap(s, r, first, last, d + r * pitch);
+                tangents.through_softcap(s, r, first, last, d + r * pitch);
             else
                 through_softcap(r, first, last, d + r * pitch);
-        const T *strip_grads = d, *still_grads = tangents ? tangents->score_grads + s * pitch : nullptr;
+        const T *strip_grads = d, *still_grads = tangents ? tangents.score_grads + s * pitch : nullptr;
         if constexpr (per_cell == 2) {
             for (int r = 0; r < count; r += 2) {
                 pair_rows<M>(a + r * pitch, r + 1 < count, first, last, nullptr);
                 pair_rows<M>(d + r * pitch, r + 1 < count, first, last, tanhs + r * pitch);
             }
             strip_grads = tanhs;
-            if (tangents) still_grads = tangents->pair(s, count, first, last);
+            if (tangents) still_grads = tangents.pair(s, count, first, last);
         }
         add_products<M, pitch, 1>(reinterpret_cast<const Cell*>(strip_grads), count, keys, low - j0, high - j0,
                                   grad_q + s * k_columns);
-        if (tangents && tangents->key_panels)
-            add_products<M, pitch, 1>(reinterpret_cast<const Cell*>(still_grads), count, tangents->keys, low - j0,
+        if (tangents.key_panels)
+            add_products<M, pitch, 1>(reinterpret_cast<const Cell*>(still_grads), count, tangents.keys, low - j0,
                                       high - j0, grad_q + s * k_columns);
         return true;
     }

@@ -50,9 +50,9 @@ template <class M> struct KeyBlocks {
         columns = has_values ? value_columns<M>(p) : 0;
         key_head = batch * p.kv_heads + first_head * p.kv_heads / p.heads;
         value_head = has_values ? batch * p.v_heads + first_head * p.v_heads / p.heads : 0;
-        direct_keys = !job.packed && !job.along.given && rows <= kDirectRows && depth % kLanes<T> == 0 &&
+        direct_keys = !job.packed && !job.along.used && rows <= kDirectRows && depth % kLanes<T> == 0 &&
                       in_cells<M>(p.k, p.type, p.d_k);
-        pairs_in_place = has_values && M::per_cell == 2 && !job.packed && !job.along.given && rows <= kDirectRows &&
+        pairs_in_place = has_values && M::per_cell == 2 && !job.packed && !job.along.used && rows <= kDirectRows &&
                          p.type == Type::bf16 && p.v.column == 1 && p.d_v % (2 * kLanes<T>) == 0;
         staging = arena.take<Cell>(staging_cells<M>(depth));
         packed_keys = job.packed ? nullptr : arena.take<Cell>(kBlock * depth);

@@ -15,8 +15,8 @@ using Buffer = std::unique_ptr<char, Free>;
 
 // Throws std::bad_alloc.
 inline Buffer aligned_bytes(int64_t alignment, int64_t bytes) {
-    const auto at = std::align_val_t(alignment);
-    return Buffer(static_cast<char*>(::operator new(static_cast<std::size_t>(bytes), at)), Free{at});
+    const auto aligned = std::align_val_t(alignment);
+    return Buffer(static_cast<char*>(::operator new(static_cast<std::size_t>(bytes), aligned)), Free{aligned});
 }
 
 }  // namespace clearhead

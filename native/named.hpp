@@ -14,8 +14,8 @@ namespace clearhead {
 // What Python gives by name. `done` refuses a name that nobody asked for, so that no answer is forgotten.
 class Named {
   public:
-    explicit Named(const nb::dict& given) {
-        for (auto [name, value] : given) items.push_back({nb::cast<const char*>(name), value});
+    explicit Named(const nb::dict& arguments) {
+        for (auto [name, value] : arguments) items.push_back({nb::cast<const char*>(name), value});
     }
 
     std::optional<Given> read(const char* name) { return cast<Given>(name); }
@@ -58,20 +58,20 @@ inline void take_values(Problem& p, const std::optional<Given>& v) {
 }
 
 // So many numbers in the statistics' type; null where they are not given.
-inline const void* numbers(Named& given, const Problem& p, const char* name, int64_t count) {
-    const auto x = given.read(name);
+inline const void* numbers(Named& arguments, const Problem& p, const char* name, int64_t count) {
+    const auto x = arguments.read(name);
     return p.type == Type::f64 ? static_cast<const void*>(whole<double>(x, count, name))
                                : static_cast<const void*>(whole<float>(x, count, name));
 }
 
-inline const void* per_query(Named& given, const Problem& p, const char* name) {
-    return numbers(given, p, name, p.batch * p.heads * p.queries);
+inline const void* per_query(Named& arguments, const Problem& p, const char* name) {
+    return numbers(arguments, p, name, p.batch * p.heads * p.queries);
 }
 
 // The right-hand side x of a product, with so many rows.
-inline void take_operand(ColumnAnswers& want, Named& given, const Problem& p, int64_t rows) {
-    const auto x = given.read("x");
-    const int x_type = given.number("x_type");
+inline void take_operand(ColumnAnswers& want, Named& arguments, const Problem& p, int64_t rows) {
+    const auto x = arguments.read("x");
+    const int x_type = arguments.number("x_type");
     check(x && x->ndim() == 4 && x_type >= 0 && x_type < 4, "x");
     want.x_heads = int64_t(x->shape(1));
     check(want.x_heads > 0 ? p.heads % want.x_heads == 0 : p.heads == 0, "x's heads");
@@ -87,15 +87,15 @@ inline void take_picture(ColumnAnswers& want, const Taken& image) {
 }
 
 // What the column pass and the pass over effects both need and answer: the log-sum-exp, the labels of groups, x.
-inline void take_columns(Job& job, Named& given, Named& named) {
+inline void take_columns(Job& job, Named& arguments, Named& named) {
     const Problem& p = job.problem;
     ColumnAnswers& want = job.columns;
     const int64_t heads = p.batch * p.heads, wide = p.type == Type::f64 ? 8 : 4;
-    want.logsumexp = per_query(given, p, "logsumexp");
+    want.logsumexp = per_query(arguments, p, "logsumexp");
     check(want.logsumexp || heads * p.queries == 0, "logsumexp");
     want.received = static_cast<double*>(room(named.write("received"), heads * p.keys, 8, "received"));
-    want.query_labels = whole<int64_t>(given.read("query_labels"), p.batch * p.queries, "query labels");
-    want.key_labels = whole<int64_t>(given.read("key_labels"), p.batch * p.keys, "key labels");
+    want.query_labels = whole<int64_t>(arguments.read("query_labels"), p.batch * p.queries, "query labels");
+    want.key_labels = whole<int64_t>(arguments.read("key_labels"), p.batch * p.keys, "key labels");
     if (const auto groups = named.write("groups")) {
         check(groups->ndim() == 4 && want.query_labels && want.key_labels, "labels");
         want.query_groups = int64_t(groups->shape(2));
@@ -107,7 +107,7 @@ inline void take_columns(Job& job, Named& given, Named& named) {
     }
     want.weights = room(named.write("weights"), heads * p.queries * p.keys, wide, "weights");
     if (const auto transposed = named.write("transposed")) {
-        take_operand(want, given, p, p.queries);
+        take_operand(want, arguments, p, p.queries);
         want.transposed = room(transposed, heads * p.keys * want.x_columns, wide, "transposed");
     }
 }

@@ -76,10 +76,10 @@ template <class M> struct OtherTask {
         const T log2_scale = tiles.rules.scale_of(tiles.head).log2, hidden = -kInfinity<T>;
         T high = largest(x, part.first, part.last);
         if (high > row.best) {
-            int at = part.first;
-            while (x[at] != high) ++at;
-            row.replace(part.j0 + at, high, t[at], double(log2_scale));
-            x[at] = hidden;
+            int j = part.first;
+            while (x[j] != high) ++j;
+            row.replace(part.j0 + j, high, t[j], double(log2_scale));
+            x[j] = hidden;
             high = largest(x, part.first, part.last);
         }
         if (high == hidden) return;

@@ -75,20 +75,20 @@ template <class T> struct Picture {
     template <bool LARGEST> void add_line(int used, double* means, T* largest) const {
         const double inside = 1 / wide;
         for (int n = 0; n < used; ++n) {
-            const Pixel& at = pixels[n];
+            const Pixel& cell = pixels[n];
             double between = 0;
-            T best = large[at.first];
-            for (int j = at.first + 1; j < at.last - 1; ++j) {
+            T best = large[cell.first];
+            for (int j = cell.first + 1; j < cell.last - 1; ++j) {
                 between += double(line[j]);
                 if constexpr (LARGEST) best = larger_of(best, large[j]);
             }
-            double sum = double(line[at.first]) * at.first_share + between * inside;
-            if (at.last - at.first > 1) {
-                sum += double(line[at.last - 1]) * at.last_share;
-                if constexpr (LARGEST) best = larger_of(best, large[at.last - 1]);
+            double sum = double(line[cell.first]) * cell.first_share + between * inside;
+            if (cell.last - cell.first > 1) {
+                sum += double(line[cell.last - 1]) * cell.last_share;
+                if constexpr (LARGEST) best = larger_of(best, large[cell.last - 1]);
             }
-            means[at.x] += sum;
-            if constexpr (LARGEST) largest[at.x] = larger_of(largest[at.x], best);
+            means[cell.x] += sum;
+            if constexpr (LARGEST) largest[cell.x] = larger_of(largest[cell.x], best);
         }
     }
 

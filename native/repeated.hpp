@@ -1,4 +1,4 @@
-// Calls that were checked once, repeated without Python in between (ops/repeated.py).
+// Calls that were checked once, repeated without Python in between (ops/fast_calls.py).
 #pragma once
 
 #include <algorithm>
@@ -27,10 +27,11 @@ class Repeatable {
     // Adds a checked call; the oldest one leaves where there are too many. Arrays that `read` refuses are not added.
     // With any_keys, the call may be repeated on any number of keys.
     void add(nb::handle q, nb::handle k, nb::handle v, nb::object described, bool any_keys) {
-        Operands given;
-        if (!read(q, k, v, given)) return;
-        if (any_keys) given[1].kind.shape[2] = given[2].kind.shape[2] = kAny;
-        Call call{given[0].kind, given[1].kind, given[2].kind, described, nb::cast<const Described*>(described)};
+        Operands operands;
+        if (!read(q, k, v, operands)) return;
+        if (any_keys) operands[1].kind.shape[2] = operands[2].kind.shape[2] = kAny;
+        Call call{operands[0].kind, operands[1].kind, operands[2].kind, described,
+                  nb::cast<const Described*>(described)};
         if (calls.size() < 32)
             calls.push_back(std::move(call));
         else
@@ -40,11 +41,11 @@ class Repeatable {
     // The output; None where no call like this was added, memory is short, or `spans`, the rule's three NumPy arrays or
     // None, needs a closer look.
     nb::object operator()(nb::handle q, nb::handle k, nb::handle v, nb::handle spans, int threads) {
-        Operands given;
-        if (engine_named() || !read(q, k, v, given)) return nb::none();
-        if (given[1].kind.shape[2] != given[2].kind.shape[2]) return nb::none();
-        const Call* call = find(given);
-        return call ? repeat(*call, given, spans, threads) : nb::none();
+        Operands operands;
+        if (engine_named() || !read(q, k, v, operands)) return nb::none();
+        if (operands[1].kind.shape[2] != operands[2].kind.shape[2]) return nb::none();
+        const Call* call = find(operands);
+        return call ? repeat(*call, operands, spans, threads) : nb::none();
     }
 
     // One step of decoding: writes k (batch, kv_heads, 1, d_k) and v to position `place` of their rooms (batch,
@@ -53,11 +54,11 @@ class Repeatable {
     // before anything is written, where no call like this was added.
     nb::object step(nb::handle q, nb::handle k, nb::handle v, nb::handle keys, nb::handle values, int64_t place,
                     nb::handle turns, int threads) {
-        Operands given;
+        Operands operands;
         Operand key, value, turn;
-        if (engine_named() || !read(q, keys, values, given) || !read(k, key) || !read(v, value)) return nb::none();
-        if (!fits(key.kind, given[1].kind, place) || !fits(value.kind, given[2].kind, place)) return nb::none();
-        const Kind& query = given[0].kind;
+        if (engine_named() || !read(q, keys, values, operands) || !read(k, key) || !read(v, value)) return nb::none();
+        if (!fits(key.kind, operands[1].kind, place) || !fits(value.kind, operands[2].kind, place)) return nb::none();
+        const Kind& query = operands[0].kind;
         const int64_t* size = query.shape;
         if (query.ndim != 4 || !(query.dtype == key.kind.dtype)) return nb::none();
         const bool is_double = query.dtype.bits == 64, turned = !turns.is_none();
@@ -67,27 +68,27 @@ class Repeatable {
                 key.kind.shape[3] != size[3] || turn.view.column != 1)
                 return nb::none();
         }
-        given[1].kind.shape[2] = given[2].kind.shape[2] = place + 1;
-        const Call* call = find(given);
+        operands[1].kind.shape[2] = operands[2].kind.shape[2] = place + 1;
+        const Call* call = find(operands);
         if (!call) return nb::none();
         const int64_t bytes = query.dtype.bits / 8, rows = size[0] * size[1];
         std::vector<char> turned_queries(turned ? rows * size[3] * bytes : 0);
         const View room = {turned_queries.data(), size[1] * size[3], size[3], size[3], 1};
         const View* by = turned ? &turn.view : nullptr;
         if (is_double) {
-            if (turned) move<double>(given[0].view, size, by, room, 0);
-            move<double>(key.view, key.kind.shape, by, given[1].view, place);
-            move<double>(value.view, value.kind.shape, nullptr, given[2].view, place);
+            if (turned) move<double>(operands[0].view, size, by, room, 0);
+            move<double>(key.view, key.kind.shape, by, operands[1].view, place);
+            move<double>(value.view, value.kind.shape, nullptr, operands[2].view, place);
         } else if (bytes == 4) {
-            if (turned) move<float>(given[0].view, size, by, room, 0);
-            move<float>(key.view, key.kind.shape, by, given[1].view, place);
-            move<float>(value.view, value.kind.shape, nullptr, given[2].view, place);
+            if (turned) move<float>(operands[0].view, size, by, room, 0);
+            move<float>(key.view, key.kind.shape, by, operands[1].view, place);
+            move<float>(value.view, value.kind.shape, nullptr, operands[2].view, place);
         } else {
-            move<uint16_t>(key.view, key.kind.shape, nullptr, given[1].view, place);
-            move<uint16_t>(value.view, value.kind.shape, nullptr, given[2].view, place);
+            move<uint16_t>(key.view, key.kind.shape, nullptr, operands[1].view, place);
+            move<uint16_t>(value.view, value.kind.shape, nullptr, operands[2].view, place);
         }
-        if (turned) given[0].view = room;
-        return repeat(*call, given, nb::none(), threads);
+        if (turned) operands[0].view = room;
+        return repeat(*call, operands, nb::none(), threads);
     }
 
   private:
@@ -115,9 +116,9 @@ class Repeatable {
         const Described* described;
     };
 
-    const Call* find(const Operands& given) const {
+    const Call* find(const Operands& operands) const {
         for (const Call& call : calls)
-            if (call.q == given[0].kind && call.k == given[1].kind && call.v == given[2].kind) return &call;
+            if (call.q == operands[0].kind && call.k == operands[1].kind && call.v == operands[2].kind) return &call;
         return nullptr;
     }
 
@@ -139,23 +140,23 @@ class Repeatable {
                 const T* x = static_cast<const T*>(from.data) + b * from.batch + h * from.head;
                 T* y = static_cast<T*>(const_cast<void*>(to.data)) + b * to.batch + h * to.head + place * to.row;
                 for (int64_t i = 0; i < d; ++i) {
-                    const T own = x[i * from.column];
+                    const T value = x[i * from.column];
                     if (!turns) {
-                        y[i * to.column] = own;
+                        y[i * to.column] = value;
                         continue;
                     }
                     const T other = x[(i < d / 2 ? i + d / 2 : i - d / 2) * from.column];
-                    const T a = own * cos[i], b = other * cos[turns->row + i];
+                    const T a = value * cos[i], b = other * cos[turns->row + i];
                     y[i * to.column] = a + b;
                 }
             }
     }
 
-    bool read(nb::handle q, nb::handle k, nb::handle v, Operands& found) const {
-        return read(q, found[0]) && read(k, found[1]) && read(v, found[2]);
+    bool read(nb::handle q, nb::handle k, nb::handle v, Operands& result) const {
+        return read(q, result[0]) && read(k, result[1]) && read(v, result[2]);
     }
 
-    bool read(nb::handle x, Operand& found) const {
+    bool read(nb::handle x, Operand& result) const {
         nb::dlpack::dltensor tensor{};
         if (api) {
             if (api->read(x.ptr(), &tensor)) {
@@ -165,7 +166,7 @@ class Repeatable {
         } else {
             nb::ndarray<nb::ro> array;
             if (!nb::try_cast(x, array, false)) return false;
-            found.kept = array;
+            result.kept = array;
             tensor.data = const_cast<void*>(array.data());
             tensor.device = {array.device_type(), array.device_id()};
             tensor.ndim = int32_t(array.ndim());
@@ -177,30 +178,30 @@ class Repeatable {
         const int missing = 4 - tensor.ndim;
         int64_t strides[4] = {0, 0, 0, 0};
         for (int i = 0; i < tensor.ndim; ++i) {
-            found.kind.shape[missing + i] = tensor.shape[i];
+            result.kind.shape[missing + i] = tensor.shape[i];
             strides[missing + i] = tensor.strides[i];
         }
-        found.kind.ndim = tensor.ndim;
-        found.kind.dtype = tensor.dtype;
+        result.kind.ndim = tensor.ndim;
+        result.kind.dtype = tensor.dtype;
         const char* data = static_cast<const char*>(tensor.data) + tensor.byte_offset;
         if (reinterpret_cast<uintptr_t>(data) % (tensor.dtype.bits / 8)) return false;
-        found.view = {data, strides[0], strides[1], strides[2], strides[3]};
+        result.view = {data, strides[0], strides[1], strides[2], strides[3]};
         return true;
     }
 
     // `call` is a copy: another thread may add calls while this one runs.
-    nb::object repeat(const Call call, const Operands& given, nb::handle spans, int threads) const {
+    nb::object repeat(const Call call, const Operands& operands, nb::handle spans, int threads) const {
         Job job;
         GivenSpans labels;
         Problem& p = job.problem = call.described->p;
-        p.q = given[0].view;
-        p.k = given[1].view;
-        p.v = given[2].view;
-        p.keys = given[1].kind.shape[2];
-        p.v_heads = given[2].kind.shape[1];
-        p.d_v = given[2].kind.shape[3];
+        p.q = operands[0].view;
+        p.k = operands[1].view;
+        p.v = operands[2].view;
+        p.keys = operands[1].kind.shape[2];
+        p.v_heads = operands[2].kind.shape[1];
+        p.d_v = operands[2].kind.shape[3];
         int64_t shape[4];
-        std::copy_n(given[0].kind.shape, 3, shape);
+        std::copy_n(operands[0].kind.shape, 3, shape);
         shape[3] = p.d_v;
         const int ndim = call.q.ndim;
         try {

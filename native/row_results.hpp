@@ -19,7 +19,7 @@ template <class M> struct RowResults {
     bool write(const SoftmaxState<T>& state) {
         const RowAnswers& want = job.rows;
         const bool statistics =
-            want.logsumexp || want.max_logit || want.entropy || want.distance || want.own || want.top;
+            want.logsumexp || want.max_logit || want.entropy || want.distance || want.diagonal || want.top;
         bool finite = true;
         for (int64_t r = 0; r < count; ++r) {
             const int64_t index = (task.batch * p.heads + task.rows[r].head) * p.queries + task.rows[r].query;
@@ -54,8 +54,8 @@ template <class M> struct RowResults {
         store_at(job.rows.entropy, index,
                  empty ? 0 : share * (log(state.sum[r]) - kLn2 * state.log2_sum[r] / state.sum[r] + (lse - keys_lse)));
         store_at(job.rows.distance, index, empty ? 0 : state.distance_sum[r] * (share / state.sum[r]));
-        const bool sees_own = !empty && state.own[r] != -kInfinity<T>;
-        store_at(job.rows.own, index, sees_own ? exp(double(state.own[r]) * to_logit - lse) : 0);
+        const bool sees_diagonal = !empty && state.diagonal[r] != -kInfinity<T>;
+        store_at(job.rows.diagonal, index, sees_diagonal ? exp(double(state.diagonal[r]) * to_logit - lse) : 0);
         for (int64_t i = 0; i < job.rows.top; ++i) {
             const T score = state.top[r * job.rows.top + i];
             store_at(job.rows.top_weights, index * job.rows.top + i, empty ? 0 : exp(double(score) * to_logit - lse));
@@ -81,9 +81,9 @@ template <class M> struct RowResults {
         store_at(along.entropy, index, mass == 0 ? 0 : middle * (logs + mass) - moved_logs - mean);
         store_at(along.distance, index,
                  mass == 0 ? 0 : each * (state.moved_distance_sum[r] - middle * state.distance_sum[r]));
-        if (along.own) {
-            const double own = double(static_cast<const T*>(job.rows.own)[index]);
-            store_at(along.own, index, own == 0 ? 0 : own * (double(state.moved_own[r]) - middle));
+        if (along.diagonal) {
+            const double diagonal = double(static_cast<const T*>(job.rows.diagonal)[index]);
+            store_at(along.diagonal, index, diagonal == 0 ? 0 : diagonal * (double(state.moved_diagonal[r]) - middle));
         }
         if (!along.output) return true;
         T* out = state.moved_output + r * columns;

@@ -7,8 +7,6 @@
 // the block, nor the cut into tasks, nor the number of threads changes a bit.
 #pragma once
 
-#include <optional>
-
 #include "row_tangents.hpp"
 
 namespace clearhead {
@@ -41,7 +39,7 @@ template <class M> struct RowTask {
     // sums of each row over the present span, lane by lane; SoftmaxState says what of
     T* rescale;  // (kStrip,)
     Vec<T>*sums, *log2_sums, *distance_sums;
-    std::optional<RowTangents<M>> tangents;  // along a direction
+    RowTangents<M> tangents;  // along a direction
 
     RowTask(const Job& j, int64_t run, int64_t block, void* scratch)
         : job(j),
@@ -52,7 +50,8 @@ template <class M> struct RowTask {
           start(block * j.block_rows),
           count(min_of(j.block_rows, j.run_rows - start)),
           rules(p, batch, arena),
-          blocks(j, batch, first_head, count, arena) {
+          blocks(j, batch, first_head, count, arena),
+          tangents(j, rules, batch, first_head, count, arena) {
         const int64_t padded_rows = up_to_multiple(job.block_rows, kStrip);
         strip_count = int((count + kStrip - 1) / kStrip);
         rows = arena.take<Row>(job.block_rows);
@@ -65,7 +64,6 @@ template <class M> struct RowTask {
         sums = arena.take<Vec<T>>(job.block_rows);
         log2_sums = arena.take<Vec<T>>(job.block_rows);
         distance_sums = arena.take<Vec<T>>(job.block_rows);
-        if (job.moving) tangents.emplace(job, rules, batch, first_head, count, arena);
     }
 
     // Determines which keys the rows may see, and packs the queries.
@@ -80,7 +78,7 @@ template <class M> struct RowTask {
             blocks.prefetch_first_keys(all.low, all.high);
         }
         pack_queries(p.q, queries);
-        if (job.along.q.data) pack_queries(job.along.q, tangents->queries);
+        if (job.along.q.data) pack_queries(job.along.q, tangents.queries);
     }
 
     void pack_queries(const View& x, Cell* to) {
@@ -100,7 +98,7 @@ template <class M> struct RowTask {
     // From now on, values that are not finite are added only to rows that may see them.
     void separate_nonfinite() {
         blocks.separate_nonfinite = true;
-        if (tangents) tangents->blocks.separate_nonfinite = true;
+        tangents.separate_nonfinite();
     }
 
     // Adds the keys of one span, for all rows. `state` starts cleared; its sums are complete afterwards.
@@ -108,11 +106,11 @@ template <class M> struct RowTask {
         const Strip all = strip_of(rows, int(count));
         for (int64_t r = 0; r < count; ++r) sums[r] = log2_sums[r] = distance_sums[r] = Vec<T>{};
         blocks.reset();
-        if (tangents) tangents->start_span(count);
+        tangents.start_span(count);
         const int64_t stop = min_of(all.high, (span + 1) * kSpan);
         for (int64_t j0 = max_of(all.low / kBlock * kBlock, span * kSpan); j0 < stop; j0 += kBlock) {
             blocks.load(j0, max_of(all.low, j0), min_of(all.high, j0 + kBlock));
-            if (tangents) tangents->blocks.load(j0, max_of(all.low, j0), min_of(all.high, j0 + kBlock));
+            tangents.load_block(j0, max_of(all.low, j0), min_of(all.high, j0 + kBlock));
             const bool more = job.packed && j0 + kBlock < stop;
             prefetch = more ? blocks.prefetch_next_block(j0 + kBlock, strip_count) : Prefetch{};
             for (int s = 0; s < strip_count; ++s) add_block(j0, s, state);
@@ -122,7 +120,7 @@ template <class M> struct RowTask {
             state.log2_sum[r] = double(sum_of<T>(log2_sums[r]));
             state.distance_sum[r] = double(sum_of<T>(distance_sums[r]));
         }
-        if (tangents) tangents->finish_span(count, state);
+        tangents.finish_span(count, state);
     }
 
     // Adds the block of keys that starts at j0 to the rows of strip s.
@@ -143,42 +141,17 @@ template <class M> struct RowTask {
             with_rows(strip.rows, [&]<int R>() {
                 score_panels<M, R>(strip_queries, blocks.keys, blocks.depth, from, to, strip_scores, &prefetch);
             });
-        rules.apply(strip_rows, strip.rows, j0, first, last, strip_scores, tangents ? tangents->scores.tanhs : nullptr);
-        if (tangents)
-            tangents->scores.compute(
-                {strip_queries, blocks.keys, job.along.q.data ? tangents->queries + s * kStrip * blocks.depth : nullptr,
-                 tangents->blocks.keys},
-                strip_rows, strip.rows, j0, from, to);
+        rules.apply(strip_rows, strip.rows, j0, first, last, strip_scores, tangents.tanhs());
+        tangents.compute_scores(s, strip_queries, blocks.keys, strip_rows, strip.rows, j0, from, to);
         update_softmax(s * kStrip, strip.rows, visibility, j0, first, last, state);
         if (!blocks.has_values) return;
         T *out = state.output + s * kStrip * blocks.columns, *moved = state.moved_output + s * kStrip * blocks.columns;
-        if (tangents && M::per_cell == 2) tangents->lend(strip.rows, out, moved);
+        tangents.lend(strip.rows, out, moved);
         if (!job.along.known) add_values(strip.rows, j0, low, high, out);
         if (blocks.separate_nonfinite && !job.along.known)
             add_nonfinite(blocks.nonfinite, scores, strip.rows, first, last, out);
-        if (tangents) add_moved(strip.rows, j0, low, high, moved);
-        if (tangents && M::per_cell == 2) tangents->repay(strip.rows, out, moved);
-    }
-
-    // out = out·rescale + moved weights · values + weights · tangents of values, over keys low … high.
-    void add_moved(int row_count, int64_t j0, int64_t low, int64_t high, T* out) {
-        const int64_t begin = (low - j0) / M::per_cell, columns = blocks.columns;  // in cells, as below
-        const int64_t cells = (high - j0 + M::per_cell - 1) / M::per_cell - begin;
-        const T* moved = tangents->scores.tangents;
-        const KeyBlocks<M>& moving = tangents->blocks;
-        with_rows(row_count, [&]<int R>() {
-            const auto add = [&](const T* weights, const KeyBlocks<M>& of, const T* factors) {
-                weighted_sum<M, R, pitch, 1>(reinterpret_cast<const Cell*>(weights) + begin,
-                                             of.values + begin * of.value_pitch(), of.value_pitch(), cells, factors,
-                                             out, columns, columns);
-            };
-            add(moved, blocks, rescale);
-            if (moving.has_values) add(scores, moving, nullptr);
-        });
-        if (!blocks.separate_nonfinite) return;
-        const int first = int(low - j0), last = int(high - j0);
-        add_nonfinite(blocks.nonfinite, moved, row_count, first, last, out);
-        if (moving.has_values) add_nonfinite(moving.nonfinite, scores, row_count, first, last, out);
+        tangents.add_values(*this, strip.rows, j0, low, high, moved);
+        tangents.repay(strip.rows, out, moved);
     }
 
     // The scores of a few queries. The keys are read where they lie, a square at a time, which saves packing them.
@@ -225,9 +198,10 @@ template <class M> struct RowTask {
             }
             high_a = larger(high_a, high_b);
             rescaling.maximum[r] = largest_of<T>(larger(high_a, broadcast<T>(state.maximum[n + r])));
-            if (job.rows.own) take_own(rows[n + r], j0, first, last, x, state.own[n + r]);
-            if (job.rows.own && tangents)
-                take_own(rows[n + r], j0, first, last, tangents->scores.tangents + r * pitch, state.moved_own[n + r]);
+            if (job.rows.diagonal) take_diagonal(rows[n + r], j0, first, last, x, state.diagonal[n + r]);
+            if (job.rows.diagonal && tangents)
+                take_diagonal(rows[n + r], j0, first, last, tangents.scores->tangents + r * pitch,
+                              state.moved_diagonal[n + r]);
             const int64_t k = job.rows.top;
             if (k) enter_top(state.top + (n + r) * k, state.top_keys + (n + r) * k, k, x, j0, first, last, high_a);
         }
@@ -245,15 +219,13 @@ template <class M> struct RowTask {
             compute_weights<true, false>(n, r, j0, first, last, rescaling);
         else
             compute_weights<false, false>(n, r, j0, first, last, rescaling);
-        if (!tangents) return;
-        const T* weights = M::per_cell == 2 ? tangents->weights : scores + r * pitch;
-        tangents->multiply(n + r, r, rows[n + r], j0, first, last, weights, rescaling);
+        tangents.multiply(n + r, r, rows[n + r], j0, first, last, scores + r * pitch, rescaling);
     }
 
     // Keeps the number of the key at the row's own position, where columns first … last hold it.
-    void take_own(const Row& row, int64_t j0, int first, int last, const T* x, T& own) const {
+    void take_diagonal(const Row& row, int64_t j0, int first, int last, const T* x, T& diagonal) const {
         const int64_t to_position = row.position - p.column_start, j = to_position / p.column_step - j0;
-        if (to_position % p.column_step == 0 && j >= first && j < last) own = x[j];
+        if (to_position % p.column_step == 0 && j >= first && j < last) diagonal = x[j];
     }
 
     // Row n + r, row r of its strip: weight = 2^t with t = score·log2_scale - reference, or, FAR from 0, with
@@ -270,7 +242,7 @@ template <class M> struct RowTask {
         Vec<T>& distance_sum = distance_sums[n + r];
         if (STATISTICS && job.rows.distance) distance_sum = distance_sum * factor;
         const Vec<T> maximum = broadcast<T>(rescaling.maximum[r]);
-        T* kept = M::per_cell == 2 && tangents ? tangents->weights : nullptr;  // unrounded
+        T *unrounded = tangents.weights, *exponents = tangents.exponents;
         const auto exponent = [&](Vec<T> score) {
             return FAR ? (score - maximum) * log2_scale : fma(score, log2_scale, minus_reference);
         };
@@ -279,14 +251,14 @@ template <class M> struct RowTask {
             const Vec<T> a = power_of_two<T>(t), b = power_of_two<T>(u);
             sum_a = sum_a + a;
             sum_b = sum_b + b;
-            if (kept) {
-                store(kept + j, a);
-                store(kept + j + side, b);
+            if (unrounded) {
+                store(unrounded + j, a);
+                store(unrounded + j + side, b);
             }
             if constexpr (STATISTICS) {
-                if (tangents) {
-                    store(tangents->exponents + j, larger(lowest, t));
-                    store(tangents->exponents + j + side, larger(lowest, u));
+                if (exponents) {
+                    store(exponents + j, larger(lowest, t));
+                    store(exponents + j + side, larger(lowest, u));
                 }
                 log2_a = fma(a, larger(lowest, t), log2_a);  // bounded from below, since 0·(-infinity) is NaN
                 log2_b = fma(b, larger(lowest, u), log2_b);
@@ -329,7 +301,8 @@ template <class M> struct RowTask {
 
     // Adds the values that are not finite, of columns first … last of the block, times their weights, to the rows that
     // may see their keys.
-    void add_nonfinite(const NonfiniteValues<T>& list, const T* weights, int row_count, int first, int last, T* out) {
+    void add_nonfinite(const NonfiniteValues<T>& list, const T* weights, int row_count, int first, int last,
+                       T* out) const {
         for (int64_t i = 0; i < list.count; ++i) {
             const int64_t j = list.index[i] / blocks.columns, c = list.index[i] % blocks.columns;
             if (j < first || j >= last) continue;  // `visible` holds another strip's there

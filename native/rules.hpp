@@ -63,6 +63,24 @@ CLEARHEAD_INLINE Strip strip_of(const Row* rows, int count) {
     return s;
 }
 
+// As MOST_ADDED in core/rule_values.py: beyond ±2^127 a number counts as that; infinities stay.
+template <class U> CLEARHEAD_INLINE U within_range(U x) {
+    const U most = U(0x1p127);
+    if (x > most && x < kInfinity<U>) return most;
+    return x < -most && x > -kInfinity<U> ? -most : x;
+}
+
+// Reads numbers that are added to scores.
+template <class T> void fetch_added(const char* row, int64_t stride, Type type, int64_t count, T* to) {
+    if (sizeof(T) == 4 && type == Type::f64) {
+        const double* from = reinterpret_cast<const double*>(row);
+        for (int64_t i = 0; i < count; ++i) to[i] = T(within_range(from[i * stride]));
+        return;
+    }
+    fetch(row, stride, type, count, to);
+    for (int64_t i = 0; i < count; ++i) to[i] = within_range(to[i]);
+}
+
 // How one head's scores become logits. Where no rule but the scale and spans changes them, they stay q·k, and the
 // factors include the scale.
 template <class T> struct Scale {
@@ -142,8 +160,8 @@ template <class T> struct Rules {
             if (p.bias.data) {
                 T* add = bias + r * kBlock - j0;
                 const char* row = row_of(p.bias, p.bias_type, batch, rows[r].head, rows[r].query);
-                fetch(row + first * p.bias.column * bytes_of(p.bias_type), p.bias.column, p.bias_type, last - first,
-                      add + first);
+                fetch_added(row + first * p.bias.column * bytes_of(p.bias_type), p.bias.column, p.bias_type,
+                            last - first, add + first);
                 for (int64_t j = first; j < last; ++j) see[j] &= !(add[j] == -kInfinity<T>);
             }
             for (int64_t j = first; j < last; ++j) any |= see[j], all &= see[j];

@@ -209,9 +209,9 @@ bool run_wave(Job& job, const Kernel& kernel, CallMemory& memory, bool single_th
     const int64_t key_heads = job.wave_runs * p.kv_heads / batch_runs,
                   value_heads = job.wave_runs * p.v_heads / batch_runs;
     Job moving = moving_of(job, kernel);
-    job.moving = job.along.given ? &moving : nullptr;
+    job.moving = job.along.used ? &moving : nullptr;
     const auto pack = [&](const Job& of, int64_t count, void (*body)(const void*, int64_t, void*)) {
-        return run_phase({of, kernel, count, body}, kernel.scratch_bytes(job), single_thread, stop);
+        return run_phase({of, kernel, count, body}, kernel.row_scratch_bytes(job), single_thread, stop);
     };
     const auto each = [&](int64_t count, void (*body)(const void*, int64_t, void*)) { return pack(job, count, body); };
     const int64_t tasks = job.wave_runs * job.blocks, segments = ceil_div(p.queries, job.segment_rows);
@@ -280,7 +280,7 @@ bool attend(Job job, bool (*stop)()) {
         const int64_t key_bytes = p.batch * p.kv_heads / units * kernel.packed_key_bytes(job);
         const int64_t value_bytes =
             job.direct_values || !job.has_values() ? 0 : p.batch * p.v_heads / units * kernel.packed_value_bytes(job);
-        const int64_t fit = kWaveBytes / ((key_bytes + value_bytes) * (job.along.given ? 2 : 1) + 1);
+        const int64_t fit = kWaveBytes / ((key_bytes + value_bytes) * (job.along.used ? 2 : 1) + 1);
         take = fit < 1 ? 1 : fit < units ? fit : units;
     }
     CallMemory memory;
@@ -304,8 +304,8 @@ bool observe(Job job, bool (*stop)()) {
     const bool one_task = job.columns.image || job.columns.groups;  // all chunks of a head add to the same sums
     job.key_chunks = one_task ? 0 : ceil_div(p.keys, job.key_chunk);
     const bool single_thread = double(heads) * double(p.queries) * double(p.keys) * double(p.d_k) < kSingleThread;
-    return run_phase({job, kernel, one_task ? heads : heads * job.key_chunks, columns}, kernel.scratch_bytes(job),
-                     single_thread, stop);
+    return run_phase({job, kernel, one_task ? heads : heads * job.key_chunks, columns},
+                     kernel.column_scratch_bytes(job), single_thread, stop);
 }
 
 bool find_others(Job job, bool (*stop)()) {

@@ -23,16 +23,16 @@ template <class M> struct ScoreTangents {
     const Along& along;
     Rules<T>& rules;
     int64_t depth;
-    T* tangents;  // (kStrip, pitch)
-    T* tanhs;     // (kStrip, pitch): of the softcap, from Rules::apply; null without one
-    T* bends;     // (kStrip, pitch): the tangent of the softcap's derivative; null unless asked for
-    T* line;      // (kBlock,)
+    T* tangents;    // (kStrip, pitch)
+    T* tanhs;       // (kStrip, pitch): of the softcap, from Rules::apply; null without one
+    T* curvatures;  // (kStrip, pitch): the tangent of the softcap's derivative; null unless asked for
+    T* line;        // (kBlock,)
 
-    ScoreTangents(const Job& job, Rules<T>& all, Arena& arena, bool bend = false)
+    ScoreTangents(const Job& job, Rules<T>& all, Arena& arena, bool second = false)
         : p(job.problem), along(job.along), rules(all), depth(depth_of<M>(p.d_k)) {
         tangents = arena.take<T>(kStrip * pitch);
         tanhs = p.softcap != 0 ? arena.take<T>(kStrip * pitch) : nullptr;
-        bends = p.softcap != 0 && bend ? arena.take<T>(kStrip * pitch) : nullptr;
+        curvatures = p.softcap != 0 && second ? arena.take<T>(kStrip * pitch) : nullptr;
         line = arena.take<T>(kBlock);
     }
 
@@ -63,7 +63,7 @@ template <class M> struct ScoreTangents {
             if (tanhs) {
                 const Vec<T> tanh = load(tanhs + r * pitch + j);
                 x = x * (broadcast<T>(T(1)) - tanh * tanh);
-                if (bends) store(bends + r * pitch + j, broadcast<T>(T(-2 / p.softcap)) * tanh * x);
+                if (curvatures) store(curvatures + r * pitch + j, broadcast<T>(T(-2 / p.softcap)) * tanh * x);
             }
             store(t + j, x);
         }
@@ -71,7 +71,7 @@ template <class M> struct ScoreTangents {
 
     void clear(int r, int first, int last, T* t) const {
         for (int j = first; j < last; ++j) t[j] = 0;
-        for (int j = first; bends && j < last; ++j) bends[r * pitch + j] = 0;
+        for (int j = first; curvatures && j < last; ++j) curvatures[r * pitch + j] = 0;
     }
 
     void add_bias(const Row& row, int64_t j0, int first, int last, T* t) {

@@ -269,11 +269,11 @@ template <class T> CLEARHEAD_INLINE void load_columns(const T* const* row, int64
             __m512 t[4];
 #pragma GCC unroll 4
             for (int s = 0; s < 4; ++s) {
-                const int64_t at = k + 4 * a;
-                t[s] = _mm512_zextps128_ps512(_mm_loadu_ps(row[s] + at));
-                t[s] = _mm512_mask_broadcast_f32x4(t[s], 0x00f0, _mm_loadu_ps(row[4 + s] + at));
-                t[s] = _mm512_mask_broadcast_f32x4(t[s], 0x0f00, _mm_loadu_ps(row[8 + s] + at));
-                t[s] = _mm512_mask_broadcast_f32x4(t[s], 0xf000, _mm_loadu_ps(row[12 + s] + at));
+                const int64_t depth = k + 4 * a;
+                t[s] = _mm512_zextps128_ps512(_mm_loadu_ps(row[s] + depth));
+                t[s] = _mm512_mask_broadcast_f32x4(t[s], 0x00f0, _mm_loadu_ps(row[4 + s] + depth));
+                t[s] = _mm512_mask_broadcast_f32x4(t[s], 0x0f00, _mm_loadu_ps(row[8 + s] + depth));
+                t[s] = _mm512_mask_broadcast_f32x4(t[s], 0xf000, _mm_loadu_ps(row[12 + s] + depth));
             }
             const __m512d low01 = (__m512d)_mm512_unpacklo_ps(t[0], t[1]),
                           high01 = (__m512d)_mm512_unpackhi_ps(t[0], t[1]);

@@ -19,14 +19,14 @@ template <class T> struct SoftmaxState {
     double* sum;           // Σ weights
     double* log2_sum;      // Σ weights · log₂ weights, for the entropy
     double* distance_sum;  // Σ weights · distance
-    T* own;                // the score of the key at the row's own position, -infinity while it is not seen
+    T* diagonal;           // the score of the key at the row's own position, -infinity while it is not seen
     T* output;             // (rows, columns): Σ weights · values
     T* top;                // (rows, k): the largest scores, falling
     int64_t* top_keys;     // (rows, k): their keys
     // with `along`, the same sums of weights · tangents of logits in the place of weights
     double *moved_sum, *moved_log2_sum, *moved_distance_sum;
-    T* moved_own;     // the tangent of the logit `own`
-    T* moved_output;  // (rows, columns): Σ weights · (tangents of logits · values + tangents of values)
+    T* moved_diagonal;  // the tangent of the logit `diagonal`
+    T* moved_output;    // (rows, columns): Σ weights · (tangents of logits · values + tangents of values)
 
     static SoftmaxState in(Arena& arena, const Job& job, int64_t columns) {
         const int64_t n = job.block_rows;
@@ -36,7 +36,7 @@ template <class T> struct SoftmaxState {
         s.sum = arena.take<double>(n);
         s.log2_sum = arena.take<double>(n);
         s.distance_sum = arena.take<double>(n);
-        s.own = arena.take<T>(n);
+        s.diagonal = arena.take<T>(n);
         s.top = arena.take<T>(n * job.rows.top);
         s.top_keys = arena.take<int64_t>(n * job.rows.top);
         s.output = arena.take<T>((n + kStrip) * columns);
@@ -44,7 +44,7 @@ template <class T> struct SoftmaxState {
         s.moved_sum = arena.take<double>(moved);
         s.moved_log2_sum = arena.take<double>(moved);
         s.moved_distance_sum = arena.take<double>(moved);
-        s.moved_own = arena.take<T>(moved);
+        s.moved_diagonal = arena.take<T>(moved);
         s.moved_output = arena.take<T>(moved ? (n + kStrip) * columns : 0);
         return s;
     }
@@ -52,7 +52,7 @@ template <class T> struct SoftmaxState {
     // The state of n rows before any key.
     void clear(const Job& job, int64_t n, int64_t columns) {
         for (int64_t r = 0; r < n; ++r) {
-            maximum[r] = reference[r] = own[r] = -kInfinity<T>;
+            maximum[r] = reference[r] = diagonal[r] = -kInfinity<T>;
             sum[r] = log2_sum[r] = distance_sum[r] = 0;
         }
         for (int64_t i = 0; i < n * job.rows.top; ++i) top[i] = -kInfinity<T>, top_keys[i] = -1;
@@ -60,7 +60,7 @@ template <class T> struct SoftmaxState {
         if (!job.moving) return;
         for (int64_t r = 0; r < n; ++r) {
             moved_sum[r] = moved_log2_sum[r] = moved_distance_sum[r] = 0;
-            moved_own[r] = 0;
+            moved_diagonal[r] = 0;
         }
         for (int64_t i = 0; i < n * columns; ++i) moved_output[i] = 0;
     }
@@ -86,10 +86,10 @@ template <class T> struct SoftmaxState {
                                     b * (later.moved_log2_sum[r] + later.moved_sum[r] * later_shift);
                 moved_sum[r] = a * moved_sum[r] + b * later.moved_sum[r];
                 moved_distance_sum[r] = a * moved_distance_sum[r] + b * later.moved_distance_sum[r];
-                if (later.own[r] != -kInfinity<T>) moved_own[r] = later.moved_own[r];
+                if (later.diagonal[r] != -kInfinity<T>) moved_diagonal[r] = later.moved_diagonal[r];
                 add_scaled(moved_output + r * columns, a, later.moved_output + r * columns, b, columns);
             }
-            if (later.own[r] != -kInfinity<T>) own[r] = later.own[r];
+            if (later.diagonal[r] != -kInfinity<T>) diagonal[r] = later.diagonal[r];
             maximum[r] = new_maximum;
             reference[r] = new_reference;
             add_scaled(output + r * columns, a, later.output + r * columns, b, columns);

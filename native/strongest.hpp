@@ -51,30 +51,30 @@ template <class T> struct StrongestList {
         return a > b || (a == b && (at_a & ~kNegative) < (at_b & ~kNegative));
     }
 
-    void enter(T x, int64_t at) {
-        if (!stays_longer(x, at, rank[0], place[0])) return;
-        sink(x, at, k);
+    void enter(T x, int64_t index) {
+        if (!stays_longer(x, index, rank[0], place[0])) return;
+        sink(x, index, k);
         below = std::nextafter(rank[0], -kInfinity<T>);
     }
 
     // Puts a number in the place of the root of the heap of the first `count`.
-    void sink(T x, int64_t at, int64_t count) {
+    void sink(T x, int64_t index, int64_t count) {
         int64_t i = 0;
         for (int64_t child = 1; child < count; child = 2 * i + 1) {
             if (child + 1 < count && stays_longer(rank[child], place[child], rank[child + 1], place[child + 1]))
                 ++child;
-            if (!stays_longer(x, at, rank[child], place[child])) break;
+            if (!stays_longer(x, index, rank[child], place[child])) break;
             rank[i] = rank[child], place[i] = place[child], i = child;
         }
-        rank[i] = x, place[i] = at;
+        rank[i] = x, place[i] = index;
     }
 
     // Falling ranks become the numbers and their places, or 0 and -1 where there are fewer than k.
     void finish() {
         for (int64_t count = k; --count > 0;) {
             const T x = rank[count], first = rank[0];
-            const int64_t at = place[count], first_place = place[0];
-            sink(x, at, count);
+            const int64_t index = place[count], first_place = place[0];
+            sink(x, index, count);
             rank[count] = first, place[count] = first_place;
         }
         for (int64_t i = 0; i < k; ++i) {

@@ -96,16 +96,16 @@ struct Pool {
         uint64_t seen = 0;
         for (;;) {
             for (int i = 0; i < kSpins && generation.load(std::memory_order_acquire) == seen; ++i) pause();
-            Round* mine;
+            Round* joined;
             {
                 std::unique_lock<std::mutex> held(lock);
                 wake.wait(held, [&] { return generation.load() != seen; });
                 seen = generation.load();
-                mine = number < wanted ? round : nullptr;
-                if (mine) ++active;
+                joined = number < wanted ? round : nullptr;
+                if (joined) ++active;
             }
-            if (!mine) continue;
-            mine->work(false);
+            if (!joined) continue;
+            joined->work(false);
             active.fetch_sub(1, std::memory_order_release);
         }
     }
@@ -154,9 +154,9 @@ bool share_with_team(Round& round, int helpers) {
     if (size <= helpers) return false;
     Shared shared{round, std::this_thread::get_id(), {helpers}};
     const auto member = [](void* data) {
-        Shared& mine = *static_cast<Shared*>(data);
-        const bool caller = std::this_thread::get_id() == mine.caller;
-        if (caller || mine.places-- > 0) mine.round.work(caller);
+        Shared& shared = *static_cast<Shared*>(data);
+        const bool caller = std::this_thread::get_id() == shared.caller;
+        if (caller || shared.places-- > 0) shared.round.work(caller);
     };
     here->parallel(member, &shared, unsigned(size), 0);
     return true;
@@ -192,8 +192,8 @@ bool share_with_pool(Round& round, int helpers) {
 
 }  // namespace
 
-void wait_for_turn(const int32_t* turn, int32_t mine) {
-    for (int i = 0; __atomic_load_n(turn, __ATOMIC_ACQUIRE) != mine; ++i) {
+void wait_for_turn(const int32_t* turn, int32_t number) {
+    for (int i = 0; __atomic_load_n(turn, __ATOMIC_ACQUIRE) != number; ++i) {
         if (i < kSpins)
             pause();
         else

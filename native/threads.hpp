@@ -26,6 +26,6 @@ void use_team(void (*parallel)(void (*)(void*), void*, unsigned, unsigned), int 
 bool run(const Tasks& tasks);
 
 // Returns once *turn is `mine`. The tasks that count it up to there must have been started before, or it never returns.
-void wait_for_turn(const int32_t* turn, int32_t mine);
+void wait_for_turn(const int32_t* turn, int32_t number);
 
 }  // namespace clearhead

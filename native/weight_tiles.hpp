@@ -47,7 +47,7 @@ template <class M> struct WeightTiles {
         staging = arena.take<Cell>(staging_cells<M>(depth));
         tile = arena.take<T>(kTile * pitch);
         const Along& along = job.along;
-        if (!along.given) return;
+        if (!along.used) return;
         tangents.emplace(job, rules, arena);
         if (along.q.data) moving_queries = arena.take<Cell>(kTile * depth + kLanes<T>);
         if (along.k.data) moving_keys = arena.take<Cell>(job.key_chunk * depth);

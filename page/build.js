@@ -1,18 +1,27 @@
-// Builds src/ into what the Python package carries: a program and a style for each kind of page, so that a page carries
-// no more than it needs. The same sources give the same bytes.
+// Builds src/ into what the Python package carries: the program and the style of a page. The same sources give the
+// same bytes.
 import { build } from "esbuild";
-import { readdir, readFile, writeFile } from "node:fs/promises";
+import { readFile, writeFile } from "node:fs/promises";
+import { parse } from "smol-toml";
 
 const out = new URL("../src/clearhead/view/", import.meta.url);
 const options = { bundle: true, minify: true, write: false, charset: "utf8", format: "iife", legalComments: "none" };
 const inject = ["src/short.js"];
 const target = ["chrome123", "firefox121", "safari17.5"];
-const kinds = (await readdir(new URL("src/kinds", import.meta.url))).sort();
+const sentences = {
+  name: "sentences", // a file of words/ in the Python package: by key, each in English and in Chinese
+  setup: (/** @type {import("esbuild").PluginBuild} */ { onLoad }) =>
+    onLoad({ filter: /\.toml$/ }, async ({ path }) => {
+      const byKey = Object.entries(parse(await readFile(path, "utf8"))).map(([key, { en, zh }]) => [key, [en, zh]]);
+      return { contents: `export default ${JSON.stringify(Object.fromEntries(byKey))}` };
+    }),
+};
 
-for (const entry of kinds.map((name) => `src/kinds/${name}`)) {
-  const { outputFiles } = await build({ ...options, target, inject, entryPoints: [entry] });
+for (const kind of ["css", "js"]) {
+  const entryPoints = [`src/main.${kind}`];
+  const { outputFiles } = await build({ ...options, target, inject, plugins: [sentences], entryPoints });
   const text = outputFiles[0].text;
-  const name = entry.split("/").at(-1);
+  const name = `attention.${kind}`;
   if (/<\/(script|style)|<!--/i.test(text))
     throw new Error(`${name} cannot stand inside a page: it holds </script, </style or <!--`);
   const place = new URL(name, out);

@@ -3,13 +3,27 @@
 import os
 import shutil
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+
+from clearhead.view.page import encoded
 
 _FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 _QUIET = ("--disable-component-update", "--disable-sync")
 _AWAKE = ("--disable-renderer-backgrounding", "--disable-backgrounding-occluded-windows")
 BROWSER = os.environ.get("CLEARHEAD_BROWSER") or shutil.which("chromium") or shutil.which("chromium-browser")
+_AXE = Path(__file__).parents[1] / "page/node_modules/axe-core/axe.min.js"
+LOOKS = pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (390, "light"),
+        (1280, "dark"),
+        pytest.param(390, "dark", marks=pytest.mark.gate),
+        pytest.param(1280, "light", marks=pytest.mark.gate),
+    ],
+)
 
 
 @contextmanager
@@ -25,18 +39,36 @@ def browser():
 
 
 @contextmanager
-def opened(running, path, width=1280, height=900, wait=".step", place="", script="", **options):
-    """The page, and a list of everything unwanted: requests, console messages, errors; `script` runs before its own."""
+def opened(running, page, width=1280, height=900, wait=".step", place="", script="", **options):
+    """A page, by its file, its HTML or its document, opened in a browser that has no network.
+
+    It fails where the page requests anything, writes to the console or raises. `place` is the end of its address;
+    `script` runs before the page's own.
+    """
+    if not isinstance(page, Path):
+        data = page.encode("utf-8", "xmlcharrefreplace") if isinstance(page, str) else encoded(page)
+        with TemporaryDirectory() as folder:
+            (Path(folder) / "page.html").write_bytes(data)
+            with opened(running, Path(folder) / "page.html", width, height, wait, place, script, **options) as shown:
+                yield shown
+        return
     context = running.new_context(viewport={"width": width, "height": height}, offline=True, **options)
     context.add_init_script(script)
-    page, unwanted = context.new_page(), []
+    unwanted = []
+    shown = listened(context.new_page(), unwanted)
+    shown.on("request", lambda request: request.url.startswith("file:") or unwanted.append(f"asks for {request.url}"))
+    shown.goto(page.as_uri() + place)
+    shown.wait_for_selector(wait)
+    yield shown
+    assert unwanted == []
+    context.close()
+
+
+def listened(page, unwanted):
+    """The page, whose console messages and errors go to a list."""
     page.on("console", lambda message: unwanted.append(f"console: {message.text}"))
     page.on("pageerror", lambda error: unwanted.append(f"error: {error}"))
-    page.on("request", lambda request: request.url.startswith("file:") or unwanted.append(f"asks for {request.url}"))
-    page.goto(path.as_uri() + place)
-    page.wait_for_selector(wait)
-    yield page, unwanted
-    context.close()
+    return page
 
 
 def until(page, expression, patience=30_000):
@@ -46,3 +78,34 @@ def until(page, expression, patience=30_000):
             return
         page.wait_for_timeout(50)
     raise AssertionError(f"never true: {expression}")
+
+
+def axe(page, within="document"):
+    """What axe-core says against the page's accessibility; open it with bypass_csp."""
+    if not _AXE.exists():
+        pytest.skip("axe-core is not installed: npm ci in page/")
+    page.evaluate(_AXE.read_text(encoding="utf-8"))
+    return page.evaluate(
+        f"axe.run({within}).then(r => r.violations.map(v => v.id + ': ' + v.nodes[0].html.slice(0, 200)))"
+    )
+
+
+def number(text):
+    """A number as the page prints it, with a true minus sign; of a percentage the number before the sign."""
+    return float(text.replace("−", "-").replace("+", "").rstrip("%"))
+
+
+def draw_all(page):
+    """Scroll through the page until everything is drawn; a browser that draws no frames is not waited for."""
+    empty = "document.querySelectorAll('.hold:empty').length"
+    for _ in range(20):  # a busy machine may skip the frames of some places
+        page.evaluate(
+            "async () => { for (let y = 0; y < document.body.scrollHeight; y += 400) {"
+            " scrollTo({top: y, behavior: 'instant'});"
+            " await new Promise(done => { requestAnimationFrame(done); setTimeout(done, 1000) }) }"
+            " scrollTo({top: 0, behavior: 'instant'}) }"
+        )
+        page.wait_for_timeout(50)
+        if page.evaluate(empty) == 0:
+            return
+    raise AssertionError(f"{page.evaluate(empty)} parts of the page stay empty")

@@ -1,9 +1,11 @@
 """Every public callable with valid arguments, and wrong values to put in place of an argument."""
 
+import itertools
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import cache
+from functools import cache, wraps
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -12,18 +14,26 @@ import ml_dtypes
 import numpy as np
 import torch
 import torch.distributed as dist
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import clearhead as ch
 from clearhead import nn
 from clearhead.core.effects import EFFECTS
 from clearhead.core.problem import Rules
 from clearhead.core.statistics import Watched, askable
-from clearhead.distributed.matrix import ShardedTransposedMatrix
+from clearhead.diagnosing.verdict import Diagnosis
+from clearhead.distributed.sharded_matrix import ShardedTransposedMatrix
+from clearhead.explaining import learning
+from clearhead.explaining.explanation import Explanation
+from clearhead.explaining.why import Why
 from clearhead.layers.layer import Layer
 from clearhead.ops.matrix import TransposedMatrix
+from clearhead.textbook.heads import heads_beside
 from clearhead.textbook.trace import TokenTrace, Trace
 from clearhead.textbook.trace_weights import WeightsTrace
+from clearhead.textbook.why_scale import WhyScale, saturation, why_scale
 from clearhead.watching.seen import Seen
+from clearhead.watching.spans import Spans
 
 RNG = np.random.default_rng(5)
 FLAT = RNG.standard_normal((3, 4))
@@ -88,7 +98,38 @@ ARRAYS: dict[str, Any] = {
     "nowhere": torch.ones(3, 4, device="meta"), "float8": torch.ones(3, 4).to(torch.float8_e4m3fn),
 }
 # fmt: on
-MADE: dict[str, Callable[[], Any]] = {"a generator": generator, "masked": masked, "object": object}
+
+
+class Hostile:
+    """It can neither be shown, nor counted, nor walked through."""
+
+    def __repr__(self) -> str:
+        raise ValueError("no words")
+
+    def __iter__(self) -> Any:
+        raise ValueError("no members")
+
+    def __len__(self) -> int:
+        raise ValueError("no length")
+
+
+def nested() -> Any:
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+
+
+MADE: dict[str, Callable[[], Any]] = {
+    "a generator": generator,
+    "masked": masked,
+    "object": object,
+    "endless": lambda: itertools.repeat(1),
+    "endless edits": lambda: itertools.repeat(ch.cut(keys=1)),
+    "nested": nested,
+    "lazy": lambda: torch.nn.LazyLinear(3).weight,
+    "hostile": Hostile,
+    "huge list": lambda: [0.5] * 10**6,
+    "enormous": lambda: np.broadcast_to(np.float32(1), (2, 4, 2**40, 8)),
+    "enormous tensor": lambda: torch.ones(1, 1, 1, 1).expand(2, 4, 2**40, 8),
+}
 WRONG: dict[str, Callable[[], Any]] = {**{n: lambda x=x: x for n, x in {**PLAIN, **ARRAYS}.items()}, **MADE}
 
 
@@ -103,25 +144,27 @@ class Call:
     @property
     def names(self) -> tuple[str, ...]:
         """The arguments that can be wrong: the names in the signature, and the rules or options behind `**`."""
-        own = [p for p in signature(self.call).parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-        return (*(p.name for p in own), *self.options)
+        local = [p for p in signature(self.call).parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        return (*(p.name for p in local), *self.options)
 
     def __call__(self, wrong: dict[str, Any]) -> Any:
-        given = {**self.right, **wrong}
+        inputs = {**self.right, **wrong}
         parameters = signature(self.call).parameters
-        first = [n for n, p in parameters.items() if p.kind is Parameter.POSITIONAL_ONLY and n in given]
-        return self.call(*(given.pop(name) for name in first), **given)
+        first = [n for n, p in parameters.items() if p.kind is Parameter.POSITIONAL_ONLY and n in inputs]
+        return self.call(*(inputs.pop(name) for name in first), **inputs)
 
 
-def methods(owner: Callable[[], Any], kind: type, right: dict[str, dict[str, Any]], **options: Any) -> dict[str, Call]:
-    """The public methods of a class, each called on a fresh object."""
-    names = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
-    names = [name for name in names if not hasattr(getattr(kind, name), "__deprecated__")]
-    found = {}
+def methods(
+    owner: Callable[[], Any], kind: type, right: dict[str, dict[str, Any]], of: tuple[str, ...] = (), **options: Any
+) -> dict[str, Call]:
+    """The public methods of a class, or those in `of`, each called on a fresh object."""
+    names = [name for name in of or dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
+    names = [name for name in names if getattr(getattr(kind, name), "__module__", "").startswith("clearhead")]
+    result = {}
     for name in [*names, *(n for n in right if n.startswith("__"))]:
         bound = getattr(owner(), name)
-        found[f"{kind.__name__}.{name}"] = Call(bound, right.get(name, {}), options.get(name, ()))
-    return found
+        result[f"{kind.__name__}.{name}"] = Call(bound, right.get(name, {}), options.get(name, ()))
+    return result
 
 
 def matrix() -> ch.AttentionMatrix:
@@ -153,7 +196,7 @@ def public() -> dict[str, Call]:
     functions = {
         "attention": Call(ch.attention, qkv, RULES),
         "plan": Call(ch.plan, qkv, RULES),
-        "AttentionMatrix": Call(lambda **given: ch.AttentionMatrix(**given).shape, {"q": FLAT, "k": FLAT},
+        "AttentionMatrix": Call(lambda **inputs: ch.AttentionMatrix(**inputs).shape, {"q": FLAT, "k": FLAT},
                                 ("q", "k", "engine", "logsumexp", "num_threads", *RULES)),
         "trace": Call(ch.trace, qkv, RULES),
         "trace_layer": Call(ch.trace_layer, LAYER, RULES),
@@ -167,6 +210,18 @@ def public() -> dict[str, Call]:
         "explain": Call(ch.explain, {"text": "humpty dumpty"}),
         "why": Call(ch.why, {"text": "humpty dumpty"}),
         "load": Call(ch.load, {"path": "nowhere"}),
+        "cut": Call(ch.cut, {"keys": 0}),
+        "boost": Call(ch.boost, {"keys": 0, "by": 1.0}),
+        "share": Call(ch.share, {"keys": 0, "at_least": 0.5}),
+        "tempered": Call(ch.tempered, {"t": 2.0}),
+        "off": Call(ch.off, {"heads": 0}),
+        "scaled": Call(ch.scaled, {"by": 2.0}),
+        "edits_to_json": Call(ch.edits_to_json, {"edits": [ch.cut(keys=0)]}),
+        "edits_from_json": Call(ch.edits_from_json, {"text": "[]"}),
+        "textbook.heads.heads_beside": Call(heads_beside, {"counts": [1, 2], **LAYER}),
+        "textbook.why_scale.saturation": Call(saturation),
+        "textbook.why_scale.why_scale": Call(why_scale),
+        "explaining.learning.read": Call(learning.read, {"path": "nowhere"}),
     }
     trace = ch.trace(Q, K, V)
     return {
@@ -204,13 +259,19 @@ def public() -> dict[str, Call]:
         **methods(lambda: ch.trace_weights(np.abs(FLAT[:, :3]), FLAT), WeightsTrace,
                   {"token": {"query": 0}, "save": PATH, "document": {"scene": None}}),
         **methods(lambda: trace.token(0), TokenTrace, {}),
+        **methods(lambda: ch.diagnose(FLAT, FLAT, FLAT, FLAT), Diagnosis, {}),
+        **methods(cache(lambda: ch.explain("humpty dumpty")), Explanation, {"save": PATH, "document": {}}),
+        **methods(cache(lambda: ch.why("humpty dumpty")), Why, {"save": PATH}),
+        **methods(cache(why_scale), WhyScale, {"save": PATH}),
+        **methods(cache(learning.learning), learning.Learning,
+                  {"save": PATH, "words": {"key": "learn", "language": "en"}}),
     }
     # fmt: on
 
 
 def seen() -> Seen:
-    found = ch.AttentionMatrix(Q, K).observe(V, logsumexp=True, entropy=True)
-    layer = Layer("0", "h.0", 1, False, (0, 1), found, Q, K, V, {}, None, "")
+    result = ch.AttentionMatrix(Q, K).observe(V, logsumexp=True, entropy=True)
+    layer = Layer("0", "h.0", 1, False, (0, 1), result, Q, K, V, {}, None, "", 0, lambda: Q)
     return Seen({"0": layer}, [["a", "b", "c"]], model="none")
 
 
@@ -223,17 +284,33 @@ def threads(count: Any) -> None:
         ch.set_num_threads(before)
 
 
-def watched(**given: Any) -> None:
-    with ch.watch(**given):
+def watched(**inputs: Any) -> None:
+    with ch.watch(**inputs):
         pass
 
 
-def alone(call: Callable[..., Any], given: dict[str, Any]) -> Any:
+def changed(**inputs: Any) -> None:
+    with ch.change(**inputs):
+        inputs["model"](torch.tensor([[1, 2, 3]]))
+
+
+@wraps(ch.testing.assert_attention)
+def asserted(**inputs: Any) -> None:
+    with suppress(AssertionError):  # the answer that the function is wrong
+        ch.testing.assert_attention(**inputs)
+
+
+@cache
+def small_gpt2() -> Any:
+    return GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9)).eval()
+
+
+def alone(call: Callable[..., Any], inputs: dict[str, Any]) -> Any:
     """Run in a process group of one process."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        return call(**given)
+        return call(**inputs)
     finally:
         dist.destroy_process_group()
 
@@ -246,7 +323,7 @@ def methods_alone(owner: Callable[[], Any], kind: type, right: dict[str, dict[st
     """As `methods`, of objects that live in a process group: each call makes its own, in a group of one process."""
 
     def call(name: str) -> Callable[..., Any]:
-        return lambda **given: alone(lambda **inner: getattr(owner(), name)(**inner), given)
+        return lambda **inputs: alone(lambda **inner: getattr(owner(), name)(**inner), inputs)
 
     names = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
     names += [name for name in right if name.startswith("__")]
@@ -254,9 +331,9 @@ def methods_alone(owner: Callable[[], Any], kind: type, right: dict[str, dict[st
     return {f"{kind.__name__}.{name}": Call(call(name), right.get(name, {}), taken[name]) for name in names}
 
 
-def made(kind: type, given: dict[str, Any]) -> None:
+def made(kind: type, inputs: dict[str, Any]) -> None:
     """A layer, run once where it is small."""
-    layer = kind(**given)
+    layer = kind(**inputs)
     weights = list(layer.parameters())
     if sum(p.numel() for p in weights) < 10**6 and all(p.device.type == "cpu" for p in weights):
         layer(torch.ones(1, 3, layer.d_model))
@@ -273,19 +350,19 @@ def in_frameworks() -> dict[str, Call]:
         "watch": Call(watched, {"model": torch.nn.Linear(2, 2)},
                       (*list(signature(ch.watch).parameters)[:-1], *Watched.__annotations__)),
         "nn.MultiHeadAttention": Call(
-            lambda **given: made(nn.MultiHeadAttention, given), {"d_model": 8, "num_heads": 2},
+            lambda **inputs: made(nn.MultiHeadAttention, inputs), {"d_model": 8, "num_heads": 2},
                                       tuple(signature(nn.MultiHeadAttention).parameters)),
         "nn.SingleHeadAttention": Call(
-            lambda **given: made(nn.SingleHeadAttention, given), {"d_model": 8}, ("d_model",)),
+            lambda **inputs: made(nn.SingleHeadAttention, inputs), {"d_model": 8}, ("d_model",)),
         "nn.MultiHeadAttention.forward": Call(layer.forward, {"x": torch.ones(1, 3, 8)}),
         "nn.KVCache": Call(nn.KVCache, {"batch": 1, "kv_heads": 2, "d_k": 4, "d_v": 4}),
         "torch.scaled_dot_product_attention": Call(
             ch.torch.scaled_dot_product_attention, {"query": x, "key": x, "value": x}),
         "distributed.attention": Call(
-            lambda **given: alone(ch.distributed.attention, given), {"q": flat, "k": flat, "v": flat},
+            lambda **inputs: alone(ch.distributed.attention, inputs), {"q": flat, "k": flat, "v": flat},
             (*tuple(signature(ch.distributed.attention).parameters)[:-1], *RULES)),
         "distributed.ShardedAttentionMatrix": Call(
-            lambda **given: alone(ch.distributed.ShardedAttentionMatrix, given), {"q": flat, "k": flat},
+            lambda **inputs: alone(ch.distributed.ShardedAttentionMatrix, inputs), {"q": flat, "k": flat},
             (*tuple(signature(ch.distributed.ShardedAttentionMatrix).parameters)[:-1], *RULES)),
         **methods_alone(sharded, ch.distributed.ShardedAttentionMatrix, {
             "top": {"k": 2}, "image": {"height": 2, "width": 2},
@@ -304,14 +381,28 @@ def in_frameworks() -> dict[str, Call]:
         **methods_alone(lambda: sharded().T, ShardedTransposedMatrix, {
             "__getitem__": {"key": 0}, "__matmul__": {"g": torch.from_numpy(Q)}}),
         "distributed.plan": Call(
-            lambda **given: alone(ch.distributed.plan, given), {"q": flat, "k": flat},
+            lambda **inputs: alone(ch.distributed.plan, inputs), {"q": flat, "k": flat},
             (*tuple(signature(ch.distributed.plan).parameters)[:-1], *RULES)),
         "distributed.positions": Call(
-            lambda **given: alone(ch.distributed.positions, given), {"length": 3}, ("length", "group", "layout")),
+            lambda **inputs: alone(ch.distributed.positions, inputs), {"length": 3}, ("length", "group", "layout")),
         "distributed.shard": Call(
-            lambda **given: alone(ch.distributed.shard, given), {"x": x}, ("x", "dim", "group", "layout")),
+            lambda **inputs: alone(ch.distributed.shard, inputs), {"x": x}, ("x", "dim", "group", "layout")),
         "distributed.unshard": Call(
-            lambda **given: alone(ch.distributed.unshard, given), {"x": x}, ("x", "dim", "group", "layout")),
+            lambda **inputs: alone(ch.distributed.unshard, inputs), {"x": x}, ("x", "dim", "group", "layout")),
+        "convert": Call(nn.convert, {"module": torch.nn.MultiheadAttention(8, 2)}),
+        **methods(lambda: layer, nn.MultiHeadAttention, {"forward": {"x": torch.ones(1, 3, 8)},
+            "from_torch": {"theirs": torch.nn.MultiheadAttention(8, 2)}}, of=("forward", "from_torch")),
+        **methods(lambda: nn.KVCache(1, 2, 4, 4), nn.KVCache, {
+            "append": {"k": x, "v": x},
+            "reorder": {"order": torch.tensor([0])}, "crop": {"length": 0}}, of=("append", "reorder", "crop")),
+        "jax.attention": Call(ch.jax.attention, {"q": FLAT, "k": FLAT, "v": FLAT}, RULES),
+        "jax.observe": Call(ch.jax.observe, {"q": FLAT, "k": FLAT}, tuple(ch.jax.Named.__annotations__)),
+        "testing.assert_attention": Call(
+            asserted, {"fn": ch.attention, "examples": 1, "lengths": [3], "widths": [4]}, RULES),
+        "change": Call(changed, {"model": small_gpt2(), "edits": [ch.cut(keys=0)]}),
+        "like": Call(ch.like, {"seen": seen()}),
+        "values_like": Call(ch.values_like, {"seen": seen()}),
+        **methods(lambda: seen().spans([0, 1, 1]), Spans, {}),
         **methods(seen, Seen, {
             "head": {"layer": 0, "head": 0}, "layer": {"layer": 0}, "matrix": {"layer": 0}, "rollout": {"query": 0},
             "contributions": {"layer": 0}, "cuts": {"layer": 0}, "relevance": {"query": 0},

@@ -5,7 +5,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pytest
 
 import clearhead as ch
 from clearhead import engines
@@ -13,13 +12,13 @@ from clearhead.core import reference, visibility
 from clearhead.core.axes import Array
 from clearhead.ops.causes import CauseMatrix
 from problems import LAYOUTS, Case
+from problems import each_engine as on_each_engine
 from seeds import fresh
 from slack import Slack
 
-NAMES = [name for name in engines.NAMES if hasattr(engines.get(name), "effects")]
-ENGINES = [pytest.param(name, marks=pytest.mark.slow) if name == "triton" else name for name in NAMES]
+ENGINES = [name for name in engines.NAMES if hasattr(engines.get(name), "effects")]
 EVERYTHING: dict[str, Any] = {"by_key": True, "by_query": True, "top": 3, "strongest": 7, "image": (5, 6)}
-each_engine = pytest.mark.parametrize("engine", ENGINES)
+each_engine = on_each_engine(ENGINES)
 
 
 def normal(*shape: int, dtype: Any = np.float64) -> Array:
@@ -86,25 +85,25 @@ def without(case: Case, hidden: Array, v: Array) -> Array:
 def everything(E: Any, labels: tuple[Array, Array]) -> dict[str, Array]:
     """Every answer by name."""
     seen = E.observe(**EVERYTHING, groups=labels)
-    found = {name: getattr(seen, name) for name in ("by_key", "by_query", "groups")}
+    result = {name: getattr(seen, name) for name in ("by_key", "by_query", "groups")}
     for name in ("top", "strongest", "image"):
-        found |= {f"{name} {part}": x for part, x in getattr(seen, name)._asdict().items()}
+        result |= {f"{name} {part}": x for part, x in getattr(seen, name)._asdict().items()}
     spans = {"spans": E.spans(*labels)} if E.kind == "cut" else {}
     ones = {"product": E @ np.ones(E.shape[-1]), "transposed": E.T @ np.ones(E.shape[-2])}
-    return {**found, **spans, **ones, "dense": E[...]}
+    return {**result, **spans, **ones, "dense": E[...]}
 
 
 def signed_largest(x: Array, height: int, width: int, *, second: bool = False) -> Array:
     """Under each pixel, what is largest in magnitude; or the largest magnitude of the other sign."""
-    found = np.zeros((*x.shape[:2], height, width))
+    result = np.zeros((*x.shape[:2], height, width))
     for r in range(height):
         rows = covered(r, height, x.shape[-2])
         for c in range(width):
             under = x[:, :, rows][..., covered(c, width, x.shape[-1])].reshape(*x.shape[:2], -1)
             high, low = under.max(-1), under.min(-1)
             wins = high >= -low
-            found[:, :, r, c] = np.where(wins != second, high, low)
-    return found
+            result[:, :, r, c] = np.where(wins != second, high, low)
+    return result
 
 
 def covered(pixel: int, pixels: int, size: int) -> slice:

@@ -89,7 +89,7 @@ def attend(
     return output.to(query.dtype).transpose(1, 2).contiguous(), None
 
 
-def at(size: int, chosen: Sequence[int] | None) -> list[bool]:
+def among(size: int, chosen: Sequence[int] | None) -> list[bool]:
     """True at these places."""
     return [chosen is None or place in chosen for place in range(size)]
 
@@ -100,7 +100,7 @@ def added(number: float, queries: Any, keys: Any, heads: Any = None) -> Callable
     def change(scores: Scores) -> Scores:
         logits, sinks = scores
         head, row, column = (
-            torch.tensor(at(n, c)) for n, c in zip(logits.shape[1:], (heads, queries, keys), strict=True)
+            torch.tensor(among(n, c)) for n, c in zip(logits.shape[1:], (heads, queries, keys), strict=True)
         )
         where = head[:, None, None] & row[:, None] & column
         return torch.where(where, logits + number, logits), sinks
@@ -114,7 +114,7 @@ def shared(part: float, queries: Any, keys: Any, heads: Any = None) -> Callable[
     def change(scores: Scores) -> Scores:
         logits, sinks = scores
         head, row, column = (
-            torch.tensor(at(n, c)) for n, c in zip(logits.shape[1:], (heads, queries, keys), strict=True)
+            torch.tensor(among(n, c)) for n, c in zip(logits.shape[1:], (heads, queries, keys), strict=True)
         )
         whole = torch.cat([logits, sinks[None, :, None, None].expand(*logits.shape[:3], 1)], -1).double()
         weights = torch.softmax(whole, -1).nan_to_num(0.0)[..., :-1]
@@ -135,7 +135,7 @@ def divided(t: float, heads: Any = None) -> Callable[[Scores], Scores]:
 
     def change(scores: Scores) -> Scores:
         logits, sinks = scores
-        factor = torch.where(torch.tensor(at(logits.shape[1], heads)), 1 / t, 1.0)
+        factor = torch.where(torch.tensor(among(logits.shape[1], heads)), 1 / t, 1.0)
         return logits * factor[:, None, None], sinks * factor
 
     return change
@@ -143,7 +143,7 @@ def divided(t: float, heads: Any = None) -> Callable[[Scores], Scores]:
 
 def times(number: float, heads: Any = None) -> Callable[[Tensor], Tensor]:
     """These heads' outputs times a number."""
-    return lambda output: output * torch.where(torch.tensor(at(output.shape[1], heads)), number, 1.0)[:, None, None]
+    return lambda output: output * torch.where(torch.tensor(among(output.shape[1], heads)), number, 1.0)[:, None, None]
 
 
 def mean(heads: Any = None, real: Tensor | None = None) -> Callable[[Tensor], Tensor]:
@@ -152,7 +152,7 @@ def mean(heads: Any = None, real: Tensor | None = None) -> Callable[[Tensor], Te
     def change(output: Tensor) -> Tensor:
         rows = torch.ones(output.shape[0], output.shape[2]) if real is None else real.to(output.dtype)
         means = (output * rows[:, None, :, None]).sum(2, keepdim=True) / rows.sum(-1)[:, None, None, None]
-        return torch.where(torch.tensor(at(output.shape[1], heads))[:, None, None], means, output)
+        return torch.where(torch.tensor(among(output.shape[1], heads))[:, None, None], means, output)
 
     return change
 

@@ -6,9 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Function = Callable[..., Tensor]
 Tensors = Sequence[Tensor]
+
+
+def by_math(*tensors: Any, **options: Any) -> Tensor:
+    """PyTorch's attention by the plain formula, which has every derivative."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(*tensors, **options)
 
 
 def drawn(tensors: Tensors, count: int | None = None, seed: int = 0) -> tuple[Tensor, ...]:

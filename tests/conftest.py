@@ -1,9 +1,12 @@
-"""How the tests run: `pytest --hypothesis-profile=thorough` draws many more examples.
+"""How the tests run. Three tiers: what has no marker runs by `pytest`; `gate` in .ci/run, `long` in .ci/long.
 
-One BLAS thread, unless a test asks for more: the tests' own products are small, and pytest runs several processes.
+A test in a browser is of the gate, unless its marker `smoke` says otherwise. `--hypothesis-profile=gate` (or `long`)
+draws more examples. One thread for BLAS and OpenMP, unless a test asks for more: the tests' own products are small,
+and pytest runs a process for each core.
 """
 
 import os
+import signal
 from collections.abc import Generator
 from typing import Any
 
@@ -11,18 +14,36 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy loads, which is later
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # likewise, of PyTorch
 os.environ["LC_ALL"] = "C.UTF-8"  # reports are in English unless a test asks otherwise
 os.environ.setdefault("TRITON_INTERPRET", "1")  # the GPU kernels run on the CPU in Triton's interpreter
 
 import seeds
+from browser import browser
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would ours
 
 collect_ignore = ["conftest.py"]  # docs has one too, and doctest would take both for the same module
 
 QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.differing_executors)
 
-settings.register_profile("default", max_examples=40, deadline=None, suppress_health_check=QUIET, print_blob=True)
-settings.register_profile("thorough", max_examples=1000, deadline=None, suppress_health_check=QUIET, print_blob=True)
+for _name, _examples in {"default": 12, "gate": 40, "long": 1000}.items():
+    settings.register_profile(
+        _name, max_examples=_examples, deadline=None, suppress_health_check=QUIET, print_blob=True
+    )
 settings.load_profile("default")
+
+
+@pytest.fixture(scope="module")
+def running() -> Generator[Any, None, None]:
+    """A browser that the tests of a module share; they are skipped where there is none."""
+    with browser() as started:
+        yield started
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if "running" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("smoke"):
+        item.add_marker(pytest.mark.gate)
 
 
 @pytest.fixture(autouse=True)

@@ -93,8 +93,8 @@ def model(shipped: Path, place: Path) -> None:
 def read(path: Path) -> None:
     """Read a file by the reader for its suffix, and use what was read."""
     if path.is_dir():
-        found = hub.find(str(path))
-        json.dumps(explain("humpty dumpty", found).to_json(), allow_nan=False)
+        result = hub.find(str(path))
+        json.dumps(explain("humpty dumpty", result).to_json(), allow_nan=False)
     elif path.name.startswith("seen"):
         seen = ch.load(path)
         repr(seen), [seen.layer(name) for name in seen.layers]
@@ -129,11 +129,11 @@ def damaged(path: Path, rng: random.Random) -> list[str]:
 
 
 def flipped(data: bytes, rng: random.Random) -> bytes:
-    found = bytearray(data)
+    result = bytearray(data)
     for _ in range(rng.choice((1, 2, 8, 50))):
-        if found:
-            found[min(rng.randrange(len(found)), rng.randrange(len(found)))] = rng.randrange(256)
-    return bytes(found)
+        if result:
+            result[min(rng.randrange(len(result)), rng.randrange(len(result)))] = rng.randrange(256)
+    return bytes(result)
 
 
 def cut(data: bytes, rng: random.Random) -> bytes:
@@ -146,8 +146,8 @@ def grown(data: bytes, rng: random.Random) -> bytes:
 
 
 def doubled(data: bytes, rng: random.Random) -> bytes:
-    at, length = rng.randrange(len(data) + 1), rng.randrange(64)
-    return data[:at] + data[at : at + length] * 2 + data[at + length :]
+    place, length = rng.randrange(len(data) + 1), rng.randrange(64)
+    return data[:place] + data[place : place + length] * 2 + data[place + length :]
 
 
 def valued(data: bytes, rng: random.Random) -> bytes:
@@ -156,9 +156,9 @@ def valued(data: bytes, rng: random.Random) -> bytes:
     whole = json.loads(data)
     level = [whole]
     for _ in range(4):
-        own = [(part, key) for part in level for key in (part if isinstance(part, dict) else range(len(part)))]
-        spots += rng.sample(own, min(8, len(own)))
-        level = [part[key] for part, key in own if isinstance(part[key], (dict, list))]
+        local = [(part, key) for part in level for key in (part if isinstance(part, dict) else range(len(part)))]
+        spots += rng.sample(local, min(8, len(local)))
+        level = [part[key] for part, key in local if isinstance(part[key], (dict, list))]
     part, key = rng.choice(spots)
     part[key] = "@hostile@"
     return json.dumps(whole).replace('"@hostile@"', rng.choice(VALUES)).encode()

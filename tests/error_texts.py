@@ -8,7 +8,19 @@ import pytest
 from clearhead import engines
 from clearhead.errors import ClearheadError
 
-Wrong = tuple[Callable[[], Any], type[Exception], str]  # a call, the built-in error it raises, and its text
+Call = Callable[[], Any]
+Errors = dict[type[Exception], dict[str, Call | list[Call]]]  # by the built-in error and its text, what raises it
+
+
+def each_error(*tables: Errors) -> pytest.MarkDecorator:
+    """Parameters of a test of each error: what raises it, of which kind it is, and its text."""
+    every = [(kind, text, calls) for table in tables for kind, texts in table.items() for text, calls in texts.items()]
+    each = [
+        pytest.param(call, kind, text, id=text[:60])
+        for kind, text, calls in every
+        for call in (calls if isinstance(calls, list) else [calls])
+    ]
+    return pytest.mark.parametrize(("call", "kind", "words"), each)
 
 
 def assert_words(call: Callable[[], Any], kind: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch) -> None:

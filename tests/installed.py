@@ -20,9 +20,9 @@ RULES = {"causal": True, "query_offset": 7, "window": (40, None), "softcap": 20.
 TOLERANCES = {np.float64: 1e-11, np.float32: 3e-5, np.float16: 3e-3, ml_dtypes.bfloat16: 3e-2}
 
 
-def command(*given: str) -> subprocess.CompletedProcess[str]:
+def command(*inputs: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "clearhead", *given], capture_output=True, encoding="utf-8", check=False
+        [sys.executable, "-m", "clearhead", *inputs], capture_output=True, encoding="utf-8", check=False
     )
     assert done.returncode == 0, done.stderr
     return done
@@ -42,8 +42,8 @@ def check_numbers() -> None:
     rng = seeds.fresh()
     for dtype, tolerance in TOLERANCES.items():
         q, k, v = (rng.standard_normal((1, heads, n, 24)).astype(dtype) for heads, n in ((2, 65), (1, 300), (1, 300)))
-        given = describe(q, k, v, RULES)
-        truth = reference.attend(given.problem, given.q, given.k, given.v)
+        inputs = describe(q, k, v, RULES)
+        truth = reference.attend(inputs.problem, inputs.q, inputs.k, inputs.v)
         assert truth.output is not None
         matrix = ch.AttentionMatrix(q, k, **RULES)
         output, received = (np.asarray(x, np.float64) for x in (ch.attention(q, k, v, **RULES), matrix.received()))
@@ -61,6 +61,11 @@ def check_command_line_with_its_model_and_pages() -> None:
         command("explain", "--file", str(text), "--html", str(long_page), "--lang", "zh")
         for written in (page, long_page):
             assert re.search("<script.*</html>", written.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def check_diagnosis() -> None:
+    q, k, v = seeds.fresh().standard_normal((3, 5, 4))
+    assert "得分没有缩放" in ch.diagnose(q, k, v, q @ k.T, stage="scaled").told("zh")
 
 
 def check_files() -> None:
@@ -85,5 +90,6 @@ if __name__ == "__main__":
     check_engine(sys.argv[1])
     check_numbers()
     check_command_line_with_its_model_and_pages()
+    check_diagnosis()
     check_files()
     print(f"clearhead {ch.__version__} on Python {sys.version.split()[0]}: {sys.argv[1]}, all is well")

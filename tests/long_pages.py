@@ -4,30 +4,12 @@ import numpy as np
 
 import clearhead as ch
 from clearhead.view import long, page
-from clearhead.view.parts import one_sequence
 
-TEXT = [
-    "the",
-    "cat",
-    "sat",
-    "un|believ|ably",
-    "still",
-    "on",
-    "the",
-    "mat",
-    "and",
-    "looked",
-    "at",
-    "猫",
-    "and",
-    "then",
-    "it",
-    "rained",
-    "all",
-    "day",
-    "out|side",
-]
-TOKENS = [part if at else f" {part}" for word in TEXT for at, part in enumerate(word.split("|"))]
+TEXT = (
+    *("the", "cat", "sat", "un|believ|ably", "still", "on", "the", "mat", "and", "looked", "at", "猫", "and", "then"),
+    *("it", "rained", "all", "day", "out|side"),
+)
+TOKENS = [part if place else f" {part}" for word in TEXT for place, part in enumerate(word.split("|"))]
 B, H, KV, D = 2, 4, 2, 6
 
 
@@ -38,7 +20,7 @@ def matrix(n, m=None, heads=H, kv=KV, d=D, dtype=np.float32, seed=1, **rules):
 
 
 def document_of(part, tokens=None, **wish):
-    run = long.ShownRun("run", [long.ShownLayer("0", range(part.shape[1]), one_sequence(part, 0))], tokens)
+    run = long.ShownRun("run", [long.ShownLayer("0", range(part.shape[1]), part.part(0))], tokens)
     return long.document([run], long.PageOptions(**wish))
 
 

@@ -14,28 +14,28 @@ def weights_by_loops(case: Case) -> tuple[Array, Array]:
     q, k = case.q.astype(np.float64), case.k.astype(np.float64)
     lead, n, m = q.shape[:-2], q.shape[-2], k.shape[-2]
     weights, lse = np.zeros((*lead, n, m)), np.full((*lead, n), -np.inf)
-    for at in np.ndindex(lead):
-        queries, keys = q[at], k[_key_head(at, q, k)]
+    for place in np.ndindex(lead):
+        queries, keys = q[place], k[_key_head(place, q, k)]
         for i in range(n):
-            logits = [_logit(case.rules, at, i, j, queries[i], keys[j], (*lead, n, m)) for j in range(m)]
-            shares, lse[(*at, i)] = _softmax(logits, _sink(case.rules, at))
-            weights[(*at, i)] = shares
+            logits = [_logit(case.rules, place, i, j, queries[i], keys[j], (*lead, n, m)) for j in range(m)]
+            shares, lse[(*place, i)] = _softmax(logits, _sink(case.rules, place))
+            weights[(*place, i)] = shares
     return weights, lse
 
 
 def output_by_loops(case: Case, weights: Array) -> Array:
     v = case.v.astype(np.float64)
     output = np.zeros((*weights.shape[:-1], v.shape[-1]))
-    for at in np.ndindex(weights.shape[:-2]):
-        values = v[_key_head(at, weights, v)]
+    for place in np.ndindex(weights.shape[:-2]):
+        values = v[_key_head(place, weights, v)]
         for i, j in np.ndindex(weights.shape[-2:]):
             for c in range(v.shape[-1]):
-                output[(*at, i, c)] += weights[(*at, i, j)] * values[j, c]
+                output[(*place, i, c)] += weights[(*place, i, j)] * values[j, c]
     return output
 
 
-def _key_head(at: tuple[int, ...], q: Array, k: Array) -> tuple[int, ...]:
-    return at if not at else (*at[:-1], at[-1] // (q.shape[-3] // k.shape[-3]))
+def _key_head(place: tuple[int, ...], q: Array, k: Array) -> tuple[int, ...]:
+    return place if not place else (*place[:-1], place[-1] // (q.shape[-3] // k.shape[-3]))
 
 
 def _softmax(logits: list[float | None], sink: float | None) -> tuple[list[float], float]:
@@ -47,43 +47,43 @@ def _softmax(logits: list[float | None], sink: float | None) -> tuple[list[float
     return [0.0 if x is None else math.exp(x - shift) / total for x in logits], shift + math.log(total)
 
 
-def _sink(rules: dict[str, Any], at: tuple[int, ...]) -> float | None:
-    return None if rules.get("sinks") is None else float(np.ravel(rules["sinks"])[at[-1] if at else 0])
+def _sink(rules: dict[str, Any], place: tuple[int, ...]) -> float | None:
+    return None if rules.get("sinks") is None else float(np.ravel(rules["sinks"])[place[-1] if place else 0])
 
 
 def _logit(
-    rules: dict[str, Any], at: tuple[int, ...], i: int, j: int, q: Array, k: Array, full: tuple[int, ...]
+    rules: dict[str, Any], place: tuple[int, ...], i: int, j: int, q: Array, k: Array, full: tuple[int, ...]
 ) -> float | None:
     """One score under every rule; None where the query may not see the key."""
-    batch = at[:-1]
+    batch = place[:-1]
     position = i + _of_batch(rules.get("query_offset", 0), batch)
     if not _allowed(rules, batch, i, j, position):
         return None
-    if rules.get("mask") is not None and not np.broadcast_to(rules["mask"], full)[(*at, i, j)]:
+    if rules.get("mask") is not None and not np.broadcast_to(rules["mask"], full)[(*place, i, j)]:
         return None
-    logit = _scale(rules.get("scale"), at, len(q)) * math.fsum(a * b for a, b in zip(q, k, strict=True))
+    logit = _scale(rules.get("scale"), place, len(q)) * math.fsum(a * b for a, b in zip(q, k, strict=True))
     if rules.get("softcap") is not None:
         logit = rules["softcap"] * math.tanh(logit / rules["softcap"])
     if rules.get("bias") is not None:
-        logit += float(np.broadcast_to(rules["bias"], full)[(*at, i, j)])
+        logit += float(np.broadcast_to(rules["bias"], full)[(*place, i, j)])
     if rules.get("alibi_slopes") is not None:
-        logit -= float(np.ravel(rules["alibi_slopes"])[at[-1] if at else 0]) * abs(position - j)
+        logit -= float(np.ravel(rules["alibi_slopes"])[place[-1] if place else 0]) * abs(position - j)
     if rules.get("spans") is not None:
-        logit += _span(*rules["spans"], at, i, j)
+        logit += _span(*rules["spans"], place, i, j)
     return None if logit == -math.inf else logit
 
 
-def _scale(scale: Any, at: tuple[int, ...], d_k: int) -> float:
+def _scale(scale: Any, place: tuple[int, ...], d_k: int) -> float:
     if scale is None:
         return 1 / math.sqrt(d_k)
-    return float(scale[at[-1] if at else 0]) if np.ndim(scale) else float(scale)
+    return float(scale[place[-1] if place else 0]) if np.ndim(scale) else float(scale)
 
 
-def _span(query_spans: Array, key_spans: Array, table: Array, at: tuple[int, ...], i: int, j: int) -> float:
-    mine, theirs = (int(x[at[:-1]][y] if x.ndim > 1 else x[y]) for x, y in ((query_spans, i), (key_spans, j)))
-    if mine < 0 or theirs < 0:
+def _span(query_spans: Array, key_spans: Array, table: Array, place: tuple[int, ...], i: int, j: int) -> float:
+    ours, theirs = (int(x[place[:-1]][y] if x.ndim > 1 else x[y]) for x, y in ((query_spans, i), (key_spans, j)))
+    if ours < 0 or theirs < 0:
         return 0.0
-    return float(table[at[len(at) - (table.ndim - 2) :]][mine, theirs])
+    return float(table[place[len(place) - (table.ndim - 2) :]][ours, theirs])
 
 
 def _allowed(rules: dict[str, Any], batch: tuple[int, ...], i: int, j: int, position: int) -> bool:
@@ -97,8 +97,8 @@ def _allowed(rules: dict[str, Any], batch: tuple[int, ...], i: int, j: int, posi
     if "query_lengths" in rules and i >= _of_batch(rules["query_lengths"], batch):
         return False
     if "query_segments" in rules:
-        mine, theirs = rules["query_segments"], rules["kv_segments"]
-        return bool(mine[batch][i] == theirs[batch][j] if mine.ndim > 1 else mine[i] == theirs[j])
+        ours, theirs = rules["query_segments"], rules["kv_segments"]
+        return bool(ours[batch][i] == theirs[batch][j] if ours.ndim > 1 else ours[i] == theirs[j])
     return True
 
 

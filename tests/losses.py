@@ -42,16 +42,16 @@ class Losses:
     @cached_property
     def truth(self) -> dict[str, Array]:
         """The derivatives by q, k, v, bias, sinks and the table of spans, each in the caller's own shape."""
-        case, given = self.case, self.case.given
-        leaves = {name: _leaf(x) for name, x in (("q", given.q), ("k", given.k), ("v", given.v))}
+        case, inputs = self.case, self.case.given
+        leaves = {name: _leaf(x) for name, x in (("q", inputs.q), ("k", inputs.k), ("v", inputs.v))}
         leaves |= {name: _leaf(np.asarray(case.rules[name])) for name in ("bias", "sinks") if name in case.rules}
         if "spans" in case.rules:
             leaves["spans"] = _leaf(case.rules["spans"][2])
         answers = formula(case, torch.from_numpy(self.visible), **leaves)
         parts = [answers[name] * torch.from_numpy(x.astype(np.float64)) for name, x in self.by.items()]
         sum(part.sum() for part in parts).backward()
-        found = {name: np.zeros(x.shape) if x.grad is None else x.grad.numpy() for name, x in leaves.items()}
-        return found | {name: found[name].reshape(getattr(case, name).shape) for name in "qkv"}
+        result = {name: np.zeros(x.shape) if x.grad is None else x.grad.numpy() for name, x in leaves.items()}
+        return result | {name: result[name].reshape(getattr(case, name).shape) for name in "qkv"}
 
     @cached_property
     def slack(self) -> dict[str, Array]:
@@ -83,7 +83,7 @@ class Losses:
             flushed = float(ml_dtypes.finfo(np.float16).smallest_subnormal)
         score = abs(problem.scale)[:, None, None] * bent + flushed
         output = mags["output"] if "output" in self.by else np.zeros((*row.shape, values.shape[-1]))
-        found = {
+        result = {
             "q": score @ keys + flushed,
             "k": grouped(score.swapaxes(-1, -2) @ queries + flushed, case.given.k),
             "v": grouped(
@@ -93,14 +93,14 @@ class Losses:
         }
         if problem.sinks is not None:
             sink = problem.sinks[:, None] - np.where(self.sees, book.logsumexp, np.inf)
-            found["sinks"] = (np.exp(sink) * (unit[..., 0] * row + lost)).sum((0, 2))
-        return found
+            result["sinks"] = (np.exp(sink) * (unit[..., 0] * row + lost)).sum((0, 2))
+        return result
 
     @cached_property
     def sees(self) -> Array:
         return ~np.isneginf(self.case.book.logsumexp)
 
-    def check(self, found: dict[str, Array]) -> None:
+    def check(self, result: dict[str, Array]) -> None:
         """What a user gets, against the truth."""
         for name, truth in self.truth.items():
             if name == "bias":
@@ -109,9 +109,9 @@ class Losses:
                 allowed = summed(self.problem.restore(by_pair(self.case, self.slack["logit"])), truth.shape)
             else:
                 allowed = self.slack[name].reshape(truth.shape)
-            given = self.case.rules["spans"][2] if name == "spans" else self.case.rules.get(name, self.case.q)
-            dtype = np.asarray(given).dtype
-            assert_close(found[name], truth, allowed + rounding(truth, dtype), name)
+            inputs = self.case.rules["spans"][2] if name == "spans" else self.case.rules.get(name, self.case.q)
+            dtype = np.asarray(inputs).dtype
+            assert_close(result[name], truth, allowed + rounding(truth, dtype), name)
 
 
 def grouped(x: Array, like: Array) -> Array:
@@ -125,8 +125,8 @@ def _leaf(x: Array) -> torch.Tensor:
 
 def summed(x: Array, shape: tuple[int, ...]) -> Array:
     """x summed over the axes along which `shape` is broadcast to it."""
-    own = (1,) * (x.ndim - len(shape)) + shape
-    axes = tuple(axis for axis, size in enumerate(own) if size == 1)
+    local = (1,) * (x.ndim - len(shape)) + shape
+    axes = tuple(axis for axis, size in enumerate(local) if size == 1)
     return x.sum(axis=axes, keepdims=True).reshape(shape)
 
 
@@ -142,12 +142,12 @@ def labels_of(case: Case) -> list[Array]:
 def by_pair(case: Case, x: Array) -> Array:
     """x (batch, heads, queries, keys) summed over each pair of labels, one entry at a time."""
     sides = labels_of(case)
-    found = np.zeros((*x.shape[:2], *case.rules["spans"][2].shape[-2:]))
+    result = np.zeros((*x.shape[:2], *case.rules["spans"][2].shape[-2:]))
     for batch, i, j in np.ndindex(x.shape[0], *x.shape[2:]):
-        mine, theirs = sides[0][batch, i], sides[1][batch, j]
-        if mine >= 0 and theirs >= 0:
-            found[batch, :, mine, theirs] += x[batch, :, i, j]
-    return found
+        ours, theirs = sides[0][batch, i], sides[1][batch, j]
+        if ours >= 0 and theirs >= 0:
+            result[batch, :, ours, theirs] += x[batch, :, i, j]
+    return result
 
 
 def added_by_spans(case: Case, table: torch.Tensor) -> torch.Tensor:

@@ -37,32 +37,32 @@ def questions() -> list[Ask]:
 
 
 def ask_rows(q: Array, k: Array, want: Wanted, rules: dict[str, Any]) -> Ask:
-    given = describe(q, k, k, rules)
+    inputs = describe(q, k, k, rules)
 
     def ask() -> list[Array]:
-        return list(native.rows(given.problem, given.q, given.k, given.v, want).values())
+        return list(native.rows(inputs.problem, inputs.q, inputs.k, inputs.v, want).values())
 
     return ask
 
 
 def ask_rest(q: Array, k: Array) -> Ask:
     """Column statistics, weights, a product from the keys' side, gradients; the same along a direction."""
-    given = describe(q, k, k, {})
-    arrays = given.problem, given.q, given.k
-    direction = Directions(given.q[..., ::-1], given.k, given.v)
+    inputs = describe(q, k, k, {})
+    arrays = inputs.problem, inputs.q, inputs.k
+    direction = Directions(inputs.q[..., ::-1], inputs.k, inputs.v)
     logsumexp = native.rows(*arrays, None, Wanted(logsumexp=True))["logsumexp"]
 
     def ask() -> list[Array]:
         columns = native.columns(*arrays, logsumexp, Wanted(received=True, peak=True))
-        slopes = native.gradients(*arrays, given.v, logsumexp, Upstream(logsumexp, given.q))
-        along = native.tangents(*arrays, given.v, direction, Wanted(output=True))
+        slopes = native.gradients(*arrays, inputs.v, logsumexp, Upstream(logsumexp, inputs.q))
+        along = native.tangents(*arrays, inputs.v, direction, Wanted(output=True))
         moved = native.gradient_tangents(
-            *arrays, given.v, direction, Kept(logsumexp, logsumexp), Upstream(logsumexp, given.q), Upstream(logsumexp)
+            *arrays, inputs.v, direction, Kept(logsumexp, logsumexp), Upstream(logsumexp, inputs.q), Upstream(logsumexp)
         )
         bent = native.column_tangents(*arrays, direction, Kept(logsumexp, logsumexp), Wanted(received=True))
         parts = columns, slopes, along, moved, bent
         answers = [x for part in parts for x in part.values()]
-        return [*answers, native.transposed(*arrays, logsumexp, given.q)]
+        return [*answers, native.transposed(*arrays, logsumexp, inputs.q)]
 
     return ask
 

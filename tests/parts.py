@@ -14,8 +14,8 @@ def only_queries(case: Case, start: int, stop: int) -> Case:
     if "query_segments" in rules:
         rules["query_segments"] = rules["query_segments"][..., start:stop]
     if "spans" in rules:
-        mine, theirs, table = rules["spans"]
-        rules["spans"] = mine[..., start:stop], theirs, table
+        ours, theirs, table = rules["spans"]
+        rules["spans"] = ours[..., start:stop], theirs, table
     if "query_lengths" in rules:
         rules["query_lengths"] = np.clip(np.asarray(rules["query_lengths"]) - start, 0, stop - start)
     rules["query_offset"] = np.asarray(rules.get("query_offset", 0)) + start
@@ -28,25 +28,27 @@ def only_keys(case: Case, start: int, stop: int) -> Case:
     if "kv_segments" in rules:
         rules["kv_segments"] = rules["kv_segments"][..., start:stop]
     if "spans" in rules:
-        mine, theirs, table = rules["spans"]
-        rules["spans"] = mine, theirs[..., start:stop], table
+        ours, theirs, table = rules["spans"]
+        rules["spans"] = ours, theirs[..., start:stop], table
     if "kv_lengths" in rules:
         rules["kv_lengths"] = np.clip(np.asarray(rules["kv_lengths"]) - start, 0, stop - start)
     rules["query_offset"] = np.asarray(rules.get("query_offset", 0)) - start
     return replace(case, k=case.k[..., start:stop, :], v=case.v[..., start:stop, :], rules=rules)
 
 
-def only_batch(case: Case, at: int) -> Case:
+def only_batch(case: Case, place: int) -> Case:
     """One entry of the first batch axis; the axis is kept."""
-    rules = _cut(case, (slice(at, at + 1), *(slice(None),) * (case.q.ndim - 1)))
+    rules = _cut(case, (slice(place, place + 1), *(slice(None),) * (case.q.ndim - 1)))
     for name in ("kv_lengths", "query_lengths", "query_offset", "query_segments", "kv_segments"):
         value = np.asarray(rules.get(name, 0))
         if value.ndim > (1 if "segments" in name else 0):
-            rules[name] = value[at : at + 1]
+            rules[name] = value[place : place + 1]
     if "spans" in rules:
         least = case.q.ndim - 3, case.q.ndim - 3, case.q.ndim - 1  # axes of labels and of a table without batch axes
-        rules["spans"] = tuple(x[at : at + 1] if x.ndim > n else x for x, n in zip(rules["spans"], least, strict=True))
-    q, k, v = (x[at : at + 1] for x in (case.q, case.k, case.v))
+        rules["spans"] = tuple(
+            x[place : place + 1] if x.ndim > n else x for x, n in zip(rules["spans"], least, strict=True)
+        )
+    q, k, v = (x[place : place + 1] for x in (case.q, case.k, case.v))
     return replace(case, q=q, k=k, v=v, rules=rules)
 
 

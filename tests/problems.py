@@ -1,6 +1,6 @@
 """Whole attention problems, drawn by hypothesis: shapes, dtypes, strides, score rules; numbers from a drawn seed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -8,31 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead import engines
 from clearhead.core import reference
+from clearhead.core import rules as table
 from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import Array
 from clearhead.core.problem import Described, Problem, describe
 
-RULES = (
-    "scale",
-    "softcap",
-    "bias",
-    "alibi_slopes",
-    "spans",
-    "causal",
-    "window",
-    "mask",
-    "kv_lengths",
-    "query_lengths",
-    "segments",
-    "sinks",
-    "query_offset",
-)
+RULES = tuple(dict.fromkeys("segments" if "segments" in name else name for name in table.RULES))  # both sides at once
 SHORT = st.one_of(st.sampled_from((0, 1, 2, 3)), st.integers(4, 40))
 SIZES = (  # queries and keys; the engine's blocks are 64 and 512
     st.tuples(SHORT, SHORT),
@@ -165,29 +152,45 @@ def cases(
     return Case(q, k, v, values, seed)
 
 
+def in_the_gate(names: Iterable[Any], *slow: Any) -> list[Any]:
+    """Parameters of which the slow ones are tested in the gate only."""
+    return [pytest.param(name, marks=pytest.mark.gate) if name in slow else name for name in names]
+
+
+def of_tiers(quick: Iterable[str], others: Iterable[str], every: int = 5) -> list[Any]:
+    """Parameters: the quick ones by default, of the others each fifth in the gate, and the rest in the long run."""
+    marks = (pytest.mark.gate if place % every == 0 else pytest.mark.long for place, _ in enumerate(others))
+    return [*quick, *(pytest.param(name, marks=mark) for name, mark in zip(others, marks, strict=False))]
+
+
 def each_engine(names: Sequence[str] = engines.NAMES) -> Any:
-    """One test for each engine; those that are slow in Triton's interpreter are marked slow."""
-    slow = pytest.mark.slow
-    return pytest.mark.parametrize("engine", [pytest.param(n, marks=slow) if n == "triton" else n for n in names])
+    """One test for each engine; Triton's interpreter is slow."""
+    return pytest.mark.parametrize("engine", in_the_gate(names, "triton"))
 
 
 def on_every_engine(
     names: Sequence[str] = engines.NAMES, *, times: float = 1.0, limits: dict[str, Any] | None = None, **drawn: Any
 ) -> Callable[[Callable[..., None]], Callable[[str], None]]:
-    """Test `body(engine, case, …)` on random problems for each engine: small and fewer ones where it is interpreted."""
+    """Test `body(engine, case, …)` on random problems: compiled engines on the same ones, Triton on few small ones."""
+    compiled = tuple(name for name in names if name != "triton")
+    tests = {"compiled": (compiled, times, limits or {})}
+    if "triton" in names:
+        tests["triton"] = (("triton",), times * 0.08, {**(limits or {}), **INTERPRETED})
 
     def wrap(body: Callable[..., None]) -> Callable[[str], None]:
-        def test(engine: str) -> None:
-            def on_this_engine(case: Case, **more: Any) -> None:
-                body(engine, case, **more)
+        def test(drawn_for: str) -> None:
+            chosen, share, most = tests[drawn_for]
 
-            slow = engine == "triton"
-            problems = cases(**{**(limits or {}), **(INTERPRETED if slow else {})})
-            on_this_engine.__name__ = f"{body.__name__}_{engine}"
-            examples(times * 0.15 if slow else times)(given(case=problems, **drawn)(on_this_engine))()
+            def on_these_engines(case: Case, **more: Any) -> None:
+                for engine in chosen:
+                    note(f"on the {engine} engine")
+                    body(engine, case, **more)
+
+            on_these_engines.__name__ = f"{body.__name__}_{drawn_for}"
+            examples(share)(given(case=cases(**most), **drawn)(on_these_engines))()
 
         test.__name__, test.__doc__ = body.__name__, body.__doc__
-        return pytest.mark.parametrize("engine", names)(test)
+        return pytest.mark.parametrize("drawn_for", in_the_gate(tests, "triton"))(test)
 
     return wrap
 

@@ -7,13 +7,11 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-SCRIPT = Path(__file__).with_name("sharded.py")
 
-
-def run(directory: Path, jobs: list[tuple[str, ...]], script: Path = SCRIPT) -> list[list[str]]:
+def run(directory: Path, jobs: list[tuple[str, ...]], script: Path) -> list[list[str]]:
     """Start every rank of these jobs, (scenarios, ranks, seed, …), and return the output of each rank of each job."""
-    told = ["/".join(job) for job in jobs]
-    launcher = subprocess.Popen([sys.executable, str(script), str(directory), *told], start_new_session=True)
+    started = ["/".join(job) for job in jobs]
+    launcher = subprocess.Popen([sys.executable, str(script), str(directory), *started], start_new_session=True)
     try:
         launcher.wait(timeout=150)
     finally:
@@ -26,7 +24,7 @@ def run(directory: Path, jobs: list[tuple[str, ...]], script: Path = SCRIPT) -> 
     ]
 
 
-def all_well(directory: Path, jobs: list[tuple[str, ...]], script: Path = SCRIPT) -> None:
+def all_well(directory: Path, jobs: list[tuple[str, ...]], script: Path) -> None:
     for job, said in zip(jobs, run(directory, jobs, script), strict=True):
         for rank, text in enumerate(said):
             assert text.endswith("well\n"), f"{job}, rank {rank}:\n{text[-3000:]}"

@@ -74,9 +74,9 @@ def rounding(x: Array, dtype: np.dtype[Any]) -> Array:
 
 def _size(case: Case) -> Array:
     """The largest sum of magnitudes behind any visible logit of a row, (batch, heads, queries)."""
-    problem, given = case.problem, case.given
-    keys = np.repeat(np.abs(given.k.astype(np.float64)), problem.heads // max(1, given.k.shape[1]), axis=1)
-    size = abs(problem.scale)[:, None, None] * (np.abs(given.q.astype(np.float64)) @ keys.swapaxes(-1, -2))
+    problem, inputs = case.problem, case.given
+    keys = np.repeat(np.abs(inputs.k.astype(np.float64)), problem.heads // max(1, inputs.k.shape[1]), axis=1)
+    size = abs(problem.scale)[:, None, None] * (np.abs(inputs.q.astype(np.float64)) @ keys.swapaxes(-1, -2))
     size = size + np.abs(case.book.biased - case.book.capped)  # bias, ALiBi and spans
     seen = np.where(visibility.dense(problem), size, 0.0)
     lse = np.where(np.isneginf(case.book.logsumexp), 0.0, np.abs(case.book.logsumexp))
@@ -107,9 +107,9 @@ def assert_top(case: Case, top: Any, count: int, times: float = 1.0) -> None:
     """The weights equal the reference's; the keys are distinct and visible, and have these weights."""
     book, slack = case.book, times * Slack(case).weights
     weights, indices = reference.top(book, count)
-    found, places = (x.reshape(weights.shape) for x in top)
+    result, places = (x.reshape(weights.shape) for x in top)
     allowed = np.take_along_axis(slack, np.maximum(indices, 0), -1) if book.weights.shape[-1] else 0
-    assert_close(found, weights, allowed, "top weights")
+    assert_close(result, weights, allowed, "top weights")
     np.testing.assert_array_equal(places < 0, indices < 0)
     if book.weights.shape[-1]:
         held = np.where(places < 0, 0, np.take_along_axis(book.weights, np.maximum(places, 0), -1))

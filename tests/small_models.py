@@ -1,9 +1,13 @@
 """Small random models of any Transformers class, made from its configuration, and inputs for them."""
 
 import inspect
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+import transformers as hf
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from watched import shaken
 
@@ -32,41 +36,51 @@ def small(model: Any) -> Any:
     return shaken(model(_config(model.config_class)))
 
 
+def save(place: Path, model: Any, words: Sequence[str]) -> str:
+    """Save a model as users have it, with a tokenizer of these words; returns the place as text."""
+    model.save_pretrained(place)
+    vocabulary = {word: number for number, word in enumerate(["<pad>", "<unk>", *words])}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    hf.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", pad_token="<pad>").save_pretrained(place)
+    return str(place)
+
+
 def taken(model: Any) -> dict[str, torch.Tensor]:
     """A batch of two inputs for it: texts of which the first has padding, images or audio."""
     torch.manual_seed(1)
     config, wanted = model.config, inspect.signature(model.forward).parameters
-    found: dict[str, torch.Tensor] = {}
+    inputs: dict[str, torch.Tensor] = {}
     if "input_ids" in wanted:
-        found["input_ids"] = torch.randint(3, 50, (2, 11))
-        found["attention_mask"] = torch.ones(2, 11, dtype=torch.long)
-        found["attention_mask"][0, -4:] = 0
+        inputs["input_ids"] = torch.randint(3, 50, (2, 11))
+        inputs["attention_mask"] = torch.ones(2, 11, dtype=torch.long)
+        inputs["attention_mask"][0, -4:] = 0
     if "decoder_input_ids" in wanted:
-        found["decoder_input_ids"] = torch.randint(3, 50, (2, 7))
+        inputs["decoder_input_ids"] = torch.randint(3, 50, (2, 7))
     if "pixel_values" in wanted and (model.main_input_name == "pixel_values" or hasattr(config, "vision_config")):
-        found["pixel_values"] = torch.randn(2, 3, 32, 32)
+        inputs["pixel_values"] = torch.randn(2, 3, 32, 32)
     if model.main_input_name == "input_features":
         bins = config.num_mel_bins if hasattr(config, "num_mel_bins") else config.input_feat_per_channel
-        found["input_features"] = (
+        inputs["input_features"] = (
             torch.randn(2, bins, 128) if "Whisper" in type(model).__name__ else torch.randn(2, 40, bins)
         )
     if model.main_input_name == "input_values":
         spectrum = hasattr(config, "num_mel_bins")
-        found["input_values"] = torch.randn((2, config.max_length, config.num_mel_bins) if spectrum else (2, 4000))
-    return found
+        inputs["input_values"] = torch.randn((2, config.max_length, config.num_mel_bins) if spectrum else (2, 4000))
+    return inputs
 
 
 def _config(kind: Any) -> Any:
     plain = kind()
-    given: dict[str, Any] = {
+    changes: dict[str, Any] = {
         key: _config(type(getattr(plain, key))).to_dict() for key in kind.sub_configs if getattr(plain, key, None)
     }
     for name, value in SIZES.items():
-        own = getattr(plain, name, None)
+        default = getattr(plain, name, None)
         settable = not isinstance(getattr(kind, name, None), property)
-        if settable and isinstance(own, int) and not isinstance(own, bool):
-            given[name] = value
+        if settable and isinstance(default, int) and not isinstance(default, bool):
+            changes[name] = value
     kinds = list(dict.fromkeys(getattr(plain, "layer_types", None) or ()))
     if kinds:
-        given["layer_types"] = (kinds * 2)[:2]
-    return kind(**given)
+        changes["layer_types"] = (kinds * 2)[:2]
+    return kind(**changes)

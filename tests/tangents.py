@@ -38,10 +38,10 @@ class Along:
     @cached_property
     def inputs(self) -> dict[str, Array]:
         """What has a derivative, (batch, heads, …), or as the caller gave it."""
-        given, rules = self.case.given, self.case.rules
-        found = {"q": given.q, "k": given.k, "v": given.v}
-        found |= {name: np.asarray(rules[name]) for name in ("bias", "sinks") if name in rules}
-        return found | ({"spans": rules["spans"][2]} if "spans" in rules else {})
+        passed, rules = self.case.given, self.case.rules
+        result = {"q": passed.q, "k": passed.k, "v": passed.v}
+        result |= {name: np.asarray(rules[name]) for name in ("bias", "sinks") if name in rules}
+        return result | ({"spans": rules["spans"][2]} if "spans" in rules else {})
 
     @cached_property
     def tangents(self) -> dict[str, Array]:
@@ -68,13 +68,13 @@ class Along:
         problem = self.case.problem
         visible = torch.from_numpy(visibility.dense(problem))
         noise = np.random.default_rng((self.case.seed, draw)).uniform(-(2.0**-23), 2.0**-23, visible.shape)
-        found = formula(self.case, visible, **leaves, noise=torch.from_numpy(noise) if draw else 0.0)
-        weights = found["weights"]
+        result = formula(self.case, visible, **leaves, noise=torch.from_numpy(noise) if draw else 0.0)
+        weights = result["weights"]
         far = torch.from_numpy(np.broadcast_to(reference.all_distances(problem), weights.shape).copy()).to(
             weights.dtype
         )
-        found["distance"] = (weights * far).sum(-1)
-        found["own"] = torch.where(far == 0, weights, 0.0).sum(-1)
+        result["distance"] = (weights * far).sum(-1)
+        result["diagonal"] = torch.where(far == 0, weights, 0.0).sum(-1)
         sides = [
             torch.zeros(size, problem_size, dtype=weights.dtype)
             for size, problem_size in ((HEIGHT, problem.queries), (WIDTH, problem.keys))
@@ -83,13 +83,13 @@ class Along:
             if length:
                 pixels, shares = observations.areas(size, length, slice(0, length))
                 side[pixels] = torch.from_numpy(shares).to(weights.dtype)
-        found["image"] = sides[0] @ weights @ sides[1].T
+        result["image"] = sides[0] @ weights @ sides[1].T
         member = [
             torch.from_numpy((x[:, None, :, None] == np.arange(count)).astype(np.float64)).to(weights.dtype)
             for x, count in zip(self.groups[:2], self.groups.counts, strict=True)
         ]
-        found["groups"] = member[0].transpose(-1, -2) @ weights @ member[1]
-        return tuple(found[name] for name in self.answers)
+        result["groups"] = member[0].transpose(-1, -2) @ weights @ member[1]
+        return tuple(result[name] for name in self.answers)
 
     def leaves(self, dtype: torch.dtype, spread: float, draw: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The inputs and their tangents, each number changed by a random share of itself, at most `spread`."""
@@ -136,8 +136,8 @@ class Along:
         def gradients(leaves: dict[str, Tensor], grads: list[Tensor]) -> Any:
             return torch.func.vjp(partial(self.results, draw=draw), leaves)[1](tuple(grads))[0]
 
-        found = torch.func.jvp(gradients, (inputs, by), (moving, changing))[1]
-        return {name: x.numpy() for name, x in found.items()}
+        result = torch.func.jvp(gradients, (inputs, by), (moving, changing))[1]
+        return {name: x.numpy() for name, x in result.items()}
 
     @cached_property
     def second(self) -> dict[str, Array]:

@@ -2,8 +2,10 @@
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any, Unpack
@@ -20,40 +22,26 @@ from clearhead.textbook.trace import TokenTrace, Trace
 from clearhead.watching.seen import Seen
 
 PACKAGE = Path(clearhead.__file__).parent
-FLOORS = tuple(
-    floor.split()
-    for floor in (  # the floors from the lowest to the highest; a folder is one entry
-        "errors digits deprecated",
-        "words",
-        "core",
-        "engines view",
-        "ops",
-        "torch jax",
-        "nn layers distributed",
-        "changing hf",
-        "watching",
-        "textbook",
-        "diagnosing explaining",
-        "report testing",
-        "bench",
-        "arguments",
-        "lessons",
-        "cli",
-        "__main__",
-    )
-)
-FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+TREE = README.partition("\nsrc/clearhead/\n")[2].partition("\nnative/")[0]
+ORDER = re.findall(
+    r"(?<![\w/])(\w+)(?:/|\.py)(?=[ \n])", re.sub(r"(?m)(?<=\S)  .*$|^ {6,}.*$", "", TREE)
+)  # lowest first
+FLOOR = {name: floor for floor, name in enumerate(ORDER)}
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
+INNER = sorted(set(MODULES) - {"__init__"})
 LIGHT = {"clearhead", "numpy", "ml_dtypes"}
 
 
+@cache
 def tree_of(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text(encoding="utf-8"))
 
 
+@cache
 def imports_of(module: str) -> set[str]:
     """The package's modules that this one imports, anywhere in it."""
-    found = set()
+    result = set()
     for node in ast.walk(tree_of(module)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -61,8 +49,8 @@ def imports_of(module: str) -> set[str]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
-        found |= {inner for name in names if (inner := _module_in(name)) and inner != module}
-    return found
+        result |= {inner for name in names if (inner := _module_in(name)) and inner != module}
+    return result
 
 
 def _module_in(name: str) -> str | None:
@@ -81,41 +69,34 @@ def floor_of(module: str) -> int:
     return FLOOR[module.split(".")[0]]
 
 
-@pytest.mark.parametrize("module", sorted(set(MODULES) - {"__init__"}))
-def test_every_module_has_a_floor_and_imports_go_down_only(module: str):
-    assert module.split(".")[0] in FLOOR, f"{module} is on no floor: place it in FLOORS of {Path(__file__).name}"
-    for imported in imports_of(module):
-        assert floor_of(imported) <= floor_of(module), f"{module} imports {imported}, which is on a floor above"
+def test_every_module_has_a_floor_and_imports_go_down_only():
+    unplaced = {module for module in INNER if module.split(".")[0] not in FLOOR}
+    assert not unplaced, "on no floor: place them in README's tree"
+    upward = [(module, x) for module in INNER for x in imports_of(module) if floor_of(x) > floor_of(module)]
+    assert not upward, "modules and what they import from a floor above"
 
 
 def test_there_are_no_import_cycles():
     tuple(TopologicalSorter({module: imports_of(module) for module in MODULES if module != "__init__"}).static_order())
 
 
-@pytest.mark.parametrize("module", sorted(m for m in MODULES if m.startswith("engines.")))
-def test_engines_import_the_core_and_not_each_other(module: str):
-    for imported in imports_of(module):
-        shared = imported.startswith("engines.") and imported.split(".")[-1] not in engines.NAMES
-        above = imported == "engines.__init__"
-        below = floor_of(imported) < FLOOR["engines"]
-        assert below or (shared and not above) or module == "engines.__init__", imported
+def test_engines_import_the_core_and_not_each_other():
+    for module in INNER:
+        if module.startswith("engines.") and module != "engines.__init__":
+            for imported in imports_of(module):
+                shared = imported.startswith("engines.") and imported.split(".")[-1] not in engines.NAMES
+                below = floor_of(imported) < FLOOR["engines"]
+                assert below or (shared and imported != "engines.__init__"), f"{module} imports {imported}"
 
 
-@pytest.mark.parametrize("module", sorted(set(MODULES) - {"__init__"}))
-def test_folders_on_one_floor_do_not_import_each_other(module: str):
-    room = module.split(".")[0]
-    strangers = {m for m in imports_of(module) if floor_of(m) == FLOOR[room] and m.split(".")[0] != room}
-    assert not strangers, f"{module} imports {strangers}"
-
-
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_modules_and_functions_are_short(module: str):
-    lines = MODULES[module].read_text(encoding="utf-8").count("\n")
-    assert lines <= 400, f"{module} has {lines} lines"
-    for node in ast.walk(tree_of(module)):
-        if isinstance(node, ast.FunctionDef):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
-            assert length <= 80, f"{module}.{node.name} has {length} lines"
+def test_modules_and_functions_are_short():
+    for module, path in MODULES.items():
+        lines = path.read_text(encoding="utf-8").count("\n")
+        assert lines <= 400, f"{module} has {lines} lines"
+        for node in ast.walk(tree_of(module)):
+            if isinstance(node, ast.FunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                assert length <= 80, f"{module}.{node.name} has {length} lines"
 
 
 PUBLIC_UNDERSCORES = {
@@ -152,23 +133,23 @@ PUBLIC_UNDERSCORES = {
 
 def private_names_of_others(tree: ast.Module) -> set[str]:
     """Names with an underscore that a module imports from other modules or reads from their objects."""
-    own = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    local = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     used = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
-            mine = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-            (own if mine else used).add(node.attr)
+            ours = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            (local if ours else used).add(node.attr)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            own.add(node.target.id)
+            local.add(node.target.id)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("clearhead."):
             used |= {alias.name for alias in node.names}
-    return {name for name in used - own if name.startswith("_") and not name.endswith("__")}
+    return {name for name in used - local if name.startswith("_") and not name.endswith("__")}
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_no_module_reads_private_names_of_another_module(module: str):
-    found = private_names_of_others(tree_of(module)) - set(PUBLIC_UNDERSCORES)
-    assert not found, f"{module} reads {sorted(found)}, which other modules keep to themselves"
+def test_no_module_reads_private_names_of_another_module():
+    for module in MODULES:
+        result = private_names_of_others(tree_of(module)) - set(PUBLIC_UNDERSCORES)
+        assert not result, f"{module} reads {sorted(result)}, which other modules keep to themselves"
 
 
 def test_every_failure_can_be_replayed():
@@ -220,7 +201,7 @@ def test_public_names_are_sorted_and_found():
 def test_type_checkers_see_the_same_names():
     typed = [node for node in ast.walk(tree_of("__init__")) if isinstance(node, ast.ImportFrom)]
     seen = {a.name for node in typed if (node.module or "").startswith("clearhead.") for a in node.names}
-    assert seen == set(clearhead.__all__)
+    assert seen == {"__version__", *clearhead.__all__}
 
 
 def test_no_module_has_the_name_of_a_public_object():

@@ -103,8 +103,8 @@ def test_tensors_with_a_pending_negative_bit():
 def test_dlpack_arrays_give_arrays_of_their_library():
     q, k, v = (array_api_strict.asarray(normal(2, 5, 4, seed=i)) for i in range(3))
     matrix = ch.AttentionMatrix(q, k, causal=True)
-    for found in (ch.attention(q, k, v, causal=True), matrix[0], matrix.entropy(), matrix.top(2).indices, matrix @ v):
-        assert type(found) is type(q)
+    for result in (ch.attention(q, k, v, causal=True), matrix[0], matrix.entropy(), matrix.top(2).indices, matrix @ v):
+        assert type(result) is type(q)
     expected = ch.attention(*(np.asarray(x) for x in (q, k, v)), causal=True)
     np.testing.assert_array_equal(np.asarray(ch.attention(q, k, v, causal=True)), expected)
 
@@ -254,18 +254,18 @@ def test_memory_layout_does_not_change_the_result(how: str, dtype: Any):
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     make = SAME[how]
-    given = make(q), make(k)
+    inputs = make(q), make(k)
     rules = {"bias": make(bias), "mask": make(mask)}
     slack = {"rtol": 0, "atol": 1e-12 if dtype == np.float64 else 1e-5}
-    output = ch.attention(*given, make(v), **rules)
+    output = ch.attention(*inputs, make(v), **rules)
     assert (type(output), output.dtype) == (np.ndarray, dtype)
     np.testing.assert_allclose(output, weights @ v, **slack)
-    matrix = ch.AttentionMatrix(*given, **rules)
+    matrix = ch.AttentionMatrix(*inputs, **rules)
     np.testing.assert_allclose(matrix @ make(v), weights @ v, **slack)
     np.testing.assert_allclose(matrix.T @ make(v), weights.T @ v, **slack)
     np.testing.assert_allclose(matrix[1:3], weights[1:3], **slack)
-    np.testing.assert_allclose(ch.trace(*given, make(v), **rules).weights, weights, **slack)
-    layer = ch.trace_layer(*given, make(v), make(bias), num_heads=5)
+    np.testing.assert_allclose(ch.trace(*inputs, make(v), **rules).weights, weights, **slack)
+    layer = ch.trace_layer(*inputs, make(v), make(bias), num_heads=5)
     np.testing.assert_array_equal(layer.output, ch.trace_layer(q, k, v, bias, num_heads=5).output)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +11,26 @@ import torch
 from rich.console import Console
 
 import benchmarks
-from benchmarks import causes, change, command, floors, gpu, run, steps, truth
+from benchmarks import causes, change, command, floors, gpu, limits, run, steps, truth
 from benchmarks.__main__ import main
 from benchmarks.cases import Case
 from benchmarks.causes import CauseCost
 from benchmarks.change import ChangeCost
 from benchmarks.derivatives import DerivativeCost
 from benchmarks.groups import GROUPS
-from benchmarks.limits import Limits
+from benchmarks.limits import Limit
 from benchmarks.memory import Single
 from benchmarks.model import Share
 from benchmarks.spans import SpanCost
 from benchmarks.steps import StepCost
 from benchmarks.truth import Agreement
 from benchmarks.watching import Cost
-from clearhead.bench.measure import interleaved
+from clearhead.bench.measure import Timing, interleaved
 from clearhead.errors import MissingExtraError
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))
+
+import tables
 
 
 def test_without_a_gpu_the_gpu_benchmarks_say_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
@@ -63,9 +68,10 @@ def test_without_pytorch_the_gpu_benchmarks_name_the_extra(
     assert 'hint: pip install "clearhead[gpu]"' in capsys.readouterr().err
 
 
+@pytest.mark.gate
 def test_a_few_cpu_benchmarks_run_from_setup_to_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    found = ["--quick", "--only", "tiny", "--peers", "numpy,torch", "--save", str(tmp_path)]
-    assert main(found) == 0
+    results = ["--quick", "--only", "tiny", "--peers", "numpy,torch", "--save", str(tmp_path)]
+    assert main(results) == 0
     table = capsys.readouterr().out
     for words in ("[tiny]", "numpy", "torch", "of limit", "times as fast: geometric mean / worst"):
         assert words in table
@@ -87,22 +93,23 @@ FOUND = {
 }
 
 
+ORIGIN = {"date": "2026-01-02", "commit": "", "command": "python -m benchmarks"}
 ONCE: dict[str, Any] = {"rounds": 1, "slice_seconds": 0.0}
 
 
 def test_each_group_has_its_table_and_its_figures(capsys: pytest.CaptureFixture[str]):
     assert list(FOUND) == list(GROUPS)
-    report = run.Report([], FOUND, {}, Limits(*(1.0 for _ in Limits._fields)))
+    report = run.Report([], FOUND, {}, {}, ORIGIN)
     data, page = json.loads(run.as_json(report)), run.as_markdown(report)
     command.show(Console(width=80), report)
-    told = capsys.readouterr().out
+    shown = capsys.readouterr().out
     assert data["watching"][1] == {"tokens": 16384, "way": "sdpa", "seconds": 52.4, "ratio": None, "peak_bytes": 10**9}
     for name, group in GROUPS.items():
         assert data[group.key] == [cost._asdict() for cost in FOUND[name]]
         head, *rows = group.lines(FOUND[name])
         assert f"| {' | '.join(head)} |" in page
         for words in (head, *rows):
-            assert any(line.split() == " ".join(words).split() for line in told.splitlines()), words
+            assert any(line.split() == " ".join(words).split() for line in shown.splitlines()), words
     assert "| ---: | --- | ---: | ---: | ---: |\n| 4,096 | watch | 5.40 | 0.85 | 1.00 |" in page
 
 
@@ -117,54 +124,54 @@ def test_causes_are_compared_with_those_of_stored_weights(monkeypatch: pytest.Mo
     monkeypatch.setattr(causes, "apart", lambda *_: Single(0.5, 10**6))
     calls: list[Any] = []
     monkeypatch.setattr(causes, "interleaved", lambda made, **_: calls.append(made) or interleaved(made, **ONCE))
-    found = causes.costs(1, quick=True)
-    assert [cost.case for cost in found] == ["h2 n 300 d 64", "h2 n 300 d 64 causal"]
+    result = causes.costs(1, quick=True)
+    assert [cost.case for cost in result] == ["h2 n 300 d 64", "h2 n 300 d 64 causal"]
     full, _ = calls
     ours, theirs = full["cuts"](), full["stored"]()
     pairs = zip((ours.by_key, ours.by_query, ours.strongest.value), (theirs[0], theirs[1], theirs[3]), strict=True)
-    for mine, stored in pairs:
-        torch.testing.assert_close(torch.from_numpy(mine), stored.reshape(mine.shape), rtol=1e-3, atol=1e-4)
+    for local, stored in pairs:
+        torch.testing.assert_close(torch.from_numpy(local), stored.reshape(local.shape), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_cutting_a_model_is_compared_with_eager_attention(monkeypatch: pytest.MonkeyPatch):
     for name in ("QUICK", "FEW"):
         monkeypatch.setattr(change, name, change.SPAN.stop + 6)
     monkeypatch.setattr(change, "apart", lambda *_: Single(0.5, 10**6))
-    found = change.costs(1, quick=True)
-    assert [cost.way for cost in found] == ["unchanged", "cut", "eager"]
-    assert found[0].ratio == 1
+    result = change.costs(1, quick=True)
+    assert [cost.way for cost in result] == ["unchanged", "cut", "eager"]
+    assert result[0].ratio == 1
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_a_step_under_watch_has_the_loss_of_the_same_step_without(monkeypatch: pytest.MonkeyPatch):
     calls: list[Any] = []
     monkeypatch.setattr(steps, "QUICK", (20,))
     monkeypatch.setattr(steps, "apart", lambda *_: Single(0.5, 10**6))
     monkeypatch.setattr(steps, "interleaved", lambda made, **_: calls.append(made) or interleaved(made, **ONCE))
-    found = steps.costs(1, quick=True)
-    assert [cost.way for cost in found] == ["sdpa", "clearhead", "causes"]
-    assert (found[0].ratio, found[1].to_clearhead) == (1, 1)
+    result = steps.costs(1, quick=True)
+    assert [cost.way for cost in result] == ["sdpa", "clearhead", "causes"]
+    assert (result[0].ratio, result[1].to_clearhead) == (1, 1)
     losses = [float(call()) for call in calls[0].values()]
     assert losses == pytest.approx([losses[0]] * 3, abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_estimates_are_compared_by_layer_and_by_length(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(truth, "TEXTS", 1)
     monkeypatch.setattr(truth, "LONG", (14,))
     monkeypatch.setattr(truth, "DRAWN", 30)
-    found = truth.agreements(1, quick=False)
-    assert list(dict.fromkeys(one.of for one in found)) == ["all", "layer 0", "layer 1", "4-6 tokens", "14 tokens"]
-    edges = {one.of: one.edges for one in found}
+    result = truth.agreements(1, quick=False)
+    assert list(dict.fromkeys(one.of for one in result)) == ["all", "layer 0", "layer 1", "4-6 tokens", "14 tokens"]
+    edges = {one.of: one.edges for one in result}
     assert edges["layer 0"] + edges["layer 1"] == edges["all"] == edges["4-6 tokens"] == 8 * (10 + 4)
     assert edges["14 tokens"] == 3 * 30
-    by = {(one.of, one.estimate): one for one in found}
+    by = {(one.of, one.estimate): one for one in result}
     assert by["all", "cut"].pearson > by["all", "contribution"].pearson
     assert by["all", "cut"].spearman > 0.8
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_a_small_gpu_run_goes_from_check_to_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ):
@@ -174,10 +181,10 @@ def test_a_small_gpu_run_goes_from_check_to_table(
     monkeypatch.setattr(gpu, "TOKENS", 40)
     monkeypatch.setattr(gpu, "BACKENDS", {"math": gpu.SDPBackend.MATH})
     gpu.bench(quick=True, save=str(tmp_path), device="cpu")
-    told = capsys.readouterr().out
+    shown = capsys.readouterr().out
     for contestant in ("math", "materialised", "A @ v", "statistics", "+ received", "+ top 8", "sinks, window"):
-        assert contestant in told
-    assert "'lengths': 0.0" in told
+        assert contestant in shown
+    assert "'lengths': 0.0" in shown
 
 
 def test_lower_bounds_on_time_equal_those_worked_by_hand():
@@ -187,3 +194,72 @@ def test_lower_bounds_on_time_equal_those_worked_by_hand():
     assert floors.floor(case, "+ received", limit._replace(operations=1e12)) == pytest.approx(2 * 800 / 1e9)
     moved = 2 * 2 * 2 * 10 * 8 * 2 + 2 * 2 * 4 * 10 * 8 * 2
     assert floors.floor(case, "output", floors.Rates(1e12, 1e12, 1e3)) == pytest.approx(moved / 1e3)
+
+
+def test_a_share_is_the_works_rate_divided_by_the_limits(monkeypatch: pytest.MonkeyPatch):
+    case, half = (Case("full", "forward", 1, 2, 2, 40, 40, 16, dtype) for dtype in ("float32", "bfloat16"))
+    decoding = Case("decode", "decode", 1, 4, 2, 1, 50, 8)
+    done: list[str] = []
+    known = {
+        name: Limit("torch", lambda name=name: done.append(name), 1e6, rate)  # type: ignore[misc]
+        for name, rate in (("float32 product", 5e9), ("bfloat16 product", 9e9), ("reads", 1e9))
+    }
+    slow = {**known, "bfloat16 product": known["bfloat16 product"]._replace(rate=1e9)}
+    assert limits.limit_of(half, known) == "bfloat16 product"
+    assert limits.limit_of(half, slow) == limits.limit_of(case, known) == "float32 product"
+    seconds = {"clearhead": [2.0, 4.0, 4.0], "torch": [8.0, 8.0, 8.0], "limit": [1.0, 1.0, 3.0]}
+
+    def timed(calls: dict[str, Any], **_: Any) -> dict[str, Timing]:
+        calls["limit"]()
+        return {name: Timing(seconds[name]) for name in calls}
+
+    monkeypatch.setattr(run, "interleaved", timed)
+    for one, bound, work in ((case, "float32 product", 2 * 2 * 40 * 40 * 16), (decoding, "reads", 2 * 2 * 50 * 8 * 4)):
+        row = run.measure(one, ["torch"], known, 1, rounds=3, slice_seconds=0.0)
+        assert row.limit == done.pop() == bound
+        assert row.shares == pytest.approx({"clearhead": work / 1e6 / 2, "torch": work / 1e6 / 8})
+        assert row.ratios == {"torch": 2.0}
+
+
+RESULTS: dict[str, Any] = {
+    **ORIGIN,
+    "machine": {"processor": "Abacus", "threads": 2, "torch": "2.13"},
+    "limits": {"float32 product": {"by": "torch", "rate": 2e11}, "reads": {"by": "clearhead", "rate": 3e10}},
+    "rows": [
+        {
+            "case": asdict(Case(group, kind, 1, 8, 8, n, m, 64)),
+            "seconds": {"clearhead": 0.002, "torch": 0.004},
+            "ratios": {"torch": ratio},
+            "limit": bound,
+            "shares": shares,
+        }
+        for group, kind, n, m, ratio, bound, shares in (
+            ("full", "forward", 512, 512, 2.0, "float32 product", {"clearhead": 0.8, "torch": 0.4}),
+            ("full", "forward", 1024, 1024, 8.0, "float32 product", {"clearhead": 0.2, "torch": 0.1}),
+            ("decode", "decode", 1, 900, 1.5, "reads", {}),
+        )
+    ],
+}
+
+
+def test_the_documents_say_where_figures_are_from_and_what_share_of_the_limit_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for folder, data in (("old", {**RESULTS, "date": "2025-12-31"}), ("new", RESULTS), ("no cases", {"rows": []})):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "bench.json").write_text(json.dumps(data), encoding="utf-8")
+    assert tables.newest(tmp_path) == RESULTS
+    monkeypatch.setattr(tables, "errors", dict)
+    english, chinese = (tables.figures(RESULTS, language) for language in ("en", "zh"))
+    assert "| speed, float32, 512 to 8,192 tokens | PyTorch | 4.00 | 2.00 | 40% | 20% |\n" in english
+    assert "| 速度，解码单个查询 | PyTorch | 1.50 | 1.50 | - | - |\n" in chinese
+    assert "`python -m benchmarks` on 2026-01-02: processor Abacus, threads 2, torch 2.13." in english
+    assert "float32 product (torch) 200 G multiply-adds/s, reads 30 GB/s." in english
+    assert "处理器 Abacus" in chinese
+    assert "float32 矩阵乘积（torch）每秒 200 G 次乘加，读内存每秒 30 GB。" in chinese
+    every = tables.cases(RESULTS, "en")
+    assert "| full | b1 h8 n512 d64 float32 | 2.000 | float32 product | 80% | 40% | torch 2.00 |\n" in every
+    assert "| decode | b1 h8 n1 m900 d64 float32 | 2.000 | reads | - | - | torch 1.50 |\n" in every
+    assert "| full | torch | 4.00 | 2.00 |\n" in every
+    old = "before\n<!-- cases -->\nold\n<!-- end of cases -->\nafter\n"
+    assert tables.filled(old, "cases", "1 \\2\n") == old.replace("old", "1 \\2")

@@ -10,7 +10,7 @@ from torch import Tensor
 import clearhead as ch
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError
 from clearhead.nn import KVCache, MultiHeadAttention
-from clearhead.ops import repeated
+from clearhead.ops import fast_calls
 from test_nn import F64, made, normal
 
 close = torch.testing.assert_close
@@ -48,7 +48,7 @@ def test_sequences_of_unequal_length(options: dict[str, Any], first: int):
     outputs: list[list[Tensor]] = [[], []]
     for counts in ([3, 7], [2, 0], [1, 1], [0, 3], [4, 1]):
         size = max(counts)
-        new = [x[b, at : at + count] for b, (at, count) in enumerate(zip(taken.tolist(), counts, strict=True))]
+        new = [x[b, place : place + count] for b, (place, count) in enumerate(zip(taken.tolist(), counts, strict=True))]
         piece = torch.stack([padded(part, size) for part in new])
         output = layer(piece, cache=cache, counts=torch.tensor(counts))
         for b in range(2):
@@ -67,9 +67,9 @@ def padded(x: Tensor, length: int) -> Tensor:
 def test_attention_over_the_cached_keys_with_the_rules_of_the_cache():
     q, k, v = (normal(2, 2, 9, 4, seed=seed) for seed in range(3))
     cache, parts = KVCache(2, 2, 4, 4, dtype=F64, capacity=1), []
-    for at in range(0, 9, 3):
-        keys, values, rules = cache.append(k[:, :, at : at + 3], v[:, :, at : at + 3])
-        parts.append(ch.attention(q[:, :, at : at + 3], keys, values, causal=True, **rules))
+    for place in range(0, 9, 3):
+        keys, values, rules = cache.append(k[:, :, place : place + 3], v[:, :, place : place + 3])
+        parts.append(ch.attention(q[:, :, place : place + 3], keys, values, causal=True, **rules))
     close(torch.cat(parts, 2), ch.attention(q, k, v, causal=True))
 
 
@@ -81,32 +81,32 @@ def test_a_shorter_sequence_does_not_see_beyond_its_own_length():
         close(ch.attention(q, keys, values, **rules)[b], ch.attention(q[b], k[b, :, :length], k[b, :, :length]))
 
 
-@pytest.mark.parametrize("own", [None, (None, None), (2, None), (9, 0)])
+@pytest.mark.parametrize("local", [None, (None, None), (2, None), (9, 0)])
 @pytest.mark.parametrize("chunks", [(1,) * 30, (7, 1, 1, 5, 16)])
-def test_a_cache_with_a_window_stays_small_and_gives_the_same_output(own: Any, chunks: tuple[int, ...]):
-    layer, x = made(causal=True, rotary=1e4, d_k=4, window=own), normal(2, 30, 12)
+def test_a_cache_with_a_window_stays_small_and_gives_the_same_output(local: Any, chunks: tuple[int, ...]):
+    layer, x = made(causal=True, rotary=1e4, d_k=4, window=local), normal(2, 30, 12)
     cache = room(layer, window=4, capacity=1)
-    found = torch.cat([layer(part, cache=cache) for part in x.split(chunks, 1)], 1)
-    narrow = 3 if own is None or own[0] is None else min(3, own[0])
-    close(found, layer(x, window=(narrow, None)))
+    result = torch.cat([layer(part, cache=cache) for part in x.split(chunks, 1)], 1)
+    narrow = 3 if local is None or local[0] is None else min(3, local[0])
+    close(result, layer(x, window=(narrow, None)))
     assert cache.keys.shape[2] <= 2 * 4 + 24 * (max(chunks) > 4)
     assert len(cache) == 30
 
 
 def test_a_window_over_sequences_of_unequal_length():
     q, k, v = (normal(2, 1, 40, 4, seed=seed) for seed in range(3))
-    cache, at = KVCache(2, 1, 4, 4, dtype=F64, window=3, capacity=1), torch.tensor([0, 0])
+    cache, place = KVCache(2, 1, 4, 4, dtype=F64, window=3, capacity=1), torch.tensor([0, 0])
     for step in range(40):
         counts = torch.tensor([1, step % 2])
-        q1, k1, v1 = (torch.stack([x[b, :, at[b] : at[b] + 1] for b in range(2)]) for x in (q, k, v))
+        q1, k1, v1 = (torch.stack([x[b, :, place[b] : place[b] + 1] for b in range(2)]) for x in (q, k, v))
         keys, values, rules = cache.append(k1, v1, counts)
-        found = ch.attention(q1, keys, values, causal=True, **rules)
+        result = ch.attention(q1, keys, values, causal=True, **rules)
         for b in range(2):
             if counts[b]:
-                p = int(at[b])
+                p = int(place[b])
                 full = ch.attention(q[b, :, p : p + 1], k[b], v[b], causal=True, window=(2, None), query_offset=p)
-                close(found[b], full)
-        at += counts
+                close(result[b], full)
+        place += counts
     assert cache.lengths.tolist() == [40, 20]
 
 
@@ -131,10 +131,10 @@ def test_reordering_and_cropping_the_cache():
 
 
 def test_the_buffers_are_rarely_reallocated():
-    cache, moves, at = KVCache(1, 1, 2, 2, capacity=1), 0, 0
+    cache, moves, place = KVCache(1, 1, 2, 2, capacity=1), 0, 0
     for step in range(1000):
         keys, _, _ = cache.append(torch.full((1, 1, 1, 2), float(step)), torch.ones(1, 1, 1, 2))
-        moves, at = moves + (keys.data_ptr() != at), keys.data_ptr()
+        moves, place = moves + (keys.data_ptr() != place), keys.data_ptr()
     assert moves <= 11
     assert keys.data_ptr() == cache.keys.data_ptr()
     assert torch.equal(keys[0, 0, :, 0], torch.arange(1000.0))
@@ -234,10 +234,10 @@ def test_an_unsupported_dtype_is_refused():
 def test_attention_over_a_cache_has_the_bits_of_the_full_pass(dtype: torch.dtype):
     q, k, v = (normal(2, 4, 40, 16, seed=seed).to(dtype) for seed in range(3))
     cache, full = KVCache(2, 4, 16, 16, dtype=dtype), ch.attention(q, k, v, causal=True)
-    for at in range(40):
-        keys, values, rules = cache.append(k[:, :, at : at + 1], v[:, :, at : at + 1])
+    for place in range(40):
+        keys, values, rules = cache.append(k[:, :, place : place + 1], v[:, :, place : place + 1])
         assert torch.equal(
-            ch.attention(q[:, :, at : at + 1], keys, values, causal=True, **rules)[:, :, 0], full[:, :, at]
+            ch.attention(q[:, :, place : place + 1], keys, values, causal=True, **rules)[:, :, 0], full[:, :, place]
         )
 
 
@@ -251,15 +251,15 @@ STEPS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("window", [None, 6])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.gate)])
 @pytest.mark.parametrize("options", STEPS.values(), ids=STEPS)
 def test_a_step_in_one_call_of_the_kernel_has_the_bits_of_the_long_way(
     options: dict[str, Any], dtype: torch.dtype, window: int | None, monkeypatch: pytest.MonkeyPatch
 ):
     """Long enough that the turns of several blocks of positions are used."""
     layer = MultiHeadAttention(24, 4, causal=True, dtype=dtype, **{"d_k": 6, **options}).eval()
-    x, taken, step = normal(2, 150, 24).to(dtype), [], repeated.step
-    monkeypatch.setattr(repeated, "step", lambda *given: taken.append(step(*given)) or taken[-1])
+    x, taken, step = normal(2, 150, 24).to(dtype), [], fast_calls.step
+    monkeypatch.setattr(fast_calls, "step", lambda *inputs: taken.append(step(*inputs)) or taken[-1])
     outputs, caches = [], []
     for engine in ("", "native"):  # one that is named goes the long way
         monkeypatch.setenv("CLEARHEAD_ENGINE", engine) if engine else monkeypatch.delenv("CLEARHEAD_ENGINE", False)
@@ -283,8 +283,8 @@ def test_a_step_tells_autograd_that_it_wrote_to_the_cache():
     layer, x = MultiHeadAttention(8, 2, causal=True, rotary=1e4), torch.randn(1, 6, 8)
     cache, weight = KVCache(1, 2, 4, 4), torch.ones(4, requires_grad=True)
     with torch.no_grad():
-        for at in range(6):
-            layer(x[:, at : at + 1], cache=cache)
+        for place in range(6):
+            layer(x[:, place : place + 1], cache=cache)
     read = (cache.keys[:, :, :6] * weight).sum()
     cache.crop(3)
     with torch.no_grad():
@@ -309,7 +309,8 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was():
     assert (len(cache), torch.equal(cache.keys, before)) == (3, True)
 
 
-@pytest.mark.parametrize("rotary", [pytest.param(None, marks=pytest.mark.slow), 1e4])
+@pytest.mark.gate
+@pytest.mark.parametrize("rotary", [pytest.param(None, marks=pytest.mark.gate), 1e4])
 def test_decoding_compiles_twice_at_most_and_in_one_graph(rotary: float | None):
     """The lengths are numbers that the compiler leaves open: it does not compile each step anew."""
     layer, x = MultiHeadAttention(12, 3, causal=True, rotary=rotary).eval(), torch.randn(2, 12, 12)
@@ -317,5 +318,5 @@ def test_decoding_compiles_twice_at_most_and_in_one_graph(rotary: float | None):
     torch._dynamo.reset()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=2, fail_on_recompile_limit_hit=True):
-        found = torch.cat([compiled(part, cache=cache) for part in x.split(1, 1)], 1)
-        close(found, layer(x), rtol=1e-5, atol=1e-6)
+        result = torch.cat([compiled(part, cache=cache) for part in x.split(1, 1)], 1)
+        close(result, layer(x), rtol=1e-5, atol=1e-6)

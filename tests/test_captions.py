@@ -31,8 +31,8 @@ def captioned(logits, **rules):
     [
         ("previous", -1, r"previous-token head, ([\d.]+)% on the token before",
          r"前一词元头，([\d.]+)% 的权重在前一个词元上"),
-        ("own", 0, r"self head, ([\d.]+)% on the token itself", r"自身头，([\d.]+)% 的权重在词元自身上"),
-        ("sink", None, r"sink head, ([\d.]+)% on the first token", r"汇点头，([\d.]+)% 的权重在第一个词元上"),
+        ("diagonal", 0, r"self head, ([\d.]+)% on the token itself", r"关注自身的头，([\d.]+)% 的权重在词元自身上"),
+        ("sink", None, r"sink head, ([\d.]+)% on the first token", r"汇聚头（sink），([\d.]+)% 的权重在第一个词元上"),
     ],
 )  # fmt: skip
 def test_a_head_that_looks_at_one_place_is_called_after_it(causal, kind, offset, en, zh):
@@ -127,7 +127,7 @@ def test_even_weights_are_those_over_the_visible_keys(name, padded):
     q, k = (9 * rng.standard_normal((2, heads, N, D_K)) for heads in (HEADS, KV_HEADS))
     matrix = ch.AttentionMatrix(q, k, **rules)
     padding = np.arange(N) >= rng.integers(2, N, (2, 1)) if padded else None
-    found = even_heads(matrix, padding)
+    result = even_heads(matrix, padding)
     visible = visibility.dense(matrix.factors.problem)[:, 0].astype(float)
     weights = visible / np.maximum(visible.sum(-1, keepdims=True), 1)
     mask = rules.get("mask")
@@ -138,22 +138,22 @@ def test_even_weights_are_those_over_the_visible_keys(name, padded):
     expected = {
         "sink": (weights[np.arange(2), :, first], real),
         "previous": (np.pad(np.diagonal(weights, -1, 1, 2), ((0, 0), (1, 0))), behind),
-        "own": (np.diagonal(weights, 0, 1, 2), real),
+        "diagonal": (np.diagonal(weights, 0, 1, 2), real),
         "distance": ((weights * abs(i - j)).sum(-1), real),
         "entropy": (np.log(np.maximum(visible.sum(-1), 1)), real),
     }
     for statistic, (values, which) in expected.items():
-        assert getattr(found, statistic) == pytest.approx([values[which].mean()], abs=1e-9), statistic
+        assert getattr(result, statistic) == pytest.approx([values[which].mean()], abs=1e-9), statistic
 
 
-@pytest.mark.slow  # it imports Triton
+@pytest.mark.gate  # it imports Triton
 def test_even_weights_of_arrays_on_a_device_are_the_same():
     rng = fresh()
     q, k = rng.standard_normal((1, 2, 9, 6)), rng.standard_normal((1, 1, 14, 6))
     bias = np.where(rng.random((1, 1, 9, 14)) < 0.3, -np.inf, rng.standard_normal((1, 1, 9, 14)))
     there = [DeviceArray(torch.from_numpy(x)) for x in (q, k, bias)]
-    found = even_heads(ch.AttentionMatrix(*there[:2], bias=there[2]), cross=True)
+    result = even_heads(ch.AttentionMatrix(*there[:2], bias=there[2]), cross=True)
     expected = even_heads(ch.AttentionMatrix(q, k, bias=bias), cross=True)
-    assert found.sink == pytest.approx(expected.sink)
-    assert found.entropy == pytest.approx(expected.entropy)
-    assert np.isnan(found.previous[0])
+    assert result.sink == pytest.approx(expected.sink)
+    assert result.entropy == pytest.approx(expected.entropy)
+    assert np.isnan(result.previous[0])

@@ -14,7 +14,7 @@ import clearhead as ch
 from clearhead import engines
 from clearhead.core import room
 from clearhead.errors import ClearheadError, DtypeError, RuleError, SizeError
-from error_texts import Wrong, assert_words
+from error_texts import Errors, assert_words, each_error
 from seeds import fresh
 
 Q, K, V, G = np.ones((2, 4, 6, 8)), np.ones((2, 2, 5, 8)), np.ones((2, 2, 5, 3)), np.ones((2, 4, 6, 3))
@@ -33,153 +33,75 @@ def labels(queries: int = 6, keys: int = 5, dtype: Any = int) -> tuple[Any, Any]
     return np.zeros(queries, dtype), np.zeros(keys, int)
 
 
-ERRORS: dict[str, Wrong] = {
-    "values of whole numbers": (
-        lambda: cuts(v=np.ones((2, 2, 5, 3), int)),
-        TypeError,
-        "v is int64: expected float64, float32, bfloat16 or float16.",
-    ),
-    "a text for g": (
-        lambda: cuts(g="loss"),
-        TypeError,
+ERRORS: Errors = {
+    TypeError: {
+        "v is int64: expected float64, float32, bfloat16 or float16.": lambda: cuts(v=np.ones((2, 2, 5, 3), int)),
         "g is a str: expected a NumPy array, a PyTorch tensor or an array that speaks DLPack.\n\n"
-        "hint: np.asarray(g, dtype=np.float64) makes one from numbers in a list.",
-    ),
-    "no g": (
-        lambda: cuts(g=None),
-        TypeError,
+        "hint: np.asarray(g, dtype=np.float64) makes one from numbers in a list.": lambda: cuts(g="loss"),
         "g is a NoneType: expected a NumPy array, a PyTorch tensor or an array that speaks DLPack.\n\n"
-        "hint: np.asarray(g, dtype=np.float64) makes one from numbers in a list.",
-    ),
-    "values of another length": (
-        lambda: cuts(v=np.ones((2, 2, 6, 3))),
-        ValueError,
-        f"v has shape (2, 2, 6, 3): expected (2, 2, 5, d), or one for all heads, (5,) or (5, d).\n\nhint: {MATRIX}",
-    ),
-    "g of the key heads": (
-        lambda: cuts(g=np.ones((2, 2, 6, 3))),
-        ValueError,
-        f"g has shape (2, 2, 6, 3): expected (2, 4, 6, d), or one for all heads, (6,) or (6, d).\n\nhint: {MATRIX}",
-    ),
-    "g of another width": (
-        lambda: cuts(g=np.ones((2, 4, 6, 12))),
-        ValueError,
-        "g has 12 columns but v has d_v 3: g is the derivative by the head's output, which has v's columns.\n\n"
-        "hint: o = A @ v; g, = torch.autograd.grad(number, o)",
-    ),
-    "output with g": (
-        lambda: matrix().contributions(V, G, output=np.ones((12, 7))),
-        ValueError,
-        "output is given together with g: it is for norms, and g has been carried through W_O.\n\nhint: leave it out.",
-    ),
-    "W_O turned": (
-        lambda: matrix().contributions(V, output=np.ones((7, 12))),
-        ValueError,
-        "output has shape (7, 12): expected W_O, (heads·d_v 12, d_model).\n\n"
-        "hint: a linear layer's weight is (d_model, heads·d_v): output=weight.T",
-    ),
-    "W_O of one head": (
-        lambda: matrix().contributions(V, output=np.ones((3, 7))),
-        ValueError,
-        "output has shape (3, 7): expected W_O, (heads·d_v 12, d_model).",
-    ),
-    "W_O of whole numbers": (
-        lambda: matrix().contributions(V, output=np.ones((12, 7), int)),
-        TypeError,
-        "output is int64: expected float64, float32, bfloat16 or float16.",
-    ),
-    "an order nobody knows": (
-        lambda: cuts().top(3, "biggest"),  # type: ignore[arg-type]
-        ValueError,
-        "order is 'biggest': expected one of magnitude, largest, smallest.\n\nhint: order=\"magnitude\"",
-    ),
-    "top 0": (
-        lambda: cuts().top(0),
-        ValueError,
-        "top is 0: expected a whole number from 1 up.\n\nhint: top=8",
-    ),
-    "strongest of a half": (
-        lambda: cuts().strongest(2.5),  # type: ignore[arg-type]
-        ValueError,
-        "strongest is 2.5: expected a whole number from 1 up.\n\nhint: strongest=8",
-    ),
-    "an image of no height": (
-        lambda: cuts().image(0, 9),
-        ValueError,
-        "image's height is 0: expected a whole number from 1 up.\n\nhint: image=(256, 256)",
-    ),
-    "labels of another length": (
-        lambda: cuts().groups(*labels(keys=6)),
-        ValueError,
-        "key_groups has shape (6,): expected (5,), one label per token.",
-    ),
-    "spans of labels that are not whole": (
-        lambda: cuts().spans(*labels(dtype=float)),
-        TypeError,
-        "query_groups is float64: expected whole numbers, one label per token, below 0 for none.",
-    ),
-    "spans of contributions": (
-        lambda: matrix().contributions(V, G).spans(*labels()),
-        ValueError,
-        "spans are of cuts: contributions of a span are the sum of those of its edges.\n\nhint: E.groups",
-    ),
-    "a statistic of weights": (
-        lambda: cuts().observe(peak=True),  # type: ignore[call-arg]
-        TypeError,
-        "unknown effect `peak`.\n\nhint: Known: by_key, by_query, groups, image, order, strongest, top.",
-    ),
-    "a flag of 1": (
-        lambda: cuts().observe(by_key=1),  # type: ignore[arg-type]
-        ValueError,
-        "by_key is 1: expected True or False.",
-    ),
-    "an index outside": (
-        lambda: cuts()[0, 4],
-        IndexError,
-        f"index 4 is outside axis 1: {MATRIX}",
-    ),
-    "an index outside the transpose": (
-        lambda: cuts().T[..., -7],
-        IndexError,
-        "index -7 is outside axis 3: the matrix is (batch 2, heads 4, keys 5, queries 6).",
-    ),
-    "a product of another length": (
-        lambda: cuts() @ np.ones(6),
-        ValueError,
-        f"x has shape (6,): expected (2, 4, 5, d), or one for all heads, (5,) or (5, d).\n\nhint: {MATRIX}",
-    ),
-    "arithmetic": (
-        lambda: cuts() + 1,
-        TypeError,
+        "hint: np.asarray(g, dtype=np.float64) makes one from numbers in a list.": lambda: cuts(g=None),
+        "output is int64: expected float64, float32, bfloat16 or float16.": lambda: matrix().contributions(
+            V, output=np.ones((12, 7), int)
+        ),
+        "query_groups is float64: expected whole numbers, one label per token, below 0 for none.": lambda: cuts().spans(
+            *labels(dtype=float)
+        ),
+        "unknown effect `peak`.\n\nhint: Known: by_key, by_query, groups, image, order, strongest, top.": lambda: (
+            cuts().observe(peak=True)
+        ),
         "np.add (+) would need every effect of CauseMatrix(cut, batch 2, heads 4, queries 6, keys 5) float64.\n\n"
-        "hint: E[...] is a stored copy, 240 effects, E[..., :512, :512] a tile of it.",
-    ),
-    "sorting the transpose": (
-        lambda: np.sort(cuts().T),  # type: ignore[call-overload]
-        TypeError,
+        "hint: E[...] is a stored copy, 240 effects, E[..., :512, :512] a tile of it.": lambda: cuts() + 1,
         "np.sort would need every effect of TransposedMatrix of CauseMatrix(cut, batch 2, heads 4, queries 6, keys 5) "
         "float64.\n\n"
         "hint: E[...] is a stored copy, 240 effects, E[..., :512, :512] a tile of it. "
-        "E.top(8): each query's strongest keys.",
-    ),
-    "the largest effect": (
-        lambda: np.max(cuts(), axis=-1),  # type: ignore[call-overload]
-        TypeError,
+        "E.top(8): each query's strongest keys.": lambda: np.sort(cuts().T),
         "max is not answered by CauseMatrix(cut, batch 2, heads 4, queries 6, keys 5) float64.\n\n"
-        'hint: E.top(1, "largest"), E.strongest(1).',
-    ),
-    "a sum over heads only": (
-        lambda: np.sum(cuts(), axis=1),  # type: ignore[call-overload]
-        IndexError,
+        'hint: E.top(1, "largest"), E.strongest(1).': lambda: np.max(cuts(), axis=-1),
+    },
+    ValueError: {
+        "v has shape (2, 2, 6, 3): expected (2, 2, 5, d), or one for all heads, (5,) or (5, d).\n\n"
+        f"hint: {MATRIX}": lambda: cuts(v=np.ones((2, 2, 6, 3))),
+        "g has shape (2, 2, 6, 3): expected (2, 4, 6, d), or one for all heads, (6,) or (6, d).\n\n"
+        f"hint: {MATRIX}": lambda: cuts(g=np.ones((2, 2, 6, 3))),
+        "g has 12 columns but v has d_v 3: g is the derivative by the head's output, which has v's columns.\n\n"
+        "hint: o = A @ v; g, = torch.autograd.grad(number, o)": lambda: cuts(g=np.ones((2, 4, 6, 12))),
+        "output is given together with g: it is for norms, and g has been carried through W_O.\n\n"
+        "hint: leave it out.": lambda: matrix().contributions(V, G, output=np.ones((12, 7))),
+        "output has shape (7, 12): expected W_O, (heads·d_v 12, d_model).\n\n"
+        "hint: a linear layer's weight is (d_model, heads·d_v): output=weight.T": lambda: matrix().contributions(
+            V, output=np.ones((7, 12))
+        ),
+        "output has shape (3, 7): expected W_O, (heads·d_v 12, d_model).": lambda: matrix().contributions(
+            V, output=np.ones((3, 7))
+        ),
+        "order is 'biggest': expected one of magnitude, largest, smallest.\n\nhint: order=\"magnitude\"": lambda: (
+            cuts().top(3, "biggest")
+        ),
+        "top is 0: expected a whole number from 1 up.\n\nhint: top=8": lambda: cuts().top(0),
+        "strongest is 2.5: expected a whole number from 1 up.\n\nhint: strongest=8": lambda: cuts().strongest(2.5),
+        "image's height is 0: expected a whole number from 1 up.\n\nhint: image=(256, 256)": lambda: cuts().image(0, 9),
+        "key_groups has shape (6,): expected (5,), one label per token.": lambda: cuts().groups(*labels(keys=6)),
+        "spans are of cuts: contributions of a span are the sum of those of its edges.\n\nhint: E.groups": lambda: (
+            matrix().contributions(V, G).spans(*labels())
+        ),
+        "by_key is 1: expected True or False.": lambda: cuts().observe(by_key=1),
+        f"x has shape (6,): expected (2, 4, 5, d), or one for all heads, (5,) or (5, d).\n\nhint: {MATRIX}": lambda: (
+            cuts() @ np.ones(6)
+        ),
+    },
+    IndexError: {
+        f"index 4 is outside axis 1: {MATRIX}": lambda: cuts()[0, 4],
+        "index -7 is outside axis 3: the matrix is (batch 2, heads 4, keys 5, queries 6).": lambda: cuts().T[..., -7],
         "axis is 1: the result would have a number for each query and each key, and be stored.\n\n"
-        "hint: add axis -1 (keys) or -2 (queries), or reduce a stored copy or tile: A[...], A[..., :512, :512].",
-    ),
+        "hint: add axis -1 (keys) or -2 (queries), or reduce a stored copy or "
+        "tile: A[...], A[..., :512, :512].": lambda: np.sum(cuts(), axis=1),
+    },
 }
 
 
-@pytest.mark.parametrize("name", ERRORS)
-def test_each_error_has_its_exact_text_before_any_work(name: str, monkeypatch: pytest.MonkeyPatch):
-    assert_words(*ERRORS[name], monkeypatch)
+@each_error(ERRORS)
+def test_each_error_has_its_exact_text_before_any_work(call: Any, kind: type[Exception], words: str, monkeypatch: Any):
+    assert_words(call, kind, words, monkeypatch)
 
 
 def test_creating_one_computes_nothing(monkeypatch: pytest.MonkeyPatch):
@@ -217,17 +139,17 @@ def test_an_engine_that_cannot_run_is_refused_where_it_is_named(monkeypatch: pyt
 @pytest.mark.parametrize("name", ["q", "k", "v", "g", "output"])
 def test_tensors_of_a_graph_are_refused_and_taken_without_it(name: str):
     rng = fresh()
-    given = {n: torch.from_numpy(rng.standard_normal(x.shape)) for n, x in {"q": Q, "k": K, "v": V, "g": G}.items()}
-    given["output"] = torch.from_numpy(rng.standard_normal((12, 7)))
+    inputs = {n: torch.from_numpy(rng.standard_normal(x.shape)) for n, x in {"q": Q, "k": K, "v": V, "g": G}.items()}
+    inputs["output"] = torch.from_numpy(rng.standard_normal((12, 7)))
 
     def effects() -> Any:
-        A = ch.AttentionMatrix(given["q"], given["k"])
+        A = ch.AttentionMatrix(inputs["q"], inputs["k"])
         if name == "output":
-            return A.contributions(given["v"], output=given["output"])
-        return A.cuts(given["v"], given["g"])
+            return A.contributions(inputs["v"], output=inputs["output"])
+        return A.cuts(inputs["v"], inputs["g"])
 
     plain = effects()[...]
-    given[name] = given[name].clone().requires_grad_()
+    inputs[name] = inputs[name].clone().requires_grad_()
     words = (
         "cuts have no derivative, and PyTorch keeps or traces a graph for them.\n\n"
         "hint: with torch.no_grad(): A.cuts(v, g)"
@@ -323,7 +245,7 @@ def test_every_repr_is_one_line_of_80_columns():
     E = A.contributions(many, many)
     assert repr(E) == "CauseMatrix(contribution, batch 12, heads 16, queries 16384, keys 16384) float64"
     seen = cuts().observe(by_key=True, top=2, strongest=3, image=(2, 2), groups=labels())
-    told = {
+    said = {
         "TransposedMatrix of CauseMatrix(norm, queries 6, keys 6) float64": (
             ch.AttentionMatrix(Q[0, 0], Q[0, 0]).contributions(Q[0, 0]).T
         ),
@@ -334,5 +256,5 @@ def test_every_repr_is_one_line_of_80_columns():
         "groups (2, 4, 1, 1))": seen,
         "Effects()": cuts().observe(),
     }
-    assert {words: repr(shown) for words, shown in told.items()} == {words: words for words in told}
+    assert {words: repr(shown) for words, shown in said.items()} == {words: words for words in said}
     assert all(len(repr(one)) <= 80 for one in (E, seen.top, seen.strongest, seen.image))

@@ -16,27 +16,27 @@ FAMILY = {family.name: family for family in FAMILIES}
 CUT = -torch.inf
 
 
-def close(found: torch.Tensor, expected: torch.Tensor, rows: Any = slice(None)) -> None:
+def close(result: torch.Tensor, expected: torch.Tensor, rows: Any = slice(None)) -> None:
     """Within 1e-5 of the largest number."""
     size = float(expected[rows].abs().max())
-    torch.testing.assert_close(found[rows], expected[rows], rtol=0, atol=1e-5 * size)
+    torch.testing.assert_close(result[rows], expected[rows], rtol=0, atol=1e-5 * size)
 
 
 def edited(family: Family, edits: Any, hand: ByHand, *, padding: str = "", **options: Any) -> torch.Tensor:
     """The logits with these edits, checked against those made by hand."""
-    model, given = build(family), inputs(family, padding)
+    model, passed = build(family), inputs(family, padding)
     with torch.no_grad():
-        before = logits(model(**given))
+        before = logits(model(**passed))
         with by_hand(model, hand):
-            expected = logits(model(**given))
+            expected = logits(model(**passed))
         with ch.change(model, edits, **options):
-            found = logits(model(**given))
-        after = logits(model(**given))
+            result = logits(model(**passed))
+        after = logits(model(**passed))
     assert torch.equal(before, after), "the model is not as it was"
-    rows = given["attention_mask"].bool() if padding else slice(None)
-    close(found, expected, rows)
-    assert not torch.allclose(found[rows], before[rows], atol=1e-3), "the edits changed nothing"
-    return found
+    rows = passed["attention_mask"].bool() if padding else slice(None)
+    close(result, expected, rows)
+    assert not torch.allclose(result[rows], before[rows], atol=1e-3), "the edits changed nothing"
+    return result
 
 
 ROWS, KEYS = [6, 7, 8, 9, 10], [1, 2, 4]
@@ -94,28 +94,28 @@ def test_edits_act_in_the_order_given(family: str, padding: str):
 
 QUICK = {("gpt2", "left", "dynamic"), ("llama", "", "static"), ("gpt-oss", "left", "static")}
 GENERATING = [
-    pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow])
+    pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.gate])
     for case in product(("gpt2", "llama", "mistral", "gemma2", "gpt-oss"), ("", "left"), ("dynamic", "static"))
 ]
 
 
 @pytest.mark.parametrize(("family", "padding", "cache"), GENERATING)
 def test_generated_tokens_are_those_of_full_passes_by_hand(family: str, padding: str, cache: str):
-    model, given = build(FAMILY[family]), inputs(FAMILY[family], padding)
+    model, passed = build(FAMILY[family]), inputs(FAMILY[family], padding)
     options: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
     if cache == "static":
         options |= {"cache_implementation": "static", "disable_compile": True}
     with ch.change(model, EVERYTHING):
-        found = model.generate(**given, **options)
+        result = model.generate(**passed, **options)
     with by_hand(model, BY_HAND), torch.no_grad():
-        expected = generated(model, given, 6)
-    torch.testing.assert_close(found, expected)
+        expected = generated(model, passed, 6)
+    torch.testing.assert_close(result, expected)
 
 
-def generated(model: Any, given: dict[str, torch.Tensor], steps: int) -> torch.Tensor:
+def generated(model: Any, passed: dict[str, torch.Tensor], steps: int) -> torch.Tensor:
     """Greedy tokens, each from a full pass without a cache."""
-    ids = given["input_ids"]
-    mask = given.get("attention_mask", torch.ones_like(ids))
+    ids = passed["input_ids"]
+    mask = passed.get("attention_mask", torch.ones_like(ids))
     for _ in range(steps):
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         out = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
@@ -126,19 +126,19 @@ def generated(model: Any, given: dict[str, torch.Tensor], steps: int) -> torch.T
 
 @pytest.mark.parametrize("order", ["inside", "outside"])
 def test_watch_sees_the_changed_attention(order: str):
-    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"], "left")
+    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"], "left")
     paths = {f"model.layers.{i}.self_attn": i for i in range(2)}
     with torch.no_grad():
         with by_hand(model, BY_HAND) as hand:
-            model(**given)
+            model(**passed)
         contexts: list[Any] = [ch.change(model, EVERYTHING)]
         watching = ch.watch(model, entropy=True, received=True)
         with contexts[0], watching as seen:
-            model(**given)
+            model(**passed)
         if order == "outside":
             with ch.watch(model, entropy=True, received=True) as seen, ch.change(model, EVERYTHING):
-                model(**given)
-    real = given["attention_mask"].bool()
+                model(**passed)
+    real = passed["attention_mask"].bool()
     for path, layer in paths.items():
         weights = torch.as_tensor(seen.matrix(layer)[...])
         expected = hand.kept[path][0]
@@ -148,11 +148,11 @@ def test_watch_sees_the_changed_attention(order: str):
 
 
 def test_generate_under_watch_joins_the_steps():
-    model, given = build(FAMILY["gpt2"]), inputs(FAMILY["gpt2"], "left")
+    model, passed = build(FAMILY["gpt2"]), inputs(FAMILY["gpt2"], "left")
     options: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
     with ch.change(model, EVERYTHING), ch.watch(model, received=True, image=(3, 4)) as seen:
-        tokens = model.generate(**given, **options)
-    mask = torch.cat([given["attention_mask"], torch.ones(2, 5, dtype=torch.long)], 1)
+        tokens = model.generate(**passed, **options)
+    mask = torch.cat([passed["attention_mask"], torch.ones(2, 5, dtype=torch.long)], 1)
     with by_hand(model, BY_HAND) as hand, torch.no_grad():
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         model(input_ids=tokens[:, :-1], attention_mask=mask, position_ids=positions, use_cache=False)
@@ -164,15 +164,15 @@ def test_generate_under_watch_joins_the_steps():
         )
         torch.testing.assert_close(seen[layer].received, weights.sum(-2), rtol=0, atol=1e-4)
     with ch.change(model, EVERYTHING), ch.watch(model, heads=[1, 3]) as part:
-        model.generate(**given, **options)
+        model.generate(**passed, **options)
     torch.testing.assert_close(part.matrix(1)[...], seen.matrix(1)[...][:, [1, 3]])
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2", "gpt-oss"])
 @pytest.mark.parametrize("heads", [None, [1], [0, 2]])
 def test_another_runs_weights_on_this_runs_values(family: str, heads: list[int] | None):
-    model, given = build(FAMILY[family]), inputs(FAMILY[family])
-    other = {**given, "input_ids": given["input_ids"].flip(1)}
+    model, passed = build(FAMILY[family]), inputs(FAMILY[family])
+    other = {**passed, "input_ids": passed["input_ids"].flip(1)}
     with torch.no_grad():
         with ch.watch(model, values=True) as clean:
             model(**other)
@@ -186,18 +186,18 @@ def test_another_runs_weights_on_this_runs_values(family: str, heads: list[int] 
                 path: pair[name == "values"] for path, pair in run.kept.items() if name == "values" or ".1." in path
             }
             with by_hand(model, ByHand(heads=heads, **{name: kept})) as hand:
-                expected = model(**given).logits
+                expected = model(**passed).logits
             with ch.change(model, edit):
-                close(model(**given).logits, expected)
+                close(model(**passed).logits, expected)
             with ch.change(model, edit), ch.watch(model) as seen:
-                close(model(**given).logits, expected)
+                close(model(**passed).logits, expected)
             for path, layer in ((path, path.split(".")[2]) for path in run.kept):
                 torch.testing.assert_close(seen.matrix(layer)[...], hand.kept[path][0], rtol=0, atol=1e-5)
 
 
 def test_edits_after_like_act_on_the_other_runs_logits():
-    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
-    other = {**given, "input_ids": given["input_ids"].flip(1)}
+    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    other = {**passed, "input_ids": passed["input_ids"].flip(1)}
     before, after = ch.boost(keys=[1], by=3), ch.cut(keys=[0, 2], queries=slice(4, None))
     with torch.no_grad():
         with ch.change(model, before), ch.watch(model) as clean:
@@ -205,17 +205,17 @@ def test_edits_after_like_act_on_the_other_runs_logits():
         with ch.change(model, [before, after]), ch.watch(model) as both:
             model(**other)
         with ch.change(model, [ch.cut(keys=3), ch.like(clean), after]), ch.watch(model) as seen:
-            model(**given)
+            model(**passed)
         torch.testing.assert_close(seen.matrix(0)[...], both.matrix(0)[...], rtol=0, atol=1e-6)
         with ch.change(model, [ch.cut(keys=3), ch.like(clean, heads=[0, 1]), after]), ch.watch(model) as some:
-            model(**given)
+            model(**passed)
     assert float(some.matrix(0)[:, 2, 4:, 3].abs().max()) == 0
     torch.testing.assert_close(some.matrix(0)[:, :2], both.matrix(0)[:, :2], rtol=0, atol=1e-6)
 
 
 def test_like_in_generate_follows_the_other_run_and_ends_with_it(tmp_path: Any):
-    model, given = build(FAMILY["gpt2"]), inputs(FAMILY["gpt2"], "left")
-    other = {**given, "input_ids": torch.where(given["attention_mask"] > 0, given["input_ids"].flip(0), 0)}
+    model, passed = build(FAMILY["gpt2"]), inputs(FAMILY["gpt2"], "left")
+    other = {**passed, "input_ids": torch.where(passed["attention_mask"] > 0, passed["input_ids"].flip(0), 0)}
     options: dict[str, Any] = {"do_sample": False}
     with ch.watch(model, values=True) as clean:
         model.generate(**other, **options, max_new_tokens=6, min_new_tokens=6)
@@ -223,35 +223,35 @@ def test_like_in_generate_follows_the_other_run_and_ends_with_it(tmp_path: Any):
     edit = ch.like(tmp_path / "clean.safetensors", heads=[0, 3])
     assert ch.edits_from_json(ch.edits_to_json(edit)) == [edit]
     with ch.change(model, edit), ch.watch(model) as seen:
-        model.generate(**given, **options, max_new_tokens=6, min_new_tokens=6)
+        model.generate(**passed, **options, max_new_tokens=6, min_new_tokens=6)
     torch.testing.assert_close(seen.matrix(1)[...][:, [0, 3]], clean.matrix(1)[...][:, [0, 3]], rtol=0, atol=1e-6)
     with pytest.raises(ShapeError, match=r"(?s)comes to query 17 .* generate as many"), ch.change(model, edit):
-        model.generate(**given, **options, max_new_tokens=7, min_new_tokens=7)
+        model.generate(**passed, **options, max_new_tokens=7, min_new_tokens=7)
 
 
 def test_words_are_found_in_each_sequence_of_the_batch():
-    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
-    ids = given["input_ids"]
+    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    ids = passed["input_ids"]
     ids[0], ids[1] = torch.arange(20, 31), torch.arange(22, 33)
     with (
         torch.no_grad(),
         ch.change(model, ch.cut(queries="w30", keys=["w22 w23", 1]), tokenizer=Letters()),
         ch.watch(model) as seen,
     ):
-        model(**given)
+        model(**passed)
     zeros = seen.matrix(0)[...] == 0
     expected = torch.ones(11, 11).tril()[None].repeat(2, 1, 1) == 0
     expected[0, 10, [1, 2, 3]] = True
     expected[1, 8, [0, 1]] = True
     assert torch.equal(zeros, expected[:, None].expand_as(zeros))
     with ch.change(model, ch.boost(keys="w25", by=1), tokenizer=Letters()):
-        model.generate(**given, max_new_tokens=2)
+        model.generate(**passed, max_new_tokens=2)
 
 
 def test_the_spans_of_a_changed_run_are_saved(tmp_path: Any):
-    model, given = build(FAMILY["gpt-oss"]), inputs(FAMILY["gpt-oss"])
+    model, passed = build(FAMILY["gpt-oss"]), inputs(FAMILY["gpt-oss"])
     with torch.no_grad(), ch.change(model, EVERYTHING), ch.watch(model, entropy=True) as seen:
-        model(**given)
+        model(**passed)
     seen.save(tmp_path / "run.safetensors")
     again = ch.load(tmp_path / "run.safetensors")
     for layer in range(2):
@@ -260,21 +260,21 @@ def test_the_spans_of_a_changed_run_are_saved(tmp_path: Any):
 
 
 @pytest.mark.parametrize(
-    "family", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "gpt-oss", "t5", "bert"))]
+    "family", ["llama", *(pytest.param(name, marks=pytest.mark.gate) for name in ("gemma2", "gpt-oss", "t5", "bert"))]
 )
 def test_gradients_go_through_the_edited_attention(family: str):
-    model, given = build(FAMILY[family]), inputs(FAMILY[family])
+    model, passed = build(FAMILY[family]), inputs(FAMILY[family])
 
     def gradients(context: Any) -> list[torch.Tensor]:
         model.zero_grad()
         with context:
-            logits(model(**given)).square().mean().backward()
+            logits(model(**passed)).square().mean().backward()
         return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
     def compare() -> None:
-        found = gradients(ch.change(model, EVERYTHING))
+        result = gradients(ch.change(model, EVERYTHING))
         largest = max(float(right.abs().max()) for right in expected)
-        for one, right in zip(found, expected, strict=True):
+        for one, right in zip(result, expected, strict=True):
             torch.testing.assert_close(one, right, rtol=1e-3, atol=2e-6 * largest)
 
     expected = gradients(by_hand(model, BY_HAND))
@@ -286,7 +286,7 @@ def test_gradients_go_through_the_edited_attention(family: str):
 
 
 def test_each_pass_without_a_cache_is_a_text_of_its_own():
-    model, given = build(FAMILY["gpt2"]), inputs(FAMILY["gpt2"])
+    model, passed = build(FAMILY["gpt2"]), inputs(FAMILY["gpt2"])
     edits = [ch.cut(keys="w30", queries=-1), ch.off(to="mean", heads=[0])]
     with torch.no_grad(), ch.change(model, edits, tokenizer=Letters()):
         for ids, place in ((torch.arange(25, 36), 5), (torch.arange(29, 36), 1), (torch.arange(28, 35), 2)):
@@ -296,29 +296,29 @@ def test_each_pass_without_a_cache_is_a_text_of_its_own():
             expected = ~torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
             expected[-1, place] = True
             assert torch.equal(cut, expected)
-    assert given
+    assert passed
 
 
 def test_a_query_that_may_not_see_itself_is_padding():
-    model, given = build(FAMILY["gpt2"]), inputs(FAMILY["gpt2"], "left")
-    real = given["attention_mask"].bool()
+    model, passed = build(FAMILY["gpt2"]), inputs(FAMILY["gpt2"], "left")
+    real = passed["attention_mask"].bool()
     mask = real[:, None, None] & torch.ones(11, 11, dtype=torch.bool).tril()
-    positions = (given["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+    positions = (passed["attention_mask"].cumsum(-1) - 1).clamp(min=0)
     with torch.no_grad(), ch.change(model, ch.off(to="mean", heads=[1])):
-        expected = model(**given, position_ids=positions).logits
-        found = model(input_ids=given["input_ids"], attention_mask=mask, position_ids=positions).logits
-    close(found, expected, real)
+        expected = model(**passed, position_ids=positions).logits
+        result = model(input_ids=passed["input_ids"], attention_mask=mask, position_ids=positions).logits
+    close(result, expected, real)
 
 
 def test_a_mean_counts_the_real_queries_so_far():
-    model, given = build(FAMILY["gpt2"]), inputs(FAMILY["gpt2"], "left")
-    real = given["attention_mask"].bool()
+    model, passed = build(FAMILY["gpt2"]), inputs(FAMILY["gpt2"], "left")
+    real = passed["attention_mask"].bool()
     with torch.no_grad():
         with by_hand(model, ByHand(outputs=[mean([1], real)])) as hand:
-            expected = model(**given).logits
+            expected = model(**passed).logits
         with ch.change(model, ch.off(to="mean", heads=[1])):
-            close(model(**given).logits, expected, real)
-            out = model(**given, use_cache=True)
+            close(model(**passed).logits, expected, real)
+            out = model(**passed, use_cache=True)
             close(out.logits, expected, real)
         del hand
         seen: list[torch.Tensor] = []
@@ -326,7 +326,7 @@ def test_a_mean_counts_the_real_queries_so_far():
         attention = model.transformer.h[1].attn.c_proj
         hook = attention.register_forward_pre_hook(lambda _, args: seen.append(args[0][..., 8:16]))
         with ch.watch(model, values=True) as run, ch.change(model, edits):
-            model.generate(**given, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+            model.generate(**passed, max_new_tokens=4, min_new_tokens=4, do_sample=False)
         hook.remove()
         rows = (run.matrix(1) @ run.layer(1).v)[:, 1]  # what the head's outputs would have been
         mask = torch.cat([real, torch.ones(2, 3, dtype=torch.bool)], 1)[..., None]
@@ -336,26 +336,26 @@ def test_a_mean_counts_the_real_queries_so_far():
 
 
 def test_a_mask_in_full_and_beams_and_a_cache_from_before():
-    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
     rng = torch.Generator().manual_seed(int(torch.randint(1 << 30, ())))
     mask = torch.randn(2, 1, 11, 11, generator=rng).masked_fill(
         ~torch.ones(11, 11, dtype=torch.bool).tril(), -torch.inf
     )
     with torch.no_grad():
         with by_hand(model, BY_HAND):
-            expected = model(input_ids=given["input_ids"], attention_mask=mask).logits
+            expected = model(input_ids=passed["input_ids"], attention_mask=mask).logits
         with ch.change(model, EVERYTHING):
-            close(model(input_ids=given["input_ids"], attention_mask=mask).logits, expected)
-        first = model(input_ids=given["input_ids"][:, :6], use_cache=True)
+            close(model(input_ids=passed["input_ids"], attention_mask=mask).logits, expected)
+        first = model(input_ids=passed["input_ids"][:, :6], use_cache=True)
         with by_hand(model, ByHand([added(CUT, range(6, 99), [1, 10])])):
             pass
         with ch.change(model, [ch.cut(keys=[1, -1], queries=slice(6, 10))]), ch.watch(model) as seen:
-            model(input_ids=given["input_ids"][:, 6:], past_key_values=first.past_key_values)
+            model(input_ids=passed["input_ids"][:, 6:], past_key_values=first.past_key_values)
         zeros = seen.matrix(0)[0, 0] == 0
         assert zeros[:4, 1].all()
         assert not zeros[4, [1, 10]].any()
     options: dict[str, Any] = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "num_beams": 3}
     with ch.change(model, EVERYTHING):
-        found = model.generate(**given, **options)
+        result = model.generate(**passed, **options)
     with by_hand(model, BY_HAND):
-        torch.testing.assert_close(found, model.generate(**given, **options, use_cache=False))
+        torch.testing.assert_close(result, model.generate(**passed, **options, use_cache=False))

@@ -8,6 +8,7 @@ import transformers as hf
 
 import clearhead as ch
 from changed import ByHand, added, by_hand, divided, mean, shared, times
+from problems import of_tiers
 from small_models import small, taken
 from watched import FAMILIES, build, inputs, logits
 
@@ -39,34 +40,33 @@ OTHERS = [
     "ModernBertModel", "OPTModel", "Olmo2Model", "PhiModel", "Qwen2Model", "SiglipModel", "Starcoder2Model",
     "Wav2Vec2Model",
 ]  # fmt: skip
-slow = [pytest.param(name, marks=pytest.mark.slow) for name in [*FAMILY, *OTHERS] if name not in QUICK]
 
 
 @pytest.mark.filterwarnings("ignore:.*was not changed:UserWarning")
-@pytest.mark.parametrize("name", [*QUICK, *slow])
+@pytest.mark.parametrize("name", of_tiers(QUICK, [name for name in [*FAMILY, *OTHERS] if name not in QUICK]))
 def test_edits_equal_those_made_by_hand(name: str):
     if name in FAMILY:
-        model, given = build(FAMILY[name]), inputs(FAMILY[name])
+        model, passed = build(FAMILY[name]), inputs(FAMILY[name])
     else:
         model = small(getattr(hf, name))
-        given = {key: x for key, x in taken(model).items() if key != "attention_mask"}
-    assert_edited(model, given, EDITS, HAND)
+        passed = {key: x for key, x in taken(model).items() if key != "attention_mask"}
+    assert_edited(model, passed, EDITS, HAND)
 
 
-def assert_edited(model: Any, given: dict[str, torch.Tensor], edits: Any, hand: ByHand) -> None:
+def assert_edited(model: Any, passed: dict[str, torch.Tensor], edits: Any, hand: ByHand) -> None:
     def run() -> torch.Tensor:
         torch.manual_seed(3)
-        return logits(model(**given))
+        return logits(model(**passed))
 
     with torch.no_grad():
         before = run()
         with by_hand(model, hand):
             expected = run()
         with ch.change(model, edits):
-            found = run()
+            result = run()
         assert torch.equal(before, run()), "the model is not as it was"
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
-    assert float((found - before).abs().max()) > 1e-3 * float(before.abs().max()), "the edits changed nothing"
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    assert float((result - before).abs().max()) > 1e-3 * float(before.abs().max()), "the edits changed nothing"
 
 
 def cross(path: str, layer: int) -> bool:
@@ -75,19 +75,19 @@ def cross(path: str, layer: int) -> bool:
     return ("EncDec" in path or "encoder_attn" in path) and numbers[0] == str(layer)
 
 
-@pytest.mark.parametrize("name", ["t5", pytest.param("whisper", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["t5", pytest.param("whisper", marks=pytest.mark.gate)])
 def test_cross_attention_has_the_decoders_queries_and_the_encoders_keys(name: str):
-    model, given = build(FAMILY[name]), inputs(FAMILY[name])
+    model, passed = build(FAMILY[name]), inputs(FAMILY[name])
     cut = ch.cut(queries=[2, -1], keys=10, layers=["decoder.0.cross"])
-    assert_edited(model, given, cut, ByHand([added(CUT, [2, 6], [10])], layer=lambda path: cross(path, 0)))
+    assert_edited(model, passed, cut, ByHand([added(CUT, [2, 6], [10])], layer=lambda path: cross(path, 0)))
     boost = ch.boost(keys=9, by=2, heads={"decoder.1.cross": [1]})
-    assert_edited(model, given, boost, ByHand([added(2.0, None, [9], [1])], layer=lambda path: cross(path, 1)))
+    assert_edited(model, passed, boost, ByHand([added(2.0, None, [9], [1])], layer=lambda path: cross(path, 1)))
 
 
-@pytest.mark.parametrize("name", ["t5", pytest.param("whisper", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["t5", pytest.param("whisper", marks=pytest.mark.gate)])
 def test_an_encoder_decoder_generates_what_full_passes_by_hand_do(name: str):
-    model, given = build(FAMILY[name]), inputs(FAMILY[name])
-    given.pop("decoder_input_ids")
+    model, passed = build(FAMILY[name]), inputs(FAMILY[name])
+    passed.pop("decoder_input_ids")
     edits = [
         ch.boost(keys=slice(2, 6), by=2, layers=["decoder.1.cross"]),
         ch.cut(queries=slice(2, None), keys=[1, 3], layers=["decoder.1.cross"]),
@@ -100,15 +100,15 @@ def test_an_encoder_decoder_generates_what_full_passes_by_hand_do(name: str):
     )
     options: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "num_beams": 1}
     with ch.change(model, edits), ch.watch(model) as seen:
-        found = model.generate(**given, **options, output_logits=True, return_dict_in_generate=True)
+        result = model.generate(**passed, **options, output_logits=True, return_dict_in_generate=True)
     with ch.change(model, edits):
-        alone = model.generate(**given, **options, output_logits=True, return_dict_in_generate=True)
+        alone = model.generate(**passed, **options, output_logits=True, return_dict_in_generate=True)
     ids = torch.full((2, 1), model.config.decoder_start_token_id)
     with by_hand(model, hand), torch.no_grad():
         for _ in range(6):
-            out = model(**given, decoder_input_ids=ids, use_cache=False)
+            out = model(**passed, decoder_input_ids=ids, use_cache=False)
             ids = torch.cat([ids, out.logits[:, -1:].argmax(-1)], 1)
-    for run in (found, alone):
+    for run in (result, alone):
         torch.testing.assert_close(run.sequences[:, -6:], ids[:, -6:])
         close = {"rtol": 0, "atol": 1e-5 * float(out.logits.abs().max())}
         torch.testing.assert_close(run.logits[-1], out.logits[:, -1], **close)
@@ -119,15 +119,15 @@ def test_an_encoder_decoder_generates_what_full_passes_by_hand_do(name: str):
 LIKE = ["bert", "AlbertModel", "t5", "whisper", "vit", "mistral", "gemma3", "gpt-oss", "GPTNeoXModel", "clip"]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in LIKE])
+@pytest.mark.parametrize("name", of_tiers([], LIKE))
 @pytest.mark.parametrize("heads", [None, [0, 3]])
 def test_another_runs_weights_are_those_that_it_had(name: str, heads: list[int] | None):
     if name in FAMILY:
-        model, given = build(FAMILY[name]), inputs(FAMILY[name])
+        model, passed = build(FAMILY[name]), inputs(FAMILY[name])
     else:
         model = small(getattr(hf, name))
-        given = {key: x for key, x in taken(model).items() if key != "attention_mask"}
-    other = {key: x.flip(0) for key, x in given.items()}
+        passed = {key: x for key, x in taken(model).items() if key != "attention_mask"}
+    other = {key: x.flip(0) for key, x in passed.items()}
     with torch.no_grad():
         with ch.watch(model, values=True) as clean:
             model(**other)
@@ -137,9 +137,9 @@ def test_another_runs_weights_are_those_that_it_had(name: str, heads: list[int] 
             kept = {path: pair[place] for path, pair in run.kept.items()}
             edit = make(clean, heads=heads)
             if name != "AlbertModel":  # its layers are one module, of which `kept` has the last call only
-                assert_edited(model, given, edit, ByHand(heads=heads, **{("weights", "values")[place]: kept}))
+                assert_edited(model, passed, edit, ByHand(heads=heads, **{("weights", "values")[place]: kept}))
             with ch.change(model, edit), ch.watch(model, values=True) as seen:
-                model(**given)
+                model(**passed)
             for layer in seen.layers if place == 0 else ():
                 chosen = slice(None) if heads is None else heads
                 expected = clean.matrix(layer)[...][:, chosen]

@@ -17,17 +17,17 @@ FAMILY = {family.name: family for family in FAMILIES}
 
 
 def test_after_an_exception_the_model_is_as_it_was():
-    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
     config, hooks = model.config.to_dict(), [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
     with torch.no_grad():
-        before = model(**given).logits
+        before = model(**passed).logits
         with pytest.raises(ZeroDivisionError), ch.change(model, ch.cut(keys=1)):
-            raise ZeroDivisionError(model(**given))
+            raise ZeroDivisionError(model(**passed))
         with pytest.raises(SelectionError), ch.change(model, ch.cut(keys=99)):
-            model(**given)
+            model(**passed)
         with pytest.raises(SelectionError), ch.change(model, ch.cut(keys=1, layers=[9])):
             raise AssertionError("the block was entered")
-        assert torch.equal(before, model(**given).logits)
+        assert torch.equal(before, model(**passed).logits)
     assert model.config.to_dict() == config
     assert hooks == [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
 
@@ -71,39 +71,39 @@ RUNNING: list[tuple[Any, type[Exception], str]] = [
 
 @pytest.mark.parametrize(("edits", "kind", "words"), RUNNING, ids=[words for *_, words in RUNNING])
 def test_what_the_text_has_not_is_refused_before_the_first_layer(edits: Any, kind: type[Exception], words: str):
-    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
     with pytest.raises(kind, match=words), ch.change(model, edits):
-        model(**given)
+        model(**passed)
 
 
 def test_words_that_are_not_there_or_several_times_are_refused_by_sequence():
-    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
-    given["input_ids"] = torch.tensor([[20, 21, 22, 21], [20, 21, 22, 23]])
+    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    passed["input_ids"] = torch.tensor([[20, 21, 22, 21], [20, 21, 22, 23]])
     for word, words in (
         ("w23", "of sequence 0 has no such word"),
         ("w21", r"(?s)of sequence 0 has it 2 times.*'w21#1' is the first, 'w21#all' all of them"),
         ("w21#2", "of sequence 1 has 'w21' once"),
     ):
         with pytest.raises(SelectionError, match=words), ch.change(model, ch.cut(keys=word), tokenizer=Letters()):
-            model(**given)
+            model(**passed)
     with ch.change(model, [ch.cut(keys="w22"), ch.cut(keys="w21#all")], tokenizer=Letters()):
-        model(**given)
+        model(**passed)
 
 
 def test_an_edit_that_never_acted_is_named_when_the_block_ends():
-    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
     edits = [ch.cut(keys=1), ch.boost(keys=2, queries=slice(11, None), by=1)]
     with (
         pytest.raises(RuleError, match=r"^boost\(keys=2, by=1.0, queries=slice\(11, None\)\) never acted: none of its"),
         ch.change(model, edits),
     ):
-        model(**given)
+        model(**passed)
     with pytest.raises(RuleError, match="never acted: LlamaForCausalLM did not run inside"), ch.change(model, edits):
         pass
     with pytest.raises(RuleError, match="never acted"), ch.change(model, ch.off(layers=["0#2"])):
-        model(**given)
+        model(**passed)
     with ch.change(model, edits):
-        model.generate(**given, max_new_tokens=2)
+        model.generate(**passed, max_new_tokens=2)
 
 
 def test_a_model_is_changed_once_at_a_time():
@@ -121,37 +121,37 @@ def test_a_model_is_changed_once_at_a_time():
 
 
 def test_other_runs_that_differ_are_refused_by_name():
-    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"], "left")
+    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"], "left")
 
-    def watched(given: dict[str, torch.Tensor], **options: Any) -> Any:
+    def watched(passed: dict[str, torch.Tensor], **options: Any) -> Any:
         with torch.no_grad(), ch.watch(model, **options) as seen:
-            model(**given)
+            model(**passed)
         return seen
 
-    short = {name: x[:, :9] for name, x in given.items()}
-    other_padding = {**given, "attention_mask": given["attention_mask"].flip(0)}
-    whole = watched(given)
+    short = {name: x[:, :9] for name, x in passed.items()}
+    other_padding = {**passed, "attention_mask": passed["attention_mask"].flip(0)}
+    whole = watched(passed)
     for edit, kind, words in (
         (
             ch.like(watched(short)),
             ShapeError,
             r"\(queries 11, keys 11\) in this run and \(queries 9, keys 9\) in the other",
         ),
-        (ch.like(watched({name: x[:1] for name, x in given.items()})), ShapeError, "the other run's q is .batch 1"),
+        (ch.like(watched({name: x[:1] for name, x in passed.items()})), ShapeError, "the other run's q is .batch 1"),
         (ch.like(watched(other_padding)), RuleError, "the other run has another padding or mask in layer 0"),
         (
-            ch.like(watched(given, heads=[1, 2]), heads=[2, 3]),
+            ch.like(watched(passed, heads=[1, 2]), heads=[2, 3]),
             SelectionError,
             "kept no head 3 of layer 0: kept are 1, 2",
         ),
-        (ch.like(watched(given, keep=False)), RuleError, "the other run kept no queries and keys"),
+        (ch.like(watched(passed, keep=False)), RuleError, "the other run kept no queries and keys"),
         (ch.values_like(whole), RuleError, r"(?s)kept no values.*values=True"),
     ):
         with pytest.raises(kind, match=words), torch.no_grad(), ch.change(model, edit):
-            model(**given)
-    with torch.no_grad(), ch.change(model, ch.like(watched(given, heads=[1, 2]), heads=[2])):
-        model(**given)
-    second = watched(given, layers=[1], heads=[1, 2])
+            model(**passed)
+    with torch.no_grad(), ch.change(model, ch.like(watched(passed, heads=[1, 2]), heads=[2])):
+        model(**passed)
+    second = watched(passed, layers=[1], heads=[1, 2])
     for edit, words in (
         (ch.like(second, layers=[0]), "the other run has no layer 0"),
         (ch.like(second, layers=[-2]), "the other run has no layer -2"),
@@ -164,14 +164,14 @@ def test_other_runs_that_differ_are_refused_by_name():
     half = build(FAMILY["llama"]).double()
     words = "the other run's q is torch.float32, and this run's torch.float64"
     with pytest.raises(DtypeError, match=words), ch.change(half, ch.like(whole)):
-        half(**given)
+        half(**passed)
 
 
 def test_a_softcap_with_some_heads_tempered_is_no_one_matrix():
-    model, given = build(FAMILY["gemma2"]), inputs(FAMILY["gemma2"])
+    model, passed = build(FAMILY["gemma2"]), inputs(FAMILY["gemma2"])
     some = ch.change(model, ch.tempered(2, heads=[1]))
     with pytest.raises(RuleError, match="only some of its heads are tempered"), some, ch.watch(model):
-        model(**given)
+        model(**passed)
 
 
 def test_attention_outside_the_interface_is_named():
@@ -179,19 +179,19 @@ def test_attention_outside_the_interface_is_named():
     with pytest.raises(RuleError, match=r"BloomAttention.* does not go through"), ch.change(model, ch.cut(keys=1)):
         raise AssertionError("the block was entered")
     model = small(hf.Qwen3NextModel)
-    given = {"input_ids": taken(model)["input_ids"]}
+    passed = {"input_ids": taken(model)["input_ids"]}
     words = "never acted: none of its layers went through the attention interface, Qwen3NextGatedDeltaNet did not"
     with pytest.raises(RuleError, match=words), torch.no_grad(), ch.change(model, ch.off(layers=[0])):
-        model(**given)
+        model(**passed)
     warned = pytest.warns(UserWarning, match="was not changed: Qwen3NextGatedDeltaNet")
     with warned, torch.no_grad(), ch.change(model, ch.off()):
-        model(**given)
+        model(**passed)
 
 
 def test_a_watched_sequence_is_changed_as_a_whole():
-    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
     words = "layer 0: a block of ch.change began or ended within one sequence"
     with torch.no_grad(), ch.watch(model):
-        first = model(**given, use_cache=True)
+        first = model(**passed, use_cache=True)
         with pytest.raises(RuleError, match=words), ch.change(model, ch.cut(keys=1)):
-            model(given["input_ids"][:, :1], past_key_values=first.past_key_values)
+            model(passed["input_ids"][:, :1], past_key_values=first.past_key_values)

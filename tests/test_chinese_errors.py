@@ -1,4 +1,4 @@
-"""The errors that the command line prints in Chinese: every one has an entry, and every entry an error."""
+"""The errors that the command line prints in Chinese: every template has its entry, and every entry its template."""
 
 import ast
 import json
@@ -18,47 +18,112 @@ import test_diagnosis
 import test_explain_edits
 import test_malformed_files
 import test_why
-from clearhead.words.errors import CHINESE, HOLE, in_chinese
-from english_errors import NAMES, NOT_REACHED, PARTS, REACHED
+from clearhead.errors import RuleError, Sentence, expected, shown
+from clearhead.words import table
+from clearhead.words.errors import in_chinese
 from terminal import call
 
 SOURCES = Path(clearhead.__file__).parent
 HAN = re.compile(r"[\u4e00-\u9fff]")
-
-
-def texts(node: ast.expr | None, scope: ast.AST) -> Iterator[str]:
-    """The texts that an expression can be, with {} for what varies; none where it is computed elsewhere."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield node.value
-    elif isinstance(node, ast.JoinedStr):
-        yield "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
-    elif isinstance(node, ast.IfExp):
-        yield from texts(node.body, scope)
-        yield from texts(node.orelse, scope)
-    elif isinstance(node, ast.Name):
-        for found in ast.walk(scope):
-            if isinstance(found, ast.Assign) and any(getattr(t, "id", "") == node.id for t in found.targets):
-                yield from (text for text in texts(found.value, ast.Module([], [])) if " " in text)
-
-
-def raised(path: Path) -> Iterator[str]:
-    """What a module's errors say, and their hints."""
-    module = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(module):
-        if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name.endswith("Error") or name == "error":
-                for argument in node.args[:2]:
-                    yield from texts(argument, module)
+FIELD = re.compile(r"(?<!\{)\{(\w+)(?:![rsa])?(?::[^{}]*)?\}(?!\})")
+REACHED = """
+cli.py arguments.py lessons.py report/*.py explaining/*.py textbook/*.py diagnosing/*.py changing/edits_text.py
+changing/edits.py changing/places.py changing/applying.py core/files.py core/array_files.py core/room.py
+core/problem.py core/rules.py core/rule_values.py core/spans.py core/arrays.py core/reference.py layers/saved.py
+view/long.py view/names.py view/page.py view/server.py
+"""  # whose errors a command that speaks Chinese can print
+NAMES = """
+batch bias biased bool boost by cap capped causal clearhead concat context convention cut dict dtype exact explain
+fast float gelu generate heads inf int keys learn length list logit mask masked model nan ndarray numbers off on
+output pickle queries relu reshape rhymes rotary safetensors sat scale scaled scores shape share silu sinks softcap
+softmax source spans stage str tanh tempered theirs token tokens torch trace transformers value view weights widths
+window zip
+"""  # words that Chinese text keeps: arrays, rules, options, functions and packages
 
 
 @cache
-def all_texts() -> frozenset[str]:
-    """Every text of the modules whose errors a command reaches."""
-    paths = [path for part in ("errors.py", *REACHED.split()) for path in SOURCES.glob(part)]
-    nodes = (node for path in paths for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    found = (text for node in nodes if isinstance(node, (ast.Constant, ast.JoinedStr)) for text in texts(node, node))
-    return frozenset(text.removeprefix("{}: ") for text in found)
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def sentences(call: ast.Call) -> list[ast.expr]:
+    """The arguments of a call that are sentences of an error: what is wrong, and what to type instead."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if name == "expected":
+        return call.args[2:3]
+    if name == "Sentence":
+        return call.args[:1]
+    same_kind = isinstance(call.func, ast.Call) and getattr(call.func.func, "id", "") == "type"
+    return call.args[:2] if same_kind or (name in clearhead.errors.__dict__ and name.endswith("Error")) else []
+
+
+def templates(node: ast.expr, module: ast.Module) -> Iterator[str]:
+    """The templates that an expression can be; none where it is a sentence that was made elsewhere."""
+    assert not isinstance(node, ast.JoinedStr), f"a template and its values, not {ast.unparse(node)}"
+    if isinstance(node, ast.Constant):
+        yield node.value
+    elif isinstance(node, ast.IfExp):
+        yield from templates(node.body, module)
+        yield from templates(node.orelse, module)
+    elif isinstance(node, ast.BinOp):
+        rights = list(templates(node.right, module))
+        yield from (left + right for left in templates(node.left, module) for right in rights)
+    elif isinstance(node, ast.Name):
+        named = (x for x in ast.walk(module) if isinstance(x, ast.Assign) and ast.unparse(x.targets[0]) == node.id)
+        for value in (x.value for x in named if isinstance(x.value, (ast.Constant, ast.IfExp))):
+            yield from (text for text in templates(value, module) if isinstance(text, str) and " " in text)
+
+
+def is_code(text: str) -> bool:
+    """Is this what to type, and no sentence?"""
+    bare = re.sub(r"""'[^']*'|"[^"]*"|\([^()]*\)""", "", text)
+    return not re.search(r"[a-z]+,? [a-z]+ [a-z]+", bare) and (not bare.endswith((".", "?")) or " " not in bare)
+
+
+def test_every_template_that_a_command_reaches_has_its_chinese():
+    said = set()
+    for path in (path for part in ("errors.py", *REACHED.split()) for path in SOURCES.glob(part)):
+        calls = (node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call))
+        said |= {text for call in calls for node in sentences(call) for text in templates(node, tree_of(path))}
+    assert len(said) > 300
+    chinese = table("errors") | table("python")
+    assert [text for text in sorted(said) if text not in chinese and not is_code(text)] == []
+
+
+def test_a_template_names_the_values_that_stand_beside_it():
+    for path in (path for part in REACHED.split() for path in SOURCES.glob(part)):
+        for node in ast.walk(tree_of(path)):
+            names = {keyword.arg for keyword in node.keywords} if isinstance(node, ast.Call) else set()
+            if names and None not in names:
+                texts = {text for each in sentences(node) for text in templates(each, ast.Module([], []))}
+                assert {name for text in texts for name in FIELD.findall(text)} <= names, ast.unparse(node)
+
+
+def test_every_entry_is_a_template_and_keeps_its_values():
+    nodes = (node for path in SOURCES.rglob("*.py") for node in ast.walk(tree_of(path)))
+    constants = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    assert [key for key in table("errors") if key not in constants] == []
+    for english, entry in (table("errors") | table("python")).items():
+        fields = [sorted({match[0] for match in FIELD.finditer(text)}) for text in (english, entry["zh"])]
+        assert fields[0] == fields[1], english
+
+
+def test_a_sentence_and_those_in_it_are_found_by_their_templates():
+    error = RuleError(expected("scale", "x", "a finite number"), "leave {name} out for its default.", name="scale")
+    assert str(error) == "scale is 'x': expected a finite number.\n\nhint: leave scale out for its default."
+    assert in_chinese(error.what) == "scale 为 'x'：应为有限的数。"
+    assert in_chinese(error.hint) == "去掉 scale 即使用默认值。"
+    array = Sentence("{name} is {value}: expected {wanted}.", name="x", value=shown(np.ones(2)), wanted="f{4}")
+    assert in_chinese(array) == "x 为形状为 (2,) 的 ndarray：应为 f{4}。"
+    for text in ("", "x", "a: b: c: the moon is made of cheese.", "{name} {", ": " * 200):
+        assert in_chinese(text) == text == Sentence(text)
+
+
+@pytest.mark.parametrize("text", ["[1", '{"a" 1}', '{"a": 1} 2', '{"a', '{"a": "\t"}', '{"a": "\\x"}', "{1", '{"a": }'])
+def test_what_json_says_is_in_chinese(text):
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        json.loads(text)
+    assert not english(in_chinese(str(error.value))), error.value
 
 
 def english(text: str) -> list[str]:
@@ -68,55 +133,6 @@ def english(text: str) -> list[str]:
     for pattern in (*code, r"[\x21-\x7e]*[_.=()\[\]/+@><0-9][\x21-\x7e]*"):
         text = re.sub(pattern, " ", text)
     return [word for word in re.findall(r"[A-Za-z]{2,}", text) if word.islower() and word not in NAMES.split()]
-
-
-def is_code(hint: str) -> bool:
-    """Is this what to type, and no sentence?"""
-    bare = re.sub(r"""'[^']*'|"[^"]*"|\([^()]*\)""", "", hint)
-    return not re.search(r"[a-z]+,? [a-z]+ [a-z]+", bare) and not bare.endswith(".")
-
-
-def test_every_error_that_a_command_reaches_is_in_chinese():
-    excused = {text for group in NOT_REACHED.values() for text in group}
-    said = {text for part in REACHED.split() for path in SOURCES.glob(part) for text in raised(path)}
-    assert len(said) > 250
-    assert excused <= said
-    parts = "\n".join(PARTS)
-    for text in sorted(said - excused):
-        sample = " ".join(text.replace("{}", "7").split())
-        chinese = in_chinese(sample)
-        if is_code(sample) or (HAN.search(chinese) and not english(chinese)):
-            continue
-        pattern = ".*?".join(map(re.escape, text.split("{}")))
-        assert re.search(pattern, parts), f"no Chinese for: {text}"
-
-
-def test_sentences_that_are_put_together_are_in_chinese():
-    for sentence in PARTS:
-        assert HAN.search(in_chinese(sentence)), sentence
-        assert not english(in_chinese(sentence)), in_chinese(sentence)
-
-
-def test_every_entry_is_an_error_that_is_raised():
-    templates = [t.split("{}") for t in all_texts() if len(t.replace("{}", "")) > 12 and " " in t]
-    for entry in CHINESE:
-        sample = HOLE.sub("7", entry)
-        near = [template for template in templates if all(part in sample for part in template)]
-        found = any(re.fullmatch(".*".join(map(re.escape, template)), sample) for template in near)
-        parts = ".+?".join(map(re.escape, HOLE.split(entry)[::2]))
-        found = found or HOLE.sub("{}", entry) in all_texts() or any(re.search(parts, sentence) for sentence in PARTS)
-        assert found, f"nothing raises: {entry}"
-
-
-def test_an_entry_keeps_what_varies_and_is_found_before_others():
-    for sentence, chinese in CHINESE.items():
-        assert set(HOLE.findall(sentence)) == set(HOLE.findall(chinese)), sentence
-        assert in_chinese(HOLE.sub("7", sentence)) == HOLE.sub("7", chinese)
-
-
-def test_a_sentence_without_an_entry_stays_as_it_is():
-    for sentence in ("", "x", "a: b: c: the moon is made of cheese.", "{name} {", ": " * 200):
-        assert in_chinese(sentence) == sentence
 
 
 def cases(test) -> list[tuple]:
@@ -173,10 +189,10 @@ def test_wrong_arguments_are_refused_in_chinese(arguments, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("command", ["trace", "diagnose"])
 def test_wrong_files_are_refused_in_chinese(command, tmp_path):
-    own = test_check_file if command == "trace" else test_diagnosis
+    module = test_check_file if command == "trace" else test_diagnosis
     basis = {} if command == "trace" else test_diagnosis.WRONG
     contents = [
-        *(c[0] for c in cases(own.test_files_with_wrong_contents_are_refused)),
+        *(c[0] for c in cases(module.test_files_with_wrong_contents_are_refused)),
         *(c[0] for c in cases(test_cli.test_a_file_that_cannot_be_computed_is_a_one_line_error)),
         *(c[0] for c in cases(test_malformed_files.test_json_with_false_claims_is_refused) if command in "trace"),
     ]

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from clearhead.arguments import command_line
-from clearhead.words.examples import BELOW
-from clearhead.words.help import broken, columns, of_locale
+from clearhead.arguments import broken, columns, command_line, of_locale
 
 HAN = re.compile(r"[\u4e00-\u9fff]")
 
@@ -19,30 +17,30 @@ def parsers(language: str) -> dict[str, argparse.ArgumentParser]:
     return {"": parser, **commands.choices}
 
 
-def told(parser: argparse.ArgumentParser) -> Iterator[str]:
+def sentences_of(parser: argparse.ArgumentParser) -> Iterator[str]:
     yield parser.description or ""
     yield parser.epilog or ""
     yield from (action.help for action in parser._actions if action.help not in (None, argparse.SUPPRESS))
 
 
-@pytest.mark.parametrize("command", list(BELOW))
+@pytest.mark.parametrize("command", list(parsers("en")))
 def test_every_sentence_of_the_help_is_in_chinese(command):
-    assert all(HAN.search(sentence) for sentence in told(parsers("zh")[command]) if "n=12" not in sentence[:4])
-    assert not any(HAN.search(sentence) for sentence in told(parsers("en")[command]))
+    assert all(HAN.search(sentence) for sentence in sentences_of(parsers("zh")[command]) if "n=12" not in sentence[:4])
+    assert not any(HAN.search(sentence) for sentence in sentences_of(parsers("en")[command]))
 
 
-@pytest.mark.parametrize("command", list(BELOW))
+@pytest.mark.parametrize("command", list(parsers("en")))
 def test_both_languages_show_the_same_commands_and_codes(command):
     english, chinese = (parsers(language)[command].format_help() for language in ("en", "zh"))
     for form in (r"^  (?:clearhead|pip|python) .*$", r"--[a-z-]+", r'^  ["{].*$'):
-        found = [sorted(set(re.findall(form, text, re.MULTILINE))) for text in (english, chinese)]
-        assert [re.sub(r"  +.*", "", line) for line in found[0]] == [re.sub(r"  +.*", "", line) for line in found[1]]
+        lines = [sorted(set(re.findall(form, text, re.MULTILINE))) for text in (english, chinese)]
+        assert [re.sub(r"  +.*", "", line) for line in lines[0]] == [re.sub(r"  +.*", "", line) for line in lines[1]]
     assert "usage:" not in chinese
     assert chinese.count("用法") == 1
     assert "options:" not in chinese
 
 
-@pytest.mark.parametrize("command", list(BELOW))
+@pytest.mark.parametrize("command", list(parsers("en")))
 def test_chinese_help_fits_into_80_columns(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert max(map(columns, parsers("zh")[command].format_help().splitlines())) <= 80

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from test_chinese_pages import as_english
 from test_chinese_words import ONE_NAME, SPACING, WITHIN
 
 ROOT = Path(__file__).parent.parent
@@ -54,14 +55,14 @@ g=8     another     (keys,)
 @pytest.mark.parametrize("kind", KEPT)
 def test_a_translation_keeps_what_is_no_prose(kind):
     for english, translated in chinese.catalogue().items():
-        both = [re.sub(r"[\u3000-\u9fff\uff00-\uffef]", " ", text) for text in (english, translated)]
-        wanted, found = (sorted(set(re.findall(KEPT[kind], text))) for text in both)
-        assert found == wanted, f"{english}\n{translated}"
+        both = [re.sub(r"[\u3000-\u9fff\uff00-\uffef]", " ", as_english(text)) for text in (english, translated)]
+        wanted, kept = (sorted(set(re.findall(KEPT[kind], text))) for text in both)
+        assert kept == wanted, f"{english}\n{translated}"
 
 
 def test_translations_are_worded_and_set_as_the_pages_are():
     for text in chinese.catalogue().values():
-        plain = WITHIN.sub(lambda found: "`x`" if found[0][0] == "`" else "]", text)
+        plain = WITHIN.sub(lambda match: "`x`" if match[0][0] == "`" else "]", text)
         assert not SPACING.search(plain), text
         assert not any(wrong in text for wrong in ONE_NAME), text
 
@@ -114,12 +115,12 @@ def test_every_docstring_of_the_reference_has_its_chinese():
 
 def entries(path: Path) -> list[tuple[int, str]]:
     """The entries of a changelog: in which section, and their text on one line."""
-    found, section = [], 0
+    results, section = [], 0
     for block in re.split(r"\n(?=- |#|\n)", path.read_text("utf-8")):
         section += block.lstrip().startswith("#")
         if block.startswith("- "):
-            found.append((section, " ".join(block.split())))
-    return found
+            results.append((section, " ".join(block.split())))
+    return results
 
 
 def test_the_changelogs_in_both_languages_have_the_same_entries():
@@ -129,5 +130,5 @@ def test_the_changelogs_in_both_languages_have_the_same_entries():
         said = f"{text}\n{chinese_text}"
         assert section == other, said
         for kind in ("code", "errors"):
-            wanted, found = (sorted(set(re.findall(KEPT[kind], each))) for each in (text, chinese_text))
-            assert found == wanted, said
+            wanted, kept = (sorted(set(re.findall(KEPT[kind], each))) for each in (text, chinese_text))
+            assert kept == wanted, said

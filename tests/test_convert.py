@@ -23,8 +23,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 MASKS = ("none", "bool", "bool for each head", "float", "padding", "float padding", "bool and padding", "causal")
 
 
-def close(mine: Any, theirs: Any) -> None:
-    torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+def close(ours: Any, theirs: Any) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
 def layers(**options: Any) -> tuple[nn.MultiheadAttention, nn.Module]:
@@ -62,27 +62,27 @@ def masks(name: str, queries: int = 4, keys: int = 5) -> dict[str, Any]:
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_outputs_weights_and_gradients_are_those_of_pytorch(options: str, mask: str):
-    theirs, mine = layers(**OPTIONS[options])
-    given, how = inputs(OPTIONS[options]), masks(mask)
+    theirs, ours = layers(**OPTIONS[options])
+    passed, how = inputs(OPTIONS[options]), masks(mask)
     if options == "extra keys" and mask == "causal":
         del how["is_causal"]  # PyTorch puts extra keys last, where a causal query does not see them
     for need in ({"need_weights": False}, {}, {"average_attn_weights": False}):
         with torch.no_grad():
-            close(mine(*given, **how, **need), theirs(*given, **how, **need))
-        found = []
-        for layer in (mine, theirs):
-            output, weights = layer(*given, **how, **need)
+            close(ours(*passed, **how, **need), theirs(*passed, **how, **need))
+        result = []
+        for layer in (ours, theirs):
+            output, weights = layer(*passed, **how, **need)
             loss = output.square().sum() + (0.0 if weights is None else weights.square().sum())
-            found.append((output, weights, *torch.autograd.grad(loss, [*given, *layer.parameters()])))
-        close(*found)
+            result.append((output, weights, *torch.autograd.grad(loss, [*passed, *layer.parameters()])))
+        close(*result)
 
 
 def test_one_sequence_without_a_batch():
-    theirs, mine = layers(batch_first=True)
+    theirs, ours = layers(batch_first=True)
     x = torch.randn(4, 12, dtype=F64)
     how = {"key_padding_mask": torch.tensor([False, False, True, False]), "attn_mask": torch.ones(3, 4, 4).triu(1) > 0}
     with torch.no_grad():
-        close(mine(x, x, x, **how), theirs(x, x, x, **how))
+        close(ours(x, x, x, **how), theirs(x, x, x, **how))
 
 
 def test_parameters_hooks_and_names_stay():
@@ -109,37 +109,37 @@ def test_parameters_hooks_and_names_stay():
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_pytorchs_transformers(norm_first: bool):  # noqa: FBT001
     theirs = nn.Transformer(8, 2, 2, 2, 16, dropout=0.0, batch_first=True, norm_first=norm_first, dtype=F64)
-    mine = ch.convert(copy.deepcopy(theirs))
+    ours = ch.convert(copy.deepcopy(theirs))
     x, y = torch.randn(2, 5, 8, dtype=F64), torch.randn(2, 4, 8, dtype=F64)
     how = {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(4, dtype=F64), "tgt_is_causal": True}
-    found = []
-    for model in (mine, theirs):
+    result = []
+    for model in (ours, theirs):
         output = model(x, y, **how)
-        found.append([output, *torch.autograd.grad(output.square().sum(), list(model.parameters()))])
-    close(*found)
+        result.append([output, *torch.autograd.grad(output.square().sum(), list(model.parameters()))])
+    close(*result)
     with torch.no_grad():
-        close(mine.eval()(x, y, **how), theirs.eval()(x, y, **how))
+        close(ours.eval()(x, y, **how), theirs.eval()(x, y, **how))
 
 
 def test_the_encoder_calls_the_converted_layer_and_keeps_nested_tensors_to_pytorch(recwarn: pytest.WarningsRecorder):
     theirs = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dtype=F64), 2).eval()
-    mine = ch.convert(copy.deepcopy(theirs))
+    ours = ch.convert(copy.deepcopy(theirs))
     x, padding = torch.randn(2, 5, 8, dtype=F64), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
     with torch.no_grad():
-        close(mine(x), theirs(x))
-        close(mine(x, src_key_padding_mask=padding), theirs(x, src_key_padding_mask=padding))
+        close(ours(x), theirs(x))
+        close(ours(x, src_key_padding_mask=padding), theirs(x, src_key_padding_mask=padding))
         called: list[bool] = []
-        mine.layers[1].self_attn.out_proj.register_forward_hook(lambda *_: called.append(True))
-        mine(x)
+        ours.layers[1].self_attn.out_proj.register_forward_hook(lambda *_: called.append(True))
+        ours(x)
     assert called
 
 
 def test_a_query_without_keys_gives_zero():
-    theirs, mine = layers(batch_first=True, bias=False)
+    theirs, ours = layers(batch_first=True, bias=False)
     x, padding = torch.randn(1, 3, 12, dtype=F64), torch.ones(1, 3, dtype=torch.bool)
     with torch.no_grad():
         assert theirs(x, x, x, key_padding_mask=padding)[0].isnan().all()
-        output, weights = mine(x, x, x, key_padding_mask=padding)
+        output, weights = ours(x, x, x, key_padding_mask=padding)
     assert (output == 0).all()
     assert (weights == 0).all()
 
@@ -164,7 +164,7 @@ def test_copies_pickles_and_bfloat16():
         assert [y.dtype for y in half(*(x.bfloat16(),) * 3)] == [torch.bfloat16] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_compiled():
     _, layer = layers(batch_first=True)
     x = torch.randn(1, 3, 12, dtype=F64)

@@ -20,7 +20,6 @@ from clearhead.core.axes import Array
 from clearhead.core.statistics import STATISTICS
 from clearhead.engines import native
 from clearhead.errors import RuleError
-from clearhead.view.parts import one_head
 from problems import Case, cases, examples
 
 
@@ -92,7 +91,7 @@ def test_a_pickled_part_holds_a_broadcast_mask_once():
     np.testing.assert_array_equal(copy.deepcopy(part)[...], part[...])
 
 
-@pytest.mark.parametrize("tensors", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["arrays", "tensors"])
+@pytest.mark.parametrize("tensors", [False, pytest.param(True, marks=pytest.mark.gate)], ids=["arrays", "tensors"])
 def test_other_processes_answer_for_a_matrix(tensors: bool):  # noqa: FBT001
     q, k = normal(2, 3, 4), normal(2, 5, 4)
     matrix = ch.AttentionMatrix(
@@ -133,7 +132,7 @@ def test_a_copy_of_a_matrix_gives_the_same_weights(how: str, dtype: Any, known: 
     np.testing.assert_array_equal(np.asarray(other), np.asarray(matrix))
     np.testing.assert_array_equal(np.asarray(other.T), np.asarray(matrix).swapaxes(-1, -2))
     assert (other.shape, other.size, other.T.size) == ((2, 3, 5), 30, 30)
-    part = COPIES[how](one_head(matrix, 1))
+    part = COPIES[how](matrix.part(0, 1))
     np.testing.assert_array_equal(np.asarray(part)[0, 0], np.asarray(matrix)[1])
 
 
@@ -176,7 +175,7 @@ def test_observations_and_traces_can_be_copied(how: str):
 def test_every_repr_is_one_line():
     q = normal(2, 30, 4)
     seen, traced = ch.AttentionMatrix(q, q).observe(q, top=2, entropy=True), ch.trace(q, q, q)
-    told = {
+    said = {
         "Observation(queries 30, keys 30, output (2, 30, 4), entropy (2, 30), top (2, 30, 2))": seen,
         "Top(weights (2, 30, 2), indices (2, 30, 2))": seen.top,
         "TokenTrace(query 0, weights (2, 30), output (2, 4))": traced.token(0),
@@ -187,4 +186,4 @@ def test_every_repr_is_one_line():
             ch.AttentionMatrix(q, q).T
         ),
     }
-    assert {words: repr(shown) for words, shown in told.items()} == {words: words for words in told}
+    assert {words: repr(shown) for words, shown in said.items()} == {words: words for words in said}

@@ -13,16 +13,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import clearhead as ch
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [pytest.mark.gate, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 FOLDER = Path(__file__).parents[1] / "examples/derivatives"
 
 
 def example(name: str) -> Any:
-    found = util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert found is not None
-    assert found.loader is not None
-    module = util.module_from_spec(found)
-    found.loader.exec_module(module)
+    result = util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert result is not None
+    assert result.loader is not None
+    module = util.module_from_spec(result)
+    result.loader.exec_module(module)
     return module
 
 
@@ -68,8 +68,8 @@ def test_forces_train_as_with_pytorchs_math_path(monkeypatch: pytest.MonkeyPatch
 
     ours = both()
     monkeypatch.setattr(ch, "attention", plain)
-    for mine, theirs in zip(ours, both(), strict=True):
-        torch.testing.assert_close(mine, theirs)
+    for actual, theirs in zip(ours, both(), strict=True):
+        torch.testing.assert_close(actual, theirs)
 
 
 def test_the_spectrum_is_that_of_the_whole_hessian():
@@ -80,6 +80,6 @@ def test_the_spectrum_is_that_of_the_whole_hessian():
     product, size = curvature.hessian_product(model, ids)
     whole = torch.stack([product(one) for one in torch.eye(size)])
     torch.testing.assert_close(whole, whole.T, atol=1e-5, rtol=1e-4)
-    found = curvature.lanczos(product, size, 30, torch.Generator().manual_seed(0))
+    result = curvature.lanczos(product, size, 30, torch.Generator().manual_seed(0))
     truth = torch.linalg.eigvalsh((whole + whole.T) / 2)
-    torch.testing.assert_close(found[[0, -1]], truth[[0, -1]], atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(result[[0, -1]], truth[[0, -1]], atol=1e-3, rtol=1e-3)

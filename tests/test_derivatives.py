@@ -14,10 +14,11 @@ import pytest
 
 import clearhead as ch
 from clearhead.errors import FileError, RuleError, SelectionError
-from clearhead.explaining.cutting import Edge, cut_again
+from clearhead.explaining.ablation import Edge, cut_again
 from clearhead.explaining.derivatives import derivatives, difference, target_of
 from clearhead.explaining.functions import ACTIVATIONS, normalise, normalise_backward
-from clearhead.explaining.gpt2 import ForwardPass, GPT2Config, Model, load
+from clearhead.explaining.gpt2 import GPT2Config, Model, load
+from clearhead.explaining.model import ForwardPass
 from seeds import fresh
 
 SHIPPED = Path(str(files("clearhead") / "models" / "rhymes"))
@@ -34,10 +35,10 @@ def several(times):
 def drawn(rng, dtype=np.float64, activation=None, **sizes):
     """A random GPT-2 of random sizes, with weights large enough that attention is far from uniform."""
     heads, d_k = int(rng.integers(1, 4)), int(rng.integers(4, 9))
-    given = {"layers": int(rng.integers(1, 4)), "heads": heads, "d_model": heads * d_k, "d_mlp": 11, "positions": 40}
-    given |= {"vocabulary": 23, "epsilon": 1e-5, "activation": activation or str(rng.choice(sorted(ACTIVATIONS)))}
-    given |= {name: bool(rng.integers(2)) for name in ("tied", "scaled", "scaled_by_layer")}
-    config = GPT2Config(**(given | sizes))
+    inputs = {"layers": int(rng.integers(1, 4)), "heads": heads, "d_model": heads * d_k, "d_mlp": 11, "positions": 40}
+    inputs |= {"vocabulary": 23, "epsilon": 1e-5, "activation": activation or str(rng.choice(sorted(ACTIVATIONS)))}
+    inputs |= {name: bool(rng.integers(2)) for name in ("tied", "scaled", "scaled_by_layer")}
+    config = GPT2Config(**(inputs | sizes))
     d, weights = config.d_model, {}
 
     def add(name, *shape, size=1.0, mean=0.0):
@@ -116,8 +117,8 @@ def test_a_layer_norm_has_the_derivative_of_its_finite_differences(trial):
     x += 5 * np.arange(d)  # a deviation near 0 has no useful finite differences
     weight, bias = rng.standard_normal((2, d))
     expected = slope_of(lambda step: (normalise(x + step * along, weight, bias, epsilon) * upstream).sum())
-    found = (normalise_backward(x, weight, epsilon, upstream) * along).sum()
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    result = (normalise_backward(x, weight, epsilon, upstream) * along).sum()
+    np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-6)
 
 
 @several(12)
@@ -130,8 +131,8 @@ def test_every_derivative_of_a_run_with_edits_is_that_of_its_finite_differences(
     edits = drawn_edits(rng, model, n) if rng.integers(4) else ()
     run = model.run(ids, edits=edits)
     target = target_of(run, position=int(rng.integers(n)))
-    found = derivatives(model, run, target)
-    largest = max(float(np.abs(x).max()) for x in (found.embeddings, *(layer.g for layer in found.layers)))
+    result = derivatives(model, run, target)
+    largest = max(float(np.abs(x).max()) for x in (result.embeddings, *(layer.g for layer in result.layers)))
 
     def check(derivative, moved):
         np.testing.assert_allclose(derivative, slope_of(moved), rtol=1e-6, atol=1e-7 * max(1.0, largest))
@@ -140,16 +141,16 @@ def test_every_derivative_of_a_run_with_edits_is_that_of_its_finite_differences(
         return lambda step: z_of(with_added(model, name, step * along), ids, target, edits)
 
     along = rng.standard_normal(model.weights["wpe.weight"].shape)
-    check((found.embeddings * along[:n]).sum(), moved_by("wpe.weight", along))
-    for number, (layer, ran) in enumerate(zip(found.layers, run.layers, strict=True)):
+    check((result.embeddings * along[:n]).sum(), moved_by("wpe.weight", along))
+    for number, (layer, ran) in enumerate(zip(result.layers, run.layers, strict=True)):
         along = rng.standard_normal((model.config.heads, 1, layer.g.shape[-1]))
         mass = ch.AttentionMatrix(ran.q, ran.k, **ran.rules).sum(axis=-1)  # 0 for a row that sees nothing
         check((layer.g * along * mass[..., None]).sum(), moved_by(f"h.{number}.attn.b_v", along.ravel()))
         head = int(rng.integers(model.config.heads))
-        at = {"layers": [number], "heads": [head]}
+        place = {"layers": [number], "heads": [head]}
         check(
-            found.heads()[number, head],
-            lambda step, at=at: z_of(model, ids, target, (*edits, ch.scaled(1 + step, **at))),
+            result.heads()[number, head],
+            lambda step, place=place: z_of(model, ids, target, (*edits, ch.scaled(1 + step, **place))),
         )
 
 
@@ -186,7 +187,7 @@ def test_all_derivatives_are_those_of_pytorch_on_the_same_weights(tmp_path, dtyp
     ids = rng.integers(0, 3000, n).tolist()
     run = model.run(ids)
     target = target_of(run, position=int(rng.integers(n)))
-    found = derivatives(model, run, target)
+    result = derivatives(model, run, target)
 
     peer, joined = peer.double(), []  # float64 is the truth of both
 
@@ -201,11 +202,11 @@ def test_all_derivatives_are_those_of_pytorch_on_the_same_weights(tmp_path, dtyp
     z = logits[target.token] - logits[target.against]
     z.backward()
     exact = dtype == "float64"
-    assert found.z == pytest.approx(z.item(), rel=1e-9 if exact else 1e-3, abs=1e-9 if exact else 1e-3)
-    pairs = [(found.embeddings, embeddings.grad[0])]
-    pairs += [(layer.g.swapaxes(0, 1), x.grad[0]) for layer, x in zip(found.layers, joined, strict=True)]
+    assert result.z == pytest.approx(z.item(), rel=1e-9 if exact else 1e-3, abs=1e-9 if exact else 1e-3)
+    pairs = [(result.embeddings, embeddings.grad[0])]
+    pairs += [(layer.g.swapaxes(0, 1), x.grad[0]) for layer, x in zip(result.layers, joined, strict=True)]
     whole = [(x.grad[0] * x.detach()[0]).reshape(n, heads, 8).sum(-1) for x in joined]
-    pairs += [(layer.whole.T, x) for layer, x in zip(found.layers, whole, strict=True)]
+    pairs += [(layer.whole.T, x) for layer, x in zip(result.layers, whole, strict=True)]
     for ours, theirs in pairs:
         assert ours.dtype == dtype
         far = np.abs(ours.reshape(theirs.shape) - theirs.numpy()).max()
@@ -339,10 +340,10 @@ def test_memory_grows_with_the_tokens_and_not_with_their_square():
 
 def test_neither_pytorch_nor_transformers_is_loaded():
     program = (
-        "import sys; from clearhead.explaining import cutting, derivatives as d, gpt2\n"
+        "import sys; from clearhead.explaining import ablation, derivatives as d, gpt2\n"
         "model = gpt2.load(); run = model.run([5, 6, 7])\n"
         "target = d.target_of(run); d.derivatives(model, run, target)\n"
-        "cutting.cut_again(model, run, target, [cutting.Edge(0, 0, 1, 0)])\n"
+        "ablation.cut_again(model, run, target, [ablation.Edge(0, 0, 1, 0)])\n"
         "print(*({'torch', 'transformers', 'jax'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -17,6 +17,8 @@ from clearhead.engines.gpu import library
 from clearhead.errors import DtypeError, EngineError
 from seeds import fresh
 
+pytestmark = pytest.mark.gate  # Triton's interpreter is slow
+
 RULES: dict[str, Any] = {
     "scale": -0.6, "softcap": 2.0, "causal": True, "window": (9, None), "query_offset": np.array([[0], [4]]),
     "kv_lengths": np.array([[11], [14]]), "query_lengths": np.array([[9], [7]]), "alibi_slopes": np.ones(4) / 3,
@@ -41,28 +43,31 @@ def here(x: Any) -> Array:
     return x.tensor.numpy()
 
 
-@pytest.mark.parametrize("moved", [pytest.param((), marks=pytest.mark.slow), ("bias", "mask")])
+@pytest.mark.parametrize("moved", [pytest.param((), marks=pytest.mark.gate), ("bias", "mask")])
 def test_every_result_equals_that_of_the_cpu_and_stays_on_the_device(moved: tuple[str, ...]):
     arrays, rules = inputs()
     q, k, v = (there(x) for x in arrays.values())
-    given = {**rules, **{name: there(rules[name]) for name in moved}}
+    passed = {**rules, **{name: there(rules[name]) for name in moved}}
     asked: dict[str, Any] = {"logsumexp": True, "entropy": True, "received": True, "peak": True, "image": (3, 4)}
     asked["groups"] = np.arange(9) // 2, np.arange(14) // 5
-    matrix, truth = ch.AttentionMatrix(q, k, **given), ch.AttentionMatrix(arrays["q"], arrays["k"], **rules)
+    matrix, truth = ch.AttentionMatrix(q, k, **passed), ch.AttentionMatrix(arrays["q"], arrays["k"], **rules)
     for queries in (slice(None), slice(-1, 2, -2)):
-        found, expected = (
+        result, expected = (
             a.observe(x, top=3, **asked, queries=queries) for a, x in ((matrix, v), (truth, arrays["v"]))
         )
         for name in (*asked, "output"):
-            np.testing.assert_allclose(here(getattr(found, name)), getattr(expected, name), 1e-9, err_msg=name)
-        np.testing.assert_array_equal(here(found.top.indices), expected.top.indices)
-    np.testing.assert_array_equal(here(matrix @ v), here(ch.attention(q, k, v, **given)))
+            np.testing.assert_allclose(here(getattr(result, name)), getattr(expected, name), 1e-9, err_msg=name)
+        np.testing.assert_array_equal(here(result.top.indices), expected.top.indices)
+    np.testing.assert_array_equal(here(matrix @ v), here(ch.attention(q, k, v, **passed)))
     np.testing.assert_allclose(here(matrix @ there(np.ones(14))), truth @ np.ones(14), 1e-9)
     np.testing.assert_allclose(here(matrix.T @ there(np.ones((9, 2)))), truth.T @ np.ones((9, 2)), 1e-9)
     for index in (np.s_[1, 0, 3, 7], np.s_[..., 5:2:-1, ::3], np.s_[:, 0, 1:], np.s_[..., 4:4]):
         np.testing.assert_allclose(here(matrix[index]), truth[index], 1e-9, 1e-300, err_msg=str(index))
     np.testing.assert_allclose(np.asarray(matrix), truth[...], 1e-9, 1e-300)
-    assert str(ch.plan(q, k)).startswith("engine: triton\nnot native: the arrays are on device interpreter")
+    engine, experimental, native, _ = str(ch.plan(q, k)).split("\n")
+    assert engine == "engine: triton"
+    assert experimental.startswith("experimental: its kernels are tested in Triton's interpreter")
+    assert native.startswith("not native: the arrays are on device interpreter")
 
 
 def test_cpu_engines_refuse_device_tensors_and_all_arrays_must_share_a_device():
@@ -82,16 +87,16 @@ def test_cpu_engines_refuse_device_tensors_and_all_arrays_must_share_a_device():
     [
         "entropy logsumexp output",
         "received",
-        *[pytest.param(names, marks=pytest.mark.slow) for names in ("distance output", "image peak max_logit")],
+        *[pytest.param(names, marks=pytest.mark.gate) for names in ("distance output", "image peak max_logit")],
     ],
 )
-@pytest.mark.parametrize("queries", [pytest.param(slice(None), marks=pytest.mark.slow), slice(-2, 1, -3)])
+@pytest.mark.parametrize("queries", [pytest.param(slice(None), marks=pytest.mark.gate), slice(-2, 1, -3)])
 def test_gradients_on_the_device_equal_those_of_the_cpu(asked: str, queries: slice, monkeypatch: pytest.MonkeyPatch):
     """With CPU tensors that are treated as a device's."""
     arrays, rules = inputs()
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     expected: dict[str, Any] = {}
-    for pretend, grads in ((False, expected), (True, found)):
+    for pretend, grads in ((False, expected), (True, result)):
         if pretend:
             monkeypatch.setattr("clearhead.core.arrays._from_torch", lambda torch, x, name: DeviceArray(x.detach()))
         leaves = {name: torch.tensor(x, requires_grad=True) for name, x in arrays.items()}
@@ -107,14 +112,14 @@ def test_gradients_on_the_device_equal_those_of_the_cpu(asked: str, queries: sli
         sees = [torch.where(torch.isfinite(x), x, 0.0) for x in answers]
         sum((x * torch.from_numpy(losses.standard_normal(x.shape))).sum() for x in sees).backward()
         grads |= {name: x.grad for name, x in leaves.items() if x.grad is not None}
-    assert set(found) == set(expected)
+    assert set(result) == set(expected)
     for name, x in expected.items():
-        np.testing.assert_allclose(found[name], x, 1e-8, 1e-12, err_msg=name)
+        np.testing.assert_allclose(result[name], x, 1e-8, 1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize("second", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("second", [False, pytest.param(True, marks=pytest.mark.gate)])
 @pytest.mark.parametrize(
-    "asked", [{"entropy": True}, pytest.param({"received": True, "image": (3, 4)}, marks=pytest.mark.slow)], ids=str
+    "asked", [{"entropy": True}, pytest.param({"received": True, "image": (3, 4)}, marks=pytest.mark.gate)], ids=str
 )
 def test_derivatives_along_a_direction_on_the_device_equal_those_of_the_cpu(
     asked: dict[str, Any],
@@ -127,13 +132,13 @@ def test_derivatives_along_a_direction_on_the_device_equal_those_of_the_cpu(
     leaves = [torch.tensor(x) for x in (*arrays.values(), *(rules.pop(name) for name in moving))]
     along = [torch.from_numpy(fresh().standard_normal(x.shape)) for x in leaves]
 
-    def answers(q: Any, k: Any, v: Any, *given: Any) -> list[torch.Tensor]:
-        matrix = ch.AttentionMatrix(q, k, **rules, **dict(zip(moving, given, strict=True)))
+    def answers(q: Any, k: Any, v: Any, *passed: Any) -> list[torch.Tensor]:
+        matrix = ch.AttentionMatrix(q, k, **rules, **dict(zip(moving, passed, strict=True)))
         seen = matrix.observe(v, **asked)
         return [getattr(seen, name) for name in ("output", *asked)]
 
-    def loss(*given: Any) -> Any:
-        return sum(x.square().sum() for x in answers(*given))
+    def loss(*passed: Any) -> Any:
+        return sum(x.square().sum() for x in answers(*passed))
 
     function = torch.func.grad(loss, tuple(range(5))) if second else answers
     expected = torch.func.jvp(function, tuple(leaves), tuple(along))
@@ -145,8 +150,8 @@ def test_derivatives_along_a_direction_on_the_device_equal_those_of_the_cpu(
     ("causal", "bad"),
     [
         (True, np.nan),
-        *[pytest.param(False, value, marks=pytest.mark.slow) for value in (0.0, np.nan, np.inf)],
-        *[pytest.param(True, value, marks=pytest.mark.slow) for value in (0.0, np.inf)],
+        *[pytest.param(False, value, marks=pytest.mark.gate) for value in (0.0, np.nan, np.inf)],
+        *[pytest.param(True, value, marks=pytest.mark.gate) for value in (0.0, np.inf)],
     ],
 )
 def test_pytorch_computes_plain_outputs_and_nonfinite_values_reach_only_who_sees_them(
@@ -159,16 +164,16 @@ def test_pytorch_computes_plain_outputs_and_nonfinite_values_reach_only_who_sees
     q, k, v = (rng.standard_normal((2, heads, 70, 8), dtype=np.float32) for heads in (4, 2, 2))
     v[:, :, 40] += bad
     truth = ch.attention(q, k, v, causal=causal, scale=0.3, engine="portable")
-    given = [there(x) for x in (q, k, v)]
-    ours = here(ch.attention(*given, causal=causal, scale=0.3))
+    passed = [there(x) for x in (q, k, v)]
+    ours = here(ch.attention(*passed, causal=causal, scale=0.3))
     monkeypatch.setattr(library, "DEVICES", ["cpu"])
     monkeypatch.setattr(library, "KERNELS", [SDPBackend.MATH])
-    theirs = here(ch.attention(*given, causal=causal, scale=0.3))
-    for found in (ours, theirs):
-        np.testing.assert_array_equal(np.isfinite(found), np.isfinite(truth))
-        np.testing.assert_allclose(found[np.isfinite(truth)], truth[np.isfinite(truth)], 2e-5, 1e-6)
+    theirs = here(ch.attention(*passed, causal=causal, scale=0.3))
+    for result in (ours, theirs):
+        np.testing.assert_array_equal(np.isfinite(result), np.isfinite(truth))
+        np.testing.assert_allclose(result[np.isfinite(truth)], truth[np.isfinite(truth)], 2e-5, 1e-6)
     assert np.isinf(bad) or (ours != theirs).any()  # computed by PyTorch's kernel, not by ours
-    seen = ch.AttentionMatrix(*given[:2], causal=causal, scale=0.3).observe(given[2], entropy=True)
+    seen = ch.AttentionMatrix(*passed[:2], causal=causal, scale=0.3).observe(passed[2], entropy=True)
     np.testing.assert_array_equal(here(seen.output), ours)
 
 
@@ -185,24 +190,24 @@ def test_merges_and_rollout_stay_on_the_device():
     q, k, v = arrays.values()
     matrices = ch.AttentionMatrix(there(q), there(k)), ch.AttentionMatrix(q, k)
     asked: dict[str, Any] = {"logsumexp": True, "entropy": True, "top": 2, "received": True}
-    found, truth = (
+    result, truth = (
         matrix.observe(x, **asked, queries=slice(4)).merge_queries(matrix.observe(x, **asked, queries=slice(4, None)))
         for matrix, x in zip(matrices, (there(v), v), strict=True)
     )
     for name in ("output", "logsumexp", "entropy", "received"):
-        np.testing.assert_allclose(here(getattr(found, name)), getattr(truth, name), 1e-9)
-    np.testing.assert_array_equal(here(found.top.indices), truth.top.indices)
+        np.testing.assert_allclose(here(getattr(result, name)), getattr(truth, name), 1e-9)
+    np.testing.assert_array_equal(here(result.top.indices), truth.top.indices)
     square = [ch.AttentionMatrix(make(q), make(q)) for make in (there, np.asarray)]
     np.testing.assert_allclose(here(ch.rollout(square[:1] * 2, query=3)), ch.rollout(square[1:] * 2, query=3), 1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_a_model_on_a_device_is_watched(monkeypatch: pytest.MonkeyPatch):
     """A small GPT-2 generates the same as on the CPU when its tensors are treated as a device's."""
     config = GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, bos_token_id=1, eos_token_id=None)
     model = GPT2LMHeadModel(config).eval()
     ids = torch.tensor([[5, 3, 8, 2, 7], [1, 1, 4, 9, 6]])
-    found = []
+    result = []
     for pretend in (False, True):
         if pretend:
             monkeypatch.setattr("clearhead.core.arrays._from_torch", lambda torch, x, name: DeviceArray(x.detach()))
@@ -210,7 +215,7 @@ def test_a_model_on_a_device_is_watched(monkeypatch: pytest.MonkeyPatch):
         with ch.watch(model, entropy=True, received=True, distance=True, top=2, image=(3, 4)) as seen:
             model.generate(ids, attention_mask=real, max_new_tokens=2, do_sample=False)
         answers = [getattr(seen[0], name) for name in ("logsumexp", "entropy", "received", "distance", "image")]
-        found.append([*answers, seen.rollout(2), seen.matrix(0)[...], *seen[0].top, str(seen.summary())])
-    for ours, theirs in zip(found[1][:-1], found[0][:-1], strict=True):
+        result.append([*answers, seen.rollout(2), seen.matrix(0)[...], *seen[0].top, str(seen.summary())])
+    for ours, theirs in zip(result[1][:-1], result[0][:-1], strict=True):
         np.testing.assert_allclose(ours, theirs, 1e-4, 1e-5)
-    assert found[0][-1] == found[1][-1]
+    assert result[0][-1] == result[1][-1]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from clearhead.diagnosing import operands
-from clearhead.diagnosing.diagnose import plain_inputs
-from clearhead.diagnosing.mistakes import MISTAKES
+from clearhead.diagnosing.inputs import plain_inputs
+from clearhead.diagnosing.mistakes import mistakes
 from clearhead.diagnosing.recipe import RIGHT, changed
 from clearhead.diagnosing.workings import Workings
 from seeds import fresh
@@ -23,17 +23,17 @@ def test_head_by_head_gives_the_same(monkeypatch, batch, kv_heads, precision):
     q = fresh().standard_normal((batch, 4, 12, 8)).astype(np.float32)
     k, v = fresh().standard_normal((2, batch, kv_heads, 12, 8)).astype(np.float32)
     inputs = plain_inputs(q, k, v, np.zeros_like(q), "output", None, {"causal": True})
-    changes = [change for mistake in MISTAKES for change in mistake.variants(inputs)]
+    changes = [change for mistake in mistakes() for change in mistake.variants(inputs)]
     recipes = [recipe for change in changes if not (recipe := changed(RIGHT, change)).unknown]
     assert len(recipes) > 50
     wholes, singles = Workings(inputs, precision), Workings(inputs, precision)
     for recipe in recipes:
         for heads, rows in _SELECTIONS:
-            found = []
+            answers = []
             for workings, most in ((wholes, 10**9), (singles, 0)):
                 monkeypatch.setattr(operands, "_LONG", most)
-                found.append(workings.answer(recipe, workings.selection(heads, rows)))
-            whole, single = found
+                answers.append(workings.answer(recipe, workings.selection(heads, rows)))
+            whole, single = answers
             assert whole.dtype == single.dtype
             tolerance = 1e-4 if precision else 1e-11
             np.testing.assert_allclose(single, whole, rtol=tolerance, atol=tolerance * (1 + _largest(whole)))
@@ -56,7 +56,7 @@ print(found.verdict, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - befor
 """
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_memory_of_a_long_unexplained_case():
     """The process's peak memory, which includes what is allocated in C++."""
     seed = str(fresh().integers(2**31))

@@ -9,45 +9,65 @@ import pytest
 from ranks import all_well, run
 from seeds import fresh
 
+ATTENTION, CAUSES, DERIVATIVES = (
+    Path(__file__).with_name(f"sharded_{name}.py") for name in ("attention", "causes", "derivatives")
+)
 FAULTS = (  # which fault happens on which of three ranks, and during which method
     ("absent", 2, "gather"),
     ("late", 0, "ring"),
     ("dies", 2, "ring"),
     ("dies", 0, "merge"),
-    ("stalls", 1, "ulysses"),
-    ("breaks", 0, "ulysses"),
+    ("stalls", 1, "ring"),
+    ("breaks", 0, "merge"),
     ("breaks_early", 2, "gather"),
     ("forgets", 2, "merge"),
     ("dies_backward", 1, "gather"),
 )
 
 
-@pytest.mark.parametrize("worlds", ["3", pytest.param("124", marks=pytest.mark.slow)])
-def test_every_rule_with_every_method(tmp_path: Path, worlds: str):
+@pytest.mark.parametrize("worlds", ["2", pytest.param("134", marks=pytest.mark.gate)])
+@pytest.mark.parametrize(("script", "scenario"), [(ATTENTION, "rules"), (DERIVATIVES, "gradients")])
+def test_every_rule_with_every_method(tmp_path: Path, script: Path, scenario: str, worlds: str):
     seed = str(fresh().integers(2**31))
-    all_well(tmp_path, [("rules,graph", world, seed) for world in worlds])
+    all_well(tmp_path, [(scenario, world, seed) for world in worlds], script)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
+def test_effects_over_shards_are_those_of_one_process(tmp_path: Path):
+    seed = str(fresh().integers(2**31))
+    jobs = dict.fromkeys("1234", "causes,dtypes,graphs,differently") | {"1": "causes,dtypes,graphs"}
+    all_well(tmp_path, [(names, world, seed) for world, names in jobs.items()], CAUSES)
+
+
+@pytest.mark.gate
+def test_forward_mode_and_second_derivatives_are_those_of_one_process(tmp_path: Path):
+    seed = str(fresh().integers(2**31))
+    jobs = dict.fromkeys("134", "both,matrices") | {"2": "both,matrices,differing,ways,narrow"}
+    all_well(tmp_path, [(names, world, seed) for world, names in jobs.items()], DERIVATIVES)
+
+
+@pytest.mark.gate
 def test_bits_bytes_exactness_and_refused_derivatives(tmp_path: Path):
     jobs = dict.fromkeys("1234", "bits,exact,windows,counts,cutting,decoding,passes")
     jobs["2"] += ",refused"
-    all_well(tmp_path, [(names, world, "7") for world, names in jobs.items()])
+    all_well(tmp_path, [(names, world, "7") for world, names in jobs.items()], ATTENTION)
 
 
-@pytest.mark.slow  # Triton's interpreter on several ranks
-def test_tensors_on_a_device_are_computed_there(tmp_path: Path):
-    all_well(tmp_path, [("device", "2", "0")])
+@pytest.mark.gate  # Triton's interpreter on several ranks
+@pytest.mark.parametrize("script", [ATTENTION, CAUSES])
+def test_tensors_on_a_device_are_computed_there(tmp_path: Path, script: Path):
+    all_well(tmp_path, [("device", "2", "0")], script)
 
 
-@pytest.mark.parametrize("worlds", ["2", pytest.param("34", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("worlds", ["2", "34"])
+@pytest.mark.gate
 def test_ranks_called_with_different_arguments_are_told_which_rank_and_argument(tmp_path: Path, worlds: str):
-    all_well(tmp_path, [("differently", world, "0") for world in worlds])
+    all_well(tmp_path, [("differently", world, "0") for world in worlds], ATTENTION)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_a_fault_on_one_rank_ends_every_rank_with_an_error_that_names_it(tmp_path: Path):
-    everything = run(tmp_path, [("fault", "3", str(wrong), kind, method) for kind, wrong, method in FAULTS])
+    everything = run(tmp_path, [("fault", "3", str(wrong), kind, method) for kind, wrong, method in FAULTS], ATTENTION)
     for (kind, wrong, method), said in zip(FAULTS, everything, strict=True):
         for rank in {0, 1, 2} - {wrong} | ({wrong} if kind == "late" else set()):
             assert said[rank].endswith("well\n"), (
@@ -65,7 +85,7 @@ def long_context(ranks: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*launch, str(example), *limits], capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited as Linux counts it")
 def test_four_processes_hold_a_text_too_large_for_one():
     together, alone = long_context(4), long_context(1)
@@ -77,7 +97,7 @@ def test_four_processes_hold_a_text_too_large_for_one():
     assert "llocate" in alone.stderr, alone.stderr[-3000:]
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_the_predicted_bytes_equal_the_counted_bytes():
     script = Path(__file__).parents[1] / "benchmarks" / "scale.py"
     said = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=True).stdout

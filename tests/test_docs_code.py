@@ -25,8 +25,8 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path) -> list[Block]:
-    found = BLOCK.finditer(page.read_text(encoding="utf-8"))
-    return [Block(each[3], each[4], each[1] or "") for each in found if each[3] in RUN]
+    result = BLOCK.finditer(page.read_text(encoding="utf-8"))
+    return [Block(each[3], each[4], each[1] or "") for each in result if each[3] in RUN]
 
 
 def plain(block: Block) -> bool:
@@ -35,7 +35,7 @@ def plain(block: Block) -> bool:
 
 
 def named(page: Path) -> object:
-    marks = [pytest.mark.slow] if page.stem in SLOW else []
+    marks = [pytest.mark.gate] if page.stem in SLOW else []
     return pytest.param(page, id=page.relative_to(ROOT / "docs").as_posix(), marks=marks)
 
 

@@ -47,6 +47,14 @@ def test_links_in_the_documents_lead_to_existing_files(page: Path):
             assert (page.parent / address.split("#")[0]).exists(), address
 
 
+def test_guides_that_read_files_of_the_checkout_say_so_first():
+    for page in (ROOT / "docs").rglob("guides/*.md"):
+        text = page.read_text(encoding="utf-8")
+        if re.search(r"^>>> (from examples|.*training/)", text, re.MULTILINE) and "```" in text:
+            first = text.split("\n\n")[1]
+            assert "git clone" in first, f"{page.name} does not say that it needs a checkout"
+
+
 def test_the_readme_has_the_two_commands_that_the_gate_runs():
     lines = [line for kind, block in FENCE.findall(README) if kind == "sh" for line in block.splitlines()]
     assert len(lines) == 2

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.changing.applying import edited
+from clearhead.changing.applying import acts, edited
 from clearhead.changing.edits import Edit
 from clearhead.changing.places import Place, Text, find, read_places
 from clearhead.errors import ClearheadError, DtypeError, FileError, RuleError, SelectionError, UnknownNameError
@@ -105,8 +105,8 @@ RHYME = ["hum", "pty", " d", "umpty", " sat", " on", " a", " wall", ",", " h", "
 
 def positions(places: Any, pieces: list[str] | None = None) -> list[int]:
     pieces = RHYME if pieces is None else pieces
-    found = find("keys", read_places("keys", places), Text(len(pieces), [pieces]))
-    return np.flatnonzero(found.labels(range(len(pieces) + 5))[0] == 0).tolist()
+    result = find("keys", read_places("keys", places), Text(len(pieces), [pieces]))
+    return np.flatnonzero(result.labels(range(len(pieces) + 5))[0] == 0).tolist()
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,31 @@ def test_one_call_gives_the_same_on_arrays_and_tensors(dtype: Any):
     tensors = (torch.from_numpy(x) for x in (q, k, v))
     theirs = edited(*tensors, {**rules, "bias": torch.from_numpy(bias)}, acting(CALL), place(9, 9))
     np.testing.assert_allclose(ours.output(), theirs.output().numpy(), rtol=0, atol=1e-5)
-    assert ours.acted == tuple(CALL)
+    shape, whole = (2, 4, 9, 9), {**rules, "bias": torch.from_numpy(bias)}
+    assert all(acts(edit, heads, shape, whole, place(9, 9)) for edit, heads in acting(CALL))
+
+
+@pytest.mark.parametrize("rule", ["window", "mask", "bias", "kv_lengths", "query_lengths", "segments", "offset"])
+def test_an_edit_acts_where_the_rules_let_it_change_the_output(rule: str):
+    rng, m = fresh(), 70
+    n = int(rng.choice([5, 130]))
+    q, k, v = (rng.standard_normal((2, h, size, 4)) for h, size in ((4, n), (2, m), (2, m)))
+    parts: dict[str, dict[str, Any]] = {
+        "window": {"window": (int(rng.integers(3)), int(rng.integers(3))), "query_offset": int(rng.integers(-9, 60))},
+        "mask": {"mask": rng.random((2, int(rng.choice([1, 4])), 1, m)) < 0.3},
+        "bias": {"bias": np.where(rng.random((1, 4, n, m)) < 0.1, 0.0, -np.inf)},
+        "kv_lengths": {"kv_lengths": rng.integers(0, m, 2)},
+        "query_lengths": {"query_lengths": rng.integers(0, n, 2)},
+        "segments": {"query_segments": rng.integers(0, 9, (2, n)), "kv_segments": rng.integers(0, 9, (2, m))},
+        "offset": {"causal": True, "query_offset": rng.integers(-n, m, 2)},
+    }
+    for _ in range(20):
+        places = (tuple(rng.choice(size, rng.integers(1, 4), replace=False).tolist()) for size in (n, m))
+        edit = ch.cut(queries=next(places), keys=next(places), heads=[int(rng.integers(4))])
+        pair = (edit, edit.heads_in(()))
+        changed = edited(q, k, v, parts[rule], [pair], place(n, m)).output()
+        differs = (changed != ch.attention(q, k, v, **parts[rule])).any()
+        assert acts(*pair, (2, 4, n, m), parts[rule], place(n, m)) == differs
 
 
 def test_the_rules_fit_a_call_without_a_batch_axis():
@@ -214,7 +238,7 @@ def test_a_share_is_met_from_any_share(gap: float, at_least: float):
     np.testing.assert_allclose(within, before[raised, :3] / had[raised, None], rtol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_an_edited_call_takes_memory_for_queries_and_keys_only():
     n, rng = 4096, fresh()
     q, k, v = rng.standard_normal((3, 1, 4, n, 8)).astype(np.float32)

@@ -10,8 +10,8 @@ import torch
 import clearhead as ch
 from clearhead import engines
 from clearhead.errors import EngineError, RuleError, unknown
-from clearhead.ops import repeated
-from error_texts import Wrong, assert_words
+from clearhead.ops import fast_calls
+from error_texts import Errors, assert_words, each_error
 
 Q, K, V = np.ones((2, 4, 6, 8)), np.ones((2, 2, 5, 8)), np.ones((2, 2, 5, 3))
 FLAT = np.ones((3, 4))
@@ -27,312 +27,151 @@ def flat(**rules: Any) -> Callable[[], Any]:
 
 
 HEADS = "q is (batch 2, heads 4, queries 6, d_k 8). If yours is (batch, length, heads, d), swap axes 1 and 2."
-ARRAYS: dict[str, Wrong] = {
-    "a list": (
-        attention(q=[[1.0]]),
-        TypeError,
+ARRAYS: Errors = {
+    TypeError: {
         "q is a list: expected a NumPy array, a PyTorch tensor or an array that speaks DLPack.\n\n"
-        "hint: np.asarray(q, dtype=np.float64) makes one from numbers in a list.",
-    ),
-    "another device": (
-        attention(v=torch.ones(2, 2, device="meta")),
-        TypeError,
-        "v is on device meta: no engine here runs there.\n\nhint: v.cpu() moves it.",
-    ),
-    "gradients": (
-        attention(v=torch.ones(2, 2, 5, 3, requires_grad=True)),
-        TypeError,
+        "hint: np.asarray(q, dtype=np.float64) makes one from numbers in a list.": attention(q=[[1.0]]),
+        "v is on device meta: no engine here runs there.\n\nhint: v.cpu() moves it.": attention(
+            v=torch.ones(2, 2, device="meta")
+        ),
         "v requires grad, and nothing here keeps a graph for it.\n\n"
-        "hint: v.detach(), or `with torch.no_grad():` around the call.",
-    ),
-    "a sparse tensor": (
-        attention(k=torch.ones(2, 2).to_sparse()),
-        TypeError,
-        "k has layout torch.sparse_coo: expected a dense tensor.\n\nhint: k.to_dense() makes one.",
-    ),
-    "a dtype NumPy lacks": (
-        attention(k=torch.ones(2, 2).to(torch.float8_e4m3fn)),
-        TypeError,
-        "k is torch.float8_e4m3fn, which NumPy does not have.\n\nhint: k.float() converts it.",
-    ),
-    "whole numbers": (
-        attention(q=Q.astype(int)),
-        TypeError,
+        "hint: v.detach(), or `with torch.no_grad():` around the call.": attention(
+            v=torch.ones(2, 2, 5, 3, requires_grad=True)
+        ),
+        "k has layout torch.sparse_coo: expected a dense tensor.\n\nhint: k.to_dense() makes one.": attention(
+            k=torch.ones(2, 2).to_sparse()
+        ),
+        "k is torch.float8_e4m3fn, which NumPy does not have.\n\nhint: k.float() converts it.": attention(
+            k=torch.ones(2, 2).to(torch.float8_e4m3fn)
+        ),
         "q is int64: expected float64, float32, bfloat16 or float16.\n\n"
-        "hint: q.astype(np.float32), or q.float() for a tensor.",
-    ),
-    "two dtypes": (
-        attention(v=V.astype(np.float32)),
-        TypeError,
-        "v is float32 but q is float64: q, k and v must have one dtype.",
-    ),
-    "one axis": (
-        attention(q=np.ones(8)),
-        ValueError,
-        "q has 1 axes: expected at least two, (queries, d_k).\n\nhint: q[None, :] makes one row of a vector.",
-    ),
-    "axes that differ in number": (
-        attention(k=FLAT),
-        ValueError,
-        "k is (keys 3, d_k 4) but q is (batch 2, heads 4, queries 6, d_k 8): all need the same number of axes.",
-    ),
-    "d_k": (
-        attention(k=K[..., :5]),
-        ValueError,
+        "hint: q.astype(np.float32), or q.float() for a tensor.": attention(q=Q.astype(int)),
+        "v is float32 but q is float64: q, k and v must have one dtype.": attention(v=V.astype(np.float32)),
+    },
+    ValueError: {
+        "q has 1 axes: expected at least two, (queries, d_k).\n\n"
+        "hint: q[None, :] makes one row of a vector.": attention(q=np.ones(8)),
+        "k is (keys 3, d_k 4) but q is (batch 2, heads 4, queries 6, d_k 8): "
+        "all need the same number of axes.": attention(k=FLAT),
         "q has d_k 8 but k has d_k 5: the last axes must agree for q·kᵀ.\n\nhint: "
-        "q is (batch 2, heads 4, queries 6, d_k 8) and k is (batch 2, kv_heads 2, keys 5, d_k 5).",
-    ),
-    "batch": (
-        attention(k=K[:1]),
-        ValueError,
+        "q is (batch 2, heads 4, queries 6, d_k 8) and k is (batch 2, kv_heads 2, keys 5, d_k 5).": attention(
+            k=K[..., :5]
+        ),
         "k has batch (1,) but q has batch (2,): they must be equal.\n\nhint: "
-        "q is (batch 2, heads 4, queries 6, d_k 8) and k is (batch 1, kv_heads 2, keys 5, d_k 8).",
-    ),
-    "batch of the values": (
-        attention(v=V[:1]),
-        ValueError,
+        "q is (batch 2, heads 4, queries 6, d_k 8) and k is (batch 1, kv_heads 2, keys 5, d_k 8).": attention(k=K[:1]),
         "v has batch (1,) but q has batch (2,): they must be equal.\n\nhint: "
-        "q is (batch 2, heads 4, queries 6, d_k 8) and v is (batch 1, kv_heads 2, keys 5, d_v 3).",
-    ),
-    "keys without values": (
-        attention(v=V[:, :, :4]),
-        ValueError,
+        "q is (batch 2, heads 4, queries 6, d_k 8) and v is (batch 1, kv_heads 2, keys 5, d_v 3).": attention(v=V[:1]),
         "v has 4 keys but k has 5: each key needs its value.\n\nhint: "
-        "k is (batch 2, kv_heads 2, keys 5, d_k 8) and v is (batch 2, kv_heads 2, keys 4, d_v 3).",
-    ),
-    "heads that do not divide": (
-        attention(k=np.ones((2, 3, 5, 8)), v=np.ones((2, 3, 5, 3))),
-        ValueError,
-        f"k has 3 heads but q has 4: query heads must be a multiple of key heads.\n\nhint: {HEADS}",
-    ),
-    "no key heads": (
-        attention(k=np.ones((2, 0, 5, 8)), v=np.ones((2, 0, 5, 3))),
-        ValueError,
-        f"k has 0 heads but q has 4: query heads must be a multiple of key heads.\n\nhint: {HEADS}",
-    ),
-    "value heads": (
-        attention(v=V[:, :1]),
-        ValueError,
-        f"v has 1 heads but k has 2: each key head needs its value head.\n\nhint: {HEADS}",
-    ),
+        "k is (batch 2, kv_heads 2, keys 5, d_k 8) and v is (batch 2, kv_heads 2, keys 4, d_v 3).": attention(
+            v=V[:, :, :4]
+        ),
+        f"k has 3 heads but q has 4: query heads must be a multiple of key heads.\n\nhint: {HEADS}": attention(
+            k=np.ones((2, 3, 5, 8)), v=np.ones((2, 3, 5, 3))
+        ),
+        f"k has 0 heads but q has 4: query heads must be a multiple of key heads.\n\nhint: {HEADS}": attention(
+            k=np.ones((2, 0, 5, 8)), v=np.ones((2, 0, 5, 3))
+        ),
+        f"v has 1 heads but k has 2: each key head needs its value head.\n\nhint: {HEADS}": attention(v=V[:, :1]),
+    },
 }
 TABLE = np.zeros((3, 2))
 SPANS = "hint: spans=(query_spans, key_spans, table): a label per query, a label per key, "
 SPANS += "and what each pair of labels adds."
 LEAVE_SCALE = "hint: leave scale out for its default."
-RULES: dict[str, Wrong] = {
-    "an unknown rule": (
-        attention(casual=True),
-        TypeError,
+RULES: Errors = {
+    TypeError: {
         "unknown rule `casual`.\n\nhint: did you mean `causal`? Known: alibi_slopes, bias, causal, kv_lengths, "
-        "kv_segments, mask, query_lengths, query_offset, query_segments, scale, sinks, softcap, spans, window.",
-    ),
-    "scale of words": (attention(scale="big"), ValueError, "scale is 'big': expected a number."),
-    "scale NaN": (
-        attention(scale=float("nan")),
-        ValueError,
-        f"scale is nan: expected a finite number.\n\n{LEAVE_SCALE}",
-    ),
-    "scale infinite": (
-        attention(scale=np.inf),
-        ValueError,
-        f"scale is inf: expected a finite number.\n\n{LEAVE_SCALE}",
-    ),
-    "softcap 0": (
-        attention(softcap=0),
-        ValueError,
-        "softcap is 0.0: expected a positive number c, for c·tanh(s/c).\n\nhint: softcap=None turns it off.",
-    ),
-    "causal 1": (attention(causal=1), ValueError, "causal is 1: expected True or False."),
-    "window of one side": (
-        flat(window=3),
-        ValueError,
+        "kv_segments, mask, query_lengths, query_offset, query_segments, "
+        "scale, sinks, softcap, spans, window.": attention(casual=True),
+        "query_offset is float64: expected whole numbers.": flat(query_offset=0.5),
+        "mask is float64: expected bool, True = may attend.\n\n"
+        "hint: numbers to add to the scores go in `bias`; mask.astype(bool) makes 1/0 a mask.": attention(
+            mask=np.ones((6, 5))
+        ),
+        "bias is bool: expected a float dtype.\n\nhint: True/False per position goes in `mask`.": attention(
+            bias=np.ones((6, 5), bool)
+        ),
+        "bias is a ragged list: its rows differ in length.": attention(bias=[[1.0, 2.0], [3.0]]),
+        "alibi_slopes is <U1: expected a float dtype.": attention(alibi_slopes=list("abcd")),
+        f"spans[0], the query labels, is <U1: expected whole numbers.\n\n{SPANS}": attention(
+            spans=(list("abcdef"), [0] * 5, TABLE)
+        ),
+        f"spans[1], the key labels, is float64: expected whole numbers.\n\n{SPANS}": attention(
+            spans=([0] * 6, [0.5] * 5, TABLE)
+        ),
+        "spans[2], the table, is bool: expected a float dtype.\n\n"
+        "hint: np.where(may_attend, 0.0, -np.inf) makes a table of True and False.": attention(
+            spans=([0] * 6, [0] * 5, TABLE > 0)
+        ),
+        "query_segments is float64: expected whole numbers.": attention(
+            query_segments=SEGMENT * 0.5, kv_segments=SEGMENT
+        ),
+        f"unknown engine `warp`.\n\nhint: Known: {', '.join(sorted(engines.NAMES))}.": attention(engine="warp"),
+    },
+    ValueError: {
+        "scale is 'big': expected a number.": attention(scale="big"),
+        f"scale is nan: expected a finite number.\n\n{LEAVE_SCALE}": attention(scale=float("nan")),
+        f"scale is inf: expected a finite number.\n\n{LEAVE_SCALE}": attention(scale=np.inf),
+        "softcap is 0.0: expected a positive number c, for c·tanh(s/c).\n\nhint: softcap=None turns it off.": attention(
+            softcap=0
+        ),
+        "causal is 1: expected True or False.": attention(causal=1),
         "window is 3: expected (left, right), each a whole number of keys from 0 up, or None.\n\n"
-        "hint: window=(255, 0) sees the last 256 keys, itself included.",
-    ),
-    "window below 0": (
-        flat(window=(-1, 0)),
-        ValueError,
+        "hint: window=(255, 0) sees the last 256 keys, itself included.": flat(window=3),
         "window is (-1, 0): expected (left, right), each a whole number of keys from 0 up, or None.\n\n"
-        "hint: window=(255, 0) sees the last 256 keys, itself included.",
-    ),
-    "no offset": (
-        attention(causal=True),
-        ValueError,
+        "hint: window=(255, 0) sees the last 256 keys, itself included.": flat(window=(-1, 0)),
         "causal and window need query_offset when queries (6) and keys (5) differ: peers disagree about it.\n\n"
         "hint: query_offset=0 aligns the first query with the first key (PyTorch, JAX); query_offset=-1 aligns "
-        "the last query with the last key (FlashAttention, a key-value cache).",
-    ),
-    "an offset out of this world": (
-        flat(query_offset=2**60),
-        ValueError,
-        "query_offset is 1152921504606846976: expected positions between -2^53 and 2^53.",
-    ),
-    "an offset in parts": (flat(query_offset=0.5), TypeError, "query_offset is float64: expected whole numbers."),
-    "too many offsets": (
-        attention(query_offset=[1, 2, 3]),
-        ValueError,
-        "query_offset has shape (3,): expected (batch 2).",
-    ),
-    "mask of numbers": (
-        attention(mask=np.ones((6, 5))),
-        TypeError,
-        "mask is float64: expected bool, True = may attend.\n\n"
-        "hint: numbers to add to the scores go in `bias`; mask.astype(bool) makes 1/0 a mask.",
-    ),
-    "bias of truths": (
-        attention(bias=np.ones((6, 5), bool)),
-        TypeError,
-        "bias is bool: expected a float dtype.\n\nhint: True/False per position goes in `mask`.",
-    ),
-    "a mask that does not fit": (
-        attention(mask=np.ones((2, 5), bool)),
-        ValueError,
+        "the last query with the last key (FlashAttention, a key-value cache).": attention(causal=True),
+        "query_offset is 1152921504606846976: expected positions between -2^53 and 2^53.": flat(query_offset=2**60),
+        "query_offset has shape (3,): expected (batch 2).": attention(query_offset=[1, 2, 3]),
         "mask has shape (2, 5), which does not broadcast to (batch 2, heads 4, queries 6, keys 5).\n\n"
-        "hint: one mask per batch is mask[:, None, None, :] for keys alone.",
-    ),
-    "a ragged bias": (
-        attention(bias=[[1.0, 2.0], [3.0]]),
-        TypeError,
-        "bias is a ragged list: its rows differ in length.",
-    ),
-    "slopes for other heads": (
-        attention(alibi_slopes=[0.5, 0.5]),
-        ValueError,
-        "alibi_slopes has shape (2,): expected one number per query head, (heads 4,).",
-    ),
-    "slopes of words": (
-        attention(alibi_slopes=list("abcd")),
-        TypeError,
-        "alibi_slopes is <U1: expected a float dtype.",
-    ),
-    "an infinite slope": (flat(alibi_slopes=-np.inf), ValueError, "alibi_slopes is [-inf]: expected finite numbers."),
-    "a NaN sink": (flat(sinks=[np.nan]), ValueError, "sinks is [nan]: expected finite numbers."),
-    "an infinite sink": (flat(sinks=np.inf), ValueError, "sinks is [inf]: expected finite numbers."),
-    "lengths beyond the keys": (
-        attention(kv_lengths=[5, 6]),
-        ValueError,
-        "kv_lengths is [5, 6]: each must lie between 0 and the number of keys, 5.",
-    ),
-    "lengths below 0": (
-        attention(query_lengths=[-1, 6]),
-        ValueError,
-        "query_lengths is [-1, 6]: each must lie between 0 and the number of queries, 6.",
-    ),
-    "lengths for other batches": (
-        attention(kv_lengths=[1, 2, 3]),
-        ValueError,
-        "kv_lengths has shape (3,): expected (batch 2).",
-    ),
-    "a list of lengths for one head": (
-        flat(kv_lengths=[1, 2]),
-        ValueError,
-        "kv_lengths has shape (2,): expected a single number.",
-    ),
-    "segments of one side": (
-        attention(query_segments=SEGMENT),
-        ValueError,
+        "hint: one mask per batch is mask[:, None, None, :] for keys alone.": attention(mask=np.ones((2, 5), bool)),
+        "alibi_slopes has shape (2,): expected one number per query head, (heads 4,).": attention(
+            alibi_slopes=[0.5, 0.5]
+        ),
+        "alibi_slopes is [-inf]: expected finite numbers.": flat(alibi_slopes=-np.inf),
+        "sinks is [nan]: expected finite numbers.": flat(sinks=[np.nan]),
+        "sinks is [inf]: expected finite numbers.": flat(sinks=np.inf),
+        "kv_lengths is [5, 6]: each must lie between 0 and the number of keys, 5.": attention(kv_lengths=[5, 6]),
+        "query_lengths is [-1, 6]: each must lie between 0 and the number of queries, 6.": attention(
+            query_lengths=[-1, 6]
+        ),
+        "kv_lengths has shape (3,): expected (batch 2).": attention(kv_lengths=[1, 2, 3]),
+        "kv_lengths has shape (2,): expected a single number.": flat(kv_lengths=[1, 2]),
         "query_segments is given but kv_segments is not: a segment needs both sides.\n\n"
-        "hint: kv_segments=query_segments?",
-    ),
-    "segments of the other side": (
-        attention(kv_segments=SEGMENT[:, :5]),
-        ValueError,
+        "hint: kv_segments=query_segments?": attention(query_segments=SEGMENT),
         "kv_segments is given but query_segments is not: a segment needs both sides.\n\n"
-        "hint: query_segments=kv_segments?",
-    ),
-    "segments of another length": (
-        attention(query_segments=SEGMENT, kv_segments=SEGMENT),
-        ValueError,
-        "kv_segments has shape (2, 6): expected (batch 2, keys 5).",
-    ),
-    "a scale for other heads": (
-        attention(scale=[0.5, 0.5]),
-        ValueError,
-        "scale has shape (2,): expected one number per query head, (heads 4,).",
-    ),
-    "a scale NaN in one head": (
-        attention(scale=[1.0, np.nan, 1.0, 1.0]),
-        ValueError,
-        "scale is [1.0, nan, 1.0, 1.0]: expected finite numbers.",
-    ),
-    "spans of two parts": (
-        attention(spans=(1, 2)),
-        ValueError,
-        f"spans is (1, 2): expected three arrays.\n\n{SPANS}",
-    ),
-    "labels of words": (
-        attention(spans=(list("abcdef"), [0] * 5, TABLE)),
-        TypeError,
-        f"spans[0], the query labels, is <U1: expected whole numbers.\n\n{SPANS}",
-    ),
-    "labels in parts": (
-        attention(spans=([0] * 6, [0.5] * 5, TABLE)),
-        TypeError,
-        f"spans[1], the key labels, is float64: expected whole numbers.\n\n{SPANS}",
-    ),
-    "labels of another length": (
-        attention(spans=([0] * 6, [0] * 6, TABLE)),
-        ValueError,
+        "hint: query_segments=kv_segments?": attention(kv_segments=SEGMENT[:, :5]),
+        "kv_segments has shape (2, 6): expected (batch 2, keys 5).": attention(
+            query_segments=SEGMENT, kv_segments=SEGMENT
+        ),
+        "scale has shape (2,): expected one number per query head, (heads 4,).": attention(scale=[0.5, 0.5]),
+        "scale is [1.0, nan, 1.0, 1.0]: expected finite numbers.": attention(scale=[1.0, np.nan, 1.0, 1.0]),
+        f"spans is (1, 2): expected three arrays.\n\n{SPANS}": attention(spans=(1, 2)),
         "spans[1], the key labels, has shape (6,): expected (batch 2, keys 5), or (keys 5) for every batch alike."
-        f"\n\n{SPANS}",
-    ),
-    "labels for one head of another length": (
-        flat(spans=([0] * 2, [0] * 3, TABLE)),
-        ValueError,
-        f"spans[0], the query labels, has shape (2,): expected (queries 3).\n\n{SPANS}",
-    ),
-    "a label that the table lacks": (
-        attention(spans=([0, 1, 2, 3, 2, 1], [0] * 5, TABLE)),
-        ValueError,
+        f"\n\n{SPANS}": attention(spans=([0] * 6, [0] * 6, TABLE)),
+        f"spans[0], the query labels, has shape (2,): expected (queries 3).\n\n{SPANS}": flat(
+            spans=([0] * 2, [0] * 3, TABLE)
+        ),
         "spans[0], the query labels, goes up to 3: the table has query_spans 3, so each must be below 3.\n\n"
-        "hint: a label below 0 adds nothing.",
-    ),
-    "a table of truths": (
-        attention(spans=([0] * 6, [0] * 5, TABLE > 0)),
-        TypeError,
-        "spans[2], the table, is bool: expected a float dtype.\n\n"
-        "hint: np.where(may_attend, 0.0, -np.inf) makes a table of True and False.",
-    ),
-    "a table of one axis": (
-        attention(spans=([0] * 6, [0] * 5, TABLE[0])),
-        ValueError,
-        f"spans[2], the table, has shape (2,): expected (query_spans, key_spans), or one per head.\n\n{SPANS}",
-    ),
-    "a table for other heads": (
-        attention(spans=([0] * 6, [0] * 5, np.zeros((3, 3, 2)))),
-        ValueError,
+        "hint: a label below 0 adds nothing.": attention(spans=([0, 1, 2, 3, 2, 1], [0] * 5, TABLE)),
+        "spans[2], the table, has shape (2,): expected (query_spans, "
+        f"key_spans), or one per head.\n\n{SPANS}": attention(spans=([0] * 6, [0] * 5, TABLE[0])),
         "spans[2], the table, has shape (3, 3, 2), which does not broadcast to (batch 2, heads 4, query_spans 3, "
-        f"key_spans 2).\n\n{SPANS}",
-    ),
-    "a table for one head": (
-        flat(spans=([0] * 3, [0] * 3, TABLE[None])),
-        ValueError,
+        f"key_spans 2).\n\n{SPANS}": attention(spans=([0] * 6, [0] * 5, np.zeros((3, 3, 2)))),
         "spans[2], the table, has shape (1, 3, 2), which does not broadcast to (query_spans 3, key_spans 2)."
-        f"\n\n{SPANS}",
-    ),
-    "a NaN in the table": (
-        attention(spans=([0] * 6, [0] * 5, TABLE * np.nan)),
-        ValueError,
-        "spans[2], the table, holds NaN or +inf: expected finite numbers, or -inf, which forbids.",
-    ),
-    "segments in parts": (
-        attention(query_segments=SEGMENT * 0.5, kv_segments=SEGMENT),
-        TypeError,
-        "query_segments is float64: expected whole numbers.",
-    ),
-    "an unknown engine": (
-        attention(engine="warp"),
-        TypeError,
-        f"unknown engine `warp`.\n\nhint: Known: {', '.join(sorted(engines.NAMES))}.",
-    ),
+        f"\n\n{SPANS}": flat(spans=([0] * 3, [0] * 3, TABLE[None])),
+        "spans[2], the table, holds NaN or +inf: expected finite numbers, or -inf, which forbids.": attention(
+            spans=([0] * 6, [0] * 5, TABLE * np.nan)
+        ),
+    },
 }
-CASES = {**ARRAYS, **RULES}
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_each_error_has_its_exact_text(name: str, monkeypatch: pytest.MonkeyPatch):
-    assert_words(*CASES[name], monkeypatch)
+@each_error(ARRAYS, RULES)
+def test_each_error_has_its_exact_text(call: Any, kind: type[Exception], words: str, monkeypatch: Any):
+    assert_words(call, kind, words, monkeypatch)
 
 
 def test_the_hint_for_offsets_works():
@@ -358,7 +197,7 @@ def test_the_environment_variable_chooses_the_engine(monkeypatch: pytest.MonkeyP
 def test_an_engine_that_refuses_gives_all_its_reasons(monkeypatch: pytest.MonkeyPatch):
     for engine in engines.NAMES:
         monkeypatch.setattr(engines.get(engine), "reasons_not", lambda problem: ["No bias.", "No sinks."])
-    monkeypatch.setattr(repeated, "_calls", {})  # another test may have made such a call
+    monkeypatch.setattr(fast_calls, "_calls", {})  # another test may have made such a call
     for name in (None, *engines.NAMES):
         with pytest.raises(EngineError) as error:
             ch.attention(FLAT, FLAT, FLAT, engine=name)

@@ -5,12 +5,13 @@ import sys
 
 import pytest
 
-from browser import browser, opened, until
+from browser import LOOKS, axe, draw_all, opened, until
 from seeds import fresh
 
 PAGES = {  # what writes them, and what must be on paper
     "explain": (["explain", "humpty dumpty sat on a wall"], (".map-of", ".lines .written", "#step-way")),
     "why": (["explain", "mary had a little", "--why"], ("#causes", ".map-of", "#step-way")),
+    "edited": (["explain", "mary had a little", "--off", "0.3"], (".map-of", ".edits")),
     "generated": (["explain", "humpty dumpty", "--generate", "4"], (".map-of", ".decoding")),
     "trace": (["trace", "examples/wrong.json"], ("#step-scores .figure",)),
     "learn": (["learn"], ("canvas, svg",)),
@@ -29,12 +30,6 @@ def pages(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def running():
-    with browser() as running:
-        yield running
-
-
 def sticking_out(page):
     """What is wider than the window, unless it scrolls by itself."""
     return page.evaluate(
@@ -48,21 +43,31 @@ def sticking_out(page):
     )
 
 
-@pytest.mark.slow  # 30 pages
+@pytest.mark.gate  # 30 pages
 @pytest.mark.parametrize("name", PAGES)
 def test_nothing_is_cut_off_at_any_width_in_either_theme(running, pages, name):
     """In one language at each width, the other one in other runs."""
     for width in WIDTHS:
         scheme = "dark" if width in (390, 1280) else "light"
         language = str(fresh().choice(["en", "zh"]))
-        with opened(running, pages / f"{name}.html", width, 800, wait="h1", color_scheme=scheme) as (page, unwanted):
+        with opened(running, pages / f"{name}.html", width, 800, wait="h1", color_scheme=scheme) as page:
             if language == "zh":
                 page.get_by_role("button", name="中文").click()
             until(page, f"document.documentElement.lang === '{'zh-Hans' if language == 'zh' else 'en'}'")
             page.evaluate("document.querySelectorAll('details').forEach((each) => each.open = true)")
             page.wait_for_timeout(200)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (width, sticking_out(page))
-            assert not unwanted
+
+
+@LOOKS
+@pytest.mark.parametrize("name", PAGES)
+def test_axe_finds_no_accessibility_problem(running, pages, name, width, scheme):
+    options = {"color_scheme": scheme, "bypass_csp": True, "reduced_motion": "reduce"}
+    with opened(running, pages / f"{name}.html", width, wait="h1", **options) as page:
+        draw_all(page)
+        page.evaluate("document.querySelectorAll('details').forEach((each) => each.open = true)")
+        page.wait_for_timeout(300)
+        assert axe(page) == []
 
 
 @pytest.mark.parametrize("name", ["explain", "learn"])
@@ -70,7 +75,7 @@ def test_a_printed_page_holds_what_the_screen_shows(running, pages, name):
     print_one(running, pages, name)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("name", [name for name in PAGES if name not in ("explain", "learn")])
 def test_other_printed_pages_hold_what_the_screen_shows(running, pages, name):
     print_one(running, pages, name)
@@ -78,7 +83,7 @@ def test_other_printed_pages_hold_what_the_screen_shows(running, pages, name):
 
 def print_one(running, pages, name):
     """On paper (A4, 794 pixels wide) the parts are there, and nothing sticks to the top of each sheet."""
-    with opened(running, pages / f"{name}.html", 794, 1123, wait="h1", color_scheme="dark") as (page, unwanted):
+    with opened(running, pages / f"{name}.html", 794, 1123, wait="h1", color_scheme="dark") as page:
         page.wait_for_timeout(500)
         page.emulate_media(media="print", color_scheme="light")
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
@@ -94,4 +99,3 @@ def print_one(running, pages, name):
         assert page.evaluate(sticky) == []
         assert len(page.pdf(format="A4")) > 10_000
         page.evaluate("dispatchEvent(new Event('afterprint'))")
-        assert not unwanted

@@ -104,6 +104,7 @@ def test_the_last_newline_of_a_file_is_not_a_token(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["text"] == f"{TEXT}\n"
 
 
+@pytest.mark.gate
 def test_every_window_of_a_long_text_is_shown(model, tmp_path, capsys):
     place, page = tmp_path / "book.txt", tmp_path / "book.html"
     place.write_text(LINE * 40)
@@ -157,9 +158,9 @@ def test_tokens_that_are_part_of_a_character_show_that_character(model):
 def test_tokens_of_one_character_are_counted_as_one(text):
     tokens = shipped().tokens(text)
     names = parts_of(tokens, text).names
-    for at, (token, name) in enumerate(zip(tokens, names, strict=True)):
+    for index, (token, name) in enumerate(zip(tokens, names, strict=True)):
         if name != token.text:
             place, of = map(int, name[1:].split("/"))
-            whole = names[at - place + 1 : at - place + 1 + of]
+            whole = names[index - place + 1 : index - place + 1 + of]
             assert whole == [f"{name[0]}{part + 1}/{of}" for part in range(of)]
             assert 2 <= of <= max(len(form.encode()) for form in (name[0], name[0].lower()))  # Ⱥ has 2 bytes, ⱥ 3

@@ -1,25 +1,19 @@
 """The page of an explanation with edits, in a real browser: both runs, and the switch between them."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import clearhead as ch
-from browser import browser, opened
+from browser import opened
 from clearhead.digits import percent
 from clearhead.explaining import gpt2
 from clearhead.explaining.explain import explain
 from clearhead.explaining.explanation import document
+from clearhead.spelling import spelled
 
 TEXT = "mary had a little"
-
-
-@pytest.fixture(scope="module")
-def running():
-    with browser() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +27,7 @@ def edited(tmp_path_factory):
 
 def test_the_page_holds_both_runs_and_a_switch_shows_either(running, edited):
     seen, place = edited
-    with opened(running, place) as (page, unwanted):
+    with opened(running, place) as page:
         switch = page.get_by_role("switch", name="with the edits")
         assert switch.is_checked()
         assert_page(page, seen, seen)
@@ -53,7 +47,16 @@ def test_the_page_holds_both_runs_and_a_switch_shows_either(running, edited):
         assert not page.locator("#pick-edited").is_checked()
         page.locator("#language").click()
         assert page.get_by_role("switch", name="应用改动").count() == 1
-        assert unwanted == []
+
+
+def test_it_lists_the_next_tokens_that_moved_most_with_the_edits_only(running, edited):
+    seen, place = edited
+    with opened(running, place) as page:
+        shown = page.locator(".next-of > ol.next li").all_text_contents()
+        for text, each in zip(shown, seen.moved.next[:8], strict=True):
+            assert text == f"{spelled(each.text)}{percent(each.after)}without the edits {percent(each.before)}"
+        page.get_by_role("switch", name="with the edits").click()
+        assert page.locator(".next-of > ol.next li").count() == len(seen.before.next)
 
 
 def test_the_labels_of_switch_and_choices_stand_on_one_line(running, edited):
@@ -62,14 +65,14 @@ def test_the_labels_of_switch_and_choices_stand_on_one_line(running, edited):
         range.selectNode([...label.childNodes].find((node) => node.nodeType === Node.TEXT_NODE));
         return range.getBoundingClientRect().bottom;
     })"""
-    with opened(running, edited[1]) as (page, _):
+    with opened(running, edited[1]) as page:
         bottoms = page.evaluate(texts)
         assert len(bottoms) == 4
         assert max(bottoms) - min(bottoms) < 1
 
 
 def test_paper_shows_no_controls(running, edited):
-    with opened(running, edited[1]) as (page, _):
+    with opened(running, edited[1]) as page:
         page.emulate_media(media="print")
         for control in (".bar button", ".keys", ".picks", "details.numbers"):
             assert not page.locator(control).first.is_visible(), control
@@ -86,33 +89,18 @@ def assert_page(page, run, seen):
         for j, text in enumerate(row.locator("td").all_text_contents()):
             hidden = np.isneginf(run.trace.masked[i, j])
             assert text == "masked" if hidden else abs(float(text) - run.trace.weights[i, j]) < 1e-4
-    first = page.locator(".next li").first.text_content()
-    assert run.next[0].text.strip() in first
-    assert first.count(percent(run.next[0].probability)) == 1
-    assert ("without the edits" if run is seen else "with the edits") in first
+    choice = page.locator(".next li", has_text=run.next[0].text.strip()).first.text_content()
+    assert choice.count(percent(run.next[0].probability)) == 1
+    assert ("without the edits" if run is seen else "with the edits") in choice
     for line in page.locator("#step-checked .checks li").all_text_contents()[1:]:
         number = float(re.sub(r"[^\d.e-]+$", "", line.split()[-1].replace("−", "-")))
         assert number < 1e-4, line
 
 
-def test_a_page_without_edits_has_no_switch(running, tmp_path):
-    explain(TEXT, gpt2.load()).save(tmp_path / "page.html")
-    with opened(running, tmp_path / "page.html") as (page, unwanted):
+def test_a_page_without_edits_has_no_switch(running):
+    with opened(running, explain(TEXT, gpt2.load()).to_html()) as page:
         assert page.locator("#pick-edited").count() == 0
         page.keyboard.press("e")
-        assert unwanted == []
-
-
-@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.slow)])
-def test_the_switch_is_accessible_and_nothing_is_cut_off(running, edited, width):
-    axe = Path(__file__).parents[1] / "page/node_modules/axe-core/axe.min.js"
-    if not axe.exists():
-        pytest.skip("axe-core is not installed: npm ci in page/")
-    with opened(running, edited[1], width, bypass_csp=True) as (page, _):
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        page.evaluate(axe.read_text(encoding="utf-8"))
-        found = page.evaluate("axe.run().then(r => r.violations.map(v => v.id + ': ' + v.nodes[0].html.slice(0, 200)))")
-        assert found == []
 
 
 def test_arrays_that_both_runs_share_are_stored_once(edited):

@@ -85,8 +85,8 @@ def check(case: Case, names: list[str], answer: Function) -> None:
     for name, weight in up.items():
         slope = torch.from_numpy(case.problem.restore(weight))
         losses.append(torch.where(seen[name] == -torch.inf, 0.0, seen[name] * slope).sum())
-    found = torch.autograd.grad(sum(losses), list(tensors.values()), allow_unused=True)  # type: ignore[arg-type]
-    for (name, direction), grad in zip(along.items(), found, strict=True):
+    result = torch.autograd.grad(sum(losses), list(tensors.values()), allow_unused=True)  # type: ignore[arg-type]
+    for (name, direction), grad in zip(along.items(), result, strict=True):
         ahead, behind = (side[0] for side in sides[name])
         by_steps = sum(float((weight * (ahead[one] - behind[one])).sum()) for one, weight in up.items()) / (2 * STEP)
         terms = np.zeros(1) if grad is None else grad.numpy() * direction
@@ -102,8 +102,8 @@ def observing(engine: str | None) -> Function:
         q, k, v, labels, rules = _apart(given)
         asked: Any = dict.fromkeys(listed(asked="flag"), True)
         seen = ch.AttentionMatrix(q, k, engine=engine, **rules).observe(v, top=2, image=(2, 3), groups=labels, **asked)
-        found = {name: getattr(seen, name) for name in ANSWERS}
-        return {**found, "top": seen.top.weights}  # type: ignore[union-attr]
+        result = {name: getattr(seen, name) for name in ANSWERS}
+        return {**result, "top": seen.top.weights}  # type: ignore[union-attr]
 
     return answer
 
@@ -129,7 +129,7 @@ def test_through_autograd(engine: str, case: Case, names: list[str]):
         check(case, names, observing(engine))
 
 
-@pytest.mark.slow  # Triton's interpreter
+@pytest.mark.gate  # Triton's interpreter
 @examples(0.1)
 @given(case=cases(most=60, dtypes=(F64,), axes=(2, 3)), names=some_answers)
 def test_through_autograd_with_the_triton_engine(case: Case, names: list[str]):

@@ -70,8 +70,8 @@ def arrays(draw: st.DrawFn, shape: tuple[int, ...]) -> Array:
         odd = np.frombuffer(b"\0" + full.tobytes() if draw(st.booleans()) else full.tobytes(), np.uint8)
         full = odd[len(odd) - full.nbytes :].view(full.dtype).reshape(full.shape)
     for axis, (size, step) in enumerate(zip(wanted, steps, strict=True)):
-        at: Any = slice(None, size) if step == 1 else slice(None, None, step or 1)
-        full = full[(slice(None),) * axis + (at,)][(slice(None),) * axis + (slice(None, size),)]
+        place: Any = slice(None, size) if step == 1 else slice(None, None, step or 1)
+        full = full[(slice(None),) * axis + (place,)][(slice(None),) * axis + (slice(None, size),)]
         if step == 0 and full.shape[axis] == size and size:
             first = full[(slice(None),) * axis + (slice(0, 1),)]
             full = np.broadcast_to(first, (*full.shape[:axis], size, *full.shape[axis + 1 :]))

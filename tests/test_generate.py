@@ -1,39 +1,24 @@
 """explain with generated tokens: greedy decoding with a cache, and the page that steps through it."""
 
 import json
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import clearhead as ch
-from browser import browser, opened, until
+from browser import opened, until
 from clearhead.errors import RuleError, ShapeError
 from clearhead.explaining import gpt2
-from clearhead.explaining.generating import continued
+from clearhead.explaining.explain import continued
+from dense_gpt2 import random_peer
 from seeds import fresh
 from terminal import call
 
-SHIPPED = Path(ch.__file__).parent / "models" / "rhymes"
-
-
-def random_model(tmp_path):
-    torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    torch.manual_seed(int(fresh().integers(1 << 31)))
-    config = hf.GPT2Config(
-        vocab_size=2400, n_positions=40, n_embd=24, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=0
-    )
-    peer = hf.GPT2LMHeadModel(config).eval()
-    for parameter in peer.parameters():
-        parameter.data += 0.3 * torch.randn_like(parameter)
-    peer.save_pretrained(tmp_path)
-    shutil.copy(SHIPPED / "tokenizer.json", tmp_path)
-    return gpt2.load(tmp_path)
-
 
 def test_each_token_is_the_likeliest_of_a_whole_pass_over_all_before_it(tmp_path):
-    for model in (gpt2.load(), random_model(tmp_path)):
+    pytest.importorskip("transformers")
+    random_peer(tmp_path, fresh())
+    for model in (gpt2.load(), gpt2.load(tmp_path)):
         tokens = continued(model, model.tokens("mary had a"), 12)
         ids = [token.id for token in tokens]
         run = model.run(ids)
@@ -63,16 +48,9 @@ def test_what_cannot_be_generated_is_refused():
         ch.explain("humpty dumpty", generate=-1)
 
 
-@pytest.fixture(scope="module")
-def running():
-    with browser() as found:
-        yield found
-
-
-def test_the_page_steps_through_the_generated_tokens(running, tmp_path):
+def test_the_page_steps_through_the_generated_tokens(running):
     seen = ch.explain("humpty dumpty", generate=5)
-    seen.save(tmp_path / "page.html")
-    with opened(running, tmp_path / "page.html", wait=".decoding") as (page, unwanted):
+    with opened(running, seen.to_html(), wait=".decoding") as page:
         assert page.locator(".token.generated").count() == 5
         page.locator("#decoding").focus()
         for step in (4, 3, 2, 1):
@@ -90,4 +68,3 @@ def test_the_page_steps_through_the_generated_tokens(running, tmp_path):
             assert f"{numbers:,} numbers" in said
             until(page, f"document.querySelector('#readout').textContent.startsWith('query {step} ')")
             assert page.locator(".next bdi").first.text_content() == seen.following[step][0].text.replace(" ", "␣")
-        assert unwanted == []

@@ -137,8 +137,8 @@ def test_mistakes_on_the_way_from_weights_to_the_output_are_named(tmp_path, make
     a = a * fresh().uniform(0.5, 1.5, a.shape[:-1])[..., None]
     right = ch.trace_weights(a, v).output
     assert ch.diagnose_weights(a, v, right).verdict == "right"
-    found = ch.diagnose_weights(a, v, make(a, v))
-    assert (found.verdict, found.explanations[0].mistakes) == ("mistake", (mistake,))
+    result = ch.diagnose_weights(a, v, make(a, v))
+    assert (result.verdict, result.explanations[0].mistakes) == ("mistake", (mistake,))
     np.savez(tmp_path / "case.npz", weights=a, v=v, theirs=make(a, v))
     assert diagnose_file(tmp_path / "case.npz").explanations[0].mistakes == (mistake,)
     odd = right + fresh().standard_normal(right.shape)

@@ -33,13 +33,13 @@ def both(family: Family, **changes: Any) -> tuple[Any, Any]:
     return set_to(model, "clearhead"), set_to(model, "eager")
 
 
-def same(found: torch.Tensor, expected: torch.Tensor, real: torch.Tensor | None = None, share: float = 2e-5) -> None:
+def same(result: torch.Tensor, expected: torch.Tensor, real: torch.Tensor | None = None, share: float = 2e-5) -> None:
     """Equal within rounding, where `real` (batch, length) is not 0."""
-    assert found.shape == expected.shape
-    if real is not None and found.shape[:2] == real.shape:
-        found, expected = found[real.bool()], expected[real.bool()]
+    assert result.shape == expected.shape
+    if real is not None and result.shape[:2] == real.shape:
+        result, expected = result[real.bool()], expected[real.bool()]
     reach = float(expected.detach().abs().max())
-    np.testing.assert_allclose(found.detach().numpy(), expected.detach().numpy(), atol=share * reach + 1e-7)
+    np.testing.assert_allclose(result.detach().numpy(), expected.detach().numpy(), atol=share * reach + 1e-7)
 
 
 REGISTERED = """
@@ -60,18 +60,18 @@ assert model.config._attn_implementation == "clearhead"
 """
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_only_the_import_of_hf_registers():
     subprocess.run([sys.executable, "-W", "ignore", "-c", REGISTERED], check=True)
 
 
 def test_a_saved_model_is_loaded_with_it(tmp_path: Path):
-    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"], "left")
+    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"], "left")
     model.save_pretrained(tmp_path)
     loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="clearhead")
     assert loaded.config._attn_implementation == "clearhead"
     with torch.no_grad():
-        same(loaded(**given).logits, set_to(model, "eager")(**given).logits, given["attention_mask"])
+        same(loaded(**passed).logits, set_to(model, "eager")(**passed).logits, passed["attention_mask"])
 
 
 QUICK = [("gpt2", "left"), ("llama", "right"), ("gemma3", "left"), ("bert", "right"), ("t5", ""), ("vit", "")]
@@ -84,47 +84,47 @@ EVERY = [
 
 
 def quick_or_slow(quick: list[Any], every: list[Any]) -> list[Any]:
-    """All of them, those that are not quick marked slow."""
-    return [*quick, *(pytest.param(*one, marks=pytest.mark.slow) for one in every if one not in quick)]
+    """All of them, those that are not quick in the gate."""
+    return [*quick, *(pytest.param(*one, marks=pytest.mark.gate) for one in every if one not in quick)]
 
 
 @pytest.mark.parametrize(("name", "padding"), quick_or_slow(QUICK, EVERY))
 def test_outputs_equal_eager_attentions(name: str, padding: str):
     family = FAMILY[name]
     ours, theirs = both(family)
-    given = inputs(family, padding)
+    passed = inputs(family, padding)
     with torch.no_grad():
-        same(logits(ours(**given)), logits(theirs(**given)), given.get("attention_mask"))
+        same(logits(ours(**passed)), logits(theirs(**passed)), passed.get("attention_mask"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_dtypes(dtype: torch.dtype):
-    ours, given = set_to(build(FAMILY["llama"]), "clearhead"), inputs(FAMILY["llama"], "left")
+    ours, passed = set_to(build(FAMILY["llama"]), "clearhead"), inputs(FAMILY["llama"], "left")
     with torch.no_grad():
-        exact = set_to(ours, "sdpa").double()(**given).logits  # eager attention's softmax is in float32
-        found = ours.to(dtype)(**given).logits
-    assert found.dtype == dtype
-    same(found.double(), exact, given["attention_mask"], share=1e-10 if dtype == torch.float64 else 0.1)
+        exact = set_to(ours, "sdpa").double()(**passed).logits  # eager attention's softmax is in float32
+        result = ours.to(dtype)(**passed).logits
+    assert result.dtype == dtype
+    same(result.double(), exact, passed["attention_mask"], share=1e-10 if dtype == torch.float64 else 0.1)
 
 
-def gradients(model: Any, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def gradients(model: Any, passed: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The gradients of all parameters of a loss that depends on every real position."""
-    out = logits(model(**given))
-    real = given.get("attention_mask")
+    out = logits(model(**passed))
+    real = passed.get("attention_mask")
     if real is not None and out.shape[:2] == real.shape:
         out = out * real[..., None]
     (out.float() * torch.linspace(-1, 1, out.shape[-1])).pow(2).mean().backward()
     return {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
 
 
-def same_gradients(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+def same_gradients(result: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     """Equal within rounding, measured by the largest gradient of all, since some are zero but for rounding."""
     assert expected
-    for name, x in found.items():
+    for name, x in result.items():
         assert name in expected or not x.any(), name
     reach = max(float(x.abs().max()) for x in expected.values())
     for name, x in expected.items():
-        np.testing.assert_allclose(found[name].numpy(), x.numpy(), atol=2e-5 * reach, rtol=1e-3, err_msg=name)
+        np.testing.assert_allclose(result[name].numpy(), x.numpy(), atol=2e-5 * reach, rtol=1e-3, err_msg=name)
 
 
 TRAINED = ["gpt2", "llama", "gemma2", "gpt-oss", "bert", "t5", "vit", "clip", "whisper"]
@@ -133,18 +133,18 @@ TRAINED = ["gpt2", "llama", "gemma2", "gpt-oss", "bert", "t5", "vit", "clip", "w
 @pytest.mark.parametrize("name", TRAINED)
 def test_gradients_equal_eager_attentions(name: str):
     ours, theirs = both(FAMILY[name])
-    given = inputs(FAMILY[name], "" if name in ("vit", "whisper") else "left" if name != "bert" else "right")
-    same_gradients(gradients(ours, given), gradients(theirs, given))
+    passed = inputs(FAMILY[name], "" if name in ("vit", "whisper") else "left" if name != "bert" else "right")
+    same_gradients(gradients(ours, passed), gradients(theirs, passed))
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_gradient_checkpointing_gives_the_same_gradients(name: str, *, use_reentrant: bool):
     ours, theirs = both(FAMILY[name], **no_dropout(FAMILY[name]))
-    given = inputs(FAMILY[name], "right")
+    passed = inputs(FAMILY[name], "right")
     ours.train().activation_checkpointing_enable({"use_reentrant": use_reentrant})
     ours.enable_input_require_grads()
-    same_gradients(gradients(ours, given), gradients(theirs, given))
+    same_gradients(gradients(ours, passed), gradients(theirs, passed))
 
 
 def no_dropout(family: Family) -> dict[str, float]:
@@ -155,14 +155,14 @@ def no_dropout(family: Family) -> dict[str, float]:
 
 def test_training_under_autocast():
     ours, theirs = both(FAMILY["llama"])
-    given = inputs(FAMILY["llama"], "left")
-    found = {}
+    passed = inputs(FAMILY["llama"], "left")
+    results = {}
     for name, model in (("ours", ours), ("theirs", theirs)):
         with torch.autocast("cpu", torch.bfloat16):
-            found[name] = gradients(model, given)
-    reach = max(float(x.abs().max()) for x in found["theirs"].values())
-    for name, x in found["theirs"].items():
-        np.testing.assert_allclose(found["ours"][name].numpy(), x.numpy(), atol=0.1 * reach, err_msg=name)
+            results[name] = gradients(model, passed)
+    reach = max(float(x.abs().max()) for x in results["theirs"].values())
+    for name, x in results["theirs"].items():
+        np.testing.assert_allclose(results["ours"][name].numpy(), x.numpy(), atol=0.1 * reach, err_msg=name)
 
 
 def attentions(model: Any, ids: torch.Tensor, draws: int) -> torch.Tensor:
@@ -181,10 +181,10 @@ def test_dropout_has_eager_attentions_mean_and_variance_and_follows_the_seed():
     tokens = torch.randint(2, 59, (1, 7))
     truth = attentions(theirs.eval(), tokens, 1)[0]
     draws = 600
-    found, expected = attentions(ours.train(), tokens, draws), attentions(theirs.train(), tokens, draws)
-    spread = found.std(0)
-    assert float(((found.mean(0) - truth).abs() - 7 * spread / draws**0.5).max()) < 1e-6
-    ratio = float(found.var(0).sum() / expected.var(0).sum())
+    result, expected = attentions(ours.train(), tokens, draws), attentions(theirs.train(), tokens, draws)
+    spread = result.std(0)
+    assert float(((result.mean(0) - truth).abs() - 7 * spread / draws**0.5).max()) < 1e-6
+    ratio = float(result.var(0).sum() / expected.var(0).sum())
     assert 0.75 < ratio < 1.33
     again = []
     for _ in range(2):
@@ -200,25 +200,25 @@ def test_a_few_steps_of_training_follow_eager_attentions():
     tokens = torch.randint(2, 59, (2, 9))
     for model in models:
         steps = torch.optim.SGD(model.train().parameters(), lr=0.05)
-        own = []
+        local = []
         for _ in range(4):
             loss = model(tokens, labels=tokens).loss
             steps.zero_grad()
             loss.backward()
             steps.step()
-            own.append(loss.item())
-        losses.append(own)
+            local.append(loss.item())
+        losses.append(local)
     np.testing.assert_allclose(losses[0], losses[1], rtol=2e-3)
     assert losses[0][-1] < losses[0][0]
 
 
 def test_weights_that_are_never_stored_are_refused_with_what_to_do():
-    model, given = set_to(build(FAMILY["llama"]), "clearhead"), inputs(FAMILY["llama"])
+    model, passed = set_to(build(FAMILY["llama"]), "clearhead"), inputs(FAMILY["llama"])
     with (
         torch.no_grad(),
         pytest.raises(RuleError, match=r"LlamaAttention: output_attentions=True(.|\n)*with ch\.watch"),
     ):
-        model(**given, output_attentions=True)
+        model(**passed, output_attentions=True)
 
 
 def test_a_model_that_chooses_its_keys_itself_is_refused():

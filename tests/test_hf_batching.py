@@ -21,13 +21,13 @@ NEW = 6
 def batched(model: Any, requests: list[list[int]], **more: Any) -> list[list[int]]:
     """The tokens that continuous batching adds to each request."""
     room = {"num_blocks": 40, "page_size": 16, "max_batch_tokens": 64, **more}
-    found = model.generate_batch(
+    result = model.generate_batch(
         inputs=requests,
         generation_config=hf.GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=-1),
         continuous_batching_config=hf.ContinuousBatchingConfig(**room),
     )
-    assert len(found) == len(requests)
-    return [one.generated_tokens for one in found.values()]
+    assert len(result) == len(requests)
+    return [one.generated_tokens for one in result.values()]
 
 
 def alone(model: Any, requests: list[list[int]]) -> list[list[int]]:
@@ -40,7 +40,7 @@ def ragged(count: int, longest: int = 40) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "gpt-oss"))]
+    "name", ["gemma3", *(pytest.param(name, marks=pytest.mark.gate) for name in ("llama", "gpt-oss"))]
 )
 def test_ragged_requests_get_the_tokens_of_each_alone(name: str):
     model, requests = set_to(build(FAMILY[name]), "clearhead"), ragged(7)
@@ -48,18 +48,20 @@ def test_ragged_requests_get_the_tokens_of_each_alone(name: str):
     assert model.config._attn_implementation == "clearhead"
 
 
+@pytest.mark.gate
 def test_long_prompts_come_in_chunks_and_gpt2_without_grouped_keys():
     model, requests = set_to(build(FAMILY["gpt2"]), "clearhead"), ragged(3, 50)
-    found = batched(model, requests, max_batch_tokens=17)  # so that most prompts come in chunks
-    assert found == alone(set_to(model, "eager"), requests)
+    result = batched(model, requests, max_batch_tokens=17)  # so that most prompts come in chunks
+    assert result == alone(set_to(model, "eager"), requests)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_the_tokens_of_sdpa():
     model, requests = build(FAMILY["llama"]), ragged(5)
     assert batched(set_to(model, "clearhead"), requests) == batched(set_to(model, "sdpa"), requests)
 
 
+@pytest.mark.gate
 @pytest.mark.filterwarnings("ignore:The `paged|` prefix:FutureWarning")
 def test_the_older_name_of_paged_attention():
     model, requests = build(FAMILY["llama"]), ragged(3)
@@ -67,7 +69,7 @@ def test_the_older_name_of_paged_attention():
     assert batched(model, requests) == alone(set_to(model, "eager"), requests)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_sdpa_is_left_as_transformers_serves_it():
     model = set_to(build(FAMILY["llama"]), "sdpa")
     assert batched(model, ragged(2))
@@ -86,11 +88,11 @@ def test_a_block_refuses_to_watch_packed_requests():
 
 def test_generation_between_batches_keeps_its_masks():
     """A manager that is kept leaves its own name for the attention on the model."""
-    model, given = set_to(build(FAMILY["llama"]), "clearhead"), torch.tensor([[0, 0, 5, 9, 4], [7, 3, 8, 2, 6]])
+    model, inputs = set_to(build(FAMILY["llama"]), "clearhead"), torch.tensor([[0, 0, 5, 9, 4], [7, 3, 8, 2, 6]])
     expected = alone(model, [[5, 9, 4], [7, 3, 8, 2, 6]])
     model.config._attn_implementation = PAGED
-    options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "attention_mask": given.ne(0).long()}
-    assert model.generate(given, **options)[:, 5:].tolist() == expected
+    options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "attention_mask": inputs.ne(0).long()}
+    assert model.generate(inputs, **options)[:, 5:].tolist() == expected
 
 
 def test_a_model_elsewhere_than_on_the_cpu_is_refused():
@@ -110,8 +112,8 @@ def test_packed_attention_is_each_requests_own(*, causal: bool, window: int | No
         name: torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
         for name, lengths in (("cu_seq_lens_q", queries), ("cu_seq_lens_k", keys))
     }
-    found = attend_packed(torch.nn.Module(), q, k, v, scores, {**ends, "sliding_window": window}, causal=causal)
-    assert torch.equal(found[:, :, sum(queries) :], torch.zeros(1, 6, 2, 8))
+    result = attend_packed(torch.nn.Module(), q, k, v, scores, {**ends, "sliding_window": window}, causal=causal)
+    assert torch.equal(result[:, :, sum(queries) :], torch.zeros(1, 6, 2, 8))
     row = col = 0
     for n, m in zip(queries, keys, strict=True):
         for i in range(n):
@@ -122,7 +124,7 @@ def test_packed_attention_is_each_requests_own(*, causal: bool, window: int | No
                 s = 0.3 * k[0, head // 3, col + first : col + last].double() @ q[0, head, row + i].double()
                 a = torch.softmax(2.0 * torch.tanh(s / 2.0), 0)
                 expected = a @ v[0, head // 3, col + first : col + last].double()
-                torch.testing.assert_close(found[0, head, row + i].double(), expected, atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(result[0, head, row + i].double(), expected, atol=1e-5, rtol=1e-5)
         row, col = row + n, col + m
 
 

@@ -14,9 +14,9 @@ CACHED = ["gpt2", "llama", "mistral", "gemma2", "gemma3", "gpt-oss", "t5", "whis
 TEXTS = ["gpt2", "llama", "gemma3", "gpt-oss", "t5"]
 
 
-def generated(models: tuple[Any, Any], given: dict[str, torch.Tensor], **options: Any) -> list[list[list[int]]]:
-    given = {name: x for name, x in given.items() if name != "decoder_input_ids"}
-    return [model.generate(**given, **{**EIGHT, **options}).tolist() for model in models]
+def generated(models: tuple[Any, Any], passed: dict[str, torch.Tensor], **options: Any) -> list[list[list[int]]]:
+    passed = {name: x for name, x in passed.items() if name != "decoder_input_ids"}
+    return [model.generate(**passed, **{**EIGHT, **options}).tolist() for model in models]
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -42,16 +42,16 @@ def test_beam_search(name: str, cache: str):
 
 
 def test_sampling_follows_the_seed():
-    models, found = both(FAMILY["llama"]), []
+    models, result = both(FAMILY["llama"]), []
     for model in models:
         torch.manual_seed(3)
-        found += generated((model,), inputs(FAMILY["llama"]), do_sample=True)  # type: ignore[arg-type]
-    assert found[0] == found[1]
+        result += generated((model,), inputs(FAMILY["llama"]), do_sample=True)  # type: ignore[arg-type]
+    assert result[0] == result[1]
 
 
 def test_assisted_generation():
-    models, given = both(FAMILY["llama"]), inputs(FAMILY["llama"])
-    one = {"input_ids": given["input_ids"][:1]}
+    models, passed = both(FAMILY["llama"]), inputs(FAMILY["llama"])
+    one = {"input_ids": passed["input_ids"][:1]}
     draft = set_to(build(FAMILY["llama"], num_hidden_layers=1), "clearhead")
     ours, theirs = generated(models, one, assistant_model=draft)
     assert ours == theirs == generated(models, one)[1]
@@ -60,13 +60,13 @@ def test_assisted_generation():
 
 def test_a_cache_that_is_continued_by_several_tokens():
     ours, theirs = both(FAMILY["gemma3"])
-    given = inputs(FAMILY["gemma3"])["input_ids"]
-    found = []
+    passed = inputs(FAMILY["gemma3"])["input_ids"]
+    results = []
     for model in (ours, theirs):
         cache = hf.DynamicCache(config=model.config)
         with torch.no_grad():
             steps = [
-                model(given[:, part], past_key_values=cache).logits for part in (slice(6), slice(6, 10), slice(10, 11))
+                model(passed[:, part], past_key_values=cache).logits for part in (slice(6), slice(6, 10), slice(10, 11))
             ]
-        found.append(torch.cat(steps, 1))
-    torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=1e-4)
+        results.append(torch.cat(steps, 1))
+    torch.testing.assert_close(results[0], results[1], atol=1e-4, rtol=1e-4)

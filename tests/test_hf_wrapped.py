@@ -83,50 +83,50 @@ class Mean(nn.Module):
 
 
 def test_adapters_are_trained_with_eager_attentions_gradients_and_watched():
-    found = {}
-    given = inputs(FAMILY["llama"], "right")
+    results = {}
+    passed = inputs(FAMILY["llama"], "right")
     for name in ("clearhead", "eager"):
         adapted = Adapted(set_to(build(FAMILY["llama"]), name))
         torch.manual_seed(2)
         for parameter in adapted.parameters():
             if parameter.requires_grad:
                 nn.init.normal_(parameter, std=0.2)
-        (adapted(**given, labels=given["input_ids"]).loss).backward()
-        found[name] = {name: x.grad for name, x in adapted.named_parameters() if x.requires_grad}
+        (adapted(**passed, labels=passed["input_ids"]).loss).backward()
+        results[name] = {name: x.grad for name, x in adapted.named_parameters() if x.requires_grad}
         with torch.no_grad(), ch.watch(adapted) as seen:
-            watched = adapted(**given).logits
+            watched = adapted(**passed).logits
         with torch.no_grad():
-            same(watched, adapted(**given).logits, given["attention_mask"])
+            same(watched, adapted(**passed).logits, passed["attention_mask"])
         assert seen.layers == ["0", "1"]
-        assert seen.tokens == given["input_ids"].tolist()
-    assert len(found["eager"]) == 4
-    for name, x in found["eager"].items():
-        same(found["clearhead"][name], x, share=1e-4)
+        assert seen.tokens == passed["input_ids"].tolist()
+    assert len(results["eager"]) == 4
+    for name, x in results["eager"].items():
+        same(results["clearhead"][name], x, share=1e-4)
 
 
 @pytest.mark.parametrize("implementation", ["clearhead", "sdpa"])
 def test_a_training_module_that_takes_dictionaries(implementation: str):
-    model, given = set_to(build(FAMILY["llama"]), implementation), inputs(FAMILY["llama"], "left")
+    model, passed = set_to(build(FAMILY["llama"]), implementation), inputs(FAMILY["llama"], "left")
     module = Training(model)
     with torch.no_grad(), ch.watch(module) as seen:
-        watched = module(given)
+        watched = module(passed)
     with torch.no_grad():
-        same(watched, set_to(model, "eager")(**given).logits, given["attention_mask"])
+        same(watched, set_to(model, "eager")(**passed).logits, passed["attention_mask"])
     assert seen.layers == ["0", "1"]
-    assert seen.tokens == given["input_ids"].tolist()
+    assert seen.tokens == passed["input_ids"].tolist()
 
 
 @pytest.mark.parametrize("implementation", ["clearhead", "sdpa"])
 def test_a_sentence_encoder(implementation: str):
-    model, given = set_to(build(FAMILY["bert"]), implementation), inputs(FAMILY["bert"], "right")
+    model, passed = set_to(build(FAMILY["bert"]), implementation), inputs(FAMILY["bert"], "right")
     encoder = Encoder(Words(model), Mean())
     with torch.no_grad():
-        expected = Encoder(Words(set_to(model, "eager")), Mean())(given)["sentence"]
-        same(encoder(given)["sentence"], expected)
+        expected = Encoder(Words(set_to(model, "eager")), Mean())(passed)["sentence"]
+        same(encoder(passed)["sentence"], expected)
         with ch.watch(encoder, received=True) as seen:
-            same(encoder(given)["sentence"], expected)
+            same(encoder(passed)["sentence"], expected)
     assert seen.layers == ["0", "1"]
-    assert seen.tokens == given["input_ids"].tolist()
+    assert seen.tokens == passed["input_ids"].tolist()
 
 
 def written() -> Any:
@@ -134,9 +134,9 @@ def written() -> Any:
     letters = {
         letter: number for number, letter in enumerate(["<pad>", "<s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz "])
     }
-    own = tokenizers.Tokenizer(tokenizers.models.WordLevel(letters, unk_token="<unk>"))
-    own.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
-    return hf.PreTrainedTokenizerFast(tokenizer_object=own, pad_token="<pad>", bos_token="<s>", unk_token="<unk>")
+    local = tokenizers.Tokenizer(tokenizers.models.WordLevel(letters, unk_token="<unk>"))
+    local.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    return hf.PreTrainedTokenizerFast(tokenizer_object=local, pad_token="<pad>", bos_token="<s>", unk_token="<unk>")
 
 
 def pipe(implementation: str) -> Any:

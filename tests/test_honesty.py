@@ -12,63 +12,52 @@ from benchmarks.unlisted import PLAIN, Case, hidden, output, scores
 from benchmarks.unlisted_rules import CAUSAL
 from clearhead.diagnosing import search
 from clearhead.diagnosing.diagnose import diagnose_file
-from clearhead.diagnosing.reason import said
 from clearhead.diagnosing.search import BUDGET
-from clearhead.diagnosing.verdict import Diagnosis
+from clearhead.diagnosing.verdict import Diagnosis, said
 from clearhead.errors import FileError
+from diagnosing import qkv, softmax
 from seeds import fresh
 
 CODES = [(kind, name) for kind, codes in honesty.KINDS.items() for name in codes]
 
 
-def softmax(x, axis=-1):
-    powers = np.exp(x - x.max(axis=axis, keepdims=True))
-    return powers / powers.sum(axis=axis, keepdims=True)
-
-
-def told(kind: str, name: str, size: int = 0) -> Diagnosis:
+def answer(kind: str, name: str, size: int = 0) -> Diagnosis:
     case = honesty.case(kind, honesty.SIZES[size], fresh())
     with np.errstate(all="ignore"):
         return honesty.diagnosed(case, honesty.KINDS[kind][name](case))
 
 
-def known(found: Diagnosis) -> dict[str, dict[str, Any]]:
-    assert found.verdict == "unexplained", found
+def known(diagnosis: Diagnosis) -> dict[str, dict[str, Any]]:
+    assert diagnosis.verdict == "unexplained", diagnosis
     for language in ("en", "zh"):
-        assert all(said(fact, language) in found.told(language) for fact in found.known)
-    return {fact.key: fact.values for fact in found.known}
-
-
-def counted(outcomes) -> dict[str, list[honesty.Outcome]]:
-    found: dict[str, list[honesty.Outcome]] = {answer: [] for answer in honesty.ANSWERS}
-    for outcome in outcomes:
-        found[outcome.answer].append(outcome)
-    return found
+        assert all(said(fact, language) in diagnosis.told(language) for fact in diagnosis.known)
+    return {fact.key: fact.values for fact in diagnosis.known}
 
 
 def hardly_ever_wrong(outcomes) -> None:
     """Never wrong and sure; wrong in under 3 %, as far as a sample of this size can tell (two standard deviations)."""
-    found = counted(outcomes)
-    total, likely = sum(map(len, found.values())), len(found["wrong and likely"]) + len(found["wrong and ambiguous"])
-    assert not found["wrong and sure"]
-    assert likely < 0.03 * total + 2 * (0.03 * total) ** 0.5, found
+    answers = [(outcome.answer, outcome) for outcome in outcomes]
+    wrong = [outcome for answer, outcome in answers if answer in ("wrong and likely", "wrong and ambiguous")]
+    assert "wrong and sure" not in dict(answers)
+    assert len(wrong) < 0.03 * len(answers) + 2 * (0.03 * len(answers)) ** 0.5, wrong
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_mistakes_outside_the_catalogue_are_hardly_ever_given_a_name():
     """A fifth of them: `python -m benchmarks.honesty` tries them all, in every size."""
     hardly_ever_wrong(honesty.unlisted([int(fresh().integers(2))], 5, int(fresh().integers(2**31))))
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_an_entry_that_is_left_out_is_not_taken_for_another():
     hardly_ever_wrong(honesty.left_out([1], 5, int(fresh().integers(2**31))))
 
 
+@pytest.mark.long
 def test_some_mistakes_outside_the_catalogue_are_unexplained_or_rightly_named():
     rng = fresh()
-    for at in rng.choice(len(CODES), 15, replace=False):
-        kind, name = CODES[at]
+    for index in rng.choice(len(CODES), 15, replace=False):
+        kind, name = CODES[index]
         outcome = honesty.outcome(kind, name, 1, honesty.KINDS[kind][name], int(rng.integers(2**31)))
         assert outcome.answer != "wrong and sure", outcome
 
@@ -76,18 +65,16 @@ def test_some_mistakes_outside_the_catalogue_are_unexplained_or_rightly_named():
 # ── weak evidence ──
 
 
-def causal(n: int = 24, m: int = 24):
-    q = fresh().standard_normal((2, 3, n, 8))
-    k, v = fresh().standard_normal((2, 2, 3, m, 8))
-    return q, k, v
+def causal(n: int = 24, m: int = 24) -> Any:
+    return qkv(n, dtype=np.float64)[0], *qkv(m, dtype=np.float64)[1:]
 
 
 def test_one_query_is_not_enough_to_be_sure():
     q, k, v = causal(n=1)
-    found = ch.diagnose(q, k, v, softmax(q @ k.swapaxes(-1, -2)) @ v, causal=True, query_offset=23)
-    assert found.explanations[0].mistakes == ("no scale",)
-    assert found.explanations[0].confidence == "likely"
-    assert "only one query is wrong" in found.told()
+    diagnosis = ch.diagnose(q, k, v, softmax(q @ k.swapaxes(-1, -2)) @ v, causal=True, query_offset=23)
+    assert diagnosis.explanations[0].mistakes == ("no scale",)
+    assert diagnosis.explanations[0].confidence == "likely"
+    assert "only one query is wrong" in diagnosis.told()
     q, k, v = causal()
     assert ch.diagnose(q, k, v, softmax(q @ k.swapaxes(-1, -2)) @ v).explanations[0].confidence == "sure"
 
@@ -104,28 +91,30 @@ def test_inputs_that_hide_mistakes_are_named():
     same = np.broadcast_to(q[:, :, :1], q.shape)
     best = ch.diagnose(same, k, v, softmax(same @ k.swapaxes(-1, -2)) @ v).explanations[0]
     assert best.confidence != "sure"
-    found = ch.diagnose(0 * q, k, v, np.broadcast_to(v.mean(2, keepdims=True), v.shape), causal=True)
-    assert all(e.confidence != "sure" for e in found.explanations)  # hidden scores of 0 would give the same
+    diagnosis = ch.diagnose(0 * q, k, v, np.broadcast_to(v.mean(2, keepdims=True), v.shape), causal=True)
+    assert all(e.confidence != "sure" for e in diagnosis.explanations)  # hidden scores of 0 would give the same
 
 
 def test_a_tail_of_an_unusual_length_is_no_mistake_of_blocks():
     q, k, v = (x[..., :21, :] for x in causal())
-    found = ch.diagnose(q, k, v, softmax(q @ k[..., :14, :].swapaxes(-1, -2) / 8**0.5) @ v[..., :14, :])
-    assert known(found)["as if unread"] == {"count": 7}
+    diagnosis = ch.diagnose(q, k, v, softmax(q @ k[..., :14, :].swapaxes(-1, -2) / 8**0.5) @ v[..., :14, :])
+    assert known(diagnosis)["as if unread"] == {"count": 7}
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.4])
 def test_dropout_that_cannot_be_shown_is_asked_about(rate: float):
-    q, k, v = fresh().standard_normal((3, 2, 4, 64, 8)).astype(np.float32)
-    weights = torch.tensor(softmax(q @ k.swapaxes(-1, -2) / 8**0.5))
-    found = ch.diagnose(q, k, v, torch.nn.functional.dropout(weights, rate).numpy() @ v)
-    assert known(found)["two runs"]["rate"] == pytest.approx(100 * rate, rel=0.3)
-    assert "run your code twice" in found.told()
+    asked, rng = [], fresh()
+    for _ in range(3):  # one in several hundred draws looks like no dropout at all
+        q, k, v = rng.standard_normal((3, 2, 4, 64, 8)).astype(np.float32)
+        weights = torch.tensor(softmax(q @ k.swapaxes(-1, -2) / 8**0.5))
+        diagnosis = ch.diagnose(q, k, v, torch.nn.functional.dropout(weights, rate).numpy() @ v)
+        asked.append("run your code twice" in diagnosis.told() and known(diagnosis)["two runs"]["rate"] / (100 * rate))
+    assert sum(0.7 < share < 1.3 for share in asked) >= 2, asked
 
 
 @pytest.mark.parametrize("name", ["noise of 1e-3", "0.01 added to one head", "a hundredth of the neighbour"])
 def test_small_differences_are_no_narrow_dtype(name: str):
-    assert known(told("plain", name)) is not None
+    assert known(answer("plain", name)) is not None
 
 
 def test_lengths_of_two_batch_entries_are_no_proof():
@@ -140,9 +129,9 @@ def test_lengths_of_two_batch_entries_are_no_proof():
 def test_a_causal_mask_beside_a_window_to_the_left_is_not_asked_for():
     q, k, v = causal()
     rules = {"window": (3, 0), "causal": True}
-    found = ch.diagnose(q, k, v, ch.attention(q, k, v, **rules), **rules)
-    assert found.verdict == "right"
-    assert "causal mask missing" not in [e.mistakes[0] for e in found.unseen]
+    diagnosis = ch.diagnose(q, k, v, ch.attention(q, k, v, **rules), **rules)
+    assert diagnosis.verdict == "right"
+    assert "causal mask missing" not in [e.mistakes[0] for e in diagnosis.unseen]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +158,7 @@ def test_a_right_side_of_one_token_is_no_proof(missing):
     q, k, v = causal()
     theirs = ch.attention(q, k, v, window=(5, 0))
     assert ch.diagnose(q, k, v, theirs, window=(5, 1)).verdict == "ambiguous"
-    with honesty.catalogue(m for m in search.MISTAKES if m.name != missing):
+    with honesty.catalogue(m for m in search.mistakes() if m.name != missing):
         best = ch.diagnose(q, k, v, theirs, window=(5, 1)).explanations[0]
     assert (best.confidence, [doubt.key for doubt in best.doubts]) == ("likely", ["no right side"])
 
@@ -231,9 +220,9 @@ def two_more(c: Case) -> np.ndarray:
 def test_outputs_that_say_nothing_are_not_searched(value: float, key: str, words: str):
     q, k, v = causal()
     for rules in ({}, {"causal": True}):
-        found = ch.diagnose(q, k, v, np.full_like(v, value), **rules)
-        assert list(known(found)) == [key]
-        assert words in found.told()
+        diagnosis = ch.diagnose(q, k, v, np.full_like(v, value), **rules)
+        assert list(known(diagnosis)) == [key]
+        assert words in diagnosis.told()
 
 
 @pytest.mark.parametrize(
@@ -245,8 +234,8 @@ def test_outputs_that_say_nothing_are_not_searched(value: float, key: str, words
         (lambda c: output(c) + 0.25, "is shifted", {"shift": 0.25}),
         (PLAIN["uniform weights"], "is mean of v", {}),
         (PLAIN["values of the next head"], "is values head", {"by": -1}),
-        (lambda c: output(c) + 0.5 * c.q, "mixes q itself", {"own": 1.0, "share": 0.5}),
-        (PLAIN["5 % leakage between heads"], "mixes mean head", {"own": 0.95, "share": 0.05}),
+        (lambda c: output(c) + 0.5 * c.q, "mixes q itself", {"factor": 1.0, "share": 0.5}),
+        (PLAIN["5 % leakage between heads"], "mixes mean head", {"factor": 0.95, "share": 0.05}),
         (PLAIN["one row wrong"], "right query", {"right": "0-6, 8-47", "wrong": "7"}),
         (PLAIN["one head never written"], "right head", {"right": "0-2", "wrong": "3"}),
         (PLAIN["the last column missing"], "right column", {"right": "0-14", "wrong": "15"}),
@@ -259,8 +248,8 @@ def test_outputs_that_say_nothing_are_not_searched(value: float, key: str, words
 def test_what_is_known_is_said(code: Any, key: str, values: dict[str, Any]):
     kind = "causal" if code is CAUSAL["two ahead"] else "plain"
     case = honesty.case(kind, honesty.SIZES[0], fresh())
-    found = known(honesty.diagnosed(case, code(case)))[key]
-    assert {name: pytest.approx(x, rel=1e-3) if isinstance(x, float) else x for name, x in values.items()} == found
+    diagnosis = known(honesty.diagnosed(case, code(case)))[key]
+    assert {name: pytest.approx(x, rel=1e-3) if isinstance(x, float) else x for name, x in values.items()} == diagnosis
 
 
 def test_weights_are_described():
@@ -275,18 +264,18 @@ def test_weights_are_described():
 def test_arrays_with_the_heads_behind_the_length_are_recognised():
     q, k, v = causal()
     theirs = softmax(q @ k.swapaxes(-1, -2) / 8**0.5) @ v
-    found = ch.diagnose(*(x.swapaxes(1, 2) for x in (q, k, v, theirs)))
-    (best,) = found.explanations
+    diagnosis = ch.diagnose(*(x.swapaxes(1, 2) for x in (q, k, v, theirs)))
+    (best,) = diagnosis.explanations
     assert (best.mistakes, best.confidence) == (("attention over heads",), "likely")
     assert best.doubts[0].key == "axes swapped"
-    assert "swap axes 1 and 2" in found.told()
+    assert "swap axes 1 and 2" in diagnosis.told()
 
 
 def test_what_needs_every_score_is_said_to_be_untried_where_the_input_is_long():
     q, k, v = fresh().standard_normal((3, 1, 1, 2100, 8)).astype(np.float32)
     assert BUDGET < 2100**2
-    found = ch.diagnose(q, k, v, softmax(q @ k.swapaxes(-1, -2) / np.float32(8**0.5)) @ v**3)
-    assert known(found)["too long"] == {"how": "not"}
+    diagnosis = ch.diagnose(q, k, v, softmax(q @ k.swapaxes(-1, -2) / np.float32(8**0.5)) @ v**3)
+    assert known(diagnosis)["too long"] == {"how": "not"}
 
 
 # ── right programs, tensors, files ──

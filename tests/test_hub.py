@@ -12,7 +12,7 @@ import torch
 import transformers as hf
 from huggingface_hub import constants
 from safetensors.numpy import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, processors
 
 import clearhead as ch
 from changed import ByHand, added, by_hand, times
@@ -20,39 +20,20 @@ from clearhead.cli import main
 from clearhead.errors import RuleError, SelectionError
 from clearhead.explaining import gpt2, hub
 from clearhead.explaining.explain import explain, explain_windows
-from clearhead.explaining.windows import windows
+from clearhead.explaining.modules import projections
+from clearhead.explaining.texts import windows
+from small_models import save
 from watched import FAMILIES, SMALL, Family, build
 
 FAMILY = {family.name: family for family in FAMILIES}
-WORDS = [
-    "humpty",
-    "dumpty",
-    "sat",
-    "on",
-    "a",
-    "wall",
-    "had",
-    "great",
-    "fall",
-    "all",
-    "the",
-    "kings",
-    "horses",
-    "and",
-    "men",
-]
 TEXT = "humpty dumpty sat on the wall and had a great fall"
+WORDS = sorted({*TEXT.split(), "all", "kings", "horses", "men"})
 
 
 def saved(place: Path, family: Family, **changes: Any) -> tuple[str, Any]:
     """A model's directory as users have it, and the model."""
     model = build(family, **changes)
-    model.save_pretrained(place)
-    vocabulary = {word: number for number, word in enumerate(["<pad>", "<unk>", *WORDS])}
-    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    hf.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", pad_token="<pad>").save_pretrained(place)
-    return str(place), model
+    return save(place, model, WORDS), model
 
 
 @pytest.mark.parametrize(
@@ -92,7 +73,7 @@ def test_the_values_and_outputs_shown_are_those_of_the_model(tmp_path: Path):
     assert formulas["v"] == "V = X·W^V"
 
 
-@pytest.mark.parametrize("name", ["llama", "bert", pytest.param("gpt-oss", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["llama", "bert", pytest.param("gpt-oss", marks=pytest.mark.gate)])
 def test_an_edited_run_is_that_of_edits_made_by_hand(tmp_path: Path, name: str):
     place, model = saved(tmp_path, FAMILY[name])
     cut, boost, off = (
@@ -159,6 +140,23 @@ def test_w_o_beside_the_attention_module_is_found(tmp_path: Path):
     assert next(step.formula for step in seen.steps if step.name == "k") == "K = X·W^K + b^K"
 
 
+@pytest.mark.parametrize(("old", "new"), [("q_proj", "receptance"), ("o_proj", "mixing"), ("", "gate")])
+def test_a_projection_with_an_unknown_name_is_refused(tmp_path: Path, old: str, new: str):
+    """Its formula would lack the projection's bias."""
+    model = hub.find(saved(tmp_path, FAMILY["llama"])[0])
+    attention = model.inner.model.layers[1].self_attn
+    attention.add_module(new, torch.nn.Linear(32, 32))
+    if old:
+        attention._modules[new] = attention._modules.pop(old)
+    with pytest.raises(
+        RuleError, match=rf"model\.layers\.1\.self_attn has .*{new}, and explain does not know what makes"
+    ):
+        projections(dict(model.inner.named_modules()), "model.layers.1.self_attn")
+    if not old:
+        with pytest.raises(RuleError, match="and explain does not know what makes q, k, v and U"):
+            explain(TEXT, model)
+
+
 def test_explain_model_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     place, _ = saved(tmp_path / "model", FAMILY["gemma3"])
     page, numbers = tmp_path / "page.html", tmp_path / "numbers.json"
@@ -202,9 +200,9 @@ def test_directories_without_a_model_are_refused(tmp_path: Path):
 def test_gpt2_needs_no_pytorch(tmp_path: Path):
     """A directory in GPT-2 layout runs in NumPy and gives the numbers of Transformers' GPT-2."""
     place, model = saved(tmp_path, FAMILY["gpt2"])
-    found = hub.find(place)
-    assert isinstance(found, gpt2.Model)
-    seen = explain(TEXT, found, layer=0, head=1)
+    ours = hub.find(place)
+    assert isinstance(ours, gpt2.Model)
+    seen = explain(TEXT, ours, layer=0, head=1)
     model.set_attn_implementation("eager")
     with torch.no_grad():
         out = model(torch.tensor([[token.id for token in seen.tokens]]), output_attentions=True)
@@ -217,11 +215,11 @@ def test_positions_reserved_for_padding_hold_no_token(tmp_path: Path):
     config = hf.RobertaConfig(vocab_size=50, max_position_embeddings=22, pad_token_id=1, **sizes)
     place, _ = saved(tmp_path, FAMILY["bert"])
     hf.RobertaModel(config).eval().save_pretrained(place)
-    found = hub.find(place)
-    assert len(explain(" ".join(["humpty"] * 20), found).tokens) == 20
+    model = hub.find(place)
+    assert len(explain(" ".join(["humpty"] * 20), model).tokens) == 20
     with pytest.raises(ch.errors.ShapeError, match="the text has 21 tokens but the model has 20 positions"):
-        explain(" ".join(["humpty"] * 21), found)
-    assert [len(part.tokens) for part in explain_windows(found, " ".join(["humpty"] * 45))] == [20, 20, 5]
+        explain(" ".join(["humpty"] * 21), model)
+    assert [len(part.tokens) for part in explain_windows(model, " ".join(["humpty"] * 45))] == [20, 20, 5]
 
 
 def changed(place: str, **changes: Any) -> str:
@@ -326,9 +324,9 @@ def test_a_cached_model_needs_no_network(cache: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(socket, "create_connection", forbidden)
     monkeypatch.setattr(socket, "getaddrinfo", forbidden)
-    found = hub.find("owner/small")
-    assert (found.name, found.config.layers) == ("owner/small", 2)
-    assert [token.text for token in found.tokens(TEXT)] == TEXT.split()
+    model = hub.find("owner/small")
+    assert (model.name, model.config.layers) == ("owner/small", 2)
+    assert [token.text for token in model.tokens(TEXT)] == TEXT.split()
     (kept / "snapshots" / ("0" * 40) / "model.safetensors").unlink()  # a download that was cut off
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ch.errors.FileError, match=r"has no config\.json with safetensors of it, and HF_HUB_OFFLINE"):
@@ -342,10 +340,10 @@ def test_the_tokenizer_neither_pads_nor_truncates(tmp_path: Path, family: str):
     inner.enable_truncation(4)
     inner.enable_padding(length=8)
     inner.save(str(tmp_path / "tokenizer.json"))
-    found = hub.find(place)
-    assert isinstance(found, gpt2.Model) == (family == "gpt2")
+    model = hub.find(place)
+    assert isinstance(model, gpt2.Model) == (family == "gpt2")
     for text in (TEXT, "humpty dumpty"):
-        assert [token.text for token in found.tokens(text)] == text.split()
+        assert [token.text for token in model.tokens(text)] == text.split()
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
@@ -357,19 +355,19 @@ def test_a_long_text_is_refused_or_split_into_windows(tmp_path: Path, family: st
             "<pad> $A <unk>", special_tokens=[("<pad>", 0), ("<unk>", 1)]
         )
         inner.save(str(tmp_path / "tokenizer.json"))
-    found = hub.find(place)
-    positions = found.config.positions if family == "gpt2" else found.inner.config.max_position_embeddings
-    own = positions - 2 * (family == "bert")
-    words = (WORDS * positions)[: 2 * own + 3]
+    model = hub.find(place)
+    positions = model.config.positions if family == "gpt2" else model.inner.config.max_position_embeddings
+    size = positions - 2 * (family == "bert")
+    words = (WORDS * positions)[: 2 * size + 3]
     text = " ".join(words)
     total = len(words) + 2 * (family == "bert")
     with pytest.raises(
         ch.errors.ShapeError, match=f"the text has {total} tokens but the model has {positions} positio"
     ):
-        explain(text, found)
-    cut = windows(found, text)
+        explain(text, model)
+    cut = windows(model, text)
     assert [part.window for part in cut] == [
-        (1, 3, 0, own, len(words)), (2, 3, own, 2 * own, len(words)), (3, 3, 2 * own, len(words), len(words))
+        (1, 3, 0, size, len(words)), (2, 3, size, 2 * size, len(words)), (3, 3, 2 * size, len(words), len(words))
     ]  # fmt: skip
     texts = [[token.text for token in part.tokens if token.stop > token.start] for part in cut]
     assert [word for part in texts for word in part] == words
@@ -378,13 +376,13 @@ def test_a_long_text_is_refused_or_split_into_windows(tmp_path: Path, family: st
         assert all(
             part.text[token.start : token.stop] == token.text for token in part.tokens if token.stop > token.start
         )
-    alone = explain(cut[1].text, found, layer=0, head=0)
-    seen = explain_windows(found, text, layer=0, head=0)
+    alone = explain(cut[1].text, model, layer=0, head=0)
+    seen = explain_windows(model, text, layer=0, head=0)
     assert len(seen) == 3
     np.testing.assert_array_equal(seen[1].trace.weights, alone.trace.weights)
-    only = explain_windows(found, text, token=str(own + 1))
+    only = explain_windows(model, text, token=str(size + 1))
     assert [part.window.number for part in only] == [2]
-    assert only[0].tokens[only[0].token].text == words[own + 1]
-    assert explain_windows(found, text, token="-1")[0].window.number == 3
+    assert only[0].tokens[only[0].token].text == words[size + 1]
+    assert explain_windows(model, text, token="-1")[0].window.number == 3
     with pytest.raises(ch.errors.SelectionError, match="token 'egg' is neither a position 0"):
-        explain_windows(found, text, token="egg")
+        explain_windows(model, text, token="egg")

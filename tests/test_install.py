@@ -32,15 +32,15 @@ def run(*command: str | Path, **variables: str) -> str:
 def built(kind: str, folder: Path, source: Path = ROOT, **variables: str) -> Path:
     pytest.importorskip("build.__main__")
     run(sys.executable, "-m", "build", f"--{kind}", "--outdir", folder, source, **variables)
-    (found,) = folder.iterdir()
-    return found
+    (result,) = folder.iterdir()
+    return result
 
 
 def without_compiler(folder: Path) -> dict[str, str]:
     return {"CC": "/bin/false", "CXX": "/bin/false", "PATH": str(folder)}
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_sdist_and_wheel_in_an_empty_environment(tmp_path: Path) -> None:
     """In one test, so that everything is built once. A build folder that lies in the source tree is used again."""
     sdist = built("sdist", tmp_path / "sdist")
@@ -72,7 +72,7 @@ def check_names(sdist: Path) -> None:
     assert not {name for name in needed if not name.startswith("native/check/")} - names
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_a_wheel_for_every_system_is_built_where_the_compiler_fails(tmp_path: Path) -> None:
     source, left_out = tmp_path / "source", (".*", "build", "__pycache__", "_native*", "node_modules", "docs", "tests")
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*left_out))

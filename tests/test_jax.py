@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 import clearhead as ch
 from clearhead.core.arrays import bfloat16
 from clearhead.core.axes import Array
-from clearhead.core.statistics import STATISTICS, askable
+from clearhead.core.statistics import STATISTICS, askable, separate_arrays
 from clearhead.jax import attention, observe
 from clearhead.ops.jax_host import call
-from clearhead.ops.observation import separate_arrays
 from losses import ANSWERS, Losses
 from problems import Case, cases, examples
 from seeds import fresh
@@ -42,13 +41,13 @@ def qkv(*lead: int, dtype: Any = np.float32) -> list[Array]:
     return [normal(*lead, *shape, dtype=dtype) for shape in shapes]
 
 
-def same(found: Any, expected: Array) -> None:
-    assert isinstance(found, jax.Array)
-    np.testing.assert_array_equal(np.asarray(found), expected, strict=True)
+def same(result: Any, expected: Array) -> None:
+    assert isinstance(result, jax.Array)
+    np.testing.assert_array_equal(np.asarray(result), expected, strict=True)
 
 
-def near(found: Any, expected: Any, most: float) -> None:
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+def near(result: Any, expected: Any, most: float) -> None:
+    for one, other in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=most, atol=most)
 
@@ -76,11 +75,11 @@ def test_values_and_gradients_against_the_reference(case: Case, answers: list[st
             parts = [jnp.where(by[name] == 0, 0, getattr(seen, name) * by[name]).sum() for name in answers]
             return sum(part.astype(float) for part in parts), seen
 
-        found, seen = jax.jit(jax.grad(loss, has_aux=True))(moving, traced, labels)
+        result, seen = jax.jit(jax.grad(loss, has_aux=True))(moving, traced, labels)
         assert_close(
             np.asarray(seen.output), case.restore(case.book.output), case.restore(slack.output(case.q.dtype)), "output"
         )
-        losses.check({name: np.asarray(x) for name, x in found.items()})
+        losses.check({name: np.asarray(x) for name, x in result.items()})
 
 
 RULE_SETS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -114,7 +113,7 @@ def test_causal_windowed_and_padded_attention_is_that_of_jax():
     q, k, v = (x[..., :QUERIES, :WIDTH] for x in qkv(2))
     lengths = np.array([QUERIES, 3])
 
-    def mine(q: Any, k: Any, v: Any, lengths: Any) -> Any:
+    def ours(q: Any, k: Any, v: Any, lengths: Any) -> Any:
         rules: tuple[dict[str, Any], ...] = {"causal": True}, {"window": (2, 1)}, {"kv_lengths": lengths}
         return [attention(q, k, v, **one) for one in rules]
 
@@ -122,7 +121,7 @@ def test_causal_windowed_and_padded_attention_is_that_of_jax():
         rules = {"is_causal": True}, {"local_window_size": (2, 1)}, {"key_value_seq_lengths": lengths}
         return [jaxs_own(q, k, v, **one) for one in rules]
 
-    near(jax.jit(mine)(q, k, v, lengths), jax.jit(theirs)(q, k, v, lengths), FLOAT32)
+    near(jax.jit(ours)(q, k, v, lengths), jax.jit(theirs)(q, k, v, lengths), FLOAT32)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, bfloat16, np.float16], ids=str)
@@ -170,7 +169,9 @@ def test_a_compiled_function_keeps_the_rules_of_its_tracing():
 @pytest.mark.parametrize("axes", [(0, 0, 0), (0, None, None), (None, 0, 0), (1, None, 0), (-1, 2, None)], ids=str)
 def test_vmap_is_one_call_per_element(axes: Sequence[int | None]):
     """Whichever axes of q, k and v are mapped, before and after jax.grad."""
-    whole = [x if at is None else np.stack([x, 2 * x, -x], at) for x, at in zip(qkv(dtype=float), axes, strict=True)]
+    whole = [
+        x if index is None else np.stack([x, 2 * x, -x], index) for x, index in zip(qkv(dtype=float), axes, strict=True)
+    ]
     each = [
         [x if axis is None else np.take(x, place, axis) for x, axis in zip(whole, axes, strict=True)]
         for place in range(3)
@@ -190,20 +191,20 @@ def test_vmap_is_one_call_per_element(axes: Sequence[int | None]):
             lambda *x: (jax.vmap(slopes, axes)(*x), jax.grad(summed, (0, 1, 2), has_aux=True)(*x))
         )(*whole)
         singly = [jax.jit(slopes)(*x)[0] for x in each]
-    for found in (outputs, again):
-        same(found, np.stack([ch.attention(*x) for x in each]))
-    for at, axis in enumerate(axes):
-        expected = np.stack([np.asarray(one[at]) for one in singly])
-        near(apart[at], expected, FLOAT64)
-        near(together[at], expected.sum(0) if axis is None else np.moveaxis(expected, 0, axis), FLOAT64)
+    for result in (outputs, again):
+        same(result, np.stack([ch.attention(*x) for x in each]))
+    for index, axis in enumerate(axes):
+        expected = np.stack([np.asarray(one[index]) for one in singly])
+        near(apart[index], expected, FLOAT64)
+        near(together[index], expected.sum(0) if axis is None else np.moveaxis(expected, 0, axis), FLOAT64)
 
 
 def test_vmap_of_vmap_of_rules_and_of_nothing():
     q, k, v = qkv(2, 3)
     lengths = np.array([1, 4, KEYS])
     inner = jax.vmap(lambda q, k, v, n: attention(q, k, v, kv_lengths=n))
-    found = jax.vmap(inner, (0, 0, 0, None))(q, k, v, lengths)
-    same(found, ch.attention(q, k, v, kv_lengths=np.stack([lengths, lengths])))
+    result = jax.vmap(inner, (0, 0, 0, None))(q, k, v, lengths)
+    same(result, ch.attention(q, k, v, kv_lengths=np.stack([lengths, lengths])))
     sinks = normal(3, HEADS)
     each = np.stack([ch.attention(q[0, i], k[0, i], v[0, i], sinks=sinks[i]) for i in range(3)])
     same(jax.vmap(lambda q, k, v, s: attention(q, k, v, sinks=s))(q[0], k[0], v[0], sinks), each)
@@ -223,11 +224,13 @@ def test_observations_are_those_of_numpy():
     for queries in (slice(None), slice(-3, None), slice(None, None, -2)):
         rules: dict[str, Any] = {"causal": True, "query_offset": 1, "sinks": [0.0] * HEADS}
         expected = ch.AttentionMatrix(q, k, **rules).observe(v, queries=queries, **ALL)
-        found = jax.jit(lambda q, k, v, at=queries, rules=rules: observe(q, k, v, queries=at, **ALL, **rules))(q, k, v)
-        assert (found.queries, found.keys, found.sinks) == (expected.queries, expected.keys, True)
+        result = jax.jit(lambda q, k, v, place=queries, rules=rules: observe(q, k, v, queries=place, **ALL, **rules))(
+            q, k, v
+        )
+        assert (result.queries, result.keys, result.sinks) == (expected.queries, expected.keys, True)
         for name, x in separate_arrays(expected).items():
-            mine = separate_arrays(found)[name]
-            same(mine, x.astype(np.int32) if name == "top_indices" else x)
+            ours = separate_arrays(result)[name]
+            same(ours, x.astype(np.int32) if name == "top_indices" else x)
     assert separate_arrays(observe(q, k)) == {}
 
 
@@ -241,24 +244,24 @@ def test_every_statistic_has_the_derivatives_that_it_has_in_pytorch(name: str, q
         flat = {"causal": True, "query_offset": 2, "queries": queries, **asked}
 
         def answer(seen: Any) -> Any:
-            found = getattr(seen, name)
-            return found.weights if name == "top" else found
+            result = getattr(seen, name)
+            return result.weights if name == "top" else result
 
         def loss(given: dict[str, Any]) -> Any:
             v = given["v"] if name == "output" else None
-            found = observe(given["q"], given["k"], v, bias=given["bias"], sinks=given["sinks"], **flat)
-            return (answer(found) ** 2).sum()
+            result = observe(given["q"], given["k"], v, bias=given["bias"], sinks=given["sinks"], **flat)
+            return (answer(result) ** 2).sum()
 
-        mine = jax.jit(jax.grad(loss))(arrays)
+        ours = jax.jit(jax.grad(loss))(arrays)
         leaves = {name: torch.tensor(x, requires_grad=True) for name, x in arrays.items()}
         matrix = ch.AttentionMatrix(
             leaves["q"], leaves["k"], bias=leaves["bias"], sinks=leaves["sinks"], causal=True, query_offset=2
         )
         seen = matrix.observe(leaves["v"] if name == "output" else None, queries=queries, **asked)
         (answer(seen) ** 2).sum().backward()
-        for at, leaf in leaves.items():
+        for place, leaf in leaves.items():
             theirs = np.zeros(leaf.shape) if leaf.grad is None else leaf.grad.numpy()
-            np.testing.assert_allclose(np.asarray(mine[at]), theirs, rtol=1e-12, atol=1e-12, err_msg=at)
+            np.testing.assert_allclose(np.asarray(ours[place]), theirs, rtol=1e-12, atol=1e-12, err_msg=place)
 
 
 @pytest.mark.parametrize("shape", [(), (KEYS,), (QUERIES, 1), (HEADS, 1, 1), (3, 1, 1, KEYS), (2, 1, 1, 1, KEYS)])
@@ -270,10 +273,10 @@ def test_the_gradient_of_a_bias_has_its_shape(shape: tuple[int, ...]):
         return (attention(*arrays, bias=bias) * g).sum()
 
     with jax.enable_x64(True):
-        found, full = jax.jit(jax.grad(loss))(bias), jax.jit(jax.grad(loss))(np.broadcast_to(bias, whole))
-    own = (1,) * (5 - len(shape)) + shape
-    shared = tuple(axis for axis, size in enumerate(own) if size == 1)
-    near(found, np.asarray(full).sum(shared).reshape(shape), FLOAT64)
+        result, full = jax.jit(jax.grad(loss))(bias), jax.jit(jax.grad(loss))(np.broadcast_to(bias, whole))
+    local = (1,) * (5 - len(shape)) + shape
+    shared = tuple(axis for axis, size in enumerate(local) if size == 1)
+    near(result, np.asarray(full).sum(shared).reshape(shape), FLOAT64)
 
 
 def test_scan_and_checkpoint_leave_gradients_as_they_are():
@@ -309,7 +312,7 @@ def block(attend: Callable[..., Any], weights: dict[str, Any], tokens: Any) -> A
     return -jnp.take_along_axis(logs, tokens[:, 1:, None], -1).mean()
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_a_transformer_trains_as_with_jaxs_own_attention():
     width, words = 16, 11
     weights = {"embed": normal(words, width), "qkv": normal(3, width, width) / 4, "out": normal(width, width) / 4}
@@ -323,11 +326,11 @@ def test_a_transformer_trains_as_with_jaxs_own_attention():
 
         return jax.jit(update)
 
-    mine, theirs = step(lambda *x: attention(*x, causal=True)), step(lambda *x: jaxs_own(*x, is_causal=True))
-    ours, own = weights, weights
+    actual, theirs = step(lambda *x: attention(*x, causal=True)), step(lambda *x: jaxs_own(*x, is_causal=True))
+    ours, local = weights, weights
     for _ in range(3):
-        (loss, ours), (expected, own) = mine(ours), theirs(own)
-        near((loss, ours), (expected, own), 1e-3)
+        (loss, ours), (expected, local) = actual(ours), theirs(local)
+        near((loss, ours), (expected, local), 1e-3)
 
 
 def test_outside_of_jit_the_host_reads_jaxs_buffers_without_a_copy():
@@ -354,7 +357,7 @@ print("done")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
 def test_one_processor_is_enough():
     """A callback by jax.pure_callback can wait for ever here, for a thread of the pool that it occupies itself."""

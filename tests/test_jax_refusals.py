@@ -20,21 +20,16 @@ def total(q: Any, **rules: Any) -> Any:
     return attention(q, X, X, **rules).sum()
 
 
+AGAIN = r"attention has no such derivative in JAX: (.|\n)*hint: jax\.jvp of jax\.grad, jax\.grad of"
 REFUSED: dict[str, tuple[Callable[[], Any], type[ClearheadError], str]] = {
-    "jvp of jvp of jvp": (
-        lambda: jax.jvp(lambda x: jax.jvp(lambda y: jax.jvp(total, (y,), (y,))[1], (x,), (x,))[1], (X,), (X,)),
-        DerivativeError, "attention has no third derivative",
+    "jvp of jvp": (
+        lambda: jax.jvp(lambda x: jax.jvp(total, (x,), (x,))[1], (X,), (X,)), DerivativeError, AGAIN
     ),
-    "jit of grad of jacfwd twice": (
-        lambda: jax.jit(jax.jacrev(jax.jacfwd(jax.jacfwd(total))))(X), DerivativeError, "attention has no third"
+    "jit of grad of jvp": (
+        lambda: jax.jit(jax.grad(lambda x: jax.jvp(total, (x,), (X,))[1]))(X), DerivativeError, AGAIN
     ),
-    "second tangents by the compiled engine": (
-        lambda: jax.jacfwd(jax.jacfwd(lambda x: total(x, engine="native")))(X),
-        EngineError, "the native engine has no second_tangents"
-    ),
-    "jacrev of hessian": (
-        lambda: jax.jacrev(jax.hessian(total))(X), DerivativeError, "attention has no third derivative"
-    ),
+    "jacfwd of jacfwd": (lambda: jax.jacfwd(jax.jacfwd(total))(X), DerivativeError, AGAIN),
+    "jacrev of hessian": (lambda: jax.jacrev(jax.hessian(total))(X), DerivativeError, AGAIN),
     "jvp by slopes": (
         lambda: jax.jvp(lambda x: total(X, alibi_slopes=x), (X[0, 0, :2],), (X[0, 0, :2],)), RuleError, "alibi_slopes"
     ),
@@ -77,8 +72,8 @@ def test_refusals_are_clearheads_own(refused: Callable[[], Any], error: type[Cle
 
 def test_what_is_not_differentiated_may_carry_what_has_no_derivative():
     slopes = np.ones(2, np.float32)
-    found = jax.jit(jax.grad(lambda q, slopes: total(q, alibi_slopes=slopes)))(X, slopes)
-    np.testing.assert_array_equal(found, jax.grad(lambda q: total(q, alibi_slopes=slopes))(X))
+    result = jax.jit(jax.grad(lambda q, slopes: total(q, alibi_slopes=slopes)))(X, slopes)
+    np.testing.assert_array_equal(result, jax.grad(lambda q: total(q, alibi_slopes=slopes))(X))
     value, slope = jax.jvp(lambda x: total(jax.lax.stop_gradient(x)) * x.sum(), (X,), (X,))
     assert value == slope
 

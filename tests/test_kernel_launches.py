@@ -14,8 +14,7 @@ from clearhead.core.problem import Problem, describe
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines import portable, triton
 from clearhead.engines.base import Kept, Upstream
-from clearhead.engines.gpu import effects, gradients, pixels, row_tangents, span_gradients
-from clearhead.engines.gpu import others as others_kernels
+from clearhead.engines.gpu import columns, effects, gradients, pixels, row_pass, row_tangents, rows
 from clearhead.engines.gpu import tensors as gpu
 
 MOST = 65_535  # CUDA's limit on programs along the second and third axis of a grid
@@ -50,7 +49,7 @@ def everything(q: Array, k: Array, rules: dict[str, Any], bias: tuple[int, int, 
     upstream = Upstream(lse, q, lse[:, :, :1] + np.zeros(problem.keys), lse, lse, bias=bias, spans=table)
     triton.gradients(problem, q, k, k, lse, upstream)
     along = Directions(q, k, k, problem.bias, problem.span_table, problem.sinks)
-    kept, asked = Kept(lse, lse), Wanted(output=True, entropy=True, distance=True, own=True)
+    kept, asked = Kept(lse, lse), Wanted(output=True, entropy=True, distance=True, diagonal=True)
     triton.tangents(problem, q, k, k, along, asked, lse, q)
     triton.column_tangents(problem, q, k, along, kept, Wanted(received=True, image=(1, 1)))
     upstream = Upstream(lse, q, None, lse, lse, lse, bias, table)
@@ -65,35 +64,30 @@ def everything(q: Array, k: Array, rules: dict[str, Any], bias: tuple[int, int, 
 
 
 def test_more_heads_than_the_second_grid_axis_holds(monkeypatch: pytest.MonkeyPatch):
-    kernels = {name: Recorder() for name in ("rows", "merge", "columns", "pool")}
-    for name, kernel in kernels.items():
-        monkeypatch.setattr(triton.row_kernels if name in ("rows", "merge") else triton.column_kernels, name, kernel)
-    backward = {name: Recorder() for name in ("keys", "queries", "bias", "spans")}
-    for name, kernel in backward.items():
-        monkeypatch.setattr(span_gradients if name == "spans" else gradients, name, kernel)
-    causes = {"by_queries": effects, "by_keys": effects, "pixels": pixels, "pool_largest": pixels}
-    causes["others"] = others_kernels
-    of_effects = {name: Recorder() for name in causes}
-    for name, kernel in of_effects.items():
-        monkeypatch.setattr(causes[name], name, kernel)
-    monkeypatch.setattr(triton, "_LONG", 64)
-    monkeypatch.setattr(triton, "_SPLIT", 64)
-    kernels["rows along"] = Recorder()
-    monkeypatch.setattr(row_tangents, "rows", kernels["rows along"])
+    modules = {
+        rows: ("rows", "merge"), columns: ("columns", "pool"), gradients: ("keys", "queries", "bias", "spans"),
+        effects: ("others", "by_queries"), pixels: ("pixels", "pool_largest"), row_tangents: ("rows",),
+    }  # fmt: skip
+    kernels = {(module, name): Recorder() for module, names in modules.items() for name in names}
+    for (module, name), kernel in kernels.items():
+        monkeypatch.setattr(module, name, kernel)
+    monkeypatch.setattr(row_pass, "LONG", 64)
+    monkeypatch.setattr(row_pass, "SPLIT", 64)
     q, k = np.zeros((22_000, 3, 1, 1)), np.zeros((22_000, 1, 130, 1))
     spans = np.zeros(1, int), np.zeros(130, int), np.zeros((22_000, 3, 1, 1))
     everything(q, k, {"bias": np.zeros((22_000, 3, 1, 1)), "spans": spans}, (22_000, 3, 1, 1))
-    for name, kernel in (kernels | backward | of_effects).items():
+    for (_, name), kernel in kernels.items():
         assert kernel.grids, name
         for first, *others in kernel.grids:
             assert first < 2**31, name
             assert all(size <= MOST for size in others), name
-    assert kernels["rows"].grids == [(22_000, 3)]  # a tile of three heads; splits of the keys
-    assert set(kernels["columns"].grids) == {(66_000 * 5,)}
-    assert [kernel.grids for kernel in backward.values()] == [2 * [(22_000 * 5,)], *[2 * [(66_000,)]] * 3]
+    assert kernels[rows, "rows"].grids == [(22_000, 3)]  # a tile of three heads; splits of the keys
+    assert set(kernels[columns, "columns"].grids) == {(66_000 * 5, 1)}
+    backward = [kernels[gradients, name].grids for name in modules[gradients]]
+    assert backward == [2 * [(22_000 * 5, 1)], *[2 * [(66_000, 1)]] * 3]
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_32_bit_offsets_are_used_along_one_axis_only(monkeypatch: pytest.MonkeyPatch):
     """A product of the sizes of several axes may exceed 2^31 although no single axis does."""
     longest, add = 0, InterpreterBuilder.create_addptr
@@ -161,11 +155,11 @@ def test_broadcast_inputs_give_the_same_gradients_and_weights():
     q, k, v = RNG.standard_normal((3, 1, 1, 40, 8))
     problem = describe(q, k, v, {}).problem
     one = np.broadcast_to(np.float64(0.7), (1, 1, 40))
-    found, truth = (
+    result, truth = (
         engine.gradients(problem, q, k, v, one, Upstream(one, output=q, keys=one, entropy=one))
         for engine in (triton, portable)
     )
     for name, x in truth.items():
-        np.testing.assert_allclose(found[name], x, 1e-10, 1e-12, err_msg=name)
+        np.testing.assert_allclose(result[name], x, 1e-10, 1e-12, err_msg=name)
     weights = portable.weights(problem, q, k, one)
     np.testing.assert_allclose(triton.weights(problem, q, k, one), weights, 1e-12)

@@ -1,26 +1,168 @@
-"""Laws of attention that results obey for any inputs."""
+"""Laws of attention that results obey for any inputs: of every pass on every engine, and of the weights alone."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_limits
 
 import clearhead as ch
 from clearhead import engines
 from clearhead.core import visibility
+from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import Array
-from problems import RULES, Case, cases
+from clearhead.engines import native
+from passes import PASSES, Answers, Question, each_unreached, nothing, unseen
+from problems import INTERPRETED, RULES, Case, cases, each_engine, examples, in_the_gate
 from slack import Slack, assert_close, rounding
 
 NO_SINKS = tuple(rule for rule in RULES if rule != "sinks")
 FLOAT64 = (np.dtype(np.float64),)
 
 
+Run = Callable[[Question], Answers]
+NONFINITE = st.sampled_from((np.nan, np.inf, -np.inf))
+
+
 def normal(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng((seed, *shape)).standard_normal(shape)
+
+
+MOST = {"cuts": 3000}  # weights of a problem; of the other passes 20,000
+
+
+def same_bits(actual: Answers, expected: Answers) -> None:
+    assert actual.keys() == expected.keys()
+    for key, x in expected.items():
+        np.testing.assert_array_equal(actual[key], x, err_msg=str(key), strict=True)
+
+
+def partly_blind(question: Question) -> Question:
+    """The same with a mask that hides every third query, and every fourth key."""
+    mask = np.broadcast_to(question.case.rules.get("mask", True), question.case.problem.shape).copy()
+    mask[..., ::3, :] = mask[..., 1::4] = False
+    return replace(question, case=replace(question.case, rules={**question.case.rules, "mask": mask}))
+
+
+def what_sees_nothing_is_zero(run: Run, question: Question, data: st.DataObject) -> None:
+    """Also where it is no query, no key or nothing at all; the log-sum-exp and the largest logit are -inf then."""
+    question = partly_blind(question)
+    for (name, axis), x in run(question).items():
+        if axis in ("queries", "keys"):
+            by_head = ~question.visible.any(axis=-1 if axis == "queries" else -2)
+            blind = by_head if x.shape[1] == by_head.shape[1] else unseen(question)[1]
+            np.testing.assert_array_equal(x[blind], np.asarray(nothing(name), x.dtype), err_msg=name)
+        if not question.visible.any() and axis != "queries":
+            assert not x.any(), name
+
+
+def unseen_numbers_change_no_bit(run: Run, question: Question, data: st.DataObject) -> None:
+    """What belongs to queries that see nothing, and to keys that nobody sees, may be any number."""
+    question = partly_blind(question)
+    same_bits(run(question.spoilt(*unseen(question), data.draw(NONFINITE))), run(question))
+
+
+def a_nonfinite_number_reaches_only_what_sees_it(run: Run, question: Question, data: st.DataObject) -> None:
+    """One key, or one query with its derivatives: all other rows and columns keep their bits."""
+    problem = question.case.problem
+    assume(problem.queries * problem.keys)
+    queries = np.zeros((problem.batch, problem.heads, problem.queries), bool)
+    keys = np.zeros((problem.batch, problem.kv_heads, problem.keys), bool)
+    chosen = data.draw(st.sampled_from((queries, keys)))
+    chosen[..., data.draw(st.integers(0, chosen.shape[-1] - 1))] = True
+    dirty, clean = run(question.spoilt(queries, keys, data.draw(NONFINITE))), run(question)
+    for key, untouched in each_unreached(question, clean, queries, keys):
+        np.testing.assert_array_equal(dirty[key][untouched], clean[key][untouched], err_msg=str(key))
+
+
+def neither_strides_nor_threads_nor_a_second_run_change_a_bit(
+    run: Run, question: Question, data: st.DataObject
+) -> None:
+    first, before = run(question), ch.get_num_threads()
+    try:
+        for count in (1, data.draw(st.sampled_from((2, 3, 5)))):
+            ch.set_num_threads(count)
+            with threadpool_limits(count):
+                same_bits(run(question.contiguous()), first)
+    finally:
+        ch.set_num_threads(before)
+
+
+def a_row_has_the_same_bits_whatever_the_others(run: Run, question: Question, data: st.DataObject) -> None:
+    start, stop = sorted(data.draw(st.tuples(*[st.integers(0, question.case.problem.queries)] * 2)))
+    whole, part = run(question), run(question.of_queries(start, stop))
+    for key, x in whole.items():
+        if key[1] == "queries" and key[0] != "E·x":  # the portable engine sums products over several rows at once
+            np.testing.assert_array_equal(part[key], x[:, :, start:stop], err_msg=str(key), strict=True)
+
+
+def a_batch_entry_alone_has_the_same_bits(run: Run, question: Question, data: st.DataObject) -> None:
+    assume(question.case.q.ndim > 3 and question.case.q.shape[0])
+    item, count = data.draw(st.integers(0, question.case.q.shape[0] - 1)), question.case.q.shape[0]
+    whole, part = run(question), run(question.of_batch(item))
+    for key, x in whole.items():
+        if key[1] not in ("list", "labels"):
+            each = len(x) // count
+            np.testing.assert_array_equal(part[key], x[item * each : (item + 1) * each], err_msg=str(key), strict=True)
+
+
+LAWS = (
+    what_sees_nothing_is_zero,
+    unseen_numbers_change_no_bit,
+    a_nonfinite_number_reaches_only_what_sees_it,
+    neither_strides_nor_threads_nor_a_second_run_change_a_bit,
+    a_row_has_the_same_bits_whatever_the_others,
+    a_batch_entry_alone_has_the_same_bits,
+)
+
+
+@each_engine()
+@pytest.mark.parametrize("over", PASSES)
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_every_pass_on_every_engine_obeys_every_law(law: Any, over: str, engine: str):
+    needs, answers = PASSES[over]
+    if not hasattr(engines.get(engine), needs):
+        pytest.skip(f"{engine} has no {needs}")
+    limits: Any = INTERPRETED if engine == "triton" else {"most": MOST.get(over, 20_000)}
+
+    @examples(0.05 if engine == "triton" else 0.3)
+    @given(case=cases(**limits), data=st.data())
+    def check(case: Case, data: st.DataObject) -> None:
+        if not engines.get(engine).reasons_not(case.problem):
+            law(lambda question: answers(question, engine), Question.of(case), data)
+
+    check()
+
+
+LONG: tuple[dict[str, Any], ...] = (
+    {},
+    {"causal": True},
+    {"causal": True, "window": (100, None), "softcap": 20.0},
+    {"kv_lengths": [300, 2100], "sinks": [0.5, 1.0, -1.0, 0.0]},
+    {"mask": np.random.default_rng(0).random((150, 2400)) < 0.01},
+)
+
+
+@pytest.mark.skipif(bool(native.missing()), reason="the compiled kernel is not here")
+@pytest.mark.parametrize("over", in_the_gate(PASSES, *[name for name in PASSES if name != "weights"]))
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_rows_of_several_blocks_obey_the_laws(law: Any, over: str):
+    """The native engine cuts long rows, and gives parts of few of them to several threads."""
+
+    @examples(0.1)
+    @given(st.sampled_from(FLOATS), st.sampled_from(LONG), st.sampled_from((150, 2)), st.data())
+    def check(dtype: Any, rules: dict[str, Any], queries: int, data: st.DataObject) -> None:
+        q, k, v = (normal(2, heads, size, 24).astype(dtype) for heads, size in ((4, queries), (2, 2400), (2, 2400)))
+        rules = {**rules, "query_offset": 2400 - queries}
+        if "mask" in rules:
+            rules["mask"] = rules["mask"][:queries]
+        law(lambda question: PASSES[over][1](question, "native"), Question.of(Case(q, k, v, rules, 0)), data)
+
+    check()
 
 
 @given(case=cases(rules=NO_SINKS))
@@ -57,27 +199,6 @@ def test_an_output_lies_in_the_convex_hull_of_its_visible_values(case: Case):
     output = output.reshape(low.shape).astype(np.float64)
     sees = visible.any(axis=-1)[..., None]
     assert np.where(sees, (output >= low - slack) & (output <= high + slack), output == 0).all()
-
-
-@given(case=cases())
-def test_a_row_that_sees_nothing_is_zero_and_never_nan(case: Case):
-    blind = ~visibility.dense(case.problem).any(axis=-1)
-    blind[:, :, : case.problem.queries // 3] = True
-    sight = np.broadcast_to(case.restore(~blind)[..., None], case.matrix().shape)
-    mask = case.rules.get("mask")
-    changes = {"mask": sight if mask is None else mask & sight, "sinks": np.ones(case.problem.heads)}
-    seen = case.matrix(**changes).observe(
-        case.v, logsumexp=True, max_logit=True, entropy=True, distance=True, top=2, received=True, peak=True
-    )
-    assert seen.top is not None
-    rows = case.restore(blind)
-    for name, nothing in {"output": 0, "entropy": 0, "distance": 0, "logsumexp": -np.inf, "max_logit": -np.inf}.items():
-        assert (getattr(seen, name)[rows] == nothing).all(), name
-        assert not np.isnan(getattr(seen, name).astype(np.float64)).any(), name
-    assert (seen.top.weights[rows] == 0).all()
-    assert (seen.top.indices[rows] == -1).all()
-    assert not np.isnan(seen.received).any()
-    assert not np.isnan(seen.peak).any()
 
 
 @given(case=cases(rules=NO_SINKS, dtypes=FLOAT64), shift=st.floats(-50, 50))
@@ -150,26 +271,15 @@ def test_logits_of_any_size_neither_overflow_nor_underflow(dtype: str):
     ],
 )
 def test_axes_of_length_zero(q_shape: tuple[int, ...], k_shape: tuple[int, ...], d_v: int):
-    q, k, v = normal(*q_shape), normal(*k_shape), normal(*k_shape[:-1], d_v)
-    matrix = ch.AttentionMatrix(q, k)
-    rows, cols = q_shape[:-1], (*q_shape[:-2], k_shape[-2])
-    seen = matrix.observe(
-        v, logsumexp=True, max_logit=True, entropy=True, distance=True, top=2, received=True, peak=True, image=(2, 3),
-        groups=(np.zeros(q_shape[-2], int), np.zeros(k_shape[-2], int)),
-    )  # fmt: skip
-    assert seen.top is not None
-    assert seen.output.shape == (*rows, d_v)
-    np.testing.assert_array_equal(seen.output, ch.attention(q, k, v))
-    assert {getattr(seen, name).shape for name in ("logsumexp", "max_logit", "entropy", "distance")} == {rows}
-    assert {seen.received.shape, seen.peak.shape} == {cols}
-    assert seen.top.weights.shape == seen.top.indices.shape == (*rows, 2)
-    assert seen.image.shape == (*q_shape[:-2], 2, 3)
-    assert matrix[...].shape == matrix.shape == (*rows, k_shape[-2])
-    assert matrix.T[...].shape == matrix.T.shape == (*cols, q_shape[-2])
-    assert (matrix.T @ np.ones(q_shape[-2])).shape == cols
-    if k_shape[-2] == 0:
-        assert (seen.output == 0).all()
-        assert np.isneginf(seen.logsumexp).all()
+    case = Case(normal(*q_shape), normal(*k_shape), normal(*k_shape[:-1], d_v), {}, 0)
+    question, engine = Question.of(case), ch.plan(case.q, case.k).engine
+    for _, answers in PASSES.values():
+        what_sees_nothing_is_zero(lambda one, answers=answers: answers(one, engine), question, None)
+    matrix = case.matrix()
+    assert matrix[...].shape == matrix.shape == (*q_shape[:-1], k_shape[-2])
+    assert matrix.T[...].shape == matrix.T.shape == (*q_shape[:-2], k_shape[-2], q_shape[-2])
+    assert (matrix.T @ np.ones(q_shape[-2])).shape == (*q_shape[:-2], k_shape[-2])
+    np.testing.assert_array_equal(matrix.observe(case.v).output, case.attention())
 
 
 def test_with_d_k_of_zero_every_key_has_the_same_weight():

@@ -59,8 +59,8 @@ def test_parts_over_keys_merge_into_the_whole(case: Case, data: st.DataObject):
 def test_the_order_of_merging_does_not_matter(case: Case, data: st.DataObject):
     parts = [rows_of(only_keys(case, *cut)) for cut in draw_cuts(data, case.problem.keys)]
     while len(parts) > 1:
-        at = data.draw(st.integers(0, len(parts) - 2))
-        parts[at : at + 2] = [parts[at].merge_keys(parts[at + 1])]
+        place = data.draw(st.integers(0, len(parts) - 2))
+        parts[place : place + 2] = [parts[place].merge_keys(parts[place + 1])]
     assert_rows(case, parts[0])
 
 
@@ -124,14 +124,14 @@ def test_heads_are_chosen_along_their_own_axis(lead: tuple[int, ...], chosen: An
     for name in (*asked, "output", "image", "groups"):
         whole = getattr(seen, name)
         expected = np.moveaxis(whole, len(lead) - 1, 0)[chosen]
-        found = getattr(some, name)
-        found = found if isinstance(chosen, int) else np.moveaxis(found, len(lead) - 1, 0)
-        np.testing.assert_array_equal(found, expected, err_msg=name)
+        result = getattr(some, name)
+        result = result if isinstance(chosen, int) else np.moveaxis(result, len(lead) - 1, 0)
+        np.testing.assert_array_equal(result, expected, err_msg=name)
     assert some.top is not None
     assert seen.top is not None
     expected = np.moveaxis(seen.top.indices, len(lead) - 1, 0)[chosen]
-    found = some.top.indices if isinstance(chosen, int) else np.moveaxis(some.top.indices, len(lead) - 1, 0)
-    np.testing.assert_array_equal(found, expected)
+    result = some.top.indices if isinstance(chosen, int) else np.moveaxis(some.top.indices, len(lead) - 1, 0)
+    np.testing.assert_array_equal(result, expected)
 
 
 def test_selected_heads_of_tensors_keep_their_graph():

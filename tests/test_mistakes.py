@@ -11,54 +11,40 @@ import torch
 import clearhead as ch
 import wrong
 import wrong_softmax
-from clearhead.diagnosing.mistakes import MISTAKES
+from clearhead.core.rules import RULES
+from clearhead.diagnosing.conditions import OF_INPUTS, OF_PROBLEM
+from clearhead.diagnosing.mistakes import mistakes, values
 from clearhead.diagnosing.recipe import Recipe
 from clearhead.diagnosing.search import Search
+from clearhead.diagnosing.variants import COMPUTED
+from diagnosing import diagnosed, qkv, softmax, top
+from problems import in_the_gate
 from seeds import fresh
 
-ELSEWHERE = {  # made here, not in wrong.py
-    *("scale twice", "another step", "softmax without its maximum", "dropout left on", "all masks ignored"),
-    *("scores in a narrow dtype", "weights in a narrow dtype", "sum in a narrow dtype", "a narrow dtype somewhere"),
-    "mask after softmax, renormalised",
-}
 # the same numbers, whatever the inputs
 TWINS = {"scale 1/d_k": "scale twice"}
 
 
-def diagnosed(case):
-    inputs = dict(case.inputs)
-    if "q" in inputs:
-        return ch.diagnose(inputs["q"], inputs["k"], inputs["v"], case.theirs, **case.rules)
-    arrays = [inputs.pop(name) for name in ("x", "w_q", "w_k", "w_v", "w_o")]
-    return ch.diagnose_layer(*arrays, case.theirs, **inputs, **case.rules)
-
-
-def softmax(x, axis=-1):
-    powers = np.exp(x - x.max(axis=axis, keepdims=True))
-    return powers / powers.sum(axis=axis, keepdims=True)
-
-
-def qkv(n=24, heads=3, d=8, dtype=np.float32):
-    return fresh().standard_normal((3, 2, heads, n, d)).astype(dtype)
-
-
-def top(diagnosis):
-    assert diagnosis.verdict in ("mistake", "ambiguous"), diagnosis
-    return diagnosis.explanations[0]
-
-
-def test_every_mistake_has_a_test():
-    assert {mistake.name for mistake in MISTAKES} == {*wrong.NAMES, *ELSEWHERE}
-
-
 def test_names_are_unique_and_described_in_both_languages():
-    names = [mistake.name for mistake in MISTAKES]
+    names = [mistake.name for mistake in mistakes()]
     assert len(names) == len(set(names))
-    for mistake in MISTAKES:
+    for mistake in mistakes():
         for words in (mistake.did, mistake.mend, mistake.needs):
-            assert len(words) == 2
-            assert all(words)
-        assert any("\u4e00" <= letter <= "\u9fff" for letter in mistake.did[1]), mistake.name
+            assert words.keys() == {"en", "zh"}, mistake.name
+            assert all(words.values())
+        assert any("\u4e00" <= letter <= "\u9fff" for letter in mistake.did["zh"]), mistake.name
+
+
+def test_the_data_name_conditions_and_fields_that_exist():
+    fields, conditions = {*Recipe._fields, *COMPUTED, "when"}, [*OF_PROBLEM, *OF_INPUTS, *RULES]
+    for mistake in mistakes():
+        assert {field for change in mistake.changes for field in change} <= fields, mistake.name
+        named = [*mistake.when, *(change["when"] for change in mistake.changes if "when" in change)]
+        assert {name.removeprefix("not ") for name in [*named, mistake.rule] if name} <= set(conditions)
+    assert len(conditions) == len(set(conditions))
+    for field, words in values().items():
+        assert field in Recipe._fields
+        assert all(sentence.keys() == {"en", "zh"} for sentence in words.values()), field
 
 
 def allowed(kind, value):
@@ -85,12 +71,12 @@ def test_a_mistake_changes_a_recipe_to_values_that_its_types_allow(monkeypatch):
 
 
 @pytest.mark.parametrize("name", wrong.NAMES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", in_the_gate([torch.float32, torch.float64], torch.float64))
 def test_each_mistake_alone_is_named(name, dtype):
     check_alone(name, dtype, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("name", wrong.NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [1, 2])
@@ -99,35 +85,34 @@ def test_each_mistake_alone_is_named_at_larger_sizes(name, dtype, size):
 
 
 def check_alone(name, dtype, size):
-    found = diagnosed(wrong.case((name,), fresh(), dtype, size))
-    best = top(found)
-    names = {e.mistakes for e in found.explanations if e.confidence == "ambiguous"} | {best.mistakes}
-    assert (name,) in names, found
-    assert best.mistakes in ((name,), (TWINS.get(name),)) or found.verdict == "ambiguous", found
+    diagnosis = diagnosed(wrong.case((name,), fresh(), dtype, size))
+    best = top(diagnosis)
+    names = {e.mistakes for e in diagnosis.explanations if e.confidence == "ambiguous"} | {best.mistakes}
+    assert (name,) in names, diagnosis
+    assert best.mistakes in ((name,), (TWINS.get(name),)) or diagnosis.verdict == "ambiguous", diagnosis
 
 
 def right_or_not(case, names):
     """top: it is the first explanation; equal: the first explanation gives the same numbers; missed: neither."""
-    found = diagnosed(case)
-    told = [frozenset(e.mistakes) for e in found.explanations]
-    if told and told[0] == frozenset(names):
+    diagnosis = diagnosed(case)
+    if diagnosis.explanations and frozenset(diagnosis.explanations[0].mistakes) == frozenset(names):
         return "top"
-    best = found.explanations[0] if found.explanations else None
+    best = diagnosis.explanations[0] if diagnosis.explanations else None
     exact = best is not None and best.candidate.fits and all(m.evidence == "numbers" for m in best.candidate.mistakes)
-    return "equal" if exact and not best.candidate.fitted_fill else f"missed: {names} {found!r}"
+    return "equal" if exact and not best.candidate.fitted_fill else f"missed: {names} {diagnosis!r}"
 
 
 def pairs(rng):
     """Random pairs of mistakes, with a case of each."""
     every = [pair for pair in combinations(wrong.NAMES, 2) if wrong.compatible(pair)]
-    for at in rng.permutation(len(every)):
+    for index in rng.permutation(len(every)):
         try:
-            yield every[at], wrong.case(every[at], rng)
+            yield every[index], wrong.case(every[index], rng)
         except RuntimeError:  # one needs an array as long as the keys, of which the other makes more: no such program
             continue
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_a_hundred_random_pairs_of_mistakes_are_named():
     """At least 95 % are named, as far as a sample can tell (two standard deviations).
 
@@ -171,7 +156,7 @@ def test_a_softmax_without_subtracting_the_maximum_is_named(dtype, size):
     assert top(ch.diagnose(q, k, v, theirs)).mistakes == ("softmax without its maximum",)
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.3, 0.5])
+@pytest.mark.parametrize("rate", in_the_gate([0.1, 0.3, 0.5], 0.1, 0.5))
 @pytest.mark.parametrize("stage", ["output", "weights"])
 def test_dropout_is_found_with_its_rate(rate, stage):
     """Where weights are given, or can be solved for: in the first rows of a causal mask."""
@@ -210,8 +195,8 @@ def test_a_narrow_dtype_is_found_at_its_step(dtype):
         assert_narrow(ch.diagnose(q, k, v, theirs), name, dtype)
 
 
-def assert_narrow(found, name, dtype):
-    best = top(found)
+def assert_narrow(diagnosis, name, dtype):
+    best = top(diagnosis)
     assert best.mistakes == (name,)
     assert best.details["half_dtype"] == str(dtype).removeprefix("torch.")
     assert best.confidence == "likely"
@@ -225,10 +210,12 @@ def test_a_narrow_dtype_of_all_steps_is_found_in_most_draws(dtype):
         q, k, v = (torch.tensor(x).to(dtype) for x in inputs)
         theirs = ((q @ k.mT) / 8**0.5).softmax(-1) @ v
         answers.append(ch.diagnose(*inputs, theirs.float().numpy()))
-    named = [found for found in answers if found.verdict != "unexplained"]  # by chance, errors follow the output
+    named = [
+        diagnosis for diagnosis in answers if diagnosis.verdict != "unexplained"
+    ]  # by chance, errors follow the output
     assert len(named) >= 2
-    for found in named:
-        assert_narrow(found, "a narrow dtype somewhere", dtype)
+    for diagnosis in named:
+        assert_narrow(diagnosis, "a narrow dtype somewhere", dtype)
 
 
 def test_float32_inside_float64_is_named():
@@ -249,8 +236,8 @@ def test_forgotten_masks_and_masks_after_the_softmax_are_named():
     again = late / late.sum(axis=-1, keepdims=True)
     assert ch.diagnose(q, k, v, again @ v, causal=True).verdict == "right"  # the same numbers
     sinks = np.ones(3)
-    found = ch.diagnose(q, k, v, again @ v, causal=True, sinks=sinks)
-    assert {e.mistakes[0] for e in found.explanations} == {"sinks missing", "mask after softmax, renormalised"}
+    diagnosis = ch.diagnose(q, k, v, again @ v, causal=True, sinks=sinks)
+    assert {e.mistakes[0] for e in diagnosis.explanations} == {"sinks missing", "mask after softmax, renormalised"}
 
 
 @pytest.mark.parametrize("block", [4, 7, 16, 48])

@@ -1,4 +1,4 @@
-"""Mistakes with a number that is found from the result, float masks, and every subset of a layer's matrices."""
+"""Mistakes with a number that is diagnosis from the result, float masks, and every subset of a layer's matrices."""
 
 from itertools import combinations
 
@@ -6,21 +6,8 @@ import numpy as np
 import pytest
 
 import clearhead as ch
+from diagnosing import qkv, softmax, top
 from seeds import fresh
-
-
-def softmax(x, axis=-1):
-    powers = np.exp(x - x.max(axis=axis, keepdims=True))
-    return powers / powers.sum(axis=axis, keepdims=True)
-
-
-def qkv(n=24, heads=3, d=8, dtype=np.float32):
-    return fresh().standard_normal((3, 2, heads, n, d)).astype(dtype)
-
-
-def top(diagnosis):
-    assert diagnosis.verdict in ("mistake", "ambiguous"), diagnosis
-    return diagnosis.explanations[0]
 
 
 @pytest.mark.parametrize("number", [0.03, 0.1, 0.77, 3.0, -0.5])
@@ -76,11 +63,11 @@ def test_every_subset_of_matrices_or_biases_is_named(what):
             used = {name: each.T if what == "w" and name in wrong else each for name, each in w.items()}
             added = {f"b_{name}": each * (what == "w" or name not in wrong) for name, each in b.items()}
             theirs = ch.trace_layer(x, *used.values(), num_heads=2, **added).output
-            found = ch.diagnose_layer(x, *w.values(), theirs, num_heads=2, **biases)
+            diagnosis = ch.diagnose_layer(x, *w.values(), theirs, num_heads=2, **biases)
             if what == "b" and wrong == ("k",):  # adds the same to all of a query's scores
-                assert found.verdict == "right"
+                assert diagnosis.verdict == "right"
                 continue
-            best = top(found)
+            best = top(diagnosis)
             assert best.mistakes == ("W transposed" if what == "w" else "projection bias left out",)
             named = {field[-1] for field in best.details}
             assert named - {"k"} == set(wrong) - ({"k"} if what == "b" else set()) - {"k"}

@@ -17,6 +17,7 @@ from clearhead import cli
 from clearhead.core.arrays import bfloat16
 from clearhead.engines import native
 from clearhead.errors import RuleError, SizeError
+from problems import examples
 
 HERE = Path(__file__).parent
 
@@ -33,11 +34,11 @@ def same(a: Any, b: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "level", [*native.levels()[:1], *(pytest.param(level, marks=pytest.mark.slow) for level in native.levels()[1:])]
+    "level", [*native.levels()[:1], *(pytest.param(level, marks=pytest.mark.gate) for level in native.levels()[1:])]
 )
 def test_parity_with_the_reference_at_every_level(level: str) -> None:
     environment = {**os.environ, "CLEARHEAD_ISA": level}
-    run = [sys.executable, str(HERE / "native_problems.py"), "0", "80"]
+    run = [sys.executable, str(HERE / "native_problems.py"), "0", str(examples(1).max_examples)]
     done = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split() == [level]
@@ -60,57 +61,22 @@ RULES: list[dict[str, Any]] = [
 ]
 
 
-def observed(A: ch.AttentionMatrix, v: Any) -> list[Any]:
-    seen = A.observe(v, logsumexp=True, max_logit=True, entropy=True, distance=True, top=3)
-    return [seen.output, seen.logsumexp, seen.max_logit, seen.entropy, seen.distance, *seen.top]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("keys", [130, 2400])
-def test_the_bits_do_not_depend_on_threads_neighbours_or_batch(dtype: Any, rules: dict[str, Any], keys: int) -> None:
-    q, k, v = (
-        random(2, 4, 150, 32, dtype=dtype),
-        random(2, 2, keys, 32, dtype=dtype, seed=1),
-        random(2, 2, keys, 40, dtype=dtype, seed=2),
-    )
-    rules = {**rules, "query_offset": keys - 150}
-    if "kv_lengths" in rules:
-        rules["kv_lengths"] = np.minimum(rules["kv_lengths"], keys)
-    make = lambda: ch.AttentionMatrix(q, k, engine="native", **rules)  # noqa: E731
-    before = ch.get_num_threads()
-    try:
-        ch.set_num_threads(1)
-        A = make()
-        alone, received, full = observed(A, v), A.received(), A[...]
-        for count in (2, 3, 5):
-            ch.set_num_threads(count)
-            for a, b in zip(alone, observed(make(), v), strict=True):
-                same(a, b)
-            same(received, make().received())
-    finally:
-        ch.set_num_threads(before)
-    same(alone[0], ch.attention(q, k, v, engine="native", **rules))
+def test_weights_by_index_have_the_bits_of_the_whole() -> None:
+    q, k = random(2, 4, 150, 32), random(2, 2, 2400, 32, seed=1)
+    make = lambda: ch.AttentionMatrix(q, k, engine="native", causal=True, query_offset=2250)  # noqa: E731
+    full = make()[...]
     for row in (0, 13, 14, 71, 149):
-        part = make().observe(v, logsumexp=True, entropy=True, queries=slice(row, row + 1))
-        same(part.output, alone[0][:, :, row : row + 1])
-        same(part.logsumexp, alone[1][:, :, row : row + 1])
-        same(part.entropy, alone[3][:, :, row : row + 1])
         same(make()[1, 3, row], full[1, 3, row])
         same(make()[1, 3, row, 5:90:3], full[1, 3, row, 5:90:3])
     same(make()[:, 1, 149:3:-7, ::-2], full[:, 1, 149:3:-7, ::-2])
-    few = make().observe(v, logsumexp=True, queries=slice(-5, None))
-    same(few.output, alone[0][:, :, -5:])
-    single = {**rules, "query_offset": keys - 150}
-    for name in ("kv_lengths",):
-        if name in single:
-            single[name] = rules[name][1:]
-    same(ch.attention(q[1:], k[1:], v[1:], engine="native", **single), alone[0][1:])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize(("queries", "keys"), [(64, 130), (300, 2400), (1500, 700)])
+@pytest.mark.parametrize(
+    ("queries", "keys"),
+    [(64, 130), *(pytest.param(*sizes, marks=pytest.mark.gate) for sizes in ((300, 2400), (1500, 700)))],
+)
 def test_received_has_the_same_bits_from_the_row_pass_and_the_column_pass(
     dtype: Any, rules: dict[str, Any], queries: int, keys: int
 ) -> None:
@@ -152,7 +118,7 @@ def test_a_used_matrix_makes_no_more_passes_than_a_fresh_one(
     taken: list[str] = []
     for name in ("rows", "columns"):
         real = getattr(native, name)
-        monkeypatch.setattr(native, name, lambda *given, name=name, real=real: (taken.append(name), real(*given))[1])
+        monkeypatch.setattr(native, name, lambda *inputs, name=name, real=real: (taken.append(name), real(*inputs))[1])
     used = A.observe(values, **asked)
     assert taken == passes
     taken.clear()
@@ -172,41 +138,6 @@ def test_decoding_one_token_gives_the_bits_of_the_full_causal_pass(dtype: Any) -
             q[:, :, t : t + 1], k[:, :, : t + 1], v[:, :, : t + 1], causal=True, query_offset=t, engine="native"
         )
         same(one, full[:, :, t : t + 1])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("keys", [40, 2500])
-def test_nonfinite_values_at_masked_positions_reach_no_result(dtype: Any, keys: int) -> None:
-    q, k, v = (random(1, 2, size, 24, dtype=dtype, seed=i) for i, size in enumerate((30, keys, keys)))
-    mask = np.ones(keys, bool)
-    mask[[3, 17, keys - 2]] = False
-    bias = random(30, keys)
-    rules = {"mask": mask, "causal": True, "query_offset": keys - 30, "bias": bias}
-    clean = ch.attention(q, k, v, engine="native", **rules)
-    for bad in (np.nan, np.inf, -np.inf):
-        kk, vv, bb = k.copy(), v.copy(), bias.copy()
-        kk[:, :, ~mask] = bad
-        vv[:, :, ~mask] = bad
-        bb[:, ~mask] = bad
-        vv[:, :, -1] = bad  # the last query alone sees the last key
-        found = ch.attention(q, kk, vv, engine="native", **{**rules, "bias": bb})
-        same(found[:, :, :-1], clean[:, :, :-1])
-        assert not np.isfinite(found[:, :, -1].astype(np.float64)).any()
-
-
-def test_empty_rows_are_zero() -> None:
-    q, k, v = (random(1, 1, 20, 16, seed=i) for i in range(3))
-    seen = ch.AttentionMatrix(q, k, causal=True, query_offset=-5, engine="native").observe(
-        v, logsumexp=True, entropy=True, max_logit=True, top=2, distance=True, received=True
-    )
-    assert not seen.output[:, :, :5].any()
-    assert np.isneginf(seen.logsumexp[:, :, :5]).all()
-    assert np.isneginf(seen.max_logit[:, :, :5]).all()
-    assert not seen.entropy[:, :, :5].any()
-    assert (seen.top.indices[:, :, :5] == -1).all()
-    nothing = ch.attention(q, k[:, :, :0], v[:, :, :0], engine="native")
-    assert nothing.shape == (1, 1, 20, 16)
-    assert not nothing.any()
 
 
 def test_more_than_two_to_the_32_weights() -> None:
@@ -242,17 +173,17 @@ def test_large_scores_over_long_rows_are_no_less_exact_than_pytorchs(size: float
 
 def test_many_python_threads_at_once() -> None:
     q, k, v = (random(1, 4, 400, 32, seed=i) for i in range(3))
-    truth, found = ch.attention(q, k, v, engine="native"), []
+    truth, result = ch.attention(q, k, v, engine="native"), []
     crowd = [
-        threading.Thread(target=lambda: found.extend(ch.attention(q, k, v, engine="native") for _ in range(10)))
+        threading.Thread(target=lambda: result.extend(ch.attention(q, k, v, engine="native") for _ in range(10)))
         for _ in range(6)
     ]
     for one in crowd:
         one.start()
     for one in crowd:
         one.join()
-    assert len(found) == 60
-    for one in found:
+    assert len(result) == 60
+    for one in result:
         same(one, truth)
 
 
@@ -347,6 +278,63 @@ fine = [(ch.attention(outer, outer, outer, engine="native") == truths[0]).all() 
 signal.setitimer(signal.ITIMER_REAL, 0)
 print(bool(handled), all(handled), all(fine))
 """
+
+
+ENDING = """
+import sys, threading, time
+import numpy as np, clearhead as ch
+
+kind, threads = sys.argv[1], int(sys.argv[2])
+if kind == "tensors":
+    import torch
+x = np.ones((1, 8, 2000, 64), np.float32) if kind == "arrays" else torch.ones(1, 8, 2000, 64)
+for _ in range(threads):
+    threading.Thread(target=lambda: [ch.attention(x, x, x, engine="native") for _ in iter(int, 1)], daemon=True).start()
+time.sleep(0.3)
+"""
+# The fork comes while another thread imports the module for its first call.
+FIRST_CALL = """
+import os, signal, sys, threading, warnings
+warnings.simplefilter("ignore")
+import numpy as np, clearhead as ch
+q = np.ones((1, 2, 8, 4), np.float32)
+first = threading.Thread(target=lambda: {call})
+first.start()
+while "clearhead.{module}" not in sys.modules:
+    pass
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    {call}
+    os._exit(0)
+first.join()
+sys.exit(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.parametrize("kind", ["arrays", "tensors"])
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_program_ends_well_while_daemon_threads_attend(kind: str, threads: int) -> None:
+    command = [sys.executable, "-c", ENDING, kind, str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    end = done.returncode, done.stderr.strip()
+    # PyTorch itself aborts so at times, while it allocates a tensor: docs/pytorch.md
+    assert end == (0, "") or (kind == "tensors" and end == (-6, "terminate called without an active exception"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize(
+    ("call", "module"),
+    [
+        ("ch.attention(q, q, q)", "core.problem"),
+        ("ch.AttentionMatrix(q, q).entropy()", "core.operands"),
+        ("ch.plan(q, q, engine='portable')", "engines.portable"),
+    ],
+)
+def test_a_process_forked_during_another_threads_first_call_computes(call: str, module: str) -> None:
+    command = [sys.executable, "-c", FIRST_CALL.format(call=call, module=module)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -27,8 +27,8 @@ def made(d_model: int = 12, num_heads: int = 4, seed: int = 0, **options: Any) -
     """A layer in float64 in evaluation mode, with every parameter moved away from its initial value."""
     layer = MultiHeadAttention(d_model, num_heads, dtype=F64, **options).eval()
     with torch.no_grad():
-        for at, parameter in enumerate(layer.parameters()):
-            parameter.copy_(normal(*parameter.shape, seed=seed + at) * 0.5 + (parameter.ndim == 1))
+        for place, parameter in enumerate(layer.parameters()):
+            parameter.copy_(normal(*parameter.shape, seed=seed + place) * 0.5 + (parameter.ndim == 1))
     return layer
 
 
@@ -114,8 +114,8 @@ def test_cross_attention_equals_the_formula(options: dict[str, Any]):
     layer = made(d_context=6, d_value_context=8, **options)
     x, context, values = normal(2, 3, 12), normal(2, 5, 6, seed=1), normal(2, 5, 8, seed=2)
     output, weights = plain(layer, x, context, values, **options)
-    found, seen = layer(x, context, values, need_weights=True, average_weights=False)
-    close(found, output)
+    result, seen = layer(x, context, values, need_weights=True, average_weights=False)
+    close(result, output)
     close(seen, weights)
     mask = torch.tensor([True, False, True, True, False])
     masked = layer(x, context, values, mask=mask)
@@ -160,9 +160,9 @@ def test_a_layer_takes_over_the_weights_of_pytorchs_layer(options: dict[str, Any
     for average in (True, False):
         expected = theirs(*inputs, key_padding_mask=padding, attn_mask=banned, average_attn_weights=average)
         mask = ~padding[:, None, None] & ~banned
-        found = ours(*inputs, mask=mask, need_weights=True, average_weights=average)
-        for mine, yours in zip(found, expected, strict=True):
-            close(mine, yours)
+        result = ours(*inputs, mask=mask, need_weights=True, average_weights=average)
+        for actual, yours in zip(result, expected, strict=True):
+            close(actual, yours)
     one = [x[0] if batch_first else x[:, 0] for x in inputs]
     close(ours(*one), theirs(*one)[0])
 
@@ -203,9 +203,9 @@ def test_parameter_names_shapes_and_initial_values_are_as_documented():
         "extra_value": "(num_kv_heads, 1, d_v)",
     }
     shapes = [(20, 12), (10, 6), (14, 8), (12, 28), (4,), (2, 1, 5), (2, 1, 7)]
-    told = " ".join(str(MultiHeadAttention.__doc__).split())
-    assert all(f"{name} {axes}" in told for name, axes in documented.items())
-    assert "each with its .bias, q_norm.weight and k_norm.weight (d_k,)" in told
+    said = " ".join(str(MultiHeadAttention.__doc__).split())
+    assert all(f"{name} {axes}" in said for name, axes in documented.items())
+    assert "each with its .bias, q_norm.weight and k_norm.weight (d_k,)" in said
     expected = dict(zip(documented, shapes, strict=True)) | {"q_norm.weight": (5,), "k_norm.weight": (5,)}
     expected |= {name.replace("weight", "bias"): size[:1] for name, size in expected.items() if "_proj" in name}
     state = layer.state_dict()
@@ -241,8 +241,8 @@ def test_rotary_positions_equal_those_of_llama_and_norms_those_of_qwen3():
         heads = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         if dtype == torch.float32:
             close(layer(x), layer.out_proj(heads.transpose(1, 2).flatten(2)))
-        found = turned(q, *layer.turns.of(0, q))
-        assert torch.equal(found, apply_rotary_pos_emb(q, k, cos, sin)[0])
+        result = turned(q, *layer.turns.of(0, q))
+        assert torch.equal(result, apply_rotary_pos_emb(q, k, cos, sin)[0])
 
 
 def test_training_lowers_the_loss():
@@ -261,6 +261,7 @@ def test_training_lowers_the_loss():
     assert [name for name, p in layer.named_parameters() if torch.equal(p, before[name])] == []
 
 
+@pytest.mark.gate
 def test_copies_and_compiled_layers_give_the_same_output():
     options = {"causal": True, "sinks": True, "qk_norm": True, "rotary": 1e4, "num_kv_heads": 2, "d_k": 4}
     layer, x = made(**options), normal(2, 5, 12)
@@ -323,7 +324,7 @@ def test_wrong_arguments_are_refused_with_these_texts(call: Any, error: type[Exc
 
 
 @pytest.mark.parametrize(
-    ("given", "instead"),
+    ("inputs", "instead"),
     [
         (
             {"attn_mask": torch.ones(3, 3, dtype=torch.bool)},
@@ -334,9 +335,9 @@ def test_wrong_arguments_are_refused_with_these_texts(call: Any, error: type[Exc
         ({"average_attn_weights": False}, "average_weights"),
     ],
 )
-def test_argument_names_of_pytorchs_layer_are_refused_with_the_name_to_use(given: dict[str, Any], instead: str):
-    with pytest.raises(UnknownNameError, match=f"^{next(iter(given))} is nn.MultiheadAttention's") as refused:
-        made()(normal(2, 3, 12), **given)
+def test_argument_names_of_pytorchs_layer_are_refused_with_the_name_to_use(inputs: dict[str, Any], instead: str):
+    with pytest.raises(UnknownNameError, match=f"^{next(iter(inputs))} is nn.MultiheadAttention's") as refused:
+        made()(normal(2, 3, 12), **inputs)
     assert refused.value.hint.startswith(instead)
 
 
@@ -367,6 +368,6 @@ def test_sizes_may_be_numpy_integers():
 @pytest.mark.parametrize("way", ["import clearhead.{}", "import clearhead; clearhead.{}"])
 def test_without_pytorch_the_error_says_what_to_install(part: str, way: str):
     hidden = f"import sys; sys.modules['torch'] = None; {way.format(part)}"
-    told = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False).stderr
-    assert f"clearhead.errors.MissingExtraError: clearhead.{part} needs PyTorch: " in told
-    assert told.endswith("\nhint: pip install 'clearhead[torch]'\n")
+    said = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False).stderr
+    assert f"clearhead.errors.MissingExtraError: clearhead.{part} needs PyTorch: " in said
+    assert said.endswith("\nhint: pip install 'clearhead[torch]'\n")

@@ -29,21 +29,21 @@ class Counting:
         self.kernel, self.counts, self.lock = kernel, [], threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.kernel, name)
+        result = getattr(self.kernel, name)
         if name not in ("rows", "columns", "gradients", "others", "effects"):
-            return found
+            return result
 
         def call(threads: int, *rest: Any) -> Any:
             with self.lock:
                 self.counts.append((threading.get_ident(), name, threads))
-            return found(threads, *rest)
+            return result(threads, *rest)
 
         return call
 
     def taken(self) -> set[tuple[str, int]]:
-        found = {(name, threads) for _, name, threads in self.counts}
+        result = {(name, threads) for _, name, threads in self.counts}
         self.counts.clear()
-        return found
+        return result
 
 
 @pytest.fixture
@@ -73,47 +73,47 @@ def test_no_bit_depends_on_it(case: Case, count: int):
 def test_it_reaches_the_kernel_in_every_pass(counting: Counting):
     q, k, v = (torch.from_numpy(normal(2, 3, 50, 8)) for _ in range(3))
     before = ch.get_num_threads()
-    mine = before + 3
-    ch.attention(q, k, v, num_threads=mine, mask=np.ones((50, 50), bool))
-    ch.attention(q, k.bfloat16().float(), v, num_threads=mine)
-    A = ch.AttentionMatrix(q, k, num_threads=mine)
+    ours = before + 3
+    ch.attention(q, k, v, num_threads=ours, mask=np.ones((50, 50), bool))
+    ch.attention(q, k.bfloat16().float(), v, num_threads=ours)
+    A = ch.AttentionMatrix(q, k, num_threads=ours)
     for B in (A, A.part(1, 2), copy.deepcopy(A), pickle.loads(pickle.dumps(A)), pickle.loads(pickle.dumps(A.part(0)))):
         B[..., 3, :5], B.received(), B.T[...], B.entropy(), B.image(3, 3), np.sum(B, axis=-1), np.min(B, axis=-1)
         B.T @ torch.ones(50), B @ torch.ones(50), B.observe(queries=slice(3, 9), peak=True)
-    ch.AttentionMatrix(q, k, num_threads=mine, logsumexp=A.logsumexp())[0, 0, :]
+    ch.AttentionMatrix(q, k, num_threads=ours, logsumexp=A.logsumexp())[0, 0, :]
     ch.rollout([A, A], query=3)
-    assert counting.taken() == {("rows", mine), ("columns", mine)}
+    assert counting.taken() == {("rows", ours), ("columns", ours)}
     ch.AttentionMatrix(q, k).received()
     assert {threads for _, threads in counting.taken()} == {before}
 
 
 def test_it_reaches_the_backward_pass(counting: Counting):
     q, k, v = (torch.from_numpy(normal(2, 3, 50, 8)).requires_grad_() for _ in range(3))
-    mine = ch.get_num_threads() + 3
+    ours = ch.get_num_threads() + 3
     (
-        ch.attention(q, k, v, num_threads=mine).sum() + (ch.AttentionMatrix(q, k, num_threads=mine).T @ v).sum()
+        ch.attention(q, k, v, num_threads=ours).sum() + (ch.AttentionMatrix(q, k, num_threads=ours).T @ v).sum()
     ).backward()
     with torch.no_grad():
-        A = ch.AttentionMatrix(q, k, num_threads=mine)
+        A = ch.AttentionMatrix(q, k, num_threads=ours)
     (A @ v).sum().backward()
-    assert counting.taken() == {("rows", mine), ("columns", mine), ("gradients", mine)}
-    loss = torch.func.grad(lambda q: ch.attention(q, k.detach(), v.detach(), num_threads=mine).sum())
+    assert counting.taken() == {("rows", ours), ("columns", ours), ("gradients", ours)}
+    loss = torch.func.grad(lambda q: ch.attention(q, k.detach(), v.detach(), num_threads=ours).sum())
     loss(q.detach())
-    assert counting.taken() == {("rows", mine), ("gradients", mine)}
+    assert counting.taken() == {("rows", ours), ("gradients", ours)}
 
 
 def test_it_reaches_the_kernel_in_sharded_attention(counting: Counting):
     q = torch.from_numpy(normal(2, 3, 50, 8))
-    mine = ch.get_num_threads() + 3
+    ours = ch.get_num_threads() + 3
 
     def observe(**given: Any) -> None:
         A = ch.distributed.ShardedAttentionMatrix(q, q, **given)
         A.received(), A @ q, A[0], A.T @ q
 
-    for method in ("gather", "ring", "ulysses", "merge"):
-        alone(ch.distributed.attention, {"q": q, "k": q, "v": q, "num_threads": mine, "method": method})
-        alone(observe, {"num_threads": mine, "method": method})
-        assert {threads for _, threads in counting.taken()} == {mine}
+    for method in ("gather", "ring", "merge"):
+        alone(ch.distributed.attention, {"q": q, "k": q, "v": q, "num_threads": ours, "method": method})
+        alone(observe, {"num_threads": ours, "method": method})
+        assert {threads for _, threads in counting.taken()} == {ours}
 
 
 def test_calls_at_the_same_time_have_their_own(counting: Counting):
@@ -130,13 +130,13 @@ def test_calls_at_the_same_time_have_their_own(counting: Counting):
             return count or before, {threads for thread, _, threads in counting.counts if thread == here}, fine
 
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(call, (1, 2, 3, None, 5, 64, None, 8)))
-    assert all(fine for *_, fine in found)
-    assert [counts for _, counts, _ in found] == [{count} for count, *_ in found]
+        result = list(pool.map(call, (1, 2, 3, None, 5, 64, None, 8)))
+    assert all(fine for *_, fine in result)
+    assert [counts for _, counts, _ in result] == [{count} for count, *_ in result]
     assert ch.get_num_threads() == before
 
 
-@pytest.mark.parametrize("engine", ["portable", pytest.param("triton", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["portable", pytest.param("triton", marks=pytest.mark.gate)])
 def test_engines_of_one_thread_keep_to_any_number(engine: str):
     q = normal(2, 3, 20, 8)
     tensor = torch.from_numpy(q)

@@ -13,10 +13,11 @@ import torch
 from hypothesis import strategies as st
 
 import clearhead as ch
+from calls import alone, sharded
 from clearhead import engines
 from clearhead.core.axes import Array
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
-from problems import Case, on_every_engine
+from problems import Case, each_engine, on_every_engine
 from seeds import fresh
 
 NAMES = ("sum", "mean", "max", "min", "argmax", "argmin")
@@ -39,7 +40,7 @@ def axes_of(ndim: int) -> list[Any]:
 
 
 @on_every_engine(
-    ("native", "portable", pytest.param("triton", marks=pytest.mark.slow)),
+    ("native", "portable", "triton"),
     times=0.4,
     limits={"most": 20_000},
     data=st.data(),
@@ -57,21 +58,21 @@ def test_reductions_are_numpys_under_every_rule(engine: str, case: Case, data: s
         if name.startswith("arg") and isinstance(axis, tuple):
             axis = axis[0] if axis[0] % A.ndim >= A.ndim - 2 else None
         function: Any = getattr(np, name)
-        given = axis if axis is not None else tuple(range(A.ndim))
-        empty = 0 in np.array(A.shape)[list(given) if isinstance(given, tuple) else [given]]
+        inputs = axis if axis is not None else tuple(range(A.ndim))
+        empty = 0 in np.array(A.shape)[list(inputs) if isinstance(inputs, tuple) else [inputs]]
         if empty and name == "mean":
             continue
         if empty and name != "sum":
             with pytest.raises(ShapeError):
                 function(A, axis=axis, keepdims=keepdims)
             continue
-        found = function(A, axis=axis, keepdims=keepdims)
+        result = function(A, axis=axis, keepdims=keepdims)
         truth = function(dense if name in EXACT else exact, axis=axis, keepdims=keepdims)
-        assert np.shape(found) == np.shape(truth)
-        assert found.dtype == (np.int64 if name.startswith("arg") else A.dtype)
+        assert np.shape(result) == np.shape(truth)
+        assert result.dtype == (np.int64 if name.startswith("arg") else A.dtype)
         tolerance = {"rtol": 0, "atol": 0} if name in EXACT else {"rtol": 1e-4, "atol": 1e-6}
-        np.testing.assert_allclose(found, truth, **tolerance)
-        np.testing.assert_array_equal(getattr(A, name)(axis, keepdims=keepdims), found)
+        np.testing.assert_allclose(result, truth, **tolerance)
+        np.testing.assert_array_equal(getattr(A, name)(axis, keepdims=keepdims), result)
 
 
 def test_sums_have_the_bits_of_the_statistics():
@@ -90,14 +91,14 @@ def test_half_precision_does_not_round_the_sums():
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tile", [2**20, 60])
-@pytest.mark.parametrize("engine", ["native", "portable", pytest.param("triton", marks=pytest.mark.slow)])
+@each_engine()
 def test_nan_passes_as_in_numpy(engine: str, tile: int, name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("clearhead.ops.reductions._TILE", tile)
     monkeypatch.setattr("clearhead.ops.reductions._WIDTH", 3)
     q, k = normal(3, 9, 8), normal(3, 7, 8)
     q[0, 4], k[1, 3, 2], q[2, 0, 1] = np.nan, np.nan, np.inf
-    given = (torch.from_numpy(q), torch.from_numpy(k)) if engine == "triton" else (q, k)
-    A = ch.AttentionMatrix(*given, causal=True, query_offset=0, engine=engine)
+    inputs = (torch.from_numpy(q), torch.from_numpy(k)) if engine == "triton" else (q, k)
+    A = ch.AttentionMatrix(*inputs, causal=True, query_offset=0, engine=engine)
     dense = np.asarray(A)
     assert np.isnan(dense).any(axis=(-1, -2))[:2].all()
     for axis in (-1, -2, None):
@@ -123,10 +124,10 @@ def test_tensors_give_tensors(name: str, dtype: torch.dtype):
     q, k = (torch.from_numpy(normal(2, length, 8)).to(dtype) for length in (9, 7))
     A = ch.AttentionMatrix(q, k)
     for axis in (-1, -2, None):
-        found = getattr(np, name)(A, axis=axis)
-        assert type(found) is torch.Tensor
-        np.testing.assert_allclose(found.numpy(), getattr(np, name)(A[...].numpy(), axis=axis), rtol=1e-5)
-        assert found.dtype == (torch.int64 if name.startswith("arg") else A[...].dtype)
+        result = getattr(np, name)(A, axis=axis)
+        assert type(result) is torch.Tensor
+        np.testing.assert_allclose(result.numpy(), getattr(np, name)(A[...].numpy(), axis=axis), rtol=1e-5)
+        assert result.dtype == (torch.int64 if name.startswith("arg") else A[...].dtype)
 
 
 def test_arrays_of_other_libraries_give_their_own():
@@ -134,9 +135,9 @@ def test_arrays_of_other_libraries_give_their_own():
     A = ch.AttentionMatrix(q, q)
     for name in NAMES:
         for axis in (-1, -2, None):
-            found = getattr(A, name)(axis)
-            assert type(found) is type(q)
-            np.testing.assert_allclose(np.asarray(found), getattr(np, name)(np.asarray(A), axis=axis))
+            result = getattr(A, name)(axis)
+            assert type(result) is type(q)
+            np.testing.assert_allclose(np.asarray(result), getattr(np, name)(np.asarray(A), axis=axis))
 
 
 def test_reductions_keep_pytorchs_graph():
@@ -153,8 +154,8 @@ def test_reductions_keep_pytorchs_graph():
     for ask in asked:
         leaves = [x.clone().requires_grad_() for x in (q, k)]
         expected = torch.autograd.grad(_named(ask, (leaves[0] @ leaves[1].mT / 8**0.5).softmax(-1)), leaves)
-        found = torch.autograd.grad(ask(ch.AttentionMatrix(*leaves)), leaves)
-        for a, b in zip(found, expected, strict=True):
+        result = torch.autograd.grad(ask(ch.AttentionMatrix(*leaves)), leaves)
+        for a, b in zip(result, expected, strict=True):
             torch.testing.assert_close(a, b)
     for name in ("min", "argmax", "argmin"):
         with pytest.raises(RuleError, match="no derivative"):
@@ -202,9 +203,9 @@ def test_conversions_store_every_weight(tensors: bool):  # noqa: FBT001
     A = ch.AttentionMatrix(*((torch.from_numpy(q), torch.from_numpy(k)) if tensors else (q, k)))
     for B in (A, A.T):
         dense = np.asarray(B[...])
-        for found in (np.asarray(B), np.array(B), np.from_dlpack(B), np.array(B, copy=True)):
-            assert found.dtype == np.float32
-            np.testing.assert_array_equal(found, dense)
+        for result in (np.asarray(B), np.array(B), np.from_dlpack(B), np.array(B, copy=True)):
+            assert result.dtype == np.float32
+            np.testing.assert_array_equal(result, dense)
         assert np.asarray(B, np.float64).dtype == np.asarray(B, dtype="f2").astype(np.float64).dtype == np.float64
         np.testing.assert_array_equal(np.stack(list(B)), dense)
         for make in (torch.as_tensor, torch.asarray, torch.tensor, torch.from_dlpack):
@@ -234,7 +235,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "np.concatenate": (lambda A: np.concatenate([A, A]), ""),
     "np.transpose": (lambda A: np.transpose(A), "A.T"),
     "np.einsum": (lambda A: np.einsum("bhij->bhji", A), "A @ v, A.T @ g"),
-    "np.trace": (lambda A: np.trace(A), "A.own(): the weight that each query gives the key at its own position."),
+    "np.trace": (lambda A: np.trace(A), "A.diagonal(): the weight that each query gives the key at its own position."),
     "np.where": (lambda A: np.where(A, 1, 0), ""),
     "np.add (+)": (lambda A: A + 1, ""),
     "np.add (+) ": (lambda A: 1 + A, ""),
@@ -256,6 +257,10 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "== ": (lambda A: A == A, "`A is B` asks whether they are one object."),
     "==  ": (lambda A: A.__ne__(torch.ones(3)), "`A is B` asks whether they are one object."),
     "==   ": (lambda A: A.__eq__(np.ones((9, 7))), "`A is B` asks whether they are one object."),
+    "==    ": (lambda A: A == [[1.0, 0.0], [0.0, 1.0]], "`A is B` asks whether they are one object."),
+    "==     ": (lambda A: A != ((1.0,), (0.0,)), "`A is B` asks whether they are one object."),
+    "==      ": (lambda A: range(7) == A, "`A is B` asks whether they are one object."),
+    "==       ": (lambda A: memoryview(b"ab") != A, "`A is B` asks whether they are one object."),
     "np.equal (==)": (lambda A: np.ones((9, 7)) == A, ""),
     "bool": (lambda A: bool(A), "`A is None` asks whether there is one, A.size how many weights it has."),
     "bool ": (lambda A: A or 1, "`A is None` asks whether there is one, A.size how many weights it has."),
@@ -287,9 +292,26 @@ def test_other_comparisons_ask_for_the_object():
     A, B = matrix(), matrix()
     assert A != None  # noqa: E711
     assert A != "x"
+    assert A != b"x"
+    assert A != {1: 2}
     assert A in [B, A][1:]
     assert {A: 1, B: 2}[A] == 1
     assert len({A, B, A}) == 2
+
+
+def test_matrices_over_ranks_and_effects_refuse_comparisons_too():
+    def compare() -> None:
+        A = sharded()
+        x = torch.ones(3, 4)
+        for one in (A, A.T, A.cuts(x, x), A.cuts(x, x).T, matrix().cuts(np.ones((7, 4)), np.ones((9, 4)))):
+            for other in (0, [[1.0]], (1.0,), np.ones((3, 3)), torch.ones(3), matrix()):
+                for call in (lambda: one == other, lambda: other != one, lambda: bool(one), lambda: one * 2):  # noqa: B023
+                    with pytest.raises(DtypeError, match=r"would need every (weight|effect) of"):
+                        call()
+            assert one != "x"
+            assert one != None  # noqa: E711
+
+    alone(compare, {})
 
 
 WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
@@ -318,3 +340,18 @@ def test_wrong_arguments_are_named(name: str):
     with pytest.raises(kind) as error:
         call(matrix())
     assert words in str(error.value)
+
+
+def test_a_part_keeps_its_rules_whatever_v_is():
+    q, k = (torch.from_numpy(normal(2, 4, 6, 8)) for _ in range(2))
+    part = ch.AttentionMatrix(q, k, causal=True).part(0)
+    np.testing.assert_array_equal(part @ k[:1], (ch.AttentionMatrix(q, k, causal=True) @ k)[:1])
+    with pytest.raises(DtypeError, match=r"^v requires grad"):
+        part @ k[:1].clone().requires_grad_()
+
+
+def test_the_transposed_matrix_is_also_called_mt():
+    whole = matrix()
+    assert whole.mT.shape == whole.T.shape == (2, 4, 7, 9)
+    assert whole.mT.mT is whole
+    np.testing.assert_array_equal(whole.mT[0, 1], whole[0, 1].T)

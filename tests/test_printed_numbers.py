@@ -62,8 +62,8 @@ def test_sentences_print_numbers_the_same_way(weight):
 @given(st.floats(1e-12, 1e-3))
 def test_reports_of_heads_and_tokens_print_small_weights(weight):
     said = str(Summary([Head("0", 0, weight, weight, weight, 1.0, weight)]))
-    sink, previous, own, _, entropy = said.splitlines()[1].split()[2:]
-    for text in (sink, previous, own, entropy):
+    sink, previous, local, _, entropy = said.splitlines()[1].split()[2:]
+    for text in (sink, previous, local, entropy):
         assert_says(text, weight)
     row = np.array([1 - weight, weight])
     token = TokenTrace(0, row, row, row, row[:, None], np.array([weight]), 0.0)

@@ -134,8 +134,8 @@ def test_spans_equal_a_bias_that_pytorch_adds(lead: tuple[int, ...]):
     expected = torch.nn.functional.scaled_dot_product_attention(
         *map(torch.from_numpy, (q * scale[:, None, None], k, v, bias)), enable_gqa=True, scale=1.0
     )
-    found = book_of(q, k, v, spans=(*sides, table), scale=scale)
-    np.testing.assert_allclose(found.output, np.nan_to_num(expected.numpy()), **EXACT)
+    result = book_of(q, k, v, spans=(*sides, table), scale=scale)
+    np.testing.assert_allclose(result.output, np.nan_to_num(expected.numpy()), **EXACT)
 
 
 def test_pytorch_aligns_causal_to_the_first_key():

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import clearhead as ch
 import clearhead.torch
 from clearhead.errors import ClearheadError
-from clearhead.ops import repeated, torch_output
+from clearhead.ops import fast_calls, torch_output
 from seeds import fresh
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -72,21 +72,21 @@ def test_a_repeated_call_gives_the_bits_of_a_checked_one(data: st.DataObject):
         if lead and data.draw(st.booleans()):
             arrays = [x.transpose(-2, -1).contiguous().transpose(-2, -1) for x in arrays]
         given = [x.numpy() for x in arrays] if as_arrays else arrays
-        found = ch.attention(*given, **rules)
-        assert type(found) is type(given[0])
-        assert found.dtype == given[0].dtype
-        assert same(found, long_way(*given, **rules))
+        result = ch.attention(*given, **rules)
+        assert type(result) is type(given[0])
+        assert result.dtype == given[0].dtype
+        assert same(result, long_way(*given, **rules))
 
 
 def test_the_second_call_is_repeated():
     """Else the tests here would compare the long way with itself."""
     q, k, v = tensors(2, 3, 5, 8)
     for arrays in ((q, k, v), [x.numpy() for x in (q, k, v)]):
-        key = repeated.rules_key({"scale": 0.123})
+        key = fast_calls.rules_key({"scale": 0.123})
         ch.attention(*arrays, scale=0.123)
-        assert same(repeated.repeat(key, *arrays), long_way(*arrays, scale=0.123))
+        assert same(fast_calls.repeat(key, *arrays), long_way(*arrays, scale=0.123))
         spans = fresh_spans(5, 5)
-        assert same(repeated.repeat(key, *arrays, spans), long_way(*arrays, scale=0.123, spans=spans))
+        assert same(fast_calls.repeat(key, *arrays, spans), long_way(*arrays, scale=0.123, spans=spans))
 
 
 def test_more_shapes_than_are_kept():
@@ -103,8 +103,8 @@ def test_any_number_of_keys_follows_one_checked_call():
         for m in (50, 1, 33, 0, 49):
             some = [x[..., :m, :] for x in others]
             assert same(ch.attention(query, *some, softcap=3.0), long_way(query, *some, softcap=3.0))
-        key = repeated.rules_key({"softcap": 3.0})
-        assert repeated.repeat(key, query, *(x[..., :7, :] for x in others)) is not None
+        key = fast_calls.rules_key({"softcap": 3.0})
+        assert fast_calls.repeat(key, query, *(x[..., :7, :] for x in others)) is not None
         with pytest.raises(ch.errors.ShapeError, match="keys"):
             ch.attention(query, others[0], others[1][..., :7, :], softcap=3.0)
 
@@ -148,9 +148,9 @@ def test_what_is_wrapped_or_laid_out_otherwise_is_right_after_a_plain_call(how: 
     for _ in range(2):
         ch.attention(q, k, v)
         ch.attention(q.numpy(), k.numpy(), v.numpy())
-    found = WRAPPED[how](q, k, v)
+    result = WRAPPED[how](q, k, v)
     expected = long_way(q, k[:1].expand_as(k) if how == "expanded" else k, v)
-    np.testing.assert_allclose(np.asarray(found), expected[: len(found)].numpy(), atol=1e-6)
+    np.testing.assert_allclose(np.asarray(result), expected[: len(result)].numpy(), atol=1e-6)
 
 
 def test_autocast_casts_after_a_plain_call():
@@ -246,9 +246,9 @@ def test_calls_in_many_threads_at_once():
 
     def compute(start: int) -> None:
         for step in range(60):
-            at = (start * 7 + step) % len(every)
-            if not same(ch.attention(*every[at]), expected[at]):
-                wrong.append(at)
+            place = (start * 7 + step) % len(every)
+            if not same(ch.attention(*every[place]), expected[place]):
+                wrong.append(place)
 
     threads = [threading.Thread(target=compute, args=(start,)) for start in range(8)]
     for thread in threads:
@@ -289,6 +289,7 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.gate
 def test_a_forked_process_computes():
     """OpenMP's threads do not live in it, and a call that waited for them would never return.
 
@@ -316,13 +317,13 @@ def test_repeated_gradients_have_the_bits_of_checked_ones(data: st.DataObject):
             torch.from_numpy(fresh().standard_normal((b, length, h, width))).to(dtype).transpose(1, 2)
             for length, width in ((n, d), (m, d), (m, d_v))
         ]
-        found, checked = ([x.detach().requires_grad_(on) for x, on in zip(arrays, needed, strict=True)] for _ in "ab")
-        output, expected = ch.attention(*found, **rules), long_way(*checked, **rules)
+        result, checked = ([x.detach().requires_grad_(on) for x, on in zip(arrays, needed, strict=True)] for _ in "ab")
+        output, expected = ch.attention(*result, **rules), long_way(*checked, **rules)
         grad = torch.from_numpy(fresh().standard_normal(output.shape)).to(dtype)
         output.backward(grad)
         expected.backward(grad)
         assert same(output.detach(), expected.detach())
-        for x, y in zip(found, checked, strict=True):
+        for x, y in zip(result, checked, strict=True):
             assert (x.grad is None) == (y.grad is None)
             assert x.grad is None or same(x.grad, y.grad)
 
@@ -380,25 +381,25 @@ def test_a_repeated_call_has_second_derivatives_and_sees_changed_inputs(monkeypa
 def test_a_checkpoint_may_repeat_a_first_call_as_a_repeated_one(rules: Any, monkeypatch: pytest.MonkeyPatch):
     outputs, inputs = counted(monkeypatch), trained(1, 2, 13, 4 + rules["is_causal"])
     checkpointed = torch.utils.checkpoint.checkpoint(sdpa, *inputs, **rules, use_reentrant=False)
-    found = [torch.autograd.grad(checkpointed.square().sum(), inputs)]
+    result = [torch.autograd.grad(checkpointed.square().sum(), inputs)]
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
-        found.append(torch.autograd.grad(sdpa(*inputs, **rules).square().sum(), inputs))
+        result.append(torch.autograd.grad(sdpa(*inputs, **rules).square().sum(), inputs))
     checked = long_way(*inputs, causal=rules["is_causal"])
     known = torch.autograd.grad(checked.square().sum(), inputs)
-    assert all(torch.equal(a, b) for one in found for a, b in zip(one, known, strict=True))
+    assert all(torch.equal(a, b) for one in result for a, b in zip(one, known, strict=True))
     assert [output is not None for output in outputs] == [False, True]  # the checkpoint's own ends before it returns
 
 
 @pytest.mark.parametrize("window", [None, (None, 0), (9, None), (3, 0), (0, 0)])
 def test_a_last_query_repeats_one_call_wherever_it_stands_unless_the_window_forbids_keys(window: Any):
-    before, rules = len(repeated._calls), {"causal": True, "window": window}
+    before, rules = len(fast_calls._calls), {"causal": True, "window": window}
     q = tensors(1, 2, 1, 11)[0]
     for keys in range(1, 8):
         k, v = tensors(1, 2, 1, 11, keys=keys)[1:]
         for _ in range(2):
-            found = ch.attention(q, k, v, query_offset=keys - 1, **rules)
-            assert same(found, long_way(q, k, v, query_offset=keys - 1, **rules))
-    assert len(repeated._calls) - before <= (1 if window in (None, (None, 0), (9, None)) else 7)
+            result = ch.attention(q, k, v, query_offset=keys - 1, **rules)
+            assert same(result, long_way(q, k, v, query_offset=keys - 1, **rules))
+    assert len(fast_calls._calls) - before <= (1 if window in (None, (None, 0), (9, None)) else 7)
     with pytest.raises(ClearheadError):
         ch.attention(q, k, v, query_offset=6, causal="yes")
     with pytest.raises(ClearheadError):
@@ -417,5 +418,5 @@ def test_a_single_number_for_a_rule_with_axes_is_checked_in_every_call():
         for rules in (length, labels, {"bias": 0.5}, {"mask": True}):
             for _ in range(2):
                 assert same(ch.attention(q, k, v, **rules), long_way(q, k, v, **rules))
-    given = [pair for _, key in repeated._calls for pair in key if isinstance(pair, tuple) and pair[1] is not None]
+    given = [pair for _, key in fast_calls._calls for pair in key if isinstance(pair, tuple) and pair[1] is not None]
     assert not {name for name, _ in given} & {"kv_lengths", "query_segments", "kv_segments", "bias", "mask"}

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import forward_ad
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import clearhead as ch
 from clearhead.errors import ClearheadError, DerivativeError
 from clearhead.ops import torch_output
+from composed import by_math
 from seeds import fresh
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -39,29 +39,24 @@ def by_jvp(attend: Callable[..., torch.Tensor], x: Tensors, along: dict[int, tor
 
 def by_dual(attend: Callable[..., torch.Tensor], x: Tensors, along: dict[int, torch.Tensor]) -> Any:
     with forward_ad.dual_level():
-        found = attend(*(forward_ad.make_dual(y, along[i]) if i in along else y for i, y in enumerate(x)))
-        return forward_ad.unpack_dual(found)
+        result = attend(*(forward_ad.make_dual(y, along[i]) if i in along else y for i, y in enumerate(x)))
+        return forward_ad.unpack_dual(result)
 
 
 def long_way(*x: torch.Tensor, **rules: Any) -> torch.Tensor:
     """The same call with every check: naming an engine always goes there."""
-    found: torch.Tensor = ch.attention(*x, engine="native", **rules)
-    return found
-
-
-def by_math(*x: torch.Tensor) -> torch.Tensor:
-    with sdpa_kernel(SDPBackend.MATH):
-        return torch.nn.functional.scaled_dot_product_attention(*x)
+    result: torch.Tensor = ch.attention(*x, engine="native", **rules)
+    return result
 
 
 @pytest.fixture
 def outputs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The outputs that torch_output.repeat returns, with nothing remembered before; None: the long way."""
     monkeypatch.setattr(torch_output, "_calls", {})
-    found: list[Any] = []
+    result: list[Any] = []
     repeat = torch_output.repeat
-    monkeypatch.setattr(torch_output, "repeat", lambda *given: found.append(repeat(*given)) or found[-1])
-    return found
+    monkeypatch.setattr(torch_output, "repeat", lambda *given: result.append(repeat(*given)) or result[-1])
+    return result
 
 
 @given(data=st.data())
@@ -77,9 +72,9 @@ def test_repeated_tangents_have_the_bits_of_checked_ones(data: st.DataObject):
             for sizes in [((n, d), (m, d), (m, d_v))] * 2
         )
         along = {i: tangents[i] for i in moving}
-        found = way(lambda *y: ch.attention(*y, **rules), x, along)
+        result = way(lambda *y: ch.attention(*y, **rules), x, along)
         known = way(lambda *y: long_way(*y, **rules), x, along)
-        assert all(torch.equal(a, b) for a, b in zip(found, known, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(result, known, strict=True))
 
 
 @pytest.mark.parametrize("way", [by_jvp, by_dual])
@@ -108,11 +103,11 @@ def test_what_a_repeated_tangent_leaves_to_the_long_way(way: Any, outputs: list[
     for changing in (x, tangents):  # a graph through the tangent
         for y in changing:
             y.requires_grad_()
-        found, known = (
+        result, known = (
             torch.autograd.grad(of(attend, x, dict(enumerate(tangents)))[1].square().sum(), changing)
             for of, attend in ((way, ch.attention), (by_jvp, by_math))  # PyTorch's softmax fails in by_dual
         )
-        torch.testing.assert_close(found, known)
+        torch.testing.assert_close(result, known)
         for y in changing:
             y.requires_grad_(False)
     with torch.autocast("cpu", torch.bfloat16):
@@ -139,8 +134,8 @@ def test_transforms_around_a_remembered_call(outputs: list[Any]):
 
     def many(attend: Any) -> torch.Tensor:
         by_q = torch.func.grad(lambda q: along(attend, q).square().sum())
-        found: torch.Tensor = torch.func.vmap(by_q)(torch.stack(tangents))
-        return found
+        result: torch.Tensor = torch.func.vmap(by_q)(torch.stack(tangents))
+        return result
 
     along(ch.attention, x[0])
     torch.testing.assert_close(many(ch.attention), many(by_math))

@@ -1,36 +1,27 @@
 """Correct programs of many kinds are never called mistakes."""
 
+from itertools import islice
+
 import numpy as np
 import pytest
 
 import clearhead as ch
-import right
+from benchmarks import honesty
+from benchmarks.right_programs import PROGRAMS
 from seeds import fresh
 
 
-def accusations(count: int) -> list[str]:
+def accusations(count: int) -> list[honesty.Outcome]:
     """What `diagnose` says against `count` correct programs; each kind in turn."""
-    found, seed = [], int(fresh().integers(2**40))
-    for at in range(count):
-        rng = np.random.default_rng([seed, at])
-        program = right.PROGRAMS[at % len(right.PROGRAMS)]
-        q, k, v, rules = right.activations(rng) if rng.random() < 0.1 else right.draw(rng)
-        theirs = program(right.ready(q, k, v, rules), rng)
-        told = ch.diagnose(q, k, v, theirs, **rules)
-        if told.verdict != "right":
-            size = f"{told.difference:.3g} off, {told.tolerance:.3g} allowed"
-            found.append(
-                f"{program.__name__} {q.dtype} {tuple(q.shape)} m {k.shape[2]} {sorted(rules)}: {told!r}, {size}, "
-                f"largest query {q.abs().max():.3g}, rng [{seed}, {at}]"
-            )
-    return found
+    outcomes = islice(honesty.right([], 1, int(fresh().integers(2**40))), count)
+    return [outcome for outcome in outcomes if outcome.answer != "right"]
 
 
 def test_a_hundred_right_programs_are_not_accused():
-    assert accusations(4 * len(right.PROGRAMS)) == []
+    assert accusations(4 * len(PROGRAMS)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("part", range(5))
 def test_thousands_of_right_programs_are_not_accused(part: int):
     """`python -m benchmarks.honesty --only right` asks five thousand."""
@@ -53,5 +44,5 @@ def test_rotary_angles_in_float32_are_right_far_behind_the_start():
     scores = turned(q, keys - queries) @ turned(k, 0).swapaxes(-1, -2) / np.float32(d**0.5)
     weights = np.exp(np.where(np.tri(queries, keys, keys - queries) > 0, scores, -np.inf).astype(np.float32))
     theirs = weights / weights.sum(-1, keepdims=True) @ v
-    found = ch.diagnose(q, k, v, theirs, causal=True, query_offset=keys - queries, rotary=10000.0)
-    assert found.verdict == "right", found
+    diagnosis = ch.diagnose(q, k, v, theirs, causal=True, query_offset=keys - queries, rotary=10000.0)
+    assert diagnosis.verdict == "right", diagnosis

@@ -17,10 +17,10 @@ from clearhead.core import problem as problems
 from clearhead.core import reference, rules
 from clearhead.core.axes import Array
 from clearhead.core.problem import Problem, describe
-from clearhead.core.rules import FIELDS, RULES, Rule, Rules
+from clearhead.core.rules import FIELDS, RULES, Rule, Rules, flat
 from clearhead.core.statistics import Wanted
 from clearhead.diagnosing import recipe
-from clearhead.distributed import shards
+from clearhead.distributed import sharded_problem
 from clearhead.engines import native_calls
 from clearhead.engines.gpu import library
 from clearhead.errors import EngineError, RuleError
@@ -34,7 +34,7 @@ KNOWING = {  # everything that declares its supported rules, except PyTorch's ke
     **{name: engines.get(name) for name in engines.NAMES},
     "reference": reference,
     "operators": torch_arguments,
-    "ranks": shards,
+    "ranks": sharded_problem,
     "page": packing,
     "diagnose": recipe,
 }
@@ -207,20 +207,20 @@ def test_the_binding_refuses_a_name_that_it_does_not_know(made_up: Problem, monk
 
 @pytest.mark.parametrize("name", ["sinks", "scale", "left", "mask"])
 def test_the_binding_refuses_a_call_that_lacks_a_rule(name: str, monkeypatch: pytest.MonkeyPatch):
-    given: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
 
     class Recorder:
         @staticmethod
         def describe(**named: Any) -> None:
-            given.update(named)
+            inputs.update(named)
 
     with monkeypatch.context() as patch:
         patch.setattr(native_calls, "kernel", Recorder)
         native_calls._describe(describe(*arrays(), every_rule()).problem)
-    native_calls.kernel.describe(**given)
-    del given[name]
+    native_calls.kernel.describe(**inputs)
+    del inputs[name]
     with pytest.raises(TypeError, match="incompatible function arguments"):
-        native_calls.kernel.describe(**given)
+        native_calls.kernel.describe(**inputs)
 
 
 @pytest.mark.usefixtures("made_up")
@@ -241,3 +241,8 @@ def test_the_page_reads_every_declared_rule():
     text = text[text.index("export function rulesOf(") :]
     for field in (field for name in packing.RULES for field in RULES[name].fields):
         assert re.search(rf'\brules\.{field}\b|"{field}"', text), field
+
+
+def test_a_list_of_spans_that_is_too_long_is_not_copied():
+    rules = {"spans": [0.5] * 10**6}
+    assert flat(rules) is rules

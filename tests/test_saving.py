@@ -166,6 +166,7 @@ def run(command: str, place: Path) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(words, capture_output=True, cwd=place, timeout=120, check=False)
 
 
+@pytest.mark.gate
 def test_standard_output_and_process_substitution(case: str, tmp_path: Path):
     run("clearhead --html page.html --json steps.json", tmp_path)
     page, steps = ((tmp_path / name).read_bytes() for name in ("page.html", "steps.json"))
@@ -339,12 +340,11 @@ def test_the_path_is_checked_before_the_work(case: str, tmp_path: Path, capsys: 
 
 def test_bench_creates_its_folder_before_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from benchmarks import command, run
-    from benchmarks.limits import Limits
 
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(FileError, match=r"cannot be written: (Not a directory|File exists)"):
         command.bench(quick=True, chosen=None, only=None, save=str(tmp_path / "file"), threads=1)
-    report = run.Report([], {}, {}, Limits(*(1.0 for _ in Limits._fields)))
+    report = run.Report([], {}, {}, {}, {"date": "2026-01-02", "commit": "", "command": "python"})
     folder = files.make_folder(tmp_path / "some" / "where")
     (folder / "bench.md").write_text("old")
     (folder / "bench.md").chmod(0o600)

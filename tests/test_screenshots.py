@@ -82,7 +82,7 @@ def write_pages(folder):
     rng = np.random.default_rng(7)
     q, k, v = (rng.standard_normal((1, 6, 96, 16), dtype=np.float32) for _ in "qkv")
     A = ch.AttentionMatrix(1.6 * q, k, causal=True)
-    A.save(folder / "map.html", v=v, tokens=[f" w{at % 37}" for at in range(96)])
+    A.save(folder / "map.html", v=v, tokens=[f" w{place % 37}" for place in range(96)])
     ch.explain("humpty dumpty sat on").save(folder / "explain.html")
     assert main(["scale", "--html", str(folder / "scale.html")]) == 0
 
@@ -92,10 +92,7 @@ def taken(running, folder, name, change="0"):
     page_name, (width, height), theme = SHOTS[name]
     place = folder / f"{page_name}.html"
     options = {"color_scheme": theme, "reduced_motion": "reduce"}
-    with opened(running, place, width, height, "main *", script=IN_BOXES.replace("FONT", boxes()), **options) as (
-        page,
-        _,
-    ):
+    with opened(running, place, width, height, "main *", script=IN_BOXES.replace("FONT", boxes()), **options) as page:
         until(page, DRAWN)
         page.evaluate(change)
         page.evaluate("new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)))")
@@ -116,12 +113,6 @@ def farthest(one, other):
 
 def kept(name):
     return np.asarray(Image.open(KEPT / f"{name}.png").convert("RGB"))
-
-
-@pytest.fixture(scope="module")
-def running():
-    with browser() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +144,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN)
 def test_sees_what_is_broken(running, pages, change):
     for name in ("explain-light", "map-dark"):

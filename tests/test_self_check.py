@@ -13,7 +13,7 @@ FEW = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_every_case_gets_a_line(capsys: pytest.CaptureFixture[str]):
     self_check.self_check(FEW)
     machine, head, *lines = capsys.readouterr().out.splitlines()
@@ -27,7 +27,7 @@ def test_every_case_gets_a_line(capsys: pytest.CaptureFixture[str]):
 
 def test_a_wrong_answer_is_not_timed(monkeypatch: pytest.MonkeyPatch):
     truth = self_check._truth
-    monkeypatch.setattr(self_check, "_truth", lambda *given: truth(*given) + 0.5)
+    monkeypatch.setattr(self_check, "_truth", lambda *inputs: truth(*inputs) + 0.5)
     with pytest.raises(EngineError, match=r"^the \w+ engine is off by 0\.\d+ in `4 heads, 40 tokens`\."):
         self_check.measured(FEW[0])
 

@@ -18,11 +18,11 @@ from clearhead.core.axes import Array
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines import triton
 from clearhead.engines.base import Upstream
-from clearhead.engines.gpu import columns, gradients, labels, rows, span_gradients
-from problems import Case
+from clearhead.engines.gpu import gradients, labels, row_pass, sweeps
+from problems import Case, in_the_gate
 from seeds import fresh
 
-MODULES = rows, columns, gradients, span_gradients
+MODULES = sweeps, gradients
 N, M, TILE = 70, 140, 32
 RNG = np.random.default_rng(0)
 TILES = np.kron(RNG.random((2, 3, 5)) < 0.4, np.ones((32, 32), bool))[:, :N, :M]  # whole blocks, others for each head
@@ -46,13 +46,8 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-def slowly(*names: str) -> list[Any]:
-    """Parameters whose tests run only with `-m slow`."""
-    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-OFTEN = ("packed", "nothing")
-every_rule = pytest.mark.parametrize("rules", [*OFTEN, *slowly(*(name for name in RULES if name not in OFTEN))])
+OFTEN = ("packed",)
+every_rule = pytest.mark.parametrize("rules", in_the_gate(RULES, *(RULES.keys() - {*OFTEN})))
 
 
 def drawn(rules: str, queries: int = N) -> Case:
@@ -72,28 +67,28 @@ def dealt(names: Sequence[str]) -> list[tuple[str, str]]:
 
 def passes(case: Case) -> dict[str, tuple[Callable[[], dict[str, Array]], int, int]]:
     """Each pass, with the number of products and exponentials that it computes for a block."""
-    given, problem = case.given, case.problem
-    lse, g = case.book.logsumexp, case.rng.standard_normal(given.q.shape)
+    inputs, problem = case.given, case.problem
+    lse, g = case.book.logsumexp, case.rng.standard_normal(inputs.q.shape)
     bias, table = case.rules.get("bias"), problem.span_table
-    told = Upstream(
+    said = Upstream(
         np.full_like(lse, 0.5),
         g,
         entropy=np.full_like(lse, 0.3),
         bias=None if bias is None else _four(bias),
         spans=None if table is None else table.shape,
     )
-    arrays = problem, given.q, given.k
+    arrays = problem, inputs.q, inputs.k
     labels = np.zeros((1, problem.queries), int), np.zeros((1, problem.keys), int)
     backward = (9, 3) if bias is not None else (10, 3) if table is not None else (7, 2)
     every_row = Wanted(output=True, logsumexp=True, max_logit=True, entropy=True, distance=True, top=3)
     return {
-        "rows": (lambda: triton.rows(*arrays, given.v, every_row), 2, 1),
+        "rows": (lambda: triton.rows(*arrays, inputs.v, every_row), 2, 1),
         "columns": (lambda: triton.columns(*arrays, lse, Wanted(received=True, peak=True)), 1, 1),
         "image": (lambda: triton.columns(*arrays, lse, Wanted(image=(5, 6))), 2, 1),
         "groups": (lambda: triton.columns(*arrays, lse, Wanted(groups=Groups(*labels, (1, 1)))), 2, 1),
         "weights": (lambda: {"weights": triton.weights(*arrays, lse)}, 1, 1),
         "transposed": (lambda: {"product": triton.transposed(*arrays, lse, g)}, 2, 1),
-        "gradients": (lambda: triton.gradients(*arrays, given.v, lse, told), *backward),
+        "gradients": (lambda: triton.gradients(*arrays, inputs.v, lse, said), *backward),
     }
 
 
@@ -137,13 +132,14 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @every_rule
+@pytest.mark.gate
 def test_fully_masked_blocks_are_not_computed(rules: str, done: Counter[str]):
     case = drawn(rules)
     count = blocks(case)
     assert count < 2 * 3 * 5  # otherwise there is no block to skip
-    found = passes(case)
+    result = passes(case)
     for name in PASSES if rules in OFTEN else fresh().choice(PASSES, 3, replace=False):
-        run, products, exponentials = found[name]
+        run, products, exponentials = result[name]
         done.clear()
         run()
         assert (done["products"], done["exponentials"]) == (products * count, exponentials * count), name
@@ -153,19 +149,19 @@ def test_fully_masked_blocks_are_not_computed(rules: str, done: Counter[str]):
 def test_fully_masked_blocks_are_not_computed_with_few_queries(
     rule: str, done: Counter[str], monkeypatch: pytest.MonkeyPatch
 ):
-    for name, size in (("_LONG", 64), ("_SPLIT", 64), ("_SPLITS", 4)):
-        monkeypatch.setattr(triton, name, size)
+    for name, size in (("LONG", 64), ("SPLIT", 64), ("SPLITS", 4)):
+        monkeypatch.setattr(row_pass, name, size)
     case = drawn("keys", queries=3)
     by_head = np.where(np.arange(5) % 2 > np.array([[[0]], [[1]]]), 0.0, -np.inf)  # the second head sees nothing
     rules = {"spans": (np.zeros(3, int), np.arange(M) // 32, by_head)} if rule == "spans" else case.rules
     case = Case(case.q, case.k[:, :1], case.v[:, :1], rules, 0)  # both heads in one tile
-    assert triton._split(case.problem, 2) == 64
+    assert row_pass.split_of(case.problem, 2) == 64
     passes(case)["rows"][0]()
     assert done["products"] == 2 * blocks(case, together=2) == 2 * 2
 
 
 @pytest.mark.parametrize("name", ["rows", "columns", "gradients"])
-@pytest.mark.parametrize("rule", ["segments", "spans"])
+@pytest.mark.parametrize("rule", in_the_gate(["segments", "spans"], "spans"))
 def test_blocks_between_different_segments_are_never_visited(rule: str, name: str, done: Counter[str]):
     q, k = (np.random.default_rng(1).standard_normal((1, 2, n, 8)) for n in (96, 160))
     sides = np.arange(96) // 32, np.arange(160) // 32
@@ -181,31 +177,31 @@ def test_blocks_between_different_segments_are_never_visited(rule: str, name: st
     assert done["looks"] == kernels * blocks(case) == kernels * 6
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_skipping_blocks_changes_no_bit(monkeypatch: pytest.MonkeyPatch):
     for rules, name in dealt(("whole blocks", "scattered", "row of biases", "packed and causal", "spans")):
         case = drawn(rules)
-        for x, at, what in ((case.k, 3, np.nan), (case.v, 90, np.inf), (case.q, 33, -np.inf)):
-            x[:, 0, at, 2] = what  # in one head
-        found = passes(case)[name][0]()
+        for x, place, what in ((case.k, 3, np.nan), (case.v, 90, np.inf), (case.q, 33, -np.inf)):
+            x[:, 0, place, 2] = what  # in one head
+        result = passes(case)[name][0]()
         with monkeypatch.context() as patched:
             for module in MODULES:
                 patched.setattr(module, "any_seen", lambda *_: True)
             for answer, truth in passes(case)[name][0]().items():
-                np.testing.assert_array_equal(found[answer], truth, f"{rules}, {name}: {answer}", strict=True)
+                np.testing.assert_array_equal(result[answer], truth, f"{rules}, {name}: {answer}", strict=True)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_segments_and_spans_of_zero_give_the_same_bits_as_an_equivalent_mask():
     zero = np.where(np.isneginf(FORBIDDEN), FORBIDDEN, 0.0)
     for rules, name in [*dealt(("packed", "in turns", "alone", "spans")), ("spans", "gradients")]:
         case = drawn(rules)
-        told = {"spans": (*RULES["spans"]["spans"][:2], zero)} if rules == "spans" else RULES[rules]
-        case = Case(case.q, case.k, case.v, told, 0)
+        said = {"spans": (*RULES["spans"]["spans"][:2], zero)} if rules == "spans" else RULES[rules]
+        case = Case(case.q, case.k, case.v, said, 0)
         masked = Case(case.q, case.k, case.v, {"mask": visibility.dense(case.problem)[0]}, 0)
-        found = passes(case)[name][0]()
+        result = passes(case)[name][0]()
         for answer, truth in passes(masked)[name][0]().items():
-            np.testing.assert_array_equal(found[answer], truth, f"{rules}, {name}: {answer}", strict=True)
+            np.testing.assert_array_equal(result[answer], truth, f"{rules}, {name}: {answer}", strict=True)
 
 
 def test_what_spans_allow_is_found_from_the_labels_alone():
@@ -222,25 +218,25 @@ def test_what_spans_allow_is_found_from_the_labels_alone():
             sides = [np.sort(side, axis=1) for side in sides]
         q, k = (np.zeros((batch, heads, size, 1)) for size in (n, m))
         problem = Case(q, k, k, {"spans": (*sides, table)}, 0).problem
-        seen, found = visibility.dense(problem), labels.spans(problem)
-        if "sets" not in found:
+        seen, result = visibility.dense(problem), labels.spans(problem)
+        if "sets" not in result:
             assert seen.all()
             continue
-        sets = found["sets"][found["key_sets"]]  # (batch, blocks, heads or 1, bytes)
+        sets = result["sets"][result["key_sets"]]  # (batch, blocks, heads or 1, bytes)
         member = np.unpackbits(sets, axis=-1, bitorder="little")
         member = np.broadcast_to(member, (*sets.shape[:2], heads, member.shape[-1])).swapaxes(1, 2)
-        places = np.broadcast_to(found["query_spans"][:, None, None], (batch, heads, sets.shape[1], n))
+        places = np.broadcast_to(result["query_spans"][:, None, None], (batch, heads, sets.shape[1], n))
         truth = np.add.reduceat(seen, np.arange(0, m, labels.BLOCK), axis=3).swapaxes(2, 3)
         np.testing.assert_array_equal(np.take_along_axis(member, places, 3) > 0, truth > 0)
         for name, size, pairs in (("key", m, seen.any(axis=1)), ("query", n, seen.any(axis=1).swapaxes(1, 2))):
             some = pairs.any(axis=2)
-            np.testing.assert_array_equal(found[f"first_{name}"], np.where(some, pairs.argmax(axis=2), size))
+            np.testing.assert_array_equal(result[f"first_{name}"], np.where(some, pairs.argmax(axis=2), size))
             np.testing.assert_array_equal(
-                found[f"end_{name}"], np.where(some, size - pairs[..., ::-1].argmax(axis=2), 0)
+                result[f"end_{name}"], np.where(some, size - pairs[..., ::-1].argmax(axis=2), 0)
             )
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_segment_ranges_are_found_for_each_batch_entry_separately():
     """Labels of any size and order, with runs that continue from one batch entry into the next."""
     rng = np.random.default_rng(2)
@@ -254,5 +250,5 @@ def test_segment_ranges_are_found_for_each_batch_entry_separately():
     case = Case(q, k, k, segments, 0)
     truth = case.book.weights
     np.testing.assert_allclose(triton.weights(case.problem, q, k, case.book.logsumexp), truth, 1e-9, 1e-12)
-    found = triton.rows(case.problem, q, k, k, Wanted(output=True))["output"]
-    np.testing.assert_allclose(found, truth @ k, 1e-9, 1e-12)
+    result = triton.rows(case.problem, q, k, k, Wanted(output=True))["output"]
+    np.testing.assert_allclose(result, truth @ k, 1e-9, 1e-12)

@@ -26,17 +26,17 @@ def drawn(lead: tuple[int, ...] = ()) -> tuple[list[Tensor], tuple[Tensor, Tenso
     rng = fresh()
     sizes = ((HEADS, QUERIES), (2, KEYS), (2, KEYS))
     arrays = [torch.from_numpy(rng.standard_normal((BATCH, heads, length, 6))) for heads, length in sizes]
-    mine, theirs = rng.integers(-1, ROWS, (BATCH, QUERIES)), rng.integers(-1, COLUMNS, KEYS)
+    ours, theirs = rng.integers(-1, ROWS, (BATCH, QUERIES)), rng.integers(-1, COLUMNS, KEYS)
     table = rng.standard_normal((*lead, ROWS, COLUMNS))
     table[..., 0, 1] = -np.inf
-    return arrays, (torch.from_numpy(mine), torch.from_numpy(theirs), torch.from_numpy(table))
+    return arrays, (torch.from_numpy(ours), torch.from_numpy(theirs), torch.from_numpy(table))
 
 
 def dense(spans: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     """The same rule as a bias (batch, heads, queries, keys), by PyTorch's indexing."""
-    mine, theirs, table = spans
+    ours, theirs, table = spans
     padded = torch.nn.functional.pad(table, (0, 1, 0, 1)).expand(BATCH, HEADS, ROWS + 1, COLUMNS + 1)  # -1 is the last
-    return torch.stack([padded[b][:, mine[b]][:, :, theirs] for b in range(BATCH)])
+    return torch.stack([padded[b][:, ours[b]][:, :, theirs] for b in range(BATCH)])
 
 
 def by_pytorch(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
@@ -46,16 +46,16 @@ def by_pytorch(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("lead", TABLES)
 def test_the_table_has_the_derivative_that_autograd_finds_through_a_dense_bias(lead: tuple[int, ...]):
-    arrays, (mine, theirs, table) = drawn(lead)
+    arrays, (actual, theirs, table) = drawn(lead)
     weight = torch.from_numpy(fresh().standard_normal((BATCH, HEADS, QUERIES, 6)))
-    found = []
+    result = []
     for ours in (True, False):
         leaves = [x.clone().requires_grad_() for x in (*arrays, table)]
-        spans = mine, theirs, leaves[3]
+        spans = actual, theirs, leaves[3]
         output = ch.attention(*leaves[:3], spans=spans) if ours else by_pytorch(*leaves[:3], dense(spans))
         (output.nan_to_num() * weight).sum().backward()
-        found.append([output, *(x.grad for x in leaves)])
-    for mine_, theirs_ in zip(*found, strict=True):
+        result.append([output, *(x.grad for x in leaves)])
+    for mine_, theirs_ in zip(*result, strict=True):
         torch.testing.assert_close(mine_, theirs_.nan_to_num(), rtol=1e-9, atol=1e-11)
 
 
@@ -64,14 +64,16 @@ def test_the_table_has_the_derivative_that_autograd_finds_through_a_dense_bias(l
 def test_fewer_axes(shape: tuple[int, ...], dtype: Any):
     rng = fresh()
     q, k, v = (rng.standard_normal((*shape[:-2], n, 6)).astype(dtype) for n in (QUERIES, KEYS, KEYS))
-    mine, theirs = rng.integers(-1, ROWS, QUERIES), rng.integers(-1, COLUMNS, KEYS)
+    ours, theirs = rng.integers(-1, ROWS, QUERIES), rng.integers(-1, COLUMNS, KEYS)
     table = rng.standard_normal((*shape[:-2], ROWS, COLUMNS)).astype(dtype)
     padded = np.pad(table, [*[(0, 0)] * (len(shape) - 2), (0, 1), (0, 1)])
-    bias = np.take(np.take(padded, mine, axis=-2), theirs, axis=-1)
+    bias = np.take(np.take(padded, ours, axis=-2), theirs, axis=-1)
     expected = ch.attention(q, k, v, bias=bias, engine="portable")
-    found = ch.attention(q, k, v, spans=(mine, theirs, table), engine="portable")
-    np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(ch.attention(q, k, v, spans=(mine, theirs.tolist(), table), engine="portable"), found)
+    result = ch.attention(q, k, v, spans=(ours, theirs, table), engine="portable")
+    np.testing.assert_array_equal(result, expected)
+    np.testing.assert_array_equal(
+        ch.attention(q, k, v, spans=(ours, theirs.tolist(), table), engine="portable"), result
+    )
 
 
 def test_derivatives_are_summed_in_float64():
@@ -91,7 +93,7 @@ def test_forbidden_blocks_cost_no_arithmetic(monkeypatch: pytest.MonkeyPatch):
     """Two documents of 512 tokens, in blocks of 64 queries and 512 keys: half of the blocks are never multiplied."""
     products = []
     whole = portable_tiles.product
-    monkeypatch.setattr(portable_tiles, "product", lambda *given: products.append(1) or whole(*given))
+    monkeypatch.setattr(portable_tiles, "product", lambda *inputs: products.append(1) or whole(*inputs))
     q = fresh().standard_normal((1024, 4))
     documents = np.repeat([0, 1], 512)
     table = np.where(np.eye(2, dtype=bool), 0.0, -np.inf)
@@ -102,23 +104,23 @@ def test_forbidden_blocks_cost_no_arithmetic(monkeypatch: pytest.MonkeyPatch):
     assert len(products) == 2 * (1024 // 64)
 
 
-def compiled(q: Tensor, k: Tensor, v: Tensor, mine: Tensor, theirs: Tensor, table: Tensor, scale: Tensor) -> Tensor:
-    matrix = ch.AttentionMatrix(q, k, spans=(mine, theirs, table), scale=scale)
+def compiled(q: Tensor, k: Tensor, v: Tensor, ours: Tensor, theirs: Tensor, table: Tensor, scale: Tensor) -> Tensor:
+    matrix = ch.AttentionMatrix(q, k, spans=(ours, theirs, table), scale=scale)
     return (
         matrix.observe(v, received=True).received.square().sum()
-        + ch.attention(q, k, v, spans=(mine, theirs, table), scale=scale).square().sum()
+        + ch.attention(q, k, v, spans=(ours, theirs, table), scale=scale).square().sum()
     )
 
 
-@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.gate)])
 def test_compiled_forward_and_backward(*, dynamic: bool):
     function = torch.compile(compiled, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    arrays, (mine, theirs, table) = drawn((HEADS,))
+    arrays, (ours, theirs, table) = drawn((HEADS,))
     scale = torch.from_numpy(fresh().standard_normal(HEADS))
     results = []
     for run in (compiled, function):
         leaves = [x.clone().requires_grad_() for x in (*arrays, table)]
-        loss = run(*leaves[:3], mine, theirs, leaves[3], scale)
+        loss = run(*leaves[:3], ours, theirs, leaves[3], scale)
         loss.backward()
         results.append([loss, *(x.grad for x in leaves)])
     for eager, traced in zip(*results, strict=True):
@@ -126,8 +128,8 @@ def test_compiled_forward_and_backward(*, dynamic: bool):
 
 
 def test_mapped_tables():
-    arrays, (mine, theirs, table) = drawn((3, HEADS))
-    one = lambda table: ch.attention(*arrays, spans=(mine, theirs, table))  # noqa: E731
+    arrays, (ours, theirs, table) = drawn((3, HEADS))
+    one = lambda table: ch.attention(*arrays, spans=(ours, theirs, table))  # noqa: E731
     slopes = torch.func.grad(lambda table: one(table).sum())
     torch.testing.assert_close(torch.func.vmap(one)(table), torch.stack([one(part) for part in table]))
     torch.testing.assert_close(torch.func.vmap(slopes)(table), torch.stack([slopes(part) for part in table]))
@@ -145,8 +147,8 @@ def test_decoding_with_labels_for_all_cached_keys_equals_the_full_pass(chunks: t
     for count in chunks:
         stop = start + count
         here = labels[:, start:stop], labels[:, :stop], table
-        output, own = layer(x[:, start:stop], cache=cache, spans=here, need_weights=True, average_weights=False)
-        torch.testing.assert_close(own, weights[:, :, start:stop, :stop])
+        output, local = layer(x[:, start:stop], cache=cache, spans=here, need_weights=True, average_weights=False)
+        torch.testing.assert_close(local, weights[:, :, start:stop, :stop])
         parts.append(output)
         start = stop
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-12)
@@ -173,8 +175,8 @@ def test_a_scale_for_each_head_is_data_without_a_derivative():
     scale = torch.from_numpy(fresh().standard_normal(HEADS))
     expected = ch.attention(q * scale[:, None, None], k, v, scale=1.0)
     q.requires_grad_()
-    found = ch.attention(q, k, v, scale=scale)
-    torch.testing.assert_close(found.detach(), expected, rtol=1e-11, atol=1e-12)
+    result = ch.attention(q, k, v, scale=scale)
+    torch.testing.assert_close(result.detach(), expected, rtol=1e-11, atol=1e-12)
     with pytest.raises(RuleError, match=r"^scale requires grad, and has no derivative here") as error:
         ch.attention(q, k, v, scale=scale.requires_grad_())
     assert "q * scale[:, None, None]" in str(error.value)

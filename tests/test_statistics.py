@@ -17,7 +17,6 @@ from clearhead.core.statistics import (
     STATISTICS,
     Answers,
     Asked,
-    Observable,
     Statistic,
     Wanted,
     Watched,
@@ -27,6 +26,7 @@ from clearhead.core.statistics import (
 )
 from clearhead.engines import native, portable
 from clearhead.errors import DerivativeError, EngineError, SelectionError, UnknownNameError
+from clearhead.ops.observable import Observable
 from clearhead.view.answers import answer
 from seeds import fresh
 
@@ -129,8 +129,8 @@ def test_pytorchs_kernels_refuse_a_new_statistic_by_name(want: Wanted):
     from clearhead.engines.gpu import library
 
     q, k, v = arrays()
-    (told, *_) = library.reasons_not(describe(q, k, v, {}).problem, q, k, v, want)
-    assert NAME in told
+    (said, *_) = library.reasons_not(describe(q, k, v, {}).problem, q, k, v, want)
+    assert NAME in said
 
 
 def test_the_operator_refuses_a_new_statistic_by_name(want: Wanted):

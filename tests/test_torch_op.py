@@ -27,56 +27,22 @@ def qkv(dtype: torch.dtype = F64, *, grad: bool = True, seed: int = 0) -> tuple[
     return q, k, v
 
 
-RULES: dict[str, dict[str, Any]] = {
-    "none": {},
-    "negative scale": {"scale": -0.7},
-    "softcap": {"softcap": 1.5},
-    "alibi": {"alibi_slopes": torch.tensor([0.1, 0.2, 0.3, 0.4])},
-    "causal": {"causal": True, "query_offset": -1},
-    "window": {"window": (2, 1), "query_offset": torch.tensor([0, 2])},
-    "mask": {"mask": torch.tensor([True, False, True, True, False, True])},
-    "lengths": {"kv_lengths": torch.tensor([0, 4]), "query_lengths": torch.tensor([5, 3])},
-    "segments": {
-        "query_segments": torch.tensor([0, 0, 1, 1, 2]),
-        "kv_segments": torch.tensor([0, 1, 1, 0, 3, 1]),
-    },
-    "all": {
-        "scale": 0.9, "softcap": 3.0, "alibi_slopes": torch.tensor([0.1, 0.2, 0.3, 0.4]), "causal": True,
-        "window": (3, None), "query_offset": 1, "kv_lengths": 5,
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-def test_gradcheck_of_output_and_observations(rules: dict[str, Any]):
-    """gradcheck: q, k, v, bias and sinks, through the output and every observation that has a derivative."""
-    bias, sinks = normal(2, 1, 5, 6, grad=True), normal(4, grad=True)
-
-    def answers(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, sinks: Tensor) -> tuple[Tensor, ...]:
-        matrix = ch.AttentionMatrix(q, k, bias=bias, sinks=sinks, **rules)
-        seen = matrix.observe(v, logsumexp=True, entropy=True, received=True)
-        finite = torch.where(seen.logsumexp == -torch.inf, 0.0, seen.logsumexp)
-        return seen.output, finite, seen.entropy, seen.received
-
-    assert torch.autograd.gradcheck(answers, (*qkv(), bias, sinks), fast_mode=True)
-
-
 @pytest.mark.parametrize("queries", [slice(2, 3), slice(-2, None), slice(None, None, -2), slice(4, 1, -1), slice(0, 0)])
 @pytest.mark.parametrize("shape", [(6,), (1, 6), (5, 1), (2, 1, 5, 6), (), (1, 4, 1, 1)])
 def test_gradients_of_observations_of_some_queries(queries: slice, shape: tuple[int, ...]):
     q, k, v = qkv()
     bias = normal(*shape, grad=True)
 
-    def losses(seen: Any, at: slice) -> Tensor:
-        return (seen.output[:, :, at] ** 2).sum() + (seen.entropy[:, :, at] ** 2).sum()
+    def losses(seen: Any, place: slice) -> Tensor:
+        return (seen.output[:, :, place] ** 2).sum() + (seen.entropy[:, :, place] ** 2).sum()
 
     leaves, matrix = (q, k, v, bias), ch.AttentionMatrix(q, k, bias=bias)
-    found = torch.autograd.grad(losses(matrix.observe(v, entropy=True, queries=queries), slice(None)), leaves)
+    result = torch.autograd.grad(losses(matrix.observe(v, entropy=True, queries=queries), slice(None)), leaves)
     rows = list(range(5)[queries])
     expected = torch.autograd.grad(losses(matrix.observe(v, entropy=True), rows), leaves)
-    for mine, theirs, leaf in zip(found, expected, leaves, strict=True):
-        assert mine.shape == leaf.shape
-        torch.testing.assert_close(mine, theirs)
+    for ours, theirs, leaf in zip(result, expected, leaves, strict=True):
+        assert ours.shape == leaf.shape
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_gradients_of_products():
@@ -90,24 +56,24 @@ def test_gradients_of_products():
     assert torch.autograd.gradcheck(products, (q, k, v, g, one, sinks), fast_mode=True)
     with torch.no_grad():
         dense = torch.as_tensor(np.asarray(ch.AttentionMatrix(q, k, sinks=sinks, softcap=2.0)))
-    found = products(q, k, v, g, one, sinks)
-    torch.testing.assert_close(found[1], dense.mT @ g)
-    torch.testing.assert_close(found[2], dense.mT @ one)
-    torch.testing.assert_close(found[4], dense @ v[0, 0, :, 0])
+    result = products(q, k, v, g, one, sinks)
+    torch.testing.assert_close(result[1], dense.mT @ g)
+    torch.testing.assert_close(result[2], dense.mT @ one)
+    torch.testing.assert_close(result[4], dense @ v[0, 0, :, 0])
 
 
 @pytest.mark.parametrize("wanting", ["q", "k", "v", "bias", "sinks"])
 def test_any_single_input_may_require_grad(wanting: str):
     q, k, v = qkv(grad=False)
-    given = {"q": q, "k": k, "v": v, "bias": normal(6), "sinks": normal(4)}
-    given[wanting].requires_grad_()
+    inputs = {"q": q, "k": k, "v": v, "bias": normal(6), "sinks": normal(4)}
+    inputs[wanting].requires_grad_()
     for answer in (
         lambda q, k, v, **rules: ch.attention(q, k, v, **rules),
         lambda q, k, v, **rules: ch.AttentionMatrix(q, k, **rules) @ v,
         lambda q, k, v, **rules: ch.AttentionMatrix(q, k, **rules).observe(v, received=True).output,
     ):
-        (found,) = torch.autograd.grad(answer(**given).square().sum(), given[wanting])
-        assert found.abs().sum() > 0
+        (result,) = torch.autograd.grad(answer(**inputs).square().sum(), inputs[wanting])
+        assert result.abs().sum() > 0
     g = normal(5, grad=True)
     (ch.AttentionMatrix(q.detach(), k.detach()).T @ g).sum().backward()
     torch.testing.assert_close(g.grad, torch.full((5,), 8.0, dtype=F64))
@@ -130,9 +96,9 @@ def test_a_graph_changes_no_bit(dtype: torch.dtype, queries: slice):
     rules = {"alibi_slopes": [0.1, 0.2, 0.3, 0.4], "sinks": np.ones(4), "kv_lengths": [5, 3], "bias": 0.1, "scale": 1}
     kept, plain = (ch.AttentionMatrix(*qkv(dtype, grad=grad)[:2], **rules) for grad in (True, False))
     seen = [matrix.observe(qkv(dtype)[2].detach(), **ALL, queries=queries) for matrix in (kept, plain)]
-    for mine, theirs in zip(*(flat(each) for each in seen), strict=True):
-        assert torch.equal(mine, theirs)
-        assert mine.dtype == theirs.dtype
+    for ours, theirs in zip(*(flat(each) for each in seen), strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.dtype == theirs.dtype
     assert (seen[0].queries, seen[0].keys) == (seen[1].queries, seen[1].keys)
     assert seen[0].logsumexp.requires_grad
     v, g = qkv(dtype, grad=False)[2], normal(2, 4, 5, 3, dtype=dtype)
@@ -146,10 +112,10 @@ def test_a_graph_changes_no_bit(dtype: torch.dtype, queries: slice):
 def test_any_number_of_axes_and_any_strides(shape: tuple[int, ...]):
     q, k, v = (normal(*shape[::-1], grad=True, seed=i).permute(*range(len(shape))[::-1]) for i in range(3))
     assert not q.is_contiguous()
-    found = torch.autograd.grad(ch.attention(q, k, v, causal=True).square().sum(), (q, k, v))
+    result = torch.autograd.grad(ch.attention(q, k, v, causal=True).square().sum(), (q, k, v))
     expected = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v, is_causal=True).square().sum(), (q, k, v))
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs)
+    for ours, theirs in zip(result, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 REQUESTS = {
@@ -161,29 +127,29 @@ REQUESTS = {
 
 @pytest.mark.parametrize(
     "asked",
-    [pytest.param(one, id=name, marks=[pytest.mark.slow] * (name == "output")) for name, one in REQUESTS.items()],
+    [pytest.param(one, id=name, marks=[pytest.mark.gate] * (name == "output")) for name, one in REQUESTS.items()],
 )
 def test_the_operator_passes_opcheck(asked: Options):
     grad = asked.step is None  # bfloat16 gradients differ by a rounding between runs that sum in different orders
     dtype = torch.bfloat16 if asked.step else torch.float32
-    given = Given(
+    inputs = Given(
         bias=normal(5, 1, dtype=dtype, grad=grad), sinks=normal(4, grad=grad), causal=True, query_offset=torch.tensor(1)
     )
-    torch.library.opcheck(torch.ops.clearhead.observe.default, (*qkv(dtype, grad=grad), *given, *asked))
+    torch.library.opcheck(torch.ops.clearhead.observe.default, (*qkv(dtype, grad=grad), *inputs, *asked))
 
 
 def test_the_other_operators_pass_opcheck():
     q, k, v = qkv()
-    given = Given(bias=normal(6, grad=True))
-    torch.library.opcheck(torch.ops.clearhead.transposed.default, (q, k, normal(2, 4, 5, 2, grad=True), *given))
+    inputs = Given(bias=normal(6, grad=True))
+    torch.library.opcheck(torch.ops.clearhead.transposed.default, (q, k, normal(2, 4, 5, 2, grad=True), *inputs))
     q, k, v, bias = (x.detach() for x in (q, k, v, normal(6)))
-    given, output = Given(bias=bias), ch.AttentionMatrix(q, k, bias=bias).observe(v, logsumexp=True)
+    inputs, output = Given(bias=bias), ch.AttentionMatrix(q, k, bias=bias).observe(v, logsumexp=True)
     rest = [output.logsumexp, output.output], "output", [torch.ones_like(output.output)], True, False
-    call = (q, k, v, *given, *Options("logsumexp output"), *rest)
+    call = (q, k, v, *inputs, *Options("logsumexp output"), *rest)
     torch.library.opcheck(torch.ops.clearhead.observe_backward.default, call)
     rest = output.logsumexp, torch.ones(2, 4, 6, 2, dtype=F64)
     torch.library.opcheck(
-        torch.ops.clearhead.transposed_backward.default, (q, k, normal(2, 4, 5, 2), *given, *rest, True, False)
+        torch.ops.clearhead.transposed_backward.default, (q, k, normal(2, 4, 5, 2), *inputs, *rest, True, False)
     )
 
 
@@ -195,6 +161,7 @@ def everything(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, 
     return seen.output, seen.entropy, seen.received, seen.top.indices, mixed, ch.attention(q, k, v, scale=0.5)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_forward_and_backward(*, dynamic: bool):
     compiled = torch.compile(everything, fullgraph=True, dynamic=dynamic, backend="aot_eager")
@@ -202,14 +169,14 @@ def test_compiled_forward_and_backward(*, dynamic: bool):
         results = []
         for function in (everything, compiled):
             leaves = [normal(2, h, length, 3, grad=True, seed=h) for h in (4, 2, 2)] + [normal(4, grad=True)]
-            found = function(*leaves)
-            sum(x.square().sum() for x in found if x.is_floating_point()).backward()
-            results.append([*found, *(leaf.grad for leaf in leaves)])
-        for mine, theirs in zip(*results, strict=True):
-            assert torch.equal(mine, theirs)
+            result = function(*leaves)
+            sum(x.square().sum() for x in result if x.is_floating_point()).backward()
+            results.append([*result, *(leaf.grad for leaf in leaves)])
+        for ours, theirs in zip(*results, strict=True):
+            assert torch.equal(ours, theirs)
 
 
-@pytest.mark.slow  # this runs a C++ compiler
+@pytest.mark.gate  # this runs a C++ compiler
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # a warning of PyTorch itself
 def test_compiled_by_the_default_backend():
     q, k, v = qkv(torch.float32, grad=False)
@@ -230,9 +197,9 @@ def test_an_exported_program_gives_the_same_output():
     shapes = (*({2: length} for _ in range(3)), {})
     program = torch.export.export(Model(), inputs, dynamic_shapes=shapes)
     more = (normal(2, 4, 9, 3), normal(2, 2, 9, 3), normal(2, 2, 9, 3), normal(4))
-    for given in (inputs, more):
-        for mine, theirs in zip(program.module()(*given), everything(*given), strict=True):
-            assert torch.equal(mine, theirs)
+    for passed in (inputs, more):
+        for ours, theirs in zip(program.module()(*passed), everything(*passed), strict=True):
+            assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("grad", [False, True])

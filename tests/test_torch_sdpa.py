@@ -23,16 +23,16 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 FACTOR = 4.0
 
 
-def assert_as_exact(call: Any, inputs: tuple[Tensor, ...], mine: Tensor, yours: Tensor) -> None:
+def assert_as_exact(call: Any, inputs: tuple[Tensor, ...], ours: Tensor, yours: Tensor) -> None:
     """As close to a run in float64 as PyTorch's result is, up to the rounding of the multiplied numbers."""
     exact = call(*(x.double() if x.is_floating_point() else x for x in inputs))
     sizes = [x.abs().amax().item() for x in (*inputs[:3], exact) if x.numel()]
     off = (yours.double() - exact).abs().amax().item() if exact.numel() else 0.0
     widest = max(torch.finfo(x.dtype).eps for x in inputs if x.is_floating_point())
     eps = widest * np.prod([1 + size for size in sizes])
-    torch.testing.assert_close(mine.double(), exact, rtol=0, atol=FACTOR * (off + eps))
-    assert mine.shape == yours.shape
-    assert mine.dtype == yours.dtype
+    torch.testing.assert_close(ours.double(), exact, rtol=0, atol=FACTOR * (off + eps))
+    assert ours.shape == yours.shape
+    assert ours.dtype == yours.dtype
 
 
 def check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **options: Any) -> None:
@@ -46,15 +46,15 @@ def check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None,
         grads = torch.autograd.grad(output.square().sum(), floats, allow_unused=True)
         results.append([output.detach(), *map(_or_zero, grads, floats)])
     assert_as_exact(lambda *x: theirs(*x, **options), inputs, results[0][0], results[1][0])
-    for at, (mine, yours) in enumerate(zip(results[0][1:], results[1][1:], strict=True)):
+    for place, (actual, yours) in enumerate(zip(results[0][1:], results[1][1:], strict=True)):
 
-        def derivative(*wide: Tensor, at: int = at) -> Tensor:
+        def derivative(*wide: Tensor, place: int = place) -> Tensor:
             leaves = [x.clone().requires_grad_(x.is_floating_point()) for x in wide]
             floats = [x for x in leaves if x.is_floating_point()]
-            found = torch.autograd.grad(theirs(*leaves, **options).square().sum(), floats, allow_unused=True)[at]
-            return _or_zero(found, floats[at])
+            result = torch.autograd.grad(theirs(*leaves, **options).square().sum(), floats, allow_unused=True)[place]
+            return _or_zero(result, floats[place])
 
-        assert_as_exact(derivative, inputs, mine, yours)
+        assert_as_exact(derivative, inputs, actual, yours)
 
 
 def _or_zero(grad: Tensor | None, x: Tensor) -> Tensor:
@@ -106,14 +106,14 @@ def test_random_inputs_agree_with_pytorch(data: st.DataObject):
     kv = lead if gqa or draw(st.booleans()) else shared(lead)[draw(st.integers(0, len(lead))) :]
     key, value = normal(*kv, keys, d_k), normal(*kv, keys, d_v)
     full = [*prefix, length, keys]
-    own = shared(full)[draw(st.integers(0, len(prefix))) :]
+    local = shared(full)[draw(st.integers(0, len(prefix))) :]
     mask = draw(
         st.sampled_from(
             (
                 None,
-                normal(*own),
-                normal(*own).float() if dtype != torch.float64 else normal(*own),
-                torch.rand(own, generator=generator) < 0.6,
+                normal(*local),
+                normal(*local).float() if dtype != torch.float64 else normal(*local),
+                torch.rand(local, generator=generator) < 0.6,
             )
         )
     )
@@ -128,8 +128,8 @@ def test_random_inputs_agree_with_pytorch(data: st.DataObject):
 def test_causal_from_either_corner(length: int, keys: int):
     query, key = torch.randn(1, 2, length, 4), torch.randn(1, 2, keys, 4)
     for mask in (causal_lower_right(length, keys), causal_upper_left(length, keys)):
-        mine, yours = (function(query, key, key, attn_mask=mask) for function in (ours, theirs))
-        torch.testing.assert_close(mine, torch.nan_to_num(yours))
+        actual, yours = (function(query, key, key, attn_mask=mask) for function in (ours, theirs))
+        torch.testing.assert_close(actual, torch.nan_to_num(yours))
     above = torch.ones(length, keys, dtype=torch.bool).tril()
     assert torch.equal(ours(query, key, key, is_causal=True), ours(query, key, key, above))
 
@@ -153,8 +153,8 @@ def test_an_empty_row_gives_zero():
 def test_the_signature_is_pytorchs():
     said = re.sub(r"\s+", " ", str(theirs.__doc__)).split(" -> ")[0]
     parameters = inspect.signature(ours).parameters.values()
-    told = [p.name if p.default is p.empty else f"{p.name}={p.default}" for p in parameters]
-    assert said == f"scaled_dot_product_attention({', '.join(told)})"
+    text = [p.name if p.default is p.empty else f"{p.name}={p.default}" for p in parameters]
+    assert said == f"scaled_dot_product_attention({', '.join(text)})"
     assert ours.__name__ == theirs.__name__
 
 
@@ -322,6 +322,7 @@ def test_nan_at_masked_keys_reaches_no_output():
     assert ours(X, X, value, mask.expand(3, 3)).isfinite().all()
 
 
+@pytest.mark.gate
 def test_compiled_with_numbers_that_follow_from_the_shape():
     def scaled(function: Any, x: Tensor) -> Tensor:
         return function(x, x, x, is_causal=True, scale=x.shape[-2] ** -0.5)

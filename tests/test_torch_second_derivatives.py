@@ -63,7 +63,7 @@ PATHS: dict[str, tuple[Path, Path]] = {  # ours, and the plain formula
     "logsumexp": (observed("logsumexp"), lambda x: (x @ x.transpose(-1, -2) / 2).logsumexp(-1)),
     "entropy": (observed("entropy"), lambda x: -(weights(x, x) * weights(x, x).log()).sum(-1)),
     "distance": (observed("distance"), lambda x: (weights(x, x) * FAR).sum(-1)),
-    "own": (observed("own"), lambda x: weights(x, x).diagonal(dim1=-2, dim2=-1)),
+    "diagonal": (observed("diagonal"), lambda x: weights(x, x).diagonal(dim1=-2, dim2=-1)),
     "received": (observed("received"), lambda x: weights(x, x).sum(-2)),
     "image": (
         observed("image", (3, 2)),
@@ -134,7 +134,7 @@ QUICK = ("a step of MAML", "torch.func.hessian", "vmap of grad of jvp")
 def each() -> list[Any]:
     """Every path in every way; most of them are slow together."""
     return [
-        pytest.param(path, way, marks=[] if path == "attention" or way in QUICK else pytest.mark.slow)
+        pytest.param(path, way, marks=[] if path == "attention" or way in QUICK else pytest.mark.gate)
         for path in PATHS
         for way in WAYS
     ]
@@ -174,6 +174,7 @@ def test_a_third_derivative_is_refused():
         torch.func.jvp(lambda x: torch.func.jvp(lambda y: ch.attention(y, y, y), (x,), (X,))[1], (X,), (X,))
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("way", ["hvp of what is linear", "gradient penalty", "a step of MAML"])
 def test_a_second_derivative_of_a_compiled_function_is_refused(way: str):
     compiled = torch.compile(PATHS["attention"][0], fullgraph=True, backend="aot_eager")
@@ -197,21 +198,21 @@ def test_a_first_derivative_with_a_graph_is_the_usual_one(name: str):
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "bias", "sinks"])
 def test_a_tangent_of_any_argument_alone(name: str):
-    given = {"q": X, "k": X + 1, "v": X - 1, "bias": 2 * X, "sinks": X[0, :, 0, 0]}
+    inputs = {"q": X, "k": X + 1, "v": X - 1, "bias": 2 * X, "sinks": X[0, :, 0, 0]}
 
     def ours(x: Tensor) -> Tensor:
-        return ch.attention(**{**given, name: x})
+        return ch.attention(**{**inputs, name: x})
 
     def plain(x: Tensor) -> Tensor:
-        each = {**given, name: x}
+        each = {**inputs, name: x}
         return weights(each["q"], each["k"], each["bias"], each["sinks"]) @ each["v"]
 
-    moving = torch.ones_like(given[name])
-    truth = torch.func.jvp(plain, (given[name],), (moving,))
-    torch.testing.assert_close(torch.func.jvp(ours, (given[name],), (moving,)), truth)
+    moving = torch.ones_like(inputs[name])
+    truth = torch.func.jvp(plain, (inputs[name],), (moving,))
+    torch.testing.assert_close(torch.func.jvp(ours, (inputs[name],), (moving,)), truth)
     with forward_mode.dual_level():
-        found = forward_mode.unpack_dual(ours(forward_mode.make_dual(given[name], moving)))
-        torch.testing.assert_close((found.primal, found.tangent), truth)
+        result = forward_mode.unpack_dual(ours(forward_mode.make_dual(inputs[name], moving)))
+        torch.testing.assert_close((result.primal, result.tangent), truth)
         with pytest.raises(DerivativeError, match="carries a tangent"):
             ch.trace(forward_mode.make_dual(X, X), X, X)
 

@@ -78,7 +78,7 @@ def random_call(edited: bool) -> tuple[Call, list[Tensor]]:  # noqa: FBT001
 
 
 @pytest.mark.parametrize("edited", [False, True])
-@pytest.mark.parametrize("trial", [0, *(pytest.param(trial, marks=pytest.mark.slow) for trial in range(1, 10))])
+@pytest.mark.parametrize("trial", [0, *(pytest.param(trial, marks=pytest.mark.gate) for trial in range(1, 10))])
 def test_pytorchs_checks_of_first_and_second_derivatives(trial: int, edited: bool):  # noqa: FBT001
     call, inputs = random_call(edited)
     every = {"check_batched_grad": True, "fast_mode": True, "atol": 1e-4}
@@ -93,8 +93,8 @@ def test_forward_over_reverse_in_plain_autograd():
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(x.clone().requires_grad_(), along)
         (first,) = torch.autograd.grad(attend(dual).square().sum(), dual, create_graph=True)
-        found = forward_ad.unpack_dual(first).tangent
-    torch.testing.assert_close(found, truth)
+        result = forward_ad.unpack_dual(first).tangent
+    torch.testing.assert_close(result, truth)
 
 
 def test_tangents_by_one_pass_and_by_a_node_have_the_same_bits():
@@ -123,16 +123,18 @@ HEADS: dict[str, dict[str, tuple[int, ...]]] = {
 EVERY = ("q", "k", "v", "bias", "sinks", "alibi_slopes", "scale")
 
 
-@pytest.mark.parametrize(
-    "mapped", [("sinks",), ("alibi_slopes",), ("scale",), ("q",), ("bias", "sinks"), EVERY], ids=str
-)
+MAPPED = [("sinks",), ("alibi_slopes",), ("scale",), ("q",), ("bias", "sinks"), EVERY]
+MAPPED += [("k", "bias"), ("bias",), ("v",), ("q", "k", "v", "bias")]
+
+
+@pytest.mark.parametrize("mapped", MAPPED, ids=str)
 @pytest.mark.parametrize("shapes", HEADS.values(), ids=HEADS)
 def test_mapped_numbers_of_heads_are_one_call_with_the_same_bits(
     shapes: dict[str, tuple[int, ...]], mapped: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ):
     mapped = tuple(name for name in mapped if name in shapes) or ("sinks",)
-    given = {name: normal(*((3,) if name in mapped else ()), *shape).float() for name, shape in shapes.items()}
-    axes = {name: 0 if name in mapped else None for name in given}
+    inputs = {name: normal(*((3,) if name in mapped else ()), *shape).float() for name, shape in shapes.items()}
+    axes = {name: 0 if name in mapped else None for name in inputs}
 
     def answers(each: dict[str, Tensor]) -> tuple[Any, ...]:
         rest = {name: x for name, x in each.items() if name not in ("q", "k", "v")}
@@ -145,33 +147,35 @@ def test_mapped_numbers_of_heads_are_one_call_with_the_same_bits(
         moving = {name: x for name, x in each.items() if name not in ("alibi_slopes", "scale")}
 
         def gradients(moving: dict[str, Tensor]) -> Any:
-            found, back = vjp(lambda moving: answers({**each, **moving}), moving)
-            return found, back(found)[0]
+            result, back = vjp(lambda moving: answers({**each, **moving}), moving)
+            return result, back(result)[0]
 
         return jvp(gradients, (moving,), (moving,))
 
-    apart = [one({name: x[at] if name in mapped else x for name, x in given.items()}) for at in range(3)]
+    apart = [one({name: x[place] if name in mapped else x for name, x in inputs.items()}) for place in range(3)]
     calls: list[int] = []
     for name in ("rows", "columns", "gradients", "transposed", "tangents", "column_tangents", "gradient_tangents"):
         engine = engines.get("native")
         original = getattr(engine, name)
         monkeypatch.setattr(engine, name, lambda *a, original=original, **b: calls.append(1) or original(*a, **b))
-    together = vmap(one, (axes,))(given)
+    together = vmap(one, (axes,))(inputs)
     several = len(calls)
     calls.clear()
-    one({name: x[0] if name in mapped else x for name, x in given.items()})
+    one({name: x[0] if name in mapped else x for name, x in inputs.items()})
     assert several == len(calls)  # no loop
     leaves = torch.utils._pytree.tree_leaves
-    for at, each in enumerate(apart):
-        for mine, theirs in zip(leaves(together), leaves(each), strict=True):
-            assert torch.equal(mine[at], theirs)
+    for place, each in enumerate(apart):
+        for ours, theirs in zip(leaves(together), leaves(each), strict=True):
+            assert torch.equal(ours[place], theirs)
 
 
 def test_sinks_mapped_beside_lengths_are_computed_call_by_call():
     x, sinks, lengths = normal(3, 1, 2, 4, 3), normal(3, 2), torch.tensor([[2], [3], [4]])
-    found = vmap(lambda x, sinks, lengths: ch.attention(x, x, x, sinks=sinks, kv_lengths=lengths))(x, sinks, lengths)
-    for at in range(3):
-        assert torch.equal(found[at], ch.attention(x[at], x[at], x[at], sinks=sinks[at], kv_lengths=lengths[at]))
+    result = vmap(lambda x, sinks, lengths: ch.attention(x, x, x, sinks=sinks, kv_lengths=lengths))(x, sinks, lengths)
+    for place in range(3):
+        assert torch.equal(
+            result[place], ch.attention(x[place], x[place], x[place], sinks=sinks[place], kv_lengths=lengths[place])
+        )
 
 
 def test_a_map_over_nothing():
@@ -209,15 +213,15 @@ def test_second_derivatives_under_autocast(dtype: torch.dtype):
         with torch.autocast("cpu", dtype):
             return f(x).float()
 
-    found, truth = second(attend, x, cast), second(plain, x.double())
-    assert (found - truth).norm() <= 20 * torch.finfo(dtype).eps * truth.norm()
+    result, truth = second(attend, x, cast), second(plain, x.double())
+    assert (result - truth).norm() <= 20 * torch.finfo(dtype).eps * truth.norm()
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 0, 4), (0, 2, 4, 4), (1, 2, 4, 0)], ids=str)
 def test_derivatives_of_nothing(shape: tuple[int, ...]):
     x = torch.empty(shape, dtype=torch.float64)
-    for found in (jvp(attend, (x,), (x,))[1], grad(lambda x: jvp(attend, (x,), (x,))[1].sum())(x), second(attend, x)):
-        assert found.shape == x.shape
+    for result in (jvp(attend, (x,), (x,))[1], grad(lambda x: jvp(attend, (x,), (x,))[1].sum())(x), second(attend, x)):
+        assert result.shape == x.shape
 
 
 def test_complex_tangents_are_refused():
@@ -234,9 +238,10 @@ TRANSFORMED: dict[str, Call] = {
 }
 
 
+@pytest.mark.gate
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch tries to compile parts of what it left uncompiled
 @pytest.mark.parametrize(
-    "name", ["grad", *(pytest.param(x, marks=pytest.mark.slow) for x in TRANSFORMED if x != "grad")]
+    "name", ["grad", *(pytest.param(x, marks=pytest.mark.gate) for x in TRANSFORMED if x != "grad")]
 )
 def test_a_compiler_leaves_transformed_attention_uncompiled_or_refuses(name: str):
     torch.compiler.reset()
@@ -247,7 +252,7 @@ def test_a_compiler_leaves_transformed_attention_uncompiled_or_refuses(name: str
         torch.compile(TRANSFORMED[name], backend="aot_eager", fullgraph=True)(x)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_compiled_attention_never_drops_a_tangent():
     """PyTorch decides whether it runs what it compiled, which refuses, or runs the function anew, uncompiled."""
@@ -257,11 +262,11 @@ def test_compiled_attention_never_drops_a_tangent():
     with forward_ad.dual_level():
         moving = forward_ad.make_dual(x, normal(1, 2, 4, 3))
         try:
-            found = compiled(moving)
+            result = compiled(moving)
         except DerivativeError as error:
             assert "carries a tangent" in str(error)  # noqa: PT017
         else:
-            torch.testing.assert_close(forward_ad.unpack_dual(found), forward_ad.unpack_dual(attend(moving)))
+            torch.testing.assert_close(forward_ad.unpack_dual(result), forward_ad.unpack_dual(attend(moving)))
 
 
 def test_make_fx_records_attention_and_refuses_its_transforms():

@@ -59,18 +59,12 @@ def test_shapes_are_known_before_computing_and_agree_with_the_trace():
     x, context = rng.standard_normal((2, 5, 8)), rng.standard_normal((2, 7, 6))
     w_q, w_k, w_v = rng.standard_normal((8, 8)), rng.standard_normal((6, 4)), rng.standard_normal((6, 4))
     w_o = rng.standard_normal((8, 3))
-    given_arrays = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o}
-    t = ch.trace_layer(*given_arrays.values(), num_heads=4, context=context)
-    before = ch.shapes(**given_arrays, num_heads=4, context=context)
-    only_shapes = ch.shapes(**{n: a.shape for n, a in given_arrays.items()}, num_heads=4, context=context.shape)
+    arrays = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o}
+    t = ch.trace_layer(*arrays.values(), num_heads=4, context=context)
+    before = ch.shapes(**arrays, num_heads=4, context=context)
+    only_shapes = ch.shapes(**{n: a.shape for n, a in arrays.items()}, num_heads=4, context=context.shape)
     for a, b, c in zip(t.steps, before, only_shapes, strict=True):
-        assert (a.name, a.formula, a.axes, a.shape, a.multiply_adds) == (
-            b.name,
-            b.formula,
-            b.axes,
-            b.shape,
-            b.multiply_adds,
-        )
+        assert a.to_json() == b.to_json()
         assert a.shape == c.shape
         assert a.bytes == b.bytes == 2 * c.bytes == a.array.size * 8
     assert "(batch 2, heads 4, queries 5, keys 7)" in str(before)
@@ -87,9 +81,9 @@ def test_rollout_equals_a_row_of_the_product_of_layers(n, heads, layers, seed):
     for matrix in matrices:  # later layers multiply from the left
         product = (0.3 * np.eye(n) + 0.7 * matrix[...].mean(axis=1)) @ product
     query = int(rng.integers(-n, n))
-    found = ch.rollout(matrices, query=query, residual=0.3)
-    np.testing.assert_allclose(found, product[:, query], rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(found.sum(axis=-1), 1, rtol=1e-9)
+    row = ch.rollout(matrices, query=query, residual=0.3)
+    np.testing.assert_allclose(row, product[:, query], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(row.sum(axis=-1), 1, rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -105,21 +99,13 @@ def test_rollout_equals_a_row_of_the_product_of_layers(n, heads, layers, seed):
         (lambda x: ch.trace_layer(x, *[np.eye(3)] * 3, b_o=np.ones(3)), RuleError, "b_o is given but w_o is not"),
         (lambda x: ch.trace_layer(x, *[np.eye(3)] * 3, b_q=np.ones(2)), ShapeError, "b_q has shape (2,)"),
         (lambda x: ch.trace_layer(x, *[np.eye(3)] * 3, num_heads=0), RuleError, "num_heads is 0"),
-        (
-            lambda x: ch.trace_layer(x, np.eye(3, 6), np.eye(3, 4), x.T, num_heads=3),
-            ShapeError,
-            "2 key heads but num_heads",
-        ),
+        (lambda x: ch.trace_layer(x, np.eye(3, 6), np.eye(3, 4), x.T, num_heads=3), ShapeError, "2 key heads but num"),
         (lambda x: ch.shapes(x), ShapeError, "k is missing"),
         (lambda x: ch.shapes((2, 3), (2, 4), (2, 4)), ShapeError, "q has d_k 3 but k has d_k 4"),
         (lambda x: ch.rollout([], query=0), ShapeError, "at least one matrix"),
         (lambda x: ch.rollout([ch.AttentionMatrix(x, x)], query=4), SelectionError, "query 4 is outside 0..3"),
         (lambda x: ch.rollout([ch.AttentionMatrix(x, x)], query=0, residual=2), RuleError, "between 0 and 1"),
-        (
-            lambda x: ch.rollout([ch.AttentionMatrix(x, x[:2])], query=0),
-            ShapeError,
-            "the same tokens as queries and keys",
-        ),
+        (lambda x: ch.rollout([ch.AttentionMatrix(x, x[:2])], query=0), ShapeError, "the same tokens as queries and"),
     ],
 )
 def test_errors_say_what_is_wrong(call, error, words):
@@ -148,10 +134,10 @@ def says(trace: Trace, name: str, language: Any = "en") -> str:
 
 def test_the_x_of_a_layer_file_is_not_called_normalised():
     x, w = normal(3, 4), normal(4, 4)
-    mine = ch.trace_layer(x, w, w, w, w, num_heads=2)
-    assert says(mine, "x") == "each token's vector: what enters the layer"
-    assert "归一化" not in says(mine, "x", "zh")
-    header = mine.document(Scene("")).header
+    traced = ch.trace_layer(x, w, w, w, w, num_heads=2)
+    assert says(traced, "x") == "each token's vector: what enters the layer"
+    assert "归一化" not in says(traced, "x", "zh")
+    header = traced.document(Scene("")).header
     assert "normalised" not in header["words"]["en"]["x"]
     model = explain("humpty dumpty", load())
     assert "after layer normalisation" in say("en", model.steps[0].words)
@@ -191,10 +177,10 @@ def test_spans_and_scales_have_their_step_in_both_languages():
 
 def test_the_text_says_how_three_axes_were_read():
     many, one = normal(2, 3, 4), normal(3, 4)
-    told = ch.trace(many, many, many)
-    assert "(heads 2, queries 3, d_k 4)" in str(told)
-    assert str(told).splitlines()[-1].startswith("three axes are read as (heads 2, tokens, width)")
-    assert told.read_as("zh").startswith("三个轴按（头 2，词元，宽度）理解")
+    read = ch.trace(many, many, many)
+    assert "(heads 2, queries 3, d_k 4)" in str(read)
+    assert str(read).splitlines()[-1].startswith("three axes are read as (heads 2, tokens, width)")
+    assert read.read_as("zh").startswith("三个轴按（头 2，词元，宽度）理解")
     for plain in (
         ch.trace(one, one, one),
         ch.trace(many[None], many[None], many[None]),

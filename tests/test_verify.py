@@ -35,14 +35,14 @@ def test_the_truth_is_that_of_a_mask_in_eager_attention():
     with ch.watch(model, causes=True) as seen:
         lead().backward()
     edges = seen.strongest(5)
-    found = seen.verify(edges, lead)
-    assert [edge.estimate for edge in found] == [edge.value for edge in edges]
+    result = seen.verify(edges, lead)
+    assert [edge.estimate for edge in result] == [edge.value for edge in edges]
     model.set_attn_implementation("eager")
     lowest = torch.finfo(torch.float32).min
     causal = torch.full((7, 7), lowest).triu(1)
     with torch.no_grad():
         before = lead(causal[None, None])
-        for edge in found:
+        for edge in result:
             mask = causal.clone()
             mask[edge.query, edge.key] = lowest
             if edge.query:  # the first query has no other key: eager attention then sees all of them
@@ -58,16 +58,16 @@ def test_several_layers_and_heads_agree_with_the_edit_by_hand():
     with ch.watch(model, causes=True) as seen:
         number().backward()
     state = {name: x.clone() for name, x in model.state_dict().items()}
-    found = seen.verify(seen.strongest(6), number)
-    for edge in found:
+    result = seen.verify(seen.strongest(6), number)
+    for edge in result:
         cut = ch.cut(queries=edge.query, keys=edge.key, layers=[edge.layer], heads=[edge.head])
         with torch.no_grad(), ch.change(model, cut):
             after = number()
         with torch.no_grad():
             assert edge.truth == pytest.approx(float(after - number()), abs=1e-6)
     assert all(torch.equal(x, state[name]) for name, x in model.state_dict().items())
-    assert "rank correlation" in str(found)
-    assert all(len(line) <= 80 for line in str(found).splitlines())
+    assert "rank correlation" in str(result)
+    assert all(len(line) <= 80 for line in str(result).splitlines())
 
 
 def test_what_cannot_be_verified_is_refused():

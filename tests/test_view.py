@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 
 import clearhead as ch
-from browser import browser, until
+from browser import listened, until
 from clearhead.core.arrays import bfloat16
 from clearhead.view import answers, long
-from clearhead.view.parts import one_sequence
-from clearhead.view.tiles import tile
+from clearhead.view.pooling import tile
 from seeds import fresh
 from test_page_numbers import DV, KV, RULES, SCRIPT, B, D, H, in_node
 from test_page_numbers import M as KEYS
@@ -47,8 +46,8 @@ def values():
 @contextmanager
 def served(matrix, v):
     """Batch item 1 of a matrix, served: its port, and what ends the server."""
-    layer = long.ShownLayer("0", range(4), one_sequence(matrix, 1), v=None if v is None else v[1:])
-    run = long.ShownRun("run", [layer], [f" w{at}" for at in range(M)])
+    layer = long.ShownLayer("0", range(4), matrix.part(1), v=None if v is None else v[1:])
+    run = long.ShownRun("run", [layer], [f" w{place}" for place in range(M)])
     document = long.document([run], long.PageOptions(title="served", served=True))
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(server.application(document, [run], TOKEN), log_level="error", lifespan="off")
@@ -67,8 +66,8 @@ def served(matrix, v):
 
 @pytest.fixture(scope="module")
 def port(matrix, values):
-    with served(matrix, values) as (found, _):
-        yield found
+    with served(matrix, values) as (result, _):
+        yield result
 
 
 def asked(port, path, body=None, method=None, **headers):
@@ -76,9 +75,9 @@ def asked(port, path, body=None, method=None, **headers):
     data = json.dumps(body) if isinstance(body, dict) else body
     connection.request(method or ("GET" if body is None else "POST"), path, data, headers)
     answer = connection.getresponse()
-    found = answer.status, answer.read(), dict(answer.getheaders())
+    result = answer.status, answer.read(), dict(answer.getheaders())
     connection.close()
-    return found
+    return result
 
 
 HEAD = {"run": 0, "layer": 0, "head": 2}
@@ -93,9 +92,9 @@ def test_served_rows_columns_and_tiles_equal_the_matrix(port, matrix):
     _, column, _ = asked(port, f"/{TOKEN}/column", {**HEAD, "at": 7})
     assert np.allclose(np.maximum(np.frombuffer(column, "<f4"), 0), weights[:, 7], atol=1e-6)
     wish = {"rows": [0, 3, 4, 9], "cols": [2, 5, 6, 11, 12], "step": 2, "rule": "mean"}
-    _, found, _ = asked(port, f"/{TOKEN}/tile", {**HEAD, **wish})
-    expected = tile(one_sequence(matrix, 1), 2, wish["rows"], wish["cols"], 2, "mean")
-    assert np.array_equal(np.frombuffer(found, "<f4").reshape(2, 2), expected)
+    _, result, _ = asked(port, f"/{TOKEN}/tile", {**HEAD, **wish})
+    expected = tile(matrix.part(1), 2, wish["rows"], wish["cols"], 2, "mean")
+    assert np.array_equal(np.frombuffer(result, "<f4").reshape(2, 2), expected)
 
 
 GOOD = {**HEAD, "rows": [0, 1, 2], "cols": [0, 1], "step": 1, "rule": "most"}
@@ -152,25 +151,25 @@ def test_a_bad_request_for_a_weights_numbers_gets_a_reason(port, changes, words)
 
 
 def test_many_requests_at_once_are_all_answered(port):
-    found = []
+    result = []
     flood = [
-        threading.Thread(target=lambda: found.append(asked(port, f"/{TOKEN}/operands", WEIGHT))) for _ in range(40)
+        threading.Thread(target=lambda: result.append(asked(port, f"/{TOKEN}/operands", WEIGHT))) for _ in range(40)
     ]
     for each in flood:
         each.start()
     for each in flood:
         each.join()
-    assert {status for status, *_ in found} == {200}
-    assert len({data for _, data, _ in found}) == 1
+    assert {status for status, *_ in result} == {200}
+    assert len({data for _, data, _ in result}) == 1
 
 
 def arithmetic(problems, tmp_path):
     """What the page's program makes of the server's answers for one cell of each problem."""
     cells = []
-    for run, told, head, i, j in problems:
+    for run, words, head, i, j in problems:
         place = {"run": 0, "layer": 0, "head": head}
         answer = answers.answer("operands", place | {"query": i, "key": j}, [run])
-        cells.append({"layer": told, "i": i, "j": j, "answer": base64.b64encode(answer).decode()})
+        cells.append({"layer": words, "i": i, "j": j, "answer": base64.b64encode(answer).decode()})
     (tmp_path / "cells.json").write_text(json.dumps(cells))
     return in_node(SCRIPT.with_name("operands.js"), str(tmp_path / "cells.json"))
 
@@ -184,16 +183,16 @@ def test_the_arithmetic_of_a_served_weight_is_that_of_the_reference(most, dtype,
         shapes = (B, H, QUERIES, D), (B, KV, KEYS, D), (B, KV, KEYS, DV)
         q, k, v = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
         batch, head, i, j = (int(rng.integers(size)) for size in (B, H, QUERIES, KEYS))
-        part = one_sequence(ch.AttentionMatrix(q, k, **rules), batch)
+        part = ch.AttentionMatrix(q, k, **rules).part(batch)
         run = long.ShownRun("run", [long.ShownLayer("0", range(H), part, v=v[[batch]])])
         document = long.document([run], long.PageOptions(served=True))
         problems.append((run, document.header["runs"][0]["layers"][0], head, i, j))
         truth.append((ch.trace(q, k, v, **rules), v[batch, head // (H // KV), j], (batch, head, i), j))
-    for found, (trace, value, row, j) in zip(arithmetic(problems, tmp_path), truth, strict=True):
-        number = {name: np.array(found[name], np.float64) for name in found if name != "whole"}
+    for result, (trace, value, row, j) in zip(arithmetic(problems, tmp_path), truth, strict=True):
+        number = {name: np.array(result[name], np.float64) for name in result if name != "whole"}
         weight = trace.weights[row][j]
         bound = number["bound"] if np.isfinite(trace.logsumexp[row]) else 0.0
-        assert found["whole"] == (most > 0)
+        assert result["whole"] == (most > 0)
         assert number["score"] == pytest.approx(trace.scores[row][j], rel=1e-12)
         assert number["logit"] == pytest.approx(trace.masked[row][j], rel=1e-6)
         assert number["logsumexp"] == pytest.approx(trace.logsumexp[row], rel=1e-5, abs=1e-6)
@@ -229,60 +228,54 @@ def test_requests_from_other_machines_and_pages_are_refused(port):
     assert policy.endswith("frame-ancestors 'none'")
 
 
-def test_the_same_page_opens_and_its_numbers_come_from_the_server(port, matrix):
-    with browser() as running:
-        page = running.new_context().new_page()
-        unwanted = []
-        page.on("console", lambda message: unwanted.append(message.text))
-        page.on("pageerror", lambda error: unwanted.append(str(error)))
-        page.goto(f"http://127.0.0.1:{port}/{TOKEN}/#at=0.0.2&cell=15.6")
-        page.wait_for_selector(".map-of")
-        until(page, "document.querySelector('#readout').textContent.startsWith('query 15')")
-        until(page, "document.querySelector('.map-of').dataset.missing === '0'")
-        value = float(re.search(r": ([\d.e-]+)", page.locator("#readout").text_content())[1])
-        assert value == pytest.approx(matrix[1, 2, 15, 6], rel=1e-3)
-        page.locator(".controls .display > summary").click()
-        page.check("#words")
-        page.wait_for_timeout(300)
-        until(page, "document.querySelector('.map-of').dataset.missing === '0'")
-        assert unwanted == []
+def test_the_same_page_opens_and_its_numbers_come_from_the_server(running, port, matrix):
+    unwanted = []
+    page = listened(running.new_context().new_page(), unwanted)
+    page.goto(f"http://127.0.0.1:{port}/{TOKEN}/#at=0.0.2&cell=15.6")
+    page.wait_for_selector(".map-of")
+    until(page, "document.querySelector('#readout').textContent.startsWith('query 15')")
+    until(page, "document.querySelector('.map-of').dataset.missing === '0'")
+    value = float(re.search(r": ([\d.e-]+)", page.locator("#readout").text_content())[1])
+    assert value == pytest.approx(matrix[1, 2, 15, 6], rel=1e-3)
+    page.locator(".controls .display > summary").click()
+    page.check("#words")
+    page.wait_for_timeout(300)
+    until(page, "document.querySelector('.map-of').dataset.missing === '0'")
+    assert unwanted == []
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_served_weight_is_written_out_to_the_output(port, matrix, values, whole, monkeypatch):
+def test_a_served_weight_is_written_out_to_the_output(running, port, matrix, values, whole, monkeypatch):
     monkeypatch.setattr(answers, "_MOST_NUMBERS", 2**22 if whole else 0)
-    with browser() as running:
-        page = running.new_context(viewport={"width": 1280, "height": 900}).new_page()
-        unwanted = []
-        page.on("console", lambda message: unwanted.append(message.text))
-        page.on("pageerror", lambda error: unwanted.append(str(error)))
-        page.goto(f"http://127.0.0.1:{port}/{TOKEN}/#at=0.0.2&cell=15.6")
-        weights = matrix[1, 2]
-        for i, j in ((15, 6), (14, 6), (14, 7)):
-            until(page, f"document.querySelector('.dive .says')?.textContent.startsWith('Query {i} and key {j}:')")
-            found = results(page)
-            assert float(found["softmax"]) == pytest.approx(weights[i, j], rel=1e-3)
-            assert vector(found["weight times value"]) == pytest.approx(weights[i, j] * values[1, 1, j, :4], rel=6e-3)
-            assert vector(found["output: the sum over all keys"]) == pytest.approx(
-                (weights[i] @ values[1, 1])[:4], rel=6e-3
-            )
-            page.locator(".map-of").focus()
-            page.keyboard.press("ArrowUp" if i == 15 else "ArrowRight")
-        assert page.locator("#dive-temperature").is_visible() == whole
-        assert page.locator(".row-bars").is_visible()
-        page.keyboard.press("]")
-        until(page, "document.querySelector('#head').textContent.endsWith('head 3')")
-        until(page, "document.querySelector('.dive .says').textContent.startsWith('Query 14 and key 8:')")
-        page.wait_for_timeout(300)
-        assert float(results(page)["softmax"]) == pytest.approx(matrix[1, 3, 14, 8], rel=1e-3)
-        if whole:
-            page.check("#dive-edge")
-            assert "masked" in results(page)["mask"]
-        assert unwanted == []
+    unwanted = []
+    page = listened(running.new_context(viewport={"width": 1280, "height": 900}).new_page(), unwanted)
+    page.goto(f"http://127.0.0.1:{port}/{TOKEN}/#at=0.0.2&cell=15.6")
+    weights = matrix[1, 2]
+    for i, j in ((15, 6), (14, 6), (14, 7)):
+        until(page, f"document.querySelector('.dive .says')?.textContent.startsWith('Query {i} and key {j}:')")
+        result = results(page)
+        assert float(result["softmax"]) == pytest.approx(weights[i, j], rel=1e-3)
+        assert vector(result["weight times value"]) == pytest.approx(weights[i, j] * values[1, 1, j, :4], rel=6e-3)
+        assert vector(result["output: the sum over all keys"]) == pytest.approx(
+            (weights[i] @ values[1, 1])[:4], rel=6e-3
+        )
+        page.locator(".map-of").focus()
+        page.keyboard.press("ArrowUp" if i == 15 else "ArrowRight")
+    assert page.locator("#dive-temperature").is_visible() == whole
+    assert page.locator(".row-bars").is_visible()
+    page.keyboard.press("]")
+    until(page, "document.querySelector('#head').textContent.endsWith('head 3')")
+    until(page, "document.querySelector('.dive .says').textContent.startsWith('Query 14 and key 8:')")
+    page.wait_for_timeout(300)
+    assert float(results(page)["softmax"]) == pytest.approx(matrix[1, 3, 14, 8], rel=1e-3)
+    if whole:
+        page.check("#dive-edge")
+        assert "masked" in results(page)["mask"]
+    assert unwanted == []
 
 
-def test_a_page_says_when_its_server_has_ended(matrix):
-    with served(matrix, None) as (port, end), browser() as running:
+def test_a_page_says_when_its_server_has_ended(running, matrix):
+    with served(matrix, None) as (port, end):
         page = running.new_context().new_page()
         page.goto(f"http://127.0.0.1:{port}/{TOKEN}/#at=0.0.2&cell=15.6")
         page.wait_for_selector(".map-of")
@@ -295,11 +288,9 @@ def test_a_page_says_when_its_server_has_ended(matrix):
         assert page.locator(".warn").text_content() == words
 
 
-def test_the_kernel_of_a_notebook_serves_its_frame(matrix):
+def test_the_kernel_of_a_notebook_serves_its_frame(running, matrix):
     widget = pytest.importorskip("clearhead.view.widget")
-    run = long.ShownRun(
-        "run", [long.ShownLayer("0", range(4), one_sequence(matrix, 1))], [f" w{at}" for at in range(M)]
-    )
+    run = long.ShownRun("run", [long.ShownLayer("0", range(4), matrix.part(1))], [f" w{place}" for place in range(M)])
     document = long.document([run], long.PageOptions(title="in a frame", served="frame"))
     assert widget.replied({"id": 3, "what": "row", "wanted": {**HEAD, "at": 99}}, [run])[0] == {
         "id": 3, "error": f"at is 99: expected a whole number from 0 to {N - 1}"
@@ -310,33 +301,32 @@ def test_the_kernel_of_a_notebook_serves_its_frame(matrix):
         words, buffers = widget.replied(message, [run])
         return [words, list(buffers[0])] if buffers else [words, None]
 
-    with browser() as running:
-        page = running.new_context().new_page()
-        page.expose_function("kernel", kernel)
-        page.evaluate(
-            """async ([relay, html]) => {
-              const { default: view } = await import(`data:text/javascript,${encodeURIComponent(relay)}`);
-              let answered;
-              const model = {
-                get: () => html, off() {}, on: (_, then) => (answered = then),
-                send: async (data) => {
-                  const [words, bytes] = await kernel(data);
-                  answered(words, bytes ? [new DataView(Uint8Array.from(bytes).buffer)] : []);
-                },
-              };
-              view.render({ model, el: document.body });
-            }""",
-            [widget.RELAY, widget.page.html(document)],
-        )
-        frame = page.frame_locator("iframe")
-        frame.locator("#readout", has_text=f"query {N - 1}").wait_for()
-        value = float(re.search(r": ([\d.e-]+)", frame.locator("#readout").text_content())[1])
-        head = int(re.search(r"head (\d)", frame.locator("#head").text_content())[1])
-        assert value == pytest.approx(matrix[1, head, N - 1].max(), rel=1e-3)
-        frame.locator(".lines li", has_text="softmax").wait_for()
-        j = int(matrix[1, head, N - 1].argmax())
-        frame.locator(".dive .says", has_text=f"Query {N - 1} and key {j}: the steps").wait_for()
-        assert float(results(frame)["softmax"]) == pytest.approx(matrix[1, head, N - 1, j], rel=1e-3)
+    page = running.new_context().new_page()
+    page.expose_function("kernel", kernel)
+    page.evaluate(
+        """async ([relay, html]) => {
+          const { default: view } = await import(`data:text/javascript,${encodeURIComponent(relay)}`);
+          let answered;
+          const model = {
+            get: () => html, off() {}, on: (_, then) => (answered = then),
+            send: async (data) => {
+              const [words, bytes] = await kernel(data);
+              answered(words, bytes ? [new DataView(Uint8Array.from(bytes).buffer)] : []);
+            },
+          };
+          view.render({ model, el: document.body });
+        }""",
+        [widget.RELAY, widget.page.html(document)],
+    )
+    frame = page.frame_locator("iframe")
+    frame.locator("#readout", has_text=f"query {N - 1}").wait_for()
+    value = float(re.search(r": ([\d.e-]+)", frame.locator("#readout").text_content())[1])
+    head = int(re.search(r"head (\d)", frame.locator("#head").text_content())[1])
+    assert value == pytest.approx(matrix[1, head, N - 1].max(), rel=1e-3)
+    frame.locator(".lines li", has_text="softmax").wait_for()
+    j = int(matrix[1, head, N - 1].argmax())
+    frame.locator(".dive .says", has_text=f"Query {N - 1} and key {j}: the steps").wait_for()
+    assert float(results(frame)["softmax"]) == pytest.approx(matrix[1, head, N - 1, j], rel=1e-3)
 
 
 def test_a_widget_is_made_where_anywidget_is_installed():

@@ -80,7 +80,7 @@ def test_positions_count_in_the_whole_matrix(case: Case, data: st.DataObject):
     part, _ = draw_part(data, case)
     offset = np.broadcast_to(np.asarray(case.rules.get("query_offset", 0)), case.problem.prefix[:-1]).reshape(-1)
     for batch in range(part.batch):
-        at = visibility.positions(part, batch, slice(0, part.queries))
-        np.testing.assert_array_equal(at, np.array(part.rows, int) + offset[batch])
+        place = visibility.positions(part, batch, slice(0, part.queries))
+        np.testing.assert_array_equal(place, np.array(part.rows, int) + offset[batch])
         far = visibility.distances(part, batch, slice(0, part.queries), slice(0, part.keys))
-        np.testing.assert_array_equal(far, np.abs(at[:, None] - np.array(part.cols, int)))
+        np.testing.assert_array_equal(far, np.abs(place[:, None] - np.array(part.cols, int)))

@@ -25,8 +25,8 @@ def numbers(x: Any) -> np.ndarray:
     return x.detach().double().numpy() if isinstance(x, torch.Tensor) else np.asarray(x, np.float64)
 
 
-def close(found: Any, expected: Any, what: str, times: float = 1.0) -> None:
-    np.testing.assert_allclose(numbers(found), numbers(expected), rtol=2e-4 * times, atol=2e-5 * times, err_msg=what)
+def close(result: Any, expected: Any, what: str, times: float = 1.0) -> None:
+    np.testing.assert_allclose(numbers(result), numbers(expected), rtol=2e-4 * times, atol=2e-5 * times, err_msg=what)
 
 
 def seen_rows(weights: np.ndarray, layer: Any) -> np.ndarray:
@@ -36,36 +36,36 @@ def seen_rows(weights: np.ndarray, layer: Any) -> np.ndarray:
     """
     matrix = layer.matrix()
     empty = np.isneginf(numbers(matrix.logsumexp()))
-    found = np.where(empty[..., None], 0.0, weights.astype(np.float64))
+    result = np.where(empty[..., None], 0.0, weights.astype(np.float64))
     if layer.padding is None:
-        return found
-    return np.where(numbers(layer.padding)[:, None, :, None] > 0, numbers(matrix[...]), found)
+        return result
+    return np.where(numbers(layer.padding)[:, None, :, None] > 0, numbers(matrix[...]), result)
 
 
 def assert_seen(seen: Seen, truth: dict[str, np.ndarray]) -> None:
     """Every observation of every layer against eager weights, (batch, heads, queries, keys)."""
     assert sorted(seen.layers) == sorted(truth)
     for name, eager_weights in truth.items():
-        matrix, found = seen.matrix(name), seen[name]
+        matrix, result = seen.matrix(name), seen[name]
         weights = seen_rows(eager_weights, seen.layer(name))
         close(matrix[...], weights, f"{name} weights")
-        close(found.received, weights.sum(-2), f"{name} received", 4)
-        close(found.peak, weights.max(-2), f"{name} peak")
+        close(result.received, weights.sum(-2), f"{name} received", 4)
+        close(result.peak, weights.max(-2), f"{name} peak")
         logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
         if seen.layer(name).rules.get("sinks") is None:  # with sinks, the entropy is over the keys only
-            close(found.entropy, -(weights * logs).sum(-1), f"{name} entropy", 4)
-        largest, places = found.top
+            close(result.entropy, -(weights * logs).sum(-1), f"{name} entropy", 4)
+        largest, places = result.top
         held = np.take_along_axis(weights, np.maximum(numbers(places).astype(int), 0), -1)
         close(np.where(numbers(places) < 0, 0.0, held), largest, f"{name} top")
         close(largest, -np.sort(-weights, -1)[..., : largest.shape[-1]], f"{name} top")
-        logsumexp, highest = numbers(found.logsumexp), numbers(found.max_logit)
+        logsumexp, highest = numbers(result.logsumexp), numbers(result.max_logit)
         sees = ~np.isneginf(logsumexp)
         close(np.exp(highest[sees] - logsumexp[sees]), weights.max(-1)[sees], f"{name} max_logit")
 
 
-def real_rows(given: dict[str, Any]) -> Any:
+def real_rows(passed: dict[str, Any]) -> Any:
     """Which tokens are not padding; a query that sees only padding has weights 0 here and a mean in eager attention."""
-    mask = given.get("attention_mask")
+    mask = passed.get("attention_mask")
     return slice(None) if mask is None else mask.bool()
 
 
@@ -74,11 +74,11 @@ def real_rows(given: dict[str, Any]) -> Any:
 def test_the_weights_of_a_forward_pass_equal_eagers(family: Family, padding: str):
     if padding and (family.kind == "image" or family.name == "whisper"):
         return  # takes no attention mask
-    model, given = build(family), inputs(family, padding)
-    out, truth = eager(model, given)
+    model, passed = build(family), inputs(family, padding)
+    out, truth = eager(model, passed)
     with torch.no_grad(), ch.watch(model, image=(3, 4), **ALL) as seen:
-        watched = model(**given)
-    rows = slice(None) if family.kind in ("both", "pair") else real_rows(given)
+        watched = model(**passed)
+    rows = slice(None) if family.kind in ("both", "pair") else real_rows(passed)
     close(logits(watched)[rows], logits(out)[rows], "logits", 4)
     assert_seen(seen, truth)
     for name, weights in truth.items():
@@ -93,15 +93,15 @@ def test_the_weights_of_a_forward_pass_equal_eagers(family: Family, padding: str
 def test_the_weights_of_generate_equal_eagers(family: Family, padding: str, cache: str):
     if padding and family.kind == "both":
         return  # the encoder's padding is tested in a forward pass
-    model, given = build(family), inputs(family, padding)
+    model, passed = build(family), inputs(family, padding)
     if family.kind == "both":
-        given.pop("decoder_input_ids")
+        passed.pop("decoder_input_ids")
     options: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "num_beams": 1}
     if cache == "static":
         options |= {"cache_implementation": "static", "disable_compile": True}
-    out, truth = eager_steps(model, given, **options)
+    out, truth = eager_steps(model, passed, **options)
     with ch.watch(model, image=(3, 4), **ALL) as seen:
-        tokens = model.generate(**given, **options)
+        tokens = model.generate(**passed, **options)
     np.testing.assert_array_equal(tokens, out.sequences[:, -tokens.shape[1] :])  # Whisper leaves out the first token
     assert_seen(seen, truth)
     if family.kind == "decoder":
@@ -122,19 +122,19 @@ def test_masks_of_models_are_recorded_as_rules():
 @pytest.mark.parametrize("mask", ["boolean", "added", "custom"])
 def test_a_mask_given_by_the_user(mask: str):
     family = FAMILY["llama"]
-    model, given = build(family), inputs(family)
+    model, passed = build(family), inputs(family)
     may = torch.rand(2, 1, 11, 11, generator=torch.manual_seed(3)).lt(0.5) | torch.eye(11, dtype=torch.bool)
     added = torch.where(may, 0.0, torch.finfo(torch.float32).min)
-    given["attention_mask"] = added
-    out, truth = eager(model, given)
+    passed["attention_mask"] = added
+    out, truth = eager(model, passed)
     if mask == "boolean":
-        given["attention_mask"] = may
+        passed["attention_mask"] = may
     elif mask == "custom":
         soft = torch.where(may, torch.randn(may.shape), torch.finfo(torch.float32).min)
-        given["attention_mask"] = soft
-        out, truth = eager(model, given)
+        passed["attention_mask"] = soft
+        out, truth = eager(model, passed)
     with torch.no_grad(), ch.watch(model, **ALL) as seen:
-        watched = model(**given)
+        watched = model(**passed)
     close(logits(watched), logits(out), "logits", 4)
     assert_seen(seen, truth)
     assert "in full" in seen.layer(0).note
@@ -143,35 +143,35 @@ def test_a_mask_given_by_the_user(mask: str):
 @pytest.mark.parametrize("where", ["inside", "after"])
 def test_the_model_is_unchanged_afterwards(where: str):
     family = FAMILY["gemma3"]
-    model, given = build(family), inputs(family)
+    model, passed = build(family), inputs(family)
     model.set_attn_implementation("eager")
     before, hooks = model.config._attn_implementation, len(model._forward_pre_hooks)
     with suppress(KeyError), ch.watch(model) as seen:
-        model(**given)
+        model(**passed)
         if where == "inside":
             raise KeyError("mine")
     assert model.config._attn_implementation == before
     assert len(model._forward_pre_hooks) == hooks
     assert len(seen) == 2
-    again = model(**given, output_attentions=True)
+    again = model(**passed, output_attentions=True)
     close(seen.matrix(0)[...], again.attentions[0], "weights")
 
 
 def test_submodels_get_back_their_own_attention_implementations():
     model = build(FAMILY["clip"])
     model.vision_model.set_attn_implementation("eager")
-    found = [model.config._attn_implementation, model.config.vision_config._attn_implementation]
+    results = [model.config._attn_implementation, model.config.vision_config._attn_implementation]
     with torch.no_grad(), ch.watch(model):
         model(**inputs(FAMILY["clip"]))
-    assert [model.config._attn_implementation, model.config.vision_config._attn_implementation] == found
+    assert [model.config._attn_implementation, model.config.vision_config._attn_implementation] == results
 
 
 def test_chosen_layers_and_heads_only():
     family = FAMILY["llama"]
-    model, given = build(family), inputs(family)
-    _, truth = eager(model, given)
+    model, passed = build(family), inputs(family)
+    _, truth = eager(model, passed)
     with torch.no_grad(), ch.watch(model, layers=[1], heads=[3, 0], top=2) as seen:
-        model(**given)
+        model(**passed)
     assert seen.layers == ["1"]
     assert seen.layer(1).heads == (0, 3)
     close(seen.matrix(1)[...], truth["1"][:, [0, 3]], "weights")
@@ -181,7 +181,7 @@ def test_chosen_layers_and_heads_only():
     with pytest.raises(ch.errors.SelectionError, match="no layer '0'"):
         seen["0"]
     with pytest.raises(ch.errors.SelectionError, match="no 7"), torch.no_grad(), ch.watch(model, layers=[7]):
-        model(**given)
+        model(**passed)
 
 
 @pytest.mark.parametrize("heads", [[4], [-1], [True], ["a"]])
@@ -193,9 +193,9 @@ def test_heads_that_do_not_exist_are_refused(heads: list[Any]):
 
 def test_statistics_without_keeping_queries_and_keys():
     family = FAMILY["llama"]
-    model, given = build(family), inputs(family)
+    model, passed = build(family), inputs(family)
     with torch.no_grad(), ch.watch(model, keep=False, received=True) as seen:
-        model(**given)
+        model(**passed)
     assert seen[0].received.shape == (2, 4, 11)
     with pytest.raises(ch.errors.RuleError, match="keep=True"):
         seen.matrix(0)
@@ -208,42 +208,42 @@ def test_a_tokenizer_turns_tokens_into_texts():
             return f"t{ids[0]}"
 
     family = FAMILY["t5"]
-    model, given = build(family), inputs(family)
+    model, passed = build(family), inputs(family)
     with torch.no_grad(), ch.watch(model, tokenizer=Tokenizer()) as seen:
-        model(**given)
-    assert seen.source_tokens == [[f"t{x}" for x in row] for row in given["input_ids"].tolist()]
-    assert seen.tokens == [[f"t{x}" for x in row] for row in given["decoder_input_ids"].tolist()]
+        model(**passed)
+    assert seen.source_tokens == [[f"t{x}" for x in row] for row in passed["input_ids"].tolist()]
+    assert seen.tokens == [[f"t{x}" for x in row] for row in passed["decoder_input_ids"].tolist()]
 
 
 def test_gradients_flow_through_a_watched_model():
     family = FAMILY["gpt-oss"]
-    model, given = build(family), inputs(family, "left")
-    found = []
+    model, passed = build(family), inputs(family, "left")
+    results = []
     for watching in (False, True):
         model.zero_grad()
         model.set_attn_implementation("eager")
         if watching:
             with ch.watch(model, **ALL) as seen:
-                loss = model(**given, labels=given["input_ids"]).loss
+                loss = model(**passed, labels=passed["input_ids"]).loss
             assert not seen[0].entropy.requires_grad
         else:
-            loss = model(**given, labels=given["input_ids"]).loss
+            loss = model(**passed, labels=passed["input_ids"]).loss
         loss.backward()
-        found.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
-    assert found[0].keys() == found[1].keys()
-    for name, grad in found[0].items():
+        results.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert results[0].keys() == results[1].keys()
+    for name, grad in results[0].items():
         scale = float(grad.abs().max())
-        np.testing.assert_allclose(numbers(found[1][name]), numbers(grad), atol=1e-4 * scale, err_msg=name)
+        np.testing.assert_allclose(numbers(results[1][name]), numbers(grad), atol=1e-4 * scale, err_msg=name)
 
 
 def test_dropout_acts_in_training_and_weights_are_recorded_before_it():
     family = FAMILY["bert"]
-    model, given = build(family, attention_probs_dropout_prob=0.5, hidden_dropout_prob=0.0), inputs(family)
-    _, truth = eager(model, given)
+    model, passed = build(family, attention_probs_dropout_prob=0.5, hidden_dropout_prob=0.0), inputs(family)
+    _, truth = eager(model, passed)
     with torch.no_grad(), ch.watch(model) as seen:
-        calm = logits(model(**given))
+        calm = logits(model(**passed))
     with torch.no_grad(), ch.watch(model.train()) as noisy:
-        shaken = logits(model(**given))
+        shaken = logits(model(**passed))
     close(seen.matrix(0)[...], truth["0"], "weights")
     close(noisy.matrix(0)[...], truth["0"], "weights before dropout")
     assert not torch.allclose(calm, shaken, atol=1e-2)
@@ -252,10 +252,10 @@ def test_dropout_acts_in_training_and_weights_are_recorded_before_it():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_models_in_bfloat16_float16_and_float64(dtype: torch.dtype):
     family = FAMILY["gemma2"]
-    model, given = build(family).to(dtype), inputs(family)
-    out, truth = eager(model, {**given}) if False else eager(model, given)
+    model, passed = build(family).to(dtype), inputs(family)
+    out, truth = eager(model, {**passed}) if False else eager(model, passed)
     with torch.no_grad(), ch.watch(model, received=True) as seen:
-        watched = model(**given)
+        watched = model(**passed)
     limit = max(1e-6, 60 * float(torch.finfo(dtype).eps))  # eager attention computes its softmax in float32 at best
     np.testing.assert_allclose(numbers(seen.matrix(0)[...]), truth["0"].astype(np.float64), atol=limit)
     reach = float(logits(out).abs().max())
@@ -265,46 +265,46 @@ def test_models_in_bfloat16_float16_and_float64(dtype: torch.dtype):
 def test_the_pieces_of_a_prompt_with_a_cache_are_joined():
     """A prompt fed in two pieces with a cache is one sequence."""
     family = FAMILY["qwen3"]
-    model, given = build(family), inputs(family)
-    _, truth = eager(model, given)
+    model, passed = build(family), inputs(family)
+    _, truth = eager(model, passed)
     with torch.no_grad(), ch.watch(model, **ALL) as seen:
-        first = model(input_ids=given["input_ids"][:, :6], use_cache=True)
-        model(input_ids=given["input_ids"][:, 6:], past_key_values=first.past_key_values)
+        first = model(input_ids=passed["input_ids"][:, :6], use_cache=True)
+        model(input_ids=passed["input_ids"][:, 6:], past_key_values=first.past_key_values)
     assert_seen(seen, truth)
 
 
 def test_summary_and_rollout_equal_those_of_dense_weights():
     family = FAMILY["gpt2"]
-    model, given = build(family), inputs(family, "left")
+    model, passed = build(family), inputs(family, "left")
     with torch.no_grad(), ch.watch(model) as seen:
-        model(**given)
-    real = given["attention_mask"].bool().numpy()
+        model(**passed)
+    real = passed["attention_mask"].bool().numpy()
     lines = {(line.layer, line.head): line for line in seen.summary()}
     for layer, head in lines:
         weights = numbers(seen.matrix(layer)[...])[:, head]
         first = real.argmax(-1)
         rows = [weights[b, i] for b in range(2) for i in range(11) if real[b, i]]
         sink = [weights[b, i, first[b]] for b in range(2) for i in range(11) if real[b, i]]
-        own = [weights[b, i, i] for b in range(2) for i in range(11) if real[b, i]]
+        local = [weights[b, i, i] for b in range(2) for i in range(11) if real[b, i]]
         before = [weights[b, i, i - 1] for b in range(2) for i in range(1, 11) if real[b, i - 1]]
         apart = [
             sum(w * abs(i - j) for j, w in enumerate(weights[b, i])) for b in range(2) for i in range(11) if real[b, i]
         ]
         line = lines[layer, head]
-        expected = [np.mean(x) for x in (sink, before, own, apart)]
-        np.testing.assert_allclose([line.sink, line.previous, line.own, line.distance], expected, atol=1e-5)
+        expected = [np.mean(x) for x in (sink, before, local, apart)]
+        np.testing.assert_allclose([line.sink, line.previous, line.diagonal, line.distance], expected, atol=1e-5)
         entropy = np.mean([-(row[row > 0] * np.log(row[row > 0])).sum() for row in rows])
         assert line.entropy == pytest.approx(entropy, abs=1e-5)
     assert max(map(len, str(seen.summary()).splitlines())) <= 80
-    found = seen.rollout(10)
-    close(found, ch.rollout([seen.matrix(0), seen.matrix(1)], query=10), "rollout")
+    result = seen.rollout(10)
+    close(result, ch.rollout([seen.matrix(0), seen.matrix(1)], query=10), "rollout")
 
 
 def test_a_generated_sequence_has_one_text_for_each_query():
     family = FAMILY["llama"]
-    model, given = build(family), inputs(family)
+    model, passed = build(family), inputs(family)
     with ch.watch(model) as seen:
-        model.generate(**given, max_new_tokens=4, do_sample=False)
+        model.generate(**passed, max_new_tokens=4, do_sample=False)
     assert [len(row) for row in seen.tokens] == [seen[0].queries] * 2
     assert seen[0].keys == 14
 
@@ -348,11 +348,11 @@ def test_models_that_cannot_be_watched_are_refused_before_anything_runs():
 
 def test_a_second_sequence_and_beam_search_are_refused():
     family = FAMILY["llama"]
-    model, given = build(family), inputs(family)
+    model, passed = build(family), inputs(family)
     with torch.no_grad(), ch.watch(model), pytest.raises(ch.errors.RuleError, match="second sequence"):
-        [model(**given) for _ in range(2)]
+        [model(**passed) for _ in range(2)]
     with pytest.raises(ch.errors.RuleError, match="beam"), ch.watch(model):
-        model.generate(**given, max_new_tokens=8, num_beams=3, do_sample=False)
+        model.generate(**passed, max_new_tokens=8, num_beams=3, do_sample=False)
 
 
 @pytest.mark.parametrize("wrong", [{"top": 0}, {"top": "x"}, {"image": (3,)}, {"image": 5}])
@@ -377,12 +377,12 @@ def test_own_is_the_diagonal_in_the_layer_the_summary_and_the_file(tmp_path):
     model, ids = hf.GPT2LMHeadModel(config).eval(), torch.arange(1, 8)[None]
     with torch.no_grad(), ch.watch(model) as kept:
         model(ids)
-    with torch.no_grad(), ch.watch(model, own=True, keep=False) as seen:
+    with torch.no_grad(), ch.watch(model, diagonal=True, keep=False) as seen:
         model(ids)
     seen.save(tmp_path / "seen.safetensors")
-    for found in (seen, ch.load(tmp_path / "seen.safetensors")):
+    for result in (seen, ch.load(tmp_path / "seen.safetensors")):
         for layer in (0, 1):
             diagonal = np.diagonal(kept.matrix(layer)[...], axis1=-2, axis2=-1)
-            np.testing.assert_allclose(found[layer].own, diagonal, atol=1e-6)
-            means = [line.own for line in found.summary() if line.layer == str(layer)]
+            np.testing.assert_allclose(result[layer].diagonal, diagonal, atol=1e-6)
+            means = [line.diagonal for line in result.summary() if line.layer == str(layer)]
             np.testing.assert_allclose(means, diagonal.mean((0, -1)), atol=1e-6)

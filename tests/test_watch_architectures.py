@@ -10,6 +10,7 @@ import transformers as hf
 
 import clearhead as ch
 from clearhead.errors import RuleError
+from problems import of_tiers
 from small_models import small, taken
 
 QUICK = [
@@ -46,19 +47,19 @@ ELSEWHERE = [
 
 
 @pytest.mark.filterwarnings("ignore:.*was not seen:UserWarning")
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize("name", of_tiers(QUICK, SLOW))
 def test_each_architecture_keeps_its_outputs_and_gives_eagers_weights(name: str):
     model = small(getattr(hf, name))
-    given = taken(model)
-    before = outputs(model, given)
+    inputs = taken(model)
+    before = outputs(model, inputs)
     with torch.no_grad(), ch.watch(model, received=True) as seen:
         torch.manual_seed(7)
-        watched = dict(tensors(model(**given)))
-    real = given.get("attention_mask")
+        watched = dict(tensors(model(**inputs)))
+    real = inputs.get("attention_mask")
     for key, expected in before.items():
         close(watched[key], expected, real, f"{name}{key}")
     assert len(seen)
-    truth = weights_of(model, given)
+    truth = weights_of(model, inputs)
     for layer in seen.layers:
         matrix = seen.matrix(layer)[...].float().numpy()
         np.testing.assert_allclose(seen[layer].received, matrix.sum(-2), atol=1e-3)
@@ -77,40 +78,40 @@ def test_attention_outside_the_interface_is_refused_by_name(name: str):
         raise AssertionError("the block was entered")
 
 
-def outputs(model: Any, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def outputs(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     with torch.no_grad():
         torch.manual_seed(7)
-        return dict(tensors(model(**given)))
+        return dict(tensors(model(**inputs)))
 
 
-def tensors(found: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def tensors(result: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """Every floating tensor in an output, by its path; caches are left out."""
-    if isinstance(found, torch.Tensor):
-        if found.is_floating_point():
-            yield name, found
-    elif hasattr(found, "items"):
-        for key, value in found.items():
+    if isinstance(result, torch.Tensor):
+        if result.is_floating_point():
+            yield name, result
+    elif hasattr(result, "items"):
+        for key, value in result.items():
             if key != "past_key_values":
                 yield from tensors(value, f"{name}.{key}")
-    elif isinstance(found, (tuple, list)):
-        for place, value in enumerate(found):
+    elif isinstance(result, (tuple, list)):
+        for place, value in enumerate(result):
             yield from tensors(value, f"{name}[{place}]")
 
 
-def close(found: torch.Tensor, expected: torch.Tensor, real: torch.Tensor | None, what: str) -> None:
+def close(result: torch.Tensor, expected: torch.Tensor, real: torch.Tensor | None, what: str) -> None:
     """Equal within rounding, except at padding, which is ignored."""
-    if real is not None and found.shape[:2] == real.shape:
-        found, expected = found[real.bool()], expected[real.bool()]
+    if real is not None and result.shape[:2] == real.shape:
+        result, expected = result[real.bool()], expected[real.bool()]
     reach = float(expected.abs().nan_to_num(0, 0, 0).max()) if expected.numel() else 0.0
-    np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=2e-4 * reach + 1e-7, err_msg=what)
+    np.testing.assert_allclose(result.numpy(), expected.numpy(), atol=2e-4 * reach + 1e-7, err_msg=what)
 
 
-def weights_of(model: Any, given: dict[str, torch.Tensor]) -> list[np.ndarray]:
+def weights_of(model: Any, inputs: dict[str, torch.Tensor]) -> list[np.ndarray]:
     """The weights of eager attention for all layers of all stacks; nothing where it cannot return them."""
     model.set_attn_implementation("eager")
     with torch.no_grad():
         torch.manual_seed(7)
-        out = model(**given, output_attentions=True)
+        out = model(**inputs, output_attentions=True)
     return [x.numpy() for key, x in tensors(out) if "attentions" in key and x.ndim == 4]
 
 

@@ -29,9 +29,9 @@ _seed = 0
 
 def _eager(module: Any, *arrays: Any, **more: Any) -> Any:
     """The model's own eager attention, its output (batch, queries, heads, d_v) kept."""
-    found = sys.modules[type(module).__module__].eager_attention_forward(module, *arrays, **more)
-    _outputs.append(found[0])
-    return found
+    result = sys.modules[type(module).__module__].eager_attention_forward(module, *arrays, **more)
+    _outputs.append(result[0])
+    return result
 
 
 @contextmanager
@@ -55,18 +55,18 @@ def _draw() -> None:
 
 def drawn(family: Family, padding: str = "") -> dict[str, torch.Tensor]:
     """A batch of two, drawn anew for each test; the first row is shorter where `padding` says on which side."""
-    given, chance = inputs(family, padding), torch.Generator().manual_seed(_seed + 1)
-    for name, x in given.items():
+    passed, chance = inputs(family, padding), torch.Generator().manual_seed(_seed + 1)
+    for name, x in passed.items():
         if x.is_floating_point():
-            given[name] = torch.randn(x.shape, generator=chance)
+            passed[name] = torch.randn(x.shape, generator=chance)
         elif name != "attention_mask":
-            given[name] = torch.where((x > 1) & (x < 59), torch.randint(2, 59, x.shape, generator=chance), x)
-    return given
+            passed[name] = torch.where((x > 1) & (x < 59), torch.randint(2, 59, x.shape, generator=chance), x)
+    return passed
 
 
-def factors(found: torch.Tensor) -> torch.Tensor:
+def factors(result: torch.Tensor) -> torch.Tensor:
     """Random numbers of this shape, the same ones within a test."""
-    return torch.randn(found.shape, generator=torch.Generator().manual_seed(_seed)).to(found)
+    return torch.randn(result.shape, generator=torch.Generator().manual_seed(_seed)).to(result)
 
 
 def number_of(out: Any) -> torch.Tensor:
@@ -74,40 +74,40 @@ def number_of(out: Any) -> torch.Tensor:
     return (logits(out) * factors(logits(out))).sum()
 
 
-def derivatives(model: Any, given: dict[str, Any], number: Any = number_of) -> list[torch.Tensor]:
+def derivatives(model: Any, passed: dict[str, Any], number: Any = number_of) -> list[torch.Tensor]:
     """The derivative by each attention's output, (batch, heads, queries, d_v), in the order in which they ran."""
     with eager_outputs(model) as outputs:
-        grads = torch.autograd.grad(number(model(**given)), list(outputs))
+        grads = torch.autograd.grad(number(model(**passed)), list(outputs))
     return [grad.transpose(1, 2) for grad in grads]
 
 
-def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
+def apart(result: torch.Tensor, expected: torch.Tensor) -> float:
     """The size of the difference, relative to that of the whole."""
-    assert found.shape == expected.shape
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
+    assert result.shape == expected.shape
+    return float((result.double() - expected.double()).norm() / expected.double().norm())
 
 
-def near(found: torch.Tensor, expected: torch.Tensor, what: str = "", limit: float = 1e-4) -> None:
+def near(result: torch.Tensor, expected: torch.Tensor, what: str = "", limit: float = 1e-4) -> None:
     """Equal but for rounding, which later layers enlarge."""
-    assert apart(found, expected) < limit, what
+    assert apart(result, expected) < limit, what
 
 
-def watched(model: Any, given: dict[str, Any], number: Any = number_of, **more: Any) -> Any:
+def watched(model: Any, passed: dict[str, Any], number: Any = number_of, **more: Any) -> Any:
     with ch.watch(model, causes=True, **more) as seen:
-        number(model(**given)).backward()
+        number(model(**passed)).backward()
     return seen
 
 
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(one, marks=[] if one.name in QUICK else pytest.mark.slow, id=one.name) for one in FAMILIES],
+    [pytest.param(one, marks=[] if one.name in QUICK else pytest.mark.gate, id=one.name) for one in FAMILIES],
 )
 def test_the_derivative_equals_that_of_eager_attention(family: Family):
     """Within 1e-5 of the one computed in float64, or at most 3 times as far from it as eager attention's."""
-    model, given = build(family), drawn(family)
-    eagers = derivatives(model, given)
-    seen = watched(model, given)
-    wide = {name: x.double() if x.is_floating_point() else x for name, x in given.items()}
+    model, passed = build(family), drawn(family)
+    eagers = derivatives(model, passed)
+    seen = watched(model, passed)
+    wide = {name: x.double() if x.is_floating_point() else x for name, x in passed.items()}
     if family.name == "gpt-oss":
         model.set_experts_implementation("eager")  # the others take no float64
     truth = derivatives(model.double(), wide)
@@ -120,7 +120,7 @@ def test_the_derivative_equals_that_of_eager_attention(family: Family):
         assert not layer.v.requires_grad
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize(
     "name",
     [
@@ -130,15 +130,15 @@ def test_the_derivative_equals_that_of_eager_attention(family: Family):
 )  # fmt: skip
 def test_more_architectures(name: str):
     model = small(getattr(hf, name))
-    given = taken(model)
-    given.pop("attention_mask", None)
+    passed = taken(model)
+    passed.pop("attention_mask", None)
 
     def number(out: Any) -> torch.Tensor:
-        found = out[0] if out[0].ndim == 3 else logits(out)
-        return (found * factors(found)).sum()
+        result = out[0] if out[0].ndim == 3 else logits(out)
+        return (result * factors(result)).sum()
 
-    truth = derivatives(model, given, number)
-    seen = watched(model, given, number)
+    truth = derivatives(model, passed, number)
+    seen = watched(model, passed, number)
     for layer, expected in zip(seen.layers, truth, strict=True):
         near(seen.layer(layer).g, expected, layer)
 
@@ -146,14 +146,14 @@ def test_more_architectures(name: str):
 @pytest.mark.parametrize(("name", "padding"), [("llama", "left"), ("gemma2", "right"), ("bert", "right")])
 def test_padding(name: str, padding: str):
     """A loss over the tokens that are real; queries that see only padding differ from eager's, and have g = 0."""
-    model, given = build(FAMILY[name]), drawn(FAMILY[name], padding)
-    real = given["attention_mask"].bool()
+    model, passed = build(FAMILY[name]), drawn(FAMILY[name], padding)
+    real = passed["attention_mask"].bool()
 
     def number(out: Any) -> torch.Tensor:
         return logits(out)[real].square().sum()
 
-    truth = derivatives(model, given, number)
-    seen = watched(model, given, number)
+    truth = derivatives(model, passed, number)
+    seen = watched(model, passed, number)
     for layer, expected in zip(seen.layers, truth, strict=True):
         near(seen.layer(layer).g, expected, layer)
         assert not seen.layer(layer).g.transpose(1, 2)[~real].any()
@@ -161,17 +161,17 @@ def test_padding(name: str, padding: str):
 
 def test_the_model_and_its_gradients_are_those_of_a_run_without_causes():
     family = FAMILY["qwen3"]
-    model, given = build(family), drawn(family)
-    found = []
+    model, passed = build(family), drawn(family)
+    results = []
     for causes in (False, True):
         model.zero_grad()
         before = {name: x.clone() for name, x in model.state_dict().items()}
         with ch.watch(model, causes=causes):
-            out = logits(model(**given))
+            out = logits(model(**passed))
             out.square().sum().backward()
         assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
-        found.append([out, *(p.grad for p in model.parameters())])
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+        results.append([out, *(p.grad for p in model.parameters())])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert not any(module._backward_hooks or module._backward_pre_hooks for module in model.modules())
     assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
@@ -181,10 +181,10 @@ def test_the_model_and_its_gradients_are_those_of_a_run_without_causes():
 @pytest.mark.parametrize("where", ["inside", "after"])
 def test_backward_may_come_after_the_block(where: str):
     family = FAMILY["gpt2"]
-    model, given = build(family), drawn(family)
-    truth = derivatives(model, given)
+    model, passed = build(family), drawn(family)
+    truth = derivatives(model, passed)
     with ch.watch(model, causes=True) as seen:
-        number = number_of(model(**given))
+        number = number_of(model(**passed))
         if where == "inside":
             number.backward()
     if where == "after":
@@ -198,13 +198,13 @@ def test_backward_may_come_after_the_block(where: str):
 def test_nothing_keeps_the_graph_and_the_graph_keeps_nothing():
     """What is kept are v and g alone: the loss's graph dies with the loss, and g with `seen`."""
     family = FAMILY["llama"]
-    model, given = build(family), drawn(family)
+    model, passed = build(family), drawn(family)
 
     def held_by_the_graph(*_: Any) -> None:
         pass
 
     graph = weakref.ref(held_by_the_graph)
-    embedded = model.model.embed_tokens(given["input_ids"])
+    embedded = model.model.embed_tokens(passed["input_ids"])
     embedded.grad_fn.register_hook(held_by_the_graph)
     del held_by_the_graph
     with ch.watch(model, causes=True) as seen:
@@ -217,7 +217,7 @@ def test_nothing_keeps_the_graph_and_the_graph_keeps_nothing():
     assert graph() is None
     assert g() is not None
     with ch.watch(model, causes=True) as again:
-        number = number_of(model(**given))
+        number = number_of(model(**passed))
     number.backward()
     kept = weakref.ref(again.layer(0).g), weakref.ref(again.layer(0).v)
     del again, seen
@@ -226,23 +226,23 @@ def test_nothing_keeps_the_graph_and_the_graph_keeps_nothing():
 
 
 def test_queries_keys_and_values_of_one_projection_are_not_copied():
-    model, given = build(FAMILY["gpt2"]), drawn(FAMILY["gpt2"])
+    model, passed = build(FAMILY["gpt2"]), drawn(FAMILY["gpt2"])
     projected: list[int] = []
     model.transformer.h[0].attn.c_attn.register_forward_hook(
         lambda *_: projected.append(_[2].untyped_storage().data_ptr())
     )
-    seen = watched(model, given | {"use_cache": False}).layer(0)
+    seen = watched(model, passed | {"use_cache": False}).layer(0)
     assert {x.untyped_storage().data_ptr() for x in (seen.q, seen.k, seen.v)} == set(projected)
     with ch.watch(model) as without:
-        model(**given, use_cache=False)
+        model(**passed, use_cache=False)
     kept = without.layer(0)
     assert sum(x.untyped_storage().nbytes() for x in (kept.q, kept.k)) == kept.q.nbytes + kept.k.nbytes
 
 
 def test_a_model_that_is_dropped_is_freed():
     family = FAMILY["bert"]
-    model, given = build(family), drawn(family)
-    seen = watched(model, given)
+    model, passed = build(family), drawn(family)
+    seen = watched(model, passed)
     weights = [weakref.ref(x) for x in model.parameters()]
     del model
     gc.collect()
@@ -252,10 +252,10 @@ def test_a_model_that_is_dropped_is_freed():
 
 def test_frozen_parameters():
     family = FAMILY["llama"]
-    model, given = build(family), drawn(family)
-    truth = derivatives(model, given)
+    model, passed = build(family), drawn(family)
+    truth = derivatives(model, passed)
     model.requires_grad_(False)
-    seen = watched(model, given)
+    seen = watched(model, passed)
     for layer, expected in enumerate(truth):
         near(seen.layer(layer).g, expected)
     assert not any(p.requires_grad or p.grad is not None for p in model.parameters())
@@ -272,15 +272,15 @@ def test_gradient_checkpointing(name: str, reentrant: bool):  # noqa: FBT001
         model = hf.AlbertModel(hf.AlbertConfig(vocab_size=60, **shape, **plain)).train()
     else:
         model = build(FAMILY["llama"]).train()
-    given = drawn(FAMILY["llama"]) | ({} if name == "albert" else {"use_cache": False})
-    truth = derivatives(model, given)
+    passed = drawn(FAMILY["llama"]) | ({} if name == "albert" else {"use_cache": False})
+    truth = derivatives(model, passed)
     if name == "albert":
         for group in model.encoder.albert_layer_groups:
             for layer in group.albert_layers:
                 _checkpoint(layer, reentrant)
     else:
         model.activation_checkpointing_enable({"use_reentrant": reentrant})
-    seen = watched(model, given)
+    seen = watched(model, passed)
     assert len(seen) == len(truth)
     for layer, expected in zip(seen.layers, truth, strict=True):
         near(seen.layer(layer).g, expected, layer)
@@ -306,9 +306,9 @@ def test_a_checkpointed_layer_whose_backward_comes_after_the_block_is_refused():
 def test_the_pieces_of_a_text_with_a_cache():
     """Each pass's outputs get their own derivative; the earlier ones' comes through the cache."""
     family = FAMILY["mistral"]
-    model, given = build(family), drawn(family)
-    ids = given["input_ids"]
-    truth = derivatives(model, given, lambda out: logits(out)[:, 7:].square().sum())
+    model, passed = build(family), drawn(family)
+    ids = passed["input_ids"]
+    truth = derivatives(model, passed, lambda out: logits(out)[:, 7:].square().sum())
     with ch.watch(model, causes=True) as seen:
         first = model(ids[:, :7], use_cache=True)
         out = model(ids[:, 7:10], past_key_values=first.past_key_values)
@@ -321,19 +321,19 @@ def test_the_pieces_of_a_text_with_a_cache():
 
 def test_chosen_layers_and_heads():
     family = FAMILY["llama"]
-    model, given = build(family), drawn(family)
-    truth = derivatives(model, given)
-    seen = watched(model, given, layers=[1], heads=[3, 0])
+    model, passed = build(family), drawn(family)
+    truth = derivatives(model, passed)
+    seen = watched(model, passed, layers=[1], heads=[3, 0])
     near(seen.layer(1).g, truth[1][:, [0, 3]])
     assert seen.layer(1).v.shape == (2, 2, 11, 8)
 
 
 def test_several_backward_passes_add_up():
     family = FAMILY["gpt2"]
-    model, given = build(family), drawn(family)
-    truth = derivatives(model, given, lambda out: 3 * logits(out)[:, 4].sum() + logits(out)[:, 7].square().sum())
+    model, passed = build(family), drawn(family)
+    truth = derivatives(model, passed, lambda out: 3 * logits(out)[:, 4].sum() + logits(out)[:, 7].square().sum())
     with ch.watch(model, causes=True) as seen:
-        out = logits(model(**given))
+        out = logits(model(**passed))
         (3 * out[:, 4].sum()).backward(retain_graph=True)
     out[:, 7].square().sum().backward()
     near(seen.layer(0).g, truth[0])
@@ -341,8 +341,8 @@ def test_several_backward_passes_add_up():
 
 def test_a_layer_that_the_number_does_not_depend_on_has_zeros():
     family = FAMILY["clip"]
-    model, given = build(family), drawn(family)
-    seen = watched(model, given, lambda out: out.text_embeds.square().sum())
+    model, passed = build(family), drawn(family)
+    seen = watched(model, passed, lambda out: out.text_embeds.square().sum())
     assert {name: bool(seen.layer(name).g.any()) for name in seen.layers} == {
         name: name.startswith("text") for name in seen.layers
     }
@@ -351,15 +351,15 @@ def test_a_layer_that_the_number_does_not_depend_on_has_zeros():
 
 def test_a_backward_pass_to_chosen_tensors_leaves_no_false_zeros():
     family = FAMILY["llama"]
-    model, given = build(family), drawn(family)
-    truth = derivatives(model, given)
+    model, passed = build(family), drawn(family)
+    truth = derivatives(model, passed)
     with ch.watch(model, causes=True) as seen:
-        number_of(model(**given)).backward(inputs=[model.model.layers[1].input_layernorm.weight])
+        number_of(model(**passed)).backward(inputs=[model.model.layers[1].input_layernorm.weight])
     near(seen.layer(1).g, truth[1])
     with pytest.raises(RuleError, match=r"layer 0, and a backward pass went to chosen tensors only"):
         seen.contributions(0)
     with ch.watch(model, causes=True) as seen:
-        embedded = model.model.embed_tokens(given["input_ids"])
+        embedded = model.model.embed_tokens(passed["input_ids"])
         torch.autograd.grad(number_of(model(inputs_embeds=embedded)), embedded)
     near(seen.layer(0).g, truth[0])
 
@@ -368,12 +368,12 @@ def test_a_backward_pass_to_chosen_tensors_leaves_no_false_zeros():
 def test_with_change(order: str):
     """g is the derivative by A·v, before a head is scaled; where it is switched off, it is 0."""
     family = FAMILY["gpt2"]
-    model, given = build(family), drawn(family)
-    truth = derivatives(model, given)
+    model, passed = build(family), drawn(family)
+    truth = derivatives(model, passed)
     edits = [ch.cut(queries=9, keys=[1, 2], layers=[0]), ch.off(layers=[1], heads=[2])]
     blocks = [ch.change(model, edits), ch.watch(model, causes=True)]
     with blocks[order == "inside"] as one, blocks[order == "outside"] as other:
-        number_of(model(**given)).backward()
+        number_of(model(**passed)).backward()
     seen = one or other
     assert not seen.layer(1).g[:, 2].any()
     assert seen.layer(0).g.shape == truth[0].shape
@@ -383,9 +383,9 @@ def test_with_change(order: str):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_other_dtypes(dtype: torch.dtype):
     family = FAMILY["phi3"]
-    model, given = build(family).to(dtype), drawn(family)
-    truth = derivatives(model, given)
-    seen = watched(model, given)
+    model, passed = build(family).to(dtype), drawn(family)
+    truth = derivatives(model, passed)
+    seen = watched(model, passed)
     assert seen.layer(0).g.dtype == seen.layer(0).v.dtype == dtype
     near(
         seen.layer(1).g, truth[1], limit=8 * float(torch.finfo(dtype).eps) if dtype == torch.bfloat16 else 1e-6
@@ -394,10 +394,10 @@ def test_other_dtypes(dtype: torch.dtype):
 
 def test_autocast():
     family = FAMILY["llama"]
-    model, given = build(family), drawn(family)
-    truth = derivatives(model, given)
+    model, passed = build(family), drawn(family)
+    truth = derivatives(model, passed)
     with torch.autocast("cpu", torch.bfloat16):
-        seen = watched(model, given)
+        seen = watched(model, passed)
     near(seen.layer(1).g, truth[1], limit=0.1)
 
 
@@ -408,62 +408,62 @@ class Wrapped(torch.nn.Module):
         super().__init__()
         self.inner = model
 
-    def forward(self, **given: Any) -> Any:
-        return self.inner.forward(**given)
+    def forward(self, **passed: Any) -> Any:
+        return self.inner.forward(**passed)
 
 
 @pytest.mark.parametrize("wrap", [Wrapped, torch.nn.DataParallel])
 def test_wrappers(wrap: Any):
     family = FAMILY["gpt2"]
-    model, given = build(family), drawn(family)
-    truth = derivatives(model, given)
-    seen = watched(wrap(model), given)
+    model, passed = build(family), drawn(family)
+    truth = derivatives(model, passed)
+    seen = watched(wrap(model), passed)
     near(seen.layer(0).g, truth[0])
     with pytest.raises(RuleError, match="runs without a graph"), torch.no_grad(), ch.watch(wrap(model), causes=True):
-        wrap(model)(**given)
+        wrap(model)(**passed)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_a_compiled_model():
     family = FAMILY["gpt2"]
-    model, given = build(family), drawn(family)
-    truth = derivatives(model, given)
+    model, passed = build(family), drawn(family)
+    truth = derivatives(model, passed)
     compiled = torch.compile(model, backend="eager")
-    logits(compiled(**given)).sum().backward()
-    near(watched(compiled, given).layer(0).g, truth[0])
+    logits(compiled(**passed)).sum().backward()
+    near(watched(compiled, passed).layer(0).g, truth[0])
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_model_without_a_graph_is_refused_before_it_runs(mode: Any):
-    model, given = build(FAMILY["llama"]), drawn(FAMILY["llama"])
+    model, passed = build(FAMILY["llama"]), drawn(FAMILY["llama"])
     ran: list[int] = []
     model.model.layers[0].register_forward_pre_hook(lambda *_: ran.append(1))
     with pytest.raises(RuleError, match="runs without a graph"), mode(), ch.watch(model, causes=True):
-        model(**given)
+        model(**passed)
     with pytest.raises(RuleError, match=r"model\.generate"), ch.watch(model, causes=True):
-        model.generate(**given, max_new_tokens=2)
+        model.generate(**passed, max_new_tokens=2)
     assert not ran
     assert model.config._attn_implementation != "clearhead"
 
 
 def test_what_cannot_be_is_refused_by_name():
-    model, given = build(FAMILY["bert"], attention_probs_dropout_prob=0.5), drawn(FAMILY["bert"])
+    model, passed = build(FAMILY["bert"], attention_probs_dropout_prob=0.5), drawn(FAMILY["bert"])
     with (
         pytest.raises(RuleError, match=r"layer 0: causes=True, and dropout \(0\.5\)"),
         ch.watch(model.train(), causes=True),
     ):
-        model(**given)
+        model(**passed)
     with pytest.raises(RuleError, match="keep is False, and causes=True"), ch.watch(model, causes=True, keep=False):
         raise AssertionError("the block was entered")
     with pytest.raises(RuleError, match="causes is 'x'"), ch.watch(model, causes="x"):  # type: ignore[arg-type]
         raise AssertionError("the block was entered")
     with ch.watch(model.eval()) as seen:
-        model(**given)
+        model(**passed)
     for asking in (seen.cuts, seen.contributions, lambda layer: seen.layer(layer).g):
         with pytest.raises(RuleError, match="layer 1 was watched without derivatives"):
             asking(1)
     with ch.watch(model, causes=True) as seen:
-        model(**given)
+        model(**passed)
     for asking in (seen.strongest, seen.heads, lambda: seen.relevance(0), lambda: seen.cuts(0)):
         with pytest.raises(RuleError, match="no backward pass has run"):
             asking()
@@ -486,9 +486,9 @@ def test_a_stack_that_the_model_runs_without_a_graph_is_named():
 
 def test_a_file_holds_the_derivative(tmp_path: Path):
     family = FAMILY["gpt-oss"]
-    model, given = build(family), drawn(family)
+    model, passed = build(family), drawn(family)
     with ch.watch(model, causes=True) as seen:
-        number = number_of(model(**given))
+        number = number_of(model(**passed))
     with pytest.raises(RuleError, match="no backward pass has run"):
         seen.save(tmp_path / "seen")
     assert not list(tmp_path.iterdir())
@@ -505,7 +505,7 @@ def dense(seen: Any, truth: dict[str, np.ndarray]) -> dict[str, dict[str, np.nda
 
     A cut is a_ij/(1 - a_ij)·(r_i - t_ij); both differences are sums over the other keys, so that no digits cancel.
     """
-    found = {}
+    results = {}
     for name, weights in truth.items():
         layer, a = seen.layer(name), weights.astype(np.float64)
         g, v = layer.g.double().numpy(), layer.v.double().numpy()
@@ -518,21 +518,21 @@ def dense(seen: Any, truth: dict[str, np.ndarray]) -> dict[str, dict[str, np.nda
         rest = a @ others + sink
         alone = -(a * t)
         cuts = np.divide(a * ((a * t) @ others - t * (a @ others + sink)), rest, out=alone.copy(), where=rest > 0)
-        found[name] = {"contributions": a * t, "cuts": cuts}
-    return found
+        results[name] = {"contributions": a * t, "cuts": cuts}
+    return results
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt-oss", "t5", "vit"])
 def test_causes_equal_those_of_eager_weights(name: str):
     family = FAMILY[name]
-    model, given = build(family), drawn(family)
-    _, truth = eager(model, given)
-    seen = watched(model, given)
+    model, passed = build(family), drawn(family)
+    _, truth = eager(model, passed)
+    seen = watched(model, passed)
     expected = dense(seen, truth)
     for layer, kind in itertools.product(seen.layers, ("contributions", "cuts")):
-        found = getattr(seen, kind)(layer)[...].double().numpy()
+        result = getattr(seen, kind)(layer)[...].double().numpy()
         size = np.abs(expected[layer][kind]).max()
-        np.testing.assert_allclose(found, expected[layer][kind], atol=2e-4 * size, err_msg=f"{layer} {kind}")
+        np.testing.assert_allclose(result, expected[layer][kind], atol=2e-4 * size, err_msg=f"{layer} {kind}")
     edges = seen.strongest(30)
     assert len(edges) == 30
     magnitudes = [abs(edge.value) for edge in edges]
@@ -558,9 +558,9 @@ def test_causes_equal_those_of_eager_weights(name: str):
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_relevance_is_a_row_of_the_product_of_all_layers(name: str, query: int):
     family = FAMILY[name]
-    model, given = build(family), drawn(family)
-    _, truth = eager(model, given)
-    seen = watched(model, given)
+    model, passed = build(family), drawn(family)
+    _, truth = eager(model, passed)
+    seen = watched(model, passed)
     rows = np.broadcast_to(np.eye(11), (2, 11, 11))
     for one in dense(seen, truth).values():
         rows = rows + np.maximum(one["contributions"], 0).mean(1) @ rows
@@ -594,30 +594,30 @@ def test_relevance_goes_through_one_stack():
 def test_a_heads_effect_is_the_derivative_by_its_scale():
     """Σ g·o is what the number changes by when the head is scaled by 1 + ε, over ε."""
     family = FAMILY["gpt2"]
-    model, given = build(family).double(), drawn(family)
-    lines = watched(model, given).heads()
+    model, passed = build(family).double(), drawn(family)
+    lines = watched(model, passed).heads()
     for line in lines[::3]:
         numbers = []
         for by in (1 + 1e-5, 1 - 1e-5):
             edit = ch.scaled(layers=[line.layer], heads=[line.head], by=by)
             with torch.no_grad(), ch.change(model, edit):
-                numbers.append(float(number_of(model(**given))))
+                numbers.append(float(number_of(model(**passed))))
         assert (numbers[0] - numbers[1]) / 2e-5 == pytest.approx(line.contribution, rel=1e-4, abs=1e-6)
 
 
 def test_the_effect_of_a_cut_is_that_of_running_the_model_with_the_edge_cut():
     """In the last layer nothing but W_O comes after the head, so that a cut is exact for its linear number."""
     model = build(FAMILY["gpt2"]).double()
-    given, last = drawn(FAMILY["gpt2"]), model.transformer.h[1].attn
+    passed, last = drawn(FAMILY["gpt2"]), model.transformer.h[1].attn
     kept: list[torch.Tensor] = []
     last.register_forward_hook(lambda _, __, out: kept.append(out[0]))
     along = factors(torch.zeros(32).double())
     with ch.watch(model, causes=True) as seen:
-        model(**given)
+        model(**passed)
         (kept[-1][:, 7] @ along).sum().backward()
     for key in (0, 3, 7):
         with torch.no_grad(), ch.change(model, ch.cut(queries=7, keys=[key], layers=[1], heads=[2])):
-            model(**given)
+            model(**passed)
         effect = (kept[-1][:, 7] - kept[0][:, 7]) @ along
         np.testing.assert_allclose(seen.cuts(1)[:, 2, 7, key], effect.detach(), rtol=1e-6, atol=1e-9)
 
@@ -628,15 +628,15 @@ def test_chosen_heads_keep_their_numbers_and_tokens_are_named():
             return f"t{ids[0]}"
 
     family = FAMILY["t5"]
-    model, given = build(family), drawn(family)
-    seen = watched(model, given, heads=[3, 1], tokenizer=Tokenizer())
+    model, passed = build(family), drawn(family)
+    seen = watched(model, passed, heads=[3, 1], tokenizer=Tokenizer())
     assert {line.head for line in seen.heads()} == {1, 3}
     edges = seen.strongest(200)
     assert {edge.head for edge in edges} == {1, 3}
     for edge, (query, key) in zip(edges, edges.tokens, strict=True):
-        own = seen.source_tokens if edge.layer.startswith("encoder") else seen.tokens
+        local = seen.source_tokens if edge.layer.startswith("encoder") else seen.tokens
         other = seen.tokens if edge.layer.startswith("decoder") and "self" in edge.layer else seen.source_tokens
-        assert (query, key) == (own[edge.batch][edge.query], other[edge.batch][edge.key])
+        assert (query, key) == (local[edge.batch][edge.query], other[edge.batch][edge.key])
     assert f"{edges.tokens[0][0]} ← {edges.tokens[0][1]}" in str(edges).splitlines()[1]
     with pytest.raises(RuleError, match="k is 0"):
         seen.strongest(0)
@@ -644,9 +644,9 @@ def test_chosen_heads_keep_their_numbers_and_tokens_are_named():
 
 def test_spans_of_several_steps_and_of_a_loaded_file_are_those_of_one_pass(tmp_path: Path):
     family = FAMILY["gemma3"]
-    model, given = build(family), drawn(family)
-    ids, words = given["input_ids"], torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3, -1, 4])
-    one = watched(model, given, lambda out: logits(out)[:, -1].square().sum())
+    model, passed = build(family), drawn(family)
+    ids, words = passed["input_ids"], torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3, -1, 4])
+    one = watched(model, passed, lambda out: logits(out)[:, -1].square().sum())
     with ch.watch(model, causes=True) as steps:
         first = model(ids[:, :9], use_cache=True)
         logits(model(ids[:, 9:], past_key_values=first.past_key_values))[:, -1].square().sum().backward()
@@ -654,8 +654,8 @@ def test_spans_of_several_steps_and_of_a_loaded_file_are_those_of_one_pass(tmp_p
     for other in (steps, ch.load(tmp_path / "seen")):
         for layer in (0, 1):
             expected = one.cuts(layer).spans(words, words).numpy()
-            found = np.asarray(other.cuts(layer).spans(words, words))
-            np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
+            result = np.asarray(other.cuts(layer).spans(words, words))
+            np.testing.assert_allclose(result, expected, atol=1e-4 * np.abs(expected).max())
         np.testing.assert_allclose(np.asarray(other.relevance(-1)), one.relevance(-1).numpy(), rtol=1e-3, atol=1e-4)
         sizes = [[abs(edge.value) for edge in seen.strongest(5)] for seen in (one, other)]
         np.testing.assert_allclose(*sizes, rtol=1e-3)

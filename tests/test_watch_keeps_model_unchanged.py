@@ -47,9 +47,9 @@ def bigbird_pegasus() -> tuple[Any, dict[str, torch.Tensor]]:
     return model, {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": target}
 
 
-def same(found: torch.Tensor, expected: torch.Tensor) -> None:
+def same(result: torch.Tensor, expected: torch.Tensor) -> None:
     np.testing.assert_allclose(
-        found.detach().double().numpy(),
+        result.detach().double().numpy(),
         expected.detach().double().numpy(),
         atol=2e-5 * float(expected.abs().max()),
     )
@@ -57,11 +57,11 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("of", [git, bigbird_pegasus])
 def test_attention_classes_outside_the_interface_compute_as_before(of: Any):
-    model, given = of()
+    model, passed = of()
     with torch.no_grad():
-        before = model(**given).logits
+        before = model(**passed).logits
         with pytest.warns(UserWarning, match="was not seen: .*SelfAttention"), ch.watch(model) as seen:
-            watched = model(**given).logits
+            watched = model(**passed).logits
     same(watched, before)
     assert all(kind.endswith("SelfAttention") for _, kind in seen.unseen)
     assert len(seen.unseen) == 2
@@ -71,9 +71,9 @@ def test_attention_classes_outside_the_interface_compute_as_before(of: Any):
 
 @UNSEEN
 def test_unseen_attention_is_named_everywhere_and_saved(tmp_path: Path):
-    model, given = git()
+    model, passed = git()
     with torch.no_grad(), ch.watch(model) as seen:
-        model(**given)
+        model(**passed)
     path, kind = seen.unseen[0]
     assert path.endswith("layer.0.attention.self")
     assert kind == "GitSelfAttention"
@@ -110,15 +110,15 @@ def test_unseen_attention_is_named_everywhere_and_saved(tmp_path: Path):
 def test_unseen_pooling_heads_and_linear_attention_are_named(model: Any, config: Any, kind: str):
     made = shaken(model(config))
     pixels = torch.randn(1, 3, config.image_size, config.image_size) if hasattr(config, "image_size") else None
-    given = {"input_ids": torch.arange(2, 12)[None]} if pixels is None else {"pixel_values": pixels}
+    passed = {"input_ids": torch.arange(2, 12)[None]} if pixels is None else {"pixel_values": pixels}
     with torch.no_grad():
-        before = made(**given).last_hidden_state
+        before = made(**passed).last_hidden_state
         if not kind:  # no layer goes through the interface: refused by name, before or after the model ran
             with pytest.raises(RuleError, match=r"SamVision\w*Attention.*AttentionInterface"), ch.watch(made):
-                made(**given)
+                made(**passed)
             return
         with pytest.warns(UserWarning, match=kind), ch.watch(made) as seen:
-            watched = made(**given).last_hidden_state
+            watched = made(**passed).last_hidden_state
     same(watched, before)
     assert {name for _, name in seen.unseen} == {kind}
 
@@ -189,25 +189,25 @@ def test_changes_written_into_a_mask_take_effect(writing: str, inference: bool):
                 float(mask.sum())
         q, k, v = torch.randn(2, 2, 5, 4), torch.randn(2, 2, 6, 4), torch.randn(2, 2, 6, 4)
         module = torch.nn.Module()
-        found = attend(module, q, k, v, ours, scaling=0.5)[0]
+        result = attend(module, q, k, v, ours, scaling=0.5)[0]
         weights = torch.softmax(0.5 * q @ k.mT + truth, -1)
         rows = (truth == 0).any(-1, keepdim=True) | (truth.abs() < 9).any(-1, keepdim=True)  # an empty row is 0 here
-        torch.testing.assert_close(found, torch.where(rows, weights @ v, 0.0).transpose(1, 2))
+        torch.testing.assert_close(result, torch.where(rows, weights @ v, 0.0).transpose(1, 2))
 
 
 def test_a_mask_of_the_wrong_length_is_refused():
-    model, given = build(FAMILY["t5"]), inputs(FAMILY["t5"])
-    encoded = model.encoder(given["input_ids"])
+    model, passed = build(FAMILY["t5"]), inputs(FAMILY["t5"])
+    encoded = model.encoder(passed["input_ids"])
     mask = torch.tensor([[1, 1, 1, 0]] * 2)
-    call = {"encoder_outputs": encoded, "attention_mask": mask, "decoder_input_ids": given["decoder_input_ids"]}
+    call = {"encoder_outputs": encoded, "attention_mask": mask, "decoder_input_ids": passed["decoder_input_ids"]}
     with pytest.raises(RuntimeError, match="size"):
         model(**call)
     with pytest.raises(ShapeError, match=r"decoder\.0\.cross: the attention mask.*keys 4.*keys 11"), ch.watch(model):
         model(**call)
-    llama, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    llama, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
     long = torch.ones(2, 1, 11, 13, dtype=torch.bool)
     with pytest.raises(ShapeError, match="keys 13"), ch.watch(llama):
-        llama(given["input_ids"], attention_mask=long)
+        llama(passed["input_ids"], attention_mask=long)
 
 
 class Unmasked(hf.LlamaModel):
@@ -235,9 +235,9 @@ def test_a_model_without_a_mask_computes_as_with_its_own_attention(implementatio
 
 
 def test_an_integer_mask_is_refused():
-    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
     with pytest.raises(DtypeError, match=r"mask is torch\.int64"), torch.no_grad(), ch.watch(model):
-        model(given["input_ids"], attention_mask=torch.ones(2, 1, 11, 11, dtype=torch.int64))
+        model(passed["input_ids"], attention_mask=torch.ones(2, 1, 11, 11, dtype=torch.int64))
 
 
 def albert(**more: Any) -> Any:
@@ -245,11 +245,11 @@ def albert(**more: Any) -> Any:
 
 
 def test_a_layer_that_runs_several_times_is_recorded_each_time():
-    model, given = albert(), inputs(FAMILY["bert"], "right")
-    out, truth = eager(model, given)
+    model, passed = albert(), inputs(FAMILY["bert"], "right")
+    out, truth = eager(model, passed)
     with torch.no_grad(), ch.watch(model, received=True) as seen:
-        watched = model(**given)
-    real = given["attention_mask"].bool()
+        watched = model(**passed)
+    real = passed["attention_mask"].bool()
     same(watched.last_hidden_state[real], out.last_hidden_state[real])
     assert seen.layers == ["0", "0#2", "0#3"]
     assert [seen.layer(name).call for name in seen.layers] == [1, 2, 3]
@@ -264,14 +264,14 @@ def test_a_layer_that_runs_several_times_is_recorded_each_time():
 
 
 def test_the_calls_of_a_repeated_layer_are_saved_and_chosen(tmp_path: Path):
-    model, given = albert(), inputs(FAMILY["bert"])
+    model, passed = albert(), inputs(FAMILY["bert"])
     with torch.no_grad(), ch.watch(model, layers=["0#2"]) as seen:
-        model(**given)
+        model(**passed)
     assert seen.layers == ["0#2"]
     seen.save(tmp_path / "seen")
     assert ch.load(tmp_path / "seen").layer("0#2").call == 2
     with torch.no_grad(), pytest.raises(RuleError, match="second sequence"), ch.watch(model):
-        [model(**given) for _ in range(2)]
+        [model(**passed) for _ in range(2)]
 
 
 def difference_model() -> Any:
@@ -279,11 +279,11 @@ def difference_model() -> Any:
 
 
 def test_several_attentions_in_one_layer_are_joined_over_the_steps_of_generate():
-    model, given = difference_model(), inputs(FAMILY["llama"])
+    model, passed = difference_model(), inputs(FAMILY["llama"])
     options: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
-    truth = model.generate(**given, **options)
+    truth = model.generate(**passed, **options)
     with ch.watch(model, received=True) as seen:
-        tokens = model.generate(**given, **options)
+        tokens = model.generate(**passed, **options)
     assert tokens.tolist() == truth.tolist()
     assert seen.layers == ["0", "0#2", "1", "1#2"]
     with torch.no_grad(), ch.watch(model, received=True) as once:
@@ -295,8 +295,8 @@ def test_several_attentions_in_one_layer_are_joined_over_the_steps_of_generate()
 
 @pytest.mark.parametrize("kind", ["boolean", "added"])
 def test_a_mask_given_by_the_user_in_every_step_is_joined(kind: str):
-    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
-    ids = given["input_ids"]
+    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    ids = passed["input_ids"]
     soft = torch.randn(2, 1, 11, 11, generator=torch.manual_seed(4))
     mask = torch.where(torch.ones(11, 11, dtype=torch.bool).tril(), soft, torch.finfo(torch.float32).min)
     if kind == "boolean":
@@ -307,8 +307,8 @@ def test_a_mask_given_by_the_user_in_every_step_is_joined(kind: str):
             model(ids, attention_mask=mask, use_cache=False)
         with ch.watch(model, received=True) as seen:
             first = model(ids[:, :8], attention_mask=mask[:, :, :8, :8], use_cache=True)
-            for at in range(8, 11):
-                model(ids[:, at : at + 1], attention_mask=mask[:, :, at : at + 1, : at + 1],
+            for place in range(8, 11):
+                model(ids[:, place : place + 1], attention_mask=mask[:, :, place : place + 1, : place + 1],
                       past_key_values=first.past_key_values)  # fmt: skip
     for name in seen.layers:
         np.testing.assert_allclose(seen.matrix(name)[...], once.matrix(name)[...], atol=2e-5)
@@ -316,8 +316,8 @@ def test_a_mask_given_by_the_user_in_every_step_is_joined(kind: str):
 
 
 def test_steps_with_and_without_a_mask_are_joined():
-    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
-    ids = given["input_ids"]
+    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    ids = passed["input_ids"]
     mask = torch.rand(2, 1, 8, 8, generator=torch.manual_seed(4)).lt(0.7).tril() | torch.eye(8, dtype=torch.bool)
     whole = torch.ones(2, 1, 11, 11, dtype=torch.bool).tril()
     whole[:, :, :8, :8] = mask
@@ -368,9 +368,9 @@ def test_a_static_cache_with_a_dense_mask_is_refused():
 
 
 def test_beams_of_a_layer_that_runs_several_times_are_still_refused():
-    model, given = difference_model(), inputs(FAMILY["llama"])
+    model, passed = difference_model(), inputs(FAMILY["llama"])
     with pytest.raises(RuleError, match="beam"), ch.watch(model):
-        model.generate(**given, max_new_tokens=8, num_beams=3, do_sample=False)
+        model.generate(**passed, max_new_tokens=8, num_beams=3, do_sample=False)
 
 
 def test_each_image_of_a_vision_tower_is_a_layer():
@@ -397,19 +397,19 @@ def test_each_image_of_a_vision_tower_is_a_layer():
 
 
 def test_recomputation_in_gradient_checkpointing_is_not_recorded_again():
-    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
-    found = []
+    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    results = []
     for watching in (False, True):
         model.zero_grad()
         if watching:
             model.activation_checkpointing_enable()
             with ch.watch(model.train()) as seen:
-                model(**given, labels=given["input_ids"], use_cache=False).loss.backward()
+                model(**passed, labels=passed["input_ids"], use_cache=False).loss.backward()
             assert seen[0].queries == 11
         else:
-            model(**given, labels=given["input_ids"]).loss.backward()
-        found.append(model.model.layers[0].self_attn.q_proj.weight.grad)
-    same(found[1], found[0])
+            model(**passed, labels=passed["input_ids"]).loss.backward()
+        results.append(model.model.layers[0].self_attn.q_proj.weight.grad)
+    same(results[1], results[0])
 
 
 class Sentences(torch.nn.Module):
@@ -424,14 +424,14 @@ class Sentences(torch.nn.Module):
 
 
 def test_wrapped_models_and_dictionaries():
-    model, given = build(FAMILY["bert"]), inputs(FAMILY["bert"])
+    model, passed = build(FAMILY["bert"]), inputs(FAMILY["bert"])
     wrapper = Sentences(model)
     with torch.no_grad():
-        before = wrapper(given)
+        before = wrapper(passed)
         with ch.watch(wrapper) as seen:
-            watched = wrapper(given)
+            watched = wrapper(passed)
     same(watched, before)
-    assert seen.tokens == given["input_ids"].tolist()
+    assert seen.tokens == passed["input_ids"].tolist()
     with torch.no_grad(), ch.watch(model) as plain:
         model(inputs_embeds=torch.randn(1, 5, 32))
     assert plain.tokens == []
@@ -446,13 +446,13 @@ def test_a_pipeline_is_refused_and_the_error_names_the_model_inside():
         pass
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_a_compiled_model_runs_uncompiled_at_any_batch_size():
-    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
     compiled = torch.compile(model, backend="eager")
     with torch.no_grad():
-        expected = [compiled(ids).logits for ids in (given["input_ids"][:1], given["input_ids"])]
-        for ids, truth in zip((given["input_ids"][:1], given["input_ids"]), expected, strict=True):
+        expected = [compiled(ids).logits for ids in (passed["input_ids"][:1], passed["input_ids"])]
+        for ids, truth in zip((passed["input_ids"][:1], passed["input_ids"]), expected, strict=True):
             with ch.watch(compiled) as seen:
                 same(compiled(ids).logits, truth)
             assert seen.layer(0).path == "model.layers.0.self_attn"
@@ -460,12 +460,12 @@ def test_a_compiled_model_runs_uncompiled_at_any_batch_size():
 
 
 def test_negative_layers_count_from_the_end():
-    model, given = build(FAMILY["t5"]), inputs(FAMILY["t5"])
+    model, passed = build(FAMILY["t5"]), inputs(FAMILY["t5"])
     with torch.no_grad(), ch.watch(model, layers=[-1]) as seen:
-        model(**given)
+        model(**passed)
     assert seen.layers == ["encoder.1.self", "decoder.1.self", "decoder.1.cross"]
     with torch.no_grad(), pytest.raises(SelectionError, match="no -3"), ch.watch(model, layers=[-3]):
-        model(**given)
+        model(**passed)
 
 
 @pytest.mark.parametrize(

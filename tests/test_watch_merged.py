@@ -41,53 +41,54 @@ def sources() -> dict[str, torch.Tensor]:
 
 def prompt(*, padded: bool = False) -> dict[str, torch.Tensor]:
     torch.manual_seed(3)
-    given = {"decoder_input_ids": torch.randint(2, 55, (2, 7))}
+    passed = {"decoder_input_ids": torch.randint(2, 55, (2, 7))}
     if padded:
-        given["decoder_attention_mask"] = torch.ones(2, 7, dtype=torch.long)
-        given["decoder_attention_mask"][0, :2] = 0
-    return given
+        passed["decoder_attention_mask"] = torch.ones(2, 7, dtype=torch.long)
+        passed["decoder_attention_mask"][0, :2] = 0
+    return passed
 
 
-def eager_rows(model: Any, given: dict[str, Any]) -> tuple[torch.Tensor, list[np.ndarray]]:
+def eager_rows(model: Any, passed: dict[str, Any]) -> tuple[torch.Tensor, list[np.ndarray]]:
     """The tokens of generate, and each decoder layer's weights over all steps, (…, queries, decoder + encoder keys)."""
     model.set_attn_implementation("eager")
-    out = model.generate(**given, **EIGHT, output_attentions=True, return_dict_in_generate=True)
+    out = model.generate(**passed, **EIGHT, output_attentions=True, return_dict_in_generate=True)
     model.set_attn_implementation("sdpa")
-    found = []
+    results = []
     for layer in range(len(out.decoder_attentions[0])):
         steps = [
-            (own[layer], other[layer]) for own, other in zip(out.decoder_attentions, out.cross_attentions, strict=True)
+            (local[layer], other[layer])
+            for local, other in zip(out.decoder_attentions, out.cross_attentions, strict=True)
         ]
-        queries = sum(own.shape[2] for own, _ in steps)
+        queries = sum(local.shape[2] for local, _ in steps)
         whole, row = np.zeros((2, 4, queries, queries + SOURCE), np.float32), 0
-        for own, other in steps:
-            stop = row + own.shape[2]
-            used = own[..., :stop]  # a static cache has unused capacity
+        for local, other in steps:
+            stop = row + local.shape[2]
+            used = local[..., :stop]  # a static cache has unused capacity
             whole[:, :, row:stop, stop - used.shape[3] : stop] = used
             whole[:, :, row:stop, queries:] = other
             row = stop
-        found.append(whole)
-    return out.sequences, found
+        results.append(whole)
+    return out.sequences, results
 
 
-def real_rows(given: dict[str, Any], queries: int) -> np.ndarray:
+def real_rows(passed: dict[str, Any], queries: int) -> np.ndarray:
     real = np.ones((2, 1, queries, 1), bool)
-    if "decoder_attention_mask" in given:
-        real[:, 0, :7, 0] = given["decoder_attention_mask"].numpy() > 0
+    if "decoder_attention_mask" in passed:
+        real[:, 0, :7, 0] = passed["decoder_attention_mask"].numpy() > 0
     return real
 
 
 def test_the_weights_of_a_forward_pass_equal_eagers(model: Any):
-    given = sources() | prompt()
+    passed = sources() | prompt()
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        out = model(**given, output_attentions=True)
+        out = model(**passed, output_attentions=True)
     model.set_attn_implementation("sdpa")
     with torch.no_grad(), ch.watch(model) as seen:
-        watched = model(**given)
+        watched = model(**passed)
     np.testing.assert_allclose(watched.logits, out.logits, atol=2e-5 * float(out.logits.abs().max()))
-    for name, own, other in zip(DECODERS, out.decoder_attentions, out.cross_attentions, strict=True):
-        np.testing.assert_allclose(seen.matrix(name)[...], torch.cat([own, other], -1), atol=2e-5)
+    for name, local, other in zip(DECODERS, out.decoder_attentions, out.cross_attentions, strict=True):
+        np.testing.assert_allclose(seen.matrix(name)[...], torch.cat([local, other], -1), atol=2e-5)
         layer = seen.layer(name)
         assert (layer.other_keys, layer.cross, layer.call) == (SOURCE, False, 1)
         assert "merged attention: the last 11 keys" in layer.note
@@ -96,33 +97,33 @@ def test_the_weights_of_a_forward_pass_equal_eagers(model: Any):
 @pytest.mark.parametrize("more", [{}, STATIC], ids=["growing", "static"])
 @pytest.mark.parametrize("start", [{}, prompt(), prompt(padded=True)], ids=["", "prompt", "padded"])
 def test_the_steps_of_generate_are_joined(model: Any, start: dict[str, Any], more: dict[str, Any]):
-    given = sources() | start | more
-    tokens, truth = eager_rows(model, given)
+    passed = sources() | start | more
+    tokens, truth = eager_rows(model, passed)
     with ch.watch(model, received=True, peak=True, entropy=True, distance=True, top=3) as seen:
-        watched = model.generate(**given, **EIGHT)
+        watched = model.generate(**passed, **EIGHT)
     assert watched.tolist() == tokens.tolist()
     for name, weights in zip(DECODERS, truth, strict=True):
         matrix, layer = seen.matrix(name), seen.layer(name)
-        real = real_rows(given, weights.shape[2])
+        real = real_rows(passed, weights.shape[2])
         np.testing.assert_allclose(np.where(real, matrix[...], 0), np.where(real, weights, 0), atol=2e-5)
         assert layer.other_keys == SOURCE
-        found, again = seen[name], matrix.observe(received=True, peak=True, entropy=True, distance=True, top=3)
+        result, again = seen[name], matrix.observe(received=True, peak=True, entropy=True, distance=True, top=3)
         for one in ("received", "peak", "entropy", "distance"):
-            np.testing.assert_allclose(getattr(found, one), getattr(again, one), atol=1e-4, err_msg=one)
-        np.testing.assert_allclose(found.top.weights, again.top.weights, atol=1e-5)
-        picked = np.take_along_axis(matrix[...].numpy(), np.maximum(found.top.indices.numpy(), 0), -1)
-        np.testing.assert_allclose(np.where(found.top.indices >= 0, picked, 0), found.top.weights, atol=1e-5)
+            np.testing.assert_allclose(getattr(result, one), getattr(again, one), atol=1e-4, err_msg=one)
+        np.testing.assert_allclose(result.top.weights, again.top.weights, atol=1e-5)
+        picked = np.take_along_axis(matrix[...].numpy(), np.maximum(result.top.indices.numpy(), 0), -1)
+        np.testing.assert_allclose(np.where(result.top.indices >= 0, picked, 0), result.top.weights, atol=1e-5)
     if "decoder_attention_mask" in start:
         assert seen.layer(DECODERS[0]).padding.sum() == 2
 
 
 def test_the_joined_steps_equal_one_forward_pass(model: Any):
-    given = sources()
+    passed = sources()
     with ch.watch(model, received=True, image=(4, 4), values=True, heads=[1, 2]) as seen:
-        tokens = model.generate(**given, **EIGHT)
+        tokens = model.generate(**passed, **EIGHT)
     whole = {"decoder_input_ids": tokens[:, :-1], "use_cache": False}
     with torch.no_grad(), ch.watch(model, received=True, image=(4, 4), values=True, heads=[1, 2]) as once:
-        model(**given, **whole)
+        model(**passed, **whole)
     for name in DECODERS:
         np.testing.assert_allclose(seen.matrix(name)[...], once.matrix(name)[...], atol=2e-5)
         np.testing.assert_allclose(seen.layer(name).v, once.layer(name).v, atol=2e-5)
@@ -151,9 +152,9 @@ def test_merged_layers_are_saved_and_refuse_what_they_lack(model: Any, tmp_path:
     again = ch.load(tmp_path / "seen")
     assert [again.layer(name).other_keys for name in again.layers] == [0, 0, SOURCE, SOURCE]
     lines = [line for line in again.summary() if line.layer in DECODERS]
-    assert all(np.isnan(line.distance) and line.own > 0 and line.previous > 0 for line in lines)
-    own = seen.matrix(DECODERS[1])[...].numpy()[:, 0].diagonal(axis1=1, axis2=2).mean()
-    np.testing.assert_allclose(next(line.own for line in lines if line.layer == DECODERS[1]), own, atol=1e-5)
+    assert all(np.isnan(line.distance) and line.diagonal > 0 and line.previous > 0 for line in lines)
+    local = seen.matrix(DECODERS[1])[...].numpy()[:, 0].diagonal(axis1=1, axis2=2).mean()
+    np.testing.assert_allclose(next(line.diagonal for line in lines if line.layer == DECODERS[1]), local, atol=1e-5)
     with pytest.raises(ShapeError, match="rollout needs the same tokens"):
         seen.rollout(2, layers=DECODERS)
     with pytest.raises(RuleError, match="the distance to keys behind"), ch.watch(model, keep=False, distance=True):
@@ -216,15 +217,15 @@ def relative(name: str) -> Any:
 @pytest.mark.parametrize("name", ["t5gemma", "t5", "mistral", "gemma3"])
 def test_static_and_growing_caches_give_the_same_weights(name: str):
     model = relative(name)
-    given, found = sources() if "t5" in name else inputs(FAMILY["llama"], "left"), []
+    passed, result = sources() if "t5" in name else inputs(FAMILY["llama"], "left"), []
     for more in ({}, STATIC):
-        truth = model.generate(**given, **EIGHT, **more)
+        truth = model.generate(**passed, **EIGHT, **more)
         with ch.watch(model, received=True, distance=True) as seen:
-            assert model.generate(**given, **EIGHT, **more).tolist() == truth.tolist()
-        found.append(seen)
-    for layer, one in itertools.product(found[0].layers, ("received", "distance")):
-        np.testing.assert_allclose(getattr(found[0][layer], one), getattr(found[1][layer], one), atol=1e-4)
-        np.testing.assert_allclose(found[0].matrix(layer)[...], found[1].matrix(layer)[...], atol=2e-5)
+            assert model.generate(**passed, **EIGHT, **more).tolist() == truth.tolist()
+        result.append(seen)
+    for layer, one in itertools.product(result[0].layers, ("received", "distance")):
+        np.testing.assert_allclose(getattr(result[0][layer], one), getattr(result[1][layer], one), atol=1e-4)
+        np.testing.assert_allclose(result[0].matrix(layer)[...], result[1].matrix(layer)[...], atol=2e-5)
 
 
 @pytest.mark.parametrize("steps", [[11], [8, 1, 2]])

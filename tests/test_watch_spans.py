@@ -34,47 +34,47 @@ class Tokenizer:
 
 def number_of(out: Any, factors: list[torch.Tensor]) -> torch.Tensor:
     """A number that depends on every output, each with its own factor, the same for a list that is kept."""
-    found = logits(out)
+    result = logits(out)
     if not factors:
-        factors.append(torch.from_numpy(fresh().standard_normal(found.shape)).to(found))
-    return (found * factors[0]).sum()
+        factors.append(torch.from_numpy(fresh().standard_normal(result.shape)).to(result))
+    return (result * factors[0]).sum()
 
 
-def watched(model: Any, given: dict[str, Any], **more: Any) -> Any:
+def watched(model: Any, passed: dict[str, Any], **more: Any) -> Any:
     with ch.watch(model, causes=True, **more) as seen:
-        number_of(model(**given), []).backward()
+        number_of(model(**passed), []).backward()
     return seen
 
 
 def gpt2(tokenizer: Any = None, ids: Any = None) -> Any:
-    given = torch.arange(11)[None] if ids is None else ids
-    return watched(build(FAMILY["gpt2"]), {"input_ids": given}, tokenizer=tokenizer)
+    passed = torch.arange(11)[None] if ids is None else ids
+    return watched(build(FAMILY["gpt2"]), {"input_ids": passed}, tokenizer=tokenizer)
 
 
 def test_a_span_is_what_ch_change_does_without_it():
     """Every pair of spans, each cut at the output of a model's only attention layer, on which the number is linear."""
     model, rng = build(FAMILY["gpt2"], n_layer=1).double(), fresh()
-    given = {"input_ids": torch.from_numpy(rng.integers(2, 59, (2, 8)))}
+    passed = {"input_ids": torch.from_numpy(rng.integers(2, 59, (2, 8)))}
     outputs: list[torch.Tensor] = []
     model.transformer.h[0].attn.register_forward_hook(lambda _, __, out: outputs.append(out[0]))
     along = torch.from_numpy(rng.standard_normal((2, 8, 32)))
     with ch.watch(model, causes=True) as seen:
-        model(**given)
+        model(**passed)
         (outputs[-1] * along).sum().backward()
     labels = rng.integers(-1, 3, 8)
     labels[:3] = 0, 1, 2
-    found = seen.spans(labels)[0]
-    assert found.shape == (2, 4, 3, 3)
+    result = seen.spans(labels)[0]
+    assert result.shape == (2, 4, 3, 3)
     for query, key in np.ndindex(3, 3):
         places = [np.flatnonzero(labels == which).tolist() for which in (query, key)]
         if min(places[1]) <= max(places[0]):
             edit = ch.cut(queries=places[0], keys=places[1], heads=[2])
             with torch.no_grad(), ch.change(model, edit):
-                model(**given)
+                model(**passed)
             effect = ((outputs[-1] - outputs[0]) * along).sum((1, 2)).detach()
-            np.testing.assert_allclose(found[:, 2, query, key], effect, rtol=1e-6, atol=1e-9)
+            np.testing.assert_allclose(result[:, 2, query, key], effect, rtol=1e-6, atol=1e-9)
         else:
-            assert not found[:, :, query, key].any()
+            assert not result[:, :, query, key].any()
 
 
 def dense(layer: Any, weights: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
@@ -85,29 +85,29 @@ def dense(layer: Any, weights: np.ndarray, rows: np.ndarray, cols: np.ndarray) -
     if "sinks" in layer.rules:
         sink = layer.rules["sinks"].double().numpy()[:, None] - layer.observation.logsumexp.double().numpy()
         sink = np.exp(sink)[..., None]
-    found = np.zeros((*a.shape[:2], rows.max() + 1, cols.max() + 1))
-    for batch, query, key in np.ndindex(len(a), *found.shape[2:]):
+    result = np.zeros((*a.shape[:2], rows.max() + 1, cols.max() + 1))
+    for batch, query, key in np.ndindex(len(a), *result.shape[2:]):
         kept = a[batch] * (cols[batch] != key)
         left = kept.sum(-1, keepdims=True) + (sink[batch] if np.ndim(sink) else 0.0)
         output = np.divide(kept @ v[batch], left, out=np.zeros_like(g[batch]), where=left > 0)
         change = (g[batch] * (output - a[batch] @ v[batch])).sum(-1)
-        found[batch, :, query, key] = change[:, rows[batch] == query].sum(-1)
-    return found
+        result[batch, :, query, key] = change[:, rows[batch] == query].sum(-1)
+    return result
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt-oss", "t5"])
 def test_every_layer_and_head_has_the_formula_of_eager_weights(name: str):
     family, rng = FAMILY[name], fresh()
-    model, given = build(family), inputs(family)
-    _, truth = eager(model, given)
-    seen = watched(model, given)
-    sizes = [given["decoder_input_ids"].shape[1] if name == "t5" else 11, 11]
-    own, source = (rng.integers(-1, 4, (2, size)) for size in sizes)
-    spans = seen.spans(own, source) if name == "t5" else seen.spans(own)
+    model, passed = build(family), inputs(family)
+    _, truth = eager(model, passed)
+    seen = watched(model, passed)
+    sizes = [passed["decoder_input_ids"].shape[1] if name == "t5" else 11, 11]
+    local, source = (rng.integers(-1, 4, (2, size)) for size in sizes)
+    spans = seen.spans(local, source) if name == "t5" else seen.spans(local)
     assert list(spans) == seen.layers
     for layer, weights in truth.items():
-        rows = source if layer.startswith("encoder") else own
-        cols = own if ("decoder" in layer and "self" in layer) or name != "t5" else source
+        rows = source if layer.startswith("encoder") else local
+        cols = local if ("decoder" in layer and "self" in layer) or name != "t5" else source
         expected = dense(seen.layer(layer), weights, rows, cols)
         np.testing.assert_allclose(spans[layer], expected, atol=2e-4 * np.abs(expected).max(), err_msg=layer)
 
@@ -162,12 +162,12 @@ def test_the_strongest_pairs_are_those_of_all_layers_and_heads():
     seen = gpt2(Tokenizer(ids, TEXT, drops=False), ids[None])
     spans = seen.spans("words")
     every = np.stack([spans[layer].numpy() for layer in range(2)])
-    found = spans.strongest(12)
+    result = spans.strongest(12)
     order = np.argsort(-np.abs(every).reshape(-1), kind="stable")[:12]
     places = np.stack(np.unravel_index(order, every.shape), axis=1).tolist()
-    assert [[int(one.layer), *one[1:5]] for one in found] == places
-    assert [one.value for one in found] == every.reshape(-1)[order].tolist()
-    for one, names in zip(found, found.tokens, strict=True):
+    assert [[int(one.layer), *one[1:5]] for one in result] == places
+    assert [one.value for one in result] == every.reshape(-1)[order].tolist()
+    for one, names in zip(result, result.tokens, strict=True):
         assert one.queries == tuple(np.flatnonzero(np.array(WORDS) == one.query))
         assert one.keys == tuple(np.flatnonzero(np.array(WORDS) == one.key))
         assert names == (spans.names()[0][one.query], spans.names()[1][one.key])
@@ -197,23 +197,23 @@ def test_spans_are_verified_by_running_the_model_without_them():
     with ch.watch(model, causes=True) as seen:
         number().backward()
     pairs = seen.spans({"a": slice(0, 2), "b": [2, 5, 6], "c": [slice(3, 5), slice(7, None)]}).strongest(4)
-    found = seen.verify(pairs, number)
-    for pair, line in zip(pairs, found, strict=True):
+    result = seen.verify(pairs, number)
+    for pair, line in zip(pairs, result, strict=True):
         cut = ch.cut(queries=pair.queries, keys=pair.keys, layers=[pair.layer], heads=[pair.head])
         with torch.no_grad(), ch.change(model, cut):
             after = number()
         with torch.no_grad():
             assert line.truth == pytest.approx(float(after - number()), abs=1e-6)
         assert line.estimate == pair.value
-    assert "c ← " in str(found)
+    assert "c ← " in str(result)
 
 
 def test_texts_of_a_batch_are_divided_each_for_itself():
     ids = torch.from_numpy(fresh().permutation(59)[:11])
     rows = torch.stack([ids, ids.flip(0)])
     seen = gpt2(Tokenizer(ids, TEXT, drops=False), rows)
-    own = [WORDS, words(TEXT[::-1])]
-    torch.testing.assert_close(seen.spans("words")[0], seen.cuts(0).spans(own, own), rtol=0, atol=0)
+    local = [WORDS, words(TEXT[::-1])]
+    torch.testing.assert_close(seen.spans("words")[0], seen.cuts(0).spans(local, local), rtol=0, atol=0)
     assert seen.spans("words").names(0, 1)[0][:3] == ["All", "\n", "!"]
     both = seen.spans({"x": "up"})
     assert both[1].shape == (2, 4, 1, 1)
@@ -224,9 +224,9 @@ def test_texts_of_a_batch_are_divided_each_for_itself():
 def test_an_encoders_text_is_divided_apart_from_the_decoders(tmp_path: Path):
     family = FAMILY["t5"]
     ids = torch.from_numpy(fresh().permutation(59)[:11])
-    given = {"input_ids": ids[None], "decoder_input_ids": ids[None, :7]}
+    passed = {"input_ids": ids[None], "decoder_input_ids": ids[None, :7]}
     tokenizer = Tokenizer(ids, TEXT, drops=False)
-    seen = watched(build(family), given, tokenizer=tokenizer)
+    seen = watched(build(family), passed, tokenizer=tokenizer)
     spans = seen.spans("sentences")
     shapes = {name.partition(".")[0] + name[-5:]: tuple(x.shape[2:]) for name, x in spans.items()}
     assert shapes == {"encoder.self": (3, 3), "decoder.self": (2, 2), "decodercross": (2, 3)}
@@ -240,9 +240,9 @@ def test_an_encoders_text_is_divided_apart_from_the_decoders(tmp_path: Path):
 
 
 def test_the_source_of_merged_attention_is_behind_the_text():
-    given = {"input_ids": torch.from_numpy(fresh().integers(2, 55, (2, 5)))}
-    given["decoder_input_ids"] = torch.from_numpy(fresh().integers(2, 55, (2, 4)))
-    seen = watched(merged_model(), given)
+    passed = {"input_ids": torch.from_numpy(fresh().integers(2, 55, (2, 5)))}
+    passed["decoder_input_ids"] = torch.from_numpy(fresh().integers(2, 55, (2, 4)))
+    seen = watched(merged_model(), passed)
     spans = seen.spans({"first": 0, "rest": slice(1, None)}, [slice(0, 3), slice(3, 5)])
     expected = seen.cuts("decoder.1").spans([0, 1, 1, 1], [0, 1, 1, 1, 2, 2, 2, 3, 3])
     torch.testing.assert_close(spans["decoder.1"], expected, rtol=0, atol=0)
@@ -279,19 +279,19 @@ def test_what_has_no_text_or_no_derivative_is_refused(tmp_path: Path):
         with pytest.raises(RuleError, match="do not say where words begin"):
             again.spans("words")
         np.testing.assert_allclose(again.spans(WORDS)[1], seen.spans("words")[1], rtol=1e-5, atol=1e-6)
-    with pytest.raises(SelectionError, match="asked for are: 1"):
+    with pytest.raises(SelectionError, match="seen are: 1"):
         seen.spans("words", layers=[1])["0"]
     with pytest.raises(SelectionError, match="no layer 7"):
         seen.spans("words", layers=[7])
     with pytest.raises(RuleError, match="k is 0"):
         seen.spans("words").strongest(0)
     family = FAMILY["clip"]
-    model, given = build(family), inputs(family)
-    clip = watched(model, given, tokenizer=Tokenizer(torch.arange(60), ["a"] * 60, drops=False))
+    model, passed = build(family), inputs(family)
+    clip = watched(model, passed, tokenizer=Tokenizer(torch.arange(60), ["a"] * 60, drops=False))
     with pytest.raises(RuleError, match=r"the 17 queries of layer vision_model\.0 are not the tokens of the text"):
         clip.spans("words")
     assert clip.spans("words", layers=["text_model.1"])[0].shape == (2, 4, 1, 1)
     with ch.watch(model) as without:
-        model(**given)
+        model(**passed)
     with pytest.raises(RuleError, match="watched without derivatives"):
         without.spans([0] * 11)

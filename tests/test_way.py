@@ -1,7 +1,6 @@
 """The way to a logit: what each part of the model adds, against PyTorch's own modules, and by its sum."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,32 +8,23 @@ import numpy as np
 import pytest
 import torch
 from rich.cells import cell_len
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import clearhead as ch
 from clearhead.explaining import gpt2
+from clearhead.explaining.attribution import against, way
 from clearhead.explaining.stream import of_gpt2
-from clearhead.explaining.way import against, way
+from dense_gpt2 import random_peer
 from seeds import fresh
 from terminal import call
 
-SHIPPED = Path(ch.__file__).parent / "models" / "rhymes"
 TEXT = "humpty dumpty sat on"
 
 
 def test_parts_are_what_pytorchs_modules_write(tmp_path: Path):
     """Each module's output is caught by a hook; the last layer norm is PyTorch's, differentiated with σ held."""
     rng = fresh()
-    torch.manual_seed(int(rng.integers(1 << 31)))
-    config = GPT2Config(
-        vocab_size=2400, n_positions=32, n_embd=24, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=0,
-        tie_word_embeddings=bool(rng.integers(2)), layer_norm_epsilon=float(rng.uniform(1e-5, 0.1)),
-    )  # fmt: skip
-    peer = GPT2LMHeadModel(config).eval()
-    for parameter in peer.parameters():
-        parameter.data += 0.3 * torch.randn_like(parameter)
-    peer.save_pretrained(tmp_path)
-    shutil.copy(SHIPPED / "tokenizer.json", tmp_path)
+    epsilon = float(rng.uniform(1e-5, 0.1))
+    peer = random_peer(tmp_path, rng, tie_word_embeddings=bool(rng.integers(2)), layer_norm_epsilon=epsilon)
     model = gpt2.load(tmp_path)
     ids = [token.id for token in model.tokens(TEXT)]
     position, token = int(rng.integers(len(ids))), int(rng.integers(2400))
@@ -42,12 +32,12 @@ def test_parts_are_what_pytorchs_modules_write(tmp_path: Path):
     for path, module in peer.named_modules():
         if path.endswith(("wte", "wpe", "c_proj", "ln_f", "ln_1", "ln_2")):
             module.register_forward_hook(
-                lambda _, given, out, path=path: written.update({path: out[0], f"into {path}": given[0][0]})
+                lambda _, inputs, out, path=path: written.update({path: out[0], f"into {path}": inputs[0][0]})
             )
     with torch.no_grad():
         logit = float(peer(torch.tensor([ids])).logits[0, position, token])
     last = written["into transformer.ln_f"][position].double()
-    sigma = (last.var(unbiased=False) + config.layer_norm_epsilon).sqrt()
+    sigma = (last.var(unbiased=False) + epsilon).sqrt()
     row, norm = peer.lm_head.weight[token].detach().double(), peer.transformer.ln_f
 
     def adds(vector: torch.Tensor) -> float:
@@ -55,29 +45,29 @@ def test_parts_are_what_pytorchs_modules_write(tmp_path: Path):
         return float(row @ ((x - x.mean()) / sigma * norm.weight.detach()))
 
     stream = of_gpt2(model, ids, model.run(ids), position)
-    found = way(stream, token, "")
+    to_token = way(stream, token, "")
     names = ["transformer.wte", "transformer.wpe"]
     for layer in range(3):
         names += [f"transformer.h.{layer}.attn.c_proj", f"transformer.h.{layer}.mlp.c_proj"]
     expected = [adds(written[name][position]) for name in names]
     expected += [float(row @ norm.bias.detach().double()), 0.0]
     size = sum(map(abs, expected))
-    np.testing.assert_allclose([part.adds for part in found.parts], expected, rtol=0, atol=1e-5 * size)
-    assert found.logit == pytest.approx(logit, abs=1e-5 * size)
-    assert found.difference <= 1e-5 * size
-    np.testing.assert_allclose(found.sums, np.cumsum(expected), rtol=0, atol=1e-5 * size)
-    for part in found.parts:
+    np.testing.assert_allclose([part.adds for part in to_token.parts], expected, rtol=0, atol=1e-5 * size)
+    assert to_token.logit == pytest.approx(logit, abs=1e-5 * size)
+    assert to_token.difference <= 1e-5 * size
+    np.testing.assert_allclose(to_token.sums, np.cumsum(expected), rtol=0, atol=1e-5 * size)
+    for part in to_token.parts:
         if part.layer is not None:
             inside = f"transformer.h.{part.layer}.{'ln_1' if part.kind == 'attention' else 'ln_2'}"
             x, y = written[f"into {inside}"][position].double(), written[inside][position].double()
             assert part.read is not None
-            deviation = (x.var(unbiased=False) + config.layer_norm_epsilon).sqrt()
+            deviation = (x.var(unbiased=False) + epsilon).sqrt()
             assert part.read[:3] == pytest.approx([float(x.norm()), float(y.norm()), float(deviation)], rel=1e-4)
         if part.kind == "attention":
             assert sum(part.heads) + part.bias == pytest.approx(part.adds, abs=1e-5 * size)
             weight = peer.transformer.h[part.layer].attn.c_proj.weight.detach()
-            given = written[f"into transformer.h.{part.layer}.attn.c_proj"][position]
-            alone = [adds(given[at : at + 6] @ weight[at : at + 6]) for at in range(0, 24, 6)]
+            inputs = written[f"into transformer.h.{part.layer}.attn.c_proj"][position]
+            alone = [adds(inputs[start : start + 6] @ weight[start : start + 6]) for start in range(0, 24, 6)]
             np.testing.assert_allclose(part.heads, alone, rtol=0, atol=1e-5 * size)
 
 
@@ -86,8 +76,8 @@ def test_the_length_of_a_part_whose_squares_overflow_float32_is_finite():
     ids = [token.id for token in model.tokens(TEXT)]
     run = of_gpt2(model, ids, model.run(ids), 3)
     vector = (1e30 * fresh().standard_normal(len(run.written[0].vector))).astype(np.float32)
-    found = way(run._replace(written=[run.written[0]._replace(vector=vector)]), 12, " a").parts[0]
-    np.testing.assert_allclose(found.length, np.linalg.norm(vector.astype(np.float64)), 1e-6)
+    part = way(run._replace(written=[run.written[0]._replace(vector=vector)]), 12, " a").parts[0]
+    np.testing.assert_allclose(part.length, np.linalg.norm(vector.astype(np.float64)), 1e-6)
 
 
 def test_a_head_that_is_off_adds_nothing_and_the_sum_still_holds():
@@ -103,7 +93,7 @@ def test_a_head_that_is_off_adds_nothing_and_the_sum_still_holds():
 def test_there_is_a_way_to_every_listed_token_and_differences_are_those_of_logits():
     seen = ch.explain(TEXT, count=7)
     run = seen.model.run([token.id for token in seen.tokens])
-    assert [found.token for found in seen.ways] == [choice.id for choice in seen.after]
+    assert [each.token for each in seen.ways] == [choice.id for choice in seen.after]
     first, second = fresh().choice(7, 2, replace=False)
     less = against(seen.ways[first], seen.ways[second])
     logits = [float(run.logits[-1, seen.after[place].id]) for place in (first, second)]
@@ -115,16 +105,16 @@ def test_there_is_a_way_to_every_listed_token_and_differences_are_those_of_logit
 
 
 def test_why_prints_the_way_to_its_token_and_the_difference_from_the_other():
-    found = ch.why("mary had a little", token="lamb", against="girl")
-    assert [each.text for each in found.ways] == [" lamb", " girl"]
-    less = against(*found.ways)
-    assert less.sums[-1] == pytest.approx(found.lead, abs=1e-4)
+    why = ch.why("mary had a little", token="lamb", against="girl")
+    assert [each.text for each in why.ways] == [" lamb", " girl"]
+    less = against(*why.ways)
+    assert less.sums[-1] == pytest.approx(why.lead, abs=1e-4)
     done = call("explain", "mary had a little", "--why", "lamb", "--against", "girl")
     assert "minus ␣girl" in done.stdout
     for part in less.parts:
         if abs(part.adds) > 0.1:
             assert f"{part.adds:+.2f}" in done.stdout
-    assert f"{found.lead:+.2f}" in done.stdout
+    assert f"{why.lead:+.2f}" in done.stdout
     assert all(cell_len(line) <= 80 for line in done.stdout.splitlines())
 
 

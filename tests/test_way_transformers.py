@@ -8,16 +8,16 @@ import pytest
 import torch
 import transformers as hf
 from rich.cells import cell_len
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from clearhead.changing.edits import off
+from clearhead.explaining.attribution import way
 from clearhead.explaining.explain import explain
 from clearhead.explaining.hub import HubConfig, HubModel
 from clearhead.explaining.recorded import of_transformers, recorded
 from clearhead.explaining.stream import NoWay, Stream
-from clearhead.explaining.way import way
+from problems import of_tiers
 from seeds import fresh
-from small_models import small
+from small_models import save, small
 from terminal import call
 from watched import FAMILIES, build
 
@@ -46,24 +46,24 @@ def problem() -> tuple[list[int], int, int]:
     return rng.integers(3, 50, 9).tolist(), int(rng.integers(9)), int(rng.integers(60))
 
 
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize("name", of_tiers(QUICK, SLOW))
 def test_the_parts_add_up_to_the_models_own_logit(name: str):
     inner = small(getattr(hf, f"{name}Model" if name.endswith("Head") else f"{name}ForCausalLM"))
     ids, position, token = problem()
     stream, logits = followed(inner, ids, position)
     assert isinstance(stream, Stream), stream
-    found = way(stream, token, "")
-    size = sum(abs(part.adds) for part in found.parts)
-    total = found.sums[-1]
-    expected = total if found.cap is None else found.cap * np.tanh(total / found.cap)
+    result = way(stream, token, "")
+    size = sum(abs(part.adds) for part in result.parts)
+    total = result.sums[-1]
+    expected = total if result.cap is None else result.cap * np.tanh(total / result.cap)
     assert expected == pytest.approx(logits[token], abs=2e-5 * size)
-    assert (found.cap is not None) == (name == "Gemma2")
-    attention = [part for part in found.parts if part.kind == "attention"]
+    assert (result.cap is not None) == (name == "Gemma2")
+    attention = [part for part in result.parts if part.kind == "attention"]
     assert len(attention) == 2
     for part in attention:
         assert len(part.heads) == part.sizes[0] == 4
         assert sum(part.heads) + part.bias == pytest.approx(part.adds, abs=2e-5 * size)
-    for norm in (norm for part in found.parts for norm in (part.read, part.wrote) if norm):
+    for norm in (norm for part in result.parts for norm in (part.read, part.wrote) if norm):
         assert norm.sigma > 0
 
 
@@ -86,7 +86,7 @@ def test_each_part_is_what_its_module_writes(name: str):
         for number, block in enumerate(inner.model.layers)
         for end in ends
     ]
-    hooks.append(inner.model.norm.register_forward_pre_hook(lambda _, given: keep("last")(None, None, given)))
+    hooks.append(inner.model.norm.register_forward_pre_hook(lambda _, inputs: keep("last")(None, None, inputs)))
     with torch.no_grad():
         inner(torch.tensor([ids]))
     for hook in hooks:
@@ -111,21 +111,16 @@ def test_a_model_that_adds_otherwise_gets_a_reason_and_no_numbers():
     assert isinstance(followed(scaled, ids, position)[0], Stream)
     for layer in scaled.model.layers:
         layer.residual_multiplier = 0.5
-    found, _ = followed(scaled, ids, position)
-    assert isinstance(found, NoWay)
-    assert "layer 0 does more than add" in found.said("en")
+    result, _ = followed(scaled, ids, position)
+    assert isinstance(result, NoWay)
+    assert "layer 0 does more than add" in result.said("en")
     after = small(hf.BertLMHeadModel)  # it normalises the sum itself
-    found, _ = followed(after, ids, position)
-    assert isinstance(found, NoWay)
+    result, _ = followed(after, ids, position)
+    assert isinstance(result, NoWay)
 
 
 def saved(place: Path, model: Any) -> str:
-    model.save_pretrained(place)
-    words = ["<unk>", "humpty", "dumpty", "sat", "on", "a", "wall"]
-    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    hf.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>").save_pretrained(place)
-    return str(place)
+    return save(place, model, ["humpty", "dumpty", "sat", "on", "a", "wall"])
 
 
 @pytest.fixture(scope="module")
@@ -149,11 +144,11 @@ def test_the_terminal_folds_many_layers_into_a_line_each(deep: str, language: st
 def test_a_head_that_is_off_adds_nothing(deep: str):
     seen = explain("humpty dumpty sat", deep, edits=off(layers=[3], heads=[1]))
     assert seen.before is not None
-    for found, is_off in ((seen.before.way, False), (seen.way, True)):
-        assert found is not None
-        (part,) = [part for part in found.parts if part.kind == "attention" and part.layer == 3]
+    for result, is_off in ((seen.before.way, False), (seen.way, True)):
+        assert result is not None
+        (part,) = [part for part in result.parts if part.kind == "attention" and part.layer == 3]
         assert (part.heads[1] == 0) == is_off
-        assert found.difference < 1e-4
+        assert result.difference < 1e-4
 
 
 def test_a_model_without_a_way_says_why_in_one_line(tmp_path: Path):

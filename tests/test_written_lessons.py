@@ -4,7 +4,7 @@ import doctest
 import json
 import re
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,8 @@ sys.path.insert(0, str(LESSONS))
 
 import figures  # noqa: E402
 
-from browser import browser, opened  # noqa: E402
+from browser import opened  # noqa: E402
+from dense_gpt2 import softmax  # noqa: E402
 
 
 @cache
@@ -118,8 +119,8 @@ def test_the_model_has_learned_as_many_rhymes_as_the_lesson_says():
 
 
 def test_every_figure_is_in_a_lesson_and_becomes_a_frame():
-    found = [name for lesson in NAMES for name, _ in figures.FIGURE.findall(text_of(LESSONS, lesson))]
-    assert sorted(found) == sorted(figures.FIGURES)
+    shown = [name for lesson in NAMES for name, _ in figures.FIGURE.findall(text_of(LESSONS, lesson))]
+    assert sorted(shown) == sorted(figures.FIGURES)
     for lesson in NAMES:
         for folder, language in ((LESSONS, "en"), (CHINESE, "zh")):
             text = text_of(folder, lesson)
@@ -128,26 +129,24 @@ def test_every_figure_is_in_a_lesson_and_becomes_a_frame():
             assert "<!-- figure: " not in shown
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("language", ["en", "zh"])
-def test_every_figure_opens_at_its_place_within_a_lesson(tmp_path, language):
+def test_every_figure_opens_at_its_place_within_a_lesson(running, tmp_path, language):
     figures.figures(tmp_path / "_figures", language)
     folder = LESSONS if language == "en" else CHINESE
-    with browser() as running:
-        for name in NAMES:
-            path = tmp_path / f"{name}.html"
-            path.write_text(figures.embedded(text_of(folder, name), language), encoding="utf-8")
-            with opened(running, path, wait="iframe") as (page, unwanted):
-                for place in range(page.locator("iframe").count()):
-                    page.locator("iframe").nth(place).scroll_into_view_if_needed()
-                    frame = page.frame_locator("iframe").nth(place)
-                    frame.locator("h1, h2").first.wait_for()
-                    title = page.locator("iframe").nth(place).get_attribute("src")
-                    if "step-scores" in title:
-                        frame.locator("#step-scores .figure").wait_for()
-                    if "cuts" in title:
-                        assert frame.locator("select:has(option[value=cuts])").first.input_value() == "cuts"
-                assert unwanted == []
+    for name in NAMES:
+        path = tmp_path / f"{name}.html"
+        path.write_text(figures.embedded(text_of(folder, name), language), encoding="utf-8")
+        with opened(running, path, wait="iframe") as page:
+            for place in range(page.locator("iframe").count()):
+                page.locator("iframe").nth(place).scroll_into_view_if_needed()
+                frame = page.frame_locator("iframe").nth(place)
+                frame.locator("h1, h2").first.wait_for()
+                title = page.locator("iframe").nth(place).get_attribute("src")
+                if "step-scores" in title:
+                    frame.locator("#step-scores .figure").wait_for()
+                if "cuts" in title:
+                    assert frame.locator("select:has(option[value=cuts])").first.input_value() == "cuts"
 
 
 def test_a_figure_that_cannot_be_written_is_an_error(tmp_path):
@@ -156,15 +155,6 @@ def test_a_figure_that_cannot_be_written_is_an_error(tmp_path):
 
 
 # Exercises: the sheet or the page's arrays, the right answer, and wrong ones with the mistake that has to be named.
-
-
-def softmax(scores, axis=-1):
-    powers = np.exp(scores - scores.max(axis=axis, keepdims=True))
-    return powers / powers.sum(axis=axis, keepdims=True)
-
-
-def hidden(see, scores):
-    return np.where(see, scores, -np.inf)
 
 
 class Exercise(NamedTuple):
@@ -177,154 +167,147 @@ class Exercise(NamedTuple):
     decimals: int | None = None  # as many as a reader writes
 
 
-def scores_of(given):
-    return given["q"] @ given["k"].swapaxes(-1, -2)
+def scores(inputs):
+    return inputs["q"] @ inputs["k"].swapaxes(-1, -2)
 
 
-def causal(given):
-    n, m = given["q"].shape[-2], given["k"].shape[-2]
+def causal(inputs):
+    n, m = inputs["q"].shape[-2], inputs["k"].shape[-2]
     return np.tril(np.ones((n, m), dtype=bool), m - n)
 
 
-def by_hand(scores, **keywords):
-    return lambda given: softmax(scores(given), **keywords)
+def masked(inputs):
+    return inputs["mask"]
 
 
-def half(given):
-    return scores_of(given) / 2
+def weights(scale=0.5, axis=-1, see=None, after=None, turn=False):
+    """Weights of the scaled scores; `see` is which may be seen, `after` hides others only after the softmax."""
+
+    def answer(inputs):
+        logits = scores(inputs) * scale
+        a = softmax(logits if see is None else np.where(see(inputs), logits, -np.inf), axis)
+        a = a if after is None else a * after(inputs)
+        return a.swapaxes(-1, -2) if turn else a
+
+    return answer
 
 
-def layer(given, *, heads=3, flat=False, mixed=True, width=4):
-    x, (w_q, w_k, w_v, w_o) = given["x"], (given[f"w_{part}"] for part in "qkvo")
+def output(*scale, **wrong):
+    return lambda inputs: weights(*scale, **wrong)(inputs) @ inputs["v"]
+
+
+def layer(inputs, *, heads=3, flat=False, mixed=True, width=4):
+    x, (w_q, w_k, w_v, w_o) = inputs["x"], (inputs[f"w_{part}"] for part in "qkvo")
 
     def split(y):
-        each = len(x), heads, -1
-        return y.reshape(heads, len(x), -1) if flat else y.reshape(each).swapaxes(0, 1)
+        return y.reshape(heads, len(x), -1) if flat else y.reshape(len(x), heads, -1).swapaxes(0, 1)
 
     q, k, v = (split(x @ w) for w in (w_q, w_k, w_v))
     joined = (softmax(q @ k.swapaxes(1, 2) / width**0.5) @ v).swapaxes(0, 1).reshape(len(x), -1)
     return joined @ w_o if mixed else joined
 
 
-def head_of_lesson_3(names):
-    return {"q": names["q"], "k": names["k"], "v": names["v"], "causal": True, "stage": "weights"}
-
-
-def layer_of_lesson_4(names):
-    return {name: names[name] for name in ("x", "w_q", "w_k", "w_v", "w_o")} | {"num_heads": 3}
-
-
-def step_of_lesson_5(names):
-    return {"q": names["q"], "k": names["k"], "v": names["v"], "causal": True, "query_offset": 5}
-
-
-def heads_of_lesson_6(names):
-    return {"q": names["q"], "k": names["k"], "v": names["v"], "mask": names["mask"]}
-
-
-def eighth(given):
-    return scores_of(given) / 8
+def of_lesson(*names, **rules):
+    """The inputs of an exercise that a lesson's code has made."""
+    return lambda made: {name: made[name] for name in names} | rules
 
 
 EXERCISES = {
     "weights by hand": Exercise(
         1,
         "1-weights.json",
-        by_hand(half),
+        weights(),
         {
-            "no scale": by_hand(scores_of),
-            "softmax over queries": by_hand(half, axis=0),
-            "scale 1/d_k": lambda given: softmax(scores_of(given) / 4),
-            "softmax over the whole matrix": lambda given: softmax(half(given).reshape(-1)).reshape(3, 3),
-            "no softmax": half,
-            "weights transposed": lambda given: softmax(half(given)).T,
+            "no scale": weights(1),
+            "softmax over queries": weights(axis=0),
+            "scale 1/d_k": weights(0.25),
+            "softmax over the whole matrix": lambda inputs: softmax(scores(inputs).reshape(-1) / 2).reshape(3, 3),
+            "no softmax": lambda inputs: scores(inputs) / 2,
+            "weights transposed": weights(turn=True),
         },
         3,
     ),
     "output by hand": Exercise(
         1,
         "1-output.json",
-        lambda given: softmax(half(given)) @ given["v"],
+        output(),
         {
-            "no scale": lambda given: softmax(scores_of(given)) @ given["v"],
-            "softmax over queries": lambda given: softmax(half(given), axis=0) @ given["v"],
-            "weights transposed": lambda given: softmax(half(given)).T @ given["v"],
+            "no scale": output(1),
+            "softmax over queries": output(axis=0),
+            "weights transposed": output(turn=True),
         },
         2,
     ),
     "two texts": Exercise(
         2,
         "2-cross.json",
-        lambda given: softmax(half(given)) @ given["v"],
+        output(),
         {
-            "scale of d_v": lambda given: softmax(scores_of(given) / 5**0.5) @ given["v"],
-            "scale of the length": lambda given: softmax(scores_of(given) / 3**0.5) @ given["v"],
-            "softmax over queries": lambda given: softmax(half(given), axis=0) @ given["v"],
+            "scale of d_v": output(5**-0.5),
+            "scale of the length": output(3**-0.5),
+            "softmax over queries": output(axis=0),
         },
         2,
     ),
     "six words": Exercise(
         3,
-        head_of_lesson_3,
-        lambda given: softmax(hidden(causal(given), eighth(given))),
+        of_lesson("q", "k", "v", causal=True, stage="weights"),
+        weights(1 / 8, see=causal),
         {
-            "causal mask missing": lambda given: softmax(eighth(given)),
-            "mask after softmax": lambda given: softmax(eighth(given)) * causal(given),
-            "mask added as 0/1": lambda given: softmax(eighth(given) + causal(given)),
-            "softmax over queries": lambda given: softmax(hidden(causal(given), eighth(given)), axis=0),
+            "causal mask missing": weights(1 / 8),
+            "mask after softmax": weights(1 / 8, after=causal),
+            "mask added as 0/1": lambda inputs: softmax(scores(inputs) / 8 + causal(inputs)),
+            "softmax over queries": weights(1 / 8, axis=0, see=causal),
         },
     ),
     "a layer": Exercise(
         4,
-        layer_of_lesson_4,
+        of_lesson("x", "w_q", "w_k", "w_v", "w_o", num_heads=3),
         layer,
         {
-            "heads split without the transpose": lambda given: layer(given, flat=True),
-            "scale of d_model": lambda given: layer(given, width=12),
-            "output projection left out": lambda given: layer(given, mixed=False),
-            "heads never split": lambda given: layer(given, heads=1, width=12),
+            "heads split without the transpose": partial(layer, flat=True),
+            "scale of d_model": partial(layer, width=12),
+            "output projection left out": partial(layer, mixed=False),
+            "heads never split": partial(layer, heads=1, width=12),
         },
     ),
     "a mask by hand": Exercise(
         5,
         "5-causal.json",
-        lambda given: softmax(hidden(causal(given), half(given))),
+        weights(see=causal),
         {
-            "causal mask missing": lambda given: softmax(half(given)),
-            "mask after softmax": lambda given: softmax(half(given)) * causal(given),
-            "no scale": lambda given: softmax(hidden(causal(given), scores_of(given))),
+            "causal mask missing": weights(),
+            "mask after softmax": weights(after=causal),
+            "no scale": weights(1, see=causal),
         },
         3,
     ),
     "a step of decoding": Exercise(
         5,
-        step_of_lesson_5,
-        lambda given: softmax(eighth(given)) @ given["v"],
+        of_lesson("q", "k", "v", causal=True, query_offset=5),
+        output(1 / 8),
         {
-            "causal mask in the other corner": lambda given: given["v"][:, :1],
-            "causal mask strict": lambda given: softmax(eighth(given)[..., :-1]) @ given["v"][:, :-1],
-            "no scale": lambda given: softmax(scores_of(given)) @ given["v"],
+            "causal mask in the other corner": lambda inputs: inputs["v"][:, :1],
+            "causal mask strict": lambda inputs: softmax(scores(inputs)[..., :-1] / 8) @ inputs["v"][:, :-1],
+            "no scale": output(1),
         },
     ),
     "two cuts by hand": Exercise(
         6,
         "6-cut.json",
-        lambda given: softmax(hidden(given["mask"], half(given))) @ given["v"],
+        output(see=masked),
         {
-            "mask after softmax": lambda given: softmax(half(given)) * given["mask"] @ given["v"],
-            "mask ignored": lambda given: softmax(half(given)) @ given["v"],
-            "mask transposed": lambda given: softmax(hidden(given["mask"].T, half(given))) @ given["v"],
+            "mask after softmax": output(after=masked),
+            "mask ignored": output(),
+            "mask transposed": output(see=lambda inputs: inputs["mask"].T),
         },
         2,
     ),
     "eight heads": Exercise(
         6,
-        heads_of_lesson_6,
-        lambda given: softmax(hidden(given["mask"], eighth(given))) @ given["v"],
-        {
-            "mask after softmax": lambda given: softmax(eighth(given)) * given["mask"] @ given["v"],
-            "mask ignored": lambda given: softmax(eighth(given)) @ given["v"],
-        },
+        of_lesson("q", "k", "v", "mask"),
+        output(1 / 8, see=masked),
+        {"mask after softmax": output(1 / 8, after=masked), "mask ignored": output(1 / 8)},
     ),
 }
 ANSWERS = [(name, mistake) for name, each in EXERCISES.items() for mistake in (None, *each.wrong)]
@@ -339,23 +322,22 @@ def inputs_of(exercise):
 @pytest.mark.parametrize(("name", "mistake"), ANSWERS)
 def test_the_checker_knows_right_answers_and_names_what_learners_do(tmp_path, name, mistake):
     exercise = EXERCISES[name]
-    given = inputs_of(exercise)
-    arrays = {key: np.asarray(value) if isinstance(value, list) else value for key, value in given.items()}
+    inputs = inputs_of(exercise)
+    arrays = {key: np.asarray(value) if isinstance(value, list) else value for key, value in inputs.items()}
     answer = (exercise.right if mistake is None else exercise.wrong[mistake])(arrays)
     if exercise.decimals is None:
         path = tmp_path / "answer.npz"
-        np.savez(path, **given, theirs=answer)
+        np.savez(path, **inputs, theirs=answer)
     else:
         path = tmp_path / "answer.json"
-        path.write_text(json.dumps(given | {"theirs": answer.round(exercise.decimals).tolist()}), encoding="utf-8")
+        path.write_text(json.dumps(inputs | {"theirs": answer.round(exercise.decimals).tolist()}), encoding="utf-8")
     code = main(["diagnose", str(path), "--json", str(tmp_path / "said.json")])
     said = json.loads((tmp_path / "said.json").read_text(encoding="utf-8"))
     if mistake is None:
         assert (code, said["verdict"]) == (0, "right")
     else:
         assert code == 1
-        named = [mistake] if isinstance(mistake, str) else list(mistake)
-        assert named in [each["mistakes"] for each in said["explanations"]]
+        assert [mistake] in [each["mistakes"] for each in said["explanations"]]
 
 
 def test_the_sheets_in_the_pages_are_the_files():

@@ -92,29 +92,29 @@ def inputs(family: Family, padding: str = "") -> dict[str, torch.Tensor]:
     if padding:
         hidden = slice(0, 3) if padding == "left" else slice(-6, None)
         mask[0, hidden], ids[0, hidden] = 0, 0
-    given = {"input_ids": ids}
+    passed = {"input_ids": ids}
     if padding:
-        given["attention_mask"] = mask
+        passed["attention_mask"] = mask
     image = {"pixel_values": torch.randn(2, 3, 16, 16)}
     if family.kind == "image":
         return image
     if family.kind == "pair":
-        given["input_ids"][:, -1] = 59
-        return given | image
+        passed["input_ids"][:, -1] = 59
+        return passed | image
     if family.kind == "both":
         target = torch.randint(2, 59, (2, 7))
         if family.name == "whisper":
             return {"input_features": torch.randn(2, 8, 30), "decoder_input_ids": target}
-        given["decoder_input_ids"] = target
-    return given
+        passed["decoder_input_ids"] = target
+    return passed
 
 
-def eager(model: Any, given: dict[str, torch.Tensor]) -> tuple[Any, dict[str, np.ndarray]]:
+def eager(model: Any, passed: dict[str, torch.Tensor]) -> tuple[Any, dict[str, np.ndarray]]:
     """The model's output, and every layer's weights by the name that watch gives the layer."""
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        out = model(**given, output_attentions=True)
+        out = model(**passed, output_attentions=True)
     model.set_attn_implementation(before)
     return out, by_layer(out)
 
@@ -123,32 +123,32 @@ def by_layer(out: Any) -> dict[str, np.ndarray]:
     """Weights by the name that watch gives the layer."""
     prefixes = {"attentions": "{}", "encoder_attentions": "encoder.{}.self", "decoder_attentions": "decoder.{}.self"}
     prefixes["cross_attentions"] = "decoder.{}.cross"
-    found = {}
+    results = {}
     for key, name in prefixes.items():
         for number, weights in enumerate(getattr(out, key, None) or ()):
-            found[name.format(number)] = weights.float().numpy()
+            results[name.format(number)] = weights.float().numpy()
     for side in ("text", "vision"):
         part = getattr(out, f"{side}_model_output", None)
         for number, weights in enumerate(part.attentions if part is not None else ()):
-            found[f"{side}_model.{number}"] = weights.float().numpy()
-    return found
+            results[f"{side}_model.{number}"] = weights.float().numpy()
+    return results
 
 
-def eager_steps(model: Any, given: dict[str, torch.Tensor], **options: Any) -> tuple[Any, dict[str, np.ndarray]]:
+def eager_steps(model: Any, passed: dict[str, torch.Tensor], **options: Any) -> tuple[Any, dict[str, np.ndarray]]:
     """The output of `generate`, and every layer's weights over all steps, with 0 for keys that a window has dropped."""
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
-    out = model.generate(**given, **options, output_attentions=True, return_dict_in_generate=True)
+    out = model.generate(**passed, **options, output_attentions=True, return_dict_in_generate=True)
     model.set_attn_implementation(before)
     if hasattr(out, "decoder_attentions"):
-        found = {f"encoder.{i}.self": weights.numpy() for i, weights in enumerate(out.encoder_attentions)}
+        results = {f"encoder.{i}.self": weights.numpy() for i, weights in enumerate(out.encoder_attentions)}
         stacks = {"decoder.{}.self": out.decoder_attentions, "decoder.{}.cross": out.cross_attentions}
     else:
-        found, stacks = {}, {"{}": out.attentions}
+        results, stacks = {}, {"{}": out.attentions}
     for name, steps in stacks.items():
         for number in range(len(steps[0])):
-            found[name.format(number)] = _joined([step[number].numpy() for step in steps], cross="cross" in name)
-    return out, found
+            results[name.format(number)] = _joined([step[number].numpy() for step in steps], cross="cross" in name)
+    return out, results
 
 
 def _joined(steps: list[np.ndarray], *, cross: bool) -> np.ndarray:

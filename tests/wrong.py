@@ -1,7 +1,7 @@
 """Attention with mistakes, as users write it: plain PyTorch with a switch for every mistake.
 
-It shares nothing with the catalogue but the mistakes' names. `case(names, rng)` makes inputs that can show the
-mistakes, and the result of such code; `case((), rng)` gives the result of correct code.
+It shares nothing with the catalogue but the mistakes' names and which of them are tried in pairs. `case(names, rng)`
+makes inputs that can show the mistakes, and the result of such code; `case((), rng)` gives the result of correct code.
 """
 
 from dataclasses import dataclass, field
@@ -9,23 +9,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from benchmarks.right_programs import rules_for
+from clearhead.diagnosing.mistakes import mistakes
 from wrong_attention import CACHE, attention
 from wrong_layers import layer
 from wrong_rules import BLOCKS
 
 LAYER = {
-    "W transposed",
-    "projection bias left out",
-    "output projection left out",
-    "output projection before joining",
-    "heads merged without the transpose",
-    "heads merged interleaved",
-    "packed in another layout",
-    "context ignored or swapped",
-    "heads never split",
-    "layer norm included",
+    *("W transposed", "context ignored or swapped", "heads merged interleaved", "heads merged without the transpose"),
+    *("heads never split", "layer norm included", "output projection before joining", "output projection left out"),
+    *("packed in another layout", "projection bias left out"),
 }
-
 SQUARE = {"q and k swapped", "weights transposed", "queries instead of values", "mask transposed", "padding on queries"}
 SQUARE |= {"queries in place of keys", "keys in place of queries", "packed in another order", "attention over heads"}
 SQUARE |= {"attention over the batch", "keepdims missing", "padding on both axes", "bias transposed"}
@@ -33,123 +27,62 @@ SQUARE |= {"attention over the batch", "keepdims missing", "padding on both axes
 AS_WIDE = {"k and v swapped", "packed in another order", "values in place of keys", "residual included"}
 AS_WIDE |= {"keys instead of values", "queries instead of values"}
 
-NEEDS = {
-    "softcap missing": "softcap",
-    "softcap after mask": "softcap causal",
-    "bias missing": "bias",
-    "bias scaled": "bias",
-    "ALiBi missing": "alibi",
-    "ALiBi added": "alibi",
-    "spans missing": "spans",
-    "spans transposed": "spans",
-    "spans wrapped": "spans",
-    "scale ignored": "scale",
-    "grouped keys tiled": "groups",
-    "rotary missing": "rotary",
-    "rotary pairing": "rotary",
-    "rotary off by one": "rotary",
-    "rotary on values": "rotary",
-    "causal mask missing": "causal",
-    "causal mask inverted": "causal",
-    "causal mask strict": "causal",
-    "causal mask in the other corner": "causal uneven",
-    "mask ignored": "mask",
-    "mask inverted": "mask",
-    "mask transposed": "mask",
-    "padding ignored": "padding",
-    "padding inverted": "padding",
-    "padding on queries": "padding",
-    "query lengths ignored": "query_lengths",
-    "segments ignored": "segments",
-    "window missing": "window",
-    "window off by one": "window",
-    "mask after softmax": "causal",
-    "mask added as 0/1": "causal",
-    "mask fills with a finite number": "causal",
-    "sinks missing": "sinks",
-    "empty rows are NaN": "blind",
-    "empty rows are averaged": "blind",
-    "output projection before joining": "heads",
-    "bias negated": "bias",
-    "bias transposed": "bias",
-    "bias twice": "bias",
-    "bias of another head": "bias",
-    "ALiBi before the scale": "alibi",
-    "other ALiBi slopes": "alibi",
-    "ALiBi by a factor": "alibi",
-    "softcap in another place": "softcap bias",
-    "softcap in another form": "softcap",
-    "sinks unshifted": "sinks",
-    "sinks scaled": "sinks",
-    "sinks of another head": "sinks",
-    "first key group only": "groups",
-    "rotary restarted": "rotary decode",
-    "rotary backwards": "rotary",
-    "rotary on one side": "rotary",
-    "rotary on a part": "rotary",
-    "rotary angles for other pairs": "rotary",
-    "another rotary base": "rotary",
-    "rotary positions scaled": "rotary",
-    "causal mask one ahead": "causal",
-    "window on both sides": "window",
-    "window on the left only": "window",
-    "chunks in place of a window": "window",
-    "mask tiled over heads": "masks",
-    "rules joined by or": "causal padding",
-    "mask of the wrong sign": "causal",
-    "padding on both axes": "padding",
-    "padding on the left": "padding",
-    "padding off by one": "padding",
-    "one length for all": "padding",
-    "padding tiled over heads": "padding",
-    "diagonal block unmasked": "causal",
-    "diagonal block skipped": "causal",
-    "indices local to a block": "causal",
-    "hidden keys in the sum": "causal",
-    "NaN from a hidden block": "window",
-    **dict.fromkeys(CACHE, "decode"),
+NEEDED = {  # what the inputs must have, and the mistakes that need it
+    "softcap": ("softcap missing", "softcap in another form"),
+    "softcap causal": ("softcap after mask",),
+    "bias": ("bias missing", "bias scaled", "bias negated", "bias transposed", "bias twice", "bias of another head"),
+    "alibi": ("ALiBi missing", "ALiBi added", "ALiBi before the scale", "other ALiBi slopes", "ALiBi by a factor"),
+    "spans": ("spans missing", "spans transposed", "spans wrapped"),
+    "scale": ("scale ignored",),
+    "groups": ("grouped keys tiled", "first key group only"),
+    "rotary": (
+        *("rotary missing", "rotary pairing", "rotary off by one", "rotary on values", "rotary backwards"),
+        *("rotary on one side", "rotary on a part", "rotary angles for other pairs", "another rotary base"),
+        *("rotary positions scaled",),
+    ),
+    "causal": (
+        *("causal mask missing", "causal mask inverted", "causal mask strict", "mask after softmax"),
+        *("mask added as 0/1", "mask fills with a finite number", "causal mask one ahead", "mask of the wrong sign"),
+        *("diagonal block unmasked", "diagonal block skipped", "indices local to a block", "hidden keys in the sum"),
+    ),
+    "causal uneven": ("causal mask in the other corner",),
+    "mask": ("mask ignored", "mask inverted", "mask transposed"),
+    "padding": (
+        *("padding ignored", "padding inverted", "padding on queries", "padding on both axes", "padding on the left"),
+        *("padding off by one", "one length for all", "padding tiled over heads"),
+    ),
+    "query_lengths": ("query lengths ignored",),
+    "segments": ("segments ignored",),
+    "window": (
+        *("window missing", "window off by one", "window on both sides", "window on the left only"),
+        *("chunks in place of a window", "NaN from a hidden block"),
+    ),
+    "sinks": ("sinks missing", "sinks unshifted", "sinks scaled", "sinks of another head"),
+    "blind": ("empty rows are NaN", "empty rows are averaged"),
+    "heads": ("output projection before joining",),
+    "softcap bias": ("softcap in another place",),
+    "rotary decode": ("rotary restarted",),
+    "masks": ("mask tiled over heads",),
+    "causal padding": ("rules joined by or",),
+    "decode": tuple(CACHE),
 }
+NEEDS = {name: need for need, names in NEEDED.items() for name in names}
 
-NEW = {
-    *("scale of the length", "scale of the heads", "scale (d_k ** -1) / 2", "exp2 without log2 e", "log2 e with exp"),
-    *("scale after the softmax", "another scale", "cosine in place of the product", "k and v swapped"),
-    *("values in place of keys", "residual included", "one head for all", "mean of the heads", "softmax twice"),
-    *("softmax without its sum", "softmax over the batch", "softmax over everything", "one more in the denominator"),
-    *("sigmoid in place of the softmax", "logarithm of the softmax", "queries in place of keys"),
-    *("keys in place of queries", "packed in another order", "attention over heads", "attention over the batch"),
-    *("keepdims missing", "packed in another layout", "context ignored or swapped", "heads never split"),
-    *("layer norm included", "bias negated", "bias transposed", "bias twice", "bias of another head"),
-    *("ALiBi before the scale", "other ALiBi slopes", "ALiBi by a factor", "softcap in another place"),
-    *("softcap in another form", "sinks unshifted", "sinks scaled", "sinks of another head", "first key group only"),
-    *("rotary restarted", "rotary backwards", "rotary on one side", "rotary on a part", "another rotary base"),
-    *("rotary angles for other pairs", "rotary positions scaled", "causal mask one ahead", "window on both sides"),
-    *("window on the left only", "chunks in place of a window", "mask tiled over heads", "rules joined by or"),
-    *("mask of the wrong sign", "padding on both axes", "padding on the left", "padding off by one"),
-    *("one length for all", "padding tiled over heads"),
-} | BLOCKS | CACHE  # fmt: skip
+ELSEWHERE = {  # made in test_mistakes.py
+    *("scale twice", "another step", "softmax without its maximum", "dropout left on", "all masks ignored"),
+    *("scores in a narrow dtype", "weights in a narrow dtype", "sum in a narrow dtype", "a narrow dtype somewhere"),
+    "mask after softmax, renormalised",
+}
+NAMES = sorted({mistake.name for mistake in mistakes()} - ELSEWHERE)
 
 # these are made alone, or beside a mistake that is not among them
-SELDOM = NEW | {"rescale missing", "last block only", "tail of the keys", "tail of the queries"}
+SELDOM = {mistake.name for mistake in mistakes() if mistake.seldom or mistake.alone}
 
 LONE = {
     *("another scale", "ALiBi by a factor", "another rotary base", "rotary positions scaled", "rules joined by or"),
     *("attention over heads", "attention over the batch", "mask of the wrong sign", "NaN from a hidden block"),
     *("context ignored or swapped", "layer norm included", "softmax over everything", "rotary restarted"),
 }
-
-SIMPLE = (
-    *("transpose missing", "no scale", "scale 1/d_k", "scale of d_model", "scale of d_v", "scale inverted"),
-    *(
-        "heads split without the transpose",
-        "heads interleaved",
-        "softmax over queries",
-        "softmax over the whole matrix",
-    ),
-    *("softmax over heads", "no softmax", "keys instead of values", "rescale missing", "last block only"),
-    *("tail of the keys", "tail of the queries"),
-)
-
-NAMES = sorted({*LAYER, *SQUARE, *NEEDS, *SIMPLE, *NEW})
 
 # mistakes at the same place exclude each other: no code makes both
 EXCLUDE = (
@@ -260,7 +193,7 @@ def case(names, rng, dtype=torch.float32, size=0):
     if "transpose missing" in does:
         m = d = d_v = 12
         n = 12 if does & SQUARE or needs & {"causal", "window"} or rng.random() < 0.5 else 15
-    rules = _rules(needs, rng, n, m, heads)
+    rules = rules_for(needs, rng, n, m, heads)
     details = {
         "block": int(rng.choice([4, 8])),
         "fill": -1.0 if does & LAYER else float(rng.choice([-1.0, -3.0, -0.5])),
@@ -290,51 +223,6 @@ def case(names, rng, dtype=torch.float32, size=0):
         theirs = attention(q, k, v, does, details, rules)
         inputs = {"q": q.numpy(), "k": k.numpy(), "v": v.numpy()}
     return Case(inputs, rules, theirs.to(dtype).numpy(), details)
-
-
-def _rules(needs, rng, n, m, heads):
-    rules = {}
-    if "causal" in needs or "blind" in needs:
-        rules["causal"] = True
-        rules["query_offset"] = m - n if "uneven" not in needs or rng.random() < 0.5 else 0
-        if "blind" in needs:
-            rules["query_offset"] = -3
-    if "decode" in needs:
-        rules["causal"], rules["query_offset"] = True, m - n
-    if "masks" in needs:
-        rules["mask"] = rng.random((2, 1, n, m)) < 0.6
-        rules["mask"][..., 0] = True
-    if "softcap" in needs:
-        rules["softcap"] = 1.5
-    if "bias" in needs:
-        rules["bias"] = rng.standard_normal((heads, n, m)).astype(np.float32)
-    if "alibi" in needs:
-        rules["alibi_slopes"] = 0.3 / np.arange(1, heads + 1)
-    if "spans" in needs:
-        table = rng.standard_normal((heads, 4, 4)).astype(np.float32) * 2
-        table[:, 1, 2] = -np.inf
-        rules["spans"] = rng.integers(-1, 4, (2, n)), rng.integers(-1, 4, (2, m)), table
-    if "scale" in needs:
-        rules["scale"] = 0.31
-    if "rotary" in needs:
-        rules["rotary"] = 100.0
-    if "mask" in needs:
-        rules["mask"] = rng.random((n, m)) < 0.6
-        rules["mask"][:, 0] = True
-        rules["mask"][np.arange(min(n, m)), np.arange(min(n, m))] = True
-    if "padding" in needs:
-        rules["kv_lengths"] = np.array([m - 6, m - 3])
-    if "query_lengths" in needs:
-        rules["query_lengths"] = np.array([n - 6, n])
-    if "segments" in needs:
-        rules["query_segments"] = (np.arange(n) >= n // 2).astype(int)[None].repeat(2, 0)
-        rules["kv_segments"] = (np.arange(m) >= m // 2).astype(int)[None].repeat(2, 0)
-    if "window" in needs:
-        rules["window"] = (4, 3)
-        rules["query_offset"] = m - n
-    if "sinks" in needs:
-        rules["sinks"] = np.linspace(0.5, 1.5, heads)
-    return rules
 
 
 def _layer_inputs(rng, batch, n, heads, d, dtype):

@@ -193,7 +193,7 @@ def _turn(x, places, base, pairs, mixed=False):
             if not mixed
             else ((a // 2, b // 2) if pairs == "half" else (a % (d // 2), b % (d // 2)))
         )
-        angle_a, angle_b = ((places.double() * base ** (-2 * at / d)).to(x.dtype) for at in (at_a, at_b))
+        angle_a, angle_b = ((places.double() * base ** (-2 * place / d)).to(x.dtype) for place in (at_a, at_b))
         out[..., a] = x[..., a] * torch.cos(angle_a) - x[..., b] * torch.sin(angle_a)
         out[..., b] = x[..., a] * torch.sin(angle_b) + x[..., b] * torch.cos(angle_b)
     return out

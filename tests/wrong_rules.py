@@ -66,8 +66,8 @@ def seen_by(n, m, does, rules, batch, heads, details):
             inside = j < lengths[:, 0, 0, 0].repeat(heads).view(batch, heads, 1, 1)
         seen &= inside
     if "query_segments" in rules and "segments ignored" not in does:
-        own, other = torch.tensor(rules["query_segments"]), torch.tensor(rules["kv_segments"])
-        seen &= (own[:, :, None] == other[:, None, :])[:, None]
+        of_queries, of_keys = torch.tensor(rules["query_segments"]), torch.tensor(rules["kv_segments"])
+        seen &= (of_queries[:, :, None] == of_keys[:, None, :])[:, None]
     if "query_lengths" in rules and "query lengths ignored" not in does:
         seen &= i < torch.tensor(rules["query_lengths"])[:, None, None, None]
     return seen
@@ -99,11 +99,11 @@ def alibi(n, m, rules, dtype, does, details=None):
 
 def spanned(does, rules, s):
     """What the table adds to the scores."""
-    mine, theirs, table = (torch.tensor(part) for part in rules["spans"])
+    of_queries, theirs, table = (torch.tensor(part) for part in rules["spans"])
     if "spans transposed" in does:
         table = table.transpose(-1, -2)
-    found = torch.stack([table[:, mine[b]][:, :, theirs[b]] for b in range(len(s))]).to(s.dtype)  # -1 is the last
+    added = torch.stack([table[:, of_queries[b]][:, :, theirs[b]] for b in range(len(s))]).to(s.dtype)  # -1 is the last
     if "spans wrapped" in does:
-        return found
-    labelled = (mine[:, None, :, None] >= 0) & (theirs[:, None, None, :] >= 0)
-    return torch.where(labelled, found, 0.0)
+        return added
+    labelled = (of_queries[:, None, :, None] >= 0) & (theirs[:, None, None, :] >= 0)
+    return torch.where(labelled, added, 0.0)

@@ -89,14 +89,14 @@ def observed(model: Decoder, texts: list[list[int]], shown: list[int]) -> dict[s
     block = cast("Block", cast("Any", rounded.transformer["h"])[0])
     by_weight = cast("Tensor", block.attn.c_attn.weight.grad).chunk(3, dim=1)
     with torch.no_grad():
-        given = torch.tensor(shown)
-        x = block.ln_1(rounded.transformer["wte"](given) + rounded.transformer["wpe"](torch.arange(len(shown))))
+        inputs = torch.tensor(shown)
+        x = block.ln_1(rounded.transformer["wte"](inputs) + rounded.transformer["wpe"](torch.arange(len(shown))))
         q, k, _ = (
             part.view(len(shown), block.attn.heads, -1).transpose(0, 1) for part in block.attn.c_attn(x).chunk(3, 1)
         )
         hidden = torch.ones(len(shown), len(shown), dtype=torch.bool).triu(1)
         attention = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(hidden, -math.inf).softmax(-1)
-        following = rounded(given[None])[0, -1].softmax(-1)
+        following = rounded(inputs[None])[0, -1].softmax(-1)
     return {
         **{f"weights.{name}": tensor for name, tensor in weights.items()},
         "loss": loss.detach(),

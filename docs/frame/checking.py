@@ -21,12 +21,12 @@ class _Page(HTMLParser):
         self.anchors: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
-        self.anchors |= {given[name] for name in ("id", "name") if name in given}
-        if tag == "a" and "href" in given:
-            self.links.append(given["href"])
-        if tag in LOADED and LOADED[tag] in given and given.get("rel") not in ("canonical", "next", "prev", "search"):
-            self.loaded.append(given[LOADED[tag]])
+        inputs = {name: value or "" for name, value in attrs}
+        self.anchors |= {inputs[name] for name in ("id", "name") if name in inputs}
+        if tag == "a" and "href" in inputs:
+            self.links.append(inputs["href"])
+        if tag in LOADED and LOADED[tag] in inputs and inputs.get("rel") not in ("canonical", "next", "prev", "search"):
+            self.loaded.append(inputs[LOADED[tag]])
 
 
 @cache
@@ -47,8 +47,8 @@ def check(out: Path) -> list[str]:
             if not re.match(r"[a-z]+:|//", address) and not leads(path, address):
                 wrong.append(f"{here}: {address} leads nowhere")
     for path in sorted(out.rglob("*.css")):
-        for found in STYLE.findall(path.read_text(encoding="utf-8")):
-            address = "".join(found)
+        for result in STYLE.findall(path.read_text(encoding="utf-8")):
+            address = "".join(result)
             if REMOTE.match(address) or not leads(path, address):
                 wrong.append(f"{path.relative_to(out)}: loads {address}")
     return wrong

@@ -89,8 +89,8 @@ def _line(kind: str, line: str, say: Say) -> str:
         return f"{signs} {say(words, needed=False)}"
     if kind == "meaning":
         return f": {_piece(line[2:], say)}"
-    if kind == "item" and (found := re.fullmatch(r"- \[(.*?)\]\((.*?)\)(?:: (.*))?", line)):
-        words, address, about = found.groups()
+    if kind == "item" and (result := re.fullmatch(r"- \[(.*?)\]\((.*?)\)(?:: (.*))?", line)):
+        words, address, about = result.groups()
         return f"- [{say(words, needed=False)}]({address})" + (f"：{_piece(about, say)}" if about else "")
     return line
 
@@ -104,11 +104,11 @@ def _piece(text: str, say: Say) -> str:
 def _columns(fence: str, say: Say) -> str:
     """A table of plain text: each column that is prose, as wide as it was."""
     start, *lines, end = fence.split("\n")
-    for at, line in enumerate(lines):
+    for place, line in enumerate(lines):
         made = ""
         for column in re.findall(r" *\S+(?: \S+)* *", line):
             words = say(column.strip(), needed=False)
             wide = sum(WIDE if east_asian_width(sign) in "WF" else 1 for sign in words)
             made += words + " " * max(2, round(len(column) - wide))
-        lines[at] = made.rstrip()
+        lines[place] = made.rstrip()
     return "\n".join((start, *lines, end))

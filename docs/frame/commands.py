@@ -28,8 +28,8 @@ def pages(language: Language) -> dict[str, str]:
     """A page for each command, and one that lists them."""
     parser = command_line(language)
     commands = next(each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
-    told = {each.dest: inline(each.help or "") for each in commands._choices_actions}
-    rows = "".join(f"| [`{name}`](commands/{name}.md) | {about} |\n" for name, about in told.items())
+    shown = {each.dest: inline(each.help or "") for each in commands._choices_actions}
+    rows = "".join(f"| [`{name}`](commands/{name}.md) | {about} |\n" for name, about in shown.items())
     inside = "\n".join(f"{name} <commands/{name}>" for name in commands.choices)
     top = f"# {TITLE[language]}\n\n{inline(parser.description or '')}\n\n{usage(parser)}\n\n{options(parser)}"
     top += f"{CODES[language]}\n| {COLUMNS[language]} |\n| --- | --- |\n{rows}\n"
@@ -60,8 +60,8 @@ def options(parser: argparse.ArgumentParser) -> str:
             continue
         value = _value(action)
         names = ", ".join(f"{name}{value and f' {value}'}" for name in action.option_strings) or value
-        told = inline(str(action.help or "").replace("%(default)s", str(action.default)))
-        text += f"::::{{option}} {names}\n\n{told}\n::::\n\n"
+        shown = inline(str(action.help or "").replace("%(default)s", str(action.default)))
+        text += f"::::{{option}} {names}\n\n{shown}\n::::\n\n"
     return text
 
 

@@ -22,7 +22,7 @@ def _block(lines: list[str]) -> str:
         return _fenced("pycon", lines)
     if lines[0].startswith((" ", "├", "└")) or any(line.startswith(("├", "└")) for line in lines):
         return _fenced("text", lines)
-    column = next((found.start(2) for line in lines if (found := ENTRY.fullmatch(line))), None)
+    column = next((result.start(2) for line in lines if (result := ENTRY.fullmatch(line))), None)
     if column is None:
         return paragraph(lines)
     parts: list[str] = []
@@ -50,8 +50,8 @@ def _runs(lines: list[str], column: int) -> list[tuple[bool, list[str]]]:
 
 def _entry(line: str, column: int) -> tuple[str, str] | None:
     """A name and what it means; the longest name may have a single space after it."""
-    if found := ENTRY.fullmatch(line):
-        return None if line.startswith(" ") else (found[1], found[2])
+    if result := ENTRY.fullmatch(line):
+        return None if line.startswith(" ") else (result[1], result[2])
     name, rest = line[: column - 1], line[column - 1 :]
     return (name, rest.strip()) if name.isidentifier() and rest.startswith(" ") and len(rest) > 1 else None
 
@@ -60,8 +60,8 @@ def _defined(lines: list[str], column: int) -> str:
     """A definition list."""
     entries: list[list[str]] = []
     for line in lines:
-        if found := _entry(line, column):
-            entries.append(list(found))
+        if result := _entry(line, column):
+            entries.append(list(result))
         else:
             entries[-1][1] += f" {line.strip()}"
     return "\n\n".join(f"{_names(name)}\n: {inline(text)}" for name, text in entries)
@@ -86,8 +86,8 @@ def paragraph(lines: list[str]) -> str:
 def inline(text: str) -> str:
     """Prose without what Markdown would take for its own signs; code in backticks stays."""
     parts = text.split("`")
-    for at in range(0, len(parts), 2):
-        parts[at] = re.sub(r"(^[>#]|[\\*_<\[\]|])", r"\\\1", parts[at], flags=re.MULTILINE)
+    for place in range(0, len(parts), 2):
+        parts[place] = re.sub(r"(^[>#]|[\\*_<\[\]|])", r"\\\1", parts[place], flags=re.MULTILINE)
     return "`".join(parts)
 
 

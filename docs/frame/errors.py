@@ -48,11 +48,13 @@ def pages() -> dict[str, str]:
     """The page. ValueError for an error that has no example, or whose example does not raise it."""
     text = TOP
     for kind in kinds():
-        own = [base.__name__ for base in kind.__bases__ if not issubclass(base, errors.ClearheadError)]
+        local = [base.__name__ for base in kind.__bases__ if not issubclass(base, errors.ClearheadError)]
         text += f"## {kind.__name__}\n\n::::{{py:exception}} {kind.__name__}\n:module: clearhead.errors\n\n"
         text += inline(inspect.getdoc(kind) or "")
         text += (
-            f" Also {'an' if own[0][0] in 'AEIO' else 'a'} `{own[0]}`.\n\n" if own and own[0] != "Exception" else "\n\n"
+            f" Also {'an' if local[0][0] in 'AEIO' else 'a'} `{local[0]}`.\n\n"
+            if local and local[0] != "Exception"
+            else "\n\n"
         )
         if kind is not errors.ClearheadError:
             text += f"```python\n{EXAMPLES.get(kind, '')}\n```\n\n"
@@ -63,8 +65,8 @@ def pages() -> dict[str, str]:
 
 def kinds() -> list[type[errors.ClearheadError]]:
     """Every error, in the order in which they are written."""
-    found = [value for value in vars(errors).values() if inspect.isclass(value)]
-    return [kind for kind in found if issubclass(kind, errors.ClearheadError)]
+    results = [value for value in vars(errors).values() if inspect.isclass(value)]
+    return [kind for kind in results if issubclass(kind, errors.ClearheadError)]
 
 
 def raised(kind: type[errors.ClearheadError]) -> str:

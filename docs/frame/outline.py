@@ -55,9 +55,9 @@ GROUPS = (
 
 def ordered(group: Group, pages: set[str]) -> list[str]:
     """The pages of a group that there are, in its order; those of a folder by name."""
-    found: list[str] = []
+    results: list[str] = []
     for name in group.pages:
         folder = name.removesuffix("*")
         some = sorted(page for page in pages if page.startswith(folder)) if name.endswith("/*") else [name]
-        found += [page for page in some if page in pages and page not in found]
-    return found
+        results += [page for page in some if page in pages and page not in results]
+    return results

@@ -19,7 +19,11 @@ from frame.docstrings import inline, markdown
 
 MORE = ("hf", "textbook.heads", "textbook.why_scale", "explaining.learning")  # beside those that clearhead itself loads
 RETURNED = "reference/returned"
-INSIDE = ("clearhead.view.", "clearhead.ops.factors", "clearhead.textbook.page")  # classes that are nobody's business
+INSIDE = (
+    "clearhead.view.",
+    "clearhead.ops.matrix_data",
+    "clearhead.textbook.page",
+)  # classes that are nobody's business
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,8 @@ def public(module: Any) -> list[str]:
         return list(module.__all__)
     source = Path(module.__file__).read_text(encoding="utf-8")
     again = {first for first, second in re.findall(r"^from clearhead\S* import (\w+) as (\w+)$", source, re.M)}
-    own = {name for name, value in vars(module).items() if _documented(value) and value.__module__ == module.__name__}
-    return sorted(name for name in again | own if not name.startswith("_"))
+    local = {name for name, value in vars(module).items() if _documented(value) and value.__module__ == module.__name__}
+    return sorted(name for name in again | local if not name.startswith("_"))
 
 
 def _documented(value: object) -> bool:
@@ -52,43 +56,43 @@ def _documented(value: object) -> bool:
 
 def names() -> dict[str, Name]:
     """Every public name, and every class that a call of theirs returns, by its full name."""
-    found: dict[str, Name] = {}
+    results: dict[str, Name] = {}
     for module in modules():
         loaded = importlib.import_module(module)
         for name in public(loaded):
-            own = f"/{name}" if module == "clearhead" else ""
+            local = f"/{name}" if module == "clearhead" else ""
             full = f"{module}.{name}"
-            found[full] = Name(full, f"reference/{module}{own}", getattr(loaded, name))
-    known = {id(each.value) for each in found.values()}
-    todo = [each.value for each in found.values()]
+            results[full] = Name(full, f"reference/{module}{local}", getattr(loaded, name))
+    known = {id(each.value) for each in results.values()}
+    todo = [each.value for each in results.values()]
     while todo:
         for kind in _returned(todo.pop(0)):
             if id(kind) not in known:
                 known.add(id(kind))
                 todo.append(kind)
                 full = f"{kind.__module__}.{kind.__qualname__}"
-                found[full] = Name(
+                results[full] = Name(
                     full, f"{RETURNED}/{kind.__module__.removeprefix('clearhead.')}.{kind.__name__}", kind
                 )
-    return found
+    return results
 
 
 def _returned(value: Any) -> list[type]:
     """The classes of clearhead in what a callable, or a class's public methods, return."""
     if inspect.isclass(value):
-        calls = [_function(found) for _, found in members(value)]
+        calls = [_function(results) for _, results in members(value)]
         return [kind for call in calls if call is not None for kind in _returned(call)]
     hint = _hints(value).get("return")
-    found: list[type] = []
+    results: list[type] = []
 
     def go(hint: Any) -> None:
         if inspect.isclass(hint) and hint.__module__.startswith("clearhead") and not hint.__name__.startswith("_"):
-            found.append(hint)
+            results.append(hint)
         for part in typing.get_args(hint):
             go(part)
 
     go(hint)
-    return [kind for kind in found if not typing.is_typeddict(kind) and not kind.__module__.startswith(INSIDE)]
+    return [kind for kind in results if not typing.is_typeddict(kind) and not kind.__module__.startswith(INSIDE)]
 
 
 def _hints(value: Any) -> dict[str, Any]:
@@ -111,7 +115,7 @@ def _named(hint: str, module: str) -> Any:
 
 def members(kind: type) -> list[tuple[str, Any]]:
     """A class's public methods, properties and fields, in the order in which they are written, its own first."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for base in kind.__mro__:
         if base.__module__.startswith("clearhead"):
             fields = {name: _Field(hint) for name, hint in inspect.get_annotations(base).items()}
@@ -119,8 +123,8 @@ def members(kind: type) -> list[tuple[str, Any]]:
                 if name in fields and not isinstance(value, property):
                     value = fields[name]
                 if not name.startswith("_"):
-                    found.setdefault(name, value)
-    return [(name, value) for name, value in found.items() if isinstance(value, _Field) or _function(value)]
+                    results.setdefault(name, value)
+    return [(name, value) for name, value in results.items() if isinstance(value, _Field) or _function(value)]
 
 
 @dataclass(frozen=True)
@@ -187,7 +191,7 @@ def described(name: Name, names: dict[str, Name]) -> str:
     if inspect.isclass(value):
         made = "" if name.page.startswith(RETURNED) else signature(value, names)  # nobody makes those by hand
         text = _directive("py:class", last + made, text, options, fence=":::::")
-        inner = "\n".join(_member(member, found, names) for member, found in members(value))
+        inner = "\n".join(_member(member, result, names) for member, result in members(value))
         return text.replace("<!-- members -->", inner)
     if inspect.isfunction(value):
         return _directive("py:function", last + signature(value, names), text, options)
@@ -209,20 +213,20 @@ def _member(name: str, value: Any, names: dict[str, Name]) -> str:
 
 def _directive(kind: str, what: str, text: str, options: dict[str, str] | None = None, fence: str = "::::") -> str:
     """One directive of Sphinx's Python domain."""
-    given = "".join(f":{key}: {value}\n".replace(": -\n", ":\n") for key, value in (options or {}).items() if value)
+    inputs = "".join(f":{key}: {value}\n".replace(": -\n", ":\n") for key, value in (options or {}).items() if value)
     inner = "\n<!-- members -->\n" if fence == ":::::" else ""
-    return f"{fence}{{{kind}}} {what}\n{given}\n{markdown(text) if text else ''}{inner}{fence}\n"
+    return f"{fence}{{{kind}}} {what}\n{inputs}\n{markdown(text) if text else ''}{inner}{fence}\n"
 
 
 def signature(call: Any, names: dict[str, Name], *, bound: bool = False) -> str:
     """What a callable takes and returns, with short names of types."""
     try:
-        found = inspect.signature(call)
+        result = inspect.signature(call)
     except (TypeError, ValueError):
         return "()"
     parts, star = [], False
-    for at, each in enumerate(found.parameters.values()):
-        if bound and at == 0:
+    for place, each in enumerate(result.parameters.values()):
+        if bound and place == 0:
             continue
         if each.kind is each.KEYWORD_ONLY and not star:
             parts.append("*")
@@ -234,7 +238,7 @@ def signature(call: Any, names: dict[str, Name], *, bound: bool = False) -> str:
         if each.default is not each.empty:
             part += (" = " if kind else "=") + _default(each.default)
         parts.append(part)
-    kind = "" if inspect.isclass(call) else typed(found.return_annotation, names)
+    kind = "" if inspect.isclass(call) else typed(result.return_annotation, names)
     return f"({', '.join(parts)})" + (f" -> {kind}" if kind and kind != "None" else "")
 
 
@@ -252,11 +256,11 @@ def typed(hint: Any, names: dict[str, Name]) -> str:
     homes = {f"{each.value.__module__}.{each.value.__qualname__}": full for full, each in _classes(names).items()}
     ends = {home.rpartition(".")[2]: full for home, full in homes.items()}
 
-    def short(found: re.Match[str]) -> str:
-        home, _, last = found[0].rpartition(".")
+    def short(result: re.Match[str]) -> str:
+        home, _, last = result[0].rpartition(".")
         if home in ("np", "torch"):
-            return found[0]
-        return homes.get(found[0], last) if home else ends.get(last, last)
+            return result[0]
+        return homes.get(result[0], last) if home else ends.get(last, last)
 
     if isinstance(hint, str) and not re.fullmatch(r"[\w.\[\], |\"']+", text):
         return ""
@@ -269,9 +273,9 @@ def _classes(names: dict[str, Name]) -> dict[str, Name]:
 
 def linked(code: str, names: dict[str, Name]) -> str:
     """Code in backticks as a link to the name's page, where it is a public name: `ch.cut`, `ch.watch(…)`, `A.top`."""
-    found = re.fullmatch(r"`(?:ch|clearhead)\.([\w.]+)((?:\(.*\))?)`", code)
-    if found and f"clearhead.{found[1]}" in names:
-        return f"{{py:obj}}`{code.strip('`')} <clearhead.{found[1]}>`"
+    result = re.fullmatch(r"`(?:ch|clearhead)\.([\w.]+)((?:\(.*\))?)`", code)
+    if result and f"clearhead.{result[1]}" in names:
+        return f"{{py:obj}}`{code.strip('`')} <clearhead.{result[1]}>`"
     return code
 
 
@@ -279,18 +283,18 @@ def linked_text(text: str, names: dict[str, Name]) -> str:
     """A generated page whose code in backticks, and whose errors, lead to the pages of names; its own fences stay."""
     bare = {full.removeprefix("clearhead.") for full in names if full.count(".") == 1}
 
-    def link(found: re.Match[str]) -> str:
-        role, code, error = found.groups()
+    def link(result: re.Match[str]) -> str:
+        role, code, error = result.groups()
         if error:
             return f"{{py:exc}}`{error} <clearhead.errors.{error}>`" if hasattr(errors, error) else error
         if role or code not in bare:
-            return found[0] if role else linked(found[0], names)
+            return result[0] if role else linked(result[0], names)
         return f"{{py:obj}}`{code} <clearhead.{code}>`"
 
     lines, inside = text.split("\n"), False
-    for at, line in enumerate(lines):
+    for place, line in enumerate(lines):
         if line.startswith("```"):
             inside = not inside
         elif not inside and not line.startswith(("|", "#", "::")):
-            lines[at] = re.sub(r"(\{[\w:]+\})?`([^`]+)`|\b([A-Z]\w*Error)\b", link, line)
+            lines[place] = re.sub(r"(\{[\w:]+\})?`([^`]+)`|\b([A-Z]\w*Error)\b", link, line)
     return "\n".join(lines)

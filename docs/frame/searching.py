@@ -41,4 +41,4 @@ def pairs(run: str) -> list[str]:
     """Neighbouring characters of a Chinese run, with the single ones, which may be words; another word as it is."""
     if not re.match(f"[{HAN}]", run):
         return [run]
-    return [run[at : at + 2] for at in range(len(run) - 1)] + list(run)
+    return [run[place : place + 2] for place in range(len(run) - 1)] + list(run)

@@ -31,14 +31,14 @@ Place = tuple[str, str]  # a language and a page's name
 
 def written() -> dict[Place, Path]:
     """Every written page and the file it is made of."""
-    found: dict[Place, Path] = {}
+    results: dict[Place, Path] = {}
     for path in sorted(DOCS.rglob("*.md")):
         name = path.relative_to(DOCS).with_suffix("").as_posix()
         if name.startswith("zh/"):
-            found["zh", name.removeprefix("zh/")] = path
+            results["zh", name.removeprefix("zh/")] = path
         elif not name.startswith("frame/"):
-            found["en", name] = path
-    return found | {("en", name): path for name, path in BESIDES.items() if path.exists()}
+            results["en", name] = path
+    return results | {("en", name): path for name, path in BESIDES.items() if path.exists()}
 
 
 def stage(out: Path) -> int:
@@ -69,11 +69,11 @@ def led(text: str, source: Path, page: Place, pages: dict[Place, Path], out: Pat
     language, name = page
     above = "../" * name.count("/")
 
-    def link(found: re.Match[str]) -> str:
-        picture, words, address = found.groups()
+    def link(result: re.Match[str]) -> str:
+        picture, words, address = result.groups()
         path, mark, anchor = address.partition("#")
         if not path or re.match(r"[a-z]+:", path):
-            return found[0]
+            return result[0]
         target = (source.parent / path).resolve()
         if not target.exists():
             raise ValueError(f"{source.relative_to(ROOT)}: [{words}]({address}) leads to no file")
@@ -99,16 +99,16 @@ def led(text: str, source: Path, page: Place, pages: dict[Place, Path], out: Pat
         copy(target, out / "extra" / language / kept)
         return f'<a href="{above}{kept}">{words or target.name}</a>'
 
-    def attribute(found: re.Match[str]) -> str:
-        kind, address = found.groups()
+    def attribute(result: re.Match[str]) -> str:
+        kind, address = result.groups()
         path, mark, anchor = address.partition("#")
         if not path or re.match(r"[a-z]+:", path):
-            return found[0]
+            return result[0]
         target = (source.parent / path).resolve()
         if not target.exists():
-            raise ValueError(f"{source.relative_to(ROOT)}: {found[0]} leads to no file")
+            raise ValueError(f"{source.relative_to(ROOT)}: {result[0]} leads to no file")
         if not target.is_relative_to(DOCS):
-            raise ValueError(f"{source.relative_to(ROOT)}: {found[0]} lies outside of docs")
+            raise ValueError(f"{source.relative_to(ROOT)}: {result[0]} lies outside of docs")
         to = target.relative_to(DOCS)
         place = to.relative_to("zh") if to.parts[0] == "zh" else to
         other = "zh" if to.parts[0] == "zh" else "en"
@@ -126,11 +126,11 @@ def outside_code(text: str, change: Callable[[str], str], code: Callable[[str], 
     parts = CODE.split(
         re.sub(r"\n+```$", "\n```", text, flags=re.MULTILINE)
     )  # text, code, the code's fence or None, text, …
-    for at in range(0, len(parts), 3):
-        parts[at] = change(parts[at])
-        if at and not parts[at - 1]:
-            parts[at - 2] = code(parts[at - 2])
-    return "".join(part for at, part in enumerate(parts) if at % 3 != 2)
+    for place in range(0, len(parts), 3):
+        parts[place] = change(parts[place])
+        if place and not parts[place - 1]:
+            parts[place - 2] = code(parts[place - 2])
+    return "".join(part for place, part in enumerate(parts) if place % 3 != 2)
 
 
 def home(folder: Path, language: str) -> None:
@@ -158,8 +158,8 @@ def home(folder: Path, language: str) -> None:
 
 def title(path: Path) -> str:
     """A page's title."""
-    found = TITLE.search(path.read_text(encoding="utf-8"))
-    return found[1] if found else path.stem
+    result = TITLE.search(path.read_text(encoding="utf-8"))
+    return result[1] if result else path.stem
 
 
 def write(path: Path, text: str) -> None:

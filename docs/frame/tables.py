@@ -27,19 +27,19 @@ s_ij the logit of query i and key j: what the softmax sees. Statistics are per q
 """
 STATISTICS_END = """
 One pass over the keys computes the output and everything of the first pass together; one more computes everything of
-the second, which needs the final log-sum-exp. `distance` and `own` need positions: where queries and keys differ in
-number, give `query_offset`. A row with nothing to attend to has output 0, log-sum-exp −∞ and entropy 0.
+the second, which needs the final log-sum-exp. `distance` and `diagonal` need positions: where queries and keys differ
+in number, give `query_offset`. A row with nothing to attend to has output 0, log-sum-exp −∞ and entropy 0.
 """
 ASKED = {"flag": "True", "count": "8", "size": "(256, 256)", "labels": "(query_labels, key_labels)"}
 
 
 def pages() -> dict[str, str]:
     """Both pages. ValueError where the docstring of `attention` lacks a rule."""
-    told = rules_told()
-    left = [name for name in RULES if name not in told]
+    shown = rules_told()
+    left = [name for name in RULES if name not in shown]
     if left:
         raise ValueError(f"the docstring of attention says nothing of {', '.join(left)}")
-    rules = "".join(f"| `{name}` | {told[name]} | {'yes' if rule.forbids else ''} |\n" for name, rule in RULES.items())
+    rules = "".join(f"| `{name}` | {shown[name]} | {'yes' if rule.forbids else ''} |\n" for name, rule in RULES.items())
     seen = ""
     for name, each in STATISTICS.items():
         asked = "`v`" if each.asked == "v" else f"`{name}={ASKED[each.asked]}`"
@@ -50,14 +50,14 @@ def pages() -> dict[str, str]:
 
 def rules_told() -> dict[str, str]:
     """What the docstring of `attention` says of each rule."""
-    told: dict[str, str] = {}
+    shown: dict[str, str] = {}
     names: list[str] = []
     for line in (getdoc(clearhead.attention) or "").splitlines():
-        if found := ENTRY.fullmatch(line):
-            names = re.split(r", ", found[1])
-            told |= dict.fromkeys(names, found[2])
+        if result := ENTRY.fullmatch(line):
+            names = re.split(r", ", result[1])
+            shown |= dict.fromkeys(names, result[2])
         elif line.startswith(" ") and names:
-            told |= {name: f"{told[name]} {line.strip()}" for name in names}
+            shown |= {name: f"{shown[name]} {line.strip()}" for name in names}
         else:
             names = []
-    return {name: inline(text) for name, text in told.items() if name in RULES}
+    return {name: inline(text) for name, text in shown.items() if name in RULES}

@@ -62,9 +62,9 @@ def embedded(text: str, language: str, folder: str = "_figures") -> str:
     KeyError for a figure that is not in `FIGURES`.
     """
 
-    def frame(found: re.Match[str]) -> str:
-        figure = FIGURES[found[1]]
-        source, title = html.escape(f"{folder}/{found[1]}.html{figure.place}"), html.escape(found[2])
+    def frame(result: re.Match[str]) -> str:
+        figure = FIGURES[result[1]]
+        source, title = html.escape(f"{folder}/{result[1]}.html{figure.place}"), html.escape(result[2])
         style = f"width:100%;height:{figure.height}px;border:1px solid #8886"
         return (
             f'<iframe src="{source}" title="{title}" loading="lazy" style="{style}"></iframe>\n'

@@ -80,8 +80,8 @@ def main() -> None:
                 nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()).backward()
                 optimizer.step()
         product, size = hessian_product(model, ids)
-        found = lanczos(product, size, steps, torch.Generator().manual_seed(1))
-        print(f"{'after' if trained else 'before'} training: curvature from {found[0]:.3f} to {found[-1]:.3f}")
+        result = lanczos(product, size, steps, torch.Generator().manual_seed(1))
+        print(f"{'after' if trained else 'before'} training: curvature from {result[0]:.3f} to {result[-1]:.3f}")
 
 
 if __name__ == "__main__":

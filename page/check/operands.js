@@ -5,7 +5,7 @@ import { cell, outputAt, problemOf, rowAt } from "../src/dive/problem.js";
 import { asRun } from "../src/head.js";
 import { operandsAt } from "../src/long/operands.js";
 
-const found = [];
+const results = [];
 for (const { layer, i, j, answer } of JSON.parse(readFileSync(process.argv[2], "utf8"))) {
   globalThis.fetch = async () => new Response(Buffer.from(answer, "base64"));
   const head = { address: {}, layer, n: layer.queries, m: layer.keys, served: true };
@@ -27,6 +27,6 @@ for (const { layer, i, j, answer } of JSON.parse(readFileSync(process.argv[2], "
     bound,
     whole: !part,
   };
-  found.push(JSON.parse(JSON.stringify(numbers, (_, x) => (typeof x === "number" ? String(x) : x))));
+  results.push(JSON.parse(JSON.stringify(numbers, (_, x) => (typeof x === "number" ? String(x) : x))));
 }
-console.log(JSON.stringify(found));
+console.log(JSON.stringify(results));

@@ -1,18 +1,12 @@
 // For tests/test_long_view.py: reads a long view's file as the browser would, and prints tiles of weights as JSON.
 //   node page/check/tiles.js page.html '[{"layer": 0, "head": 0, "level": 1, "row": 0, "col": 0, "rule": "most", "words": false}]'
-import { readFileSync } from "node:fs";
-import { openPage } from "../src/container.js";
 import { headAt } from "../src/long/source.js";
 import { pixelRow, SIDE } from "../src/long/tiles.js";
 import { tokens, words } from "../src/long/units.js";
+import { openFile } from "./file.js";
 
-globalThis.requestAnimationFrame = (then) => setTimeout(then);
-const text = readFileSync(process.argv[2], "utf8");
-const parts = new Map(
-  [...text.matchAll(/<script type="[^"]+" id="([^"]+)">([^<]*)/g)].map(([, id, body]) => [id, body]),
-);
-const page = openPage((id) => parts.get(id));
-const found = [];
+const page = openFile(process.argv[2]);
+const results = [];
 for (const { layer, head: number, words: whole, ...wanted } of JSON.parse(process.argv[3])) {
   const head = await headAt(page, { run: 0, layer, head: number });
   await head.loading;
@@ -22,6 +16,6 @@ for (const { layer, head: number, words: whole, ...wanted } of JSON.parse(proces
   const out = new Float32Array(SIDE * SIDE).fill(-1);
   for (let y = 0; y < SIDE; y++) pixelRow({ head, rows: units[0], cols: units[1], ...wanted }, y, out);
   const bounds = Array.from({ length: head.n }, (_, i) => head.computing.bound(i));
-  found.push({ tile: [...out], bounds, edges: units.map((u) => u.edges && [...u.edges]) });
+  results.push({ tile: [...out], bounds, edges: units.map((u) => u.edges && [...u.edges]) });
 }
-console.log(JSON.stringify(found));
+console.log(JSON.stringify(results));

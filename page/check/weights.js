@@ -1,35 +1,30 @@
 // For tests/test_page_numbers.py: reads a page's file as the browser would, and prints every head's numbers as JSON.
 //   node page/check/weights.js page.html
-import { readFileSync } from "node:fs";
 import { rowInto, rulesOf } from "../src/attention.js";
-import { openPage } from "../src/container.js";
 import { asRun, headOf } from "../src/head.js";
+import { openFile } from "./file.js";
 
-const text = readFileSync(process.argv[2], "utf8");
-const parts = new Map(
-  [...text.matchAll(/<script type="[^"]+" id="([^"]+)">([^<]*)/g)].map(([, id, body]) => [id, body]),
-);
-const page = openPage((id) => parts.get(id));
+const page = openFile(process.argv[2]);
 const plain = (x) => (Number.isFinite(x) ? x : String(x));
-const grid = (rows, cols, at) =>
-  Array.from({ length: rows }, (_, i) => Array.from({ length: cols }, (_, j) => plain(at(i, j))));
+const grid = (rows, cols, value) =>
+  Array.from({ length: rows }, (_, i) => Array.from({ length: cols }, (_, j) => plain(value(i, j))));
 
-const found = [];
+const results = [];
 for (const layer of page.header.layers)
   for (let batch = 0; batch < layer.batch; batch++)
     for (let number = 0; number < layer.heads; number++) {
       const head = headOf(page, layer, batch, number, asRun());
       const { n, m } = head;
-      const rows = (name, at, length) => {
+      const rows = (name, place, length) => {
         const { data, shape } = page.array(layer.arrays[name]);
-        return { data, width: shape[3], at: (batch * shape[1] + at) * length * shape[3] };
+        return { data, width: shape[3], start: (batch * shape[1] + place) * length * shape[3] };
       };
       const from = (batch * layer.heads + number) * n;
       const L = page.array(layer.arrays.logsumexp).data.subarray(from, from + n);
       const [q, k, rules] = [rows("q", number, n), rows("k", head.shared, m), rulesOf(page, layer, batch, number)];
       const weights = new Float32Array(n * m);
       for (let i = 0; i < n; i++) rowInto(q, k, L, rules, i, 0, m, weights, i * m);
-      found.push({
+      results.push({
         scores: grid(n, m, head.scores),
         masked: grid(n, m, head.masked),
         weights: grid(n, m, head.weights),
@@ -37,4 +32,4 @@ for (const layer of page.header.layers)
         tile: grid(n, m, (i, j) => Math.max(0, weights[i * m + j])),
       });
     }
-console.log(JSON.stringify(found));
+console.log(JSON.stringify(results));

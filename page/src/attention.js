@@ -2,50 +2,21 @@
 //   logit = c·tanh(scale·q·k / c) + bias − slope·|position − j| + table[span of i, span of j], −∞ where forbidden
 //   a = exp(logit / T − L)
 
-/** @typedef {import("./container.js").Numbers} Numbers */
-/** @typedef {{data: Numbers, at: number, width: number}} Rows  rows of `width` numbers from `at` on */
-/** @typedef {(i: number, j: number) => number} Cell */
-/**
- * @typedef {object} Rules
- * @property {number} scale
- * @property {number | null} softcap
- * @property {boolean} causal
- * @property {[number | null, number | null]} window
- * @property {number} offset      the key position of query 0
- * @property {number | null} keys      keys from here on are padding
- * @property {number | null} queries
- * @property {((i: number, j: number) => boolean) | null} allowed      mask and segments
- * @property {Cell | null} bias      with what the table of spans adds
- * @property {number} slope      of ALiBi
- * @property {number} sink      −∞ for none
- * @property {number} temperature
- */
-
-/**
- * @param {Rows} q
- * @param {number} i
- * @param {Rows} k
- * @param {number} j
- */
+/** @param {Rows} q @param {number} i @param {Rows} k @param {number} j */
 export function dot(q, i, k, j) {
   let sum = 0;
-  const a = q.at + i * q.width;
-  const b = k.at + j * k.width;
+  const a = q.start + i * q.width;
+  const b = k.start + j * k.width;
   for (let c = 0; c < q.width; c++) sum += q.data[a + c] * k.data[b + c];
   return sum;
 }
 
-/**
- * May query i see key j?
- * @param {Rules} r
- * @param {number} i
- * @param {number} j
- */
+/** May query i see key j? @param {Rules} r @param {number} i @param {number} j */
 export function visible(r, i, j) {
-  const at = i + r.offset;
+  const position = i + r.offset;
   const [left, right] = r.window;
-  if (r.causal && j > at) return false;
-  if ((left !== null && j < at - left) || (right !== null && j > at + right)) return false;
+  if (r.causal && j > position) return false;
+  if ((left !== null && j < position - left) || (right !== null && j > position + right)) return false;
   if ((r.keys !== null && j >= r.keys) || (r.queries !== null && i >= r.queries)) return false;
   if (r.allowed && !r.allowed(i, j)) return false;
   return !r.bias || r.bias(i, j) !== -Infinity;
@@ -67,9 +38,7 @@ export const logit = (r, score, i, j) =>
 
 /**
  * ln Σ exp over one row of logits and the sink; −∞ for a row that sees no key.
- * @param {number} m
- * @param {(j: number) => number} row
- * @param {number} sink
+ * @param {number} m @param {(j: number) => number} row @param {number} sink
  */
 export function logsumexp(m, row, sink) {
   let peak = -Infinity;
@@ -85,22 +54,17 @@ export const MASKED = -1; // in place of the weight of a masked cell
 
 /**
  * One query's weights on keys from…to, computed from q, k and L; MASKED where it may not see the key.
- * @param {Rows} q
- * @param {Rows} k
+ * @param {Rows} q @param {Rows} k
  * @param {{[i: number]: number}} L log-sum-exp of each query
- * @param {Rules} r
- * @param {number} i
- * @param {number} from
- * @param {number} to
- * @param {Float32Array} out
- * @param {number} at      where in `out` key `from` stands
+ * @param {Rules} r @param {number} i @param {number} from @param {number} to @param {Float32Array} out
+ * @param {number} start      where in `out` key `from` stands
  */
-export function rowInto(q, k, L, r, i, from, to, out, at) {
+export function rowInto(q, k, L, r, i, from, to, out, start) {
   const [first, end] = range(r, i);
   const [low, high] = [Math.max(from, first), Math.min(to, end)];
-  out.fill(MASKED, at, at + to - from);
+  out.fill(MASKED, start, start + to - from);
   const l = L[i];
-  const shift = at - from;
+  const shift = start - from;
   if (!isPlain(r)) {
     for (let j = low; j < high; j++)
       if (visible(r, i, j)) out[shift + j] = Math.exp(logit(r, dot(q, i, k, j), i, j) - l);
@@ -125,9 +89,9 @@ function fourAtATime(q, k, scale, i, low, high, out) {
   const { data: x, width } = q;
   const { data: y } = k;
   if (scaled.length !== width) scaled = new Float64Array(width);
-  for (let c = 0, at = q.at + i * width; c < width; c++) scaled[c] = x[at + c] * scale;
+  for (let c = 0, start = q.start + i * width; c < width; c++) scaled[c] = x[start + c] * scale;
   let j = low;
-  for (let b = k.at + j * width; j + 3 < high; j += 4, b += 4 * width) {
+  for (let b = k.start + j * width; j + 3 < high; j += 4, b += 4 * width) {
     const [b1, b2, b3] = [b + width, b + 2 * width, b + 3 * width];
     let s = 0;
     let t = 0;
@@ -165,35 +129,31 @@ export function rowLogsumexp(q, k, r, i, line) {
 
 /**
  * The keys that positions (causal, window, lengths) let query i see: one range, which may reach past the last key.
- * @param {Rules} r @param {number} i
- * @returns {[number, number]}
+ * @param {Rules} r @param {number} i @returns {[number, number]}
  */
 export function range(r, i) {
-  const at = i + r.offset;
+  const position = i + r.offset;
   const [left, right] = r.window;
   if (r.queries !== null && i >= r.queries) return [0, 0];
   return [
-    left === null ? 0 : at - left,
-    Math.min(r.keys ?? Infinity, r.causal ? at + 1 : Infinity, right === null ? Infinity : at + right + 1),
+    left === null ? 0 : position - left,
+    Math.min(r.keys ?? Infinity, r.causal ? position + 1 : Infinity, right === null ? Infinity : position + right + 1),
   ];
 }
 
 /**
  * The rules of one batch and head of a layer.
- * @param {import("./container.js").Page} page
- * @param {any} layer
- * @param {number} batch
- * @param {number} head
- * @returns {Rules}
+ * @param {Page} page @param {any} layer @param {number} batch @param {number} head @returns {Rules}
  */
 export function rulesOf(page, layer, batch, head) {
   const { rules, arrays } = layer;
   const named = (/** @type {string} */ name) => (arrays[name] ? page.array(arrays[name]) : null);
-  const cell = (/** @type {import("./container.js").NumberArray | null} */ a) => {
+  const cell = (/** @type {NumberArray | null} */ a) => {
     if (!a) return null;
     const [B, H, n, m] = a.shape;
-    const at = ((B > 1 ? batch : 0) * H + (H > 1 ? head : 0)) * n;
-    return (/** @type {number} */ i, /** @type {number} */ j) => a.data[(at + (n > 1 ? i : 0)) * m + (m > 1 ? j : 0)];
+    const start = ((B > 1 ? batch : 0) * H + (H > 1 ? head : 0)) * n;
+    return (/** @type {number} */ i, /** @type {number} */ j) =>
+      a.data[(start + (n > 1 ? i : 0)) * m + (m > 1 ? j : 0)];
   };
   const mask = cell(named("mask"));
   const bias = cell(named("bias"));
@@ -227,20 +187,18 @@ export function rulesOf(page, layer, batch, head) {
 
 /**
  * What the table of spans adds to a logit, 0 where a label is −1; null without the rule.
- * @param {(name: string) => import("./container.js").NumberArray | null} named
- * @param {number} batch
- * @param {number} head
+ * @param {(name: string) => NumberArray | null} named @param {number} batch @param {number} head
  * @returns {Cell | null}
  */
 function spansOf(named, batch, head) {
   const [queries, keys, table] = [named("query_spans"), named("key_spans"), named("span_table")];
   if (!queries || !keys || !table) return null;
   const [B, H, rows, cols] = table.shape;
-  const at = ((B > 1 ? batch : 0) * H + (H > 1 ? head : 0)) * rows * cols;
-  const label = (/** @type {import("./container.js").NumberArray} */ side, /** @type {number} */ i) =>
+  const start = ((B > 1 ? batch : 0) * H + (H > 1 ? head : 0)) * rows * cols;
+  const label = (/** @type {NumberArray} */ side, /** @type {number} */ i) =>
     side.data[(side.shape[0] > 1 ? batch : 0) * side.shape[1] + (side.shape[1] > 1 ? i : 0)];
   return (i, j) => {
-    const [mine, theirs] = [label(queries, i), label(keys, j)];
-    return mine < 0 || theirs < 0 ? 0 : table.data[at + mine * cols + theirs];
+    const [row, col] = [label(queries, i), label(keys, j)];
+    return row < 0 || col < 0 ? 0 : table.data[start + row * cols + col];
   };
 }

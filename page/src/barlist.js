@@ -2,19 +2,17 @@
 
 import { h } from "./dom.js";
 
-/** @param {import("./dom.js").Child[]} names @param {(x: number) => string} told */
-export function barList(names, told) {
-  const rows = names.map((name) => ({ name, bar: h("span.share"), figures: h("span.figures") }));
+/** @param {Child[]} names @param {(x: number) => string} format */
+export function barList(names, format) {
+  const rows = names.map(() => ({ bar: h("span.share"), figures: h("span.figures") }));
+  const items = rows.map(({ bar, figures }, index) => h("li", h("bdi", names[index]), h("span.track", bar), figures));
   return {
-    list: h(
-      "ol.next",
-      rows.map(({ name, bar, figures }) => h("li", h("bdi", name), h("span.track", bar), figures)),
-    ),
+    list: h("ol.next", items),
     set: (/** @type {ArrayLike<number>} */ values, most = 1) =>
-      rows.forEach(({ bar, figures }, at) => {
-        const x = values[at] ?? 0;
+      rows.forEach(({ bar, figures }, index) => {
+        const x = values[index] ?? 0;
         bar.style.width = `${(100 * x) / most}%`;
-        figures.textContent = told(x);
+        figures.textContent = format(x);
       }),
   };
 }

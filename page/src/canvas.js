@@ -45,15 +45,26 @@ export function fill(wide, high, paint, sheet = document.createElement("canvas")
   return sheet;
 }
 
-/** The pixels of values, with the 256 colours of a scale, since the map has as many in every frame; yellow where they are not finite. @param {Uint32Array} pixels @param {ArrayLike<number>} values @param {import("./colour.js").Shade} shade @param {number} masked      the pixel of masked ones @param {number} [mark]      the value that stands for masked */
+/** The pixels of values, with the 256 colours of a scale, since the map has as many in every frame; yellow where they are not finite. @param {Uint32Array} pixels @param {ArrayLike<number>} values @param {Shade} shade @param {number} masked      the pixel of masked ones @param {number} [mark]      the value that stands for masked */
 export function colour(pixels, values, { along, shade }, masked, mark = MASKED) {
-  const table = Uint32Array.from({ length: 257 }, (_, at) => pixelOf(at > 255 ? rgb("warn") : along(at / 255)));
-  for (let at = 0; at < pixels.length; at++) {
-    const x = values[at];
-    pixels[at] = masked;
+  const table = Uint32Array.from({ length: 257 }, (_, index) =>
+    pixelOf(index > 255 ? rgb("warn") : along(index / 255)),
+  );
+  for (let index = 0; index < pixels.length; index++) {
+    const x = values[index];
+    pixels[index] = masked;
     if (x === mark) continue;
     const place = shade(x) * 255;
-    pixels[at] = table[!Number.isFinite(x) ? 256 : place > 255 ? 255 : place > 0 ? (place + 0.5) | 0 : 0];
+    pixels[index] = table[!Number.isFinite(x) ? 256 : place > 255 ? 255 : place > 0 ? (place + 0.5) | 0 : 0];
+  }
+}
+
+/** Fills each column of a canvas with a colour. @param {HTMLCanvasElement} canvas @param {(x: number) => number[]} colourAt */
+export function drawColours(canvas, colourAt) {
+  const pen = penOf(canvas);
+  for (let x = 0; x < canvas.width; x++) {
+    pen.fillStyle = css(colourAt(x));
+    pen.fillRect(x, 0, 1, canvas.height);
   }
 }
 
@@ -66,9 +77,9 @@ export function hatching(pen) {
   ink.fillRect(0, 0, 6, 6);
   ink.strokeStyle = css(rgb("hatch"));
   ink.beginPath();
-  for (const at of [-6, 0, 6]) {
-    ink.moveTo(at, 6);
-    ink.lineTo(at + 6, 0);
+  for (const index of [-6, 0, 6]) {
+    ink.moveTo(index, 6);
+    ink.lineTo(index + 6, 0);
   }
   ink.stroke();
   return /** @type {CanvasPattern} */ (pen.createPattern(tile, "repeat"));

@@ -2,9 +2,6 @@
 
 import { h } from "./dom.js";
 
-/** @typedef {{low: number, high: number, at: (x: number) => number[], along: (t: number) => number[], shade: (x: number) => number, kind: string}} Shade
- *     shade(x) is a value's place on the scale, 0 to 1; along(t) the colour of a place; at(x) the colour of a value */
-
 const probe = h("i", { hidden: true });
 /** @type {Map<string, number[]>} */
 const known = new Map();
@@ -12,13 +9,10 @@ const known = new Map();
 /** To be called when the theme changes. */
 export const forgetColours = () => known.clear();
 
-/**
- * The red, green and blue of a custom property as it stands now, in this theme.
- * @param {string} name
- */
+/** The red, green and blue of a custom property as it stands now, in this theme. @param {string} name */
 export function rgb(name) {
-  const found = known.get(name);
-  if (found) return found;
+  const kept = known.get(name);
+  if (kept) return kept;
   document.body.append(probe);
   probe.style.setProperty("forced-color-adjust", "none");
   probe.style.color = `var(--${name})`;
@@ -40,10 +34,7 @@ function along(stops, t) {
 
 /**
  * Colours of signed numbers: paper at 0, the role's colour above, its opposite below; the same on both sides.
- * @param {string} role
- * @param {number} most
- * @param {"sqrt" | "linear" | "log"} [kind]
- * @returns {Shade}
+ * @param {string} role @param {number} most @param {Scale} [kind] @returns {Shade}
  */
 export function signed(role, most, kind = "linear") {
   const stops = [rgb(`${role}-minus`), rgb("paper"), rgb(role)];
@@ -54,7 +45,7 @@ export function signed(role, most, kind = "linear") {
     low: -size,
     high: size,
     shade,
-    at: (x) => along(stops, shade(x)),
+    colour: (x) => along(stops, shade(x)),
     along: (t) => along(stops, t),
     kind: "linear",
   };
@@ -62,9 +53,7 @@ export function signed(role, most, kind = "linear") {
 
 /**
  * Colours of weights, 0 to 1; by the square root, since on a linear scale few large weights hide all others.
- * @param {number} [most]
- * @param {"sqrt" | "linear" | "log"} [kind]
- * @returns {Shade}
+ * @param {number} [most] @param {Scale} [kind] @returns {Shade}
  */
 export function weighed(most = 1, kind = "sqrt") {
   const stops = ["weights-0", "weights-1", "weights-2", "weights-3"].map(rgb);
@@ -80,7 +69,7 @@ export function weighed(most = 1, kind = "sqrt") {
     low: kind === "log" ? floor * most : 0,
     high: most,
     shade,
-    at: (x) => along(stops, shade(x)),
+    colour: (x) => along(stops, shade(x)),
     along: (t) => along(stops, t),
     kind,
   };

@@ -1,9 +1,5 @@
 // Reads the document inside the page: a JSON header, and arrays, decoded from blocks of text when they are needed.
 
-/** @typedef {Float64Array | Float32Array | Uint8Array | Int32Array | Uint32Array} Numbers */
-/** @typedef {{shape: number[], data: Numbers}} NumberArray */
-/** @typedef {{header: any, has: (name: string) => boolean, array: (name: string) => NumberArray, known: (name: string) => NumberArray | undefined, bytesOf: (at: number, length: number) => Uint8Array, keep: (name: string, bytes: Uint8Array) => NumberArray}} Page */
-
 /** @type {Record<string, number>} */
 export const BYTES = { float64: 8, float32: 4, float16: 2, bfloat16: 2, int32: 4, uint32: 4, uint8: 1 };
 
@@ -24,11 +20,11 @@ export function openPage(read) {
     blocks.set(number, bytes);
     return bytes;
   };
-  const bytesOf = (/** @type {number} */ at, /** @type {number} */ length) => {
+  const bytesOf = (/** @type {number} */ first, /** @type {number} */ length) => {
     const bytes = new Uint8Array(length);
     for (let done = 0; done < length;) {
-      const number = Math.floor((at + done) / header.block);
-      const from = at + done - number * header.block;
+      const number = Math.floor((first + done) / header.block);
+      const from = first + done - number * header.block;
       const part = block(number).subarray(from, Math.min(header.block, from + length - done));
       bytes.set(part, done);
       done += part.length;
@@ -44,28 +40,30 @@ export function openPage(read) {
   const array = (/** @type {string} */ name) => {
     const known = arrays.get(name);
     if (known) return known;
-    const { at, shape, dtype } = header.arrays[name];
-    return keep(name, bytesOf(at, sizeOf(shape) * BYTES[dtype]));
+    const entry = header.arrays[name];
+    return keep(name, bytesOf(entry.at, bytesIn(entry)));
   };
   return { header, has: (name) => name in header.arrays, array, known: (name) => arrays.get(name), bytesOf, keep };
 }
 
 /**
  * Arrays that were requested: the header's length, the header, the arrays, each at a multiple of eight bytes.
- * @param {ArrayBuffer} buffer
- * @returns {Page}
+ * @param {ArrayBuffer} buffer @returns {Page}
  */
 export function openFrame(buffer) {
   const start = 8 + new Uint32Array(buffer, 0, 1)[0];
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, start - 8)));
-  const bytesOf = (/** @type {number} */ at, /** @type {number} */ length) =>
-    new Uint8Array(buffer.slice(start + at, start + at + length));
+  const bytesOf = (/** @type {number} */ first, /** @type {number} */ length) =>
+    new Uint8Array(buffer.slice(start + first, start + first + length));
   const array = (/** @type {string} */ name) => {
-    const { at, shape, dtype } = header.arrays[name];
-    return { shape, data: numbers(bytesOf(at, sizeOf(shape) * BYTES[dtype]), dtype) };
+    const entry = header.arrays[name];
+    return { shape: entry.shape, data: numbers(bytesOf(entry.at, bytesIn(entry)), entry.dtype) };
   };
   return { header, has: (name) => name in header.arrays, array, known: () => undefined, bytesOf, keep: array };
 }
+
+/** How many bytes an array has where it is not compressed. @param {{shape: number[], dtype: string}} entry */
+const bytesIn = ({ shape, dtype }) => sizeOf(shape) * BYTES[dtype];
 
 /** @param {number[]} shape */
 export const sizeOf = (shape) => shape.reduce((a, b) => a * b, 1);
@@ -74,25 +72,18 @@ const DIGITS = "!#$%()*+,-./0123456789:;=?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]^_`abcdef
 const WORTH = new Uint8Array(128);
 for (let i = 0; i < DIGITS.length; i++) WORTH[DIGITS.charCodeAt(i)] = i;
 
-/**
- * Five digits, the lowest first, are four bytes, the lowest first.
- * @param {string} text
- */
+/** Five digits, the lowest first, are four bytes, the lowest first. @param {string} text */
 export function base85(text) {
   const words = new Uint32Array(text.length / 5);
-  for (let i = 0, at = 0; i < words.length; i++, at += 5) {
+  for (let i = 0, first = 0; i < words.length; i++, first += 5) {
     let word = 0;
-    for (let place = 4; place >= 0; place--) word = word * 85 + WORTH[text.charCodeAt(at + place)];
+    for (let place = 4; place >= 0; place--) word = word * 85 + WORTH[text.charCodeAt(first + place)];
     words[i] = word;
   }
   return new Uint8Array(words.buffer);
 }
 
-/**
- * @param {Uint8Array} bytes
- * @param {string} dtype
- * @returns {Numbers}
- */
+/** @param {Uint8Array} bytes @param {string} dtype @returns {Numbers} */
 export function numbers(bytes, dtype) {
   const { buffer } = bytes;
   if (dtype === "float64") return new Float64Array(buffer);

@@ -1,17 +1,13 @@
 // Creates elements from plain values. Text becomes text nodes only, so a token can never be read as HTML.
 
-/** @typedef {Node | string | number | null | undefined | false | Child[]} Child */
-
-const SPACES = { svg: "http://www.w3.org/2000/svg", math: "http://www.w3.org/1998/Math/MathML" };
-
 /**
- * @param {Element} element
- * @param {string[]} classes
- * @param {(Record<string, any> | Child)[]} given      attributes and listeners first, where there are any; then children
+ * An element's classes, attributes and children.
+ * @template {Element} E @param {E} element @param {string[]} classes
+ * @param {Filling[]} parts      attributes and listeners first, where there are any; then children
  */
-function fill(element, classes, given) {
+function fill(element, classes, parts) {
   if (classes.length) element.setAttribute("class", classes.join(" "));
-  const [first] = given;
+  const [first] = parts;
   const plain = first !== null && typeof first === "object" && !(first instanceof Node) && !Array.isArray(first);
   for (const [name, value] of Object.entries(plain ? first : {})) {
     if (value === null || value === undefined || value === false) continue;
@@ -20,14 +16,11 @@ function fill(element, classes, given) {
     else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  add(element, /** @type {Child[]} */ (plain ? given.slice(1) : given));
+  add(element, /** @type {Child[]} */ (plain ? parts.slice(1) : parts));
   return element;
 }
 
-/**
- * @param {Element} element
- * @param {Child} child
- */
+/** @param {Element} element @param {Child} child */
 export function add(element, child) {
   if (Array.isArray(child)) for (const each of child) add(element, each);
   else if (child instanceof Node) element.append(child);
@@ -36,51 +29,65 @@ export function add(element, child) {
 
 /**
  * h("p.note", {lang: "en"}, "text"): an element with classes, attributes and children.
- * @param {string} name
- * @param {...(Record<string, any> | Child)} given
- * @returns {HTMLElement}
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag | `${Tag}.${string}`} name @param {...Filling} parts @returns {HTMLElementTagNameMap[Tag]}
  */
-export function h(name, ...given) {
+export function h(name, ...parts) {
   const [tag, ...classes] = name.split(".");
-  const made = fill(document.createElement(tag), classes, given);
-  if (tag === "button") made.setAttribute("type", "button");
-  if (tag === "canvas") made.setAttribute("aria-hidden", "true"); // its content is also written as text
-  return /** @type {HTMLElement} */ (made);
+  const element = fill(document.createElement(tag), classes, parts);
+  if (tag === "button") element.setAttribute("type", "button");
+  if (tag === "canvas") element.setAttribute("aria-hidden", "true"); // its content is also written as text
+  return /** @type {HTMLElementTagNameMap[Tag]} */ (element);
 }
+
+/** @param {string} space @returns {(name: string, ...parts: Filling[]) => SVGElement} */
+const inSpace =
+  (space) =>
+  (name, ...parts) => {
+    const [tag, ...classes] = name.split(".");
+    return fill(/** @type {SVGElement} */ (document.createElementNS(space, tag)), classes, parts);
+  };
+
+export const svg = inSpace("http://www.w3.org/2000/svg");
+export const math = inSpace("http://www.w3.org/1998/Math/MathML");
 
 /** Whether the reader wants nothing to move by itself. */
 export const isStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 /** A slider. @param {string} id @param {number} min @param {number} max @param {(value: number) => void} act @param {Record<string, any>} [more] */
 export const slider = (id, min, max, act, more) =>
-  /** @type {HTMLInputElement} */ (
-    h("input", {
-      type: "range",
-      id,
-      min,
-      max,
-      ...more,
-      oninput: (/** @type {any} */ { target }) => act(Number(target.value)),
-    })
+  h("input", { type: "range", id, min, max, ...more, oninput: (/** @type {any} */ e) => act(Number(e.target.value)) });
+
+/** A box to tick. @param {string} id @param {(on: boolean) => void} act @param {boolean} [checked] @param {string} [role] */
+export const tickbox = (id, act, checked, role) =>
+  h("input", { type: "checkbox", role, id, checked, onchange: (/** @type {any} */ { target }) => act(target.checked) });
+
+/**
+ * A choice among values, each with its text.
+ * @param {string} id @param {(string | number)[][]} options @param {string | number} value
+ * @param {(value: string, select: HTMLSelectElement) => void} act
+ */
+export const select = (id, options, value, act) =>
+  h(
+    "select",
+    { id, onchange: (/** @type {any} */ { target }) => act(target.value, target) },
+    options.map(([each, text]) => h("option", { value: each, selected: each === value }, text)),
   );
 
-/** A box to tick. @param {string} id @param {(on: boolean) => void} act @param {boolean} [checked] */
-export const tickbox = (id, act, checked) =>
-  /** @type {HTMLInputElement} */ (
-    h("input", { type: "checkbox", id, checked, onchange: (/** @type {any} */ { target }) => act(target.checked) })
+/** The heading of a table's column. @param {Child} name */
+export const columnHead = (name) => h("th", { scope: "col" }, name);
+
+/** A row of a table: its heading, and its cells. @param {Child} name @param {Child[]} cells */
+export const tableRow = (name, cells) =>
+  h(
+    "tr",
+    h("th", { scope: "row" }, name),
+    cells.map((cell) => (cell instanceof HTMLTableCellElement ? cell : h("td", cell))),
   );
 
-const inSpace =
-  (/** @type {string} */ space) =>
-  (/** @type {string} */ name, /** @type {(Record<string, any> | Child)[]} */ ...given) => {
-    const [tag, ...classes] = name.split(".");
-    return fill(document.createElementNS(space, tag), classes, given);
-  };
-
-export const svg = /** @type {(name: string, ...given: (Record<string, any> | Child)[]) => SVGElement} */ (
-  inSpace(SPACES.svg)
-);
-export const math = inSpace(SPACES.math);
+/** @param {"table" | `table.${string}`} name @param {Child} heads      cells of the first row @param {Child} rows @param {Child} [caption] */
+export const table = (name, heads, rows, caption) =>
+  h(name, caption ? h("caption", caption) : null, h("thead", h("tr", heads)), h("tbody", rows));
 
 /** Writes a text where another stands: one that is the same again costs the browser nothing. @param {Element} element @param {string} text */
 export const write = (element, text) => void (element.textContent === text || (element.textContent = text));
@@ -88,15 +95,27 @@ export const write = (element, text) => void (element.textContent === text || (e
 /** Puts children in place of others; of those that are the same again the old ones stay, which costs the browser nothing. @param {Element} element @param {Element[]} made */
 export function renew(element, made) {
   const old = [...element.children];
-  made.forEach((each, at) => {
-    if (!old[at]) element.append(each);
-    else if (!old[at].isEqualNode(each)) old[at].replaceWith(each);
+  made.forEach((each, index) => {
+    if (!old[index]) element.append(each);
+    else if (!old[index].isEqualNode(each)) old[index].replaceWith(each);
   });
   for (const each of old.slice(made.length)) each.remove();
 }
 
+/** Scrolls a box until an element is in its view, and nothing else. @param {Element | null} box @param {Element | null} element */
+export function scrollWithin(box, element) {
+  if (!box || !element) return;
+  const [around, inner] = [box.getBoundingClientRect(), element.getBoundingClientRect()];
+  const past = (/** @type {number} */ low, /** @type {number} */ high) => Math.min(0, low) + Math.max(0, high);
+  box.scrollTop += past(inner.top - around.top - 5, inner.bottom - around.bottom + 5);
+  box.scrollLeft += past(inner.left - around.left - 5, inner.right - around.right + 5);
+}
+
 /** @param {string} id */
 export const byId = (id) => document.getElementById(id);
+
+/** Down and right, by the name of a key. @type {Record<string, [number, number]>} */
+export const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
 /** Lets the browser draw and handle events, then continues at once; a timer would wait four milliseconds. */
 export const breathe = () =>

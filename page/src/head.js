@@ -2,8 +2,6 @@
 
 import { biased, capped, dot, logit, logsumexp, rulesOf, visible } from "./attention.js";
 
-/** @typedef {{scale: boolean, temperature: number, causal: boolean | null, window: number | null, cuts: [number, number][], values: Record<string, number>}} WhatIf      cuts: query and key, query −1 for all; values: numbers of the chosen head by "q row column", likewise k and v */
-
 /** @returns {WhatIf} */
 export const asRun = () => ({ scale: true, temperature: 1, causal: null, window: null, cuts: [], values: {} });
 
@@ -16,11 +14,7 @@ export const isAsRun = (w) =>
   !w.cuts.length &&
   !Object.keys(w.values).length;
 
-/**
- * The rules under what is supposed.
- * @param {import("./attention.js").Rules} r
- * @param {WhatIf} w
- */
+/** The rules under what is supposed. @param {Rules} r @param {WhatIf} w */
 export function supposed(r, w) {
   const rules = { ...r, temperature: w.temperature };
   if (!w.scale) rules.scale = 1;
@@ -30,30 +24,26 @@ export function supposed(r, w) {
     /** @type {Map<number, number[]>} of a key the queries that do not see it */
     const cut = new Map();
     for (const [i, j] of w.cuts) cut.set(j, [...(cut.get(j) ?? []), i]);
-    rules.allowed = (i, j) => !cut.get(j)?.some((at) => at < 0 || at === i) && (!r.allowed || r.allowed(i, j));
+    rules.allowed = (i, j) => !cut.get(j)?.some((query) => query < 0 || query === i) && (!r.allowed || r.allowed(i, j));
   }
   return rules;
 }
 
-/** The rows of q, k or v with the numbers that are supposed; the same rows where none is. @param {string} name @param {import("./attention.js").Rows} rows @param {number} count @param {WhatIf} what */
+/** The rows of q, k or v with the numbers that are supposed; the same rows where none is. @param {string} name @param {Rows} rows @param {number} count @param {WhatIf} what */
 export function edited(name, rows, count, { values }) {
   const changes = Object.entries(values).filter(([key]) => key.startsWith(`${name} `));
   if (!changes.length) return rows;
-  const { data, at, width } = rows;
-  const own = Float64Array.from(/** @type {ArrayLike<number>} */ (data.subarray(at, at + count * width)));
+  const { data, start, width } = rows;
+  const numbers = Float64Array.from(/** @type {ArrayLike<number>} */ (data.subarray(start, start + count * width)));
   for (const [key, value] of changes) {
     const [, row, col] = key.split(" ").map(Number);
-    own[row * width + col] = value;
+    numbers[row * width + col] = value;
   }
-  return { data: own, at: 0, width };
+  return { data: numbers, start: 0, width };
 }
 
 /**
- * @param {import("./container.js").Page} page
- * @param {any} layer
- * @param {number} batch
- * @param {number} number
- * @param {WhatIf} whatIf
+ * @param {Page} page @param {any} layer @param {number} batch @param {number} number @param {WhatIf} whatIf
  * @param {Float64Array} [known]      the raw scores, if computed before: they do not depend on what is supposed
  */
 export function headOf(page, layer, batch, number, whatIf, known) {
@@ -65,8 +55,8 @@ export function headOf(page, layer, batch, number, whatIf, known) {
   const rows = (name, head, length) => {
     const { data, shape } = page.array(layer.arrays[name]);
     const width = shape[3];
-    const at = (batch * shape[1] + head) * length * width;
-    return edited(name, { data, width, at }, length, whatIf);
+    const start = (batch * shape[1] + head) * length * width;
+    return edited(name, { data, width, start }, length, whatIf);
   };
   const q = rows("q", number, n);
   const k = rows("k", shared, m);
@@ -88,7 +78,7 @@ export function headOf(page, layer, batch, number, whatIf, known) {
       for (let j = 0; j < m; j++) {
         const a = weight(i, j);
         if (masked(i, j) === -Infinity) continue; // masked: 0·NaN would be NaN
-        for (let c = 0; c < v.width; c++) made[i * v.width + c] += a * v.data[v.at + j * v.width + c];
+        for (let c = 0; c < v.width; c++) made[i * v.width + c] += a * v.data[v.start + j * v.width + c];
       }
     return made;
   };
@@ -103,9 +93,9 @@ export function headOf(page, layer, batch, number, whatIf, known) {
     rules,
     dk: q.width,
     dv: v.width,
-    q: (/** @type {number} */ i, /** @type {number} */ c) => q.data[q.at + i * q.width + c],
-    k: (/** @type {number} */ j, /** @type {number} */ c) => k.data[k.at + j * k.width + c],
-    v: (/** @type {number} */ j, /** @type {number} */ c) => v.data[v.at + j * v.width + c],
+    q: (/** @type {number} */ i, /** @type {number} */ c) => q.data[q.start + i * q.width + c],
+    k: (/** @type {number} */ j, /** @type {number} */ c) => k.data[k.start + j * k.width + c],
+    v: (/** @type {number} */ j, /** @type {number} */ c) => v.data[v.start + j * v.width + c],
     raw: S,
     scores: (/** @type {number} */ i, /** @type {number} */ j) => S[i * m + j],
     scaled,
@@ -120,5 +110,3 @@ export function headOf(page, layer, batch, number, whatIf, known) {
     passed: (/** @type {number} */ i, /** @type {number} */ c) => factor * output(i, c),
   };
 }
-
-/** @typedef {ReturnType<typeof headOf>} Head */

@@ -1,19 +1,13 @@
 // Positions of the matrices of a figure. A product is laid out so that each result lies where its row and column meet.
 
-/** @typedef {import("./matrix.js").Matrix} Matrix */
-/** @typedef {import("./matrix.js").Block} Block */
-/** @typedef {import("./matrix.js").Layout} Layout */
-/** @typedef {Record<string, number>} Units      pixels for one step along each axis */
-
-import { spelled } from "./numbers.js";
+import { bare } from "./numbers.js";
 
 const MAX_CELL = 54; // pixels
 
 /**
  * Pixels for one step along each axis. They are the same in every figure, so the same dimension has the same length.
  * @param {number} width      of a figure, at most
- * @param {Record<string, number>} sizes
- * @returns {Units}
+ * @param {Record<string, number>} sizes @returns {AxisUnits}
  */
 export function unitsFor(width, sizes) {
   const part = Math.min(1, Math.max(0.3, width / 1080));
@@ -28,7 +22,7 @@ export function unitsFor(width, sizes) {
     "h·d_v": 198,
   });
   const even = d_model && width > 640 ? (width - 400) / (d_model + 2 * d_k + d_v) : 0; // X, W, Q, K, V in square cells
-  const units = /** @type {Units} */ ({});
+  const units = /** @type {AxisUnits} */ ({});
   for (const [dim, size] of Object.entries(sizes)) {
     const fitting = (room[dim] * part) / Math.max(1, size);
     units[dim] = Math.min(MAX_CELL, even >= 24 && dim !== "n" && dim !== "m" ? even : fitting);
@@ -36,23 +30,23 @@ export function unitsFor(width, sizes) {
   return units;
 }
 
-const wide = (/** @type {Matrix} */ m, /** @type {Units} */ u) => Math.max(5, m.cols * u[m.colDim]);
-const tall = (/** @type {Matrix} */ m, /** @type {Units} */ u) => Math.max(5, m.rows * u[m.rowDim]);
+const wide = (/** @type {Matrix} */ m, /** @type {AxisUnits} */ u) => Math.max(5, m.cols * u[m.colDim]);
+const tall = (/** @type {Matrix} */ m, /** @type {AxisUnits} */ u) => Math.max(5, m.rows * u[m.rowDim]);
 
 /** Room for row names. @param {Matrix} m */
 function nameWidth(m) {
   if (!m.rowName) return 0;
   let most = 0;
-  for (let i = 0; i < Math.min(m.rows, 300); i++) most = Math.max(most, lengthOf(spelled(m.rowName(i).trim(), 10)));
+  for (let i = 0; i < Math.min(m.rows, 300); i++) most = Math.max(most, lengthOf(bare(m.rowName(i), 10)));
   return most * 7 + 12;
 }
 
-/** @param {Matrix} m @param {Units} u */
+/** @param {Matrix} m @param {AxisUnits} u */
 function nameHeight(m, u) {
   if (!m.colName) return 0;
   if (u[m.colDim] >= 44) return 16;
   let most = 0;
-  for (let j = 0; j < Math.min(m.cols, 300); j++) most = Math.max(most, lengthOf(spelled(m.colName(j).trim(), 8)));
+  for (let j = 0; j < Math.min(m.cols, 300); j++) most = Math.max(most, lengthOf(bare(m.colName(j), 8)));
   return most * 7.4 + 12;
 }
 
@@ -62,9 +56,7 @@ const lengthOf = (text) =>
 
 /**
  * left · top = result, for one or more pairs of top and result beside each other.
- * @param {Matrix} left
- * @param {{top: Matrix, result: Matrix}[]} pairs
- * @param {Units} u
+ * @param {Matrix} left @param {{top: Matrix, result: Matrix}[]} pairs @param {AxisUnits} u
  * @param {boolean} tight      on a phone
  * @returns {Layout}
  */
@@ -77,7 +69,7 @@ export function product(left, pairs, u, tight) {
   const blocks = [
     { m: left, x: x0, y: y1, w: wide(left, u), h: tall(left, u), named: "l", measured: `l${names + 10}b` },
   ];
-  /** @type {import("./matrix.js").Label[]} */
+  /** @type {Label[]} */
   const marks = [{ text: left.symbol, role: left.role, x: x0 + wide(left, u) / 2, y: y1 - 12 }];
   let x = x0 + wide(left, u) + (tight ? 52 : 66);
   for (const { top, result } of pairs) {
@@ -96,11 +88,7 @@ export function product(left, pairs, u, tight) {
 
 /**
  * Matrices side by side, with a text between them; one below the other where there is no room.
- * @param {Matrix[]} matrices
- * @param {string[]} between
- * @param {Units} u
- * @param {number} room
- * @returns {Layout}
+ * @param {Matrix[]} matrices @param {string[]} between @param {AxisUnits} u @param {number} room @returns {Layout}
  */
 export function beside(matrices, between, u, room) {
   const gap = 86;
@@ -110,7 +98,7 @@ export function beside(matrices, between, u, room) {
   const stacked = total > room && matrices.length > 1;
   /** @type {Block[]} */
   const blocks = [];
-  /** @type {import("./matrix.js").Label[]} */
+  /** @type {Label[]} */
   const marks = [];
   let [x, y] = [lead, 0];
   const tops = Math.max(...matrices.map((m) => nameHeight(m, u)));

@@ -8,16 +8,14 @@ import { freeFigure } from "./section.js";
 import { matrix } from "./story.js";
 import { lettered } from "./written.js";
 
-/** @typedef {import("./shell.js").Shell} Shell */
-/** @typedef {import("./dom.js").Child} Child */
 /** @typedef {[words: any, show: (at: number) => void, content: Child]} Lesson      its sentences, what shows a place, and what there is to see */
 
 const EACH = 300; // milliseconds between steps
 
-/** The page of a lesson. The slider keeps its place when the page is redrawn. @param {import("./container.js").Page} page */
+/** The page of a lesson. The slider keeps its place when the page is redrawn. @param {Page} page */
 export function openLesson(page) {
   const { learning, scale } = page.header;
-  let at = Infinity;
+  let step = Infinity;
   /** @type {ReturnType<typeof setInterval> | undefined} */
   let playing;
   return (/** @type {Shell} */ shell) => {
@@ -31,7 +29,7 @@ export function openLesson(page) {
     });
     const button = h("button", {
       onclick() {
-        if (!playing) go(at < last ? at + 1 : 0);
+        if (!playing) go(step < last ? step + 1 : 0);
         play(!playing && !still); // under reduced motion it goes one step forward, and no further by itself
       },
     });
@@ -39,21 +37,21 @@ export function openLesson(page) {
     /** @param {boolean} on */
     function play(on) {
       clearInterval(playing);
-      playing = on ? setInterval(() => (at < last ? go(at + 1) : play(false)), EACH) : undefined;
+      playing = on ? setInterval(() => (step < last ? go(step + 1) : play(false)), EACH) : undefined;
       button.textContent = words[still ? "forward" : on ? "pause" : "play"];
     }
 
     /** @param {number} to */
     function go(to) {
-      at = Math.min(to, last);
-      slide.value = String(at);
-      show(at);
-      said.textContent = words.now[at];
+      step = Math.min(to, last);
+      slide.value = String(step);
+      show(step);
+      said.textContent = words.now[step];
       slide.setAttribute("aria-valuetext", said.textContent);
     }
 
     play(false);
-    go(at);
+    go(step);
     shell.main.append(
       h("div.opening", h("h1", words.title), h("p.says", words.says)),
       h("div.map", button, slide, said),
@@ -67,7 +65,7 @@ const block = (/** @type {string} */ title, /** @type {Child[]} */ ...content) =
 
 /**
  * How weights are learned: the loss, what comes next, the matrices, and the attention of each head.
- * @param {import("./container.js").Page} page @param {any} learning @param {Shell} shell @returns {Lesson}
+ * @param {Page} page @param {any} learning @param {Shell} shell @returns {Lesson}
  */
 function learn(page, { gradient, steepest, next, names, matrices, tokens, curve, ticks, groups, words: said }, shell) {
   const words = said[shell.language()];
@@ -79,7 +77,7 @@ function learn(page, { gradient, steepest, next, names, matrices, tokens, curve,
   const slopes = barList(matrices.map(lettered), (size) => fmt(size, 2));
   const token = (/** @type {number} */ i) => tokens[i];
   const texts = { rowName: token, colName: token, hidden: (/** @type {number} */ i, /** @type {number} */ j) => j > i };
-  let at = 0;
+  let step = 0;
   /** A figure of matrices whose cells are those of the step. @param {any} figure */
   const draw = ({ unit, between, list }) => {
     const shown = list.map((/** @type {any} */ { symbol, role, name, part, dims, most, split }) => {
@@ -87,7 +85,7 @@ function learn(page, { gradient, steepest, next, names, matrices, tokens, curve,
       const [rows, cols] = shape.slice(-2);
       const every = data.length / curve.length;
       const cell = (/** @type {number} */ i, /** @type {number} */ j) =>
-        data[at * every + (part * rows + i) * cols + j];
+        data[step * every + (part * rows + i) * cols + j];
       const shade = most ? signed(role, most) : weighed();
       return matrix(symbol, role, [rows, dims[0]], [cols, dims[1]], cell, { shade, split, ...(split ? {} : texts) });
     });
@@ -98,10 +96,10 @@ function learn(page, { gradient, steepest, next, names, matrices, tokens, curve,
   return [
     words,
     (to) => {
-      at = to;
-      mark.setAttribute("transform", `translate(${curve[at]})`);
-      following.set(next[at]);
-      slopes.set(gradient[at], steepest);
+      step = to;
+      mark.setAttribute("transform", `translate(${curve[step]})`);
+      following.set(next[step]);
+      slopes.set(gradient[step], steepest);
       for (const { paint } of figures.flat()) paint();
     },
     [
@@ -147,11 +145,11 @@ function why({ parts, words: said }, shell) {
   const columns = words.columns.map((/** @type {string} */ title) => [h("div"), h("h2.quoted", title)]);
   return [
     words,
-    (at) =>
+    (step) =>
       columns.forEach((/** @type {HTMLElement[]} */ [column, title], /** @type {number} */ divided) => {
         const pictures = parts.map((/** @type {any} */ { role, bars, shown }, /** @type {number} */ place) => {
           const [heading, name, ...ends] = words.parts[place];
-          const values = bars[at][divided];
+          const values = bars[step][divided];
           const width = 400 / values.length;
           return block(
             heading,
@@ -165,7 +163,7 @@ function why({ parts, words: said }, shell) {
                 svg("text", { x: 200 * place, y: 118, class: ["", "middle", "end"][place] }, end),
               ),
             ),
-            h("p", name, " ", h("b", fmt(shown[at][divided], 3))),
+            h("p", name, " ", h("b", fmt(shown[step][divided], 3))),
           );
         });
         column.replaceChildren(title, ...pictures);

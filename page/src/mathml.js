@@ -18,35 +18,32 @@ const ROLES = {
 const DIMS = new Set(["d_k", "d_v", "d_model", "n", "m", "h"]);
 const PIECES = /√|[A-Za-z]+(?:[_^][A-Za-z0-9]+|')?ᵀ?|\d+(?:\.\d+)?(?:e-?\d+)?|[\u2e80-\uffdc]+|\S/gu;
 
-/**
- * @param {string} text
- * @param {boolean} [block]
- */
+/** @param {string} text @param {boolean} [block] */
 export function formula(text, block = false) {
   const [whole, main, clause] = text.match(/^((?:\([^)]*\)|[^,，(])*)([,，].*)?$/) ?? [text, text];
   const pieces = (main ?? whole).match(PIECES) ?? [];
   const said = clause ? math("mtext", clause.replace("-∞", "−∞")) : null;
-  return math("math", { display: block ? "block" : null }, ...row(pieces, { at: 0 }), said);
+  return math("math", { display: block ? "block" : null }, ...row(pieces, { index: 0 }), said);
 }
 
-/** @param {string[]} pieces @param {{at: number}} place */
+/** @param {string[]} pieces @param {{index: number}} place */
 function row(pieces, place) {
   /** @type {Element[]} */
   const made = [];
-  while (place.at < pieces.length) {
-    const piece = pieces[place.at];
+  while (place.index < pieces.length) {
+    const piece = pieces[place.index];
     if (piece === "/" && made.length) {
-      place.at++;
+      place.index++;
       made.push(math("mfrac", /** @type {Element} */ (made.pop()), atom(pieces, place)));
     } else made.push(atom(pieces, place));
   }
   return made;
 }
 
-/** @param {string[]} pieces @param {{at: number}} place @returns {Element} */
+/** @param {string[]} pieces @param {{index: number}} place @returns {Element} */
 function atom(pieces, place) {
-  const piece = pieces[place.at++];
-  if (piece === "√") return math("msqrt", place.at < pieces.length ? atom(pieces, place) : math("mi", ""));
+  const piece = pieces[place.index++];
+  if (piece === "√") return math("msqrt", place.index < pieces.length ? atom(pieces, place) : math("mi", ""));
   if (/^\d/.test(piece)) return math("mn", piece);
   if (/^[\u2e80-\uffdc]/u.test(piece)) return math("mtext", piece);
   if (/^[A-Za-z]/.test(piece)) return named(piece);

@@ -1,31 +1,12 @@
 // A figure of matrices drawn to scale: the cells on a canvas, everything else in SVG above it; pointer and keyboard.
 
 import { penOn, sized } from "./canvas.js";
-import { add, h, svg } from "./dom.js";
+import { add, ARROWS, h, svg } from "./dom.js";
 import { drawCells } from "./matrixcells.js";
 import { frame } from "./matrixframe.js";
 
-/**
- * @typedef {object} Matrix
- * @property {string} symbol
- * @property {string} role      query, key, value, weights or plain: decides its colours
- * @property {number} rows
- * @property {number} cols
- * @property {string} rowDim
- * @property {string} colDim
- * @property {(i: number, j: number) => number} at
- * @property {import("./colour.js").Shade} shade
- * @property {((i: number) => string) | null} [rowName]
- * @property {((j: number) => string) | null} [colName]
- * @property {((i: number, j: number) => boolean) | null} [hidden]      masked cells
- * @property {number} [split]      columns of one head, where several heads stand side by side: a line is drawn between them
- * @property {boolean} [flip]      drawn as its transpose
- */
-/** @typedef {{m: Matrix, x: number, y: number, w: number, h: number, named: string, measured: string}} Block */
-/** @typedef {{text: string, x: number, y: number, role?: string, end?: boolean}} Label */
-/** @typedef {{blocks: Block[], width: number, height: number, marks: Label[]}} Layout */
-/** @typedef {{block: number, row?: number, col?: number, kind?: string}} Mark */
-/** @typedef {{block: number, row: number, col: number}} Place */
+/** Down and right, by the name of a key. @type {Record<string, number[]>} */
+const STEPS = { ...ARROWS, Home: [0, -1e9], End: [0, 1e9], PageUp: [-10, 0], PageDown: [10, 0] };
 
 /** The transpose; `flip` tells that it is one. @param {Matrix} m @returns {Matrix} */
 export const transposed = (m) => ({
@@ -36,7 +17,7 @@ export const transposed = (m) => ({
   colDim: m.rowDim,
   rowName: m.colName,
   colName: m.rowName,
-  at: (i, j) => m.at(j, i),
+  value: (i, j) => m.value(j, i),
   hidden: m.hidden ? (i, j) => /** @type {any} */ (m.hidden)(j, i) : null,
   split: undefined,
   flip: !m.flip,
@@ -44,12 +25,9 @@ export const transposed = (m) => ({
 
 /**
  * A figure of one or more matrices.
- * @param {Layout} layout
- * @param {object} options
- * @param {string} options.label
- * @param {() => Place} options.cursor      the cell that the keyboard moves from
- * @param {(place: Place | null) => void} options.move
- * @param {(place: Place) => void} options.pin
+ * @param {Layout} layout @param {object} options @param {string} options.label
+ * @param {() => Spot} options.cursor      the cell that the keyboard moves from
+ * @param {(place: Spot | null) => void} options.move @param {(place: Spot) => void} options.pin
  * @param {(block: number, by: number) => number | null} options.next      the matrix that an arrow past the edge of this one leads to
  */
 export function figure(layout, options) {
@@ -108,9 +86,9 @@ function listen(box, blocks, options) {
     const [x, y] = [event.clientX - frame.left, event.clientY - frame.top];
     for (const [block, { m, x: left, y: top, w, h: tall }] of blocks.entries()) {
       if (x < left || y < top || x >= left + w || y >= top + tall) continue;
-      const at = [Math.floor(((y - top) / tall) * m.rows), Math.floor(((x - left) / w) * m.cols)];
-      if (m.flip) at.reverse();
-      return { block, row: at[0], col: at[1] };
+      const cell = [Math.floor(((y - top) / tall) * m.rows), Math.floor(((x - left) / w) * m.cols)];
+      if (m.flip) cell.reverse();
+      return { block, row: cell[0], col: cell[1] };
     }
     return null;
   };
@@ -125,17 +103,7 @@ function listen(box, blocks, options) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const place = { ...options.cursor() };
     const { m } = blocks[place.block];
-    const steps = /** @type {Record<string, number[]>} */ ({
-      ArrowUp: [-1, 0],
-      ArrowDown: [1, 0],
-      ArrowLeft: [0, -1],
-      ArrowRight: [0, 1],
-      Home: [0, -1e9],
-      End: [0, 1e9],
-      PageUp: [-10, 0],
-      PageDown: [10, 0],
-    });
-    const step = steps[event.key];
+    const step = STEPS[event.key];
     if (step) {
       const [down, right] = m.flip ? [step[1], step[0]] : step;
       const beyond = place.col + right;

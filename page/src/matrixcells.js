@@ -3,9 +3,6 @@
 import { colour, fill, hatching } from "./canvas.js";
 import { css, rgb } from "./colour.js";
 
-/** @typedef {import("./matrix.js").Matrix} Matrix */
-/** @typedef {import("./matrix.js").Block} Block */
-
 /** Fills the cells of a matrix with their colours. @param {CanvasRenderingContext2D} pen @param {Block} block */
 export function drawCells(pen, block) {
   const { m, x, y, w, h: tall } = block;
@@ -15,8 +12,8 @@ export function drawCells(pen, block) {
   for (let i = 0; i < m.rows; i++)
     for (let j = 0; j < m.cols; j++) {
       const [left, top] = [Math.round(x + j * ux), Math.round(y + i * uy)];
-      const value = m.at(i, j);
-      pen.fillStyle = m.hidden?.(i, j) ? hatch : css(Number.isFinite(value) ? m.shade.at(value) : rgb("warn"));
+      const value = m.value(i, j);
+      pen.fillStyle = m.hidden?.(i, j) ? hatch : css(Number.isFinite(value) ? m.shade.colour(value) : rgb("warn"));
       pen.fillRect(left, top, Math.round(x + (j + 1) * ux) - left - 1, Math.round(y + (i + 1) * uy) - top - 1);
     }
 }
@@ -25,18 +22,18 @@ export function drawCells(pen, block) {
 function drawSmallCells(pen, { m, x, y, w, h: tall }, hatch) {
   const [stepX, stepY] = [Math.max(1, Math.floor(m.cols / w)), Math.max(1, Math.floor(m.rows / tall))];
   const [wide, high] = [Math.ceil(m.cols / stepX), Math.ceil(m.rows / stepY)];
-  const place = (/** @type {number} */ at) => [Math.floor(at / wide) * stepY, (at % wide) * stepX];
-  const values = Float64Array.from({ length: wide * high }, (_, at) => {
-    const [row, col] = place(at);
-    return stepX * stepY === 1 ? m.at(row, col) : mean(m, row, col, stepY, stepX);
+  const place = (/** @type {number} */ index) => [Math.floor(index / wide) * stepY, (index % wide) * stepX];
+  const values = Float64Array.from({ length: wide * high }, (_, index) => {
+    const [row, col] = place(index);
+    return stepX * stepY === 1 ? m.value(row, col) : mean(m, row, col, stepY, stepX);
   });
   pen.fillStyle = hatch;
   pen.fillRect(x, y, w, tall);
   const whole = fill(wide, high, (pixels) => {
     colour(pixels, values, m.shade, 0, NaN);
-    for (let at = 0; at < pixels.length; at++) {
-      const [row, col] = place(at);
-      if (m.hidden?.(row, col)) pixels[at] = 0; // transparent: the hatching below shows
+    for (let index = 0; index < pixels.length; index++) {
+      const [row, col] = place(index);
+      if (m.hidden?.(row, col)) pixels[index] = 0; // transparent: the hatching below shows
     }
   });
   pen.imageSmoothingEnabled = false;
@@ -48,6 +45,6 @@ function mean(m, i, j, tall, wide) {
   let sum = 0;
   let count = 0;
   for (let a = i; a < Math.min(i + tall, m.rows); a++)
-    for (let b = j; b < Math.min(j + wide, m.cols); b++, count++) sum += m.at(a, b);
+    for (let b = j; b < Math.min(j + wide, m.cols); b++, count++) sum += m.value(a, b);
   return sum / count;
 }

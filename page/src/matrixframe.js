@@ -2,9 +2,7 @@
 
 import { inkOn } from "./colour.js";
 import { svg } from "./dom.js";
-import { short, spelled } from "./numbers.js";
-
-/** @typedef {import("./matrix.js").Block} Block */
+import { bare, short } from "./numbers.js";
 
 const MOST_NUMBERS = 400; // a matrix with more cells shows no numbers
 
@@ -15,8 +13,8 @@ export function frame(block) {
   const bracket = `M${left + 4} ${top}H${left}V${bottom}H${left + 4}M${right - 4} ${top}H${right}V${bottom}H${right - 4}`;
   const parts = [svg("path", { d: bracket, class: `bracket role-${m.role}` })];
   if (m.split)
-    for (let at = m.split; at < m.cols; at += m.split)
-      parts.push(svg("path", { d: `M${x + (at * w) / m.cols} ${y - 3}V${y + tall + 3}`, class: "split" }));
+    for (let offset = m.split; offset < m.cols; offset += m.split)
+      parts.push(svg("path", { d: `M${x + (offset * w) / m.cols} ${y - 3}V${y + tall + 3}`, class: "split" }));
   parts.push(...names(block, named), ...measures(block, measured), ...numbersIn(block));
   return parts;
 }
@@ -28,19 +26,17 @@ function names({ m, x, y, w, h: tall }, named) {
   if (m.rowName && named.includes("l")) {
     const every = Math.ceil(13 / uy);
     for (let i = 0; i < m.rows; i += every)
-      parts.push(
-        svg("text", { x: x - 10, y: y + (i + 0.5) * uy + 4, class: "name end" }, spelled(m.rowName(i).trim(), 10)),
-      );
+      parts.push(svg("text", { x: x - 10, y: y + (i + 0.5) * uy + 4, class: "name end" }, bare(m.rowName(i), 10)));
   }
   if (m.colName && named.includes("t")) {
     const every = Math.ceil(14 / ux);
     const flat = ux >= 44;
     for (let j = 0; j < m.cols; j += every) {
-      const at = x + (j + 0.5) * ux;
+      const offset = x + (j + 0.5) * ux;
       const place = flat
-        ? { x: at, y: y - 9, class: "name middle" }
-        : { transform: `translate(${at + 4} ${y - 8}) rotate(-90)`, class: "name" };
-      parts.push(svg("text", place, spelled(m.colName(j).trim(), flat ? Math.floor(ux / 7) : 8)));
+        ? { x: offset, y: y - 9, class: "name middle" }
+        : { transform: `translate(${offset + 4} ${y - 8}) rotate(-90)`, class: "name" };
+      parts.push(svg("text", place, bare(m.colName(j), flat ? Math.floor(ux / 7) : 8)));
     }
   }
   return parts;
@@ -61,13 +57,16 @@ function measures({ m, x, y, w, h: tall }, measured) {
     (match) => /** @type {[string, number]} */ ([match[1], Number(match[2] || 12)]),
   )) {
     const across = edge === "t" || edge === "b";
-    const at = edge === "l" ? x - far : edge === "r" ? x + w + far : edge === "t" ? y - far : y + tall + far;
-    const d = across ? `M${x} ${at - 3}v6m0-3H${x + w}m0-3v6` : `M${at - 3} ${y}h6m-3 0V${y + tall}m-3 0h6`;
+    const offset = edge === "l" ? x - far : edge === "r" ? x + w + far : edge === "t" ? y - far : y + tall + far;
+    const d = across ? `M${x} ${offset - 3}v6m0-3H${x + w}m0-3v6` : `M${offset - 3} ${y}h6m-3 0V${y + tall}m-3 0h6`;
     parts.push(svg("path", { d, class: "measure" }));
     const [dim, size] = across ? [m.colDim, m.cols] : [m.rowDim, m.rows];
     const place = across
-      ? { x: x + w / 2, y: edge === "t" ? at - 6 : at + 15, class: "middle" }
-      : { transform: `translate(${edge === "l" ? at - 6 : at + 14} ${y + tall / 2}) rotate(-90)`, class: "middle" };
+      ? { x: x + w / 2, y: edge === "t" ? offset - 6 : offset + 15, class: "middle" }
+      : {
+          transform: `translate(${edge === "l" ? offset - 6 : offset + 14} ${y + tall / 2}) rotate(-90)`,
+          class: "middle",
+        };
     parts.push(svg("text", { ...place, class: "measured middle" }, label(dim, size)));
   }
   return parts;
@@ -81,14 +80,14 @@ function numbersIn({ m, x, y, w, h: tall }) {
   for (let i = 0; i < m.rows; i++)
     for (let j = 0; j < m.cols; j++) {
       if (m.hidden?.(i, j)) continue;
-      const value = m.at(i, j);
+      const value = m.value(i, j);
       parts.push(
         svg(
           "text",
           {
             x: x + (j + 0.5) * ux,
             y: y + (i + 0.5) * uy + 4,
-            class: `number middle ${ux < 42 ? "small " : ""}${inkOn(m.shade.at(value))}`,
+            class: `number middle ${ux < 42 ? "small " : ""}${inkOn(m.shade.colour(value))}`,
           },
           short(value, ux < 42),
         ),

@@ -19,8 +19,7 @@ const signs = (text) => text.replace("-", "−").replace("e−", "e-").replace("
 /**
  * A number and how far it may be off: `0.204473 ± 9e-6`. Digits go down to the bound; the bound grows by what is rounded
  * away, so that the true value lies inside what is printed.
- * @param {number} x
- * @param {number} off
+ * @param {number} x @param {number} off
  */
 export function within(x, off) {
   if (!(off > 0) || !Number.isFinite(x + off)) return fmt(x);
@@ -38,8 +37,7 @@ export function within(x, off) {
 
 /**
  * Three digits, or two where the third may be wrong; where the second may be, too, with how far it may be off.
- * @param {number} x
- * @param {number} off
+ * @param {number} x @param {number} off
  */
 export function safe(x, off) {
   const digits = [3, 2].find((n) => !(off > 10 ** (Math.floor(Math.log10(Math.abs(x))) + 1 - n) / 2));
@@ -75,27 +73,50 @@ export function percent(share) {
   return `${two.length > 6 ? x.toExponential(0) : two}%`;
 }
 
-const HIDDEN = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/u;
+/** A number with its sign, + where it is positive. @param {number} x @param {(size: number) => string} format */
+export const withSign = (x, format) => (x > 0 ? "+" : x < 0 ? "−" : "") + format(Math.abs(x));
+
+/** A text with values in place of its {names}. @param {string} text @param {Record<string, string>} values */
+export const filled = (text, values) => text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
+
+const HIDDEN = /[\p{Cc}\p{Cf}\p{Cn}\p{Co}\p{Cs}\p{Zl}\p{Zp}\p{Zs}]/u;
+const NAMED = new Map([
+  ["\n", "⏎"],
+  ["\t", "\\t"],
+  ["\r", "\\r"],
+  [" ", " "],
+  ["\u200d", "\u200d"],
+]); // the last joins emojis
 
 /**
- * A token as text that stays in its place: its leading space shown, newlines as ⏎, what is invisible spelled out, cut.
+ * A token as text that stays in its place, cut: outer and repeated spaces marked, newlines as ⏎, what is invisible escaped,
+ * ∅ for no text. The rule of spelled in spelling.py, so that a page and the terminal print the same.
  * @param {string} token
  * @param {number} [most] characters
  */
 export function spelled(token, most = 24) {
-  const body = token.startsWith(" ") ? `␣${token.slice(1)}` : token;
   const shown = [];
-  for (const c of body.slice(0, 4 * most)) {
-    if (c === "\n") shown.push("⏎");
-    else if (c === "\u200d" || !HIDDEN.test(c)) shown.push(c);
-    else shown.push(`\\u${/** @type {number} */ (c.codePointAt(0)).toString(16).padStart(4, "0")}`);
+  for (const c of token.slice(0, 400).replace(/^ +| +$| {2,}/g, marks)) {
+    shown.push(NAMED.get(c) ?? (HIDDEN.test(c) ? escaped(/** @type {number} */ (c.codePointAt(0))) : c));
     if (shown.length > most) return `${shown.slice(0, most - 1).join("")}…`;
   }
   return shown.join("") || "∅";
 }
 
+/** A token as the name of a row or a column: without its outer spaces, unless it is nothing else. @param {string} token @param {number} [most] */
+export const bare = (token, most) => spelled(token.replace(/^ +| +$/g, "") || token, most);
+
+/** @param {string} spaces */
+const marks = (spaces) => (spaces.length > 3 ? `␣×${spaces.length}` : "␣".repeat(spaces.length));
+
+/** @param {number} code */
+const escaped = (code) => {
+  const [letter, width] = code < 0x100 ? ["x", 2] : code < 0x10000 ? ["u", 4] : ["U", 8];
+  return `\\${letter}${code.toString(16).padStart(width, "0")}`;
+};
+
 /** [each(0), …, each(size − 1)]. @template T @param {number} size @param {(at: number) => T} each */
-export const listOf = (size, each) => Array.from({ length: size }, (_, at) => each(at));
+export const listOf = (size, each) => Array.from({ length: size }, (_, index) => each(index));
 
 const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]/;
 

@@ -4,14 +4,13 @@ import { BYTES, sizeOf } from "./container.js";
 
 /**
  * An array by name, once it is unpacked; from then on page.array(name) has it.
- * @param {import("./container.js").Page} page
- * @param {string} name
- * @returns {Promise<import("./container.js").NumberArray>}
+ * @param {Page} page @param {string} name @returns {Promise<NumberArray>}
  */
 export async function load(page, name) {
-  const { at, shape, dtype, packed } = page.header.arrays[name];
+  const entry = page.header.arrays[name];
+  const { shape, dtype, packed } = entry;
   if (packed === undefined || page.known(name)) return page.array(name);
-  const planes = await inflated(page.bytesOf(at, packed));
+  const planes = await inflated(page.bytesOf(entry.at, packed));
   const bytes = together(planes, sizeOf(shape), BYTES[dtype]);
   if (dtype.includes("float")) turnBack(bytes, BYTES[dtype]);
   return page.known(name) ?? page.keep(name, bytes);
@@ -25,9 +24,7 @@ async function inflated(bytes) {
 
 /**
  * First bytes of all numbers, then second bytes, …: as numbers again.
- * @param {Uint8Array} planes
- * @param {number} size
- * @param {number} width
+ * @param {Uint8Array} planes @param {number} size @param {number} width
  */
 function together(planes, size, width) {
   if (width === 1) return planes;

@@ -2,17 +2,6 @@
 
 import { asRun } from "./head.js";
 
-/** @typedef {{run: number, layer: number, head: number, query: number, key: number}} Chosen      places in the document; query −1: the last, key −1: the one with the query's largest weight */
-/** @typedef {import("./head.js").WhatIf} WhatIf */
-/**
- * @typedef {object} Place
- * @property {Chosen} chosen
- * @property {WhatIf} what
- * @property {(room: string, follow: (place: Place) => void) => void} follow      a room follows all changes that it did not make itself
- * @property {(from: string, change: Partial<Chosen>) => void} choose
- * @property {(from: string, what: WhatIf) => void} suppose
- */
-
 /** @param {Chosen} chosen @returns {Place} */
 export function newPlace(chosen) {
   /** @type {Map<string, (place: Place) => void>} */

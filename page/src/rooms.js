@@ -8,14 +8,14 @@ import { newPlace } from "./place.js";
 import { mostStructured } from "./long/structure.js";
 import { openStory } from "./steps.js";
 
-/** @param {import("./container.js").Page} page */
+/** @param {Page} page */
 export function openRooms(page) {
   const { runs, layers, learning, scale } = page.header;
   if (learning || scale) return openLesson(page);
   const place = newPlace(layers ? chosenBySteps(page.header) : mostStructured(runs));
   const map = runs.length ? openLong(page, place) : null;
   const steps = layers ? openStory(page, place) : null;
-  return (/** @type {import("./shell.js").Shell} */ shell) => {
+  return (/** @type {Shell} */ shell) => {
     const answer = answerRoom(page, shell);
     const [above, below] = [h("div.rooms", answer.element), h("div.steps")];
     shell.main.append(above, below);
@@ -24,7 +24,7 @@ export function openRooms(page) {
   };
 }
 
-/** What a page with steps shows first. @param {any} header @returns {import("./place.js").Chosen} */
+/** What a page with steps shows first. @param {any} header @returns {Chosen} */
 function chosenBySteps({ chosen, layers, edited, runs }) {
   const layer = Math.max(
     0,

@@ -1,36 +1,27 @@
 // Sampling the next token: the softmax of all logits at another temperature, or of the k largest alone.
 
 import { barList } from "./barlist.js";
-import { h, slider } from "./dom.js";
+import { h, select, slider } from "./dom.js";
 import { fmt, percent, spelled } from "./numbers.js";
 
 const COUNTS = [1, 2, 5, 10, 50];
 
 /**
- * @param {import("./container.js").Page} page
- * @param {import("./shell.js").Shell} shell
+ * @param {Page} page @param {Shell} shell
  * @param {{logits: string, texts: string[]}} given      the name of the sorted logits, and the texts of the first
  */
 export function sampling(page, { t }, { logits, texts }) {
   const { data } = page.array(logits);
   const temperature = slider("temperature", 0.1, 2, update, { step: 0.05, value: 1 });
-  const kept = /** @type {HTMLSelectElement} */ (
-    h(
-      "select",
-      { id: "top-k", onchange: update },
-      h("option", { value: data.length }, t("all tokens")),
-      COUNTS.filter((count) => count < data.length).map((count) => h("option", { value: count }, count)),
-    )
-  );
+  const counts = COUNTS.filter((count) => count < data.length).map((count) => [count, count]);
+  const kept = select("top-k", [[data.length, t("all tokens")], ...counts], NaN, update);
   const [shownTemperature, entropy] = [h("output.figures", { for: "temperature" }), h("p.aside", { role: "status" })];
-  const rows = barList(
-    texts.map((text) => spelled(text)),
-    percent,
-  );
+  const names = texts.map((text) => spelled(text));
+  const rows = barList(names, percent);
   function update() {
-    const at = Number(temperature.value);
-    const shares = probabilities(data, at, Number(kept.value));
-    shownTemperature.textContent = fmt(at, 2);
+    const now = Number(temperature.value);
+    const shares = probabilities(data, now, Number(kept.value));
+    shownTemperature.textContent = fmt(now, 2);
     rows.set(shares);
     const spread = shares.reduce((sum, share) => (share > 0 ? sum - share * Math.log(share) : sum), 0);
     entropy.textContent = t("sampling entropy", { x: fmt(spread, 3), tokens: fmt(Math.exp(spread), 3) });

@@ -7,23 +7,12 @@ import { transposed } from "./matrix.js";
 import { fmt } from "./numbers.js";
 import { sumOfProducts, sym } from "./written.js";
 
-/** @typedef {import("./story.js").Story} Story */
-/** @typedef {import("./matrix.js").Matrix} Matrix */
-/** @typedef {import("./section.js").Scene} Scene */
-/** @typedef {import("./dom.js").Child} Child */
-/** @typedef {(i: number, j: number) => number} Cell */
-/** @typedef {"query" | "key" | "feature"} StateAxis      the entry of the story's state that an axis's index is stored in */
-/** @typedef {{b: Matrix, r: Matrix, axes: [StateAxis, StateAxis], bias?: Cell, extra?: (i: number, j: number) => Child}} Part */
-
 /** A matrix's symbol as one of its elements has it: m for M, s′ for S′. */
 export const letterOf = (/** @type {Matrix} */ m) => m.symbol[0].toLowerCase() + (m.symbol[1] === "′" ? "′" : "");
 
 /**
  * a · b = r, for one b or for several side by side. Where tokens are columns, all are transposed, and a stands above.
- * @param {Story} s
- * @param {Matrix} a
- * @param {Part[]} parts
- * @returns {Scene}
+ * @param {Story} s @param {Matrix} a @param {Part[]} parts @returns {Scene}
  */
 export function productScene(s, a, parts) {
   const tight = s.room < 640;
@@ -35,7 +24,7 @@ export function productScene(s, a, parts) {
         s.units,
         tight,
       );
-  const at = s.columns ? 1 : 0;
+  const left = s.columns ? 1 : 0;
   let last = 0;
   const partOf = (/** @type {number} */ block) => parts[Math.max(0, Math.ceil(block / 2) - 1)];
   const blockOf = (/** @type {Part} */ part) => 2 + 2 * parts.indexOf(part);
@@ -49,7 +38,7 @@ export function productScene(s, a, parts) {
     layout,
     cursor,
     locate({ block, row, col }) {
-      if (block === at) return { ...cursor(), row };
+      if (block === left) return { ...cursor(), row };
       const part = partOf(block);
       last = parts.indexOf(part);
       if (block === blockOf(part)) return { block, row, col };
@@ -58,7 +47,7 @@ export function productScene(s, a, parts) {
     marks({ block, row, col }) {
       const { b } = partOf(block);
       return [
-        { block: at, row, kind: a.role },
+        { block: left, row, kind: a.role },
         { block: s.columns ? 0 : block - 1, ...(b.flip ? { row: col } : { col }), kind: b.role },
         { block, row, col, kind: "result" },
       ];
@@ -68,10 +57,11 @@ export function productScene(s, a, parts) {
       /** @type {[number, number][]} */
       const terms = [];
       for (let x = 0; x < a.cols; x++)
-        if (!a.hidden?.(row, x)) terms.push(/** @type {[number, number]} */ (inOrder([a.at(row, x), b.at(x, col)])));
+        if (!a.hidden?.(row, x))
+          terms.push(/** @type {[number, number]} */ (inOrder([a.value(row, x), b.value(x, col)])));
       return [
         sumOfProducts({
-          name: sym(letterOf(r), s.at(row, col), r.role),
+          name: sym(letterOf(r), s.indices(row, col), r.role),
           symbols: [
             ...inOrder([sym(letterOf(a), row, a.role), "·", sym(letterOf(b), col, b.role)]),
             bias ? [" + ", sym("b", col, "plain")] : null,
@@ -79,7 +69,7 @@ export function productScene(s, a, parts) {
           terms,
           roles: /** @type {[string, string]} */ (inOrder([a.role, b.role])),
           plus: bias?.(row, col),
-          total: r.at(row, col),
+          total: r.value(row, col),
           more: (count, sum) => s.t("more", { count, sum }),
         }),
         extra?.(row, col),
@@ -102,20 +92,16 @@ export const singleScene = (s, m, axis, note) => ({
     { block: 0, row, kind: m.role },
     { block: 0, row, col, kind: "result" },
   ],
-  written: ({ row, col }) => [sym(letterOf(m), s.at(row, col), m.role), " = ", h("b", fmt(m.at(row, col), 5))],
+  written: ({ row, col }) => [sym(letterOf(m), s.indices(row, col), m.role), " = ", h("b", fmt(m.value(row, col), 5))],
   pin: ({ row, col }) => s.commit({ [axis]: row, feature: col }),
   notes: note ? [note] : [],
 });
 
 /**
  * A matrix before and after each of its cells is changed, or (`whole`) each row as a whole.
- * @param {Story} s
- * @param {Matrix} before
- * @param {Matrix} after
+ * @param {Story} s @param {Matrix} before @param {Matrix} after
  * @param {string} done      what stands between the two
- * @param {(i: number, j: number) => Child} written
- * @param {boolean} [whole]
- * @returns {Scene[]}
+ * @param {(i: number, j: number) => Child} written @param {boolean} [whole] @returns {Scene[]}
  */
 export function beforeAfterScene(s, before, after, done, written, whole = false) {
   return [

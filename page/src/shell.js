@@ -4,10 +4,9 @@ import { forgetColours } from "./colour.js";
 import { byId, h } from "./dom.js";
 import { speaker } from "./words.js";
 
-/** @typedef {"en" | "zh"} Language */
-/** @typedef {ReturnType<typeof openShell>} Shell */
-
 const THEMES = ["auto", "light", "dark"];
+
+const langOf = (/** @type {Language} */ language) => (language === "zh" ? "zh-Hans" : "en");
 
 /** The keys that a focused control uses itself, so that they are no shortcuts there. @param {HTMLElement} target */
 function ownKeys(target) {
@@ -15,6 +14,16 @@ function ownKeys(target) {
   if (target.tagName !== "INPUT") return /^(BUTTON|SUMMARY)$/.test(target.tagName) ? /^(Enter| )$/ : /^$/;
   const { type } = /** @type {HTMLInputElement} */ (target);
   return type === "range" ? /^Arrow/ : type === "checkbox" ? /^ $/ : /^/;
+}
+
+/** @param {Map<string, (event: KeyboardEvent) => void | false>} keys */
+function listenToKeys(keys) {
+  document.addEventListener("keydown", (event) => {
+    const { key, defaultPrevented, metaKey, ctrlKey, altKey, target } = event;
+    const act = keys.get(key);
+    if (!act || defaultPrevented || metaKey || (ctrlKey && !altKey)) return;
+    if (!ownKeys(/** @type {HTMLElement} */ (target)).test(key) && act(event) !== false) event.preventDefault();
+  });
 }
 
 /**
@@ -48,31 +57,17 @@ export function openShell(header, draw) {
     key: (key, act) => void keys.set(key, act),
     redraw,
   };
-  document.addEventListener("keydown", (event) => {
-    const act = keys.get(event.key);
-    if (
-      !act ||
-      event.defaultPrevented ||
-      event.metaKey ||
-      (event.ctrlKey && !event.altKey) ||
-      ownKeys(/** @type {HTMLElement} */ (event.target)).test(event.key)
-    )
-      return;
-    if (act(event) !== false) event.preventDefault();
-  });
+  listenToKeys(keys);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  for (const [name, on] of /** @type {[string, boolean][]} */ ([
-    ["beforeprint", true],
-    ["afterprint", false],
-  ]))
+  for (const name of ["beforeprint", "afterprint"])
     addEventListener(name, () => {
-      printing = on;
+      printing = name === "beforeprint";
       redraw();
     });
 
   function redraw() {
     const place = window.scrollY;
-    document.documentElement.lang = language === "zh" ? "zh-Hans" : "en";
+    document.documentElement.lang = langOf(language);
     const shown = printing ? "light" : theme;
     if (shown === "auto") document.documentElement.removeAttribute("data-theme");
     else document.documentElement.setAttribute("data-theme", shown);
@@ -93,32 +88,19 @@ export function openShell(header, draw) {
       redraw();
       byId(id)?.focus();
     };
-    const signs = ["arrows", "heads", "search", "point", ...(header.edited ? ["edits"] : [])].map((name) =>
-      h("li", t(`keys ${name}`)),
-    );
+    const names = ["arrows", "heads", "search", "point", ...(header.edited ? ["edits"] : [])];
+    const signs = names.map((name) => h("li", t(`keys ${name}`)));
+    const hidden = Boolean(header.learning || header.scale);
+    const title = t(`theme ${theme}`);
+    const changeTheme = turn("theme", () => (theme = nextTheme));
+    const changeLanguage = turn("language", () => (language = other));
+    const sign = theme === "auto" ? "◐" : theme === "light" ? "☀" : "☾";
     return [
       h("span.brand", "clearhead"),
       h("span.space"),
-      h("details.keys", { hidden: Boolean(header.learning || header.scale) }, h("summary", t("keys")), h("ul", signs)),
-      h(
-        "button",
-        {
-          id: "theme",
-          title: t(`theme ${theme}`),
-          "aria-label": t(`theme ${theme}`),
-          onclick: turn("theme", () => (theme = nextTheme)),
-        },
-        theme === "auto" ? "◐" : theme === "light" ? "☀" : "☾",
-      ),
-      h(
-        "button",
-        {
-          id: "language",
-          lang: other === "zh" ? "zh-Hans" : "en",
-          onclick: turn("language", () => (language = other)),
-        },
-        t("language"),
-      ),
+      h("details.keys", { hidden }, h("summary", t("keys")), h("ul", signs)),
+      h("button", { id: "theme", title, "aria-label": title, onclick: changeTheme }, sign),
+      h("button", { id: "language", lang: langOf(other), onclick: changeLanguage }, t("language")),
     ];
   }
   redraw();

@@ -1,59 +1,36 @@
 // The bar of steps, and moving about the page.
 
-import { byId, h } from "./dom.js";
+import { byId, h, select, tickbox } from "./dom.js";
 import { listOf, spelled } from "./numbers.js";
 
-/** @typedef {import("./story.js").Story} Story */
-/** @typedef {import("./section.js").Section} Section */
+/** Goes to a step; the bar of steps may be a new one. @param {string} step */
+export function openStep(step) {
+  const link = /** @type {HTMLElement | null} */ (document.querySelector(`.map [data-step=${step}]`));
+  link?.click();
+}
 
 /** The bar that stays at the top: links to the steps, and the choice of layer, batch, head and query. @param {Story} s @param {Section[]} sections @param {(id: string) => void} to */
 export function stepMap(s, sections, to) {
   const { t, state, page } = s;
-  const go = (/** @type {string} */ id) => (/** @type {Event} */ event) => {
-    event.preventDefault();
-    to(id);
-  };
-  const links = sections.map(({ id, symbol }) =>
-    h(
-      "li",
-      h(
-        "a",
-        {
-          href: `#step-${id}`,
-          onclick: go(id),
-          "data-step": id,
-          title: t(id === "output" && s.step("concat") ? "layer output" : id),
-        },
-        symbol,
-      ),
-    ),
-  );
-  const pick = (
-    /** @type {string} */ name,
-    /** @type {number} */ size,
-    /** @type {number} */ now,
-    /** @type {(i: number) => string} */ label,
-  ) => {
+  const { layers, edited, tokens } = page.header;
+  const links = sections.map(({ id, symbol }) => {
+    const title = t(id === "output" && s.step("concat") ? "layer output" : id);
+    const onclick = (/** @type {Event} */ event) => {
+      event.preventDefault();
+      to(id);
+    };
+    return h("li", h("a", { href: `#step-${id}`, onclick, "data-step": id, title }, symbol));
+  });
+  /** @param {"layer" | "batch" | "head" | "query"} name @param {number} size @param {(i: number) => string} label */
+  const pick = (name, size, label) => {
     if (size < 2) return null;
-    const set = (/** @type {number} */ value) => {
-      s.commit({ [name]: value, key: -1 });
+    const set = (/** @type {string} */ value) => {
+      s.commit({ [name]: Number(value), key: -1 });
       byId(`pick-${name}`)?.focus();
     };
-    const options = listOf(size, (i) => h("option", { value: i, selected: i === now }, label(i)));
-    return h(
-      "label",
-      t(name),
-      h(
-        "select",
-        {
-          id: `pick-${name}`,
-          onchange: (/** @type {Event} */ event) => set(Number(/** @type {HTMLSelectElement} */ (event.target).value)),
-        },
-        options,
-      ),
-    );
+    const options = listOf(size, (i) => [i, label(i)]);
+    return h("label", t(name), select(`pick-${name}`, options, state[name], set));
   };
-  const { layers, edited } = page.header;
   const turn = () => {
     s.commit({ edited: !state.edited });
     byId("pick-edited")?.focus();
@@ -64,38 +41,28 @@ export function stepMap(s, sections, to) {
     h("ol", links),
     h(
       "div.picks",
-      edited
-        ? h(
-            "label",
-            h("input", { type: "checkbox", role: "switch", id: "pick-edited", checked: state.edited, onchange: turn }),
-            t("edited"),
-          )
-        : null,
-      pick("layer", layers.length, state.layer, (i) => String(layers[i].number ?? i)),
-      pick("batch", s.layer.batch, state.batch, String),
-      pick("head", s.layer.heads, state.head, String),
-      pick("query", s.head.n, state.query, (i) =>
-        page.header.tokens ? `${i} ${spelled(s.queryName(i), 14)}` : String(i),
-      ),
+      edited ? h("label", tickbox("pick-edited", turn, state.edited, "switch"), t("edited")) : null,
+      pick("layer", layers.length, (i) => String(layers[i].number ?? i)),
+      pick("batch", s.layer.batch, String),
+      pick("head", s.layer.heads, String),
+      pick("query", s.head.n, (i) => (tokens ? `${i} ${spelled(s.queryName(i), 14)}` : String(i))),
     ),
   );
 }
 
 /** Marks the step that is being read. @param {HTMLElement} map @param {Section[]} sections */
 export function markCurrentStep(map, sections) {
-  const observer = new IntersectionObserver(
-    (entries) => {
-      for (const { isIntersecting, target } of entries) {
-        if (!isIntersecting) continue;
-        for (const link of map.querySelectorAll("a"))
-          link.toggleAttribute("aria-current", `step-${link.dataset.step}` === target.id);
-        const link = /** @type {HTMLElement | null} */ (map.querySelector("[aria-current]"));
-        const list = link?.closest("ol");
-        if (link && list) list.scrollLeft = link.offsetLeft - list.clientWidth / 2;
-      }
-    },
-    { rootMargin: "-30% 0px -60% 0px" },
-  );
+  const mark = (/** @type {IntersectionObserverEntry[]} */ entries) => {
+    for (const { isIntersecting, target } of entries) {
+      if (!isIntersecting) continue;
+      for (const link of map.querySelectorAll("a"))
+        link.toggleAttribute("aria-current", `step-${link.dataset.step}` === target.id);
+      const link = /** @type {HTMLElement | null} */ (map.querySelector("[aria-current]"));
+      const list = link?.closest("ol");
+      if (link && list) list.scrollLeft = link.offsetLeft - list.clientWidth / 2;
+    }
+  };
+  const observer = new IntersectionObserver(mark, { rootMargin: "-30% 0px -60% 0px" });
   for (const { element } of sections) observer.observe(element);
 }
 

@@ -9,17 +9,9 @@ import { beforeAfterScene, letterOf, productScene, singleScene } from "./scenes.
 import { matrix, most, weightMatrix } from "./story.js";
 import { num, softmaxOf, sym } from "./written.js";
 
-/** @typedef {import("./story.js").Story} Story */
-/** @typedef {import("./matrix.js").Matrix} Matrix */
-/** @typedef {import("./section.js").Scene} Scene */
-/** @typedef {import("./dom.js").Child} Child */
-/** @typedef {import("./scenes.js").Cell} Cell */
-/** @typedef {import("./scenes.js").StateAxis} StateAxis */
-/** @typedef {import("./scenes.js").Part} Part */
-
-/** @param {Story} s @param {string} symbol @param {Cell} at @param {Partial<Matrix>} [more] */
-const square = (s, symbol, at, more) =>
-  matrix(symbol, "weights", [s.head.n, "n"], [s.head.m, "m"], at, {
+/** @param {Story} s @param {string} symbol @param {Cell} value @param {Partial<Matrix>} [more] */
+const square = (s, symbol, value, more) =>
+  matrix(symbol, "weights", [s.head.n, "n"], [s.head.m, "m"], value, {
     rowName: s.queryName,
     colName: s.keyName,
     ...more,
@@ -39,20 +31,20 @@ export function inputScenes(s) {
   /** @type {StateAxis[]} */
   const axes = ["query", "key", "key"];
   const X = (/** @type {string} */ name) => {
-    const { data, shape } = /** @type {import("./container.js").NumberArray} */ (s.named(name));
+    const { data, shape } = /** @type {NumberArray} */ (s.named(name));
     const [, rows, cols] = shape;
     const start = Math.min(s.state.batch, shape[0] - 1) * rows;
-    const at = (/** @type {number} */ i, /** @type {number} */ c) => data[(start + i) * cols + c];
+    const value = (/** @type {number} */ i, /** @type {number} */ c) => data[(start + i) * cols + c];
     return name === "x"
-      ? matrix("X", "plain", [rows, "n"], [cols, "d_model"], at, { rowName: s.queryName })
-      : matrix("C", "plain", [rows, "m"], [cols, "d_model"], at, { rowName: s.keyName });
+      ? matrix("X", "plain", [rows, "n"], [cols, "d_model"], value, { rowName: s.queryName })
+      : matrix("C", "plain", [rows, "m"], [cols, "d_model"], value, { rowName: s.keyName });
   };
   const plain = inputs.map((m, place) => singleScene(s, m, axes[place]));
   if (!s.named("x")) return plain;
   if (!s.named("w_q")) return [singleScene(s, X("x"), "query", s.t("no projections")), ...plain];
   const parts = inputs.map((r, place) => {
     const letter = "qkv"[place];
-    const { data, shape } = /** @type {import("./container.js").NumberArray} */ (s.named(`w_${letter}`));
+    const { data, shape } = /** @type {NumberArray} */ (s.named(`w_${letter}`));
     const bias = s.named(`b_${letter}`);
     const from = (place ? s.head.shared : s.head.number) * r.cols;
     const b = matrix(
@@ -80,7 +72,8 @@ export function inputScenes(s) {
 /** S = Q·Kᵀ, and the same by norms and angle. @param {Story} s @returns {Scene[]} */
 export function scoreScenes(s) {
   const { head } = s;
-  const norm = (/** @type {Cell} */ at, /** @type {number} */ i) => Math.hypot(...listOf(head.dk, (c) => at(i, c)));
+  const norm = (/** @type {Cell} */ value, /** @type {number} */ i) =>
+    Math.hypot(...listOf(head.dk, (c) => value(i, c)));
   const extra = (/** @type {number} */ i, /** @type {number} */ j) => {
     const [q, k] = [norm(head.q, i), norm(head.k, j)];
     return h(
@@ -100,7 +93,7 @@ export function scoreScenes(s) {
   ];
 }
 
-/** The matrices from the scores to what is masked: scores, scaled, capped, biased; those that this layer has. @param {Story} s @returns {{name: string, symbol: string, at: Cell}[]} */
+/** The matrices from the scores to what is masked: scores, scaled, capped, biased; those that this layer has. @param {Story} s @returns {{name: string, symbol: string, value: Cell}[]} */
 function logitSteps(s) {
   const all = /** @type {const} */ ([
     ["scores", "S"],
@@ -110,7 +103,7 @@ function logitSteps(s) {
   ]);
   return all
     .filter(([name]) => name === "scaled" || s.step(name))
-    .map(([name, symbol]) => ({ name, symbol, at: s.head[name] }));
+    .map(([name, symbol]) => ({ name, symbol, value: s.head[name] }));
 }
 
 /** One of the changes S → S′ → C → B. @param {Story} s @param {string} name @returns {Scene[]} */
@@ -122,11 +115,11 @@ export function logitScenes(s, name) {
   const [from, to] = [steps[place - 1], steps[place]];
   const shade = signed(
     "weights",
-    Math.max(most(head.n, head.m, from.at), name === "scaled" ? 0 : most(head.n, head.m, to.at)),
+    Math.max(most(head.n, head.m, from.value), name === "scaled" ? 0 : most(head.n, head.m, to.value)),
   );
   const root = Math.abs(scale * Math.sqrt(head.dk) - 1) < 1e-12;
   const cap = fmt(softcap ?? 0);
-  const [before, after] = [square(s, from.symbol, from.at, { shade }), square(s, to.symbol, to.at, { shade })];
+  const [before, after] = [square(s, from.symbol, from.value, { shade }), square(s, to.symbol, to.value, { shade })];
   const how = /** @type {Record<string, (x: number, y: number) => Child>} */ ({
     scaled: (x) => [num(x), root ? ` / √${head.dk}` : [" · ", num(scale)]],
     capped: (x) => [`${cap}·tanh(`, num(x), `/${cap})`],
@@ -134,8 +127,8 @@ export function logitScenes(s, name) {
   });
   const done = name === "scaled" ? (root ? `÷ √${head.dk}` : `× ${fmt(scale)}`) : name === "capped" ? "tanh" : "+";
   const written = (/** @type {number} */ i, /** @type {number} */ j) => {
-    const [x, y] = [from.at(i, j), to.at(i, j)];
-    return [sym(letterOf(after), s.at(i, j), "weights"), " = ", how[name](x, y), " = ", h("b", fmt(y, 5))];
+    const [x, y] = [from.value(i, j), to.value(i, j)];
+    return [sym(letterOf(after), s.indices(i, j), "weights"), " = ", how[name](x, y), " = ", h("b", fmt(y, 5))];
   };
   return beforeAfterScene(s, before, after, done, written);
 }
@@ -143,14 +136,14 @@ export function logitScenes(s, name) {
 /** The mask: which keys each query may see. @param {Story} s @returns {Scene[]} */
 export function maskedScenes(s) {
   const { head } = s;
-  const { symbol, at } = logitSteps(s).slice(-1)[0];
-  const shade = signed("weights", most(head.n, head.m, at));
-  const before = square(s, symbol, at, { shade });
+  const { symbol, value } = logitSteps(s).slice(-1)[0];
+  const shade = signed("weights", most(head.n, head.m, value));
+  const before = square(s, symbol, value, { shade });
   const written = (/** @type {number} */ i, /** @type {number} */ j) => [
-    sym("m", s.at(i, j), "weights"),
+    sym("m", s.indices(i, j), "weights"),
     " = ",
     head.visible(i, j)
-      ? [sym(letterOf(before), s.at(i, j), "weights"), " = ", h("b", fmt(at(i, j), 5))]
+      ? [sym(letterOf(before), s.indices(i, j), "weights"), " = ", h("b", fmt(value(i, j), 5))]
       : [h("b", "−∞"), ` (${s.t("masked cell")})`],
   ];
   return beforeAfterScene(s, before, { ...before, symbol: "M", hidden: s.hidden }, "", written);
@@ -193,8 +186,11 @@ export const outputScenes = (s) => [
 /** H: the outputs of all heads side by side. @param {Story} s */
 function joined(s) {
   const { dv } = s.head;
-  const at = (/** @type {number} */ i, /** @type {number} */ c) => s.headAt(Math.floor(c / dv)).passed(i, c % dv);
-  return matrix("H", "value", [s.head.n, "n"], [s.layer.heads * dv, "h·d_v"], at, { rowName: s.queryName, split: dv });
+  const value = (/** @type {number} */ i, /** @type {number} */ c) => s.headAt(Math.floor(c / dv)).passed(i, c % dv);
+  return matrix("H", "value", [s.head.n, "n"], [s.layer.heads * dv, "h·d_v"], value, {
+    rowName: s.queryName,
+    split: dv,
+  });
 }
 
 /** @param {Story} s @returns {Scene[]} */
@@ -213,9 +209,9 @@ export function concatScenes(s) {
       written: ({ row, col }) => {
         const [from, c] = [Math.floor(col / dv), col % dv];
         return [
-          sym("h", s.at(row, col), "value"),
+          sym("h", s.indices(row, col), "value"),
           " = ",
-          sym("o", s.at(row, c), "value"),
+          sym("o", s.indices(row, c), "value"),
           ` (${s.t("head")} ${from}) = `,
           s.headAt(from).factor === 1
             ? null

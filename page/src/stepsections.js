@@ -20,103 +20,93 @@ import {
 import { waySection } from "./way.js";
 import { maskControl, scaleControl, temperatureControl } from "./whatif.js";
 
-/** @typedef {import("./story.js").Story} Story */
-/** @typedef {import("./section.js").Section} Section */
+/** @typedef {Parameters<typeof section>[1]} Options */
+
+/** The formula of a step, if it has one. @param {Story} s @param {string} name @returns {string[]} */
+const formulaOf = (s, name) => [s.step(name)?.formula].filter(Boolean);
+
+/** A symbol as the formulas have it. @param {string} symbol */
+const plainly = (symbol) => symbol.replace("′", "'");
+
+/** A section with the title, the sentences and the formula of its step, where it has no others. @param {Story} s @param {string} id @param {string} symbol @param {Partial<Options>} more */
+const sectionOf = (s, id, symbol, more) =>
+  section(s, { id, symbol, title: s.t(id), says: () => s.words(id), formulas: () => formulaOf(s, id), ...more });
 
 /** @param {Story} s @returns {Section[]} */
 export function sectionsOf(s) {
   const { t } = s;
-  const formulaOf = (/** @type {string} */ name) => [s.step(name)?.formula].filter(Boolean);
-  const plainly = (/** @type {string} */ symbol) => symbol.replace("′", "'");
-  const plain = (
-    /** @type {string} */ id,
-    /** @type {string} */ symbol,
-    /** @type {() => import("./section.js").Scene[]} */ scenes,
-    /** @type {any} */ more = {},
-  ) =>
-    section(s, { id, symbol, title: t(id), says: () => s.words(id), formulas: () => formulaOf(id), scenes, ...more });
   const whole = s.step("concat");
   const last = whole ? "heads" : "output";
   const projected = s.named("x");
   const sections = [
-    section(s, {
-      id: "qkv",
-      symbol: projected ? "X→QKV" : "QKV",
-      title: t("qkv"),
+    sectionOf(s, "qkv", projected ? "X→QKV" : "QKV", {
       says: () => t(projected ? "project" : "given qkv"),
-      formulas: () => (projected ? ["q", "k", "v"].flatMap(formulaOf) : []),
+      formulas: () => (projected ? ["q", "k", "v"].flatMap((name) => formulaOf(s, name)) : []),
       scenes: () => inputScenes(s),
     }),
-    section(s, {
-      id: "one",
-      symbol: `q → o`,
-      title: t("one"),
+    sectionOf(s, "one", "q → o", {
       says: () => t("one says", { token: spelled(s.queryName(s.state.query)) }),
+      formulas: undefined,
       body: () => oneQuery(s),
       ofCell: true,
     }),
-    plain("scores", "S", () => scoreScenes(s)),
-    plain("scaled", "S′", () => logitScenes(s, "scaled"), {
-      controls: () => scaleControl(s),
-      says: () =>
-        s.state.what.scale
-          ? s.words(formulaOf("scaled")[0].includes("√") ? "scaled" : "scaled by")
-          : t("what if scale"),
-      formulas: () => (s.state.what.scale ? formulaOf("scaled") : ["S' = S"]),
+    ...weightSections(s),
+    sectionOf(s, last, "O", {
+      says: () => s.words(last) + (s.head.factor === 1 ? "" : t("times", { x: s.head.factor })),
+      scenes: () => outputScenes(s),
     }),
   ];
-  for (const [name, symbol] of [
-    ["capped", "C"],
-    ["biased", "B"],
-  ])
-    if (s.step(name)) sections.push(plain(name, symbol, () => logitScenes(s, name)));
-  const masking = () =>
-    s.hidden
-      ? [
-          (s.state.what.causal === null && s.state.what.window === null && s.step("masked")?.formula) ||
-            `M = ${plainly(beforeMask(s))}, -∞ where forbidden`,
-        ]
-      : [];
-  const softmax = () =>
-    formulaOf("weights").map((text) =>
-      text.replace(
-        /(softmax\(\[?)[A-Z]'?/,
-        (/** @type {string} */ _, /** @type {string} */ start) => start + plainly(insideSoftmax(s)),
-      ),
-    );
-  sections.push(
-    plain("masked", "M", () => maskedScenes(s), {
-      controls: () => maskControl(s),
-      says: () => (s.hidden ? s.words("masked") : t("nothing masked")),
-      formulas: masking,
-    }),
-    plain("weights", "A", () => weightScenes(s), {
-      controls: () => temperatureControl(s),
-      title: t(s.columns ? "weights columns" : "weights"),
-      says: () => s.words(s.head.rules.sink === -Infinity ? "weights" : "weights with sink"),
-      formulas: softmax,
-    }),
-    plain(last, "O", () => outputScenes(s), {
-      says: () => s.words(last) + (s.head.factor === 1 ? "" : t("times", { x: s.head.factor })),
-    }),
-  );
   if (whole) {
-    const concat = plain("concat", "H", () => concatScenes(s));
-    sections.push(s.layer.one ? withOneHead(s, concat) : concat);
+    const concat = sectionOf(s, "concat", "H", { scenes: () => concatScenes(s) });
     sections.push(
-      section(s, {
-        id: "output",
-        symbol: "U",
+      s.layer.one ? withOneHead(s, concat) : concat,
+      sectionOf(s, "output", "U", {
         title: t("layer output"),
         says: () => s.words("layer output"),
-        formulas: () => formulaOf("output"),
         scenes: () => layerOutputScenes(s),
       }),
     );
   }
   if (s.facts.way) sections.push(waySection(s));
-  sections.push(
-    section(s, { id: "checked", symbol: "✓", title: t("checked"), says: () => "", body: () => closing(s) }),
-  );
-  return sections;
+  return [...sections, sectionOf(s, "checked", "✓", { says: () => "", formulas: undefined, body: () => closing(s) })];
+}
+
+/** From the scores to the weights. @param {Story} s @returns {Section[]} */
+function weightSections(s) {
+  const scaledBy = () => s.words(formulaOf(s, "scaled")[0].includes("√") ? "scaled" : "scaled by");
+  const changed = [
+    ["capped", "C"],
+    ["biased", "B"],
+  ].filter(([name]) => s.step(name));
+  const masking = () => {
+    const asRun = s.state.what.causal === null && s.state.what.window === null && s.step("masked")?.formula;
+    return s.hidden ? [asRun || `M = ${plainly(beforeMask(s))}, -∞ where forbidden`] : [];
+  };
+  const softmax = () =>
+    formulaOf(s, "weights").map((text) =>
+      text.replace(/(softmax\(\[?)[A-Z]'?/, (_, start) => start + plainly(insideSoftmax(s))),
+    );
+  return [
+    sectionOf(s, "scores", "S", { scenes: () => scoreScenes(s) }),
+    sectionOf(s, "scaled", "S′", {
+      controls: () => scaleControl(s),
+      says: () => (s.state.what.scale ? scaledBy() : s.t("what if scale")),
+      formulas: () => (s.state.what.scale ? formulaOf(s, "scaled") : ["S' = S"]),
+      scenes: () => logitScenes(s, "scaled"),
+    }),
+    ...changed.map(([name, symbol]) => sectionOf(s, name, symbol, { scenes: () => logitScenes(s, name) })),
+    sectionOf(s, "masked", "M", {
+      controls: () => maskControl(s),
+      says: () => (s.hidden ? s.words("masked") : s.t("nothing masked")),
+      formulas: masking,
+      scenes: () => maskedScenes(s),
+    }),
+    sectionOf(s, "weights", "A", {
+      controls: () => temperatureControl(s),
+      title: s.t(s.columns ? "weights columns" : "weights"),
+      says: () => s.words(s.head.rules.sink === -Infinity ? "weights" : "weights with sink"),
+      formulas: softmax,
+      scenes: () => weightScenes(s),
+    }),
+  ];
 }

@@ -1,89 +1,59 @@
 // The way from the text to one logit: the residual stream as a line, and along it a box for every part of the model with
 // its sizes and what it adds. The numbers add up to the logit.
 
-import { byId, h } from "./dom.js";
-import { isolated, short, spelled } from "./numbers.js";
+import { byId, h, select } from "./dom.js";
+import { filled, isolated, short, spelled, withSign } from "./numbers.js";
 import { section } from "./section.js";
+import { openStep } from "./stepmap.js";
 
 const MOST_LAYERS = 4; // of more than these, each is folded
 
 /** @typedef {{id: number, text: string, logit: number, adds: number[], heads: number[][], bias: number[]}} Choice */
 
-/** With two decimals, so that a reader can add them up; more for what would read as 0. @param {number} x */
-const size = (x) => (Math.abs(x) < 0.095 ? short(Math.abs(x)) : Math.abs(x).toFixed(2));
-const number = (/** @type {number} */ x) => (x < 0 ? "−" : "") + size(x);
-const signed = (/** @type {number} */ x) => (x > 0 ? "+" : "") + number(x);
+/** With two decimals, so that a reader can add them up; more for what would read as 0. @param {number} size */
+const plain = (size) => (size < 0.095 ? short(size) : size.toFixed(2));
+const number = (/** @type {number} */ x) => (x < 0 ? "−" : "") + plain(Math.abs(x));
+const signed = (/** @type {number} */ x) => withSign(x, plain);
 
 /** Shows the way to another token. @param {number} id */
 export function showWay(id) {
-  open("way"); // which draws it
+  openStep("way"); // which draws it
   const pick = /** @type {HTMLSelectElement} */ (byId("pick-next"));
   pick.value = String(id);
   pick.dispatchEvent(new Event("change"));
 }
 
-/** Goes to a step; the bar of steps may be a new one. @param {string} step */
-const open = (step) => /** @type {HTMLElement | null} */ (document.querySelector(`.map [data-step=${step}]`))?.click();
-
-/** @param {import("./story.js").Story} s @returns {import("./section.js").Section} */
+/** @param {Story} s @returns {Section} */
 export function waySection(s) {
-  const { choices = [], words: both } = s.facts.way;
+  const { words: both, position } = s.facts.way;
+  /** @type {Choice[]} */
+  const choices = s.facts.way.choices ?? [];
   const words = both[s.shell.language()];
   const [title, body] = [h("span"), h("div")];
   const named = (/** @type {Choice} */ { text }) => isolated(spelled(text, 20));
   const draw = () => {
-    /** @type {Choice} */
-    const mine = choices.find((/** @type {Choice} */ { id }) => id === s.state.next) ?? choices[0];
-    /** @type {Choice | undefined} */
-    const other = choices.find((/** @type {Choice} */ each) => each.id === s.state.less && each !== mine);
-    const { position } = s.facts.way;
-    /** @type {Record<string, string>} */
-    const texts = {
-      next: named(mine),
-      other: other ? named(other) : "",
-      token: isolated(`${position} ${spelled(s.queryName(position), 20)}`),
-    };
-    const filled = (/** @type {string} */ text) => text.replace(/\{(\w+)\}/g, (_, name) => texts[name]);
-    /** @param {"next" | "less"} name @param {Choice | undefined} now @param {Choice[]} list @param {string} [nothing] */
-    const pick = (name, now, list, nothing) =>
-      h(
-        "select",
-        {
-          id: `pick-${name}`,
-          onchange: (/** @type {{target: HTMLSelectElement}} */ { target }) => {
-            const focused = document.activeElement === target;
-            s.state[name] = Number(target.value);
-            draw();
-            if (focused) byId(`pick-${name}`)?.focus({ preventScroll: true });
-          },
-        },
-        nothing && h("option", { value: -1 }, nothing),
-        list.map((each) => h("option", { value: each.id, selected: each === now }, spelled(each.text, 20))),
-      );
+    const chosen = choices.find(({ id }) => id === s.state.next) ?? choices[0];
+    const other = choices.find((each) => each.id === s.state.less && each !== chosen);
+    const token = isolated(`${position} ${spelled(s.queryName(position), 20)}`);
+    const texts = { next: named(chosen), other: other ? named(other) : "", token };
+    /** @param {"next" | "less"} name @param {Choice | undefined} now @param {(number | string)[][]} options */
+    const pick = (name, now, options) =>
+      select(`pick-${name}`, options, now?.id ?? NaN, (value, control) => {
+        const focused = document.activeElement === control;
+        s.state[name] = Number(value);
+        draw();
+        if (focused) byId(`pick-${name}`)?.focus({ preventScroll: true });
+      });
+    const options = choices.map(({ id, text }) => [id, spelled(text, 20)]);
+    const others = options.filter(([id]) => id !== chosen.id);
     const opened = [...body.querySelectorAll("details")].map((each) => each.open);
-    title.replaceChildren(filled(other ? words.minus : words.title));
-    body.replaceChildren(
-      h(
-        "div.picks",
-        h("label", words.of, pick("next", mine, choices)),
-        h(
-          "label",
-          words.less,
-          pick(
-            "less",
-            other,
-            choices.filter((/** @type {Choice} */ each) => each !== mine),
-            words.nothing,
-          ),
-        ),
-      ),
-      h("p.aside", words.constant),
-      picture(s, words, filled, mine, other, opened),
-      h(
-        "p.aside",
-        words.notes.map((/** @type {string} */ note) => [note, h("br")]),
-      ),
-    );
+    title.replaceChildren(filled(other ? words.minus : words.title, texts));
+    const less = pick("less", other, [[-1, words.nothing], ...others]);
+    const picks = [h("label", words.of, pick("next", chosen, options)), h("label", words.less, less)];
+    const notes = words.notes.map((/** @type {string} */ note) => [note, h("br")]);
+    const constant = h("p.aside", words.constant);
+    body.replaceChildren(h("div.picks", picks), constant, wayOf(s, words, texts, chosen, other, opened));
+    body.append(h("p.aside", notes));
   };
   if (choices.length) draw();
   else (body.append(words.no), title.append(words.title));
@@ -91,91 +61,69 @@ export function waySection(s) {
 }
 
 /**
- * @param {import("./story.js").Story} s @param {any} words @param {(text: string) => string} filled
- * @param {Choice} mine @param {Choice | undefined} other      whose way is subtracted
+ * The parts of the model, each with what it adds and the sum so far.
+ * @param {Story} s @param {any} words @param {Record<string, string>} texts @param {Choice} chosen
+ * @param {Choice | undefined} other      whose way is subtracted
  * @param {boolean[]} opened      which layers were open, if they were drawn before
  */
-function picture(s, words, filled, mine, other, opened) {
+function wayOf(s, words, texts, chosen, other, opened) {
   /** @type {{kind: string, layer: number | null}[]} */
   const parts = s.facts.way.parts;
-  const adds = mine.adds.map((x, at) => x - (other?.adds[at] ?? 0));
+  const adds = chosen.adds.map((x, index) => x - (other?.adds[index] ?? 0));
   let sum = 0;
   const sums = adds.map((x) => (sum += x));
-  /** @type {number[][]} places of parts: alone, or with the others of their layer */
-  const groups = [];
-  parts.forEach(({ layer }, at) => {
-    const last = groups.at(-1);
-    if (last && layer !== null && parts[last[0]].layer === layer) last.push(at);
-    else groups.push([at]);
-  });
-  const totals = groups.map((group) => group.reduce((total, at) => total + adds[at], 0));
+  const groups = layersOf(parts);
+  const totals = groups.map((group) => group.reduce((total, index) => total + adds[index], 0));
   const most = Math.max(...[...adds, ...totals].map(Math.abs)) || 1;
   const figures = (/** @type {number} */ x, /** @type {number} */ after) => [
-    h("span.track", h("span", { class: x < 0 ? "share less" : "share", style: share(x, most) })),
+    h("span.track", h(x < 0 ? "span.share.less" : "span.share", { style: share(x, most) })),
     h("span.figures", signed(x)),
     h("span.figures", number(after)),
   ];
   const box = (/** @type {string | null} */ name) => name && h("small.box", name);
-  const row = (/** @type {number} */ at) => {
-    const { kind, layer } = parts[at];
-    const [read, wrote] = words.norms[at];
-    const own = mine.heads[at].map((x, head) => x - (other?.heads[at][head] ?? 0));
+  const row = (/** @type {number} */ index) => {
+    const { kind, layer } = parts[index];
+    const [read, wrote] = words.norms[index];
+    const heads = chosen.heads[index].map((x, head) => x - (other?.heads[index][head] ?? 0));
+    const buttons = heads.map((x, head) => {
+      const label = `${words.layers[Number(layer)]}, ${s.t("head")} ${head}: ${signed(x)}`;
+      const onclick = () => openHead(s, layer, head);
+      return h("button", { onclick, "aria-label": label }, h("small", head), ` ${signed(x)}`);
+    });
+    const bias = h("small", `${words.bias} ${signed(chosen.bias[index] - (other?.bias[index] ?? 0))}`);
     return h(
       "li",
       { class: `part ${kind}` },
-      h("span.boxes", [box(read), h("span.box", words.parts[at]), box(wrote)]),
-      figures(adds[at], sums[at]),
-      own.length
-        ? h(
-            "div.heads-of",
-            own.map((x, head) =>
-              h(
-                "button",
-                {
-                  onclick: () => openHead(s, layer, head),
-                  "aria-label": `${words.layers[Number(layer)]}, ${s.t("head")} ${head}: ${signed(x)}`,
-                },
-                h("small", head),
-                ` ${signed(x)}`,
-              ),
-            ),
-            h("small", `${words.bias} ${signed(mine.bias[at] - (other?.bias[at] ?? 0))}`),
-          )
-        : null,
+      h("span.boxes", [box(read), h("span.box", words.parts[index]), box(wrote)]),
+      figures(adds[index], sums[index]),
+      heads.length ? h("div.heads-of", buttons, bias) : null,
     );
   };
-  const folded = groups.filter(([at]) => parts[at].layer !== null).length > MOST_LAYERS;
-  const layerOf = (/** @type {number[]} */ group, /** @type {number} */ place) =>
-    h(
-      "li",
-      h(
-        "details",
-        { open: opened.length ? opened.shift() : !folded },
-        h(
-          "summary.part",
-          h("strong", words.layers[Number(parts[group[0]].layer)]),
-          figures(totals[place], sums[/** @type {number} */ (group.at(-1))]),
-        ),
-        h("ol", group.map(row)),
-      ),
-    );
-  const total = mine.logit - (other?.logit ?? 0);
-  return h(
-    "ol.way-parts",
-    h(
-      "li.part",
-      h("small", filled(words.stream)),
-      h("span"),
-      h("small.figures", words.adds),
-      h("small.figures", words.sums),
-    ),
-    groups.map((group, place) => (parts[group[0]].layer === null ? row(group[0]) : layerOf(group, place))),
-    h(
-      "li.part.total",
-      h("span", filled(words.logit) + (other ? filled(" − {other}") : "")),
-      h("span.figures", number(total)),
-    ),
-  );
+  const folded = groups.filter(([index]) => parts[index].layer !== null).length > MOST_LAYERS;
+  const layerOf = (/** @type {number[]} */ group, /** @type {number} */ place) => {
+    const name = h("strong", words.layers[Number(parts[group[0]].layer)]);
+    const summary = h("summary.part", name, figures(totals[place], sums[Number(group.at(-1))]));
+    const open = opened.length ? opened.shift() : !folded;
+    return h("li", h("details", { open }, summary, h("ol", group.map(row))));
+  };
+  const heads = [h("span"), h("small.figures", words.adds), h("small.figures", words.sums)];
+  const logit = filled(words.logit + (other ? " − {other}" : ""), texts);
+  const total = h("span.figures", number(chosen.logit - (other?.logit ?? 0)));
+  const rows = groups.map((group, place) => (parts[group[0]].layer === null ? row(group[0]) : layerOf(group, place)));
+  const first = h("li.part", h("small", filled(words.stream, texts)), heads);
+  return h("ol.way-parts", first, rows, h("li.part.total", h("span", logit), total));
+}
+
+/** Places of parts: alone, or with the others of their layer. @param {{layer: number | null}[]} parts */
+function layersOf(parts) {
+  /** @type {number[][]} */
+  const groups = [];
+  for (const [index, { layer }] of parts.entries()) {
+    const last = groups.at(-1);
+    if (last && layer !== null && parts[last[0]].layer === layer) last.push(index);
+    else groups.push([index]);
+  }
+  return groups;
 }
 
 /** A bar from the middle of its track to the right, or to the left where it takes away. @param {number} x @param {number} most */
@@ -184,9 +132,9 @@ function share(x, most) {
   return { width: `${Math.max(0.5, width)}%`, "margin-left": `${x < 0 ? 50 - width : 50}%` };
 }
 
-/** Shows a head's weights. @param {import("./story.js").Story} s @param {number | null} layer @param {number} head */
+/** Shows a head's weights. @param {Story} s @param {number | null} layer @param {number} head */
 function openHead(s, layer, head) {
   const place = s.page.header.layers.findIndex((/** @type {any} */ each) => each.number === layer);
   s.commit({ layer: place, head, key: -1 });
-  open("weights");
+  openStep("weights");
 }

@@ -1,13 +1,11 @@
 // What if: controls that change a rule, and the ribbon that says so and leads back to the actual run.
 
 import { warmth } from "./dive/whatifs.js";
-import { h, tickbox } from "./dom.js";
+import { h, select, tickbox } from "./dom.js";
 import { asRun, isAsRun } from "./head.js";
 import { fmt } from "./numbers.js";
 
-/** @typedef {import("./story.js").Story} Story */
-
-/** @param {Story} s @param {Partial<import("./head.js").WhatIf>} change */
+/** @param {Story} s @param {Partial<WhatIf>} change */
 const suppose = (s, change) => s.commit({ what: { ...s.state.what, ...change } });
 
 const panel = (/** @type {Story} */ s, /** @type {any[]} */ ...parts) =>
@@ -17,44 +15,22 @@ const panel = (/** @type {Story} */ s, /** @type {any[]} */ ...parts) =>
 const checkbox = (id, words, on, act) => h("label", tickbox(id, act, on), words);
 
 /** @param {Story} s */
-export const scaleControl = (s) =>
-  panel(
-    s,
-    checkbox("if-scale", s.t("what if scale"), !s.state.what.scale, (on) => suppose(s, { scale: !on })),
-  );
+export function scaleControl(s) {
+  const set = (/** @type {boolean} */ on) => suppose(s, { scale: !on });
+  return panel(s, checkbox("if-scale", s.t("what if scale"), !s.state.what.scale, set));
+}
 
 /** @param {Story} s */
 export function maskControl(s) {
   const runIsCausal = s.layer.rules.causal;
   const { causal, window } = s.state.what;
-  const sizes = [...new Set([1, 2, 4, 8, 16, 64, 256].filter((size) => size < s.head.m))];
-  return panel(
-    s,
-    checkbox("if-causal", s.t(runIsCausal ? "what if uncausal" : "what if causal"), causal !== null, (on) =>
-      suppose(s, { causal: on ? !runIsCausal : null }),
-    ),
-    h(
-      "label",
-      s.t("window control"),
-      h(
-        "select",
-        {
-          id: "if-window",
-          onchange: (/** @type {Event} */ event) =>
-            suppose(s, {
-              window:
-                /** @type {HTMLSelectElement} */ (event.target).value === ""
-                  ? null
-                  : Number(/** @type {HTMLSelectElement} */ (event.target).value) - 1,
-            }),
-        },
-        h("option", { value: "" }, "—"),
-        sizes.map((size) =>
-          h("option", { value: size, selected: window === size - 1 }, s.t("what if window", { x: size })),
-        ),
-      ),
-    ),
-  );
+  const sizes = [1, 2, 4, 8, 16, 64, 256].filter((size) => size < s.head.m);
+  const options = sizes.map((size) => [size, s.t("what if window", { x: size })]);
+  const words = s.t(runIsCausal ? "what if uncausal" : "what if causal");
+  const turn = (/** @type {boolean} */ on) => suppose(s, { causal: on ? !runIsCausal : null });
+  const cut = (/** @type {string} */ size) => suppose(s, { window: size === "" ? null : Number(size) - 1 });
+  const sides = select("if-window", [["", "—"], ...options], window === null ? NaN : window + 1, cut);
+  return panel(s, checkbox("if-causal", words, causal !== null, turn), h("label", s.t("window control"), sides));
 }
 
 /** @param {Story} s */
@@ -81,11 +57,7 @@ export function ribbon(s) {
   if (what.window !== null) list.push(s.t("what if window", { x: what.window + 1 }));
   if (what.cuts.length) list.push(s.t("what if cuts", { x: what.cuts.length }));
   if (Object.keys(what.values).length) list.push(s.t("what if values", { x: Object.keys(what.values).length }));
-  const back = () => s.commit({ what: asRun() });
-  return h(
-    "div.ribbon",
-    { role: "region", "aria-label": s.t("what if") },
-    h("span", s.t("not the run", { list: list.join(s.shell.language() === "zh" ? "、" : ", ") })),
-    h("button", { onclick: back }, s.t("back")),
-  );
+  const said = s.t("not the run", { list: list.join(s.shell.language() === "zh" ? "、" : ", ") });
+  const back = h("button", { onclick: () => s.commit({ what: asRun() }) }, s.t("back"));
+  return h("div.ribbon", { role: "region", "aria-label": s.t("what if") }, h("span", said), back);
 }

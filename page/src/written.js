@@ -3,35 +3,24 @@
 import { h } from "./dom.js";
 import { fmt } from "./numbers.js";
 
-/** @typedef {import("./dom.js").Child} Child */
-
 const MOST = 6;
 
-/**
- * A symbol with indices, in its role's colour.
- * @param {string} letter
- * @param {Child} index
- * @param {string} role
- */
+/** A symbol with indices, in its role's colour. @param {string} letter @param {Child} index @param {string} role */
 export const sym = (letter, index, role) =>
   h("span", { class: `sym role-${role}` }, h("var", letter), index === "" ? null : h("sub", index));
 
-/** W^Q with Q as a superscript. @param {string} symbol @returns {Child} */
-export const lettered = (symbol) => symbol.split("^").map((part, place) => (place ? h("sup", part) : part));
+/** W^Q with Q as a superscript, alone or in a sentence. @param {string} text @returns {Child} */
+export const lettered = (text) => text.split(/\^(\w)/).map((part, place) => (place % 2 ? h("sup", part) : part));
 
 /** @param {number} x @param {string} [role] @param {number} [digits] */
 export const num = (x, role, digits) => h("span", { class: role ? `num role-${role}` : "num" }, fmt(x, digits));
 
 /**
  * Σ a·b with its numbers: all terms in order where they are few, else the largest, and the sum of the others.
- * @param {object} given
- * @param {Child} given.name
- * @param {Child} given.symbols
- * @param {[number, number][]} given.terms
- * @param {[string, string]} given.roles
+ * @param {object} given @param {Child} given.name @param {Child} given.symbols
+ * @param {[number, number][]} given.terms @param {[string, string]} given.roles
  * @param {number} [given.plus]      a bias
- * @param {number} given.total
- * @param {(count: number, sum: string) => string} given.more
+ * @param {number} given.total @param {(count: number, sum: string) => string} given.more
  */
 export function sumOfProducts({ name, symbols, terms, roles, plus, total, more }) {
   let shown = terms;
@@ -53,14 +42,9 @@ export function sumOfProducts({ name, symbols, terms, roles, plus, total, more }
   return [name, " = ", symbols, " = ", parts.length ? parts : "0", " = ", h("b", fmt(total, 5))];
 }
 
-/**
- * a = e^m / Σ e^m with its numbers.
- * @param {import("./story.js").Story} s
- * @param {number} i
- * @param {number} j
- */
-export function softmaxOf({ head, at, t }, i, j) {
-  const name = sym("a", at(i, j), "weights");
+/** a = e^m / Σ e^m with its numbers. @param {Story} s @param {number} i @param {number} j */
+export function softmaxOf({ head, indices, t }, i, j) {
+  const name = sym("a", indices(i, j), "weights");
   if (!head.visible(i, j)) return [name, " = 0: ", t("masked cell")];
   const seen = [];
   for (let key = 0; key < head.m; key++) if (head.visible(i, key)) seen.push(key);

@@ -16,7 +16,7 @@ const plain = {
   sink: -Infinity,
   temperature: 1,
 };
-const rows = (numbers, width) => ({ data: Float64Array.from(numbers), at: 0, width });
+const rows = (numbers, width) => ({ data: Float64Array.from(numbers), start: 0, width });
 
 const whole = (q, k, L, rules, n, m) => {
   const out = new Float32Array(n * m);
@@ -44,7 +44,7 @@ test("the tutorial's example comes out right", () => {
     ),
   );
   const weights = whole(q, k, L, rules, 2, 2);
-  [0.0776, 0.9224, 0.2572, 0.7428].forEach((a, at) => assert.ok(Math.abs(weights[at] - a) < 1e-4));
+  [0.0776, 0.9224, 0.2572, 0.7428].forEach((a, index) => assert.ok(Math.abs(weights[index] - a) < 1e-4));
 });
 
 test("causal, window, lengths and masks say who may see whom", () => {
@@ -96,7 +96,7 @@ test("the quick way and the rules themselves agree on who is seen, in any part o
         rowInto(q, k, [0, 0, 0, 0], { ...plain, ...rules }, i, from, to, out, 0);
         assert.deepEqual(
           [...out].map((a) => a !== MASKED),
-          [...out].map((_, at) => visible({ ...plain, ...rules }, i, from + at)),
+          [...out].map((_, index) => visible({ ...plain, ...rules }, i, from + index)),
         );
       }
 });

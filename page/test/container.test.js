@@ -5,6 +5,7 @@ import { numbers, openPage } from "../src/container.js";
 import { load } from "../src/packed.js";
 
 const bytes = (typed) => new Uint8Array(typed.buffer.slice(0));
+const entry = (start, shape, dtype, packed) => ({ ["at"]: start, shape, dtype, packed });
 const DIGITS = "!#$%()*+,-./0123456789:;=?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]^_`abcdefghijklmnopqrstuvwxyz{";
 const written = (data) =>
   [...new Uint32Array(bytes(data).buffer)]
@@ -15,10 +16,7 @@ test("an array that reaches over blocks comes out whole, and blocks are read onc
   const data = bytes(Float64Array.of(1, -2, 3.5, 4));
   const read = [];
   const parts = {
-    clearhead: JSON.stringify({
-      block: 24,
-      arrays: { a: { at: 0, shape: [1], dtype: "float64" }, b: { at: 8, shape: [3, 1], dtype: "float64" } },
-    }),
+    clearhead: JSON.stringify({ block: 24, arrays: { a: entry(0, [1], "float64"), b: entry(8, [3, 1], "float64") } }),
     "clearhead-0": written(data.slice(0, 24)),
     "clearhead-1": written(data.slice(24)),
   };
@@ -38,10 +36,7 @@ test("a compressed array comes back from its planes", async () => {
   const padded = new Uint8Array(Math.ceil(packed.length / 4) * 4);
   padded.set(packed);
   const parts = {
-    clearhead: JSON.stringify({
-      block: 4096,
-      arrays: { a: { at: 0, shape: [3], dtype: "int32", packed: packed.length } },
-    }),
+    clearhead: JSON.stringify({ block: 4096, arrays: { a: entry(0, [3], "int32", packed.length) } }),
     "clearhead-0": written(padded),
   };
   const page = openPage((id) => parts[id]);
@@ -60,7 +55,7 @@ test("a compressed float has its sign turned to the lowest bit", async () => {
     const padded = new Uint8Array(Math.ceil(packed.length / 4) * 4);
     padded.set(packed);
     const parts = {
-      clearhead: JSON.stringify({ block: 4096, arrays: { a: { at: 0, shape: [1], dtype, packed: packed.length } } }),
+      clearhead: JSON.stringify({ block: 4096, arrays: { a: entry(0, [1], dtype, packed.length) } }),
       "clearhead-0": written(padded),
     };
     assert.deepEqual(

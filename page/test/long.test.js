@@ -42,7 +42,7 @@ test("units and tokens lead to each other", () => {
     [0, 2, 3, 6],
   );
   assert.equal(
-    unitName(u, (at) => [" a", "b", " c", " d", "e", "f"][at], 2),
+    unitName(u, (index) => [" a", "b", " c", " d", "e", "f"][index], 2),
     "def",
   );
   assert.deepEqual([tokenAt(tokens(4), 3), unitOf(tokens(4), 3)], [3, 3]);
@@ -114,7 +114,14 @@ test("a pixel's value lies within what it says it may be off", () => {
   const largest = 0.37;
   for (const value of [0, 0.001, 0.05, 0.2, 0.37]) {
     const code = Math.round(Math.sqrt(value / largest) * 80);
-    const p = { pixels: [1, 1], data: Uint8Array.of(code), at: 0, first: Uint8Array.of(code), firstAt: 0, largest };
+    const p = {
+      pixels: [1, 1],
+      data: Uint8Array.of(code),
+      start: 0,
+      first: Uint8Array.of(code),
+      firstStart: 0,
+      largest,
+    };
     for (const read of [pixel(p, 0, 0), firstPixel(p, 0)])
       assert.ok(Math.abs(read.value - value) <= read.off + 1e-12, `${value}: ${JSON.stringify(read)}`);
   }
@@ -144,7 +151,7 @@ test("two temperatures of a head share memory, and each reads its own weights", 
   const [n, m, width] = [5, 7, 3];
   const rows = (count) => ({
     data: Float64Array.from({ length: count * width }, () => 2 * Math.random() - 1),
-    at: 0,
+    start: 0,
     width,
   });
   const rules = { ...plain, causal: true, offset: m - n, window: [3, null] };
@@ -159,15 +166,15 @@ test("two temperatures of a head share memory, and each reads its own weights", 
   };
   const temperatures = [0.5 + Math.random(), 2 + Math.random()];
   const heads = temperatures.map((temperature) => under(head, { ...asRun(), temperature }));
-  for (const at of [0, 1, 0, 0, 1])
+  for (const turn of [0, 1, 0, 0, 1])
     for (let i = 0; i < n; i++) {
-      const found = new Float32Array(m);
-      heads[at].computing.rowInto(i, 0, m, found, 0);
-      expected(temperatures[at], i).forEach((a, j) => assert.ok(Math.abs(a - found[j]) < 1e-6, `${at} ${i} ${j}`));
+      const row = new Float32Array(m);
+      heads[turn].computing.rowInto(i, 0, m, row, 0);
+      expected(temperatures[turn], i).forEach((a, j) => assert.ok(Math.abs(a - row[j]) < 1e-6, `${turn} ${i} ${j}`));
       if (i < n - 1) continue;
       const received = Array.from({ length: m }, (_, j) =>
-        Array.from({ length: n }, (_, i) => Math.max(0, expected(temperatures[at], i)[j])).reduce((a, b) => a + b),
+        Array.from({ length: n }, (_, i) => Math.max(0, expected(temperatures[turn], i)[j])).reduce((a, b) => a + b),
       );
-      received.forEach((a, j) => assert.ok(Math.abs(a - heads[at].computing.tally.received[j]) < 1e-5));
+      received.forEach((a, j) => assert.ok(Math.abs(a - heads[turn].computing.tally.received[j]) < 1e-5));
     }
 });

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { fmt, percent, safe, short, spelled, within } from "../src/numbers.js";
+import { bare, fmt, percent, safe, short, spelled, within } from "../src/numbers.js";
 
 test("numbers are short, and say what they are", () => {
   assert.deepEqual(
@@ -83,7 +83,15 @@ test("digits that may be wrong are left out, or the bound is printed", () => {
 test("tokens stay in their place", () => {
   assert.equal(spelled(" on"), "␣on");
   assert.equal(spelled("a\nb"), "a⏎b");
-  assert.equal(spelled("\u202eabc\u0007"), "\\u202eabc\\u0007");
+  assert.equal(spelled("\u202eabc\u0007\u00a0\t"), "\\u202eabc\\x07\\xa0\\t");
+  assert.deepEqual(
+    ["  ", "        return", "a  b "].map((token) => spelled(token)),
+    ["␣␣", "␣×8return", "a␣␣b␣"],
+  );
+  assert.deepEqual(
+    [" wall", "  "].map((token) => bare(token)),
+    ["wall", "␣␣"],
+  );
   assert.equal(spelled("</script>"), "</script>");
   assert.equal(spelled(""), "∅");
   assert.equal([...spelled("x".repeat(10000), 24)].length, 24);

@@ -3,10 +3,10 @@
 The public names load when they are first used, so that `import clearhead` stays quick.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+from clearhead.loading import load as _load
+from clearhead.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from clearhead.changing.change import change as change
@@ -85,13 +85,21 @@ __all__ = sorted(_HOMES)
 
 def __getattr__(name: str) -> Any:
     if name in _PARTS:
-        return import_module(f"clearhead.{name}")
+        return _part(name)
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'clearhead' has no attribute '{name}'")
-    value = getattr(import_module(f"clearhead.{home}"), name)
+    value = getattr(_load(home), name)
     globals()[name] = value
     return value
+
+
+def _part(name: str) -> Any:
+    """A part of its own. Where its package is missing, hasattr is False, and the error says how to get it."""
+    try:
+        return _load(name)
+    except ImportError as error:
+        raise AttributeError(str(error)) from error
 
 
 def __dir__() -> list[str]:

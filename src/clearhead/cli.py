@@ -20,25 +20,24 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead import __version__, arguments, lessons
 from clearhead.core.files import check_writable, read_text, write_whole
-from clearhead.errors import ClearheadError, FileError, MissingExtraError
+from clearhead.errors import ClearheadError, FileError, MissingExtraError, Sentence
 from clearhead.report import streams
-from clearhead.report.streams import console_of as _console
-from clearhead.report.streams import write_json as _write_json
+from clearhead.report.streams import console_of, deliver, progress
 from clearhead.words import Language
 
 if TYPE_CHECKING:
     from clearhead.view.long import ShownRun
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def main(typed: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     language: Language = "en"
     with streams.readable():
         try:
             try:
-                values = arguments.given(list(sys.argv[1:] if given is None else given))
-                language = values.lang
-                return _run(values)
+                options = arguments.read(list(sys.argv[1:] if typed is None else typed))
+                language = options.lang
+                return _run(options)
             finally:
                 sys.stdout.flush()
         except BrokenPipeError:  # the reader of a pipe closed it
@@ -46,32 +45,32 @@ def main(given: Sequence[str] | None = None) -> int:
             return 0
         except OSError as error:
             streams.abandon()
-            words = f"{error.filename or 'standard output'}: {error.strerror or error}."
-            streams.complain("clearhead", words, language=language)
+            file, reason = error.filename or Sentence("standard output"), Sentence(error.strerror or str(error))
+            streams.complain("clearhead", Sentence("{file}: {reason}.", file=file, reason=reason), language=language)
             return 2
         except KeyboardInterrupt:
             print(streams.in_language(language, "interrupted"), file=sys.stderr)
             return 130
 
 
-def _run(given: argparse.Namespace) -> int:
-    if given.command is None:
-        given.usage()
+def _run(options: argparse.Namespace) -> int:
+    if options.command is None:
+        options.usage()
         return 0
     try:
-        _check_targets(given)
-        return _COMMANDS[given.command](given)
+        _check_targets(options)
+        return _COMMANDS[options.command](options)
     except ClearheadError as error:
-        streams.complain(f"clearhead {given.command}", error.what, error.hint, given.lang)
+        streams.complain(f"clearhead {options.command}", error.what, error.hint, options.lang)
     except MemoryError:
         words = "there is not enough memory for this."
-        streams.complain(f"clearhead {given.command}", words, language=given.lang)
+        streams.complain(f"clearhead {options.command}", words, language=options.lang)
     return 2
 
 
-def _check_targets(given: argparse.Namespace) -> None:
+def _check_targets(options: argparse.Namespace) -> None:
     """Raise before the work where its result could not be written after it."""
-    targets = [getattr(given, name, None) for name in ("json", "html")]
+    targets = [getattr(options, name, None) for name in ("json", "html")]
     if targets == ["-", "-"]:
         raise FileError("--json - and --html - both write to standard output.", "name a file for one of them.")
     for target in targets:
@@ -79,206 +78,198 @@ def _check_targets(given: argparse.Namespace) -> None:
             check_writable(target)
 
 
-def _explain(given: argparse.Namespace) -> int:
+def _explain(options: argparse.Namespace) -> int:
     from clearhead.changing.edits_text import edits_from_options
-    from clearhead.explaining.explain import explain, explain_windows
-    from clearhead.explaining.hub import find
     from clearhead.explaining.texts import check_unicode
-    from clearhead.report.progress import progress
 
-    check_unicode("TEXT", given.text or "")
-    if isinstance(given.why, str) and given.text is None and given.file is None:
-        raise FileError(f"expected TEXT: {given.why!r} follows --why.", "clearhead explain TEXT --why")
-    if (given.text is None) == (given.file is None):
+    check_unicode("TEXT", options.text or "")
+    if isinstance(options.why, str) and options.text is None and options.file is None:
+        raise FileError("expected TEXT: {token!r} follows --why.", "clearhead explain TEXT --why", token=options.why)
+    if (options.text is None) == (options.file is None):
         raise FileError("expected TEXT or --file, one of them.", 'clearhead explain "humpty dumpty sat on"')
-    edits = edits_from_options(given.edits or (), given.layer, given.head) or None
-    causes = given.why is not None or given.against is not None
-    if edits and (given.windows or (given.file is not None and given.html is not None and not causes)):
+    edits = edits_from_options(options.edits or (), options.layer, options.head) or None
+    causes = options.why is not None or options.against is not None
+    long = options.file is not None and options.html is not None and not causes
+    if edits and (options.windows or long):
         raise FileError(
             "--cut, --boost and --off are for one run of a text, not for windows or the page of a file's every head.",
             'clearhead explain TEXT --cut "on>sat" --html PAGE',
         )
-    if given.windows and given.file is None:
+    if options.windows and options.file is None:
         raise FileError("--windows is for the text of a file.", "clearhead explain --file FILE --windows")
-    if given.file is not None:
-        given.text = read_text(given.file)
-    if not given.text.strip():
+    if options.file is not None:
+        options.text = read_text(options.file)
+    if not options.text.strip():
         raise FileError("the text is empty: there is no token to explain.", 'clearhead explain "humpty dumpty sat on"')
-    if causes:
-        return _why(given, edits)
-    if given.file is not None and given.html is not None:
-        return _long_page(given)
-    console = _console(given)
-    if given.exact is not None or given.dtype is not None:
-        raise FileError("--exact and --dtype are for the page of a long text.", "--file FILE --html PAGE")
-    chosen = {"layer": given.layer, "head": given.head, "token": given.token}
-    model, each = find(given.model), partial(progress, what="layers")
-    if given.windows:
-        every = explain_windows(model, given.text, **chosen, each=each)
-        data: dict[str, Any] = {"windows": [seen.to_json() for seen in every]}
-    else:
-        every = [explain(given.text, model, **chosen, edits=edits, generate=given.generate, each=each)]
-        data = every[0].to_json()
-    if given.json is not None:
-        _write_json(given.json, data)
-    if given.html is not None:
-        every[0].save(given.html, given.lang)
-    if console is not None:
-        from clearhead.report import changed, explained, way
+    return _why(options, edits) if causes else _long_page(options) if long else _one_token(options, edits)
 
-        if edits:
-            changed.show(console, every[0], given.lang)
-            return 0
-        for seen in every:
-            if seen is not every[0]:
+
+def _one_token(options: argparse.Namespace, edits: Any) -> int:
+    """Explain one token of a text, or of each of its windows."""
+    from clearhead.explaining.explain import explain, explain_windows
+    from clearhead.explaining.hub import find
+
+    console = console_of(options)
+    if options.exact is not None or options.dtype is not None:
+        raise FileError("--exact and --dtype are for the page of a long text.", "--file FILE --html PAGE")
+    chosen = {"layer": options.layer, "head": options.head, "token": options.token}
+    model, each = find(options.model), partial(progress, what="layers")
+    if options.windows:
+        runs = explain_windows(model, options.text, **chosen, each=each)
+        deliver(options, lambda: {"windows": [seen.to_json() for seen in runs]}, runs[0].save)
+    else:
+        runs = [explain(options.text, model, **chosen, edits=edits, generate=options.generate, each=each)]
+        deliver(options, runs[0].to_json, runs[0].save)
+    if console is not None:
+        from clearhead.report import attribution, changed, explained
+
+        for seen in runs:
+            if seen is not runs[0]:
                 console.print()
-            explained.show(console, seen, given.lang)
-            way.show(console, seen, given.lang)
+            if edits:
+                changed.show(console, seen, options.lang)
+            else:
+                explained.show(console, seen, options.lang)
+                attribution.show(console, seen, options.lang)
     return 0
 
 
-def _why(given: argparse.Namespace, edits: Any) -> int:
+def _why(options: argparse.Namespace, edits: Any) -> int:
     """Say why one token follows the text and not another."""
     from clearhead.explaining.why import why
-    from clearhead.report.progress import progress
 
-    if given.why is None:
+    if options.why is None:
         raise FileError("--against is for --why.", "clearhead explain TEXT --why --against TOKEN")
     for name in ("windows", "exact", "dtype", "token", *(() if edits else ("layer", "head"))):
-        if getattr(given, name) is not None and getattr(given, name) is not False:
-            hint = "end TEXT with that token." if name == "token" else f"leave --{name} out."
-            raise FileError(f"--why is for what follows a whole text, not for --{name}.", hint)
-    console = _console(given)
+        if getattr(options, name) is not None and getattr(options, name) is not False:
+            hint = "end TEXT with that token." if name == "token" else "leave --{name} out."
+            raise FileError("--why is for what follows a whole text, not for --{name}.", hint, name=name)
+    console = console_of(options)
     each = partial(progress, what="runs")
-    token = None if given.why is True else given.why
-    seen = why(given.text, given.model, token=token, against=given.against, edits=edits, each=each)
-    if given.json is not None:
-        _write_json(given.json, seen.to_json())
-    if given.html is not None:
-        seen.save(given.html, given.lang)
+    token = None if options.why is True else options.why
+    seen = why(options.text, options.model, token=token, against=options.against, edits=edits, each=each)
+    deliver(options, seen.to_json, seen.save)
     if console is not None:
-        from clearhead.report import why as report
+        from clearhead.report.why import show
 
-        report.show(console, seen, given.lang)
+        show(console, seen, options.lang)
     return 0
 
 
-def _long_page(given: argparse.Namespace) -> int:
+def _long_page(options: argparse.Namespace) -> int:
     """Write every head of a whole text as one page."""
-    from clearhead.explaining.hub import find
-    from clearhead.report.progress import progress
     from clearhead.view import page
-    from clearhead.view.long import PageOptions, document
 
     for name in ("json", "layer", "head", "token"):
-        if getattr(given, name) is not None:
-            raise FileError(f"--{name} is for one token, and --file with --html shows every head of all tokens.")
-    exact = None if given.exact is None else arguments.pairs(given.exact)
-    runs = _runs(given, find(given.model), given.text)
-    wish = PageOptions(title=_title(given.file), language=given.lang, exact=exact, dtype=given.dtype)
-    data = page.encoded(document(runs, wish, lambda layers: progress(layers, "heads")))
-    write_whole(given.html, data)
+        if getattr(options, name) is not None:
+            raise FileError(
+                "--{name} is for one token, and --file with --html shows every head of all tokens.", name=name
+            )
+    exact = None if options.exact is None else arguments.pairs(options.exact)
+    runs = _runs(options, options.model, options.text)
+    data = page.encoded(_document(options, runs, options.file, exact=exact, dtype=options.dtype))
+    write_whole(options.html, data)
     heads, tokens = sum(len(layer.heads) for layer in runs[0].layers), sum(len(run.tokens or ()) for run in runs)
-    cut = f" in {len(runs)} windows" if given.windows else ""
-    said = f"{len(runs[0].layers)} layers, {heads} heads, {tokens} tokens{cut}, {len(data) / 1e6:.1f} MB"
-    if given.html != "-":
-        print(f"{streams.printable(given.html)}: {said}")
+    cut = f" in {len(runs)} windows" if options.windows else ""
+    size = f"{len(runs[0].layers)} layers, {heads} heads, {tokens} tokens{cut}, {len(data) / 1e6:.1f} MB"
+    if options.html != "-":
+        print(f"{streams.printable(options.html)}: {size}")
     return 0
 
 
-def _view(given: argparse.Namespace) -> int:
-    from clearhead.report.progress import progress
-    from clearhead.view.long import PageOptions, document
-
+def _view(options: argparse.Namespace) -> int:
     try:
         from clearhead.view import server
     except ImportError as error:
-        words = f"view needs Starlette and Uvicorn, which are not installed ({error})."
-        raise MissingExtraError(words, 'pip install "clearhead[view]"') from None
+        what = "view needs Starlette and Uvicorn, which are not installed ({error})."
+        raise MissingExtraError(what, 'pip install "clearhead[view]"', error=str(error)) from None
 
     def say(address: str) -> None:
         print(address, flush=True)
-        if not given.no_open:
+        if not options.no_open:
             import webbrowser
 
             webbrowser.open(address)
 
-    with server.listen(given.port) as listening:
-        runs = _viewed(given)
-        wish = PageOptions(title=_title(given.text_file or given.source), language=given.lang, served=True)
-        made = document(runs, wish, lambda layers: progress(layers, "heads"))
+    with server.listen(options.port) as listening:
+        runs = _viewed(options)
+        document = _document(options, runs, options.text_file or options.source, served=True)
         with suppress(KeyboardInterrupt):  # the way to end it
-            server.serve(made, runs, say, listening)
+            server.serve(document, runs, say, listening)
     return 0
 
 
-def _runs(given: argparse.Namespace, model: Any, text: str) -> "list[ShownRun]":
+def _document(options: argparse.Namespace, runs: "list[ShownRun]", path: str, **wish: Any) -> Any:
+    """The document of a page of every head; its title is the file's name, bytes that are not UTF-8 replaced."""
+    from clearhead.view.long import PageOptions, document
+
+    title = Path(path).name.encode("utf-8", "replace").decode("utf-8")
+    wishes = PageOptions(title=title, language=options.lang, **wish)
+    return document(runs, wishes, lambda layers: progress(layers, "heads"))
+
+
+def _runs(options: argparse.Namespace, model: str | None, text: str) -> "list[ShownRun]":
     """Run a text through a model, in one run, or in one for each window."""
-    from clearhead.explaining.every_layer import seen_in, seen_windows
-    from clearhead.report.progress import progress
-
-    each = partial(progress, what="layers")
-    return seen_windows(model, text, each) if given.windows else [seen_in(model, text, each)]
-
-
-def _viewed(given: argparse.Namespace) -> "list[ShownRun]":
-    """The runs to show: a text through a model, or a file that `seen.save` wrote."""
+    from clearhead.explaining.forward import shown_run, shown_windows
     from clearhead.explaining.hub import find
 
-    if given.text_file is not None:
-        return _runs(given, find(given.source), read_text(given.text_file))
-    if given.source is None:
+    each = partial(progress, what="layers")
+    return shown_windows(find(model), text, each) if options.windows else [shown_run(find(model), text, each)]
+
+
+def _viewed(options: argparse.Namespace) -> "list[ShownRun]":
+    """The runs to show: a text through a model, or a file that `seen.save` wrote."""
+    if options.text_file is not None:
+        return _runs(options, options.source, read_text(options.text_file))
+    if options.source is None:
         raise FileError("expected FILE, or --text-file with a model.", "clearhead view --text-file book.txt")
-    from clearhead.view.pictured import run_of
+    from clearhead.view.display import run_of
     from clearhead.watching.seen import load
 
-    return [run_of(load(given.source))]
+    return [run_of(load(options.source))]
 
 
-def _trace(given: argparse.Namespace) -> int:
+def _trace(options: argparse.Namespace) -> int:
     from clearhead.diagnosing.claims import check_file
     from clearhead.report import traced
 
-    console = _console(given)
-    case = check_file(given.file)
-    if given.num_heads is not None:
-        return lessons.heads(given, case, console)
-    place = traced.chosen(case, given.batch, given.head, given.query)
-    if given.html is not None:
-        case.save(given.html, given.lang)
-    if given.json is not None:
-        _write_json(given.json, case.to_json())
+    console = console_of(options)
+    case = check_file(options.file)
+    if options.num_heads is not None:
+        return lessons.heads(options, case, console)
+    place = traced.chosen(case, options.batch, options.head, options.query)
+    deliver(options, case.to_json, case.save)
     if console is not None:
-        traced.show(console, case, given.lang, place)
+        traced.show(console, case, options.lang, place)
     return 0 if case.first_wrong is None else 1
 
 
-def _diagnose(given: argparse.Namespace) -> int:
+def _diagnose(options: argparse.Namespace) -> int:
     from clearhead.diagnosing.diagnose import diagnose_file
 
-    console = _console(given)
-    diagnosis = diagnose_file(given.file)
-    if given.json is not None:
-        _write_json(given.json, diagnosis.to_json())
+    console = console_of(options)
+    diagnosis = diagnose_file(options.file)
+    deliver(options, diagnosis.to_json)
     if console is not None:
-        from clearhead.report import diagnosed
+        from clearhead.report.traced import show_diagnosis
 
-        diagnosed.show(console, diagnosis, given.lang)
+        show_diagnosis(console, diagnosis, options.lang)
     return {"right": 0, "unexplained": 3}.get(diagnosis.verdict, 1)
 
 
-def _bench(given: argparse.Namespace) -> int:
+def _bench(options: argparse.Namespace) -> int:
     from clearhead.engines.threads import set_num_threads
 
-    if given.threads is not None:
-        set_num_threads(given.threads)  # says what is wrong with the number
-    contest = arguments.contest(given)
+    if options.threads is not None:
+        set_num_threads(options.threads)  # says what is wrong with the number
+    contest = arguments.contest(options)
     if contest:
         names = ", ".join(part for part in contest if part.startswith("--"))
-        threads = [] if given.threads is None else ["--threads", str(given.threads)]
+        threads = [] if options.threads is None else ["--threads", str(options.threads)]
         raise FileError(
-            f"{names}: for the contests with other libraries, which are not installed but lie in the source checkout.",
+            "{names}: for the contests with other libraries, which are not installed but lie in the source checkout.",
             shlex.join(["python", "-m", "benchmarks", *contest, *threads]),
+            names=names,
         )
     from clearhead.bench.self_check import self_check
 
@@ -286,7 +277,7 @@ def _bench(given: argparse.Namespace) -> int:
     return 0
 
 
-def _info(given: argparse.Namespace) -> int:
+def _info(options: argparse.Namespace) -> int:
     from clearhead.engines import native
     from clearhead.engines.threads import get_num_threads
 
@@ -294,10 +285,12 @@ def _info(given: argparse.Namespace) -> int:
     why = "CLEARHEAD_ISA" if os.environ.get("CLEARHEAD_ISA") else f"the first of {', '.join(levels)}"
     facts: dict[str, str | int] = {"clearhead": __version__, "engine": "native" if native.level() else "portable"}
     facts["instruction set"] = f"{native.level()}, {why}" if native.level() else native.missing()
+    if native.absent_levels():
+        facts["not compiled"] = f"{', '.join(native.absent_levels())}: {native.ALL_LEVELS}"
     facts["threads"] = get_num_threads()
     for package in ("numpy", "torch", "triton", "transformers", "onnxruntime", "jax", "matplotlib"):
         facts[package] = _version(package)
-    if given.json:
+    if options.json:
         print(json.dumps(facts))
     else:
         print("\n".join(f"{name:<16} {value}" for name, value in facts.items()))
@@ -309,11 +302,6 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
-
-
-def _title(path: str) -> str:
-    """A file's name as a page's title; bytes that are not UTF-8 are replaced."""
-    return Path(path).name.encode("utf-8", "replace").decode("utf-8")
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {

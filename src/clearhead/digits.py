@@ -32,6 +32,15 @@ def fixed(number: float, decimals: int, width: int) -> str:
     return next((form for form in forms if len(form) <= width), forms[-1])
 
 
+def signed(number: float, decimals: int = 2, width: int = 9) -> str:
+    """The same with its sign, as differences and effects are printed; zero has none.
+
+    >>> [signed(x) for x in (2.5, -0.25, 0.0)]
+    ['+2.50', '-0.25', '0']
+    """
+    return f"{'+' if number > 0 else ''}{fixed(number, decimals, width)}"
+
+
 def percent(share: float) -> str:
     """A share as a percentage in seven characters or a few more: 99.99%, 0.0042%.
 

@@ -14,17 +14,41 @@ ClearheadError
 └── MissingExtraError (ImportError)   an optional package is not installed
 """
 
+import reprlib
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Self
+
+
+class Sentence(str):
+    """A sentence that remembers its template and the values in it, so that it can be said in another language.
+
+    The values may be sentences too. Without values the template is the sentence.
+    """
+
+    template: str
+    values: dict[str, object]
+
+    def __new__(cls, template: str, /, **values: object) -> Self:
+        """Fill in the template; a sentence that is whole, or whose braces are no names of values, stays as it is."""
+        if isinstance(template, cls):
+            return template
+        try:
+            text = template.format(**values) if values else template
+        except (AttributeError, LookupError, ValueError):
+            text = template
+        sentence = super().__new__(cls, text)
+        sentence.template, sentence.values = template, values
+        return sentence
 
 
 class ClearheadError(Exception):
     """Base of all errors; `what` says what is wrong, `hint` what to type instead."""
 
-    def __init__(self, what: str, hint: str = "") -> None:
-        self.what = what
-        self.hint = hint
-        super().__init__(f"{what}\n\nhint: {hint}" if hint else what)
+    def __init__(self, what: str, hint: str = "", /, **values: object) -> None:  # {names} in both are the values'
+        self.what = Sentence(what, **values)
+        self.hint = Sentence(hint, **values)
+        super().__init__(f"{self.what}\n\nhint: {self.hint}" if hint else str(self.what))
 
     def one_line(self) -> str:
         """The same words on one line, for the command line."""
@@ -77,20 +101,38 @@ class MissingExtraError(ClearheadError, ImportError):
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
     """The error for an unknown name, with the nearest known one."""
-    names, given = sorted(known), name if isinstance(name, str) else shown(name)
-    near = get_close_matches(given, names, n=1)
-    guess = f"did you mean `{near[0]}`? " if near else ""
-    return UnknownNameError(f"unknown {kind} `{given}`.", f"{guess}Known: {', '.join(names)}.")
+    names, name = sorted(known), name if isinstance(name, str) else shown(name)
+    near = get_close_matches(name, names, n=1)
+    hint = "did you mean `{near}`? Known: {names}." if near else "Known: {names}."
+    values = {"kind": Sentence(kind), "name": name, "near": "".join(near), "names": ", ".join(names)}
+    return UnknownNameError("unknown {kind} `{name}`.", hint, **values)
+
+
+def expected(name: str, value: object, wanted: str) -> Sentence:
+    """What is said of a value of the wrong kind: causal is 3: expected True or False."""
+    return Sentence("{name} is {value}: expected {wanted}.", name=name, value=shown(value), wanted=Sentence(wanted))
+
+
+def shape_of(value: object) -> tuple[int, ...] | None:
+    """An array's shape; None for what has none, or does not say it."""
+    try:
+        shape = getattr(value, "shape", None)
+    except Exception:  # a lazy or nested tensor of PyTorch's raises RuntimeError
+        return None
+    return shape if isinstance(shape, tuple) else None
 
 
 def shown(value: object, most: int = 80) -> str:
     """A wrong value as errors show it: an array by its shape, anything else on one line and cut where it is long."""
-    shape = getattr(value, "shape", None)
-    if isinstance(shape, tuple) and shape:
-        kind = type(value).__name__
-        return f"{'an' if kind[0] in 'AEIO' else 'a'} {kind} of shape {tuple(shape)}"
+    kind = type(value).__name__
     try:
-        text = " ".join(repr(value).split())
-    except Exception:  # what a stranger's __repr__ raises is its own
-        text = f"a {type(value).__name__}"
+        shape = shape_of(value)
+        if shape:
+            words = "an {kind} of shape {shape}" if kind[0] in "AEIO" else "a {kind} of shape {shape}"
+            array = Sentence(words, kind=kind, shape=tuple(shape))
+            return array if len(array) <= 2 * most else array[: 2 * most]
+        long = isinstance(value, (list, tuple, set, frozenset, dict, str, bytes)) and len(value) > 1000
+        text = " ".join((reprlib.repr(value) if long else repr(value)).split())
+    except Exception:  # what a stranger's shape or __repr__ raises is its own
+        text = f"a {kind}"
     return text if len(text) <= most else text[: most - 1] + "…"

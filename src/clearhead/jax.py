@@ -18,13 +18,14 @@ import numpy as np
 from jax.core import Tracer
 
 from clearhead import engines
+from clearhead.core import room
 from clearhead.core.arrays import as_array, as_rule_array
 from clearhead.core.observations import check_asked, check_room, wanted
 from clearhead.core.problem import describe
 from clearhead.core.rule_values import has_axes, read_slice
 from clearhead.core.rules import RULES, Rules, check_names, flat, joined
 from clearhead.core.statistics import STATISTICS, Asked, askable, explained
-from clearhead.errors import RuleError, SelectionError, shown
+from clearhead.errors import DtypeError, RuleError, SelectionError, shown
 from clearhead.ops.jax_call import TABLE, Traced
 from clearhead.ops.jax_derivatives import called
 from clearhead.ops.observation import Observation, observation
@@ -65,9 +66,9 @@ def attention(q: Any, k: Any, v: Any, *, engine: str | None = None, **rules: Unp
     or `window`. What is wrong with a traced rule's values is found when the compiled function runs: JAX then raises its
     own error with the same words. EngineError when it is compiled for another device than the CPU.
     The output has derivatives by q, k, v, bias, sinks and the table of spans, of first and second order, in reverse and
-    in forward mode (jax.grad, jax.jvp, jax.linearize, jax.hessian); a third one raises DerivativeError, alibi_slopes
-    RuleError. jax.jvp within jax.jvp is computed by the portable engine, in NumPy. jax.vmap makes one call of the
-    mapped axis; where sinks or alibi_slopes are mapped, and for gradients by sinks, it makes one call per element.
+    in forward mode (jax.grad, jax.jvp, jax.linearize, jax.hessian); a third one and the derivative of a tangent
+    (jax.jvp of jax.jvp) raise DerivativeError, alibi_slopes RuleError. jax.vmap makes one call of the mapped axis;
+    where sinks or alibi_slopes are mapped, and for gradients by sinks, it makes one call per element.
     O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory, for the gradients too.
     Source: Vaswani et al. 2017, section 3.2.1.
 
@@ -158,7 +159,14 @@ def _read(
 
 
 def _as_jax(x: Any, name: str) -> Any:
-    return x if isinstance(x, jax.Array) else jnp.asarray(as_array(x, name, "cpu")[0])
+    if isinstance(x, jax.Array):
+        return x
+    array = as_array(x, name, "cpu")[0]
+    room.check_room(f"{name} as a JAX array", array.nbytes, "give fewer tokens.")
+    try:
+        return jnp.asarray(array)
+    except TypeError:
+        raise DtypeError(f"{name} is {array.dtype}: JAX has no arrays of it.", f"{name}.astype(np.float32)") from None
 
 
 def _array_rule(name: str, x: Any) -> Any:

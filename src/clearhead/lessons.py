@@ -1,11 +1,12 @@
 """The commands that teach with numbers of their own: shapes, scale, learn, and one head against several."""
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING
 
 from clearhead import arguments
 from clearhead.errors import FileError
-from clearhead.report.streams import console_of, write_json
+from clearhead.report.streams import console_of, deliver
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,74 +17,69 @@ _QUERIES = 1000  # that `clearhead scale` draws for each width
 _STOPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of the slider on its page
 
 
-def shapes(given: argparse.Namespace) -> int:
+def shapes(options: argparse.Namespace) -> int:
     """Print the shape and cost of every step of a layer."""
     from clearhead.textbook.layer_shapes import layer_shapes, read_sizes
 
-    console = console_of(given)
-    found = layer_shapes(read_sizes(given.sizes))
-    if given.json is not None:
-        write_json(given.json, found.to_json())
+    console = console_of(options)
+    steps = layer_shapes(read_sizes(options.sizes))
+    deliver(options, steps.to_json)
     if console is not None:
-        from clearhead.report import shaped
+        from clearhead.report.lessons import show_shapes
 
-        shaped.show(console, found, given.lang)
+        show_shapes(console, steps, options.lang)
     return 0
 
 
-def scale(given: argparse.Namespace) -> int:
+def scale(options: argparse.Namespace) -> int:
     """Show with numbers why scores are divided by √d_k."""
     from clearhead.textbook.why_scale import WIDTHS, saturation, why_scale
 
-    console = console_of(given)
-    drawn = {"keys": given.keys, "queries": _QUERIES}
-    widths = None if given.widths is None else arguments.numbers("--widths", given.widths)
-    found, growing = why_scale(widths or WIDTHS, **drawn), saturation()
-    if given.html is not None:
-        why_scale(widths or _STOPS, **drawn).save(given.html, given.lang, queries=_QUERIES)
-    if given.json is not None:
-        write_json(given.json, found.to_json() | drawn)
+    console = console_of(options)
+    drawn = {"keys": options.keys, "queries": _QUERIES}
+    widths = None if options.widths is None else arguments.numbers("--widths", options.widths)
+    result, growing = why_scale(widths or WIDTHS, **drawn), saturation()
+    save = partial(why_scale(widths or _STOPS, **drawn).save, queries=_QUERIES) if options.html else None
+    deliver(options, lambda: result.to_json() | drawn, save)
     if console is not None:
-        from clearhead.report import scaled
+        from clearhead.report.lessons import show_scale
 
-        scaled.show(console, found, drawn, growing, given.lang)
+        show_scale(console, result, drawn, growing, options.lang)
     return 0
 
 
-def learn(given: argparse.Namespace) -> int:
+def learn(options: argparse.Namespace) -> int:
     """Show how a small model learns W^Q, W^K and W^V."""
     from clearhead.explaining.learning import learning
 
-    console = console_of(given)
+    console = console_of(options)
     run = learning()
-    step = int(run.step[-1]) if given.step is None else given.step
+    step = int(run.step[-1]) if options.step is None else options.step
     if not 0 <= step <= run.step[-1]:
-        raise FileError(f"--step is {step}: expected 0 to {run.step[-1]}.", "clearhead learn --step 47")
-    if given.html is not None:
-        run.save(given.html, given.lang)
-    if given.json is not None:
-        write_json(given.json, run.to_json())
+        raise FileError(
+            "--step is {step}: expected 0 to {last}.", "clearhead learn --step 47", step=step, last=run.step[-1]
+        )
+    deliver(options, run.to_json, run.save)
     if console is not None:
-        from clearhead.report import learned
+        from clearhead.report.lessons import show_learning
 
-        learned.show(console, run, step, given.lang)
+        show_learning(console, run, step, options.lang)
     return 0
 
 
-def heads(given: argparse.Namespace, case: "CheckedExample", console: "Console | None") -> int:
+def heads(options: argparse.Namespace, case: "CheckedExample", console: "Console | None") -> int:
     """Compare the layer of a file with the same layer with other numbers of heads."""
     from clearhead.textbook.heads import heads_beside
 
     for name in ("head", "batch", "query", "html"):
-        if getattr(given, name) is not None:
-            raise FileError(f"--num-heads shows all heads side by side, and goes without --{name}.")
+        if getattr(options, name) is not None:
+            raise FileError("--num-heads shows all heads side by side, and goes without --{name}.", name=name)
     if "x" not in case.inputs:
         raise FileError("--num-heads is for a layer: x, w_q, w_k, w_v, and w_o if there is one.")
-    every = heads_beside(arguments.numbers("--num-heads", given.num_heads), **case.inputs)
-    if given.json is not None:
-        write_json(given.json, {"heads": [each.to_json() for each in every]})
+    layers = heads_beside(arguments.numbers("--num-heads", options.num_heads), **case.inputs)
+    deliver(options, lambda: {"heads": [layer.to_json() for layer in layers]})
     if console is not None:
-        from clearhead.report import beside
+        from clearhead.report.lessons import show_heads
 
-        beside.show(console, case, every, given.lang)
+        show_heads(console, case, layers, options.lang)
     return 0

@@ -6,9 +6,7 @@ import { css, rgb } from "../colour.js";
 const HIGH = 72;
 
 /**
- * @param {HTMLCanvasElement} canvas
- * @param {ArrayLike<number>} weights
- * @param {ArrayLike<number> | null} ghost
+ * @param {HTMLCanvasElement} canvas @param {ArrayLike<number>} weights @param {ArrayLike<number> | null} ghost
  * @param {number} chosen
  */
 export function drawBars(canvas, weights, ghost, chosen) {
@@ -16,12 +14,12 @@ export function drawBars(canvas, weights, ghost, chosen) {
   const pen = penOn(canvas, wide, HIGH, true);
   const each = Math.max(1, Math.ceil(weights.length / (2 * wide))); // keys that share a bar: the largest of them
   const pooled = (/** @type {ArrayLike<number>} */ all) => {
-    const found = new Float64Array(Math.ceil(all.length / each));
+    const peaks = new Float64Array(Math.ceil(all.length / each));
     for (let j = 0; j < all.length; j++) {
-      const at = Math.floor(j / each);
-      if (all[j] > found[at] && all[j] < Infinity) found[at] = all[j];
+      const bar = Math.floor(j / each);
+      if (all[j] > peaks[bar] && all[j] < Infinity) peaks[bar] = all[j];
     }
-    return found;
+    return peaks;
   };
   const [bars, ghosts] = [pooled(weights), ghost && pooled(ghost)];
   const size = Math.min(48, wide / bars.length);
@@ -29,12 +27,12 @@ export function drawBars(canvas, weights, ghost, chosen) {
   for (const some of ghosts ? [bars, ghosts] : [bars]) for (const a of some) most = Math.max(most, a);
   const high = (/** @type {number} */ a) => (most ? Math.max(a > 0 ? 1 : 0, (a / most) * (HIGH - 2)) : 0);
   const gap = size > 4 ? 1 : 0;
-  const own = Math.floor(chosen / each);
+  const chosenBar = Math.floor(chosen / each);
   const [weight, key] = ["weights", "key"].map((name) => css(rgb(name)));
   const dense = canvas.width / wide;
   const edge = (/** @type {number} */ j) => Math.round(j * size * dense) / dense; // whole pixels: a rectangle takes a tenth of the time of a path
   for (let j = 0; j < bars.length; j++) {
-    pen.fillStyle = j === own ? key : weight;
+    pen.fillStyle = j === chosenBar ? key : weight;
     pen.fillRect(edge(j), HIGH - high(bars[j]), Math.max(edge(j + 1) - edge(j) - gap, 1 / dense), high(bars[j]));
   }
   if (!ghosts) return;

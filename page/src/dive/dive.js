@@ -1,9 +1,10 @@
 // From a cell of the map down to its arithmetic: the steps with their numbers, what-ifs, and the whole matrix step by step.
 
-import { add, afterwards, h, renew, write } from "../dom.js";
+import { afterwards, h, renew, write } from "../dom.js";
 import { isAsRun } from "../head.js";
 import { spelled } from "../numbers.js";
 import { operandsAt } from "../long/operands.js";
+import { stillAt } from "../long/shown.js";
 import { under } from "../long/supposing.js";
 import { LEVELS } from "../long/source.js";
 import { tokenAt } from "../long/units.js";
@@ -13,55 +14,44 @@ import { problemOf, rowAt } from "./problem.js";
 import { scrubber } from "./scrubber.js";
 import { whatIfs } from "./whatifs.js";
 
-/** @typedef {import("../long/shown.js").Look} Look */
-/** @typedef {ReturnType<typeof diveRoom>} Dive */
+/** @typedef {{key: string, problem: Problem, row: Row, lines: Map<string, HTMLElement>}} AsItRan      the run's own numbers of a cell */
 
-/**
- * @param {import("../shell.js").Shell} shell
- * @param {import("../place.js").Place} place
- */
+/** @param {Shell} shell @param {Place} place */
 export function diveRoom({ t }, place) {
   /** @type {Look | null} */
   let look = null;
   let drawn = "";
-  /** @type {{key: string, problem: import("./problem.js").Problem, row: import("./problem.js").Row, lines: Map<string, HTMLElement>} | null} the run's own numbers of the cell */
-  let own = null;
-  /** @type {import("../long/operands.js").Cell | null} what the server sent of a head too large to be sent whole */
+  /** @type {Operands} what the server sent of a head too large to be sent whole */
   let part = null;
+  let { what } = place;
+  let drawBelow = () => {};
+  const drawSoon = afterwards(() => drawBelow());
   const lines = h("ol.lines");
-  const bars = /** @type {HTMLCanvasElement} */ (h("canvas.row-bars"));
-  const title = h("h2", { id: "dive-title" }, t("dive"));
+  const bars = h("canvas.row-bars");
   const says = h("p.says");
-  const chosen = () => {
-    if (!look) return null;
-    const { cell, queries, keys, keyName, actual: head } = look;
-    const [i, j] = [tokenAt(queries, cell.i), tokenAt(keys, cell.j)];
-    return { i, j, name: spelled(keyName(j).trim() || keyName(j), 16), head };
-  };
-  const suppose = (/** @type {import("../head.js").WhatIf} */ what) => {
-    place.suppose("dive", what);
+  const asItRan = keptRun(t);
+  const chosen = () => look && chosenIn(look);
+  const suppose = (/** @type {WhatIf} */ next) => {
+    place.suppose("dive", next);
     update();
   };
   const controls = whatIfs(t, () => place.what, suppose, chosen);
   const steps = scrubber(t, (i, j) => look?.jumpTo(i, j));
   const play = h("div", controls.element, controls.ribbon, controls.numbers);
   const rest = h("div", play, bars, steps.element);
-  const element = h("section.dive", { "aria-labelledby": "dive-title" });
-  add(element, [title, says, rest]);
-  let { what } = place;
+  const title = h("h2", { id: "dive-title" }, t("dive"));
+  const element = h("section.dive", { "aria-labelledby": "dive-title" }, title, says, rest);
   place.follow("dive", () => place.what !== what && update());
 
-  let pictured = () => {};
-  const drawSoon = afterwards(() => pictured());
-
   function update() {
-    const at = chosen();
-    if (!look || !at) return;
+    const spot = chosen();
+    if (!look || !spot) return;
     what = place.what;
-    const { i, j, head } = at;
+    const { i, j, head } = spot;
     if (part?.head !== head) part = null;
     const shown = under(head, what);
-    const here = `${Object.values(head.address)} ${i} ${j} ${at.name} ${shown.supposition} ${Boolean(head.computing)} ${part?.i} ${part?.j}`;
+    const computed = `${shown.supposition} ${Boolean(head.computing)} ${part?.i} ${part?.j}`;
+    const here = `${Object.values(head.address)} ${i} ${j} ${spot.name} ${computed}`;
     if (drawn === here) return;
     drawn = here;
     const problem = part?.problem ?? problemOf(shown);
@@ -74,18 +64,10 @@ export function diveRoom({ t }, place) {
     const row = part?.row ?? rowAt(problem, i);
     const real = Boolean(part) || isAsRun(place.what);
     const bound = real ? (part?.bound ?? head.computing?.bound(i) ?? null) : null;
-    const known = head.layer.values !== null;
-    const ran = real ? null : asItRan(head, i, j, known);
-    renew(
-      lines,
-      arithmetic(problem, row, cell.i, cell.j, bound, known, t).map(([name, line]) => {
-        const now = h("p.written", line);
-        const old = ran?.lines.get(name);
-        const same = old?.textContent?.endsWith(String(now.textContent));
-        return h("li", h("small", name), now, !same && old?.cloneNode(true));
-      }),
-    );
-    pictured = () => {
+    const ran = real ? null : asItRan(head, i, j);
+    const written = arithmetic(problem, row, cell.i, cell.j, bound, head.layer.values !== null, t);
+    renew(lines, itemsOf(written, ran?.lines));
+    drawBelow = () => {
       drawBars(bars, row.weights, ran?.row.weights ?? null, cell.j);
       if (!part) steps.update(problem, ran?.problem ?? null, i, j);
     };
@@ -94,40 +76,54 @@ export function diveRoom({ t }, place) {
     controls.update(problem);
   }
 
-  /** @param {import("../long/source.js").Head} head @param {number} i @param {number} j @param {boolean} known */
-  function asItRan(head, i, j, known) {
-    const key = `${Object.values(head.address)} ${i} ${j}`;
-    if (own?.key === key) return own;
-    const problem = /** @type {import("./problem.js").Problem} */ (problemOf(head));
-    const row = rowAt(problem, i);
-    const written = arithmetic(problem, row, i, j, null, known, t).map(
-      ([name, line]) =>
-        /** @type {[string, HTMLElement]} */ ([name, h("p.written.ghost", h("small", `${t("run value")} `), line)]),
-    );
-    return (own = { key, problem, row, lines: new Map(written) });
+  /** The map's cell has moved. @param {Look} next */
+  function show(next) {
+    look = next;
+    const { head } = next;
+    const still = stillAt(next);
+    if (part?.head !== head) update();
+    if (head.computing) return;
+    if (!head.served) return void head.loading.then(() => look === next && update());
+    const spot = chosen();
+    if (!spot) return;
+    const fill = (/** @type {Operands} */ sent) => {
+      if (look !== next || !still()) return;
+      part = sent;
+      update();
+    };
+    operandsAt(head, spot.i, spot.j).then(fill).catch(next.failed);
   }
 
-  return {
-    element,
-    lines,
-    /** The map's cell has moved. @param {Look} next */
-    show(next) {
-      look = next;
-      const { head } = next;
-      const { i, j } = next.cell;
-      const here = () => look === next && next.cell.i === i && next.cell.j === j;
-      if (part?.head !== head) update();
-      if (head.computing) return;
-      if (!head.served) return void head.loading.then(() => look === next && update());
-      const at = chosen();
-      if (at)
-        operandsAt(head, at.i, at.j)
-          .then((found) => {
-            if (!here()) return;
-            part = found;
-            update();
-          })
-          .catch(next.failed);
-    },
+  return { element, lines, show };
+}
+
+/** The chosen weight: its query and key, the key's name, and the head as it ran. @param {Look} look */
+function chosenIn({ cell, queries, keys, keyName, actual: head }) {
+  const [i, j] = [tokenAt(queries, cell.i), tokenAt(keys, cell.j)];
+  return { i, j, name: spelled(keyName(j).trim() || keyName(j), 16), head };
+}
+
+/** Each step's line, and under it the run's own where that differs. @param {[string, Child][]} written @param {Map<string, HTMLElement> | undefined} ran */
+const itemsOf = (written, ran) =>
+  written.map(([name, line]) => {
+    const now = h("p.written", line);
+    const old = ran?.get(name);
+    const same = old?.textContent?.endsWith(String(now.textContent));
+    return h("li", h("small", name), now, !same && old?.cloneNode(true));
+  });
+
+/** The run's own numbers of a cell; the latest are kept. @param {Say} t */
+function keptRun(t) {
+  /** @type {AsItRan | null} */
+  let latest = null;
+  return (/** @type {Head} */ head, /** @type {number} */ i, /** @type {number} */ j) => {
+    const key = `${Object.values(head.address)} ${i} ${j}`;
+    if (latest?.key === key) return latest;
+    const problem = /** @type {Problem} */ (problemOf(head));
+    const row = rowAt(problem, i);
+    const lines = new Map();
+    for (const [name, line] of arithmetic(problem, row, i, j, null, head.layer.values !== null, t))
+      lines.set(name, h("p.written.ghost", h("small", `${t("run value")} `), line));
+    return (latest = { key, problem, row, lines });
   };
 }

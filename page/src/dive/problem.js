@@ -2,24 +2,16 @@
 
 import { biased, capped, dot, logit, logsumexp, visible } from "../attention.js";
 
-/** @typedef {import("../attention.js").Rows} Rows */
-/** @typedef {import("../attention.js").Rules} Rules */
-/** @typedef {import("../container.js").Numbers} Numbers */
-/** @typedef {{n: number, m: number, q: Rows, k: Rows, v: Rows | null, vLost: number, rules: Rules}} Problem      vLost: what v lost by rounding for the page, as a share */
-/** @typedef {{scores: {[j: number]: number}, logits: {[j: number]: number}, L: number, weights: Numbers, seen: number, mixed: {sum: Numbers, size: Numbers} | null}} Row      mixed: Σ a·v and Σ a·|v|, where the server computed it; then only the chosen key has a score and a logit */
-
-/** @param {import("../long/source.js").Head} head @returns {Problem | null} null where the page has not the head's q and k */
+/** @param {Head} head @returns {Problem | null} null where the page has not the head's q and k */
 export const problemOf = ({ computing: c, n, m, rules }) =>
   c && { n, m, q: c.q, k: c.k, v: c.v, vLost: c.vLost, rules };
 
 /** A number of q, k or v. @param {Rows} rows @param {number} row @param {number} col */
-export const cell = (rows, row, col) => rows.data[rows.at + row * rows.width + col];
+export const cell = (rows, row, col) => rows.data[rows.start + row * rows.width + col];
 
 /**
  * One query with every key. O(keys·d_k).
- * @param {Problem} problem
- * @param {number} i
- * @returns {Row & {logits: Float64Array}}
+ * @param {Problem} problem @param {number} i @returns {Row & {logits: Float64Array}}
  */
 export function rowAt({ q, k, rules, m }, i) {
   const scores = Float64Array.from({ length: m }, (_, j) => dot(q, i, k, j));
@@ -39,8 +31,7 @@ export function throughRules(rules, score, i, j) {
 
 /**
  * One number of a query's output, and how far it may be off where each weight and value may be off by a share.
- * @param {Problem} problem @param {Row} row @param {number} c @param {number} [share]
- * @returns {[number, number]}
+ * @param {Problem} problem @param {Row} row @param {number} c @param {number} [share] @returns {[number, number]}
  */
 export function outputAt({ v, m }, row, c, share = 0) {
   if (row.mixed) return [row.mixed.sum[c], row.mixed.size[c] * share];

@@ -7,13 +7,9 @@ import { cell } from "./problem.js";
 
 const SMALL = 4096; // numbers: up to so many q, k and v can be edited
 
-/** @typedef {import("../head.js").WhatIf} WhatIf */
-
 /**
- * @param {(key: string, values?: any) => string} t
- * @param {() => WhatIf} now
- * @param {(what: WhatIf) => void} suppose
- * @param {() => {i: number, j: number, name: string, head: import("../long/source.js").Head} | null} chosen
+ * @param {Say} t @param {() => WhatIf} now @param {(what: WhatIf) => void} suppose
+ * @param {() => {i: number, j: number, name: string, head: Head} | null} chosen
  */
 export function whatIfs(t, now, suppose, chosen) {
   const set = (/** @type {Partial<WhatIf>} */ change) => suppose({ ...now(), ...change });
@@ -59,7 +55,7 @@ export function whatIfs(t, now, suppose, chosen) {
     element,
     ribbon,
     numbers,
-    /** @param {import("./problem.js").Problem} problem */
+    /** @param {Problem} problem */
     update(problem) {
       const what = now();
       const place = chosen();
@@ -83,7 +79,7 @@ export function whatIfs(t, now, suppose, chosen) {
 
 /** A slider of temperatures from 1/8 to 8. @param {string} id @param {number} now @param {(temperature: number) => void} act */
 export const warmth = (id, now, act) =>
-  slider(id, -3, 3, (at) => act(Number((2 ** at).toPrecision(3))), { step: 0.25, value: Math.log2(now) });
+  slider(id, -3, 3, (power) => act(Number((2 ** power).toPrecision(3))), { step: 0.25, value: Math.log2(now) });
 
 /** Says that something is supposed, and leads back. @param {(key: string) => string} t @param {(what: WhatIf) => void} suppose */
 export const ribbonOf = (t, suppose) =>
@@ -95,12 +91,12 @@ export const ribbonOf = (t, suppose) =>
     h("button", { onclick: () => suppose(asRun()) }, t("back")),
   );
 
-/** The numbers of q, k and v of the chosen place, to be edited. @param {HTMLElement} box @param {import("./problem.js").Problem} problem @param {number} i @param {number} j @param {(key: string, value: number) => void} edit @param {(key: string, values?: any) => string} t */
+/** The numbers of q, k and v of the chosen place, to be edited. @param {HTMLElement} box @param {Problem} problem @param {number} i @param {number} j @param {(key: string, value: number) => void} edit @param {Say} t */
 function fillNumbers(box, { q, k, v, n, m }, i, j, edit, t) {
   const small = Math.max(n, m) * q.width <= SMALL && q.width <= 16;
   if (box.dataset.place === `${i} ${j} ${small}` && box.contains(document.activeElement)) return; // while one is being edited
   box.dataset.place = `${i} ${j} ${small}`;
-  const lines = /** @type {[string, import("../attention.js").Rows | null, number, string][]} */ ([
+  const lines = /** @type {[string, Rows | null, number, string][]} */ ([
     ["q", q, i, "query"],
     ["k", k, j, "key"],
     ["v", v, j, "value"],

@@ -14,8 +14,6 @@ import { fillTable } from "./table.js";
 import { tokenAt } from "./units.js";
 import { follow as bringIntoView } from "./view.js";
 
-/** @typedef {import("./shown.js").Look} Look */
-
 /** After the cell moved. @param {Look} look @param {number} [wait]      milliseconds to wait: where a row takes long, only the last of many moves is computed @param {(look: Look) => void} [draw]      draws the map */
 export async function moved(look, wait, draw = refresh) {
   const { cell, head, other, queries, keys, parts, state, shell, place } = look;
@@ -30,23 +28,23 @@ export async function moved(look, wait, draw = refresh) {
   if (!still()) return;
   Object.assign(look, { row, column });
   draw(look);
-  const told =
+  const words =
     readout(look, shell.t) +
     (other
       ? ` · ${shell.t("difference")} ${otherRow && row ? fmt(weightIn(row, keys, j) - weightIn(otherRow, keys, j), 4) : "?"}`
       : "");
-  write(parts.readout, told);
-  shell.say(told);
+  write(parts.readout, words);
+  shell.say(words);
   fillLists(look, (query, key) => jump(look, query, key));
   shadeText(look);
   follow(look, state.query);
   look.dive.show(look);
   fillTable(look);
   linkSoon(state);
-  place.choose("map", { ...state.at, query: state.query, key: state.key });
+  place.choose("map", { ...state.address, query: state.query, key: state.key });
 }
 
-/** @param {Float32Array} row @param {import("./units.js").Units} keys @param {number} unit */
+/** @param {Float32Array} row @param {Units} keys @param {number} unit */
 const weightIn = (row, keys, unit) => {
   const value = weightOn(row, keys, unit);
   return value === MASKED ? 0 : value;
@@ -54,7 +52,7 @@ const weightIn = (row, keys, unit) => {
 
 /** What the model says comes after a query's token. @param {Look} look @param {number} query */
 export function follow({ answer, page, state, offset, queryName }, query) {
-  answer.follow(page.header.runs[state.at.run].edited, query + offset, queryName(query));
+  answer.follow(page.header.runs[state.address.run].edited, query + offset, queryName(query));
 }
 
 /** The reader chooses a cell: bring it into view. @param {Look} look @param {number} i @param {number} j */

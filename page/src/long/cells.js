@@ -9,7 +9,7 @@ import { endOf } from "./view.js";
 
 /**
  * The numbers of one tile; top, left: its first query and key.
- * @param {CanvasRenderingContext2D} pen @param {import("./shown.js").Shown} shown @param {import("./view.js").Frame} f @param {Float32Array} weights @param {Float32Array | null} other @param {number} top @param {number} left
+ * @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {Frame} f @param {Float32Array} weights @param {Float32Array | null} other @param {number} top @param {number} left
  */
 export function drawNumbers(pen, shown, f, weights, other, top, left) {
   const { view } = shown;
@@ -20,11 +20,11 @@ export function drawNumbers(pen, shown, f, weights, other, top, left) {
   pen.textBaseline = "middle";
   for (let i = Math.max(top, Math.floor(view.y)); i < Math.min(top + SIDE, end.y); i++)
     for (let j = Math.max(left, Math.floor(view.x)); j < Math.min(left + SIDE, end.x); j++) {
-      const at = (i - top) * SIDE + j - left;
-      if (weights[at] === MASKED) continue;
+      const index = (i - top) * SIDE + j - left;
+      if (weights[index] === MASKED) continue;
       const [x, y] = [(j - view.x) * size, (i - view.y) * size];
-      const value = minus(weights, other, at);
-      pen.fillStyle = inkOn(Number.isFinite(value) ? shade.at(value) : rgb("warn")) === "dark" ? "#000" : "#fff";
+      const value = minus(weights, other, index);
+      pen.fillStyle = inkOn(Number.isFinite(value) ? shade.colour(value) : rgb("warn")) === "dark" ? "#000" : "#fff";
       pen.fillText(short(value), x + size / 2, y + size / 2);
     }
 }

@@ -6,15 +6,13 @@ import { rgb, signed, weighed } from "../colour.js";
 import { SIDE } from "./tiles.js";
 import { unitOf } from "./units.js";
 
-/** @typedef {import("./shown.js").Shown} Shown */
-
 /** The colours of the map's values. @param {Shown} shown */
 export const shadeOf = ({ head, other, high, scale }) =>
   head.shows !== "weights" ? signed("effect", high, scale) : other ? signed("weights", high) : weighed(high, scale);
 
-/** A tile's value, or its difference from the other head's. @param {Float32Array} weights @param {Float32Array | null} other @param {number} at */
-export const minus = (weights, other, at) =>
-  other ? weights[at] - (other[at] === MASKED ? 0 : other[at]) : weights[at];
+/** A tile's value, or its difference from the other head's. @param {Float32Array} weights @param {Float32Array | null} other @param {number} index */
+export const minus = (weights, other, index) =>
+  other ? weights[index] - (other[index] === MASKED ? 0 : other[index]) : weights[index];
 
 /** @type {WeakMap<Float32Array, {how: string, sheet: HTMLCanvasElement}>} */
 const sheets = new WeakMap();
@@ -38,11 +36,12 @@ export function colouredTile(weights, other, shown, left, level) {
   if (known?.how === how) return known.sheet;
   const first = aside && !level ? unitOf(keys, head.first) - left : -1;
   const values = other
-    ? weights.map((a, at) => (a === MASKED ? a : Math.max(minus(weights, other, at), MASKED + 2 ** -24)))
+    ? weights.map((a, index) => (a === MASKED ? a : Math.max(minus(weights, other, index), MASKED + 2 ** -24)))
     : weights;
   const paint = (/** @type {Uint32Array} */ pixels) => {
     colour(pixels, values, shade, 0); // masked: transparent, so that the hatching shows
-    if (first >= 0) for (let at = first; at < pixels.length; at += SIDE) if (pixels[at]) pixels[at] = pixelOf(ground);
+    if (first >= 0)
+      for (let index = first; index < pixels.length; index += SIDE) if (pixels[index]) pixels[index] = pixelOf(ground);
   };
   const sheet = fill(SIDE, SIDE, paint, known?.sheet);
   sheets.set(weights, { how, sheet });

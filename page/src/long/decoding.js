@@ -3,10 +3,7 @@
 import { h, slider } from "../dom.js";
 import { spelled } from "../numbers.js";
 
-/** @typedef {import("./shown.js").Look} Look */
-/** @typedef {{element: HTMLElement, update: () => void}} Decoding      update: after another query is chosen */
-
-/** The slider over the steps; null where the model generated nothing. @param {Look} look @returns {Decoding | null} */
+/** The slider over the steps; null where the model generated nothing. @param {Look} look @returns {Parts["decoding"]} */
 export function decoding(look) {
   const { page, shell, state, queryName } = look;
   const { facts, layers } = page.header;
@@ -14,7 +11,7 @@ export function decoding(look) {
   if (!count || !layers) return null;
   const { queries, kv_heads, arrays } = layers[0];
   const first = queries - count; // the first generated token; its query is the one before
-  const width = (/** @type {string} */ name) => page.header.arrays[arrays[name]].shape.at(-1);
+  const width = (/** @type {string} */ name) => Number(page.header.arrays[arrays[name]].shape.at(-1));
   const numbers = layers.length * kv_heads * (width("k") + width("v")); // in the cache for each token
   const slide = slider(
     "decoding",

@@ -4,11 +4,8 @@
 import { logit, logsumexp, MASKED } from "../attention.js";
 import { COMPUTED, dots, KEPT } from "./supposing.js";
 
-/** @typedef {import("./source.js").Head} Head */
-/** @typedef {"weights" | "contributions" | "cuts"} Shows */
-
-/** Whether a page has what the effects of a layer's edges need. @param {any} layer @param {number} at      the head's place */
-export const hasEffects = ({ arrays, exact }, at) => Boolean(arrays.g && arrays.v && exact.includes(at));
+/** Whether a page has what the effects of a layer's edges need. @param {any} layer @param {number} place      the head's place */
+export const hasEffects = ({ arrays, exact }, place) => Boolean(arrays.g && arrays.v && exact.includes(place));
 
 /** @type {WeakMap<Head, Record<string, Head>>} */
 const known = new WeakMap();
@@ -51,10 +48,10 @@ function effects({ computing, rules, n, m }, shows, i, out) {
   const without = (/** @type {number} */ j) => (j === best ? -Infinity : x[j]);
   const lost = Math.max(rules.sink, logsumexp(m, without, rules.sink)); // of all keys but the strongest, and the sink
   const others = x.reduce((sum, _, j) => (without(j) === -Infinity ? sum : sum + Math.exp(x[j] - lost) * t[j]), 0);
-  const [top, own] = [x[best], t[best]];
+  const [top, strong] = [x[best], t[best]];
   const ratio = Math.exp(lost - top); // of the others to the strongest, as sums of exponentials
   const most = 1 / (1 + ratio);
-  const whole = most * (own + ratio * others);
+  const whole = most * (strong + ratio * others);
   for (let j = 0; j < m; j++) {
     if (x[j] === -Infinity) {
       out[j] = MASKED;
@@ -62,7 +59,7 @@ function effects({ computing, rules, n, m }, shows, i, out) {
     }
     const a = Math.exp(x[j] - top) * most;
     const effect =
-      shows === "contributions" ? a * t[j] : j === best ? a * (others - own) : (a / (1 - a)) * (whole - t[j]);
+      shows === "contributions" ? a * t[j] : j === best ? a * (others - strong) : (a / (1 - a)) * (whole - t[j]);
     out[j] = effect;
     if (out[j] === MASKED) out[j] = MASKED + 2 ** -24; // an effect, and not the sign of a masked cell
   }

@@ -1,24 +1,16 @@
 // Keyboard shortcuts of the long view.
 
-import { byId } from "../dom.js";
+import { ARROWS, byId } from "../dom.js";
 import { moved, step } from "./cell.js";
 import { nearer } from "./mapbox.js";
 
-/** @type {[string, number, number][]} */
-const ARROWS = [
-  ["ArrowUp", -1, 0],
-  ["ArrowDown", 1, 0],
-  ["ArrowLeft", 0, -1],
-  ["ArrowRight", 0, 1],
-];
-
-/** @param {import("./shown.js").Look} look */
+/** @param {Look} look */
 export function bindKeys(look) {
   const { shell, cell, state, pick } = look;
   const { box } = look.parts;
   /** Whether the map is in view: elsewhere the arrows scroll. */
   const inView = () => box.getBoundingClientRect().bottom > 0 && box.getBoundingClientRect().top < innerHeight;
-  for (const [key, down, right] of ARROWS)
+  for (const [key, [down, right]] of Object.entries(ARROWS))
     shell.key(key, ({ shiftKey }) => {
       if (!inView()) return false;
       const far = shiftKey ? 10 : 1;
@@ -44,6 +36,8 @@ export function bindKeys(look) {
     ["{", -1, 0],
     ["}", 1, 0],
   ]))
-    shell.key(key, () => pick({ ...state.at, layer: state.at.layer + layers, head: state.at.head + heads }));
+    shell.key(key, () =>
+      pick({ ...state.address, layer: state.address.layer + layers, head: state.address.head + heads }),
+    );
   shell.key("/", () => (byId("search") ?? byId("pick-query"))?.focus());
 }

@@ -5,9 +5,6 @@ import { MASKED } from "../attention.js";
 import { columnOf, rowOf } from "./source.js";
 import { tokenAt } from "./units.js";
 
-/** @typedef {import("./source.js").Head} Head */
-/** @typedef {import("./units.js").Units} Units */
-
 /** Weights of a unit of queries, by key token: the mean over its queries. @param {Head} head @param {Units} queries @param {number} unit */
 export const unitRow = async (head, queries, unit) =>
   joined(await Promise.all(tokensOf(queries, unit).map((i) => rowOf(head, i))), true);
@@ -18,14 +15,14 @@ export const unitColumn = async (head, keys, unit) =>
 
 /** @param {Units} units @param {number} unit */
 export const tokensOf = (units, unit) =>
-  listOf(tokenAt(units, unit + 1) - tokenAt(units, unit), (at) => tokenAt(units, unit) + at);
+  listOf(tokenAt(units, unit + 1) - tokenAt(units, unit), (index) => tokenAt(units, unit) + index);
 
 /** The sum or mean of lines, MASKED where all are. @param {(Float32Array | null)[]} lines @param {boolean} mean */
 function joined(lines, mean) {
   const [first] = lines;
   if (!first || lines.length === 1) return first ?? null;
-  return first.map((_, at) => {
-    const seen = lines.map((line) => /** @type {Float32Array} */ (line)[at]).filter((a) => a !== MASKED);
+  return first.map((_, index) => {
+    const seen = lines.map((line) => /** @type {Float32Array} */ (line)[index]).filter((a) => a !== MASKED);
     return seen.length ? seen.reduce((a, b) => a + b, 0) / (mean ? lines.length : 1) : MASKED;
   });
 }
@@ -60,7 +57,7 @@ export async function strongestKey(head, query) {
 /** A column as values of keys, where queries and keys are one text. @param {Float32Array} column @param {number} offset @param {number} length */
 export function alongKeys(column, offset, length) {
   const all = new Float32Array(length);
-  for (let at = 0; at < column.length; at++)
-    if (at + offset >= 0 && at + offset < length) all[at + offset] = column[at];
+  for (let index = 0; index < column.length; index++)
+    if (index + offset >= 0 && index + offset < length) all[index + offset] = column[index];
   return all;
 }

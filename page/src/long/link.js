@@ -14,9 +14,9 @@ export function linkSoon(state) {
 /** @param {any} state */
 export function toLink(state) {
   if (state.quiet) return;
-  const { at, query, key, view, rule, scale, aside, words: whole, statistic, shows } = state;
+  const { address, query, key, view, rule, scale, aside, words: whole, statistic, shows } = state;
   const place = [
-    `at=${at.run}.${at.layer}.${at.head}`,
+    `at=${address.run}.${address.layer}.${address.head}`,
     `cell=${query}.${key}`,
     `by=${statistic}`,
     `show=${rule}.${scale}.${Number(aside)}.${Number(whole)}.${shows}`,
@@ -37,17 +37,18 @@ export function fromLink(state, runs) {
     (parts.get(name) ?? "").split(by).map(Number);
   const [run, layer, head] = numbers("at", ".");
   if (runs[run]?.layers[layer]?.heads[head] === undefined) return;
-  Object.assign(state, { at: { run, layer, head } });
+  Object.assign(state, { address: { run, layer, head } });
   const [query, key] = numbers("cell", ".");
-  const told = runs[run].layers[layer];
-  if (query >= 0 && query < told.queries && key >= 0 && key < told.keys)
+  const layerShown = runs[run].layers[layer];
+  if (query >= 0 && query < layerShown.queries && key >= 0 && key < layerShown.keys)
     Object.assign(state, { query, key, pinned: true });
   const [y, x, step] = numbers("view", "_");
   if (y >= 0 && x >= 0 && step > 0) state.view = { y, x, step };
   const [rule, scale, aside, whole, shows] = (parts.get("show") ?? "").split(".");
   if (["most", "mean"].includes(rule)) state.rule = rule;
   if (["sqrt", "linear", "log"].includes(scale)) state.scale = scale;
-  if (told.arrays.g && ["contributions", "cuts"].includes(shows)) state.shows = shows;
+  if (layerShown.arrays.g && ["contributions", "cuts"].includes(shows)) state.shows = shows;
   Object.assign(state, { aside: aside === "1", words: whole === "1" });
-  if (Object.hasOwn({ ...told.statistics, [PICTURES]: 0 }, parts.get("by") ?? "")) state.statistic = parts.get("by");
+  if (Object.hasOwn({ ...layerShown.statistics, [PICTURES]: 0 }, parts.get("by") ?? ""))
+    state.statistic = parts.get("by");
 }

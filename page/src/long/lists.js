@@ -2,18 +2,18 @@
 
 import { MASKED } from "../attention.js";
 import { h, write } from "../dom.js";
-import { fmt, listOf, percent } from "../numbers.js";
+import { fmt, listOf, percent, withSign } from "../numbers.js";
 import { inUnits, weightFrom, weightOn } from "./lines.js";
 import { placed, tokenAt, unitLabel } from "./units.js";
 
 const MOST = 10;
-const signedNumber = (/** @type {number} */ x) => (x > 0 ? "+" : "") + fmt(x, 3);
+const signed = (/** @type {number} */ x) => withSign(x, (size) => fmt(size, 3));
 
 /** @typedef {ReturnType<typeof strongest>} List */
 /** @type {WeakMap<HTMLElement, List[]>} */
 const lists = new WeakMap();
 
-/** Both lists; each entry leads to its cell. They stay in place while their numbers change. @param {import("./shown.js").Look} look @param {(i: number, j: number) => void} jump */
+/** Both lists; each entry leads to its cell. They stay in place while their numbers change. @param {Look} look @param {(i: number, j: number) => void} jump */
 export function fillLists(look, jump) {
   const { parts, cell, queries, keys, queryName, keyName, row, column } = look;
   const { t } = look.shell;
@@ -27,27 +27,16 @@ export function fillLists(look, jump) {
   const what = t(`shows ${look.head.shows}`);
   const query = { name: placed(queries, queryName, cell.i, 16), what };
   const key = { name: placed(keys, keyName, cell.j, 16), what };
-  made[0].set(
-    t(effects ? "query effects" : "query looks", query),
-    inUnits(row, keys, weightOn),
-    keys,
-    keyName,
-    effects,
-  );
-  made[1].set(
-    t(effects ? "key effects" : "key seen", key),
-    inUnits(column, queries, weightFrom),
-    queries,
-    queryName,
-    effects,
-  );
+  const titles = effects ? ["query effects", "key effects"] : ["query looks", "key seen"];
+  made[0].set(t(titles[0], query), inUnits(row, keys, weightOn), keys, keyName, effects);
+  made[1].set(t(titles[1], key), inUnits(column, queries, weightFrom), queries, queryName, effects);
 }
 
 /** The ten largest of a row or column, as buttons that lead there. @param {string} role @param {(unit: number) => void} go */
 function strongest(role, go) {
   const title = h("h3");
   const entries = listOf(MOST, (rank) => {
-    const parts = ["span.place", "bdi", "span.num"].map((name) => h(name));
+    const parts = [h("span.place"), h("bdi"), h("span.num")];
     const button = h("button", { onclick: () => go(best[rank]) }, parts);
     return { button, parts, element: h("li", button) };
   });
@@ -57,22 +46,22 @@ function strongest(role, go) {
   let best = [];
   return {
     element,
-    /** @param {string} words @param {Float32Array | null} values      by unit @param {import("./units.js").Units} units @param {(token: number) => string} name @param {boolean} effects */
+    /** @param {string} words @param {Float32Array | null} values      by unit @param {Units} units @param {(token: number) => string} name @param {boolean} effects */
     set(words, values, units, name, effects) {
       element.hidden = !values;
       if (!values) return;
       element.className = `strongest role-${effects ? "effect" : role}`;
       write(title, words);
       best = largest(values);
-      for (const [rank, at] of best.entries()) {
+      for (const [rank, index] of best.entries()) {
         const { button, parts } = entries[rank];
         const [place, label, number] = parts;
-        const token = tokenAt(units, at);
-        button.className = values[at] < 0 ? "below" : "";
-        button.style.backgroundSize = `${Math.abs((100 * values[at]) / values[best[0]])}%`;
-        write(place, String(at));
-        write(label, name(token) === String(token) ? "" : unitLabel(units, name, at, 18));
-        write(number, (effects ? signedNumber : percent)(values[at]));
+        const token = tokenAt(units, index);
+        button.className = values[index] < 0 ? "below" : "";
+        button.style.backgroundSize = `${Math.abs((100 * values[index]) / values[best[0]])}%`;
+        write(place, String(index));
+        write(label, name(token) === String(token) ? "" : unitLabel(units, name, index, 18));
+        write(number, (effects ? signed : percent)(values[index]));
       }
       if (list.childElementCount !== best.length)
         list.replaceChildren(...entries.slice(0, best.length).map(({ element }) => element));
@@ -82,14 +71,14 @@ function strongest(role, go) {
 
 /** Where the largest by magnitude are, the first of equals first. @param {Float32Array} values */
 function largest(values) {
-  const size = (/** @type {number} */ at) => Math.abs(values[at]);
+  const size = (/** @type {number} */ index) => Math.abs(values[index]);
   /** @type {number[]} */
   const best = [];
-  for (let at = 0; at < values.length; at++) {
-    if (!(size(at) > 0) || values[at] === MASKED) continue; // NaN is left out, too
-    if (best.length === MOST && size(at) <= size(best[MOST - 1])) continue;
-    const place = best.findIndex((other) => size(other) < size(at));
-    best.splice(place < 0 ? best.length : place, 0, at);
+  for (let index = 0; index < values.length; index++) {
+    if (!(size(index) > 0) || values[index] === MASKED) continue; // NaN is left out, too
+    if (best.length === MOST && size(index) <= size(best[MOST - 1])) continue;
+    const place = best.findIndex((other) => size(other) < size(index));
+    best.splice(place < 0 ? best.length : place, 0, index);
     if (best.length > MOST) best.pop();
   }
   return best;

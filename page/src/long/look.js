@@ -22,25 +22,22 @@ import { whenReady } from "./tiles.js";
 import { unitOf } from "./units.js";
 import { showWhole } from "./view.js";
 
-/** @typedef {import("./shown.js").Look} Look */
-/** @typedef {import("./shown.js").Given} Given */
-
 /** @type {Look | null} the one that is drawn again with the window's size */
 let latest = null;
 addEventListener("resize", () => latest && refresh(latest));
 
-/** Put a head on the page. @param {Given} given @param {HTMLElement} here @param {HTMLElement} heading @param {(follow: () => void, suppose: () => void) => void} follows      takes what brings the map to the state's cell, and what draws it under another supposition */
-export async function openLook(given, here, heading, follows) {
-  const { state, head } = given;
-  const parts = newParts(given);
-  const look = (latest = lookAt(given, parts));
+/** Put a head on the page. @param {Source} source @param {HTMLElement} here @param {HTMLElement} heading @param {(follow: () => void, suppose: () => void) => void} follows      takes what brings the map to the state's cell, and what draws it under another supposition */
+export async function openLook(source, here, heading, follows) {
+  const { state, head } = source;
+  const parts = newParts(source);
+  const look = (latest = lookAt(source, parts));
   parts.decoding = decoding(look);
   look.drawSoon = afterwards(() => drawSupposed(look));
   const { box, where, scale, readout, table, lists, text } = parts;
-  given.answer.text.replaceChildren(text);
+  source.answer.text.replaceChildren(text);
   here.replaceChildren(
-    h("div.left", h("div.headed", heading, parts.ribbon), controls(look), box, scale, where, facts(given), table),
-    h("div.right", readout, given.dive.lines, lists),
+    h("div.left", h("div.headed", heading, parts.ribbon), controls(look), box, scale, where, facts(source), table),
+    h("div.right", readout, source.dive.lines, lists),
   );
   if (!state.view) showWhole(look, frameOf(look));
   table.addEventListener("toggle", () => fillTable(look));
@@ -51,7 +48,7 @@ export async function openLook(given, here, heading, follows) {
   refresh(look);
   performance.mark("clearhead picture");
   if (state.key < 0) {
-    const key = await strongestKey(head, state.query).catch(given.failed);
+    const key = await strongestKey(head, state.query).catch(source.failed);
     if (state.key < 0) look.cell.j = unitOf(look.keys, key ?? 0);
   }
   follows(
@@ -92,11 +89,11 @@ function drawSupposed(look) {
 /** What each key receives, which takes all weights. @param {Look} look */
 async function receive(look) {
   const { head } = look;
-  const found = await surveyOf(head);
+  const survey = await surveyOf(head);
   if (look.head !== head || !onPage(look)) return;
-  look.received = found.received;
-  if (look.nonfinite !== found.nonfinite) {
-    look.nonfinite = found.nonfinite;
+  look.received = survey.received;
+  if (look.nonfinite !== survey.nonfinite) {
+    look.nonfinite = survey.nonfinite;
     refresh(look);
   }
   shadeText(look);
@@ -110,7 +107,7 @@ async function goTo(look) {
   if (onPage(look)) show(look, unitOf(queries, state.query), unitOf(keys, Math.min(key ?? 0, head.m - 1)));
 }
 
-/** @param {Given} given @returns {import("./shown.js").Parts} */
+/** @param {Source} source @returns {Parts} */
 function newParts({ head: { n, m }, shell: { t }, place }) {
   const canvas = /** @type {HTMLCanvasElement} */ (h("canvas"));
   const ribbon = ribbonOf(t, (what) => place.suppose("", what));
@@ -129,17 +126,17 @@ function newParts({ head: { n, m }, shell: { t }, place }) {
   };
 }
 
-/** The head's statistics, and what its weights are made of. @param {Given} given */
+/** The head's statistics, and what its weights are made of. @param {Source} source */
 function facts({ head, state, shell: { t } }) {
   const { statistics, note } = head.layer;
-  const known = Object.keys(statistics).filter((name) => statistics[name][state.at.head] !== null);
+  const known = Object.keys(statistics).filter((name) => statistics[name][state.address.head] !== null);
   const nature = head.served
     ? t("served head")
     : head.exact
       ? t("exact head", { dtype: head.stored })
       : t("pictured head", { levels: LEVELS });
   return [
-    h("p.says", known.map((name) => `${t(name)} ${fmt(statistics[name][state.at.head], 3)}`).join(" · ")),
+    h("p.says", known.map((name) => `${t(name)} ${fmt(Number(statistics[name][state.address.head]), 3)}`).join(" · ")),
     h("p.note", nature, note && ` · ${note}`),
   ];
 }
@@ -149,12 +146,12 @@ function fetchMore(look) {
   const { actual, actualOther, aside, state } = look;
   const { head, other } = shownUnder(actual, actualOther, asRun(), state.shows);
   const draw = () => onPage(look) && refresh(look);
-  surveyOf(head).then(async (found) => {
+  surveyOf(head).then(async (survey) => {
     const minus = other && (await surveyOf(other));
-    if (look.head === head) look.received = found.received;
-    look.nonfinite = found.nonfinite || Boolean(minus && minus.nonfinite);
-    const [own, others] = [found, minus].map((each) => (each ? each[aside ? "aside" : "whole"] : 0));
-    look.whole = Math.max(own, others);
+    if (look.head === head) look.received = survey.received;
+    look.nonfinite = survey.nonfinite || Boolean(minus && minus.nonfinite);
+    const [end, otherEnd] = [survey, minus].map((each) => (each ? each[aside ? "aside" : "whole"] : 0));
+    look.whole = Math.max(end, otherEnd);
     draw();
     shadeText(look);
   });

@@ -6,9 +6,6 @@ import { drawNames, drawProfiles } from "./margins.js";
 import { filled } from "./view.js";
 import { drawWeights } from "./weights.js";
 
-/** @typedef {import("./shown.js").Shown} Shown */
-/** @typedef {import("./view.js").Frame} Frame */
-
 /**
  * Draw everything; says how: what a pixel is, and whether tiles are missing.
  * @param {HTMLCanvasElement} canvas @param {Shown} shown @param {Frame} f

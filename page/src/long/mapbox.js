@@ -8,8 +8,6 @@ import { toLink } from "./link.js";
 import { draw } from "./map.js";
 import { endOf, frame, settle, showWhole, zoom } from "./view.js";
 
-/** @typedef {import("./shown.js").Look} Look */
-
 /** @param {Look} look */
 export const frameOf = (look) => frame(look.parts.box.clientWidth, look);
 

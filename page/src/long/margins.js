@@ -7,8 +7,6 @@ import { weightFrom, weightOn } from "./lines.js";
 import { unitLabel, unitOf } from "./units.js";
 import { axesOf, GAP, STRIP } from "./view.js";
 
-/** @typedef {import("./shown.js").Shown} Shown */
-/** @typedef {import("./view.js").Frame} Frame */
 /** @typedef {ReturnType<typeof axesOf>["down"]} Axis */
 
 /** Names where there is room, else numbers. @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {Frame} f */
@@ -17,14 +15,14 @@ export function drawNames(pen, shown, f) {
   const { step } = shown.view;
   pen.textBaseline = "middle";
   pen.textAlign = "right";
-  eachName(down, step, f.left, (name, at, colour) => {
+  eachName(down, step, f.left, (name, position, colour) => {
     pen.fillStyle = colour;
-    pen.fillText(name, f.left - 6, at);
+    pen.fillText(name, f.left - 6, position);
   });
   pen.textAlign = "left";
-  eachName(across, step, f.top, (name, at, colour) => {
+  eachName(across, step, f.top, (name, position, colour) => {
     pen.save();
-    pen.translate(at, f.top - 6);
+    pen.translate(position, f.top - 6);
     pen.rotate(-Math.PI / 2);
     pen.fillStyle = colour;
     pen.fillText(name, 0, 0);
@@ -41,10 +39,10 @@ function eachName({ units, name, start, from, length, chosen, role }, step, room
     unit < Math.min(units.count, start + length * step);
     unit += every
   ) {
-    const at = (unit + (named ? 0.5 : 0) - start) / step;
-    if (at < -1 || at > length) continue;
+    const position = (unit + (named ? 0.5 : 0) - start) / step;
+    if (position < -1 || position > length) continue;
     const text = named ? unitLabel(units, name, unit, Math.floor((room - 10) / 7)) : String(unit);
-    write(text, from + at, css(rgb(unit === chosen ? role : "soft")));
+    write(text, from + position, css(rgb(unit === chosen ? role : "soft")));
   }
 }
 
@@ -72,13 +70,13 @@ export function drawProfiles(pen, shown, f) {
   pen.restore();
   const roles = shown.head.shows === "weights" ? ["query", "key"] : ["effect", "effect"];
   const [query, key, minus] = [...roles, "effect-minus"].map((role) => css(rgb(role)));
-  eachBar(shown, across, shown.row, weightOn, (at, size, below) => {
+  eachBar(shown, across, shown.row, weightOn, (position, size, below) => {
     pen.fillStyle = below ? minus : query;
-    pen.fillRect(at, bottom, 1, size);
+    pen.fillRect(position, bottom, 1, size);
   });
-  eachBar(shown, down, shown.column, weightFrom, (at, size, below) => {
+  eachBar(shown, down, shown.column, weightFrom, (position, size, below) => {
     pen.fillStyle = below ? minus : key;
-    pen.fillRect(right, at, size, 1);
+    pen.fillRect(right, position, size, 1);
   });
 }
 
@@ -87,16 +85,16 @@ function eachBar({ view, high, scale, aside, keys, head }, { units, start, from,
   if (!line) return;
   const shade = weighed(high, scale);
   const left = aside && units === keys ? unitOf(keys, head.first) : -1;
-  for (let at = 0; at < length; at++) {
-    const first = Math.floor(start + at * view.step);
+  for (let position = 0; position < length; position++) {
+    const first = Math.floor(start + position * view.step);
     if (first >= units.count) break;
-    const last = Math.min(units.count, Math.max(first + 1, Math.floor(start + (at + 1) * view.step)));
+    const last = Math.min(units.count, Math.max(first + 1, Math.floor(start + (position + 1) * view.step)));
     let most = 0;
     for (let unit = first; unit < last; unit++)
       if (unit !== left) {
         const value = weightOf(line, units, unit);
         if (value !== MASKED && Math.abs(value) > Math.abs(most)) most = value;
       }
-    if (most) draw(from + at, Math.max(1, Math.min(1, shade.shade(Math.abs(most))) * STRIP), most < 0);
+    if (most) draw(from + position, Math.max(1, Math.min(1, shade.shade(Math.abs(most))) * STRIP), most < 0);
   }
 }

@@ -4,9 +4,6 @@ import { dot, logit, MASKED, rulesOf } from "../attention.js";
 import { openFrame } from "../container.js";
 import { askBytes, bounds, computed } from "./source.js";
 
-/** @typedef {import("./source.js").Head} Head */
-/** @typedef {NonNullable<Awaited<ReturnType<typeof operandsAt>>>} Cell */
-
 /**
  * One weight's numbers; null where those of the whole head came, which the head has from then on.
  * @param {Head} head @param {number} i @param {number} j
@@ -21,10 +18,10 @@ export async function operandsAt(head, i, j) {
     head.computing = await computed(page, layer, 0, rules);
     return null;
   }
-  /** The only row of an array, which is row `at` of the head's. @param {string} name @param {number} at */
-  const only = (name, at) => {
+  /** The only row of an array, which is row `row` of the head's. @param {string} name @param {number} row */
+  const only = (name, row) => {
     const { data, shape } = page.array(name);
-    return { data, width: shape[2], at: -at * shape[2] };
+    return { data, width: shape[2], start: -row * shape[2] };
   };
   const [q, k, v] = [only("q", i), only("k", j), page.has("v") ? only("v", j) : null];
   const [L] = page.array("logsumexp").data;

@@ -4,8 +4,6 @@ import { moved } from "./cell.js";
 import { frameOf, nearer, refresh } from "./mapbox.js";
 import { cellAt, settle, zoom } from "./view.js";
 
-/** @typedef {import("./shown.js").Look} Look */
-
 const DRAGGED = 4; // pixels: less is a click
 const SLOW = 2 ** 22; // weights: in a larger head, rows are computed only when the pointer rests
 
@@ -25,17 +23,17 @@ export function listen(look) {
   const dragged = listenToDrag(look);
   canvas.addEventListener("pointermove", (event) => {
     if (dragged(event)) return;
-    const found = under(event);
-    if (!found || cell.pinned || isChosen(found)) return;
+    const spot = under(event);
+    if (!spot || cell.pinned || isChosen(spot)) return;
     state.quiet = false;
-    Object.assign(cell, { i: found.i, j: found.j });
+    Object.assign(cell, { i: spot.i, j: spot.j });
     moved(look, head.n * head.m > SLOW ? 60 : 0);
   });
   canvas.addEventListener("click", (event) => {
-    const found = under(event);
-    if (!found || dragged(event)) return;
+    const spot = under(event);
+    if (!spot || dragged(event)) return;
     state.quiet = false;
-    Object.assign(cell, { i: found.i, j: found.j, pinned: !(isChosen(found) && cell.pinned) });
+    Object.assign(cell, { i: spot.i, j: spot.j, pinned: !(isChosen(spot) && cell.pinned) });
     moved(look);
   });
   canvas.addEventListener("dblclick", () => nearer(look, 0.25));
@@ -43,10 +41,10 @@ export function listen(look) {
     "wheel",
     (event) => {
       if (!event.ctrlKey && !event.metaKey && document.activeElement !== box) return;
-      const found = under(event);
-      if (!found) return;
+      const spot = under(event);
+      if (!spot) return;
       event.preventDefault();
-      zoom(look, frameOf(look), 2 ** (event.deltaY / 200), found.y, found.x);
+      zoom(look, frameOf(look), 2 ** (event.deltaY / 200), spot.y, spot.x);
       refresh(look);
     },
     { passive: false },
@@ -88,8 +86,8 @@ function listenToDrag(look) {
     look.view.x -= (after.x - before.x) * look.view.step;
     look.view.y -= (after.y - before.y) * look.view.step;
     const { left, top } = canvas.getBoundingClientRect();
-    const found = wide && cellAt(look, f, after.x - left, after.y - top);
-    if (found) zoom(look, f, wide / Math.max(1, spread()), found.y, found.x);
+    const spot = wide && cellAt(look, f, after.x - left, after.y - top);
+    if (spot) zoom(look, f, wide / Math.max(1, spread()), spot.y, spot.x);
     else settle(look, f);
     requestAnimationFrame(() => refresh(look));
   });

@@ -16,43 +16,44 @@ let inView = whole; // the first of the tokens in view, and their end: places am
 let shadeMore = () => {}; // the tokens that have come into view
 addEventListener("beforeprint", () => ((inView = whole), shadeMore()));
 
-/** @typedef {{by: "received" | "query" | "key", picks: "query" | "key", start: number, word: string, said: string, over: number | null, open: boolean}} Reading      open: its controls; over: the token under the pointer */
+/** @typedef {{by: "received" | "query" | "key", picks: "query" | "key", start: number | null, word: string, said: string, over: number | null, open: boolean}} Reading      open: its controls; over: the token under the pointer */
 
 /** @returns {Reading} */
 export const newReading = () => ({
   by: "query",
   picks: "query",
-  start: 0,
+  start: null, // until the text is drawn: then the part with the chosen query
   word: "",
   said: "",
   over: null,
   open: false,
 });
 
+/** Where the part of the text with this token begins. @param {number} token */
+export const partAround = (token) => (token < MOST ? 0 : token - MOST / 4);
+
 /**
  * The part of the text around a token, with buttons for the parts before and after.
- * @param {string[]} texts
- * @param {Reading} reading
- * @param {(token: number) => void} pick
+ * @param {string[]} texts @param {Reading} reading @param {(token: number) => void} pick
  * @param {() => void} again      draw the text again
  * @param {(token: number | null) => void} point      the pointer is over a token, or has left the text
- * @param {(key: string, values?: any) => string} t
+ * @param {Say} t
  * @param {number} generated      how many of the last tokens the model put there
  */
 export function passage(texts, reading, pick, again, point, t, generated) {
-  const start = Math.max(0, Math.min(reading.start, texts.length - MOST));
+  const start = Math.max(0, Math.min(reading.start ?? 0, texts.length - MOST));
   const stop = Math.min(texts.length, start + MOST);
   const turn = (/** @type {string} */ name, /** @type {number} */ to, /** @type {boolean} */ there) =>
     there && h("button", { onclick: () => ((reading.start = to), again()) }, t(name));
   const gap = gapsOf(texts);
   const spans = [];
-  for (let at = start; at < stop; at++) {
-    if (gap(at) && at > start) spans.push(" ");
+  for (let index = start; index < stop; index++) {
+    if (gap(index) && index > start) spans.push(" ");
     spans.push(
       h(
-        at < texts.length - generated ? "span.token" : "span.token.generated",
-        { "data-token": at, role: "button", tabindex: -1 },
-        shown(texts[at].replace(/^##/, "")),
+        index < texts.length - generated ? "span.token" : "span.token.generated",
+        { "data-token": index, role: "button", tabindex: -1 },
+        shown(texts[index].replace(/^##/, "")),
       ),
     );
   }
@@ -127,11 +128,11 @@ function walk({ key, target }) {
 /** A token as it stands in a text: with its spaces and line ends, what is invisible spelled out, cut when endless. @param {string} text */
 function shown(text) {
   if (text === "\n") return "⏎\n";
-  const space = text.startsWith(" ") ? " " : "";
-  return space + (spelled(text.slice(space.length), 60) || "");
+  const space = text.startsWith(" ") && text.trim() ? " " : "";
+  return space + spelled(text.slice(space.length), 60);
 }
 
-/** Colour the tokens on show by what the reader chose, or by the weights of a query that is pointed at. @param {import("./shown.js").Look} look @param {{token: number, row: Float32Array} | null} [over] */
+/** Colour the tokens on show by what the reader chose, or by the weights of a query that is pointed at. @param {Look} look @param {{token: number, row: Float32Array} | null} [over] */
 export function shadeText(look, over = null) {
   const { parts, head, keys, offset, state, aside, received, row, column } = look;
   const by = over ? "query" : state.reading.by;
@@ -163,10 +164,10 @@ export function shadeText(look, over = null) {
 function shade(box, values, unitAt, marks) {
   const aside = marks.aside < 0 ? -1 : unitAt(marks.aside);
   const sizes = values ? Array.from(values, (x) => (x === MASKED ? 0 : Math.abs(x))) : [];
-  const most = sizes.reduce((most, size, at) => (at !== aside && size > most ? size : most), 0);
+  const most = sizes.reduce((most, size, index) => (index !== aside && size > most ? size : most), 0);
   const scale = marks.effects ? signed("effect", most, "sqrt") : weighed(most || 1);
-  const written = listOf(SHADES + 1, (at) => {
-    const colour = scale.along(at / SHADES);
+  const written = listOf(SHADES + 1, (index) => {
+    const colour = scale.along(index / SHADES);
     return [css(colour), inkOn(colour) === "dark" ? "#000" : "#fff"];
   });
   written.push([css(scale.along(NaN)), "#000"], ["", ""]); // not finite; no weight
@@ -183,7 +184,8 @@ function shade(box, values, unitAt, marks) {
   }
   if (!box.querySelector('.token[tabindex="0"]') && spans.length) (spanOf(marks.query) ?? spans[0]).tabIndex = 0;
   shadeMore = () => {
-    for (let at = inView[0]; at < Math.min(inView[1], spans.length); at++) colourToken(spans[at], first + at);
+    for (let index = inView[0]; index < Math.min(inView[1], spans.length); index++)
+      colourToken(spans[index], first + index);
   };
   shadeMore();
 

@@ -6,26 +6,24 @@ import { tokensOf, weightOn } from "./lines.js";
 import { firstPixel, pixel } from "./source.js";
 import { placed, tokenAt } from "./units.js";
 
-/** @typedef {import("./shown.js").Shown} Shown */
-
-/** @param {Shown} shown @param {(key: string, values?: any) => string} t */
+/** @param {Shown} shown @param {Say} t */
 export function readout(shown, t) {
   const { cell, queries, keys, queryName, keyName, row } = shown;
-  const found = cellValue(shown);
+  const reading = cellValue(shown);
   const names = {
     query: isolated(placed(queries, queryName, cell.i, 24)),
     key: isolated(placed(keys, keyName, cell.j, 24)),
   };
   const read = (/** @type {string} */ value) => t("read", { ...names, value });
-  if (!found) return read(t("computing"));
-  if (found.value === MASKED) return read(t("masked cell"));
+  if (!reading) return read(t("computing"));
+  if (reading.value === MASKED) return read(t("masked cell"));
   const { shows } = shown.head;
   const effects = shows !== "weights";
-  const parts = [read(effects ? `${t(`one ${shows}`)} ${fmt(found.value)}` : within(found.value, found.off))];
-  if (!Number.isFinite(found.value)) return [...parts, t("nonfinite cell")].join(" · ");
-  if (!found.exact) parts.push(t("of pixel"));
+  const parts = [read(effects ? `${t(`one ${shows}`)} ${fmt(reading.value)}` : within(reading.value, reading.off))];
+  if (!Number.isFinite(reading.value)) return [...parts, t("nonfinite cell")].join(" · ");
+  if (!reading.exact) parts.push(t("of pixel"));
   if (row) {
-    const { rank, of, sum } = placeIn(row, keys, found.value);
+    const { rank, of, sum } = placeIn(row, keys, reading.value);
     const { layer, rules, served } = shown.head;
     const sink = layer.sinks && (served || rules.sink > -Infinity);
     parts.push(t("rank here", { rank, of }));
@@ -51,18 +49,18 @@ function cellValue({ head, cell, row, queries, keys }) {
   if (!picture) return null;
   const [high, wide] = picture.pixels;
   const [i, j] = [tokenAt(queries, cell.i), tokenAt(keys, cell.j)];
-  const at = Math.floor(((i + 0.5) * high) / head.n);
+  const index = Math.floor(((i + 0.5) * high) / head.n);
   return {
-    ...(j === head.first ? firstPixel(picture, at) : pixel(picture, at, Math.floor(((j + 0.5) * wide) / head.m))),
+    ...(j === head.first ? firstPixel(picture, index) : pixel(picture, index, Math.floor(((j + 0.5) * wide) / head.m))),
     exact: high === head.n && wide === head.m,
   };
 }
 
-/** A weight's rank in its row, and the row's sum. @param {Float32Array} row @param {import("./units.js").Units} keys @param {number} weight */
+/** A weight's rank in its row, and the row's sum. @param {Float32Array} row @param {Units} keys @param {number} weight */
 function placeIn(row, keys, weight) {
   let [rank, of, sum] = [1, 0, 0];
-  for (let at = 0; at < keys.count; at++) {
-    const other = weightOn(row, keys, at);
+  for (let index = 0; index < keys.count; index++) {
+    const other = weightOn(row, keys, index);
     if (other === MASKED) continue;
     of++;
     sum += other;

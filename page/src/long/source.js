@@ -4,11 +4,6 @@ import { range, rulesOf } from "../attention.js";
 import { load } from "../packed.js";
 import { computing } from "./supposing.js";
 
-/** @typedef {import("../container.js").Page} Page */
-/** @typedef {{run: number, layer: number, head: number}} Address      places in the document, not numbers of the model */
-/** @typedef {{pixels: [number, number], data: Uint8Array, at: number, first: Uint8Array, firstAt: number, largest: number}} Picture */
-/** @typedef {Awaited<ReturnType<typeof openHead>>} Head */
-
 export const LEVELS = 80; // of a pixel
 export const NONFINITE = 255; // a pixel with NaN or infinity in it
 const RULES = [
@@ -30,46 +25,45 @@ export function headAt(page, address) {
   return head;
 }
 
-/** Whether every weight of a layer's head is known. @param {Page} page @param {any} layer @param {number} at */
-const isExact = (page, layer, at) => Boolean(page.header.served) || layer.exact.includes(at);
+/** Whether every weight of a layer's head is known. @param {Page} page @param {any} layer @param {number} place */
+const isExact = (page, layer, place) => Boolean(page.header.served) || layer.exact.includes(place);
 
-/** Whether a layer's head can be subtracted: it has as many queries and keys, and its weights come from the same source. @param {Page} page @param {Head} head @param {any} layer @param {number} at */
-export const areAlike = (page, head, layer, at) =>
+/** Whether a layer's head can be subtracted: it has as many queries and keys, and its weights come from the same source. @param {Page} page @param {Head} head @param {any} layer @param {number} place */
+export const areAlike = (page, head, layer, place) =>
   layer.queries === head.n &&
   layer.keys === head.m &&
-  Boolean((head.exact && isExact(page, layer, at)) || (head.small.most && layer.pixels));
+  Boolean((head.exact && isExact(page, layer, place)) || (head.small.most && layer.pixels));
 
 /** @param {Page} page @param {Address} address */
 export async function openHead(page, { run, layer: place, head: position }) {
-  const told = page.header.runs[run];
-  const layer = told.layers[place];
+  const layer = page.header.runs[run].layers[place];
   const { queries: n, keys: m, first } = layer;
   const exactAt = layer.exact.indexOf(position);
   const { served } = page.header; // false, true, or "frame": in a notebook
   const exact = isExact(page, layer, position);
   const array = async (/** @type {string} */ name) => (layer.arrays[name] ? load(page, layer.arrays[name]) : null);
 
-  /** @param {string} prefix @param {any} scale @param {number} at @returns {Promise<Record<string, Picture>>} */
-  async function pictures(prefix, scale, at) {
+  /** @param {string} prefix @param {any} scale @param {number} place @returns {Promise<Record<string, Picture>>} */
+  async function pictures(prefix, scale, place) {
     /** @type {Record<string, Picture>} */
-    const found = {};
-    if (!scale) return found;
+    const made = {};
+    if (!scale) return made;
     for (const rule of ["most", "mean"]) {
       const pixels = await array(prefix + rule);
       const side = await array(`${prefix}first_${rule}`);
       if (!pixels || !side) continue;
       const [rows, cols] = pixels.shape.slice(1);
-      found[rule] = {
+      made[rule] = {
         pixels: [rows, cols],
         data: /** @type {Uint8Array} */ (pixels.data),
-        at: at * rows * cols,
+        start: place * rows * cols,
         first: /** @type {Uint8Array} */ (side.data),
-        firstAt: at * rows,
-        largest: scale[rule][at],
+        firstStart: place * rows,
+        largest: scale[rule][place],
       };
     }
-    found.mean ??= found.most;
-    return found;
+    made.mean ??= made.most;
+    return made;
   }
   const small = await pictures("", layer.largest, position);
   const rowAt = served ? position : exactAt;
@@ -92,12 +86,12 @@ export async function openHead(page, { run, layer: place, head: position }) {
     computing: /** @type {Awaited<ReturnType<typeof computed>> | null} */ (null),
     loading: Promise.resolve(),
     supposition: "", // what is supposed of it, if anything
-    shows: /** @type {import("./effects.js").Shows} */ ("weights"),
+    shows: /** @type {Shows} */ ("weights"),
   };
   if (exactAt >= 0 && !served)
     head.loading = (small.most ? drawn() : Promise.resolve())
       .then(() => computed(page, layer, exactAt, rules))
-      .then((found) => void (head.computing = found));
+      .then((operands) => void (head.computing = operands));
   if (!small.most) await head.loading;
   return head;
 }
@@ -105,28 +99,23 @@ export async function openHead(page, { run, layer: place, head: position }) {
 /** The picture comes first, since unpacking q and k takes a moment. */
 const drawn = () => new Promise((go) => requestAnimationFrame(() => setTimeout(go)));
 
-/**
- * @param {Page} page
- * @param {any} layer
- * @param {number} at
- * @param {import("../attention.js").Rules} rules
- */
-export async function computed(page, layer, at, rules) {
+/** @param {Page} page @param {any} layer @param {number} place @param {Rules} rules */
+export async function computed(page, layer, place, rules) {
   const { queries: n, keys: m, d_k: width, arrays } = layer;
   const loaded = ["q", "k", "logsumexp", "v"].map((name) => (arrays[name] ? load(page, arrays[name]) : null));
-  const [q, k, lse, values] = /** @type {import("../container.js").NumberArray[]} */ (await Promise.all(loaded));
+  const [q, k, lse, values] = /** @type {NumberArray[]} */ (await Promise.all(loaded));
   const rows = {
-    q: { data: q.data, at: at * n * width, width },
-    k: { data: k.data, at: layer.key_of[at] * m * width, width },
+    q: { data: q.data, start: place * n * width, width },
+    k: { data: k.data, start: layer.key_of[place] * m * width, width },
   };
   const wide = values ? values.shape[2] : 0;
-  const v = values && { data: values.data, at: layer.key_of[at] * m * wide, width: wide };
+  const v = values && { data: values.data, start: layer.key_of[place] * m * wide, width: wide };
   const effects = arrays.g && values ? await load(page, arrays.g) : null;
-  const g = effects && { data: effects.data, at: at * n * wide, width: wide };
-  const { L, know, rowInto } = computing(rows, rules, n, m, lse?.data.subarray(at * n, (at + 1) * n));
-  const lost = (/** @type {string} */ name, /** @type {string} */ own) => {
+  const g = effects && { data: effects.data, start: place * n * wide, width: wide };
+  const { L, know, rowInto } = computing(rows, rules, n, m, lse?.data.subarray(place * n, (place + 1) * n));
+  const lost = (/** @type {string} */ name, /** @type {string} */ original) => {
     const stored = page.header.arrays[arrays[name]]?.dtype;
-    return !stored || stored === own ? 0 : ROUND[stored];
+    return !stored || stored === original ? 0 : ROUND[stored];
   };
   const bound = bounds(rows.q, L, rules, lost("q", layer.dtype), longestOf(rows.k, m));
   return {
@@ -144,14 +133,14 @@ export async function computed(page, layer, at, rules) {
 /** @type {Record<string, number>} unit roundoff */
 const ROUND = { bfloat16: 2 ** -8, float16: 2 ** -11, float32: 2 ** -24 };
 
-/** @param {import("../attention.js").Rows} x @param {number} i */
+/** @param {Rows} x @param {number} i */
 const norm = (x, i) => {
   let sum = 0;
-  for (let c = 0; c < x.width; c++) sum += x.data[x.at + i * x.width + c] ** 2;
+  for (let c = 0; c < x.width; c++) sum += x.data[x.start + i * x.width + c] ** 2;
   return Math.sqrt(sum);
 };
 
-/** The length of the longest key, computed when it is first needed. @param {import("../attention.js").Rows} k @param {number} m */
+/** The length of the longest key, computed when it is first needed. @param {Rows} k @param {number} m */
 function longestOf(k, m) {
   let longest = -1;
   return () => {
@@ -163,9 +152,7 @@ function longestOf(k, m) {
 /**
  * How far a weight computed here may be from the run's, as a share of it: L in float32 from sums of d products, and, where
  * q and k were rounded for the page, that rounding twice (in the score and in L).
- * @param {import("../attention.js").Rows} q
- * @param {{[i: number]: number}} L
- * @param {import("../attention.js").Rules} r
+ * @param {Rows} q @param {{[i: number]: number}} L @param {Rules} r
  * @param {number} rounded      what q and k lost by rounding, as a share
  * @param {() => number} longest      the length of the longest key
  */
@@ -180,11 +167,11 @@ export const bounds = (q, L, r, rounded, longest) => (/** @type {number} */ i) =
  * @param {Picture} p @param {number} row @param {number} col
  */
 export function pixel(p, row, col) {
-  return decoded(p.data[p.at + row * p.pixels[1] + col], p.largest);
+  return decoded(p.data[p.start + row * p.pixels[1] + col], p.largest);
 }
 
 /** The same of the first key's own column. @param {Picture} p @param {number} row */
-export const firstPixel = (p, row) => decoded(p.first[p.firstAt + row], p.largest);
+export const firstPixel = (p, row) => decoded(p.first[p.firstStart + row], p.largest);
 
 /** @param {number} code @param {number} largest */
 const decoded = (code, largest) =>
@@ -194,14 +181,12 @@ const decoded = (code, largest) =>
 
 /**
  * All weights of one query; null where this head is a picture only.
- * @param {Head} head
- * @param {number} i
- * @returns {Promise<Float32Array | null>}
+ * @param {Head} head @param {number} i @returns {Promise<Float32Array | null>}
  */
 export async function rowOf(head, i) {
   await head.loading;
   const { computing: c } = head;
-  if (head.served) return ask(head, "row", { at: i });
+  if (head.served) return ask(head, "row", { ["at"]: i });
   if (!c) return null;
   const out = new Float32Array(head.m);
   c.rowInto(i, 0, head.m, out, 0);
@@ -212,7 +197,7 @@ export async function rowOf(head, i) {
 export async function columnOf(head, j) {
   await head.loading;
   const { computing: c } = head;
-  if (head.served) return ask(head, "column", { at: j });
+  if (head.served) return ask(head, "column", { ["at"]: j });
   if (!c) return null;
   const out = new Float32Array(head.n);
   for (let i = 0; i < head.n; i++) c.rowInto(i, j, j + 1, out, i);
@@ -253,7 +238,7 @@ function askFrame(what, wanted) {
   });
 }
 
-/** Do the rules without a mask forbid all of these? @param {import("../attention.js").Rules} r @param {number} i0 @param {number} i1 @param {number} j0 @param {number} j1 */
+/** Do the rules without a mask forbid all of these? @param {Rules} r @param {number} i0 @param {number} i1 @param {number} j0 @param {number} j1 */
 export function forbidden(r, i0, i1, j0, j1) {
   const last = Math.min(i1, r.queries ?? i1) - 1; // beyond are queries that are padding
   return last < i0 || range(r, last)[1] <= j0 || range(r, i0)[0] >= j1;

@@ -2,11 +2,10 @@
 
 /**
  * The head whose weights are least like a uniform row and least on the first key.
- * @param {any[]} runs
- * @returns {import("../place.js").Chosen}
+ * @param {any[]} runs @returns {Chosen}
  */
 export function mostStructured(runs) {
-  const found = { run: 0, layer: 0, head: 0, query: -1, key: -1 };
+  const best = { run: 0, layer: 0, head: 0, query: -1, key: -1 };
   let most = -Infinity;
   for (const [layer, { heads, keys, statistics }] of (runs[0]?.layers ?? []).entries())
     for (const head of heads.keys()) {
@@ -15,8 +14,8 @@ export function mostStructured(runs) {
       const structure = (Math.log(keys) - entropy[head]) * (1 - (sink[head] ?? 0));
       if (structure > most) {
         most = structure;
-        Object.assign(found, { layer, head });
+        Object.assign(best, { layer, head });
       }
     }
-  return found;
+  return best;
 }

@@ -3,10 +3,6 @@
 import { dot, logit, MASKED, range, rowInto, rowLogsumexp } from "../attention.js";
 import { asRun, edited, isAsRun, supposed } from "../head.js";
 
-/** @typedef {import("../attention.js").Rows} Rows */
-/** @typedef {import("../head.js").WhatIf} WhatIf */
-/** @typedef {import("./source.js").Head} Head */
-
 export const KEPT = 2 ** 20; // weights: of heads up to this size products and weights are kept
 
 /** What a head has not whose numbers are computed here, even where the run's own come from a server or a picture. */
@@ -48,10 +44,10 @@ export const underRules = (head, what) => under(head, { ...what, values: asRun()
 
 /** @typedef {(i: number, from: number, to: number, out: Float32Array, place: number) => void} RowInto */
 
-/** Weights by the row. @param {{q: Rows, k: Rows}} rows @param {import("../attention.js").Rules} rules @param {number} n @param {number} m @param {import("../attention.js").Numbers} [given]      the log-sum-exp of each query, where it is known */
-export function computing({ q, k }, rules, n, m, given) {
-  const L = given ?? new Float64Array(n);
-  const known = new Uint8Array(n).fill(given ? 1 : 0);
+/** Weights by the row. @param {{q: Rows, k: Rows}} rows @param {Rules} rules @param {number} n @param {number} m @param {Numbers} [lse]      the log-sum-exp of each query, where it is known */
+export function computing({ q, k }, rules, n, m, lse) {
+  const L = lse ?? new Float64Array(n);
+  const known = new Uint8Array(n).fill(lse ? 1 : 0);
   const line = new Float64Array(m);
   const know = (/** @type {number} */ i) => {
     if (!known[i]) L[i] = rowLogsumexp(q, k, rules, i, line);
@@ -62,22 +58,22 @@ export function computing({ q, k }, rules, n, m, given) {
   return { L, know, rowInto: into };
 }
 
-/** The product of any two rows; those of small heads are kept, since most suppositions leave them as they are. @param {Rows} a @param {number} n @param {Rows} b @param {number} m @returns {import("../attention.js").Cell} */
+/** The product of any two rows; those of small heads are kept, since most suppositions leave them as they are. @param {Rows} a @param {number} n @param {Rows} b @param {number} m @returns {Cell} */
 export function dots(a, n, b, m) {
   if (n * m > KEPT) return (i, j) => dot(a, i, b, j);
-  const found = products.get(a);
-  const kept = found?.other === b ? found.kept : new Float64Array(n * m).fill(NaN);
+  const before = products.get(a);
+  const kept = before?.other === b ? before.kept : new Float64Array(n * m).fill(NaN);
   products.set(a, { other: b, kept });
   return (i, j) => {
-    const at = i * m + j;
-    if (Number.isNaN(kept[at])) kept[at] = dot(a, i, b, j);
-    return kept[at];
+    const index = i * m + j;
+    if (Number.isNaN(kept[index])) kept[index] = dot(a, i, b, j);
+    return kept[index];
   };
 }
 
 /** @typedef {{row: (i: number) => Float64Array, seen: (i: number) => [number, number], weights: Float32Array, owner: object | null}} Logits      seen: the first key, and the end of those that a query may see; weights: the owner's, which the next temperature overwrites */
 
-/** The rows of a small head's logits, kept once they are computed: not yet over the temperature, since another temperature leaves them as they are. @param {{q: Rows, k: Rows}} rows @param {import("../attention.js").Rules} rules @param {number} n @param {number} m @returns {Logits} */
+/** The rows of a small head's logits, kept once they are computed: not yet over the temperature, since another temperature leaves them as they are. @param {{q: Rows, k: Rows}} rows @param {Rules} rules @param {number} n @param {number} m @returns {Logits} */
 function logitsOf({ q, k }, rules, n, m) {
   const score = dots(q, n, k, m);
   const cold = { ...rules, temperature: 1 };
@@ -97,7 +93,7 @@ function logitsOf({ q, k }, rules, n, m) {
   return { row, seen, weights: new Float32Array(n * m).fill(MASKED), owner: null };
 }
 
-/** Of a small head a query's weights are kept once they are computed; and what each key receives from all queries that are, and whether one is NaN. @param {Logits} logits @param {import("../attention.js").Rules} rules @param {number} n @param {number} m */
+/** Of a small head a query's weights are kept once they are computed; and what each key receives from all queries that are, and whether one is NaN. @param {Logits} logits @param {Rules} rules @param {number} n @param {number} m */
 function keeping(logits, { sink, temperature }, n, m) {
   const { weights } = logits;
   const known = new Uint8Array(n);
@@ -130,8 +126,8 @@ function keeping(logits, { sink, temperature }, n, m) {
 }
 
 const STEPS = 1024;
-const PARTS = Float64Array.from({ length: STEPS }, (_, at) => 2 ** (at / STEPS));
-const HALVES = Float64Array.from({ length: 1081 }, (_, at) => 2 ** (at - 1080));
+const PARTS = Float64Array.from({ length: STEPS }, (_, index) => 2 ** (index / STEPS));
+const HALVES = Float64Array.from({ length: 1081 }, (_, index) => 2 ** (index - 1080));
 
 /** e^x of x ≤ 0, to 13 digits, in a third of the time of Math.exp: 2^k·2^(j/1024) from tables, times four terms of e^r. @param {number} x */
 function exponential(x) {

@@ -7,7 +7,7 @@ import { NONFINITE } from "./source.js";
 /** @typedef {{whole: number, aside: number, nonfinite: boolean, received: Float32Array | null}} Survey      whole, aside: the end of the colour scale for all weights, and without the first key */
 
 /**
- * Where the scale of colour ends: the 90th percentile of the rows' largest weights, row 0 left out, as picture.py has it.
+ * Where the scale of colour ends: the 90th percentile of the rows' largest weights, row 0 left out, as images.py has it.
  * @param {number[]} peaks      of each row its largest weight; rows that see nothing, or are not finite, do not count
  */
 export function reachOf(peaks) {
@@ -21,25 +21,25 @@ export function reachOf(peaks) {
 /** @type {WeakMap<object, Promise<Survey>>} */
 const known = new WeakMap();
 
-/** @param {import("./source.js").Head} head */
+/** @param {Head} head */
 export function surveyOf(head) {
-  const found = known.get(head);
-  if (found) return found;
+  const kept = known.get(head);
+  if (kept) return kept;
   const made = head.small.most ? Promise.resolve(fromPicture(head)) : fromWeights(head);
   known.set(head, made);
   return made;
 }
 
-/** @param {import("./source.js").Head} head @returns {Survey} */
+/** @param {Head} head @returns {Survey} */
 function fromPicture({ small: { most: p }, layer, address, received }) {
   const { whole, aside } = layer.reach;
-  const codes = p.data.subarray(p.at, p.at + p.pixels[0] * p.pixels[1]);
+  const codes = p.data.subarray(p.start, p.start + p.pixels[0] * p.pixels[1]);
   const nonfinite =
-    codes.includes(NONFINITE) || p.first.subarray(p.firstAt, p.firstAt + p.pixels[0]).includes(NONFINITE);
+    codes.includes(NONFINITE) || p.first.subarray(p.firstStart, p.firstStart + p.pixels[0]).includes(NONFINITE);
   return { whole: whole[address.head], aside: aside[address.head], nonfinite, received };
 }
 
-/** @param {import("./source.js").Head} head @returns {Promise<Survey>} */
+/** @param {Head} head @returns {Promise<Survey>} */
 async function fromWeights(head) {
   const { computing: c, n, m, first } = head;
   if (!c) return { whole: 1, aside: 1, nonfinite: false, received: head.received };

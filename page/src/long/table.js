@@ -9,7 +9,7 @@ import { unitLabel } from "./units.js";
 
 const SIZE = 9;
 
-/** Fill the table if it is open. @param {import("./shown.js").Look} look */
+/** Fill the table if it is open. @param {Look} look */
 export async function fillTable(look) {
   const still = stillAt(look);
   const {
@@ -43,8 +43,8 @@ export async function fillTable(look) {
     ),
     h(
       "tbody",
-      rows.map((i, at) => {
-        const line = lines[at];
+      rows.map((i, index) => {
+        const line = lines[index];
         return h(
           "tr",
           h("th", { scope: "row" }, `${i} ${unitLabel(queries, queryName, i, 12)}`),
@@ -56,8 +56,8 @@ export async function fillTable(look) {
   table.replaceChildren(/** @type {Node} */ (table.firstChild), h("div.table", { tabindex: 0 }, made));
 }
 
-/** As many places around one as fit. @param {number} at @param {number} count */
-function around(at, count) {
-  const first = Math.max(0, Math.min(at - 4, count - SIZE));
+/** As many places around one as fit. @param {number} index @param {number} count */
+function around(index, count) {
+  const first = Math.max(0, Math.min(index - 4, count - SIZE));
   return listOf(Math.min(SIZE, count), (place) => first + place);
 }

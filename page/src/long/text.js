@@ -1,13 +1,11 @@
 // The text beside the map, with its controls and its search.
 
-import { add, byId, h } from "../dom.js";
+import { add, byId, h, scrollWithin } from "../dom.js";
 import { follow, jump } from "./cell.js";
 import { choice } from "./controls.js";
 import { unitRow } from "./lines.js";
-import { passage, shadeText } from "./reading.js";
+import { partAround, passage, shadeText } from "./reading.js";
 import { search, unitOf } from "./units.js";
-
-/** @typedef {import("./shown.js").Look} Look */
 
 /** @param {Look} look */
 export function drawText(look) {
@@ -21,11 +19,13 @@ export function drawText(look) {
   const { reading } = state;
   text.replaceChildren();
   if (!keyTexts || !head.exact) return;
-  const modes = /** @type {[string, string][]} */ ([
+  const modes = [
     ["received", t("by received")],
     ["query", t("by query")],
     ["key", t("by key")],
-  ]);
+  ];
+  const chosen = head.layer.cross ? state.key : state.query + look.offset; // a token of the text
+  reading.start ??= partAround(chosen);
   const again = () => {
     drawText(look);
     shadeText(look);
@@ -70,6 +70,7 @@ export function drawText(look) {
     ),
   ]);
   text.classList.toggle("short", keyTexts.length <= 60);
+  requestAnimationFrame(() => scrollWithin(text.querySelector(".passage"), spanOf(look, chosen)));
 }
 
 /** The text as the token under the pointer attends to it; null: as the chosen one does. @param {Look} look @param {number | null} token */
@@ -103,12 +104,12 @@ function searchField(look, again) {
       onkeydown: (/** @type {KeyboardEvent} */ event) => {
         if (event.key === "Escape") field.blur();
         if (event.key !== "Enter") return;
-        const found = find(look, field.value, event.shiftKey);
+        const token = find(look, field.value, event.shiftKey);
         count.textContent = reading.said;
-        if (found === undefined) return;
+        if (token === undefined) return;
         again();
         byId("search")?.focus();
-        look.parts.text.querySelector(`[data-token="${found}"]`)?.scrollIntoView({ block: "nearest" });
+        spanOf(look, token)?.scrollIntoView({ block: "nearest" });
       },
     })
   );
@@ -127,19 +128,23 @@ function find(look, word, back) {
     shell: { t },
   } = look;
   const tokens = search(/** @type {string[]} */ (keyTexts), word);
-  const found = tokens.filter((at, place) => !place || unitOf(keys, at) !== unitOf(keys, tokens[place - 1])); // a word is found once
+  const places = tokens.filter((token, place) => !place || unitOf(keys, token) !== unitOf(keys, tokens[place - 1])); // a word is found once
   const ahead = (/** @type {number} */ token) =>
     picksQuery(look) ? unitOf(queries, token - offset) - cell.i : unitOf(keys, token) - cell.j;
   const next = back
-    ? (found.findLast((at) => ahead(at) < 0) ?? found.at(-1))
-    : (found.find((at) => ahead(at) > 0) ?? found[0]);
+    ? (places.findLast((token) => ahead(token) < 0) ?? places.at(-1))
+    : (places.find((token) => ahead(token) > 0) ?? places[0]);
   reading.word = word;
-  reading.said = next === undefined ? t("not found") : t("found", { at: found.indexOf(next) + 1, of: found.length });
+  reading.said =
+    next === undefined ? t("not found") : t("found", { place: places.indexOf(next) + 1, of: places.length });
   if (next === undefined) return;
   choose(look, next);
-  reading.start = Math.max(0, next - 300);
+  reading.start = partAround(next);
   return next;
 }
+
+/** @param {Look} look @param {number} token */
+const spanOf = (look, token) => look.parts.text.querySelector(`[data-token="${token}"]`);
 
 /** @param {Look} look */
 const picksQuery = ({ state, head }) => state.reading.picks === "query" && !head.layer.cross;

@@ -7,15 +7,12 @@ import { rgb, weighed } from "../colour.js";
 import { breathe, h } from "../dom.js";
 import { firstPixel, headAt, openHead, pixel, rowOf } from "./source.js";
 
-/** @typedef {import("./source.js").Address} Address */
-/** @typedef {import("./source.js").Head} Head */
-
 const SIDE = 64;
 const MARGIN = 3; // around a picture of SIDE: long.css has the same
 const SLICE = 8; // milliseconds
 const sheet = /** @type {HTMLCanvasElement} */ (h("canvas"));
 
-/** @param {import("../container.js").Page} page */
+/** @param {Page} page */
 export function thumbnails(page) {
   /** @type {Map<string, HTMLCanvasElement>} by run and layer */
   const strips = new Map();
@@ -103,11 +100,11 @@ async function paint(strip, head) {
 /** @param {Head} head */
 function stored({ small: { most: p }, first, m }) {
   const [rows, cols] = p.pixels;
-  const own = Math.floor((first * cols) / m);
-  const values = Float32Array.from({ length: rows * cols }, (_, at) => {
-    const [row, col] = [Math.floor(at / cols), at % cols];
+  const firstCol = Math.floor((first * cols) / m);
+  const values = Float32Array.from({ length: rows * cols }, (_, index) => {
+    const [row, col] = [Math.floor(index / cols), index % cols];
     const { value } = pixel(p, row, col);
-    return col === own ? Math.max(value, firstPixel(p, row).value) : value;
+    return col === firstCol ? Math.max(value, firstPixel(p, row).value) : value;
   });
   return { rows, cols, values };
 }
@@ -126,8 +123,8 @@ async function sampled(head) {
     const line = await rowOf(head, Math.floor(((row + 0.5) * n) / rows));
     if (line)
       for (let j = 0; j < m; j++) {
-        const at = row * cols + Math.floor((j * cols) / m);
-        if (!(line[j] <= values[at])) values[at] = line[j];
+        const index = row * cols + Math.floor((j * cols) / m);
+        if (!(line[j] <= values[index])) values[index] = line[j];
       }
   }
   return { rows, cols, values };

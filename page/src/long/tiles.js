@@ -7,8 +7,6 @@ import { ask } from "./source.js";
 import { KEPT as KEPT_WEIGHTS } from "./supposing.js";
 import { tokenAt } from "./units.js";
 
-/** @typedef {import("./source.js").Head} Head */
-/** @typedef {import("./units.js").Units} Units */
 /** @typedef {{head: Head, rows: Units, cols: Units, level: number, row: number, col: number, rule: "most" | "mean"}} Wanted */
 
 export const SIDE = 256;
@@ -35,13 +33,13 @@ export function tileOf(w, supposed = "if") {
   const live = head.supposition && head.n * head.m <= KEPT_WEIGHTS; // computed at once: it changes with every frame
   const rest = `${rows.edges ? "w" : "t"} ${level} ${row} ${col} ${level || rows.edges ? rule : ""}`;
   const key = `${Object.values(head.address)} ${live ? supposed : head.supposition} ${rest}`;
-  const found = done.get(key);
-  if (found && (!live || found.head === head)) {
-    keep(key, head, found.tile); // the latest used is the last to go
-    return found.tile;
+  const kept = done.get(key);
+  if (kept && (!live || kept.head === head)) {
+    keep(key, head, kept.tile); // the latest used is the last to go
+    return kept.tile;
   }
   if (live) {
-    const tile = (found?.tile ?? new Float32Array(SIDE * SIDE)).fill(MASKED);
+    const tile = (kept?.tile ?? new Float32Array(SIDE * SIDE)).fill(MASKED);
     for (let y = 0; y < SIDE; y++) pixelRow(w, y, tile);
     keep(key, head, tile);
     return tile;
@@ -99,15 +97,15 @@ async function compute(w, stillWanted) {
 /** The same from the viewer's server. @param {Wanted} w */
 async function served({ head, rows, cols, level, row, col, rule }) {
   const step = 2 ** level;
-  const edges = (/** @type {Units} */ u, /** @type {number} */ at) => {
-    const first = at * SIDE * step;
+  const edges = (/** @type {Units} */ u, /** @type {number} */ place) => {
+    const first = place * SIDE * step;
     return listOf(Math.min(u.count, first + SIDE * step) - first + 1, (place) => tokenAt(u, first + place));
   };
   const [down, across] = [edges(rows, row), edges(cols, col)];
-  const found = await ask(head, "tile", { rows: down, cols: across, step, rule });
+  const pixels = await ask(head, "tile", { rows: down, cols: across, step, rule });
   const wide = Math.ceil((across.length - 1) / step);
   const out = new Float32Array(SIDE * SIDE).fill(MASKED);
-  for (let y = 0; y * wide < found.length; y++) out.set(found.subarray(y * wide, (y + 1) * wide), y * SIDE);
+  for (let y = 0; y * wide < pixels.length; y++) out.set(pixels.subarray(y * wide, (y + 1) * wide), y * SIDE);
   return out;
 }
 
@@ -127,7 +125,7 @@ export function pixelRow({ head, rows, cols, level, row, col, rule }, y, out) {
   const [from, to] = [tokenAt(cols, v0), tokenAt(cols, v1)];
   const line = new Float32Array(to - from);
   const unit = new Float32Array(v1 - v0);
-  const at = y * SIDE;
+  const start = y * SIDE;
   const sums = new Float64Array(SIDE);
   for (let u = u0; u < u1; u++) {
     const [i0, i1] = [tokenAt(rows, u), tokenAt(rows, u + 1)];
@@ -141,9 +139,9 @@ export function pixelRow({ head, rows, cols, level, row, col, rule }, y, out) {
       const a = unit[v];
       if (a === MASKED) continue;
       const x = level ? Math.floor(v / step) : v;
-      if (rule === "most" || !level) out[at + x] = larger(out[at + x], a);
+      if (rule === "most" || !level) out[start + x] = larger(out[start + x], a);
       else {
-        out[at + x] = 0;
+        out[start + x] = 0;
         sums[x] += a;
       }
     }
@@ -151,7 +149,7 @@ export function pixelRow({ head, rows, cols, level, row, col, rule }, y, out) {
   if (rule === "mean" && level)
     for (let x = 0; x < SIDE; x++) {
       const width = Math.min(v1 - v0, (x + 1) * step) - x * step;
-      if (out[at + x] !== MASKED) out[at + x] = sums[x] / (width * (u1 - u0));
+      if (out[start + x] !== MASKED) out[start + x] = sums[x] / (width * (u1 - u0));
     }
 }
 

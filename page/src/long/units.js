@@ -3,18 +3,13 @@
 
 import { spelled } from "../numbers.js";
 
-/** @typedef {{count: number, edges: Int32Array | null}} Units      edges[u]…edges[u+1] are the tokens of unit u; null: each token is one */
-
 /** @param {number} length @returns {Units} */
 export const tokens = (length) => ({ count: length, edges: null });
 
 const LETTER = /^[\p{L}\p{N}\p{M}'’]/u;
 const APART = /[\p{sc=Han}\p{sc=Hiragana}\p{sc=Katakana}\p{sc=Thai}]/u; // written without spaces: each token stands alone
 
-/**
- * @param {string[]} texts
- * @returns {Units}
- */
+/** @param {string[]} texts @returns {Units} */
 export function words(texts) {
   const spaced = texts.some((text) => /^[ ▁Ġ]/.test(text));
   const starts = [];
@@ -27,8 +22,8 @@ export function words(texts) {
   return { count: starts.length, edges: Int32Array.from([...starts, texts.length]) };
 }
 
-/** The first token of unit `at`. @param {Units} u @param {number} at */
-export const tokenAt = (u, at) => (u.edges ? u.edges[Math.min(at, u.count)] : at);
+/** The first token of a unit. @param {Units} u @param {number} unit */
+export const tokenAt = (u, unit) => (u.edges ? u.edges[Math.min(unit, u.count)] : unit);
 
 /** The unit of a token. @param {Units} u @param {number} token */
 export function unitOf(u, token) {
@@ -42,36 +37,32 @@ export function unitOf(u, token) {
   return low;
 }
 
-/** The text of a unit, without the space before it. @param {Units} u @param {(token: number) => string} name @param {number} at */
-export function unitName(u, name, at) {
+/** The text of a unit, without the space before it. @param {Units} u @param {(token: number) => string} name @param {number} unit */
+export function unitName(u, name, unit) {
   let text = "";
-  for (let token = tokenAt(u, at); token < tokenAt(u, at + 1); token++) text += name(token).replace(/^##/, "");
+  for (let token = tokenAt(u, unit); token < tokenAt(u, unit + 1); token++) text += name(token).replace(/^##/, "");
   return text.replace(/^[ ▁Ġ]+(?=.)/s, "");
 }
 
-/** The same in few characters, as it stands beside the map. @param {Units} u @param {(token: number) => string} name @param {number} at @param {number} most */
-export const unitLabel = (u, name, at, most) => spelled(unitName(u, name, at), most);
+/** The same in few characters, as it stands beside the map. @param {Units} u @param {(token: number) => string} name @param {number} unit @param {number} most */
+export const unitLabel = (u, name, unit, most) => spelled(unitName(u, name, unit), most);
 
 /**
  * The same in quotes after its place; only the place where there is no text.
- * @param {Units} u @param {(token: number) => string} name @param {number} at @param {number} most
+ * @param {Units} u @param {(token: number) => string} name @param {number} unit @param {number} most
  */
-export function placed(u, name, at, most) {
-  const label = unitLabel(u, name, at, most);
-  return label === String(at) ? label : `${at} “${label}”`;
+export function placed(u, name, unit, most) {
+  const label = unitLabel(u, name, unit, most);
+  return label === String(unit) ? label : `${unit} “${label}”`;
 }
 
 /** Tells before which tokens a space must be written, where the tokens themselves have none (word pieces, ids). @param {string[]} texts @returns {(at: number) => boolean} */
 export function gapsOf(texts) {
   const glued = texts.length > 1 && !texts.some((text) => /^[ \n▁Ġ]/.test(text));
-  return (at) => glued && at > 0 && !texts[at].startsWith("##") && /^[\p{L}\p{N}]/u.test(texts[at]);
+  return (index) => glued && index > 0 && !texts[index].startsWith("##") && /^[\p{L}\p{N}]/u.test(texts[index]);
 }
 
-/**
- * Finds some words in the text: the tokens in which they begin.
- * @param {string[]} texts
- * @param {string} wanted
- */
+/** Finds some words in the text: the tokens in which they begin. @param {string[]} texts @param {string} wanted */
 export function search(texts, wanted) {
   const plain = (/** @type {string} */ text) => text.toLowerCase().replace(/[\s▁Ġ]+/g, " ");
   const sought = plain(wanted.trim());
@@ -79,18 +70,18 @@ export function search(texts, wanted) {
   const gap = gapsOf(texts);
   const starts = [];
   let whole = "";
-  for (const [at, text] of texts.entries()) {
-    if (gap(at)) whole += " ";
+  for (const [index, text] of texts.entries()) {
+    if (gap(index)) whole += " ";
     starts.push(whole.length);
     whole += plain(text.replace(/^##/, ""));
   }
   starts.push(whole.length);
   /** @type {number[]} */
-  const found = [];
+  const places = [];
   let token = 0;
-  for (let at = whole.indexOf(sought); at >= 0; at = whole.indexOf(sought, at + 1)) {
-    while (starts[token + 1] <= at) token++;
-    if (found.at(-1) !== token) found.push(token);
+  for (let unit = whole.indexOf(sought); unit >= 0; unit = whole.indexOf(sought, unit + 1)) {
+    while (starts[token + 1] <= unit) token++;
+    if (places.at(-1) !== token) places.push(token);
   }
-  return found;
+  return places;
 }

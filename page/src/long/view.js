@@ -1,8 +1,5 @@
 // Which part of the matrix is in view, and its position on the canvas.
 
-/** @typedef {import("./shown.js").Shown} Shown */
-/** @typedef {ReturnType<typeof frame>} Frame */
-
 const NEAREST = 1 / 48; // units for a pixel: cells of 48 pixels
 export const STRIP = 44; // a profile's height
 export const GAP = 6;

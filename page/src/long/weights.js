@@ -10,8 +10,6 @@ import { forgetWanted, SIDE, tileOf } from "./tiles.js";
 import { unitOf } from "./units.js";
 import { endOf, filled } from "./view.js";
 
-/** @typedef {import("./shown.js").Shown} Shown */
-/** @typedef {import("./view.js").Frame} Frame */
 /** @typedef {{top: number, left: number, weights: Float32Array | null, other: Float32Array | null}} Tile      top, left: its first query and key */
 
 const COMPUTED = 8; // up to so many units in a pixel are computed; above, the stored picture
@@ -71,9 +69,9 @@ function peaksOf(tiles, { aside, keys, head }, level) {
   for (const { weights, other, top, left } of tiles) {
     const first = aside ? Math.floor((unitOf(keys, head.first) - left) / step) : -1;
     if (weights)
-      for (let at = 0; at < weights.length; at++) {
-        const value = at % SIDE === first || weights[at] === MASKED ? 0 : Math.abs(minus(weights, other, at));
-        const row = top / step + Math.floor(at / SIDE);
+      for (let index = 0; index < weights.length; index++) {
+        const value = index % SIDE === first || weights[index] === MASKED ? 0 : Math.abs(minus(weights, other, index));
+        const row = top / step + Math.floor(index / SIDE);
         if (value > (peaks.get(row) ?? 0)) peaks.set(row, value);
       }
   }

@@ -31,10 +31,10 @@ def interleaved(calls: Mapping[str, Call], *, rounds: int, slice_seconds: float)
     four times as long as ours, is timed in the first round only.
     """
     once = {name: _once(call) for name, call in calls.items()}
-    own = next(iter(once.values()))
-    slow = {name for name in calls if once[name] > max(1.0, 4 * own)}
-    rounds = rounds if own < slice_seconds else (rounds + 1) // 2
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    local = next(iter(once.values()))
+    slow = {name for name in calls if once[name] > max(1.0, 4 * local)}
+    rounds = rounds if local < slice_seconds else (rounds + 1) // 2
+    results: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
     for turn in range(rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
@@ -44,8 +44,8 @@ def interleaved(calls: Mapping[str, Call], *, rounds: int, slice_seconds: float)
             if once[name] < 2 * slice_seconds:
                 calls[name]()
             repeats = max(1, min(10_000, round(slice_seconds / max(once[name], 1e-7))))
-            found[name].append(_timed(calls[name], repeats))
-    return {name: Timing(seconds) for name, seconds in found.items()}
+            results[name].append(_timed(calls[name], repeats))
+    return {name: Timing(seconds) for name, seconds in results.items()}
 
 
 def ratio(theirs: Timing, ours: Timing) -> float:

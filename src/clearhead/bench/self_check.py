@@ -84,8 +84,8 @@ def measured(case: Case) -> Line:
     if theirs is not None and _error(theirs(), truth) <= SLACK[case.dtype]:
         calls["torch"] = theirs
     timings = interleaved(calls, rounds=5, slice_seconds=0.05)
-    own = timings.pop(plan.engine)
-    return Line(case.name, plan.engine, own.median, {name: ratio(timing, own) for name, timing in timings.items()})
+    local = timings.pop(plan.engine)
+    return Line(case.name, plan.engine, local.median, {name: ratio(timing, local) for name, timing in timings.items()})
 
 
 def _arrays(case: Case) -> tuple[Array, Array, Array]:
@@ -120,14 +120,16 @@ def _theirs(case: Case, arrays: tuple[Array, Array, Array]) -> Call:
 
 def _truth(arrays: tuple[Array, Array, Array], rules: Any) -> Array:
     """The float64 reference's output for the last queries."""
-    given = describe(*arrays, rules)
-    last = range(max(0, given.problem.queries - CHECKED), given.problem.queries)
-    output = reference.attend(given.problem.take(queries=last), given.q[:, :, last.start :], given.k, given.v).output
+    inputs = describe(*arrays, rules)
+    last = range(max(0, inputs.problem.queries - CHECKED), inputs.problem.queries)
+    output = reference.attend(
+        inputs.problem.take(queries=last), inputs.q[:, :, last.start :], inputs.k, inputs.v
+    ).output
     assert output is not None
     return output
 
 
 def _error(output: Any, truth: Array) -> float:
     """The largest difference from `truth`, relative to the largest element of `truth`."""
-    found = as_host_array(output, "output")[0][:, :, -truth.shape[2] :].astype(np.float64)
-    return float(np.abs(found - truth).max() / np.abs(truth).max())
+    result = as_host_array(output, "output")[0][:, :, -truth.shape[2] :].astype(np.float64)
+    return float(np.abs(result - truth).max() / np.abs(truth).max())

@@ -15,17 +15,22 @@ from clearhead.changing import otherrun
 from clearhead.changing.edits import Boost, Cut, Edit, Like, Off, Scaled, Share, Tempered, ValuesLike
 from clearhead.changing.places import Place, Text, find
 from clearhead.changing.tensors import chosen, float_sum, logaddexp, numbers_like, positive_part, spread, times
-from clearhead.core.axes import Array
+from clearhead.core import visibility
+from clearhead.core.axes import Array, blocks
+from clearhead.core.problem import Problem, describe
+from clearhead.core.rules import RULES
 from clearhead.core.rules import Rules as RuleNames
 from clearhead.errors import ClearheadError, SelectionError
 from clearhead.ops.attention import attention
 from clearhead.ops.edited import divided
+from clearhead.ops.graphed import ungraphed
 from clearhead.ops.matrix import AttentionMatrix
-from clearhead.ops.softcaps import by_softcap
+from clearhead.ops.softcap_per_head import by_softcap
 from clearhead.ops.span_terms import SpanTerm, combined
 
 Heads = Sequence[int] | None  # None is all
 Rules = dict[str, Any]
+_ROWS = 64  # queries whose mask is made at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +43,6 @@ class EditedCall:
     rules: Rules  # without spans; softcap is a tuple of one per head where heads differ
     terms: tuple[SpanTerm, ...]
     afterwards: tuple[Callable[[Any], Any], ...] = ()
-    acted: tuple[Edit, ...] = ()  # the edits whose queries and keys this call has
 
     def whole_rules(self) -> Rules:
         """The rules, with `spans` where a term adds anything."""
@@ -74,17 +78,17 @@ def edited(
     ShapeError where another run's lengths differ, RuleError where its rules do. Time O(queries + keys) and what
     attention takes; one more pass for each `share`.
     """
-    given = dict(rules)
-    spans = given.pop("spans", None)
-    call = EditedCall(q, k, v, given, () if spans is None else (SpanTerm.of(spans),))
+    plain = dict(rules)
+    spans = plain.pop("spans", None)
+    call = EditedCall(q, k, v, plain, () if spans is None else (SpanTerm.of(spans),))
     for edit, heads in acting:
         if heads is not None and max(heads) >= q.shape[1]:
             what = f"there is no head {max(heads)} in layer {place.layer}, which has {q.shape[1]}."
-            raise SelectionError(f"{edit}: {what}")
+            raise SelectionError("{edit}: {what}", edit=edit, what=what)
         try:
             call = _APPLY[type(edit)](call, edit, heads, place)
         except ClearheadError as error:
-            raise type(error)(f"{edit}: {error.what}", error.hint) from error
+            raise type(error)("{edit}: {what}", error.hint, edit=edit, what=error.what) from error
     return call
 
 
@@ -105,11 +109,14 @@ def check_layers(edits: Sequence[Edit], layers: Sequence[tuple[Collection[str], 
     for edit in edits:
         for layer in edit.named_layers():
             if not any(edit.may_act((layer,), choices) for choices, _ in layers):
-                raise SelectionError(f"{edit}: there is no layer {layer!r} in {model}.", hint)
+                raise SelectionError(
+                    "{edit}: there is no layer {layer!r} in {model}.", hint, edit=edit, layer=layer, model=model
+                )
         for named, heads in edit.heads_by_layers():
             most = max((count for choices, count in layers if edit.may_act(named, choices)), default=0)
             if most and max(heads) >= most:
-                raise SelectionError(f"{edit}: there is no head {max(heads)} in {model}, which has {most}.")
+                values = {"edit": edit, "head": max(heads), "model": model, "most": most}
+                raise SelectionError("{edit}: there is no head {head} in {model}, which has {most}.", **values)
 
 
 def check_places(edit: Edit, queries: Text, keys: Text) -> None:
@@ -118,7 +125,7 @@ def check_places(edit: Edit, queries: Text, keys: Text) -> None:
         try:
             find(name, getattr(edit, name, None), text)
         except ClearheadError as error:
-            raise type(error)(f"{edit}: {error.what}", error.hint) from error
+            raise type(error)("{edit}: {what}", error.hint, edit=edit, what=error.what) from error
 
 
 def _labels(edit: Any, place: Place) -> tuple[Array, Array]:
@@ -127,9 +134,48 @@ def _labels(edit: Any, place: Place) -> tuple[Array, Array]:
     return queries, find("keys", edit.keys, place.key_text).labels(place.keys)
 
 
-def _with_term(call: EditedCall, edit: Edit, term: SpanTerm) -> EditedCall:
-    acts = (term.query_labels >= 0).any() and (term.key_labels >= 0).any()
-    return replace(call, terms=(*call.terms, term), acted=(*call.acted, edit) if acts else call.acted)
+def acts(edit: Edit, heads: Heads, shape: tuple[int, int, int, int], rules: Mapping[str, Any], place: Place) -> bool:
+    """Can the edit change this call: do the call's own rules let any of its queries see any of its keys?
+
+    shape    (batch, heads, queries, keys)
+    rules    those of the call without edits; what `spans` forbids is not asked
+
+    O(queries + keys) where positions decide it; where masks, segments or biases forbid all of it, they are read.
+    """
+    if not isinstance(edit, Cut | Boost | Share):
+        return True
+    queries, keys = (np.broadcast_to(labels >= 0, (shape[0], labels.shape[1])) for labels in _labels(edit, place))
+    if not queries.any() or not keys.any():
+        return False
+    q, k = (np.broadcast_to(np.float32(0), (*shape[:2], size, 1)) for size in shape[2:])
+    forbidding = {name: value for name, value in rules.items() if RULES[name].forbids and name != "spans"}
+    with ungraphed():
+        problem = describe(
+            q, k, None, cast("RuleNames", forbidding | {"query_offset": rules.get("query_offset")})
+        ).problem
+    alike = all(x is None or x.strides[1] == 0 for x in (problem.mask, problem.bias))
+    asked = range(shape[1]) if heads is None else heads
+    return any(
+        _meet(problem, batch, head, queries[batch], keys[batch])
+        for batch in range(shape[0])
+        for head in (asked[:1] if alike else asked)
+    )
+
+
+def _meet(problem: Problem, batch: int, head: int, queries: Array, keys: Array) -> bool:
+    """May any of these queries, bool (queries,), of one head see any of these keys, bool (keys,)?"""
+    columns = np.flatnonzero(keys)
+    for rows in blocks(problem.queries, _ROWS) if len(columns) else ():
+        if not queries[rows].any():
+            continue
+        reach = visibility.key_span(problem, batch, rows)
+        near = columns[np.searchsorted(columns, reach.start) : np.searchsorted(columns, reach.stop)]
+        if len(near):
+            cols = slice(near[0], near[-1] + 1)
+            seen = visibility.tile(problem, batch, head, rows, cols)
+            if (seen & queries[rows, None] & keys[cols]).any():
+                return True
+    return False
 
 
 def _added(call: EditedCall, edit: Cut | Boost, heads: Heads, place: Place) -> EditedCall:
@@ -137,7 +183,7 @@ def _added(call: EditedCall, edit: Cut | Boost, heads: Heads, place: Place) -> E
     queries, keys = _labels(edit, place)
     amount = edit.by if isinstance(edit, Boost) else -np.inf
     table = _per_head(amount, 0.0, heads, call.q.shape[1]).reshape(1, -1, 1, 1)
-    return _with_term(call, edit, SpanTerm(queries, keys, table))
+    return replace(call, terms=(*call.terms, SpanTerm(queries, keys, table)))
 
 
 def _shared(call: EditedCall, edit: Share, heads: Heads, place: Place) -> EditedCall:
@@ -156,7 +202,8 @@ def _shared(call: EditedCall, edit: Share, heads: Heads, place: Place) -> Edited
     wanted = log(edit.at_least) - np.log1p(-edit.at_least)
     table = positive_part(wanted, rest, span)[..., None]
     rows = np.where(queries, np.arange(len(place.queries)), -1)
-    return _with_term(call, edit, SpanTerm(rows, np.where(keys, 0, -1), table, by_row=True))
+    term = SpanTerm(rows, np.where(keys, 0, -1), table, by_row=True)
+    return replace(call, terms=(*call.terms, term))
 
 
 def _logsumexp_of(call: EditedCall, queries: Array, keys: Array, heads: Heads) -> Any:
@@ -166,7 +213,7 @@ def _logsumexp_of(call: EditedCall, queries: Array, keys: Array, heads: Heads) -
     term = SpanTerm(np.where(queries, 0, 1), np.where(keys, 0, 1), only[None])
     rules = {name: value for name, value in call.rules.items() if name != "sinks"}
     rules["spans"] = combined((*call.terms, term))
-    return by_softcap(lambda q, k, _, own: AttentionMatrix(q, k, **own).logsumexp(), call.q, call.k, None, rules)
+    return by_softcap(lambda q, k, _, capped: AttentionMatrix(q, k, **capped).logsumexp(), call.q, call.k, None, rules)
 
 
 def _tempered(call: EditedCall, edit: Tempered, heads: Heads, _: Place) -> EditedCall:
@@ -178,10 +225,10 @@ def _tempered(call: EditedCall, edit: Tempered, heads: Heads, _: Place) -> Edite
     rules: Rules = dict(divided(cast("RuleNames", others), t, call.q))
     if call.rules.get("softcap") is not None:
         caps = spread(call.rules["softcap"], count)
-        made = tuple(float(cap) / float(own) for cap, own in zip(caps, t, strict=True))
+        made = tuple(float(cap) / float(factor) for cap, factor in zip(caps, t, strict=True))
         rules["softcap"] = made[0] if len(set(made)) == 1 else made
     terms = tuple(term.times(1 / t) for term in call.terms)
-    return replace(call, rules=rules, terms=terms, acted=(*call.acted, edit))
+    return replace(call, rules=rules, terms=terms)
 
 
 def _off(call: EditedCall, edit: Off, heads: Heads, place: Place) -> EditedCall:
@@ -191,7 +238,7 @@ def _off(call: EditedCall, edit: Off, heads: Heads, place: Place) -> EditedCall:
         instead = numbers_like(np.zeros(1), output) if edit.to == "zero" else _mean(output, number, place)
         return chosen(instead, output, heads)
 
-    return replace(call, afterwards=(*call.afterwards, change), acted=(*call.acted, edit))
+    return replace(call, afterwards=(*call.afterwards, change))
 
 
 def _mean(output: Any, number: int, place: Place) -> Any:
@@ -210,20 +257,20 @@ def _scaled(call: EditedCall, edit: Scaled, heads: Heads, _: Place) -> EditedCal
     def change(output: Any) -> Any:
         return chosen(times(output, factors.reshape(-1, 1, 1)), output, heads)
 
-    return replace(call, afterwards=(*call.afterwards, change), acted=(*call.acted, edit))
+    return replace(call, afterwards=(*call.afterwards, change))
 
 
 def _like(call: EditedCall, edit: Like, heads: Heads, place: Place) -> EditedCall:
     run = otherrun.of(edit, heads, place, call.q)
     q, k, rules, terms = otherrun.weights(run, call.q, call.k, call.rules, call.terms)
     v = otherrun.for_each_head(call.v, call.q.shape[1]) if k.shape[1] != call.v.shape[1] else call.v
-    return replace(call, q=q, k=k, v=v, rules=rules, terms=terms, acted=(*call.acted, edit))
+    return replace(call, q=q, k=k, v=v, rules=rules, terms=terms)
 
 
 def _values_like(call: EditedCall, edit: ValuesLike, heads: Heads, place: Place) -> EditedCall:
     v = otherrun.values(otherrun.of(edit, heads, place, call.v), call.v, call.q.shape[1])
     k = otherrun.for_each_head(call.k, call.q.shape[1]) if v.shape[1] != call.k.shape[1] else call.k
-    return replace(call, k=k, v=v, acted=(*call.acted, edit))
+    return replace(call, k=k, v=v)
 
 
 _APPLY: dict[type[Edit], Callable[[EditedCall, Any, Heads, Place], EditedCall]] = {

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from clearhead.changing import otherrun
-from clearhead.changing.applying import acting_in, check_layers, check_places, edited
+from clearhead.changing.applying import acting_in, acts, check_layers, check_places, edited
 from clearhead.changing.edits import Edit, Off, OtherRun, read_edits, with_run
 from clearhead.changing.places import Place, Text
 from clearhead.changing.texts import Texts
@@ -63,7 +63,7 @@ def change(model: Any, edits: Any, *, tokenizer: Any = None) -> Iterator[None]:
         raise MissingExtraError(
             f"change needs PyTorch and Transformers: {error}.", "pip install 'clearhead[hf]'"
         ) from error
-    given = tuple(with_run(edit) for edit in read_edits(edits))
+    read = tuple(with_run(edit) for edit in read_edits(edits))
     if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
         raise DtypeError(
             f"tokenizer is a {type(tokenizer).__name__}: expected something with decode(list of ids).",
@@ -72,7 +72,7 @@ def change(model: Any, edits: Any, *, tokenizer: Any = None) -> Iterator[None]:
     switching.check(model)
     if any(module in attending.changers for module in model.modules()):
         raise RuleError("the model is being changed already.", "give all edits to one ch.change, as a list.")
-    changing = _Changing(model, given, tokenizer)
+    changing = _Changing(model, read, tokenizer)
     changing.check()
     with ExitStack() as after:
         after.enter_context(changing.passes.followed())
@@ -113,8 +113,8 @@ class _Changing:
         from clearhead.layers.unseen import mixes_tokens
 
         passes = self.passes
-        found = {module: passes.inner(path) for module, path in passes.paths.items() if mixes_tokens(module)}
-        return {module: {passes.paths[module], *passes.names.possible(path)} for module, path in found.items()}
+        mixing = {module: passes.inner(path) for module, path in passes.paths.items() if mixes_tokens(module)}
+        return {module: {passes.paths[module], *passes.names.possible(path)} for module, path in mixing.items()}
 
     def attention(self, module: Any) -> "Change":
         """What to do with this call of an attention module."""
@@ -145,8 +145,10 @@ class _Changing:
             sums.clear()
         real = _real(layer, call) if any(isinstance(edit, Off) for edit, _ in acting) else None
         place = Place(layer.name, call.queries, call.keys, sequence.text, key_text, real, self.continues, sums)
-        result = edited(call.q, call.k, call.v, call.rules(), acting, place)
-        self.acted |= set(map(id, result.acted))
+        rules, shape = call.rules(), (*call.q.shape[:3], call.k.shape[2])
+        result = edited(call.q, call.k, call.v, rules, acting, place)
+        waiting = [(edit, heads) for edit, heads in acting if id(edit) not in self.acted]
+        self.acted |= {id(edit) for edit, heads in waiting if acts(edit, heads, shape, rules, place)}
         scores: dict[str, Any] = {
             name: result.rules[name] for name in ("scale", "softcap", "sinks") if name in result.rules
         }
@@ -194,12 +196,13 @@ class _Changing:
             raise RuleError(f"{idle[0]} never acted: {self.name} did not run inside the block.")
         if idle:
             ran = [layer.name for layer, acting in self.acting.items() if any(edit is idle[0] for edit, _ in acting)]
-            why = (
-                "none of its queries and keys came"
-                if ran
-                else "none of its layers went through the attention interface"
-            )
-            raise RuleError(f"{idle[0]} never acted: {why}{f', {kinds} did not' if kinds and not ran else ''}.")
+            if ran:
+                raise RuleError(
+                    f"{idle[0]} never acted: none of its queries came with a key that it sees.",
+                    "where attention is causal, a query sees itself and what is before it.",
+                )
+            rest = f", {kinds} did not" if kinds else ""
+            raise RuleError(f"{idle[0]} never acted: none of its layers went through the attention interface{rest}.")
         if missed:
             warnings.warn(
                 f"{self.name} has attention that does not go through Transformers' AttentionInterface and was not "
@@ -213,16 +216,16 @@ def _real(layer: "LayerCall", call: "AttentionCall") -> Any:
 
     In a mask that is stored, a query that may not see its own key is padding.
     """
-    padding, dense, own = call.pattern.padding, call.pattern.dense, call.queries
+    padding, dense, queries = call.pattern.padding, call.pattern.dense, call.queries
     if layer.cross or (padding is None and dense is None):
         return None
     if dense is None:
         assert padding is not None
-        real = padding[:, own.start : own.stop].bool()
+        real = padding[:, queries.start : queries.stop].bool()
     else:
-        mask = dense[..., own.start - call.keys.start : own.stop - call.keys.start]
+        mask = dense[..., queries.start - call.keys.start : queries.stop - call.keys.start]
         real = (mask[:, :, 0] if mask.shape[2] == 1 else mask.diagonal(dim1=2, dim2=3)).any(1)
-    return real.cpu().numpy() if real.shape[1] == len(own) and not real.all() else None
+    return real.cpu().numpy() if real.shape[1] == len(queries) and not real.all() else None
 
 
 def _head_count(module: Any) -> int:

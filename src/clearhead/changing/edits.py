@@ -1,15 +1,15 @@
 """The edits, as plain values that can be printed, compared and saved: what to change, and in which layers and heads."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from clearhead.changing.places import Places, read_places
-from clearhead.core.rule_values import is_whole, read_members, read_number, read_path
-from clearhead.errors import DtypeError, RuleError, SelectionError, shown
+from clearhead.core.rule_values import check_size, is_whole, listed, read_members, read_number, read_path
+from clearhead.errors import DtypeError, RuleError, SelectionError, Sentence, expected, shown
 from clearhead.layers.run import LAYERS, Run
 
 Heads = tuple[int, ...] | dict[int | str, tuple[int, ...]] | None
@@ -25,12 +25,12 @@ class Edit:
     heads: Heads = None
 
     def __repr__(self) -> str:
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        order = sorted(given, key=lambda name: name in ("layers", "heads"))  # what it does first, then where
-        told = [f"{name}={_told(given[name])}" for name in order if given[name] is not None]
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        order = sorted(values, key=lambda name: name in ("layers", "heads"))  # what it does first, then where
+        words = [f"{name}={_told(values[name])}" for name in order if values[name] is not None]
         if order[0] in ("t", "seen") or self.KIND == "scaled":
-            told[0] = told[0].partition("=")[2]
-        return f"{self.KIND}({', '.join(told)})"
+            words[0] = words[0].partition("=")[2]
+        return f"{self.KIND}({', '.join(words)})"
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and all(
@@ -204,8 +204,9 @@ def share(*, keys: Any, at_least: float, queries: Any = None, layers: Any = None
     part = _number("at_least", at_least)
     if not 0 < part < 1:
         raise RuleError(
-            f"at_least is {part}: expected a number above 0 and below 1.",
+            "at_least is {part}: expected a number above 0 and below 1.",
             "ch.cut(keys=…) of all other keys makes it 1, of these keys 0.",
+            part=part,
         )
     return Share(**_spans(queries, _needed("share", keys)), at_least=part, **_where(layers, heads))
 
@@ -224,7 +225,9 @@ def tempered(t: float, *, layers: Any = None, heads: Any = None) -> Tempered:
     """
     number = _number("t", t)
     if number <= 0:
-        raise RuleError(f"t is {number}: expected a number above 0.", "t=1.5 makes weights flatter, 0.5 sharper.")
+        raise RuleError(
+            "t is {number}: expected a number above 0.", "t=1.5 makes weights flatter, 0.5 sharper.", number=number
+        )
     return Tempered(t=number, **_where(layers, heads))
 
 
@@ -242,7 +245,7 @@ def off(*, layers: Any = None, heads: Any = None, to: str = "zero") -> Off:
     off(to='zero', layers=[1], heads=[2])
     """
     if not isinstance(to, str) or to not in ("zero", "mean"):
-        raise RuleError(f"to is {shown(to)}: expected 'zero' or 'mean'.", 'to="mean"')
+        raise RuleError(expected("to", to, "'zero' or 'mean'"), 'to="mean"')
     return Off(to=to, **_where(layers, heads))
 
 
@@ -296,17 +299,19 @@ def values_like(seen: Any, *, layers: Any = None, heads: Any = None) -> ValuesLi
 
 def read_edits(value: Any) -> tuple[Edit, ...]:
     """One edit or several, as a tuple. Raises DtypeError for anything else, RuleError where there is none."""
-    given = (value,) if isinstance(value, Edit) else value
-    is_array = hasattr(given, "ndim")  # one without axes says that it is iterable, and is not
-    if isinstance(given, (str, bytes, Mapping)) or is_array or not isinstance(given, Iterable):
-        raise DtypeError(f"edits is {shown(value)}: expected an edit, or a list of edits.", "[ch.cut(keys=3)]")
-    found = tuple(given)
-    for edit in found:
+    edits = (value,) if isinstance(value, Edit) else value
+    try:
+        if isinstance(edits, (str, bytes, Mapping)) or hasattr(edits, "ndim"):
+            raise TypeError
+        members = tuple(listed(edits))
+    except TypeError:
+        raise DtypeError(expected("edits", value, "an edit, or a list of edits"), "[ch.cut(keys=3)]") from None
+    for edit in members:
         if not isinstance(edit, Edit):
-            raise DtypeError(f"edits holds {shown(edit)}: expected edits.", "[ch.cut(keys=3)]")
-    if not found:
+            raise DtypeError("edits holds {edit}: expected edits.", "[ch.cut(keys=3)]", edit=shown(edit))
+    if not members:
         raise RuleError("edits is empty: nothing would change.", "[ch.cut(keys=3)]")
-    return found
+    return members
 
 
 def _told(value: Any) -> str:
@@ -329,14 +334,16 @@ def _spans(queries: Any, keys: Any) -> dict[str, Any]:
 
 def _needed(kind: str, keys: Any) -> Any:
     if keys is None:
-        raise RuleError(f"{kind} has no keys: expected those that get more.", f'ch.{kind}(keys="word", …)')
+        raise RuleError("{kind} has no keys: expected those that get more.", 'ch.{kind}(keys="word", …)', kind=kind)
     return keys
 
 
 def _number(name: str, value: Any) -> float:
     if value is None:
-        raise RuleError(f"{name} is None: expected a number.")
-    return read_number(name, value, 0.0)
+        raise RuleError("{name} is None: expected a number.", name=name)
+    number = read_number(name, value, 0.0)
+    check_size(name, number)
+    return number
 
 
 def _where(layers: Any, heads: Any) -> dict[str, Any]:
@@ -350,12 +357,12 @@ def _where(layers: Any, heads: Any) -> dict[str, Any]:
         if not by_layer:
             raise SelectionError("heads is empty: it chooses nothing.", "leave heads out for all.")
         return {"layers": None, "heads": by_layer}
-    found: dict[str, Any] = {"layers": None, "heads": None if heads is None else _head_list("heads", heads)}
+    where: dict[str, Any] = {"layers": None, "heads": None if heads is None else _head_list("heads", heads)}
     if layers is not None:
-        found["layers"] = tuple(_plain(layer) for layer in read_members("layers", layers, *LAYERS))
-        if not found["layers"]:
+        where["layers"] = tuple(_plain(layer) for layer in read_members("layers", layers, *LAYERS))
+        if not where["layers"]:
             raise SelectionError("layers is empty: it chooses nothing.", "leave layers out for all.")
-    return found
+    return where
 
 
 def _plain(layer: Any) -> int | str:
@@ -363,12 +370,13 @@ def _plain(layer: Any) -> int | str:
     return int(layer) if is_whole(layer) or re.fullmatch(r"-?[0-9]+", layer) else str(layer)
 
 
-def _head_list(name: str, given: Any) -> tuple[int, ...]:
-    heads = read_members(name, given, *_HEADS)
+def _head_list(name: str, value: Any) -> tuple[int, ...]:
+    heads = read_members(name, value, *_HEADS)
     if not heads:
-        raise SelectionError(f"{name} is empty: it chooses nothing.", "leave heads out for all.")
+        raise SelectionError("{name} is empty: it chooses nothing.", "leave heads out for all.", name=name)
     if min(heads) < 0:
-        raise SelectionError(f"{name} holds {min(heads)}: expected {_HEADS[1]}.", _HEADS[2])
+        values = {"name": name, "member": min(heads), "wanted": Sentence(_HEADS[1])}
+        raise SelectionError("{name} holds {member}: expected {wanted}.", _HEADS[2], **values)
     return tuple(sorted({int(head) for head in heads}))
 
 
@@ -378,7 +386,7 @@ def _run(seen: Any) -> Run | str:
     if isinstance(seen, str) or hasattr(seen, "__fspath__"):
         return str(read_path(seen))
     raise DtypeError(
-        f"seen is {shown(seen)}: expected what `with ch.watch(model) as seen` gave, or the path of its file.",
+        expected("seen", seen, "what `with ch.watch(model) as seen` gave, or the path of its file"),
         'ch.like(seen), or ch.like("run.safetensors")',
     )
 

@@ -58,14 +58,14 @@ def edits_from_json(text: str) -> list[Edit]:
 
 
 def _edit(words: dict[str, Any]) -> Edit:
-    kind, given = words.get("edit"), {name: x for name, x in words.items() if name != "edit"}
+    kind, values = words.get("edit"), {name: x for name, x in words.items() if name != "edit"}
     if not isinstance(kind, str) or kind not in _MAKERS:
         raise unknown("edit", kind, _MAKERS)
     for name in ("queries", "keys"):
-        if name in given:
-            given[name] = _place_of(given[name])
+        if name in values:
+            values[name] = _place_of(values[name])
     try:
-        return _MAKERS[kind](**given)
+        return _MAKERS[kind](**values)
     except TypeError as error:
         if isinstance(error, DtypeError):
             raise
@@ -74,10 +74,10 @@ def _edit(words: dict[str, Any]) -> Edit:
 
 def _words(edit: Edit) -> dict[str, Any]:
     """An edit as an object of JSON."""
-    found: dict[str, Any] = {"edit": edit.KIND}
-    given = {field.name: getattr(edit, field.name) for field in fields(edit)}
-    for name in sorted(given, key=lambda name: (name in ("layers", "heads"), name == "heads")):
-        value = given[name]
+    saved: dict[str, Any] = {"edit": edit.KIND}
+    values = {field.name: getattr(edit, field.name) for field in fields(edit)}
+    for name in sorted(values, key=lambda name: (name in ("layers", "heads"), name == "heads")):
+        value = values[name]
         if value is None:
             continue
         if isinstance(value, Run):
@@ -85,8 +85,8 @@ def _words(edit: Edit) -> dict[str, Any]:
                 f"{edit.KIND} holds a run that is in memory, and JSON has no room for it.",
                 f'seen.save("run.safetensors"), then ch.{edit.KIND}("run.safetensors")',
             )
-        found[name] = _place_words(value) if name in ("queries", "keys") else value
-    return found
+        saved[name] = _place_words(value) if name in ("queries", "keys") else value
+    return saved
 
 
 def _place_words(places: Any) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from clearhead.changing.edits import Edit, boost, cut, off
-from clearhead.errors import ClearheadError, RuleError, shown
+from clearhead.errors import ClearheadError, RuleError, Sentence, shown
 
 _WHERE = re.compile(r"(\d*)(?:\.(\d+))?")
 _HINT = {
@@ -32,16 +32,16 @@ def edits_from_options(options: Iterable[tuple[str, str]], layer: int | None, he
 
 
 def _edit(kind: str, text: str, layer: int | None, head: int | None) -> Edit:
-    own = {"layers": None if layer is None else [layer], "heads": None if head is None else [head]}
+    everywhere = {"layers": None if layer is None else [layer], "heads": None if head is None else [head]}
     try:
         if kind == "off":
-            where = _where(kind, text) if text.strip() else own
+            where = _where(kind, text) if text.strip() else everywhere
             if where == {"layers": None, "heads": None}:
                 raise RuleError("it names no layer and no head: every head would be off.")
             return off(**where)
-        what, at, place = text.rpartition("@")
-        where = _where(kind, place) if at else own
-        what = what if at else text
+        what, sign, place = text.rpartition("@")
+        where = _where(kind, place) if sign else everywhere
+        what = what if sign else text
         if kind == "boost":
             what, _, number = what.rpartition("=")
             by = _number(number)
@@ -52,11 +52,13 @@ def _edit(kind: str, text: str, layer: int | None, head: int | None) -> Edit:
             raise _form(kind)
         return cut(queries=_places(queries), keys=_places(keys), **where)
     except ClearheadError as error:
-        raise type(error)(f"--{kind} {shown(text)}: {error.what}", _HINT[kind]) from None
+        raise type(error)(
+            "--{kind} {text}: {what}", _HINT[kind], kind=kind, text=shown(text), what=error.what
+        ) from None
 
 
 def _form(kind: str) -> RuleError:
-    return RuleError(f"expected {_SIGNS[kind]}.")
+    return RuleError("expected {form}.", form=Sentence(_SIGNS[kind]))
 
 
 def _number(text: str) -> float:
@@ -68,20 +70,20 @@ def _number(text: str) -> float:
 
 def _places(text: str) -> Any:
     """Positions, ranges such as 0:3, and words, with commas between them; None for an empty text."""
-    found: list[Any] = []
+    places: list[Any] = []
     for part in (part.strip() for part in text.split(",")):
         sides = re.fullmatch(r"(-?\d{1,9})?:(-?\d{1,9})?", part)
         if sides:
-            found.append(slice(*(None if side is None else int(side) for side in sides.groups())))
+            places.append(slice(*(None if side is None else int(side) for side in sides.groups())))
         elif part:
-            found.append(int(part) if re.fullmatch(r"-?\d{1,9}", part) else part)
-    return None if not found else found[0] if len(found) == 1 else found
+            places.append(int(part) if re.fullmatch(r"-?\d{1,9}", part) else part)
+    return None if not places else places[0] if len(places) == 1 else places
 
 
 def _where(kind: str, text: str) -> dict[str, Any]:
     """Layers and heads from 0 (a layer), 0.3 (a head of it) or .3 (a head of every layer), with commas between them."""
     matches = [_WHERE.fullmatch(part.strip()) for part in text.split(",")]
-    pairs = [found.groups() for found in matches if found is not None and found[0]]
+    pairs = [match.groups() for match in matches if match is not None and match[0]]
     layered, headed = ([pair[side] not in (None, "") for pair in pairs] for side in (0, 1))
     if len(pairs) < len(matches) or len(set(layered)) > 1 or len(set(headed)) > 1 or len(text) > 200:
         raise _form(kind) if kind == "off" else RuleError("expected LAYER.HEAD after @.")
@@ -89,5 +91,5 @@ def _where(kind: str, text: str) -> dict[str, Any]:
     heads = list(dict.fromkeys(int(head) for _, head in pairs if head))
     if not all(layered) or not all(headed) or len(layers) == 1:
         return {"layers": layers or None, "heads": heads or None}
-    by_layer = {layer: [int(head) for own, head in pairs if int(own) == layer] for layer in layers}
+    by_layer = {layer: [int(head) for number, head in pairs if int(number) == layer] for layer in layers}
     return {"layers": None, "heads": by_layer}

@@ -11,14 +11,15 @@ from clearhead.changing.places import Place
 from clearhead.changing.tensors import numbers_like, spread, torch_of
 from clearhead.core.arrays import as_array, to_torch
 from clearhead.core.axes import KEY, QUERY, VALUE, Array, group_size, named
+from clearhead.core.rules import RULES, fields_along
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
 from clearhead.layers.layer import Layer
 from clearhead.layers.naming import ModulePath
-from clearhead.ops.softcaps import for_heads
+from clearhead.ops.softcap_per_head import for_heads
 from clearhead.ops.span_terms import SpanTerm
 
 Rules = dict[str, Any]
-_PER_HEAD = {"scale": None, "alibi_slopes": 0.0, "sinks": -np.inf}  # and what each is where it is not given
+_PER_HEAD = {name: RULES[name].neutral for name in fields_along("heads")}  # and what each is where it is not given
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,10 +73,10 @@ def check_kept(edit: OtherRun, layers: Collection[Collection[str]]) -> None:
     known = {name: edit.seen.layer(name) for name in edit.seen.layers}
     for asked in edit.named_layers():
         alike = [choices for choices in layers if edit.may_act((asked,), choices)]
-        own = [x for name, x in known.items() if any(name == str(asked) or {name, x.path} & set(c) for c in alike)]
-        if not own:
+        same = [x for name, x in known.items() if any(name == str(asked) or {name, x.path} & set(c) for c in alike)]
+        if not same:
             raise SelectionError(f"{edit}: the other run has no layer {asked!r}.", f"it has {', '.join(known)}.")
-        for layer in own:
+        for layer in same:
             _check_heads(layer, edit.heads_in({str(asked)}) or (), f"{edit}: ")
 
 
@@ -90,9 +91,9 @@ def check_lengths(edit: OtherRun, kind: ModulePath, queries: range, keys: range,
     """Raise ShapeError where a layer that an edit needs, of this kind, has other lengths in the other run."""
     assert not isinstance(edit.seen, str)
     for name in edit.seen.layers:
-        layer, own = edit.seen.layer(name), ModulePath.of(edit.seen.layer(name).path)
-        alike = own._replace(numbers=kind.numbers) == kind and layer.call == 1
-        if alike and edit.acts_in(name, {name, layer.path, *own.numbers[:1]}):
+        layer, path = edit.seen.layer(name), ModulePath.of(edit.seen.layer(name).path)
+        alike = path._replace(numbers=kind.numbers) == kind and layer.call == 1
+        if alike and edit.acts_in(name, {name, layer.path, *path.numbers[:1]}):
             try:
                 _start(layer, queries, keys, continues=continues)
             except ShapeError as error:
@@ -135,14 +136,14 @@ def weights(
         )
     other_q = _near(layer.q, q, "q", QUERY)[:, part.index, part.queries]
     _check_rules(part, rules)
-    own = for_heads(layer.rules, part.index)
+    chosen = for_heads(layer.rules, part.index)
     shared = group_size(layer.q.shape[1], layer.k.shape[1])
     if part.whole and part.index == list(range(layer.q.shape[1])):
         other_k = _near(layer.k, k, "k", KEY)[:, :, part.keys]
     else:
         other_k = _near(layer.k, k, "k", KEY)[:, [head // shared for head in part.index], part.keys]
-    made = _with_rules(part, rules, own, q)
-    spans = own.get("spans")
+    made = _with_rules(part, rules, chosen, q)
+    spans = chosen.get("spans")
     new = () if spans is None else (_only(SpanTerm.of(spans).take(part.queries, part.keys), part.heads, q.shape[1]),)
     if part.whole:
         return other_q, other_k, made, new
@@ -289,16 +290,16 @@ def _reach(rules: Mapping[str, Any], place: Place) -> Array:
 
 def _mask(rules: Mapping[str, Any], place: Place, part: Part | None) -> Array | None:
     """What mask and kv_lengths allow, (batch or 1, heads or 1, queries or 1, keys); None where nothing is forbidden."""
-    found: Array = np.ones((1, 1, 1, len(place.keys)), bool)
+    allowed: Array = np.ones((1, 1, 1, len(place.keys)), bool)
     if rules.get("kv_lengths") is not None:
         lengths = _number(rules["kv_lengths"]).reshape(-1, 1)
         start = 0 if part is None else part.keys.start
-        found = (np.arange(start, start + len(place.keys)) < lengths)[:, None, None, :]
+        allowed = (np.arange(start, start + len(place.keys)) < lengths)[:, None, None, :]
     if rules.get("mask") is not None:
         mask = _number(rules["mask"])
         mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-        found = found & (mask if part is None else mask[_places(mask, part)])
-    return None if found.all() else found
+        allowed = allowed & (mask if part is None else mask[_places(mask, part)])
+    return None if allowed.all() else allowed
 
 
 def _segments(rules: Mapping[str, Any], name: str, chosen: slice | None) -> Array | None:

@@ -12,8 +12,8 @@ from unicodedata import east_asian_width
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.core.rule_values import is_whole
-from clearhead.errors import DtypeError, SelectionError, shown
+from clearhead.core.rule_values import is_whole, listed
+from clearhead.errors import DtypeError, SelectionError, expected, shown
 
 One = int | str | slice
 Places = One | tuple[One, ...] | tuple[bool, ...] | None
@@ -33,7 +33,7 @@ class Text:
     length: int
     pieces: Sequence[Sequence[str]] | None = None
     why: str = "there is no tokenizer"
-    found: dict[int, tuple[Any, "Found"]] = field(default_factory=dict, repr=False)  # by the id of what was looked for
+    searched: dict[int, tuple[Any, "Found"]] = field(default_factory=dict, repr=False)  # by the id of the places
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,23 +92,26 @@ def read_places(name: str, value: Any) -> Places:
     one = _read_place(name, value)
     if one is not None:
         return one
-    if getattr(value, "ndim", 1) != 1 or isinstance(value, (dict, bytes)):
-        raise DtypeError(f"{name} is {shown(value)}: expected {WANTED}.", f"{name}=[3, 4]")
     try:
-        members = value.tolist() if hasattr(value, "tolist") else list(value)
-    except TypeError:
-        raise DtypeError(f"{name} is {shown(value)}: expected {WANTED}.", f"{name}=[3, 4]") from None
+        if isinstance(value, dict):
+            raise TypeError
+        members = listed(value)
+        members = [x.item() for x in members] if getattr(value, "ndim", 0) == 1 else members
+    except (TypeError, RuntimeError):  # the latter from a tensor without numbers
+        raise DtypeError(expected(name, value, WANTED), "{name}=[3, 4]", name=name) from None
     flags = [isinstance(x, (bool, np.bool_)) for x in members]
     if members and all(flags):
         if not any(members):
-            raise SelectionError(f"{name} is all False: it chooses nothing.")
+            raise SelectionError("{name} is all False: it chooses nothing.", name=name)
         return tuple(map(bool, members))
     places = tuple(_read_place(name, x) for x in members)
     wrong = next((x for x, place in zip(members, places, strict=True) if place is None), None)
     if any(place is None for place in places):
-        raise DtypeError(f"{name} holds {shown(wrong)}: expected {WANTED}.", f"{name}=[3, 4]")
+        raise DtypeError(
+            "{name} holds {wrong}: expected {wanted}.", "{name}=[3, 4]", name=name, wrong=shown(wrong), wanted=WANTED
+        )
     if not places:
-        raise SelectionError(f"{name} is empty: it chooses nothing.", f"leave {name} out for all.")
+        raise SelectionError("{name} is empty: it chooses nothing.", "leave {name} out for all.", name=name)
     return tuple(place for place in places if place is not None)
 
 
@@ -118,24 +121,24 @@ def _read_place(name: str, value: Any) -> One | None:
         return int(value)
     if isinstance(value, str):
         if not value.strip():
-            raise SelectionError(f"{name} is {value!r}: expected a word of the text.")
+            raise SelectionError("{name} is {value!r}: expected a word of the text.", name=name, value=value)
         return str(value)
     if not isinstance(value, slice):
         return None
     sides = value.start, value.stop, value.step
     if not all(side is None or is_whole(side) for side in sides) or (value.step is not None and value.step < 1):
-        raise DtypeError(f"{name} is {shown(value)}: expected a slice of whole numbers that goes forward.")
+        raise DtypeError(expected(name, value, "a slice of whole numbers that goes forward"))
     start, stop = value.start or 0, value.stop
     if stop is not None and (start >= 0) == (stop >= 0) and start >= stop:
-        raise SelectionError(f"{name} is {shown(value)}: it chooses nothing.")
+        raise SelectionError("{name} is {value}: it chooses nothing.", name=name, value=shown(value))
     return slice(*(None if side is None else int(side) for side in sides))
 
 
 def find(name: str, places: Places, text: Text) -> Found:
     """The positions of an edit's queries or keys in this text, as `search` finds them; a search is remembered."""
-    if id(places) not in text.found:
-        text.found[id(places)] = places, search(name, places, text)
-    return text.found[id(places)][1]
+    if id(places) not in text.searched:
+        text.searched[id(places)] = places, search(name, places, text)
+    return text.searched[id(places)][1]
 
 
 def search(name: str, places: Places, text: Text) -> Found:
@@ -150,7 +153,8 @@ def search(name: str, places: Places, text: Text) -> Found:
     listed: tuple[Any, ...] = places if isinstance(places, tuple) else (places,)
     if isinstance(listed[0], bool):
         if len(listed) != text.length:
-            raise SelectionError(f"{name} has {len(listed)} entries, and the text has {text.length} tokens.")
+            values = {"name": name, "listed": len(listed), "length": text.length}
+            raise SelectionError("{name} has {listed} entries, and the text has {length} tokens.", **values)
         return Found((np.flatnonzero(listed),), ())
     slices = tuple(_range(place, text.length) for place in listed if isinstance(place, slice))
     shared = [_position(name, place, text.length) for place in listed if isinstance(place, int)]
@@ -158,20 +162,23 @@ def search(name: str, places: Places, text: Text) -> Found:
     if not words:
         return Found((np.array(shared, np.int64),), slices)
     if text.pieces is None:
-        raise SelectionError(f"{name} is the word {words[0]!r}, and {text.why}.", "give positions, or tokenizer=…")
+        values = {"name": name, "word": words[0], "why": text.why}
+        raise SelectionError("{name} is the word {word!r}, and {why}.", "give positions, or tokenizer=…", **values)
     rows = []
     for number, pieces in enumerate(text.pieces):
         which = f" of sequence {number}" if len(text.pieces) > 1 else ""
-        found = [place for word in words for place in _find_word(name, word, pieces, which)]
-        rows.append(np.array(shared + found, np.int64))
+        tokens = [place for word in words for place in _find_word(name, word, pieces, which)]
+        rows.append(np.array(shared + tokens, np.int64))
     return Found(tuple(rows), slices)
 
 
 def _position(name: str, place: int, length: int) -> int:
     if not -length <= place < length:
+        values = {"name": name, "place": place, "length": length, "stop": place + 1}
         raise SelectionError(
-            f"{name} has position {place}, and the text has {length} tokens.",
-            f"{name}=slice({place}, {place + 1}) waits until the model has generated it." if place >= 0 else "",
+            "{name} has position {place}, and the text has {length} tokens.",
+            "{name}=slice({place}, {stop}) waits until the model has generated it." if place >= 0 else "",
+            **values,
         )
     return place % length
 
@@ -192,24 +199,34 @@ def _find_word(name: str, word: str, pieces: Sequence[str], which: str) -> list[
     if not starts and numbered:
         word, chosen = numbered.groups()
         starts = list(_whole_words(text, word))
+    values = {"name": name, "word": word, "which": which, "times": len(starts)}
     if not starts:
         near = get_close_matches(word, Counter(re.findall(r"\w+", text)), n=1)
-        guess = f"did you mean {near[0]!r}? " if near and near[0] != word else ""
+        near = [other for other in near if other != word]
+        hint = "Words are found whole, and by upper and lower case."
+        if near:
+            hint = "did you mean {near!r}? Words are found whole, and by upper and lower case."
         raise SelectionError(
-            f"{name} is the word {word!r}, and the text{which} has no such word.",
-            f"{guess}Words are found whole, and by upper and lower case.",
+            "{name} is the word {word!r}, and the text{which} has no such word.",
+            hint,
+            **values,
+            near="".join(near),
         )
     if chosen == "all":
         return [token for start in starts for token in _tokens(pieces, ends, start, start + len(word))]
     if not chosen and len(starts) > 1:
         raise SelectionError(
-            f"{name} is the word {word!r}, and the text{which} has it {len(starts)} times.",
-            f"{word + '#1'!r} is the first, {word + '#all'!r} all of them.",
+            "{name} is the word {word!r}, and the text{which} has it {times} times.",
+            "{first!r} is the first, {every!r} all of them.",
+            **values,
+            first=word + "#1",
+            every=word + "#all",
         )
     number = int(chosen or 1)
     if not 1 <= number <= len(starts):
-        times = f"{len(starts)} times" if len(starts) > 1 else "once"
-        raise SelectionError(f"{name} is {word + '#' + chosen!r}, and the text{which} has {word!r} {times}.")
+        once = "{name} is {numbered!r}, and the text{which} has {word!r} once."
+        times = "{name} is {numbered!r}, and the text{which} has {word!r} {times} times."
+        raise SelectionError(times if len(starts) > 1 else once, **values, numbered=word + "#" + chosen)
     start = starts[number - 1]
     return _tokens(pieces, ends, start, start + len(word))
 

@@ -18,7 +18,7 @@ from clearhead.core.arrays import bfloat16
 from clearhead.core.axes import Array
 from clearhead.core.files import object_of, read_bytes
 from clearhead.core.room import check_room_for_file
-from clearhead.errors import FileError
+from clearhead.errors import FileError, Sentence
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": bfloat16,
@@ -43,7 +43,10 @@ def npz(path: Path) -> dict[str, Array]:
     data = read_bytes(path)
     if data.startswith(_MAGIC):
         raise FileError(
-            f"{path} is a .npy file: one array without a name.", f'np.savez("{path.stem}.npz", q=q, k=k, v=v)'
+            "{path} is a .npy file: one array without a name.",
+            'np.savez("{stem}.npz", q=q, k=k, v=v)',
+            path=path,
+            stem=path.stem,
         )
     try:
         with ZipFile(BytesIO(data)) as stored:
@@ -53,14 +56,16 @@ def npz(path: Path) -> dict[str, Array]:
             for entry in entries:
                 name = entry.filename.removesuffix(".npy")
                 if name in arrays:
-                    raise FileError(f"{path} gives {name!r} twice.")
+                    raise FileError("{file} gives {name!r} twice.", file=path, name=name)
                 with stored.open(entry) as file:
                     arrays[name] = _npy(f"{path}: {name!r}", file, entry.file_size)
             return arrays
     except FileError:
         raise
     except Exception as error:  # zip and NumPy's header have some twenty kinds of exceptions for what is malformed
-        raise FileError(f"{path} is not a readable .npz file: {_line(error)}.") from None
+        raise FileError(
+            "{path} is not a readable .npz file: {reason}.", path=path, reason=Sentence(_line(error))
+        ) from None
 
 
 def safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
@@ -73,11 +78,11 @@ def safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[st
     header, length = _header(path, data)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
-        raise _cut(path, "its metadata is not text")
+        raise _cut(path, "its metadata is not text.")
     parts = {name: _part(path, name, entry) for name, entry in header.items()}
     places = sorted((part.start, part.stop) for part in parts.values())
     if [start for start, _ in places] + [len(data) - 8 - length] != [0, *(stop for _, stop in places)]:
-        raise _cut(path, "its tensors overlap, or do not fill it")
+        raise _cut(path, "its tensors overlap, or do not fill it.")
     whole = np.frombuffer(data, np.uint8, offset=8 + length) if len(data) > 8 + length else np.empty(0, np.uint8)
     arrays = {}
     for name, part in parts.items():
@@ -98,13 +103,13 @@ def _header(path: object, data: bytes | bytearray) -> tuple[dict[str, Any], int]
     """A safetensors file's header, and its length in bytes."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(len(data) - 8, _MOST_HEADER):
-        raise _cut(path, "its header is longer than the file")
+        raise _cut(path, "its header is longer than the file.")
     try:
-        return object_of(data[8 : 8 + length].decode("utf-8"), "its header"), length
+        return object_of(data[8 : 8 + length].decode("utf-8"), Sentence("its header")), length
     except UnicodeDecodeError:
-        raise _cut(path, "its header is not UTF-8") from None
+        raise _cut(path, "its header is not UTF-8.") from None
     except FileError as error:
-        raise _cut(path, error.what.removesuffix(".")) from None
+        raise _cut(path, error.what) from None
 
 
 class _Entry(NamedTuple):
@@ -124,13 +129,15 @@ def _part(path: object, name: str, entry: Any) -> _Entry:
             if all(type(number) is int and 0 <= number < 2**63 for number in numbers) and start <= stop:
                 known = DTYPES.get(dtype)
                 if known is not None and (len(shape) > 64 or prod(shape) * known.itemsize != stop - start):
-                    raise _cut(path, f"`{name}` has {stop - start} bytes, which {dtype} of shape {shape} has not")
+                    values = {"name": name, "size": stop - start, "dtype": dtype, "shape": shape}
+                    raise _cut(path, "`{name}` has {size} bytes, which {dtype} of shape {shape} has not.", **values)
                 return _Entry(start, stop, known, shape)
-    raise _cut(path, f"`{name}` has no dtype, shape and data_offsets")
+    raise _cut(path, "`{name}` has no dtype, shape and data_offsets.", name=name)
 
 
-def _cut(path: object, why: str) -> FileError:
-    return FileError(f"{path} is not a whole safetensors file: {why}.", "was the download or copy cut off?")
+def _cut(path: object, why: str, **words: object) -> FileError:
+    values = {"path": path, "reason": Sentence(why, **words)}
+    return FileError("{path} is not a whole safetensors file: {reason}", "was the download or copy cut off?", **values)
 
 
 def _check_claims(path: Path, entries: list[ZipInfo], stored: int) -> None:
@@ -138,9 +145,11 @@ def _check_claims(path: Path, entries: list[ZipInfo], stored: int) -> None:
     claimed = sum(entry.file_size for entry in entries)
     times, large = _BOMB
     if claimed > large and claimed > times * stored:
+        values = {"path": path, "stored": stored / 1e6, "claimed": claimed / 1e9}
         raise FileError(
-            f"{path} has {stored / 1e6:.1f} MB and would become {claimed / 1e9:,.1f} GB: it is not read.",
+            "{path} has {stored:.1f} MB and would become {claimed:,.1f} GB: it is not read.",
             "np.savez, which does not compress, writes what is really that large.",
+            **values,
         )
     check_room_for_file(path, 2 * claimed, "its arrays")
 
@@ -148,17 +157,19 @@ def _check_claims(path: Path, entries: list[ZipInfo], stored: int) -> None:
 def _npy(name: str, file: Any, size: int) -> Array:
     """One array; raises unless its header describes exactly the bytes that follow."""
     if not file.peek(6).startswith(_MAGIC):
-        raise FileError(f"{name} is no array.", "np.savez writes arrays only.")
+        raise FileError("{name} is no array.", "np.savez writes arrays only.", name=name)
     version = read_magic(file)
     readers = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
     if version not in readers:
-        raise FileError(f"{name} has a header of version {version[0]}.{version[1]}: expected plain numbers.")
+        values = {"name": name, "major": version[0], "minor": version[1]}
+        raise FileError("{name} has a header of version {major}.{minor}: expected plain numbers.", **values)
     shape, fortran, dtype = readers[version](file)
     if dtype.hasobject:
-        raise FileError(f"{name} holds pickled Python objects, which can run code: expected numbers.")
+        raise FileError("{name} holds pickled Python objects, which can run code: expected numbers.", name=name)
     count, rest = prod(shape), size - file.tell()
     if min(shape, default=0) < 0 or len(shape) > 64 or not dtype.itemsize or count * dtype.itemsize != rest:
-        raise FileError(f"{name} claims shape {shape} of {dtype}, but has {rest} bytes.")
+        values = {"name": name, "shape": shape, "dtype": dtype, "rest": rest}
+        raise FileError("{name} claims shape {shape} of {dtype}, but has {rest} bytes.", **values)
     array = np.frombuffer(bytearray(file.read(rest)), dtype, count) if rest else np.empty(0, dtype)
     return _flags(array.reshape(shape, order="F" if fortran else "C"))
 

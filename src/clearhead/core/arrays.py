@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import ml_dtypes
@@ -29,8 +28,9 @@ def as_array(x: Any, name: str, device: str | None = None) -> tuple[Array, Resto
     """
     array, restore = _adopt(x, name)
     if device is not None and device_of(array) != device:
+        values = {"name": name, "other": device_of(array), "device": device}
         raise DtypeError(
-            f"{name} is on device {device_of(array)} but q is on device {device}.", f"{name}.to({device!r}) moves it."
+            "{name} is on device {other} but q is on device {device}.", "{name}.to({device!r}) moves it.", **values
         )
     return array, restore
 
@@ -45,8 +45,9 @@ def _adopt(x: Any, name: str) -> tuple[Array, Restore]:
         return cast("Array", x), _same
     if isinstance(x, np.ma.MaskedArray):
         raise DtypeError(
-            f"{name} is a masked array, and a mask of its own is not read here.",
-            f"{name}.data has the numbers; masked keys are mask=~{name}.mask.any(-1)[..., None, :], True = may attend.",
+            "{name} is a masked array, and a mask of its own is not read here.",
+            "{name}.data has the numbers; masked keys are mask=~{name}.mask.any(-1)[..., None, :], True = may attend.",
+            name=name,
         )
     if isinstance(x, np.ndarray):
         return x.view(np.ndarray), _same
@@ -55,15 +56,18 @@ def _adopt(x: Any, name: str) -> tuple[Array, Restore]:
         return _from_torch(torch, x, name), _as_tensor
     if _traced_by_jax(x):
         raise DtypeError(
-            f"{name} is traced by JAX (jax.jit, jax.grad, jax.vmap): its numbers cannot be read while JAX traces.",
+            "{name} is traced by JAX (jax.jit, jax.grad, jax.vmap): its numbers cannot be read while JAX traces.",
             "clearhead.jax.attention and clearhead.jax.observe can be traced; call all else outside, on plain arrays.",
+            name=name,
         )
     if hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__"):
         library = x.__array_namespace__()
         return _from_dlpack(x, name), library.asarray
     raise DtypeError(
-        f"{name} is a {type(x).__name__}: expected a NumPy array, a PyTorch tensor or an array that speaks DLPack.",
-        f"np.asarray({name}, dtype=np.float64) makes one from numbers in a list.",
+        "{name} is a {type}: expected a NumPy array, a PyTorch tensor or an array that speaks DLPack.",
+        "np.asarray({name}, dtype=np.float64) makes one from numbers in a list.",
+        name=name,
+        type=type(x).__name__,
     )
 
 
@@ -73,33 +77,7 @@ def library_of(x: Any) -> str:
     return "torch" if torch is not None and isinstance(x, torch.Tensor) else ""
 
 
-def graphed(q: Any, *others: Any) -> bool:
-    """Must a call go through PyTorch's operators? Yes where PyTorch traces it, or keeps a graph for gradients."""
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(q, torch.Tensor):
-        return False
-    if torch.compiler.is_compiling() or type(q) not in (torch.Tensor, torch.nn.Parameter) or q.is_meta:
-        return True
-    if traced_by_fx():
-        return True
-    if torch._C._are_functorch_transforms_active():
-        wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-        if any(isinstance(x, torch.Tensor) and wrapped(x) for x in (q, *others)):
-            return True
-        if torch.autograd.forward_ad._current_level >= 0:
-            return True  # torch.vmap cannot say whether a tensor carries a tangent
-    elif torch.autograd.forward_ad._current_level >= 0 and any(_moving(torch, x) for x in (q, *others)):
-        return True
-    return bool(torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (q, *others)))
-
-
-def traced_by_fx() -> bool:
-    """Does PyTorch's make_fx write down which operators run now? What is computed without one would be a constant."""
-    c = sys.modules["torch"]._C
-    return bool(c._len_torch_dispatch_stack() and c._get_dispatch_mode(c._TorchDispatchModeKey.PROXY) is not None)
-
-
-def _moving(torch: Any, x: Any) -> bool:
+def carries_tangent(torch: Any, x: Any) -> bool:
     """Does a tensor carry a tangent of forward-mode differentiation?"""
     return isinstance(x, torch.Tensor) and torch.autograd.forward_ad.unpack_dual(x).tangent is not None
 
@@ -114,12 +92,6 @@ def autocast(x: Any) -> Any:
     return x.to(torch.get_autocast_dtype(device)) if on else x
 
 
-def ungraphed() -> AbstractContextManager[Any]:
-    """torch.no_grad() where PyTorch is loaded: for reading tensors that require grad when nothing is computed."""
-    torch = sys.modules.get("torch")
-    return nullcontext() if torch is None else torch.no_grad()
-
-
 def as_rule_array(x: Any, name: str, device: str = "cpu") -> Array:
     """A rule's value as an array: left on `device` where it lies there, else in the CPU's memory.
 
@@ -129,7 +101,10 @@ def as_rule_array(x: Any, name: str, device: str = "cpu") -> Array:
         try:
             return np.asarray(x)
         except ValueError:
-            raise DtypeError(f"{name} is a ragged list: its rows differ in length.") from None
+            raise DtypeError("{name} is a ragged list: its rows differ in length.", name=name) from None
+        except Exception as error:  # a stranger's member may raise anything
+            values = {"name": name, "kind": type(x).__name__, "error": str(error)}
+            raise DtypeError("{name} is a {kind} whose members are no numbers: {error}", **values) from None
     array = as_array(x, name)[0]
     return array if device_of(array) == device else on_cpu(array)
 
@@ -164,6 +139,13 @@ def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(x, shape)
 
 
+def unrepeated(x: Any) -> Any:
+    """The same array with size 1 along the axes along which it is broadcast; PyTorch keeps those of a GPU's array."""
+    if not isinstance(x, np.ndarray):
+        return x
+    return x[tuple(slice(1) if step == 0 else slice(None) for step in x.strides)]
+
+
 def empty(like: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """An uninitialised array on the device of `like`."""
     if isinstance(like, DeviceArray):
@@ -187,42 +169,65 @@ def check_tensor(x: Any, name: str) -> None:
         return
     usual = type(x) in (torch.Tensor, torch.nn.Parameter)
     if not usual and not isinstance(x, torch.Tensor):
-        raise DtypeError(f"{name} is a {type(x).__name__}: expected a PyTorch tensor.", f"torch.as_tensor({name})")
+        raise DtypeError(
+            "{name} is a {kind}: expected a PyTorch tensor.",
+            "torch.as_tensor({name})",
+            name=name,
+            kind=type(x).__name__,
+        )
     if torch.jit.is_tracing():
         raise DtypeError(
-            f"torch.jit.trace would record what comes of {name} as a constant.",
+            "torch.jit.trace would record what comes of {name} as a constant.",
             "torch.export.export records attention as an operator, and so does torch.compile.",
+            name=name,
         )
+    if torch.nn.parameter.is_lazy(x):
+        raise DtypeError(
+            "{name} is a parameter that has no shape yet: expected a tensor of numbers.",
+            "a lazy module makes its parameters when it first runs.",
+            name=name,
+        )
+    if x.is_quantized:
+        raise DtypeError("{name} is quantised: expected a float dtype.", "{name}.dequantize()", name=name)
     if x.is_nested:
         raise DtypeError(
-            f"{name} is a nested tensor: expected a dense one.",
+            "{name} is a nested tensor: expected a dense one.",
             "pad it (torch.nested.to_padded_tensor) and give kv_lengths and query_lengths, or join its parts and give "
             "query_segments and kv_segments.",
+            name=name,
         )
     if x.layout != torch.strided:
-        raise DtypeError(f"{name} has layout {x.layout}: expected a dense tensor.", f"{name}.to_dense() makes one.")
+        raise DtypeError(
+            "{name} has layout {layout}: expected a dense tensor.",
+            "{name}.to_dense() makes one.",
+            name=name,
+            layout=x.layout,
+        )
     if usual:
         return
     kinds = {"DTensor": "torch.distributed.tensor", "MaskedTensor": "torch.masked"}
     kind = next((one for one, home in kinds.items() if isinstance(x, getattr(sys.modules.get(home), one, ()))), "")
     if kind == "DTensor":
         raise DtypeError(
-            f"{name} is a DTensor: expected a plain tensor.",
-            f"{name}.to_local() is this rank's part; clearhead.distributed attends to sequences that lie in shards.",
+            "{name} is a DTensor: expected a plain tensor.",
+            "{name}.to_local() is this rank's part; clearhead.distributed attends to sequences that lie in shards.",
+            name=name,
         )
     if kind == "MaskedTensor":
         raise DtypeError(
-            f"{name} is a masked tensor, and a mask of its own is not read here.",
-            f"{name}.get_data() has the numbers; mask=… says who may attend to what, True = may attend.",
+            "{name} is a masked tensor, and a mask of its own is not read here.",
+            "{name}.get_data() has the numbers; mask=… says who may attend to what, True = may attend.",
+            name=name,
         )
 
 
 def no_forward_mode(name: str) -> DerivativeError:
     """The error for a tensor that carries a tangent of forward-mode differentiation."""
     return DerivativeError(
-        f"{name} carries a tangent (torch.func.jvp, jacfwd, torch.autograd.forward_ad): this call has no forward-mode "
+        "{name} carries a tangent (torch.func.jvp, jacfwd, torch.autograd.forward_ad): this call has no forward-mode "
         "derivative.",
         "clearhead.attention, AttentionMatrix.observe and A @ v have one.",
+        name=name,
     )
 
 
@@ -242,31 +247,42 @@ def _as_tensor(array: Array) -> Any:
 def _from_torch(torch: Any, x: Any, name: str) -> Array:
     check_tensor(x, name)
     transformed = torch._C._are_functorch_transforms_active()
-    if torch.autograd.forward_ad._current_level >= 0 and not transformed and _moving(torch, x):
+    if torch.autograd.forward_ad._current_level >= 0 and not transformed and carries_tangent(torch, x):
         raise no_forward_mode(name)
     if torch._C._functorch.is_functorch_wrapped_tensor(x):
         raise DtypeError(
-            f"{name} is inside torch.func (vmap, grad, vjp, jacrev): its numbers cannot be read there.",
+            "{name} is inside torch.func (vmap, grad, vjp, jacrev): its numbers cannot be read there.",
             "clearhead.attention, AttentionMatrix.observe, A @ v and A.T @ g can be called there; all else outside.",
+            name=name,
         )
     if x.device.type not in ("cpu", "cuda"):
-        raise DtypeError(f"{name} is on device {x.device}: no engine here runs there.", f"{name}.cpu() moves it.")
+        raise DtypeError(
+            "{name} is on device {device}: no engine here runs there.",
+            "{name}.cpu() moves it.",
+            name=name,
+            device=x.device,
+        )
     if x.requires_grad and torch.is_grad_enabled():
         raise DtypeError(
-            f"{name} requires grad, and nothing here keeps a graph for it.",
-            f"{name}.detach(), or `with torch.no_grad():` around the call.",
+            "{name} requires grad, and nothing here keeps a graph for it.",
+            "{name}.detach(), or `with torch.no_grad():` around the call.",
+            name=name,
         )
     try:
         return cast("Array", DeviceArray(x.detach())) if x.device.type == "cuda" else _read(torch, x.detach())
     except TypeError:
-        raise DtypeError(f"{name} is {x.dtype}, which NumPy does not have.", f"{name}.float() converts it.") from None
+        raise DtypeError(
+            "{name} is {dtype}, which NumPy does not have.", "{name}.float() converts it.", name=name, dtype=x.dtype
+        ) from None
     except RuntimeError as error:  # a tensor subclass
         if "Batching rule" in str(error):  # nothing else tells these tensors from others
             raise DtypeError(
-                f"{name} holds many gradients at once (is_grads_batched=True, vectorize=True): one is expected.",
+                "{name} holds many gradients at once (is_grads_batched=True, vectorize=True): one is expected.",
                 "torch.func.vjp with torch.func.vmap, and torch.func.jacrev, compute many at once.",
+                name=name,
             ) from None
-        raise DtypeError(f"{name} is a {type(x).__name__} whose numbers cannot be read: {error}") from None
+        values = {"name": name, "kind": type(x).__name__, "error": str(error)}
+        raise DtypeError("{name} is a {kind} whose numbers cannot be read: {error}", **values) from None
 
 
 def _read(torch: Any, x: Any) -> Array:
@@ -292,4 +308,6 @@ def _from_dlpack(x: Any, name: str) -> Array:
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         if hasattr(x, "__array__"):  # bfloat16, which NumPy's own DLPack reader does not know
             return np.asarray(x)
-        raise DtypeError(f"{name} could not be read through DLPack: {error}.", "is it in the CPU's memory?") from None
+        raise DtypeError(
+            "{name} could not be read through DLPack: {error}.", "is it in the CPU's memory?", name=name, error=error
+        ) from None

@@ -35,8 +35,8 @@ def brief(kind: str, parts: Mapping[str, Any]) -> str:
     >>> brief("Top", {"weights": np.ones((3, 2)), "k": 2, "rest": None})
     'Top(weights (3, 2), k 2)'
     """
-    told = (f"{name} {tuple(x.shape) if hasattr(x, 'shape') else x}" for name, x in parts.items() if x is not None)
-    return f"{kind}({', '.join(told)})"
+    words = (f"{name} {tuple(x.shape) if hasattr(x, 'shape') else x}" for name, x in parts.items() if x is not None)
+    return f"{kind}({', '.join(words)})"
 
 
 def group_size(heads: int, kv_heads: int) -> int:

@@ -52,9 +52,9 @@ class DeviceArray:
         """Basic indexing, and integer arrays; a negative step copies, since PyTorch has no negative strides."""
         parts = key if isinstance(key, tuple) else (key,)
         if Ellipsis in [part for part in parts if part is Ellipsis]:
-            at = next(at for at, part in enumerate(parts) if part is Ellipsis)
-            given = sum(part is not None for part in parts) - 1
-            parts = (*parts[:at], *[slice(None)] * (self.ndim - given), *parts[at + 1 :])
+            place = next(place for place, part in enumerate(parts) if part is Ellipsis)
+            count = sum(part is not None for part in parts) - 1
+            parts = (*parts[:place], *[slice(None)] * (self.ndim - count), *parts[place + 1 :])
         tensor, axis = self.tensor, 0
         plain: list[Any] = []
         for part in parts:

@@ -12,7 +12,7 @@ tangent of the backward pass: since second derivatives are symmetric, the deriva
 gradient's tangent along u. So forward mode and one version of the backward pass are all that is needed.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from clearhead.core.axes import Array
@@ -30,6 +30,11 @@ class Directions:
     sinks: Array | None = None  # (heads,)
 
     @property
-    def given(self) -> dict[str, Any]:
+    def nonzero(self) -> dict[str, Any]:
         """The tangents that are not zero, by name."""
         return {field.name: x for field in fields(self) if (x := getattr(self, field.name)) is not None}
+
+    def astype(self, dtype: Any) -> "Directions":
+        """The same with q, k and v in this dtype."""
+        moved = {name: x.astype(dtype, copy=False) for name, x in self.nonzero.items() if name in "qkv"}
+        return replace(self, **moved)

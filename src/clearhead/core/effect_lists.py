@@ -52,16 +52,16 @@ def larger(a: Array, b: Array) -> Array:
     >>> larger(np.array([-2.0, -1.0, np.nan]), np.array([1.0, 1.0, 3.0]))
     array([-2.,  1., nan])
     """
-    found: Array = np.where((np.abs(a) > np.abs(b)) | ((np.abs(a) == np.abs(b)) & (a > b)) | np.isnan(a), a, b)
-    return found
+    result: Array = np.where((np.abs(a) > np.abs(b)) | ((np.abs(a) == np.abs(b)) & (a > b)) | np.isnan(a), a, b)
+    return result
 
 
 def largest_under(x: Array, shares: Array) -> Array:
     """What `larger` leaves of the rows of x that each pixel covers, (pixels, columns); shares as from `areas`."""
     covers = shares > 1e-9  # a share is at least one over the number of rows, or a rounding error
-    used, found = covers.any(axis=1), np.zeros((len(covers), x.shape[1]))
+    used, result = covers.any(axis=1), np.zeros((len(covers), x.shape[1]))
     first_row, last = covers.argmax(axis=1), covers.shape[1] - covers[:, ::-1].argmax(axis=1)
     bounds = np.stack([first_row, last], axis=1)[used].reshape(-1)  # every second part lies between two pixels
     more = np.concatenate([x, np.zeros((1, x.shape[1]))])
-    found[used] = larger(np.maximum.reduceat(more, bounds)[::2], np.minimum.reduceat(more, bounds)[::2])
-    return found
+    result[used] = larger(np.maximum.reduceat(more, bounds)[::2], np.minimum.reduceat(more, bounds)[::2])
+    return result

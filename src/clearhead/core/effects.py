@@ -8,105 +8,18 @@ answer of all other keys is computed apart: m_i = g_i·o'_i, by their own log-su
 where nothing is subtracted from 1. A sink is one more of the others, which adds nothing to m_i.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack, cast, get_args
+from typing import Any, Literal, NamedTuple, TypedDict, get_args
 
 import numpy as np
 
 from clearhead.core.arrays import on_cpu, to_device_of
 from clearhead.core.axes import Array, as_slice, brief
-from clearhead.core.statistics import PER_KEY, PER_QUERY, Groups
+from clearhead.core.statistics import PER_KEY, PER_QUERY, Request, Statistic
 
 Kind = Literal["contribution", "cut", "norm"]
 Order = Literal["magnitude", "largest", "smallest"]
 ORDERS: tuple[str, ...] = get_args(Order)
-
-
-class Effect(NamedTuple):
-    """One thing that is observed of a matrix of effects e_ij.
-
-    axes          of its arrays, after the batch axes
-    asked         as in core/statistics.py
-    over_keys     how parts over disjoint keys merge, each computed with the terms of the whole row: one after the
-                  other, added, or the strongest of both
-    over_queries  how parts over disjoint queries merge
-    definition    in one line
-    parts         the names of its arrays, where there are several
-    """
-
-    axes: tuple[str, ...]
-    asked: Literal["flag", "count", "size", "labels"]
-    over_keys: Literal["after", "added", "strongest"] | None
-    over_queries: Literal["after", "added", "strongest"]
-    definition: str
-    parts: tuple[str, ...] = ()
-
-
-_PAIR = ("values", "indices")
-EFFECTS: dict[str, Effect] = {
-    "by_key": Effect(PER_KEY, "flag", "after", "added", "Σ_i e_ij"),
-    "by_query": Effect(PER_QUERY, "flag", "added", "after", "Σ_j e_ij"),
-    "top": Effect((*PER_QUERY, "k"), "count", "strongest", "after", "each query's k first e_ij in some order", _PAIR),
-    "strongest": Effect(
-        ("heads", "k"), "count", "strongest", "strongest", "the k e_ij of largest magnitude, and i·keys + j", _PAIR
-    ),
-    "image": Effect(
-        ("heads", "height", "width"), "size", None, "after", "e under each pixel: mean and largest", ("mean", "largest")
-    ),
-    "groups": Effect(
-        ("heads", "query groups", "key groups"), "labels", "added", "added", "Σ of e_ij between labelled spans"
-    ),
-}
-
-
-class AskedEffects(TypedDict, total=False):
-    """What `CauseMatrix.observe` can be asked for, besides the order of `top`."""
-
-    by_key: bool
-    by_query: bool
-    top: int | None
-    strongest: int | None
-    image: tuple[int, int] | None
-    groups: tuple[Any, Any] | None
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class WantedEffects:
-    """What to observe of a matrix of effects, validated."""
-
-    by_key: bool = False
-    by_query: bool = False
-    top: int | None = None
-    order: Order = "magnitude"  # of `top`
-    strongest: int | None = None
-    image: tuple[int, int] | None = None
-    groups: Groups | None = None
-
-    def names(self) -> list[str]:
-        """What is asked for, in the order of the table."""
-        return [name for name in EFFECTS if getattr(self, name) is not None and getattr(self, name) is not False]
-
-
-def shapes(sizes: Mapping[str, int], want: WantedEffects) -> dict[str, tuple[int, ...]]:
-    """The shape of each array wanted, by name, such as top_values; `sizes` has batch, heads, queries and keys."""
-    height, width = want.image or (0, 0)
-    rows, cols = (0, 0) if want.groups is None else want.groups.counts
-    own = {**sizes, "height": height, "width": width, "query groups": rows, "key groups": cols}
-    found: dict[str, tuple[int, ...]] = {}
-    for name in want.names():
-        axes = [getattr(want, name) if axis == "k" else own[axis] for axis in EFFECTS[name].axes]
-        found |= dict.fromkeys(arrays_of(name), (own["batch"], *axes))
-    return found
-
-
-def arrays_of(name: str) -> list[str]:
-    """The arrays of an effect, as engines call them.
-
-    >>> arrays_of("by_key"), arrays_of("image")
-    (['by_key'], ['image_mean', 'image_largest'])
-    """
-    return [f"{name}_{part}" for part in EFFECTS[name].parts] or [name]
 
 
 class Ranked(NamedTuple):
@@ -142,6 +55,43 @@ class SignedImage(NamedTuple):
         return brief("SignedImage", self._asdict())
 
 
+_IMAGE, _GROUPS = ("heads", "height", "width"), ("heads", "query groups", "key groups")
+_FIRST, _LARGEST = "each query's k first e_ij in some order", "the k e_ij of largest magnitude, and i·keys + j"
+# fmt: off
+EFFECTS: dict[str, Statistic] = {  # parts over disjoint keys are computed with the terms of the whole row
+    "by_key": Statistic(PER_KEY, "flag", "edges", "after", "added", None, "Σ_i e_ij"),
+    "by_query": Statistic(PER_QUERY, "flag", "edges", "added", "after", None, "Σ_j e_ij"),
+    "top": Statistic((*PER_QUERY, "k"), "count", "edges", "strongest", "after", None, _FIRST, Ranked),
+    "strongest": Statistic(("heads", "k"), "count", "edges", "strongest", "strongest", None, _LARGEST, Ranked),
+    "image": Statistic(_IMAGE, "size", "edges", None, "after", None, "e under each pixel: mean, largest", SignedImage),
+    "groups": Statistic(_GROUPS, "labels", "edges", "added", "added", None, "Σ of e_ij between labelled spans"),
+}
+# fmt: on
+
+
+class AskedEffects(TypedDict, total=False):
+    """What `CauseMatrix.observe` can be asked for, besides the order of `top`."""
+
+    by_key: bool
+    by_query: bool
+    top: int | None
+    strongest: int | None
+    image: tuple[int, int] | None
+    groups: tuple[Any, Any] | None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class WantedEffects(Request):
+    """What to observe of a matrix of effects."""
+
+    table = EFFECTS
+    by_key: bool = False
+    by_query: bool = False
+    top: int | None = None
+    order: Order = "magnitude"  # of `top`
+    strongest: int | None = None
+
+
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Effects:
     """What was observed of a matrix of effects, (…, heads, …); None where it was not asked for.
@@ -162,97 +112,6 @@ class Effects:
 
     def __repr__(self) -> str:
         return brief("Effects", {name: getattr(self, name) for name in EFFECTS})
-
-
-class ObservableEffects:
-    """One method for each thing that is observed of effects; each asks `observe` for it alone.
-
-    Ask `observe` for several at once: they share the passes over the keys. A sharded matrix answers for its own queries
-    and keys, on every rank at once; of the whole matrix are strongest, image and groups, the same on every rank.
-    """
-
-    if TYPE_CHECKING:
-
-        def observe(self, *, order: Order = "magnitude", **asked: Unpack[AskedEffects]) -> Effects:
-            """Everything asked for, together."""
-
-    def by_key(self) -> Any:
-        """Σ_i e_ij, (…, heads, keys): what each key did in all rows together. Summed in float64.
-
-        >>> import numpy as np, clearhead as ch
-        >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)))
-        >>> A.contributions(np.array([2.0, 6.0]), np.ones(2)).by_key()
-        array([2., 6.])
-        """
-        return self.observe(by_key=True).by_key
-
-    def by_query(self) -> Any:
-        """Σ_j e_ij, (…, heads, queries). Contributions along g sum to g_i·o_i; cuts do not sum to anything simple.
-
-        >>> import numpy as np, clearhead as ch
-        >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)))
-        >>> A.contributions(np.array([2.0, 6.0]), np.ones(2)).by_query()
-        array([4., 4.])
-        """
-        return self.observe(by_query=True).by_query
-
-    def top(self, k: int, order: Order = "magnitude") -> Ranked:
-        """The k first effects of each query and their keys, (…, heads, queries, k) each.
-
-        order   "magnitude" (largest |e| first), "largest" (most positive first) or "smallest" (most negative first)
-
-        Of equal effects the earlier key comes first. Only keys that the rules allow are listed, and no effect that is
-        NaN; the rest has effect 0 and index -1. Raises RuleError for another order, or unless k is a whole number from
-        1 up. O(queries·keys·(d_k + d_v)) time, O(queries·k) memory.
-
-        >>> import numpy as np, clearhead as ch
-        >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
-        >>> A.cuts(np.array([1.0, 0.0, 4.0]), np.ones(3)).top(2, "smallest").indices.tolist()
-        [[0, -1], [0, 1], [2, 0]]
-        """
-        return cast("Ranked", self.observe(top=_count(k), order=order).top)
-
-    def strongest(self, k: int) -> Strongest:
-        """The k edges of largest magnitude in the whole matrix: batch, head, query, key and value, each (≤ k,).
-
-        `batch` counts over all leading axes together. Of equal effects the earlier place comes first. Only edges that
-        the rules allow are listed, and no effect that is NaN. Raises RuleError unless k is a whole number from 1 up.
-        O(queries·keys·(d_k + d_v)) time, O(batch·heads·k) memory.
-
-        >>> import numpy as np, clearhead as ch
-        >>> E = ch.AttentionMatrix(np.eye(3), np.eye(3)).contributions(np.array([1.0, 0.0, 4.0]), np.ones(3))
-        >>> E.strongest(2).key, E.strongest(2).value.round(3)
-        (array([2, 2]), array([1.884, 1.058]))
-        """
-        found = self.observe(strongest=_count(k)).strongest
-        return cast("Strongest", found)
-
-    def image(self, height: int, width: int) -> SignedImage:
-        """The matrix as a picture, (…, heads, height, width): the mean under each pixel, and what is largest there.
-
-        `largest` is the effect of largest magnitude, with its sign, of all cells that a pixel covers, if only in part;
-        of two equal ones the positive, and NaN where there is one. Raises RuleError unless both sides are whole numbers
-        from 1 up.
-
-        >>> import numpy as np, clearhead as ch
-        >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
-        >>> A.cuts(np.array([1.0, 0.0, 4.0]), np.ones(3)).image(1, 1).largest.round(3)
-        array([[-1.649]])
-        """
-        return cast("SignedImage", self.observe(image=(height, width)).image)
-
-    def groups(self, query_groups: Any, key_groups: Any) -> Any:
-        """Σ of e_ij between labelled spans, (…, heads, query groups, key groups); labels as in AttentionMatrix.groups.
-
-        Effects of single edges do not add up to that of a whole span where it is a cut: see `spans`. Raises ShapeError,
-        DtypeError or RuleError for labels that do not fit.
-        """
-        return self.observe(groups=(query_groups, key_groups)).groups
-
-
-def _count(k: Any) -> Any:
-    """What to ask of `observe`, which checks it: None, which there asks for nothing, is as wrong as 0."""
-    return 0 if k is None else k
 
 
 class Others(NamedTuple):
@@ -333,6 +192,6 @@ def joined(*parts: tuple[Array, Array]) -> tuple[Array, Array]:
     total = np.logaddexp.reduce([lse for lse, _ in parts])
     safe = np.where(np.isneginf(total), 0.0, total)
     mean = np.zeros(total.shape)
-    for lse, own in parts:
-        mean = mean + np.where(np.isneginf(lse), 0.0, np.exp(lse - safe) * own)
+    for lse, average in parts:
+        mean = mean + np.where(np.isneginf(lse), 0.0, np.exp(lse - safe) * average)
     return total, mean

@@ -14,7 +14,7 @@ from select import select
 from typing import Any
 
 from clearhead.core.room import OF_FILES, free_bytes, written
-from clearhead.errors import FileError
+from clearhead.errors import FileError, Sentence
 
 STANDARD = "-"  # standard input or output, as on the command line
 _MOST_TEXT = 2**30  # bytes of a text or of JSON
@@ -82,7 +82,9 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None, *, first: 
                 fits = os.fstat(file.fileno()).st_size <= allowed
                 data = _limited(file, allowed) if fits else None
         if data is None:
-            raise FileError(f"{path} cannot be read: it has more than {written(allowed, OF_FILES)}.")
+            raise FileError(
+                "{path} cannot be read: it has more than {size}.", path=path, size=written(allowed, OF_FILES)
+            )
         return data
 
 
@@ -112,11 +114,11 @@ def object_of(text: str, name: str, *, number: Callable[[str], Any] | None = Non
     except RecursionError:
         raise _too_deep(name) from None
     except ValueError as error:
-        raise FileError(f"{name} is not valid JSON: {error}.") from None
+        raise FileError("{file} is not valid JSON: {reason}.", file=name, reason=Sentence(str(error))) from None
     except ArithmeticError:
-        raise FileError(f"{name} is not valid JSON: the exponent of a number is out of range.") from None
+        raise FileError("{file} is not valid JSON: the exponent of a number is out of range.", file=name) from None
     if not isinstance(data, dict):
-        raise FileError(f"{name} holds a {type(data).__name__}: expected a JSON object.")
+        raise FileError("{file} holds a {type}: expected a JSON object.", file=name, type=type(data).__name__)
     level: list[Any] = [data]
     for _ in range(_MOST_NESTED):
         inner = [part for each in level for part in (each.values() if isinstance(each, dict) else each)]
@@ -130,19 +132,20 @@ def object_of(text: str, name: str, *, number: Callable[[str], Any] | None = Non
 def _said(path: object, done: str) -> Iterator[None]:
     """Turn the system's errors into FileError; BrokenPipeError passes through, since the command line handles it."""
     if path == STANDARD:
-        path = "standard output" if done == "written" else "standard input"
+        path = Sentence("standard output" if done == "written" else "standard input")
+    words = "{path} cannot be written: {reason}." if done == "written" else "{path} cannot be read: {reason}."
     try:
         yield
     except (BrokenPipeError, FileError):
         raise
     except FileNotFoundError:
         if done == "read":
-            raise FileError(f"{path} does not exist.") from None
-        raise FileError(f"{path} cannot be written: its folder does not exist.") from None
+            raise FileError("{path} does not exist.", path=path) from None
+        raise FileError("{path} cannot be written: its folder does not exist.", path=path) from None
     except OSError as error:
-        raise FileError(f"{path} cannot be {done}: {error.strerror or error}.") from None
+        raise FileError(words, path=path, reason=Sentence(error.strerror or str(error))) from None
     except (TypeError, ValueError) as error:  # no name at all, or one with a null character
-        raise FileError(f"{path!r} cannot be {done}: {error}.", "expected a file's name.") from None
+        raise FileError(words, "expected a file's name.", path=repr(path), reason=Sentence(str(error))) from None
 
 
 def _name(path: str | os.PathLike[str]) -> str:
@@ -156,7 +159,7 @@ def _checked(name: str) -> os.stat_result | None:
     """The status of the file to write to, None for a new file. Raises OSError where it cannot be written."""
     old: os.stat_result | None
     try:
-        old = found = os.stat(name)
+        old = status = os.stat(name)
     except FileNotFoundError:  # or a link to what is not there yet
         folder = os.path.dirname(os.path.realpath(name))
         if not stat.S_ISDIR(os.stat(folder).st_mode):
@@ -166,12 +169,14 @@ def _checked(name: str) -> os.stat_result | None:
         old = None
     else:
         folder = os.path.dirname(os.path.realpath(name))
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not _allowed(name, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     if (old is None or stat.S_ISREG(old.st_mode)) and not _allowed(folder, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, f"{os.strerror(errno.EACCES)} in {folder}")
+        raise PermissionError(
+            errno.EACCES, Sentence("{reason} in {folder}", reason=Sentence(os.strerror(errno.EACCES)), folder=folder)
+        )
     return old
 
 
@@ -183,10 +188,10 @@ def _descriptor(name: str) -> int | None:
     """The number of this process's open file that a name such as /dev/stdout or /dev/fd/63 leads to; else None."""
     for _ in range(40):  # the links that the system follows
         folder = os.path.realpath(os.path.dirname(name) or ".")
-        found = _DESCRIPTORS.fullmatch(folder)
+        match = _DESCRIPTORS.fullmatch(folder)
         last = os.path.basename(name)
-        if found and last.isdecimal():
-            return int(last) if found[1] in (None, str(os.getpid())) else None
+        if match and last.isdecimal():
+            return int(last) if match[1] in (None, str(os.getpid())) else None
         if not os.path.islink(name):
             return None
         name = os.path.join(folder, os.readlink(name))
@@ -269,16 +274,19 @@ def _decoded(path: object, data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise FileError(f"{path} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}.") from None
+        values = {"path": path, "place": error.start, "byte": error.object[error.start]}
+        raise FileError("{path} is not UTF-8 text: byte {place} is {byte:#04x}.", **values) from None
 
 
 def _once(pairs: list[tuple[str, Any]], name: str) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    known = dict(pairs)
+    if len(known) < len(pairs):
         names = [key for key, _ in pairs]
-        raise FileError(f"{name} gives {next(key for key in found if names.count(key) > 1)!r} twice.")
-    return found
+        raise FileError(
+            "{file} gives {name!r} twice.", file=name, name=next(key for key in known if names.count(key) > 1)
+        )
+    return known
 
 
 def _too_deep(name: str) -> FileError:
-    return FileError(f"{name} has lists or objects more than {_MOST_NESTED} levels deep.")
+    return FileError("{file} has lists or objects more than {levels} levels deep.", file=name, levels=_MOST_NESTED)

@@ -111,24 +111,24 @@ def _larger(one: Any, other: Any, how: object) -> Any:
 def _merge_entropy(one: Any, other: Any, how: Shares) -> Any:
     first, restore = as_host_array(one, "entropy")
     total = np.zeros(how.logsumexp.shape)
-    for part, own, share in zip((one, other), how.parts, how.shares, strict=True):
+    for part, logsumexp, share in zip((one, other), how.parts, how.shares, strict=True):
         if part is not None:
-            rise = np.where(share > 0, how.logsumexp - np.where(share > 0, own, 0.0), 0.0)
+            rise = np.where(share > 0, how.logsumexp - np.where(share > 0, logsumexp, 0.0), 0.0)
             total = total + entropy_of_part(share, as_host_array(part, "entropy")[0], rise)
     return restore(total.astype(first.dtype))
 
 
 def _strongest(one: Top, other: Top | None, how: Shares) -> Top:
     (weights, back), (indices, back_indices) = (as_host_array(x, "top") for x in one)
-    found, places, count = weights * how.shares[0][..., None], indices, weights.shape[-1]
+    result, places, count = weights * how.shares[0][..., None], indices, weights.shape[-1]
     if other is not None:
-        more, at = (as_host_array(x, "top")[0] for x in other)
+        more, more_places = (as_host_array(x, "top")[0] for x in other)
         count = min(count, more.shape[-1])
-        found = np.concatenate([found, more * how.shares[1][..., None]], axis=-1)
-        places = np.concatenate([places, np.where(at < 0, -1, at + how.keys)], axis=-1)
-    order = np.argsort(np.where(places < 0, 1.0, -found), axis=-1, kind="stable")[..., :count]
+        result = np.concatenate([result, more * how.shares[1][..., None]], axis=-1)
+        places = np.concatenate([places, np.where(more_places < 0, -1, more_places + how.keys)], axis=-1)
+    order = np.argsort(np.where(places < 0, 1.0, -result), axis=-1, kind="stable")[..., :count]
     return Top(
-        back(np.take_along_axis(found, order, axis=-1).astype(weights.dtype)),
+        back(np.take_along_axis(result, order, axis=-1).astype(weights.dtype)),
         back_indices(np.take_along_axis(places, order, axis=-1)),
     )
 

@@ -12,10 +12,20 @@ import numpy as np
 from clearhead.core import room
 from clearhead.core.arrays import as_rule_array, statistics_dtype
 from clearhead.core.axes import WEIGHTS, Array, named
-from clearhead.core.effects import EFFECTS, ORDERS, Order, WantedEffects, arrays_of, shapes
+from clearhead.core.effects import EFFECTS, ORDERS, Order, WantedEffects
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import as_int64, whole_number
-from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, Groups, Wanted, askable, listed
+from clearhead.core.statistics import (
+    PER_KEY,
+    PER_QUERY,
+    STATISTICS,
+    Groups,
+    Table,
+    Wanted,
+    arrays_of,
+    askable,
+    listed,
+)
 from clearhead.errors import DtypeError, RuleError, ShapeError, shown, unknown
 
 _PER_QUERY, _PER_KEY = listed(axes=PER_QUERY), listed(axes=PER_KEY)
@@ -27,10 +37,7 @@ def wanted(problem: Problem, asked: Mapping[str, Any], *, output: bool = False) 
     Raises UnknownNameError for a statistic that is not in the table, and RuleError, DtypeError or ShapeError for a
     value that is not what the statistic takes.
     """
-    checked = check_asked(asked)
-    if checked.get("groups") is not None:
-        checked["groups"] = read_groups(problem, checked["groups"])
-    return Wanted(output=output, **checked)
+    return Wanted(output=output, **_with_labels(problem, check_asked(asked)))
 
 
 def wanted_effects(problem: Problem, asked: Mapping[str, Any], order: Any = "magnitude") -> WantedEffects:
@@ -38,17 +45,12 @@ def wanted_effects(problem: Problem, asked: Mapping[str, Any], order: Any = "mag
 
     SizeError where the answers and the sums they come from exceed free memory.
     """
-    for name in asked:
-        if name not in EFFECTS:
-            raise unknown("effect", name, (*EFFECTS, "order"))
+    read = _read("effect", EFFECTS, asked, EFFECTS, ("order",))
     if not isinstance(order, str) or order not in ORDERS:
         raise RuleError(f"order is {shown(order)}: expected one of {', '.join(ORDERS)}.", 'order="magnitude"')
-    read = {name: _READERS[EFFECTS[name].asked](name, value) for name, value in asked.items()}
-    if read.get("groups") is not None:
-        read["groups"] = read_groups(problem, read["groups"])
     if read.get("strongest"):
         read["strongest"] = min(read["strongest"], problem.queries * problem.keys)
-    want = WantedEffects(**read, order=cast("Order", order))
+    want = WantedEffects(**_with_labels(problem, read), order=cast("Order", order))
     check_effects_room(problem, want)
     return want
 
@@ -56,10 +58,10 @@ def wanted_effects(problem: Problem, asked: Mapping[str, Any], order: Any = "mag
 def check_effects_room(problem: Problem, want: WantedEffects) -> None:
     """Raise SizeError where the answers about effects and the sums they come from exceed free memory."""
     itemsize = statistics_dtype(problem.dtype).itemsize
-    size = shapes({axis: getattr(problem, axis) for axis in WEIGHTS}, want)
+    sizes = {axis: getattr(problem, axis) for axis in WEIGHTS}
     for name in want.names():
-        shape = size[arrays_of(name)[0]]
-        taken = len(arrays_of(name)) * room.array_bytes(shape, 8 + itemsize)
+        shape = want.shape(name, sizes)
+        taken = len(arrays_of(name, EFFECTS)) * room.array_bytes(shape, 8 + itemsize)
         room.check_room(f"{name} of shape {shape}", taken, "ask for fewer at a time.", problem.device)
 
 
@@ -73,10 +75,21 @@ def check_asked(
 
     Returns the keywords with their checked values. Raises UnknownNameError or RuleError.
     """
+    return _read("statistic", STATISTICS, asked, known or askable(), others)
+
+
+def _read(
+    kind: str, table: Table, asked: Mapping[str, Any], known: Collection[str], others: Iterable[str]
+) -> dict[str, Any]:
     for name in asked:
-        if name not in (known or STATISTICS) or STATISTICS[name].asked == "v":
-            raise unknown("statistic", name, (*(known or askable()), *others))
-    return {name: _READERS[STATISTICS[name].asked](name, value) for name, value in asked.items()}
+        if name not in known:
+            raise unknown(kind, name, (*known, *others))
+    return {name: _READERS[table[name].asked](name, value) for name, value in asked.items()}
+
+
+def _with_labels(problem: Problem, asked: dict[str, Any]) -> dict[str, Any]:
+    groups = asked.get("groups")
+    return asked if groups is None else asked | {"groups": read_groups(problem, groups)}
 
 
 def check_room(problem: Problem, want: Wanted, width: int = 0) -> None:

@@ -15,8 +15,8 @@ import numpy as np
 
 from clearhead.core.arrays import FLOATS, Restore, as_array, autocast, device_of, library_of
 from clearhead.core.axes import KEY, QUERY, VALUE, Array, as_slice, group_size, heads_first, named
-from clearhead.core.rule_values import Window, read_threads
-from clearhead.core.rules import FIELDS, RULES, Rules, Sizes, check_names, check_segments, read, read_one, take
+from clearhead.core.rule_values import Sizes, Window, read_threads
+from clearhead.core.rules import FIELDS, RULES, Rules, check_names, check_segments, read, read_one, take
 from clearhead.errors import DtypeError, ShapeError
 
 _ARRAYS = frozenset(name for name, rule in RULES.items() if any(rule.fields.values()))  # rules whose value may be one
@@ -101,11 +101,11 @@ class Problem:
 
     def keywords(self) -> Rules:
         """The rules in use as the keywords that give them, for arrays with 4 axes."""
-        found: Any = {}
+        result: Any = {}
         for name in self.active_rules():
             values = [getattr(self, field) for field in RULES[name].fields]
-            found[name] = tuple(values) if len(values) > 1 else values[0]
-        return cast("Rules", found)
+            result[name] = tuple(values) if len(values) > 1 else values[0]
+        return cast("Rules", result)
 
     def take(
         self,
@@ -175,9 +175,9 @@ def describe_whole(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None
     """As `describe`, for calls that need v, which is returned second. Raises DtypeError where v is None."""
     if v is None:
         as_array(v, "v")  # raises: it is no array
-    given = describe(q, k, v, rules, num_threads)
-    assert given.v is not None
-    return given, given.v
+    described = describe(q, k, v, rules, num_threads)
+    assert described.v is not None
+    return described, described.v
 
 
 def _problem(
@@ -249,51 +249,65 @@ def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None) ->
     """Raise ShapeError unless the shapes of q, k and v fit each other."""
     for name, shape, axes in (("q", q, QUERY), ("k", k, KEY), ("v", v, VALUE)):
         if shape is not None and len(shape) < 2:
+            values = {"name": name, "count": len(shape), "rows": axes[-2], "columns": axes[-1]}
             raise ShapeError(
-                f"{name} has {len(shape)} axes: expected at least two, ({axes[-2]}, {axes[-1]}).",
-                f"{name}[None, :] makes one row of a vector.",
+                "{name} has {count} axes: expected at least two, ({rows}, {columns}).",
+                "{name}[None, :] makes one row of a vector.",
+                **values,
             )
         if shape is not None and len(shape) != len(q):
-            raise ShapeError(
-                f"{name} is {named(shape, axes)} but q is {named(q, QUERY)}: all need the same number of axes."
-            )
+            values = {"name": name, "shape": named(shape, axes), "q": named(q, QUERY)}
+            raise ShapeError("{name} is {shape} but q is {q}: all need the same number of axes.", **values)
     if q[-1] != k[-1]:
+        values = {"q": q[-1], "k": k[-1], "queries": named(q, QUERY), "keys": named(k, KEY)}
         raise ShapeError(
-            f"q has d_k {q[-1]} but k has d_k {k[-1]}: the last axes must agree for q·kᵀ.",
-            f"q is {named(q, QUERY)} and k is {named(k, KEY)}.",
+            "q has d_k {q} but k has d_k {k}: the last axes must agree for q·kᵀ.",
+            "q is {queries} and k is {keys}.",
+            **values,
         )
     for name, other, axes in (("k", k, KEY), ("v", v, VALUE)):
         if other is not None and tuple(other[:-3]) != tuple(q[:-3]):
             raise ShapeError(
-                f"{name} has batch {tuple(other[:-3])} but q has batch {tuple(q[:-3])}: they must be equal.",
-                f"q is {named(q, QUERY)} and {name} is {named(other, axes)}.",
+                "{name} has batch {batch} but q has batch {q}: they must be equal.",
+                "q is {queries} and {name} is {shape}.",
+                name=name,
+                batch=tuple(other[:-3]),
+                q=tuple(q[:-3]),
+                queries=named(q, QUERY),
+                shape=named(other, axes),
             )
     if v is not None and v[-2] != k[-2]:
+        values = {"values": v[-2], "keys": k[-2], "k": named(k, KEY), "v": named(v, VALUE)}
         raise ShapeError(
-            f"v has {v[-2]} keys but k has {k[-2]}: each key needs its value.",
-            f"k is {named(k, KEY)} and v is {named(v, VALUE)}.",
+            "v has {values} keys but k has {keys}: each key needs its value.", "k is {k} and v is {v}.", **values
         )
     if len(q) > 2:
         _check_heads(q, k, v)
 
 
 def _check_heads(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None) -> None:
-    hint = f"q is {named(q, QUERY)}. If yours is (batch, length, heads, d), swap axes 1 and 2."
+    hint = "q is {q}. If yours is (batch, length, heads, d), swap axes 1 and 2."
+    values = {"q": named(q, QUERY), "queries": q[-3], "keys": k[-3]}
     if (q[-3] % k[-3] if k[-3] else q[-3]) != 0:
-        raise ShapeError(f"k has {k[-3]} heads but q has {q[-3]}: query heads must be a multiple of key heads.", hint)
+        what = "k has {keys} heads but q has {queries}: query heads must be a multiple of key heads."
+        raise ShapeError(what, hint, **values)
     if v is not None and v[-3] != k[-3]:
-        raise ShapeError(f"v has {v[-3]} heads but k has {k[-3]}: each key head needs its value head.", hint)
+        values["values"] = v[-3]
+        raise ShapeError("v has {values} heads but k has {keys}: each key head needs its value head.", hint, **values)
 
 
 def _check_dtypes(dtypes: Sequence[np.dtype[Any]]) -> None:
     for name, dtype in zip("qkv", dtypes, strict=False):
         if dtype not in FLOATS:
             raise DtypeError(
-                f"{name} is {dtype}: expected float64, float32, bfloat16 or float16.",
-                f"{name}.astype(np.float32), or {name}.float() for a tensor.",
+                "{name} is {dtype}: expected float64, float32, bfloat16 or float16.",
+                "{name}.astype(np.float32), or {name}.float() for a tensor.",
+                name=name,
+                dtype=dtype,
             )
         if dtype != dtypes[0]:
-            raise DtypeError(f"{name} is {dtype} but q is {dtypes[0]}: q, k and v must have one dtype.")
+            values = {"name": name, "dtype": dtype, "other": dtypes[0]}
+            raise DtypeError("{name} is {dtype} but q is {other}: q, k and v must have one dtype.", **values)
 
 
 def _differs(value: Any, unused: Any) -> bool:

@@ -5,13 +5,13 @@ file.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from clearhead.core import room, spans, visibility
 from clearhead.core.axes import Array, group_size
 from clearhead.core.problem import Problem
+from clearhead.core.rule_values import within_range
 from clearhead.core.rules import check_supported
 
 RULES = frozenset({
@@ -41,9 +41,10 @@ def check_room(weights: int, steps: int = 0) -> None:
     is how many more the rules in use add.
     """
     room.check_room(
-        f"every step of {weights:,} weights in float64",
+        "every step of {weights:,} weights in float64",
         weights * 8 * (5 + steps),
         "fewer tokens, or ch.AttentionMatrix(q, k), which stores no weights.",
+        weights=weights,
     )
 
 
@@ -60,7 +61,8 @@ def attend(problem: Problem, q: Array, k: Array, v: Array | None = None) -> Text
     check_room(problem.batch * problem.heads * problem.queries * problem.keys, more)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x is not None:
-            room.check_room(f"{name} in float64", room.array_bytes(x.shape, 8), "give fewer tokens or columns.")
+            size, hint = room.array_bytes(x.shape, 8), "give fewer tokens or columns."
+            room.check_room("{name} in float64", size, hint, name=name)
     k = _per_query_head(problem, k.astype(np.float64))
     book = from_scores(problem, q.astype(np.float64) @ k.swapaxes(-1, -2))
     if v is None:
@@ -80,14 +82,13 @@ def from_scores(problem: Problem, scores: Array) -> Textbook:
     capped = scaled if problem.softcap is None else problem.softcap * np.tanh(scaled / problem.softcap)
     biased = capped
     if problem.bias is not None:
-        biased = biased + problem.bias.astype(np.float64)
+        biased = biased + within_range(problem.bias)
     if problem.alibi_slopes is not None:
         biased = biased - problem.alibi_slopes[:, None, None] * all_distances(problem)
     if problem.span_table is not None:
         biased = biased + added_by_spans(problem)
     masked = np.where(visibility.dense(problem), biased, -np.inf)
-    logsumexp = _logsumexp(masked, problem.sinks)
-    weights = np.where(np.isneginf(masked), 0.0, np.exp(masked - logsumexp[..., None]))
+    logsumexp, weights = _softmax(masked, problem.sinks)
     return Textbook(scores, scaled, capped, biased, masked, logsumexp, weights, None)
 
 
@@ -98,7 +99,7 @@ def per_query(problem: Problem, book: Textbook) -> dict[str, Array]:
         "max_logit": max_logit(book),
         "entropy": entropy(book),
         "distance": distance(problem, book),
-        "own": own(problem, book),
+        "diagonal": diagonal(problem, book),
     }
 
 
@@ -118,7 +119,7 @@ def distance(problem: Problem, book: Textbook) -> Array:
     return np.sum(book.weights * all_distances(problem), axis=-1)
 
 
-def own(problem: Problem, book: Textbook) -> Array:
+def diagonal(problem: Problem, book: Textbook) -> Array:
     """a_ij of the key j at the position of query i, (batch, heads, queries); 0 where there is none."""
     return np.where(all_distances(problem) == 0, book.weights, 0.0).sum(axis=-1)
 
@@ -167,17 +168,17 @@ def cuts(problem: Problem, book: Textbook, v: Array, g: Array) -> Array:
     O(queries·keys²) time.
     """
     along = _along(problem, v, g)
-    found = np.zeros(book.masked.shape)
-    for j in range(found.shape[-1]):
+    result = np.zeros(book.masked.shape)
+    for j in range(result.shape[-1]):
         seen = ~np.isneginf(book.masked[..., j])
         masked = book.masked.copy()
         masked[..., j] = -np.inf
-        left = np.exp(masked - _logsumexp(masked, problem.sinks)[..., None])
-        others = np.delete(np.arange(found.shape[-1]), j)
+        left = _softmax(masked, problem.sinks)[1]
+        others = np.delete(np.arange(result.shape[-1]), j)
         # g·o' - g·o, in which the others' weights grow by a' - a = a'·a_j: so no digits cancel
         more = _sum_seen(masked[..., others], left[..., others] * book.weights[..., j, None], along[..., others])
-        found[..., j] = np.where(seen, more - book.weights[..., j] * along[..., j], 0.0)
-    return found
+        result[..., j] = np.where(seen, more - book.weights[..., j] * along[..., j], 0.0)
+    return result
 
 
 def _along(problem: Problem, v: Array, g: Array) -> Array:
@@ -195,13 +196,19 @@ def _per_query_head(problem: Problem, x: Array) -> Array:
     return np.repeat(x, group_size(problem.heads, x.shape[1]), axis=1)
 
 
-def _logsumexp(masked: Array, sinks: Array | None) -> Array:
+def _softmax(masked: Array, sinks: Array | None) -> tuple[Array, Array]:
+    """Each row's log-sum-exp, and its weights; a sink is one more logit in the denominator."""
     peak = masked.max(axis=-1, initial=-np.inf)
-    safe = np.where(np.isneginf(peak), 0.0, peak)
-    total: Any = np.log(np.exp(masked - safe[..., None]).sum(axis=-1)) + safe
-    if sinks is not None:  # one more logit in the denominator; a row that sees no key stays at -inf
-        total = np.where(np.isneginf(total), total, np.logaddexp(total, sinks[:, None]))
-    return np.asarray(total)
+    empty = np.isneginf(peak)
+    if sinks is not None:
+        peak = np.where(empty, peak, np.maximum(peak, sinks[:, None]))
+    safe = np.where(empty, 0.0, peak)
+    shares = np.exp(masked - safe[..., None])
+    total = shares.sum(axis=-1)
+    if sinks is not None:
+        total = np.where(empty, total, total + np.exp(sinks[:, None] - safe))
+    weights = np.where(np.isneginf(masked), 0.0, shares / np.where(empty, 1.0, total)[..., None])
+    return np.asarray(np.where(empty, -np.inf, np.log(total) + safe)), weights
 
 
 def mix(weights: Array, values: Array, visible: Array) -> Array:
@@ -227,10 +234,10 @@ def _areas(pixels: int, size: int) -> Array:
 def added_by_spans(problem: Problem) -> Array:
     """table[query_spans[i], key_spans[j]], 0 where a label is -1, (batch, heads, queries, keys)."""
     rows, cols = slice(0, problem.queries), slice(0, problem.keys)
-    found = np.zeros((problem.batch, problem.heads, problem.queries, problem.keys))
-    for batch, head in np.ndindex(found.shape[:2]):
-        found[batch, head] = spans.added(*visibility.spans_of(problem, batch, head, rows, cols))
-    return found
+    result = np.zeros((problem.batch, problem.heads, problem.queries, problem.keys))
+    for batch, head in np.ndindex(result.shape[:2]):
+        result[batch, head] = spans.added(*visibility.spans_of(problem, batch, head, rows, cols))
+    return result
 
 
 def all_distances(problem: Problem) -> Array:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
-from clearhead.errors import FileError, SizeError
+from clearhead.errors import FileError, Sentence, SizeError
 
 SMALL = 2**26  # bytes: less is not checked, since reading the system's free memory takes longer than a short call
 OF_FILES = ("GB", "MB")  # units in which `written` says how large a file or what it holds is
@@ -14,22 +14,32 @@ _UNITS = {"TB": (1e12, 1e12), "GB": (1e9, 1e8), "MB": (1e6, 0)}  # bytes in one,
 _ANY = 2**47  # bytes that a process can address: the limit where a system does not say what is free
 
 
-def check_room(what: str, size: int, hint: str, device: str = "cpu") -> None:
-    """Raise SizeError where `size` bytes are more than are free; `hint` says what to ask for instead."""
+def check_room(what: str, size: int, hint: str, device: str = "cpu", **values: object) -> None:
+    """Raise SizeError where `size` bytes are more than are free; `hint` says what to ask for instead.
+
+    values    stand for the {names} in `what`
+    """
     if size <= SMALL:
         return
     free = free_bytes(device)
     if size > free:
-        where = "are free" if device in ("cpu", "interpreter") else f"are free on {device}"
-        raise SizeError(f"{what} would take {written(size)}, and {written(free)} {where}.", hint)
+        taken = {"what": Sentence(what, **values), "size": written(size), "free": written(free)}
+        if device not in ("cpu", "interpreter"):
+            raise SizeError("{what} would take {size}, and {free} are free on {device}.", hint, **taken, device=device)
+        raise SizeError("{what} would take {size}, and {free} are free.", hint, **taken)
 
 
 def check_room_for_file(path: object, size: int, what: str) -> None:
     """Raise FileError where `what`, which the file holds, would take more than the free memory."""
     free = free_bytes()
     if size > free:
-        room = f"{written(size, OF_FILES)} of memory, and {written(free, OF_FILES)} are free."
-        raise FileError(f"{path}: {what} would take {room}")
+        values = {
+            "path": path,
+            "what": Sentence(what),
+            "size": written(size, OF_FILES),
+            "free": written(free, OF_FILES),
+        }
+        raise FileError("{path}: {what} would take {size} of memory, and {free} are free.", **values)
 
 
 def written(size: int, units: Sequence[str] = ("TB", "GB")) -> str:
@@ -67,7 +77,7 @@ def _of_system() -> int:
 
 def _of_groups() -> list[int]:
     """What is left of the limits of control groups, version 2 and 1; empty where they set none."""
-    found = []
+    result = []
     for folder, most, used in (
         ("/sys/fs/cgroup", "memory.max", "memory.current"),
         ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -75,10 +85,10 @@ def _of_groups() -> list[int]:
         try:
             limit, taken = (Path(folder, name).read_text().strip() for name in (most, used))
             cached = dict(line.split() for line in Path(folder, "memory.stat").read_text().splitlines())
-            found.append(int(limit) - int(taken) + int(cached.get("inactive_file", 0)))
+            result.append(int(limit) - int(taken) + int(cached.get("inactive_file", 0)))
         except (OSError, ValueError):
             continue  # no such group, or its limit is "max"
-    return found
+    return result
 
 
 def _of_process() -> list[int]:

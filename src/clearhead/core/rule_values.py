@@ -1,22 +1,56 @@
 """Reads the value of each score rule, and of other arguments; an error says what was expected and what came."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from math import inf, prod
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from clearhead.core.arrays import FLOATS, as_array, as_rule_array, broadcast
 from clearhead.core.axes import WEIGHTS, Array, heads_first, named
 from clearhead.core.room import array_bytes, check_room
-from clearhead.errors import ClearheadError, DtypeError, FileError, RuleError, SelectionError, ShapeError, shown
+from clearhead.errors import (
+    ClearheadError,
+    DtypeError,
+    FileError,
+    RuleError,
+    SelectionError,
+    Sentence,
+    ShapeError,
+    expected,
+    shown,
+)
 from clearhead.words import LANGUAGES, Language
 
 Window = tuple[int | None, int | None]
-_MANY = 2**20  # layers or heads: no model has so many, and an iterable may be endless
+_MANY = 2**20  # members of a list that is an argument: an iterable may be endless
 MOST_THREADS = 1024  # more would only take memory: each thread has a stack and a scratch of its own
 FAR = 2**53  # the largest position that is allowed: sums of larger ones could overflow
+MOST_FACTOR = 1e18  # of a factor, whose products with scores and positions must be float32 numbers, up to 3.4e38
+LEAST_FACTOR = 1e-30  # of a factor that divides too
+_HINT = "computations in float32 end at 3.4e38, in which 1e18 times a score must fit."
+MOST_ADDED = 2.0**127  # what is added to a score counts as this at most; twice as much is no number of float32
+
+
+class Sizes(NamedTuple):
+    """The shapes that the values of rules must fit."""
+
+    prefix: tuple[int, ...]  # the caller's axes before queries
+    heads: int
+    queries: int
+    keys: int
+    d_k: int
+    device: str  # bias and mask may stay there; other rules are read into the CPU's memory
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The caller's axes before heads."""
+        return self.prefix[:-1]
+
+
+Fields = Mapping[str, Any]  # of a Problem, those read so far
 
 
 def is_whole(value: Any) -> bool:
@@ -34,8 +68,8 @@ def whole_number(
 ) -> int:
     """Read a whole number from `least` to `most`. Raises `error`."""
     if not is_whole(value) or value < least or (most is not None and value > most):
-        reach = f"from {least:,} up" if most is None else f"from {least:,} to {most:,}"
-        raise error(f"{name} is {shown(value)}: expected a whole number {reach}.", hint)
+        wanted = "a whole number from {least:,} up" if most is None else "a whole number from {least:,} to {most:,}"
+        raise error(expected(name, value, Sentence(wanted, least=least, most=most)), hint)
     return int(value)
 
 
@@ -47,29 +81,42 @@ def read_threads(value: Any) -> int | None:
 def read_place(name: str, value: Any, size: int) -> int:
     """Read an index into `size` places; a negative one counts from the end. Raises SelectionError."""
     if not is_whole(value):
-        raise SelectionError(f"{name} is {shown(value)}: expected a whole number.")
+        raise SelectionError(expected(name, value, "a whole number"))
     if not -size <= value < size:
-        raise SelectionError(f"{name} {shown(value)} is outside 0..{size - 1}." if size else f"there is no {name}.")
+        values = {"name": name, "value": shown(value), "last": size - 1}
+        raise SelectionError("{name} {value} is outside 0..{last}." if size else "there is no {name}.", **values)
     return int(value) % size
+
+
+def layer_name(layer: Any, names: Sequence[str]) -> str:
+    """A layer given by its name, or by its number among `names`. Raises SelectionError for another."""
+    if not is_whole(layer) and not isinstance(layer, str):
+        raise SelectionError(expected("layer", layer, "its number or its name"), "layer=0")
+    if str(layer) in names:
+        return str(layer)
+    if isinstance(layer, str) or not -len(names) <= layer < len(names):
+        values = {"layer": shown(layer), "names": ", ".join(names)}
+        raise SelectionError("there is no layer {layer}.", "seen are: {names}", **values)
+    return names[int(layer)]
 
 
 def read_path(value: Any) -> str | os.PathLike[str]:
     """Read the name of a file. Raises DtypeError for anything but text, FileError for a name that no file can have."""
     if not isinstance(value, (str, os.PathLike)):
-        raise DtypeError(f"path is {shown(value)}: expected the name of a file, as text.", 'path="page.html"')
+        raise DtypeError(expected("path", value, "the name of a file, as text"), 'path="page.html"')
     try:
         zero = b"\0" in os.fsencode(value)
     except UnicodeEncodeError:
         zero = True
     if zero:
-        raise FileError(f"path is {shown(value)}: no file can be called so.")
+        raise FileError("path is {value}: no file can be called so.", value=shown(value))
     return value
 
 
 def read_language(value: Any) -> Language:
     """Read "en" or "zh". Raises RuleError."""
     if not isinstance(value, str) or value not in LANGUAGES:
-        raise RuleError(f"language is {shown(value)}: expected 'en' or 'zh'.", 'language="zh"')
+        raise RuleError(expected("language", value, "'en' or 'zh'"), 'language="zh"')
     return cast("Language", str(value))
 
 
@@ -78,7 +125,7 @@ def read_slice(name: str, value: Any, size: int) -> range:
     try:
         return range(size)[value]
     except (TypeError, ValueError):
-        raise SelectionError(f"{name} is {shown(value)}: expected a slice of whole numbers.") from None
+        raise SelectionError(expected(name, value, "a slice of whole numbers")) from None
 
 
 def read_number(name: str, value: Any, default: float) -> float:
@@ -86,37 +133,53 @@ def read_number(name: str, value: Any, default: float) -> float:
     if value is None:
         return default
     try:
-        if isinstance(value, (bool, np.bool_, str, bytes)):
-            raise TypeError
-        if not isinstance(value, (int, float)) and getattr(value, "requires_grad", False):
+        tracked = not isinstance(value, (int, float)) and getattr(value, "requires_grad", False)
+        if tracked or isinstance(value, (bool, np.bool_, str, bytes)):
             raise TypeError
         number = float(value)
     except OverflowError:
-        raise RuleError(f"{name} is too large for a float: the largest is 1.8e308.") from None
+        raise RuleError("{name} is too large for a float: the largest is 1.8e308.", name=name) from None
     except Exception:  # another library's __float__ may raise anything
-        raise RuleError(f"{name} is {shown(value)}: expected a number.") from None
+        raise RuleError(expected(name, value, "a number")) from None
     if not -inf < number < inf:
-        raise RuleError(f"{name} is {number}: expected a finite number.", f"leave {name} out for its default.")
+        raise RuleError(expected(name, number, "a finite number"), "leave {name} out for its default.", name=name)
     return number
+
+
+def check_size(name: str, numbers: Array | float, *, divides: bool = False) -> None:
+    """Raise RuleError for a factor that is too large; with `divides`, also for one that is too small but not 0."""
+    size = np.abs(numbers)
+    if (size > MOST_FACTOR).any():
+        raise RuleError(
+            "{name} goes up to {value:g}: expected at most 1e18 in size.", _HINT, name=name, value=size.max()
+        )
+    if divides and ((size < LEAST_FACTOR) & (size > 0)).any():
+        least = size[size > 0].min()
+        raise RuleError("{name} goes down to {value:g}: expected 1e-30 or more in size.", _HINT, name=name, value=least)
+
+
+def within_range(added: Array) -> Array:
+    """What a rule adds to scores, in float64: numbers beyond ±2^127 count as that, infinities stay."""
+    numbers = added.astype(np.float64)
+    return np.where(np.isinf(numbers), numbers, np.clip(numbers, -MOST_ADDED, MOST_ADDED))
 
 
 def read_numbers(name: str, value: Any) -> Array:
     """Read an array of real numbers of any dtype, for computations in float64. Raises DtypeError or SizeError."""
     array: Array = as_array(value, name)[0]
     if array.dtype.kind not in "iuf" and array.dtype not in FLOATS:
-        raise DtypeError(f"{name} is {array.dtype}: expected numbers.", f"{name}.astype(np.float32)")
-    check_room(f"{name} in float64", array_bytes(array.shape, 8), "give fewer tokens or columns.")
+        raise DtypeError(
+            "{name} is {dtype}: expected numbers.", "{name}.astype(np.float32)", name=name, dtype=array.dtype
+        )
+    check_room("{name} in float64", array_bytes(array.shape, 8), "give fewer tokens or columns.", name=name)
     return array
 
 
 def check_probability(name: str, value: Any) -> None:
     """Raise RuleError unless value is a number from 0 to 1."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float, np.integer, np.floating))
-        or not 0.0 <= value <= 1.0
-    ):
-        raise RuleError(f"{name} is {shown(value)}: expected a probability, 0 to 1.")
+    number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if not number or not 0.0 <= value <= 1.0:
+        raise RuleError(expected(name, value, "a probability, 0 to 1"))
 
 
 def read_softcap(value: Any) -> float | None:
@@ -126,26 +189,41 @@ def read_softcap(value: Any) -> float | None:
     cap = read_number("softcap", value, 0.0)
     if cap <= 0:
         raise RuleError(
-            f"softcap is {cap}: expected a positive number c, for c·tanh(s/c).", "softcap=None turns it off."
+            "softcap is {cap}: expected a positive number c, for c·tanh(s/c).", "softcap=None turns it off.", cap=cap
         )
+    check_size("softcap", np.float64(cap), divides=True)
     return cap
+
+
+def listed(value: Any) -> list[Any]:
+    """The members of an iterable, of an array those along its one axis.
+
+    Raises TypeError for anything else, for a text, and for more than a million members: an iterable may be endless.
+    """
+    try:
+        if isinstance(value, (str, bytes)) or getattr(value, "ndim", 1) != 1:
+            raise TypeError
+        members = list(islice(value, _MANY + 1))
+    except Exception as error:  # a stranger's iterator may raise anything
+        raise TypeError from error
+    if len(members) > _MANY:
+        raise TypeError
+    return members
 
 
 def read_members(name: str, value: Any, kinds: tuple[type, ...], wanted: str, hint: str) -> list[Any]:
     """Read a list or another iterable whose members are all of these kinds. Raises SelectionError.
 
-    An array must have one axis. Reading stops at the first member of another kind, and after a million members.
+    An array must have one axis; a million members are the most that are read.
     """
-    walked = isinstance(value, Iterable) and not isinstance(value, (str, bytes)) and getattr(value, "ndim", 1) == 1
-    if not walked:
-        raise SelectionError(f"{name} is {shown(value)}: expected {wanted}.", hint)
-    members: list[Any] = []
-    for member in value:
+    try:
+        members = listed(value)
+    except TypeError:
+        raise SelectionError(expected(name, value, wanted), hint) from None
+    for member in members:
         if isinstance(member, bool) or not isinstance(member, kinds):
-            raise SelectionError(f"{name} holds {shown(member)}: expected {wanted}.", hint)
-        if len(members) == _MANY:
-            raise SelectionError(f"{name} holds more than {_MANY:,} members: expected {wanted}.", hint)
-        members.append(member)
+            values = {"name": name, "member": shown(member), "wanted": Sentence(wanted)}
+            raise SelectionError("{name} holds {member}: expected {wanted}.", hint, **values)
     return members
 
 
@@ -153,7 +231,7 @@ def read_flag(name: str, value: Any) -> bool:
     """Read True or False; None is False. Raises RuleError."""
     if value is None or isinstance(value, (bool, np.bool_)):
         return bool(value)
-    raise RuleError(f"{name} is {shown(value)}: expected True or False.")
+    raise RuleError(expected(name, value, "True or False"))
 
 
 def read_window(value: Any) -> Window:
@@ -164,37 +242,38 @@ def read_window(value: Any) -> Window:
     whole = all(side is None or (is_whole(side) and side >= 0) for side in sides)
     if len(sides) != 2 or not whole:
         raise RuleError(
-            f"window is {shown(value)}: expected (left, right), each a whole number of keys from 0 up, or None.",
+            expected("window", value, "(left, right), each a whole number of keys from 0 up, or None"),
             "window=(255, 0) sees the last 256 keys, itself included.",
         )
     left, right = (None if side is None else min(int(side), 4 * FAR) for side in sides)
     return left, right
 
 
-def read_matrix(name: str, value: Any, shape: tuple[int, ...], device: str = "cpu") -> Array | None:
+def read_matrix(name: str, value: Any, sizes: Sizes, _: Fields) -> Array:
     """Read a bias or a mask, broadcast to (batch, heads, queries, keys), as a view where that is possible.
 
-    shape     the weights' shape with the caller's leading axes, (…, heads, queries, keys)
-    device    a value that lies there stays there; any other is copied to the CPU's memory
-
-    Raises DtypeError unless a mask is bool and a bias is a float, ShapeError where it does not broadcast.
+    A value on `sizes.device` stays there; any other is copied to the CPU's memory. Raises DtypeError unless a mask is
+    bool and a bias is a float, ShapeError where it does not broadcast.
     """
-    if value is None:
-        return None
-    array = as_rule_array(value, name, device)
+    array, shape = as_rule_array(value, name, sizes.device), (*sizes.prefix, sizes.queries, sizes.keys)
     if name == "mask" and array.dtype != np.bool_:
         raise DtypeError(
-            f"mask is {array.dtype}: expected bool, True = may attend.",
+            "mask is {dtype}: expected bool, True = may attend.",
             "numbers to add to the scores go in `bias`; mask.astype(bool) makes 1/0 a mask.",
+            dtype=array.dtype,
         )
     if name == "bias" and array.dtype not in FLOATS:
-        raise DtypeError(f"bias is {array.dtype}: expected a float dtype.", "True/False per position goes in `mask`.")
+        raise DtypeError(
+            "bias is {dtype}: expected a float dtype.", "True/False per position goes in `mask`.", dtype=array.dtype
+        )
     try:
         return spread(array, shape)
     except (ValueError, RuntimeError):
+        values = {"name": name, "shape": array.shape, "axes": named(shape, WEIGHTS)}
         raise ShapeError(
-            f"{name} has shape {array.shape}, which does not broadcast to {named(shape, WEIGHTS)}.",
-            f"one {name} per batch is {name}[:, None, None, :] for keys alone.",
+            "{name} has shape {shape}, which does not broadcast to {axes}.",
+            "one {name} per batch is {name}[:, None, None, :] for keys alone.",
+            **values,
         ) from None
 
 
@@ -206,29 +285,37 @@ def spread(array: Array, shape: tuple[int, ...]) -> Array:
     if len(shape) == 4:
         return broadcast(array, shape)
     broadcast(array, shape)
-    own = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
+    array = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
     lead = shape[:-3]  # joining the batch axes may copy, so it comes before the other axes are broadcast
-    joined = heads_first(broadcast(own, lead + own.shape[len(lead) :]))
+    joined = heads_first(broadcast(array, lead + array.shape[len(lead) :]))
     return broadcast(joined, (prod(lead), *(1, *shape)[-3:]))
 
 
-def one_per_head(name: str, value: Any, heads: int, ndim: int) -> Array | None:
+def one_per_head(name: str, value: Any, heads: int, ndim: int) -> Array:
     """Read one number per query head, (heads,), as float64; where q has 2 axes a single number will do.
 
-    Raises ShapeError, DtypeError, or RuleError for a number that is not finite; only a sink may be -inf.
+    Raises ShapeError, DtypeError, or RuleError for a number that is not finite or too large; only a sink may be -inf.
     """
-    if value is None:
-        return None
     array = as_rule_array(value, name)
     if array.shape != (heads,) and not (ndim == 2 and array.ndim == 0):
-        raise ShapeError(f"{name} has shape {array.shape}: expected one number per query head, (heads {heads},).")
+        values = {"name": name, "shape": array.shape, "heads": heads}
+        raise ShapeError("{name} has shape {shape}: expected one number per query head, (heads {heads},).", **values)
     if array.dtype.kind not in "iuf" and array.dtype not in FLOATS:
-        raise DtypeError(f"{name} is {array.dtype}: expected a float dtype.")
+        raise DtypeError("{name} is {dtype}: expected a float dtype.", name=name, dtype=array.dtype)
     numbers = array.reshape(heads).astype(np.float64)
     none = np.isneginf(numbers) & (name == "sinks")  # a sink of -inf adds nothing
     if not (np.isfinite(numbers) | none).all():
-        raise RuleError(f"{name} is {shown(numbers.tolist())}: expected finite numbers.")
+        raise RuleError(expected(name, numbers.tolist(), "finite numbers"))
+    if name == "sinks":
+        return within_range(numbers)
+    if name in ("scale", "alibi_slopes"):
+        check_size(name, numbers, divides=name == "scale")
     return numbers
+
+
+def read_heads(name: str, value: Any, sizes: Sizes, _: Fields) -> Array:
+    """Read one number per query head, as `one_per_head`."""
+    return one_per_head(name, value, sizes.heads, len(sizes.prefix) + 2)
 
 
 def has_axes(value: Any) -> bool:
@@ -238,22 +325,22 @@ def has_axes(value: Any) -> bool:
     return isinstance(value, (list, tuple)) or bool(getattr(value, "ndim", None))
 
 
-def read_scale(value: Any, heads: int, ndim: int, default: float) -> Array:
-    """Read one finite number for all heads, or one per query head, as float64 (heads,); None gives the default.
+def read_scale(name: str, value: Any, sizes: Sizes, _: Fields) -> Array:
+    """Read one finite number for all heads, or one per query head, as float64 (heads,); None gives 1/√d_k.
 
     Raises RuleError, ShapeError or DtypeError.
     """
     if has_axes(value):
-        numbers = one_per_head("scale", value, heads, ndim)
-        assert numbers is not None
-        return numbers
-    return np.full(heads, read_number("scale", value, default))
+        return read_heads(name, value, sizes, {})
+    numbers = np.full(sizes.heads, read_number(name, value, 1 / sizes.d_k**0.5 if sizes.d_k else 1.0))
+    check_size(name, numbers, divides=True)
+    return numbers
 
 
 def as_int64(name: str, array: Array) -> Array:
     """Whole numbers of any dtype as int64. Raises RuleError for one beyond 2^53, SizeError for more than memory."""
     if array.dtype == np.uint64 and (array > np.uint64(FAR)).any():
-        raise RuleError(f"{name} goes up to {array.max()}: expected whole numbers up to 2^53.")
+        raise RuleError("{name} goes up to {most}: expected whole numbers up to 2^53.", name=name, most=array.max())
     check_room(name, array_bytes(array.shape, 8), "give fewer tokens.")
     return array.astype(np.int64)
 
@@ -261,48 +348,53 @@ def as_int64(name: str, array: Array) -> Array:
 def _whole(name: str, value: Any, shape: tuple[int, ...], axes: Sequence[str]) -> Array:
     array = as_rule_array(value, name)
     if array.dtype.kind not in "iu" and array.size:
-        raise DtypeError(f"{name} is {array.dtype}: expected whole numbers.")
+        raise DtypeError("{name} is {dtype}: expected whole numbers.", name=name, dtype=array.dtype)
     try:
-        spread = np.broadcast_to(array, shape)
+        whole = np.broadcast_to(array, shape)
     except ValueError:
-        want = named(shape, axes) if shape else "a single number"
-        raise ShapeError(f"{name} has shape {array.shape}: expected {want}.") from None
-    return as_int64(name, spread)
+        wanted = named(shape, axes) if shape else Sentence("a single number")
+        values = {"name": name, "shape": array.shape, "wanted": wanted}
+        raise ShapeError("{name} has shape {shape}: expected {wanted}.", **values) from None
+    return as_int64(name, whole)
 
 
-def read_lengths(name: str, value: Any, lead: tuple[int, ...], most: int, of: str) -> Array | None:
-    """Read one length per batch entry, (batch,), as int64. Raises RuleError unless each is 0 to `most`."""
-    if value is None:
-        return None
-    lengths = _whole(name, value, lead, ("batch",)).reshape(-1)
+def read_lengths(name: str, value: Any, sizes: Sizes, _: Fields) -> Array:
+    """Read one length per batch entry, (batch,), as int64. Raises RuleError unless each lies within the sequence."""
+    of, most = _side(name, sizes)
+    lengths = _whole(name, value, sizes.lead, ("batch",)).reshape(-1)
     if ((lengths < 0) | (lengths > most)).any():
-        raise RuleError(f"{name} is {shown(lengths.tolist())}: each must lie between 0 and the number of {of}, {most}.")
+        values = {"name": name, "value": shown(lengths.tolist()), "axis": of, "most": most}
+        raise RuleError("{name} is {value}: each must lie between 0 and the number of {axis}, {most}.", **values)
     return lengths
 
 
-def read_segments(name: str, value: Any, lead: tuple[int, ...], size: int, axis: str) -> Array | None:
+def read_segments(name: str, value: Any, sizes: Sizes, _: Fields) -> Array:
     """Read one label per token, (batch, tokens), as int64. Raises DtypeError or ShapeError."""
-    if value is None:
-        return None
-    return _whole(name, value, (*lead, size), ("batch", axis)).reshape(prod(lead), size)
+    axis, size = _side(name, sizes)
+    return _whole(name, value, (*sizes.lead, size), ("batch", axis)).reshape(prod(sizes.lead), size)
 
 
-def read_offset(value: Any, lead: tuple[int, ...], n: int, m: int, *, positional: bool) -> Array:
+def _side(name: str, sizes: Sizes) -> tuple[str, int]:
+    """The axis of a rule such as kv_lengths, and its size."""
+    return ("keys", sizes.keys) if name.startswith("kv") else ("queries", sizes.queries)
+
+
+def read_offset(name: str, value: Any, sizes: Sizes, before: Fields) -> Array:
     """Read the key position of the first query in each batch entry, (batch,), as int64; None is 0.
 
-    n, m          how many queries and keys there are
-    positional    is causal or window in use? Then None raises RuleError where n and m differ
+    With causal or window, which `before` has, None raises RuleError where the numbers of queries and keys differ.
     """
-    if value is None:
-        if positional and n != m:
-            raise RuleError(
-                f"causal and window need query_offset when queries ({n}) and keys ({m}) differ: "
-                "peers disagree about it.",
-                f"query_offset=0 aligns the first query with the first key (PyTorch, JAX); query_offset={m - n} aligns "
-                "the last query with the last key (FlashAttention, a key-value cache).",
-            )
-        value = 0
-    offset = _whole("query_offset", value, lead, ("batch",)).reshape(-1)
+    n, m = sizes.queries, sizes.keys
+    if value is None and n != m and (before["causal"] or before["window"] != (None, None)):
+        values = {"queries": n, "keys": m, "offset": m - n}
+        raise RuleError(
+            "causal and window need query_offset when queries ({queries}) and keys ({keys}) differ: "
+            "peers disagree about it.",
+            "query_offset=0 aligns the first query with the first key (PyTorch, JAX); query_offset={offset} aligns "
+            "the last query with the last key (FlashAttention, a key-value cache).",
+            **values,
+        )
+    offset = _whole(name, 0 if value is None else value, sizes.lead, ("batch",)).reshape(-1)
     if (offset > FAR).any() or (offset < -FAR).any():
-        raise RuleError(f"query_offset is {shown(value)}: expected positions between -2^53 and 2^53.")
+        raise RuleError(expected(name, value, "positions between -2^53 and 2^53"))
     return offset

@@ -8,15 +8,16 @@ the pages), each declare the set of rules that they support and refuse all other
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypedDict, cast
+from typing import Any, TypedDict, cast
 
 import numpy as np
 
 from clearhead.core.axes import WEIGHTS, as_places, as_slice
 from clearhead.core.rule_values import (
+    Sizes,
     Window,
-    one_per_head,
     read_flag,
+    read_heads,
     read_lengths,
     read_matrix,
     read_offset,
@@ -51,22 +52,6 @@ class Rules(TypedDict, total=False):
     query_offset: Any
 
 
-class Sizes(NamedTuple):
-    """The shapes that the values of rules must fit."""
-
-    prefix: tuple[int, ...]  # the caller's axes before queries
-    heads: int
-    queries: int
-    keys: int
-    d_k: int
-    device: str  # bias and mask may stay there; other rules are read into the CPU's memory
-
-    @property
-    def lead(self) -> tuple[int, ...]:
-        """The caller's axes before heads."""
-        return self.prefix[:-1]
-
-
 Read = Callable[[str, Any, Sizes, Mapping[str, Any]], Any]  # of name, value, sizes, fields read so far
 
 
@@ -77,70 +62,69 @@ class Rule:
     read      validates the value and returns it as its fields hold it; a tuple where there are several fields
     fields    the fields of a Problem that hold it, with the axes of each; () for what is no array
     unused    what its fields hold where the rule is not in use
+    neutral   the number that changes nothing, where the value is an array
     logits    do its numbers grow with the logits? Then logits/t are those of a rule with its numbers over t
     forbids   can it forbid a query to attend to a key?
     always    it has a value in every problem, so None is read too and gives the default
+    positional    does it ask where a query stands, by its position among the keys?
     """
 
     read: Read
     fields: Mapping[str, Axes]
     unused: Any = None
+    neutral: float | None = None
     logits: bool = False
     forbids: bool = False
     always: bool = False
-
-
-def _scale(_: str, value: Any, sizes: Sizes, __: Mapping[str, Any]) -> Any:
-    return read_scale(value, sizes.heads, len(sizes.prefix) + 2, default=1 / sizes.d_k**0.5 if sizes.d_k else 1.0)
-
-
-def _matrix(name: str, value: Any, sizes: Sizes, _: Mapping[str, Any]) -> Any:
-    return read_matrix(name, value, (*sizes.prefix, sizes.queries, sizes.keys), sizes.device)
-
-
-def _heads(name: str, value: Any, sizes: Sizes, _: Mapping[str, Any]) -> Any:
-    return one_per_head(name, value, sizes.heads, len(sizes.prefix) + 2)
-
-
-def _spans(_: str, value: Any, sizes: Sizes, __: Mapping[str, Any]) -> Any:
-    return read_spans(value, sizes.prefix, (sizes.queries, sizes.keys))
-
-
-def _lengths(side: str) -> Read:
-    return lambda name, value, sizes, _: read_lengths(name, value, sizes.lead, getattr(sizes, side), side)
-
-
-def _segments(side: str) -> Read:
-    return lambda name, value, sizes, _: read_segments(name, value, sizes.lead, getattr(sizes, side), side)
-
-
-def _offset(_: str, value: Any, sizes: Sizes, before: Mapping[str, Any]) -> Any:
-    positional = before["causal"] or before["window"] != (None, None)
-    return read_offset(value, sizes.lead, sizes.queries, sizes.keys, positional=positional)
+    positional: bool = False
 
 
 RULES: dict[str, Rule] = {  # in the order of `Rules`
-    "scale": Rule(_scale, {"scale": ("heads",)}, logits=True, always=True),
+    "scale": Rule(read_scale, {"scale": ("heads",)}, logits=True, always=True),
     "softcap": Rule(lambda _, value, *__: read_softcap(value), {"softcap": ()}, logits=True),
-    "bias": Rule(_matrix, {"bias": WEIGHTS}, logits=True, forbids=True),  # where it is -inf
-    "alibi_slopes": Rule(_heads, {"alibi_slopes": ("heads",)}, logits=True),
+    "bias": Rule(read_matrix, {"bias": WEIGHTS}, neutral=0.0, logits=True, forbids=True),  # where it is -inf
+    "alibi_slopes": Rule(read_heads, {"alibi_slopes": ("heads",)}, neutral=0.0, logits=True, positional=True),
     "spans": Rule(
-        _spans,
+        lambda _, value, sizes, __: read_spans(value, sizes.prefix, (sizes.queries, sizes.keys)),
         {"query_spans": ("batch", "queries"), "key_spans": ("batch", "keys"), "span_table": TABLE},
         logits=True,
         forbids=True,  # where the table is -inf
     ),
-    "causal": Rule(lambda name, value, *_: read_flag(name, value), {"causal": ()}, unused=False, forbids=True),
-    "window": Rule(lambda _, value, *__: read_window(value), {"window": ()}, unused=(None, None), forbids=True),
-    "mask": Rule(_matrix, {"mask": WEIGHTS}, forbids=True),
-    "kv_lengths": Rule(_lengths("keys"), {"kv_lengths": ("batch",)}, forbids=True),
-    "query_lengths": Rule(_lengths("queries"), {"query_lengths": ("batch",)}, forbids=True),
-    "query_segments": Rule(_segments("queries"), {"query_segments": ("batch", "queries")}, forbids=True),
-    "kv_segments": Rule(_segments("keys"), {"kv_segments": ("batch", "keys")}, forbids=True),
-    "sinks": Rule(_heads, {"sinks": ("heads",)}, logits=True),
-    "query_offset": Rule(_offset, {"query_offset": ("batch",)}, always=True),
+    "causal": Rule(
+        lambda name, value, *_: read_flag(name, value), {"causal": ()}, unused=False, forbids=True, positional=True
+    ),
+    "window": Rule(
+        lambda _, value, *__: read_window(value), {"window": ()}, unused=(None, None), forbids=True, positional=True
+    ),
+    "mask": Rule(read_matrix, {"mask": WEIGHTS}, neutral=True, forbids=True),
+    "kv_lengths": Rule(read_lengths, {"kv_lengths": ("batch",)}, forbids=True),
+    "query_lengths": Rule(read_lengths, {"query_lengths": ("batch",)}, forbids=True),
+    "query_segments": Rule(read_segments, {"query_segments": ("batch", "queries")}, forbids=True),
+    "kv_segments": Rule(read_segments, {"kv_segments": ("batch", "keys")}, forbids=True),
+    "sinks": Rule(read_heads, {"sinks": ("heads",)}, neutral=-np.inf, logits=True),
+    "query_offset": Rule(read_offset, {"query_offset": ("batch",)}, always=True, positional=True),
 }
 FIELDS: dict[str, Axes] = {field: axes for rule in RULES.values() for field, axes in rule.fields.items()}
+BROADCAST = tuple(field for field, axes in FIELDS.items() if axes[:2] == WEIGHTS[:2])  # over batch and heads
+POSITIONAL = frozenset(name for name, rule in RULES.items() if rule.positional)
+
+
+def along(axis: str) -> frozenset[str]:
+    """The rules with a value for each place of an axis.
+
+    >>> sorted(along("keys"))
+    ['bias', 'kv_segments', 'mask', 'spans']
+    """
+    return frozenset(name for name, rule in RULES.items() if any(axis in axes for axes in rule.fields.values()))
+
+
+def fields_along(*axes: str) -> tuple[str, ...]:
+    """The fields of a Problem that lie along exactly these axes.
+
+    >>> fields_along("batch")
+    ('kv_lengths', 'query_lengths', 'query_offset')
+    """
+    return tuple(field for field, each in FIELDS.items() if each == axes)
 
 
 def check_names(rules: Rules) -> None:
@@ -153,14 +137,14 @@ def check_names(rules: Rules) -> None:
 def read(rules: Rules, sizes: Sizes) -> dict[str, Any]:
     """The fields of a Problem that hold the rules' values, validated. Raises RuleError, ShapeError or DtypeError."""
     check_segments(rules)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, rule in RULES.items():
         value = rules.get(name)
         if value is None and not rule.always:
-            found.update(dict.fromkeys(rule.fields, rule.unused))
+            result.update(dict.fromkeys(rule.fields, rule.unused))
         else:
-            found.update(read_one(name, value, sizes, found))
-    return found
+            result.update(read_one(name, value, sizes, result))
+    return result
 
 
 def read_one(name: str, value: Any, sizes: Sizes, before: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,17 +156,22 @@ def read_one(name: str, value: Any, sizes: Sizes, before: Mapping[str, Any]) -> 
 
 def check_segments(rules: Rules) -> None:
     """Raise RuleError where only one side has segments."""
-    given, other = "query_segments", "kv_segments"
-    if (rules.get(given) is None) != (rules.get(other) is None):
-        given, other = (given, other) if rules.get(given) is not None else (other, given)
-        raise RuleError(f"{given} is given but {other} is not: a segment needs both sides.", f"{other}={given}?")
+    one, other = "query_segments", "kv_segments"
+    if (rules.get(one) is None) != (rules.get(other) is None):
+        one, other = (one, other) if rules.get(one) is not None else (other, one)
+        raise RuleError(
+            "{name} is given but {other} is not: a segment needs both sides.",
+            "{other}={name}?",
+            name=one,
+            other=other,
+        )
 
 
 def flat(rules: Mapping[str, Any]) -> Mapping[str, Any]:
     """The values by name, with the parts of `spans` apart, as spans[0], spans[1] and spans[2]."""
     parts = rules.get("spans")
-    if not isinstance(parts, (tuple, list)):
-        return rules
+    if not isinstance(parts, (tuple, list)) or len(parts) > len(RULES["spans"].fields):
+        return rules  # what is too long is refused where it is read, not copied
     rest = {name: value for name, value in rules.items() if name != "spans"}
     return rest | {f"spans[{place}]": part for place, part in enumerate(parts)}
 
@@ -194,7 +183,7 @@ def joined(values: Mapping[str, Any]) -> Rules:
     return cast("Rules", rules | ({"spans": tuple(values[name] for name in sorted(parts))} if parts else {}))
 
 
-def given(rules: Mapping[str, Any]) -> list[str]:
+def turned_on(rules: Mapping[str, Any]) -> list[str]:
     """The names of the rules that a caller's keywords turn on."""
     return [name for name, value in rules.items() if value is not None and value is not False]
 

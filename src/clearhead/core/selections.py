@@ -8,7 +8,7 @@ import numpy as np
 from clearhead.core.arrays import as_rule_array
 from clearhead.core.axes import Array, named
 from clearhead.core.rule_values import is_whole, read_slice
-from clearhead.errors import SelectionError, shown
+from clearhead.errors import SelectionError, shape_of, shown
 
 WANTED = "a position, a list of positions, a slice, or True and False for each"
 
@@ -44,7 +44,7 @@ def members(name: str, value: Any, size: int, lead: tuple[int, ...] = ()) -> Arr
     return chosen
 
 
-def told(value: Any, chosen: Array) -> str:
+def in_words(value: Any, chosen: Array) -> str:
     """What was given as one writes it in an index, such as 4:8 or [0, 3]; many positions as their number.
 
     chosen   what `members` read
@@ -62,7 +62,7 @@ def told(value: Any, chosen: Array) -> str:
 
 def _array(name: str, value: Any, size: int) -> Array:
     mixed = isinstance(value, (list, tuple)) and len({isinstance(x, (bool, np.bool_)) for x in value}) > 1
-    listed = isinstance(value, (list, tuple, range)) or (hasattr(value, "dtype") and hasattr(value, "shape"))
+    listed = isinstance(value, (list, tuple, range)) or shape_of(value) is not None
     if mixed or not listed or isinstance(value, np.bool_):
         hint = "ch.change finds the words of a text." if isinstance(value, str) else f"{name}=[3, 4]"
         raise SelectionError(f"{name} is {shown(value)}: expected {WANTED}.", hint)

@@ -13,18 +13,19 @@ import numpy as np
 from clearhead.core.arrays import FLOATS, as_rule_array, broadcast
 from clearhead.core.axes import Array, named
 from clearhead.core.room import array_bytes, check_room
-from clearhead.core.rule_values import as_int64, spread
-from clearhead.errors import DtypeError, RuleError, ShapeError, shown
+from clearhead.core.rule_values import as_int64, spread, within_range
+from clearhead.errors import DtypeError, RuleError, Sentence, ShapeError, expected
 
 TABLE = ("batch", "heads", "query_spans", "key_spans")
-_SIDES = (("queries", "the query labels"), ("keys", "the key labels"))
+_TABLE = Sentence("spans[2], the table,")
+_SIDES = (("queries", Sentence("spans[0], the query labels,")), ("keys", Sentence("spans[1], the key labels,")))
 _HINT = "spans=(query_spans, key_spans, table): a label per query, a label per key, and what each pair of labels adds."
 
 
 def parts_of(value: Any) -> tuple[Any, Any, Any]:
     """The three parts of the rule's value. Raises RuleError for anything else."""
     if not isinstance(value, (tuple, list)) or len(value) != 3:
-        raise RuleError(f"spans is {shown(value)}: expected three arrays.", _HINT)
+        raise RuleError(expected("spans", value, "three arrays"), _HINT)
     return value[0], value[1], value[2]
 
 
@@ -37,8 +38,8 @@ def read_spans(value: Any, prefix: tuple[int, ...], sizes: tuple[int, int]) -> t
     Labels become int64, those below 0 become -1; the table becomes float64, a view broadcast over batch and heads.
     Raises RuleError for a label that the table does not have, and for NaN or +inf in the table; ShapeError, DtypeError.
     """
-    *sides, given = parts_of(value)
-    table = _read_table(given, prefix)
+    *sides, third = parts_of(value)
+    table = _read_table(third, prefix)
     labels = [
         _read_labels(place, side, (*prefix[:-1], size), table.shape[place - 2])
         for place, (side, size) in enumerate(zip(sides, sizes, strict=True))
@@ -47,61 +48,69 @@ def read_spans(value: Any, prefix: tuple[int, ...], sizes: tuple[int, int]) -> t
 
 
 def _read_labels(place: int, value: Any, shape: tuple[int, ...], most: int) -> Array:
-    axis, words = _SIDES[place]
-    who = f"spans[{place}], {words},"
+    axis, name = _SIDES[place]
     array = as_rule_array(value, f"spans[{place}]")
     if array.dtype.kind not in "iu" and array.size:
-        raise DtypeError(f"{who} is {array.dtype}: expected whole numbers.", _HINT)
+        raise DtypeError("{name} is {dtype}: expected whole numbers.", _HINT, name=name, dtype=array.dtype)
     if array.shape not in (shape, shape[-1:]):
-        lead = "" if len(shape) < 2 else f", or {named(shape[-1:], (axis,))} for every batch alike"
-        raise ShapeError(f"{who} has shape {array.shape}: expected {named(shape, ('batch', axis))}{lead}.", _HINT)
+        values = {"name": name, "shape": array.shape, "axes": named(shape, ("batch", axis))}
+        if len(shape) < 2:
+            raise ShapeError("{name} has shape {shape}: expected {axes}.", _HINT, **values)
+        values["one"] = named(shape[-1:], (axis,))
+        raise ShapeError("{name} has shape {shape}: expected {axes}, or {one} for every batch alike.", _HINT, **values)
     labels = as_int64(f"spans[{place}]", array)
     if (labels >= most).any():
+        values = {"name": name, "label": labels.max(), "axis": TABLE[place + 2], "most": most}
         raise RuleError(
-            f"{who} goes up to {labels.max()}: the table has {TABLE[place + 2]} {most}, so each must be below {most}.",
+            "{name} goes up to {label}: the table has {axis} {most}, so each must be below {most}.",
             "a label below 0 adds nothing.",
+            **values,
         )
-    own = np.maximum(labels, -1).reshape(prod(array.shape[:-1]), shape[-1])
-    return broadcast(own, (prod(shape[:-1]), shape[-1]))
+    labels = np.maximum(labels, -1).reshape(prod(array.shape[:-1]), shape[-1])
+    return broadcast(labels, (prod(shape[:-1]), shape[-1]))
 
 
 def _read_table(value: Any, prefix: tuple[int, ...]) -> Array:
     array = as_rule_array(value, "spans[2]")
-    who = "spans[2], the table,"
     if array.dtype.kind not in "iuf" and array.dtype not in FLOATS:
         hint = "np.where(may_attend, 0.0, -np.inf) makes a table of True and False." if array.dtype == bool else _HINT
-        raise DtypeError(f"{who} is {array.dtype}: expected a float dtype.", hint)
+        raise DtypeError("{name} is {dtype}: expected a float dtype.", hint, name=_TABLE, dtype=array.dtype)
     if array.ndim < 2:
-        raise ShapeError(f"{who} has shape {array.shape}: expected (query_spans, key_spans), or one per head.", _HINT)
+        raise ShapeError(
+            "{name} has shape {shape}: expected (query_spans, key_spans), or one per head.",
+            _HINT,
+            name=_TABLE,
+            shape=array.shape,
+        )
     shape = (*prefix, *array.shape[-2:])
-    check_room("spans[2] in float64", array_bytes(array.shape, 8), "fewer labels make a smaller table.")
+    size, hint = array_bytes(array.shape, 8), "fewer labels make a smaller table."
+    check_room("{name} in float64", size, hint, name="spans[2]")
     numbers = array.astype(np.float64)
     if not (numbers < np.inf).all():
-        raise RuleError(f"{who} holds NaN or +inf: expected finite numbers, or -inf, which forbids.")
+        raise RuleError("{name} holds NaN or +inf: expected finite numbers, or -inf, which forbids.", name=_TABLE)
     try:
-        return spread(numbers, shape)
+        return spread(within_range(numbers), shape)
     except ValueError:
-        raise ShapeError(
-            f"{who} has shape {array.shape}, which does not broadcast to {named(shape, TABLE)}.", _HINT
-        ) from None
+        values = {"name": _TABLE, "shape": array.shape, "axes": named(shape, TABLE)}
+        raise ShapeError("{name} has shape {shape}, which does not broadcast to {axes}.", _HINT, **values) from None
 
 
 def added(query_spans: Array, key_spans: Array, table: Array) -> Array:
     """What the rule adds to each logit, (queries, keys), for labels (queries,), (keys,) and one head's table."""
     if not table.size:
         return np.zeros((len(query_spans), len(key_spans)))
-    found: Array = table[np.maximum(query_spans, 0)[:, None], np.maximum(key_spans, 0)]
-    found[query_spans < 0] = 0.0
-    found[:, key_spans < 0] = 0.0
-    return found
+    result: Array = table[np.maximum(query_spans, 0)[:, None], np.maximum(key_spans, 0)]
+    result[query_spans < 0] = 0.0
+    result[:, key_spans < 0] = 0.0
+    return result
 
 
 def allowed(query_spans: Array, key_spans: Array, table: Array) -> Array | bool:
     """Which pairs the rule does not forbid, bool (queries, keys); True or False where all have one answer."""
-    present = ~np.isneginf(added(np.unique(query_spans), np.unique(key_spans), table))
+    present = ~np.isneginf(added(np.unique(query_spans), np.unique(key_spans), table.real))
     if present.all() or not present.any():
         return bool(present.all())
-    seen: Array = ~np.isneginf(added(query_spans, key_spans, table))
+    seen: Array = ~np.isneginf(added(query_spans, key_spans, table.real))
     return seen
 
 
@@ -110,6 +119,6 @@ def add_sums(total: Array, query_spans: Array, key_spans: Array, values: Array) 
     rows, at_rows = np.unique(query_spans, return_inverse=True)
     cols, at_cols = np.unique(key_spans, return_inverse=True)
     flat = at_rows[:, None] * len(cols) + at_cols
-    found = np.bincount(flat.reshape(-1), values.reshape(-1), len(rows) * len(cols)).reshape(len(rows), len(cols))
+    result = np.bincount(flat.reshape(-1), values.reshape(-1), len(rows) * len(cols)).reshape(len(rows), len(cols))
     labelled = rows >= 0, cols >= 0
-    total[np.ix_(rows[labelled[0]], cols[labelled[1]])] += found[np.ix_(*labelled)]
+    total[np.ix_(rows[labelled[0]], cols[labelled[1]])] += result[np.ix_(*labelled)]

@@ -1,16 +1,18 @@
 """The one table of statistics: what can be observed of attention, along which axes, and how two parts become one.
 
 All that lists statistics is derived from `STATISTICS`: the keywords of `observe` and their checks, the answers' sizes,
-how they merge, PyTorch's operators, what ranks exchange, saved files, notebooks. `Watched`, `Asked`, `Wanted`,
-`Answers` and `Observable` repeat the list for type checkers and for readers; a test compares them. Each engine declares
-the statistics that it computes, and is never asked for another.
+how they merge, which derivatives there are, PyTorch's operators, what ranks exchange, saved files, notebooks.
+`Watched`, `Asked`, `Wanted`, `Answers` and `Observable` repeat the list for type checkers and for readers; a test
+compares them. Each engine declares the statistics that it computes, and is never asked for another.
+
+effects.py has a second table of the same kind: what is observed of contributions and cuts.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, TypeVar
 
 from clearhead.core.axes import Array, as_slice, brief
 
@@ -25,24 +27,25 @@ class Statistic(NamedTuple):
     asked         how a caller asks for it: a flag (True), a count (a whole number), a size (height, width), labels (of
                   queries and of keys), or by giving v
     computed      rows: in the pass over keys that computes the output; columns: in a second pass, which needs the final
-                  log-sum-exp L
+                  log-sum-exp L; edges: from the effects of single edges
     over_keys     how parts over disjoint keys merge: weighed by exp(L_part - L), the larger, entropy's own formula, the
-                  strongest of both, logsumexp (the merged L itself); None: they cannot, since the final L is needed
-    over_queries  how parts over disjoint queries merge: one after the other, added, or the larger
+                  strongest of both, logsumexp (the merged L itself), one after the other, added; None: they cannot,
+                  since the final L is needed, or pixels overlap
+    over_queries  how parts over disjoint queries merge: one after the other, added, the larger, or the strongest
     derivative    the form of its part in the gradient of the logits: one term per row, one per key, a product of low
                   rank, single entries; None: it has no derivative
     definition    in one line
-    parts         the names of its arrays, where there are several
+    kind          the named tuple of its arrays, where there are several
     """
 
     axes: tuple[str, ...]
     asked: Literal["flag", "count", "size", "labels", "v"]
-    computed: Literal["rows", "columns"]
-    over_keys: Literal["weighed", "larger", "entropy", "strongest", "logsumexp"] | None
-    over_queries: Literal["after", "added", "larger"]
+    computed: Literal["rows", "columns", "edges"]
+    over_keys: Literal["weighed", "larger", "entropy", "strongest", "logsumexp", "after", "added"] | None
+    over_queries: Literal["after", "added", "larger", "strongest"]
     derivative: Literal["row", "key", "rank", "entries"] | None
     definition: str
-    parts: tuple[str, ...] = ()
+    kind: Any = None
 
     @property
     def heads_axis(self) -> int:
@@ -52,8 +55,26 @@ class Statistic(NamedTuple):
     @property
     def queries_axis(self) -> int | None:
         """The axis that runs along the queries, counted from the end; None where they are reduced."""
-        places = [at for at, axis in enumerate(self.axes) if axis in ("queries", "height", "query groups")]
+        places = [place for place, axis in enumerate(self.axes) if axis in ("queries", "height", "query groups")]
         return places[0] - len(self.axes) if places else None
+
+    @property
+    def smooth(self) -> bool:
+        """Is it a sum over the weights? The largest of them jumps from key to key, and has no second derivative."""
+        return not {self.over_keys, self.over_queries} & {"larger", "strongest"}
+
+
+Table = Mapping[str, Statistic]
+
+
+class Top(NamedTuple):
+    """Each query's strongest weights and the keys they fall on, strongest first; 0 and -1 where fewer are visible."""
+
+    weights: Any
+    indices: Any
+
+    def __repr__(self) -> str:
+        return brief("Top", self._asdict())
 
 
 _PICTURE, _TABLE = ("heads", "height", "width"), ("heads", "query groups", "key groups")
@@ -66,10 +87,10 @@ STATISTICS: dict[str, Statistic] = {
     "entropy": Statistic(PER_QUERY, "flag", "rows", "entropy", "after", "row", "-Σ_j a_ij ln a_ij, in nats"),
     "received": Statistic(PER_KEY, "flag", "columns", None, "added", "key", "Σ_i a_ij"),
     "peak": Statistic(PER_KEY, "flag", "columns", None, "larger", "entries", "max_i a_ij"),
-    "top": Statistic(_RANKED, "count", "rows", "strongest", "after", "entries", "the k strongest a_ij and their j",
-                     ("weights", "indices")),
+    "top": Statistic(_RANKED, "count", "rows", "strongest", "after", "entries",
+                     "the k strongest a_ij and their j", Top),
     "distance": Statistic(PER_QUERY, "flag", "rows", "weighed", "after", "row", "Σ_j a_ij |position of i - j|"),
-    "own": Statistic(PER_QUERY, "flag", "rows", "weighed", "after", "entries", "a_ij of the key at i's own position"),
+    "diagonal": Statistic(PER_QUERY, "flag", "rows", "weighed", "after", "entries", "a_ij of the key at i's position"),
     "image": Statistic(_PICTURE, "size", "columns", None, "after", "rank", "mean of a over each pixel's area"),
     "groups": Statistic(_TABLE, "labels", "columns", None, "added", "rank", "Σ of a_ij between labelled spans"),
 }
@@ -86,7 +107,7 @@ class Watched(TypedDict, total=False):
     peak: bool
     top: int | None
     distance: bool
-    own: bool
+    diagonal: bool
     image: tuple[int, int] | None
 
 
@@ -106,9 +127,40 @@ class Groups(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Wanted:
-    """What to observe, validated."""
+class Request:
+    """What to observe, validated: a field for each entry of its table, of which every table has these two."""
 
+    table: ClassVar[Table]
+    image: tuple[int, int] | None = None
+    groups: Groups | None = None
+
+    def names(self) -> list[str]:
+        """What is asked for, in the order of the table."""
+        kind: Any = type(self)
+        names, values = _reader(kind)
+        each = zip(names, values(self), strict=True)
+        return [name for name, value in each if value is not None and value is not False]
+
+    def shape(self, name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape of each array of one entry; `sizes` has batch, heads, queries, keys and whatever else is needed."""
+        height, width = self.image or (0, 0)
+        rows, columns = (0, 0) if self.groups is None else self.groups.counts
+        more = {
+            **sizes,
+            "height": height,
+            "width": width,
+            "query groups": rows,
+            "key groups": columns,
+            "k": getattr(self, name),
+        }
+        return sizes["batch"], *(more[axis] for axis in self.table[name].axes)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Wanted(Request):
+    """What to observe of the weights."""
+
+    table = STATISTICS
     output: bool = False
     logsumexp: bool = False
     max_logit: bool = False
@@ -117,17 +169,8 @@ class Wanted:
     peak: bool = False
     top: int | None = None
     distance: bool = False
-    own: bool = False
-    image: tuple[int, int] | None = None
-    groups: Groups | None = None
+    diagonal: bool = False
     keep_float32: bool = False  # answer the output in the statistics' dtype, to be rounded once after a sum over ranks
-
-    def names(self) -> list[str]:
-        """What is asked for, in the order of the table."""
-        kind: Any = type(self)
-        names, values = _reader(kind)
-        each = zip(names, values(self), strict=True)
-        return [name for name, value in each if value is not None and value is not False]
 
     def rows(self) -> list[str]:
         """The statistics asked for that the row pass computes."""
@@ -149,16 +192,6 @@ class Wanted:
         return replace(self, groups=self.groups._replace(queries=self.groups.queries[:, as_slice(queries)]))
 
 
-class Top(NamedTuple):
-    """Each query's strongest weights and the keys they fall on, strongest first; 0 and -1 where fewer are visible."""
-
-    weights: Any
-    indices: Any
-
-    def __repr__(self) -> str:
-        return brief("Top", self._asdict())
-
-
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Answers:
     """What was observed, (…, heads, …); None where it was not asked for."""
@@ -171,133 +204,16 @@ class Answers:
     peak: Any = None
     top: Top | None = None
     distance: Any = None
-    own: Any = None
+    diagonal: Any = None
     image: Any = None
     groups: Any = None
 
 
-class Observable:
-    """One method for each statistic; each asks `observe` for it alone.
-
-    Answers have the statistics' dtype (float32, or float64 for float64) and are the kind of array that q is. Ask
-    `observe` for several at once: they share the passes over the keys, O(queries·keys·d_k) time each, with memory for
-    the answers only. A sharded matrix answers for its own queries and keys, on every rank at once. Every method raises
-    SizeError where its answer is larger than memory, and EngineError where the engine does not compute it.
-    """
-
-    if TYPE_CHECKING:
-
-        def observe(self, v: Any = None, *, queries: slice = slice(None), **asked: Unpack[Asked]) -> Answers:
-            """Everything asked for, together."""
-
-    def logsumexp(self) -> Any:
-        """L_i = ln(Σ_j exp(s_ij) + exp(sink)), (…, heads, queries), by the natural logarithm; s_ij are the logits.
-
-        -inf where a query may attend to no key. Computed once and kept.
-
-        >>> import numpy as np, clearhead as ch
-        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).logsumexp().round(2)
-        array([0.  , 0.69])
-        """
-        return self.observe(logsumexp=True).logsumexp
-
-    def max_logit(self) -> Any:
-        """The largest logit of each query, max_j s_ij over the keys it may attend to, (…, heads, queries).
-
-        The logit is what softmax is taken of: after scale, softcap, bias and ALiBi, and without sinks. -inf where a
-        query may attend to no key.
-
-        >>> import numpy as np, clearhead as ch
-        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).max_logit()
-        array([0., 0.])
-        """
-        return self.observe(max_logit=True).max_logit
-
-    def entropy(self) -> Any:
-        """-Σ_j a_ij ln a_ij in nats, (…, heads, queries); 0 where a query may attend to no key.
-
-        >>> import numpy as np, clearhead as ch
-        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).entropy().round(2)
-        array([0.  , 0.69])
-        """
-        return self.observe(entropy=True).entropy
-
-    def distance(self) -> Any:
-        """Σ_j a_ij·|position of query i - j|, the mean distance attended over, in tokens, (…, heads, queries).
-
-        The position of query i is i + query_offset. 0 where a query may attend to no key.
-
-        >>> import numpy as np, clearhead as ch
-        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).distance()
-        array([0. , 0.5])
-        """
-        return self.observe(distance=True).distance
-
-    def own(self) -> Any:
-        """The weight that each query gives the key at its own position, (…, heads, queries); 0 where there is none.
-
-        >>> import numpy as np, clearhead as ch
-        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).own()
-        array([1. , 0.5])
-        """
-        return self.observe(own=True).own
-
-    def top(self, k: int) -> Top | None:
-        """The k strongest weights of each query and their keys, (…, heads, queries, k) each, strongest first.
-
-        Of equal weights the earlier key comes first. Where a query may attend to fewer than k keys, the rest has weight
-        0 and index -1. Indices are int64. Raises RuleError unless k is a whole number from 1 up.
-        """
-        return self.observe(top=k).top
-
-    def received(self) -> Any:
-        """Σ_i a_ij, the sum of the weights that each key receives, (…, heads, keys).
-
-        The accumulated attention score of H2O (Zhang et al. 2023).
-
-        >>> import numpy as np, clearhead as ch
-        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).received()
-        array([1.5, 0.5])
-        """
-        return self.observe(received=True).received
-
-    def peak(self) -> Any:
-        """max_i a_ij, the largest weight that any query gives each key, (…, heads, keys); 0 where none may do so.
-
-        >>> import numpy as np, clearhead as ch
-        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).peak()
-        array([1. , 0.5])
-        """
-        return self.observe(peak=True).peak
-
-    def image(self, height: int, width: int) -> Any:
-        """The matrix as a picture, (…, heads, height, width): each pixel is the mean of the weights over its area.
-
-        Its mean is the mean of the matrix. Raises RuleError unless both are whole numbers from 1 up.
-
-        >>> import numpy as np, clearhead as ch
-        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).image(1, 1)
-        array([[0.5]])
-        """
-        return self.observe(image=(height, width)).image
-
-    def groups(self, query_groups: Any, key_groups: Any) -> Any:
-        """Σ of a_ij between labelled spans, (…, heads, query groups, key groups).
-
-        query_groups is (queries,) or (…, queries), key_groups (keys,) or (…, keys): whole numbers 0, 1, 2, …; a token
-        whose label is below 0 belongs to no group. Raises DtypeError, ShapeError or RuleError for other labels.
-
-        >>> import numpy as np, clearhead as ch
-        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).groups([0, 0], [0, 1])
-        array([[1.5, 0.5]])
-        """
-        return self.observe(groups=(query_groups, key_groups)).groups
-
-
 @cache
-def _reader(kind: type[Wanted]) -> tuple[tuple[str, ...], Callable[[Wanted], tuple[Any, ...]]]:
-    """The names of the statistics among the fields of `Wanted`, and a function that reads them all at once."""
-    names = tuple(field.name for field in fields(kind) if field.name in STATISTICS)
+def _reader(kind: type[Request]) -> tuple[tuple[str, ...], Callable[[Request], tuple[Any, ...]]]:
+    """The names in the table among the fields of a request, and a function that reads them all at once."""
+    has = {field.name for field in fields(kind)}
+    names = tuple(name for name in kind.table if name in has)
     return names, attrgetter(*names)
 
 
@@ -317,14 +233,41 @@ def askable() -> tuple[str, ...]:
     return tuple(name for name, one in STATISTICS.items() if one.asked != "v")
 
 
-def arrays_of(name: str) -> tuple[str, ...]:
-    """The arrays of a statistic, as engines call them.
+def smooth(**facts: Any) -> tuple[str, ...]:
+    """The statistics of which all these facts hold and that do not jump from key to key."""
+    return tuple(name for name in listed(**facts) if STATISTICS[name].smooth)
+
+
+ROW_TERMS = tuple(name for name in smooth(axes=PER_QUERY) if name != "logsumexp")  # beside output and log-sum-exp
+
+
+def arrays_of(name: str, table: Table = STATISTICS) -> tuple[str, ...]:
+    """The arrays of an entry, as engines call them.
 
     >>> arrays_of("entropy"), arrays_of("top")
     (('entropy',), ('top_weights', 'top_indices'))
     """
-    parts = STATISTICS[name].parts
-    return tuple(f"{name}_{part}" for part in parts) if parts else (name,)
+    kind = table[name].kind
+    return (name,) if kind is None else tuple(f"{name}_{part}" for part in kind._fields)
+
+
+def joined_arrays(arrays: Mapping[str, Any], table: Table = STATISTICS) -> dict[str, Any]:
+    """An engine's arrays by entry: top_weights and top_indices become a Top."""
+    result = dict(arrays)
+    for name, one in table.items():
+        if one.kind is not None and f"{name}_{one.kind._fields[0]}" in result:
+            result[name] = one.kind(*(result.pop(array) for array in arrays_of(name, table)))
+    return result
+
+
+def separate_arrays(answers: Any, table: Table = STATISTICS) -> dict[str, Any]:
+    """What was observed, as arrays with the engines' names: the inverse of joined_arrays."""
+    result: dict[str, Any] = {}
+    for name, one in table.items():
+        value = getattr(answers, name)
+        if value is not None:
+            result |= zip(arrays_of(name, table), (value,) if one.kind is None else value, strict=True)
+    return result
 
 
 def lacking(want: Wanted, declared: Collection[str]) -> list[str]:
@@ -336,8 +279,8 @@ def explained(names: Iterable[str]) -> Callable[[_Function], _Function]:
     """A decorator that replaces STATISTICS in a docstring by a line about each of these statistics."""
 
     def put(function: _Function) -> _Function:
-        told = [(f"{name}={_EXAMPLES[STATISTICS[name].asked]}", STATISTICS[name]) for name in names]
-        lines = [f"        {ask:<24}  {one.definition:<37}(…, {', '.join(one.axes)})" for ask, one in told]
+        each = [(f"{name}={_EXAMPLES[STATISTICS[name].asked]}", STATISTICS[name]) for name in names]
+        lines = [f"        {ask:<24}  {one.definition:<37}(…, {', '.join(one.axes)})" for ask, one in each]
         if function.__doc__:
             function.__doc__ = function.__doc__.replace("        STATISTICS", "\n".join(lines))
         return function

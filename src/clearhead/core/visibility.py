@@ -126,13 +126,13 @@ def _by_position(problem: Problem, batch: int, rows: slice, cols: slice) -> Arra
     if not queries or not keys or (low is not None and max(keys) < low) or (high is not None and min(keys) > high):
         return False
     i, j = _indices(queries)[:, None], _indices(keys)
-    at = i + problem.query_offset[batch]
+    position = i + problem.query_offset[batch]
     left, right = reach(problem)
     result: Array | bool = True
-    if left is not None and min(keys) < at.max() - left:
-        result = result & (j >= at - left)
-    if right is not None and max(keys) > at.min() + right:
-        result = result & (j <= at + right)
+    if left is not None and min(keys) < position.max() - left:
+        result = result & (j >= position - left)
+    if right is not None and max(keys) > position.min() + right:
+        result = result & (j <= position + right)
     if problem.kv_lengths is not None and max(keys) >= problem.kv_lengths[batch]:
         result = result & (j < problem.kv_lengths[batch])
     if problem.query_lengths is not None and max(queries) >= problem.query_lengths[batch]:
@@ -150,7 +150,7 @@ def _by_content(problem: Problem, batch: int, head: int, rows: slice, cols: slic
     if problem.mask is not None:
         parts.append(problem.mask[batch, head, rows, cols])
     if problem.bias is not None:
-        parts.append(~np.isneginf(problem.bias[batch, head, rows, cols]))
+        parts.append(~np.isneginf(problem.bias[batch, head, rows, cols].real))
     return parts
 
 

@@ -1,24 +1,92 @@
-"""Which known mistakes give the wrong numbers that a worked example claims for one of its steps."""
+"""What a worked example claims for a step: what follows from the claims before it, and which mistakes give it.
 
+A claim that is wrong takes the place of its step, and everything after it is computed from there: so a mistake is told
+from what follows.
+"""
+
+from collections.abc import Mapping
 from dataclasses import replace
-from math import inf
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from clearhead.core import reference
 from clearhead.core.axes import Array
 from clearhead.core.rules import Rules
-from clearhead.diagnosing.diagnose import examined, judged, layer_inputs
-from clearhead.diagnosing.fitting import differences
-from clearhead.diagnosing.mistakes import MISTAKES
+from clearhead.diagnosing.diagnose import judged
+from clearhead.diagnosing.fitting import largest_difference
+from clearhead.diagnosing.inputs import file_inputs, layer_inputs
+from clearhead.diagnosing.mistakes import mistakes
 from clearhead.diagnosing.recipe import RIGHT, Inputs, changed
-from clearhead.diagnosing.search import Candidate
-from clearhead.diagnosing.verdict import MistakeExplanation
+from clearhead.diagnosing.search import Candidate, closest
+from clearhead.diagnosing.verdict import Confidence, MistakeExplanation
 from clearhead.diagnosing.workings import Workings
 from clearhead.textbook.case_file import LAYER
 from clearhead.textbook.shapes import turned
 from clearhead.textbook.trace import Trace
+from clearhead.textbook.trace_layer import joined
+
+_FROM: dict[str, tuple[str, ...]] = {  # each step and those that it is computed from
+    "scores": ("q", "k"),
+    "scaled": ("scores",),
+    "capped": ("scaled",),
+    "biased": ("capped",),
+    "masked": ("biased",),
+    "weights": ("masked",),
+    "heads": ("weights", "v"),
+    "concat": ("heads",),
+}
+_ONWARD = {"q", "k", "v", "scores", "scaled", "weights", "heads", "concat"}  # what can be computed on from
+
+
+class Following(NamedTuple):
+    """A step's numbers as they follow from earlier claims."""
+
+    sources: tuple[str, ...]  # these claims
+    array: Array
+
+
+@np.errstate(invalid="ignore", over="ignore", divide="ignore")
+def following(traced: Trace, wrong: Mapping[str, Array], target: str) -> Following | None:
+    """The numbers of `target` if the nearest wrong claims before it were right.
+
+    `wrong` has each claimed step that is wrong, by name, in the step's shape. None where `target` depends on none of
+    them, or on one from which its step cannot be computed, such as masked scores.
+    """
+    layer, problem, convention = hasattr(traced, "concat"), traced.problem, traced.convention
+    sources = _sources(target, wrong, layer=layer)
+    if not sources or not _ONWARD.issuperset(sources) or ("scaled" in sources and not problem.scale.all()):
+        return None
+
+    def step(name: str) -> Array:
+        """A step as it follows from these claims, tokens as rows, (batch, heads, …)."""
+        if name in sources or not _sources(name, wrong, layer=layer):
+            rows = turned(wrong[name] if name in sources else np.asarray(getattr(traced, name)), convention)
+            rows = rows.reshape(problem.batch, -1, *rows.shape[-2:])
+            return np.repeat(rows, problem.group, axis=1) if name in ("k", "v") else rows
+        if name == "scores":
+            return step("q") @ step("k").swapaxes(-1, -2)
+        if name == "heads" or (name == "output" and not layer):
+            return step("weights") @ step("v")
+        if name == "concat":
+            return joined(step("heads"))[:, None]
+        if name == "output":
+            w_o, b_o = getattr(traced, "w_o", None), getattr(traced, "b_o", None)
+            projected = step("concat") if w_o is None else step("concat") @ turned(np.asarray(w_o), convention)
+            return projected if b_o is None else np.asarray(projected + b_o)
+        scores = step("scaled") / problem.scale[:, None, None] if "scaled" in sources else step("scores")
+        return np.asarray(getattr(reference.from_scores(problem, scores), name))
+
+    truth = turned(np.asarray(getattr(traced, target)), convention)
+    return Following(sources, turned(step(target).reshape(truth.shape), convention))
+
+
+def _sources(target: str, wrong: Mapping[str, Array], *, layer: bool) -> tuple[str, ...]:
+    """The wrong claims from which `target` is computed, each the last one on its way."""
+    before = () if target in "qkv" else _FROM.get(target, ("concat",) if layer else ("weights", "v"))
+    sources = ((name,) if name in wrong else _sources(name, wrong, layer=layer) for name in before)
+    return tuple(dict.fromkeys(name for names in sources for name in names))
 
 
 def explanations(
@@ -32,9 +100,9 @@ def explanations(
     """
     if name == "concat":  # the output of a layer without W^O
         rest = {key: value for key, value in values.items() if key not in ("w_o", "b_o")}
-        return examined(place, rest, claimed, "output", slack).explanations
+        return judged(file_inputs(place, rest, claimed, "output"), slack).explanations
     if name not in ("q", "k", "v", "heads"):
-        return examined(place, values, claimed, name, slack).explanations
+        return judged(file_inputs(place, values, claimed, name), slack).explanations
     inputs = _layer(values, traced)
     rows = turned(claimed, values.get("convention", "rows"))
     rows = rows.reshape(inputs.problem.batch, -1, *rows.shape[-2:])
@@ -54,16 +122,12 @@ def _layer(values: dict[str, Any], traced: Trace) -> Inputs:
 @np.errstate(invalid="ignore", over="ignore")
 def _of_projection(inputs: Inputs, name: str, claimed: Array, slack: float) -> tuple[MistakeExplanation, ...]:
     """The mistakes in a projection or the split of its heads that give this Q, K or V."""
-    own = {f"w_{name}", f"b_{name}", "split"}
-    workings, found = Workings(inputs), []
-    for mistake in MISTAKES:
+    fields, workings, fitting = {f"w_{name}", f"b_{name}", "split"}, Workings(inputs), []
+    for mistake in mistakes():
         for change in mistake.variants(inputs):
-            if not set(change) <= own:
-                continue
-            recipe = changed(RIGHT, change)
-            computed = workings.operand(recipe, name)
-            gap = float(differences(claimed, computed).max(initial=0.0)) if computed.shape == claimed.shape else inf
-            if gap <= slack:
-                found.append(Candidate((mistake,), (change,), recipe, gap, slack))
-    found.sort(key=lambda candidate: candidate.residual)
-    return tuple(MistakeExplanation(candidate, "likely" if len(found) == 1 else "ambiguous") for candidate in found)
+            if set(change) <= fields:
+                recipe = changed(RIGHT, change)
+                gap = largest_difference(claimed, workings.operand(recipe, name))
+                fitting += [Candidate((mistake,), (change,), recipe, gap, slack)] if gap <= slack else []
+    confidence: Confidence = "likely" if len(fitting) == 1 else "ambiguous"
+    return tuple(MistakeExplanation(candidate, confidence) for candidate in closest(fitting))

@@ -9,17 +9,18 @@ may be called H.
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.core.rules import Rules
-from clearhead.diagnosing.claimed_steps import explanations
-from clearhead.diagnosing.following import following
+from clearhead.diagnosing.claimed_steps import explanations, following
+from clearhead.diagnosing.fitting import largest, largest_difference
 from clearhead.diagnosing.verdict import MistakeExplanation
-from clearhead.errors import FileError, unknown
+from clearhead.errors import FileError, Sentence, unknown
 from clearhead.textbook.case_file import (
     GIVEN_WEIGHTS,
     INPUTS,
@@ -45,15 +46,7 @@ from clearhead.words import LANGUAGES, Language, say
 
 CLAIMABLE = (*INPUTS, "scores", "scaled", "capped", "biased", "masked", "weights", "heads", "concat", "output")
 _OTHER_NAMES = {"h": "concat"}
-_OF_LAYER = ("heads", "concat")
 _KNOWN = (*LAYER, "num_heads", "convention", *NAMES, *Rules.__annotations__, *CLAIMABLE, *_OTHER_NAMES)
-
-
-class Claim(NamedTuple):
-    """A claimed array and its tolerance, relative to the largest number: half its last decimal, or dtype rounding."""
-
-    array: Array
-    tolerance: float
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -100,7 +93,8 @@ class CheckedExample:
 
     def _page(self, language: Language) -> Document:
         said = [
-            {"name": v.name, "right": v.right, "difference": v.difference, "text": _said(v), "mistake": _sentences(v)}
+            {"name": v.name, "right": v.right, "difference": listed(v.difference)}
+            | {"text": _said(v), "mistake": _sentences(v)}
             for v in self.verdicts
         ]
         claimed = {v.name: np.asarray(v.claimed, dtype=np.float64) for v in self.verdicts if not v.right}
@@ -110,35 +104,24 @@ class CheckedExample:
 
     def to_json(self) -> dict[str, Any]:
         """Every step's numbers and every verdict, as plain lists and words; -∞ is null."""
-        described = [
-            {"name": s.name, "symbol": s.symbol, "formula": s.formula, "axes": s.axes, "shape": s.shape}
-            | {"multiply_adds": s.multiply_adds, "bytes": s.bytes, "values": listed(s.array)}
-            for s in self.trace.steps
-        ]
+        described = [{**step.to_json(), "values": listed(step.array)} for step in self.trace.steps]
         judged = [
             {"name": v.name, "right": v.right, "largest_difference": listed(v.difference), "mistake": v.mistake}
             | {"claimed": listed(v.claimed), "truth": listed(v.truth), "source": v.source}
-            | {
-                "from_source": None if v.follows is None else listed(v.follows),
-                "difference_from_source": listed(v.off_source),
-            }
+            | {"from_source": None if v.follows is None else listed(v.follows)}
+            | {"difference_from_source": listed(v.off_source)}
             for v in self.verdicts
         ]
         first = None if self.first_wrong is None else self.first_wrong.name
+        geometry = None if isinstance(self.trace, WeightsTrace) else self.trace.geometry
         return {
             "tokens": None if self.tokens is None else {"queries": list(self.tokens), "keys": list(self.sources or ())},
             "steps": described,
             "claims": judged,
             "first_wrong": first,
-            "geometry": self._geometry(),
+            "geometry": None if geometry is None else {name: listed(x) for name, x in geometry._asdict().items()},
             "check": {name: listed(x) if name != "engine" else x for name, x in self.trace.check._asdict().items()},
         }
-
-    def _geometry(self) -> dict[str, Any] | None:
-        """The norms and cosines as lists; None where the file gives weights alone."""
-        if isinstance(self.trace, WeightsTrace):
-            return None
-        return {name: listed(array) for name, array in self.trace.geometry._asdict().items()}
 
 
 def _said(verdict: Verdict) -> Translations:
@@ -168,31 +151,30 @@ def check_file(path: str | Path) -> CheckedExample:
     data = read(place)
     for name in data:
         if name not in _KNOWN:
-            raise unknown(f"key in {place.name}:", name, _KNOWN)
+            raise unknown(Sentence("key in {file}:", file=place.name), name, _KNOWN)
     names, needed = names_of(data), inputs_of(place, data)
-    claims = {name: _claim(name, value) for name, value in _claimed(place, data, needed).items()}
+    claims = _claimed(place, data, needed)
     values = {name: value_of(name, value) for name, value in data.items() if name not in claims}
     traced = _trace(place, dict(values), needed)
     rows, cols = token_names(names["tokens"], names["source_tokens"], traced.problem)
-
-    def explained(name: str, claimed: Array, slack: float) -> tuple[MistakeExplanation, ...]:
-        return explanations(place, values, traced, name, claimed, slack)
-
-    return CheckedExample(traced, list(_verdicts(traced, claims, explained)), rows, cols, values)
+    verdicts = _verdicts(traced, claims, partial(explanations, place, values, traced))
+    return CheckedExample(traced, list(verdicts), rows, cols, values)
 
 
 def _claimed(place: Path, data: dict[str, Any], needed: tuple[str, ...]) -> dict[str, Any]:
     """The claims in a file's values, by the names of their steps, in the order of the steps."""
     for other, name in _OTHER_NAMES.items():
         if other in data and name in data:
-            raise FileError(f"{place.name} holds both {other.upper()} and {name}, which are the same.")
+            values = {"file": place.name, "one": other.upper(), "other": name}
+            raise FileError("{file} holds both {one} and {other}, which are the same.", **values)
         if other in data:
             data[name] = data.pop(other)
-    found = {name: data[name] for name in CLAIMABLE if name in data and name not in needed}
-    for name in _OF_LAYER if "x" not in needed else ():
-        if name in found:
-            raise FileError(f"{place.name} claims {name}, a step of a layer.", "give the layer's x, w_q, w_k, w_v.")
-    return found
+    claimed = {name: data[name] for name in CLAIMABLE if name in data and name not in needed}
+    for name in ("heads", "concat") if "x" not in needed else ():
+        if name in claimed:
+            values = {"file": place.name, "name": name}
+            raise FileError("{file} claims {name}, a step of a layer.", "give the layer's x, w_q, w_k, w_v.", **values)
+    return claimed
 
 
 def _trace(place: Path, values: dict[str, Any], needed: tuple[str, ...]) -> Trace:
@@ -206,14 +188,14 @@ def _trace(place: Path, values: dict[str, Any], needed: tuple[str, ...]) -> Trac
 
 
 def _verdicts(
-    traced: Trace, claims: dict[str, Claim], explained: Callable[[str, Array, float], tuple[MistakeExplanation, ...]]
+    traced: Trace, claims: dict[str, Any], explained: Callable[[str, Array, float], tuple[MistakeExplanation, ...]]
 ) -> Iterator[Verdict]:
     wrong: dict[str, Array] = {}
-    for name, claim in claims.items():
-        truth = np.asarray(getattr(traced, name))
-        claimed = _shaped(name, claim.array, truth, traced.convention)
-        difference = _largest(claimed, truth)
-        slack = claim.tolerance * max(1.0, float(np.abs(truth[np.isfinite(truth)]).max(initial=0.0)))
+    for name, written in claims.items():
+        truth, array = np.asarray(getattr(traced, name)), numbers(name, written).astype(np.float64)
+        claimed = _shaped(name, array, truth, traced.convention)
+        difference = largest_difference(claimed, truth)
+        slack = _tolerance(written, array) * max(1.0, largest(truth))
         right = difference <= slack
         then = following(traced, wrong, name)
         verdict = Verdict(
@@ -224,7 +206,7 @@ def _verdicts(
             right=right,
             source=None if then is None else ", ".join(then.sources),
             follows=None if then is None else then.array,
-            off_source=0.0 if then is None else _largest(claimed, then.array),
+            off_source=0.0 if then is None else largest_difference(claimed, then.array),
             explanations=() if right else explained(name, claimed, slack),
         )
         if not right:
@@ -244,7 +226,8 @@ def _shaped(name: str, claimed: Array, truth: Array, convention: Convention) -> 
             return shaped
         if [size for size in shaped.shape if size != 1] == [size for size in truth.shape if size != 1]:
             return shaped.reshape(truth.shape)
-    raise FileError(f"the claimed {name} has shape {claimed.shape}, but this step has shape {truth.shape}.")
+    values = {"name": name, "claimed": claimed.shape, "shape": truth.shape}
+    raise FileError("the claimed {name} has shape {claimed}, but this step has shape {shape}.", **values)
 
 
 def _by_head(name: str, claimed: Array, truth: Array, convention: Convention) -> Array:
@@ -256,20 +239,8 @@ def _by_head(name: str, claimed: Array, truth: Array, convention: Convention) ->
     return turned(split(rows, heads), convention)
 
 
-def gaps(a: Array, b: Array) -> Array:
-    """|a - b| element by element: 0 where both are NaN, ∞ where only one is."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        gap = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-    return np.where(np.isnan(gap), np.inf, gap)
-
-
-def _largest(a: Array, b: Array) -> float:
-    return float(gaps(a, b).max(initial=0.0))
-
-
-def _claim(name: str, value: Any) -> Claim:
-    array = numbers(name, value).astype(np.float64)
-    if isinstance(value, np.ndarray):
-        return Claim(array, 32 * float(np.finfo(value.dtype).eps) if value.dtype.kind == "f" else 1e-6)
-    largest = max(1.0, float(np.abs(array[np.isfinite(array)]).max(initial=0.0)))
-    return Claim(array, half_a_decimal(value) / largest + 1e-5)
+def _tolerance(written: Any, array: Array) -> float:
+    """Half of the last decimal, or the rounding of the dtype, relative to the largest number."""
+    if isinstance(written, np.ndarray):
+        return 32 * float(np.finfo(written.dtype).eps) if written.dtype.kind == "f" else 1e-6
+    return half_a_decimal(written) / max(1.0, largest(array)) + 1e-5

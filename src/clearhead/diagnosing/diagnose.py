@@ -1,50 +1,34 @@
 """`ch.diagnose`: which mistake an attention code made, from its inputs and its numbers."""
 
 from dataclasses import replace
-from math import inf, prod
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 import numpy as np
 
-from clearhead.core.arrays import FLOATS, as_array, ungraphed
-from clearhead.core.axes import Array, heads_first
-from clearhead.core.problem import describe, describe_whole
-from clearhead.core.rule_values import read_flag, read_number, read_numbers
-from clearhead.core.rules import Rules, check_names, check_supported
-from clearhead.diagnosing.certainty import doubts
-from clearhead.diagnosing.decimals import judged_by_decimals
+from clearhead.core.arrays import FLOATS, as_array
+from clearhead.core.axes import Array
+from clearhead.core.rules import Rules, check_supported
+from clearhead.diagnosing.evidence import Reason
 from clearhead.diagnosing.fitting import differences
-from clearhead.diagnosing.known import known_about, nonfinite_inputs, telling
-from clearhead.diagnosing.reason import Reason
-from clearhead.diagnosing.recipe import RIGHT, RULES, Inputs, LayerInputs, Rotary, Stage
+from clearhead.diagnosing.inputs import file_inputs, layer_inputs, plain_inputs, rotary_of, weights_inputs
+from clearhead.diagnosing.reasons import doubts, known_about, nonfinite_inputs, telling
+from clearhead.diagnosing.recipe import RIGHT, RULES, Inputs, Recipe, Rotary, Selection, Stage
 from clearhead.diagnosing.search import Candidate, Search
-from clearhead.diagnosing.theirs import read_theirs
 from clearhead.diagnosing.verdict import Confidence, Diagnosis, MistakeExplanation, Outcome, Place
-from clearhead.errors import ClearheadError, FileError, RuleError, ShapeError, shown, unknown
-from clearhead.textbook.case_file import (
-    GIVEN_WEIGHTS,
-    INPUTS,
-    LAYER,
-    NAMES,
-    check_alone,
-    half_decimals,
-    inputs_of,
-    names_of,
-    numbers,
-    precision,
-    read,
-    value_of,
-)
-from clearhead.textbook.shapes import Convention, check_convention, layer_sizes, turned
-from clearhead.textbook.trace_weights import describe_weights
+from clearhead.diagnosing.workings import Workings
+from clearhead.errors import ClearheadError, FileError, Sentence, unknown
+from clearhead.ops.graphed import ungraphed
+from clearhead.textbook import case_file
+from clearhead.textbook.case_file import INPUTS, LAYER, NAMES
+from clearhead.textbook.shapes import Convention
 from clearhead.view.names import token_names
 
-_OPTIONS = ("stage", "rotary", "rotary_interleaved")
 _KNOWN = (
     *(*INPUTS, *LAYER, "weights", *NAMES, "num_heads", "convention", "theirs"),
-    *(*_OPTIONS, *Rules.__annotations__),
+    *("stage", "rotary", "rotary_interleaved", *Rules.__annotations__),
 )
+_WHOLE, _COARSEST, _PRINTED = 0.5, 0.006, 4e-7  # of no decimals, of two, and of seven: a program wrote so many
 
 
 def diagnose(
@@ -83,13 +67,13 @@ def diagnose(
     >>> ch.diagnose(q, k, v, q @ k.T, stage="scaled").explanations[0].mistakes
     ('no scale',)
     """
-    rotation = _rotary(rotary, interleaved=rotary_interleaved)
+    rotation = rotary_of(rotary, interleaved=rotary_interleaved)
     with ungraphed():
-        found = judged(plain_inputs(q, k, v, theirs, stage, rotation, rules))
-        suspected = found.verdict == "unexplained" or any("across" in e.details for e in found.explanations)
+        diagnosis = judged(plain_inputs(q, k, v, theirs, stage, rotation, rules))
+        suspected = diagnosis.verdict == "unexplained" or any("across" in e.details for e in diagnosis.explanations)
         if suspected and _right_with_axes_swapped(q, k, v, theirs, stage, rotation, rules):
-            return _doubted(found, Reason("axes swapped", {}))
-    return found
+            return _doubted(diagnosis, Reason("axes swapped"))
+    return diagnosis
 
 
 def diagnose_layer(
@@ -129,7 +113,7 @@ def diagnose_layer(
     """
     optional = {"w_o": w_o, "context": context, "b_q": b_q, "b_k": b_k, "b_v": b_v, "b_o": b_o}
     arrays = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v, **optional}
-    rotation = _rotary(rotary, interleaved=rotary_interleaved)
+    rotation = rotary_of(rotary, interleaved=rotary_interleaved)
     with ungraphed():
         inputs = layer_inputs(arrays, theirs, num_heads, convention, stage, rotation, rules)
     return replace(judged(inputs), convention=convention)
@@ -150,7 +134,7 @@ def diagnose_weights(weights: Any, v: Any, theirs: Any, *, convention: Conventio
     ('weights transposed',)
     """
     with ungraphed():
-        inputs = _weights(weights, v, theirs, convention, "output")
+        inputs = weights_inputs(weights, v, theirs, convention, "output")
     return replace(judged(inputs), convention=convention)
 
 
@@ -160,52 +144,27 @@ def diagnose_file(path: str | Path) -> Diagnosis:
     Raises FileError when the file is missing, malformed or of the wrong form, and what those three raise.
     """
     place = Path(path)
-    data = read(place)
+    data = case_file.read(place)
     for name in data:
         if name not in _KNOWN:
-            raise unknown(f"key in {place.name}:", name, _KNOWN)
+            raise unknown(Sentence("key in {file}:", file=place.name), name, _KNOWN)
     if "theirs" not in data:
-        raise FileError(f"{place.name} lacks theirs.", "it is what your code gave for these inputs.")
+        raise FileError("{file} lacks theirs.", "it is what your code gave for these inputs.", file=place.name)
     written = data.pop("theirs")
-    theirs = numbers("theirs", written)
+    theirs = case_file.numbers("theirs", written)
     theirs = theirs if theirs.dtype in FLOATS else theirs.astype(np.float64)
     by_hand = not isinstance(written, np.ndarray)
-    theirs = precision(written, theirs) if by_hand else theirs
-    stage, names = data.pop("stage", "output"), names_of(data)
-    values = {name: value_of(name, value) for name, value in data.items()}
-    inputs = _read(place, values, theirs, stage)
+    theirs = case_file.precision(written, theirs) if by_hand else theirs
+    stage, names = data.pop("stage", "output"), case_file.names_of(data)
+    values = {name: case_file.value_of(name, value) for name, value in data.items()}
+    inputs = file_inputs(place, values, theirs, stage)
     tokens, _ = token_names(names["tokens"], names["source_tokens"], inputs.problem)
     if by_hand:
-        halves = _read(place, values, np.asarray(half_decimals(written)), stage).theirs
-        found = judged_by_decimals(judged, inputs, halves)
+        halves = file_inputs(place, values, np.asarray(case_file.half_decimals(written)), stage).theirs
+        diagnosis = _judged_by_decimals(inputs, halves)
     else:
-        found = judged(inputs)
-    return replace(found, tokens=tokens, convention=values.get("convention", "rows"))
-
-
-def examined(place: Path, values: dict[str, Any], theirs: Array, stage: Any, slack: float) -> Diagnosis:
-    """The verdict on a file's values: inputs and rules by name."""
-    return judged(_read(place, values, theirs, stage), slack)
-
-
-def _read(place: Path, values: dict[str, Any], theirs: Array, stage: Any) -> Inputs:
-    values = dict(values)
-    needed = inputs_of(place, values)
-    stage = str(stage.item()) if isinstance(stage, np.ndarray) and stage.ndim == 0 else stage
-    rotation = _rotary(values.pop("rotary", None), interleaved=values.pop("rotary_interleaved", False))
-    if needed == GIVEN_WEIGHTS:
-        weights, v, convention = values.pop("weights"), values.pop("v"), values.pop("convention", "rows")
-        check_alone(place, [*values, *(["rotary"] if rotation else [])])
-        return _weights(weights, v, theirs, convention, stage)
-    if needed == INPUTS:
-        q, k, v = (values.pop(name) for name in INPUTS)
-        convention = values.pop("convention", "rows")
-        check_convention(convention)
-        q, k, v, theirs = (turned(x, convention) for x in (q, k, v, theirs))
-        return plain_inputs(q, k, v, theirs, stage, rotation, cast("Rules", values))
-    arrays = {name: values.pop(name, None) for name in LAYER}
-    heads, convention = values.pop("num_heads", 1), values.pop("convention", "rows")
-    return layer_inputs(arrays, theirs, heads, convention, stage, rotation, cast("Rules", values))
+        diagnosis = judged(inputs)
+    return replace(diagnosis, tokens=tokens, convention=values.get("convention", "rows"))
 
 
 @np.errstate(all="ignore")  # wrong recipes overflow and divide by 0
@@ -213,27 +172,25 @@ def judged(inputs: Inputs, slack: float = 0.0) -> Diagnosis:
     """The verdict on checked inputs; `slack` is half the last decimal of theirs where it was printed, else 0."""
     check_supported("ch.diagnose", RULES, inputs.problem.active_rules())
     search = Search(inputs, slack)
-    computed = search.full.exact.answer(RIGHT, search.everything)
-    _, tolerance = search.full.measure(RIGHT, search.everything, computed)
-    theirs = search.full.theirs(search.everything)
-    gaps = differences(theirs, computed) if computed.shape == theirs.shape else np.full(theirs.shape, inf)
-    first = _first(search, gaps, theirs, computed, tolerance)
-    difference = float(gaps.max(initial=0.0))
+    right, theirs = search.full.exact.answer(RIGHT, search.everything), search.full.theirs(search.everything)
+    _, tolerance = search.full.measure(RIGHT, search.everything, right)
+    gaps = differences(theirs, right)
+    first = _first(search, gaps, theirs, right, tolerance)
     verdict: Outcome = "right" if first is None else "unexplained"
     explanations: tuple[MistakeExplanation, ...] = ()
-    sign = None if first is None else telling(theirs)
-    if first is not None and sign is None:
+    known: tuple[Reason, ...] = ()
+    if first is not None and (sign := telling(theirs)):
+        known = (sign,)
+    elif first is not None:
         verdict, explanations = _explanations(search, gaps, tolerance)
-    known = {mistake for explanation in explanations for mistake in explanation.candidate.mistakes}
+        known = known_about(search, theirs, right, gaps, tolerance) if verdict == "unexplained" else ()
+    named = {mistake for explanation in explanations for mistake in explanation.candidate.mistakes}
     hidden = [] if verdict == "unexplained" else search.unseen()
-    unseen = tuple(MistakeExplanation(f, "ambiguous") for f in hidden if f.mistakes[0] not in known)
-    facts: tuple[Reason, ...] = () if sign is None else (sign,)
-    if verdict == "unexplained" and sign is None:
-        facts = known_about(search, theirs, computed, gaps, tolerance)
+    unseen = tuple(MistakeExplanation(each, "ambiguous") for each in hidden if each.mistakes[0] not in named)
     return Diagnosis(
-        *(verdict, explanations, difference, tolerance, first, search.coverage, unseen),
+        *(verdict, explanations, float(gaps.max(initial=0.0)), tolerance, first, search.coverage, unseen),
         nonfinite=nonfinite_inputs(inputs),
-        known=facts,
+        known=known,
     )
 
 
@@ -260,22 +217,14 @@ def _explanations(search: Search, gaps: Array, tolerance: float) -> tuple[Outcom
     return "mistake", (replace(explanations[0], confidence=confidence, doubts=doubted), *explanations[1:])
 
 
-def _doubted(found: Diagnosis, reason: Reason) -> Diagnosis:
+def _doubted(diagnosis: Diagnosis, reason: Reason) -> Diagnosis:
     """The same with one more thing that is known, which speaks against every explanation."""
-    if not found.explanations:
-        return replace(found, known=(reason, *found.known))
-    best, *others = found.explanations
+    if not diagnosis.explanations:
+        return replace(diagnosis, known=(reason, *diagnosis.known))
+    best, *others = diagnosis.explanations
     confidence: Confidence = "likely" if best.confidence == "sure" else best.confidence
     best = replace(best, confidence=confidence, doubts=(reason, *best.doubts))
-    return replace(found, explanations=(best, *others))
-
-
-def plain_inputs(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rotary | None, rules: Rules) -> Inputs:
-    """The inputs of `diagnose`, checked."""
-    described, values = describe_whole(q, k, v, rules)
-    shape = (*described.problem.prefix, described.problem.queries, values.shape[-1])
-    given = heads_first(read_theirs(theirs, shape, described.problem, stage))
-    return Inputs(described.problem, described.q, described.k, values, given, stage, None, rotary)
+    return replace(diagnosis, explanations=(best, *others))
 
 
 @np.errstate(all="ignore")
@@ -294,78 +243,6 @@ def _right_with_axes_swapped(
     return gap <= allowed
 
 
-def _weights(weights: Any, v: Any, theirs: Any, convention: Convention, stage: Stage) -> Inputs:
-    described, given = describe_weights(weights, v, convention)
-    values, problem = described.v, described.problem
-    assert values is not None
-    if stage != "output":
-        raise RuleError(f"stage is {shown(stage)}: where the weights are given, only the output can be wrong.")
-    shape = (*problem.prefix, problem.queries, values.shape[-1])
-    mine = heads_first(read_theirs(turned(as_array(theirs, "theirs")[0], convention), shape, problem, stage))
-    return Inputs(problem, described.q, described.k, values, mine, stage, weights=given)
-
-
-def layer_inputs(
-    arrays: dict[str, Any],
-    theirs: Any,
-    num_heads: int,
-    convention: Convention,
-    stage: Stage,
-    rotary: Rotary | None,
-    rules: Rules,
-) -> Inputs:
-    """The inputs of a layer's diagnosis, checked; arguments as in `diagnose_layer`."""
-    check_convention(convention)
-    check_names(rules)
-    arrays = arrays | {"context": arrays["x"] if arrays["context"] is None else arrays["context"]}
-    needed = ("x", "w_q", "w_k", "w_v")
-    ready = {name: read_numbers(name, a) for name, a in arrays.items() if a is not None or name in needed}
-    for name in ("x", "context", "w_q", "w_k", "w_v", "w_o"):
-        if name in ready and ready[name].ndim < 2:
-            raise ShapeError(f"{name} has {ready[name].ndim} axes: expected at least two.")
-    w = {name[2:]: turned(a, convention) for name, a in ready.items() if name.startswith("w_")}
-    b = {name[2:]: a for name, a in ready.items() if name.startswith("b_")}
-    x, context = (turned(ready[name], convention) for name in ("x", "context"))
-    out = w["o"].shape if "o" in w else None
-    w_qkv = (w["q"].shape, w["k"].shape, w["v"].shape)
-    sizes = layer_sizes(x.shape, context.shape, w_qkv, out, num_heads, convention)
-    for name, bias in b.items():
-        if name not in w:
-            raise RuleError("b_o is given but w_o is not: a bias of the output projection needs one.")
-        if bias.shape != w[name].shape[-1:]:
-            raise ShapeError(
-                f"b_{name} has shape {bias.shape}: expected one number per output column, {w[name].shape[-1:]}."
-            )
-    kv_heads = sizes.kv_heads or 1
-    q, k, v = (  # only their shapes and dtype are used: `workings` computes the projections of each recipe
-        np.broadcast_to(np.zeros((), x.dtype), (*sizes.lead, heads, length, width))
-        for heads, length, width in (
-            (num_heads, sizes.queries, sizes.d_k),
-            (kv_heads, sizes.keys, sizes.d_k),
-            (kv_heads, sizes.keys, sizes.d_v),
-        )
-    )
-    described = describe(q, k, v, rules)
-    assert described.v is not None
-    joined = (*sizes.lead, sizes.queries, num_heads * sizes.d_v if out is None else out[1])
-    theirs = read_theirs(turned(as_array(theirs, "theirs")[0], convention), joined, described.problem, stage)
-    theirs = theirs.reshape(described.problem.batch, 1 if stage == "output" else num_heads, *theirs.shape[-2:])
-    flat = [array.reshape(prod(sizes.lead), *array.shape[-2:]) for array in (x, context)]
-    layer = LayerInputs(flat[0], flat[1], w, b)
-    return Inputs(described.problem, described.q, described.k, described.v, theirs, stage, layer, rotary)
-
-
-def _rotary(base: Any, *, interleaved: Any) -> Rotary | None:
-    if base is None:
-        return None
-    number = read_number("rotary", base, 0.0)
-    if number <= 0:
-        raise RuleError(
-            f"rotary is {shown(base)}: expected the base of the angles, a positive number.", "rotary=10000.0"
-        )
-    return Rotary(number, read_flag("rotary_interleaved", interleaved))
-
-
 def _first(search: Search, gaps: Array, theirs: Array, right: Array, tolerance: float) -> Place | None:
     """The first number, by batch, head and query, that is further off than rounding allows."""
     wrong = np.argwhere(gaps > tolerance)
@@ -380,3 +257,37 @@ def _first(search: Search, gaps: Array, theirs: Array, right: Array, tolerance: 
         float(theirs[batch, head, row, column]),
         float(right[batch, head, row, column]),
     )
+
+
+def _judged_by_decimals(inputs: Inputs, halves: Array) -> Diagnosis:
+    """The verdict on numbers written by hand, each as precise as its own last decimal: 0.11 may stand beside 0.175.
+
+    It is that by the finest decimal; where this fails, by a coarser one, if each number agrees to its own decimals.
+
+    halves   half of each number's last decimal, in the axes of theirs; 0 where it has none
+    """
+    fine = float(halves[halves > 0].min(initial=_WHOLE))
+    by_hand = fine > _PRINTED
+    coarser = sorted({half for half in halves.ravel().tolist() if fine < half <= _COARSEST}) if by_hand else []
+    halves = np.clip(halves, fine, coarser[-1] if coarser else fine)  # 0.5 beside 0.43 is 0.50
+    finest = judged(inputs, fine)
+    for slack in coarser:
+        if finest.verdict == "right":
+            break
+        diagnosis = judged(inputs, slack)
+        recipes = [e.candidate.recipe for e in diagnosis.explanations] or [RIGHT] * (diagnosis.verdict == "right")
+        better = diagnosis.verdict == "right" or finest.verdict == "unexplained"
+        if better and any(_agrees(inputs, recipe, halves) for recipe in recipes):
+            return diagnosis
+    return finest
+
+
+@np.errstate(all="ignore")
+def _agrees(inputs: Inputs, recipe: Recipe, halves: Array) -> bool:
+    """Is each number as near to the recipe's as its decimals say?"""
+    whole = Selection(tuple(range(inputs.problem.heads)), tuple(range(inputs.problem.queries)))
+    computed = Workings(inputs).answer(recipe, whole)
+    if computed.shape != inputs.theirs.shape:
+        return False
+    rounding = 1e-6 * (1 + np.abs(computed))
+    return bool((differences(inputs.theirs.astype(np.float64), computed) <= halves + rounding).all())

@@ -1,30 +1,38 @@
-"""Mistakes that leave no exact numbers: rounding to a narrow dtype, and a scatter like that of dropout."""
+"""Evidence other than numbers that fit: rounding to a narrow dtype, dropped weights, a scatter like that of dropout."""
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.diagnosing.fitting import FACTOR, Fit, differences
-from clearhead.diagnosing.recipe import Inputs, LayerInputs, Recipe, Selection
-from clearhead.diagnosing.tiles import dtype_named, rounded_to
+from clearhead.diagnosing.fitting import FACTOR, Fit, differences, rms
+from clearhead.diagnosing.recipe import RIGHT, Recipe, Selection
+from clearhead.diagnosing.softmaxes import dtype_named, rounded_to
 from clearhead.diagnosing.workings import Workings
 
 _FEW = 32  # with fewer numbers, nothing can be said about how errors are distributed
-_COARSE = 0.1  # the largest error that rounding can cause, as relative root mean square
+_ROWS = 512  # the most whose weights are solved for
+_DECIDED, _DECIDED_IN_PAIRS = 12, 64  # the fewest weights that must be decided, alone and beside another mistake
+_CLUSTERED = 8.0  # standard deviations by which the zeros of the keys may differ from chance
+_SHARPNESS = 0.05  # a solved weight is decided where its error is at most this part of the weight itself
 
 
-def is_close(fit: Fit, base: Recipe, selection: Selection, workings: Workings | None = None) -> bool:
-    """Could rounding alone explain how far theirs lie from the recipe's numbers?"""
-    theirs, computed = fit.theirs(selection), (workings or fit.exact).answer(base, selection)
-    return computed.shape == theirs.shape and _rms(theirs - computed) <= _COARSE * _rms(theirs)
+class Reason(NamedTuple):
+    """A piece of evidence: a key in words/diagnose.toml, and the values that the sentence names."""
+
+    key: str
+    values: Mapping[str, Any] = MappingProxyType({})
 
 
-def rms_error(fit: Fit, base: Recipe, selection: Selection, workings: Workings) -> float:
+# ── rounding ──
+
+
+def error_of(fit: Fit, recipe: Recipe, selection: Selection, workings: Workings | None = None) -> float:
     """The root mean square of what theirs differ by from the recipe's numbers; infinite where the shapes differ."""
-    theirs, computed = fit.theirs(selection), workings.answer(base, selection)
-    return _rms(theirs - computed) if computed.shape == theirs.shape else float("inf")
+    theirs, computed = fit.theirs(selection), (workings or fit.exact).answer(recipe, selection)
+    return rms(theirs - computed) if computed.shape == theirs.shape else float("inf")
 
 
 def rounding(fit: Fit, base: Recipe, halved: Recipe, selection: Selection) -> tuple[float, float] | None:
@@ -33,19 +41,12 @@ def rounding(fit: Fit, base: Recipe, halved: Recipe, selection: Selection) -> tu
     The order in which they summed is not known, so rounding cannot be repeated exactly; None where it leaves half of
     the difference or more.
     """
-    theirs = fit.theirs(selection)
-    plain, computed = fit.exact.answer(base, selection), fit.exact.answer(halved, selection)
-    before, left = _rms(theirs - plain), _rms(theirs - computed)
-    if not before > fit.tolerance(base, selection) / FACTOR or not left < 0.5 * before:
+    before = error_of(fit, base, selection)
+    if not before > fit.allowed(base, selection) / FACTOR or not error_of(fit, halved, selection) < 0.5 * before:
         return None
-    return float(differences(theirs, computed).max(initial=0)), float(differences(theirs, plain).max(initial=0))
-
-
-def share_left(fit: Fit, base: Recipe, halved: Recipe, selection: Selection) -> float:
-    """How much of the difference from theirs rounding as `halved` does leaves; 0 where there is no difference."""
     theirs = fit.theirs(selection)
-    before, left = (_rms(theirs - fit.exact.answer(recipe, selection)) for recipe in (base, halved))
-    return left / before if before > 0 else 0.0
+    left, gap = (differences(theirs, fit.exact.answer(recipe, selection)).max(initial=0) for recipe in (halved, base))
+    return float(left), float(gap)
 
 
 def somewhere(fit: Fit, base: Recipe, dtype: str, selection: Selection) -> float | None:
@@ -55,19 +56,23 @@ def somewhere(fit: Fit, base: Recipe, dtype: str, selection: Selection) -> float
     zero, or it follows the numbers or their neighbours; and where nothing shows this dtype: not every number is one of
     the dtype's, and the error has nothing in common with that of inputs or of a whole run rounded to it.
     """
+
+    def rounded(x: Array) -> Array:
+        return rounded_to(np.asarray(x, np.float64), dtype)
+
     exact, theirs = fit.exact.answer(base, selection), fit.theirs(selection)
     error, narrow = theirs - exact, dtype_named(dtype)
-    size = _rms(error)
+    size = rms(error)
     if not 0 < size < float("inf") or error.size < _FEW or follows(error, exact):
         return None
     whole = Workings(fit.inputs, narrow).answer(base, selection).astype(np.float64)
-    inputs = Workings(rounded_inputs(fit.inputs, dtype)).answer(base, selection)
-    runs = [run - exact for run in (whole, inputs, rounded_to(exact, dtype)) if np.isfinite(run).all()]
-    written = bool((rounded_to(theirs, dtype) == theirs).all())
+    inputs = Workings(fit.inputs.mapped(rounded, rounded)).answer(base, selection)
+    runs = [run - exact for run in (whole, inputs, rounded(exact)) if np.isfinite(run).all()]
+    written = bool((rounded(theirs) == theirs).all())
     ratios = [
-        max(size / _rms(run), _rms(run) / size)
+        max(size / rms(run), rms(run) / size)
         for run in runs
-        if _rms(run) > 0 and (written or correlation(error, run) > max(0.3, 6 / np.sqrt(error.size)))
+        if rms(run) > 0 and (written or correlation(error, run) > max(0.3, 6 / np.sqrt(error.size)))
     ]
     return min((ratio for ratio in ratios if ratio <= 2), default=None)
 
@@ -75,7 +80,7 @@ def somewhere(fit: Fit, base: Recipe, dtype: str, selection: Selection) -> float
 def follows(error: Array, exact: Array) -> bool:
     """Does an error have a mean, or go with the numbers themselves or with their neighbours, as rounding does not?"""
     limit = max(0.25, 6 / np.sqrt(error.size))
-    if abs(float(error.mean())) > limit * _rms(error):
+    if abs(float(error.mean())) > limit * rms(error):
         return True
     beside = (exact, *(np.roll(exact, 1, axis) for axis in range(4) if exact.shape[axis] > 1))
     return any(abs(correlation(error, x)) > limit for x in beside)
@@ -87,18 +92,103 @@ def correlation(a: Array, b: Array) -> float:
     return float((a * b).sum()) / size if size else 0.0
 
 
-def rounded_inputs(inputs: Inputs, dtype: str) -> Inputs:
-    """The same inputs, rounded to a narrow dtype and back."""
+# ── dropout ──
 
-    def rounded(x: Any) -> Any:
-        return None if x is None else rounded_to(np.asarray(x, np.float64), dtype)
 
-    layer = inputs.layer
-    if layer is not None:
-        w, b = ({name: rounded(x) for name, x in given.items()} for given in (layer.w, layer.b))
-        layer = LayerInputs(rounded(layer.x), rounded(layer.context), w, b)
-    q, k, v, weights = (rounded(x) for x in (inputs.q, inputs.k, inputs.v, inputs.weights))
-    return replace(inputs, q=q, k=k, v=v, weights=weights, layer=layer)
+class Dropped(NamedTuple):
+    """The rate, how many weights were solved for, how many of them are 0, and what the others are multiplied by."""
+
+    rate: float
+    solved: int
+    zeros: int
+    factor: float
+
+
+class _Solved(NamedTuple):
+    """Weights that were solved for: w_j/a_j, how exact each is, and its key."""
+
+    ratios: Array
+    errors: Array
+    keys: Array
+
+
+def dropout(fit: Fit, base: Recipe, selection: Selection) -> Dropped | None:
+    """The rate p of weights that were dropped at random, where their own weights can be read off; else None.
+
+    A row's output is Σ_j w_j·v_j over the keys it sees. With at most d_v of them, w follows from the output. Each w_j
+    must then be 0 or a_j/(1 - p), with one p for all rows, and as many zeros as that p makes likely.
+    """
+    theirs, fewest = fit.theirs(selection), _DECIDED if base == RIGHT else _DECIDED_IN_PAIRS
+    if fit.inputs.stage == "weights":
+        right = fit.exact.answer(base, selection)
+        if right.shape != theirs.shape or not np.isfinite(theirs).all():
+            return None
+        live = right > 1e-6 * right.max(initial=0)
+        return _rate(_Solved(theirs[live] / right[live], np.full(int(live.sum()), 1e-3), np.nonzero(live)[-1]), fewest)
+    if not _sums_values(fit, base):
+        return None
+    first = fit.exact.selection(selection.heads[:1], selection.rows)
+    if len(selection.heads) > 1 and _solved(fit, base, first) is None:  # before all heads are computed
+        return None
+    solved = _solved(fit, base, selection)
+    return None if solved is None else _rate(solved, fewest)
+
+
+def _sums_values(fit: Fit, base: Recipe) -> bool:
+    """Are theirs sums of values, by weights that nothing was done to after the softmax?"""
+    inputs = fit.inputs
+    plain = inputs.stage == "output" and not inputs.merged
+    return plain and not base.half and base.values == "v" and not base.turned
+
+
+def _solved(fit: Fit, base: Recipe, selection: Selection) -> _Solved | None:
+    """The weights of these rows as far as they can be solved for; None where the outputs are no sums of values."""
+    theirs, weights = fit.theirs(selection), fit.exact.weights(base, selection)
+    values, noise = fit.exact.served(base, "v", selection.heads), fit.allowed(base, selection)
+    if theirs.shape[-1] != values.shape[-1] or weights.shape[-1] != values.shape[-2]:
+        return None
+    ratios, errors, keys = [np.empty(0)], [np.empty(0)], [np.empty(0, int)]
+    counts = (weights > 0).sum(axis=-1)
+    for b, h, i in np.argwhere((counts > 0) & (counts <= values.shape[-1]))[:_ROWS]:
+        seen = weights[b, h, i] > 0
+        basis, row, a = values[b, h, seen].T, theirs[b, h, i], weights[b, h, i, seen]
+        if not np.isfinite(row).all() or not np.isfinite(basis).all():
+            return None
+        w, _, rank, singular = np.linalg.lstsq(basis, row, rcond=None)
+        spread = noise * np.sqrt(len(row)) / max(float(singular[-1]), 1e-300)
+        if rank < len(a):
+            continue
+        if np.abs(basis @ w - row).max() > 4 * noise + spread:
+            return None
+        sharp = spread < _SHARPNESS * a
+        ratios.append(w[sharp] / a[sharp])
+        errors.append(spread / a[sharp])
+        keys.append(np.flatnonzero(seen)[sharp])
+    return _Solved(*(np.concatenate(parts) for parts in (ratios, errors, keys)))
+
+
+def _rate(solved: _Solved, fewest: int) -> Dropped | None:
+    """The rate p of ratios that are each 0 or 1/(1 - p), the zeros at random; None where they are not."""
+    ratios, errors, keys = solved
+    kept = ratios > 0.5
+    if len(ratios) < fewest or min(kept.sum(), (~kept).sum()) < 2:
+        return None
+    scale = float(np.median(ratios[kept]))
+    rate = 1 - 1 / scale
+    off = np.abs(ratios - np.where(kept, scale, 0))
+    likely = 5 * np.sqrt(max(rate * (1 - rate), 0) / len(ratios)) + 0.02
+    if rate <= 0.005 or not (off <= 3 * errors + 1e-3 * scale).all() or abs(float((~kept).mean()) - rate) > likely:
+        return None
+    if not _at_random(~kept, keys, rate):
+        return None
+    return Dropped(rate, len(ratios), int((~kept).sum()), scale)
+
+
+def _at_random(dropped: Array, keys: Array, rate: float) -> bool:
+    """Is no key dropped much more often than others? A mask, or an empty slot, drops the same keys in all rows."""
+    solved, zeros = np.bincount(keys), np.bincount(keys, weights=dropped)
+    spread = float(((zeros - rate * solved) ** 2).sum()) / (rate * (1 - rate) * len(keys))
+    return spread < 1 + _CLUSTERED * float(np.sqrt(2 * (solved**2).sum())) / len(keys)
 
 
 def scatter(fit: Fit, base: Recipe, selection: Selection) -> float | None:
@@ -107,16 +197,13 @@ def scatter(fit: Fit, base: Recipe, selection: Selection) -> float | None:
     None where the scatter is not that of dropout. Much else scatters so: it is a hint, and no evidence.
     """
     theirs = fit.theirs(selection)
-    if not np.isfinite(theirs).all():
-        return None
-    if fit.inputs.stage != "output" or fit.inputs.merged or base.half or base.values != "v" or base.turned:
+    if not np.isfinite(theirs).all() or not _sums_values(fit, base):
         return None
     weights, right = fit.exact.weights(base, selection), fit.exact.output(base, selection)
     values = fit.exact.served(base, "v", selection.heads)
     if right.shape != theirs.shape or not np.isfinite(right).all():
         return None
-    spread = weights**2 @ values**2
-    error = theirs - right
+    spread, error = weights**2 @ values**2, theirs - right
     use = spread > 1e-12 * spread.max(initial=0)
     if use.sum() < 64:
         return None
@@ -145,18 +232,11 @@ def _by_covariance(weights: Array, values: Array, error: Array, ratio: float) ->
 
     The given ratio where too few rows have a covariance that can be inverted.
     """
-    width = values.shape[-1]
     estimates = []
     rows = list(np.ndindex(weights.shape[:3]))
     for row in rows[:: max(1, len(rows) // 64)]:
         scaled = weights[row][:, None] * values[row[:2]]
         spread = scaled.T @ scaled
         if np.linalg.cond(spread) < 1e6:
-            estimates.append(float(error[row] @ np.linalg.solve(spread, error[row])) / width)
+            estimates.append(float(error[row] @ np.linalg.solve(spread, error[row])) / values.shape[-1])
     return float(np.mean(estimates)) if len(estimates) >= 4 else ratio
-
-
-def _rms(x: Array) -> float:
-    """Root mean square; infinite where a number is NaN or infinite."""
-    size = float(np.sqrt(np.mean(x**2))) if x.size else 0.0
-    return size if np.isfinite(size) else float("inf")

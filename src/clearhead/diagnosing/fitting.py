@@ -9,9 +9,9 @@ import numpy as np
 
 from clearhead.core.arrays import bfloat16
 from clearhead.core.axes import Array
-from clearhead.diagnosing.recipe import RIGHT, STAGES, Inputs, Recipe, Selection, changed
-from clearhead.diagnosing.tiles import eps
-from clearhead.diagnosing.workings import VISIBILITY, Workings
+from clearhead.diagnosing.recipe import RIGHT, STAGES, VISIBILITY, Inputs, Recipe, Selection, changed
+from clearhead.diagnosing.softmaxes import eps
+from clearhead.diagnosing.workings import Workings
 
 FACTOR = 4.0  # a right result may lie this many times further from the truth than a plain run in its dtype
 _TYPICAL = 2.0  # the same for the root mean square of all numbers, where rounding decides which key wins
@@ -28,6 +28,14 @@ _STARTS = {  # where the search for an unknown number begins
     "rotary_base": (1e4, 5e5, 1e6, *np.geomspace(10, 1e7, 140)),
     "rotary_factor": (*range(2, 65), *(1 / k for k in range(2, 65)), 1.25, 1.5, 2.5, 0.75),
 }
+_PLAIN = (
+    "softmax",
+    "blocks",
+    "heads",
+    "turned",
+    "across",
+    "added",
+)  # the fields that keep a fill from being solved for
 _NARROW = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, np.dtype(np.float16): 2, bfloat16: 3}
 
 
@@ -64,19 +72,14 @@ class Fit:
             theirs = self._theirs[selection] = x if self.inputs.merged else x[:, list(selection.heads)]
         return theirs
 
-    def gap(
-        self, recipe: Recipe, selection: Selection, workings: Workings | None = None, most: float = np.inf
-    ) -> float:
+    def gap(self, recipe: Recipe, selection: Selection, computed: Array | None = None, most: float = np.inf) -> float:
         """The largest difference between theirs and the recipe's numbers; infinite where shapes or NaNs differ.
 
-        most   a gap beyond this need not be exact
+        computed   the recipe's numbers, where they are known already
+        most       a gap beyond this need not be exact
         """
-        computed = (workings or self.exact).answer(recipe, selection)
-        return self.between(recipe, selection, computed, most)
-
-    def between(self, recipe: Recipe, selection: Selection, computed: Array, most: float = np.inf) -> float:
-        """The same where the recipe's numbers are computed already."""
         theirs = self.theirs(selection)
+        computed = self.exact.answer(recipe, selection) if computed is None else computed
         if computed.shape != theirs.shape:
             return float("inf")
         gaps = differences(theirs, computed)
@@ -122,7 +125,7 @@ class Fit:
     def measure(self, recipe: Recipe, selection: Selection, exact: Array | None = None) -> tuple[float, float]:
         """The gap, and what rounding allows."""
         exact = self.exact.answer(recipe, selection) if exact is None else exact
-        gap, allowed = self.between(recipe, selection, exact), self.allowed(recipe, selection, exact)
+        gap, allowed = self.gap(recipe, selection, exact), self.allowed(recipe, selection, exact)
         if allowed < gap < _DOUBT * allowed:
             allowed = max(allowed, *(self.allowed(recipe, selection, exact, run) for run in self._other_runs()))
         if gap <= allowed and allowed > _WIDEST * largest(exact):
@@ -147,9 +150,9 @@ class Fit:
         if not (np.isfinite(theirs).all() and np.isfinite(exact).all()) or theirs.size < _FEW:
             return float("inf")
         errors = [run.answer(recipe, selection) - exact for run in (self.plain, *self._other_runs())]
-        worst = max(_rms(error[np.isfinite(error)]) for error in errors) * self.shrink
+        worst = max(rms(error[np.isfinite(error)]) for error in errors) * self.shrink
         limit = _TYPICAL * (worst + eps(self.dtype) * largest(exact)) + self.slack
-        return limit if _rms(theirs - exact) > limit else float("inf")
+        return limit if rms(theirs - exact) > limit else float("inf")
 
     def _by_logsumexp(self, selection: Selection, exact: Array, allowed: float) -> float:
         """What exp(s - L) may be off by: L is rounded, so that all weights of a row have one factor in common.
@@ -175,12 +178,11 @@ class Fit:
                 return allowed + largest(most * exact)
         return 0.0
 
-    def tolerance(self, recipe: Recipe, selection: Selection) -> float:
+    def allowed(
+        self, recipe: Recipe, selection: Selection, exact: Array | None = None, run: Workings | None = None
+    ) -> float:
         """What rounding allows: a factor times the error of a plain run in their dtype, and their printed decimals."""
-        return self.allowed(recipe, selection, self.exact.answer(recipe, selection))
-
-    def allowed(self, recipe: Recipe, selection: Selection, exact: Array, run: Workings | None = None) -> float:
-        """The same by one plain run, where the exact numbers are computed already."""
+        exact = self.exact.answer(recipe, selection) if exact is None else exact
         error = np.abs(exact - (run or self.plain).answer(recipe, selection))
         worst = float(error[np.isfinite(error)].max(initial=0.0)) * self.shrink
         factor = 3 * FACTOR if self.dtype == np.float64 else FACTOR  # in float64 the exact numbers are rounded too
@@ -196,13 +198,11 @@ class Fit:
         field, workings = recipe.unknown, workings or self.exact
         if not field:
             return recipe
-        plain = recipe.axis == "keys" and recipe.softmax == "once" and recipe.across == "tokens" and not recipe.added
+        number = None
         if field != "fill" or self.inputs.merged or recipe.axis != "keys":
             number = self._descended(recipe, field, selection, workings, start)
-        elif plain and not recipe.blocks[0] and not recipe.turned and recipe.heads == "own":
+        elif all(getattr(recipe, name) == getattr(RIGHT, name) for name in _PLAIN):
             number = _fill(workings, recipe, selection, self.theirs(selection))
-        else:
-            return None
         return None if number is None else changed(recipe, {field: number})
 
     def _descended(
@@ -282,15 +282,22 @@ def _round(x: float) -> float:
     return short if abs(x - short) <= 1e-3 * max(1.0, abs(x)) else x
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def differences(a: Array, b: Array) -> Array:
     """|a - b|; 0 where both are NaN or the same infinity, infinite where only one is."""
-    gaps = np.abs(a - b)
-    gaps = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, gaps)
+    gaps = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
     return np.where(np.isnan(gaps), np.inf, gaps)
 
 
-def _rms(x: Array) -> float:
-    return float(np.sqrt(np.mean(x**2))) if x.size else 0.0
+def largest_difference(a: Array, b: Array) -> float:
+    """The largest of them; infinite where the shapes differ."""
+    return float(differences(a, b).max(initial=0.0)) if a.shape == b.shape else float("inf")
+
+
+def rms(x: Array) -> float:
+    """Root mean square; infinite where a number is NaN or infinite."""
+    size = float(np.sqrt(np.mean(x**2))) if x.size else 0.0
+    return size if np.isfinite(size) else float("inf")
 
 
 def largest(x: Array) -> float:

@@ -1,31 +1,18 @@
 """Q, K and V as a recipe makes them, right or wrong: projections, heads, rotary positions, the cache and its tiles."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from clearhead.core.axes import Array, group_size
-from clearhead.diagnosing.recipe import RIGHT, Inputs, Recipe, Selection
-from clearhead.diagnosing.tiles import eps
+from clearhead.diagnosing.recipe import RIGHT, Inputs, Recipe, Selection, between
+from clearhead.diagnosing.softmaxes import eps
 
 _CACHE_BYTES = 2**26  # of shared intermediates
 _LONG = 2**20  # the most numbers in an input that is converted as a whole, and kept; longer ones go head by head
-_PROJECTIONS = attrgetter(*("source", "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "packing", "order", "split"))
-_ROTARY = attrgetter(
-    *("rotary", "rotary_on", "rotary_part", "rotary_base", "rotary_factor", "rotary_shift", "rotary_from")
-)
-_USUAL = _PROJECTIONS(RIGHT), _ROTARY(RIGHT)
-
-
-@dataclass
-class _Memo:
-    """Shared intermediates, and the bytes that they take."""
-
-    arrays: dict[Any, Array]
-    size: int = 0
+_PROJECTED = attrgetter(*between("source", "rotary_from"), "w_v", "b_v", "w_o")
 
 
 class Operands:
@@ -39,19 +26,19 @@ class Operands:
         self.inputs, self.problem = inputs, inputs.problem
         self.precision, self.perturbed = precision, perturbed
         self.dtype = np.dtype(np.float64 if precision in (None, np.float64) else np.float32)
-        self._memo = _Memo({})
+        self._memo: dict[Any, Array] = {}
+        self._bytes = [0]  # of the memo, which copies share
         self._kept: dict[Any, Array] = {}
         self._selections: dict[tuple[Any, ...], Selection] = {}
 
     def once(self, key: Any, make: Callable[[], Array]) -> Array:
         """A shared intermediate, computed when it is first needed; the oldest are dropped when the cache is full."""
-        memo = self._memo
-        array = memo.arrays.get(key)
+        array = self._memo.get(key)
         if array is None:
-            array = memo.arrays[key] = make()
-            memo.size += array.nbytes
-            while memo.size > _CACHE_BYTES and len(memo.arrays) > 1:
-                memo.size -= memo.arrays.pop(next(iter(memo.arrays))).nbytes
+            array = self._memo[key] = make()
+            self._bytes[0] += array.nbytes
+            while self._bytes[0] > _CACHE_BYTES and len(self._memo) > 1:
+                self._bytes[0] -= self._memo.pop(next(iter(self._memo))).nbytes
         return array
 
     def kept(self, key: Any, make: Callable[[], Array]) -> Array:
@@ -74,8 +61,8 @@ class Operands:
     @property
     def long(self) -> bool:
         """Are the inputs so long that heads are converted one by one where they are used, to save memory?"""
-        given = self.inputs.layer is None and self.inputs.rotary is None and self.perturbed is None
-        return given and max(self.inputs.q.size, self.inputs.k.size) > _LONG
+        plain = self.inputs.layer is None and self.inputs.rotary is None and self.perturbed is None
+        return plain and max(self.inputs.q.size, self.inputs.k.size) > _LONG
 
     def operand(self, recipe: Recipe, role: str) -> Array:
         """What serves as "q", "k" or "v", as (batch, its heads, tokens, width)."""
@@ -107,8 +94,8 @@ class Operands:
             return self._operand(recipe, role, slice(head, head + 1))
         if self.inputs.layer is not None or self.inputs.rotary is not None or recipe.split == "heads":
             return self._projection(recipe, role)[:, head : head + 1]
-        key = ("head", head, role, _PROJECTIONS(recipe), _ROTARY(recipe))
-        return self.once(key, lambda: self._operand(recipe, role, slice(head, head + 1)))
+        one = slice(head, head + 1)
+        return self.once(("head", head, role, _PROJECTED(recipe)), lambda: self._operand(recipe, role, one))
 
     def _held(self, recipe: Recipe, x: Array, role: str) -> Array:
         return x if role == "q" else held(recipe, x, role, self.problem.queries)
@@ -120,10 +107,10 @@ class Operands:
             if self.long:
                 return self._operand(recipe, role)
             return self.kept((name, role if self.perturbed is not None else ""), lambda: self._operand(recipe, role))
-        key = (role, _PROJECTIONS(recipe), _ROTARY(recipe))
+        fields = _PROJECTED(recipe)
         fitted = recipe.rotary_base != 0 or recipe.rotary_factor != 1  # many values
-        often = key[1:] == _USUAL or (self.inputs.layer is not None and not fitted)
-        return (self.kept if often else self.once)(key, lambda: self._operand(recipe, role))
+        often = fields == _PROJECTED(RIGHT) or (self.inputs.layer is not None and not fitted)
+        return (self.kept if often else self.once)((role, fields), lambda: self._operand(recipe, role))
 
     def _operand(self, recipe: Recipe, role: str, chosen: slice = slice(None)) -> Array:
         """The projection of the chosen heads, computed."""
@@ -207,7 +194,7 @@ class Operands:
 
     def _rotated(self, recipe: Recipe, x: Array, *, shift: bool) -> Array:
         assert self.inputs.rotary is not None
-        given_base, interleaved = self.inputs.rotary
+        right_base, interleaved = self.inputs.rotary
         part = int(x.shape[-1] * recipe.rotary_part) // 2 * 2
         half = part // 2
         places = np.arange(x.shape[2])[None, :]
@@ -215,7 +202,7 @@ class Operands:
             offset = self.problem.query_offset[:, None] if recipe.rotary_from == "offset" else 0
             places = places + offset + recipe.rotary_shift
         assert recipe.rotary_factor is not None
-        base = recipe.rotary_base or given_base
+        base = recipe.rotary_base or right_base
         places = places[..., None] / recipe.rotary_factor
         frequencies = base ** (-np.arange(half) / max(1, half))
         if self.precision is not None:  # no code is told off for angles in float32, as most libraries have them
@@ -282,11 +269,33 @@ def held(recipe: Recipe, x: Array, role: str, queries: int) -> Array:
         return np.concatenate([np.roll(x[:, :, :new], 1, axis=0), x[:, :, new:]], axis=2)
     if kind == "newest early":  # one slot before its own, which stays empty
         return np.concatenate([x[:, :, : new - 1], x[:, :, new:], np.zeros_like(x[:, :, :1])], axis=2)
-    what, block = recipe.tile
-    if what not in ("stale keys", "stale values", "first keys", "first values") or not what.endswith(
-        "keys" if role == "k" else "values"
-    ):
+    (what, block), name = recipe.tile, "keys" if role == "k" else "values"
+    if what not in (f"stale {name}", f"first {name}"):
         return x
     keys = np.arange(x.shape[2])
     source = keys % block if what.startswith("first") else np.where(keys < block, keys, keys - block)
     return x[:, :, source]
+
+
+def weighted(weights: Array, values: Array) -> Array:
+    """weights·values; a value of weight 0 is not read."""
+    result = np.asarray(weights @ values)
+    if not np.isfinite(result).all() and not np.isfinite(values).all():
+        return _product_of_nonfinite(weights, values)
+    return result
+
+
+def _product_of_nonfinite(weights: Array, values: Array) -> Array:
+    """weights·values, where a value of weight 0 is not read: 0·NaN would be NaN."""
+    result = weights @ np.where(np.isfinite(values), values, values.dtype.type(0))
+    for key in np.flatnonzero(~np.isfinite(values).all(axis=(0, 1, 3))):
+        weight, value = weights[..., key, None], values[:, :, None, key]
+        result = result + np.where((weight != 0) & ~np.isfinite(value), weight * value, values.dtype.type(0))
+    return result
+
+
+def take(x: Array, chosen: tuple[int, ...], axis: int) -> Array:
+    """The chosen heads (axis 1) or rows (axis 2); the array itself where these are all."""
+    if len(chosen) == x.shape[axis]:
+        return x
+    return x[:, list(chosen)] if axis == 1 else x[:, :, list(chosen)]

@@ -3,8 +3,9 @@
 A mistake is a change of fields; workings.py computes the numbers of a recipe, right or wrong.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from clearhead.core.axes import Array
@@ -21,40 +22,42 @@ RULES = frozenset({  # that recipes are made of
 
 _Weight = Literal["given", "transposed"]  # W, or W used as its transpose
 _Present = Literal["given", "missing"]  # a rule as the caller gave it, or left out
-_Head = Literal["first head", "next head"]  # the values of head 0, or of head h + 1, in place of head h's own
+_Head = Literal["first head", "next head"]  # the values of head 0, or of head h + 1, in place of head h's
 # How heads lie in a layer's columns: head h in a run of d columns; reshaped without the transpose, so that a head
 # holds whole tokens; or head h in columns h, h + H, h + 2H, …
 _Layout = Literal["heads", "flat", "interleaved"]
-
+_Softcap = Literal["given", "missing", "after mask", "before scale", "after bias", "not multiplied", "clipped"]
 _Cache = Literal[
     "given", "ignored", "another batch", "newest empty", "newest keys empty", "newest values empty", "newest twice",
     "newest early",
+]  # fmt: skip
+_Padding = Literal[  # of the lengths: the shortest or longest for all, or that of another head's batch entry
+    "given", "missing", "inverted", "queries", "both", "left", "shortest", "longest", "tiled",
 ]  # fmt: skip
 _Tile = Literal[
     "", "diagonal seen", "diagonal skipped", "local indices", "local indices, all blocks", "first missing",
     "overlapping", "stale keys", "stale values", "first keys", "first values", "visited",
 ]  # fmt: skip
-_Softmax = Literal[
+_Softmax = Literal[  # one more: 1 + Σ in the denominator; unkept: sums, or maxima too, lie along the other axis
     "once", "twice", "twice, hidden keys too", "no sum", "no sum, no maximum", "one more", "one more, shifted",
     "unkept sum", "unkept sum and maximum", "sigmoid", "logarithm",
 ]  # fmt: skip
 _Blocks = Literal["", "rescale", "rescale values", "rescale sum", "last", "last values", "averaged", "unshifted", "nan"]
-_FITTED = ("scale_factor", "rotary_base", "rotary_factor", "alibi_factor")  # None until they are found from theirs
+_FITTED = "scale_factor", "rotary_base", "rotary_factor", "alibi_factor"  # None until they are found from theirs
 
 
 class Recipe(NamedTuple):
-    """How attention is computed, step by step; `Recipe()` is the textbook."""
+    """How attention is computed, step by step; `Recipe()` is the textbook.
 
-    # projections, of a layer only
-    source: Literal["given", "x only", "swapped", "normalised"] = "given"  # what is projected: x and context
+    The fields stand in the order of the stages that first show a change of theirs.
+    """
+
+    # scores: what a layer projects, and by which matrices
+    source: Literal["given", "x only", "swapped", "normalised"] = "given"  # x and context
     w_q: _Weight = "given"
     w_k: _Weight = "given"
-    w_v: _Weight = "given"
-    w_o: Literal["given", "transposed", "missing", "per head", "on values"] = "given"  # both of these before joining
     b_q: _Present = "given"
     b_k: _Present = "given"
-    b_v: _Present = "given"
-    b_o: _Present = "given"
     # columns of [Q|K|V] read as (heads, 3, d) or (heads, d, 3); or columns so packed, read as [Q|K|V]
     packing: Literal["thirds", "read per head", "read interleaved", "packed per head", "packed interleaved"] = "thirds"
     # which array, or a layer's matrix, serves as queries, keys and values
@@ -70,48 +73,42 @@ class Recipe(NamedTuple):
     rotary_from: Literal["offset", "zero"] = "offset"  # the position of the first query
     # what a cache holds where there are more keys than queries; the newest keys are as many as there are queries
     cache: _Cache = "given"
-    # scores
     queries: Literal["q", "k"] = "q"
     keys: Literal["k", "q", "v"] = "k"
     product: Literal["q·kᵀ", "q·k", "k·qᵀ", "cosine"] = "q·kᵀ"
     groups: Literal["repeat", "tile", "first"] = "repeat"  # tile: query head h reads key head h % kv_heads
     half: Literal["", "scores", "logits", "powers", "weights", "sum", "somewhere"] = ""  # what `half_dtype` rounds
     half_dtype: Literal["float32", "float16", "bfloat16"] = "float16"
-    # logits
+    step: Literal[Stage, ""] = ""  # the step whose numbers these are, where it is not the stage asked for
+    # scaled
     scale: float | None = None  # None is the problem's
     scale_factor: float | None = 1.0
-    scaling: Literal["logits", "weights"] = "logits"
-    softcap: Literal["given", "missing", "after mask", "before scale", "after bias", "not multiplied", "clipped"] = (
-        "given"
-    )
+    # capped
+    softcap: _Softcap = "given"
+    # biased
     bias: Literal["given", "missing", "scaled", "negated", "transposed", "twice"] | _Head = "given"  # or before scale
     alibi: Literal["given", "missing", "added", "scaled"] = "given"
     alibi_slopes: Literal["given", "reversed", "all alike", "next head", "square root", "squared"] = "given"
     alibi_factor: float | None = 1.0
-    # wrapped: a label below 0 counts from the table's end
-    spans: Literal["given", "missing", "transposed", "wrapped"] = "given"
-    # visibility
+    spans: Literal["given", "missing", "transposed", "wrapped"] = "given"  # wrapped: labels below 0 count from the end
+    # masked: which keys a query sees
     causal: Literal["given", "missing", "inverted", "upper", "strict", "ahead", "first corner", "last corner"] = "given"
     window: tuple[int, int] | Literal["missing", "both sides", "left only"] = (0, 0)  # added to left and right
     chunk: int = 0  # a query sees its own chunk of so many tokens
     mask: Literal["given", "missing", "inverted", "transposed", "tiled"] = "given"
-    # of the lengths: the shortest or longest for all, or that of another head's batch entry
-    padding: Literal["given", "missing", "inverted", "queries", "both", "left", "shortest", "longest", "tiled"] = (
-        "given"
-    )
+    padding: _Padding = "given"
     padding_shift: int = 0  # added to the lengths
     query_padding: _Present = "given"
     segments: _Present = "given"
     joined: Literal["and", "or"] = "and"  # the rules, among each other
+    tile: tuple[_Tile, int] = ("", 0)  # what goes wrong with a block of keys, and how many keys it has
     key_tail: tuple[Literal["", "skipped", "zeros"], int] = ("", 0)  # keys behind the last whole block; keys per block
-    # what goes wrong with a block of keys, and how many keys it has
-    tile: tuple[_Tile, int] = ("", 0)
     # how the mask acts: after the softmax, as 1 where seen or where hidden, as a finite number
     masking: Literal["forbid", "after", "renormalised", "one seen", "one hidden", "fill", "add"] = "forbid"
     fill: float | None = None  # for "fill" and "add"; None is fitted to theirs
-    # softmax
+    # weights
+    scaling: Literal["logits", "weights"] = "logits"
     axis: Literal["keys", "queries", "matrix", "heads", "batch", "all", "none", "none, 0 where hidden"] = "keys"
-    # of the scores; one more: 1 + Σ in the denominator; unkept: sums, or maxima too, lie along the other axis
     softmax: _Softmax = "once"
     powers: Literal["e", "2"] = "e"
     overflow: Literal["", "float64", "float32", "float16"] = ""  # no maximum subtracted: exp leaves this dtype's range
@@ -119,15 +116,18 @@ class Recipe(NamedTuple):
     blocks: tuple[_Blocks, int] = ("", 0)
     empty: Literal["zero", "nan", "mean"] = "zero"  # rows that see no key
     dropout: float = 0.0
-    # output
-    across: Literal["tokens", "heads", "batch"] = "tokens"  # what attends to each other
+    heads: Literal["each", "first", "mean"] = "each"  # whose result each head gets
     turned: bool = False  # Aᵀ·V
+    # output
+    w_v: _Weight = "given"
+    b_v: _Present = "given"
     values: Literal["v", "k", "q"] = "v"
-    heads: Literal["own", "first", "mean"] = "own"  # whose result each head gets
+    across: Literal["tokens", "heads", "batch"] = "tokens"  # what attends to each other
     merge: _Layout = "heads"
+    w_o: Literal["given", "transposed", "missing", "per head", "on values"] = "given"  # the last two: before joining
+    b_o: _Present = "given"
     added: Literal["", "residual", "norm", "norm of sum"] = ""  # to the output, or done to it
     tail: tuple[Literal["", "zero", "unknown"], int] = ("", 0)  # what stands in the rows from this one on
-    step: Literal[Stage, ""] = ""  # the step whose numbers these are, where it is not the stage asked for
 
     @property
     def unknown(self) -> str:
@@ -136,65 +136,45 @@ class Recipe(NamedTuple):
             return "fill"
         return next((field for field in _FITTED if getattr(self, field) is None), "")
 
+    @property
+    def wide(self) -> bool:
+        """Does a row need the scores of all rows?"""
+        return self.axis in ("queries", "matrix", "all") or self.turned or self.softmax.startswith("unkept")
+
+
+def between(first: str, last: str) -> tuple[str, ...]:
+    """The fields from one to another, both included."""
+    return Recipe._fields[Recipe._fields.index(first) : Recipe._fields.index(last) + 1]
+
 
 RIGHT = Recipe()
-
-# The first stage that shows a change of the field; changes of other fields show in the output only.
-_SHOWN_FROM: dict[str, Stage] = {
-    **dict.fromkeys(
-        (
-            *("source", "w_q", "w_k", "b_q", "b_k", "packing", "order", "split", "rotary", "rotary_on", "rotary_part"),
-            *("rotary_base", "rotary_factor", "rotary_shift", "rotary_from", "cache", "queries", "keys", "product"),
-            *("groups", "step"),
-        ),
-        "scores",
-    ),
-    **dict.fromkeys(("scale", "scale_factor"), "scaled"),
-    "softcap": "capped",
-    **dict.fromkeys(("bias", "alibi", "alibi_slopes", "alibi_factor", "spans"), "biased"),
-    **dict.fromkeys(
-        (
-            *("causal", "window", "chunk", "mask", "padding", "padding_shift", "query_padding", "segments", "joined"),
-            *("key_tail", "tile", "masking"),
-        ),
-        "masked",
-    ),
-    **dict.fromkeys(
-        (
-            *("scaling", "axis", "softmax", "powers", "overflow", "sinks", "blocks", "empty", "dropout"),
-            "heads",
-            "turned",
-        ),
-        "weights",
-    ),
-}
-_BY_VALUE: dict[tuple[str, Any], Stage] = {
-    ("half", "scores"): "scores",
+VISIBILITY = attrgetter(*between("causal", "tile"), "spans", "bias", "cache")  # the fields that change what is seen
+_FIRST = {"source": "scores", "scale": "scaled", "softcap": "capped", "bias": "biased", "causal": "masked"}
+_FIRST |= {"scaling": "weights", "w_v": "output"}  # the first field of each stage
+_SHOWN_BY_VALUE: dict[tuple[str, Any], Stage] = {  # other stages than that of the field
     ("half", "logits"): "scaled",
-    ("half", "weights"): "weights",
-    ("half", "powers"): "weights",
-    ("half", "sum"): "weights",
-    ("half", "somewhere"): "scores",
-    ("cache", "newest values empty"): "output",
-    ("cache", "newest twice"): "output",
-    ("tile", "stale keys"): "scores",
-    ("tile", "first keys"): "scores",
-    **{("tile", kind): "output" for kind in ("overlapping", "stale values", "first values")},
-    ("cache", "ignored"): "masked",
+    **{("half", step): "weights" for step in ("powers", "weights", "sum")},
     ("softcap", "after bias"): "biased",
     ("softcap", "after mask"): "masked",
+    ("cache", "ignored"): "masked",
+    ("cache", "newest values empty"): "output",
+    ("cache", "newest twice"): "output",
+    **{("tile", kind): "scores" for kind in ("stale keys", "first keys")},
+    **{("tile", kind): "output" for kind in ("overlapping", "stale values", "first values")},
 }
-_DETAILS = ("half_dtype", "fill")  # these qualify another field
 
 
 def shown(change: Change, stage: Stage) -> bool:
     """Can a change be seen at this stage?"""
-    return all(
-        STAGES.index(_BY_VALUE.get((field, value[0] if field == "tile" else value), _SHOWN_FROM.get(field, "output")))
-        <= STAGES.index(stage)
-        for field, value in change.items()
-        if field not in _DETAILS
-    )
+    last = STAGES.index(stage)
+    details = ("half_dtype", "fill")  # these qualify another field
+    return all(_shown_from(field, value) <= last for field, value in change.items() if field not in details)
+
+
+def _shown_from(field: str, value: Any) -> int:
+    by_value = _SHOWN_BY_VALUE.get((field, value[0] if field == "tile" else value))
+    stages = [_FIRST[until] for until in between("source", field) if until in _FIRST]
+    return STAGES.index(by_value or stages[-1])
 
 
 def acts_on_given_weights(change: Change) -> bool:
@@ -245,6 +225,18 @@ class Inputs:
     def merged(self) -> bool:
         """Is theirs the layer's output, all heads in one?"""
         return self.layer is not None and self.stage == "output" and not self.per_head
+
+    def mapped(self, tokens: Callable[[Array], Array], matrices: Callable[[Array], Array] = lambda x: x) -> "Inputs":
+        """The same with other numbers: `tokens` makes the arrays that have tokens, `matrices` a layer's W and b."""
+        layer = self.layer
+        if layer is not None:
+            x = tokens(layer.x)
+            context = x if layer.context is layer.x else tokens(layer.context)
+            w, b = ({name: matrices(array) for name, array in arrays.items()} for arrays in (layer.w, layer.b))
+            layer = LayerInputs(x, context, w, b)
+        arrays = (self.q, self.k, self.v, self.weights)
+        q, k, v, weights = (None if array is None else tokens(array) for array in arrays)
+        return replace(self, q=q, k=k, v=v, weights=weights, layer=layer)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False, slots=True)

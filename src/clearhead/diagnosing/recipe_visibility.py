@@ -1,9 +1,7 @@
 """Which keys each query sees under a recipe: the visibility of the core, with the recipe's right or wrong changes."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -11,57 +9,41 @@ import numpy as np
 from clearhead.core import visibility
 from clearhead.core.axes import Array
 from clearhead.core.problem import Problem
-from clearhead.diagnosing.recipe import RIGHT, Recipe, Selection
+from clearhead.core.rules import RULES
+from clearhead.diagnosing.recipe import Recipe, Selection
 
-_RULES: dict[str, Callable[[Recipe], object]] = {  # each with the fields of the recipe that change it
-    "position": attrgetter("causal", "window", "tile"),
-    "mask": attrgetter("mask"),
-    "kv_lengths": attrgetter("padding", "padding_shift"),
-    "query_lengths": attrgetter("padding", "query_padding"),
-    "query_segments": attrgetter("segments"),
-    "bias": attrgetter("bias"),
-    "spans": attrgetter("spans"),
-}
-Once = Callable[[object, Callable[[], Array]], Array]  # computes what has the key only once
+_FORBIDDING = [name for name, rule in RULES.items() if rule.forbids]
+_MASKS = (  # rules that hide keys, those together that people write as one mask; a bias and spans hide keys as scores
+    ("causal", "window"),
+    ("mask",),
+    ("kv_lengths",),
+    ("query_lengths",),
+    ("query_segments", "kv_segments"),
+)
 
 
-def visible(problem: Problem, recipe: Recipe, selection: Selection, once: Once = lambda _, make: make()) -> Array:
-    """Which keys these rows see, bool (batch, heads or 1, rows, keys); `once` keeps what each rule allows."""
-
-    def allowed(rule: str, fields: object) -> Array:
-        return once((rule, selection, fields), lambda: _dense(_only(rule, _ruled(problem, recipe)), selection))
-
-    by_rule = {rule: allowed(rule, fields(recipe)) for rule, fields in _RULES.items() if _active(problem, recipe, rule)}
-    either = {rule: seen for rule, seen in by_rule.items() if recipe.joined == "or" and rule not in ("bias", "spans")}
-    all_of = [seen for rule, seen in by_rule.items() if rule not in either]
-    all_of += [reduce(np.logical_or, either.values())] if either else []
+def visible(problem: Problem, recipe: Recipe, selection: Selection) -> Array:
+    """Which keys these rows see, bool (batch, heads or 1, rows, keys)."""
+    ruled = _ruled(problem, recipe)
     position = _by_position(problem, recipe, selection) & read(problem, recipe)
-    shape = (problem.batch, 1, len(selection.rows), problem.keys)
-    return np.asarray(
-        reduce(np.logical_and, all_of, np.broadcast_to(position, np.broadcast_shapes(position.shape, shape)))
-    )
+    if not any(ruled.uses(name) for name in _FORBIDDING):
+        return np.ones((problem.batch, 1, len(selection.rows), problem.keys), dtype=bool) & position
+    if recipe.joined == "and":
+        return _dense(ruled, selection) & position
+    either = [_dense(_only(names, ruled), selection) for names in masks(problem, ruled)]
+    return reduce(np.logical_or, either) & _dense(_only(("bias", "spans"), ruled), selection) & position
 
 
-def rules(problem: Problem) -> list[str]:
-    """The rules that hide keys, but for a bias and spans."""
-    return [rule for rule in _RULES if rule not in ("bias", "spans") and _active(problem, RIGHT, rule)]
+def masks(*problems: Problem) -> list[tuple[str, ...]]:
+    """The masks that one of the problems has, each as the names of its rules."""
+    return [names for names in _MASKS if any(problem.uses(name) for problem in problems for name in names)]
 
 
-def _active(problem: Problem, recipe: Recipe, rule: str) -> bool:
-    if rule == "position":
-        return problem.causal or problem.window != (None, None)
-    if rule == "query_lengths" and recipe.padding in ("queries", "both"):  # the lengths of the keys serve for them
-        return problem.kv_lengths is not None
-    return getattr(problem, "span_table" if rule == "spans" else rule) is not None
-
-
-def _only(rule: str, problem: Problem) -> Problem:
-    """The problem with a single one of its rules."""
-    keeps = {"position": ("causal", "window"), "spans": ("query_spans", "key_spans", "span_table")}.get(rule, (rule,))
-    none: dict[str, Any] = {"causal": False, "window": (None, None)}
-    none |= dict.fromkeys(("mask", "kv_lengths", "query_lengths", "query_segments", "bias"))
-    none |= dict.fromkeys(("query_spans", "key_spans", "span_table"))
-    return replace(problem, **{field: value for field, value in none.items() if field not in keeps})
+def _only(names: tuple[str, ...], problem: Problem) -> Problem:
+    """The problem with no other rules that hide keys than these."""
+    others = (RULES[name] for name in _FORBIDDING if name not in names)
+    unused: dict[str, Any] = {field: rule.unused for rule in others for field in rule.fields}
+    return replace(problem, **unused)
 
 
 def _by_position(problem: Problem, recipe: Recipe, selection: Selection) -> Array:
@@ -120,24 +102,21 @@ def multiplicity(problem: Problem, recipe: Recipe) -> Array | None:
 
 def _ruled(problem: Problem, recipe: Recipe) -> Problem:
     """The problem with the recipe's visibility rules."""
-    offset = problem.query_offset
+    offset, missing = problem.query_offset, recipe.causal in ("missing", "inverted", "upper", "ahead")
     if recipe.causal in ("first corner", "last corner"):
         offset = np.full_like(offset, 0 if recipe.causal == "first corner" else problem.keys - problem.queries)
-    missing = recipe.causal in ("missing", "inverted", "upper", "ahead") or recipe.window == "both sides"
-    missing = missing or recipe.tile[0].startswith(("diagonal", "local"))
+    by_keys = recipe.padding in ("queries", "both")  # the lengths of the keys serve for the queries
+    query_lengths = problem.query_lengths if recipe.query_padding == "given" else None
     return replace(
         spanned(problem, recipe),
-        causal=problem.causal and not missing,
+        causal=problem.causal
+        and not (missing or recipe.window == "both sides" or recipe.tile[0].startswith(("diagonal", "local"))),
         window=_window(problem, recipe),
         query_offset=offset,
         bias=biased(problem, recipe),
         mask=_mask(problem, recipe),
         kv_lengths=_lengths(problem, recipe),
-        query_lengths=problem.kv_lengths
-        if recipe.padding in ("queries", "both")
-        else problem.query_lengths
-        if recipe.query_padding == "given"
-        else None,
+        query_lengths=problem.kv_lengths if by_keys else query_lengths,
         query_segments=problem.query_segments if recipe.segments == "given" else None,
     )
 
@@ -201,15 +180,15 @@ def _lengths(problem: Problem, recipe: Recipe) -> Array | None:
 
 def spanned(problem: Problem, recipe: Recipe) -> Problem:
     """The problem with the recipe's spans."""
-    mine, theirs, table = problem.query_spans, problem.key_spans, problem.span_table
-    if mine is None or theirs is None or table is None or recipe.spans == "given":
+    of_queries, of_keys, table = problem.query_spans, problem.key_spans, problem.span_table
+    if of_queries is None or of_keys is None or table is None or recipe.spans == "given":
         return problem
     if recipe.spans == "missing":
         return replace(problem, query_spans=None, key_spans=None, span_table=None)
     if recipe.spans == "transposed":
         return replace(problem, span_table=table.swapaxes(-1, -2))
     rows, cols = table.shape[-2:]
-    return replace(problem, query_spans=mine % rows, key_spans=theirs % cols)
+    return replace(problem, query_spans=of_queries % rows, key_spans=of_keys % cols)
 
 
 def _dense(problem: Problem, selection: Selection) -> Array:

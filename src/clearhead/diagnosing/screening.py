@@ -42,7 +42,7 @@ class Screen:
         self.workings = fit.plain
         if fit.plain.precision != np.float32:
             self.workings = Workings(inputs, np.dtype(np.float32)).of_columns(fit.plain.columns)
-        self.allowed = fit.tolerance(RIGHT, self.selection)
+        self.allowed = fit.allowed(RIGHT, self.selection)
         threshold = max(1e-3 * largest(fit.theirs(self.selection)), 5 * self.allowed)
         self.whole = Comparison(fit, self.selection, self.workings, threshold)
         self._single_heads: dict[Any, Comparison] = {}
@@ -54,8 +54,9 @@ class Screen:
         """The recipe, with the number that its mask fills with found; None where it is far from theirs."""
         fit, selection, workings, threshold = self.comparison(recipe)
         filled = fit.filled(recipe, selection, workings)
-        near = filled is not None and fit.gap(filled, selection, workings, threshold) <= threshold
-        return filled if near else None
+        if filled is None or not fit.gap(filled, selection, workings.answer(filled, selection), threshold) <= threshold:
+            return None
+        return filled
 
     def comparison(self, recipe: Recipe) -> Comparison:
         """What a recipe is compared on: one head of theirs, where a layer's output can be split into heads."""
@@ -119,22 +120,12 @@ def taken(inputs: Inputs, batches: tuple[int, ...]) -> Inputs:
     if len(batches) == inputs.problem.batch:
         return inputs
     index = list(batches)
-
-    def select(x: Any) -> Any:
-        return None if x is None else x[index]
-
-    layer = inputs.layer
     return replace(
-        inputs,
+        inputs.mapped(lambda x: x[index]),
         whole=inputs,
         entries=batches,
         problem=inputs.problem.take(batches=np.array(index)),
-        q=inputs.q[index],
-        k=inputs.k[index],
-        v=select(inputs.v),
         theirs=inputs.theirs[index],
-        weights=select(inputs.weights),
-        layer=None if layer is None else replace(layer, x=layer.x[index], context=layer.context[index]),
     )
 
 
@@ -142,13 +133,10 @@ def generic(inputs: Inputs) -> Inputs:
     """Inputs of the same shapes, dtypes and rules, whose numbers are random."""
     rng = np.random.default_rng(0)
 
-    def drawn(x: Any) -> Any:
-        return None if x is None else rng.standard_normal(x.shape).astype(x.dtype)
+    def drawn(x: Array) -> Array:
+        return np.asarray(rng.standard_normal(x.shape)).astype(x.dtype)
 
-    layer = inputs.layer
-    if layer is not None:
-        x = drawn(layer.x)
-        context = x if layer.context is layer.x else drawn(layer.context)
-        w = {name: drawn(matrix) / matrix.dtype.type(len(matrix) ** 0.5) for name, matrix in layer.w.items()}
-        layer = LayerInputs(x, context, w, {name: drawn(bias) for name, bias in layer.b.items()})
-    return replace(inputs, q=drawn(inputs.q), k=drawn(inputs.k), v=drawn(inputs.v), layer=layer)
+    def matrix(x: Array) -> Array:
+        return drawn(x) / x.dtype.type(len(x) ** 0.5 if x.ndim > 1 else 1)
+
+    return replace(inputs.mapped(drawn, matrix), weights=inputs.weights)

@@ -7,23 +7,24 @@ every head, and those that still fit on all rows, or on as many as the budget al
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, product
-from math import inf
+from math import inf, prod
 from typing import NamedTuple
 
 import numpy as np
 
-from clearhead.core.problem import Problem
-from clearhead.diagnosing import dropping, evidence
-from clearhead.diagnosing.fitting import Fit, coarser, differences, largest
-from clearhead.diagnosing.mistakes import MISTAKES, Mistake
-from clearhead.diagnosing.reason import Reason
+from clearhead.diagnosing import evidence
+from clearhead.diagnosing.evidence import Reason
+from clearhead.diagnosing.fitting import Fit, coarser, largest, largest_difference, rms
+from clearhead.diagnosing.mistakes import Mistake, mistakes
 from clearhead.diagnosing.recipe import RIGHT, Change, Inputs, Recipe, Selection, acts_on_given_weights, changed, shown
 from clearhead.diagnosing.screening import Screen, generic, taken
+from clearhead.diagnosing.variants import tail_length
 
 _SOFTMAX = {"axis", "softmax", "blocks", "overflow"}  # each replaces the whole softmax: no two of them go together
 _BLOCKS = (8, 16, 32, 64, 128)  # the usual sizes: where none of them leaves such a tail, it has another reason
 _WIDE, _WIDE_PAIRS = 2**20, 2**19  # scores of a head, up to which mistakes that need them all are tried, and in pairs
 _SCREENED = 2**13  # keys of all heads together, on which dropout is looked for first
+_COARSE = 0.1  # the largest error that rounding can cause, as relative root mean square
 _LESSENED = 0.8  # of the difference on a few rows: more must not be left by a narrow step that is tried on all
 _SOLVED = 64  # the most rows whose weights are solved for
 BUDGET = 2**21  # the most weights that are compared
@@ -47,14 +48,13 @@ class Candidate:
         return self.residual <= self.tolerance
 
     @property
-    def lacks_fill(self) -> bool:
-        """Is a number, such as the one that its mask fills with, still to be found?"""
-        return self.recipe.unknown != ""
-
-    @property
     def fitted_fill(self) -> bool:
         """Was a number, such as the one that its mask fills with, fitted to theirs?"""
         return any(None in change.values() for change in self.changes)
+
+    def beside(self, other: "Candidate", recipe: Recipe) -> "Candidate":
+        """Both together, which make this recipe."""
+        return Candidate(self.mistakes + other.mistakes, self.changes + other.changes, recipe)
 
 
 class Coverage(NamedTuple):
@@ -78,25 +78,19 @@ class Search:
     def __init__(self, inputs: Inputs, slack: float = 0.0) -> None:
         self.tried = 0  # candidates so far
         self._generic: Fit | None = None
-        dtype = coarser(inputs.problem.dtype, inputs.theirs.dtype)
-        problem = inputs.problem
-        cells = problem.batch * problem.heads * problem.queries * problem.keys
-        ends = tuple(sorted({0, problem.batch - 1}))
-        batches = tuple(range(problem.batch)) if cells <= BUDGET else ends
+        dtype, problem = coarser(inputs.problem.dtype, inputs.theirs.dtype), inputs.problem
+        n, heads = problem.queries, tuple(range(problem.heads))
+        whole = prod(problem.shape) <= BUDGET
+        ends, rows = tuple(sorted({0, problem.batch - 1})), tuple(range(n))
+        batches = tuple(range(problem.batch)) if whole else ends
+        if not whole:
+            most = max(16, BUDGET // max(1, len(batches) * problem.heads * problem.keys))
+            rows = tuple(sorted({*_sample_rows(n), *np.linspace(0, n - 1, min(n, most)).astype(int).tolist()}))
         self.full = Fit(taken(inputs, batches), dtype, slack)
         self.quick = self.full if batches == ends else Fit(taken(inputs, ends), dtype, slack)
         self.screen = Screen(self.quick)
-        self._select_rows(problem, cells, batches)
-
-    def _select_rows(self, problem: Problem, cells: int, batches: tuple[int, ...]) -> None:
-        n, heads = problem.queries, tuple(range(problem.heads))
-        rows = tuple(range(n))
-        if cells > BUDGET:
-            most = max(16, BUDGET // max(1, len(batches) * problem.heads * problem.keys))
-            rows = tuple(sorted({*_sample_rows(n), *np.linspace(0, n - 1, min(n, most)).astype(int).tolist()}))
-        self.everything = Selection(heads, rows)
-        self.sample = Selection(heads, _sample_rows(n))
-        self.coverage = Coverage(batches, problem.heads, rows, cells <= BUDGET, problem.batch, n)
+        self.everything, self.sample = Selection(heads, rows), Selection(heads, _sample_rows(n))
+        self.coverage = Coverage(batches, problem.heads, rows, whole, problem.batch, n)
 
     def measured(self, candidate: Candidate) -> Candidate:
         """The candidate with its residual and tolerance; one that fails on the sample is not compared any further."""
@@ -117,12 +111,8 @@ class Search:
         values = right if inputs.merged else self.full.exact.operand(recipe, "v")
         beyond = (10 if inputs.merged else 3) * largest(values)
         rows = tuple(row for row in self.everything.rows if row >= start)
-        for chosen in ((start,), rows):
-            theirs = self.full.theirs(self.full.exact.selection(self.everything.heads, chosen))
-            outside = ~(np.abs(theirs) <= beyond)
-            if np.mean(outside.any(axis=-1)) < 0.5:
-                return False
-        return True
+        parts = (self.full.theirs(Selection(self.everything.heads, chosen)) for chosen in ((start,), rows))
+        return all(np.mean((~(np.abs(theirs) <= beyond)).any(axis=-1)) >= 0.5 for theirs in parts)
 
     def rounded(self, bases: list[Candidate], narrowings: list[Candidate]) -> list[Candidate]:
         """Bases with one step in a narrow dtype, sorted by how much of the difference is left then."""
@@ -130,24 +120,21 @@ class Search:
         for base in bases:
             near = [] if base.recipe.half else [n for n in narrowings if self._may_be_rounded(base, n)]
             for narrowing in near if near and self._alike(base) else []:
-                recipe = changed(base.recipe, narrowing.changes[0])
-                left = evidence.rounding(self.quick, base.recipe, recipe, self.sample)
+                both = base.beside(narrowing, changed(base.recipe, narrowing.changes[0]))
+                left = evidence.rounding(self.quick, base.recipe, both.recipe, self.sample)
                 if left is not None:
-                    joined = (base.mistakes + narrowing.mistakes, base.changes + narrowing.changes)
-                    fitting.append(Candidate(*joined, recipe, residual=left[0], tolerance=left[1]))
-        return sorted(fitting, key=lambda candidate: candidate.residual)
+                    fitting.append(replace(both, residual=left[0], tolerance=left[1]))
+        return closest(fitting)
 
-    def rounded_somewhere(self, right: list[Candidate], narrowings: list[Candidate]) -> list[Candidate]:
+    def rounded_somewhere(self, right: Candidate, narrowings: list[Candidate]) -> list[Candidate]:
         """The narrow dtype whose plain run is about as far off as theirs, where no single step explains it."""
-        by_ratio = {}
-        anywhere = [narrowing for narrowing in narrowings if narrowing.recipe.half == "somewhere"]
-        near = [base for base in right if self._near(base) and self._alike(base)]
-        for narrowing in anywhere if near else []:
+        if not (self._near(right) and self._alike(right)):
+            return []
+        gap, likely = self.quick.gap(RIGHT, self.sample), []
+        for narrowing in [n for n in narrowings if n.recipe.half == "somewhere"]:
             ratio = evidence.somewhere(self.quick, RIGHT, narrowing.recipe.half_dtype, self.sample)
-            if ratio is not None:
-                by_ratio[ratio] = narrowing
-        gap = self.quick.gap(RIGHT, self.sample)
-        return [replace(by_ratio[min(by_ratio)], residual=gap, tolerance=gap)] if by_ratio else []
+            likely += [] if ratio is None else [(ratio, replace(narrowing, residual=gap, tolerance=gap))]
+        return [candidate for _, candidate in sorted(likely, key=lambda one: one[0])[:1]]
 
     def with_dropout(self, bases: list[Candidate], dropouts: list[Candidate]) -> list[Candidate]:
         """Bases whose weights are dropped at random, as far as these can be solved for; first the lowest rate."""
@@ -157,18 +144,16 @@ class Search:
         some = self.everything.heads[: max(2, _SCREENED // self.quick.inputs.problem.keys)]
         compared = self.sample if self.quick.inputs.merged else self.quick.exact.selection(some, self.sample.rows)
         fit, workings = self.screen.fit, self.screen.workings
-        error_of_right = evidence.rms_error(fit, RIGHT, compared, workings)
+        error_of_right = evidence.error_of(fit, RIGHT, compared, workings)
         for dropout, base in product(dropouts, bases):
-            if base.lacks_fill:
+            if base.recipe.unknown or evidence.error_of(fit, base.recipe, compared, workings) > 1.02 * error_of_right:
                 continue
-            if evidence.rms_error(fit, base.recipe, compared, workings) > 1.02 * error_of_right:
-                continue
-            found = dropping.dropout(self.full, base.recipe, solvable)
-            if found is not None:
+            dropped = evidence.dropout(self.full, base.recipe, solvable)
+            if dropped is not None:
                 gap = self.quick.gap(base.recipe, self.sample)
-                recipe = base.recipe._replace(dropout=found.rate)
-                joined = (base.mistakes + dropout.mistakes, base.changes + dropout.changes)
-                fitting.append(Candidate(*joined, recipe, gap, gap, shows=Reason("dropped", found._asdict())))
+                both = base.beside(dropout, base.recipe._replace(dropout=dropped.rate))
+                shows = Reason("dropped", dropped._asdict())
+                fitting.append(replace(both, residual=gap, tolerance=gap, shows=shows))
         return sorted(fitting, key=lambda candidate: candidate.recipe.dropout)[:1]
 
     def _solvable(self) -> Selection:
@@ -183,17 +168,20 @@ class Search:
     def _may_be_rounded(self, base: Candidate, narrowing: Candidate) -> bool:
         """On a few rows, does the narrow step lessen the difference?"""
         half, screen = narrowing.recipe.half, self.screen
-        if half == "somewhere" or (half == "sum" and base.mistakes and self.untried):  # key after key: slow where long
-            return False
-        if not self._near(base):
+        slow = half == "sum" and base.mistakes and self.untried  # key after key, where the input is long
+        if half == "somewhere" or slow or not self._near(base):
             return False
         rounded = changed(base.recipe, narrowing.changes[0])
-        return evidence.share_left(screen.fit, base.recipe, rounded, screen.selection) < _LESSENED
+        before, left = (evidence.error_of(screen.fit, x, screen.selection) for x in (base.recipe, rounded))
+        return not before or left < _LESSENED * before
 
     def _near(self, base: Candidate) -> bool:
         """On a few rows, do theirs lie so close to it that rounding could explain the difference?"""
         screen = self.screen
-        return not base.lacks_fill and evidence.is_close(screen.fit, base.recipe, screen.selection, screen.workings)
+        if base.recipe.unknown:
+            return False
+        error = evidence.error_of(screen.fit, base.recipe, screen.selection, screen.workings)
+        return error <= _COARSE * rms(screen.fit.theirs(screen.selection))
 
     def _alike(self, base: Candidate) -> bool:
         """Is no row far worse than the others, as is the case with rounding?"""
@@ -204,8 +192,8 @@ class Search:
         inputs = self.quick.inputs
         return [
             Candidate((mistake,), (change,), changed(RIGHT, change), rare=rare)
-            for mistake in filter(only, MISTAKES)
-            for change in (mistake.rare if rare else mistake.variants)(inputs)
+            for mistake in filter(only, mistakes())
+            for change in mistake.variants(inputs, rare=rare)
             if shown(change, inputs.stage) and (inputs.weights is None or acts_on_given_weights(change))
         ]
 
@@ -219,23 +207,24 @@ class Search:
         """Mistakes about the caller's own rules that give the right numbers here: these inputs do not show them."""
         right = self.quick.exact.answer(RIGHT, self.sample)
         allowed = self.quick.allowed(RIGHT, self.sample, right)
-        hidden: dict[str, list[Candidate]] = {}
+        hidden: dict[str, Candidate] = {}
         for single in self.singles(only=lambda mistake: bool(mistake.rule)):
-            if not single.lacks_fill:
+            if not single.recipe.unknown and single.mistakes[0].name not in hidden:
                 computed = self.quick.exact.answer(single.recipe, self.sample)
-                same = computed.shape == right.shape and differences(computed, right).max(initial=0) <= allowed
-                hidden.setdefault(single.mistakes[0].name, []).extend([single] if same else [])
-        return [candidates[0] for candidates in hidden.values() if candidates]
+                if largest_difference(computed, right) <= allowed:
+                    hidden[single.mistakes[0].name] = single
+        return list(hidden.values())
 
     def explanations(self) -> list[Candidate]:
         """Candidates that fit, the best first: one mistake before two, numbers before statistics."""
-        every = [s for s in self.singles() if not (self.untried == "all" and is_wide(s.recipe))]
-        singles = [s for s in every if s.mistakes[0].evidence == "numbers" and s.recipe.tail[0] != "unknown"]
-        tails = [s for s in every if s.recipe.tail[0] == "unknown"]
-        narrowings = [s for s in every if s.mistakes[0].evidence == "rounding"]
-        dropouts = [s for s in every if s.mistakes[0].evidence == "chance"]
-        right, paired = [Candidate((), (), RIGHT)], [s for s in singles if not (self.untried and is_wide(s.recipe))]
-        fitting = self.fitting(singles) or self.rounded(right, narrowings) or self.fitting(self._rare())
+        by_evidence: dict[str, list[Candidate]] = {"numbers": [], "rounding": [], "chance": [], "unknown": []}
+        for single in self.singles():
+            if not (self.untried == "all" and single.recipe.wide):
+                unknown = single.recipe.tail[0] == "unknown"
+                by_evidence["unknown" if unknown else single.mistakes[0].evidence].append(single)
+        singles, narrowings, dropouts, tails = by_evidence.values()
+        right, paired = Candidate((), (), RIGHT), [s for s in singles if not (self.untried and s.recipe.wide)]
+        fitting = self.fitting(singles) or self.rounded([right], narrowings) or self.fitting(self._rare())
         if fitting or not np.isfinite(self.full.theirs(self.sample)).any():  # some two mistakes make anything NaN
             return fitting
         return (
@@ -244,7 +233,7 @@ class Search:
             or self.fitting(pairs(tails, paired))
             or self.rounded(paired, narrowings)
             or self.rounded_somewhere(right, narrowings)
-            or self.with_dropout(right, dropouts)
+            or self.with_dropout([right], dropouts)
             or self.with_dropout(paired, dropouts)
         )
 
@@ -268,7 +257,7 @@ class Search:
         fitting = [c for c in fitting if weak or not self._coincidence(c)]
         plain = [c for c in fitting if not c.fitted_fill]
         imitated = [c for c in fitting if c.fitted_fill and any(self.same_anywhere(c, other) for other in plain)]
-        return sorted((c for c in fitting if c not in imitated), key=lambda candidate: candidate.residual)
+        return closest(c for c in fitting if c not in imitated)
 
     def _coincidence(self, candidate: Candidate) -> bool:
         """Is it a tail that only blocks of unusual sizes leave, or a pair with a number fitted to a single query?"""
@@ -288,10 +277,8 @@ class Search:
             self._generic = Fit(generic(self.quick.inputs), self.quick.dtype, 0.0)
         fit = self._generic
         x, y = (fit.exact.answer(one.recipe, self.sample) for one in (a, b))
-        if x.shape != y.shape:
-            return False
-        allowed = max(2e-3 * largest(y), *(fit.allowed(c.recipe, self.sample, z) for c, z in ((a, x), (b, y))))
-        return bool(differences(x, y).max(initial=0.0) <= allowed)
+        allowed = (fit.allowed(one.recipe, self.sample, exact) for one, exact in ((a, x), (b, y)))
+        return largest_difference(x, y) <= max(2e-3 * largest(y), *allowed)
 
     def _screened(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """Candidates that come near theirs on a few rows, the number that their mask fills with found."""
@@ -306,16 +293,6 @@ class Search:
                 yield replace(candidate, recipe=recipe)
 
 
-def is_wide(recipe: Recipe) -> bool:
-    """Does a row need the scores of all rows?"""
-    return recipe.axis in ("queries", "matrix", "all") or recipe.turned or recipe.softmax.startswith("unkept")
-
-
-def tail_length(kind: str, block: int, keys: int) -> int:
-    """How many keys a kernel skips behind its last whole block, or how many zeros it reads behind them."""
-    return keys % block if kind == "skipped" else -keys % block
-
-
 def pairs(first: list[Candidate], second: list[Candidate]) -> Iterator[Candidate]:
     """Two mistakes that change different fields of the recipe."""
     for a, b in combinations(first, 2) if first is second else product(first, second):
@@ -324,7 +301,12 @@ def pairs(first: list[Candidate], second: list[Candidate]) -> Iterator[Candidate
         independent = not change_a.keys() & change_b.keys() and not both_softmax
         apart = a.mistakes[0].alone or b.mistakes[0].alone or (a.mistakes[0].seldom and b.mistakes[0].seldom)
         if a.mistakes[0] is not b.mistakes[0] and independent and not apart:
-            yield Candidate(a.mistakes + b.mistakes, a.changes + b.changes, changed(a.recipe, change_b))
+            yield a.beside(b, changed(a.recipe, change_b))
+
+
+def closest(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The closest first."""
+    return sorted(candidates, key=lambda candidate: candidate.residual)
 
 
 def _sample_rows(n: int) -> tuple[int, ...]:

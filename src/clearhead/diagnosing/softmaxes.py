@@ -1,13 +1,16 @@
-"""The softmax of a recipe, right or wrong: powers of the logits, and what they are divided by."""
+"""The softmax of a recipe, right or wrong: powers of the logits, and what they are divided by.
+
+Also what kernels do to it: blocks of keys with their classic bugs, and sums in a narrow dtype.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from clearhead.core.arrays import bfloat16
 from clearhead.core.axes import Array
 from clearhead.diagnosing.recipe import Recipe
-from clearhead.diagnosing.tiles import rounded_to, sum_in_half, tiled
 
 
 def powers(
@@ -26,8 +29,8 @@ def powers(
             total = total + count * np.exp(extra - final)
         return result, total
     axis: Any = {"keys": -1, "queries": -2, "matrix": (-2, -1), "heads": 1, "batch": 0, "all": None}[recipe.axis]
-    own_peak = _finite(x.max(axis=axis, keepdims=True, initial=-np.inf))
-    peak = own_peak
+    row_peak = _finite(x.max(axis=axis, keepdims=True, initial=-np.inf))
+    peak = row_peak
     for extra, _ in extras if recipe.sinks != "unshifted" else ():
         peak = np.maximum(peak, extra)
     if recipe.overflow:
@@ -43,12 +46,12 @@ def powers(
     if recipe.half == "powers":
         result = rounded_to(result, recipe.half_dtype)
     if recipe.softmax == "no sum":
-        return rounded(np.exp(x - own_peak)), np.ones_like(peak)
+        return rounded(np.exp(x - row_peak)), np.ones_like(peak)
     total = sum_in_half(result, recipe.half_dtype) if recipe.half == "sum" else result.sum(axis=axis, keepdims=True)
     for extra, count in extras:
         total = total + count * np.exp(extra if recipe.sinks == "unshifted" else extra - peak)
     if recipe.softmax == "one more, shifted":
-        total = total + np.exp(own_peak - peak)
+        total = total + np.exp(row_peak - peak)
     return result, rounded(total.swapaxes(-1, -2) if recipe.softmax.startswith("unkept") else total)
 
 
@@ -66,3 +69,68 @@ SCORED = {"sigmoid": _sigmoid, "logarithm": _logarithm}  # weights that come fro
 
 def _finite(peak: Array) -> Array:
     return np.where(np.isneginf(peak), peak.dtype.type(0), peak)
+
+
+# ── blocks and narrow dtypes ──
+
+
+def tiled(what: str, size: int, x: Array) -> tuple[Array, Array, Array]:
+    """An online softmax over blocks of keys with the bug `what`: powers, their total, and the final maximum."""
+    block = np.arange(x.shape[-1]) // size
+    tops = np.maximum.reduceat(x, np.arange(0, x.shape[-1], size), axis=-1)
+    running = _finite(np.maximum.accumulate(tops, axis=-1))
+    final = running[..., -1:]
+    right = np.exp(x - final)
+    if what in ("averaged", "unshifted", "nan"):
+        return *_merged(what, size, x), final
+    if what.startswith("last"):
+        last = np.where(np.isneginf(x), -1, block).max(axis=-1, keepdims=True)
+        powers = np.where(block == last, right, x.dtype.type(0))
+        return powers, (right if what == "last values" else powers).sum(axis=-1, keepdims=True), final
+    stale = np.exp(x - running[..., block])  # what each block adds, as if no later block raised the maximum
+    powers = right if what == "rescale sum" else stale
+    return powers, (right if what == "rescale values" else stale).sum(axis=-1, keepdims=True), final
+
+
+def _merged(what: str, size: int, x: Array) -> tuple[Array, Array]:
+    """Blocks that are merged wrongly: powers and their total."""
+    starts = np.arange(0, x.shape[-1], size)
+    block = np.arange(x.shape[-1]) // size
+    tops = np.maximum.reduceat(x, starts, axis=-1)
+    local = np.exp(x - _finite(tops)[..., block])
+    if what == "unshifted":  # each block by its own maximum
+        return local, local.sum(axis=-1, keepdims=True)
+    if what == "averaged":
+        sums = np.add.reduceat(local, starts, axis=-1)[..., block]
+        return np.divide(local, sums, out=np.zeros_like(local), where=sums != 0), np.full_like(x[..., :1], len(starts))
+    first = np.isneginf(tops[..., :1])  # exp(-inf - -inf), which no later block mends
+    powers = np.exp(x - _finite(x.max(axis=-1, keepdims=True)))
+    return powers, np.where(first, np.nan, powers.sum(axis=-1, keepdims=True))
+
+
+def rounded_to(x: Array, dtype: str) -> Array:
+    """Rounded to a narrow dtype and back."""
+    return x.astype(dtype_named(dtype)).astype(x.dtype)
+
+
+def dtype_named(dtype: str) -> np.dtype[Any]:
+    """The dtype of this name; NumPy does not know bfloat16 itself."""
+    return bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+
+
+def eps(dtype: np.dtype[Any]) -> float:
+    """The distance from 1 to the next number."""
+    return 2.0**-7 if dtype == bfloat16 else float(np.finfo(dtype).eps)
+
+
+def sum_in_half(powers: Array, dtype: str) -> Array:
+    """Σ_j p_j over keys, each partial sum rounded."""
+    return product_in_half(powers, np.ones((powers.shape[-1], 1), powers.dtype), dtype)
+
+
+def product_in_half(powers: Array, values: Array, dtype: str) -> Array:
+    """Σ_j p_j·v_j over keys, each partial sum rounded."""
+    total = np.zeros((*powers.shape[:-1], values.shape[-1]), powers.dtype)
+    for j in range(powers.shape[-1]):
+        total = rounded_to(total + powers[..., j : j + 1] * values[..., j : j + 1, :], dtype)
+    return total

@@ -6,17 +6,17 @@ from math import isfinite
 from typing import Any, Literal, NamedTuple
 
 from clearhead.core.rule_values import read_language
-from clearhead.diagnosing.mistakes.details import DETAILS
-from clearhead.diagnosing.reason import Reason, said
+from clearhead.diagnosing.evidence import Reason
+from clearhead.diagnosing.mistakes import values
 from clearhead.diagnosing.recipe import Change, Recipe
 from clearhead.diagnosing.search import BUDGET, Candidate, Coverage
 from clearhead.digits import significant
 from clearhead.view.names import Names
-from clearhead.words import Language, filled
-from clearhead.words.verdict import VALUES, VERDICT
+from clearhead.words import Language, counted, filled, table
 
 Outcome = Literal["right", "mistake", "ambiguous", "unexplained"]
 Confidence = Literal["sure", "likely", "ambiguous"]
+_MANNERS = "is", "mixes", "goes with"  # how numbers relate to the right ones of another place
 
 
 class Place(NamedTuple):
@@ -91,18 +91,28 @@ class MistakeExplanation:
 
     def _words(self, what: str, language: Language) -> list[str]:
         read_language(language)
-        said = [
+        by_candidate = [
             [
-                getattr(m, what)[language == "zh"].format(**_details(f.recipe, c, language))
-                for m, c in zip(f.mistakes, f.changes, strict=True)
+                getattr(mistake, what)[language].format(**_details(candidate.recipe, change, language))
+                for mistake, change in zip(candidate.mistakes, candidate.changes, strict=True)
             ]
-            for f in (self.candidate, *self.alike)
+            for candidate in (self.candidate, *self.alike)
         ]
-        other = _say(language, "or")
-        return [
-            sentences[0] if len(set(sentences)) == 1 else other.join(dict.fromkeys(sentences))
-            for sentences in zip(*said, strict=True)
-        ]
+        return [_say(language, "or").join(dict.fromkeys(each)) for each in zip(*by_candidate, strict=True)]
+
+    def to_json(self) -> dict[str, Any]:
+        """The explanation as plain numbers and words."""
+        return {
+            "mistakes": self.mistakes,
+            "confidence": self.confidence,
+            "residual": _plain(self.residual),
+            "tolerance": _plain(self.tolerance),
+            "details": {field: _plain(value) for field, value in self.details.items()},
+            "did": self.did(),
+            "mend": self.mend(),
+            "needs": self.needs(),
+            "doubts": [said(doubt, "en") for doubt in self.doubts],
+        }
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -144,17 +154,7 @@ class Diagnosis:
         first = self.first_difference
         return {
             "verdict": self.verdict,
-            "explanations": [
-                {"mistakes": e.mistakes, "confidence": e.confidence, "residual": _plain(e.residual)}
-                | {
-                    "tolerance": _plain(e.tolerance),
-                    "details": {k: _plain(v) for k, v in e.details.items()},
-                    "did": e.did(),
-                    "mend": e.mend(),
-                }
-                | {"needs": e.needs(), "doubts": [said(doubt, "en") for doubt in e.doubts]}
-                for e in self.explanations
-            ],
+            "explanations": [e.to_json() for e in self.explanations],
             "largest_difference": _plain(self.difference),
             "tolerance": _plain(self.tolerance),
             "first_difference": first and {k: _plain(v) for k, v in first._asdict().items()},
@@ -170,65 +170,95 @@ def _details(recipe: Recipe, change: Change, language: Language) -> dict[str, An
     details: dict[str, Any] = {"added": "", "source": ""}
     for field in change:
         value = getattr(recipe, field)
-        details[field] = significant(value, 4) if isinstance(value, float) else value
         sized = isinstance(value, tuple) and isinstance(value[0], str)
         kind = value[0] if sized else value
-        said = DETAILS.get((field, kind)) or (VALUES.get(kind) if isinstance(kind, str) else None)
-        words = said[language == "zh"] if said else kind
-        details |= {"what": words, "size": value[1]} if sized else {field: words} if said else {}
+        words = values().get(field, {}).get(str(kind))
+        said = words[language] if words else significant(kind, 4) if isinstance(kind, float) else kind
+        details |= {"what": said, "size": value[1]} if sized else {field: said}
     letters = _say(language, "between").join(field[-1].upper() for field in change if field[:2] in ("w_", "b_"))
     return details | {"letters": letters, "rate": f"{significant(100 * recipe.dropout, 2)}%"}
 
 
 def _say(language: Language, key: str, **values: object) -> str:
-    return filled(VERDICT[key][language == "zh"], **values)
+    return filled(table("diagnose")[key][language], **values)
+
+
+def said(reason: Reason, language: Language) -> str:
+    """A reason as a sentence; "is", "mixes" and "goes with" name the place whose right numbers these are."""
+    values = {"count": 0, "rows": 0, "by": 0, **reason.values}
+    if isinstance(values.get("names"), list):
+        values["names"] = ("、" if language == "zh" else ", ").join(values["names"])
+    if "how" in values:
+        values["how"] = _say(language, f"{reason.key}, {values['how']}")
+    for words, field in (("numbers", "count"), ("outputs", "count"), ("keys", "count"), ("in_rows", "rows")):
+        values[words] = counted(values[field], words.removeprefix("in_")[:-1])
+    if reason.key in table("diagnose"):
+        return _say(language, reason.key, **values)
+    manner, place = next((m, reason.key.removeprefix(m + " ")) for m in _MANNERS if reason.key.startswith(m + " "))
+    if values["by"]:
+        place = f"{'next' if values['by'] > 0 else 'previous'} {place.removeprefix('next ')}"
+    return _say(language, manner, **values, place=_say(language, place))
 
 
 def _lines(diagnosis: Diagnosis, language: Language) -> Iterator[AnswerLine]:
+    def line(kind: str, key: str, **values: object) -> AnswerLine:
+        return AnswerLine(kind, _say(language, key, **values))
+
     if not diagnosis.looked.everything:
         yield AnswerLine("note", _sampled(diagnosis, language))
-    numbers = {"difference": diagnosis.difference, "tolerance": diagnosis.tolerance}
     for nonfinite in diagnosis.nonfinite:
-        words = {**nonfinite._asdict(), "place": ", ".join(map(str, nonfinite.place))}
-        yield AnswerLine("verdict", _say(language, "nonfinite", **words))
+        yield line("verdict", "nonfinite", **nonfinite._asdict() | {"place": ", ".join(map(str, nonfinite.place))})
+    yield from _verdict(diagnosis, language)
+    if diagnosis.explanations and diagnosis.convention == "columns":
+        yield line("note", "columns")
+    less = [e for e in diagnosis.explanations[1:] if e.confidence != "ambiguous"]
+    if less:
+        yield line("note", "less well", names=_say(language, "between").join(" + ".join(e.mistakes) for e in less[:5]))
+    if diagnosis.first_difference is not None:
+        place = diagnosis.first_difference._asdict()
+        if diagnosis.tokens is not None:
+            place["query"] = f"{place['query']} ({diagnosis.tokens[place['query']].strip()})"
+        yield line("note", "first joined" if place["head"] is None else "first", **place)
+    if diagnosis.known:
+        yield line("known", "known")
+    for fact in diagnosis.known:
+        yield AnswerLine("known", f"  {said(fact, language)}")
+    for unseen in diagnosis.unseen:
+        yield line("note", "unseen", did=unseen.did(language)[0], needs=unseen.needs(language)[0])
+
+
+def _verdict(diagnosis: Diagnosis, language: Language) -> Iterator[AnswerLine]:
+    """Whether it is right, and what explains it where it is not."""
+    numbers = {"difference": diagnosis.difference, "tolerance": diagnosis.tolerance}
     if diagnosis.verdict in ("right", "unexplained"):
         exact = diagnosis.verdict == "right" and not diagnosis.difference
         yield AnswerLine("verdict", _say(language, "right, exactly" if exact else diagnosis.verdict, **numbers))
-    elif diagnosis.verdict == "ambiguous":
+        return
+    best = diagnosis.explanations[0]
+    if diagnosis.verdict == "ambiguous":
         equal = [e for e in diagnosis.explanations if e.confidence == "ambiguous"]
         yield AnswerLine("verdict", _say(language, "ambiguous", count=len(equal)))
         for index, explanation in enumerate(equal):
             if index:
                 yield AnswerLine("note", "  " + _say(language, "or").strip(" ，"))
-            yield from _explained(explanation, language, apart=True)
-    else:
-        best = diagnosis.explanations[0]
-        yield AnswerLine("verdict", _say(language, "mistake" if len(best.mistakes) == 1 else "mistakes"))
-        yield from _explained(best, language)
-        sure = {"residual": best.residual, "tolerance": best.tolerance, "difference": diagnosis.difference}
-        fits = all(mistake.evidence == "numbers" for mistake in best.candidate.mistakes)
-        certain = best.confidence if best.residual else f"{best.confidence}, exactly"
-        yield AnswerLine("note", _say(language, certain if fits else "no fit", **sure))
-        for doubt in best.doubts:
-            yield AnswerLine("note", _say(language, "because", why=said(doubt, language)))
-    if diagnosis.explanations and diagnosis.convention == "columns":
-        yield AnswerLine("note", _say(language, "columns"))
-    less = [e for e in diagnosis.explanations[1:] if e.confidence != "ambiguous"]
-    if less:
-        names = _say(language, "between").join(" + ".join(e.mistakes) for e in less[:5])
-        yield AnswerLine("note", _say(language, "less well", names=names))
-    if diagnosis.first_difference is not None:
-        key = "first" if diagnosis.first_difference.head is not None else "first joined"
-        place = diagnosis.first_difference._asdict()
-        if diagnosis.tokens is not None:
-            place["query"] = f"{place['query']} ({diagnosis.tokens[place['query']].strip()})"
-        yield AnswerLine("note", _say(language, key, **place))
-    if diagnosis.known:
-        yield AnswerLine("known", _say(language, "known"))
-    for fact in diagnosis.known:
-        yield AnswerLine("known", f"  {said(fact, language)}")
-    for unseen in diagnosis.unseen:
-        yield AnswerLine("note", _say(language, "unseen", did=unseen.did(language)[0], needs=unseen.needs(language)[0]))
+            yield from _explained(explanation, language)
+            needs = _say(language, "also").join(explanation.needs(language))
+            yield AnswerLine("needs", _say(language, "tell", needs=needs))
+        return
+    yield AnswerLine("verdict", _say(language, "mistake" if len(best.mistakes) == 1 else "mistakes"))
+    yield from _explained(best, language)
+    fits = all(mistake.evidence == "numbers" for mistake in best.candidate.mistakes)
+    certain = best.confidence if best.residual else f"{best.confidence}, exactly"
+    numbers |= {"residual": best.residual, "tolerance": best.tolerance}
+    yield AnswerLine("note", _say(language, certain if fits else "no fit", **numbers))
+    for doubt in best.doubts:
+        yield AnswerLine("note", _say(language, "because", why=said(doubt, language)))
+
+
+def _explained(explanation: MistakeExplanation, language: Language) -> Iterator[AnswerLine]:
+    for index, (did, mend) in enumerate(zip(explanation.did(language), explanation.mend(language), strict=True)):
+        yield AnswerLine("did", f"  {_say(language, 'and') if index else ''}{did}")
+        yield AnswerLine("mend", _say(language, "change", mend=mend))
 
 
 def _sampled(diagnosis: Diagnosis, language: Language) -> str:
@@ -237,15 +267,6 @@ def _sampled(diagnosis: Diagnosis, language: Language) -> str:
     sizes |= {"queries": len(looked.queries), "batches": len(looked.batches)}
     entries = _say(language, "sampled entries", **sizes) if looked.all_batches > len(looked.batches) else ""
     return _say(language, "sampled", **sizes, entries=entries)
-
-
-def _explained(explanation: MistakeExplanation, language: Language, *, apart: bool = False) -> Iterator[AnswerLine]:
-    for index, (did, mend) in enumerate(zip(explanation.did(language), explanation.mend(language), strict=True)):
-        yield AnswerLine("did", f"  {_say(language, 'and') if index else ''}{did}")
-        yield AnswerLine("mend", _say(language, "change", mend=mend))
-    if apart:
-        needs = _say(language, "also").join(explanation.needs(language))
-        yield AnswerLine("needs", _say(language, "tell", needs=needs))
 
 
 def _plain(x: Any) -> Any:

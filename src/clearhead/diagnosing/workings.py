@@ -15,23 +15,14 @@ from clearhead.core import spans, visibility
 from clearhead.core.axes import Array
 from clearhead.diagnosing import recipe_visibility as sight
 from clearhead.diagnosing import softmaxes
-from clearhead.diagnosing.operands import Operands, with_more
-from clearhead.diagnosing.products import take, weighted
-from clearhead.diagnosing.recipe import RIGHT, Recipe, Selection
-from clearhead.diagnosing.tiles import product_in_half, rounded_to
+from clearhead.diagnosing.operands import Operands, take, weighted, with_more
+from clearhead.diagnosing.recipe import RIGHT, VISIBILITY, Recipe, Selection, between
+from clearhead.diagnosing.softmaxes import product_in_half, rounded_to
 
-VISIBILITY = attrgetter(
-    *("causal", "window", "chunk", "mask", "padding", "padding_shift", "query_padding", "segments", "spans", "bias"),
-    *("joined", "tile", "cache"),
-)
-_PROJECTED = attrgetter(
-    *("source", "w_q", "b_q", "w_k", "b_k", "w_v", "b_v", "w_o", "packing", "order", "split"),
-    *("rotary", "rotary_on", "rotary_part", "rotary_base", "rotary_factor", "rotary_shift", "rotary_from"),
-)
-_SCORES = attrgetter(*("cache", "tile", "queries", "keys", "product", "groups", "half", "half_dtype"))
-_LOGITS = attrgetter(
-    *("scale", "scale_factor", "scaling", "softcap", "bias", "alibi", "alibi_slopes", "alibi_factor", "spans")
-)
+_OPERANDS = "w_v", "b_v", "w_o"  # which act on what a layer projects, though they show in the output
+_PROJECTED = attrgetter(*between("source", "rotary_from"), *_OPERANDS)
+_SCORES = attrgetter(*between("source", "half_dtype"), *_OPERANDS, "tile")
+_LOGITS = attrgetter(*between("scale", "spans"), "scaling")
 
 
 class Workings(Operands):
@@ -72,16 +63,10 @@ class Workings(Operands):
 
     def scores(self, recipe: Recipe, selection: Selection) -> Array:
         """Q·Kᵀ, (batch, heads, rows, keys)."""
-        key = ("scores", selection, _PROJECTED(recipe), _SCORES(recipe))
-        return self.once(key, lambda: self._scores(recipe, selection))
+        return self.once(("scores", selection, _SCORES(recipe)), lambda: self._scores(recipe, selection))
 
     def _scores(self, recipe: Recipe, selection: Selection) -> Array:
-        if (
-            self.long
-            and recipe.split == "one"
-            and recipe.product == "q·kᵀ"
-            and "v" not in (recipe.queries, recipe.keys)
-        ):
+        if self.long and recipe.split == "one" and recipe.product == "q·kᵀ" and recipe.keys != "v":
             return self._summed_scores(recipe, selection)
         if self.long and len(selection.heads) > 1:
             return np.concatenate([self._scores(recipe, one) for one in self._each_head(selection)], axis=1)
@@ -97,9 +82,9 @@ class Workings(Operands):
 
     def _summed_scores(self, recipe: Recipe, selection: Selection) -> Array:
         """Q·Kᵀ of heads that are not split: the sum of all heads' own."""
-        own, total = recipe._replace(split="heads", half=""), np.zeros((), self.dtype)
+        split, total = recipe._replace(split="heads", half=""), np.zeros((), self.dtype)
         for head in range(self.problem.heads):
-            total = total + self._scores(own, self.selection((head,), selection.rows))
+            total = total + self._scores(split, self.selection((head,), selection.rows))
         result = np.repeat(total, len(selection.heads), axis=1)
         return rounded_to(result, recipe.half_dtype) if recipe.half in ("scores", "logits") else result
 
@@ -108,19 +93,18 @@ class Workings(Operands):
 
     def logits(self, recipe: Recipe, selection: Selection, stage: str = "masked") -> Array:
         """Scores, then scale, cap, bias, ALiBi, mask, up to `stage`."""
-        fields = (_PROJECTED(recipe), _SCORES(recipe), _LOGITS(recipe), stage)
+        key = (stage, selection, _SCORES(recipe), _LOGITS(recipe))
         if stage == "masked":
             acts = (VISIBILITY(recipe), recipe.key_tail, recipe.masking, recipe.fill)
-            return self.once(("masked", selection, *fields, *acts), lambda: self._masked(recipe, selection))
-        return self.once(("logits", selection, fields), lambda: self._unmasked(recipe, selection, stage))
+            return self.once((*key, acts), lambda: self._masked(recipe, selection))
+        return self.once(key, lambda: self._unmasked(recipe, selection, stage))
 
     def scale(self, recipe: Recipe, selection: Selection) -> Array:
         """What scores are multiplied by, (heads, 1, 1)."""
-        own = self.problem.scale[list(selection.heads), None, None]
         assert recipe.scale_factor is not None
-        return ((own if recipe.scale is None else np.full_like(own, recipe.scale)) * recipe.scale_factor).astype(
-            self.dtype
-        )
+        scale = self.problem.scale[list(selection.heads), None, None]
+        scale = scale if recipe.scale is None else np.full_like(scale, recipe.scale)
+        return (scale * recipe.scale_factor).astype(self.dtype)
 
     def _unmasked(self, recipe: Recipe, selection: Selection, stage: str) -> Array:
         problem = self.problem
@@ -170,14 +154,14 @@ class Workings(Operands):
         assert recipe.alibi_factor is not None
         positions = np.array(selection.rows) + self.problem.query_offset[:, None]
         distances = np.abs(positions[:, None, :, None] - np.arange(self.problem.keys))
-        own = self.problem.alibi_slopes
+        right = self.problem.alibi_slopes
         slopes = {
-            "given": own,
-            "reversed": own[::-1],
-            "all alike": np.full_like(own, own[0]),
-            "next head": np.roll(own, -1),
-            "square root": np.sqrt(own),
-            "squared": own**2,
+            "given": right,
+            "reversed": right[::-1],
+            "all alike": np.full_like(right, right[0]),
+            "next head": np.roll(right, -1),
+            "square root": np.sqrt(right),
+            "squared": right**2,
         }[recipe.alibi_slopes]
         slopes = recipe.alibi_factor * slopes[list(selection.heads), None, None]
         return (slopes * distances).astype(self.dtype)
@@ -185,12 +169,12 @@ class Workings(Operands):
     def _spans(self, recipe: Recipe, selection: Selection) -> Array:
         """What the table adds, (batch, heads, rows, keys)."""
         problem = sight.spanned(self.problem, recipe)
-        found = np.empty((problem.batch, len(selection.heads), len(selection.rows), problem.keys), self.dtype)
-        for batch, place in np.ndindex(found.shape[:2]):
-            head, keys = selection.heads[place], slice(0, problem.keys)
-            mine, theirs, table = visibility.spans_of(problem, batch, head, slice(0, problem.queries), keys)
-            found[batch, place] = spans.added(mine[list(selection.rows)], theirs, table)
-        return found
+        result = np.empty((problem.batch, len(selection.heads), len(selection.rows), problem.keys), self.dtype)
+        for batch, index in np.ndindex(result.shape[:2]):
+            head, keys = selection.heads[index], slice(0, problem.keys)
+            of_queries, of_keys, table = visibility.spans_of(problem, batch, head, slice(0, problem.queries), keys)
+            result[batch, index] = spans.added(of_queries[list(selection.rows)], of_keys, table)
+        return result
 
     def _masked(self, recipe: Recipe, selection: Selection) -> Array:
         x = self.logits(recipe, selection, "biased")
@@ -213,22 +197,20 @@ class Workings(Operands):
 
     def visible(self, recipe: Recipe, selection: Selection) -> Array:
         """Which keys these rows see, bool (batch, heads or 1, rows, keys)."""
-        return self.once(
-            ("visible", selection, VISIBILITY(recipe), recipe.key_tail),
-            lambda: sight.visible(self.problem, recipe, selection, self.once),
-        )
+        key = ("visible", selection, VISIBILITY(recipe), recipe.key_tail)
+        return self.once(key, lambda: sight.visible(self.problem, recipe, selection))
 
     # ── softmax ──
 
     def weights(self, recipe: Recipe, selection: Selection) -> Array:
         """A, (batch, heads, rows, keys)."""
         if self.inputs.weights is not None:
-            given = take(take(self.inputs.weights, selection.heads, 1), selection.rows, 2)
-            return self.rounded(given.astype(self.dtype))
-        all_heads, all_rows = tuple(range(self.problem.heads)), tuple(range(self.problem.queries))
-        tall = recipe.axis in ("queries", "matrix", "all") or recipe.softmax.startswith("unkept")
+            weights = take(take(self.inputs.weights, selection.heads, 1), selection.rows, 2)
+            return self.rounded(weights.astype(self.dtype))
+        heads, rows = selection.heads, selection.rows
         wide = self.selection(
-            all_heads if recipe.axis in ("heads", "all") else selection.heads, all_rows if tall else selection.rows
+            tuple(range(self.problem.heads)) if recipe.axis in ("heads", "all") else heads,
+            tuple(range(self.problem.queries)) if recipe.wide else rows,
         )
         x = self.logits(recipe, wide)
         if recipe.axis.startswith("none"):
@@ -236,17 +218,13 @@ class Workings(Operands):
             return self._scaled_late(recipe, selection, np.where(used, x, self.dtype.type(0)))
         if recipe.softmax in ("sigmoid", "logarithm"):
             return self._scaled_late(recipe, selection, softmaxes.SCORED[recipe.softmax](x))
-        powers, total = self._powers(recipe, wide, x)
-        result = self.rounded(np.divide(powers, total, out=np.zeros_like(powers), where=total != 0))
-        if wide is not selection:
-            result = result[:, list(selection.heads)] if recipe.axis in ("heads", "all") else result
-            result = result[:, :, list(selection.rows)] if tall else result
+        result = self.rounded(_quotient(*self._powers(recipe, wide, x)))
+        result = take(take(result, heads, 1), rows, 2)
         if recipe.softmax.startswith("twice"):
             hidden = recipe.softmax == "twice, hidden keys too"
             seen = True if hidden else self.visible(recipe, selection)
             powers = np.where(seen, np.exp(result), self.dtype.type(0))
-            total = powers.sum(axis=-1, keepdims=True)
-            result = np.divide(powers, total, out=np.zeros_like(powers), where=total != 0)
+            result = _quotient(powers, powers.sum(axis=-1, keepdims=True))
         return self._finished(recipe, selection, result)
 
     def _finished(self, recipe: Recipe, selection: Selection, result: Array) -> Array:
@@ -254,8 +232,7 @@ class Workings(Operands):
         if recipe.masking in ("after", "renormalised"):
             result = result * self.visible(recipe, selection)
             if recipe.masking == "renormalised":
-                left = result.sum(axis=-1, keepdims=True)
-                result = np.divide(result, left, out=np.zeros_like(result), where=left != 0)
+                result = _quotient(result, result.sum(axis=-1, keepdims=True))
         if recipe.empty != "zero":
             empty_rows = ~self.visible(recipe, selection).any(axis=-1, keepdims=True)
             result = np.where(empty_rows, np.nan if recipe.empty == "nan" else 1 / self.problem.keys, result)
@@ -278,8 +255,8 @@ class Workings(Operands):
             sinks = self.problem.sinks
             if recipe.sinks in ("first head", "next head"):
                 sinks = sight.of_another_head(sinks, recipe.sinks, 0)
-            own = sinks[list(selection.heads), None, None].astype(self.dtype)
-            extras.append((own * self.scale(recipe, selection) if recipe.sinks == "scaled" else own, 1))
+            sinks = sinks[list(selection.heads), None, None].astype(self.dtype)
+            extras.append((sinks * self.scale(recipe, selection) if recipe.sinks == "scaled" else sinks, 1))
         what, block = recipe.key_tail
         if what == "zeros" and recipe.axis == "keys":
             extras.append((np.zeros((1, 1, 1), self.dtype), -self.problem.keys % block))
@@ -306,26 +283,26 @@ class Workings(Operands):
 
     def _of_heads(self, recipe: Recipe, selection: Selection, compute: Callable[[Recipe, Selection], Array]) -> Array:
         """What each head gets: its own result, that of head 0, or the mean of all."""
-        if recipe.heads == "own":
+        if recipe.heads == "each":
             return compute(recipe, selection)
-        every = (0,) if recipe.heads == "first" else tuple(range(self.problem.heads))
-        result = compute(recipe, self.selection(every, selection.rows)).mean(axis=1, keepdims=True)
+        meant = (0,) if recipe.heads == "first" else tuple(range(self.problem.heads))
+        result = compute(recipe, self.selection(meant, selection.rows)).mean(axis=1, keepdims=True)
         return np.broadcast_to(result, (result.shape[0], len(selection.heads), *result.shape[2:]))
 
     def _output(self, recipe: Recipe, selection: Selection) -> Array:
         if recipe.across != "tokens":
             return self._across(recipe, selection)
-        own = recipe._replace(split="heads") if recipe.split == "one" else recipe  # only queries and keys are that wide
+        split = recipe._replace(split="heads") if recipe.split == "one" else recipe  # only q and k are that wide
         if recipe.turned:
-            return self.rounded(self._turned_weights(recipe, selection) @ self.values(own, selection))
+            return self.rounded(self._turned_weights(recipe, selection) @ self.values(split, selection))
         if recipe.half == "sum" and recipe.axis == "keys" and recipe.softmax == "once":
             powers, total = self._powers(recipe, selection, self.logits(recipe, selection))
-            return self.rounded(product_in_half(powers, self.values(own, selection), recipe.half_dtype) / total)
+            return self.rounded(product_in_half(powers, self.values(split, selection), recipe.half_dtype) / total)
         weights = self.weights(recipe, selection)
         if not self.long:
-            return self.rounded(weighted(weights, self.values(own, selection)))
+            return self.rounded(weighted(weights, self.values(split, selection)))
         each = enumerate(self._each_head(selection))
-        parts = [weighted(weights[:, [i]], self.values(own, head)) for i, head in each]
+        parts = [weighted(weights[:, [i]], self.values(split, head)) for i, head in each]
         return self.rounded(np.concatenate(parts, axis=1))
 
     def values(self, recipe: Recipe, selection: Selection) -> Array:
@@ -334,18 +311,17 @@ class Workings(Operands):
             return self.served(recipe, recipe.values, selection.heads)
         role = recipe.values
         key = ("values", self.columns, selection.heads, role, recipe.groups, _PROJECTED(recipe))
-        given = self.once(
+        values = self.once(
             key, lambda: np.ascontiguousarray(self._given(recipe, role, selection.heads)[..., : self.columns])
         )
-        return self._held(recipe, given, role)
+        return self._held(recipe, values, role)
 
     def _across(self, recipe: Recipe, selection: Selection) -> Array:
         """Attention in which the heads of a token, or the batch entries, attend to each other; no rule but causal."""
         every = self.selection(tuple(range(self.problem.heads)), selection.rows)
-        names = (recipe.queries, recipe.keys, recipe.values)
-        q, k, v = (take(self.served(recipe, name, every.heads), every.rows, 2) for name in names)
         order = (0, 2, 1, 3) if recipe.across == "heads" else (2, 1, 0, 3)
-        q, k, v = (x.transpose(order) for x in (q, k, v))
+        served = (self.served(recipe, name, every.heads) for name in (recipe.queries, recipe.keys, recipe.values))
+        q, k, v = (take(x, every.rows, 2).transpose(order) for x in served)
         x = self.rounded(q @ k.swapaxes(-1, -2))
         x = self.rounded(x * self.scale(recipe, every)[0]) if recipe.scaling == "logits" else x
         if self.problem.causal and recipe.causal != "missing":
@@ -359,25 +335,22 @@ class Workings(Operands):
         """U, (batch, 1, rows, d_out): the heads joined and projected."""
         layer = self.inputs.layer
         assert layer is not None
-        all_heads, n = self.problem.heads, self.problem.queries
-        heads = tuple(range(all_heads))
+        many, n = self.problem.heads, self.problem.queries
+        heads = tuple(range(many))
         if recipe.merge == "flat":  # (heads·n, d_v) read as (n, heads·d_v)
-            flat = np.array(selection.rows)[:, None] * all_heads + np.arange(all_heads)
+            flat = np.array(selection.rows)[:, None] * many + np.arange(many)
             needed = sorted(set((flat % n).ravel().tolist()))
-            result = self.output(recipe, self.selection(heads, tuple(needed)))
-            index = np.searchsorted(needed, flat % n)
-            joined = result[:, flat // n, index].reshape(
-                result.shape[0], len(selection.rows), all_heads * result.shape[-1]
-            )
+            joined = self.output(recipe, self.selection(heads, tuple(needed)))
+            joined = joined[:, flat // n, np.searchsorted(needed, flat % n)]
         else:
-            result = self.output(recipe, self.selection(heads, selection.rows))
             order = (0, 2, 3, 1) if recipe.merge == "interleaved" else (0, 2, 1, 3)
-            joined = result.transpose(order).reshape(result.shape[0], len(selection.rows), all_heads * result.shape[-1])
+            joined = self.output(recipe, self.selection(heads, selection.rows)).transpose(order)
+        joined = joined.reshape(*joined.shape[:2], joined.shape[2] * joined.shape[3])
         if "o" in layer.w and recipe.w_o not in ("missing", "on values"):
             w = self.w_o
             if recipe.w_o == "per head":
-                width = w.shape[0] // all_heads
-                w = w * np.kron(np.eye(all_heads, dtype=self.dtype), np.ones((width, width), self.dtype))
+                width = w.shape[0] // many
+                w = w * np.kron(np.eye(many, dtype=self.dtype), np.ones((width, width), self.dtype))
             joined = self.rounded(joined @ (w.T if recipe.w_o == "transposed" else w))
         if "o" in layer.b and recipe.b_o == "given" and recipe.w_o != "missing":
             joined = self.rounded(joined + layer.b["o"].astype(self.dtype))
@@ -388,10 +361,10 @@ class Workings(Operands):
 
 def _mixes_batch(recipe: Recipe) -> bool:
     """Does it bring batch entries together?"""
-    return (
-        recipe.axis in ("batch", "all")
-        or recipe.across == "batch"
-        or recipe.cache == "another batch"
-        or recipe.mask == "tiled"
-        or recipe.padding in ("tiled", "shortest", "longest")
-    )
+    whole = recipe.axis in ("batch", "all") or recipe.across == "batch" or recipe.cache == "another batch"
+    return whole or recipe.mask == "tiled" or recipe.padding in ("tiled", "shortest", "longest")
+
+
+def _quotient(powers: Array, total: Array) -> Array:
+    """Powers / total, 0 where the total is 0."""
+    return np.divide(powers, total, out=np.zeros_like(powers), where=total != 0)

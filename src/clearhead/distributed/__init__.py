@@ -5,9 +5,9 @@ for its own queries. Positions count in the whole sequence, so causal, windows, 
 one machine. All ranks pass the same rules, except for values that belong to positions: query_segments and kv_segments
 are (batch, own positions), mask and bias (…, own queries, all keys).
 
-The same call gives the same bits every time. Outputs by gather and ulysses have the bits of one process, whatever the
-number of ranks, if the fetched keys begin with the first key (with a window they may not). Outputs by ring and merge,
-gradients and column statistics are summed in the order of the ranks, so their last bits depend on how many there are.
+The same call gives the same bits every time. Outputs by gather have the bits of one process, whatever the number of
+ranks, if the fetched keys begin with the first key (with a window they may not). Outputs by ring and merge, gradients
+and column statistics are summed in the order of the ranks, so their last bits depend on how many there are.
 
 Shards are kept in the CPU's memory between computation and communication. For tensors on a GPU the Triton engine
 computes there, and answers return there. Messages lie where the group's backend needs them: on the CPU for gloo, on the
@@ -27,10 +27,10 @@ except ImportError as error:
     raise MissingExtraError(
         f"clearhead.distributed needs PyTorch: {error}.", "pip install 'clearhead[torch]'"
     ) from None
-from clearhead.distributed.call import attention as attention
-from clearhead.distributed.call import plan as plan
+from clearhead.distributed.attention import attention as attention
+from clearhead.distributed.attention import plan as plan
 from clearhead.distributed.causes import ShardedCauseMatrix as ShardedCauseMatrix
+from clearhead.distributed.layout import positions as positions
+from clearhead.distributed.layout import shard as shard
+from clearhead.distributed.layout import unshard as unshard
 from clearhead.distributed.matrix import ShardedAttentionMatrix as ShardedAttentionMatrix
-from clearhead.distributed.sharding import positions as positions
-from clearhead.distributed.sharding import shard as shard
-from clearhead.distributed.sharding import unshard as unshard

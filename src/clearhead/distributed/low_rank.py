@@ -1,36 +1,124 @@
-"""Parts of low rank of the gradient of A over ranks, dA_ij = X_i·Y_j: those of image, groups and received.
+"""Answers that are products with known numbers on both sides, rowsᵀ·A·columns: image, groups and received.
 
-All three are products of A with known numbers, so their derivatives are those of further columns of the output, with Y
-appended to the values and X to the output's gradient, as in ops/backward.py.
+Each has a part of low rank in the gradient of A, dA_ij = X_i·Y_j, so its derivatives are those of further columns of
+the output, with Y appended to the values and X to the output's gradient, as in ops/backward.py.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array, group_size
-from clearhead.distributed.exchange import total
-from clearhead.distributed.pooled import Pooled
-from clearhead.distributed.shards import Shards
+from clearhead.core.observations import areas
+from clearhead.core.problem import Problem
+from clearhead.core.room import check_room
+from clearhead.core.statistics import Groups
+from clearhead.distributed import passes
+from clearhead.distributed.layout import Placed
+from clearhead.distributed.messages import total
+from clearhead.distributed.sharded_problem import Names, Shards
+from clearhead.ops.tangents import ROWS
 
-Factors = tuple[Array, Array]  # X, (batch or 1, heads or 1, own queries, columns), and Y, (…, own keys, columns)
+_OF_ROWS = ("output", "logsumexp", *ROWS)
+MatrixData = tuple[Array, Array]  # X, (batch or 1, heads or 1, own queries, columns), and Y, (…, own keys, columns)
 
 
-def factors(shards: Shards, pooled: Mapping[str, Pooled], by: Mapping[str, Array]) -> dict[str, Factors]:
+@dataclass(frozen=True, eq=False, slots=True)
+class Product:
+    """An image or groups, (batch, heads, height, width), and this rank's factors, which the backward pass needs."""
+
+    answer: Array
+    rows: Array  # each own query's share in the answer's rows, (batch or 1, own queries, height)
+    values: Array  # each own key's share in the answer's columns, (batch or 1, own keys, width)
+    mixed: Array  # A·values, (batch, heads, own queries, width)
+    logsumexp: Array  # (batch, heads, own queries)
+
+
+def check_sums(problem: Problem, what: str, shape: tuple[int, int]) -> None:
+    """Raise SizeError where a rank's buffers for an answer of this shape (height, width) exceed free memory."""
+    height, width = shape
+    hint = "ask for a smaller picture, or for fewer groups."
+    rows = problem.queries * (height + problem.batch * problem.heads * width)
+    check_room(f"{what}, summed on this rank,", 8 * (rows + problem.batch * problem.keys * width), hint)
+
+
+def image(method: str, shards: Shards, chosen: range, shape: tuple[int, int]) -> Product:
+    """The picture of the chosen queries and all keys; shape is (height, width) in pixels."""
+
+    def shares(pixels: int, axis: range, held: Placed, length: int) -> Array:
+        each = np.zeros((1, length, pixels))
+        for where, piece in held:
+            if piece:
+                first = axis.index(piece[0])
+                touched, parts = areas(pixels, len(axis), slice(first, first + len(piece)))
+                each[0, where, touched] = parts.T
+        return each
+
+    queries, keys = shards.lengths
+    rows = shares(shape[0], chosen, shards.own_rows(), queries)
+    values = shares(shape[1], range(shards.whole.keys), shards.own_keys(), keys)
+    return _product("sum of pictures", method, shards, rows, values)
+
+
+def groups(method: str, shards: Shards, labels: Groups) -> Product:
+    """Sums of weights between groups of queries and of keys; labels are those of own positions, < 0 for no group."""
+    sides = zip(labels[:2], labels.counts, strict=True)
+    rows, values = ((side[..., None] == np.arange(count)).astype(np.float64) for side, count in sides)
+    return _product("sum of groups", method, shards, rows, values)
+
+
+def _product(what: str, method: str, shards: Shards, rows: Array, values: Array) -> Product:
+    spread = np.broadcast_to(values, (shards.whole.batch, *values.shape[1:]))
+    mixed, logsumexp = passes.mixed(method, shards, spread[:, None])
+    return Product(total(shards.ranks, what, rows[:, None].swapaxes(-1, -2) @ mixed), rows, values, mixed, logsumexp)
+
+
+def factors(shards: Shards, products: Mapping[str, Product], by: Mapping[str, Array]) -> dict[str, MatrixData]:
     """X and Y for each of image, groups and received in `by`, in this order; all ranks call it.
 
     by    the upstream gradients: of image and groups this rank's part of their sum, of received own keys'
     """
-    found = {}
-    for name, whole in pooled.items():
+    pairs = {}
+    for name, one in products.items():
         if name in by:
             slopes = total(shards.ranks, f"derivative by {name}", by[name].astype(np.float64))
-            found[name] = whole.rows[:, None] @ slopes, whole.values[:, None]
+            pairs[name] = one.rows[:, None] @ slopes, one.values[:, None]
     if "received" in by:
-        found["received"] = np.ones((1, 1, shards.q.shape[2], 1)), by["received"][..., None]
-    return found
+        pairs["received"] = np.ones((1, 1, shards.lengths[0], 1)), by["received"][..., None]
+    return pairs
+
+
+def gradients(
+    method: str,
+    shards: Shards,
+    answers: Mapping[str, Array],
+    by: Mapping[str, Array],
+    products: Mapping[str, Product],
+    asked: Names,
+) -> dict[str, Array]:
+    """`passes.gradients` for a loss of image, groups and received too.
+
+    products    image and groups, where they were answered
+    """
+    known, loss = ({name: side[name] for name in _OF_ROWS if name in side} for side in (answers, by))
+    pairs = factors(shards, products, by)
+    if not pairs:
+        return passes.gradients(method, shards, known, loss, asked=asked)
+    slopes, values = ([pair[side] for pair in pairs.values()] for side in (0, 1))
+    mixed = [products[name].mixed for name in pairs if name in products]
+    if "received" in by:
+        mixed.append(passes.mixed(method, shards, by["received"][..., None])[0])
+    if shards.v is not None:
+        slopes.insert(0, loss["output"])
+        values.insert(0, over_heads(shards, shards.v))
+        mixed.insert(0, known["output"])
+    slope, value, output = (joined(shards, side) for side in (slopes, values, mixed))
+    wide = passes.widened(shards, value)
+    result = passes.gradients(method, wide, {**known, "output": output}, {**loss, "output": slope}, asked=asked)
+    by_values = result.pop("v")
+    return result if shards.v is None else {**result, "v": of_own_values(shards, by_values)}
 
 
 def over_heads(shards: Shards, values: Array) -> Array:
@@ -38,17 +126,16 @@ def over_heads(shards: Shards, values: Array) -> Array:
     return np.repeat(values, group_size(shards.whole.heads, values.shape[1]), axis=1)
 
 
-def of_own_values(shards: Shards, found: Array) -> Array:
+def of_own_values(shards: Shards, by_values: Array) -> Array:
     """The gradient of own values, the first columns of that of `joined` values, summed over heads that share them."""
     assert shards.v is not None
     batch, heads, keys, width = shards.v.shape
-    own: Array = found[..., :width].reshape(batch, heads, shards.whole.heads // max(1, heads), keys, width)
-    return own.sum(axis=2)
+    apart: Array = by_values[..., :width].reshape(batch, heads, group_size(shards.whole.heads, heads), keys, width)
+    return apart.sum(axis=2)
 
 
 def joined(shards: Shards, parts: Iterable[Array]) -> Array:
     """Columns side by side, (batch, heads, …, all columns), in the statistics' dtype."""
     lead: Any = shards.whole.batch, shards.whole.heads
-    dtype = statistics_dtype(shards.whole.dtype)
-    wide = [np.broadcast_to(x, lead + x.shape[2:]).astype(dtype, copy=False) for x in parts]
+    wide = [np.broadcast_to(x, lead + x.shape[2:]).astype(shards.dtype, copy=False) for x in parts]
     return np.concatenate(wide, axis=-1)

@@ -3,40 +3,27 @@
 from dataclasses import replace
 from typing import Any, NoReturn, Unpack
 
-import numpy as np
 from torch import Tensor
 
-from clearhead.core.arrays import no_forward_mode, statistics_dtype
+from clearhead.core.arrays import no_forward_mode
 from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.observations import check_room, wanted
 from clearhead.core.operands import check_transposed, operand
+from clearhead.core.problem import Problem
 from clearhead.core.rule_values import read_slice
-from clearhead.core.rules import Rules, take
-from clearhead.core.statistics import (
-    PER_KEY,
-    STATISTICS,
-    Asked,
-    Groups,
-    Observable,
-    Wanted,
-    askable,
-    explained,
-    lacking,
-    listed,
-)
-from clearhead.distributed import causes, methods, pooled
+from clearhead.core.rules import Rules
+from clearhead.core.statistics import PER_KEY, STATISTICS, Asked, Wanted, askable, explained, lacking, listed
+from clearhead.distributed import causes, low_rank, passes
+from clearhead.distributed.attention import Method, choose
 from clearhead.distributed.causes import ShardedCauseMatrix
-from clearhead.distributed.choice import Method, choose
-from clearhead.distributed.column_sums import product, statistics
-from clearhead.distributed.graph import Call, Leaves, still
-from clearhead.distributed.layouts import Layout
-from clearhead.distributed.nodes import answers
-from clearhead.distributed.ranks import Ranks
-from clearhead.distributed.sharded_transposed import ShardedTransposedMatrix
-from clearhead.distributed.shards import agreed, array_of, read
-from clearhead.distributed.tiles import Compute, by_index, sections, weights
+from clearhead.distributed.layout import Layout
+from clearhead.distributed.nodes import Call, Leaves, answers, still
+from clearhead.distributed.ranks import Ranks, agreed
+from clearhead.distributed.sharded_matrix import Compute, ShardedMatrix, compared, with_all_groups
+from clearhead.distributed.sharded_problem import array_of, held_places, read
 from clearhead.engines.base import Engine
 from clearhead.errors import EngineError, SelectionError, shown
+from clearhead.ops.observable import Observable
 from clearhead.ops.observation import Observation, observation
 from clearhead.ops.tangents import check_smooth
 
@@ -48,7 +35,7 @@ _INSTEAD = {
 }
 
 
-class ShardedAttentionMatrix(Observable):
+class ShardedAttentionMatrix(ShardedMatrix, Observable):
     """The attention matrix of a sharded sequence, (…, heads, all queries, all keys); never stored, never gathered.
 
     q         this rank's shard, (…, heads, own queries, d_k)
@@ -67,8 +54,8 @@ class ShardedAttentionMatrix(Observable):
 
     Creation and methods raise on every rank: what `AttentionMatrix` raises on the rank whose argument is wrong, and
     DistributedError on the others; DistributedError on all where ranks asked for different things, or one did not call
-    or failed. Time for each rank is O(own queries·visible keys·d_k) per pass (by merge and ulysses the work is shared
-    by keys and by heads); the log-sum-exp is computed when first needed and kept.
+    or failed. Time for each rank is O(own queries·visible keys·d_k) per pass (by merge the work is shared by
+    keys); the log-sum-exp is computed when first needed and kept.
 
     >>> import torch, torch.distributed as dist, clearhead as ch
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -77,8 +64,6 @@ class ShardedAttentionMatrix(Observable):
     ([1.5, 0.5], [0.5, 0.5], ShardedAttentionMatrix(queries 2, keys 2) float32 on 1 rank by gather)
     >>> dist.destroy_process_group()
     """
-
-    __array_ufunc__ = None
 
     def __init__(
         self,
@@ -93,58 +78,22 @@ class ShardedAttentionMatrix(Observable):
         num_threads: int | None = None,
         **rules: Unpack[Rules],
     ) -> None:
-        ranks, what = Ranks.of(group, timeout), "ShardedAttentionMatrix"
+        ranks, how = Ranks.of(group, timeout), {"layout": layout, "method": method}
         self._leaves = Leaves.of(q, k, None, rules)
-        plain = self._leaves.still()
-        self._shards = read(
-            what,
-            plain.q,
-            plain.k,
-            None,
-            plain.into(rules),
-            ranks,
-            layout=layout,
-            method=method,
-            engine=engine,
-            num_threads=num_threads,
-        )
+        plain, threads = self._leaves.still(), {"engine": engine, "num_threads": num_threads}
+        values: Any = how | threads
+        self._shards = read("ShardedAttentionMatrix", plain.q, plain.k, None, plain.into(rules), ranks, **values)
         self._method = choose(self._shards, method).method
         self._chosen = range(self._shards.whole.queries)
-        self._known: Array | None = None  # the log-sum-exp, (batch, heads, own queries), once computed
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(…, heads, all queries, all keys): the shape of the whole matrix."""
-        return (*self._shards.prefix, len(self._chosen), self._shards.whole.keys)
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the weights and statistics: float32, or float64 for float64."""
-        return statistics_dtype(self._shards.whole.dtype)
-
-    @property
-    def T(self) -> "ShardedTransposedMatrix[ShardedAttentionMatrix]":  # noqa: N802  NumPy's name
-        """The transpose: A.T @ g takes g, (…, heads, own queries, d), and gives (…, heads, own keys, d)."""
-        return ShardedTransposedMatrix(self, self._weights, self._transposed)
-
-    mT = T  # noqa: N815
+        self._kept: Array | None = None  # the log-sum-exp, (batch, heads, own queries), once computed
 
     def __getattr__(self, name: str) -> NoReturn:
         """Raise AttributeError, which says what to give instead of an edit that only `AttentionMatrix` has."""
         hint = f": give {_INSTEAD[name]} to ShardedAttentionMatrix" if name in _INSTEAD else ""
         raise AttributeError(f"ShardedAttentionMatrix has no {name!r}{hint}.")
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
     def __repr__(self) -> str:
-        world = self._ranks.world
-        place = f"on {world} rank{'s' * (world > 1)} by {self._method}"
-        return f"ShardedAttentionMatrix{named(self.shape, WEIGHTS)} {self.dtype} {place}"
+        return f"ShardedAttentionMatrix{named(self.shape, WEIGHTS)} {self.dtype} {self._on} by {self._method}"
 
     def __getitem__(self, key: Any) -> Any:
         """Exact weights of the whole matrix by integers, slices and Ellipsis; all ranks give the same index.
@@ -154,15 +103,8 @@ class ShardedAttentionMatrix(Observable):
         memory, DistributedError where ranks give different indices. O(chosen weights·d_k) time, and memory for
         the chosen weights.
         """
-        return self._weights(key)
-
-    def _weights(self, key: Any, transposed: bool = False) -> Tensor:  # noqa: FBT001
         self._check_still()
-
-        def known() -> tuple[Compute, list[Array]]:
-            return weights, [self._logsumexp()]
-
-        return by_index("weights", self._shards, self.shape, key, known, transposed=transposed)
+        return self._by_index(key)
 
     def __matmul__(self, v: Tensor) -> Tensor:
         """A·v, from each rank's values to its queries' outputs; differentiable.
@@ -171,21 +113,18 @@ class ShardedAttentionMatrix(Observable):
         (…, heads, own queries, d_v), without the last axis for a vector, in q's dtype. Raises ShapeError, DtypeError,
         SizeError where the output is larger than memory, and DistributedError as said above.
         """
-        local = self._shards.local()
-        heads = local.kv_heads, local.heads
 
-        def own() -> tuple[Array, bool]:
-            found = operand(local, array_of(still(v), "v"), "v", local.keys, heads)
-            check_room(local, Wanted(output=True), found[0].shape[-1])
-            return found
+        def check(local: Problem, columns: Array) -> None:
+            check_room(local, Wanted(output=True), columns.shape[-1])
 
-        (values, vector), _ = agreed(self._ranks, "A @ v", own, lambda found: {"v's width": found[0].shape[3]})
+        values, vector = self._operand("A @ v", "v", still(v), check)
         shards = replace(self._shards, v=values)
         with self._ranks.together("A @ v"):
-            found, logsumexp = methods.output(self._method, shards)
-        if isinstance(v, Tensor) and v.ndim <= 2 and local.prefix:  # one for all heads
-            v = (v[:, None] if vector else v).expand(*local.prefix[:-1], 1, *values.shape[2:])
-        call = Call("A @ v", shards, self._method, found, logsumexp)
+            results = passes.rows(self._method, shards, Wanted(output=True, logsumexp=True))
+        logsumexp = results.pop("logsumexp")
+        if isinstance(v, Tensor) and v.ndim <= 2 and shards.prefix:  # one for all heads
+            v = (v[:, None] if vector else v).expand(*shards.prefix[:-1], 1, *values.shape[2:])
+        call = Call("A @ v", shards, self._method, results, logsumexp)
         output = answers(["output"], lambda _: call, self._leaves.with_values(v))["output"]
         return output[..., 0] if vector else output
 
@@ -207,7 +146,7 @@ class ShardedAttentionMatrix(Observable):
         """
         local = self._shards.local()
 
-        def own() -> tuple[Array | None, Wanted]:
+        def read_request() -> tuple[tuple[Array | None, Wanted], dict[str, Any]]:
             length = self._shards.whole.queries
             if not isinstance(queries, slice) or read_slice("queries", queries, length).step < 0:
                 raise SelectionError(f"queries is {shown(queries)}: expected a slice that steps forwards.")
@@ -219,21 +158,14 @@ class ShardedAttentionMatrix(Observable):
             if self._leaves.with_values(v).moving():
                 check_smooth(want.names(), "forward-mode derivative")
             self._check_room(want, values)
-            return values, want
+            more = {"selection": str(queries), "v's width": None if values is None else values.shape[3]}
+            return (values, want), {**compared(want), **more}
 
-        def told(found: tuple[Array | None, Wanted]) -> dict[str, Any]:
-            values, want = found
-            flat = [name for name in askable() if STATISTICS[name].asked != "labels"]
-            said = {name: str(getattr(want, name)) for name in flat} | {"selection": str(queries)}
-            counts = (0, 0) if want.groups is None else want.groups.counts
-            more = {"groups": want.groups is not None, "v's width": None if values is None else values.shape[3]}
-            return said | more | {"queries": counts[0], "keys": counts[1]}
-
-        (values, want), everybody = agreed(self._ranks, "observe", own, told)
+        (values, want), everybody = agreed(self._ranks, "observe", read_request)
+        want = with_all_groups(want, everybody)
         part, places = self._only(queries)
         if want.groups is not None:
-            counts = max(one["queries"] for one in everybody), max(one["keys"] for one in everybody)
-            want = replace(want, groups=Groups(want.groups.queries[:, places], want.groups.keys, counts))
+            want = replace(want, groups=want.groups._replace(queries=want.groups.queries[:, places]))
         with self._ranks.together("observe"):
             self._check_room(want, values)  # again: another rank may have made the number of groups larger
             return part._observe(v, values, want)
@@ -245,32 +177,30 @@ class ShardedAttentionMatrix(Observable):
         shapes = {f"image={want.image}": want.image, "groups": want.groups and want.groups.counts}
         for what, shape in shapes.items():
             if shape is not None:
-                pooled.check_sums(local, what, shape)
+                low_rank.check_sums(local, what, shape)
 
     def _observe(self, v: Tensor | None, values: Array | None, want: Wanted) -> Observation:
         shards, method = replace(self._shards, v=values), self._method
         rows = want.only(name for name in want.rows() if name != "logsumexp")
         rows = replace(rows, output=values is not None)
-        found = methods.rows(method, shards, replace(rows, logsumexp=True)) if rows.names() else {}
-        self._known = found.pop("logsumexp", self._known)
+        results = passes.rows(method, shards, replace(rows, logsumexp=True)) if rows.names() else {}
+        self._kept = results.pop("logsumexp", self._kept)
         if want.logsumexp:
-            found["logsumexp"] = self._logsumexp().copy()
+            results["logsumexp"] = self._logsumexp().copy()
         per_key = want.only(listed(axes=PER_KEY))
         if per_key.names():
-            ask = statistics(shards.engine, self._logsumexp(), per_key)
-            sums = zip(ask.names, methods.columns(method, self._shards, ask), strict=True)
-            found |= {name: array.astype(self.dtype) for name, array in sums}
-        whole = {}
+            sums = passes.columns(method, self._shards, self._logsumexp(), per_key)
+            results |= {name: array.astype(self.dtype) for name, array in sums.items()}
+        products = {}
         if want.image is not None:
-            whole["image"] = pooled.image(method, self._shards, self._chosen, want.image)
+            products["image"] = low_rank.image(method, self._shards, self._chosen, want.image)
         if want.groups is not None:
-            whole["groups"] = pooled.groups(method, self._shards, want.groups)
-        found |= {name: one.answer.astype(self.dtype) for name, one in whole.items()}
-        lse = next((one.logsumexp for one in whole.values()), None) if self._known is None else self._known
-        call = Call("observe", shards, method, found, lse, whole)
-        given = answers([*found], lambda _: call, self._leaves.with_values(v))
-        sinks = self._shards.whole.sinks is not None
-        return observation(given, self._shards.q.shape[2], self._shards.k.shape[2], sinks=sinks)
+            products["groups"] = low_rank.groups(method, self._shards, want.groups)
+        results |= {name: one.answer.astype(self.dtype) for name, one in products.items()}
+        lse = next((one.logsumexp for one in products.values()), None) if self._kept is None else self._kept
+        call = Call("observe", shards, method, results, lse, products)
+        tensors = answers([*results], lambda _: call, self._leaves.with_values(v))
+        return observation(tensors, *self._shards.lengths, sinks=self._shards.whole.sinks is not None)
 
     def contributions(self, v: Tensor, g: Tensor | None = None, *, output: Tensor | None = None) -> ShardedCauseMatrix:
         """What each edge brings along g, a_ij·(g_i·v_j), as by `AttentionMatrix.contributions`; norms without g.
@@ -292,59 +222,42 @@ class ShardedAttentionMatrix(Observable):
         self._check_still()
         return causes.cuts(self._shards, self._method, self._logsumexp, v, g)
 
-    @property
-    def _ranks(self) -> Ranks:
-        return self._shards.ranks
-
     def _check_still(self) -> None:
         """Raise DerivativeError for what has no forward-mode derivative, of a matrix whose inputs carry a tangent."""
         for name in self._leaves.moving():
             raise no_forward_mode(name)
 
     def _logsumexp(self) -> Array:
-        if self._known is None:
-            self._known = methods.rows(self._method, self._shards, Wanted(logsumexp=True))["logsumexp"]
-        return self._known
+        if self._kept is None:
+            self._kept = passes.rows(self._method, self._shards, Wanted(logsumexp=True))["logsumexp"]
+        return self._kept
+
+    def _known(self) -> tuple[Compute, list[Array]]:
+        return lambda engine, problem, arrays, rows: engine.weights(problem, *arrays[:2], rows[0]), [self._logsumexp()]
 
     def _transposed(self, g: Tensor) -> Any:
         """Aᵀ·g over the queries of all ranks, from g of own queries: (…, heads, own keys, d), without a graph."""
-        local = self._shards.local()
 
-        def own() -> tuple[Array, bool]:
+        def check(local: Problem, columns: Array) -> None:
             self._check_still()
-            found = operand(local, array_of(g, "g"), "g", local.queries, (local.heads, 1))
-            check_transposed(local, found[0])
-            return found
+            check_transposed(local, columns)
 
-        (columns, vector), _ = agreed(self._ranks, "A.T @ g", own, lambda found: {"g's width": found[0].shape[3]})
-        spread = np.broadcast_to(columns, (local.batch, local.heads, *columns.shape[2:]))
+        columns, vector = self._operand("A.T @ g", "g", g, check, transposed=True)
         with self._ranks.together("A.T @ g"):
-            ask = product(self._shards.engine, self._logsumexp(), spread)
-            found = methods.columns(self._method, self._shards, ask)[0].astype(self.dtype)
-        whole = found.reshape(local.prefix + found.shape[2:])
-        return self._shards.give(whole[..., 0] if vector else whole)
+            product = passes.transposed(self._method, self._shards, self._logsumexp(), columns)
+        return self._given(product, vector=vector)
 
-    def _only(self, queries: slice) -> tuple["ShardedAttentionMatrix", Array]:
-        """The matrix restricted to some queries, and the indices of this rank's among them in its shard."""
+    def _only(self, queries: slice) -> tuple["ShardedAttentionMatrix", slice | Array]:
+        """The matrix restricted to some queries, and where this rank's among them lie in its shard."""
         shards = self._shards
         chosen = range(shards.whole.queries)[queries]
-        held = [[_within(chosen, piece) for piece in own] for own in shards.query_pieces]
-        own = zip(shards.own_rows(), held[shards.rank], strict=True)
-        places = np.concatenate([np.asarray(rows, np.int64) - piece.start + at.start for (at, piece), rows in own])
-
+        places = held_places(chosen, shards.query_pieces[shards.rank])
         if len(chosen) == shards.whole.queries:
             return self, places
         part = object.__new__(ShardedAttentionMatrix)
-        part._shards = replace(
-            shards,
-            q=shards.q[:, :, places],
-            query_pieces=[tuple(pieces) for pieces in held],
-            values=take(shards.values, {"queries": places}),
-        )
-        part._method = (
-            self._method if self._method in methods.BY_ROWS else "gather"
-        )  # ulysses exchanges all queries, so it cannot take some of them
-        part._chosen, part._known = chosen, None if self._known is None else self._known[:, :, places]
+        part._shards = shards.take(chosen, range(shards.whole.keys))
+        part._method, part._chosen = self._method, chosen
+        part._kept = None if self._kept is None else self._kept[:, :, places]
         part._leaves = self._leaves.take(places)
         return part, places
 
@@ -356,9 +269,3 @@ def _check_known(engine: Engine, want: Wanted) -> None:
     missing = lacking(want, joined & engine.STATISTICS)
     if missing:
         raise EngineError(f"{', '.join(missing)} cannot be observed of shards.", "observe it on one machine.")
-
-
-def _within(chosen: range, piece: range) -> range:
-    """The chosen positions that lie in a piece; an empty range at its start where there are none."""
-    found = sections(chosen, (piece,))
-    return found[0][2] if found else range(piece.start, piece.start)

@@ -10,28 +10,94 @@ map's transpose is the same map: a gradient is Jᵀ, forward mode J, a second de
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from clearhead.core.axes import Array
 from clearhead.core.directions import Directions
 from clearhead.core.rule_values import spread
-from clearhead.core.statistics import STATISTICS, Wanted, arrays_of
-from clearhead.distributed import methods
-from clearhead.distributed.along import Moving
-from clearhead.distributed.graph import Call, Leaves, gradients, shaped
-from clearhead.distributed.ranks import Ranks, must_equal
-from clearhead.distributed.shards import Shards, array_of
-from clearhead.errors import DerivativeError, DistributedError
+from clearhead.core.rules import Rules, flat, joined
+from clearhead.core.statistics import STATISTICS, arrays_of
+from clearhead.distributed.low_rank import Product, gradients
+from clearhead.distributed.ranks import must_equal
+from clearhead.distributed.sharded_problem import Shards, array_of
+from clearhead.distributed.tangents import Moving
+from clearhead.errors import DerivativeError
 from clearhead.ops.tangents import ROWS, SMOOTH, check_smooth
-from clearhead.ops.torch_duals import Tensors
+from clearhead.ops.torch_derivatives import no_third
+from clearhead.ops.torch_duals import Tensors, unpack
 from clearhead.ops.torch_functions import Bundle, part, parts
-from clearhead.ops.torch_nodes import Kind, compute, no_third
+from clearhead.ops.torch_nodes import Kind, compute
 
 _SHARED = ("bias", "spans")  # rules whose gradient some ranks may ask for and others not
+_RULES = {"bias": "bias", "sinks": "sinks", "spans": "spans[2]"}  # as `flat` names them
+
+
+class Leaves(NamedTuple):
+    """The tensors whose gradients a call may be asked for, as they were given; None for one that was not given."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor | None = None
+    bias: Tensor | None = None
+    sinks: Tensor | None = None
+    spans: Tensor | None = None  # the table
+
+    @staticmethod
+    def of(q: Tensor, k: Tensor, v: Tensor | None, rules: Rules) -> "Leaves":
+        """Those among a call's arguments; a bias, sinks or a table that are no tensor get no gradient."""
+        values = flat(rules)
+        tensors: Any = {name: x for name, rule in _RULES.items() if isinstance(x := values.get(rule), Tensor)}
+        return Leaves(q, k, **tensors).with_values(v)
+
+    def into(self, rules: Rules) -> Rules:
+        """The rules with the leaves in the places of the tensors that were given."""
+        tensors = {rule: x for name, rule in _RULES.items() if (x := getattr(self, name)) is not None}
+        return joined({**flat(rules)} | tensors)
+
+    def still(self) -> "Leaves":
+        """The same without the tangents that they carry."""
+        return Leaves(*map(still, self))
+
+    def moving(self) -> list[str]:
+        """The names of those that carry a tangent."""
+        return [name for name, x in self._asdict().items() if still(x) is not x]
+
+    def with_values(self, v: Any) -> "Leaves":
+        """The same with v replaced; None where v is no tensor."""
+        return self._replace(v=v if isinstance(v, Tensor) else None)
+
+    def take(self, queries: slice | Array) -> "Leaves":
+        """The same for some of this rank's queries, given by their indices in the shard."""
+        bias = self.bias
+        if bias is not None and bias.ndim > 1 and bias.shape[-2] > 1:
+            bias = bias[..., queries, :]
+        return self._replace(q=self.q[..., queries, :], bias=bias)
+
+
+def still(x: Any) -> Any:
+    """A tensor without the tangent that it carries in forward mode."""
+    if not isinstance(x, Tensor) or forward_ad._current_level < 0 or torch._C._are_functorch_transforms_active():
+        return x
+    primal, tangent = unpack(x)
+    return x if tangent is None else primal
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Call:
+    """A call with its answers: what the backward pass needs to know."""
+
+    what: str
+    shards: Shards
+    method: str
+    answers: dict[str, Array]  # (batch, heads, …), by name
+    logsumexp: Array | None  # of own queries
+    products: Mapping[str, Product] = field(default_factory=dict)  # image and groups, where they were answered
 
 
 @dataclass(eq=False, slots=True)
@@ -53,7 +119,7 @@ def answers(names: Sequence[str], run: Callable[[Leaves], Call], leaves: Leaves)
     return compute(_VALUES, {**leaves._asdict(), "pending": Pending(names, run)})
 
 
-def _of(bundle: Bundle) -> Call:
+def _call_of(bundle: Bundle) -> Call:
     call: Call = bundle["pending"].call
     return call
 
@@ -63,11 +129,7 @@ def _values(bundle: Bundle) -> Tensors:
     if pending.call is not None:
         raise DerivativeError("attention over ranks cannot be mapped (torch.vmap).", "give q, k and v a batch axis.")
     call = pending.call = pending.run(Leaves(*(bundle[name] for name in Leaves._fields)))
-    return {name: _given(call.shards, x) for name, x in call.found.items()}
-
-
-def _given(shards: Shards, x: Array) -> Tensor:
-    return shards.give(x.reshape(shards.prefix + x.shape[2:]))
+    return {name: call.shards.shaped(x) for name, x in call.answers.items()}
 
 
 def _map_of(
@@ -87,29 +149,39 @@ def _map_of(
 
 def _map(bundle: Bundle) -> Tensors:
     """The map, computed by all ranks together."""
-    call, asked = _of(bundle), bundle["asked"]
+    call, asked = _call_of(bundle), bundle["asked"]
     shards, what = call.shards, f"{call.what}, {'backward' if asked else 'forward mode'}"
     by, along, changing = (part(bundle, role) for role in ("by", "along", "changing"))
-    told = {"tangents": sorted(along), "by": [*by], "changing": [*changing], "moved": bundle["moved"]}
-    everybody = _agreed(shards.ranks, what, {**told, **{name: name in asked for name in _SHARED}})
+    compared = {"tangents": sorted(along), "by": [*by], "changing": [*changing], "moved": bundle["moved"]}
+    everybody = shards.ranks.agree(what, {**compared, **{name: name in asked for name in _SHARED}})
+    must_equal(shards.ranks, what, everybody, ["tangents"])
     names = frozenset(name for name in _SHARED if any(one[name] for one in everybody))
     wanted, slopes, changes = _filled(call, everybody, by, changing)
-    moved: Mapping[str, Array] = {}
+    by_inputs: Mapping[str, Array] = {}
+    shifts: Mapping[str, Array] = {}
     with shards.ranks.together(what):
         if not along:
-            smooth = [name for name in call.found if name in SMOOTH]
-            every = {name: changes.get(name, np.zeros_like(call.found[name])) for name in smooth}
-            found = gradients(call, every, asked=names)
+            smooth = [name for name in call.answers if name in SMOOTH]
+            loss = {name: changes.get(name, np.zeros_like(call.answers[name])) for name in smooth}
+            known = call.answers if call.logsumexp is None else {**call.answers, "logsumexp": call.logsumexp}
+            by_inputs = gradients(call.method, shards, known, loss, call.products, names)
+        elif asked:
+            by_inputs, shifts = _moving(call, along).gradient_tangents(call.answers, slopes, changes, names, wanted)
         else:
-            moving = _moving(call, along)
-            if asked:
-                found, moved = moving.gradient_tangents(call.found, slopes, changes, names, wanted)
-            else:
-                found, moved = {}, moving.tangents(wanted)
-    made = {name: shaped(shards, found[name], bundle[name], name) for name in asked}
+            shifts = _moving(call, along).tangents(wanted)
+    made = {name: _like(bundle[name], shards, by_inputs[name], name) for name in asked}
     for name in bundle["moved"]:
-        made[f"moved:{name}"] = _given(shards, moved[f"{name}_tangent"].astype(call.found[name].dtype))
+        made[f"moved:{name}"] = shards.shaped(shifts[f"{name}_tangent"].astype(call.answers[name].dtype))
     return made
+
+
+def _like(leaf: Tensor, shards: Shards, gradient: Array, name: str) -> Tensor:
+    """The gradient of a leaf in its shape and dtype, summed over the axes along which it is broadcast."""
+    tensor = torch.as_tensor(np.ascontiguousarray(gradient)).to(leaf.device, leaf.dtype)
+    if name in _SHARED:
+        batch = shards.prefix[:-1] if len(gradient) > 1 else (1,) * (len(shards.prefix) - 1)
+        return tensor.reshape(*batch, *gradient.shape[1:]).sum_to_size(leaf.shape)
+    return tensor.reshape(leaf.shape)
 
 
 def _filled(
@@ -122,38 +194,28 @@ def _filled(
     named = [{name for one in everybody for name in one[role]} for role in ("by", "changing", "moved")]
     linked = set.union(*named) - {"output", "logsumexp", *ROWS}
     by, changing = (
-        {name: np.zeros_like(call.found[name]) for name in sorted(linked | ({"output"} & names))}
-        | {name: array_of(x, "gradient").reshape(call.found[name].shape) for name, x in side.items()}
+        {name: np.zeros_like(call.answers[name]) for name in sorted(linked | ({"output"} & names))}
+        | {name: array_of(x, "gradient").reshape(call.answers[name].shape) for name, x in side.items()}
         for side, names in zip(sides, named, strict=False)
     )
     return named[2], by, changing
 
 
-def _agreed(ranks: Ranks, what: str, told: dict[str, Any]) -> list[dict[str, Any]]:
-    """What every rank asks for, by rank. Raises DistributedError where their directions differ."""
-    everybody = ranks.agree(what, told)
-    try:
-        must_equal(what, everybody, ["tangents"])
-    except DistributedError:
-        ranks.part(range(ranks.world))
-        raise
-    return everybody
-
-
 def _moving(call: Call, along: Tensors) -> Moving:
     """The shards along a direction, whose tensors have the inputs' shapes."""
     shards = call.shards
-    given = {name: array_of(x, name) for name, x in along.items()}
-    own = {name: given[name].reshape(getattr(shards, name).shape) for name in given.keys() & {*"qkv"}}
-    for name in given.keys() & {"bias", "spans"}:
-        tail = (shards.q.shape[2], shards.whole.keys) if name == "bias" else given[name].shape[-2:]
-        own[name] = spread(given[name], (*shards.prefix, *tail))
-    if "sinks" in given:
-        own["sinks"] = given["sinks"].reshape(-1).astype(np.float64)
-    logsumexp = call.logsumexp
-    if logsumexp is None:
-        logsumexp = methods.rows(call.method, shards, Wanted(logsumexp=True))["logsumexp"]
-    return Moving(call.method, shards, logsumexp, Directions(**own), call.pooled)
+    arrays = {name: array_of(x, name) for name, x in along.items()}
+    directions: dict[str, Any] = {}
+    for name, x in arrays.items():
+        if name in "qkv":
+            directions[name] = x.reshape(getattr(shards, name).shape)
+        elif name == "sinks":
+            directions[name] = x.reshape(-1).astype(np.float64)
+        else:
+            tail = (shards.lengths[0], shards.whole.keys) if name == "bias" else x.shape[-2:]
+            directions[name] = spread(x, (*shards.prefix, *tail))
+    assert call.logsumexp is not None
+    return Moving(call.method, shards, call.logsumexp, Directions(**directions), call.products)
 
 
 def _values_backward(bundle: Bundle, results: Tensors, grads: Tensors, needed: set[str]) -> Bundle:
@@ -165,15 +227,15 @@ def _values_backward(bundle: Bundle, results: Tensors, grads: Tensors, needed: s
 def _values_along(bundle: Bundle, results: Tensors | None, tangents: Tensors) -> tuple[Tensors, Tensors]:
     names = bundle["pending"].names
     check_smooth(names, "forward-mode derivative")
-    found = compute(_VALUES, bundle) if results is None else results
+    values = compute(_VALUES, bundle) if results is None else results
     moved = _map_of(bundle, by={}, along=tangents, changing={}, asked=(), moved=names)
-    return found, {name.removeprefix("moved:"): x for name, x in moved.items()}
+    return values, part(moved, "moved")
 
 
 def _map_backward(bundle: Bundle, results: Tensors, grads: Tensors, needed: set[str]) -> Bundle:
     del results
     by, along, changing = (part(bundle, role) for role in ("by", "along", "changing"))
-    own, moved = {name: x for name, x in grads.items() if ":" not in name}, part(grads, "moved")
+    upstream, moved = {name: x for name, x in grads.items() if ":" not in name}, part(grads, "moved")
     inputs = [name for name in Leaves._fields if name in needed]
     if by and (inputs or any(name.startswith("by:") for name in needed)):
         no_third()
@@ -181,12 +243,12 @@ def _map_backward(bundle: Bundle, results: Tensors, grads: Tensors, needed: set[
         [name.partition(":")[2] for name in bundle if name.startswith(role) and name in needed]
         for role in ("along:", "changing:")
     )
-    if own and not by:  # a gradient's: H of its upstream gradient
-        _check_parts(_of(bundle).method, own)
-        found = _map_of(bundle, by=changing, along=own, changing={}, asked=inputs, moved=changed)
-        return {f"changing:{x.partition(':')[2]}" if ":" in x else x: y for x, y in found.items()}
-    found = _map_of(bundle, by=by, along=own, changing=moved, asked=asked, moved=changed)
-    made = {f"changing:{x.partition(':')[2]}" if ":" in x else f"along:{x}": y for x, y in found.items()}
+    if upstream and not by:  # a gradient's: H of its upstream gradient
+        _check_parts(_call_of(bundle).method, upstream)
+        answers = _map_of(bundle, by=changing, along=upstream, changing={}, asked=inputs, moved=changed)
+        return {f"changing:{x.partition(':')[2]}" if ":" in x else x: y for x, y in answers.items()}
+    answers = _map_of(bundle, by=by, along=upstream, changing=moved, asked=asked, moved=changed)
+    made = {f"changing:{x.partition(':')[2]}" if ":" in x else f"along:{x}": y for x, y in answers.items()}
     return made | _map_of(bundle, by=moved, along=along, changing={}, asked=inputs, moved=())
 
 
@@ -196,19 +258,16 @@ def _map_along(bundle: Bundle, results: Tensors | None, tangents: Tensors) -> tu
     by_moved, along_moved, changing_moved = (part(tangents, role) for role in ("by", "along", "changing"))
     if by_moved or (inputs and along):
         no_third()
-    found = compute(_MAP, bundle) if results is None else results
+    answers = compute(_MAP, bundle) if results is None else results
     sides = {"by": changing, "along": inputs} if inputs else {"by": by, "along": along_moved}
     moved = _map_of(bundle, **sides, changing=changing_moved, asked=bundle["asked"], moved=bundle["moved"])
-    return found, moved
+    return answers, moved
 
 
 def _check_parts(method: str, along: Iterable[str]) -> None:
-    """Raise DerivativeError where the ranks' parts of a gradient are not those of their own queries."""
-    others = sorted({*along} & {"ulysses": {"sinks", "spans"}, "merge": {"spans"}}.get(method, set()))
-    if others:
-        raise DerivativeError(
-            f"the gradient by {' and '.join(others)} has no derivative by method={method!r}.", 'method="ring"'
-        )
+    """Raise DerivativeError where a rank's part of a gradient is not that of its own queries."""
+    if method == "merge" and "spans" in along:
+        raise DerivativeError("the gradient by spans has no derivative by method='merge'.", 'method="ring"')
 
 
 _INERT = tuple(array for name in STATISTICS if name not in SMOOTH for array in arrays_of(name))

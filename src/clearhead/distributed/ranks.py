@@ -4,9 +4,9 @@ Ranks agree through the process group's key-value store, not through collectives
 number and leaves nobody waiting in a collective. Every key begins with clearhead/GROUP/N/, where N counts the calls of
 `agree` in this group and is the same on every rank as long as all make the same calls. RANK is a rank in the group.
 
-    told/RANK      what this rank was called with, in JSON, but for its own numbers of queries and keys
-    same           SHA-256 of the first told/RANK; set once, by whichever rank comes first
-    others         how many ranks' told/RANK has another SHA-256; missing while all are alike
+    called/RANK    what this rank was called with, in JSON, but for its own numbers of queries and keys
+    same           SHA-256 of the first called/RANK; set once, by whichever rank comes first
+    others         how many ranks' called/RANK has another SHA-256; missing while all are alike
     RANK           [queries, keys] of this rank, in JSON; also says that it came to the call
     came           how many ranks came
     verdict        JSON list of the ranks that did not come; set once, by the last rank to come ("[]") or by the first
@@ -16,8 +16,8 @@ number and leaves nobody waiting in a collective. Every key begins with clearhea
 
 One call on one rank goes through these states:
 
-    agree      set told, same, RANK, came; wait for verdict
-                 verdict []           all came: read the others' numbers (and their told, if `others` is there), compare
+    agree      set called, same, RANK, came; wait for verdict
+                 verdict []           all came: read the others' numbers (and `called`, if `others` is there), compare
                  verdict [2, 5]       part, DistributedError: these ranks did not call
                  called differently   part, DistributedError
     together   compute and exchange messages
@@ -28,12 +28,12 @@ One call on one rank goes through these states:
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -42,13 +42,14 @@ from torch.distributed.distributed_c10d import _get_default_store
 from clearhead.core.rule_values import read_number
 from clearhead.errors import ClearheadError, DistributedError, DtypeError, RuleError, shown
 
-OWN = ("queries", "keys")  # what ranks tell each other that may differ between them
+SIZES = ("queries", "keys")  # what ranks tell each other that may differ between them
 _calls: dict[str, int] = {}  # by group, how often `agree` was called: N in the keys
 _ROLL_CALL = 10.0  # seconds, at most a third of the timeout, in which ranks that are alive report after a failure
 _LONGEST = 1e9  # seconds, thirty years; longer waits overflow in PyTorch
 _ANEW = "the process group is broken: end it and make a new one."
 _NEVER = 40417  # the tag of a message that nobody sends
 _STORE = (RuntimeError, dist.DistError)  # what the store raises when its holder is gone
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +116,11 @@ class Ranks:
         name = self.group.group_name
         return f"clearhead/{name}/{_calls.get(name, 0)}"
 
-    def agree(self, what: str, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def agree(self, what: str, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Wait for all ranks to make this call, and return what each was called with, by rank.
 
-        what    the public function's name
-        mine    this rank's arguments, by name, as JSON can write them
+        what        the public function's name
+        arguments   this rank's, by name, as JSON can write them
 
         Raises DistributedError on every rank that came where one did not call within the timeout, where one called
         another function, or where the store's process no longer answers. O(ranks) keys are read: where all arguments
@@ -129,33 +130,37 @@ class Ranks:
         last = self._key
         _calls[name] = _calls.get(name, 0) + 1
         key, everyone = self._key, range(self.world)
-        same = json.dumps({"what": what, **{n: x for n, x in mine.items() if n not in OWN}}, sort_keys=True)
+        same = json.dumps({"what": what, **{n: x for n, x in arguments.items() if n not in SIZES}}, sort_keys=True)
+        digest = sha256(same.encode()).hexdigest()
         try:
-            store.set(f"{key}/told/{self.rank}", same)
-            first = store.compare_set(f"{key}/same", "", sha256(same.encode()).hexdigest()).decode()
-            if first != sha256(same.encode()).hexdigest():
+            store.set(f"{key}/called/{self.rank}", same)
+            if store.compare_set(f"{key}/same", "", digest).decode() != digest:
                 store.add(f"{key}/others", 1)
-            store.set(f"{key}/{self.rank}", json.dumps([mine.get(n) for n in OWN]))
-            missing = self._verdict(store)
-            own = [] if missing else [json.loads(x) for x in store.multi_get([f"{key}/{rank}" for rank in everyone])]
-            words = [same] * self.world
-            if not missing and store.add(f"{key}/others", 0):
-                words = [x.decode() for x in store.multi_get([f"{key}/told/{rank}" for rank in everyone])]
+            store.set(f"{key}/{self.rank}", json.dumps([arguments.get(n) for n in SIZES]))
+            missing, sizes, calls = self._verdict(store), [], [same] * self.world
+            if not missing:
+                sizes = [json.loads(x) for x in store.multi_get([f"{key}/{rank}" for rank in everyone])]
+                if store.add(f"{key}/others", 0):
+                    calls = [x.decode() for x in store.multi_get([f"{key}/called/{rank}" for rank in everyone])]
             failed = self._failed(store, last, missing)
-            if not missing:  # all came to this call, so all have read what was told in the one before
+            if not missing:  # all came to this call, so all have read what was said in the one before
                 self._forget(store, last)
         except _STORE as error:
             raise self._lost(what, error) from None
         if missing:
             self.part([rank for rank in everyone if rank not in missing])
-            told = "; ".join([f"{_named(missing)} did not call within {self.timeout:g} s", *failed])
-            raise DistributedError(f"{what}: {told}.")
-        everybody = [json.loads(x) | dict(zip(OWN, sizes, strict=True)) for x, sizes in zip(words, own, strict=True)]
+            reasons = "; ".join([f"{_named(missing)} did not call within {self.timeout:g} s", *failed])
+            raise DistributedError(f"{what}: {reasons}.")
+        everybody = [json.loads(x) | dict(zip(SIZES, pair, strict=True)) for x, pair in zip(calls, sizes, strict=True)]
         for rank, other in enumerate(everybody):
             if other.pop("what") != what:
-                self.part(everyone)
-                raise DistributedError(f"{what}: rank {rank} called something else at the same time.")
+                raise self.disagreement(f"{what}: rank {rank} called something else at the same time.")
         return everybody
+
+    def disagreement(self, words: str) -> DistributedError:
+        """The error for ranks that were called differently, for all of them to raise once all have read why."""
+        self.part(range(self.world))
+        return DistributedError(words)
 
     def _verdict(self, store: Any) -> list[int]:
         """The ranks that did not come to this call, as the last to come decided, or the first that timed out."""
@@ -168,12 +173,12 @@ class Ranks:
         except dist.DistStoreError:  # not all came in time
             missing = [rank for rank in range(self.world) if not store.check([f"{self._key}/{rank}"])]
             store.compare_set(f"{self._key}/verdict", "", json.dumps(missing))
-        found: list[int] = json.loads(store.get(f"{self._key}/verdict"))
-        return found
+        verdict: list[int] = json.loads(store.get(f"{self._key}/verdict"))
+        return verdict
 
     def _forget(self, store: Any, call: str) -> None:
         shared = ("same", "others", "came", "verdict") if self.rank == 0 else ()
-        for one in (self.rank, f"told/{self.rank}", *shared):
+        for one in (self.rank, f"called/{self.rank}", *shared):
             store.delete_key(f"{call}/{one}")
 
     @contextmanager
@@ -193,7 +198,7 @@ class Ranks:
 
     def lost(self, what: str, error: Exception) -> DistributedError:
         """The error for a failed message: asks all ranks to report, and names those that failed or no longer answer."""
-        told = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0]
         store = _get_default_store()
         try:
             store.set(f"{self._key}/failed/{self.rank}", json.dumps(""))
@@ -207,7 +212,7 @@ class Ranks:
         if gone:
             failed.append(f"{_named(gone)} no longer answer{'s' * (len(gone) == 1)}")
         names = "; ".join(failed) or "all ranks still answer"
-        return DistributedError(f"{what}: a message to rank {self.rank} failed: {names} ({told}).", _ANEW)
+        return DistributedError(f"{what}: a message to rank {self.rank} failed: {names} ({reason}).", _ANEW)
 
     def _failed(self, store: Any, call: str, ranks: Sequence[int]) -> list[str]:
         """The errors that these ranks reported in a call, as text."""
@@ -223,8 +228,8 @@ class Ranks:
                 self._wait(_get_default_store(), present, "/parted", self._roll_call)
 
     def _lost(self, what: str, error: Exception) -> DistributedError:
-        told = str(error).splitlines()[0]
-        return DistributedError(f"{what}: rank 0, which holds the store, no longer answers ({told}).", _ANEW)
+        reason = str(error).splitlines()[0]
+        return DistributedError(f"{what}: rank 0, which holds the store, no longer answers ({reason}).", _ANEW)
 
     def _hang_up(self) -> None:
         """Close this rank's connections, so that ranks waiting for it fail at once."""
@@ -257,13 +262,44 @@ def _seconds(timeout: float | None) -> float:
     return seconds
 
 
-def must_equal(what: str, everybody: list[dict[str, Any]], names: Iterable[str]) -> None:
+def agreed(
+    ranks: Ranks, what: str, read: Callable[[], tuple[Result, dict[str, Any]]]
+) -> tuple[Result, list[dict[str, Any]]]:
+    """Read this rank's arguments, and check that all ranks could read theirs and were given the same.
+
+    read    reads this rank's arguments, and says by name what of them the ranks compare, as JSON can write it; only
+            "queries" and "keys" may differ
+
+    Returns the arguments, and what every rank said, by rank. Raises the error of this rank's own `read`, or
+    DistributedError where another rank had one or said something else. All ranks must call it.
+    """
+    arguments, raised = None, None
+    compared: dict[str, Any] = {}
+    try:
+        if ranks.refused is not None:
+            raise ranks.refused
+        arguments, compared = read()
+    except (ClearheadError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raised = error
+    refused = "" if raised is None else raised.one_line() if isinstance(raised, ClearheadError) else repr(raised)
+    everybody = ranks.agree(what, compared | {"refused": refused})
+    if raised is not None:
+        ranks.part(range(ranks.world))
+        raise raised
+    for rank, other in enumerate(everybody):
+        if other["refused"]:
+            raise ranks.disagreement(f"{what}: rank {rank} was refused: {other['refused']}")
+    must_equal(ranks, what, everybody, [name for name in compared if name not in SIZES])
+    return arguments, everybody  # type: ignore[return-value]  # nothing was raised
+
+
+def must_equal(ranks: Ranks, what: str, everybody: list[dict[str, Any]], names: Iterable[str]) -> None:
     """Raise DistributedError where ranks differ in one of these arguments; the error shows rank 0's and the other."""
     for name in names:
         first = everybody[0][name]
         for rank, other in enumerate(everybody):
             if other[name] != first:
-                raise DistributedError(
+                raise ranks.disagreement(
                     f"{what}: rank {rank} has {name} {other[name]}, but rank 0 has {first}: they must be equal."
                 )
 

@@ -3,7 +3,6 @@
 import os
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import import_module
 from typing import cast
 
 from clearhead.core.axes import Array
@@ -12,8 +11,10 @@ from clearhead.core.problem import Problem
 from clearhead.core.statistics import Wanted, lacking
 from clearhead.engines.base import EffectEngine, Engine
 from clearhead.errors import EngineError, unknown
+from clearhead.loading import load
 
 NAMES = ("native", "portable", "triton")
+EXPERIMENTAL = {"triton": "its kernels are tested in Triton's interpreter and compiled, and have never run on a GPU."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,13 @@ class Plan:
     engine: str
     reasons: dict[str, list[str]]
 
+    @property
+    def experimental(self) -> str:
+        """Why the chosen engine is called experimental, as a sentence; "" where it is not."""
+        return EXPERIMENTAL.get(self.engine, "")
+
     def __str__(self) -> str:
-        lines = [f"engine: {self.engine}"]
+        lines = [f"engine: {self.engine}", *([f"experimental: {self.experimental}"] if self.experimental else [])]
         lines += [f"not {name}: {reason}" for name, reasons in self.reasons.items() for reason in reasons]
         return "\n".join(lines)
 
@@ -32,7 +38,7 @@ class Plan:
 @cache
 def get(name: str) -> Engine:
     """The engine of that name, imported on first use."""
-    return cast("Engine", import_module(f"clearhead.engines.{name}"))
+    return cast("Engine", load(f"engines.{name}"))
 
 
 def check_name(name: str | None) -> None:
@@ -58,11 +64,11 @@ def choose(problem: Problem, name: str | None = None, want: Wanted | None = None
             against = [*against, *undeclared(get(candidate), want)]
         if not against:
             if candidate == "portable" and "native" in reasons:
-                _tell(import_module("clearhead.engines.native").missing())
+                _tell(load("engines.native").missing())
             return Plan(candidate, reasons)
         reasons[candidate] = against
-    told = "; ".join(f"{engine}: {' '.join(against)}" for engine, against in reasons.items())
-    raise EngineError(f"no engine can run this problem. {told}", "leave `engine` out to let clearhead choose.")
+    shown = "; ".join(f"{engine}: {' '.join(against)}" for engine, against in reasons.items())
+    raise EngineError(f"no engine can run this problem. {shown}", "leave `engine` out to let clearhead choose.")
 
 
 @cache
@@ -103,8 +109,8 @@ def choose_for(what: str, problem: Problem, name: str | None = None) -> Plan:
 
 def with_effects(engine: Engine, problem: Problem, name: str | None = None) -> EffectEngine:
     """The given engine, or else the first, that answers what single edges did. Raises EngineError where none does."""
-    found = engine if hasattr(engine, "effects") else get(choose_for("effects", problem, name).engine)
-    return cast("EffectEngine", found)
+    result = engine if hasattr(engine, "effects") else get(choose_for("effects", problem, name).engine)
+    return cast("EffectEngine", result)
 
 
 def answer(
@@ -123,12 +129,12 @@ def answer(
     columns = want.columns()
     computed = logsumexp is None and (want.logsumexp or bool(columns))
     first = want if want.logsumexp == computed else replace(want, logsumexp=computed)
-    found: dict[str, Array] = {}
+    results: dict[str, Array] = {}
     if first.rows():
-        found.update(engine.rows(problem, q, k, v, first))
-    if columns and "received" in found:  # the row pass has answered it too
+        results.update(engine.rows(problem, q, k, v, first))
+    if columns and "received" in results:  # the row pass has answered it too
         want = replace(want, received=False)
         columns = want.columns()
     if columns:
-        found.update(engine.columns(problem, q, k, found["logsumexp"] if logsumexp is None else logsumexp, want))
-    return found
+        results.update(engine.columns(problem, q, k, results["logsumexp"] if logsumexp is None else logsumexp, want))
+    return results

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import WEIGHTS, Array
 from clearhead.core.directions import Directions
-from clearhead.core.effects import Others, Terms, WantedEffects, shapes
+from clearhead.core.effects import Others, Terms, WantedEffects
 from clearhead.core.problem import Problem
 from clearhead.core.rules import RULES, refusals
 from clearhead.core.statistics import PER_QUERY, STATISTICS, Wanted, arrays_of
@@ -28,7 +28,7 @@ class Upstream:
 
         dS_ij = a_ij·(output_i·v_j + rows_i + keys_j - entropy_i·ln a_ij + distance_i·|position of i - j|),
 
-    a·ln a being 0 for a = 0, and 0 elsewhere; `own_i` is added inside where j is at i's own position (only in
+    a·ln a being 0 for a = 0, and 0 elsewhere; `diagonal_i` is added inside where j is at i's own position (only in
     `gradient_tangents`). Numbers per query and per key are in the statistics' dtype.
     """
 
@@ -37,10 +37,14 @@ class Upstream:
     keys: Array | None = None  # (batch, heads, keys)
     entropy: Array | None = None  # (batch, heads, queries)
     distance: Array | None = None  # (batch, heads, queries)
-    own: Array | None = None  # (batch, heads, queries)
+    diagonal: Array | None = None  # (batch, heads, queries)
     bias: tuple[int, int, int, int] | None = None  # the bias's own shape, 1 where it is broadcast; None: not asked
     spans: tuple[int, int, int, int] | None = None  # the table's own shape, likewise
     keep_float32: bool = False  # answer in the statistics' dtype, to be rounded once after a sum over ranks
+
+    def astype(self, dtype: np.dtype[np.generic]) -> "Upstream":
+        """The same with the output's gradient in this dtype."""
+        return self if self.output is None else replace(self, output=self.output.astype(dtype, copy=False))
 
 
 class Kept(NamedTuple):
@@ -136,9 +140,8 @@ class TangentEngine(Engine, Protocol):
     ) -> Answers:
         """What `rows` answers, and the tangent of each smooth statistic asked for, as "output_tangent" and so on.
 
-        Where the log-sum-exp is given, only the tangents are answered, and the output may be given too, which saves
-        its product; where it is not, it is answered too.
-        "logsumexp_tangent" always is.
+        Without `logsumexp` the statistics themselves are answered too. With it only their tangents are; `output`, where
+        it is known as well, saves computing it again. "logsumexp_tangent" is always among the answers.
         """
 
     def column_tangents(
@@ -161,25 +164,6 @@ class TangentEngine(Engine, Protocol):
 
         changing    the tangents of `upstream`, of which a part may be missing: that is zero
         Neither has `keys`; v may have any number of heads that divides the query heads.
-        """
-
-
-class SecondTangentEngine(TangentEngine, Protocol):
-    """An engine that also answers second derivatives along two directions, the tangents of tangents."""
-
-    def second_tangents(
-        self,
-        problem: Problem,
-        q: Array,
-        k: Array,
-        v: Array | None,
-        both: tuple[Directions, Directions],
-        want: Wanted,
-        logsumexp: Array,
-    ) -> Answers:
-        """The second derivatives of the smooth results asked for, by name, in these results' dtypes.
-
-        v is given where the output is asked for.
         """
 
 
@@ -215,12 +199,17 @@ def widened(problem: Problem, v: Array) -> Problem:
     return replace(problem, dtype=np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32))
 
 
-def narrowed(problem: Problem, found: Answers, *, keep_float32: bool) -> dict[str, Array]:
+def converted(problem: Problem, *arguments: Any) -> list[Any]:
+    """Arrays, directions and upstream gradients in the problem's dtype."""
+    return [x.astype(problem.dtype) for x in arguments]
+
+
+def narrowed(problem: Problem, answers: Answers, *, keep_float32: bool) -> dict[str, Array]:
     """The answers of a `widened` problem, rounded to the dtypes that the original problem's answers have."""
     usual = statistics_dtype(problem.dtype)
-    own = usual if keep_float32 else problem.dtype
-    dtypes = dict.fromkeys(("output", "q", "k", "v"), own) | {"top_indices": np.dtype(np.int64)}
-    return {name: array.astype(dtypes.get(name, usual), copy=False) for name, array in found.items()}
+    values = usual if keep_float32 else problem.dtype
+    dtypes = dict.fromkeys(("output", "q", "k", "v"), values) | {"top_indices": np.dtype(np.int64)}
+    return {name: array.astype(dtypes.get(name, usual), copy=False) for name, array in answers.items()}
 
 
 def kinds(
@@ -232,26 +221,19 @@ def kinds(
     """
     usual = statistics_dtype(problem.dtype)
     rows = problem.batch, problem.heads, problem.queries
-    found: dict[str, Kind] = {}
+    result: dict[str, Kind] = {}
     for name in names:
         if name not in declared:
             raise EngineError(f"this engine does not compute {name}.", "leave `engine` out to let clearhead choose.")
         one = STATISTICS[name]
         if one.axes == PER_QUERY:
-            found[name] = rows, usual
+            result[name] = rows, usual
         elif name == "output":
-            found[name] = (*rows, d_v), usual if want.keep_float32 else problem.dtype
+            result[name] = (*rows, d_v), usual if want.keep_float32 else problem.dtype
         else:
-            shape = (problem.batch, *[_size(problem, want, axis) for axis in one.axes])
-            found |= {array: (shape, _INT64 if array == "top_indices" else usual) for array in arrays_of(name)}
-    return found
-
-
-def _size(problem: Problem, want: Wanted, axis: str) -> int:
-    sizes = {"heads": problem.heads, "queries": problem.queries, "keys": problem.keys, "k": want.top or 0}
-    sizes["height"], sizes["width"] = want.image or (0, 0)
-    sizes["query groups"], sizes["key groups"] = (0, 0) if want.groups is None else want.groups.counts
-    return sizes[axis]
+            shape = want.shape(name, sizes_of(problem))
+            result |= {array: (shape, _INT64 if array == "top_indices" else usual) for array in arrays_of(name)}
+    return result
 
 
 def row_kinds(problem: Problem, v: Array | None, want: Wanted, declared: frozenset[str]) -> dict[str, Kind]:
@@ -264,10 +246,12 @@ def row_kinds(problem: Problem, v: Array | None, want: Wanted, declared: frozens
 
 def room_for_effects(problem: Problem, want: WantedEffects) -> dict[str, Array]:
     """Arrays of zeros, in float64, in which a pass over effects adds up its answers, by name; indices start at -1."""
-    found: dict[str, Array] = {}
-    for name, shape in shapes(sizes_of(problem), want).items():
-        found[name] = np.full(shape, -1, _INT64) if name.endswith("_indices") else np.zeros(shape)
-    return found
+    room: dict[str, Array] = {}
+    for name in want.names():
+        for array in arrays_of(name, want.table):
+            shape = want.shape(name, sizes_of(problem))
+            room[array] = np.full(shape, -1, _INT64) if array.endswith("_indices") else np.zeros(shape)
+    return room
 
 
 def sizes_of(problem: Problem) -> dict[str, int]:

@@ -5,11 +5,9 @@ once for all the queries that read them, and splits work among threads without c
 """
 
 import os
-from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from clearhead.core.problem import Problem
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import (
     Upstream,
+    converted,
     elsewhere,
     narrowed,
     room_for_columns,
@@ -43,13 +42,14 @@ from clearhead.engines.native_effects import effect_product, effect_tile, effect
 from clearhead.engines.native_tangents import column_tangents, gradient_tangents, tangents
 
 __all__ = [  # what an engine answers, and what only this one has
-    "RULES", "STATISTICS", "bytes_read", "column_tangents", "columns", "described", "effect_product", "effect_tile",
-    "effects", "engine_named", "gradient_tangents", "gradients", "level", "levels", "missing", "others",
-    "peak_multiply_adds", "reasons_not", "repeatable", "rows", "tangents", "transposed", "weights",
+    "ALL_LEVELS", "RULES", "STATISTICS", "absent_levels", "column_tangents", "columns", "compiled_levels", "described",
+    "effect_product", "effect_tile", "effects", "engine_named", "gradient_tangents", "gradients", "level",
+    "levels", "missing", "others", "reasons_not", "repeatable", "rows", "tangents", "transposed", "weights",
 ]  # fmt: skip
 STATISTICS: frozenset[str] = (
     frozenset() if _native is None else frozenset(_native.statistics())
 )  # as the kernel lists them
+ALL_LEVELS = "pip install . -C cmake.define.CLEARHEAD_LEVELS=all compiles every instruction set"
 _MANY_QUERIES, _MANY_KEYS = 64, 1 << 15  # limits within which the row pass computes `received`
 
 
@@ -63,29 +63,20 @@ def levels() -> list[str]:
     return [] if _native is None else _native.levels().split()
 
 
+def compiled_levels() -> list[str]:
+    """The instruction sets that this build has, fastest first, whatever this processor has."""
+    return [] if _native is None else _native.compiled_levels().split()
+
+
+def absent_levels() -> list[str]:
+    """The instruction sets that there are for this kind of processor and that this build lacks."""
+    present = compiled_levels()
+    return [] if _native is None else [name for name in _native.all_levels().split() if name not in present]
+
+
 def engine_named() -> bool:
     """Does CLEARHEAD_ENGINE name an engine? The kernel asks in a twentieth of the time that os.environ takes."""
     return bool(_native.engine_named())
-
-
-def peak_multiply_adds(threads: int) -> float:
-    """The peak rate in float32 multiply-adds per second on so many threads; measuring takes about half a second."""
-    rates = []
-    for rounds in (1_000_000, *[4_000_000] * 6):
-        start = perf_counter()
-        rates.append(_native.exercise(threads, rounds) / (perf_counter() - start))
-    return float(max(rates))
-
-
-def bytes_read(threads: int) -> float:
-    """The memory bandwidth in bytes per second on so many threads: the best of seven reads of 512 MiB."""
-    data = np.ones(1 << 27, np.float32)
-    times = []
-    for _ in range(7):
-        start = perf_counter()
-        _native.read(threads, data)
-        times.append(perf_counter() - start)
-    return float(data.nbytes / min(times))
 
 
 def missing() -> str:
@@ -94,6 +85,8 @@ def missing() -> str:
         return _why_absent()
     if not _native.level():
         asked = os.environ.get("CLEARHEAD_ISA", "")
+        if not asked:
+            return f"this build has {', '.join(compiled_levels())}, and the processor none of these: {ALL_LEVELS}."
         return f"CLEARHEAD_ISA is {asked!r}, but this processor and this build have {', '.join(levels()) or 'none'}."
     return ""
 
@@ -122,17 +115,17 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
     if want.output and v is not None and v.dtype != problem.dtype:
         return _rows_in_common(problem, q, k, v, want)
     dtype = statistics_dtype(problem.dtype)
-    found = room_for_rows(problem, v, want, STATISTICS)
-    answers: dict[str, Any] = dict(found)
-    if "output" in found:
-        answers["output"] = bits(found["output"])
+    results = room_for_rows(problem, v, want, STATISTICS)
+    answers: dict[str, Any] = dict(results)
+    if "output" in results:
+        answers["output"] = bits(results["output"])
     if _receives(problem, want):
         answers["received"] = np.zeros((problem.batch, problem.heads, problem.keys))
         answers.setdefault("logsumexp", np.empty((problem.batch, problem.heads, problem.queries), dtype))
-    call("rows", problem, bits(q), bits(k), bits(v) if "output" in found else None, answers)
+    call("rows", problem, bits(q), bits(k), bits(v) if "output" in results else None, answers)
     if "received" in answers:
-        found["received"] = answers["received"].astype(dtype, copy=False)
-    return found
+        results["received"] = answers["received"].astype(dtype, copy=False)
+    return results
 
 
 def _receives(problem: Problem, want: Wanted) -> bool:
@@ -144,32 +137,32 @@ def _receives(problem: Problem, want: Wanted) -> bool:
 def _rows_in_common(problem: Problem, q: Array, k: Array, v: Array, want: Wanted) -> dict[str, Array]:
     """For v of another dtype: convert q, k and v to a common dtype, and the results to the problem's."""
     wide = widened(problem, v)
-    found = rows(wide, q.astype(wide.dtype), k.astype(wide.dtype), v.astype(wide.dtype), want)
-    return narrowed(problem, found, keep_float32=want.keep_float32)
+    q, k, v = converted(wide, q, k, v)
+    return narrowed(problem, rows(wide, q, k, v, want), keep_float32=want.keep_float32)
 
 
 def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> dict[str, Array]:
     """The column statistics, from weights recomputed with the log-sum-exp."""
-    found = room_for_columns(problem, want, STATISTICS)
-    _columns(problem, q, k, logsumexp, found, **labels(want.groups))
+    results = room_for_columns(problem, want, STATISTICS)
+    _columns(problem, q, k, logsumexp, results, **labels(want.groups))
     dtype = statistics_dtype(problem.dtype)
-    return {name: array.astype(dtype, copy=False) for name, array in found.items()}
+    return {name: array.astype(dtype, copy=False) for name, array in results.items()}
 
 
 def weights(problem: Problem, q: Array, k: Array, logsumexp: Array) -> Array:
     """Every weight of this (small) problem: exp(logit - log-sum-exp)."""
     shape = (problem.batch, problem.heads, problem.queries, problem.keys)
-    found = {"weights": np.zeros(shape, statistics_dtype(problem.dtype))}
-    _columns(problem, q, k, logsumexp, found)
-    return found["weights"]
+    results = {"weights": np.zeros(shape, statistics_dtype(problem.dtype))}
+    _columns(problem, q, k, logsumexp, results)
+    return results["weights"]
 
 
 def transposed(problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array) -> Array:
     """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d)."""
     shape = (problem.batch, problem.heads, problem.keys, g.shape[-1])
-    found = {"transposed": np.zeros(shape, statistics_dtype(problem.dtype))}
-    _columns(problem, q, k, logsumexp, found, x=bits(g), x_type=TYPES[g.dtype])
-    return found["transposed"]
+    results = {"transposed": np.zeros(shape, statistics_dtype(problem.dtype))}
+    _columns(problem, q, k, logsumexp, results, x=bits(g), x_type=TYPES[g.dtype])
+    return results["transposed"]
 
 
 def gradients(
@@ -194,11 +187,9 @@ def _gradients_in_common(
     problem: Problem, q: Array, k: Array, v: Array, logsumexp: Array, upstream: Upstream
 ) -> dict[str, Array]:
     """For v or dO of another dtype: as `_rows_in_common`."""
-    assert upstream.output is not None
     wide = widened(problem, v)
-    told = replace(upstream, output=upstream.output.astype(wide.dtype))
-    q, k, v = (x.astype(wide.dtype) for x in (q, k, v))
-    return narrowed(problem, gradients(wide, q, k, v, logsumexp, told), keep_float32=upstream.keep_float32)
+    q, k, v, loss = converted(wide, q, k, v, upstream)
+    return narrowed(problem, gradients(wide, q, k, v, logsumexp, loss), keep_float32=upstream.keep_float32)
 
 
 def _columns(problem: Problem, q: Array, k: Array, logsumexp: Array, answers: dict[str, Array], **more: Any) -> None:
@@ -208,5 +199,5 @@ def _columns(problem: Problem, q: Array, k: Array, logsumexp: Array, answers: di
 
 
 def repeatable(tensor_type: type | None) -> Any:
-    """Room for checked calls on NumPy arrays, or on tensors of this type (see `ops/repeated.py`)."""
+    """Room for checked calls on NumPy arrays, or on tensors of this type (see `ops/fast_calls.py`)."""
     return _native.Repeatable(tensor_type)

@@ -31,11 +31,11 @@ _NO_LIMIT = 1 << 62
 _described: WeakKeyDictionary[Problem, Any] = WeakKeyDictionary()  # problems already converted for the kernel
 
 
-def call(name: str, problem: Problem, *given: Any) -> None:
+def call(name: str, problem: Problem, *arguments: Any) -> None:
     """Call the kernel, which fills the arrays given. Raises SizeError if its working memory cannot be allocated."""
     threads = get_num_threads() if problem.num_threads is None else problem.num_threads
     try:
-        getattr(kernel, name)(threads, described(problem), *given)
+        getattr(kernel, name)(threads, described(problem), *arguments)
     except MemoryError:
         raise SizeError(
             "what the kernel needs to work in is larger than the machine's memory.",
@@ -45,10 +45,10 @@ def call(name: str, problem: Problem, *given: Any) -> None:
 
 def described(problem: Problem) -> Any:
     """The problem as the kernel reads it, converted once and cached; contiguous arrays are not copied."""
-    found = _described.get(problem)
-    if found is None:
-        found = _described[problem] = _describe(problem)
-    return found
+    result = _described.get(problem)
+    if result is None:
+        result = _described[problem] = _describe(problem)
+    return result
 
 
 def _describe(problem: Problem) -> Any:
@@ -85,11 +85,11 @@ def _spans(problem: Problem) -> dict[str, Array | None]:
     table = problem.span_table
     if table is None or problem.query_spans is None or problem.key_spans is None:
         return dict.fromkeys(("query_spans", "key_spans", "span_table"))
-    own = tuple(slice(None, 1) if step == 0 else slice(None) for step in table.strides[:2])
+    stored = tuple(slice(None, 1) if step == 0 else slice(None) for step in table.strides[:2])
     return {
         "query_spans": np.ascontiguousarray(problem.query_spans),
         "key_spans": np.ascontiguousarray(problem.key_spans),
-        "span_table": np.ascontiguousarray(table[own], statistics_dtype(problem.dtype)),
+        "span_table": np.ascontiguousarray(table[stored], statistics_dtype(problem.dtype)),
     }
 
 
@@ -157,8 +157,8 @@ def room_for_gradients(
 def gradients_of(problem: Problem, room: dict[str, Array], upstream: Upstream) -> dict[str, Array]:
     """The gradients as an engine answers them, from what the kernel has added up."""
     dtype = statistics_dtype(problem.dtype)
-    own = dtype if upstream.keep_float32 else problem.dtype
-    answers = {name: array.astype(own, copy=False) for name, array in room.items() if name in "qkv"}
+    dtype_of_inputs = dtype if upstream.keep_float32 else problem.dtype
+    answers = {name: array.astype(dtype_of_inputs, copy=False) for name, array in room.items() if name in "qkv"}
     if upstream.bias is not None:
         answers["bias"] = _summed(room["bias"], upstream.bias)
     if upstream.spans is not None:

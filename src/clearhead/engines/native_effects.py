@@ -20,9 +20,9 @@ _SUMMED = ("by_key", "by_query", "groups")  # in float64; the kernel fills all o
 
 def others(problem: Problem, q: Array, k: Array, v: Array, g: Array) -> Others:
     """Each row's strongest key and what all its other keys answer, in one pass over the keys."""
-    found = no_keys((problem.batch, problem.heads, problem.queries))
-    call("others", problem, bits(q), bits(k), bits(v), bits(g), found._asdict())
-    return found
+    results = no_keys((problem.batch, problem.heads, problem.queries))
+    call("others", problem, bits(q), bits(k), bits(v), bits(g), results._asdict())
+    return results
 
 
 def effects(
@@ -30,23 +30,23 @@ def effects(
 ) -> dict[str, Array]:
     """What is wanted of the matrix of effects, in one pass over weights recomputed with the log-sum-exp."""
     dtype = statistics_dtype(problem.dtype)
-    found = room_for_effects(problem, want)
-    own = {name: x for name, x in found.items() if x.dtype != np.int64 and name not in _SUMMED}
-    found |= {name: np.zeros(x.shape, dtype) for name, x in own.items()}
+    results = room_for_effects(problem, want)
+    rounded = {name: x for name, x in results.items() if x.dtype != np.int64 and name not in _SUMMED}
+    results |= {name: np.zeros(x.shape, dtype) for name, x in rounded.items()}
     more: dict[str, Any] = labels(want.groups)
     if want.top is not None:
         more["order"] = ORDERS.index(want.order)
-    answers = {"received" if name == "by_key" else name: x for name, x in found.items()}
+    answers = {"received" if name == "by_key" else name: x for name, x in results.items()}
     _effects(problem, q, k, v, g, terms, answers, **more)
-    return {name: x if x.dtype == np.int64 else x.astype(dtype, copy=False) for name, x in found.items()}
+    return {name: x if x.dtype == np.int64 else x.astype(dtype, copy=False) for name, x in results.items()}
 
 
 def effect_tile(problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms) -> Array:
     """Every effect of this (small) problem, (batch, heads, queries, keys)."""
     shape = (problem.batch, problem.heads, problem.queries, problem.keys)
-    found = np.zeros(shape, statistics_dtype(problem.dtype))
-    _effects(problem, q, k, v, g, terms, {"weights": found})
-    return found
+    tile = np.zeros(shape, statistics_dtype(problem.dtype))
+    _effects(problem, q, k, v, g, terms, {"weights": tile})
+    return tile
 
 
 def effect_product(
@@ -55,10 +55,10 @@ def effect_product(
     """E·x, (batch, heads, queries, d), or with `transposed` Eᵀ·x, (batch, heads, keys, d)."""
     dtype = statistics_dtype(problem.dtype)
     size = problem.keys if transposed else problem.queries
-    found = np.zeros((problem.batch, problem.heads, size, x.shape[-1]), dtype if transposed else np.float64)
-    answers = {"transposed" if transposed else "product": found}
+    product = np.zeros((problem.batch, problem.heads, size, x.shape[-1]), dtype if transposed else np.float64)
+    answers = {"transposed" if transposed else "product": product}
     _effects(problem, q, k, v, g, terms, answers, x=bits(x), x_type=TYPES[x.dtype])
-    return found.astype(dtype, copy=False)
+    return product.astype(dtype, copy=False)
 
 
 def _effects(

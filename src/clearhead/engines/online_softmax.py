@@ -1,12 +1,14 @@
 """Online softmax with row statistics, for one block of queries (Milakov & Gimelshein 2018)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.core.merging import entropy_of_part
 from clearhead.core.statistics import Wanted
+from clearhead.engines.dual import log_add
 from clearhead.engines.products import pieces, product
 
 
@@ -37,16 +39,19 @@ def mix(weights: Array, visible: Array | None, values: Values) -> Array:
 
 
 class OnlineSoftmax:
-    """The state of a block of queries: maximum m, Σ exp(s - m), and every weighted sum, rescaled when m rises."""
+    """The state of a block of queries: maximum m, Σ exp(s - m), and every weighted sum, rescaled when m rises.
 
-    def __init__(self, queries: int, want: Wanted, d_v: int | None) -> None:
+    kind   of the sums: float64, or complex for dual numbers (dual.py), whose maximum is that of the values
+    """
+
+    def __init__(self, queries: int, want: Wanted, d_v: int | None, kind: Any = np.float64) -> None:
         self.want = want
         self.maximum = np.full(queries, -np.inf)
-        self.total = np.zeros(queries)
-        self.output = None if d_v is None or not want.output else np.zeros((queries, d_v))
-        self.centred = np.zeros(queries) if want.entropy else None  # Σ exp(s - m)·(s - m)
-        self.far = np.zeros(queries) if want.distance else None
-        self.own = np.full(queries, -np.inf) if want.own else None  # the logit of the key at the query's position
+        self.total: Array = np.zeros(queries, kind)
+        self.output = None if d_v is None or not want.output else np.zeros((queries, d_v), kind)
+        self.centred = np.zeros(queries, kind) if want.entropy else None  # Σ exp(s - m)·(s - m)
+        self.far = np.zeros(queries, kind) if want.distance else None
+        self.diagonal = np.full(queries, -np.inf, kind) if want.diagonal else None  # logit of the query's own position
         self.top_logits = np.full((queries, want.top or 0), -np.inf)
         self.top_indices = np.full((queries, want.top or 0), -1, np.int64)
 
@@ -54,10 +59,10 @@ class OnlineSoftmax:
         """Add one block of logits (queries, keys), which is overwritten; `far` is |query position - key position|."""
         if self.want.top is not None:
             self._add_top(logits, first_key)
-        if self.own is not None and far is not None:
-            self.own = np.maximum(self.own, np.where(far == 0, logits, -np.inf).max(axis=-1))
-        visible = None if values is None or values.nonfinite is None else ~np.isneginf(logits)
-        maximum = np.maximum(self.maximum, logits.max(axis=-1))
+        if self.diagonal is not None and far is not None:
+            self.diagonal = np.maximum(self.diagonal, np.where(far == 0, logits, -np.inf).max(axis=-1))
+        visible = None if values is None or values.nonfinite is None else ~np.isneginf(logits.real)
+        maximum = np.maximum(self.maximum, logits.real.max(axis=-1))
         safe = np.where(np.isneginf(maximum), 0.0, maximum)  # no visible key yet: exp(-inf - 0) is 0
         logits -= safe[:, None]
         weights = np.exp(logits)
@@ -78,10 +83,10 @@ class OnlineSoftmax:
         empty = self.total == 0
         total = np.where(empty, 1.0, self.total)
         logsumexp = np.where(empty, -np.inf, self.maximum + np.log(total))
-        own = logsumexp
+        of_keys = logsumexp
         if sink is not None:
-            logsumexp = np.where(empty, -np.inf, np.logaddexp(own, sink))
-        share = np.where(empty, 0.0, np.exp(np.where(empty, 0.0, own) - np.where(empty, 0.0, logsumexp)))
+            logsumexp = np.where(empty, -np.inf, log_add(of_keys, sink))
+        share = np.where(empty, 0.0, np.exp(np.where(empty, 0.0, of_keys) - np.where(empty, 0.0, logsumexp)))
         safe = np.where(empty, 0.0, logsumexp)[:, None]
         answers = {
             "logsumexp": logsumexp,
@@ -92,12 +97,12 @@ class OnlineSoftmax:
         if self.output is not None:
             answers["output"] = self.output * (share / total)[:, None]
         if self.centred is not None:
-            rise = np.where(empty, 0.0, logsumexp) - np.where(empty, 0.0, own)
+            rise = np.where(empty, 0.0, logsumexp) - np.where(empty, 0.0, of_keys)
             answers["entropy"] = entropy_of_part(share, np.log(total) - self.centred / total, rise)
         if self.far is not None:
             answers["distance"] = self.far * share / total
-        if self.own is not None:
-            answers["own"] = np.where(np.isneginf(self.own), 0.0, np.exp(self.own - safe[:, 0]))
+        if self.diagonal is not None:
+            answers["diagonal"] = np.where(np.isneginf(self.diagonal.real), 0.0, np.exp(self.diagonal - safe[:, 0]))
         return answers
 
     def _add_top(self, logits: Array, first_key: int) -> None:
@@ -105,11 +110,11 @@ class OnlineSoftmax:
         left = logits.copy()
         while True:
             best = left.argmax(axis=-1)
-            found = np.take_along_axis(left, best[:, None], axis=-1)[:, 0]
-            rows = np.flatnonzero(found > self.top_logits[:, -1])
+            logits_of_best = np.take_along_axis(left, best[:, None], axis=-1)[:, 0]
+            rows = np.flatnonzero(logits_of_best > self.top_logits[:, -1])
             if not len(rows):
                 return
-            logit = np.concatenate([self.top_logits[rows], found[rows, None]], axis=-1)
+            logit = np.concatenate([self.top_logits[rows], logits_of_best[rows, None]], axis=-1)
             index = np.concatenate([self.top_indices[rows], best[rows, None] + first_key], axis=-1)
             order = np.argsort(-logit, axis=-1, kind="stable")[:, :-1]
             self.top_logits[rows] = np.take_along_axis(logit, order, axis=-1)

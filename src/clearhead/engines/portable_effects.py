@@ -36,20 +36,20 @@ _quiet = np.errstate(all="ignore")  # NaN and infinity are legal values, and nee
 @_quiet
 def others(problem: Problem, q: Array, k: Array, v: Array, g: Array) -> Others:
     """Each row's strongest key and what all its other keys answer, in one pass over the keys."""
-    found = no_keys((problem.batch, problem.heads, problem.queries))
+    result = no_keys((problem.batch, problem.heads, problem.queries))
     for head in heads_of(problem, k):
         values = _values(problem, head, v)
-        for at in blocks(problem.queries, QUERY_BLOCK):
-            queries, along = (padded(x[head.batch, head.index, at], QUERY_BLOCK) for x in (q, g))
+        for block in blocks(problem.queries, QUERY_BLOCK):
+            queries, along = (padded(x[head.batch, head.index, block], QUERY_BLOCK) for x in (q, g))
             state = no_keys((QUERY_BLOCK,))
-            for cols in key_blocks(problem, head.batch, at):
-                logits = logits_of(problem, head, at, cols, queries)
+            for cols in key_blocks(problem, head.batch, block):
+                logits = logits_of(problem, head, block, cols, queries)
                 if logits is not None:
                     terms = product(along, values[cols.start // KEY_BLOCK], KEY_BLOCK)
                     state = merged(state, _of_block(logits, terms), cols.start)
-            for array, part in zip(found, state, strict=True):
-                array[head.batch, head.index, at] = part[: at.stop - at.start]
-    return found
+            for array, part in zip(result, state, strict=True):
+                array[head.batch, head.index, block] = part[: block.stop - block.start]
+    return result
 
 
 def _of_block(logits: Array, terms: Array) -> Others:
@@ -75,38 +75,38 @@ def effects(
     Lists and largest effects are chosen among effects that are rounded as `effect_tile` rounds them, sums are of
     effects in float64.
     """
-    found, dtype = room_for_effects(problem, want), statistics_dtype(problem.dtype)
-    for head, at, cols, tile, visible in _tiles(problem, q, k, v, g, terms):
-        total = {name: array[head.batch, head.index] for name, array in found.items()}
+    result, dtype = room_for_effects(problem, want), statistics_dtype(problem.dtype)
+    for head, block, cols, tile, visible in _tiles(problem, q, k, v, g, terms):
+        total = {name: array[head.batch, head.index] for name, array in result.items()}
         rounded = tile.astype(dtype)
         if want.by_key:
             total["by_key"][cols] += tile.sum(axis=0)
         if want.by_query:
-            total["by_query"][at] += tile.sum(axis=1)
+            total["by_query"][block] += tile.sum(axis=1)
         if want.top is not None:
-            _insert(total["top_values"][at], total["top_indices"][at], rounded, visible, cols.start, want.order)
+            _insert(total["top_values"][block], total["top_indices"][block], rounded, visible, cols.start, want.order)
         if want.strongest is not None:
-            places = np.arange(at.start, at.stop)[:, None] * problem.keys + np.arange(cols.start, cols.stop)
+            places = np.arange(block.start, block.stop)[:, None] * problem.keys + np.arange(cols.start, cols.stop)
             kept = total["strongest_values"], total["strongest_indices"]
             _keep_strongest(*kept, rounded[visible], places[visible])
         if want.image is not None:
-            high, tall = areas(want.image[0], problem.queries, at)
+            high, tall = areas(want.image[0], problem.queries, block)
             wide, broad = areas(want.image[1], problem.keys, cols)
             total["image_mean"][high, wide] += sandwich(tall, tile, broad)
             here = largest_under(largest_under(rounded, tall).T, broad).T
             total["image_largest"][high, wide] = larger(here, total["image_largest"][high, wide])
         if want.groups is not None:
-            add_groups(total["groups"], tile, want.groups[0][head.batch, at], want.groups[1][head.batch, cols])
-    return {name: x if x.dtype == np.int64 else x.astype(dtype, copy=False) for name, x in found.items()}
+            add_groups(total["groups"], tile, want.groups[0][head.batch, block], want.groups[1][head.batch, cols])
+    return {name: x if x.dtype == np.int64 else x.astype(dtype, copy=False) for name, x in result.items()}
 
 
 @_quiet
 def effect_tile(problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms) -> Array:
     """Every effect of this (small) problem, (batch, heads, queries, keys)."""
-    found = np.zeros((problem.batch, problem.heads, problem.queries, problem.keys), statistics_dtype(problem.dtype))
-    for head, at, cols, tile, _ in _tiles(problem, q, k, v, g, terms):
-        found[head.batch, head.index, at, cols] = tile
-    return found
+    result = np.zeros((problem.batch, problem.heads, problem.queries, problem.keys), statistics_dtype(problem.dtype))
+    for head, block, cols, tile, _ in _tiles(problem, q, k, v, g, terms):
+        result[head.batch, head.index, block, cols] = tile
+    return result
 
 
 @_quiet
@@ -115,12 +115,12 @@ def effect_product(
 ) -> Array:
     """E·x, (batch, heads, queries, d), or with `transposed` Eᵀ·x, (batch, heads, keys, d)."""
     size = problem.keys if transposed else problem.queries
-    found = np.zeros((problem.batch, problem.heads, size, x.shape[-1]))
-    for head, at, cols, tile, visible in _tiles(problem, q, k, v, g, terms):
-        given = x[head.batch, head.index * x.shape[1] // problem.heads]
-        into, left, seen, right = (cols, tile.T, visible.T, at) if transposed else (at, tile, visible, cols)
-        found[head.batch, head.index, into] += mix(left, seen, Values.of(given[right].astype(np.float64)))
-    return found.astype(statistics_dtype(problem.dtype), copy=False)
+    result = np.zeros((problem.batch, problem.heads, size, x.shape[-1]))
+    for head, block, cols, tile, visible in _tiles(problem, q, k, v, g, terms):
+        rows_of_x = x[head.batch, head.index * x.shape[1] // problem.heads]
+        into, left, seen, right = (cols, tile.T, visible.T, block) if transposed else (block, tile, visible, cols)
+        result[head.batch, head.index, into] += mix(left, seen, Values.of(rows_of_x[right].astype(np.float64)))
+    return result.astype(statistics_dtype(problem.dtype), copy=False)
 
 
 def _values(problem: Problem, head: Head, v: Array) -> list[Array]:
@@ -134,21 +134,21 @@ def _tiles(
     for head in heads_of(problem, k):
         here = head.batch, head.index
         values = _values(problem, head, v)
-        for at, cols, logs in log_weight_tiles(problem, head, q, terms.logsumexp):
-            height, width = at.stop - at.start, cols.stop - cols.start
-            along = product(padded(g[here][at], QUERY_BLOCK), values[cols.start // KEY_BLOCK], KEY_BLOCK)[
+        for block, cols, logs in log_weight_tiles(problem, head, q, terms.logsumexp):
+            height, width = block.stop - block.start, cols.stop - cols.start
+            along = product(padded(g[here][block], QUERY_BLOCK), values[cols.start // KEY_BLOCK], KEY_BLOCK)[
                 :height, :width
             ]
             visible = ~np.isneginf(logs[:height, :width])
             weights = np.exp(logs[:height, :width])
-            yield head, at, cols, np.where(visible, _effects(terms, here, at, cols, weights, along), 0.0), visible
+            yield head, block, cols, np.where(visible, _effects(terms, here, block, cols, weights, along), 0.0), visible
 
 
-def _effects(terms: Terms, here: tuple[int, int], at: slice, cols: slice, weights: Array, along: Array) -> Array:
+def _effects(terms: Terms, here: tuple[int, int], block: slice, cols: slice, weights: Array, along: Array) -> Array:
     if terms.whole is None or terms.others is None or terms.strongest is None:
         contributions: Array = weights * along
         return contributions
-    whole, others, strongest = (x[here][at, None] for x in (terms.whole, terms.others, terms.strongest))
+    whole, others, strongest = (x[here][block, None] for x in (terms.whole, terms.others, terms.strongest))
     alone = np.arange(cols.start, cols.stop) == strongest
     return np.where(alone, weights * (others - along), weights / (1 - weights) * (whole - along))
 
@@ -156,20 +156,20 @@ def _effects(terms: Terms, here: tuple[int, int], at: slice, cols: slice, weight
 def _insert(values: Array, indices: Array, tile: Array, visible: Array, first_key: int, order: Order) -> None:
     """Put a tile's effects into each query's list of the first k in this order; of equal ones the earlier key."""
     keys = np.broadcast_to(np.arange(first_key, first_key + tile.shape[1]), tile.shape)
-    found = np.concatenate([values, tile], axis=-1)
+    all_values = np.concatenate([values, tile], axis=-1)
     places = np.concatenate([indices, np.where(visible & ~np.isnan(tile), keys, -1)], axis=-1)
-    values[:], indices[:] = first(found, places, order, values.shape[-1])
+    values[:], indices[:] = first(all_values, places, order, values.shape[-1])
 
 
-def _keep_strongest(values: Array, places: Array, more: Array, at: Array) -> None:
+def _keep_strongest(values: Array, places: Array, more: Array, more_places: Array) -> None:
     """Put more effects into a list of the strongest; of equal ones the earlier place. -1 marks a free place.
 
     NaN sorts behind the free places, so it is never listed.
     """
-    found, here = np.concatenate([values, more]), np.concatenate([places, at])
-    by = np.where(here < 0, np.inf, -np.abs(found))
-    if len(found) > 4 * len(values):  # sort few of many
+    all_values, here = np.concatenate([values, more]), np.concatenate([places, more_places])
+    by = np.where(here < 0, np.inf, -np.abs(all_values))
+    if len(all_values) > 4 * len(values):  # sort few of many
         near = np.flatnonzero(by <= np.partition(by, len(values) - 1)[len(values) - 1])
-        found, here, by = found[near], here[near], by[near]
+        all_values, here, by = all_values[near], here[near], by[near]
     rank = np.lexsort((here, by))[: len(values)]
-    values[:], places[:] = found[rank], here[rank]
+    values[:], places[:] = all_values[rank], here[rank]

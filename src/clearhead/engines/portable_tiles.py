@@ -12,6 +12,8 @@ import numpy as np
 from clearhead.core import spans, visibility
 from clearhead.core.axes import Array, blocks, group_size
 from clearhead.core.problem import Problem
+from clearhead.core.rule_values import within_range
+from clearhead.engines.dual import wide
 from clearhead.engines.online_softmax import Values
 from clearhead.engines.products import pieces, product
 
@@ -55,8 +57,8 @@ def packed(x: Array) -> Array:
 
 
 def padded(x: Array, length: int) -> Array:
-    """The rows of x in float64, with rows of zeros up to this length."""
-    full = np.zeros((length, x.shape[-1]))
+    """The rows of x in float64, or complex as dual numbers are, with rows of zeros up to this length."""
+    full = np.zeros((length, x.shape[-1]), wide(x))
     full[: len(x)] = x
     return full
 
@@ -80,7 +82,8 @@ def logits_of(problem: Problem, head: Head, rows: slice, cols: slice, queries: A
         np.tanh(logits / problem.softcap, out=logits)
         logits *= problem.softcap
     if problem.bias is not None:
-        logits[:height, :width] += problem.bias[head.batch, head.index, rows, cols].astype(np.float64)
+        bias = problem.bias[head.batch, head.index, rows, cols]
+        logits[:height, :width] += bias if np.iscomplexobj(bias) else within_range(bias)
     if problem.alibi_slopes is not None:
         far = visibility.distances(problem, head.batch, rows, cols)
         logits[:height, :width] -= problem.alibi_slopes[head.index] * far
@@ -114,19 +117,19 @@ def log_weight_tiles(
     problem: Problem, head: Head, q: Array, logsumexp: Array, only: set[int] | None = None
 ) -> Iterator[tuple[slice, slice, Array]]:
     """The same blocks as ln a = logit - log-sum-exp; -inf where masked or past the end."""
-    lse = logsumexp[head.batch, head.index].astype(np.float64)
-    safe = padded(np.where(np.isneginf(lse), 0.0, lse)[:, None], -(-problem.queries // QUERY_BLOCK) * QUERY_BLOCK)
-    own = padded(q[head.batch, head.index], -(-problem.queries // QUERY_BLOCK) * QUERY_BLOCK)
+    lse = logsumexp[head.batch, head.index]
+    safe = padded(np.where(np.isneginf(lse.real), 0.0, lse)[:, None], -(-problem.queries // QUERY_BLOCK) * QUERY_BLOCK)
+    queries = padded(q[head.batch, head.index], -(-problem.queries // QUERY_BLOCK) * QUERY_BLOCK)
     for cols in blocks(problem.keys, KEY_BLOCK):
         span = visibility.query_span(problem, head.batch, cols)
         for start in range(span.start - span.start % QUERY_BLOCK, span.stop, QUERY_BLOCK):
             if only is not None and start not in only:
                 continue
             rows = slice(start, min(start + QUERY_BLOCK, problem.queries))
-            logits = logits_of(problem, head, rows, cols, own[start : start + QUERY_BLOCK])
+            logits = logits_of(problem, head, rows, cols, queries[start : start + QUERY_BLOCK])
             if logits is not None:
                 final = safe[start : start + QUERY_BLOCK]
-                hidden = None if np.isfinite(final).all() else np.isneginf(logits)
+                hidden = None if np.isfinite(final).all() else np.isneginf(logits.real)
                 logits -= final
                 if hidden is not None:  # a NaN in a row must not reach keys masked for that row
                     logits[hidden] = -np.inf
@@ -151,12 +154,12 @@ def sandwich(left: Array, weights: Array, right: Array) -> Array:
     """left·weights·rightᵀ, for shares of at least 0; a NaN or an infinity counts where neither of its shares is 0."""
     finite = np.isfinite(weights)
     known = weights if finite.all() else np.where(finite, weights, 0.0)
-    found = product(product(left, pieces(known), weights.shape[1]), pieces(right.T), len(right))
+    total = product(product(left, pieces(known), weights.shape[1]), pieces(right.T), len(right))
     if known is not weights:
         rows, cols = ((shares > 1e-9).astype(np.float64) for shares in (left, right))  # less is a rounding error
         for value, cells in ((np.nan, np.isnan(weights)), (np.inf, weights == np.inf), (-np.inf, weights == -np.inf)):
-            found = found + np.where(rows @ cells @ cols.T > 0, value, 0.0)
-    return found
+            total = total + np.where(rows @ cells @ cols.T > 0, value, 0.0)
+    return total
 
 
 def _one_hot(labels: Array) -> tuple[Array, Array]:
@@ -164,9 +167,9 @@ def _one_hot(labels: Array) -> tuple[Array, Array]:
     return present, (present[:, None] == labels).astype(np.float64)
 
 
-def add_shared(total: Array, at: tuple[int, int], rows: slice, cols: slice, part: Array) -> None:
+def add_shared(total: Array, place: tuple[int, int], rows: slice, cols: slice, part: Array) -> None:
     """Add a block to `total` (batch, heads, queries, keys), summed over the axes along which `total` has size 1."""
-    here = total[tuple(place if size > 1 else 0 for place, size in zip(at, total.shape, strict=False))]
+    here = total[tuple(index if size > 1 else 0 for index, size in zip(place, total.shape, strict=False))]
     summed = tuple(axis for axis in (0, 1) if here.shape[axis] == 1)
     here[rows if here.shape[0] > 1 else slice(1), cols if here.shape[1] > 1 else slice(1)] += part.sum(
         axis=summed, keepdims=True

@@ -18,12 +18,12 @@ def pieces(x: Array) -> Array:
 
 
 def product(left: Array, right: Array, width: int) -> Array:
-    """Multiply left (rows, depth) by a matrix (depth, width) that was cut by `pieces`: (rows, width) in float64."""
+    """Multiply left (rows, depth) by a matrix (depth, width) that was cut by `pieces`: (rows, width)."""
     columns, layers, deep, wide = right.shape
     rows = len(left)
     bands, high = _parts(rows)
     full = _padded(left, bands * high, layers * deep).reshape(bands, high, layers, deep).transpose(0, 2, 1, 3)
-    result = np.empty((bands * high, columns * wide))
+    result = np.empty((bands * high, columns * wide), np.result_type(left, right, np.float64))
     target = result.reshape(bands, high, columns, wide).transpose(0, 2, 1, 3)
     if layers == 1:
         np.matmul(full, right[:, 0], out=target)
@@ -41,6 +41,6 @@ def _parts(size: int) -> tuple[int, int]:
 def _padded(x: Array, rows: int, columns: int) -> Array:
     if x.shape == (rows, columns):
         return x
-    full = np.zeros((rows, columns))
+    full = np.zeros((rows, columns), np.result_type(x, np.float64))
     full[: x.shape[0], : x.shape[1]] = x
     return full

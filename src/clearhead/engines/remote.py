@@ -37,7 +37,7 @@ class Remote:
         if isinstance(x, (Upstream, Terms)):
             return replace(x, **{f.name: self._sent(getattr(x, f.name)) for f in fields(x)})
         if isinstance(x, Directions):
-            return replace(x, **{name: self._sent(x.given[name]) for name in "qkv" if name in x.given})
+            return replace(x, **{name: self._sent(x.nonzero[name]) for name in "qkv" if name in x.nonzero})
         if isinstance(x, Kept):
             return Kept(*(self._sent(part) for part in x))
         return to_device_of(x, self.like) if isinstance(x, np.ndarray) else x

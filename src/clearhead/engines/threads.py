@@ -52,10 +52,12 @@ def openmp_of_torch() -> tuple[int, int] | None:
         return None
     loaded = ctypes.CDLL(str(library))  # in which a name is looked up among all the libraries that it needs
     try:
-        found = [ctypes.cast(loaded[name], ctypes.c_void_p).value for name in ("GOMP_parallel", "omp_get_max_threads")]
+        results = [
+            ctypes.cast(loaded[name], ctypes.c_void_p).value for name in ("GOMP_parallel", "omp_get_max_threads")
+        ]
     except AttributeError:
         return None
-    return (found[0], found[1]) if found[0] and found[1] else None
+    return (results[0], results[1]) if results[0] and results[1] else None
 
 
 def _given() -> int:

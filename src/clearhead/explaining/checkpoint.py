@@ -16,7 +16,7 @@ from urllib.request import getproxies
 
 from clearhead.core.array_files import tensor_names
 from clearhead.core.room import check_room_for_file
-from clearhead.errors import FileError
+from clearhead.errors import FileError, Sentence
 from clearhead.explaining.gpt2 import weight_files
 
 _FILES = ["*.json", "model*.safetensors", "*.txt", "*.model", "*.jinja"]
@@ -35,9 +35,8 @@ def folder(name: str) -> Path:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
-    tried = (
-        f"{name} is not a directory here, the cache {constants.HF_HUB_CACHE} has no config.json with safetensors of it"
-    )
+    tried = "{name} is not a directory here, the cache {cache} has no config.json with safetensors of it"
+    values = {"tried": Sentence(tried, name=name, cache=constants.HF_HUB_CACHE), "host": constants.ENDPOINT}
     hint = "give --model the directory of a model, or owner/name as on huggingface.co."
     try:
         with suppress(OSError):  # raised where it is not in the cache
@@ -46,17 +45,22 @@ def folder(name: str) -> Path:
                 return cached
         offline = [key for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if _is_on(os.environ.get(key, ""))]
         if offline:
-            raise FileError(f"{tried}, and {offline[0]} does not allow downloading it.", hint)
+            raise FileError(
+                "{tried}, and {variable} does not allow downloading it.", hint, **values, variable=offline[0]
+            )
         address = getproxies().get("https") or constants.ENDPOINT
         if not _reachable(address):
-            raise FileError(f"{tried}, and {urlsplit(address).hostname} cannot be reached to download it.", hint)
+            values["host"] = str(urlsplit(address).hostname)
+            raise FileError("{tried}, and {host} cannot be reached to download it.", hint, **values)
         return Path(snapshot_download(name, allow_patterns=_FILES))
     except HFValidationError:
-        raise FileError(f"{name!r} is not a directory here, and no model can have that name.", hint) from None
+        raise FileError("{name!r} is not a directory here, and no model can have that name.", hint, name=name) from None
     except RepositoryNotFoundError:
-        raise FileError(f"{tried}, and {constants.ENDPOINT} has no such model, or only for its owner.", hint) from None
+        raise FileError("{tried}, and {host} has no such model, or only for its owner.", hint, **values) from None
     except OSError as error:
-        raise FileError(f"{tried}, and it cannot be downloaded: {one_line(error)}", hint) from None
+        raise FileError(
+            "{tried}, and it cannot be downloaded: {reason}", hint, **values, reason=one_line(error)
+        ) from None
 
 
 def check_counts(place: Path, config: Mapping[str, Any]) -> None:
@@ -64,9 +68,11 @@ def check_counts(place: Path, config: Mapping[str, Any]) -> None:
     tensors = sum(len(tensor_names(path)) for path in weight_files(place))
     for key, count in _integers(config):
         if ("layer" in key or "expert" in key or "block" in key) and count > max(_MANY, tensors):
+            values = {"key": key, "count": count, "tensors": tensors, "place": place}
             raise FileError(
-                f"{place}: config.json says {key} {count}, but the weights have {tensors} tensors in all.",
+                "{place}: config.json says {key} {count}, but the weights have {tensors} tensors in all.",
                 "do config.json and the weights belong together?",
+                **values,
             )
 
 
@@ -75,9 +81,11 @@ def check_sizes(place: Path, built: Any) -> None:
     stored = sum(path.stat().st_size for path in weight_files(place))
     parameters = sum(x.numel() for x in built.parameters())
     if parameters > 2 * stored:  # a number has four bits at least
+        values = {"parameters": parameters, "stored": stored, "place": place}
         raise FileError(
-            f"{place}: config.json makes a model of {parameters:,} parameters, but the weights have {stored:,} bytes.",
+            "{place}: config.json makes a model of {parameters:,} parameters, but the weights have {stored:,} bytes.",
             "do config.json and the weights belong together?",
+            **values,
         )
     others = sum(x.numel() * x.element_size() for x in built.buffers())
     check_room_for_file(place, 4 * parameters + others, "this model in float32")
@@ -87,10 +95,11 @@ def check_filled(name: str, missing: list[str]) -> None:
     """Refuse a model whose files lack some of its weights: they would be random numbers."""
     lacking = sorted(key for key in missing if "pooler" not in key)  # encoders' poolers stand behind all attention
     if lacking:
-        raise FileError(
-            f"{name}: the weights lack {lacking[0]}" + (f" and {len(lacking) - 1} more." if lacking[1:] else "."),
-            "do config.json and the weights belong together?",
+        values = {"name": name, "first": lacking[0], "count": len(lacking) - 1}
+        more = (
+            "{name}: the weights lack {first} and {count} more." if lacking[1:] else "{name}: the weights lack {first}."
         )
+        raise FileError(more, "do config.json and the weights belong together?", **values)
 
 
 def one_line(error: BaseException) -> str:

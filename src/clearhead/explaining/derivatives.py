@@ -20,7 +20,8 @@ from clearhead.core.rules import Rules
 from clearhead.core.statistics import Wanted
 from clearhead.errors import FileError, RuleError, SelectionError
 from clearhead.explaining.functions import ACTIVATIONS, normalise_backward
-from clearhead.explaining.gpt2 import ForwardPass, LayerRun, Model, join, split
+from clearhead.explaining.gpt2 import Model, join, split
+from clearhead.explaining.model import ForwardPass, LayerRun
 from clearhead.ops import backward
 
 
@@ -78,7 +79,7 @@ def target_of(run: ForwardPass, token: int | None = None, against: int | None = 
     chosen = _likeliest(logits, other) if token is None else read_place("token", token, logits.size)
     other = _likeliest(logits, chosen) if other is None else other
     if chosen == other:
-        raise SelectionError(f"token and against are both {chosen}: their difference is always 0.")
+        raise SelectionError("token and against are both {token}: their difference is always 0.", token=chosen)
     return Target(place, chosen, other)
 
 
@@ -94,8 +95,8 @@ def derivatives(model: Model, run: ForwardPass, target: Target) -> Derivatives:
     >>> from clearhead.explaining.gpt2 import load
     >>> model = load()
     >>> run = model.run([token.id for token in model.tokens("humpty dumpty sat on a")])
-    >>> found = derivatives(model, run, target_of(run))
-    >>> model.text(found.target.token), model.text(found.target.against), round(found.z, 1), found.layers[1].g.shape
+    >>> d = derivatives(model, run, target_of(run))
+    >>> model.text(d.target.token), model.text(d.target.against), round(d.z, 1), d.layers[1].g.shape
     (' wall', ' great', 6.8, (8, 5, 64))
     """
     check_run(run)
@@ -105,16 +106,18 @@ def derivatives(model: Model, run: ForwardPass, target: Target) -> Derivatives:
         row = run.hidden[-1][target.position]
         direction = _direction(model, target)
         by_hidden[target.position] = normalise_backward(row, w["ln_f.weight"], config.epsilon, direction)
-        found: list[LayerDerivatives] = []
+        layers: list[LayerDerivatives] = []
         for number in reversed(range(config.layers)):
             hidden, ran = run.hidden[number], run.layers[number]
             by_hidden = by_hidden + _through_mlp(model, number, hidden + ran.output, by_hidden)
             layer, by_x = _through_attention(model, number, ran, by_hidden)
-            found.insert(0, layer)
+            layers.insert(0, layer)
             by_hidden = by_hidden + normalise_backward(hidden, w[f"h.{number}.ln_1.weight"], config.epsilon, by_x)
-    if not all(np.isfinite(array).all() for array in (by_hidden, *(layer.g for layer in found))):
-        raise FileError(f"{model.name}: its derivatives are NaN or infinite: its weights are damaged, or too large.")
-    return Derivatives(run, target, difference(model, run.hidden[-1][target.position], target), found, by_hidden)
+    if not all(np.isfinite(array).all() for array in (by_hidden, *(layer.g for layer in layers))):
+        raise FileError(
+            "{name}: its derivatives are NaN or infinite: its weights are damaged, or too large.", name=model.name
+        )
+    return Derivatives(run, target, difference(model, run.hidden[-1][target.position], target), layers, by_hidden)
 
 
 def difference(model: Model, row: Array, target: Target) -> float:
@@ -132,8 +135,9 @@ def check_run(run: ForwardPass) -> None:
     for edit in run.edits:
         if not _differentiable(edit):
             raise RuleError(
-                f"{edit}: no derivative is taken through this edit.",
+                "{edit}: no derivative is taken through this edit.",
                 "cut, boost, tempered, scaled and off(to='zero') have one.",
+                edit=edit,
             )
 
 
@@ -168,17 +172,16 @@ def _through_attention(model: Model, number: int, ran: LayerRun, upstream: Array
     g = split(upstream @ w[name + "c_proj.weight"].T, model.config.heads)
     if ran.factors is not None:
         g = g * ran.factors[:, None, None].astype(g.dtype)
-    output, found = _of_attention(ran, g)
-    by_x = sum(join(found[p][0]) @ w[name + f"w_{p}"].T for p in "qkv")
+    output, by_input = _of_attention(ran, g)
+    by_x = sum(join(by_input[p][0]) @ w[name + f"w_{p}"].T for p in "qkv")
     return LayerDerivatives(np.ascontiguousarray(g), np.einsum("hnd,hnd->hn", g, output)), cast("Array", by_x)
 
 
 def _of_attention(ran: LayerRun, g: Array) -> tuple[Array, Mapping[str, Array]]:
     """A·v, (heads, tokens, d_v), and the derivatives by q, k and v, (1, heads, tokens, …), from g, that by A·v."""
-    given, values = describe_whole(ran.q, ran.k, ran.v, cast("Rules", ran.rules))
-    engine = engines.get(engines.choose_for("gradients", given.problem).engine)
-    want = Wanted(output=True, logsumexp=True)
-    answers = engines.answer(engine, given.problem, given.q, given.k, values, want)
-    by: dict[str, Any] = {"output": np.ascontiguousarray(g)[None]}
-    arrays = given.q, given.k, values
-    return answers["output"][0], backward.gradients(engine, given.problem, arrays, answers, by)
+    described, values = describe_whole(ran.q, ran.k, ran.v, cast("Rules", ran.rules))
+    problem, arrays = described.problem, (described.q, described.k, values)
+    engine = engines.get(engines.choose_for("gradients", problem).engine)
+    answers = engines.answer(engine, problem, *arrays, Wanted(output=True, logsumexp=True))
+    upstream: dict[str, Any] = {"output": np.ascontiguousarray(g)[None]}
+    return answers["output"][0], backward.gradients(engine, problem, arrays, answers, upstream)

@@ -1,40 +1,192 @@
-"""One layer's attention with the edits of `explain`, through the library's own rules."""
+"""Edits for `explain`: checked against the model and the text, in force in one layer, and what they moved."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from clearhead.changing.applying import EditedCall, Heads, acting_in, edited
-from clearhead.changing.edits import Edit, Off, Scaled
-from clearhead.changing.places import Place, Text
+from clearhead.changing.applying import EditedCall, Heads, acting_in, acts, check_layers, check_places, edited
+from clearhead.changing.edits import Boost, Cut, Edit, Off, Scaled, Share, Tempered, read_edits
+from clearhead.changing.places import Place, Text, find
 from clearhead.core.axes import Array
+from clearhead.errors import RuleError, SelectionError, Sentence
+from clearhead.explaining.model import ForwardPass, LanguageModel, LayerRun, Token, probabilities
+
+SHOWN = 8  # next tokens that edits moved, in the terminal and on a page
+_SHOWABLE = (Boost, Cut, Off, Scaled, Share, Tempered)
+
+
+def checked(edits: Any, layers: int, heads: int, model: str) -> tuple[Edit, ...]:
+    """The edits as a tuple, () for None. Raises for what is no edit, cannot be shown, or names no layer or head."""
+    read = () if edits is None else read_edits(edits)
+    for edit in read:
+        if not isinstance(edit, _SHOWABLE) or (isinstance(edit, Off) and edit.to != "zero"):
+            raise RuleError(
+                "{edit}: explain shows cut, boost, share, tempered, scaled and off(to='zero').",
+                "ch.change runs it.",
+                edit=edit,
+            )
+    known = [(_choices(layer, layers), heads) for layer in range(layers)]
+    check_layers(
+        read, known, Sentence("model {name}", name=model), Sentence("layers are 0 to {last}.", last=layers - 1)
+    )
+    return read
+
+
+def by_position(edits: Sequence[Edit], tokens: list[Token], text: str) -> tuple[Edit, ...]:
+    """The same edits, their queries and keys as positions. Raises SelectionError for those that the text has not."""
+    whole = Text(len(tokens), [_pieces(tokens, text)])
+    placed: list[Edit] = []
+    for edit in edits:
+        try:
+            check_places(edit, whole, whole)
+        except SelectionError as error:  # of a position it would say how to wait for a generated token
+            hint = "positions are 0 to {last}." if "position" in error.what else error.hint
+            raise SelectionError(error.what, hint, last=len(tokens) - 1) from None
+        words = {name: getattr(edit, name) for name in ("queries", "keys") if getattr(edit, name, None) is not None}
+        places = {name: find(name, value, whole).members(range(len(tokens)))[0] for name, value in words.items()}
+        empty = next((name for name, members in places.items() if not members.any()), None)
+        if empty:
+            values = {"edit": edit, "tokens": len(tokens)}
+            raise SelectionError(
+                "{edit}: its queries are none of the text's {tokens} tokens."
+                if empty == "queries"
+                else "{edit}: its keys are none of the text's {tokens} tokens.",
+                **values,
+            )
+        positions = {name: tuple(np.flatnonzero(members).tolist()) for name, members in places.items()}
+        placed.append(replace(edit, **cast("Any", positions)))
+    return tuple(placed)
+
+
+def _pieces(tokens: list[Token], text: str) -> list[str]:
+    """Each token's part of the text, which follow one another; of a character's bytes, the last token has it."""
+    last = [token.stop != after.stop for token, after in pairwise(tokens)] + [True]
+    pieces, reached = [], 0
+    for token, ends in zip(tokens, last, strict=True):
+        if token.stop <= token.start:  # a special token
+            pieces.append(token.text)
+            continue
+        pieces.append(text[reached : token.stop] if ends else "")
+        reached = token.stop if ends else reached
+    return pieces
+
+
+def heads_of(edits: Sequence[Edit], layers: int, heads: int) -> Array:
+    """Which heads an edit names, bool (layers, heads)."""
+    named = np.zeros((layers, heads), bool)
+    for layer in range(layers):
+        for _, chosen in acting(edits, layer, layers):
+            named[layer, slice(None) if chosen is None else list(chosen)] = True
+    return named
+
+
+def check_acts(edits: Sequence[Edit], placed: Sequence[Edit], runs: list[LayerRun]) -> None:
+    """Raise SelectionError for an edit whose queries see none of its keys in any of its layers and heads.
+
+    placed   the edits by position
+    """
+    for edit, places in zip(edits, placed, strict=True):
+        if not any(
+            acts(places, heads, (1, len(run.q), run.q.shape[1], run.k.shape[1]), run.rules, _place(layer, run.q, run.k))
+            for layer, run in enumerate(runs)
+            for _, heads in acting([places], layer, len(runs))
+        ):
+            raise SelectionError(
+                "{edit}: it changes nothing, since these queries do not see these keys.",
+                "where attention is causal, a query sees itself and what is before it: later>earlier.",
+                edit=edit,
+            )
 
 
 def acting(edits: Sequence[Edit], layer: int, layers: int) -> list[tuple[Edit, Heads]]:
     """The edits of one layer of so many, each with its heads; None is all."""
-    return acting_in(edits, str(layer), choices(layer, layers))
+    return acting_in(edits, str(layer), _choices(layer, layers))
 
 
-def call(q: Array, k: Array, v: Array, rules: dict[str, Any], own: list[tuple[Edit, Heads]], layer: int) -> EditedCall:
+def call(
+    q: Array, k: Array, v: Array, rules: dict[str, Any], edits: list[tuple[Edit, Heads]], layer: int
+) -> EditedCall:
     """One layer's attention with its edits; q (heads, queries, d_k) of the last tokens, k, v (kv_heads, keys, …)."""
+    return edited(q[None], k[None], v[None], rules, edits, _place(layer, q, k))
+
+
+def factors(edits: list[tuple[Edit, Heads]], heads: int) -> Array | None:
+    """What each head's output is multiplied by, (heads,); None where no edit of the layer changes outputs."""
+    changing = [(edit, chosen) for edit, chosen in edits if isinstance(edit, (Off, Scaled))]
+    numbers = np.ones(heads)
+    for edit, chosen in changing:
+        numbers[slice(None) if chosen is None else list(chosen)] *= edit.by if isinstance(edit, Scaled) else 0.0
+    return numbers if changing else None
+
+
+def _place(layer: int, q: Array, k: Array) -> Place:
+    """Where a layer's attention is: q (heads, queries, d_k) are the last of the tokens of k (kv_heads, keys, d_k)."""
     queries, keys = q.shape[1], k.shape[1]
     text = Text(keys)
-    place = Place(str(layer), range(keys - queries, keys), range(keys), text, text)
-    return edited(q[None], k[None], v[None], rules, own, place)
+    return Place(str(layer), range(keys - queries, keys), range(keys), text, text)
 
 
-def factors(own: list[tuple[Edit, Heads]], heads: int) -> Array | None:
-    """What each head's output is multiplied by, (heads,); None where no edit changes outputs."""
-    if not any(isinstance(edit, (Off, Scaled)) for edit, _ in own):
-        return None
-    numbers = np.ones(heads)
-    for edit, chosen in own:
-        if isinstance(edit, (Off, Scaled)):
-            numbers[slice(None) if chosen is None else list(chosen)] *= edit.by if isinstance(edit, Scaled) else 0.0
-    return numbers
-
-
-def choices(layer: int, layers: int) -> set[str]:
+def _choices(layer: int, layers: int) -> set[str]:
     """All that chooses a layer in `layers=`: its number, and that from the end."""
     return {str(layer), str(layer - layers)}
+
+
+class MovedToken(NamedTuple):
+    """A token that may come next, and its probability without and with the edits."""
+
+    id: int
+    text: str
+    before: float
+    after: float
+
+
+class MovedHead(NamedTuple):
+    """A head, how far its output for the token moved, |o after − o before|, and how long it was, |o before|."""
+
+    layer: int
+    head: int
+    distance: float
+    length: float
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Moved:
+    """What edits moved, for one token."""
+
+    next: list[MovedToken]  # the likeliest of both runs and those that moved most, by how far they moved
+    distance: Array  # (layers, heads): |o after − o before| of the token
+    length: Array  # (layers, heads): |o before|
+
+    def heads(self, count: int) -> list[MovedHead]:
+        """The heads whose output moved furthest; none that did not move."""
+        order = np.argsort(-self.distance, axis=None, kind="stable")[:count]
+        places = [divmod(int(place), self.distance.shape[1]) for place in order]
+        heads = [
+            MovedHead(layer, head, float(self.distance[layer, head]), float(self.length[layer, head]))
+            for layer, head in places
+        ]
+        return [head for head in heads if head.distance > 0]
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain numbers and lists."""
+        arrays = {"head_distance": self.distance.tolist(), "head_length": self.length.tolist()}
+        return {"next": [token._asdict() for token in self.next], **arrays}
+
+
+def moved(model: LanguageModel, before: ForwardPass, after: ForwardPass, token: int, count: int) -> Moved:
+    """What moved from one run to the other: `count` next tokens of each kind, and the outputs of one token."""
+    pairs = zip(before.layers, after.layers, strict=True)
+    outputs = [[run.heads[:, token].astype(np.float64) for run in pair] for pair in pairs]
+    distance = np.stack([np.linalg.norm(second - first, axis=-1) for first, second in outputs])
+    length = np.stack([np.linalg.norm(first, axis=-1) for first, _ in outputs])
+    if before.logits is None or after.logits is None:
+        return Moved([], distance, length)
+    shares = [probabilities(logits[-1]) for logits in (before.logits, after.logits)]
+    change = np.abs(shares[1] - shares[0])
+    orders = [np.argsort(-x, kind="stable")[:count] for x in (*shares, change)]
+    chosen = sorted({int(i) for order in orders for i in order}, key=lambda i: (-change[i], i))
+    tokens = [MovedToken(i, model.text(i), float(shares[0][i]), float(shares[1][i])) for i in chosen]
+    return Moved(tokens, distance, length)

@@ -3,29 +3,29 @@
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, group_size
 from clearhead.core.rule_values import is_whole, whole_number
-from clearhead.errors import SelectionError, shown
-from clearhead.explaining import edit_checks
-from clearhead.explaining.generating import check_generates, continued
-from clearhead.explaining.gpt2 import ForwardPass, Model, Token
-from clearhead.explaining.moving import moved, probabilities
-from clearhead.explaining.running import check_given, entropy_of, followed, rules_of_head, steps_of
+from clearhead.errors import RuleError, SelectionError, shown
+from clearhead.explaining import editing
+from clearhead.explaining.attribution import way
+from clearhead.explaining.editing import moved
+from clearhead.explaining.explanation import Choice, Explanation
+from clearhead.explaining.forward import check_arguments, entropy_of, rules_of_head, steps_of, with_stream
+from clearhead.explaining.model import Each, ForwardPass, LanguageModel, Token, probabilities
 from clearhead.explaining.stream import NoWay, Stream
-from clearhead.explaining.texts import find_token
-from clearhead.explaining.way import way
-from clearhead.explaining.windows import Window, token_in, windows
+from clearhead.explaining.texts import TextPart, find_token, token_in, windows
 from clearhead.textbook.trace import trace
 
 if TYPE_CHECKING:
+    from clearhead.explaining.gpt2 import Model
     from clearhead.explaining.hub import HubModel
 
-from clearhead.explaining.explanation import Choice, Explanation
+_SAMPLED = 10  # next tokens that a page shows at any temperature
 
 
 def explain(
@@ -60,9 +60,10 @@ def explain(
     is the Explanation without, and `moved` has next tokens and heads by how far they moved.
     Raises DtypeError for a text or model of another type, SelectionError for an unknown layer, head or token and for an
     edit of what there is not or that changes nothing, RuleError for an edit that it does not show, for edits with
-    generate, and for counts that are no whole numbers, ShapeError for an empty text or one that is too long, FileError
-    for a model that cannot be read, MissingExtraError where it needs Transformers. The forward pass takes
-    O(tokens²·d_model + tokens·d_model²) for each layer; the chosen head's numbers take O(tokens²) memory.
+    generate, for a model whose projections have unknown names, and for counts that are no whole numbers, ShapeError for
+    an empty text or one that is too long, FileError for a model that cannot be read, MissingExtraError where it needs
+    Transformers. The forward pass takes O(tokens²·d_model + tokens·d_model²) for each layer; the chosen head's numbers
+    take O(tokens²) memory.
 
     >>> import clearhead as ch
     >>> seen = ch.explain("humpty dumpty sat on")
@@ -72,32 +73,31 @@ def explain(
     >>> seen.before.next[0].text, seen.next[0].text, seen.moved.heads(1)[0][:2]
     (' lamb', ' nut', (0, 3))
     """
-    check_given(text, each)
+    check_arguments(text, each)
     from clearhead.explaining.hub import find
 
     loaded, count = find(model), whole_number("count", count, 0)
-    given = edit_checks.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
+    read = editing.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
     more = whole_number("generate", generate, 0)
-    check_generates(more, edited=bool(given))
+    if more and read:
+        raise RuleError("generate and edits are given together: edits are of the text alone.", "one of them.")
     tokens = continued(loaded, loaded.tokens(text), more)
     text += "".join(token.text for token in tokens[len(tokens) - more :])
-    at = find_token(tokens, text, token)
-    found = edit_checks.found_in(given, tokens, text)
-    part, chosen = (text, tokens, None), (layer, head, at)
-    if given:
-        return _changed(loaded, part, chosen, count, each, (given, found))
-    return replace(_explained(loaded, part, chosen, count, each), generated=more)
+    part, asked = TextPart(text, tokens), _Asked(layer, head, find_token(tokens, text, token), count)
+    if read:
+        return _edited(loaded, part, asked, each, read)
+    return replace(_explained(loaded, part, asked, each), generated=more)
 
 
 def explain_windows(
-    model: "Model | HubModel",
+    model: LanguageModel,
     text: str,
     *,
     layer: int | None = None,
     head: int | None = None,
     token: str | None = None,
     count: int = 5,
-    each: Callable[[range], Iterable[int]] = iter,
+    each: Each = iter,
 ) -> list[Explanation]:
     """`explain` for a text of any length, cut into windows of the model's positions; each is run alone.
 
@@ -105,88 +105,105 @@ def explain_windows(
               last token of each window
     Raises as `explain`.
     """
-    found = windows(model, text)
-    wanted = [token_in(part, token) for part in found]
-    if all(at is None for at in wanted):
+    parts = windows(model, text)
+    places = [token_in(part, token) for part in parts]
+    if all(place is None for place in places):
+        most = sum(part.window.stop - part.window.first for part in parts if part.window) - 1
         raise SelectionError(
-            f"token {token!r} is neither a position 0..{found[0].window.tokens - 1} nor a word of the text."
+            "token {token!r} is neither a position 0..{last} nor a word of the text.", token=token, last=most
         )
-    pairs = zip(found, wanted, strict=True)
-    return [_explained(model, part, (layer, head, at), count, each) for part, at in pairs if at is not None]
+    pairs = zip(parts, places, strict=True)
+    return [
+        _explained(model, part, _Asked(layer, head, place, count), each) for part, place in pairs if place is not None
+    ]
 
 
-_SAMPLED = 10  # next tokens that a page shows at any temperature
-Part = tuple[str, list[Token], Window | None]
-Chosen = tuple[int | None, int | None, int]
+def continued(model: LanguageModel, tokens: list[Token], count: int) -> list[Token]:
+    """The tokens and the `count` that the model puts after them, each the likeliest after all before it (greedy).
+
+    Their `start` and `stop` go on where the text ends. Raises ShapeError where the model has too few positions,
+    RuleError for a model that says no next token.
+    """
+    more = list(tokens)
+    for token in model.generate([token.id for token in tokens], count) if count else ():
+        text, end = model.text(token), more[-1].stop
+        more.append(Token(token, text, end, end + len(text)))
+    return more
 
 
-def _explained(
-    model: "Model | HubModel", part: Part, chosen: Chosen, count: int, each: Callable[[range], Iterable[int]]
-) -> Explanation:
+class _Asked(NamedTuple):
+    """The layer and head to explain, None where they are to be chosen; the token; how many next tokens."""
+
+    layer: int | None
+    head: int | None
+    token: int
+    most: int
+
+
+class _Ran(NamedTuple):
+    """A run, its residual stream at the token, and the entropy of the token's row, (layers, heads)."""
+
+    run: ForwardPass
+    stream: Stream | NoWay | None
+    entropy: Array
+
+
+def _ran(model: LanguageModel, part: TextPart, asked: _Asked, each: Each, edits: Sequence[Edit] = ()) -> _Ran:
+    for name, value in (("layer", asked.layer), ("head", asked.head)):
+        size = getattr(model.config, f"{name}s")
+        if value is not None and (not is_whole(value) or not 0 <= value < size):
+            values = {"value": shown(value), "last": size - 1, "count": size}
+            layer = "layer {value} is outside 0..{last}: the model has {count} layers."
+            head = "head {value} is outside 0..{last}: the model has {count} heads."
+            raise SelectionError(layer if name == "layer" else head, **values)
+    run, stream = with_stream(model, part.tokens, each, asked.token, edits)
+    return _Ran(run, stream, entropy_of(run, asked.token))
+
+
+def _explained(model: LanguageModel, part: TextPart, asked: _Asked, each: Each) -> Explanation:
     """One run, and its sharpest head where layer and head are not chosen."""
-    _check_chosen(model, chosen)
-    run, stream = followed(model, part[1], each, chosen[2])
-    entropy = entropy_of(run, chosen[2])
-    return _of_run(model, part, chosen, (run, stream), entropy, _least(entropy, *chosen[:2]), count)
+    ran = _ran(model, part, asked, each)
+    return _explanation(model, part, asked, ran, _least(ran.entropy, asked))
 
 
-def _changed(
-    model: "Model | HubModel",
-    part: Part,
-    chosen: Chosen,
-    count: int,
-    each: Callable[[range], Iterable[int]],
-    edits: tuple[Sequence[Edit], Sequence[Edit]],
-) -> Explanation:
-    """A run with edits, as they were given and by position, one without, and the edited head that moved furthest."""
-    _check_chosen(model, chosen)
-    given, found = edits
-    second = followed(model, part[1], each, chosen[2], found)
-    edit_checks.check_acts(given, found, second[0].layers)
-    first = followed(model, part[1], each, chosen[2])
-    before, after = first[0], second[0]
-    what = moved(model, before, after, chosen[2], count)
-    acts = edit_checks.heads_of(found, *what.distance.shape)
-    place = _least(np.where(acts, -1 - what.distance, 1 / (1 + what.distance)), *chosen[:2])
-    without, changed = (
-        _of_run(model, part, chosen, ran, entropy_of(ran[0], chosen[2]), place, count) for ran in (first, second)
-    )
-    return replace(changed, edits=tuple(given), before=without, moved=what)
+def _edited(model: LanguageModel, part: TextPart, asked: _Asked, each: Each, edits: tuple[Edit, ...]) -> Explanation:
+    """A run with edits, one without, and the edited head that moved furthest."""
+    placed = editing.by_position(edits, part.tokens, part.text)
+    after = _ran(model, part, asked, each, placed)
+    editing.check_acts(edits, placed, after.run.layers)
+    before = _ran(model, part, asked, each)
+    effects = moved(model, before.run, after.run, asked.token, asked.most)
+    named = editing.heads_of(placed, *effects.distance.shape)
+    place = _least(np.where(named, -1 - effects.distance, 1 / (1 + effects.distance)), asked)
+    without, changed = (_explanation(model, part, asked, ran, place) for ran in (before, after))
+    return replace(changed, edits=edits, before=without, moved=effects)
 
 
-def _of_run(
-    model: "Model | HubModel",
-    part: Part,
-    chosen: Chosen,
-    ran_through: tuple[ForwardPass, Stream | NoWay | None],
-    entropy: Array,
-    place: tuple[int, int],
-    count: int,
-) -> Explanation:
-    layer, head = place
-    run, stream = ran_through
-    after = [] if run.logits is None else _next(model, run.logits[chosen[2]], max(1, count))
-    ran = run.layers[layer]
-    shared = head // group_size(len(ran.q), len(ran.k))
-    steps = trace(ran.q[head], ran.k[shared], ran.v[shared], **rules_of_head(ran.rules, head))
+def _explanation(model: LanguageModel, part: TextPart, asked: _Asked, ran: _Ran, place: tuple[int, int]) -> Explanation:
+    (layer, head), (run, stream, entropy) = place, ran
+    chosen = run.layers[layer]
+    shared = head // group_size(len(chosen.q), len(chosen.k))
+    steps = trace(chosen.q[head], chosen.k[shared], chosen.v[shared], **rules_of_head(chosen.rules, head))
+    choices = [] if run.logits is None else [_next(model, row, max(1, asked.most)) for row in run.logits]
+    after = choices[asked.token] if choices else []
     return Explanation(
         model=model,
-        text=part[0],
-        tokens=part[1],
-        next=[] if run.logits is None else _next(model, run.logits[-1], count),
-        after=after[:count],
+        text=part.text,
+        tokens=part.tokens,
+        next=choices[-1][: asked.most] if choices else [],
+        after=after[: asked.most],
         layer=layer,
         head=head,
-        chosen=(chosen[0] is None, chosen[1] is None),
-        token=chosen[2],
-        run=ran,
+        chosen=(asked.layer is None, asked.head is None),
+        token=asked.token,
+        run=chosen,
         runs=run.layers,
-        steps=steps_of(ran),
+        steps=steps_of(chosen),
         trace=steps,
-        row=steps.token(chosen[2]),
+        row=steps.token(asked.token),
         entropy=entropy,
-        window=part[2],
-        following=[] if run.logits is None else [_next(model, row, count) for row in run.logits],
+        window=part.window,
+        following=[choice[: asked.most] for choice in choices],
         logits=None if run.logits is None else run.logits[-1],
         sampled=() if run.logits is None else _next(model, run.logits[-1], _SAMPLED),
         ways=[way(stream, choice.id, choice.text) for choice in after] if isinstance(stream, Stream) else (),
@@ -194,30 +211,17 @@ def _of_run(
     )
 
 
-def _least(numbers: Array, layer: int | None, head: int | None) -> tuple[int, int]:
-    """The place of the least of (layers, heads) numbers, in this layer and of this head where they are given."""
+def _least(numbers: Array, asked: _Asked) -> tuple[int, int]:
+    """The place of the least of (layers, heads) numbers, in the layer and of the head that were asked for."""
+    places = tuple(slice(None) if each is None else each for each in (asked.layer, asked.head))
     allowed = np.full(numbers.shape, np.inf)
-    rows = slice(None) if layer is None else layer
-    cols = slice(None) if head is None else head
-    allowed[rows, cols] = numbers[rows, cols]
-    place = np.unravel_index(int(allowed.argmin()), numbers.shape)
-    return int(place[0]), int(place[1])
+    allowed[places] = numbers[places]
+    layer, head = np.unravel_index(int(allowed.argmin()), numbers.shape)
+    return int(layer), int(head)
 
 
-def _next(model: "Model | HubModel", logits: Array, count: int) -> list[Choice]:
+def _next(model: LanguageModel, logits: Array, count: int) -> list[Choice]:
     """The likeliest tokens, without sorting the whole vocabulary."""
     some = np.sort(np.argpartition(-logits, min(count, len(logits) - 1))[:count])
     order, shares = some[np.argsort(-logits[some], kind="stable")], probabilities(logits)
     return [Choice(int(i), model.text(int(i)), float(shares[i])) for i in order]
-
-
-def _check_chosen(model: "Model | HubModel", chosen: Chosen) -> None:
-    _check_index("layer", chosen[0], model.config.layers)
-    _check_index("head", chosen[1], model.config.heads)
-
-
-def _check_index(name: str, value: int | None, size: int) -> None:
-    if value is None:
-        return
-    if not is_whole(value) or not 0 <= value < size:
-        raise SelectionError(f"{name} {shown(value)} is outside 0..{size - 1}: the model has {size} {name}s.")

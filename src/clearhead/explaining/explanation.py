@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -18,25 +18,22 @@ from clearhead.changing.edits_json import edits_to_json
 from clearhead.core.axes import Array, brief
 from clearhead.core.problem import describe
 from clearhead.core.rules import Rules
-from clearhead.explaining.answer import CaptionedHead, answer_to_json, captioned_heads
-from clearhead.explaining.gpt2 import SHIPPED, LayerRun, Model, Token
-from clearhead.explaining.moving import Moved
-from clearhead.explaining.running import steps_of
+from clearhead.explaining.attribution import Way
+from clearhead.explaining.attribution_words import for_page
+from clearhead.explaining.editing import SHOWN, Moved
+from clearhead.explaining.forward import steps_of
+from clearhead.explaining.gpt2 import SHIPPED
+from clearhead.explaining.head_captions import CaptionedHead, captioned_heads
+from clearhead.explaining.model import LanguageModel, LayerRun, Token
 from clearhead.explaining.stream import NoWay
-from clearhead.explaining.texts import parts_of
-from clearhead.explaining.way import Way
-from clearhead.explaining.way_told import for_page
-from clearhead.explaining.windows import Window
+from clearhead.explaining.texts import Window, parts_of
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.textbook.page import Edited, PageLayer, Scene, both, story
 from clearhead.textbook.shapes import Steps
 from clearhead.textbook.trace import TokenTrace, Trace, listed
-from clearhead.view import notebook, page, picture
+from clearhead.view import images, notebook, page
 from clearhead.view.container import Document, narrowed
 from clearhead.words import Language
-
-if TYPE_CHECKING:
-    from clearhead.explaining.hub import HubModel
 
 _MOST_WEIGHTS = 16 * 2**20  # bytes of W^Q … W^O that go into a page
 
@@ -53,7 +50,7 @@ class Choice(NamedTuple):
 class Explanation:
     """A text, the model's next tokens, and one head of one layer, step by step; made by `explain`."""
 
-    model: "Model | HubModel"
+    model: LanguageModel
     text: str
     tokens: list[Token]
     next: list[Choice]  # after the whole text
@@ -93,7 +90,7 @@ class Explanation:
         masked = np.isneginf(self.trace.masked)
         name = f"layer {self.layer}, head {self.head}"
         said = f"{self.text}: {name}" + (f", next {self.next[0].text!r}" if self.next else "")
-        draw = partial(picture.svg, self.trace.weights, masked, names, names, name=name)
+        draw = partial(images.svg, self.trace.weights, masked, names, names, name=name)
         return notebook.bundle(said, [self.to_html], draw, masked.size)
 
     def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
@@ -102,44 +99,40 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain numbers, lists and words; -∞ becomes None."""
-        config = self.model.config
-        part = {} if self.window is None else {"window": self.window._asdict()}
-        return (
-            part
-            | {
-                "model": {"name": self.model.name, **config._asdict()},
-                "text": self.text,
-                "tokens": [token._asdict() for token in self.tokens],
-                "generated": self.generated,
-                "next": [choice._asdict() for choice in self.next],
-                "answer": self._answer_to_json(),
-                "layer": self.layer,
-                "head": self.head,
-                "token": self.token,
-                "entropy": listed(self.entropy),
-                "layer_steps": [
-                    {"name": s.name, "symbol": s.symbol, "formula": s.formula, "axes": s.axes, "shape": s.shape}
-                    | {"multiply_adds": s.multiply_adds, "bytes": s.bytes}
-                    for s in self.steps
-                ],
-                "head_steps": {"x": listed(self.run.x), **{s.name: listed(s.array) for s in self.trace.steps}},
-                "logsumexp": listed(self.trace.logsumexp),
-                "layer_output": listed(self.run.output),
-                "token_arithmetic": {
-                    "scores": listed(self.row.scores),
-                    "masked": listed(self.row.masked),
-                    "weights": listed(self.row.weights),
-                    "contributions": listed(self.row.contributions),
-                    "output": listed(self.row.output),
-                    "difference_from_the_matrix": self.row.difference,
-                },
-                "check": self.trace.check._asdict(),
-                "way": None if self.way is None else self.way.to_json(),
-                "ways": [each.to_json() for each in self.ways],
-                "no_way": None if self.no_way is None else self.no_way.said("en"),
-            }
-            | self._edits_to_json()
-        )
+        arithmetic = ("scores", "masked", "weights", "contributions", "output")
+        shading = np.where(np.isneginf(self.row.masked), np.nan, self.row.weights)
+        data: dict[str, Any] = {} if self.window is None else {"window": self.window._asdict()}
+        data |= {
+            "model": {"name": self.model.name, **self.model.config._asdict()},
+            "text": self.text,
+            "tokens": [token._asdict() for token in self.tokens],
+            "generated": self.generated,
+            "next": [choice._asdict() for choice in self.next],
+            "answer": {
+                "next": [choice._asdict() for choice in self.after],
+                "shading": listed(shading),
+                "heads": [head.to_json() for head in self.heads()],
+            },
+            "layer": self.layer,
+            "head": self.head,
+            "token": self.token,
+            "entropy": listed(self.entropy),
+            "layer_steps": [step.to_json() for step in self.steps],
+            "head_steps": {"x": listed(self.run.x), **{s.name: listed(s.array) for s in self.trace.steps}},
+            "logsumexp": listed(self.trace.logsumexp),
+            "layer_output": listed(self.run.output),
+            "token_arithmetic": {name: listed(getattr(self.row, name)) for name in arithmetic}
+            | {"difference_from_the_matrix": self.row.difference},
+            "check": self.trace.check._asdict(),
+            "way": None if self.way is None else self.way.to_json(),
+            "ways": [each.to_json() for each in self.ways],
+            "no_way": None if self.no_way is None else self.no_way.said("en"),
+        }
+        if self.before is not None and self.moved is not None:
+            factors = [None if run.factors is None else listed(run.factors) for run in self.runs]
+            data |= {"edits": json.loads(edits_to_json(self.edits)), "moved": self.moved.to_json()}
+            data |= {"head_factors": factors, "before": self.before.to_json()}
+        return data
 
     @property
     def way(self) -> Way | None:
@@ -150,47 +143,34 @@ class Explanation:
         """Every head of every layer with its statistics over the whole text and a caption. O(tokens²·d_k) for each."""
         return captioned_heads(self.runs)
 
-    def _answer_to_json(self) -> dict[str, Any]:
-        """What the report opens with: what the chosen token attends to, what follows it, and the heads' captions."""
-        return {"next": [choice._asdict() for choice in self.after], **answer_to_json(self.row, self.heads())}
-
-    def _edits_to_json(self) -> dict[str, Any]:
-        """What edits add: them, what they moved, what heads' outputs are multiplied by, and the run without them."""
-        if self.before is None or self.moved is None:
-            return {}
-        factors = [None if run.factors is None else listed(run.factors) for run in self.runs]
-        own = {"edits": json.loads(edits_to_json(self.edits)), "moved": self.moved.to_json(), "head_factors": factors}
-        return own | {"before": self.before.to_json()}
-
 
 def document(seen: Explanation, language: Language = "en", g: Sequence[Array] | None = None) -> Document:
     """The page's document: every head of every layer, and the projections' weights of the chosen layer.
 
     g   of each layer the derivative of some number by its heads' outputs, (heads, tokens, d_v), in the run with edits
     """
-    first = seen.before or seen
-    config = seen.model.config
-    chosen = {"layer": seen.layer, "head": seen.head, "query": seen.token}
+    first, config = seen.before or seen, seen.model.config
+    place = Path(seen.model.name)
+    sizes = {"layers": config.layers, "heads": config.heads, "d_model": config.d_model}
     facts: dict[str, Any] = {
-        "model": both(
-            "model", name=_called(seen.model), layers=config.layers, heads=config.heads, d_model=config.d_model
-        ),
+        "model": both("model", name=place.resolve().name if place.is_dir() else seen.model.name, **sizes),
         "illustration": seen.model.name == SHIPPED,
         "text": seen.text,
         "generated": seen.generated,
     } | _run_facts(first, seen.moved, "logits")
+    chosen = {"layer": seen.layer, "head": seen.head, "query": seen.token}
     scene = Scene(seen.text, language, tokens=parts_of(seen.tokens, seen.text).names, chosen=chosen, facts=facts)
-    weights = _projections(seen.model, seen.layer)
+    weights = {name: narrowed(array) for name, array in seen.model.projections(seen.layer).items()}
+    if sum(array.nbytes for array in weights.values()) > _MOST_WEIGHTS:
+        weights = {}
     layers, after = ([_page_layer(each, number, weights) for number in range(config.layers)] for each in (first, seen))
-    logits = _sorted_logits(first, "logits") | ({} if seen.before is None else _sorted_logits(seen, "edited.logits"))
-    edited = None
-    if seen.before is not None:
-        edited = Edited([repr(edit) for edit in seen.edits], after, _run_facts(seen, seen.moved, "edited.logits"))
     if g is not None:
-        named = [replace(layer, g=own[None]) for layer, own in zip(after, g, strict=True)]
-        layers, after = (layers if edited else named), named
-        edited = edited and replace(edited, layers=after)
-    made = story(layers, scene, edited)
+        after = [replace(layer, g=by_output[None]) for layer, by_output in zip(after, g, strict=True)]
+    logits, edited = _sorted_logits(first, "logits"), None
+    if seen.before is not None:
+        logits |= _sorted_logits(seen, "edited.logits")
+        edited = Edited([repr(edit) for edit in seen.edits], after, _run_facts(seen, seen.moved, "edited.logits"))
+    made = story(layers if edited else after, scene, edited)
     return replace(made, arrays={**made.arrays, **logits})
 
 
@@ -204,40 +184,26 @@ def _run_facts(seen: Explanation, moved: Moved | None, logits: str) -> dict[str,
 
     logits   the name of the array of sorted logits
     """
-    pairs = {token.id: (token.before, token.after) for token in moved.next} if moved else {}
-    other = {i: pair[0] if seen.edits else pair[1] for i, pair in pairs.items()}
+    others = {token.id: token.before if seen.edits else token.after for token in moved.next} if moved else {}
+    following = [[[c.text, float(f"{c.probability:.6g}")] for c in choices] for choices in seen.following]
+    texts = [choice.text for choice in seen.sampled]
     return {
-        "next": [[c.text, c.probability, *([other[c.id]] if moved else [])] for c in seen.next] or None,
-        "following": [[[c.text, float(f"{c.probability:.6g}")] for c in each] for each in seen.following],
+        "next": [[c.text, c.probability, *([others[c.id]] if moved else [])] for c in seen.next] or None,
+        "following": following,
         "entropy": listed(seen.entropy),
         "check": both("check", engine=seen.trace.check.engine, difference=seen.trace.check.largest_difference),
+        "moved": [[t.text, t.after, t.before] for t in moved.next[:SHOWN]] if moved and seen.edits else None,
         "way": for_page(seen.ways, seen.no_way),
-        "sampling": None
-        if seen.logits is None
-        else {"logits": logits, "texts": [choice.text for choice in seen.sampled]},
+        "sampling": None if seen.logits is None else {"logits": logits, "texts": texts},
     }
 
 
 def _page_layer(seen: Explanation, number: int, weights: Mapping[str, Array]) -> PageLayer:
-    run = seen.runs[number]
-    given = describe(run.q, run.k, run.v, cast("Rules", run.rules))
+    run, chosen = seen.runs[number], number == seen.layer
+    described = describe(run.q, run.k, run.v, cast("Rules", run.rules))
     logsumexp = np.asarray(AttentionMatrix(run.q, run.k, **run.rules).logsumexp())
-    assert given.v is not None
-    arrays = {"x": run.x[None], "q": given.q, "k": given.k, "v": given.v, "logsumexp": logsumexp[None]}
-    arrays["output"] = run.output[None]
-    if number == seen.layer:
-        arrays |= weights
-    steps = seen.steps if number == seen.layer else steps_of(run)
-    return PageLayer(given.problem, steps, arrays, number, None if run.factors is None else run.factors.tolist())
-
-
-def _projections(model: "Model | HubModel", number: int) -> dict[str, Array]:
-    """W^Q … W^O and b^Q … b^O of one layer; none where they would make the page too large."""
-    found = {name: narrowed(array) for name, array in model.projections(number).items()}
-    return found if sum(array.nbytes for array in found.values()) <= _MOST_WEIGHTS else {}
-
-
-def _called(model: "Model | HubModel") -> str:
-    """A model's name as a page shows it: of a directory only its last part."""
-    place = Path(model.name)
-    return place.resolve().name if place.is_dir() else model.name
+    assert described.v is not None
+    arrays = {"x": run.x[None], "q": described.q, "k": described.k, "v": described.v, "logsumexp": logsumexp[None]}
+    arrays |= {"output": run.output[None], **(weights if chosen else {})}
+    factors = None if run.factors is None else run.factors.tolist()
+    return PageLayer(described.problem, seen.steps if chosen else steps_of(run), arrays, number, factors)

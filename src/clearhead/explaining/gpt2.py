@@ -6,7 +6,7 @@ al. 2019 as Hugging Face stores it: linear weights are (d_in, d_out).
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -23,14 +23,10 @@ from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError, ShapeError
 from clearhead.explaining import editing
 from clearhead.explaining.functions import ACTIVATIONS, normalise
+from clearhead.explaining.model import Each, ForwardPass, LayerRun, Token, token_text, too_long
 
 SHIPPED = "rhymes"
 _MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million
-
-_VISIBLE = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that GPT-2's vocabulary spells as themselves
-_BYTES = {chr(byte): byte for byte in _VISIBLE} | {
-    chr(256 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in _VISIBLE)
-}
 
 
 class GPT2Config(NamedTuple):
@@ -47,45 +43,6 @@ class GPT2Config(NamedTuple):
     tied: bool
     scaled: bool
     scaled_by_layer: bool
-
-
-class Token(NamedTuple):
-    """One token of a text: its id, its own text, and where it stands in the text."""
-
-    id: int
-    text: str
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class LayerRun:
-    """The inputs and outputs of one layer's attention: x (tokens, d_model); q, k, v (heads, tokens, d_k).
-
-    k and v may have fewer heads, each shared by a group of query heads.
-    """
-
-    x: Array
-    q: Array
-    k: Array
-    v: Array
-    heads: Array  # (heads, tokens, d_k)
-    output: Array  # (tokens, d_model), after W^O
-    rules: dict[str, Any]  # of the scores, as `clearhead.attention` takes them
-    biases: frozenset[str] = frozenset(("b_q", "b_k", "b_v", "b_o"))
-    through: str = "{}"  # what is applied to queries and keys after their projections, for the formulas
-    normalised: bool = False  # is x the output of a layer norm?
-    factors: Array | None = None  # (heads,): what edits multiplied each head's output by
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class ForwardPass:
-    """The result of one text's pass through the model."""
-
-    layers: list[LayerRun]
-    logits: Array | None  # (tokens, vocabulary); None where the model says no next token
-    hidden: Sequence[Array] = ()  # (tokens, d_model): the residual stream before each layer and after the last
-    edits: tuple[Edit, ...] = ()  # that were in force
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -123,15 +80,16 @@ class Model:
             )
         top = max(encoded.ids)
         if top >= self.config.vocabulary:
+            values = {"token": top, "vocabulary": self.config.vocabulary}
             raise FileError(
-                f"the tokenizer gives id {top} but the model's vocabulary has {self.config.vocabulary} tokens."
+                "the tokenizer gives id {token} but the model's vocabulary has {vocabulary} tokens.", **values
             )
         return [Token(i, self.text(i), *span) for i, span in zip(encoded.ids, encoded.offsets, strict=True)]
 
     def text(self, token: int) -> str:
         """A token's own text; bytes that are no whole character in hexadecimal, ⟨e7⟩."""
         decoded: str = self.tokenizer.decode([token], skip_special_tokens=False)
-        return decoded if "\ufffd" not in decoded else hexadecimal(str(self.tokenizer.id_to_token(token)))
+        return token_text(decoded, self.tokenizer.id_to_token(token))
 
     def projections(self, layer: int) -> dict[str, Array]:
         """W^Q, W^K, W^V, W^O and their biases of one layer, each (d_in, d_out)."""
@@ -139,9 +97,29 @@ class Model:
         names |= {"w_o": f"h.{layer}.attn.c_proj.weight", "b_o": f"h.{layer}.attn.c_proj.bias"}
         return {name: self.weights[key] for name, key in names.items()}
 
-    def run(
-        self, ids: list[int], each: Callable[[range], Iterable[int]] = iter, edits: Sequence[Edit] = ()
-    ) -> ForwardPass:
+    def generate(self, ids: list[int], count: int) -> list[int]:
+        """The ids that the model puts after these, each the likeliest (greedy). Raises ShapeError for too many.
+
+        Keys and values are kept: each step takes one token through the layers, O(d_model² + tokens·d_k for each head)
+        and layer.
+        """
+        if len(ids) + count > self.config.positions:
+            raise too_long(len(ids) + count, self.config.positions)
+        w = self.weights
+        past: list[tuple[Array, Array] | None] = [None] * self.config.layers
+        made: list[int] = []
+        new = ids
+        for _ in range(count):
+            first = len(ids) + len(made) - len(new)
+            hidden = w["wte.weight"][new] + w["wpe.weight"][first : first + len(new)]
+            for number in range(self.config.layers):
+                run, hidden = self.layer(number, hidden, past=past[number])
+                past[number] = run.k, run.v
+            made.append(int(np.argmax(self.final(hidden[-1:]) @ w["lm_head.weight"].T)))
+            new = made[-1:]
+        return made
+
+    def run(self, ids: list[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
         """The forward pass in float32: (tokens, vocabulary) logits, and each attention layer's inputs and outputs.
 
         `each` iterates over the layers, such as a progress bar; `edits` of attention have positions, no words.
@@ -169,11 +147,11 @@ class Model:
         if past is not None:
             rules["query_offset"] = past[0].shape[1]
             k, v = (np.concatenate([old, new], axis=1) for old, new in zip(past, (k, v), strict=True))
-        own = editing.acting(edits, number, config.layers)
-        call = editing.call(q, k, v, rules, own, number)
+        acting = editing.acting(edits, number, config.layers)
+        call = editing.call(q, k, v, rules, acting, number)
         heads = call.output()[0]
         output = join(heads) @ w[name + "attn.c_proj.weight"] + w[name + "attn.c_proj.bias"]
-        factors = editing.factors(own, config.heads)
+        factors = editing.factors(acting, config.heads)
         run = LayerRun(x, q, k, v, heads, output, call.whole_rules(), normalised=True, factors=factors)
         middle = hidden + output
         inner = ACTIVATIONS[config.activation].value(self.before_activation(number, middle))
@@ -193,26 +171,6 @@ class Model:
         return normalise(hidden, self.weights["ln_f.weight"], self.weights["ln_f.bias"], self.config.epsilon)
 
 
-def too_long(tokens: int, positions: int) -> ShapeError:
-    """The error for a text that is longer than a model's positions."""
-    return ShapeError(
-        f"the text has {tokens} tokens but the model has {positions} positions.",
-        "clearhead explain --file FILE --windows shows it in windows. Models with more positions, for --model: "
-        "openai-community/gpt2 has 1,024, HuggingFaceTB/SmolLM2-135M 8,192, Qwen/Qwen3-0.6B 40,960.",
-    )
-
-
-def hexadecimal(spelling: str) -> str:
-    """A byte-level vocabulary's spelling of some bytes as their numbers; any other spelling unchanged.
-
-    >>> hexadecimal("Ġç"), hexadecimal("<0xE7>")
-    ('⟨20 e7⟩', '<0xE7>')
-    """
-    if spelling.isascii() or not all(character in _BYTES for character in spelling):
-        return spelling
-    return f"⟨{' '.join(f'{_BYTES[character]:02x}' for character in spelling)}⟩"
-
-
 def load(directory: str | Path | None = None) -> Model:
     """Load a GPT-2-layout checkpoint, or the one that ships with the package.
 
@@ -227,7 +185,10 @@ def load(directory: str | Path | None = None) -> Model:
 def _load(place: Path, name: str) -> Model:
     if not os.path.isdir(place):
         raise FileError(
-            f"{place} is not a directory.", "a GPT-2 directory holds config.json, model.safetensors, tokenizer.json."
+            "{place} is not a directory.",
+            "a GPT-2 directory holds config.json, model.safetensors, tokenizer.json; with PyTorch and Transformers the "
+            "directory of any model that they load will do.",
+            place=place,
         )
     config = _config(place / "config.json")
     stored = _stored(place)
@@ -237,13 +198,16 @@ def _load(place: Path, name: str) -> Model:
     for key, shape in _expected(config):  # one by one: a config with wrong sizes fails at the first missing array
         source = key if key == "lm_head.weight" else prefix + key
         if source not in stored:
+            values: dict[str, object] = {"source": source, "name": place.name}
             raise FileError(
-                f"{place.name}: the weights lack `{source}`, which a GPT-2 has.", "is this a GPT-2 checkpoint?"
+                "{name}: the weights lack `{source}`, which a GPT-2 has.", "is this a GPT-2 checkpoint?", **values
             )
         if stored[source].shape != shape:
+            values = {"source": source, "stored": stored[source].shape, "shape": shape, "name": place.name}
             raise FileError(
-                f"{place.name}: `{source}` has shape {stored[source].shape}, but config.json makes it {shape}.",
+                "{name}: `{source}` has shape {stored}, but config.json makes it {shape}.",
                 "do config.json and the weights belong together?",
+                **values,
             )
         weights[key] = stored[source].astype(np.float32)
     weights = separated(weights, config.layers)
@@ -267,36 +231,45 @@ def _config(path: Path) -> GPT2Config:
     data = json_of(path)
     kind = data.get("model_type")
     if kind != "gpt2":
+        values = {"path": path, "kind": kind}
         raise FileError(
-            f"{path} is for model_type {kind!r}, not 'gpt2'.",
+            "{path} is for model_type {kind!r}, not 'gpt2'.",
             "only the GPT-2 layout loads here; its config says model_type gpt2.",
+            **values,
         )
     sizes = {}
     for key in ("n_layer", "n_head", "n_embd", "n_positions", "vocab_size"):
         sizes[key] = whole_number(f"{path}: {key}", data.get(key), error=FileError)
     if sizes["n_embd"] % sizes["n_head"]:
-        raise FileError(f"{path}: n_embd {sizes['n_embd']} is not a multiple of n_head {sizes['n_head']}.")
+        values = {"width": sizes["n_embd"], "heads": sizes["n_head"], "path": path}
+        raise FileError("{path}: n_embd {width} is not a multiple of n_head {heads}.", **values)
     activation = data.get("activation_function", "gelu_new")
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise FileError(
-            f"{path}: activation_function {activation!r} is unknown: expected one of {', '.join(ACTIVATIONS)}."
-        )
+        values = {"activation": activation, "known": ", ".join(ACTIVATIONS), "path": path}
+        raise FileError("{path}: activation_function {activation!r} is unknown: expected one of {known}.", **values)
     if data.get("add_cross_attention"):
-        raise FileError(f"{path}: add_cross_attention is set, and only decoders without it load here.")
-    inner = 4 * sizes["n_embd"] if data.get("n_inner") is None else data["n_inner"]
-    inner = whole_number(f"{path}: n_inner", inner, error=FileError)
+        raise FileError("{path}: add_cross_attention is set, and only decoders without it load here.", path=path)
+    if data.get("n_inner") is not None:
+        sizes["n_inner"] = whole_number(f"{path}: n_inner", data["n_inner"], error=FileError)
     epsilon = data.get("layer_norm_epsilon", 1e-5)
     if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 <= epsilon <= 1:
-        raise FileError(f"{path}: layer_norm_epsilon is {epsilon!r}: expected a number from 0 to 1.")
+        raise FileError(
+            "{path}: layer_norm_epsilon is {epsilon!r}: expected a number from 0 to 1.", epsilon=epsilon, path=path
+        )
+    return config_of(data | sizes)
+
+
+def config_of(data: Mapping[str, Any]) -> GPT2Config:
+    """The numbers of a config.json; those that it leaves out are GPT-2's."""
     return GPT2Config(
-        layers=sizes["n_layer"],
-        heads=sizes["n_head"],
-        d_model=sizes["n_embd"],
-        d_mlp=inner,
-        positions=sizes["n_positions"],
-        vocabulary=sizes["vocab_size"],
-        epsilon=float(epsilon),
-        activation=activation,
+        layers=data["n_layer"],
+        heads=data["n_head"],
+        d_model=data["n_embd"],
+        d_mlp=4 * data["n_embd"] if data.get("n_inner") is None else data["n_inner"],
+        positions=data["n_positions"],
+        vocabulary=data["vocab_size"],
+        epsilon=float(data.get("layer_norm_epsilon", 1e-5)),
+        activation=data.get("activation_function", "gelu_new"),
         tied=bool(data.get("tie_word_embeddings", True)),
         scaled=bool(data.get("scale_attn_weights", True)),
         scaled_by_layer=bool(data.get("scale_attn_by_inverse_layer_idx", False)),
@@ -334,11 +307,11 @@ def weight_files(place: Path) -> list[Path]:
     if os.path.isfile(index):
         shards = json_of(index).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
-            raise FileError(f"{index} has no weight_map of tensor names to files.")
+            raise FileError("{index} has no weight_map of tensor names to files.", index=index)
         return [place / Path(shard).name for shard in sorted(set(shards.values()))]
     pickles = [p.name for p in place.glob("*.bin")] + [p.name for p in place.glob("*.pt")]
-    why = f"{pickles[0]} is a pickle, which can run code: convert it to safetensors." if pickles else ""
-    raise FileError(f"{place} has no model.safetensors.", why)
+    hint = "{pickle} is a pickle, which can run code: convert it to safetensors." if pickles else ""
+    raise FileError("{place} has no model.safetensors.", hint, place=place, pickle="".join(pickles[:1]))
 
 
 def _tokenizer(place: Path) -> Any:
@@ -352,11 +325,11 @@ def _tokenizer(place: Path) -> Any:
         elif os.path.isfile(vocabulary) and os.path.isfile(merges):
             tokenizer = ByteLevelBPETokenizer(str(vocabulary), str(merges))
         else:
-            raise FileError(f"{place} has no tokenizer.json, and no vocab.json with merges.txt.")
+            raise FileError("{place} has no tokenizer.json, and no vocab.json with merges.txt.", place=place)
     except FileError:
         raise
     except Exception as error:  # the library raises bare Exception for a malformed file
-        raise FileError(f"{place}: the tokenizer cannot be read: {error}.") from None
+        raise FileError("{place}: the tokenizer cannot be read: {reason}.", reason=str(error), place=place) from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer

@@ -4,7 +4,7 @@ Weights load from safetensors only, never from a pickle, and run in float32.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,13 +18,11 @@ from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of
 from clearhead.core.rule_values import read_path
-from clearhead.errors import DtypeError, FileError, MissingExtraError, RuleError, ShapeError, shown
+from clearhead.errors import DtypeError, FileError, MissingExtraError, RuleError, Sentence, ShapeError, expected
 from clearhead.explaining import checkpoint, editing, gpt2
-from clearhead.explaining.gpt2 import ForwardPass, LayerRun, Model, Token
+from clearhead.explaining.model import Each, ForwardPass, LayerRun, Token, token_text, too_long
+from clearhead.explaining.modules import attention_modules, output_module, projections
 from clearhead.watching.watch import watch
-
-_OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "out_lin", "wo", "o")  # W^O, as attention classes call it
-_FUSED = ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv", "in_proj")
 
 
 class HubConfig(NamedTuple):
@@ -50,9 +48,7 @@ class HubModel:
     def tokens(self, text: str) -> list[Token]:
         """Cut `text` into tokens, special ones included. Raises ShapeError for an empty or too long text."""
         tokens = self._tokens(text)[0]
-        most = self._positions()
-        if most is not None and len(tokens) > most:
-            raise gpt2.too_long(len(tokens), most)
+        self._check_positions(len(tokens))
         return tokens
 
     def windows(self, text: str) -> list[list[Token]]:
@@ -72,6 +68,11 @@ class HubModel:
                 counts.append(module.num_embeddings - module.padding_idx - 1)
         return min((count for count in counts if count is not None), default=None)
 
+    def _check_positions(self, tokens: int) -> None:
+        most = self._positions()
+        if most is not None and tokens > most:
+            raise too_long(tokens, most)
+
     def _tokens(self, text: str, **cut: Any) -> list[list[Token]]:
         options = {"truncation": False, "padding": False, "verbose": False, **cut}
         encoded = self.tokenizer([text], return_offsets_mapping=True, return_overflowing_tokens=bool(cut), **options)
@@ -83,9 +84,7 @@ class HubModel:
     def text(self, token: int) -> str:
         """A token's own text; bytes that are no whole character in hexadecimal, ⟨e7⟩."""
         decoded: str = self.tokenizer.decode([token], skip_special_tokens=False)
-        if decoded and "\ufffd" not in decoded:
-            return decoded
-        return gpt2.hexadecimal(str(self.tokenizer.convert_ids_to_tokens(token)))
+        return token_text(decoded, self.tokenizer.convert_ids_to_tokens(token))
 
     def projections(self, _layer: int) -> dict[str, Array]:
         """Empty: the model may rotate or normalise queries and keys between the projections and the scores."""
@@ -95,48 +94,47 @@ class HubModel:
         """The ids that the model puts after these, each the likeliest. Raises RuleError, ShapeError."""
         import torch
 
-        most = self._positions()
         if not self.inner.can_generate():
             raise RuleError(
-                f"{self.name} predicts no next token, so it cannot continue the text.", "leave generate out."
+                "{name} predicts no next token, so it cannot continue the text.", "leave generate out.", name=self.name
             )
-        if most is not None and len(ids) + count > most:
-            raise gpt2.too_long(len(ids) + count, most)
-        given = torch.tensor([ids])
+        self._check_positions(len(ids) + count)
+        prompt = torch.tensor([ids])
         sizes = {"min_new_tokens": count, "max_new_tokens": count, "pad_token_id": 0}
         with torch.inference_mode():
-            found = self.inner.generate(given, attention_mask=torch.ones_like(given), do_sample=False, **sizes)
-        return [int(token) for token in found[0, len(ids) :]]
+            made = self.inner.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **sizes)
+        return [int(token) for token in made[0, len(ids) :]]
 
-    def run(
-        self, ids: list[int], each: Callable[[range], Iterable[int]] = iter, edits: Sequence[Edit] = ()
-    ) -> ForwardPass:
+    def run(self, ids: list[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
         """The forward pass: (tokens, vocabulary) logits, or None where the model has none, and each attention layer.
 
-        `edits` of attention have positions, no words.
+        `edits` of attention have positions, no words. Raises RuleError for modules whose part in q, k and v is unknown.
         """
         import torch
 
         paths = dict(self.inner.named_modules())
         caught: dict[str, list[tuple[Array, Array]]] = {}
         options = {"use_cache": False} if self.inner.can_generate() else {}
-        progress = iter(each(range(self.config.layers)))
-        catching = _attention_caught(paths, caught, progress)
+        catching = _attention_caught(paths, caught, iter(each(range(self.config.layers))))
         changing = change(self.inner, edits) if edits else nullcontext()
         with torch.inference_mode(), catching, changing, watch(self.inner, values=True) as seen:
             out = self.inner(torch.tensor([ids]), **options)
         if edits and list(seen.layers) != [str(number) for number in range(len(seen.layers))]:
+            values = {"name": self.name, "layers": ", ".join(seen.layers[:3])}
             raise RuleError(
-                f"{self.name} attends in {', '.join(seen.layers[:3])} …, and explain edits layers that each run once.",
+                "{name} attends in {layers} …, and explain edits layers that each run once.",
                 "ch.change edits such models.",
+                **values,
             )
         layers: list[LayerRun] = []
         for name in seen.layers:
             layer = seen.layer(name)
             if len(caught[layer.path]) < layer.call:
+                values = {"name": name, "path": layer.path}
                 raise ShapeError(
-                    f"layer {name}: {layer.path} computes several attentions in one call, and explain shows one.",
+                    "layer {name}: {path} computes several attentions in one call, and explain shows one.",
                     "ch.watch shows each of them.",
+                    **values,
                 )
             x, output = caught[layer.path][layer.call - 1]
             q, k, v = (part[0].numpy() for part in (layer.q, layer.k, layer.v))
@@ -146,20 +144,20 @@ class HubModel:
             factors = editing.factors(editing.acting(edits, len(layers), self.config.layers), len(q))
             attended = np.asarray((layer.matrix() @ layer.v)[0])
             attended = attended if factors is None else attended * factors[:, None, None].astype(attended.dtype)
-            words = _words(paths, layer.path)
-            layers.append(LayerRun(x, q, k, v, attended, output, rules, *words, factors=factors))
+            made = projections(paths, layer.path)
+            layers.append(LayerRun(x, q, k, v, attended, output, rules, made.biases, made.through, factors=factors))
         logits = getattr(out, "logits", None)
         return ForwardPass(layers, None if logits is None else logits[0].float().numpy(), edits=tuple(edits))
 
 
-def find(name: Any) -> Model | HubModel:
+def find(name: Any) -> gpt2.Model | HubModel:
     """The shipped model, a GPT-2 directory (run in NumPy), a name that Transformers loads, or a loaded model."""
     if name is None:
         return gpt2.load()
-    if isinstance(name, (Model, HubModel)):
+    if isinstance(name, (gpt2.Model, HubModel)):
         return name
     if not isinstance(name, (str, os.PathLike)):
-        raise DtypeError(f"model is {shown(name)}: expected a directory, a name or a loaded model.", 'model="./gpt2"')
+        raise DtypeError(expected("model", name, "a directory, a name or a loaded model"), 'model="./gpt2"')
     name = str(read_path(name))
     if not name.strip():
         raise FileError("the model's name is empty.", "leave --model out for the one that ships with clearhead.")
@@ -177,11 +175,11 @@ def load(name: str) -> HubModel:
     """A model directory, or a name on the Hugging Face hub. Raises FileError, MissingExtraError."""
     missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
     if missing:
-        raise MissingExtraError(
-            f"{name} is not a GPT-2 directory, and other models need PyTorch and Transformers: there is no "
-            f"{' and no '.join(missing)}.",
-            "pip install 'clearhead[hf]'",
+        what = "{name} is not a GPT-2 directory, and other models need PyTorch and Transformers: there is no {missing}."
+        missing_here = (
+            Sentence("{one} and no {other}", one="torch", other="transformers") if missing[1:] else missing[0]
         )
+        raise MissingExtraError(what, "pip install 'clearhead[hf]'", name=name, missing=missing_here)
     place = checkpoint.folder(name)
     checkpoint.check_counts(place, json_of(place / "config.json"))
     try:
@@ -189,9 +187,13 @@ def load(name: str) -> HubModel:
     except (FileError, MissingExtraError):
         raise
     except Exception as error:  # Transformers raises whatever a file that it does not expect leads to
-        raise FileError(f"{name}: Transformers cannot load it: {checkpoint.one_line(error)}") from error
+        raise FileError(
+            "{name}: Transformers cannot load it: {reason}", reason=checkpoint.one_line(error), name=name
+        ) from error
     if not tokenizer.is_fast:
-        raise FileError(f"{name}: its tokenizer does not say where its tokens stand in the text.", "use a fast one.")
+        raise FileError(
+            "{name}: its tokenizer does not say where its tokens stand in the text.", "use a fast one.", name=name
+        )
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     sizes = HubConfig(
@@ -212,19 +214,19 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any, Any]:
     kind: Any = transformers.AutoModelForCausalLM if decodes else transformers.AutoModel
     with torch.device("meta"):
         checkpoint.check_sizes(place, kind.from_config(config))
-    inner, told = kind.from_pretrained(
+    inner, info = kind.from_pretrained(
         place, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **files
     )
-    checkpoint.check_filled(name, list(told["missing_keys"]))
+    checkpoint.check_filled(name, list(info["missing_keys"]))
     return config, inner.eval(), transformers.AutoTokenizer.from_pretrained(place, **files)
 
 
 def _check(name: str, config: Any) -> None:
     if config.is_encoder_decoder:
-        raise FileError(f"{name} is an encoder with a decoder: one text does not say what the decoder reads.")
+        raise FileError("{name} is an encoder with a decoder: one text does not say what the decoder reads.", name=name)
     for size in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
         if getattr(config, size, None) is None:
-            raise FileError(f"{name}: its config has no {size}: expected a model of text.")
+            raise FileError("{name}: its config has no {size}: expected a model of text.", size=size, name=name)
 
 
 @contextmanager
@@ -233,49 +235,21 @@ def _attention_caught(
 ) -> Iterator[None]:
     """Inside, the input of each attention module and its output after W^O are added to `caught`, by its path."""
     hooks = []
-    given: dict[str, Array] = {}
-    for path, module in paths.items():
-        inside = [type(child).__name__ for _, child in module.named_children()]
-        if "Attention" not in type(module).__name__ or any("Attention" in name for name in inside):
-            continue
-        after = output_module(paths, path)
+    inputs: dict[str, Array] = {}
+    for path in attention_modules(paths):
 
         def before(_: Any, args: Any, named: Any, path: str = path) -> None:
-            given[path] = named.get("hidden_states", args[0] if args else None)[0].float().numpy()
+            inputs[path] = named.get("hidden_states", args[0] if args else None)[0].float().numpy()
             next(progress, None)
 
         def behind(_: Any, _args: Any, out: Any, path: str = path) -> None:
             output = out[0] if isinstance(out, tuple) else out
-            caught.setdefault(path, []).append((given[path], output.reshape(-1, output.shape[-1]).float().numpy()))
+            caught.setdefault(path, []).append((inputs[path], output.reshape(-1, output.shape[-1]).float().numpy()))
 
-        hooks += [module.register_forward_pre_hook(before, with_kwargs=True), after.register_forward_hook(behind)]
+        hooks.append(paths[path].register_forward_pre_hook(before, with_kwargs=True))
+        hooks.append(output_module(paths, path).register_forward_hook(behind))
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def output_module(paths: dict[str, Any], path: str) -> Any:
-    """The module whose output is U: W^O inside the attention module, or beside it as in BERT; else the module."""
-    children = dict(paths[path].named_children())
-    inside = next((children[name] for name in _OUTPUTS if name in children), None)
-    beside = paths.get(path.rpartition(".")[0] + ".output.dense")
-    return inside if inside is not None else beside if beside is not None else paths[path]
-
-
-def _words(paths: dict[str, Any], path: str) -> tuple[frozenset[str], str]:
-    """Which biases the layer has, and what is applied to its queries and keys after their projections."""
-    children = dict(paths[path].named_children())
-    own = {name: getattr(child, "bias", None) is not None for name, child in children.items()}
-    biases = {f"b_{letter}" for letter in "qkv" if any(own[name] for name in own if name.startswith(letter))}
-    if any(own.get(name) for name in _FUSED):
-        biases |= {"b_q", "b_k", "b_v"}
-    out = next((children[name] for name in _OUTPUTS if name in children), None)
-    out = paths.get(path.rpartition(".")[0] + ".output.dense") if out is None else out
-    if out is not None and getattr(out, "bias", None) is not None:
-        biases.add("b_o")
-    norms = any("norm" in name for name in children)
-    rotated = any("Rotary" in type(module).__name__ for module in paths.values())
-    through = "RoPE(norm({}))" if norms and rotated else "norm({})" if norms else "RoPE({})" if rotated else "{}"
-    return frozenset(biases), through

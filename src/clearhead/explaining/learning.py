@@ -13,15 +13,16 @@ import numpy as np
 
 from clearhead.core.array_files import safetensors
 from clearhead.core.axes import Array
-from clearhead.core.rule_values import read_language
+from clearhead.core.rule_values import read_language, read_path
 from clearhead.digits import significant
 from clearhead.errors import FileError
-from clearhead.explaining.gpt2 import GPT2Config, Model, separated
+from clearhead.explaining.gpt2 import GPT2Config, Model, config_of, separated
+from clearhead.explaining.model import probabilities
 from clearhead.ops.matrix import AttentionMatrix
+from clearhead.textbook.page import capitalised, lesson
 from clearhead.textbook.trace import listed
 from clearhead.view import page
 from clearhead.view.container import Document
-from clearhead.view.long import OPENING
 from clearhead.words import LANGUAGES, Language, say, slider_words
 
 _SHOWN = 6  # tokens whose probability is followed
@@ -65,8 +66,8 @@ class Learning(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """All of it as plain numbers, lists and words; −∞ becomes None."""
         arrays = {name: listed(value) for name, value in self._asdict().items() if isinstance(value, np.ndarray)}
-        told = {"model": self.config._asdict(), "text": self.text, "tokens": self.tokens, "vocabulary": self.vocabulary}
-        return told | arrays | {"largest_difference": self.difference}
+        facts = {"model": self.config._asdict(), "text": self.text, "tokens": self.tokens}
+        return facts | {"vocabulary": self.vocabulary} | arrays | {"largest_difference": self.difference}
 
     def to_html(self, language: Language = "en") -> str:
         """The page with a slider over the steps, as one HTML text. Raises RuleError for another language."""
@@ -101,25 +102,23 @@ def learning() -> Learning:
 
 def read(path: str | os.PathLike[str]) -> Learning:
     """The recording in a file that training/record.py wrote. Raises FileError where it is damaged or another kind."""
-    arrays, metadata = safetensors(path)
+    arrays, metadata = safetensors(read_path(path))
     try:
         about = {name: json.loads(metadata[name]) for name in ("config", "vocabulary", "texts", "shown")}
         prefix = "weights.transformer."
         stored = {n.removeprefix(prefix): a.astype(np.float32) for n, a in arrays.items() if n.startswith(prefix)}
-        config = _config(about["config"])
-        models = [
-            _model(config, {name: array[place] for name, array in stored.items()})
-            for place in range(len(arrays["step"]))
-        ]
+        config = config_of(about["config"])
+        steps = range(len(arrays["step"]))
+        models = [_model(config, {name: array[step] for name, array in stored.items()}) for step in steps]
         seen = [_seen(model, about["shown"]) for model in models]
-        first = {name: arrays[name].astype(np.float64) for name in ("loss", "gradient", "attention", "next")}
+        recorded = {name: arrays[name].astype(np.float64) for name in ("loss", "gradient", "attention", "next")}
     except (KeyError, IndexError, TypeError, ValueError) as error:
+        values = {"path": path, "reason": str(error)}
         raise FileError(
-            f"{path} is not a recording of a training run: {error}.", "training/record.py writes one."
+            "{path} is not a recording of a training run: {reason}.", "training/record.py writes one.", **values
         ) from None
     scaled, weights, following = (np.stack(part) for part in zip(*seen, strict=True))
-    off = (np.abs(weights[:, :, -1] - first["attention"]).max(), np.abs(following - first["next"]).max())
-    w_q, w_k, w_v = (np.stack([model.weights[f"h.0.attn.w_{p}"] for model in models]) for p in "qkv")
+    off = np.abs(weights[:, :, -1] - recorded["attention"]).max(), np.abs(following - recorded["next"]).max()
     vocabulary = tuple(about["vocabulary"])
     return Learning(
         config=config,
@@ -127,31 +126,13 @@ def read(path: str | os.PathLike[str]) -> Learning:
         tokens=tuple(vocabulary[token] for token in about["shown"]),
         vocabulary=vocabulary,
         step=arrays["step"],
-        loss=first["loss"],
-        gradient=first["gradient"],
-        w_q=w_q,
-        w_k=w_k,
-        w_v=w_v,
+        loss=recorded["loss"],
+        gradient=recorded["gradient"],
+        **{f"w_{p}": np.stack([model.weights[f"h.0.attn.w_{p}"] for model in models]) for p in "qkv"},
         scaled=scaled,
         weights=weights,
         following=following,
         difference=float(max(off)),
-    )
-
-
-def _config(data: dict[str, Any]) -> GPT2Config:
-    return GPT2Config(
-        layers=data["n_layer"],
-        heads=data["n_head"],
-        d_model=data["n_embd"],
-        d_mlp=data["n_inner"],
-        positions=data["n_positions"],
-        vocabulary=data["vocab_size"],
-        epsilon=data["layer_norm_epsilon"],
-        activation=data["activation_function"],
-        tied=True,
-        scaled=True,
-        scaled_by_layer=False,
     )
 
 
@@ -164,16 +145,16 @@ def _seen(model: Model, ids: list[int]) -> tuple[Array, Array, Array]:
     """Scaled scores and weights of the first layer, (heads, queries, keys), and the next token's probabilities."""
     run = model.run(ids)
     layer = run.layers[0]
-    logits = np.asarray(run.logits, dtype=np.float64)[-1]
-    powers = np.exp(logits - logits.max())
+    assert run.logits is not None
     weights = np.asarray(AttentionMatrix(layer.q, layer.k, causal=True)[:])
-    return layer.q @ layer.k.swapaxes(-1, -2) / np.sqrt(layer.q.shape[-1]), weights, powers / powers.sum()
+    scaled = layer.q @ layer.k.swapaxes(-1, -2) / np.sqrt(layer.q.shape[-1])
+    return scaled, weights, probabilities(run.logits[-1])
 
 
 def _document(run: Learning, language: Language) -> Document:
     """The document whose only entry is `learning`; docs/page-format.md says what is in it."""
     shown = run.likeliest()
-    told = {
+    data = {
         "tokens": run.tokens,
         "gradient": run.gradient.tolist(),
         "steepest": float(run.gradient.max()),
@@ -186,59 +167,43 @@ def _document(run: Learning, language: Language) -> Document:
     }
     arrays = {f"learning.{name}": getattr(run, name).astype(np.float32) for name in ("scaled", "weights")}
     arrays |= {f"learning.w_{p}": getattr(run, f"w_{p}").astype(np.float16) for p in "qkv"}  # as they were recorded
-    header = {**OPENING, "served": False, "runs": [], "title": _words(run, language)["title"], "language": language}
-    return Document({**header, "learning": told}, arrays)
+    return lesson("learning", data, language, arrays)
 
 
 def _words(run: Learning, language: Language) -> dict[str, Any]:
-    told: dict[str, Any] = {name: _sentence(run.words(f"learn {name}", language)) for name in _PAGE}
-    told |= {"title": _sentence(run.words("learn page", language)), "loss": run.words("learn loss title", language)}
+    words: dict[str, Any] = {name: capitalised(run.words(f"learn {name}", language)) for name in _PAGE}
+    words |= {"title": capitalised(run.words("learn page", language)), "loss": run.words("learn loss title", language)}
     heads = [say(language, "learn head", head=head, text=run.text) for head in range(run.config.heads)]
-    told["groups"] = [_sentence(each) for each in (run.words("learn matrices page", language), *heads)]
+    words["groups"] = [capitalised(each) for each in (run.words("learn matrices page", language), *heads)]
     losses = zip(run.step.tolist(), run.loss.tolist(), strict=True)
-    told["now"] = [say(language, "learn now", step=step, loss=loss) for step, loss in losses]
-    return told | slider_words(language, say(language, "learn step"))
+    words["now"] = [say(language, "learn now", step=step, loss=loss) for step, loss in losses]
+    return words | slider_words(language, say(language, "learn step"))
 
 
 def _figures(run: Learning) -> list[list[dict[str, Any]]]:
     """The page's groups of figures: the three matrices, and for each head its scores and weights."""
-    matrices = [
-        {"symbol": f"W^{p.upper()}", "role": role, "name": f"learning.w_{p}", "part": 0, "dims": ["d_model", "h·d_k"]}
-        | {"most": run.reach, "split": run.config.d_model // run.config.heads}
-        for p, role in zip("qkv", ("query", "key", "value"), strict=True)
-    ]
-    seen = np.tri(len(run.tokens), dtype=bool)
-    kinds = (("S′", "scaled", float(np.abs(run.scaled[..., seen]).max())), ("A", "weights", None))
+
+    def figure(symbol: str, role: str, name: str, part: int, dims: list[str], most: float | None) -> dict[str, Any]:
+        return {"symbol": symbol, "role": role, "name": f"learning.{name}", "part": part, "dims": dims, "most": most}
+
+    most = float(np.abs(run.scaled[..., np.tri(len(run.tokens), dtype=bool)]).max())
+    split = {"split": run.config.d_model // run.config.heads}
+    wide, square = ["d_model", "h·d_k"], ["n", "m"]
+    roles = zip("qkv", ("query", "key", "value"), strict=True)
+    matrices = [figure(f"W^{p.upper()}", role, f"w_{p}", 0, wide, run.reach) | split for p, role in roles]
     heads = [
-        [
-            {
-                "symbol": symbol,
-                "role": "weights",
-                "name": f"learning.{name}",
-                "part": head,
-                "dims": ["n", "m"],
-                "most": most,
-            }
-            for symbol, name, most in kinds
-        ]
+        [figure("S′", "weights", "scaled", head, square, most), figure("A", "weights", "weights", head, square, None)]
         for head in range(run.config.heads)
     ]
-    return [
-        [{"unit": 14, "between": "", "list": [each]} for each in matrices],
-        *([{"unit": 36, "between": "softmax", "list": pair}] for pair in heads),
-    ]
+    groups = [{"unit": 36, "between": "softmax", "list": pair} for pair in heads]
+    return [[{"unit": 14, "between": "", "list": [matrix]} for matrix in matrices], *([group] for group in groups)]
 
 
 def _curve(run: Learning) -> dict[str, Any]:
     """The loss as points of a picture, in the order of the recorded steps, and what stands beside it."""
     across = np.linspace(_EDGE, _WIDE - _EDGE, len(run.step))
     points = np.stack([across, _HIGH - _EDGE - (_HIGH - 2 * _EDGE) * run.loss / run.loss.max()], axis=1).round(1)
-    below = [
-        (points[place][0], _HIGH - 4, str(run.step[place])) for place in np.linspace(0, len(points) - 1, 5, dtype=int)
-    ]
+    ends = np.linspace(0, len(points) - 1, 5, dtype=int)
+    below = [(points[place][0], _HIGH - 4, str(run.step[place])) for place in ends]
     beside = [(points[place][0], points[place][1] - 8, significant(float(run.loss[place]))) for place in (0, -1)]
     return {"curve": points.tolist(), "ticks": below + beside}
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]

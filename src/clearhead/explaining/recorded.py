@@ -14,24 +14,25 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.explaining.gpt2 import ForwardPass, LayerRun
+from clearhead.explaining.model import ForwardPass, LayerRun
+from clearhead.explaining.modules import attention_modules, is_attention, is_norm, output_module
 from clearhead.explaining.stream import Norm, NoWay, Stream, Written
 
 _TOLERANCE = 1e-4  # float32's rounding over a whole model stays far below, and a part left out or scaled far above
 
 
 class Call(NamedTuple):
-    """What a module was given and gave at the position; `given` is None for what is no vector."""
+    """What a module read and returned at the position; `input` is None for what is no vector."""
 
     name: str
     module: Any
-    given: Array | None
-    gave: Array
+    input: Array | None
+    output: Array
 
 
 @dataclass(slots=True)
 class Recording:
-    """The calls of one run: each layer's own and those of its children, in order, and of norms outside the layers."""
+    """The calls of one run: each layer's and those of its children, in order, and of norms outside the layers."""
 
     inner: Any
     position: int
@@ -51,10 +52,10 @@ def recorded(inner: Any, layers: int, position: int) -> Iterator[Recording]:
 
     def follow(name: str, module: Any, keep: Any) -> None:
         def behind(module: Any, args: Any, named: Any, out: Any) -> None:
-            given = args[0] if args else named.get("hidden_states")
-            gave = _at(out[0] if isinstance(out, tuple) else out, position)
-            if gave is not None:
-                keep(Call(name, module, _at(given, position), gave))
+            read = args[0] if args else named.get("hidden_states")
+            output = _vector(out[0] if isinstance(out, tuple) else out, position)
+            if output is not None:
+                keep(Call(name, module, _vector(read, position), output))
 
         hooks.append(module.register_forward_hook(behind, with_kwargs=True))
 
@@ -64,7 +65,7 @@ def recorded(inner: Any, layers: int, position: int) -> Iterator[Recording]:
         for name, child in block.named_children():
             follow(name, child, kept.children[number].append)
     for name, module in inner.named_modules():
-        if id(module) not in inside and _is_norm(module):
+        if id(module) not in inside and is_norm(module):
             follow(name, module, kept.norms.append)
     head = inner.get_output_embeddings() if kept.layers else None
     if head is not None:
@@ -80,122 +81,116 @@ def of_transformers(kept: Recording, run: ForwardPass) -> Stream | NoWay:
     """The stream of the recorded run, or why its parts do not add up to the logits."""
     if run.logits is None or kept.head is None or len(kept.blocks) != len(kept.layers) or not kept.layers:
         return NoWay("no way parts", {})
-    found: list[Written] = []
+    written: list[Written] = []
     for number, (block, calls) in enumerate(zip(kept.blocks, kept.children, strict=True)):
         ran = run.layers[number] if len(run.layers) == len(kept.layers) else None
         parts = _layer(number, block, calls, ran, kept.position)
         if parts is None:
             return NoWay("no way parts", {})
-        found += parts
-        assert block.given is not None
-        off = _off(block.given + sum(part.vector for part in parts), block.gave)
+        written += parts
+        assert block.input is not None
+        off = _off(block.input + sum(part.vector for part in parts), block.output)
         if off > _TOLERANCE:
             return NoWay("no way sum", {"layer": number, "off": off})
-    first, last = kept.blocks[0].given, kept.head.given
+    first, last = kept.blocks[0].input, kept.head.input
     assert first is not None
-    end = next((call for call in reversed(kept.norms) if last is not None and _same(call.gave, last)), None)
+    end = next((call for call in reversed(kept.norms) if _same(call.output, last)), None)
     norm = None if end is None else _fitted(end)
     if end is None or norm is None:
         return NoWay("no way norm", {})
-    off = _off(first + sum(part.vector for part in found), end.given)
+    off = _off(first + sum(part.vector for part in written), end.input)
     if off > _TOLERANCE:
         return NoWay("no way sum", {"layer": len(kept.layers) - 1, "off": off})
-    read = _read(kept, run.logits[kept.position].astype(np.float64))
-    if read is None:
+    scaling = _scaling(kept, run.logits[kept.position].astype(np.float64))
+    if scaling is None:
         return NoWay("no way logits", {})
-    scale, cap = read
+    scale, cap = scaling
     weight, bias = kept.head.module.weight, getattr(kept.head.module, "bias", None)
 
     def unembedding(token: int) -> tuple[Array, float]:
         return scale * _numbers(weight[token]), 0.0 if bias is None else scale * float(bias[token].detach())
 
     embedded = Written("embeddings", None, first)
-    logits = scale * kept.head.gave
-    return Stream(kept.position, len(run.logits), [embedded, *found], norm, unembedding, logits, cap)
+    logits = scale * kept.head.output
+    return Stream(kept.position, len(run.logits), [embedded, *written], norm, unembedding, logits, cap)
 
 
 def _layer(number: int, block: Call, calls: list[Call], ran: LayerRun | None, position: int) -> list[Written] | None:
     """What attention and the MLP of one layer wrote; None where they cannot be told apart."""
-    norms, attending, mlps = [], [], []
-    for call in calls:
-        if _is_norm(call.module):
-            norms.append(call)
-        elif any(map(_is_attention, call.module.modules())):
-            attending.append(call)
-        elif "Dropout" not in type(call.module).__name__:
-            mlps.append(call)
-    if block.given is None or len(attending) != 1 or not mlps:
+    norms = [call for call in calls if is_norm(call.module)]
+    kinds = [(call, any(map(is_attention, call.module.modules()))) for call in calls if not is_norm(call.module)]
+    attending = [call for call, attends in kinds if attends]
+    mlps = [call for call, attends in kinds if not attends and "Dropout" not in type(call.module).__name__]
+    if block.input is None or len(attending) != 1 or not mlps:
         return None
     attention, mlp = attending[0], mlps[-1]
-    ends = [next((norm for norm in norms if _same(norm.given, call.gave)), None) for call in (attention, mlp)]
+    ends = [next((norm for norm in norms if _same(norm.input, call.output)), None) for call in (attention, mlp)]
     wrote = [None if end is None else _fitted(end) for end in ends]
     if any(end is not None and norm is None for end, norm in zip(ends, wrote, strict=True)):
         return None
-    outputs = [call.gave if end is None else end.gave for call, end in zip((attention, mlp), ends, strict=True)]
-    inputs = [[attention.given], [call.given for call in mlps]]
-    reads = [next((norm for norm in norms if any(_same(norm.gave, x) for x in given)), None) for given in inputs]
+    outputs = [call.output if end is None else end.output for call, end in zip((attention, mlp), ends, strict=True)]
+    inputs = [[attention.input], [call.input for call in mlps]]
+    reads = [next((norm for norm in norms if any(_same(norm.output, x) for x in each)), None) for each in inputs]
     read = [None if norm is None else _fitted(norm) for norm in reads]
-    heads = None if ran is None else _heads(attention, ran, position)
-    if heads is not None and wrote[0] is not None:
-        of_each, rest = heads
-        heads = wrote[0].linear(of_each), wrote[0].linear(rest) + (0 if wrote[0].bias is None else wrote[0].bias)
+    heads, bias = (None, None) if ran is None else _heads(attention, ran, position)
+    if heads is not None and bias is not None and wrote[0] is not None:
+        shift = 0 if wrote[0].bias is None else wrote[0].bias
+        heads, bias = wrote[0].linear(heads), wrote[0].linear(bias) + shift
     sizes = () if ran is None else (len(ran.q), ran.q.shape[-1])
-    of_heads, bias = (None, None) if heads is None else heads
     return [
-        Written("attention", number, outputs[0], of_heads, bias, sizes, read[0], wrote[0]),
+        Written("attention", number, outputs[0], heads, bias, sizes, read[0], wrote[0]),
         Written("mlp", number, outputs[1], sizes=_inner(mlp, len(outputs[1])), read=read[1], wrote=wrote[1]),
     ]
 
 
-def _heads(attention: Call, ran: LayerRun, position: int) -> tuple[Array, Array] | None:
-    """What each head wrote, (heads, d_model), and W^O's bias; None unless they add up to attention's output."""
-    from clearhead.explaining.hub import output_module
-
+def _heads(attention: Call, ran: LayerRun, position: int) -> tuple[Array | None, Array | None]:
+    """What each head wrote, (heads, d_model), and W^O's bias; both None unless they add up to attention's output."""
     paths = dict(attention.module.named_modules())
-    core = next((path for path, module in paths.items() if _is_attention(module) and _is_innermost(module)), None)
+    core = next(iter(attention_modules(paths)), None)
     if core is None:
-        return None
+        return None, None
     out = output_module(paths, core)
     weight = getattr(out, "weight", None)
     heads = ran.heads[:, position].astype(np.float64)  # (heads, d_v)
-    if weight is None or weight.ndim != 2 or heads.size not in weight.shape:
-        return None
+    if weight is None or weight.ndim != 2:
+        return None, None
     whole = _numbers(weight)
-    if type(out).__name__ != "Conv1D":  # which alone keeps its weight as (d_in, d_out)
+    if not _is_conv(out):
         whole = whole.T
-    if whole.shape != (heads.size, len(attention.gave)):
-        return None
-    of_each = np.einsum("hv,hvd->hd", heads, whole.reshape(*heads.shape, -1))
+    if whole.shape != (heads.size, len(attention.output)):
+        return None, None
+    by_head = np.einsum("hv,hvd->hd", heads, whole.reshape(*heads.shape, -1))
     bias = getattr(out, "bias", None)
-    rest = np.zeros(len(attention.gave)) if bias is None else _numbers(bias)
-    return (of_each, rest) if _off(of_each.sum(0) + rest, attention.gave) < _TOLERANCE else None
+    rest = np.zeros(len(attention.output)) if bias is None else _numbers(bias)
+    return (by_head, rest) if _off(by_head.sum(0) + rest, attention.output) < _TOLERANCE else (None, None)
 
 
 def _fitted(call: Call) -> Norm | None:
     """The norm as a formula, with the σ that gives this output; None where no formula does."""
-    x, y = call.given, call.gave
+    x, y = call.input, call.output
     if x is None:
         return None
-    own, shift = (getattr(call.module, name, None) for name in ("weight", "bias"))
+    weight, shift = (getattr(call.module, name, None) for name in ("weight", "bias"))
     bias = None if shift is None else _numbers(shift)
-    weights = [np.ones_like(x)] if own is None else [_numbers(own), 1 + _numbers(own)]  # Gemma's norms keep w - 1
-    found = []
-    for weight, centred in product(weights, (True, False)):
-        direction = weight * (x - x.mean() if centred else x)
-        rest = y if bias is None else y - bias
+    rest = y if bias is None else y - bias
+    weights = [np.ones_like(x)] if weight is None else [_numbers(weight), 1 + _numbers(weight)]  # Gemma's keep w - 1
+    fits = []
+    for factor, centred in product(weights, (True, False)):
+        centre = x - x.mean() if centred else x
+        direction = factor * centre
         share = float(direction @ rest) / float(direction @ direction or 1)
         if share <= 0 or _off(direction * share + (y - rest), y) > _TOLERANCE:
             continue
-        spread = float(np.sqrt(np.mean((x - x.mean() if centred else x) ** 2)))
+        spread = float(np.sqrt(np.mean(centre**2)))
         lengths = float(np.linalg.norm(x)), float(np.linalg.norm(y))
-        found.append((abs(np.log(share * spread)), Norm(weight, bias, centred, 1 / share, *lengths)))
-    return min(found, key=lambda pair: pair[0])[1] if found else None
+        fits.append((abs(np.log(share * spread)), Norm(factor, bias, centred, 1 / share, *lengths)))
+    return min(fits, key=lambda pair: pair[0])[1] if fits else None
 
 
-def _read(kept: Recording, logits: Array) -> tuple[float, float | None] | None:
+def _scaling(kept: Recording, logits: Array) -> tuple[float, float | None] | None:
     """What the unembedding's output is multiplied by, and the cap c of c·tanh(x/c), to give the model's logits."""
     assert kept.head is not None
-    raw = kept.head.gave
+    raw = kept.head.output
     cap = getattr(kept.inner.config.get_text_config(), "final_logit_softcapping", None)
     if cap and _off(cap * np.tanh(raw / cap), logits) < _TOLERANCE:
         return 1.0, float(cap)
@@ -212,9 +207,9 @@ def _inner(mlp: Call, d_model: int) -> tuple[int, ...]:
     for module in reversed(list(mlp.module.modules())):
         weight = getattr(module, "weight", None)
         if weight is not None and weight.ndim == 2:
-            given, gives = weight.shape if type(module).__name__ == "Conv1D" else reversed(weight.shape)
-            if gives == d_model:
-                return (given,)
+            width, made = weight.shape if _is_conv(module) else reversed(weight.shape)
+            if made == d_model:
+                return (width,)
     return ()
 
 
@@ -222,24 +217,17 @@ def _blocks(inner: Any, layers: int) -> list[Any]:
     """The model's layers: the list of modules of that length which attend."""
     for module in inner.modules():
         listed = type(module).__name__ == "ModuleList" and len(module) == layers
-        if listed and all(any(map(_is_attention, block.modules())) for block in module):
+        if listed and all(any(map(is_attention, block.modules())) for block in module):
             return list(module)
     return []
 
 
-def _is_attention(module: Any) -> bool:
-    return "Attention" in type(module).__name__
+def _is_conv(module: Any) -> bool:
+    """Is it GPT-2's Conv1D, which alone keeps its weight as (d_in, d_out)?"""
+    return type(module).__name__ == "Conv1D"
 
 
-def _is_innermost(module: Any) -> bool:
-    return not any(_is_attention(child) for child in module.children())
-
-
-def _is_norm(module: Any) -> bool:
-    return "norm" in type(module).__name__.lower()
-
-
-def _at(x: Any, position: int) -> Array | None:
+def _vector(x: Any, position: int) -> Array | None:
     """The vector at the position of the one text; None for anything but (batch, tokens, width) or (tokens, width)."""
     if getattr(x, "ndim", 0) not in (2, 3) or x.shape[-2] <= position:
         return None

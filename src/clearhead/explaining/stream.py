@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.explaining.gpt2 import ForwardPass, Model, split
+from clearhead.explaining.gpt2 import Model, split
+from clearhead.explaining.model import ForwardPass
 from clearhead.words import Language, say
 
 PartKind = Literal["token", "position", "embeddings", "attention", "mlp", "norm", "unembedding"]
@@ -93,14 +94,14 @@ def of_gpt2(model: Model, ids: Sequence[int], run: ForwardPass, position: int) -
         Written("position", None, w["wpe.weight"][position]),
     ]
     for number, (layer, before, after) in enumerate(zip(run.layers, run.hidden[:-1], run.hidden[1:], strict=True)):
-        own, name = layer.output[position], f"h.{number}"
+        output, name = layer.output[position], f"h.{number}"
         out = split(w[f"{name}.attn.c_proj.weight"].T, config.heads)  # (heads, d_model, d_v): W^O of each, transposed
         heads = (out.astype(np.float64) @ layer.heads[:, position, :, None])[..., 0]
         bias = w[f"{name}.attn.c_proj.bias"]
         sizes, read = (config.heads, config.d_model // config.heads), norm(f"{name}.ln_1", before[position])
-        written.append(Written("attention", number, own, heads, bias, sizes, read))
-        middle = before[position] + own
-        mlp = after[position] - before[position] - own
+        written.append(Written("attention", number, output, heads, bias, sizes, read))
+        middle = before[position] + output
+        mlp = after[position] - before[position] - output
         written.append(Written("mlp", number, mlp, sizes=(config.d_mlp,), read=norm(f"{name}.ln_2", middle)))
     return Stream(
         position,

@@ -1,11 +1,13 @@
-"""A text's tokens as a reader sees them: their names, and the token that a word or a number stands for."""
+"""A text's tokens as a reader sees them: their names, the token that a word or a number stands for, and windows."""
 
 import re
+from contextlib import suppress
+from itertools import groupby
 from typing import NamedTuple
 
 from clearhead.core.rule_values import is_whole
-from clearhead.errors import FileError, SelectionError, shown
-from clearhead.explaining.gpt2 import Token
+from clearhead.errors import FileError, SelectionError, expected
+from clearhead.explaining.model import LanguageModel, Token
 
 
 class Parts(NamedTuple):
@@ -24,29 +26,49 @@ class Split(NamedTuple):
     characters: int
 
 
+class Window(NamedTuple):
+    """The part of a longer text that was run: window `number`, from 1, tokens `first` to `stop` - 1, from 0."""
+
+    number: int
+    windows: int  # in all
+    first: int
+    stop: int
+    tokens: int  # of the whole text
+
+
+class TextPart(NamedTuple):
+    """A text that is run at once: its tokens with their positions in it, and which window of a longer text it is."""
+
+    text: str
+    tokens: list[Token]
+    window: Window | None = None
+
+
 def check_unicode(name: str, text: str) -> None:
     """Raise FileError for text that is not Unicode: a shell may pass bytes of another encoding."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         odd = text[error.start]
-        byte = f"byte {ord(odd) - 0xDC00:#04x}" if "\udc80" <= odd <= "\udcff" else "a lone surrogate"
-        raise FileError(f"{name} is not UTF-8: character {error.start} is {byte}.", "save it as UTF-8.") from None
+        values = {"name": name, "place": error.start, "byte": ord(odd) - 0xDC00}
+        what = "{name} is not UTF-8: character {place} is byte {byte:#04x}."
+        if not "\udc80" <= odd <= "\udcff":
+            what = "{name} is not UTF-8: character {place} is a lone surrogate."
+        raise FileError(what, "save it as UTF-8.", **values) from None
 
 
 def parts_of(tokens: list[Token], text: str) -> Parts:
     """Every token's text; a token that is some bytes of one character is named after it, as 猫1/3."""
-    names, firsts = [token.text for token in tokens], []
-    at = 0
-    while at < len(tokens):
-        span = tokens[at].start, tokens[at].stop
-        after = next((j for j in range(at, len(tokens)) if (tokens[j].start, tokens[j].stop) != span), len(tokens))
-        character, whole = text[slice(*span)], not names[at].startswith(("⟨", "<0x"))
-        if len(character) == 1 and after - at > 1 and not whole:
-            names[at:after] = [f"{character}{part + 1}/{after - at}" for part in range(after - at)]
-            firsts.append(Split(names[at], character, after - at, 0))
-        at = after
-    count = len({found.character for found in firsts})
+    names: list[str] = []
+    firsts: list[Split] = []
+    for (start, stop), group in groupby(tokens, lambda token: token[2:]):
+        parts = [token.text for token in group]
+        character, whole = text[start:stop], not parts[0].startswith(("⟨", "<0x"))
+        if len(character) == 1 and len(parts) > 1 and not whole:
+            parts = [f"{character}{part}/{len(parts)}" for part in range(1, len(parts) + 1)]
+            firsts.append(Split(parts[0], character, len(parts), 0))
+        names += parts
+    count = len({split.character for split in firsts})
     return Parts(names, firsts[0]._replace(characters=count) if firsts else None)
 
 
@@ -55,21 +77,48 @@ def find_token(tokens: list[Token], text: str, wanted: int | str | None) -> int:
     if wanted is None:
         return len(tokens) - 1
     if not is_whole(wanted) and not isinstance(wanted, str):
-        raise SelectionError(f"token is {shown(wanted)}: expected a position or a word of the text.")
-    try:
-        number = int(wanted)
-    except ValueError:
-        number = None
-    if number is not None and -len(tokens) <= number < len(tokens):
-        return number % len(tokens)
+        raise SelectionError(expected("token", wanted, "a position or a word of the text"))
+    with suppress(ValueError):
+        if -len(tokens) <= int(wanted) < len(tokens):
+            return int(wanted) % len(tokens)
     word = re.escape(str(wanted).strip())
     for pattern in (rf"(?<!\w){word}(?!\w)", word):  # a whole word first, then any part of the text
-        ends = [found.end() for found in re.finditer(pattern, text, re.IGNORECASE)] if word else []
+        ends = [match.end() for match in re.finditer(pattern, text, re.IGNORECASE)] if word else []
         places = [place for place, token in enumerate(tokens) if ends and token.start < ends[-1] <= token.stop]
         if places:
             return places[-1]
-    said = " ".join(name.strip() for name in parts_of(tokens, text).names)
+    names = " ".join(name.strip() for name in parts_of(tokens, text).names)
+    values = {"token": wanted, "last": len(tokens) - 1, "tokens": names}
     raise SelectionError(
-        f"token {wanted!r} is neither a position 0..{len(tokens) - 1} nor a word of the text.",
-        f"the tokens are: {said}",
+        "token {token!r} is neither a position 0..{last} nor a word of the text.", "the tokens are: {tokens}", **values
     )
+
+
+def windows(model: LanguageModel, text: str) -> list[TextPart]:
+    """A text cut into windows that do not overlap; special tokens, which each window has, are not counted."""
+    cut = model.windows(text)
+    sizes = [sum(token.stop > token.start for token in tokens) for tokens in cut]
+    parts, first = [], 0
+    for number, (tokens, size) in enumerate(zip(cut, sizes, strict=True), start=1):
+        start = min((token.start for token in tokens if token.stop > token.start), default=0)
+        stop = max((token.stop for token in tokens), default=0)
+        moved = [token._replace(start=max(0, token.start - start), stop=max(0, token.stop - start)) for token in tokens]
+        parts.append(TextPart(text[start:stop], moved, Window(number, len(cut), first, first + size, sum(sizes))))
+        first += size
+    return parts
+
+
+def token_in(part: TextPart, token: str | None) -> int | None:
+    """The index in a window of a token that is given for the whole text; None where the window does not hold it."""
+    if token is None:
+        return len(part.tokens) - 1
+    places = [place for place, each in enumerate(part.tokens) if each.stop > each.start]
+    assert part.window is not None
+    with suppress(ValueError):
+        number = int(token)
+        if -part.window.tokens <= number < part.window.tokens:
+            place = number % part.window.tokens - part.window.first
+            return places[place] if 0 <= place < len(places) else None
+    with suppress(SelectionError):
+        return find_token(part.tokens, part.text, token)
+    return None

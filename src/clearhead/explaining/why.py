@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from clearhead.changing.edits import Edit, off
+from clearhead.changing.edits import Edit
 from clearhead.changing.edits_json import edits_to_json
 from clearhead.core.agreement import spearman
 from clearhead.core.axes import Array, brief
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import RuleError, SelectionError, shown
-from clearhead.explaining import edit_checks, why_page
-from clearhead.explaining.cutting import Edge, cut_again
-from clearhead.explaining.derivatives import Derivatives, Target, derivatives, difference, target_of
-from clearhead.explaining.gpt2 import ForwardPass, Model, Token
-from clearhead.explaining.moving import probabilities
-from clearhead.explaining.running import check_given, forward_pass
+from clearhead.explaining import editing, why_page
+from clearhead.explaining.ablation import Edge, cut_again, off_again
+from clearhead.explaining.attribution import Way, way
+from clearhead.explaining.derivatives import Derivatives, derivatives, target_of
+from clearhead.explaining.forward import check_arguments, forward_pass
+from clearhead.explaining.gpt2 import Model
+from clearhead.explaining.model import Each, Token, probabilities
 from clearhead.explaining.stream import of_gpt2
 from clearhead.explaining.texts import check_unicode
-from clearhead.explaining.way import Way, way
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.view import page
 from clearhead.view.container import Document
@@ -165,87 +165,68 @@ def why(
     edge or head run again.
 
     >>> import clearhead as ch
-    >>> found = ch.why("mary had a little")
-    >>> found.token.text, found.against.text, found.edges[0][:4], round(found.edges[0].truth, 1)
+    >>> cause = ch.why("mary had a little")
+    >>> cause.token.text, cause.against.text, cause.edges[0][:4], round(cause.edges[0].truth, 1)
     (' lamb', ' girl', (0, 2, 3, 0), -3.3)
     """
-    check_given(text, each)
+    check_arguments(text, each)
     from clearhead.explaining.hub import find
 
     loaded, count = find(model), whole_number("count", count, 1)
     if not isinstance(loaded, Model):
         raise RuleError(
-            f"{loaded.name} runs in PyTorch, and why is for GPT-2 checkpoints, which run in NumPy.",
+            "{name} runs in PyTorch, and why is for GPT-2 checkpoints, which run in NumPy.",
             "ch.watch(model, causes=True) finds causes in PyTorch's models.",
+            name=loaded.name,
         )
-    given = edit_checks.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
+    read = editing.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
     tokens = loaded.tokens(text)
-    found = edit_checks.found_in(given, tokens, text)
-    run = forward_pass(loaded, tokens, each, found)
-    edit_checks.check_acts(given, found, run.layers)
+    placed = editing.by_position(read, tokens, text)
+    run = forward_pass(loaded, tokens, each, placed)
+    editing.check_acts(read, placed, run.layers)
     assert run.logits is not None
     first, second = (_id_of(loaded, run.logits[-1], *pair) for pair in (("token", token), ("against", against)))
-    found_derivatives = derivatives(loaded, run, target_of(run, first, second))
-    return _why(loaded, (text, tokens, given), found_derivatives, count, each)
+    result = derivatives(loaded, run, target_of(run, first, second))
+    z, target, by_head = result.z, result.target, result.heads()
+    strongest, heaviest, by_token = _estimated(result, count, each)
+    edges, heads = _run_again(loaded, result, {**strongest, **heaviest}, (count + 1) // 2, each)
+    stream = of_gpt2(loaded, [token.id for token in tokens], run, target.position)
+    logits = run.logits[target.position]
+    shares = probabilities(logits)
+    candidates = [Candidate(i, loaded.text(i), float(shares[i]), float(logits[i])) for i in target[1:]]
+    listed = [edge for edge in edges if edge.edge in strongest]
+    return Why(
+        model=loaded,
+        text=text,
+        tokens=tokens,
+        token=candidates[0],
+        against=candidates[1],
+        lead=z,
+        edges=listed,
+        agreement=spearman([edge.estimate for edge in listed], [edge.truth for edge in listed]),
+        by_token=by_token,
+        by_head=by_head,
+        heads=heads,
+        weights_alone=[next(edge for edge in edges if edge.edge == place) for place in heaviest],
+        run_again=len(edges),
+        edits=read,
+        ways=[way(stream, candidate.id, candidate.text) for candidate in candidates],
+    )
 
 
-Given = tuple[str, list[Token], tuple[Edit, ...]]
 Places = dict[Edge, tuple[float, float]]  # edges, each with its weight and the estimate
 
 
-def _why(model: Model, given: Given, found: Derivatives, count: int, each: Callable[[range], Iterable[int]]) -> Why:
-    run, target, by_head = found.run, found.target, found.heads()
-    stream = of_gpt2(model, [token.id for token in given[1]], run, target.position)
-    chosen, heaviest, by_token = _estimated(found, count, each)
-    edges = list({**chosen, **heaviest})
-    strongest = [
-        divmod(int(at), by_head.shape[1]) for at in np.argsort(-np.abs(by_head), axis=None)[: (count + 1) // 2]
-    ]
-    again = []
-    for at in each(range(len(edges) + len(strongest))):
-        if at < len(edges):
-            again.append(float(cut_again(model, run, target, [edges[at]])[0]))
-        else:
-            again.append(_off_again(model, found, *strongest[at - len(edges)]))
-    truth = dict(zip(edges, again, strict=False))
-    ranks = {edge: rank for rank, edge in enumerate(sorted(edges, key=lambda edge: -abs(truth[edge])), 1)}
-    effects, alone = (
-        [EdgeEffect(*edge, *numbers, truth[edge], ranks[edge]) for edge, numbers in part.items()]
-        for part in (chosen, heaviest)
-    )
-    heads = [
-        HeadEffect(layer, head, -float(by_head[layer, head]), x)
-        for (layer, head), x in zip(strongest, again[len(edges) :], strict=True)
-    ]
-    return Why(
-        model=model,
-        text=given[0],
-        tokens=given[1],
-        token=_candidate(model, run, target, target.token),
-        against=_candidate(model, run, target, target.against),
-        lead=found.z,
-        edges=sorted(effects, key=lambda effect: effect.rank),
-        agreement=spearman([x.estimate for x in effects], [x.truth for x in effects]),
-        by_token=by_token,
-        by_head=by_head,
-        heads=sorted(heads, key=lambda head: -abs(head.truth)),
-        weights_alone=alone,
-        run_again=len(edges),
-        edits=given[2],
-        ways=[way(stream, id_, model.text(id_)) for id_ in (target.token, target.against)],
-    )
-
-
-def _estimated(found: Derivatives, count: int, each: Callable[[range], Iterable[int]]) -> tuple[Places, Places, Array]:
+def _estimated(causes: Derivatives, count: int, each: Each) -> tuple[Places, Places, Array]:
     """The strongest edges by |estimate|, the largest weights of the target's row, and Σ of cuts to each token."""
-    run, row = found.run, found.target.position
+    run, row = causes.run, causes.target.position
     strongest: Places = {}
     heaviest: Places = {}
     by_token = np.zeros(len(run.hidden[0]))
     for number in each(range(len(run.layers))):
         ran = run.layers[number]
         weights = AttentionMatrix(ran.q, ran.k, **ran.rules)
-        cuts = weights.cuts(ran.v, found.layers[number].g)
+        cuts = weights.cuts(ran.v, causes.layers[number].g)
         seen = cuts.observe(by_key=True, strongest=count)
         by_token += np.asarray(seen.by_key, np.float64).sum(axis=0)
         assert seen.strongest is not None
@@ -265,19 +246,24 @@ def _first(places: Places, by: int, count: int) -> Places:
     return dict(sorted(places.items(), key=lambda item: -abs(item[1][by]))[:count])
 
 
-def _off_again(model: Model, found: Derivatives, layer: int, head: int) -> float:
-    """What z changes by when a head's output is 0, from a run of its layer and those after it."""
-    hidden, edits = found.run.hidden[layer], (*found.run.edits, off(layers=[layer], heads=[head]))
-    with np.errstate(over="ignore", invalid="ignore"):
-        for number in range(layer, model.config.layers):
-            hidden = model.layer(number, hidden, edits)[1]
-        return difference(model, hidden[found.target.position], found.target) - found.z
-
-
-def _candidate(model: Model, run: ForwardPass, target: Target, token: int) -> Candidate:
-    assert run.logits is not None
-    logits = run.logits[target.position]
-    return Candidate(token, model.text(token), float(probabilities(logits)[token]), float(logits[token]))
+def _run_again(
+    model: Model, causes: Derivatives, places: Places, count: int, each: Each
+) -> tuple[list[EdgeEffect], list[HeadEffect]]:
+    """The true effects of these edges and of the `count` heads that bring most, the largest first."""
+    run, target, by_head = causes.run, causes.target, causes.heads()
+    order = np.argsort(-np.abs(by_head), axis=None)[:count]
+    edges, heads = list(places), [divmod(int(place), by_head.shape[1]) for place in order]
+    truths = []
+    for number in each(range(len(edges) + len(heads))):
+        if number < len(edges):
+            truths.append(float(cut_again(model, run, target, [edges[number]])[0]))
+        else:
+            truths.append(off_again(model, run, target, *heads[number - len(edges)]))
+    ranked = sorted(zip(edges, truths, strict=False), key=lambda pair: -abs(pair[1]))
+    effects = [EdgeEffect(*edge, *places[edge], truth, rank) for rank, (edge, truth) in enumerate(ranked, 1)]
+    pairs = zip(heads, truths[len(edges) :], strict=True)
+    of_heads = [HeadEffect(layer, head, -float(by_head[layer, head]), truth) for (layer, head), truth in pairs]
+    return effects, sorted(of_heads, key=lambda head: -abs(head.truth))
 
 
 def _id_of(model: Model, logits: Array, name: str, wanted: int | str | None) -> int | None:
@@ -288,13 +274,14 @@ def _id_of(model: Model, logits: Array, name: str, wanted: int | str | None) -> 
     word = wanted.replace("␣", " ")
     spellings = [word] if not word or word.startswith(" ") else [word, f" {word}"]
     cut = [model.tokenizer.encode(spelling, add_special_tokens=False).ids for spelling in spellings]
-    whole = [
-        ids[0] for ids in cut if len(ids) == 1 and model.text(ids[0]).strip().casefold() == word.strip().casefold()
-    ]
+    plain = word.strip().casefold()
+    whole = [ids[0] for ids in cut if len(ids) == 1 and model.text(ids[0]).strip().casefold() == plain]
     if not whole:
         parts = ", ".join(repr(model.text(i)) for i in cut[-1][:8]) or "nothing"
+        values = {"name": name, "token": shown(wanted), "parts": parts}
         raise SelectionError(
-            f"{name} {shown(wanted)} is not one token: the model's vocabulary cuts it into {parts}.",
+            "{name} {token} is not one token: the model's vocabulary cuts it into {parts}.",
             "name one token, such as the first of these.",
+            **values,
         )
     return max(whole, key=lambda i: float(logits[i]))

@@ -6,19 +6,35 @@ from typing import Any
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.digits import fixed, percent
+from clearhead.explaining.attribution import Way
+from clearhead.explaining.attribution_words import for_page
 from clearhead.explaining.derivatives import derivatives, target_of
-from clearhead.explaining.edit_checks import found_in
+from clearhead.explaining.editing import by_position
 from clearhead.explaining.explain import explain
 from clearhead.explaining.explanation import document as explained
+from clearhead.explaining.forward import forward_pass
 from clearhead.explaining.gpt2 import Model
-from clearhead.explaining.running import forward_pass
-from clearhead.explaining.way import Way
-from clearhead.explaining.way_told import for_page
+from clearhead.textbook.page import capitalised
 from clearhead.view.container import Document
 from clearhead.words import LANGUAGES, Language, say
 
 _SHOWN = ("token", "against", "lead", "edges", "agreement", "by_token", "heads", "weights_alone")
 _FOR_PAGE = {name: f"{{{name}}}" for name in ("token", "against", "query")}  # the page puts these texts in
+_HEADINGS = ("tokens", "edges", "agreement", "heads", "alone")
+_WORDS = {  # the page's names of sentences that have nothing else to put in
+    "open": "why open",
+    "tokens": "why tokens",
+    "helped": "why minus",
+    "hurt": "why plus",
+    "sum": "why sum",
+    "exact": "why exact",
+    "heads": "why heads",
+    "alone": "why weights",
+    "ends": "why direction",
+    "weight": "weight",
+    "estimate": "why estimate",
+    "truth": "why truth",
+}
 
 
 def document(
@@ -42,7 +58,7 @@ def document(
 def _derivatives(model: Model, edits: Sequence[Edit], causes: Mapping[str, Any]) -> list[Array]:
     """Of each layer the derivative of the lead by its heads' outputs, (heads, tokens, d_v), in the run with edits."""
     tokens = model.tokens(causes["text"])
-    run = forward_pass(model, tokens, iter, found_in(edits, tokens, causes["text"]))
+    run = forward_pass(model, tokens, iter, by_position(edits, tokens, causes["text"]))
     target = target_of(run, causes["token"]["id"], causes["against"]["id"])
     return [layer.g for layer in derivatives(model, run, target).layers]
 
@@ -50,34 +66,21 @@ def _derivatives(model: Model, edits: Sequence[Edit], causes: Mapping[str, Any])
 def _words(language: Language, causes: Mapping[str, Any]) -> dict[str, str]:
     """Every sentence of the section and the names of its columns."""
     token, against, lead, agreement = (causes[name] for name in ("token", "against", "lead", "agreement"))
-    title = _FOR_PAGE if lead >= 0 else {"token": "{against}", "against": "{token}"}
+    ahead, count = lead >= 0, len(causes["edges"])
+    title = _FOR_PAGE if ahead else {"token": "{against}", "against": "{token}"}
     facts = {"logit": _number(token["logit"]), "other": _number(against["logit"]), "lead": _number(abs(lead))}
     shares = {"share": percent(token["probability"]), "other_share": percent(against["probability"])}
-    count = {"count": len(causes["edges"]), "agreement": agreement}
-    told = {
+    words = {name: say(language, key, **_FOR_PAGE) for name, key in _WORDS.items()}
+    words |= {
         "title": say(language, "why title", **title),
-        "lead": say(language, "why lead" if lead >= 0 else "why behind", **_FOR_PAGE, **facts, **shares),
-        "open": say(language, "why open"),
-        "tokens": say(language, "why tokens", **_FOR_PAGE),
-        "helped": say(language, "why minus", **_FOR_PAGE),
-        "hurt": say(language, "why plus", **_FOR_PAGE),
-        "sum": say(language, "why sum"),
-        "edges": say(language, "why edges" if causes["edges"] else "why no edges"),
-        "exact": say(language, "why exact"),
-        "agreement": "" if agreement is None else f"{say(language, 'why agreement', **count)}{_STOP[language]}",
-        "heads": say(language, "why heads"),
-        "alone": say(language, "why weights", **_FOR_PAGE),
-        "ends": say(language, "why direction"),
-        "weight": say(language, "weight"),
-        "estimate": say(language, "why estimate"),
-        "truth": say(language, "why truth"),
+        "lead": say(language, "why lead" if ahead else "why behind", **_FOR_PAGE, **facts, **shares),
+        "edges": say(language, "why edges" if count else "why no edges"),
+        "agreement": "",
         "rank": say(language, "why place", count=causes["edges_run_again"]),
     }
-    return {name: text[:1].upper() + text[1:] if name in _HEADINGS else text for name, text in told.items()}
-
-
-_STOP = {"en": ".", "zh": "。"}
-_HEADINGS = ("tokens", "edges", "agreement", "heads", "alone")
+    if agreement is not None:
+        words["agreement"] = capitalised(say(language, "why agreement", count=count, agreement=agreement), language)
+    return {name: capitalised(text) if name in _HEADINGS else text for name, text in words.items()}
 
 
 def _number(x: float) -> str:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, MODEL_MAPPING, AttentionInterface, AttentionMaskInterface
 from transformers import masking_utils as theirs
 
-from clearhead.core.arrays import graphed
 from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.rules import flat
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError
@@ -20,9 +19,10 @@ from clearhead.layers.masks import RuledMask, from_tensor, keep_rules
 from clearhead.layers.packed import PACKING, PAGED, attend_packed, is_packed
 from clearhead.layers.recording import AttentionCall, Recording
 from clearhead.ops.attention import attention
+from clearhead.ops.graphed import graphed
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
-from clearhead.ops.softcaps import by_softcap
+from clearhead.ops.softcap_per_head import by_softcap
 from clearhead.torch import dropped
 
 NAME = "clearhead"
@@ -79,27 +79,29 @@ def register() -> None:
         AttentionMaskInterface.register(name, make_mask)
 
 
-def make_mask(**given: Any) -> Tensor | None:
+def make_mask(**options: Any) -> Tensor | None:
     """The mask function for `AttentionMaskInterface`: rules; for compiled models a plain mask.
 
     `generate` makes a static cache's masks outside the model's forward pass, and that may be compiled: they are plain.
     """
     if not torch.compiler.is_compiling():
-        mask = keep_rules(**given)
-        static = isinstance(given["q_offset"], Tensor) or mask.has_room
+        mask = keep_rules(**options)
+        static = isinstance(options["q_offset"], Tensor) or mask.has_room
         if watchers or changers or not static:
             return mask
-    return theirs.sdpa_mask(**given) if takes_bool_masks(given["config"].model_type) else theirs.eager_mask(**given)
+    return (
+        theirs.sdpa_mask(**options) if takes_bool_masks(options["config"].model_type) else theirs.eager_mask(**options)
+    )
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def takes_bool_masks(model_type: str) -> bool:
     """May every class of this kind of model get sdpa's masks (bool, or None)? Some add their mask to the scores."""
     try:
-        found: Any = MODEL_MAPPING[CONFIG_MAPPING[model_type]]
+        kinds: Any = MODEL_MAPPING[CONFIG_MAPPING[model_type]]
     except KeyError:
         return False
-    return all(kind._supports_sdpa for kind in (found if isinstance(found, tuple) else (found,)))
+    return all(kind._supports_sdpa for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
 
 
 def attend(
@@ -286,7 +288,7 @@ def _answer(
     if observing and not dropout and (only_logsumexp or not keeps_graph):
         seen = AttentionMatrix(call.q, call.k, **rules).observe(value, **asked)
         return seen.output, replace(seen, output=None, logsumexp=seen.logsumexp.detach())
-    output = by_softcap(lambda q, k, v, own: _output(q, k, v, dropout, own), call.q, call.k, value, rules)
+    output = by_softcap(lambda q, k, v, capped: _output(q, k, v, dropout, capped), call.q, call.k, value, rules)
     if not observing:
         return output, None
     with torch.no_grad():

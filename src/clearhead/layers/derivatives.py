@@ -109,16 +109,16 @@ def computed_again(waiting: list[tuple[Tensor, CallDerivative]], q: Tensor) -> C
 
 class _Followed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, output: Tensor, own: Tensor, call: "ref[CallDerivative]") -> Tensor:
+    def forward(ctx: Any, output: Tensor, local: Tensor, call: "ref[CallDerivative]") -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.own, ctx.call = own, call
+        ctx.output, ctx.call = local, call
         return output.view_as(output)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         (grad,), call = grads, ctx.call()
         if grad is not None and call is not None:
-            leaf = torch.autograd.graph.get_gradient_edge(ctx.own).node  # which only a pass to every leaf comes to
+            leaf = torch.autograd.graph.get_gradient_edge(ctx.output).node  # which only a pass to every leaf comes to
             call.add(grad, chosen=not torch._C._will_engine_execute_node(leaf))
         return grad, None, None
 

@@ -41,27 +41,27 @@ class Pattern:
 
     def rules(self, queries: range, keys: range) -> RuleDict:
         """The rules of attention for queries and keys at these positions of the sequence."""
-        found: RuleDict = {}
+        rules: RuleDict = {}
         if self.beside is not None:  # causal would forbid the keys behind, a window as well
-            found["mask"] = self.full(queries, keys)
+            rules["mask"] = self.full(queries, keys)
         else:
-            found |= self._near()
-            found |= self._segments(queries, keys)
-            found |= _padding_rules(self.padding, keys)
+            rules |= self._near()
+            rules |= self._segments(queries, keys)
+            rules |= _padding_rules(self.padding, keys)
             if self.dense is not None:
-                found["mask"] = self.dense if "mask" not in found else found["mask"] & self.dense
+                rules["mask"] = self.dense if "mask" not in rules else rules["mask"] & self.dense
         offset = queries.start - keys.start
-        if offset or "causal" in found or "window" in found:
-            found["query_offset"] = offset
+        if offset or "causal" in rules or "window" in rules:
+            rules["query_offset"] = offset
         if self.bias is not None:
-            found["bias"] = self.bias
-        return found
+            rules["bias"] = self.bias
+        return rules
 
     def _near(self) -> RuleDict:
-        found: RuleDict = {"causal": self.causal} if self.causal else {}
+        rules: RuleDict = {"causal": self.causal} if self.causal else {}
         if self.left is not None or self.right is not None:
-            found["window"] = (self.left, self.right)
-        return found
+            rules["window"] = (self.left, self.right)
+        return rules
 
     def first_visible(self, query: int, least: int) -> int:
         """The first key, from `least` on, that windows and chunks let queries from this position on see."""
@@ -96,9 +96,9 @@ class Pattern:
     def full(self, queries: range, keys: range) -> Tensor | None:
         """The mask in full, (batch, heads or 1, queries, keys); None where these queries see all of these keys."""
         if self.beside is not None:
-            own = replace(self, beside=None).full(queries, keys)
-            assert own is not None
-            return torch.cat([own, self.beside], -1)
+            plain = replace(self, beside=None).full(queries, keys)
+            assert plain is not None
+            return torch.cat([plain, self.beside], -1)
         if self.dense is not None:
             return self.dense
         if self.make is not None:
@@ -174,10 +174,15 @@ def _merged(tensors: Any, dim: int = 0, *, axis: int | None = None, **more: Any)
     """
     if more or (dim if axis is None else axis) not in (-1, 3) or len(tensors) != 2:
         return None
-    own, other = tensors
-    if not isinstance(own, RuledMask) or not own.untouched or not own.pattern.causal or own.pattern.beside is not None:
+    first, other = tensors
+    if (
+        not isinstance(first, RuledMask)
+        or not first.untouched
+        or not first.pattern.causal
+        or first.pattern.beside is not None
+    ):
         return None
-    if own.shape[:3] != other.shape[:3] or own.dtype != other.dtype:
+    if first.shape[:3] != other.shape[:3] or first.dtype != other.dtype:
         return None
     pattern = other.meaning() if isinstance(other, RuledMask) else from_tensor(other, causal=False)
     if pattern.causal or pattern.beside is not None or pattern.bias is not None:
@@ -185,9 +190,9 @@ def _merged(tensors: Any, dim: int = 0, *, axis: int | None = None, **more: Any)
     (row, col), (n, m) = (other.start if isinstance(other, RuledMask) else (0, 0)), other.shape[2:]
     beside = pattern.full(range(row, row + n), range(col, col + m))
     note = f"merged attention: the last {m} keys are not the sequence's own, and the mask is kept in full."
-    shape = (*own.shape[:3], own.shape[3] + m)
-    looks = torch.zeros(1, dtype=own.dtype, device=own.device).expand(shape)
-    return _ruled(looks, replace(own.pattern, beside=beside, note=note), own.start)
+    shape = (*first.shape[:3], first.shape[3] + m)
+    looks = torch.zeros(1, dtype=first.dtype, device=first.device).expand(shape)
+    return _ruled(looks, replace(first.pattern, beside=beside, note=note), first.start)
 
 
 def _ruled(looks: Tensor, pattern: Pattern, start: tuple[int, int]) -> RuledMask:

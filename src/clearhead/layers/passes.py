@@ -121,9 +121,9 @@ class Passes:
             self._reads_tokens = True
             if self.begin_pass is not None:
                 self.begin_pass(named)
-        if self._reads_tokens and (given := _inputs(module, args, named)) is not None:
+        if self._reads_tokens and (tokens := _inputs(module, args, named)) is not None:
             self._reads_tokens = False
-            self._read_tokens(module, given)
+            self._read_tokens(module, tokens)
         self.running.append(module)
 
     def _leave(self, module: Any, *_: Any) -> None:
@@ -168,6 +168,6 @@ def _root(paths: dict[Any, str]) -> str:
     """What the paths of one Transformers model inside a wrapper begin with; "" where several are side by side."""
     from transformers import PreTrainedModel
 
-    found = [path for module, path in paths.items() if isinstance(module, PreTrainedModel)]
-    first = f"{found[0]}." if found and found[0] else ""
-    return first if all(path.startswith(first) for path in found[1:]) else ""
+    inner = [path for module, path in paths.items() if isinstance(module, PreTrainedModel)]
+    first = f"{inner[0]}." if inner and inner[0] else ""
+    return first if all(path.startswith(first) for path in inner[1:]) else ""

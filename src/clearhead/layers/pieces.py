@@ -16,16 +16,16 @@ def pieces_of(ids: Sequence[int], decode: Callable[[list[int]], str]) -> list[st
 
     A token that holds a part of a character has "", and the last one of these has the character. O(tokens).
     """
-    found: list[str] = []
+    pieces: list[str] = []
     start = read = 0  # the text of ids[start:read] is known, and what follows is decoded behind it
     for stop in range(1, len(ids) + 1):
         before, now = decode(list(ids[start:read])), decode(list(ids[start:stop]))
         if now.endswith(_UNREADABLE) and stop < len(ids) and stop - read < 4:
-            found.append("")
+            pieces.append("")
             continue
-        found.append(now[len(before) :])
+        pieces.append(now[len(before) :])
         start, read = read, stop
-    return found
+    return pieces
 
 
 def spaced(texts: Sequence[str]) -> list[str] | None:
@@ -50,16 +50,16 @@ def words(pieces: Sequence[str]) -> list[int]:
     >>> words(["He", " doesn", "'t", " know", ",", "\n", "我", "们"])
     [0, 1, 1, 2, 3, 4, 5, 6]
     """
-    found: list[int] = []
+    numbers: list[int] = []
     number, before, parts = -1, "", 0
     for piece in pieces:
         if not piece:  # a part of the character that a later token has
             parts += 1
             continue
         number += not _goes_on(before, piece)
-        found += [number] * (parts + 1)
+        numbers += [number] * (parts + 1)
         before, parts = piece, 0
-    return found + [max(number, 0)] * parts
+    return numbers + [max(number, 0)] * parts
 
 
 def sentences(pieces: Sequence[str]) -> list[int]:
@@ -71,12 +71,12 @@ def sentences(pieces: Sequence[str]) -> list[int]:
     >>> sentences(["Who", "?", " He", " said", " 3", ".", "5", ".", "\n", "Yes"])
     [0, 0, 1, 1, 1, 1, 1, 1, 1, 2]
     """
-    ends = [found.end() for found in _END.finditer("".join(pieces))]
+    ends = [match.end() for match in _END.finditer("".join(pieces))]
     starts = np.cumsum([0, *map(len, pieces)])[:-1]
     gaps = [len(piece) - len(piece.lstrip()) if piece.strip() else 0 for piece in pieces]
     number = np.searchsorted(ends, starts + gaps, side="right")
-    found: list[int] = np.unique(number, return_inverse=True)[1].tolist()
-    return found
+    numbered: list[int] = np.unique(number, return_inverse=True)[1].tolist()
+    return numbered
 
 
 def _goes_on(before: str, piece: str) -> bool:

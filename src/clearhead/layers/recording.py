@@ -16,7 +16,7 @@ from clearhead.layers.layer import Layer
 from clearhead.layers.masks import Pattern, RuleDict
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation, among
-from clearhead.ops.softcaps import for_heads
+from clearhead.ops.softcap_per_head import for_heads
 from clearhead.ops.span_terms import SpanTerm, combined, joined
 
 AGAIN = "watch one sequence in a block, with its cache: open another `with ch.watch(…)` for another one."
@@ -96,7 +96,7 @@ class Recording:
             )
         if self.cross and call.keys != before.keys:
             raise RuleError(f"layer {self.name}: the keys of cross-attention changed.", AGAIN)
-        own, other = torch.split(call.k, [len(call.keys), call.pattern.others], 2)
+        local, other = torch.split(call.k, [len(call.keys), call.pattern.others], 2)
         if other.shape[2] != before.pattern.others or (
             self.other_k is not None and not torch.equal(other, self.other_k)
         ):
@@ -105,7 +105,7 @@ class Recording:
                 "are another encoder's output, or the model adds to them as it goes on.",
                 "watch one forward pass with use_cache=False: its matrix has every query.",
             )
-        if not self.cross and call.keys.stop == before.keys.stop and not self._same_keys(own):
+        if not self.cross and call.keys.stop == before.keys.stop and not self._same_keys(local):
             raise RuleError(
                 f"layer {self.name}: queries were added and no keys: the cache has room to spare, and the mask does "
                 "not say which of it is used.",
@@ -126,7 +126,7 @@ class Recording:
     def graphless(self) -> list[tuple[Tensor, CallDerivative]]:
         """The queries and derivatives of the calls that had no graph: those that a checkpoint computes again."""
         calls = [] if self.derivative is None else self.derivative.calls
-        return [(kept.q, own) for kept, own in zip(self.calls, calls, strict=False) if own.graphless]
+        return [(kept.q, call) for kept, call in zip(self.calls, calls, strict=False) if call.graphless]
 
     def _same_keys(self, k: Tensor) -> bool:
         """Are these the keys of the first call, as in cross-attention?"""
@@ -213,14 +213,14 @@ class Recording:
 
     def _arrays(self) -> list[Tensor | None]:
         """q, k and v of all calls, other keys behind the sequence's own; None for what is not kept."""
-        found: list[Tensor | None] = []
+        joined: list[Tensor | None] = []
         for side, other in (("q", None), ("k", self.other_k), ("v", self.other_v)):
             pieces = [getattr(call, side) for call in self.calls]
             if other is not None:
                 pieces.append(other if self.shared is None else other[:, self.shared])
             let_go = pieces[0] is None or (side != "v" and not self.keep)
-            found.append(None if let_go else pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2))
-        return found
+            joined.append(None if let_go else pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2))
+        return joined
 
     def _rules(self, pattern: Pattern, queries: range, keys: range) -> RuleDict:
         rules = self.calls[-1].scores | pattern.rules(queries, keys)

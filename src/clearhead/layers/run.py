@@ -7,8 +7,8 @@ from typing import Any, Self, cast
 
 import numpy as np
 
-from clearhead.core.rule_values import is_whole, read_path
-from clearhead.errors import SelectionError, shown
+from clearhead.core.rule_values import layer_name, read_path
+from clearhead.errors import SelectionError
 from clearhead.layers.layer import Layer
 from clearhead.layers.saved import read
 
@@ -45,16 +45,8 @@ class Run:
 
     def layer_name(self, layer: int | str) -> str:
         """The name of a layer given by number, name or path. Raises SelectionError for an unknown layer."""
-        names = self.layers
-        if not is_whole(layer) and not isinstance(layer, str):
-            raise SelectionError(f"layer is {shown(layer)}: expected its number or its name.", "layer=0")
-        if str(layer) in self.parts:
-            return str(layer)
-        if not isinstance(layer, str) and -len(names) <= layer < len(names):
-            return names[layer]
-        for name, part in self.parts.items():
-            if part.path == layer:
-                return name
-        if not names:
+        if not self.parts and isinstance(layer, (int, str)):
             raise SelectionError("no attention was seen.", "run the model inside the `with` block.")
-        raise SelectionError(f"there is no layer {layer!r}.", f"seen are: {', '.join(names)}")
+        if isinstance(layer, str) and layer not in self.parts:
+            layer = next((name for name, part in self.parts.items() if part.path == layer), layer)
+        return layer_name(layer, self.layers)

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from clearhead import __version__
 from clearhead.core.array_files import safetensors
 from clearhead.core.arrays import as_rule_array as near
 from clearhead.core.axes import Array
 from clearhead.core.files import object_of, write_whole
 from clearhead.core.problem import describe
 from clearhead.core.rules import flat
-from clearhead.core.statistics import STATISTICS, Top, arrays_of
-from clearhead.errors import ClearheadError, FileError
+from clearhead.core.statistics import STATISTICS, Top, arrays_of, joined_arrays, separate_arrays
+from clearhead.errors import ClearheadError, FileError, Sentence
 from clearhead.layers.layer import Layer, Stored
-from clearhead.ops.observation import Observation, joined_arrays, separate_arrays
+from clearhead.ops.observation import Observation
+from clearhead.version import __version__
 
 FORMAT = 1
 _SAVED = [name for name in STATISTICS if name not in ("output", "groups")]
@@ -26,16 +26,18 @@ def read(path: str | os.PathLike[str]) -> tuple[list[Layer], dict[str, Any]]:
     """Read the layers, and the model's name and tokens. Raises FileError."""
     arrays, words = _read(path)
     if words.get("format") != FORMAT:
+        values = {"path": path, "format": words.get("format"), "current": FORMAT, "version": words.get("clearhead")}
         raise FileError(
-            f"{path} has format {words.get('format')!r}, and this version reads {FORMAT}: it was written by clearhead "
-            f"{words.get('clearhead')!r}."
+            "{path} has format {format!r}, and this version reads {current}: it was written by clearhead {version!r}.",
+            **values,
         )
     try:
         return _record(arrays, words)
     except ClearheadError as error:
-        raise FileError(f"{path} is not a whole record of ch.watch: {error.what}") from None
+        raise FileError("{path} is not a whole record of ch.watch: {reason}", path=path, reason=error.what) from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise FileError(f"{path} is not a whole record of ch.watch: {type(error).__name__} {error}.") from None
+        values = {"path": path, "kind": type(error).__name__, "error": Sentence(str(error))}
+        raise FileError("{path} is not a whole record of ch.watch: {kind} {error}.", **values) from None
 
 
 def write(path: str | os.PathLike[str], layers: list[Layer], words: dict[str, Any]) -> None:
@@ -51,18 +53,18 @@ def write(path: str | os.PathLike[str], layers: list[Layer], words: dict[str, An
 def _put(arrays: dict[str, Array], number: str, layer: Layer) -> dict[str, Any]:
     """Add one layer's arrays under their names; returns the layer's part of the header."""
     seen = layer.observation
-    given: dict[str, Any] = {"q": layer.q, "k": layer.k, "v": layer.v, "padding": layer.padding}
-    given["g"] = None if layer.derivative is None else layer.g
-    given |= {name: x for name, x in separate_arrays(seen).items() if name != "output"}
+    kept: dict[str, Any] = {"q": layer.q, "k": layer.k, "v": layer.v, "padding": layer.padding}
+    kept["g"] = None if layer.derivative is None else layer.g
+    kept |= {name: x for name, x in separate_arrays(seen).items() if name != "output"}
     plain: dict[str, Any] = {}
     for name, value in flat(layer.rules).items():
         if name == "spans":
             continue
         if hasattr(value, "shape"):
-            given[f"rule {name}"] = value
+            kept[f"rule {name}"] = value
         else:
             plain[name] = value
-    for name, value in given.items():
+    for name, value in kept.items():
         if value is not None:
             arrays[f"{number} {name}"] = np.ascontiguousarray(near(value, name))
     words = {"name": layer.name, "path": layer.path, "call": layer.call, "cross": layer.cross, "note": layer.note}
@@ -73,15 +75,15 @@ def _put(arrays: dict[str, Array], number: str, layer: Layer) -> dict[str, Any]:
 def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, Any]]:
     arrays, words = safetensors(path)
     if "watch" not in words:
-        raise FileError(f"{path} was not written by seen.save.")
+        raise FileError("{path} was not written by seen.save.", path=path)
     return arrays, object_of(words["watch"], f"{path}: what is said of its layers")
 
 
 def _record(arrays: dict[str, Array], words: dict[str, Any]) -> tuple[list[Layer], dict[str, Any]]:
     layers = []
     for number, layer in enumerate(words["layers"]):
-        own = {name.partition(" ")[2]: x for name, x in arrays.items() if name.partition(" ")[0] == str(number)}
-        layers.append(_layer(own, layer))
+        stored = {name.partition(" ")[2]: x for name, x in arrays.items() if name.partition(" ")[0] == str(number)}
+        layers.append(_layer(stored, layer))
     if len({layer.name for layer in layers}) != len(layers):
         raise ValueError("two layers have one name")
     rows = {name: [list(row) for row in words[name]] for name in ("tokens", "source_tokens")}
@@ -89,34 +91,34 @@ def _record(arrays: dict[str, Array], words: dict[str, Any]) -> tuple[list[Layer
     return layers, {**rows, "model": str(words["model"]), "unseen": unseen}
 
 
-def _layer(own: dict[str, Array], words: dict[str, Any]) -> Layer:
+def _layer(stored: dict[str, Array], words: dict[str, Any]) -> Layer:
     rules: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in words["rules"].items()}
-    rules |= {name.removeprefix("rule "): x for name, x in own.items() if name.startswith("rule ")}
+    rules |= {name.removeprefix("rule "): x for name, x in stored.items() if name.startswith("rule ")}
     spans = tuple(rules.pop(f"spans[{place}]") for place in range(3) if f"spans[{place}]" in rules)
     rules |= {"spans": spans} if spans else {}
-    q, k = own.get("q"), own.get("k")
+    q, k = stored.get("q"), stored.get("k")
     if (q is None) != (k is None):
         raise ValueError("a layer has only one of q and k")
     heads = tuple(int(head) for head in words["heads"])
     queries, keys = int(words["queries"]), int(words["keys"])
     if q is not None:
-        problem = describe(q, k, own.get("v"), rules).problem  # type: ignore[arg-type]
+        problem = describe(q, k, stored.get("v"), rules).problem  # type: ignore[arg-type]
         if problem.shape[1:] != (len(heads), queries, keys):
             raise ValueError(f"layer {words['name']} has a matrix of shape {problem.shape}")
     sizes = {"heads": len(heads), "queries": queries, "keys": keys}
-    found = joined_arrays({array: own[array] for name in _SAVED for array in arrays_of(name) if array in own})
-    for name, value in found.items():
+    joined = joined_arrays({array: stored[array] for name in _SAVED for array in arrays_of(name) if array in stored})
+    for name, value in joined.items():
         for part in value if isinstance(value, Top) else (value,):
             expected = [sizes.get(axis) for axis in STATISTICS[name].axes]
             batch, *rest = part.shape
-            fits = batch == own["logsumexp"].shape[0] and len(rest) == len(expected)
+            fits = batch == stored["logsumexp"].shape[0] and len(rest) == len(expected)
             if not fits or any(size not in (None, real) for size, real in zip(expected, rest, strict=True)):
                 raise ValueError(f"layer {words['name']} has {name} of shape {part.shape}")
-    g, v = own.get("g"), own.get("v")
+    g, v = stored.get("g"), stored.get("v")
     if g is not None and (v is None or g.shape != (v.shape[0], *list(sizes.values())[:2], v.shape[-1])):
         raise ValueError(f"layer {words['name']} has a derivative of shape {g.shape}")
     sinks = rules.get("sinks") is not None
-    seen = Observation(**found, queries=queries, keys=keys, sinks=sinks)
+    seen = Observation(**joined, queries=queries, keys=keys, sinks=sinks)
     return Layer(
         name=str(words["name"]),
         path=str(words["path"]),
@@ -128,7 +130,7 @@ def _layer(own: dict[str, Array], words: dict[str, Any]) -> Layer:
         k=k,
         v=v,
         rules=rules,
-        padding=own.get("padding"),
+        padding=stored.get("padding"),
         note=str(words["note"]),
         other_keys=int(words.get("other_keys", 0)),
         derivative=None if g is None else Stored(g),

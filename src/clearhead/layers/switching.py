@@ -62,8 +62,8 @@ def restore(before: Implementations) -> None:
 def _attentions(model: nn.Module) -> str:
     """The model's attention classes, those of its own file where it has any."""
     classes = dict.fromkeys(type(m) for m in model.modules() if mixes_tokens(m))
-    own = [kind for kind in classes if kind.__module__ == type(model).__module__]
-    return ", ".join(kind.__name__ for kind in own or classes) or "no class called so"
+    local = [kind for kind in classes if kind.__module__ == type(model).__module__]
+    return ", ".join(kind.__name__ for kind in local or classes) or "no class called so"
 
 
 def models(model: nn.Module) -> list[PreTrainedModel]:
@@ -73,13 +73,13 @@ def models(model: nn.Module) -> list[PreTrainedModel]:
 
 def _implementations(model: nn.Module) -> Implementations:
     """Every config of the model and its parts, outermost first, with its implementation."""
-    found: dict[int, tuple[PretrainedConfig, Any]] = {}
+    configs: dict[int, tuple[PretrainedConfig, Any]] = {}
     waiting = [part.config for part in models(model)]
     while waiting:
         config = waiting.pop(0)
-        if id(config) in found:
+        if id(config) in configs:
             continue
-        found[id(config)] = (config, config._attn_implementation)
+        configs[id(config)] = (config, config._attn_implementation)
         parts = (getattr(config, key, None) for key in config.sub_configs)
         waiting = [part for part in parts if part is not None] + waiting
-    return list(found.values())
+    return list(configs.values())

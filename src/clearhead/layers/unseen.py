@@ -22,8 +22,8 @@ def mixes_tokens(module: nn.Module) -> bool:
     children = {name for name, _ in module.named_children()}
     sides = sum(not children.isdisjoint(names) for names in (_QUERIES, _KEYS, _VALUES))
     called_so = _NAMES.search(type(module).__name__) is not None
-    found = called_so or sides > 1 or not children.isdisjoint(_FUSED)
-    return found and next(module.parameters(), None) is not None
+    result = called_so or sides > 1 or not children.isdisjoint(_FUSED)
+    return result and next(module.parameters(), None) is not None
 
 
 def unseen(

@@ -1,17 +1,19 @@
 """A key-value cache for decoding: memory allocated in advance, a length for each sequence."""
 
 from collections.abc import Iterable
+from operator import gt
 from types import NoneType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.core.arrays import check_tensor
+from clearhead.core.arrays import as_rule_array, check_tensor
 from clearhead.core.room import array_bytes, check_room
-from clearhead.core.rule_values import whole_number
+from clearhead.core.rule_values import is_whole, whole_number
 from clearhead.errors import DtypeError, RuleError, ShapeError, shown
-from clearhead.ops import repeated
+from clearhead.ops import fast_calls
 
 _CAPACITY = 64  # positions, by default
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -89,7 +91,9 @@ class KVCache:
 
     @property
     def lengths(self) -> Tensor:
-        """How many positions each sequence has so far, (batch,): a copy. May be set, to forget the last.
+        """How many positions each sequence has so far, (batch,): a copy. May be set, to forget the last, as by `crop`.
+
+        Raises RuleError for more positions than a sequence has.
 
         >>> import clearhead.nn
         >>> clearhead.nn.KVCache(batch=2, kv_heads=1, d_k=4, d_v=4).lengths
@@ -99,7 +103,13 @@ class KVCache:
 
     @lengths.setter
     def lengths(self, value: Tensor) -> None:
-        self._lengths = self._numbers("lengths", value, self.keys.shape[2] + self.start).tolist()
+        lengths = self._numbers("lengths", value, None)
+        if any(map(gt, lengths, self._lengths)):
+            raise RuleError(
+                f"lengths is {shown(lengths)}: the sequences have {shown(self._lengths)} positions.",
+                "append(k, v) adds positions.",
+            )
+        self._shorten("lengths", lengths)
 
     def __len__(self) -> int:
         """The length of the longest sequence."""
@@ -131,7 +141,7 @@ class KVCache:
         """
         new = self._check(k, v)
         before = self._lengths
-        added = [new] * len(before) if counts is None else self._numbers("counts", counts, new).tolist()
+        added = [new] * len(before) if counts is None else self._numbers("counts", counts, new)
         self._make_room(max(before) + new, min(before))
         places = [length - self.start for length in before]
         first = 0 if self.window is None else max(0, min(places) - self.window + 1)  # the first place that is seen
@@ -175,7 +185,7 @@ class KVCache:
         within = self.window is None or length - self.start < self.window
         if not within or length - self.start >= self.keys.shape[2] or min(self._lengths) < max(self._lengths):
             return None
-        output: Tensor | None = repeated.step(q, k, v, (self.keys, self.values), length - self.start, turns, rules)
+        output: Tensor | None = fast_calls.step(q, k, v, (self.keys, self.values), length - self.start, turns, rules)
         if output is not None:
             self._lengths = [length + 1] * len(self._lengths)
         return output
@@ -190,11 +200,11 @@ class KVCache:
         >>> cache.lengths
         tensor([1, 1])
         """
-        order = self._numbers("order", order, len(self._lengths) - 1)
+        places = self._numbers("order", order, len(self._lengths) - 1)
         used = slice(0, len(self) - self.start)
         for room in (self.keys, self.values):
-            room[:, :, used] = room[:, :, used][order.to(room.device)]
-        self._lengths = [self._lengths[i] for i in order.tolist()]
+            room[:, :, used] = room[:, :, used][places]
+        self._lengths = [self._lengths[place] for place in places]
 
     def crop(self, length: int | Tensor) -> None:
         """Shorten sequences that are longer than `length` positions, one number or (batch,).
@@ -209,30 +219,37 @@ class KVCache:
         >>> len(cache)
         2
         """
-        most = _tensor("length", length)
-        most = self._numbers("length", most.expand(len(self._lengths)) if most.ndim == 0 else most, None)
-        wanted = torch.minimum(self.lengths, most)
-        if not bool(wanted.any()):
+        most = self._numbers("length", length, None, one_for_all=True)
+        self._shorten("length", [min(pair) for pair in zip(self._lengths, most, strict=True)])
+
+    def _shorten(self, name: str, lengths: list[int]) -> None:
+        """Forget what is behind these lengths. Raises RuleError where the window has let go of what they need."""
+        if not any(lengths):
             self.start = 0
-        elif self.start and bool((wanted - (self.window or 0) + 1 < self.start).any()):
+        elif self.start and min(lengths) - (self.window or 0) + 1 < self.start:
             raise RuleError(
-                f"length is {length}: the window has let go of positions before {self.start}, which it would need.",
+                f"{name} is {min(lengths)}: the window has let go of positions before {self.start}, which it would "
+                "need.",
                 "crop at most `window` positions back, or make the cache without a window.",
             )
-        self._lengths = wanted.tolist()
+        self._lengths = lengths
 
-    def _numbers(self, name: str, value: Any, most: int | None) -> Tensor:
-        """Read one whole number from 0 to `most` for each sequence, (batch,)."""
-        numbers = _tensor(name, value).cpu()
-        whole = not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)
-        fits = numbers.shape == (len(self._lengths),) and whole and bool((numbers >= 0).all())
-        if not fits or (most is not None and bool((numbers > most).any())):
+    def _numbers(self, name: str, value: Any, most: int | None, *, one_for_all: bool = False) -> list[int]:
+        """Read one whole number from 0 to `most` for each sequence, (batch,). Raises RuleError."""
+        batch, numbers, came = len(self._lengths), [], value
+        try:
+            array = as_rule_array(list(value[: batch + 1]) if isinstance(value, range) else value, name)
+            came = array.tolist() if array.size <= 64 else value
+            if array.shape == (batch,) or (one_for_all and not array.ndim):
+                numbers = np.broadcast_to(array, batch).tolist()
+        except DtypeError:
+            pass
+        if not numbers or any(not is_whole(one) or one < 0 or (most is not None and one > most) for one in numbers):
             span = "from 0 up" if most is None else f"between 0 and {most}"
             raise RuleError(
-                f"{name} is {numbers.tolist()}: expected a whole number {span} for each sequence, "
-                f"(batch {len(self._lengths)},)."
+                f"{name} is {shown(came)}: expected a whole number {span} for each sequence, (batch {batch},)."
             )
-        return numbers.to(torch.int64)
+        return numbers
 
     def _check(self, k: Tensor, v: Tensor) -> int:
         for name, x in (("k", k), ("v", v)):
@@ -269,10 +286,3 @@ class KVCache:
                 fresh[:, :, : kept.shape[2]] = kept
                 setattr(self, name, fresh)
         self.start = needed
-
-
-def _tensor(name: str, value: Any) -> Tensor:
-    try:
-        return torch.as_tensor(value)
-    except (RuntimeError, TypeError, ValueError):
-        raise RuleError(f"{name} is {shown(value)}: expected a whole number for each sequence.") from None

@@ -120,10 +120,10 @@ class ConvertedAttention(MultiHeadAttention, nn.MultiheadAttention):  # type: ig
             rules: dict[str, Any] = {"causal": True, "query_offset": 0}
         else:
             rules = self._mask_rules(query, key, key_padding_mask, attn_mask)
-        found = super().forward(
+        result = super().forward(
             query, key, value, need_weights=need_weights, average_weights=average_attn_weights, **rules
         )
-        return (found[0], found[1].to(found[0].dtype)) if need_weights else (found, None)
+        return (result[0], result[1].to(result[0].dtype)) if need_weights else (result, None)
 
     def _pytorchs(self) -> nn.MultiheadAttention:
         """The same layer, with the same attributes, as PyTorch's class."""

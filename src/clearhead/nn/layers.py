@@ -14,7 +14,7 @@ from clearhead.core.rule_values import (
     read_window,
     whole_number,
 )
-from clearhead.core.rules import given
+from clearhead.core.rules import POSITIONAL, RULES, along, turned_on
 from clearhead.errors import DtypeError, RuleError, ShapeError, UnknownNameError
 from clearhead.nn.cache import KVCache, check_dtype, check_placed
 from clearhead.nn.rotary import Turns, turned
@@ -22,9 +22,7 @@ from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.torch import dropped
 
-_BESIDE_EXTRA_KEYS = frozenset(  # rules that count no keys, or whose values _with_extra_keys moves
-    ("scale", "softcap", "bias", "causal", "mask", "kv_lengths", "query_lengths", "sinks", "query_offset")
-)
+_MOVED = {"bias", "mask", "causal", "query_offset"}  # rules that count keys, and whose values _with_extra_keys moves
 _THEIRS = {  # nn.MultiheadAttention's names for options, and what to write here
     "attn_mask": "mask=~attn_mask: True = may attend here, and may not there; one of floats is bias=attn_mask.",
     "key_padding_mask": "mask=~key_padding_mask[:, None, None]: True = may attend here, and may not there.",
@@ -309,8 +307,8 @@ class MultiHeadAttention(nn.Module):
             extra.append((k.new_zeros(k.shape[1], 1, k.shape[3]), v.new_zeros(v.shape[1], 1, v.shape[3])))
         if not extra:
             return k, v, 0
-        for name in given(rules):
-            if name not in _BESIDE_EXTRA_KEYS:
+        for name in turned_on(rules):
+            if name in (POSITIONAL | along("keys")) - _MOVED:
                 raise RuleError(f"{name} with an extra key has no meaning here: which place would the key have?")
         count, keys = len(extra), k.shape[-2]
         k, v = (
@@ -320,11 +318,11 @@ class MultiHeadAttention(nn.Module):
         for name, start in (("query_offset", 0 if rules["causal"] else None), ("kv_lengths", None)):
             value = start if rules.get(name) is None else rules[name]
             rules[name] = None if value is None else torch.as_tensor(value) + count
-        for name, seen in (("mask", True), ("bias", 0.0)):
+        for name in ("mask", "bias"):
             if rules.get(name) is not None:
                 rule = torch.as_tensor(rules[name])
                 per_key = rule.expand(*rule.shape[:-1], keys) if rule.ndim else rule.expand(keys)
-                rules[name] = nn.functional.pad(per_key, (count, 0), value=seen)
+                rules[name] = nn.functional.pad(per_key, (count, 0), value=RULES[name].neutral)
         return k, v, count
 
     @classmethod

@@ -4,13 +4,13 @@ from collections.abc import Hashable
 from typing import Any, Unpack, cast
 
 from clearhead import engines
-from clearhead.core.arrays import graphed, ungraphed
 from clearhead.core.observations import check_room
 from clearhead.core.problem import describe, describe_whole
 from clearhead.core.rules import Rules, flat
 from clearhead.core.statistics import Wanted
 from clearhead.engines import native
-from clearhead.ops import repeated
+from clearhead.ops import fast_calls
+from clearhead.ops.graphed import graphed, ungraphed
 
 _OUTPUT = Wanted(output=True)
 
@@ -28,7 +28,7 @@ def attention(
                   None: set_num_threads'. The engines other than `native` use one. No bit depends on it
     scale         default 1/√d_k; one number, or (heads,)
     softcap       c: scores become c·tanh(s/c)
-    bias          float, broadcasts to (…, heads, queries, keys); -inf forbids
+    bias          float, broadcasts to (…, heads, queries, keys); -inf forbids, and ±2^127 is the most that it adds
     alibi_slopes  (heads,): subtracts slope·|i - j|
     spans         (query_spans, key_spans, table): adds table[query_spans[i], key_spans[j]], where -inf forbids. Labels
                   (batch, queries) or (queries,), and (batch, keys) or (keys,), below 0 for none; table (query_spans,
@@ -61,21 +61,21 @@ def attention(
     """
     key = spans = None
     if engine is None and num_threads is None:
-        rules = cast("Rules", repeated.without_position(rules, q, k))
-        others, spans = repeated.spans_apart(rules)
-        key = repeated.rules_key(others)
-        output = None if key is None else repeated.repeat(key, q, k, v, spans)
+        rules = cast("Rules", fast_calls.without_position(rules, q, k))
+        others, spans = fast_calls.spans_apart(rules)
+        key = fast_calls.rules_key(others)
+        output = None if key is None else fast_calls.repeat(key, q, k, v, spans)
         if output is not None:
             return output
     if graphed(q, k, v, *flat(rules).values()):
         return _graphed(key if spans is None else None, q, k, v, rules, engine, num_threads)
-    given, values = describe_whole(q, k, v, rules, num_threads)
-    check_room(given.problem, _OUTPUT, values.shape[-1])
-    chosen = engines.get(engines.choose(given.problem, engine).engine)
-    output = chosen.rows(given.problem, given.q, given.k, given.v, _OUTPUT)["output"]
+    described, values = describe_whole(q, k, v, rules, num_threads)
+    check_room(described.problem, _OUTPUT, values.shape[-1])
+    chosen = engines.get(engines.choose(described.problem, engine).engine)
+    output = chosen.rows(described.problem, described.q, described.k, described.v, _OUTPUT)["output"]
     if chosen is native:
-        repeated.remember(key, q, k, v, given)
-    return given.restore(given.problem.restore(output))
+        fast_calls.remember(key, q, k, v, described)
+    return described.restore(described.problem.restore(output))
 
 
 def _graphed(key: Hashable, q: Any, k: Any, v: Any, rules: Rules, engine: str | None, num_threads: int | None) -> Any:
@@ -104,8 +104,9 @@ def plan(
     """Which engine `attention` takes for these inputs, and why each faster one cannot run; nothing is computed.
 
     Parameters and errors as `attention`; v may be left out. Returns a Plan: `engine` is the chosen engine's name,
-    `reasons` maps the name of each engine passed over to a list of sentences. It prints as one line for each. O(1) in
-    the lengths, apart from reading the rules' own arrays.
+    `reasons` maps the name of each engine passed over to a list of sentences, and `experimental` says why the chosen
+    engine is called so, "" where it is not. It prints as one line for each. O(1) in the lengths, apart from reading the
+    rules' own arrays.
 
     >>> import numpy as np, clearhead as ch
     >>> print(ch.plan(np.eye(2), np.eye(2), engine="portable"))

@@ -28,29 +28,17 @@ from clearhead.core.device_array import DeviceArray
 from clearhead.core.merging import sink_weights
 from clearhead.core.observations import areas
 from clearhead.core.problem import Problem
-from clearhead.core.statistics import Groups, Wanted, listed
+from clearhead.core.statistics import STATISTICS, Groups, Wanted, arrays_of, listed
 from clearhead.engines.base import Engine, Upstream
 from clearhead.engines.remote import Remote
 from clearhead.errors import DerivativeError
 
-_READY = frozenset(
-    (
-        "output",
-        "logsumexp",
-        "entropy",
-        "distance",
-        "own",
-        "received",
-        "image",
-        "groups",
-        "top_weights",
-        "max_logit",
-        "peak",
-    )
-)  # fmt: skip  the results that have gradients
-READS = frozenset(
-    ("output", "logsumexp", "entropy", "distance", "own", "top_weights", "top_indices", "peak")
-)  # the results that the backward pass reads
+_READY = frozenset(arrays_of(name)[0] for name, one in STATISTICS.items() if one.derivative)
+READS = frozenset(  # the results that the backward pass reads; where the largest logit lies, it finds by itself
+    array
+    for name, one in STATISTICS.items() if one.derivative in ("row", "entries") and name != "max_logit"
+    for array in arrays_of(name)
+)  # fmt: skip
 _PEAK_KEYS = 256  # keys whose weights are computed at a time to find each key's peak
 
 
@@ -75,6 +63,19 @@ def check_derivatives(by: Iterable[str]) -> None:
     missing = sorted({*by} - _READY)
     if missing:
         raise DerivativeError(f"{', '.join(missing)} has no derivative here.", "take it under torch.no_grad().")
+
+
+def zeros(
+    problem: Problem,
+    arrays: tuple[Array, Array, Array | None],
+    bias: tuple[int, int, int, int] | None,
+    spans: tuple[int, int, int, int] | None,
+) -> dict[str, Array]:
+    """Gradients of zero, by name."""
+    shapes = {name: x.shape for name, x in zip("qkv", arrays, strict=True) if x is not None}
+    shapes |= {name: shape for name, shape in (("bias", bias), ("spans", spans)) if shape is not None}
+    shapes |= {} if problem.sinks is None else {"sinks": (problem.heads,)}
+    return {name: np.zeros(shape) for name, shape in shapes.items()}
 
 
 @np.errstate(all="ignore")  # NaN and infinity are legal values, in upstream gradients too
@@ -104,10 +105,7 @@ def gradients(
     """
     check_derivatives(by)
     if not prod((problem.batch, problem.heads, problem.queries, problem.keys)):  # no weights: gradients are zero
-        shapes = {name: x.shape for name, x in zip("qkv", arrays, strict=True) if x is not None}
-        shapes |= {name: shape for name, shape in (("bias", bias), ("spans", spans)) if shape is not None}
-        shapes |= {} if problem.sinks is None else {"sinks": (problem.heads,)}
-        return {name: to_device_of(np.zeros(shape), arrays[0]) for name, shape in shapes.items()}
+        return {name: to_device_of(x, arrays[0]) for name, x in zeros(problem, arrays, bias, spans).items()}
     if isinstance(arrays[0], DeviceArray):
         return _on_device(engine, problem, arrays, answers, by, groups, {"bias": bias, "spans": spans})
     dtype = statistics_dtype(problem.dtype)
@@ -125,16 +123,16 @@ def gradients(
         keep_float32=keep_float32,
     )
     if low is None:
-        found = dict(engine.gradients(problem, *arrays, answers["logsumexp"], upstream))
+        result = dict(engine.gradients(problem, *arrays, answers["logsumexp"], upstream))
     else:
-        found = _with_low_rank(engine, problem, arrays, answers["logsumexp"], upstream, low)
+        result = _with_low_rank(engine, problem, arrays, answers["logsumexp"], upstream, low)
     if entries:
-        found = {name: array.astype(np.float64) for name, array in found.items()}
+        result = {name: array.astype(np.float64) for name, array in result.items()}
         for one in entries:
-            _add_entries(problem, arrays, found, one)
+            _add_entries(problem, arrays, result, one)
     if problem.sinks is not None:
-        found["sinks"] = _by_sinks(np, problem.sinks, answers["logsumexp"], rows, upstream.entropy)
-    return found
+        result["sinks"] = _by_sinks(np, problem.sinks, answers["logsumexp"], rows, upstream.entropy)
+    return result
 
 
 def _on_device(
@@ -150,12 +148,12 @@ def _on_device(
     torch = sys.modules["torch"]
     if not {*by} <= {*listed(derivative="row"), *listed(derivative="key")}:
         near = tuple(None if x is None else on_cpu(x) for x in arrays)
-        known, slopes = ({name: on_cpu(x) for name, x in given.items()} for given in (answers, by))
+        known, slopes = ({name: on_cpu(x) for name, x in part.items()} for part in (answers, by))
         remote = Remote(engine, arrays[0])
         return gradients(remote, problem, near, known, slopes, groups=groups, **asked)  # type: ignore[arg-type]
     wide = torch.float64 if problem.dtype == np.float64 else torch.float32
     wrap: Any = DeviceArray
-    kept, loss = ({name: cast("Any", x).tensor.to(wide) for name, x in given.items()} for given in (answers, by))
+    kept, loss = ({name: cast("Any", x).tensor.to(wide) for name, x in part.items()} for part in (answers, by))
 
     def mixed(x: Any) -> Any:
         return cast("Any", _mixed(engine, problem, arrays, wrap(x))).tensor
@@ -163,12 +161,12 @@ def _on_device(
     sinks = None if problem.sinks is None else kept["logsumexp"].new_tensor(problem.sinks)
     rows = _row_terms(torch, replace(problem, sinks=sinks), kept, loss, mixed)
     names = {"keys": "received", "entropy": "entropy", "distance": "distance"}
-    parts: Any = {name: wrap(loss[given]) for name, given in names.items() if given in by}
+    parts: Any = {name: wrap(loss[part]) for name, part in names.items() if part in by}
     upstream = Upstream(rows=wrap(rows), output=by.get("output"), **asked, **parts)
-    found = dict(engine.gradients(problem, *arrays, answers["logsumexp"], upstream))
+    result = dict(engine.gradients(problem, *arrays, answers["logsumexp"], upstream))
     if sinks is not None:
-        found["sinks"] = wrap(_by_sinks(torch, sinks, kept["logsumexp"], rows, loss.get("entropy")))
-    return found
+        result["sinks"] = wrap(_by_sinks(torch, sinks, kept["logsumexp"], rows, loss.get("entropy")))
+    return result
 
 
 def _row_terms(
@@ -188,10 +186,10 @@ def _row_terms(
     if "logsumexp" in by:
         terms += by["logsumexp"]
     if "output" in by:
-        given = by["output"], answers["output"]
+        pair = by["output"], answers["output"]
         if xp is np:
-            given = tuple(x.astype(statistics_dtype(problem.dtype), copy=False) for x in given)
-        terms -= xp.einsum("bhnd,bhnd->bhn", *given)
+            pair = tuple(x.astype(statistics_dtype(problem.dtype), copy=False) for x in pair)
+        terms -= xp.einsum("bhnd,bhnd->bhn", *pair)
     if "entropy" in by:
         mass = 1.0 if problem.sinks is None else 1 - sink_weights(xp, problem.sinks, answers["logsumexp"])
         terms -= by["entropy"] * (answers["entropy"] - mass + 1)
@@ -205,8 +203,8 @@ def _row_terms(
         for one in entries:
             if one.softmax:
                 np.subtract.at(terms[batch, head], one.queries[batch, head], one.slopes[batch, head])
-    if "own" in by:  # of the whole row, also where the key at the own position is among other keys than these
-        terms -= by["own"] * answers["own"].astype(np.float64)
+    if "diagonal" in by:  # of the whole row, also where the key at its position is among other keys than these
+        terms -= by["diagonal"] * answers["diagonal"].astype(np.float64)
     return terms
 
 
@@ -240,22 +238,22 @@ def _low_rank(problem: Problem, by: Mapping[str, Array], groups: Groups | None) 
     return LowRank(*(np.concatenate(side, axis=-1) for side in sides))
 
 
-def low_rank(problem: Problem, name: str, given: Array, groups: Groups | None) -> LowRank:
-    """The part of one image or of groups, with the smaller possible rank: `given`, spread over one of the two sides."""
+def low_rank(problem: Problem, name: str, upstream: Array, groups: Groups | None) -> LowRank:
+    """The part of one image or of groups, with the smaller possible rank: `upstream` over one side."""
     if name == "image":
-        tall = areas(given.shape[-2], problem.queries, slice(0, problem.queries))[1].T
-        broad = areas(given.shape[-1], problem.keys, slice(0, problem.keys))[1].T
+        tall = areas(upstream.shape[-2], problem.queries, slice(0, problem.queries))[1].T
+        broad = areas(upstream.shape[-1], problem.keys, slice(0, problem.keys))[1].T
     else:
         assert groups is not None
-        tall, broad = (_one_hot(side, count) for side, count in zip(groups[:2], given.shape[-2:], strict=True))
-    if spread_over_keys(given):
-        return LowRank(tall, broad @ given.swapaxes(-1, -2))
-    return LowRank(tall @ given, broad)
+        tall, broad = (_one_hot(side, count) for side, count in zip(groups[:2], upstream.shape[-2:], strict=True))
+    if spread_over_keys(upstream):
+        return LowRank(tall, broad @ upstream.swapaxes(-1, -2))
+    return LowRank(tall @ upstream, broad)
 
 
-def spread_over_keys(given: Array) -> bool:
+def spread_over_keys(upstream: Array) -> bool:
     """Is an upstream gradient (…, height, width) in the keys' side of its low-rank part, or in the queries'?"""
-    return given.shape[-2] <= given.shape[-1]
+    return upstream.shape[-2] <= upstream.shape[-1]
 
 
 def _one_hot(labels: Array, count: int) -> Array:
@@ -278,28 +276,37 @@ def _with_low_rank(
     """
     dtype = statistics_dtype(problem.dtype)
     q, k, v = arrays
-    group = group_size(problem.heads, 0 if v is None else v.shape[1])
-    given, values = [low.queries], [low.keys]
-    if v is not None and upstream.output is not None:
-        given.insert(0, upstream.output)
-        values.insert(0, np.repeat(v, group, axis=1))
-    both = (np.concatenate([x.astype(dtype, copy=False) for x in side], axis=-1) for side in (given, values))
-    output, joined = both
-    found = dict(
-        engine.gradients(
-            replace(problem, dtype=dtype),
-            q.astype(dtype, copy=False),
-            k.astype(dtype, copy=False),
-            joined,
-            logsumexp,
-            replace(upstream, output=output),
-        )
-    )
-    by_values = found.pop("v")
-    if v is not None and upstream.output is not None:
-        own = by_values[..., : v.shape[-1]].reshape(problem.batch, v.shape[1], group, *v.shape[2:])
-        found["v"] = own.sum(axis=2)
-    return found
+    v = None if upstream.output is None else v
+    output, values = with_columns(problem, v, upstream.output, [low])
+    narrow = q.astype(dtype, copy=False), k.astype(dtype, copy=False), values
+    result = dict(engine.gradients(replace(problem, dtype=dtype), *narrow, logsumexp, replace(upstream, output=output)))
+    by_values = result.pop("v")
+    return result if v is None else {**result, "v": without_columns(v, by_values)}
+
+
+def with_columns(
+    problem: Problem, v: Array | None, output: Array | None, parts: Sequence[tuple[Array, Array]]
+) -> tuple[Array, Array]:
+    """DO and v with the factors X and Y of these parts as further columns, (batch, heads, …), in the statistics' dtype.
+
+    v and dO are left out where there is no v; a dO that is missing is zero.
+    """
+    lead, sides = (problem.batch, problem.heads), ([x for x, _ in parts], [y for _, y in parts])
+    columns = [
+        [np.broadcast_to(x, (*lead, size, x.shape[-1])) for x in side]
+        for side, size in zip(sides, (problem.queries, problem.keys), strict=True)
+    ]
+    if v is not None:
+        columns[0].insert(0, np.zeros((*lead, problem.queries, v.shape[-1])) if output is None else output)
+        columns[1].insert(0, np.repeat(v, group_size(problem.heads, v.shape[1]), axis=1))
+    outputs, values = (np.concatenate(side, -1, dtype=statistics_dtype(problem.dtype)) for side in columns)
+    return outputs, values
+
+
+def without_columns(v: Array, by_values: Array) -> Array:
+    """The gradient of v from that of v with further columns and all heads."""
+    by_head = by_values[..., : v.shape[-1]]
+    return np.asarray(by_head.reshape(*v.shape[:2], -1, *by_head.shape[2:]).sum(axis=2))
 
 
 def _entries(
@@ -310,7 +317,7 @@ def _entries(
     by: Mapping[str, Array],
 ) -> list[Entries]:
     """The single weights with upstream gradients: top weights, weights at the own position, peaks, row maxima."""
-    found = []
+    result = []
     rows = np.arange(problem.queries)
     if "top_weights" in by:
         keys, slopes = answers["top_indices"], by["top_weights"] * answers["top_weights"].astype(np.float64)
@@ -318,22 +325,23 @@ def _entries(
         shape = (*keys.shape[:2], -1)
         there = keys >= 0
         flat = np.where(there, slopes, 0.0).reshape(shape)
-        found.append(Entries(queries.reshape(shape), np.where(there, keys, 0).reshape(shape), flat, softmax=True))
-    if "own" in by:
+        result.append(Entries(queries.reshape(shape), np.where(there, keys, 0).reshape(shape), flat, softmax=True))
+    if "diagonal" in by:
         keys, there = _own_keys(problem)
-        slopes = np.where(there, by["own"] * answers["own"].astype(np.float64), 0.0)
+        there = there & (answers["diagonal"] != 0)  # a row that does not see its own key may have any upstream gradient
+        slopes = np.where(there, by["diagonal"] * answers["diagonal"].astype(np.float64), 0.0)
         keys = np.broadcast_to(np.where(there, keys, 0), slopes.shape)
-        found.append(Entries(np.broadcast_to(rows, slopes.shape), keys, slopes, softmax=False))
+        result.append(Entries(np.broadcast_to(rows, slopes.shape), keys, slopes, softmax=False))
     if "max_logit" in by:
         keys = engine.rows(problem, *arrays[:2], None, Wanted(top=1))["top_indices"][..., 0]
         slopes = np.where(keys < 0, 0.0, by["max_logit"])
-        found.append(Entries(np.broadcast_to(rows, keys.shape), np.maximum(keys, 0), slopes, softmax=False))
+        result.append(Entries(np.broadcast_to(rows, keys.shape), np.maximum(keys, 0), slopes, softmax=False))
     if "peak" in by:
         queries = _peaks(engine, problem, arrays, answers["logsumexp"])
         keys = np.broadcast_to(np.arange(problem.keys), queries.shape)
         slopes = by["peak"] * answers["peak"].astype(np.float64)
-        found.append(Entries(queries, keys, slopes, softmax=True))
-    return found
+        result.append(Entries(queries, keys, slopes, softmax=True))
+    return result
 
 
 def _own_keys(problem: Problem) -> tuple[Array, Array]:
@@ -347,40 +355,42 @@ def _own_keys(problem: Problem) -> tuple[Array, Array]:
 def _peaks(engine: Engine, problem: Problem, arrays: tuple[Array, Array, Array | None], logsumexp: Array) -> Array:
     """The query with each key's largest weight, (batch, heads, keys); the first one where several are equal."""
     q, k = arrays[:2]
-    found = np.zeros((problem.batch, problem.heads, problem.keys), np.int64)
+    result = np.zeros((problem.batch, problem.heads, problem.keys), np.int64)
     for start in range(0, problem.keys if problem.queries else 0, _PEAK_KEYS):
         cols = slice(start, min(start + _PEAK_KEYS, problem.keys))
         part = problem.take(keys=range(cols.start, cols.stop))
-        found[:, :, cols] = engine.weights(part, q, k[:, :, cols], logsumexp).argmax(axis=-2)
-    return found
+        result[:, :, cols] = engine.weights(part, q, k[:, :, cols], logsumexp).argmax(axis=-2)
+    return result
 
 
 def _add_entries(
-    problem: Problem, arrays: tuple[Array, Array, Array | None], found: dict[str, Array], entries: Entries
+    problem: Problem, arrays: tuple[Array, Array, Array | None], gradients: dict[str, Array], entries: Entries
 ) -> None:
     """Add the contributions of single logits to the gradients of q, k, bias and spans."""
     q, k = arrays[:2]
     for batch, head in np.ndindex(q.shape[:2]):
-        at, own = (batch, head), (batch, problem.kv_head_of(head))
-        rows, cols, slopes = (x[at] for x in entries[:3])
-        queries, keys = q[at][rows].astype(np.float64), k[own][cols].astype(np.float64)
+        pair, kv = (batch, head), (batch, problem.kv_head_of(head))
+        rows, cols, slopes = (x[pair] for x in entries[:3])
+        queries, keys = q[pair][rows].astype(np.float64), k[kv][cols].astype(np.float64)
         scale = problem.scale[head]
         by_score = scale * slopes
         if problem.softcap is not None:
             by_score = by_score * (1 - np.tanh(scale * (queries * keys).sum(-1) / problem.softcap) ** 2)
         used = slopes != 0  # elsewhere q and k may be NaN, and 0·NaN is NaN
-        np.add.at(found["q"][at], rows[used], (by_score[:, None] * keys)[used])
-        np.add.at(found["k"][own], cols[used], (by_score[:, None] * queries)[used])
-        if "bias" in found:
-            sizes, none = found["bias"].shape, np.zeros_like(rows[used])  # index 0 along broadcast axes of the bias
+        np.add.at(gradients["q"][pair], rows[used], (by_score[:, None] * keys)[used])
+        np.add.at(gradients["k"][kv], cols[used], (by_score[:, None] * queries)[used])
+        if "bias" in gradients:
+            sizes, none = gradients["bias"].shape, np.zeros_like(rows[used])  # index 0 along broadcast axes of the bias
             at_logits = (none + batch, none + head, rows[used], cols[used])
             place = tuple(x if size > 1 else none for x, size in zip(at_logits, sizes, strict=True))
-            np.add.at(found["bias"], place, slopes[used])
-        if "spans" in found:
+            np.add.at(gradients["bias"], place, slopes[used])
+        if "spans" in gradients:
             assert problem.query_spans is not None
             assert problem.key_spans is not None
             labels = problem.query_spans[batch, rows[used]], problem.key_spans[batch, cols[used]]
-            total = found["spans"][tuple(i if n > 1 else 0 for i, n in zip(at, found["spans"].shape, strict=False))]
+            total = gradients["spans"][
+                tuple(i if n > 1 else 0 for i, n in zip(pair, gradients["spans"].shape, strict=False))
+            ]
             there = (labels[0] >= 0) & (labels[1] >= 0)
             np.add.at(total, tuple(side[there] for side in labels), slopes[used][there])
 

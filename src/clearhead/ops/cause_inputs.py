@@ -19,14 +19,14 @@ from clearhead.core.axes import Array, blocks, group_size
 from clearhead.core.effects import Kind
 from clearhead.core.operands import operand
 from clearhead.errors import DtypeError, RuleError, ShapeError
-from clearhead.ops.factors import Factors
+from clearhead.ops.matrix_data import MatrixData
 
-Inputs = tuple[Factors, Array, Array]  # the factors, v (batch, its heads, keys, d_v), g (batch, heads, queries, d_v)
+Inputs = tuple[MatrixData, Array, Array]  # the factors, v (batch, its heads, keys, d_v), g (batch, heads, queries, d_v)
 
 _BLOCK = 4096  # keys whose projected values are held at a time
 
 
-def contributions(factors: Factors, v: Any, g: Any, output: Any) -> tuple[Kind, Factors, Array, Array]:
+def contributions(factors: MatrixData, v: Any, g: Any, output: Any) -> tuple[Kind, MatrixData, Array, Array]:
     """The inputs of contributions along g; of norms where g is None. Raises RuleError where g and W_O are given."""
     if g is None:
         return "norm", *norms(factors, v, output)
@@ -37,7 +37,7 @@ def contributions(factors: Factors, v: Any, g: Any, output: Any) -> tuple[Kind, 
     return "contribution", *along_g(factors, v, g)
 
 
-def along_g(factors: Factors, v: Any, g: Any) -> Inputs:
+def along_g(factors: MatrixData, v: Any, g: Any) -> Inputs:
     """Validated v and g, in one dtype with q and k."""
     values, problem = _values(factors, v), factors.problem
     along = operand(problem, as_array(g, "g", problem.device)[0], "g", problem.queries, (problem.heads,))[0]
@@ -51,25 +51,25 @@ def along_g(factors: Factors, v: Any, g: Any) -> Inputs:
     return _in_one_dtype(factors, values, broadcast(along, (*rows, along.shape[-1])))
 
 
-def norms(factors: Factors, v: Any, output: Any) -> Inputs:
+def norms(factors: MatrixData, v: Any, output: Any) -> Inputs:
     """‖v_j‖, or ‖v_j·W_O‖ for every query head, as values of one column; g is 1."""
     values = _values(factors, v)
     weights = None if output is None else _projection(factors, output, values.shape[-1])
     problem = factors.problem
     _check_room(values, np.dtype(np.float64))
-    found = _norms(on_cpu(values), weights, problem.heads).astype(statistics_dtype(values.dtype))
-    ones = broadcast(np.ones((), found.dtype), (problem.batch, problem.heads, problem.queries, 1))
-    return _in_one_dtype(factors, to_device_of(found, values), to_device_of(ones, values))
+    result = _norms(on_cpu(values), weights, problem.heads).astype(statistics_dtype(values.dtype))
+    ones = broadcast(np.ones((), result.dtype), (problem.batch, problem.heads, problem.queries, 1))
+    return _in_one_dtype(factors, to_device_of(result, values), to_device_of(ones, values))
 
 
-def _values(factors: Factors, v: Any) -> Array:
+def _values(factors: MatrixData, v: Any) -> Array:
     """The values as the head's output was computed from it: narrowed where autocast is on, as q and k are."""
     problem = factors.problem
     array = as_array(autocast(v), "v", problem.device)[0]
     return operand(problem, array, "v", problem.keys, (problem.kv_heads, problem.heads))[0]
 
 
-def _in_one_dtype(factors: Factors, v: Array, g: Array) -> Inputs:
+def _in_one_dtype(factors: MatrixData, v: Array, g: Array) -> Inputs:
     """All in a dtype that holds q's, v's and g's: their own where all are one, else float64 or float32."""
     dtypes = {factors.problem.dtype, v.dtype, g.dtype}
     if len(dtypes) == 1:
@@ -79,7 +79,7 @@ def _in_one_dtype(factors: Factors, v: Array, g: Array) -> Inputs:
     return factors.in_dtype(dtype), v.astype(dtype), g.astype(dtype)
 
 
-def _projection(factors: Factors, output: Any, d_v: int) -> Array:
+def _projection(factors: MatrixData, output: Any, d_v: int) -> Array:
     """W_O in float64, (heads·d_v, d_model)."""
     weights = on_cpu(as_array(output, "output", factors.problem.device)[0])
     if weights.dtype not in FLOATS:
@@ -98,13 +98,13 @@ def _projection(factors: Factors, output: Any, d_v: int) -> Array:
 def _norms(v: Array, weights: Array | None, heads: int) -> Array:
     """‖v_j‖, (batch, heads of v, keys, 1), or with W_O ‖v_j·W_O‖, (batch, heads, keys, 1)."""
     batch, kv_heads, keys, d_v = v.shape
-    found = np.empty((batch, kv_heads if weights is None else heads, keys, 1))
-    for head in range(found.shape[1]):
+    result = np.empty((batch, kv_heads if weights is None else heads, keys, 1))
+    for head in range(result.shape[1]):
         for part in blocks(keys, _BLOCK):
-            values = v[:, head // group_size(found.shape[1], kv_heads), part].astype(np.float64)
-            own = values if weights is None else values @ weights[head * d_v : (head + 1) * d_v]
-            found[:, head, part] = np.linalg.norm(own, axis=-1, keepdims=True)
-    return found
+            values = v[:, head // group_size(result.shape[1], kv_heads), part].astype(np.float64)
+            projected = values if weights is None else values @ weights[head * d_v : (head + 1) * d_v]
+            result[:, head, part] = np.linalg.norm(projected, axis=-1, keepdims=True)
+    return result
 
 
 def _check_room(v: Array, dtype: np.dtype[Any]) -> None:

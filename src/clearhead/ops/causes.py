@@ -4,42 +4,40 @@ core/effects.py has the formulas and the table of what is observed; the engines 
 """
 
 from functools import cached_property
-from typing import Any, Self, Unpack, cast
+from typing import Any, Self, Unpack
 
 import numpy as np
 
 from clearhead import engines
 from clearhead.core import room
-from clearhead.core.arrays import as_array, broadcast, empty, on_cpu, to_device_of
+from clearhead.core.arrays import as_array, broadcast, empty, on_cpu, to_device_of, unrepeated
 from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice, group_size, named
 from clearhead.core.effect_lists import strongest_edges
 from clearhead.core.effects import (
+    EFFECTS,
     AskedEffects,
     Effects,
     Kind,
-    ObservableEffects,
     Order,
-    Ranked,
-    SignedImage,
     Strongest,
     Terms,
     WantedEffects,
-    arrays_of,
     terms_of_cuts,
 )
 from clearhead.core.observations import wanted_effects
 from clearhead.core.operands import operand
+from clearhead.core.statistics import joined_arrays
 from clearhead.engines.base import EffectEngine, room_for_effects
 from clearhead.errors import DtypeError, RuleError
 from clearhead.ops import cause_inputs
-from clearhead.ops.factors import Factors, unrepeated
 from clearhead.ops.indexing import check_weights, expand
+from clearhead.ops.matrix_data import MatrixData
 from clearhead.ops.numpy_functions import NumpyFunctions, Words
+from clearhead.ops.observable import ObservableEffects
 from clearhead.ops.reductions import read_axes, shaped, total
 from clearhead.ops.spans_cut import cut_spans
 from clearhead.ops.transposed import TransposedMatrix
 
-_KINDS: dict[str, Any] = {"top": Ranked, "image": SignedImage}
 WORDS = Words(
     "E",
     "effect",
@@ -74,7 +72,7 @@ class CauseMatrix(ObservableEffects, NumpyFunctions):
 
     _words = WORDS
 
-    def __init__(self, factors: Factors, kind: Kind, v: Array, g: Array) -> None:
+    def __init__(self, factors: MatrixData, kind: Kind, v: Array, g: Array) -> None:
         self.kind = kind
         self._factors, self._v, self._g = factors, v, g
 
@@ -148,8 +146,8 @@ class CauseMatrix(ObservableEffects, NumpyFunctions):
         factors = self._factors
         want = wanted_effects(factors.problem, {"groups": (query_groups, key_groups)})
         assert want.groups is not None
-        found = cut_spans(factors, self._v, self._g, want.groups).astype(self.dtype)
-        return self._restore(factors.problem.restore(found))
+        result = cut_spans(factors, self._v, self._g, want.groups).astype(self.dtype)
+        return self._restore(factors.problem.restore(result))
 
     def observe(self, *, order: Order = "magnitude", **asked: Unpack[AskedEffects]) -> Effects:
         """Everything asked for, together, in one pass (a GPU takes several), and for cuts one more, the first time.
@@ -168,17 +166,13 @@ class CauseMatrix(ObservableEffects, NumpyFunctions):
         """
         problem = self._factors.problem
         want = wanted_effects(problem, asked, order)
-        found = self._observed(want)
-        answers: dict[str, Any] = {}
-        for name in want.names():
-            arrays = [found[array] for array in arrays_of(name)]
-            if name == "strongest":
-                values, places = map(on_cpu, arrays)
-                edges = strongest_edges(values, places, problem.keys, cast("int", asked["strongest"]))
-                answers[name] = Strongest(*map(self._restore, edges))
-            else:
-                restored = [self._restore(problem.restore(array)) for array in arrays]
-                answers[name] = _KINDS[name](*restored) if name in _KINDS else restored[0]
+        arrays = self._observed(want)
+        strongest = [on_cpu(arrays.pop(name)) for name in ("strongest_values", "strongest_indices") if name in arrays]
+        answers = joined_arrays({name: self._restore(problem.restore(x)) for name, x in arrays.items()}, EFFECTS)
+        if strongest:
+            values, places = strongest
+            edges = strongest_edges(values, places, problem.keys, asked["strongest"] or 0)
+            answers["strongest"] = Strongest(*map(self._restore, edges))
         return Effects(**answers)
 
     def _observed(self, want: WantedEffects) -> dict[str, Array]:
@@ -223,8 +217,8 @@ class CauseMatrix(ObservableEffects, NumpyFunctions):
         *chosen, head = lead or [range(1)]
         batches = np.arange(problem.batch).reshape(sizes)[np.ix_(*chosen)].reshape(-1)
         part = self._factors.take_heads(batches, head).take_queries(rows)
-        places, at, keys = as_places(batches), np.asarray(head), as_slice(cols)
-        v = self._v[places][:, at // group_size(heads, self._v.shape[1]), keys]
+        places, head_places, keys = as_places(batches), np.asarray(head), as_slice(cols)
+        v = self._v[places][:, head_places // group_size(heads, self._v.shape[1]), keys]
         g = self._g[places][:, as_slice(head), as_slice(rows)]
         terms = terms.part(places, as_slice(head), rows)
         if terms.strongest is not None:  # as a place among the keys picked
@@ -240,17 +234,17 @@ class CauseMatrix(ObservableEffects, NumpyFunctions):
         long, heads, result = problem.keys, (problem.heads, problem.kv_heads), problem.queries
         if transposed:
             long, heads, result = problem.queries, (problem.heads, 1), problem.keys
-        given, vector = operand(problem, array, "x", long, heads)
-        size = (problem.batch, problem.heads, result, given.shape[-1])
+        operands, vector = operand(problem, array, "x", long, heads)
+        size = (problem.batch, problem.heads, result, operands.shape[-1])
         room.check_room(
             f"a product of shape {size}", room.array_bytes(size, 8), "give fewer columns of x.", problem.device
         )
         if 0 in (*self.shape, *size):
-            found = to_device_of(np.zeros(size, self.dtype), given)
+            product = to_device_of(np.zeros(size, self.dtype), operands)
         else:
             arrays = factors.q, factors.k, self._v, self._g
-            found = self._engine.effect_product(problem, *arrays, self._terms, given, transposed=transposed)
-        whole = problem.restore(found)
+            product = self._engine.effect_product(problem, *arrays, self._terms, operands, transposed=transposed)
+        whole = problem.restore(product)
         return restore(whole[..., 0] if vector else whole)
 
     def _reduced(self, name: str, axis: Any, *, keepdims: bool, swapped: bool = False) -> Any:
@@ -258,16 +252,16 @@ class CauseMatrix(ObservableEffects, NumpyFunctions):
             what = self.T if swapped else self
             raise DtypeError(f"{name} is not answered by {what!r}.", 'E.top(1, "largest"), E.strongest(1).')
         axes = read_axes(axis, self.ndim, swapped=swapped)
-        found = total(self.shape, self.by_query, self.by_key, axes, mean=name == "mean")
-        return shaped(found, axes, keepdims=keepdims, swapped=swapped)
+        result = total(self.shape, self.by_query, self.by_key, axes, mean=name == "mean")
+        return shaped(result, axes, keepdims=keepdims, swapped=swapped)
 
 
-def contributions(factors: Factors, v: Any, g: Any, output: Any) -> CauseMatrix:
+def contributions(factors: MatrixData, v: Any, g: Any, output: Any) -> CauseMatrix:
     """The matrix of contributions along g; of norms where g is None."""
     return _made(*cause_inputs.contributions(factors, v, g, output))
 
 
-def cuts(factors: Factors, v: Any, g: Any) -> CauseMatrix:
+def cuts(factors: MatrixData, v: Any, g: Any) -> CauseMatrix:
     """The matrix of cuts along g."""
     return _made("cut", *cause_inputs.along_g(factors, v, g))
 
@@ -278,6 +272,6 @@ def check_cuts(kind: Kind) -> None:
         raise RuleError("spans are of cuts: contributions of a span are the sum of those of its edges.", "E.groups")
 
 
-def _made(kind: Kind, factors: Factors, v: Array, g: Array) -> CauseMatrix:
+def _made(kind: Kind, factors: MatrixData, v: Array, g: Array) -> CauseMatrix:
     engines.with_effects(factors.engine, factors.problem, factors.asked_engine)  # raises here, where it was asked for
     return CauseMatrix(factors, kind, v, g)

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
-from clearhead.core.arrays import as_rule_array, graphed, library_of, ungraphed
+from clearhead.core.arrays import as_rule_array, library_of
 from clearhead.core.axes import Array
 from clearhead.core.room import array_bytes, check_room
-from clearhead.core.rule_values import has_axes, one_per_head, read_number
-from clearhead.core.rules import RULES, Rules, Sizes
-from clearhead.core.selections import members, told
+from clearhead.core.rule_values import LEAST_FACTOR, MOST_FACTOR, Sizes, has_axes, one_per_head, read_number
+from clearhead.core.rules import RULES, Rules
+from clearhead.core.selections import in_words, members
 from clearhead.core.spans import parts_of, read_spans
 from clearhead.errors import RuleError, shown
+from clearhead.ops.graphed import graphed, ungraphed
 from clearhead.ops.span_terms import SpanTerm, combined
 
 LARGEST = float(np.finfo(np.float32).max)  # of what `boost` adds: sums of these stay finite in float64
@@ -111,7 +112,7 @@ class Editable:
         lead = tuple(prefix[:-1])
         sides = {"queries": (queries, rows), "keys": (keys, columns)}
         chosen = {side: members(side, value, size, lead) for side, (value, size) in sides.items()}
-        said = [f"{side}={told(value, chosen[side])}" for side, (value, _) in sides.items() if value is not None]
+        said = [f"{side}={in_words(value, chosen[side])}" for side, (value, _) in sides.items() if value is not None]
         words = f"{name}({', '.join(said + [f'{one}={value}' for one, value in more.items()])})"
         labels = {side: np.where(yes, 0, -1) for side, yes in chosen.items()}
         term = SpanTerm(labels["queries"], labels["keys"], np.full((1, 1, 1, 1), amount))
@@ -136,11 +137,11 @@ def divided(rules: Rules, t: Array, q: Any) -> Rules:
     if (t == 1).all():
         return rules
     by = t[:1] if (t == t[0]).all() else t
-    found: Any = dict(rules)
+    result: Any = dict(rules)
     for name, rule in RULES.items():
         if rule.logits and (rules.get(name) is not None or rule.always):
-            found[name] = _OVER.get(name, _over)(name, rules.get(name), by, q)
-    return cast("Rules", found)
+            result[name] = _OVER.get(name, _over)(name, rules.get(name), by, q)
+    return cast("Rules", result)
 
 
 def _scale_over(name: str, value: Any, t: Array, q: Any) -> Any:
@@ -148,8 +149,9 @@ def _scale_over(name: str, value: Any, t: Array, q: Any) -> Any:
     sizes = Sizes(prefix, prefix[-1] if prefix else 1, q.shape[-2], 0, q.shape[-1], "cpu")
     with ungraphed(), np.errstate(over="ignore"):
         numbers = RULES[name].read(name, value, sizes, {}) / t
-    if not np.isfinite(numbers).all():
-        raise RuleError(f"t is {shown(t.tolist())}: scale/t would be larger than any float64.", _T)
+    size = np.abs(numbers)
+    if not ((size == 0) | ((size >= LEAST_FACTOR) & (size <= MOST_FACTOR))).all():
+        raise RuleError(f"t is {shown(t.tolist())}: scale/t would lie outside 1e-30 to 1e18.", _T)
     return float(numbers[0]) if (numbers == numbers[0]).all() else _like(numbers, q)
 
 
@@ -160,8 +162,8 @@ def _softcap_over(_: str, value: Any, t: Array, __: Any) -> float:
             "A.part(batch, head).tempered(t) is one head's matrix.",
         )
     cap = float(value) / float(t[0])
-    if not 0 < cap < np.inf:
-        raise RuleError(f"t is {t[0]}: softcap/t would be {cap}.", _T)
+    if not LEAST_FACTOR <= cap <= MOST_FACTOR:
+        raise RuleError(f"t is {t[0]}: softcap/t would lie outside 1e-30 to 1e18.", _T)
     return cap
 
 
@@ -190,14 +192,14 @@ def _over(name: str, value: Any, t: Array, q: Any) -> Any:
     if torch is None:
         x = x.astype(np.promote_types(x.dtype, wide), copy=False)
         with np.errstate(over="ignore", invalid="ignore"):
-            found = np.asarray(x / by.astype(x.dtype))
-        largest = np.finfo(found.dtype).max
-        np.copyto(found, np.clip(found, -largest, largest), where=~np.isinf(x))
-        return found
+            result = np.asarray(x / by.astype(x.dtype))
+        largest = np.finfo(result.dtype).max
+        np.copyto(result, np.clip(result, -largest, largest), where=~np.isinf(x))
+        return result
     x = x.to(torch.promote_types(x.dtype, getattr(torch, np.dtype(wide).name)))
     largest = torch.finfo(x.dtype).max
-    found = (x / torch.as_tensor(by, dtype=x.dtype, device=x.device)).clamp(-largest, largest)
-    return torch.where(torch.isinf(x), x, found)
+    result = (x / torch.as_tensor(by, dtype=x.dtype, device=x.device)).clamp(-largest, largest)
+    return torch.where(torch.isinf(x), x, result)
 
 
 def _term_of(spans: Any, prefix: tuple[int, ...], sizes: tuple[int, int]) -> SpanTerm:
@@ -210,11 +212,11 @@ def _term_of(spans: Any, prefix: tuple[int, ...], sizes: tuple[int, int]) -> Spa
     numbers = _once(numbers, 2)  # those of batch and heads
     if not recorded:
         return SpanTerm(queries, keys, numbers)
-    own, lead = table.double(), prefix[:-1]
-    own = own.reshape((1,) * (len(prefix) + 2 - own.ndim) + tuple(own.shape))
+    wide, lead = table.double(), prefix[:-1]
+    wide = wide.reshape((1,) * (len(prefix) + 2 - wide.ndim) + tuple(wide.shape))
     if len(numbers) != 1:
-        own = own.expand(*lead, *own.shape[len(lead) :])
-    return SpanTerm(queries, keys, own.reshape(numbers.shape))
+        wide = wide.expand(*lead, *wide.shape[len(lead) :])
+    return SpanTerm(queries, keys, wide.reshape(numbers.shape))
 
 
 def _once(x: Any, axes: int) -> Any:
@@ -245,8 +247,8 @@ def _read_t(value: Any, prefix: tuple[int, ...]) -> Array:
         several = one_per_head("t", value, heads, len(prefix) + 2) if has_axes(value) else None
     numbers = np.full(heads, _number("t", value, _T)) if several is None else several
     if not ((numbers >= SMALLEST_T) & (numbers <= 1 / SMALLEST_T)).all():
-        given = numbers[0] if several is None else shown(numbers.tolist())
-        raise RuleError(f"t is {given}: expected a number above 0, from 1e-30 to 1e30.", _T)
+        wrong = numbers[0] if several is None else shown(numbers.tolist())
+        raise RuleError(f"t is {wrong}: expected a number above 0, from 1e-30 to 1e30.", _T)
     return numbers
 
 

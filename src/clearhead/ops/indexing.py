@@ -18,14 +18,14 @@ def expand(key: Any, shape: tuple[int, ...], axes: Sequence[str]) -> list[int | 
     Raises SelectionError for anything else, for too many indices, and for an integer outside its axis.
     """
     parts = list(key) if isinstance(key, tuple) else [key]
-    dots = [at for at, part in enumerate(parts) if part is Ellipsis]
+    dots = [place for place, part in enumerate(parts) if part is Ellipsis]
     if len(dots) > 1:
         raise SelectionError("an index can have only one Ellipsis (`...`).")
-    at = dots[0] if dots else len(parts)
-    given = len(parts) - len(dots)
-    if given > len(shape):
-        raise SelectionError(f"{given} indices for {len(shape)} axes: the matrix is {named(shape, axes)}.")
-    parts[at : at + len(dots)] = [slice(None)] * (len(shape) - given)
+    place = dots[0] if dots else len(parts)
+    count = len(parts) - len(dots)
+    if count > len(shape):
+        raise SelectionError(f"{count} indices for {len(shape)} axes: the matrix is {named(shape, axes)}.")
+    parts[place : place + len(dots)] = [slice(None)] * (len(shape) - count)
     return [_pick(part, axis, shape, axes) for axis, part in enumerate(parts)]
 
 
@@ -48,7 +48,7 @@ def _pick(part: Any, axis: int, shape: tuple[int, ...], axes: Sequence[str]) -> 
         if isinstance(part, (bool, np.bool_)):
             raise TypeError
         place = as_index(part)
-    except TypeError:
+    except Exception:  # a stranger's __index__ may raise anything
         raise SelectionError(
             f"axis {axis} is indexed by {type(part).__name__}: expected integers, slices and `...`.",
             "A[...][that] indexes a stored copy.",

@@ -14,7 +14,7 @@ from clearhead.core.directions import Directions
 from clearhead.core.problem import Described, Problem, describe
 from clearhead.core.rules import FIELDS, RULES, Rules, joined
 from clearhead.core.statistics import STATISTICS, Groups, Wanted, arrays_of
-from clearhead.engines.base import Kept, kinds
+from clearhead.engines.base import kinds
 from clearhead.ops import backward, tangents
 from clearhead.ops.jax_host import Kind
 
@@ -43,12 +43,12 @@ class Traced:
 
     def kinds(self) -> dict[str, Kind]:
         """Their shapes and dtypes."""
-        found = kinds(self.problem, self.want, self.want.names(), frozenset(STATISTICS), self.d_v)
-        return {name: ((*self.problem.prefix, *found[name][0][2:]), found[name][1]) for name in self.arrays()}
+        result = kinds(self.problem, self.want, self.want.names(), frozenset(STATISTICS), self.d_v)
+        return {name: ((*self.problem.prefix, *result[name][0][2:]), result[name][1]) for name in self.arrays()}
 
-    def describe(self, given: Arrays) -> Described:
+    def describe(self, arrays: Arrays) -> Described:
         """The problem of all queries; what all calls of a mapped axis share has there an axis of size 1, or none."""
-        each: dict[str, Any] = {**self.rules, **given}
+        each: dict[str, Any] = {**self.rules, **arrays}
         for name, x in each.items():
             axes = axes_of(name)
             if name in ("q", "k", "v"):
@@ -58,9 +58,9 @@ class Traced:
         q, k, v = (each.pop(name, None) for name in "qkv")
         return describe(q, k, v, joined(each))
 
-    def read(self, given: Arrays) -> tuple[Problem, tuple[Array, Array, Array | None]]:
+    def read(self, arrays: Arrays) -> tuple[Problem, tuple[Array, Array, Array | None]]:
         """The problem of the chosen queries, with its arrays (batch, heads, …), now that the numbers are there."""
-        read = self.describe(given)
+        read = self.describe(arrays)
         return read.problem.take(queries=self.rows), (read.q[:, :, as_slice(self.rows)], read.k, read.v)
 
     def blocks(self, results: Arrays) -> dict[str, Array]:
@@ -69,22 +69,22 @@ class Traced:
         wide = {name: np.broadcast_to(x, (*self.problem.prefix, *x.shape[axes:])) for name, x in results.items()}
         return {name: x.reshape(self.problem.batch, self.problem.heads, *x.shape[axes:]) for name, x in wide.items()}
 
-    def directions(self, given: Arrays, along: Arrays) -> Directions:
+    def directions(self, arrays: Arrays, along: Arrays) -> Directions:
         """The inputs' tangents as engines take them; those of rules are read as the rules themselves."""
         moved = {name: x for name, x in along.items() if name != TABLE}
         if TABLE in along:
-            every = {**self.rules, **given}
+            every = {**self.rules, **arrays}
             moved |= {name: every[name] for name in ("spans[0]", "spans[1]")} | {TABLE: along[TABLE]}
         plain = replace(self, rules={})
-        read = plain.describe({name: given[name] for name in ("q", "k")} | moved)
-        own = read.problem.take(queries=self.rows)
+        read = plain.describe({name: arrays[name] for name in ("q", "k")} | moved)
+        chosen = read.problem.take(queries=self.rows)
         return Directions(
             q=read.q[:, :, as_slice(self.rows)] if "q" in along else None,
             k=read.k if "k" in along else None,
             v=read.v,
-            bias=own.bias,
-            spans=own.span_table,
-            sinks=own.sinks,
+            bias=chosen.bias,
+            spans=chosen.span_table,
+            sinks=chosen.sinks,
         )
 
     def mapped(self, count: int, shapes: Mapping[str, Kind]) -> "Traced":
@@ -109,8 +109,8 @@ def answers(call: Traced, *arrays: Array) -> list[Array]:
     """The arrays that answer what is wanted."""
     problem, (q, k, v) = call.read(dict(zip(call.names, arrays, strict=True)))
     engine = engines.get(engines.choose(problem, call.engine, call.want).engine)
-    found = engines.answer(engine, problem, q, k, v, call.want)
-    return [problem.restore(found[name]) for name in call.arrays()]
+    result = engines.answer(engine, problem, q, k, v, call.want)
+    return [problem.restore(result[name]) for name in call.arrays()]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -140,9 +140,9 @@ class Derivative:
     asked: dict[str, Kind]
     moved: tuple[str, ...]
 
-    def split(self, given: Sequence[Any]) -> list[dict[str, Any]]:
+    def split(self, arguments: Sequence[Any]) -> list[dict[str, Any]]:
         """Values in the order of the map's arguments: the call's own arrays, known, by, along, changing; by name."""
-        rest, parts = iter(given), (self.call.names, self.known, self.by, self.along, self.changing)
+        rest, parts = iter(arguments), (self.call.names, self.known, self.by, self.along, self.changing)
         return [{name: next(rest) for name in names} for names in parts]
 
     def kinds(self) -> list[Kind]:
@@ -167,46 +167,19 @@ def _statistic(name: str) -> str:
 def derivative(form: Derivative, *arrays: Array) -> list[Array]:
     """What a derivative's map answers."""
     call = form.call
-    given, *results, along, changing = form.split(arrays)
-    problem, operands = call.read(given)
+    inputs, *results, along, changing = form.split(arrays)
+    problem, operands = call.read(inputs)
     known, by, changing = (call.blocks(side) for side in (*results, changing))
     name = "gradients" if not form.along else "gradient_tangents" if form.asked else "tangents"
     engine: Any = engines.get(engines.choose_for(name, problem, call.engine).engine)
-    groups, bias, spans = call.want.groups, *_shapes(form, problem)
-    found: Mapping[str, Array] = {}
-    moved: Mapping[str, Array] = {}
-    want = call.want.only(form.moved)
-    if not form.along:
-        found = backward.gradients(engine, problem, operands, known, changing, groups=groups, bias=bias, spans=spans)
-    elif not form.asked:
-        direction = call.directions(given, along)
-        logsumexp, output = known["logsumexp"], known.get("output")
-        moved = tangents.forward(engine, problem, operands, direction, want, logsumexp, output)[1]
-    else:
-        direction = call.directions(given, along)
-        second = tangents.Second(engine, problem, operands, known, by, direction, changing, groups, bias, spans)
-        found, moved = tangents.gradient_tangents(second)
-        if want.columns():
-            kept = Kept(known["logsumexp"], moved["logsumexp"])
-            moved = {**moved, **engine.column_tangents(problem, *operands[:2], direction, kept, want)}
-    return [_as_asked(call, found, *each) for each in form.asked.items()] + [
+    direction = call.directions(inputs, along) if along else Directions()
+    bias, spans = _shapes(form, problem)
+    groups = call.want.groups
+    one = tangents.Derivative(engine, problem, operands, known, by, direction, changing, groups, bias, spans)
+    gradients, moved, _ = tangents.derivative(one, call.want.only(form.moved))
+    return [_as_asked(call, gradients, *each) for each in form.asked.items()] + [
         problem.restore(moved[name]) for name in form.moved
     ]
-
-
-def second_tangents(form: Derivative, inputs: Sequence[str], *arrays: Array) -> list[Array]:
-    """The second derivatives of what a form has as `moved`, along its direction and along that of `inputs`."""
-    call, count = form.call, len(arrays) - len(inputs)
-    given, known, _, along, _ = form.split(arrays[:count])
-    problem, (q, k, v) = call.read(given)
-    engine: Any = engines.get(engines.choose_for("second_tangents", problem, call.engine).engine)
-    want = call.want.only(form.moved)
-    sides = along, dict(zip(inputs, arrays[count:], strict=True))
-    one, other = (call.directions(given, side) for side in sides)
-    if not want.output:
-        v, one, other = None, replace(one, v=None), replace(other, v=None)
-    found = engine.second_tangents(problem, q, k, v, (one, other), want, call.blocks(known)["logsumexp"])
-    return [problem.restore(found[name]) for name in form.moved]
 
 
 def _shapes(form: Derivative, problem: Problem) -> Iterator[tuple[int, int, int, int] | None]:
@@ -220,10 +193,10 @@ def _shapes(form: Derivative, problem: Problem) -> Iterator[tuple[int, int, int,
         yield batch, heads, problem.queries if name == "bias" and height != 1 else height, width
 
 
-def _as_asked(call: Traced, found: Mapping[str, Array], name: str, kind: Kind) -> Array:
+def _as_asked(call: Traced, gradients: Mapping[str, Array], name: str, kind: Kind) -> Array:
     """A gradient in the shape asked for: that of its input, 1 where calls or batch entries share it."""
     shape, dtype = kind
-    part = found.get(name.replace(TABLE, "spans"))
+    part = gradients.get(name.replace(TABLE, "spans"))
     if part is None:  # v, where the loss does not use the output
         return np.zeros(shape, dtype)
     if name == "sinks":

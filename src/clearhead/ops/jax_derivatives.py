@@ -1,8 +1,7 @@
-"""Attention's derivatives in JAX: three primitives, and the rules of JAX's transformations for each.
+"""Attention's derivatives in JAX: two primitives, and the rules of JAX's transformations for each.
 
     call         its tangents are a derivative of it (jax_call.py), which is linear in the inputs' tangents
     derivative   its transpose is a derivative of the same call; a gradient's tangents are such derivatives too
-    twice        a tangent's tangent, linear in both directions; its transpose is a derivative of the call
 
 Forward mode evaluates what the first rule makes, reverse mode transposes it. jax.vmap makes one call of the mapped
 axis, as one more batch axis, whose arrays are shared where they are not mapped.
@@ -22,11 +21,10 @@ from jax.interpreters import ad, batching, mlir
 from clearhead import engines
 from clearhead.errors import DerivativeError, RuleError
 from clearhead.ops import backward, jax_host
-from clearhead.ops.jax_call import Derivative, Traced, answers, axes_of, derivative, second_tangents
+from clearhead.ops.jax_call import Derivative, Traced, answers, axes_of, derivative
 from clearhead.ops.jax_host import Kind
 
 Values = dict[str, Any]
-_HINT = "jax.nn.dot_product_attention has derivatives of every order; its axes are (batch, length, heads, d)."
 
 
 def called(call: Traced, arrays: Sequence[Any]) -> Values:
@@ -36,7 +34,7 @@ def called(call: Traced, arrays: Sequence[Any]) -> Values:
 
 def _along(
     call: Traced,
-    given: Values,
+    inputs: Values,
     known: Values,
     *,
     by: Values,
@@ -52,7 +50,7 @@ def _along(
     if not asked and not moved:
         return {}
     form = Derivative(call, tuple(known), tuple(by), tuple(along), tuple(changing), asked, moved)
-    parts = (x for side in (given, known, by, along, changing) for x in side.values())
+    parts = (x for side in (inputs, known, by, along, changing) for x in side.values())
     return dict(zip([*asked, *moved], _derivative.bind(*parts, form=form), strict=True))
 
 
@@ -87,46 +85,43 @@ def _call_jvp(arrays: Sequence[Any], tangents: Sequence[Any], *, call: Traced) -
         )
     engines.choose_for("gradients", call.problem, call.engine)
     wide = replace(call, want=replace(call.want, logsumexp=True))
-    found = called(wide, arrays)
-    known = {name: x for name, x in found.items() if name in backward.READS}
-    smooth = [name for name in call.arrays() if jnp.issubdtype(found[name].dtype, jnp.inexact)]
-    given = dict(zip(call.names, arrays, strict=True))
-    moved = _along(wide, given, known, by={}, along=moving, changing={}, asked={}, moved=smooth)
-    results = [found[name] for name in call.arrays()]
+    answers = called(wide, arrays)
+    known = {name: x for name, x in answers.items() if name in backward.READS}
+    smooth = [name for name in call.arrays() if jnp.issubdtype(answers[name].dtype, jnp.inexact)]
+    inputs = dict(zip(call.names, arrays, strict=True))
+    moved = _along(wide, inputs, known, by={}, along=moving, changing={}, asked={}, moved=smooth)
+    results = [answers[name] for name in call.arrays()]
     return results, [_or_zero(moved.get(name), x) for name, x in zip(call.arrays(), results, strict=True)]
 
 
 def _derivative_jvp(arrays: Sequence[Any], tangents: Sequence[Any], *, form: Derivative) -> tuple[Any, Any]:
     """The map's tangent: the map of its tangents, and of the same arguments as the inputs move."""
-    given, known, by, along, changing = form.split(arrays)
+    primal, known, by, along, changing = form.split(arrays)
     parts = [_moving([*names], [*side.values()]) for names, side in zip(
-        (given, known, by, along, changing), form.split(tangents), strict=True
+        (primal, known, by, along, changing), form.split(tangents), strict=True
     )]  # fmt: skip
     inputs, _, by_moved, along_moved, changing_moved = parts  # known results move as the inputs do
-    if by_moved or (by and inputs):
-        raise _no_third()
+    if by_moved or (inputs and (by or form.moved)):
+        raise DerivativeError(
+            "attention has no such derivative in JAX: a tangent (jax.jvp, jax.jacfwd) or a second derivative of it was "
+            "differentiated again.",
+            "jax.jvp of jax.grad, jax.grad of jax.grad and jax.hessian are there. jax.nn.dot_product_attention has "
+            "derivatives of every order; its axes are (batch, length, heads, d).",
+        )
     results = _derivative.bind(*arrays, form=form)
+    sides = {"by": changing, "along": inputs} if inputs else {"by": by, "along": along_moved}
+    moved = _along(form.call, primal, known, **sides, changing=changing_moved, asked=form.asked, moved=form.moved)
     names = [*form.asked, *form.moved]
-    of = partial(_along, form.call, given, known, asked=form.asked)
-    if inputs and changing:  # a gradient's tangent, in one pass
-        found = [of(by=changing, along=inputs, changing=changing_moved, moved=())]
-        found.append(of(by={}, along=along_moved, changing={}, moved=form.moved))
-    else:
-        found = [of(by=by, along=along_moved, changing=changing_moved, moved=form.moved)]
-    if inputs and along and form.moved:
-        found.append(_along_both(form.call, given, known, along, inputs, form.moved))
-    each = ([one[name] for one in found if name in one] for name in names)
-    sums = [sum(terms[1:], terms[0]) if terms else None for terms in each]
-    return results, [_or_zero(x, like) for x, like in zip(sums, results, strict=True)]
+    return results, [_or_zero(moved.get(name), like) for name, like in zip(names, results, strict=True)]
 
 
 def _derivative_transpose(upstream: Sequence[Any], *arrays: Any, form: Derivative) -> list[Any]:
-    given, known, by, along, changing = form.split(arrays)
+    inputs, known, by, along, changing = form.split(arrays)
     back = _moving([*form.asked, *form.moved], upstream)
     linear, changed = ({name: x.aval for name, x in side.items() if _is_linear(x)} for side in (along, changing))
-    found = _along(
+    result = _along(
         form.call,
-        given,
+        inputs,
         known,
         by=by,
         along={name: x for name, x in back.items() if name in form.asked},
@@ -134,53 +129,9 @@ def _derivative_transpose(upstream: Sequence[Any], *arrays: Any, form: Derivativ
         asked={name: (aval.shape, aval.dtype) for name, aval in linear.items()},
         moved=[*changed],
     )
-    return [None] * (len(given) + len(known) + len(by)) + [
-        found.get(name, ad.Zero(x.aval)) if _is_linear(x) else None for name, x in (*along.items(), *changing.items())
+    return [None] * (len(inputs) + len(known) + len(by)) + [
+        result.get(name, ad.Zero(x.aval)) if _is_linear(x) else None for name, x in (*along.items(), *changing.items())
     ]
-
-
-def _along_both(
-    call: Traced, given: Values, known: Values, along: Values, inputs: Values, moved: Sequence[str]
-) -> Values:
-    """The second derivatives of results along both directions, by name; reverse mode transposes by the second one."""
-    form = Derivative(call, tuple(known), (), tuple(along), (), {}, tuple(moved))
-    parts = (x for side in (given, known, along, inputs) for x in side.values())
-    return dict(zip(moved, _twice.bind(*parts, form=form, inputs=tuple(inputs)), strict=True))
-
-
-def _twice_jvp(arrays: Sequence[Any], tangents: Sequence[Any], *, form: Derivative, inputs: Sequence[str]) -> Any:
-    """Linear in each of both directions; a tangent by what the call is of would be a third derivative."""
-    count = len(arrays) - len(inputs)
-    given, known, _, along, _ = form.split(arrays[:count])
-    moving, _, _, along_moved, _ = form.split(tangents[:count])
-    if _moving([*moving], [*moving.values()]):
-        raise _no_third()
-    second = dict(zip(inputs, arrays[count:], strict=True))
-    pairs = (second, _moving([*along_moved], [*along_moved.values()])), (along, _moving(inputs, tangents[count:]))
-    found = [_along_both(form.call, given, known, *pair, form.moved) for pair in pairs if pair[1]]
-    results = _twice.bind(*arrays, form=form, inputs=inputs)
-    each = zip(form.moved, results, strict=True)
-    return results, [
-        sum((one[name] for one in found[1:]), found[0][name]) if found else _or_zero(None, x) for name, x in each
-    ]
-
-
-def _twice_transpose(upstream: Sequence[Any], *arrays: Any, form: Derivative, inputs: Sequence[str]) -> list[Any]:
-    """By the second direction: of the results' tangent along the first, which is the gradient's tangent."""
-    count = len(arrays) - len(inputs)
-    given, known, _, along, _ = form.split(arrays[:count])
-    back = _moving(form.moved, upstream)
-    avals = {name: x.aval for name, x in zip(inputs, arrays[count:], strict=True)}
-    asked = {name: (aval.shape, aval.dtype) for name, aval in avals.items()}
-    found = _along(form.call, given, known, by=back, along=along, changing={}, asked=asked, moved=())
-    return [None] * count + [found.get(name, ad.Zero(aval)) for name, aval in avals.items()]
-
-
-def _no_third(*_: Any, **__: Any) -> DerivativeError:
-    return DerivativeError(
-        "attention has no third derivative here, and its second was differentiated again (jax.grad of jax.hessian).",
-        _HINT,
-    )
 
 
 def _call_mapped(arrays: Sequence[Any], axes: Sequence[Any], *, call: Traced) -> tuple[Any, Any]:
@@ -189,28 +140,21 @@ def _call_mapped(arrays: Sequence[Any], axes: Sequence[Any], *, call: Traced) ->
         return _one_by_one(partial(_call.bind, call=call), arrays, axes)
     each = zip(call.names, arrays, axes, strict=True)
     wide = {name: _wide(x, axis, _rank(name, call)) for name, x, axis in each}
-    found = _call.bind(*wide.values(), call=call.mapped(size, _kinds(wide)))
-    return found, [0] * len(found)
+    result = _call.bind(*wide.values(), call=call.mapped(size, _kinds(wide)))
+    return result, [0] * len(result)
 
 
-def _derivative_mapped(
-    arrays: Sequence[Any], axes: Sequence[Any], *, form: Derivative, bind: Callable[..., Any] | None = None, **more: Any
-) -> tuple[Any, Any]:
-    bind, size, call = bind or _derivative.bind, _size(arrays, axes), form.call
-    inputs = more.get("inputs", ())
-    own = [*call.names, *form.known, *form.by, *form.along, *form.changing, *inputs]
-    if _per_head(own, axes) or "sinks" in form.asked:
-        return _one_by_one(partial(bind, form=form, **more), arrays, axes)
-    wide = [_wide(x, axis, _rank(name, call)) for name, x, axis in zip(own, arrays, axes, strict=True)]
+def _derivative_mapped(arrays: Sequence[Any], axes: Sequence[Any], *, form: Derivative) -> tuple[Any, Any]:
+    size, call = _size(arrays, axes), form.call
+    names = [*call.names, *form.known, *form.by, *form.along, *form.changing]
+    if _per_head(names, axes) or "sinks" in form.asked:
+        return _one_by_one(partial(_derivative.bind, form=form), arrays, axes)
+    wide = [_wide(x, axis, _rank(name, call)) for name, x, axis in zip(names, arrays, axes, strict=True)]
     count = len(call.names)
     asked = {name: ((size, *shape), dtype) for name, (shape, dtype) in form.asked.items()}
     whole = call.mapped(size, _kinds(dict(zip(call.names, wide[:count], strict=True))))
-    found = bind(*wide, form=replace(form, call=whole, asked=asked), **more)
-    return found, [0] * len(found)
-
-
-def _twice_mapped(arrays: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-    return _derivative_mapped(arrays, axes, bind=_twice.bind, **params)
+    result = _derivative.bind(*wide, form=replace(form, call=whole, asked=asked))
+    return result, [0] * len(result)
 
 
 def _size(arrays: Sequence[Any], axes: Sequence[Any]) -> int:
@@ -246,8 +190,8 @@ def _one_by_one(bind: Callable[..., Any], arrays: Sequence[Any], axes: Sequence[
         return bind(*(x if axis is None else next(rest) for x, axis in zip(arrays, axes, strict=True)))
 
     moved = [jnp.moveaxis(x, axis, 0) for x, axis in zip(arrays, axes, strict=True) if axis is not None]
-    found = jax.lax.map(one, moved)
-    return found, [0] * len(found)
+    result = jax.lax.map(one, moved)
+    return result, [0] * len(result)
 
 
 def _on_host_call(*arrays: Any, call: Traced) -> list[Any]:
@@ -259,12 +203,6 @@ def _on_host_derivative(*arrays: Any, form: Derivative) -> list[Any]:
     return jax_host.call(partial(derivative, form), form.kinds(), *arrays)
 
 
-def _on_host_twice(*arrays: Any, form: Derivative, inputs: Sequence[str]) -> list[Any]:
-    form.check()
-    engines.choose_for("second_tangents", form.call.problem, form.call.engine)
-    return jax_host.call(partial(second_tangents, form, tuple(inputs)), form.kinds(), *arrays)
-
-
 def _shaped(kinds: Sequence[Kind]) -> list[ShapedArray]:
     return [ShapedArray(shape, jax.dtypes.canonicalize_dtype(dtype)) for shape, dtype in kinds]
 
@@ -274,7 +212,7 @@ def _primitive(name: str, evaluate: Callable[..., Any], kinds: Callable[..., Seq
     made: Any = Primitive(name)
     made.multiple_results = True
     made.def_impl(evaluate)
-    made.def_abstract_eval(lambda *_, **given: _shaped(kinds(**given)))
+    made.def_abstract_eval(lambda *_, **params: _shaped(kinds(**params)))
     mlir.register_lowering(made, mlir.lower_fun(evaluate, multiple_results=True))
     ad.primitive_jvps[made] = rules["jvp"]
     batching.primitive_batchers[made] = rules["mapped"]
@@ -293,12 +231,4 @@ _derivative = _primitive(
     jvp=_derivative_jvp,
     mapped=_derivative_mapped,
     transpose=_derivative_transpose,
-)
-_twice = _primitive(
-    "clearhead_twice",
-    _on_host_twice,
-    lambda form, **_: form.kinds(),
-    jvp=_twice_jvp,
-    mapped=_twice_mapped,
-    transpose=_twice_transpose,
 )

@@ -36,8 +36,8 @@ def call(function: Function, results: Sequence[Kind], *arrays: Any) -> list[Any]
 
 
 def _returned(function: Function, results: Sequence[ShapedArray], arrays: Sequence[Array]) -> tuple[Array, ...]:
-    found = function(*arrays)
-    return tuple(np.asarray(x, one.dtype, order="C") for x, one in zip(found, results, strict=True))
+    result = function(*arrays)
+    return tuple(np.asarray(x, one.dtype, order="C") for x, one in zip(result, results, strict=True))
 
 
 def _now(*arrays: Any, function: Function, results: Sequence[ShapedArray]) -> list[Any]:

@@ -7,29 +7,28 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 
-from clearhead.core.arrays import as_array, graphed
+from clearhead.core.arrays import as_array
 from clearhead.core.axes import WEIGHTS, named
-from clearhead.core.rule_values import read_place, read_slice, whole_number
+from clearhead.core.rule_values import read_place, read_slice
 from clearhead.core.rules import Rules, flat
-from clearhead.core.statistics import Asked, Observable, Top, askable, explained
-from clearhead.deprecated import deprecated
+from clearhead.core.statistics import Asked, askable, explained
 from clearhead.errors import RuleError, SelectionError, shown
 from clearhead.ops import causes
 from clearhead.ops.causes import CauseMatrix
 from clearhead.ops.edited import Edit, Editable
-from clearhead.ops.factors import Answers, Factors
+from clearhead.ops.graphed import graphed
 from clearhead.ops.indexing import expand
+from clearhead.ops.matrix_data import Answers, MatrixData
 from clearhead.ops.numpy_functions import NumpyFunctions
+from clearhead.ops.observable import Observable
 from clearhead.ops.observation import Observation
 from clearhead.ops.reductions import reduced
 from clearhead.ops.transposed import TransposedMatrix
-from clearhead.view import head_summary
+from clearhead.view.display import Display
 from clearhead.view.long import ShownLayer, ShownRun
-from clearhead.view.parts import one_head, one_sequence
-from clearhead.view.pictured import Pictured
 
 
-class AttentionMatrix(NumpyFunctions, Pictured, Editable, Observable):
+class AttentionMatrix(NumpyFunctions, Display, Editable, Observable):
     """The weights softmax(scale·q·kᵀ + …) as an array-like object, (…, heads, queries, keys), that is never stored.
 
     q (…, heads, queries, d_k) and k (…, kv_heads, keys, d_k); 2-D is one head. Rules as in `attention`. Its elements
@@ -43,7 +42,7 @@ class AttentionMatrix(NumpyFunctions, Pictured, Editable, Observable):
 
     Eight rows of it for each batch item and head are checked, O(keys·d_k) each. Where one is off by more than rounding,
     ε_L·|L| + 8ε·(1 + |L| + √keys + |scale|·‖q‖·‖k‖) with the ε of L's dtype and of float32 (of float64 where q and L
-    are), for half precision half of q's ε more, RuleError names the likely mistake: another base, scale or mask.
+    are), for half precision half of q's ε more, RuleError names the first row that is, and the usual causes.
     `logsumexp()` returns it and weights are computed from it; the output and row statistics come from a pass of their
     own. It has no derivative: RuleError while PyTorch records a graph for q, k or a rule; results that a later graph
     needs are computed without it.
@@ -78,35 +77,37 @@ class AttentionMatrix(NumpyFunctions, Pictured, Editable, Observable):
                 "logsumexp is given, and PyTorch records or traces a graph: its derivative would be missing.",
                 "create the matrix under torch.no_grad(), or leave logsumexp out: it has its derivative then.",
             )
-        self._factors = Factors.read(*self._given, logsumexp) if self._graph is None else None
+        self._factors = MatrixData.read(*self._given, logsumexp) if self._graph is None else None
 
     @classmethod
-    def _of(cls, factors: Factors, edits: tuple[str, ...]) -> "AttentionMatrix":
+    def _of(cls, factors: MatrixData, edits: tuple[str, ...]) -> "AttentionMatrix":
         """A matrix of validated factors, such as a part of another matrix after these edits."""
         made = cls.__new__(cls)
         made._given, made._graph, made._factors, made._edits = None, None, factors, edits
         return made
 
     def _edited(self, words: str, edit: Edit) -> Self:
-        q, k, rules, engine, num_threads = self._given or self.factors.given()
+        q, k, rules, engine, num_threads = self._given or self.factors.inputs()
         made = type(self)(q, k, engine=engine, num_threads=num_threads, **edit(q, rules))
         made._edits = (*self._edits, words)
         return made
 
     @property
-    def factors(self) -> Factors:
+    def factors(self) -> MatrixData:
         """q, k, the rules and the log-sum-exp, validated. Raises RuleError while PyTorch records a graph for them."""
         return self._factors_for("weights read by index", "A[…]; A @ v and A.observe keep the graph.")
 
-    def _factors_for(self, what: str, call: str) -> Factors:
+    def _factors_for(self, what: str, call: str) -> MatrixData:
         if self._factors is not None:
             return self._factors
         if self._graph_with() is not None:
+            if getattr(getattr(self._given[0], "device", None), "type", "") == "meta":
+                raise RuleError(f"{what} need numbers, and tensors on the meta device have none.")
             raise RuleError(
                 f"{what} have no derivative, and PyTorch keeps or traces a graph for them.",
                 f"with torch.no_grad(): {call}",
             )
-        return Factors.read(*self._given)
+        return MatrixData.read(*self._given)
 
     def _graph_with(self, *others: Any) -> Answers | None:
         """A Graph if PyTorch records a graph for q, k, a rule or one of `others`; else None."""
@@ -120,7 +121,7 @@ class AttentionMatrix(NumpyFunctions, Pictured, Editable, Observable):
         return Graph(*self._given)
 
     def _answers(self, *others: Any) -> Answers:
-        """The Graph or Factors that computes results of this matrix together with `others`."""
+        """The Graph or MatrixData that computes results of this matrix together with `others`."""
         return self._graph or self._graph_with(*others) or self.factors
 
     def __copy__(self) -> "AttentionMatrix":
@@ -212,21 +213,6 @@ class AttentionMatrix(NumpyFunctions, Pictured, Editable, Observable):
         ways: Any = {"ndim": self.ndim, "keepdims": keepdims, "swapped": swapped}
         return reduced(self._answers, lambda: self.factors, name, axis, **ways)
 
-    def top(self, k: int) -> Top:
-        """The k largest weights of each query and their keys, (…, heads, queries, k) each, largest first.
-
-        Returns a Top of `weights` and `indices`. Of equal weights the earlier key comes first; where fewer than k keys
-        are visible, the rest is filled with weight 0 and index -1. Raises RuleError unless k is a positive integer, and
-        what `observe` raises. O(queries·keys·d_k) time, O(queries·k) memory.
-
-        >>> import numpy as np, clearhead as ch
-        >>> ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True).top(2).indices.tolist()
-        [[0, -1], [1, 0], [2, 0]]
-        """
-        top = self.observe(top=whole_number("top", k, 1, hint="top(8)")).top
-        assert top is not None
-        return top
-
     @explained(askable())
     def observe(self, v: Any = None, *, queries: slice = slice(None), **asked: Unpack[Asked]) -> Observation:
         """The requested statistics: one pass for the output and row statistics, one more for column statistics.
@@ -303,9 +289,9 @@ class AttentionMatrix(NumpyFunctions, Pictured, Editable, Observable):
         return self._plot(head, 0, batch, ax)
 
     def _run(self, batch: int, v: Any = None) -> ShownRun:
-        part, problem = one_sequence(self, batch), self.factors.problem
-        own = None if v is None else self.factors.values(v)[batch : batch + 1]
-        return ShownRun("attention", [ShownLayer("", range(problem.heads), part, v=own)])
+        part, problem = self.part(batch), self.factors.problem
+        values = None if v is None else self.factors.values(v)[batch : batch + 1]
+        return ShownRun("attention", [ShownLayer("", range(problem.heads), part, v=values)])
 
     def part(self, batch: int, head: int | None = None) -> "AttentionMatrix":
         """The matrix of one batch item, with all heads or one: (1, heads, queries, keys).
@@ -322,21 +308,6 @@ class AttentionMatrix(NumpyFunctions, Pictured, Editable, Observable):
             return AttentionMatrix._of(factors.take_batches(batches), self._edits)
         head = read_place("head", head, factors.problem.heads)
         return AttentionMatrix._of(factors.take_heads(batches, range(head, head + 1)), self._edits)
-
-    @deprecated("exp(L of AttentionMatrix(q, k, window=(left, 0)) - L) is the same weight")
-    def near(self, left: int) -> Any:
-        """The mass that each query gives to its own key and the `left` keys before it, (batch, heads, queries)."""
-        return head_summary.near(self, left)
-
-    @deprecated("AttentionMatrix(q[:, [head]], k[:, [its key head]], …) is one head's matrix")
-    def one(self, head: int) -> "AttentionMatrix":
-        """One head of the first batch item, (1, 1, queries, keys)."""
-        return one_head(self, head)
-
-    @deprecated("AttentionMatrix(q[[batch]], k[[batch]], …) is one sequence's matrix")
-    def sequence(self, batch: int) -> "AttentionMatrix":
-        """One batch item, all heads, (1, heads, queries, keys)."""
-        return one_sequence(self, batch)
 
 
 def with_logsumexp(matrix: AttentionMatrix, logsumexp: Any) -> AttentionMatrix:

@@ -5,7 +5,7 @@ answered: np.sum, mean, max, min, argmax, argmin, np.matmul, np.shape, np.ndim, 
 refused by name, since they would store every weight without being asked to.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import signature
 from math import prod
 from numbers import Number
@@ -26,7 +26,9 @@ _SYMBOLS = {
 }  # fmt: skip
 _INSTEAD = {
     **dict.fromkeys(("sort", "argsort", "partition", "argpartition"), "A.top(8): each query's strongest keys."),
-    **dict.fromkeys(("diagonal", "trace"), "A.own(): the weight that each query gives the key at its own position."),
+    **dict.fromkeys(
+        ("diagonal", "trace"), "A.diagonal(): the weight that each query gives the key at its own position."
+    ),
     **dict.fromkeys(("transpose", "swapaxes", "moveaxis", "matrix_transpose"), "A.T"),
     **dict.fromkeys(("dot", "inner", "tensordot", "einsum", "vdot"), "A @ v, A.T @ g"),
     "matmul": "A @ v, and A.T @ g for what stands on the left: g.mT @ A is (A.T @ g).mT",
@@ -45,8 +47,8 @@ class Words(NamedTuple):
 WEIGHTS = Words("A", "weight", _INSTEAD)
 
 
-class NumpyFunctions(NDArrayOperatorsMixin):
-    """Reductions, protocols and operators; each subclass has `shape`, `[…]`, `@` and `_reduced`."""
+class Refusing(NDArrayOperatorsMixin):
+    """What every matrix refuses, those of shards too: comparisons and arithmetic; each subclass has `shape` and `@`."""
 
     _words: Words = WEIGHTS
 
@@ -55,12 +57,7 @@ class NumpyFunctions(NDArrayOperatorsMixin):
         @property
         def shape(self) -> tuple[int, ...]: ...
 
-        def __getitem__(self, key: Any) -> Any: ...
-
         def __matmul__(self, v: Any) -> Any: ...
-
-        def _reduced(self, name: str, axis: Any, *, keepdims: bool) -> Any:
-            """The reduction of that name; arguments are not checked yet, except keepdims."""
 
     @property
     def ndim(self) -> int:
@@ -70,6 +67,53 @@ class NumpyFunctions(NDArrayOperatorsMixin):
     def size(self) -> int:
         """The number of weights."""
         return prod(self.shape)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if ufunc is np.matmul and method == "__call__" and inputs[0] is self and not options:
+            return self @ inputs[1]
+        name = f"np.{ufunc.__name__}" if method == "__call__" else f"np.{ufunc.__name__}.{method}"
+        symbol = _SYMBOLS.get(ufunc.__name__)
+        return self._refuse(f"{name} ({symbol})" if symbol and method == "__call__" else name)
+
+    def __eq__(self, other: object) -> bool:
+        """Refused for numbers, lists, arrays and matrices, where a False would be taken for an answer."""
+        numbers = isinstance(other, (Number, np.generic, Sequence)) and not isinstance(other, (str, bytes))
+        if numbers or hasattr(other, "__array__") or hasattr(other, "shape"):
+            return self._refuse("==", "`A is B` asks whether they are one object.")
+        return NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        result = self.__eq__(other)
+        return result if result is NotImplemented else not result
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        return self._refuse("bool", "`A is None` asks whether there is one, A.size how many weights it has.")
+
+    def __contains__(self, value: object) -> bool:
+        return self._refuse("in")
+
+    def _refuse(self, name: str, instead: str = "") -> NoReturn:
+        last = name.split(" ")[0].split(".")[-1]
+        letter, one, others = self._words
+        instead = instead or others.get(last, "")
+        raise DtypeError(
+            f"{name} would need every {one} of {self!r}.",
+            f"{letter}[...] is a stored copy, {self.size:,} {one}s, {letter}[..., :512, :512] a tile of it. "
+            f"{instead}".strip(),
+        )
+
+
+class NumpyFunctions(Refusing):
+    """Reductions and protocols; each subclass has `[…]` and `_reduced` as well."""
+
+    if TYPE_CHECKING:
+
+        def __getitem__(self, key: Any) -> Any: ...
+
+        def _reduced(self, name: str, axis: Any, *, keepdims: bool) -> Any:
+            """The reduction of that name; arguments are not checked yet, except keepdims."""
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -158,8 +202,8 @@ class NumpyFunctions(NDArrayOperatorsMixin):
         return self[...].__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        found: tuple[int, int] = self[(slice(0),) * self.ndim].__dlpack_device__()
-        return found
+        result: tuple[int, int] = self[(slice(0),) * self.ndim].__dlpack_device__()
+        return result
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         del types
@@ -167,41 +211,6 @@ class NumpyFunctions(NDArrayOperatorsMixin):
         if answer is None:
             self._refuse(_full_name(func))
         return answer(self, **_arguments(func, args, kwargs))
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        if ufunc is np.matmul and method == "__call__" and inputs[0] is self and not options:
-            return self @ inputs[1]
-        name = f"np.{ufunc.__name__}" if method == "__call__" else f"np.{ufunc.__name__}.{method}"
-        symbol = _SYMBOLS.get(ufunc.__name__)
-        return self._refuse(f"{name} ({symbol})" if symbol and method == "__call__" else name)
-
-    def __eq__(self, other: object) -> bool:
-        """Refused for numbers, arrays and matrices, where a False would be taken for an answer."""
-        if isinstance(other, (NumpyFunctions, Number, np.generic)) or hasattr(other, "__array__"):
-            return self._refuse("==", "`A is B` asks whether they are one object.")
-        return NotImplemented
-
-    def __ne__(self, other: object) -> bool:
-        found = self.__eq__(other)
-        return found if found is NotImplemented else not found
-
-    __hash__ = object.__hash__
-
-    def __bool__(self) -> bool:
-        return self._refuse("bool", "`A is None` asks whether there is one, A.size how many weights it has.")
-
-    def __contains__(self, value: object) -> bool:
-        return self._refuse("in")
-
-    def _refuse(self, name: str, instead: str = "") -> NoReturn:
-        last = name.split(" ")[0].split(".")[-1]
-        letter, one, others = self._words
-        instead = instead or others.get(last, "")
-        raise DtypeError(
-            f"{name} would need every {one} of {self!r}.",
-            f"{letter}[...] is a stored copy, {self.size:,} {one}s, {letter}[..., :512, :512] a tile of it. "
-            f"{instead}".strip(),
-        )
 
 
 def _reduction(name: str) -> Callable[..., Any]:
@@ -228,10 +237,10 @@ _ANSWERED: dict[Any, Callable[..., Any]] = {
 def _arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments after the matrix that were given and say something. Raises RuleError for what is not taken."""
     expected = signature(func)
-    given = expected.bind(*args, **kwargs).arguments
+    values = expected.bind(*args, **kwargs).arguments
     usual = {name: (None, parameter.default) for name, parameter in expected.parameters.items()}
-    _, *others = given
-    said = {name: given[name] for name in others if not any(given[name] is one for one in usual[name])}
+    _, *others = values
+    said = {name: values[name] for name in others if not any(values[name] is one for one in usual[name])}
     for name, value in said.items():
         if name not in ("axis", "keepdims"):
             raise RuleError(f"{name} is {shown(value)}: {_full_name(func)} of a matrix takes axis and keepdims.")

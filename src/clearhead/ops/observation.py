@@ -1,6 +1,6 @@
 """Observation: the statistics computed by one call of `observe`, and how partial ones are merged."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -10,8 +10,7 @@ from clearhead.core import merging, room
 from clearhead.core.arrays import as_host_array
 from clearhead.core.axes import Array, as_slice, brief
 from clearhead.core.rule_values import one_per_head, read_place, read_slice, whole_number
-from clearhead.core.statistics import PER_KEY, STATISTICS, Answers, Top, arrays_of, listed
-from clearhead.deprecated import deprecated
+from clearhead.core.statistics import PER_KEY, STATISTICS, Answers, Top, joined_arrays, listed
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
 from clearhead.view import notebook
 
@@ -54,8 +53,8 @@ class Observation(Answers):
         _check_part(other)
         for part in (self, other):
             _check_without_sinks(part)
-        found = merging.over_keys(self._found(), other._found(), self.keys)
-        return Observation(**found, queries=self.queries, keys=self.keys + other.keys)
+        result = merging.over_keys(self._found(), other._found(), self.keys)
+        return Observation(**result, queries=self.queries, keys=self.keys + other.keys)
 
     def with_sinks(self, sinks: Any) -> "Observation":
         """The same result with one extra logit per head, (heads,), in each row's denominator.
@@ -69,15 +68,15 @@ class Observation(Answers):
         """
         _check_without_sinks(self)
         merging.check_weighable(self._found())
+        if sinks is None:
+            return self
         lse, restore = as_host_array(self.logsumexp, "logsumexp")
         heads = lse.shape[-2] if lse.ndim > 1 else 1
         logits = one_per_head("sinks", sinks, heads, lse.ndim + 1)
-        if logits is None:
-            return self
         extra = np.broadcast_to(logits[:, None] if lse.ndim > 1 else logits, lse.shape)
         kept = restore(np.where(np.isneginf(lse), -np.inf, extra).astype(lse.dtype))
-        found = merging.weighed(self._found(), {"logsumexp": kept}, self.keys)
-        return Observation(**found, queries=self.queries, keys=self.keys, sinks=True)
+        result = merging.weighed(self._found(), {"logsumexp": kept}, self.keys)
+        return Observation(**result, queries=self.queries, keys=self.keys, sinks=True)
 
     def merge_queries(self, other: "Observation") -> "Observation":
         """Merge this result over some queries with one over the queries that follow, for the same keys.
@@ -106,13 +105,8 @@ class Observation(Answers):
             )
         if self.image is not None and other.image is not None:
             _check_pixels(self, other)
-        found = merging.over_queries(self._found(), other._found())
-        return Observation(**found, queries=self.queries + other.queries, keys=self.keys, sinks=self.sinks)
-
-    @deprecated("np.pad(seen.received, …) adds keys that receive nothing, seen.top.indices + start counts from another")
-    def among(self, keys: int, start: int = 0, *, last: int = 0) -> "Observation":
-        """The same result with its keys placed among `keys`, from index `start`; the other keys receive 0."""
-        return among(self, keys, start, last=last)
+        result = merging.over_queries(self._found(), other._found())
+        return Observation(**result, queries=self.queries + other.queries, keys=self.keys, sinks=self.sinks)
 
     def heads(self, chosen: int | slice | Sequence[int]) -> "Observation":
         """The same result for some heads: an integer, which drops the heads axis, a slice or a list of indices.
@@ -125,22 +119,22 @@ class Observation(Answers):
         >>> seen.heads(1).logsumexp.shape, seen.heads([1]).top.weights.shape
         ((3,), (1, 3, 1))
         """
-        found = self._found()
-        for name, value in found.items():
+        result = self._found()
+        for name, value in result.items():
             axis = STATISTICS[name].heads_axis
             if isinstance(value, Top):
-                found[name] = Top(*(_pick_heads(name, x, axis, chosen) for x in value))
+                result[name] = Top(*(_pick_heads(name, x, axis, chosen) for x in value))
             elif value is not None:
-                found[name] = _pick_heads(name, value, axis, chosen)
-        return replace(self, **found)
+                result[name] = _pick_heads(name, value, axis, chosen)
+        return replace(self, **result)
 
     def _found(self) -> dict[str, Any]:
         """All statistics by name, None for those not requested."""
         return {name: getattr(self, name) for name in STATISTICS}
 
     def __repr__(self) -> str:
-        found = self._found() | {"top": None if self.top is None else self.top.weights}
-        return brief("Observation", {"queries": self.queries, "keys": self.keys, **found})
+        result = self._found() | {"top": None if self.top is None else self.top.weights}
+        return brief("Observation", {"queries": self.queries, "keys": self.keys, **result})
 
     def __copy__(self) -> "Observation":
         return replace(self)
@@ -162,26 +156,9 @@ class Observation(Answers):
         })  # fmt: skip
 
 
-def observation(found: dict[str, Any], queries: int, keys: int, *, sinks: bool) -> Observation:
+def observation(result: dict[str, Any], queries: int, keys: int, *, sinks: bool) -> Observation:
     """An Observation from an engine's arrays by name; `sinks` says whether the problem had any."""
-    return Observation(**joined_arrays(found), queries=queries, keys=keys, sinks=sinks)
-
-
-def joined_arrays(found: Mapping[str, Any]) -> dict[str, Any]:
-    """An engine's arrays by name, as fields of an Observation: top_weights and top_indices become a Top."""
-    given = dict(found)
-    if "top_weights" in given:
-        given["top"] = Top(*(given.pop(name) for name in arrays_of("top")))
-    return given
-
-
-def separate_arrays(seen: Observation) -> dict[str, Any]:
-    """The statistics that were observed, as arrays with the engines' names: the inverse of joined_arrays."""
-    found: dict[str, Any] = {}
-    for name, value in seen._found().items():
-        if value is not None:
-            found |= zip(arrays_of(name), value if isinstance(value, Top) else (value,), strict=True)
-    return found
+    return Observation(**joined_arrays(result), queries=queries, keys=keys, sinks=sinks)
 
 
 def among(seen: Observation, keys: int, start: int = 0, *, last: int = 0) -> Observation:
@@ -222,9 +199,9 @@ def _spread(x: Any, places: Array, keys: int) -> Any:
     if x is None:
         return None
     array, restore = as_host_array(x, "part")
-    found = np.zeros((*array.shape[:-1], keys), array.dtype)
-    found[..., places] = array
-    return restore(found)
+    result = np.zeros((*array.shape[:-1], keys), array.dtype)
+    result[..., places] = array
+    return restore(result)
 
 
 def _check_part(other: Any) -> None:

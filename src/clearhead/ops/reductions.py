@@ -16,7 +16,7 @@ from clearhead.core.arrays import Restore, as_host_array, on_cpu, to_device_of
 from clearhead.core.axes import WEIGHTS, Array, blocks, named
 from clearhead.core.rule_values import is_whole
 from clearhead.errors import SelectionError, ShapeError, shown
-from clearhead.ops.factors import Answers, Factors
+from clearhead.ops.matrix_data import Answers, MatrixData
 
 _TILE, _WIDTH = 2**20, 4096  # weights in a tile, and keys
 
@@ -30,7 +30,7 @@ class Plain(NamedTuple):
 
 def reduced(
     answers: Callable[[], Answers],
-    factors: Callable[[], Factors],
+    factors: Callable[[], MatrixData],
     name: str,
     axis: Any,
     *,
@@ -52,25 +52,25 @@ def reduced(
         raise SelectionError(f"axis is {shown(axis)}: {name} takes one axis, or None.", "axis=-1 is the keys.")
     axes = read_axes(axis, ndim, swapped=swapped)
     if places:
-        found = place_of(factors(), name, axes[0] if axis is not None else None, swapped=swapped)
+        result = place_of(factors(), name, axes[0] if axis is not None else None, swapped=swapped)
     elif name == "min":
-        found = smallest(factors(), axes)
+        result = smallest(factors(), axes)
     elif name == "max":
-        found = largest(answers(), axes)
+        result = largest(answers(), axes)
     else:
-        own = answers()
-        found = total(own.shape, own.row_sums, lambda: _received(own), axes, mean=name == "mean")
-    return shaped(found, axes, keepdims=keepdims, swapped=swapped)
+        source = answers()
+        result = total(source.shape, source.row_sums, lambda: _received(source), axes, mean=name == "mean")
+    return shaped(result, axes, keepdims=keepdims, swapped=swapped)
 
 
-def shaped(found: Plain, axes: tuple[int, ...], *, keepdims: bool, swapped: bool) -> Any:
+def shaped(reduced: Plain, axes: tuple[int, ...], *, keepdims: bool, swapped: bool) -> Any:
     """What was reduced over these axes, of the caller's kind: without them or with size 1, swapped as the transpose."""
-    x = found.x
+    x = reduced.x
     if not keepdims:
-        x = x.reshape(tuple(size for at, size in enumerate(x.shape) if at not in axes))
+        x = x.reshape(tuple(size for axis, size in enumerate(x.shape) if axis not in axes))
     elif swapped:
         x = x.swapaxes(-1, -2)
-    x = found.restore(x)
+    x = reduced.restore(x)
     return x[()] if type(x) is np.ndarray else x
 
 
@@ -79,9 +79,9 @@ def read_axes(axis: Any, ndim: int, *, swapped: bool = False) -> tuple[int, ...]
 
     Raises SelectionError unless queries or keys are among them.
     """
-    given = range(ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    axes = tuple(sorted(int(one) % ndim for one in given if is_whole(one) and -ndim <= one < ndim))
-    if len(set(axes)) < len(given):
+    asked = range(ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    axes = tuple(sorted(int(one) % ndim for one in asked if is_whole(one) and -ndim <= one < ndim))
+    if len(set(axes)) < len(asked):
         raise SelectionError(
             f"axis is {shown(axis)}: expected one of {ndim} axes, a tuple of them, or None.", "axis=-1 is the keys."
         )
@@ -129,18 +129,18 @@ def largest(answers: Answers, axes: tuple[int, ...]) -> Plain:
     return Plain(x.max(axis=axes, keepdims=True) if isinstance(x, np.ndarray) else x.amax(axes, keepdim=True), restore)
 
 
-def smallest(factors: Factors, axes: tuple[int, ...]) -> Plain:
+def smallest(factors: MatrixData, axes: tuple[int, ...]) -> Plain:
     """The smallest weight, as `largest`; 0 where a key is forbidden."""
     shape = factors.shape
     _check_some(shape, axes, "min")
-    found = np.full([1 if axis in axes else size for axis, size in enumerate(shape)], np.inf, factors.dtype)
+    result = np.full([1 if axis in axes else size for axis, size in enumerate(shape)], np.inf, factors.dtype)
     for place, tile in _tiles(factors):
-        at = tuple(slice(1) if axis in axes else one for axis, one in enumerate(place))
-        found[at] = np.minimum(found[at], tile.min(axis=axes, keepdims=True))
-    return _of(factors, found)
+        part = tuple(slice(1) if axis in axes else one for axis, one in enumerate(place))
+        result[part] = np.minimum(result[part], tile.min(axis=axes, keepdims=True))
+    return _of(factors, result)
 
 
-def place_of(factors: Factors, name: str, axis: int | None, *, swapped: bool = False) -> Plain:
+def place_of(factors: MatrixData, name: str, axis: int | None, *, swapped: bool = False) -> Plain:
     """The index of the largest or smallest weight ("argmax", "argmin"), with size 1 in place of the axis.
 
     Of equal weights the first, and the first NaN, as NumPy has it. axis None is the index among all weights, or with
@@ -149,16 +149,16 @@ def place_of(factors: Factors, name: str, axis: int | None, *, swapped: bool = F
     shape = factors.shape
     along = axis if axis is not None else len(shape) - (2 if swapped else 1)
     _check_some(shape, range(len(shape)) if axis is None else (axis,), name)
-    small = [1 if at == along else size for at, size in enumerate(shape)]
+    small = [1 if part == along else size for part, size in enumerate(shape)]
     best, index = np.zeros(small, factors.dtype), np.full(small, -1)
     for place, tile in _tiles(factors):
-        at = tuple(slice(1) if one == along else chosen for one, chosen in enumerate(place))
+        part = tuple(slice(1) if one == along else chosen for one, chosen in enumerate(place))
         here = getattr(np, name)(tile, axis=along, keepdims=True)
         value = np.take_along_axis(tile, here, axis=along)
-        better = value > best[at] if name == "argmax" else value < best[at]
-        better |= (index[at] < 0) | (np.isnan(value) & ~np.isnan(best[at]))
-        best[at] = np.where(better, value, best[at])
-        index[at] = np.where(better, here + place[along].start, index[at])
+        better = value > best[part] if name == "argmax" else value < best[part]
+        better |= (index[part] < 0) | (np.isnan(value) & ~np.isnan(best[part]))
+        best[part] = np.where(better, value, best[part])
+        index[part] = np.where(better, here + place[along].start, index[part])
     if axis is None:
         line = int(getattr(np, name)(best))
         index = (line * shape[along] + index.reshape(-1)[line]).reshape((1,) * len(shape))
@@ -179,11 +179,11 @@ def _plain(x: Any) -> Plain:
     return Plain(*as_host_array(x, "part"))
 
 
-def _of(factors: Factors, found: Array) -> Plain:
-    return Plain(found, lambda array: factors.restore(to_device_of(array, factors.q)))
+def _of(factors: MatrixData, result: Array) -> Plain:
+    return Plain(result, lambda array: factors.restore(to_device_of(array, factors.q)))
 
 
-def _tiles(factors: Factors) -> Iterator[tuple[tuple[slice, ...], Array]]:
+def _tiles(factors: MatrixData) -> Iterator[tuple[tuple[slice, ...], Array]]:
     """All weights in tiles that cover all batch items and heads, with their place; tiles ascend along each axis."""
     *lead, queries, keys = factors.shape
     width = max(1, min(_WIDTH, _TILE // max(1, prod(lead))))

@@ -49,8 +49,8 @@ def _passed(matrix: "CauseMatrix", item: int, flow: Array) -> Array:
     """r·Ā, (n,): Σ_i r_i·max(c_ij, 0), mean over heads; rows outside the first and last r_i ≠ 0 are skipped."""
     rows, (heads, n) = np.flatnonzero(flow), (matrix.shape[1], len(flow))
     first, last = (int(rows[0]), int(rows[-1])) if len(rows) else (0, -1)
-    found = np.zeros(n)
+    result = np.zeros(n)
     for head, part in product(range(heads), blocks(last + 1 - first, max(_LEAST, _TILE // n))):
         place = slice(first + part.start, first + part.stop)
-        found += flow[place] @ np.maximum(as_host_array(matrix[item, head, place], "contributions")[0], 0)
-    return found / heads
+        result += flow[place] @ np.maximum(as_host_array(matrix[item, head, place], "contributions")[0], 0)
+    return result / heads

@@ -62,8 +62,8 @@ def combined(terms: Sequence[SpanTerm]) -> tuple[Array, Array, Any] | None:
     keys, columns = _refined([term.key_labels for term in terms])
     tables = _of_one_kind([term.table for term in terms])
     table: Any = 0
-    for own, row, column in zip(tables, rows, columns, strict=True):
-        table = table + _with_zeros(own)[:, :, row[:, None], column]
+    for one, row, column in zip(tables, rows, columns, strict=True):
+        table = table + _with_zeros(one)[:, :, row[:, None], column]
     return _plain(queries), _plain(keys), _plain_table(table)
 
 
@@ -73,7 +73,7 @@ def joined(steps: Sequence[Sequence[SpanTerm]]) -> list[SpanTerm]:
     Every step has terms of the same edits in the same order, and each has the labels of those keys only that the steps
     before it did not have.
     """
-    found = []
+    result = []
     for parts in zip(*steps, strict=True):
         queries, keys = [part.query_labels for part in parts], _cat([part.key_labels for part in parts])
         table = parts[-1].table
@@ -81,8 +81,8 @@ def joined(steps: Sequence[Sequence[SpanTerm]]) -> list[SpanTerm]:
             starts = np.cumsum([0, *(side.shape[1] for side in queries[:-1])])
             queries = [np.where(side < 0, -1, side + start) for side, start in zip(queries, starts, strict=True)]
             table = _cat_tables([part.table for part in parts])
-        found.append(SpanTerm(_cat(queries), keys, table, parts[0].by_row))
-    return found
+        result.append(SpanTerm(_cat(queries), keys, table, parts[0].by_row))
+    return result
 
 
 def like_table(x: Any, table: Any) -> Any:
@@ -103,8 +103,8 @@ def _refined(sides: Sequence[Array]) -> tuple[Array, list[Array]]:
     codes = np.ravel_multi_index(tuple(side + 1 for side in sides), sizes)
     used = np.zeros(prod(sizes), bool)
     used[codes] = True
-    own = np.unravel_index(np.flatnonzero(used), sizes)
-    return (np.cumsum(used, dtype=np.int64) - 1)[codes], [labels - 1 for labels in own]
+    present = np.unravel_index(np.flatnonzero(used), sizes)
+    return (np.cumsum(used, dtype=np.int64) - 1)[codes], [labels - 1 for labels in present]
 
 
 def _with_zeros(table: Any) -> Any:

@@ -4,27 +4,27 @@ from dataclasses import replace
 
 import numpy as np
 
-from clearhead.core.arrays import on_cpu
+from clearhead.core.arrays import on_cpu, statistics_dtype
 from clearhead.core.axes import Array
 from clearhead.core.effects import joined
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines.base import Engine
-from clearhead.ops.factors import Factors
+from clearhead.ops.matrix_data import MatrixData
 
 _NUMBERS = 1 << 20  # (heads · queries · key groups) at a time
 
 
-def cut_spans(factors: Factors, v: Array, g: Array, groups: Groups) -> Array:
+def cut_spans(factors: MatrixData, v: Array, g: Array, groups: Groups) -> Array:
     """Σ over the queries of a group of what g·o changes by without a span, (batch, heads, query and key groups).
 
     A span of several runs of keys is joined from them by their log-sum-exp; float64, in the CPU's memory.
     """
     problem = factors.problem
     counts = groups.counts
-    found = np.zeros((problem.batch, problem.heads, *counts))
-    if 0 in (*found.shape, problem.queries, problem.keys):
-        return found
+    result = np.zeros((problem.batch, problem.heads, *counts))
+    if 0 in (*result.shape, problem.queries, problem.keys):
+        return result
     step = max(1, _NUMBERS // (problem.heads * counts[1]))
     along = on_cpu(g)
     for batch in range(problem.batch):
@@ -34,8 +34,8 @@ def cut_spans(factors: Factors, v: Array, g: Array, groups: Groups) -> Array:
             part = one.take_queries(range(rows.start, rows.stop))
             arrays = part.q, part.k, v[batch : batch + 1]
             answers = of_spans(part.engine, part.problem, arrays, along[batch, :, rows], groups.keys[batch], counts[1])
-            add_changes(found[batch], changes(*answers, problem.sinks), groups.queries[batch, rows])
-    return found
+            add_changes(result[batch], changes(*answers, problem.sinks), groups.queries[batch, rows])
+    return result
 
 
 @np.errstate(invalid="ignore", over="ignore")  # NaN and infinity are legal values, and need no warning
@@ -54,9 +54,9 @@ def of_spans(
     mean = np.zeros(lse.shape)
     edges = np.flatnonzero(np.diff(labels)) + 1
     for start, stop in zip([0, *edges], [*edges, len(labels)], strict=True):
-        at = int(labels[start]) if labels[start] >= 0 else count
+        span = int(labels[start]) if labels[start] >= 0 else count
         one = _answer(engine, problem, arrays, g, range(int(start), int(stop)))
-        lse[..., at], mean[..., at] = joined((lse[..., at], mean[..., at]), one)
+        lse[..., span], mean[..., span] = joined((lse[..., span], mean[..., span]), one)
     return lse, mean
 
 
@@ -77,22 +77,26 @@ def changes(lse: Array, mean: Array, sinks: Array | None) -> Array:
     return change
 
 
-def add_changes(found: Array, change: Array, labels: Array) -> None:
+def add_changes(total: Array, change: Array, labels: Array) -> None:
     """Add the changes (heads, queries, spans) of the queries of each group to found (heads, groups, spans)."""
-    for into, own in zip(found, change, strict=True):
-        np.add.at(into, labels[labels >= 0], own[labels >= 0])
+    for into, each in zip(total, change, strict=True):
+        np.add.at(into, labels[labels >= 0], each[labels >= 0])
 
 
 def _answer(
     engine: Engine, problem: Problem, arrays: tuple[Array, Array, Array], g: Array, keys: range
 ) -> tuple[Array, Array]:
-    """The log-sum-exp and g·o of some keys alone, (heads, queries) each."""
+    """The log-sum-exp and g·o of some keys alone, (heads, queries) each.
+
+    Values in the statistics' dtype keep an engine from rounding the weights to half precision for its product.
+    """
     q, k, v = arrays
-    at = slice(keys.start, keys.stop)
+    part_of_keys = slice(keys.start, keys.stop)
+    values = v[:, :, part_of_keys].astype(statistics_dtype(problem.dtype))
     part = replace(problem.take(keys=keys), sinks=None)
     want = Wanted(output=True, logsumexp=True, keep_float32=True)
-    found = engine.rows(part, q, k[:, :, at], v[:, :, at], want)
-    lse, output = (on_cpu(found[name])[0].astype(np.float64) for name in ("logsumexp", "output"))
+    result = engine.rows(part, q, k[:, :, part_of_keys], values, want)
+    lse, output = (on_cpu(result[name])[0].astype(np.float64) for name in ("logsumexp", "output"))
     return lse, (output * g).sum(axis=-1)
 
 
@@ -100,7 +104,7 @@ def _running(lse: Array, mean: Array) -> list[Array]:
     """For each place, the log-sum-exp and the mean of all spans before it, (…, spans + 1)."""
     shape = (*lse.shape[:-1], lse.shape[-1] + 1)
     total, average = np.full(shape, -np.inf), np.zeros(shape)
-    for at in range(lse.shape[-1]):
-        now = (total[..., at], average[..., at]), (lse[..., at], mean[..., at])
-        total[..., at + 1], average[..., at + 1] = joined(*now)
+    for place in range(lse.shape[-1]):
+        now = (total[..., place], average[..., place]), (lse[..., place], mean[..., place])
+        total[..., place + 1], average[..., place + 1] = joined(*now)
     return [total, average]

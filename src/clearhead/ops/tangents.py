@@ -16,19 +16,18 @@ from typing import Any, cast
 import numpy as np
 
 from clearhead.core.arrays import on_cpu, statistics_dtype, to_device_of
-from clearhead.core.axes import Array, group_size
+from clearhead.core.axes import Array
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.directions import Directions
 from clearhead.core.merging import sink_weights
 from clearhead.core.problem import Problem
-from clearhead.core.statistics import Groups, Wanted
+from clearhead.core.statistics import ROW_TERMS, Groups, Wanted, smooth
 from clearhead.engines.base import Kept, TangentEngine, Upstream
 from clearhead.engines.remote import Remote
 from clearhead.errors import DerivativeError
 from clearhead.ops import backward
 
-ROWS = ("entropy", "distance", "own")  # statistics of a row that are neither its output nor its log-sum-exp
-SMOOTH = ("output", "logsumexp", *ROWS, "received", "image", "groups")
+ROWS, SMOOTH = ROW_TERMS, smooth()
 _TANGENT = "_tangent"
 Arrays = tuple[Array, Array, Array | None]
 
@@ -63,9 +62,9 @@ def forward(
     Raises DerivativeError for what has no tangent. O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory.
     """
     check_smooth(want.names(), "forward-mode derivative")
-    found = engine.tangents(problem, *arrays, along, replace(want, logsumexp=True), logsumexp, output)
-    answers = {name: x for name, x in found.items() if not name.endswith(_TANGENT)}
-    moved = {name.removesuffix(_TANGENT): x for name, x in found.items() if name.endswith(_TANGENT)}
+    result = engine.tangents(problem, *arrays, along, replace(want, logsumexp=True), logsumexp, output)
+    answers = {name: x for name, x in result.items() if not name.endswith(_TANGENT)}
+    moved = {name.removesuffix(_TANGENT): x for name, x in result.items() if name.endswith(_TANGENT)}
     if logsumexp is not None:
         answers = {"logsumexp": logsumexp}
     if want.columns():
@@ -77,11 +76,14 @@ def forward(
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Second:
-    """A backward pass along a direction, (batch, heads, …).
+class Derivative:
+    """A linear map of the inputs' tangents and of upstream gradients, to H·along + Jᵀ·changing and J·along.
+
+    J is the derivative of the results by the inputs, H the second derivative of Σ by·results. So a gradient is Jᵀ,
+    forward mode J, and the tangent of a gradient all of it; what is missing is zero.
 
     answers   results of the forward pass: the log-sum-exp, and every result in `by` or `changing`
-    by        the upstream gradients of results; changing: their tangents; what is missing is zero
+    by        upstream gradients of results; changing: upstream gradients, or the tangents of those in `by`
     groups, bias, spans   as in `backward.gradients`
     """
 
@@ -97,8 +99,28 @@ class Second:
     spans: tuple[int, int, int, int] | None = None
 
 
+def derivative(call: Derivative, want: Wanted) -> tuple[Mapping[str, Array], dict[str, Array], dict[str, Array]]:
+    """The gradients of inputs, or their tangents, the tangents of what is wanted, and the results where none are known.
+
+    Raises DerivativeError for a result without this derivative.
+    """
+    engine: Any = call.engine
+    if not call.along.nonzero:
+        shapes: Any = {"groups": call.groups, "bias": call.bias, "spans": call.spans}
+        return backward.gradients(engine, call.problem, call.arrays, call.answers, call.changing, **shapes), {}, {}
+    if not call.by and not call.changing:
+        known = call.answers.get("logsumexp"), call.answers.get("output")
+        values, moved = forward(engine, call.problem, call.arrays, call.along, want, *known)
+        return {}, moved, values
+    gradients, moved = gradient_tangents(call)
+    if want.columns():
+        kept = Kept(call.answers["logsumexp"], moved["logsumexp"])
+        moved |= engine.column_tangents(call.problem, *call.arrays[:2], call.along, kept, want)
+    return gradients, moved, {}
+
+
 @np.errstate(all="ignore")
-def gradient_tangents(call: Second) -> tuple[dict[str, Array], dict[str, Array]]:
+def gradient_tangents(call: Derivative) -> tuple[dict[str, Array], dict[str, Array]]:
     """The tangents of the gradients of "q", "k", "v", "sinks", "bias" and "spans"; and those of the row statistics.
 
     Raises DerivativeError for a result without a second derivative. O(queries·keys·(d_k + d_v)) time,
@@ -107,29 +129,30 @@ def gradient_tangents(call: Second) -> tuple[dict[str, Array], dict[str, Array]]
     check_smooth({*call.by, *call.changing}, "second derivative")
     if isinstance(call.arrays[0], DeviceArray):
         return _on_device(call)
-    problem = call.problem
+    problem, known = call.problem, call.answers
     if not prod((problem.batch, problem.heads, problem.queries, problem.keys)):
-        still = {"logsumexp": call.answers["logsumexp"], **call.by, **call.changing}
-        return _zeros(call), {name: np.zeros(x.shape, x.dtype) for name, x in still.items()}
-    products = _products(call)
-    problem, (q, k, v), along = products.problem, products.arrays, products.along
-    named = {*call.by, *call.changing}
-    want = Wanted(output=v is not None, entropy="entropy" in named, distance="distance" in named, own="own" in named)
-    known = None if products.extra else call.answers["logsumexp"]
-    output = None if products.extra else call.answers.get("output")
-    moved = dict(call.engine.tangents(problem, q, k, v, along, want, known, output))
-    kept = Kept(call.answers["logsumexp"], moved["logsumexp_tangent"])
-    sides = _without_products(call.by, products.by), _without_products(call.changing, products.changing)
-    given, moving, by_sinks = upstreams(problem, call.answers, sides, moved, along.sinks, call.bias, call.spans)
-    found = dict(call.engine.gradient_tangents(problem, q, k, v, along, kept, given, moving))
-    products.restore(found, call)
-    if by_sinks is not None:
-        found["sinks"] = by_sinks
+        still = {"logsumexp": known["logsumexp"], **call.by, **call.changing}
+        zeros = backward.zeros(problem, call.arrays, call.bias, call.spans)
+        return zeros, {name: np.zeros(x.shape, x.dtype) for name, x in still.items()}
+    wide, extra = _with_products(call)
+    named, arrays = {*call.by, *call.changing}, (wide.problem, *wide.arrays, wide.along)
+    flags: Any = {name: name in named for name in ROWS}
+    want = Wanted(output=wide.arrays[2] is not None, **flags)
+    saved = (None, None) if extra else (known["logsumexp"], known.get("output"))
+    moved = dict(call.engine.tangents(*arrays, want, *saved))
+    kept, sides = Kept(known["logsumexp"], moved["logsumexp_tangent"]), (wide.by, wide.changing)
+    upstream, moving, by_sinks = upstreams(problem, known, sides, moved, call.along.sinks, call.bias, call.spans)
+    result = dict(call.engine.gradient_tangents(*arrays, kept, upstream, moving))
     answered = {name.removesuffix(_TANGENT): x for name, x in moved.items() if name.endswith(_TANGENT)}
-    if products.extra and "output" in answered:
-        own = answered["output"][..., : answered["output"].shape[-1] - products.extra]
-        answered["output"] = own.astype(call.problem.dtype)
-    return found, answered
+    if extra:
+        by_values, v = result.pop("v", None), call.arrays[2]
+        if v is not None and by_values is not None and by_values.shape[-1] > extra:
+            result["v"] = backward.without_columns(v, by_values)
+        if "output" in answered:
+            answered["output"] = answered["output"][..., : answered["output"].shape[-1] - extra].astype(problem.dtype)
+    if by_sinks is not None:
+        result["sinks"] = by_sinks
+    return result, answered
 
 
 def upstreams(
@@ -156,13 +179,13 @@ def upstreams(
     by, changing = sides
     rows = _row_terms(by, parts, dtype)
     rows_moved = _row_terms(changing, parts, dtype) + _row_terms(by, parts_moved, dtype)
-    given, moving = (
+    upstream, moving = (
         Upstream(
             rows=np.ascontiguousarray(np.broadcast_to(total, kept.logsumexp.shape), dtype),
             output=side.get("output"),
             entropy=_in(dtype, side.get("entropy")),
             distance=_in(dtype, side.get("distance")),
-            own=_in(dtype, side.get("own")),
+            diagonal=_in(dtype, side.get("diagonal")),
             bias=bias,
             spans=spans,
             keep_float32=keep_float32,
@@ -170,126 +193,83 @@ def upstreams(
         for side, total in ((by, rows), (changing, rows_moved))
     )
     if sinks is None or sinks_moved is None:
-        return given, moving, None
+        return upstream, moving, None
     logit, logit_moved = (total + side.get("entropy", 0.0) for side, total in ((by, rows), (changing, rows_moved)))
     each = np.where(sinks == 0, 0.0, sinks_moved * logit + sinks * logit_moved)
-    return given, moving, each.sum((0, 2))
+    return upstream, moving, each.sum((0, 2))
 
 
-def _on_device(call: Second) -> tuple[dict[str, Array], dict[str, Array]]:
+def _on_device(call: Derivative) -> tuple[dict[str, Array], dict[str, Array]]:
     """`gradient_tangents` for arrays on a GPU: the passes are there, what is between them is on the CPU.
 
     Copies O((queries + keys)·(d_k + d_v)) numbers.
     """
 
-    def near(given: Mapping[str, Array]) -> dict[str, Array]:
-        return {name: on_cpu(x) for name, x in given.items()}
+    def near(arrays: Mapping[str, Array]) -> dict[str, Array]:
+        return {name: on_cpu(x) for name, x in arrays.items()}
 
     like = call.arrays[0]
     q, k, v = (None if x is None else on_cpu(x) for x in call.arrays)
     assert q is not None
     assert k is not None
-    found = gradient_tangents(
+    pair = gradient_tangents(
         replace(
             call,
             engine=cast("TangentEngine", Remote(call.engine, like)),
             arrays=(q, k, v),
             answers=near(call.answers),
             by=near(call.by),
-            along=replace(call.along, **near({name: x for name, x in call.along.given.items() if name in "qkv"})),
+            along=replace(call.along, **near({name: x for name, x in call.along.nonzero.items() if name in "qkv"})),
             changing=near(call.changing),
         )
     )
-    by, moved = ({name: to_device_of(x, like) for name, x in part.items()} for part in found)
+    by, moved = ({name: to_device_of(x, like) for name, x in part.items()} for part in pair)
     return by, moved
 
 
-def _zeros(call: Second) -> dict[str, Array]:
-    shapes = {name: x.shape for name, x in zip("qkv", call.arrays, strict=True) if x is not None}
-    shapes |= {name: shape for name, shape in (("bias", call.bias), ("spans", call.spans)) if shape is not None}
-    shapes |= {} if call.problem.sinks is None else {"sinks": (call.problem.heads,)}
-    return {name: np.zeros(shape) for name, shape in shapes.items()}
+def _with_products(call: Derivative) -> tuple[Derivative, int]:
+    """The call with the products X·Y of images, groups and received as further columns of dO and v; and how many.
 
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Products:
-    """The problem with the products X·Y of images, groups and received appended to the upstream gradient and to v."""
-
-    problem: Problem
-    arrays: Arrays
-    along: Directions
-    by: Array | None  # dO with X
-    changing: Array | None
-    extra: int  # columns that were appended
-
-    def restore(self, found: dict[str, Array], call: Second) -> None:
-        """Give q, k and v back their own dtypes and heads."""
-        values = found.pop("v", None)
-        v = call.arrays[2]
-        if self.extra and v is not None and values is not None and values.shape[-1] > self.extra:
-            own = values[..., : v.shape[-1]]
-            found["v"] = own.reshape(*v.shape[:2], -1, *own.shape[2:]).sum(2)
-        elif not self.extra and values is not None:
-            found["v"] = values
-
-
-def _products(call: Second) -> _Products:
-    problem, (q, k, v), along = call.problem, call.arrays, call.along
-    by, changing = call.by.get("output"), call.changing.get("output")
-    sides = [*_low_rank(call)]
+    Without an upstream gradient of the output it has no v besides them.
+    """
+    by, changing, (q, k, v) = call.by.get("output"), call.changing.get("output"), call.arrays
     if by is None and changing is None:
-        v, along = None, replace(along, v=None)
-    if not sides:
-        return _Products(problem, (q, k, v), along, by, changing, 0)
-    dtype = statistics_dtype(problem.dtype)
-    left: list[list[Any]] = [[], []]  # dO and X, their tangents
-    right: list[list[Any]] = [[], []]  # v and Y, their tangents
-    rows, cols = ((problem.batch, problem.heads, size) for size in (problem.queries, problem.keys))
-    if v is not None:
-        each = group_size(problem.heads, v.shape[1])
-        left[0].append(np.zeros((*rows, v.shape[-1])) if by is None else by)
-        left[1].append(np.zeros((*rows, v.shape[-1])) if changing is None else changing)
-        right[0].append(np.repeat(v, each, axis=1))
-        right[1].append(np.zeros((*cols, v.shape[-1])) if along.v is None else np.repeat(along.v, each, axis=1))
-    for (x, x_moved), (y, y_moved) in sides:
-        for side, size, pair in ((left, rows, (x, x_moved)), (right, cols, (y, y_moved))):
-            for into, part in zip(side, pair, strict=True):
-                into.append(np.broadcast_to(part, (*size, part.shape[-1])))
-    extra = sum(x.shape[-1] for (x, _), _ in sides)
-    outputs, values = ([np.concatenate(part, -1, dtype=dtype) for part in side] for side in (left, right))
-    moved = {name: None if x is None else x.astype(dtype, copy=False) for name, x in (("q", along.q), ("k", along.k))}
-    return _Products(
-        replace(problem, dtype=dtype),
-        (q.astype(dtype, copy=False), k.astype(dtype, copy=False), values[0]),
-        replace(along, **moved, v=values[1]),
-        outputs[0],
-        outputs[1],
-        extra,
-    )
+        v = None
+    along = call.along if v is not None else replace(call.along, v=None)
+    sides = [{name: x for name, x in side.items() if name in ("logsumexp", *ROWS)} for side in (call.by, call.changing)]
+    parts, problem = [*_low_rank(call)], call.problem
+    if parts:
+        dtype = statistics_dtype(problem.dtype)
+        still, shifted = ([(x[side], y[side]) for x, y in parts] for side in (0, 1))
+        moving = np.zeros_like(v) if v is not None and along.v is None else along.v
+        by, v = backward.with_columns(problem, v, by, still)
+        changing, moving = backward.with_columns(problem, moving, changing, shifted)
+        moved = {name: x.astype(dtype, copy=False) for name, x in along.nonzero.items() if name in "qk"}
+        problem, along = replace(problem, dtype=dtype), replace(along, **moved, v=moving)
+        q, k = (x.astype(dtype, copy=False) for x in (q, k))
+    for side, output in zip(sides, (by, changing), strict=True):
+        side |= {} if output is None else {"output": output}
+    wide = replace(call, problem=problem, arrays=(q, k, v), along=along, by=sides[0], changing=sides[1])
+    return wide, sum(x[0].shape[-1] for x, _ in parts)
 
 
-def _low_rank(call: Second) -> Iterable[tuple[Any, Any]]:
+def _low_rank(call: Derivative) -> Iterable[tuple[Any, Any]]:
     """For each part of low rank (X, Ẋ) and (Y, Ẏ): one side is known shares, the other the upstream gradient's."""
     for name in ("received", "image", "groups"):
         if name not in call.by and name not in call.changing:
             continue
         like = call.by.get(name, call.changing.get(name))
         assert like is not None
-        given, moved = (side.get(name, np.zeros_like(like)) for side in (call.by, call.changing))
+        upstream, moved = (side.get(name, np.zeros_like(like)) for side in (call.by, call.changing))
         if name == "received":
             ones = np.ones((1, 1, call.problem.queries, 1))
-            yield (ones, 0 * ones), (given[..., None], moved[..., None])
+            yield (ones, 0 * ones), (upstream[..., None], moved[..., None])
             continue
-        low, low_moved = (backward.low_rank(call.problem, name, x, call.groups) for x in (given, moved))
-        if backward.spread_over_keys(given):
+        low, low_moved = (backward.low_rank(call.problem, name, x, call.groups) for x in (upstream, moved))
+        if backward.spread_over_keys(upstream):
             yield (low.queries, 0 * low.queries), (low.keys, low_moved.keys)
         else:
             yield (low.queries, low_moved.queries), (low.keys, 0 * low.keys)
-
-
-def _without_products(side: Mapping[str, Array], output: Array | None) -> dict[str, Array]:
-    kept = {name: x for name, x in side.items() if name in ("logsumexp", *ROWS)}
-    return kept if output is None else {**kept, "output": output}
 
 
 def _row_parts(
@@ -313,9 +293,9 @@ def _row_parts(
 def _row_terms(by: Mapping[str, Array], parts: Mapping[str, Any], dtype: Any) -> Any:
     """-Σ of the upstream gradients times the parts, (batch, heads, queries)."""
     total: Any = 0.0
-    for name, given in by.items():
+    for name, upstream in by.items():
         part = parts[name]
-        wide = given.astype(dtype, copy=False)
+        wide = upstream.astype(dtype, copy=False)
         total = total - (
             np.einsum("bhnd,bhnd->bhn", wide, part.astype(dtype, copy=False)) if name == "output" else wide * part
         )

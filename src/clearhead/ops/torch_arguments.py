@@ -30,9 +30,9 @@ def schema(*kinds: type[NamedTuple]) -> str:
 def from_flat(flat: Sequence[Any], *kinds: type[Any]) -> list[Any]:
     """Flat arguments, in the order of `schema`, as these tuples again."""
     rest = iter(flat)
-    found = [kind(*islice(rest, len(kind._fields))) for kind in kinds]
+    tuples = [kind(*islice(rest, len(kind._fields))) for kind in kinds]
     assert next(rest, None) is None
-    return found
+    return tuples
 
 
 class Given(NamedTuple):

@@ -1,9 +1,10 @@
-"""Attention's results, their gradients, and the tangents of both, as functions of tensors; nothing is recorded here.
+"""Attention's results and their derivatives as functions of tensors; nothing is recorded here.
 
 Each takes a bundle: the operator's arguments by name (q, k, v, the fields of Given and Options), and further tensors by
-the part they play, as "by:output". torch_nodes.py makes nodes of PyTorch's graph of them.
+the part they play, as "by:output". torch_derivatives.py says which parts there are, and makes nodes of them.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -13,12 +14,12 @@ from torch import Tensor
 from clearhead import engines
 from clearhead.core.arrays import as_array, to_torch
 from clearhead.core.axes import Array
+from clearhead.core.directions import Directions
 from clearhead.core.observations import wanted
 from clearhead.core.operands import operand
 from clearhead.core.problem import Problem, describe
-from clearhead.core.statistics import Groups
 from clearhead.engines.base import Engine
-from clearhead.ops import backward
+from clearhead.ops import tangents
 from clearhead.ops.torch_arguments import Given, Options
 
 Bundle = dict[str, Any]
@@ -59,13 +60,13 @@ class Call(NamedTuple):
     @staticmethod
     def read(bundle: Bundle, answering: str = "", queries: slice = slice(None)) -> "Call":
         """The call of a bundle; `answering` names what its engine must have, such as "gradients"."""
-        given = given_of(bundle)
-        read = describe(bundle["q"], bundle["k"], None, given.rules(), given.num_threads)
+        settings = given_of(bundle)
+        read = describe(bundle["q"], bundle["k"], None, settings.rules(), settings.num_threads)
         whole = read.problem
         v = None if bundle["v"] is None else values_of(whole, bundle["v"])
         rows = range(whole.queries)[queries]
         choose = partial(engines.choose_for, answering) if answering else engines.choose
-        engine: Engine = engines.get(choose(whole, given.engine).engine)
+        engine: Engine = engines.get(choose(whole, settings.engine).engine)
         problem = whole if rows == range(whole.queries) else whole.take(queries=rows)
         return Call(problem, read.q[:, :, queries], read.k, v, rows, engine, whole)
 
@@ -82,29 +83,89 @@ def values(bundle: Bundle) -> dict[str, Tensor]:
     call = Call.read(bundle, queries=options.queries())
     want = wanted(call.whole, options.keywords(), output=call.v is not None).for_queries(call.rows)
     engine = engines.able(call.engine, call.problem, want, bundle["engine"])
-    found = engines.answer(engine, call.problem, call.q, call.k, call.v, want)
-    return {name: tensor(call.problem.restore(found[name])) for name in options.arrays()}
+    results = engines.answer(engine, call.problem, call.q, call.k, call.v, want)
+    return {name: tensor(call.problem.restore(results[name])) for name in options.arrays()}
 
 
-def gradients(bundle: Bundle) -> dict[str, Tensor]:
-    """The gradients of the inputs in "asked", from "known:" results and "by:" upstream gradients."""
-    call = Call.read(bundle, "gradients", options_of(bundle).queries())
-    known, by = (blocks(call.problem, part(bundle, role)) for role in ("known", "by"))
-    arrays = call.q, call.k, call.v
-    asked = {"groups": labels(call, bundle), **shapes(call, bundle)}
-    found = backward.gradients(call.engine, call.problem, arrays, known, by, **asked)
-    return as_given(call, found, bundle)
+def results_of_map(bundle: Bundle) -> tuple[str, ...]:
+    """What `derivative` answers: the results too where only tangents are asked for and none are known."""
+    if bundle.get("product"):
+        return ("product",)
+    values = () if bundle.get("known:logsumexp") is not None else options_of(bundle).arrays()
+    return (*bundle["asked"], *values, *(f"moved:{name}" for name in bundle["moved"]))
 
 
-def transposed(bundle: Bundle) -> dict[str, Tensor]:
-    """Aᵀ·g for g in the place of v, (…, heads, keys, d), and the log-sum-exp, which its derivatives need."""
-    call = Call.read({**bundle, "v": None})
-    problem = call.problem
-    columns = operand(problem, as_array(bundle["v"], "g", problem.device)[0], "g", problem.queries, (problem.heads,))[0]
-    want = wanted(problem, {"logsumexp": True})
-    logsumexp = engines.answer(call.engine, problem, call.q, call.k, None, want)["logsumexp"]
-    found = call.engine.transposed(problem, call.q, call.k, logsumexp, columns)
-    return {name: tensor(problem.restore(x)) for name, x in (("product", found), ("logsumexp", logsumexp))}
+def derivative(bundle: Bundle) -> dict[str, Tensor]:
+    """The linear map of torch_derivatives.py, of the inputs' tangents and the results' upstream gradients."""
+    along = part(bundle, "along")
+    if bundle.get("product"):
+        return {"product": derivative(_as_gradient(bundle))["v"] if along else _transposed(bundle)}
+    options, moved = options_of(bundle), bundle["moved"]
+    answering = "gradients" if not along else "gradient_tangents" if bundle["asked"] else "tangents"
+    call = Call.read(bundle, answering, options.queries())
+    known, by, changing = (blocks(call.problem, part(bundle, role)) for role in ("known", "by", "changing"))
+    labels = {} if options.query_groups is None else {"groups": (options.query_groups, options.key_groups)}
+    want = wanted(call.whole, options.keywords() | labels, output=call.v is not None).for_queries(call.rows)
+    form = tangents.Derivative(
+        call.engine,
+        call.problem,
+        (call.q, call.k, call.v),
+        known,
+        by,
+        directions(call, bundle),
+        changing,
+        want.groups,
+        **shapes(call, bundle),
+    )
+    gradients, slopes, values = tangents.derivative(form, want.only(moved) if known else want)
+    answers = as_inputs(call, gradients, bundle) | (
+        {} if known else {name: tensor(call.problem.restore(values[name])) for name in options.arrays()}
+    )
+    return answers | {f"moved:{name}": tensor(call.problem.restore(slopes[name])) for name in moved}
+
+
+def directions(call: Call, bundle: Bundle) -> Directions:
+    """The inputs' tangents as engines take them; those of rules are read as the rules themselves."""
+    along = part(bundle, "along")
+    rules: Any = {name: along[name] for name in ("bias", "sinks") if name in along}
+    if "span_table" in along:
+        rules["spans"] = bundle["query_spans"], bundle["key_spans"], along["span_table"]
+    read = describe(along.get("q", bundle["q"]), along.get("k", bundle["k"]), None, rules)
+    moving = read.problem if call.problem is call.whole else read.problem.take(queries=call.rows)
+    rows = slice(call.rows.start, call.rows.stop, call.rows.step)
+    return Directions(
+        q=read.q[:, :, rows] if "q" in along else None,
+        k=read.k if "k" in along else None,
+        v=values_of(call.whole, along["v"]) if "v" in along else None,
+        bias=moving.bias,
+        spans=moving.span_table,
+        sinks=moving.sinks,
+    )
+
+
+def _transposed(bundle: Bundle) -> Tensor:
+    """Aᵀ·g, (…, heads, keys, d)."""
+    call = Call.read(bundle)
+    problem, g = call.problem, as_array(bundle["changing:output"], "g", call.problem.device)[0]
+    columns = operand(problem, g, "g", problem.queries, (problem.heads,))[0]
+    logsumexp = blocks(problem, part(bundle, "known"))["logsumexp"]
+    return tensor(problem.restore(call.engine.transposed(problem, call.q, call.k, logsumexp, columns)))
+
+
+def in_statistics_dtype(bundle: Bundle) -> Bundle:
+    """A bundle whose q, k and v, and what belongs to them and to the output, are in the dtype of statistics."""
+    usual = torch.float64 if bundle["q"].dtype == torch.float64 else torch.float32
+    names = {name for name in bundle if name.partition(":")[2] in ("q", "k", "v", "output")} | {*"qkv"}
+    return {**bundle, **{name: bundle[name].to(usual) for name in names if bundle.get(name) is not None}}
+
+
+def _as_gradient(bundle: Bundle) -> Bundle:
+    """Aᵀ·g as the gradient by values that are zero: what they are does not matter."""
+    wide = in_statistics_dtype(bundle)
+    q, width = wide["q"], wide["by:output"].shape[-1]
+    values = q.new_zeros(()).expand(*q.shape[:-2], bundle["k"].shape[-2], width)
+    output = q.new_zeros(()).expand(*q.shape[:-1], width)
+    return {**wide, "v": values, "known:output": output, "asked": ("v",), "product": False}
 
 
 def blocks(problem: Problem, tensors: dict[str, Tensor]) -> dict[str, Array]:
@@ -114,35 +175,26 @@ def blocks(problem: Problem, tensors: dict[str, Tensor]) -> dict[str, Array]:
     return {name: x.reshape(problem.batch, problem.heads, *x.shape[axes:]) for name, x in arrays.items()}
 
 
-def labels(call: Call, bundle: Bundle) -> Groups | None:
-    """The labels of the groups that a loss is of, for the chosen queries."""
-    options = options_of(bundle)
-    if options.query_groups is None or not any("groups" in part(bundle, role) for role in ("by", "changing")):
-        return None
-    asked = {"groups": (options.query_groups, options.key_groups)}
-    return wanted(call.whole, asked).for_queries(call.rows).groups
-
-
 def tensor(array: Array) -> Tensor:
     """The same memory as a tensor."""
     return cast("Tensor", to_torch(torch, array))
 
 
-def as_given(call: Call, found: dict[str, Array], bundle: Bundle) -> dict[str, Tensor]:
+def as_inputs(call: Call, gradients: Mapping[str, Array], bundle: Bundle) -> dict[str, Tensor]:
     """Gradients of the inputs in "asked", each with the shape and dtype of its tensor in the bundle."""
     made = {}
     for name in bundle["asked"]:
         x: Tensor = bundle[name]
-        array = found.get("spans" if name == "span_table" else name)
+        array = gradients.get("spans" if name == "span_table" else name)
         if array is None:  # the loss does not use the output
             made[name] = torch.zeros_like(x, memory_format=torch.contiguous_format)
             continue
-        own = tensor(array)
+        gradient = tensor(array)
         if name == "q" or (name == "bias" and x.ndim > 1 and x.shape[-2] != 1):
-            own = _among(own, call)
+            gradient = _among(gradient, call)
         if name in ("bias", "span_table"):
-            own = _joined(own, call.problem, x)
-        made[name] = own.contiguous().to(x.device, x.dtype).reshape(x.shape)
+            gradient = _joined(gradient, call.problem, x)
+        made[name] = gradient.contiguous().to(x.device, x.dtype).reshape(x.shape)
     return made
 
 
@@ -157,9 +209,9 @@ def shapes(call: Call, bundle: Bundle) -> dict[str, Any]:
 
 def _shared_shape(problem: Problem, x: Tensor) -> tuple[int, int, int, int]:
     """The shape of a bias or table as (batch, heads, …, …), 1 where broadcast; batch: along every batch axis."""
-    own = _own_shape(problem, x)
-    batch = problem.batch if any(size != 1 for size in own[:-3]) else 1
-    heads, height, width = (1, *own)[-3:]
+    shape = _own_shape(problem, x)
+    batch = problem.batch if any(size != 1 for size in shape[:-3]) else 1
+    heads, height, width = (1, *shape)[-3:]
     return batch, heads, height, width
 
 
@@ -167,13 +219,13 @@ def _own_shape(problem: Problem, x: Tensor) -> tuple[int, ...]:
     return (1,) * (len(problem.prefix) + 2 - x.ndim) + tuple(x.shape)
 
 
-def _joined(found: Tensor, problem: Problem, x: Tensor) -> Tensor:
+def _joined(whole: Tensor, problem: Problem, x: Tensor) -> Tensor:
     """A gradient of a bias or table with its leading batch axes, summed over those along which it is broadcast."""
-    own = _own_shape(problem, x)
-    if found.shape[0] == 1:
-        return found
-    apart = found.reshape(*problem.prefix[:-1], *found.shape[1:])
-    shared = tuple(axis for axis, size in enumerate(own[:-3]) if size == 1)
+    sizes = _own_shape(problem, x)
+    if whole.shape[0] == 1:
+        return whole
+    apart = whole.reshape(*problem.prefix[:-1], *whole.shape[1:])
+    shared = tuple(axis for axis, size in enumerate(sizes[:-3]) if size == 1)
     return apart.sum(dim=shared) if shared else apart
 
 

@@ -15,13 +15,14 @@ from clearhead.core.observations import check_asked
 from clearhead.core.problem import check_shapes
 from clearhead.core.room import array_bytes, check_room
 from clearhead.core.rule_values import has_axes, read_flag, read_number, read_threads, read_window
-from clearhead.core.rules import Rules, check_names, check_supported, given
+from clearhead.core.rules import Rules, check_names, check_supported, turned_on
 from clearhead.core.spans import parts_of
 from clearhead.core.statistics import STATISTICS, arrays_of
 from clearhead.errors import DtypeError, RuleError
 from clearhead.ops.observation import Observation, observation
 from clearhead.ops.torch_arguments import RULES, SPANS, TENSORS, Given, Options
-from clearhead.ops.torch_nodes import PRODUCT, VALUES, called_plainly, compute
+from clearhead.ops.torch_derivatives import VALUES, product
+from clearhead.ops.torch_nodes import called_plainly, compute
 from clearhead.ops.torch_operators import bundle_of, observe, transposed_product
 
 _INSTEAD = {
@@ -36,7 +37,7 @@ class Graph:
 
     def __init__(self, q: Tensor, k: Any, rules: Rules, engine: str | None, num_threads: int | None = None) -> None:
         check_names(rules)
-        check_supported("PyTorch's graph", RULES, given(rules))
+        check_supported("PyTorch's graph", RULES, turned_on(rules))
         self.q, self.k = autocast(_tensor(q, "q", q)), autocast(_tensor(k, "k", q))
         check_shapes(q.shape, k.shape, None)
         self.given = _given(q, rules)._replace(engine=engine, num_threads=read_threads(num_threads))
@@ -59,15 +60,15 @@ class Graph:
         """A·v."""
         v = _tensor(v, "v", self.q)
         vector = v.ndim == 1
-        found = self._answers(v, Options("output logsumexp"))["output"]
-        return found[..., 0] if vector else found
+        output = self._answers(v, Options("output logsumexp"))["output"]
+        return output[..., 0] if vector else output
 
     def row_sums(self) -> Tensor:
         """Σ_j a_ij; computed in the statistics' dtype, so that no weight is rounded to half precision."""
         usual = torch.float64 if self.q.dtype == torch.float64 else torch.float32
         ones = self.q.new_ones((*self.k.shape[:-1], 1), dtype=usual)
-        found = self._answers(ones, Options("output logsumexp"), usual)["output"]
-        return found[..., 0]
+        output = self._answers(ones, Options("output logsumexp"), usual)["output"]
+        return output[..., 0]
 
     def transposed(self, g: Any) -> Tensor:
         """Aᵀ·g."""
@@ -77,10 +78,10 @@ class Graph:
         if columns.ndim < self.q.ndim:
             columns = columns.expand(*self.q.shape[:-2], *columns.shape)
         if called_plainly(self.q):
-            found = compute(PRODUCT, bundle_of(self.q, self.k, columns, self.given))["product"]
+            result = product(bundle_of(self.q, self.k, None, self.given), columns)[0]
         else:
-            found = transposed_product(self.q, self.k, columns, *self.given)[0]
-        return found[..., 0] if vector else found
+            result = transposed_product(self.q, self.k, columns, *self.given)[0]
+        return result[..., 0] if vector else result
 
     def _answers(self, v: Tensor | None, request: Options, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """The arrays of a request, by name."""
@@ -104,9 +105,8 @@ class Graph:
 def _tensor(x: Any, name: str, q: Tensor) -> Tensor:
     """A tensor from a tensor or array. Raises DtypeError when it is not on q's device."""
     if not isinstance(x, Tensor):
-        x = _read(x, name)
-    else:
-        check_tensor(x, name)
+        return _read(x, name).to(q.device)
+    check_tensor(x, name)
     if x.device != q.device:
         raise DtypeError(
             f"{name} is on device {x.device} but q is on device {q.device}.", f"{name}.to({str(q.device)!r}) moves it."
@@ -126,8 +126,8 @@ def _read(x: Any, name: str) -> Tensor:
             return cast("Tensor", to_torch(torch, np.require(array, requirements=("C", "W"))))
         except (TypeError, ValueError):
             raise DtypeError(f"{name} is {array.dtype}, which PyTorch does not have: expected numbers.") from None
-    found = torch.as_tensor(x)
-    return found.double() if isinstance(x, float) else found
+    tensor = torch.as_tensor(x)
+    return tensor.double() if isinstance(x, float) else tensor
 
 
 def _given(q: Tensor, rules: Rules) -> Given:
@@ -152,9 +152,9 @@ def _given(q: Tensor, rules: Rules) -> Given:
 
 
 def _options(asked: Mapping[str, Any], queries: slice, *, output: bool) -> Options:
-    given = {name: value for name, value in asked.items() if value is not None and value is not False}
-    present = {*given, "logsumexp", *(["output"] if output else [])}  # the backward pass needs the log-sum-exp
-    height, width = given.get("image", (0, 0))
-    labels = (None, None) if "groups" not in given else (torch.as_tensor(side) for side in given["groups"])
+    requested = {name: value for name, value in asked.items() if value is not None and value is not False}
+    present = {*requested, "logsumexp", *(["output"] if output else [])}  # the backward pass needs the log-sum-exp
+    height, width = requested.get("image", (0, 0))
+    labels = (None, None) if "groups" not in requested else (torch.as_tensor(side) for side in requested["groups"])
     names = " ".join(array for name in STATISTICS if name in present for array in arrays_of(name))
-    return Options(names, given.get("top", 0), height, width, queries.start, queries.stop, queries.step, *labels)
+    return Options(names, requested.get("top", 0), height, width, queries.start, queries.stop, queries.step, *labels)

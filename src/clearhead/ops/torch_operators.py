@@ -16,13 +16,13 @@ from clearhead.errors import DerivativeError, RuleError
 from clearhead.ops import backward
 from clearhead.ops.torch_arguments import WITH_GRADIENTS, Given, Known, KnownProduct, Options, from_flat, schema
 from clearhead.ops.torch_batching import one_by_one
-from clearhead.ops.torch_functions import INPUTS, Bundle, gradients, parts, transposed, values
-from clearhead.ops.torch_nodes import PRODUCT
+from clearhead.ops.torch_derivatives import MAP, gradients, product
+from clearhead.ops.torch_functions import INPUTS, Bundle, parts, values
 
 
-def bundle_of(q: Tensor, k: Tensor, v: Tensor | None, given: Given, options: Options | None = None) -> Bundle:
+def bundle_of(q: Tensor, k: Tensor, v: Tensor | None, rules: Given, options: Options | None = None) -> Bundle:
     """An operator's arguments by name."""
-    return {"q": q, "k": k, "v": v, **given._asdict(), **(options or Options("output logsumexp"))._asdict()}
+    return {"q": q, "k": k, "v": v, **rules._asdict(), **(options or Options("output logsumexp"))._asdict()}
 
 
 def _observe(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
@@ -37,6 +37,8 @@ def _observe_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[
     sizes: dict[str, Any] = {"queries": queries, "keys": k.shape[-2], "k": options.top}
     sizes |= {"d_v": 0 if v is None else v.shape[-1], "height": options.height, "width": options.width}
     if "groups" in names:
+        if q.device.type == "meta":
+            raise RuleError("how many groups there are says a label, and tensors on the meta device have no numbers.")
         context = torch.library.get_ctx()
         sizes |= {"query groups": context.new_dynamic_size(), "key groups": context.new_dynamic_size()}
     axes = {array: one.axes[1:] for name, one in STATISTICS.items() for array in arrays_of(name)}  # heads lead
@@ -50,32 +52,33 @@ def _observe_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[
 
 def _observe_backward(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
     """Gradients of q, k, v and WITH_GRADIENTS; `names` are the saved results, `used` those with upstream gradients."""
-    given, options, handed = from_flat(rest, Given, Options, Known)
-    bundle = bundle_of(q, k, v, given, options) | {"asked": _asked(v, given, handed)}
-    bundle |= parts("known", dict(zip(options.arrays(), handed.answers, strict=True)))
-    bundle |= parts("by", dict(zip(handed.used.split(), handed.derivatives, strict=True)))
-    return _in_order(gradients(bundle), q)
+    rules, options, handed = from_flat(rest, Given, Options, Known)
+    known = parts("known", dict(zip(options.arrays(), handed.answers, strict=True)))
+    upstream = dict(zip(handed.used.split(), handed.derivatives, strict=True))
+    with torch.no_grad():
+        result = gradients({**bundle_of(q, k, v, rules, options), **known}, upstream, _asked(v, rules, handed))
+    return _in_order(result, q)
 
 
-def _in_order(found: dict[str, Tensor], q: Tensor) -> list[Tensor]:
+def _in_order(gradients_of: dict[str, Tensor], q: Tensor) -> list[Tensor]:
     """Gradients in the order of INPUTS, empty where none was asked for."""
-    return [found[name] if name in found else q.new_empty(0) for name in INPUTS]
+    return [gradients_of[name] if name in gradients_of else q.new_empty(0) for name in INPUTS]
 
 
 def _derivative_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
-    given = Given(*rest[: len(Given._fields)])
-    like = (q, k, v, given.bias if rest[-2] else None, given.sinks, given.span_table if rest[-1] else None)
+    rules = Given(*rest[: len(Given._fields)])
+    like = (q, k, v, rules.bias if rest[-2] else None, rules.sinks, rules.span_table if rest[-1] else None)
     return [
         q.new_empty((0,)) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in like
     ]
 
 
-def _asked(v: Tensor | None, given: Given, handed: Known | KnownProduct) -> tuple[str, ...]:
+def _asked(v: Tensor | None, rules: Given, handed: Known | KnownProduct) -> tuple[str, ...]:
     """The inputs whose gradients are asked for."""
     there = {
         "v": v is not None,
         "bias": handed.by_bias,
-        "sinks": given.sinks is not None,
+        "sinks": rules.sinks is not None,
         "span_table": handed.by_spans,
     }
     return tuple(name for name in INPUTS if there.get(name, True))
@@ -83,7 +86,8 @@ def _asked(v: Tensor | None, given: Given, handed: Known | KnownProduct) -> tupl
 
 def _transposed(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
     """Aᵀ·g (…, heads, keys, d), and the log-sum-exp that its backward needs."""
-    return [*transposed(bundle_of(q, k, g, *from_flat(rest, Given))).values()]
+    with torch.no_grad():
+        return [*product(bundle_of(q, k, None, *from_flat(rest, Given)), g)]
 
 
 def _transposed_shapes(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
@@ -94,22 +98,23 @@ def _transposed_shapes(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tens
 
 
 def _transposed_backward(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
-    given, handed = from_flat(rest, Given, KnownProduct)
-    results, grads = {"logsumexp": handed.logsumexp}, {"product": handed.d_product}
+    rules, handed = from_flat(rest, Given, KnownProduct)
+    bundle = {**bundle_of(q, k, None, rules), "known:logsumexp": handed.logsumexp, "changing:output": g}
+    needed = {"changing:output" if name == "v" else name for name in _asked(g, rules, handed)}
     with torch.no_grad():
-        found = PRODUCT.backward(bundle_of(q, k, g, given), results, grads, {*_asked(g, given, handed)})
-    return _in_order(found, q)
+        result = MAP.backward({**bundle, "product": True}, {}, {"product": handed.d_product}, needed)
+    return _in_order({**result, "v": result["changing:output"]}, q)
 
 
 def _observe_saves(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     _, options = from_flat(inputs[3:], Given, Options)
-    found = dict(zip(options.arrays(), output, strict=True))
-    ctx.kept = [name for name in found if name in backward.READS]
-    _save(ctx, inputs, [found[name] for name in ctx.kept])
+    results = dict(zip(options.arrays(), output, strict=True))
+    ctx.kept = [name for name in results if name in backward.READS]
+    _save(ctx, inputs, [results[name] for name in ctx.kept])
 
 
 def _observe_derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    q, k, v, given, rest, saved = _saved(ctx)
+    q, k, v, rules, rest, saved = _saved(ctx)
     options, kept = Options(*rest), dict(zip(ctx.kept, saved, strict=True))
     by = {name: grad for name, grad in zip(options.arrays(), grads, strict=True) if grad is not None}
     if not by:
@@ -118,7 +123,7 @@ def _observe_derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, 
     needed = {"logsumexp": True} | {each: True for name in by for each in _arrays_with(name) if each in kept}
     request = options._replace(names=" ".join(needed))
     known = Known([kept[name] for name in needed], " ".join(by), list(by.values()), *_needs(ctx, "bias", "span_table"))
-    return _places(ctx, ctx.backward(q, k, v, *given, *request, *known))
+    return _places(ctx, ctx.backward(q, k, v, *rules, *request, *known))
 
 
 def _arrays_with(array: str) -> tuple[str, ...]:
@@ -131,11 +136,11 @@ def _transposed_saves(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -
 
 
 def _transposed_derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    q, k, g, given, _, (logsumexp,) = _saved(ctx)
+    q, k, g, rules, _, (logsumexp,) = _saved(ctx)
     if grads[0] is None:
         return (None,) * len(ctx.needs_input_grad)
     return _places(
-        ctx, ctx.backward(q, k, g, *given, *KnownProduct(logsumexp, grads[0], *_needs(ctx, "bias", "span_table")))
+        ctx, ctx.backward(q, k, g, *rules, *KnownProduct(logsumexp, grads[0], *_needs(ctx, "bias", "span_table")))
     )
 
 
@@ -157,11 +162,11 @@ def _needs(ctx: Any, *fields: str) -> list[bool]:
     return [bool(ctx.needs_input_grad[3 + Given._fields.index(field)]) for field in fields]
 
 
-def _places(ctx: Any, found: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+def _places(ctx: Any, result: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """The gradients in the order of the operator's arguments, None for those that need none."""
     places: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
-    at = (0, 1, 2, *(3 + Given._fields.index(field) for field in WITH_GRADIENTS))
-    for place, derivative in zip(at, found, strict=True):
+    indices = (0, 1, 2, *(3 + Given._fields.index(field) for field in WITH_GRADIENTS))
+    for place, derivative in zip(indices, result, strict=True):
         if ctx.needs_input_grad[place]:
             places[place] = derivative
     if any(_needs(ctx, "alibi_slopes")):

@@ -1,4 +1,4 @@
-"""The output with a graph for gradients or a tangent, repeated: `ops/repeated.py` for tensors with either.
+"""The output with a graph for gradients or a tangent, repeated: `ops/fast_calls.py` for tensors with either.
 
 The first call goes through `ops/torch_graph.py`, which takes every rule and statistic. Where its rules are plain
 numbers and the native engine ran it, the next call with the same rules, shapes and dtypes does only what is left: the
@@ -21,11 +21,11 @@ from clearhead.core.statistics import Wanted
 from clearhead.engines import native
 from clearhead.engines.base import Engine
 from clearhead.ops import backward
-from clearhead.ops.repeated import unobserved
+from clearhead.ops.fast_calls import unobserved
 from clearhead.ops.torch_arguments import Given
 from clearhead.ops.torch_batching import is_batched
+from clearhead.ops.torch_derivatives import gradients
 from clearhead.ops.torch_duals import Tensors, apart, may_carry, together, top_transform
-from clearhead.ops.torch_nodes import GRADIENTS, compute
 from clearhead.ops.torch_operators import bundle_of
 
 _MOST = 512  # different calls
@@ -40,8 +40,8 @@ def repeat(key: Hashable, q: Tensor, k: Any, v: Any) -> Tensor | None:
         return None
     if may_carry(top_transform()):
         with apart({"q": q, "k": k, "v": v}) as (still, moving):
-            found = _output_along(_calls.get(_kind(key, *still.values())), still, moving)
-        return None if found is None else together(*found)["output"]
+            pair = _output_along(_calls.get(_kind(key, *still.values())), still, moving)
+        return None if pair is None else together(*pair)["output"]
     if not unobserved(q, k, v):
         return None
     call = _calls.get(_kind(key, q, k, v))
@@ -51,15 +51,15 @@ def repeat(key: Hashable, q: Tensor, k: Any, v: Any) -> Tensor | None:
     return output
 
 
-def remember(key: Hashable, q: Tensor, k: Any, v: Any, rules: Rules, given: Given) -> None:
+def remember(key: Hashable, q: Tensor, k: Any, v: Any, rules: Rules, arguments: Given) -> None:
     """Let the next call with the same rules, shapes and dtypes be repeated, where these tensors allow it."""
     if not _dense(q, k, v):
         return
     if may_carry(top_transform()):
         with apart({"q": q, "k": k, "v": v}) as (still, _):
-            _remember(key, still["q"], still["k"], still["v"], rules, given)
+            _remember(key, still["q"], still["k"], still["v"], rules, arguments)
     else:
-        _remember(key, q, k, v, rules, given)
+        _remember(key, q, k, v, rules, arguments)
 
 
 def _dense(*tensors: Any) -> bool:
@@ -69,7 +69,7 @@ def _dense(*tensors: Any) -> bool:
     return all(isinstance(x, Tensor) and not x.is_nested and x.layout == torch.strided for x in tensors)
 
 
-def _remember(key: Hashable, q: Tensor, k: Any, v: Any, rules: Rules, given: Given) -> None:
+def _remember(key: Hashable, q: Tensor, k: Any, v: Any, rules: Rules, arguments: Given) -> None:
     if not unobserved(q, k, v) or {q.ndim, k.ndim, v.ndim} != {4} or q.device.type != "cpu" or not q.numel():
         return
     if v.dtype != q.dtype:
@@ -78,7 +78,7 @@ def _remember(key: Hashable, q: Tensor, k: Any, v: Any, rules: Rules, given: Giv
     if problem.keys and engines.choose_for("gradients", problem).engine == "native":
         if len(_calls) >= _MOST:
             _calls.pop(next(iter(_calls)))
-        _calls[_kind(key, q, k, v)] = problem, given
+        _calls[_kind(key, q, k, v)] = problem, arguments
 
 
 def _kind(key: Hashable, *tensors: Tensor) -> Hashable:
@@ -98,8 +98,8 @@ def _output_along(
     if kinds != {(still["q"].dtype, still["q"].device, False)}:
         return None
     arrays, along = ({name: as_array(x, name)[0] for name, x in side.items()} for side in (still, moving))
-    found = native.tangents(call[0], arrays["q"], arrays["k"], arrays["v"], Directions(**along), _OUTPUT)
-    output, tangent = (to_torch(torch, found[name]) for name in ("output", "output_tangent"))
+    result = native.tangents(call[0], arrays["q"], arrays["k"], arrays["v"], Directions(**along), _OUTPUT)
+    output, tangent = (to_torch(torch, result[name]) for name in ("output", "output_tangent"))
     return {"output": output}, {"output": tangent}
 
 
@@ -109,13 +109,13 @@ def _native() -> Engine:
 
 class _Output(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, problem: Problem, given: Given, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: Any, problem: Problem, arguments: Given, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         arrays = as_array(q.detach(), "q")[0], as_array(k.detach(), "k")[0], as_array(v.detach(), "v")[0]
-        found = engines.answer(_native(), problem, *arrays, _WANT)
-        output, logsumexp = (to_torch(torch, found[name]) for name in ("output", "logsumexp"))
+        result = engines.answer(_native(), problem, *arrays, _WANT)
+        output, logsumexp = (to_torch(torch, result[name]) for name in ("output", "logsumexp"))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, output, logsumexp)  # as the long way: a checkpoint may come here again
-        ctx.problem, ctx.given = problem, given
+        ctx.problem, ctx.given = problem, arguments
         return cast("Tensor", output)
 
     @staticmethod
@@ -124,23 +124,23 @@ class _Output(torch.autograd.Function):
             return (None,) * 5
         needed = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled() or is_batched(grad):
-            found = _with_graph(ctx.given, *ctx.saved_tensors, grad)
+            result = _with_graph(ctx.given, *ctx.saved_tensors, grad)
         else:
-            found = _gradients(ctx.problem, *ctx.saved_tensors, grad)
-        return None, None, *(x if need else None for x, need in zip(found, needed, strict=True))
+            result = _gradients(ctx.problem, *ctx.saved_tensors, grad)
+        return None, None, *(x if need else None for x, need in zip(result, needed, strict=True))
 
 
 def _gradients(problem: Problem, *tensors: Tensor) -> Sequence[Tensor]:
     """The gradients of q, k and v, from q, k, v, the output, the log-sum-exp and the output's gradient."""
     q, k, v, output, logsumexp, grad = (as_array(x.detach(), "gradient")[0] for x in tensors)
     answers = {"output": output, "logsumexp": logsumexp}
-    found = backward.gradients(_native(), problem, (q, k, v), answers, {"output": grad})
-    return [to_torch(torch, found[name]) for name in "qkv"]
+    result = backward.gradients(_native(), problem, (q, k, v), answers, {"output": grad})
+    return [to_torch(torch, result[name]) for name in "qkv"]
 
 
-def _with_graph(given: Given, *tensors: Tensor) -> Sequence[Tensor]:
+def _with_graph(arguments: Given, *tensors: Tensor) -> Sequence[Tensor]:
     """The same as a node that can be differentiated again."""
     q, k, v, output, logsumexp, grad = tensors
-    known = {"known:output": output, "known:logsumexp": logsumexp, "by:output": grad}
-    found = compute(GRADIENTS, {**bundle_of(q, k, v, given), **known, "asked": ("q", "k", "v")})
-    return [found[name] for name in "qkv"]
+    known = {"known:output": output, "known:logsumexp": logsumexp}
+    result = gradients({**bundle_of(q, k, v, arguments), **known}, {"output": grad}, "qkv")
+    return [result[name] for name in "qkv"]

@@ -1,5 +1,7 @@
 """The console on which reports are printed, with lines wrapped between words."""
 
+from collections.abc import Iterable
+
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
@@ -19,17 +21,13 @@ def console() -> Console:
     return made
 
 
-def title(text: str) -> Text:
-    """A heading; bold where the terminal can."""
-    return Text(text, style="bold")
-
-
-def put(at: Console, line: Text) -> None:
-    """Print a line; the rest of a long one follows below, indented by two more characters."""
-    if cell_len(line.plain) <= at.width:
-        at.print(line, soft_wrap=True, highlight=False)
-        return
-    indent = len(line.plain) - len(line.plain.lstrip())
-    for place, part in enumerate(line[indent:].wrap(at, max(20, at.width - indent - 2))):
-        part.rstrip()
-        at.print(" " * (indent + (2 if place else 0)), part, sep="", soft_wrap=True, highlight=False)
+def put(console: Console, lines: Iterable[Text]) -> None:
+    """Print lines; the rest of a long one follows below, indented by two more characters."""
+    for line in lines:
+        if cell_len(line.plain) <= console.width:
+            console.print(line, soft_wrap=True, highlight=False)
+            continue
+        indent = len(line.plain) - len(line.plain.lstrip())
+        for place, part in enumerate(line[indent:].wrap(console, max(20, console.width - indent - 2))):
+            part.rstrip()
+            console.print(" " * (indent + (2 if place else 0)), part, sep="", soft_wrap=True, highlight=False)

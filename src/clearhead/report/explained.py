@@ -1,26 +1,27 @@
-"""An explanation in the terminal: the answer, then tokens, the layer's steps, one head's weights, one token's sum."""
+"""An explanation in the terminal: the answer, then tokens, the layer's steps, one head's weights, one token's sum.
+
+The answer is the text shaded by what the chosen token attends to, what follows it, and what heads do.
+"""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from clearhead.core.axes import Array, named
-from clearhead.digits import fixed
+from clearhead.digits import fixed, percent
 from clearhead.explaining.explanation import Explanation
-from clearhead.explaining.gpt2 import SHIPPED, Model
+from clearhead.explaining.gpt2 import SHIPPED
+from clearhead.explaining.head_captions import CaptionedHead, clearest
+from clearhead.explaining.model import LanguageModel
 from clearhead.explaining.texts import Split, parts_of
-from clearhead.report import answer
-from clearhead.report.console import put, title
-from clearhead.report.heat import MOST_NUMBERS, RAMP, cell_width, colourful, label, numbers, pixels
+from clearhead.report.cells import bar, columns, figure, fill, label, note, title, token_name, wrapped
+from clearhead.report.console import put
+from clearhead.report.heat import matrices
+from clearhead.report.shaded import shaded_text
 from clearhead.report.streams import printable, shown, spelled
 from clearhead.words import Language, formula, say
-
-if TYPE_CHECKING:
-    from clearhead.explaining.hub import HubModel
 
 _SHOWN_VALUES = 4
 _SHOWN_KEYS = 8
@@ -28,106 +29,116 @@ _SHOWN_KEYS = 8
 
 def show(console: Console, seen: Explanation, language: Language) -> None:
     """Print all of it, the answer first."""
-    for part in (answer.lines, opening, _layer, _weights, _arithmetic):
-        for line in part(console, seen, language):
-            put(console, line)
+    for part in (answer, opening, _layer, _weights, _arithmetic):
+        put(console, part(console, seen, language))
         if part is not _arithmetic:
             console.print()
 
 
-def wrapped(console: Console, lead: str, words: list[str]) -> Iterator[Text]:
-    """Words in as many lines as they need, the following ones indented under the first."""
-    line, indent = lead, " " * cell_len(lead)
-    for word in words:
-        if cell_len(line) + cell_len(word) > console.width and line.strip():
-            yield Text(line.rstrip())
-            line = indent
-        line += word
-    yield Text(line.rstrip())
+def answer(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
+    """What the token attends to, what follows it, what heads do."""
+    if seen.window is not None:
+        yield title(say(language, "window", **seen.window._asdict(), last=seen.window.stop - 1))
+    yield from _attending(console, seen, language)
+    yield from _next(seen, language)
+    yield from _heads(seen, language)
 
 
-def matrix_lines(
-    console: Console, weights: Array, masked: Array, rows: list[str], cols: list[str], language: Language
-) -> Iterator[Text]:
-    """A weight matrix with tokens on both axes and its legend."""
-    if cell_width(console, len(cols)) and len(rows) <= 2 * MOST_NUMBERS:
-        yield from numbers(console, weights, masked, rows, cols)
-        pooled, ramp, drawn = weights, "", False
+def _attending(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
+    weights, masked = seen.row.weights, np.isneginf(seen.row.masked)
+    place = {"layer": seen.layer, "head": seen.head, "token": token_name(seen, seen.token)}
+    if masked.all():
+        yield title(say(language, "attends to nothing", **place))
     else:
-        lines, pooled = pixels(console, weights, masked, rows, cols)
-        yield from lines
-        drawn = colourful(console)
-        ramp = "" if drawn else RAMP
-    visible = weights[~masked & np.isfinite(weights)]
-    low, high = (float(visible.min()), float(visible.max())) if visible.size else (0.0, 0.0)
-    kind = "legend ramp" if ramp else "legend" if colourful(console) else "legend plain"
-    legend = [say(language, kind, low=low, high=high, ramp=ramp)]
-    if masked.any():
-        legend.append(say(language, "masked pixel" if drawn else "masked cell"))
-    if np.isnan(weights[~masked]).any() and (drawn or ramp):
-        legend.append(say(language, "nan pixel" if drawn else "nan cell"))
-    yield Text("  ".join(legend), style="dim")
-    if pooled.shape != weights.shape:
-        ratio = {"rows": weights.shape[0] / pooled.shape[0], "cols": weights.shape[1] / pooled.shape[1]}
-        yield Text(say(language, "pooled", **ratio), style="dim")
+        key = int(np.where(masked, -1.0, weights).argmax())
+        facts = {"most": token_name(seen, key), "share": percent(float(weights[key]))}
+        yield title(say(language, "attends most to itself" if key == seen.token else "attends most", **place, **facts))
+    if "sinks" in seen.run.rules:
+        yield note(say(language, "sink takes", share=percent(max(0.0, 1 - float(weights.sum())))))
+    yield Text()
+    yield from shaded_text(console, seen.text, seen.tokens, (weights, masked, seen.token), language)
 
 
-def about(model: "Model | HubModel", language: Language) -> Iterator[Text]:
+def _next(seen: Explanation, language: Language) -> Iterator[Text]:
+    if not seen.after:
+        return
+    yield Text()
+    last = seen.token == len(seen.tokens) - 1
+    yield title(say(language, "next" if last else "next after", token=token_name(seen, seen.token)))
+    yield from (share_line(choice.text, choice.probability) for choice in seen.after)
+
+
+def share_line(token: str, share: float) -> Text:
+    """A token that may come next, its probability and a bar."""
+    return Text(f"  {label(spelled(token), 12)} {percent(share):>7}  {bar(share, 24)}".rstrip())
+
+
+def _heads(seen: Explanation, language: Language) -> Iterator[Text]:
+    heads = seen.heads()
+    chosen = next(head for head in heads if (head.layer, head.head) == (seen.layer, seen.head))
+    if chosen.caption is None:
+        return
+    yield Text()
+    yield title(say(language, "what heads do"))
+    kinds = clearest(heads)
+    yield _caption(chosen, next((more for head, more in kinds if head is chosen), 0), language)
+    yield from (_caption(head, more, language) for head, more in kinds if head is not chosen)
+
+
+def _caption(head: CaptionedHead, more: int, language: Language) -> Text:
+    assert head.caption is not None
+    facts = {"layer": head.layer, "head": head.head, "caption": head.caption.said[language]}
+    line = Text("  " + say(language, "head caption", **facts))
+    return line.append(say(language, "more such heads", count=more), style="dim") if more else line
+
+
+def about(model: LanguageModel, language: Language) -> Iterator[Text]:
     """The model's name and sizes."""
-    config = model.config
-    yield title(
-        say(language, "model", name=model.name, layers=config.layers, heads=config.heads, d_model=config.d_model)
-    )
+    sizes = {name: getattr(model.config, name) for name in ("layers", "heads", "d_model")}
+    yield title(say(language, "model", name=model.name, **sizes))
     if model.name == SHIPPED:
-        yield Text(say(language, "illustration"), style="dim")
+        yield note(say(language, "illustration"))
 
 
 def split_note(split: Split | None, language: Language) -> Iterator[Text]:
     """A sentence on characters that the tokenizer split into bytes."""
     if split:
         safe = split._replace(first=printable(split.first), character=printable(split.character))
-        yield Text(say(language, "split", **safe._asdict()), style="dim")
+        yield note(say(language, "split", **safe._asdict()))
 
 
 def opening(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     """The model, and the text as its tokens."""
     yield from about(seen.model, language)
     yield Text()
-    lead = say(language, "tokens") + "  "
     names, split = parts_of(seen.tokens, seen.text)
-    yield from wrapped(console, lead, [f"{i} {spelled(name)}   " for i, name in enumerate(names)])
+    words = [f"{i} {spelled(name)}   " for i, name in enumerate(names)]
+    yield from wrapped(console, say(language, "tokens") + "  ", words)
     yield from split_note(split, language)
     if seen.generated:
-        yield Text(say(language, "generated", count=seen.generated), style="dim")
+        yield note(say(language, "generated", count=seen.generated))
 
 
 def _layer(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     yield title(say(language, "layer", layer=seen.layer, heads=seen.model.config.heads))
     for step in seen.steps:
-        shape = named(step.shape, step.axes)
-        yield Text(f"  {fill(formula(language, step.formula), 38)}{shape}")
-        yield Text(f"      {say(language, step.words)}", style="dim")
+        yield Text(f"  {fill(formula(language, step.formula), 38)}{named(step.shape, step.axes)}")
+        yield note(f"      {say(language, step.words)}")
 
 
 def _weights(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
-    yield title(
-        say(language, "head", head=seen.head, layer=seen.layer)
-        + f"  {named(seen.trace.weights.shape, ('queries', 'keys'))}"
-    )
+    shape = named(seen.trace.weights.shape, ("queries", "keys"))
+    yield title(f"{say(language, 'head', head=seen.head, layer=seen.layer)}  {shape}")
     visible = int((~np.isneginf(seen.row.masked)).sum())
     entropy = float(seen.entropy[seen.layer, seen.head])
     facts = {"token": seen.token, "entropy": entropy, "most": float(np.log(max(1, visible)))}
-    yield Text(say(language, "sharpest" if seen.chosen[1] else "entropy", **facts), style="dim")
+    yield note(say(language, "sharpest" if seen.chosen[1] else "entropy", **facts))
     names = parts_of(seen.tokens, seen.text).names
     masked = np.isneginf(seen.trace.masked)
-    yield from matrix_lines(console, seen.trace.weights, masked, names, names, language)
-    yield Text(f"{say(language, 'axes')}{say(language, 'also')}{_sums(seen, language)}", style="dim")
-
-
-def _sums(seen: Explanation, language: Language) -> str:
-    """A sentence on what the rows of A sum to."""
-    attending = ~np.isneginf(seen.trace.masked).all(axis=-1)
-    return sum_words(language, seen.trace.weights.sum(axis=-1)[attending], rows=True, sinks="sinks" in seen.run.rules)
+    yield from matrices(console, [(seen.trace.weights, masked)], names, names, language)
+    sums = seen.trace.weights.sum(axis=-1)[~masked.all(axis=-1)]
+    words = sum_words(language, sums, rows=True, sinks="sinks" in seen.run.rules)
+    yield note(f"{say(language, 'axes')}{say(language, 'also')}{words}")
 
 
 def sum_words(language: Language, sums: Array, *, rows: bool, sinks: bool = False) -> str:
@@ -143,46 +154,30 @@ def sum_words(language: Language, sums: Array, *, rows: bool, sinks: bool = Fals
 
 def _arithmetic(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     row, names = seen.row, parts_of(seen.tokens, seen.text).names
-    name = f"{seen.token} {spelled(names[seen.token])}"
-    yield title(say(language, "how", token=name))
+    yield title(say(language, "how", token=token_name(seen, seen.token)))
     width = row.contributions.shape[-1]
     count = min(_SHOWN_VALUES, width)
     d_k = seen.trace.q.shape[-1]
     plain = not {"softcap", "bias", "alibi_slopes"} & set(seen.run.rules)
     default = bool((abs(seen.trace.problem.scale * d_k**0.5 - 1) < 1e-12).all())
     scale = shown(f"q·k/√{d_k}" if default else "scale·q·k") if plain else "logit"
-    head = say(language, "contribution", count=count, width=width)
-    columns = fill(say(language, "key"), 12), fill(say(language, "weight"), 10, right=True)
-    yield Text(f"  {columns[0]}{'q·k':>9}{scale if len(scale) < 10 else 'scaled':>10}{columns[1]}  {head}")
+    heads = [say(language, "key"), "q·k", scale if len(scale) < 10 else "scaled", say(language, "weight")]
+    values = say(language, "contribution", count=count, width=width)
+    yield Text(f"  {columns((12, -9, -10, -10), heads)}  {values}")
     visible = np.flatnonzero(~np.isneginf(row.masked))
     order = visible[np.argsort(-row.weights[visible], kind="stable")]
     for j in order[:_SHOWN_KEYS]:
-        lead = label(f"{j} {spelled(names[j])}", 12)
         figures = figure(row.scores[j], 3, 9) + figure(row.masked[j], 4, 10) + figure(row.weights[j], 4, 10)
-        yield Text(f"  {lead}{figures}  {_values(row.contributions[j], count)}")
+        yield Text(f"  {label(f'{j} {spelled(names[j])}', 12)}{figures}  {_values(row.contributions[j], count)}")
     rest = order[_SHOWN_KEYS:]
-    if len(rest):
-        more = fill("  " + say(language, "more", count=len(rest)), 33)
-        together = _values(row.contributions[rest].sum(axis=0), count)
-        yield Text(f"{more}{figure(row.weights[rest].sum(), 4, 10)}  {together}")
-    total = fill("  Σ = o", 33)
-    yield Text(f"{total}{figure(row.weights.sum(), 4, 10)}  {_values(row.output, count)}", style="bold")
-    yield Text(say(language, "agree", difference=row.difference), style="dim")
+    sums = [(say(language, "more", count=len(rest)), row.weights[rest].sum(), row.contributions[rest].sum(axis=0), "")]
+    sums.append(("Σ = o", row.weights.sum(), row.output, "bold"))
+    for name, weight, output, style in sums if len(rest) else sums[1:]:
+        yield Text(f"{fill(f'  {name}', 33)}{figure(weight, 4, 10)}  {_values(output, count)}", style=style)
+    yield note(say(language, "agree", difference=row.difference))
     engine, difference = seen.trace.check
-    yield Text(say(language, "check", engine=engine, difference=difference), style="dim")
+    yield note(say(language, "check", engine=engine, difference=difference))
 
 
 def _values(row: Array, count: int) -> str:
     return " ".join(fixed(float(value), 4, 8).rjust(8) for value in row[:count])
-
-
-def figure(number: float, decimals: int, width: int) -> str:
-    """A number, right-aligned in its column, with a space before it."""
-    return fixed(float(number), decimals, width - 1).rjust(width)
-
-
-def fill(text: str, width: int, *, right: bool = False) -> str:
-    """Text as a column of this width."""
-    text = shown(text)
-    space = " " * max(0, width - cell_len(text))
-    return space + text if right else text + space

@@ -3,11 +3,11 @@
 Nothing needs colour to be understood: without it the numbers stay, and pixels become a ramp of characters.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Literal, cast
 
 import numpy as np
 from rich.cells import cell_len, set_cell_size
-from rich.color import Color
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
@@ -15,101 +15,150 @@ from rich.text import Text
 from clearhead.core.axes import Array
 from clearhead.core.observations import areas
 from clearhead.digits import fixed
-from clearhead.report.streams import printable, shown
+from clearhead.report.cells import Colour, background, between, colourful, label, note, rgb, shade
+from clearhead.report.streams import bare
+from clearhead.words import Language, say
 
-RAMP = " .:-=+*#%@"
-MASK = "·"
-MOST_NUMBERS = 12
+_RAMP = " .:-=+*#%@"
+_MASK = "·"
+_MOST_NUMBERS = 12
 _LEAD = 9  # the width of a row's token beside pixels
 _LEAST_LEAD = 4  # and beside numbers
-_STOPS = np.array([[26, 20, 40], [72, 44, 118], [128, 80, 182], [190, 140, 226], [248, 226, 255]], dtype=np.float64)
-_MASKED = (58, 58, 62)
-_NAN = (220, 60, 50)
+_GAP = 3  # between two matrices
+_STOPS: tuple[Colour, ...] = ((26, 20, 40), (72, 44, 118), (128, 80, 182), (190, 140, 226), (248, 226, 255))
+_MASKED: Colour = (58, 58, 62)
+_NAN: Colour = (220, 60, 50)
 
 
-def colourful(console: Console) -> bool:
-    """Does this console show colour? It has taken NO_COLOR, FORCE_COLOR and pipes into account."""
-    return console.color_system is not None and not console.no_color
+def matrices(
+    console: Console,
+    sides: Sequence[tuple[Array, Array]],
+    rows: Sequence[str],
+    cols: Sequence[str],
+    language: Language,
+    headings: Sequence[Text] = (),
+) -> Iterator[Text]:
+    """A weight matrix, or two of the same tokens side by side on one colour scale, and their legend.
 
-
-def label(text: str, width: int) -> str:
-    """A token's text cut or filled to `width` cells; spaces, newlines and control characters stay visible."""
-    name = printable(text.strip(" ")) or shown("␣")
-    if cell_len(name) > width:
-        name = set_cell_size(name, max(0, width - 1)) + "…"
-    return set_cell_size(name, width)
-
-
-def cell_width(console: Console, columns: int) -> int:
-    """The width of a cell in a table of numbers, its space included; 0 where so many columns do not fit."""
-    widths = (7, 6) if columns <= MOST_NUMBERS else ()
-    return next((width for width in widths if _LEAST_LEAD + 1 + width * columns <= console.width), 0)
-
-
-def numbers(
-    console: Console, cells: Array, masked: Array, rows: Sequence[str], cols: Sequence[str], high: float | None = None
-) -> list[Text]:
-    """A table with a number in every cell, coloured by the square root of the weight; masked cells marked.
-
-    `high` is the weight of the last colour; None is the largest.
+    sides      of each the weights (queries, keys) and which of them are masked
+    headings   above them, where there are two
     """
-    width = cell_width(console, len(cols))
-    longest = max((cell_len(printable(row.strip())) for row in rows), default=_LEAST_LEAD)
+    room = console
+    if len(sides) > 1:
+        colours = cast("Literal['256', 'truecolor'] | None", console.color_system)
+        room = Console(width=(console.width - _GAP) // 2, color_system=colours, no_color=console.no_color)
+    pictured = not (_cell_width(room, len(cols)) and len(rows) <= 2 * _MOST_NUMBERS)
+    size = _pixels_of(room, len(rows), len(cols)) if pictured else (len(rows), len(cols))
+    cells = [pool(weights, *size) for weights, _ in sides]
+    high = max(float(each.max(initial=0.0, where=np.isfinite(each))) for each in cells)
+    draw = _pixels if pictured else _numbers
+    drawn = [draw(room, each, masked, rows, cols, high) for each, (_, masked) in zip(cells, sides, strict=True)]
+    yield from drawn[0] if len(drawn) == 1 else _side_by_side(headings, drawn)
+    yield from _legend(console, sides, language, pictured=pictured)
+    if size != (len(rows), len(cols)):
+        yield note(say(language, "pooled", rows=len(rows) / size[0], cols=len(cols) / size[1]))
+
+
+def _side_by_side(headings: Sequence[Text], drawn: Sequence[Sequence[Text]]) -> Iterator[Text]:
+    width = max(cell_len(line.plain) for line in (*drawn[0], headings[0])) + _GAP
+    for left, right in zip(*([heading, *lines] for heading, lines in zip(headings, drawn, strict=True)), strict=True):
+        line = left.copy()
+        line.append(" " * (width - cell_len(left.plain)))
+        yield line.append_text(right)
+
+
+def _legend(
+    console: Console, sides: Sequence[tuple[Array, Array]], language: Language, *, pictured: bool
+) -> Iterator[Text]:
+    """The least and the largest weight, and what is drawn for a masked weight and for NaN."""
+    visible = np.concatenate([cells[~masked] for cells, masked in sides])
+    finite = visible[np.isfinite(visible)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    colour, ramp = colourful(console), pictured and not colourful(console)
+    kind = "legend ramp" if ramp else "legend" if colour else "legend plain"
+    legend = [say(language, kind, low=low, high=high, ramp=_RAMP)]
+    if any(masked.any() for _, masked in sides):
+        legend.append(say(language, "masked pixel" if pictured and colour else "masked cell"))
+    if pictured and np.isnan(visible).any():
+        legend.append(say(language, "nan pixel" if colour else "nan cell"))
+    yield note("  ".join(legend))
+
+
+def _cell_width(console: Console, count: int) -> int:
+    """The width of a cell in a table of numbers, its space included; 0 where so many columns do not fit."""
+    widths = (7, 6) if count <= _MOST_NUMBERS else ()
+    return next((width for width in widths if _LEAST_LEAD + 1 + width * count <= console.width), 0)
+
+
+def _numbers(
+    console: Console, cells: Array, masked: Array, rows: Sequence[str], cols: Sequence[str], high: float
+) -> list[Text]:
+    """A table with a number in every cell, coloured by the square root of the weight; masked cells marked."""
+    width = _cell_width(console, len(cols))
+    longest = max((cell_len(bare(row)) for row in rows), default=_LEAST_LEAD)
     lead = max(_LEAST_LEAD, min(12, console.width - width * len(cols) - 1, longest))
     heads = [label(name, width - 2).strip() for name in cols]
-    lines = [
-        Text(" " * (lead + 1) + "".join(" " * (width - 1 - cell_len(name)) + name + " " for name in heads).rstrip())
-    ]
+    above = "".join(" " * (width - 1 - cell_len(name)) + name + " " for name in heads)
+    lines = [Text(" " * (lead + 1) + above.rstrip())]
     shades = shade(cells, high)
     for i, row in enumerate(rows):
         line = Text(label(row, lead) + " ")
         for j in range(len(cols)):
             if masked[i, j]:
-                line.append(MASK.rjust(width - 1) + " ")
+                line.append(_MASK.rjust(width - 1) + " ")
             else:
-                text = fixed(float(cells[i, j]), 3, width - 1)
-                line.append(f"{text:>{width - 1}} ", _ink(shades[i, j]) if colourful(console) else None)
+                style = background(_colour(float(shades[i, j]))) if colourful(console) else None
+                line.append(f"{fixed(float(cells[i, j]), 3, width - 1):>{width - 1}} ", style)
         lines.append(line)
     return lines
 
 
-def pixels(
-    console: Console, cells: Array, masked: Array, rows: Sequence[str], cols: Sequence[str], high: float | None = None
-) -> tuple[list[Text], Array]:
-    """The matrix as pixels, and the cells they show.
-
-    Two characters to a cell and every row named where there is room; else two rows to a line, pooled to the width.
-    `high` is the weight of the last colour; None is the largest shown.
-    """
+def _pixels_of(console: Console, rows: int, cols: int) -> tuple[int, int]:
+    """How many rows and columns of pixels there is room for: all of them, or as many as keep the matrix's shape."""
     room = console.width - _LEAD - 1
-    if 2 * len(cols) <= room and len(rows) <= room:
-        shades = shade(cells, high)
-        lines = [Text(" " * (_LEAD + 1) + _ticks(cols, len(cols), 2, room))]
-        for i, row in enumerate(rows):
-            line = Text(label(row, _LEAD) + " ")
-            for j in range(len(cols)):
-                line.append(*_cell(console, float(shades[i, j]), hidden=bool(masked[i, j])))
-            lines.append(line)
-        return lines, cells
-    width = min(len(cols), room)
-    height = min(len(rows), max(2, round(len(rows) * width / max(1, len(cols)))), 80)
-    pooled, hidden = pool(cells, height, width), pool(masked.astype(np.float64), height, width) > 1 - 1e-9
-    lines = [Text(" " * (_LEAD + 1) + _ticks(cols, width, 1, room))]
-    shades = shade(pooled, high)
-    step = 2 if colourful(console) else 1
+    if 2 * cols <= room and rows <= room:
+        return rows, cols
+    width = min(cols, room)
+    return min(rows, max(2, round(rows * width / max(1, cols))), 80), width
+
+
+def _pixels(
+    console: Console, cells: Array, masked: Array, rows: Sequence[str], cols: Sequence[str], high: float
+) -> list[Text]:
+    """The cells (height, width) as pixels; rows and cols name the whole matrix.
+
+    Two characters to a cell and every row named where there is room; else two rows to a line.
+    """
+    (height, width), room = cells.shape, console.width - _LEAD - 1
+    wide = 2 if 2 * len(cols) <= room and len(rows) <= room else 1
+    step = 2 if wide == 1 and colourful(console) else 1
+    shades, hidden = shade(cells, high), pool(masked.astype(np.float64), height, width) > 1 - 1e-9
+    lines = [Text(" " * (_LEAD + 1) + _ticks(cols, width, wide, room))]
     for top in range(0, height, step):
         line = Text(label(rows[int(top * len(rows) / height)], _LEAD) + " ")
         for column in range(width):
-            if step == 1:
-                line.append(MASK if hidden[top, column] else _ramp(float(shades[top, column])))
-            else:
-                line.append("▀", _half(shades, hidden, top, column))
+            pixel = list(zip(shades[top : top + step, column], hidden[top : top + step, column], strict=True))
+            line.append(*_pixel(console, [(float(value), bool(dark)) for value, dark in pixel], wide, step))
         lines.append(line)
-    return lines, pooled
+    return lines
+
+
+def _pixel(console: Console, values: Sequence[tuple[float, bool]], wide: int, step: int) -> tuple[str, Style | None]:
+    """A weight as a square, or two as the halves of a character, each with whether it is masked."""
+    if not colourful(console):
+        value, dark = values[0]
+        mark = _MASK if dark else "?" if value != value else _RAMP[round(value * (len(_RAMP) - 1))]
+        return (mark + " " if dark and wide == 2 else mark * wide), None
+    colours = [rgb(_MASKED if dark else _colour(value)) for value, dark in values]
+    if step == 1:
+        return " " * wide, Style(bgcolor=colours[0])
+    return "▀", Style(color=colours[0], bgcolor=colours[1] if len(colours) == 2 else None)
 
 
 def pool(cells: Array, height: int, width: int) -> Array:
     """The mean of the cells over each pixel's area; NaN only in pixels whose area has a NaN."""
+    if cells.shape == (height, width):
+        return cells
     _, tall = areas(height, cells.shape[0], slice(0, cells.shape[0]))
     _, broad = areas(width, cells.shape[1], slice(0, cells.shape[1]))
     odd = np.isnan(cells)
@@ -117,67 +166,24 @@ def pool(cells: Array, height: int, width: int) -> Array:
     return np.where(tall @ odd.astype(np.float64) @ broad.T > 0, np.nan, pooled) if odd.any() else pooled
 
 
-def shade(cells: Array, high: float | None = None) -> Array:
-    """0 to 1 by the square root of the weight: attention is heavy-tailed, and a linear scale shows one cell."""
-    high = float(cells.max(initial=0.0, where=np.isfinite(cells))) if high is None else high
-    return np.sqrt(np.clip(cells, 0.0, None) / (high or 1.0))  # NaN stays NaN
-
-
-def bar(share: float, width: int) -> str:
-    """A bar of up to `width` cells, in eighths."""
-    eighths = round(max(0.0, min(1.0, share)) * width * 8)
-    return "█" * (eighths // 8) + ("" if eighths % 8 == 0 else " ▏▎▍▌▋▊▉"[eighths % 8])
-
-
-def _rgb(value: float) -> tuple[int, int, int]:
+def _colour(value: float) -> Colour:
     if value != value:
         return _NAN
-    at = value * (len(_STOPS) - 1)
-    low = min(int(at), len(_STOPS) - 2)
-    red, green, blue = _STOPS[low] + (_STOPS[low + 1] - _STOPS[low]) * (at - low)
-    return round(red), round(green), round(blue)
-
-
-def _ink(value: float) -> Style:
-    """A cell's background with text that can be read on it."""
-    red, green, blue = _rgb(value)
-    dark = 0.299 * red + 0.587 * green + 0.114 * blue < 140
-    return Style(
-        color=Color.from_rgb(*((255, 255, 255) if dark else (0, 0, 0))), bgcolor=Color.from_rgb(red, green, blue)
-    )
-
-
-def _ramp(value: float) -> str:
-    return "?" if value != value else RAMP[round(value * (len(RAMP) - 1))]
-
-
-def _cell(console: Console, value: float, *, hidden: bool) -> tuple[str, Style | None]:
-    """A weight as a square, two characters wide."""
-    if not colourful(console):
-        return (MASK + " " if hidden else 2 * _ramp(value)), None
-    return "  ", Style(bgcolor=Color.from_rgb(*(_MASKED if hidden else _rgb(value))))
-
-
-def _half(shades: Array, hidden: Array, top: int, column: int) -> Style:
-    colours = [
-        _MASKED if hidden[row, column] else _rgb(float(shades[row, column]))
-        for row in (top, top + 1)
-        if row < len(shades)
-    ]
-    lower = Color.from_rgb(*colours[1]) if len(colours) == 2 else None
-    return Style(color=Color.from_rgb(*colours[0]), bgcolor=lower)
+    place = value * (len(_STOPS) - 1)
+    low = min(int(place), len(_STOPS) - 2)
+    return between(_STOPS[low], _STOPS[low + 1], place - low)
 
 
 def _ticks(cols: Sequence[str], width: int, cell: int, room: int) -> str:
     """Column tokens where there is room for them, each starting above its own column."""
     line = ""
     for column in range(width):
-        at = column * cell
-        if cell_len(line) > at:
+        start = column * cell
+        if cell_len(line) > start:
             continue
-        name = printable(cols[int(column * len(cols) / width)].strip()) or "␣"
+        name = bare(cols[int(column * len(cols) / width)])
         text = "╷" + (name if cell_len(name) <= 10 else set_cell_size(name, 9) + "…")
-        if at + cell_len(text) > room:
+        if start + cell_len(text) > room:
             break
-        line += " " * (at - cell_len(line)) + text + " "
+        line += " " * (start - cell_len(line)) + text + " "
     return line.rstrip()

@@ -5,22 +5,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from rich.cells import cell_len, chop_cells
-from rich.color import Color
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
 from clearhead.core.axes import Array
 from clearhead.digits import percent
-from clearhead.explaining.gpt2 import Token
-from clearhead.report.heat import colourful, shade
-from clearhead.report.streams import printable, shown
+from clearhead.explaining.model import Token
+from clearhead.report.cells import between, colourful, note, rgb, shade
+from clearhead.report.streams import bare, printable, shown, spelled
 from clearhead.words import Language, say
 
 BARS = "▁▂▃▄▅▆▇█"
 _ASCII = ".:-=+*#@"
 _STEPS = len(BARS)
-_WEAK, _STRONG = np.array([112.0, 110.0, 118.0]), np.array([168.0, 44.0, 232.0])
+_WEAK, _STRONG = (112, 110, 118), (168, 44, 232)
 _INDENT = 2
 _MOST_LINES = 24  # of the text; beyond, those with least weight are left out
 _CLOSING = ",.;:!?)]}%\"'’”»、。，；：！？）】》」』…"  # stay with what stands before them
@@ -64,8 +63,7 @@ def shaded_text(
         elif place == 0 or place - 1 in kept:
             after = next((later for later in range(place, len(lines)) if later in kept), len(lines))
             left = sum(piece.weight for each in lines[place:after] for piece in each if not piece.masked)
-            words = say(language, "left out", lines=after - place, share=percent(left))
-            yield Text(" " * _INDENT + words, style="dim")
+            yield note(" " * _INDENT + say(language, "left out", lines=after - place, share=percent(left)))
     if high > 0:
         yield _legend(console, high, language)
 
@@ -81,15 +79,15 @@ def pieces_of(text: str, tokens: Sequence[Token], row: tuple[Array, Array, int])
             pieces[-1] = _joined(pieces[-1], Piece(False, "", *marked))
             continue
         if token.start == token.stop:  # a special token, such as [CLS]
-            pieces.append(Piece(bool(pieces), printable(token.text.strip(" ")) or shown("␣"), *marked))
+            pieces.append(Piece(bool(pieces), bare(token.text), *marked))
             apart = True
             continue
         start = max(token.start, reached)
-        between, own = text[reached:start], text[start : token.stop]
-        spaced = between[-1:].isspace() or (own[0] == " " and not own.isspace())
-        name = printable(own.strip(" ")) or shown("␣") * len(own)
-        pieces.append(Piece(bool(pieces) and (apart or spaced), printable(between.strip()) + name, *marked))
-        reached, apart = token.stop, own.endswith("\n")
+        skipped, part = text[reached:start], text[start : token.stop]
+        leading = part[0] == " " and not part.isspace()
+        gap = bool(pieces) and (apart or leading or skipped[-1:].isspace())
+        pieces.append(Piece(gap, printable(skipped.strip()) + spelled(part[leading:]), *marked))
+        reached, apart = token.stop, part.endswith("\n")
     return pieces
 
 
@@ -165,7 +163,7 @@ def _legend(console: Console, high: float, language: Language) -> Text:
     ramp = _ramp()
     said = say(language, "legend marks", low=high * (0.5 / _STEPS) ** 2, high=high, ramp=ramp)
     before, after = said.split(ramp)
-    line = Text(before, style="dim")
+    line = note(before)
     for step, mark in enumerate(ramp, 1):
         line.append(" " if colourful(console) else mark, _ink(step) if colourful(console) else None)
     return line.append(after)
@@ -178,8 +176,7 @@ def _step(weight: float, high: float) -> int:
 
 def _ink(step: int) -> Style:
     """A background from grey to violet: as dark as each other, so that it shows on black and on white terminals."""
-    red, green, blue = (round(float(x)) for x in _WEAK + (_STRONG - _WEAK) * (step - 1) / (_STEPS - 1))
-    return Style(color=Color.from_rgb(255, 255, 255), bgcolor=Color.from_rgb(red, green, blue))
+    return Style(color=rgb((255, 255, 255)), bgcolor=rgb(between(_WEAK, _STRONG, (step - 1) / (_STEPS - 1))))
 
 
 def _ramp() -> str:

@@ -1,4 +1,7 @@
-"""Standard output and standard error as they are: encodings that lack characters, closed pipes, full disks."""
+"""Standard output and standard error as they are: encodings that lack characters, closed pipes, full disks.
+
+A progress bar is drawn on standard error for work that takes over two seconds; nothing for quicker work, or in a pipe.
+"""
 
 import argparse
 import codecs
@@ -6,10 +9,12 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from clearhead import spelling
 from clearhead.core.files import write_whole
 from clearhead.errors import RuleError
 from clearhead.words import Language
@@ -17,41 +22,16 @@ from clearhead.words import Language
 if TYPE_CHECKING:
     from rich.console import Console
 
+T = TypeVar("T")
+
+_PATIENCE = 2.0  # seconds before a progress bar is drawn
 _MOST = 600  # characters of a message about a mistake
-_INSTEAD = str.maketrans(
-    {
-        "ᵀ": "T",
-        "␣": "_",
-        "⏎": "/",
-        "…": "~",
-        "·": ".",
-        "×": "x",
-        "√": "sqrt",
-        "∞": "inf",
-        "Σ": "sum",
-        "σ": "sigma",
-        "‖": "|",
-        "θ": "t",
-    }
-    | {
-        "≤": "<=",
-        "≠": "!=",
-        "→": "->",
-        "←": "<-",
-        "┃": "|",
-        "▼": "v",
-        "«": '"',
-        "»": '"',
-        "✓": "ok",
-        "✗": "x",
-        "⟨": "<",
-        "⟩": ">",
-        "╷": "|",
-    }
-    | dict.fromkeys("▀█▉▊▋▌", "#")
-    | dict.fromkeys("▍▎▏", " ")
-    | {"，": ", ", "：": ": ", "；": "; ", "（": " (", "）": ")", "。": ". ", "、": ", "}
-)
+_INSTEAD = str.maketrans({
+    "ᵀ": "T", "␣": "_", "⏎": "/", "…": "~", "·": ".", "×": "x", "√": "sqrt", "∞": "inf", "Σ": "sum", "σ": "sigma",
+    "‖": "|", "θ": "t", "≤": "<=", "≠": "!=", "→": "->", "←": "<-", "┃": "|", "▼": "v", "«": '"', "»": '"', "✓": "ok",
+    "✗": "x", "⟨": "<", "⟩": ">", "╷": "|", **dict.fromkeys("▀█▉▊▋▌", "#"), **dict.fromkeys("▍▎▏", " "),
+    "，": ", ", "：": ": ", "；": "; ", "（": " (", "）": ")", "。": ". ", "、": ", ",
+})  # fmt: skip
 
 
 def complain(program: str, what: str, hint: str = "", language: Language = "en") -> None:
@@ -67,28 +47,31 @@ def complain(program: str, what: str, hint: str = "", language: Language = "en")
 
 def in_language(language: Language, sentence: str) -> str:
     """An error's English sentence on one line: in Chinese where that is asked for and can be shown."""
-    line = " ".join(sentence.split())
-    if language == "en" or not can_show(language):
-        return line
-    from clearhead.words.errors import in_chinese
+    if language == "zh" and can_show(language):
+        from clearhead.words.errors import in_chinese
 
-    return in_chinese(line)
+        sentence = in_chinese(sentence)
+    return " ".join(sentence.split())
 
 
 def printable(text: str) -> str:
     """`text` without anything that could move the cursor: newlines as ⏎, other control characters escaped."""
-    plain = ("⏎" if c == "\n" else c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return shown("".join(plain))
+    return shown(spelling.visible(text))
 
 
 def spelled(text: str) -> str:
-    """A token's text with its leading space shown."""
-    return "␣" + printable(text[1:]) if text.startswith(" ") else printable(text)
+    """A token with its spaces marked, as standard output can show it."""
+    return shown(spelling.spelled(text))
+
+
+def bare(text: str) -> str:
+    """A token without its outer spaces, as standard output can show it; a token of spaces has them marked."""
+    return shown(spelling.bare(text))
 
 
 def shown(text: str) -> str:
     """The text as standard output will show it; the widths of columns are measured on this text."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    encoding = _encoding()
     try:
         return text.encode(encoding).decode(encoding)
     except UnicodeEncodeError:
@@ -97,10 +80,7 @@ def shown(text: str) -> str:
 
 def can_show(language: Language) -> bool:
     """Whether standard output's encoding has the language's characters."""
-    try:
-        return language == "en" or bool("查询关注键".encode(_encoding()))
-    except UnicodeEncodeError:
-        return False
+    return language == "en" or _known("查询关注键", _encoding())
 
 
 def _encoding() -> str:
@@ -111,16 +91,17 @@ def check_encoding(language: Language) -> None:
     """Raise RuleError where Chinese is asked for and standard output cannot show it."""
     if not can_show(language):
         raise RuleError(
-            f"--lang zh needs Chinese characters, and the output's encoding, {_encoding()}, has none.",
+            "--lang zh needs Chinese characters, and the output's encoding, {encoding}, has none.",
             "set PYTHONIOENCODING=utf-8, or leave --lang out.",
+            encoding=_encoding(),
         )
 
 
-def console_of(given: argparse.Namespace) -> "Console | None":
+def console_of(options: argparse.Namespace) -> "Console | None":
     """The console for a command's report; None where JSON or a page goes to standard output. Raises as above."""
-    if "-" in (given.json, getattr(given, "html", None)):
+    if "-" in (options.json, getattr(options, "html", None)):
         return None
-    check_encoding(given.lang)
+    check_encoding(options.lang)
     from clearhead.report.console import console
 
     return console()
@@ -134,6 +115,18 @@ def write_json(target: str, data: dict[str, Any]) -> None:
     except UnicodeEncodeError:
         text = json.dumps(data, allow_nan=False).encode("ascii")
     write_whole(target, text + b"\n")
+
+
+def deliver(
+    options: argparse.Namespace,
+    to_json: Callable[[], dict[str, Any]],
+    save: Callable[[str, Language], object] | None = None,
+) -> None:
+    """Write a result's numbers and its page to where they are asked for, if they are."""
+    if save is not None and options.html is not None:
+        save(options.html, options.lang)
+    if options.json is not None:
+        write_json(options.json, to_json())
 
 
 @contextmanager
@@ -160,14 +153,35 @@ def abandon() -> None:
         os.close(nowhere)
 
 
+def progress(items: Sequence[T], what: str) -> Iterator[T]:
+    """Yield the items; once it is clear that all will take long, draw a bar, which is removed at the end."""
+    start = time.monotonic()
+    rest = iter(items)
+    for done, item in enumerate(rest, 1):
+        yield item
+        if done < len(items) and (time.monotonic() - start) / done * len(items) > _PATIENCE:
+            yield from _drawn(rest, what, done, len(items))
+
+
+def _drawn(rest: Iterator[T], what: str, done: int, total: int) -> Iterator[T]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(what, total=total, completed=done)
+        for item in rest:
+            yield item
+            bar.advance(task)
+
+
 def _restore(stream: io.TextIOWrapper, errors: str) -> None:
     with suppress(OSError, ValueError):  # nothing can be written any more
         stream.reconfigure(errors=errors)
 
 
-def _known(character: str, encoding: str) -> bool:
+def _known(text: str, encoding: str) -> bool:
     try:
-        return bool(character.encode(encoding))
+        return bool(text.encode(encoding))
     except UnicodeEncodeError:
         return False
 

@@ -1,4 +1,4 @@
-"""A trace in the terminal: every step with formula, shape and numbers, and a verdict on every claim."""
+"""A trace in the terminal: every step with formula, shape and numbers, and a verdict on every claim; a diagnosis."""
 
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -10,19 +10,24 @@ from rich.console import Console
 from rich.text import Text
 
 from clearhead.core.axes import TRANSPOSED, WEIGHTS, Array, named
-from clearhead.diagnosing.claims import CheckedExample, Verdict, gaps, is_consequence
+from clearhead.diagnosing.claims import CheckedExample, Verdict, is_consequence
+from clearhead.diagnosing.fitting import differences
+from clearhead.diagnosing.verdict import Diagnosis
 from clearhead.digits import fixed
 from clearhead.errors import SelectionError
-from clearhead.report.console import put, title
-from clearhead.report.explained import figure, fill, matrix_lines, sum_words
-from clearhead.report.heat import label
-from clearhead.report.streams import printable, shown, spelled
+from clearhead.report.cells import columns, figure, fill, label, note, title
+from clearhead.report.console import put
+from clearhead.report.explained import sum_words
+from clearhead.report.heat import matrices
+from clearhead.report.streams import bare, shown, spelled
 from clearhead.textbook.shapes import Step, turned
 from clearhead.textbook.trace_weights import WeightsTrace
 from clearhead.words import Language, formula, say
 
 _ROWS, _COLS = 8, 8
 _SEPARATOR = {"en": ", ", "zh": "，"}
+_STYLES = {"did": "bold", "mend": "green", "note": "dim"}
+_VERDICTS = {"right": "bold green", "mistake": "bold red", "ambiguous": "bold red", "unexplained": "bold yellow"}
 
 
 class Chosen(NamedTuple):
@@ -33,36 +38,46 @@ class Chosen(NamedTuple):
     query: int
 
 
+_OUTSIDE = {  # the error for a place that the file has not, by whether it has one or several
+    "batch": (
+        "batch {value} is outside 0..{last}: the file has {count} batch.",
+        "batch {value} is outside 0..{last}: the file has {count} batch entries.",
+    ),
+    "head": (
+        "head {value} is outside 0..{last}: the file has {count} head.",
+        "head {value} is outside 0..{last}: the file has {count} heads.",
+    ),
+    "query": (
+        "query {value} is outside 0..{last}: the file has {count} query.",
+        "query {value} is outside 0..{last}: the file has {count} queries.",
+    ),
+}
+
+
 def chosen(case: CheckedExample, batch: int | None, head: int | None, query: int | None = None) -> Chosen:
     """The batch entry, head and query that were asked for, else those of the worst number of the first wrong claim.
 
     Where no claim is wrong they are 0. Raises SelectionError where there is no such batch entry, head or query.
     """
     problem = case.trace.problem
-    sizes = {"batch": problem.batch, "head": problem.heads, "query": problem.queries}
-    plurals = {"batch": "batch entries", "head": "heads", "query": "queries"}
-    for (name, size), value in zip(sizes.items(), (batch, head, query), strict=True):
+    asked = {"batch": (batch, problem.batch), "head": (head, problem.heads), "query": (query, problem.queries)}
+    for name, (value, size) in asked.items():
         if value is not None and not 0 <= value < size:
-            count = f"{size} {name if size == 1 else plurals[name]}"
-            raise SelectionError(f"{name} {value} is outside 0..{size - 1}: the file has {count}.")
-    worst = _worst(case)
-    asked = {"batch": batch, "head": head, "query": query}
-    return worst._replace(**{name: value for name, value in asked.items() if value is not None})
+            values = {"value": value, "last": size - 1, "count": size}
+            raise SelectionError(_OUTSIDE[name][size != 1], **values)
+    return _worst(case)._replace(**{name: value for name, (value, _) in asked.items() if value is not None})
 
 
 def show(console: Console, case: CheckedExample, language: Language, place: Chosen) -> None:
     """Print every step, then what is wrong with the claims, so that this stays on the screen."""
     verdicts = {verdict.name: verdict for verdict in case.verdicts}
-    for line in _opening(case, language):
-        put(console, line)
+    if words := case.trace.read_as(language):  # how three axes were read, where that was ambiguous
+        put(console, [note(words), Text()])
     for step in case.trace.steps:
-        for line in _step(console, _Picture(case, step, place), verdicts.get(step.name), language):
-            put(console, line)
+        put(console, _step(console, _Picture(case, step, place), verdicts.get(step.name), language))
         console.print()
-    for line in _one_query(case, place, language):
-        put(console, line)
-    for line in _closing(case, language, place):
-        put(console, line)
+    put(console, _one_query(case, place, language))
+    put(console, _closing(case, language, place))
 
 
 class _Picture(NamedTuple):
@@ -77,19 +92,15 @@ class _Picture(NamedTuple):
         """The axes before the matrix: name, the index that is printed, the size."""
         problem, step = self.case.trace.problem, self.step
         places = {"heads": self.place.head, "kv_heads": problem.kv_head_of(self.place.head)}
-        found = [(name, places[name], size) for name, size in self._axes if name in places]
-        batches = prod(size for name, size in self._axes if name not in places)
-        return [("batch", self.place.batch, batches), *found] if len(step.shape) > 2 + len(found) else found
-
-    @property
-    def _axes(self) -> list[tuple[str, int]]:
-        return list(zip(self.step.axes, self.step.shape, strict=True))[:-2]
+        axes = list(zip(step.axes, step.shape, strict=True))[:-2]
+        heads = [(name, places[name], size) for name, size in axes if name in places]
+        batches = prod(size for name, size in axes if name not in places)
+        return [("batch", self.place.batch, batches), *heads] if len(step.shape) > 2 + len(heads) else heads
 
     def matrix(self, array: Array) -> Array:
         """The printed matrix of an array with this step's axes."""
-        lead = self.lead
-        flat = np.asarray(array, dtype=np.float64).reshape(*(size for *_, size in lead), *self.step.shape[-2:])
-        return np.asarray(flat[tuple(at for _, at, _ in lead)])
+        flat = np.asarray(array, dtype=np.float64).reshape(*(size for *_, size in self.lead), *self.step.shape[-2:])
+        return np.asarray(flat[tuple(index for _, index, _ in self.lead)])
 
     @property
     def masked(self) -> Array:
@@ -104,12 +115,13 @@ class _Picture(NamedTuple):
 
     def where(self, language: Language) -> str:
         """Which batch entry and head that is; empty where there is only one."""
-        keys = {"batch": "batch of", "heads": "head of", "kv_heads": "key head of"}
-        said = []
-        for name, at, size in self.lead:
-            words = {"batch": at, "batches": size} if name == "batch" else {"head": at, "heads": size}
-            said += [say(language, keys[name], **words)] if size > 1 else []
-        return _SEPARATOR[language].join(said)
+        words = []
+        for name, index, size in self.lead:
+            if size > 1 and name == "batch":
+                words.append(say(language, "batch of", batch=index, batches=size))
+            elif size > 1:
+                words.append(say(language, "head of" if name == "heads" else "key head of", head=index, heads=size))
+        return _SEPARATOR[language].join(words)
 
 
 def _worst(case: CheckedExample) -> Chosen:
@@ -117,12 +129,12 @@ def _worst(case: CheckedExample) -> Chosen:
     wrong, problem = case.first_wrong, case.trace.problem
     if wrong is None or not wrong.truth.size:
         return Chosen(0, 0, 0)
-    off = gaps(wrong.claimed, wrong.truth)
-    index = [int(at) for at in np.unravel_index(off.argmax(), off.shape)]
+    off = differences(wrong.claimed, wrong.truth)
+    index = [int(place) for place in np.unravel_index(off.argmax(), off.shape)]
     axes: Sequence[str] = next((s.axes for s in case.trace.steps if s.name == wrong.name), ())
     axes = axes or _axes(case, off.ndim)
-    lead = [at for at, name in enumerate(axes) if name == "batch"]
-    batch = np.ravel_multi_index([index[at] for at in lead], [off.shape[at] for at in lead]) if lead else 0
+    lead = [place for place, name in enumerate(axes) if name == "batch"]
+    batch = np.ravel_multi_index([index[axis] for axis in lead], [off.shape[axis] for axis in lead]) if lead else 0
     place = dict(zip(axes, index, strict=True))
     head = place.get("heads", place.get("kv_heads", 0) * problem.group)
     return Chosen(int(batch), head, place.get("queries", 0))
@@ -134,28 +146,20 @@ def _axes(case: CheckedExample, count: int) -> tuple[str, ...]:
     return (*("batch",) * (count - 3), *WEIGHTS[1:2][: max(0, count - 2)], *last)
 
 
-def _opening(case: CheckedExample, language: Language) -> Iterator[Text]:
-    """A sentence on how three axes were read, where that was ambiguous."""
-    if told := case.trace.read_as(language):
-        yield Text(told, style="dim")
-        yield Text()
-
-
 def _step(console: Console, picture: _Picture, verdict: Verdict | None, language: Language) -> Iterator[Text]:
     case, step = picture.case, picture.step
     yield title(f"{formula(language, step.formula)}   {named(step.shape, step.axes)}")
-    yield Text(f"  {say(language, step.words)}", style="dim")
+    yield note(f"  {say(language, step.words)}")
     if where := picture.where(language):
-        yield Text(f"  {where}", style="dim")
+        yield note(f"  {where}")
     if 0 in step.shape:
         return
     array = picture.matrix(step.array)
     if step.name == "weights":
-        rows, cols = (
-            [_name(case, axis, i) for i in range(n)] for axis, n in zip(step.axes[-2:], array.shape, strict=True)
-        )
-        yield from matrix_lines(console, array, picture.masked, rows, cols, language)
-        yield Text("  " + _sums(picture, array, language), style="dim")
+        axes = zip(step.axes[-2:], array.shape, strict=True)
+        rows, cols = ([_name(case, axis, i) for i in range(size)] for axis, size in axes)
+        yield from matrices(console, [(array, picture.masked)], rows, cols, language)
+        yield note("  " + _sums(picture, array, language))
     else:
         yield from table(console, array, language, picture.rows)
     if verdict is not None:
@@ -180,7 +184,7 @@ def _sums(picture: _Picture, weights: Array, language: Language) -> str:
 
 def table(console: Console, array: Array, language: Language, names: Sequence[str] | None = None) -> Iterator[Text]:
     """The numbers of a matrix, its first rows and columns where it is large; with the names of its rows, if any."""
-    lead = 0 if names is None else min(10, max(cell_len(printable(name.strip())) for name in names[:_ROWS])) + 1
+    lead = 0 if names is None else min(10, max(cell_len(bare(name)) for name in names[:_ROWS])) + 1
     part = array[:_ROWS, : min(_COLS, max(1, (console.width - 1 - lead) // 9))]
     decimals = 4 if np.abs(part[np.isfinite(part)]).max(initial=0) < 100 else 2
     for place, row in enumerate(part):
@@ -188,7 +192,7 @@ def table(console: Console, array: Array, language: Language, names: Sequence[st
         yield Text(f"  {name}" + " ".join(f"{shown(fixed(float(value), decimals, 8)):>8}" for value in row))
     if part.shape != array.shape:
         size = dict(zip(("rows", "cols", "all_rows", "all_cols"), (*part.shape, *array.shape), strict=True))
-        yield Text("  " + say(language, "cut", **size), style="dim")
+        yield note("  " + say(language, "cut", **size))
 
 
 def _verdict(console: Console, picture: _Picture, verdict: Verdict, language: Language) -> Iterator[Text]:
@@ -196,8 +200,7 @@ def _verdict(console: Console, picture: _Picture, verdict: Verdict, language: La
         yield Text("  " + say(language, "claim right", name=verdict.name), style="green")
         return
     yield Text("  " + say(language, "claim wrong", name=verdict.name, difference=verdict.difference), style="bold red")
-    for did in verdict.did(language):
-        yield Text("    " + did, style="bold")
+    yield from (title(f"    {did}") for did in verdict.did(language))
     if verdict.source and verdict.follows is not None:
         key = "follows" if is_consequence(verdict) else "also off"
         yield Text("    " + say(language, key, source=verdict.source, difference=verdict.off_source))
@@ -206,7 +209,7 @@ def _verdict(console: Console, picture: _Picture, verdict: Verdict, language: La
             yield from table(console, picture.matrix(verdict.follows), language, picture.rows)
     claimed, right = picture.matrix(verdict.claimed), picture.matrix(verdict.truth)
     if right.shape[0] > _ROWS or right.shape[1] > _COLS:
-        row, column = (int(at) for at in np.unravel_index(gaps(claimed, right).argmax(), right.shape))
+        row, column = (int(place) for place in np.unravel_index(differences(claimed, right).argmax(), right.shape))
         worst = {"claimed": float(claimed[row, column]), "right": float(right[row, column])}
         yield Text("    " + say(language, "worst", row=row, column=column, **worst))
     for key, array in (("claimed", claimed), ("right", right)):
@@ -221,44 +224,38 @@ def _one_query(case: CheckedExample, place: Chosen, language: Language) -> Itera
         return
     n, m = problem.queries, problem.keys
     norms, key_norms, cosine = (np.asarray(x) for x in traced.geometry)
-    at = place.batch, place.head, place.query
-    norm = float(norms.reshape(-1, problem.heads, n)[at])
+    norm = float(norms.reshape(-1, problem.heads, n)[place])
     lengths = key_norms.reshape(-1, problem.kv_heads, m)[place.batch, problem.kv_head_of(place.head)]
     rows = (turned(np.asarray(x), traced.convention) for x in (cosine, traced.scores, traced.masked, traced.weights))
-    cosines, scores, masked, weights = (x.reshape(-1, problem.heads, n, m)[at] for x in rows)
-    query = _name(case, "queries", place.query).strip()
-    name = f"{place.query} {query}" if case.tokens else str(place.query)
-    yield title(say(language, "geometry", query=printable(name)))
-    yield Text("  " + say(language, "norm", norm=norm), style="dim")
-    heads = (shown("‖k‖"), shown("cos θ"), "q·k", say(language, "weight"))
-    yield Text("  " + fill(say(language, "key"), 12) + "".join(fill(head, 11, right=True) for head in heads))
-    order = np.arange(m) if m <= _ROWS else np.argsort(-weights, kind="stable")[:_ROWS]
-    for j in order:
+    cosines, scores, masked, weights = (x.reshape(-1, problem.heads, n, m)[place] for x in rows)
+    query = bare(_name(case, "queries", place.query))
+    yield title(say(language, "geometry", query=f"{place.query} {query}" if case.tokens else str(place.query)))
+    yield note("  " + say(language, "norm", norm=norm))
+    heads = [f"  {say(language, 'key')}", "‖k‖", "cos θ", "q·k", say(language, "weight")]
+    yield Text(columns((14, *[-11] * 4), heads))
+    hidden = fill(say(language, "masked weight"), 11, right=True)
+    for j in np.arange(m) if m <= _ROWS else np.argsort(-weights, kind="stable")[:_ROWS]:
         key = _name(case, "keys", j)
         lead = label(key if case.sources is None else f"{j} {spelled(key)}", 12)
         numbers = "".join(figure(x, 4, 11) for x in (lengths[j], cosines[j], scores[j]))
-        last = (
-            fill(say(language, "masked weight"), 11, right=True)
-            if np.isneginf(masked[j])
-            else figure(weights[j], 4, 11)
-        )
-        yield Text(f"  {lead}{numbers}{last}")
+        yield Text(f"  {lead}{numbers}{hidden if np.isneginf(masked[j]) else figure(weights[j], 4, 11)}")
     if m > _ROWS:
-        yield Text("  " + say(language, "more", count=m - _ROWS), style="dim")
+        yield note("  " + say(language, "more", count=m - _ROWS))
     yield Text()
 
 
 def _closing(case: CheckedExample, language: Language, place: Chosen) -> Iterator[Text]:
     problem, (engine, difference) = case.trace.problem, case.trace.check
     if problem.batch > 1:
-        yield Text(say(language, "others batches", batch=place.batch, batches=problem.batch), style="dim")
+        yield note(say(language, "others batches", batch=place.batch, batches=problem.batch))
     if problem.heads > 1:
-        yield Text(say(language, "others heads", head=place.head, heads=problem.heads), style="dim")
-    yield Text(say(language, "check", engine=engine, difference=difference), style="dim")
+        yield note(say(language, "others heads", head=place.head, heads=problem.heads))
+    yield note(say(language, "check", engine=engine, difference=difference))
     yield from _judged(case.verdicts, case.first_wrong, language)
 
 
 def _judged(verdicts: Sequence[Verdict], first: Verdict | None, language: Language) -> Iterator[Text]:
+    """Which claims of a file are wrong, `first` the first of them, or that all are right."""
     if not verdicts:
         yield Text(say(language, "no claims"))
     elif first is None:
@@ -269,10 +266,10 @@ def _judged(verdicts: Sequence[Verdict], first: Verdict | None, language: Langua
         yield Text(_with_cause(words, first, language), style="bold red")
         for verdict in verdicts:
             if not verdict.right and verdict is not first:
-                yield Text(_also(verdict, language), style="red")
+                yield Text(_also_wrong(verdict, language), style="red")
 
 
-def _also(verdict: Verdict, language: Language) -> str:
+def _also_wrong(verdict: Verdict, language: Language) -> str:
     if verdict.source is None:
         words = say(language, "wrong too", name=verdict.name, difference=verdict.difference)
         return _with_cause(words, verdict, language)
@@ -283,3 +280,10 @@ def _also(verdict: Verdict, language: Language) -> str:
 def _with_cause(words: str, verdict: Verdict, language: Language) -> str:
     did = verdict.did(language)
     return f"{words}{say(language, 'because')}{say(language, 'and').join(did)}" if did else words
+
+
+def show_diagnosis(console: Console, diagnosis: Diagnosis, language: Language) -> None:
+    """Print a diagnosis."""
+    for kind, text in diagnosis.lines(language):
+        style = _VERDICTS[diagnosis.verdict] if kind == "verdict" else _STYLES.get(kind, "")
+        put(console, [Text(text, style=style)])

@@ -7,7 +7,7 @@ import numpy as np
 
 from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import KEY, QUERY, VALUE, named
-from clearhead.core.rule_values import is_whole, read_flag, whole_number
+from clearhead.core.rule_values import is_whole, listed, read_flag, read_number, whole_number
 from clearhead.core.rules import RULES, Rules, check_names
 from clearhead.diagnosing.diagnose import diagnose
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError, shown, unknown
@@ -17,6 +17,8 @@ from clearhead.testing.judging import Failure, judged
 
 _SHRINKS = 150  # calls of the function while a failing problem is made smaller
 _DTYPES = {dtype_name(dtype): dtype for dtype in FLOATS}
+_SIZES = "lengths=[1, 64, 100], widths=[64, (40, 24)]"
+_LONGEST = 100_000  # queries, keys or columns of a drawn problem
 _SINGLE = ("scale", "softcap", "causal", "window", "query_offset")  # rules whose value may fit every size
 
 
@@ -82,8 +84,8 @@ def assert_attention(
     whole_number("examples", examples, hint="examples=50")
     read_flag("smallest", smallest)
     first = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else whole_number("seed", seed, 0)
-    for at in range(examples if seed is None else 1):
-        failure = _tried(caller, draws, planned(draws, first + at), gradients=gradients)
+    for place in range(examples if seed is None else 1):
+        failure = _tried(caller, draws, planned(draws, first + place), gradients=gradients)
         if failure is not None:
             if seed is None:
                 failure = _clearest(caller, draws, failure, gradients=gradients)
@@ -95,7 +97,7 @@ def _caller(fn: Any, arrays: Any, layout: Any, device: str, *, gradients: Any) -
     if not callable(fn):
         raise DtypeError(f"fn is {shown(fn)}: expected a function of q, k, v and rules.", "assert_attention(my_kernel)")
     for name, value, known in (("arrays", arrays, ("numpy", "torch", "jax")), ("layout", layout, ("bhnd", "bnhd"))):
-        if value not in known:
+        if not isinstance(value, str) or value not in known:
             raise unknown(name, value, known)
     if read_flag("gradients", gradients) and arrays != "torch":
         raise RuleError(f'gradients=True with arrays="{arrays}": only tensors have them.', 'arrays="torch"')
@@ -105,35 +107,59 @@ def _caller(fn: Any, arrays: Any, layout: Any, device: str, *, gradients: Any) -
 
 def _draws(rules: Rules, optional: Any, kinds: Any, dtypes: Any, lengths: Any, widths: Any, *, grouped: bool) -> Draws:
     check_names(rules)
-    sets: dict[str, tuple[Any, Mapping[str, Any]]] = {
-        "optional": (optional, RULES),
-        "kinds": (kinds, KINDS),
-        "dtypes": (dtypes, _DTYPES),
-    }
-    for argument, (names, known) in sets.items():
-        if isinstance(names, str):
-            raise RuleError(f"{argument} is {shown(names)}: expected a list of names.", f"{argument}=[{names!r}]")
-        for name in names:
-            if name not in known:
-                raise unknown(f"name in {argument}:", name, known)
+    optional = _names("optional", optional, RULES)
+    kinds, dtypes = _names("kinds", kinds, KINDS), _names("dtypes", dtypes, _DTYPES)
     for name, value in rules.items():
         if not (value is None or isinstance(value, bool) or name in _SINGLE):
             raise RuleError(f"{name} is {shown(value)}: its size differs from problem to problem.", f"{name}=True")
     fixed = {name: value for name, value in rules.items() if value is not None and value is not False}
+    if not isinstance(fixed.get("scale"), bool) and not callable(fixed.get("scale")):
+        fixed |= {"scale": read_number("scale", fixed["scale"], 1.0)} if "scale" in fixed else {}
     segments = {"query_segments", "kv_segments"}
     fixed |= dict.fromkeys(segments if segments & fixed.keys() else (), True)
-    chosen = tuple(optional) + (("query_segments",) if "kv_segments" in optional else ())
+    chosen = optional + (("query_segments",) if "kv_segments" in optional else ())
     chosen = tuple(name for name in dict.fromkeys(chosen) if name not in fixed and name != "kv_segments")
-    pairs = tuple((width, width) if is_whole(width) else tuple(width) for width in widths)
-    for size in (*(lengths or ()), *(width for pair in pairs for width in pair)):
-        whole_number("a size", size)
-    if not pairs or any(len(pair) != 2 for pair in pairs) or (lengths is not None and not len(lengths)):
-        raise ShapeError("lengths or widths hold no sizes to draw from.", "lengths=[1, 64, 100], widths=[64, (40, 24)]")
-    sizes = None if lengths is None else tuple(int(length) for length in lengths)
-    draws = Draws(fixed, chosen, tuple(kinds), tuple(_DTYPES[name] for name in dtypes), sizes, pairs, grouped)
+    sizes = None if lengths is None else _sizes("lengths", lengths)
+    pairs: tuple[Any, ...] = tuple(
+        (width, width) if is_whole(width) else _sizes("widths", width) for width in _list("widths", widths)
+    )
+    for width in (width for pair in pairs for width in pair):
+        whole_number("a size", width, 1, _LONGEST)
+    if not pairs or any(len(pair) != 2 for pair in pairs) or sizes == ():
+        raise ShapeError("lengths or widths hold no sizes to draw from.", _SIZES)
+    draws = Draws(fixed, chosen, kinds, tuple(_DTYPES[name] for name in dtypes), sizes, pairs, grouped)
     if not draws.dtypes or not possible_kinds(draws):
         raise RuleError("no problem is left to draw: these rules and sizes allow none of the kinds.")
     return draws
+
+
+def _list(argument: str, value: Any) -> list[Any]:
+    """A list of sizes. Raises RuleError for what is none."""
+    try:
+        if isinstance(value, (str, bytes, Mapping)):
+            raise TypeError
+        return listed(value)
+    except TypeError:
+        raise RuleError(f"{argument} is {shown(value)}: expected a list of whole numbers.", _SIZES) from None
+
+
+def _sizes(argument: str, value: Any) -> tuple[int, ...]:
+    return tuple(whole_number("a size", size, 1, _LONGEST) for size in _list(argument, value))
+
+
+def _names(argument: str, value: Any, known: Mapping[str, Any]) -> tuple[str, ...]:
+    """A list of names. Raises RuleError for what is none, UnknownNameError for another name."""
+    try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
+        names = listed(value)
+    except TypeError:
+        hint = f"{argument}=[{value!r}]" if isinstance(value, str) else f"{argument}=[{next(iter(known))!r}]"
+        raise RuleError(f"{argument} is {shown(value)}: expected a list of names.", hint) from None
+    for name in names:
+        if not isinstance(name, str) or name not in known:
+            raise unknown(f"name in {argument}:", name, known)
+    return tuple(names)
 
 
 def _tried(caller: Caller, draws: Draws, plan: Plan, *, gradients: bool) -> Failure | None:
@@ -149,9 +175,9 @@ def _clearest(caller: Caller, draws: Draws, failure: Failure, *, gradients: bool
     """Of some problems that fail in the same way the one with the most weights, which tells mistakes apart best."""
     step = len(possible_kinds(draws))
     for seed in range(failure.plan.seed + step, failure.plan.seed + 9 * step, step):
-        found = _tried(caller, draws, planned(draws, seed), gradients=gradients)
-        if found is not None and found.kind == failure.kind and found.weights > failure.weights:
-            failure = found
+        result = _tried(caller, draws, planned(draws, seed), gradients=gradients)
+        if result is not None and result.kind == failure.kind and result.weights > failure.weights:
+            failure = result
     return failure
 
 
@@ -164,9 +190,9 @@ def _shrunk(caller: Caller, draws: Draws, failure: Failure, *, gradients: bool) 
             calls += 1
             if calls > _SHRINKS:
                 return failure
-            found = _tried(caller, draws, plan, gradients=gradients)
-            if found is not None and found.kind == failure.kind:
-                failure, better = found, True
+            result = _tried(caller, draws, plan, gradients=gradients)
+            if result is not None and result.kind == failure.kind:
+                failure, better = result, True
                 break
     return failure
 
@@ -186,9 +212,9 @@ def _message(caller: Caller, failure: Failure, small: Failure) -> str:
 def _described(failure: Failure) -> list[str]:
     problem = failure.problem
     axes = {"q": QUERY, "k": KEY, "v": VALUE}
-    given = ", ".join(f"{name} {named(getattr(problem, name).shape, axis)}" for name, axis in axes.items())
+    inputs = ", ".join(f"{name} {named(getattr(problem, name).shape, axis)}" for name, axis in axes.items())
     rules = ", ".join(f"{name}={_brief(value)}" for name, value in problem.rules.items()) or "none"
-    return [f"given: {given}, {dtype_name(problem.q.dtype)}", f"rules: {rules}"]
+    return [f"given: {inputs}, {dtype_name(problem.q.dtype)}", f"rules: {rules}"]
 
 
 def _brief(value: Any) -> str:
@@ -202,7 +228,7 @@ def _brief(value: Any) -> str:
 def _diagnosed(failure: Failure) -> list[str]:
     problem = failure.problem
     try:
-        found = diagnose(problem.q, problem.k, problem.v, failure.theirs, **problem.rules)
+        result = diagnose(problem.q, problem.k, problem.v, failure.theirs, **problem.rules)
     except ClearheadError as error:
         return [f"  nothing: {error.one_line()}"]
-    return [f"  {line}" for line in found.told().splitlines()]
+    return [f"  {line}" for line in result.told().splitlines()]

@@ -35,10 +35,10 @@ class Caller:
     def name(self) -> str:
         return str(getattr(self.fn, "__name__", None) or type(self.fn).__name__)
 
-    def given(self, x: Any, *, swapped: bool | None = None) -> Any:
+    def converted(self, x: Any, *, swapped: bool | None = None) -> Any:
         """An array as the function takes it; swapped: q, k or v, and whether heads and tokens lie swapped in memory."""
         if isinstance(x, tuple):
-            return tuple(self.given(part) for part in x)
+            return tuple(self.converted(part) for part in x)
         if not isinstance(x, np.ndarray):
             return x
         x = np.array(x)  # a function that writes into its inputs does not change ours
@@ -53,8 +53,8 @@ class Caller:
 
     def inputs(self, problem: Drawn, *, swapped: bool) -> tuple[list[Any], dict[str, Any]]:
         """q, k, v and the rules as the function takes them."""
-        rules = {name: self.given(value) for name, value in problem.rules.items()}
-        return [self.given(x, swapped=swapped) for x in problem[:3]], rules
+        rules = {name: self.converted(value) for name, value in problem.rules.items()}
+        return [self.converted(x, swapped=swapped) for x in problem[:3]], rules
 
     def output(self, problem: Drawn, *, swapped: bool) -> Array:
         """What the function returns, heads first. Raises whatever it raises, DtypeError, ShapeError."""

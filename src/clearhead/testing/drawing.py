@@ -201,16 +201,16 @@ def drawn(draws: Draws, plan: Plan) -> Drawn:
 
 def _rules(draws: Draws, plan: Plan, rng: np.random.Generator) -> dict[str, Any]:
     """The values of the plan's rules."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in (name for name in RULES if name in plan.names):
         value = draws.rules.get(name, True)
         if value is True:
-            found |= RULE_DRAWS[name](rng, plan)
+            results |= RULE_DRAWS[name](rng, plan)
         elif value is not False and value is not None:
-            found[name] = value(plan.sizes.queries, plan.sizes.keys) if callable(value) else value
-    if found.get("causal") is None and "window" not in found:
-        found.pop("query_offset", None)  # no rule reads it
-    return found
+            results[name] = value(plan.sizes.queries, plan.sizes.keys) if callable(value) else value
+    if results.get("causal") is None and "window" not in results:
+        results.pop("query_offset", None)  # no rule reads it
+    return results
 
 
 def _mask(rng: np.random.Generator, plan: Plan) -> dict[str, Any]:

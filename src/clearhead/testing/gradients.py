@@ -12,10 +12,10 @@ from clearhead.core.problem import Problem, describe
 from clearhead.core.rules import Rules
 from clearhead.core.visibility import dense
 from clearhead.diagnosing.fitting import FACTOR, differences, largest
-from clearhead.diagnosing.tiles import eps
+from clearhead.diagnosing.softmaxes import eps
 from clearhead.testing.calling import Caller
 from clearhead.testing.drawing import Drawn, Draws, Plan, drawn
-from clearhead.testing.judging import Failure, clean, told
+from clearhead.testing.judging import Failure, clean, described
 
 _RUNS = 4  # plain runs, each with the keys in another order: one alone may have been lucky
 
@@ -27,7 +27,7 @@ def gradients_judged(caller: Caller, draws: Draws, plan: Plan) -> Failure | None
     upstream = rng.standard_normal((*problem.q.shape[:3], problem.v.shape[3]))
     upstream = np.where(problem.empty & (plan.kind != "empty rows"), 0.0, upstream).astype(problem.q.dtype)
     try:
-        found = _theirs(caller, problem, upstream, swapped=plan.kind == "strides")
+        result = _theirs(caller, problem, upstream, swapped=plan.kind == "strides")
     except Exception as error:  # anything that somebody's function may raise
         words = f"its backward pass raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         return Failure(plan, problem, type(error).__name__, (words,), None, error)
@@ -39,12 +39,12 @@ def gradients_judged(caller: Caller, draws: Draws, plan: Plan) -> Failure | None
     orders = [np.arange(stated.keys), *(rng.permutation(stated.keys) for _ in range(_RUNS - 1))]
     runs = [_plain(stated, arrays, upstream, narrow, order) for order in orders]
     rounding = _rounding(stated, arrays, upstream)
-    for at, name in enumerate(("dq", "dk", "dv")):
-        right, theirs = truth[at], found[at]
-        errors = [np.abs(run[at] - right) for run in runs]
+    for place, name in enumerate(("dq", "dk", "dv")):
+        right, theirs = truth[place], result[place]
+        errors = [np.abs(run[place] - right) for run in runs]
         worst = max(float(error[np.isfinite(error)].max(initial=0.0)) for error in errors)
-        allowed = FACTOR * (worst + eps(problem.q.dtype) * largest(right) + rounding[at])
-        lines = told(
+        allowed = FACTOR * (worst + eps(problem.q.dtype) * largest(right) + rounding[place])
+        lines = described(
             differences(theirs.astype(np.float64), right), np.asarray(allowed), theirs, right, problem.q.dtype, name
         )
         if lines:
@@ -56,11 +56,11 @@ def _theirs(caller: Caller, problem: Drawn, upstream: Array, *, swapped: bool) -
     inputs, rules = caller.inputs(problem, swapped=swapped)
     leaves = [x.detach().requires_grad_() for x in inputs]
     output = caller.fn(*leaves, **rules)
-    g = caller.given(upstream, swapped=swapped).to(output.dtype)
-    found = torch.autograd.grad(output, leaves, g)
+    g = caller.converted(upstream, swapped=swapped).to(output.dtype)
+    result = torch.autograd.grad(output, leaves, g)
     return [
         caller.read(x, problem, name, like)
-        for x, name, like in zip(found, ("dq", "dk", "dv"), problem[:3], strict=True)
+        for x, name, like in zip(result, ("dq", "dk", "dv"), problem[:3], strict=True)
     ]
 
 
@@ -92,8 +92,8 @@ def _plain(
     with torch.enable_grad():
         output = _attend(problem, leaves, dtype, np.arange(problem.keys) if order is None else order)
         g = to_torch(torch, np.ascontiguousarray(upstream)).to(dtype)
-        found = torch.autograd.grad(output, leaves, g)
-    return [x.double().numpy() for x in found]
+        result = torch.autograd.grad(output, leaves, g)
+    return [x.double().numpy() for x in result]
 
 
 def _attend(problem: Problem, leaves: list[Any], dtype: Any, order: Array) -> Any:

@@ -11,7 +11,7 @@ from clearhead.core.problem import Problem, describe
 from clearhead.core.rules import Rules
 from clearhead.diagnosing.fitting import FACTOR, Fit, coarser, differences, largest
 from clearhead.diagnosing.recipe import RIGHT, Inputs, Selection
-from clearhead.diagnosing.tiles import eps
+from clearhead.diagnosing.softmaxes import eps
 from clearhead.testing.calling import Caller, dtype_name
 from clearhead.testing.drawing import Drawn, Draws, Plan, drawn
 
@@ -43,7 +43,7 @@ def judged(caller: Caller, draws: Draws, plan: Plan) -> Failure | None:
     if plan.kind != "empty rows":  # empty rows are a kind of their own
         theirs = np.where(problem.empty, 0.0, theirs.astype(np.float64)).astype(theirs.dtype)
     right, gaps, allowed, dtype = _measured(problem, theirs)
-    lines = told(gaps, allowed, theirs, right, dtype)
+    lines = described(gaps, allowed, theirs, right, dtype)
     return Failure(plan, problem, lines[0], lines[1:], theirs) if lines else None
 
 
@@ -77,7 +77,7 @@ def clean(x: Array) -> Array:
     return np.where(np.isfinite(x.astype(np.float64)), x.astype(np.float64), 0.0).astype(x.dtype)
 
 
-def told(
+def described(
     gaps: Array, allowed: Array, theirs: Array, right: Array, dtype: np.dtype[Any], name: str = "output"
 ) -> tuple[str, ...]:
     """The kind of what is wrong, then what and where; nothing where no gap is larger than allowed."""
@@ -97,8 +97,8 @@ def told(
             first,
         )
     units = np.broadcast_to(allowed / FACTOR, gaps.shape)
-    at = np.unravel_index(int(np.argmax(gaps / np.maximum(units, 1e-300))), gaps.shape)
-    unit, worst = float(units[at]), float(gaps[at])
+    position = np.unravel_index(int(np.argmax(gaps / np.maximum(units, 1e-300))), gaps.shape)
+    unit, worst = float(units[position]), float(gaps[position])
     times = f"{worst / unit:,.3g} times" if unit else "more than"
     off = (
         f"{share}, by up to {worst:.3g}: {times} the error of a plain run in {dtype_name(dtype)} ({unit:.2g}), "

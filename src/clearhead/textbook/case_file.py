@@ -35,7 +35,7 @@ def read(place: Path) -> dict[str, Any]:
     data = reader(place)
     lowered = {name.lower(): value for name, value in data.items()}
     if len(lowered) < len(data):
-        raise FileError(f"{place} gives a name twice, in capitals and in small letters.")
+        raise FileError("{path} gives a name twice, in capitals and in small letters.", path=place)
     return dict(joined(lowered))
 
 
@@ -51,13 +51,12 @@ def inputs_of(place: Path, names: Collection[str]) -> tuple[str, ...]:
         needed = GIVEN_WEIGHTS
     missing = [name for name in needed if name not in names]
     if layer and plain and missing:
-        raise FileError(
-            f"{place.name} holds both {plain[0]} and {layer[0]}: give q, k, v, or a layer's x, w_q, w_k, w_v."
-        )
+        values = {"file": place.name, "one": plain[0], "other": layer[0]}
+        raise FileError("{file} holds both {one} and {other}: give q, k, v, or a layer's x, w_q, w_k, w_v.", **values)
     if missing:
+        values = {"file": place.name, "names": ", ".join(missing)}
         raise FileError(
-            f"{place.name} lacks {', '.join(missing)}.",
-            "it needs q, k, v, or a layer's x, w_q, w_k, w_v, or weights and v.",
+            "{file} lacks {names}.", "it needs q, k, v, or a layer's x, w_q, w_k, w_v, or weights and v.", **values
         )
     return needed
 
@@ -65,9 +64,11 @@ def inputs_of(place: Path, names: Collection[str]) -> tuple[str, ...]:
 def check_alone(place: Path, others: Collection[str]) -> None:
     """Raise FileError where a file of weights and values holds anything that acts before weights are there."""
     for name in others:
+        values = {"file": place.name, "name": name}
         raise FileError(
-            f"{place.name} holds weights without q and k, and {name}, which acts before there are weights.",
-            f"leave {name} out, or give q, k and v: then the weights are checked.",
+            "{file} holds weights without q and k, and {name}, which acts before there are weights.",
+            "leave {name} out, or give q, k and v: then the weights are checked.",
+            **values,
         )
 
 
@@ -76,16 +77,16 @@ def names_of(data: dict[str, Any]) -> dict[str, Any]:
 
     An array of texts, as .npz files hold them, becomes a list.
     """
-    given = {name: data.pop(name, None) for name in NAMES}
-    texts = {n: x.tolist() for n, x in given.items() if isinstance(x, np.ndarray) and x.dtype.kind == "U"}
-    return given | texts
+    names = {name: data.pop(name, None) for name in NAMES}
+    texts = {n: x.tolist() for n, x in names.items() if isinstance(x, np.ndarray) and x.dtype.kind == "U"}
+    return names | texts
 
 
 def numbers(name: str, value: Any) -> Array:
     """A list of numbers or of true and false, or of equal lists of them; null is -∞ in bias, masked and spans[2]."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf" and value.dtype not in FLOATS:
-            raise FileError(f"{name} holds {value.dtype}: expected numbers.")
+            raise FileError("{name} holds {value}: expected numbers.", name=name, value=value.dtype)
         return value
     try:
         cells = np.array(value, dtype=object)
@@ -93,7 +94,9 @@ def numbers(name: str, value: Any) -> Array:
         cells = np.array(None)
     flat = cells.reshape(-1).tolist()
     if not isinstance(value, list) or any(isinstance(cell, list) for cell in flat):
-        raise FileError(f"{name} is not a list of equally long rows of numbers.", f'"{name}": [[1, 0], [0, 1]]')
+        raise FileError(
+            "{name} is not a list of equally long rows of numbers.", '"{name}": [[1, 0], [0, 1]]', name=name
+        )
     if flat and all(isinstance(cell, bool) for cell in flat):
         return cells.astype(bool)
     if name in ("bias", "masked", "spans[2]"):
@@ -102,7 +105,7 @@ def numbers(name: str, value: Any) -> Array:
         flat = [np.nan if cell is None else cell for cell in flat]
     if any(isinstance(cell, bool) or not isinstance(cell, (int, float, Decimal)) for cell in flat):
         odd = next(c for c in flat if isinstance(c, bool) or not isinstance(c, (int, float, Decimal)))
-        raise FileError(f"{name} holds {odd!r}: expected numbers.")
+        raise FileError("{name} holds {value!r}: expected numbers.", name=name, value=odd)
     if all(isinstance(cell, int) and abs(cell) < 2**63 for cell in flat):
         return np.array(flat, dtype=np.int64 if flat else None).reshape(cells.shape)
     return np.array([_float(name, cell) for cell in flat]).reshape(cells.shape)
@@ -114,7 +117,7 @@ def _float(name: str, cell: Any) -> float:
     except OverflowError:
         number = np.inf
     if np.isinf(number) and not (isinstance(cell, float) and np.isinf(cell)):
-        raise FileError(f"{name} holds a number that is too large for float64: the largest is 1.8e308.")
+        raise FileError("{name} holds a number that is too large for float64: the largest is 1.8e308.", name=name)
     return number
 
 
@@ -198,27 +201,30 @@ def _read_pt(place: Path) -> dict[str, Any]:
     try:
         import torch
     except ImportError:
-        raise FileError(f"{place.name} is PyTorch's, which is not installed here.", _PLAIN) from None
+        raise FileError("{file} is PyTorch's, which is not installed here.", _PLAIN, file=place.name) from None
     try:
-        found = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
+        loaded = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load has a dozen kinds of exceptions for what is malformed
-        words = f"{place.name} holds objects other than tensors, numbers and texts, or is damaged: it is not opened"
-        raise FileError(f"{words} ({type(error).__name__}).", _PLAIN) from None
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise FileError(f"{place.name} holds a {type(found).__name__}: expected names with their values.", _PLAIN)
+        what = "{file} holds objects other than tensors, numbers and texts, or is damaged: it is not opened ({error})."
+        raise FileError(what, _PLAIN, file=place.name, error=type(error).__name__) from None
+    if not isinstance(loaded, dict) or not all(isinstance(name, str) for name in loaded):
+        values = {"file": place.name, "type": type(loaded).__name__}
+        raise FileError("{file} holds a {type}: expected names with their values.", _PLAIN, **values)
     with torch.no_grad():
-        return {name: _array(name, x) if isinstance(x, torch.Tensor) else x for name, x in found.items()}
+        return {name: _array(name, x) if isinstance(x, torch.Tensor) else x for name, x in loaded.items()}
 
 
 def _array(name: str, tensor: Any) -> Array:
     try:
         return as_array(tensor.contiguous(), name)[0]
     except DtypeError as error:
-        raise FileError(f"{name}: {error.what}", error.hint) from None
+        raise FileError("{name}: {what}", error.hint, name=name, what=error.what) from None
 
 
 def _refused(place: Path) -> dict[str, Any]:
-    raise FileError(f"{place.name} is a pickle, which can run any code when it is opened: it is not opened.", _PLAIN)
+    raise FileError(
+        "{file} is a pickle, which can run any code when it is opened: it is not opened.", _PLAIN, file=place.name
+    )
 
 
 _PLAIN = (

@@ -39,7 +39,7 @@ def heads_beside(counts: Sequence[int], **layer: Any) -> tuple[WithHeads, ...]:
     """The same layer, from the same matrices, with each of several numbers of heads.
 
     counts   two to four numbers of heads, such as (1, 8)
-    layer    x, w_q, w_k, w_v, w_o and whatever else `trace_layer` takes; its own num_heads is not used
+    layer    x, w_q, w_k, w_v, w_o and whatever else `trace_layer` takes; its num_heads is not used
 
     Raises SelectionError for fewer or more, and what `trace_layer` raises, such as ShapeError where a number of heads
     does not divide the width of w_q. Costs what `trace_layer` costs, for each number.
@@ -52,12 +52,14 @@ def heads_beside(counts: Sequence[int], **layer: Any) -> tuple[WithHeads, ...]:
     """
     members = read_members("counts", counts, (int, np.integer), f"two to {MOST} numbers of heads", "counts=(1, 8)")
     if not 2 <= len(members) <= MOST:
-        raise SelectionError(f"{len(members)} numbers of heads: expected two to {MOST}.", "1 and 8, for example.")
-    found: list[WithHeads] = []
+        raise SelectionError(
+            "{count} numbers of heads: expected two to {most}.", "1 and 8, for example.", count=len(members), most=MOST
+        )
+    layers: list[WithHeads] = []
     for count in members:
         heads = whole_number("num_heads", count, 1)
         trace = trace_layer(**{**layer, "num_heads": heads})
-        first = found[0].trace if found else trace
+        first = layers[0].trace if layers else trace
         arrays = [np.asarray(getattr(trace, name)) for name in trace.parameters]
         parts = {
             "parameters": sum(array.size for array in arrays),
@@ -65,8 +67,8 @@ def heads_beside(counts: Sequence[int], **layer: Any) -> tuple[WithHeads, ...]:
             "entropy": _entropy(trace),
             "difference": largest_difference(np.asarray(trace.output), np.asarray(first.output)),
         }
-        found.append(WithHeads(num_heads=heads, trace=trace, **parts))
-    return tuple(found)
+        layers.append(WithHeads(num_heads=heads, trace=trace, **parts))
+    return tuple(layers)
 
 
 def _entropy(trace: Trace) -> Array:

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
-from clearhead.errors import RuleError, shown, unknown
+from clearhead.errors import RuleError, expected, unknown
 from clearhead.textbook.shapes import Steps, shapes
-from clearhead.textbook.symbols import Size, read_size
+from clearhead.textbook.symbols import Size, plain, read_size
 
 NAMES = ("B", "n", "m", "d_model", "h", "h_kv", "d_k", "d_v")
 
@@ -20,30 +20,28 @@ class LayerShapes(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Steps and parameters as plain numbers and text: a size is a number, or a symbol's text."""
-        counted = self.numbers or self.symbols
-        return {
-            "steps": [
-                {"name": a.name, "symbol": a.symbol, "formula": a.formula, "axes": a.axes, "shape": _plain(a.shape)}
-                | {"multiply_adds": _plain(a.multiply_adds), "shape_in_numbers": _plain(b.shape)}
-                | {"multiply_adds_in_numbers": _plain(b.multiply_adds), "bytes_in_numbers": _plain(b.bytes)}
-                for a, b in zip(self.symbols, counted, strict=True)
-            ],
-            "parameters": {name: _plain(sizes) for name, sizes in self.parameters.items()},
-        }
+        steps = []
+        for step, counted in zip(self.symbols, self.numbers or self.symbols, strict=True):
+            symbols, sizes = step.to_json(), counted.to_json()
+            numbers = {f"{name}_in_numbers": sizes[name] for name in ("shape", "multiply_adds", "bytes")}
+            steps.append({name: value for name, value in symbols.items() if name != "bytes"} | numbers)
+        return {"steps": steps, "parameters": {name: plain(sizes) for name, sizes in self.parameters.items()}}
 
 
-def read_sizes(given: Iterable[str]) -> dict[str, int | None]:
+def read_sizes(words: Iterable[str]) -> dict[str, int | None]:
     """Read sizes such as "n=12", or "m" for a symbol without a number. Raises UnknownNameError or RuleError."""
-    found: dict[str, int | None] = {}
-    for text in given:
-        name, equals, number = text.partition("=")
+    sizes: dict[str, int | None] = {}
+    for word in words:
+        name, equals, number = word.partition("=")
         if name not in NAMES:
             raise unknown("size", name, NAMES)
+        if name in sizes:
+            raise RuleError("{name} is given twice.", "give one of them: {value}", name=name, value=word)
         digits = number.isdecimal() and number.isascii() and len(number) <= 15 and int(number) > 0
         if equals and not digits:
-            raise RuleError(f"{name} is {shown(number)}: expected a whole number from 1 up.", f"{name}=8")
-        found[name] = int(number) if equals else None
-    return found
+            raise RuleError(expected(name, number, "a whole number from 1 up"), "{name}=8", name=name)
+        sizes[name] = int(number) if equals else None
+    return sizes
 
 
 def layer_shapes(sizes: Mapping[str, int | None]) -> LayerShapes:
@@ -64,25 +62,25 @@ def layer_shapes(sizes: Mapping[str, int | None]) -> LayerShapes:
     known = _completed({name: size for name, size in sizes.items() if size is not None})
     more = {name for name in ("B", "m", "h_kv") if name in sizes}
     symbols = {name: name for name in NAMES if name not in ("B", "m", "h_kv") or name in more}
-    told = _steps(symbols)
     values: dict[str, Size] = {name: known.get(name, name) for name in symbols}
-    numbers = _steps(values) if known else None
     each = zip(_parameters(symbols), _parameters(values), strict=True)
-    return LayerShapes(told, numbers, dict(zip(("w_q", "w_k", "w_v", "w_o"), each, strict=True)))
+    parameters = dict(zip(("w_q", "w_k", "w_v", "w_o"), each, strict=True))
+    return LayerShapes(_steps(symbols), _steps(values) if known else None, parameters)
 
 
 def _completed(known: dict[str, int]) -> dict[str, int]:
     """The sizes that follow from others, added."""
-    found = dict(known)
-    if "d_model" not in found and {"h", "d_k"} <= set(found):
-        found["d_model"] = found["h"] * found["d_k"]
-    if "d_k" not in found and {"h", "d_model"} <= set(found):
-        if found["d_model"] % found["h"]:
-            raise RuleError(f"d_model {found['d_model']} is not divisible by h {found['h']}.", "give d_k as well.")
-        found["d_k"] = found["d_model"] // found["h"]
-    if "d_v" not in found and "d_k" in found:
-        found["d_v"] = found["d_k"]
-    return found
+    sizes = dict(known)
+    if "d_model" not in sizes and {"h", "d_k"} <= set(sizes):
+        sizes["d_model"] = sizes["h"] * sizes["d_k"]
+    if "d_k" not in sizes and {"h", "d_model"} <= set(sizes):
+        if sizes["d_model"] % sizes["h"]:
+            values = {"width": sizes["d_model"], "heads": sizes["h"]}
+            raise RuleError("d_model {width} is not divisible by h {heads}.", "give d_k as well.", **values)
+        sizes["d_k"] = sizes["d_model"] // sizes["h"]
+    if "d_v" not in sizes and "d_k" in sizes:
+        sizes["d_v"] = sizes["d_k"]
+    return sizes
 
 
 def _weights(sizes: Mapping[str, Size]) -> dict[str, tuple[Any, ...]]:
@@ -110,8 +108,3 @@ def _steps(sizes: Mapping[str, Size]) -> Steps:
 
 def _parameters(sizes: Mapping[str, Size]) -> list[Size]:
     return [prod(map(read_size, shape)) for shape in _weights(sizes).values()]
-
-
-def _plain(size: Any) -> Any:
-    """A size, or several, as JSON has them."""
-    return [_plain(each) for each in size] if isinstance(size, tuple) else size if isinstance(size, int) else str(size)

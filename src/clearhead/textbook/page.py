@@ -19,7 +19,7 @@ from clearhead.view.container import Document
 from clearhead.view.long import OPENING, ShownLayer, ShownRun
 from clearhead.view.long import described as described_runs
 from clearhead.view.packing import packed
-from clearhead.words import IN_FORMULAS, Language, in_columns, say
+from clearhead.words import Language, in_columns, in_formulas, say
 
 _STEPS = ("x", "context", "q", "k", "v", "scores", "scaled", "capped", "biased", "masked", "weights", "heads", "concat")
 _SENTENCES = (*_STEPS, "beside", "scaled by", "weights with sink", "output", "layer output", "illustration")
@@ -68,7 +68,7 @@ class Edited:
 def story(layers: Sequence[PageLayer], scene: Scene, edited: Edited | None = None) -> Document:
     """The document of a page with steps; docs/page-format.md says what is in it."""
     runs = _runs(layers, scene) + ([] if edited is None else _runs(edited.layers, scene, edited=True))
-    told, arrays = described_runs(runs)
+    shown, arrays = described_runs(runs)
     described = [_layer(layer, str(index), arrays) for index, layer in enumerate(layers)]
     every, other = list(layers), None
     if edited is not None:
@@ -79,7 +79,7 @@ def story(layers: Sequence[PageLayer], scene: Scene, edited: Edited | None = Non
     header = {
         **OPENING,
         "served": False,
-        "runs": told,
+        "runs": shown,
         "title": scene.title,
         "language": scene.language,
         "convention": scene.convention,
@@ -126,19 +126,26 @@ def both(key: str, **values: object) -> Translations:
     return {"en": say("en", key, **values), "zh": say("zh", key, **values)}
 
 
+def capitalised(text: str, stop: Language | None = None) -> str:
+    """A phrase of the reports as a page's sentence; with the full stop of a language, if any."""
+    return text[:1].upper() + text[1:] + ("" if stop is None else "." if stop == "en" else "。")
+
+
+def lesson(name: str, data: Mapping[str, Any], language: Language, arrays: Mapping[str, Array]) -> Document:
+    """The document of a page whose only entry is this; its words are in both languages, with the title."""
+    header = {**OPENING, "served": False, "runs": [], "title": data["words"][language]["title"], "language": language}
+    return Document({**header, name: data}, arrays)
+
+
 def _words(language: Language, layers: Sequence[PageLayer], convention: Convention) -> dict[str, Any]:
     """The sentences that the reports use too, and the translations of the few words in formulas."""
     columns = convention == "columns"
     sentences = {name: say(language, in_columns(name) if columns else name) for name in _SENTENCES}
     for step in (step for layer in layers for step in layer.steps):
-        if step.name in (
-            "x",
-            "biased",
-            "output",
-        ):  # the page chooses the other sentences, since its controls change the rules
+        if step.name in ("x", "biased", "output"):  # the page's controls change the rules: it chooses the others itself
             name = "layer output" if step.words.startswith("layer output") else step.name
             sentences[name] = say(language, step.words)
-    return {**sentences, "formulas": IN_FORMULAS if language == "zh" else {}}
+    return {**sentences, "formulas": in_formulas(language)}
 
 
 def _layer(layer: PageLayer, place: str, arrays: dict[str, Array]) -> dict[str, Any]:
@@ -151,19 +158,12 @@ def _layer(layer: PageLayer, place: str, arrays: dict[str, Array]) -> dict[str, 
     for name, array in {**layer.arrays, **rule_arrays, **one_arrays}.items():
         named[name] = known.get(id(array), named[name])
         arrays[named[name]] = array
+    sizes = {name: getattr(problem, name) for name in ("batch", "heads", "kv_heads", "queries", "keys")}
     return {
         "number": layer.number,
-        "batch": problem.batch,
-        "heads": problem.heads,
-        "kv_heads": problem.kv_heads,
-        "queries": problem.queries,
-        "keys": problem.keys,
+        **sizes,
         "rules": rules,
-        "steps": [
-            {"name": s.name, "symbol": s.symbol, "formula": s.formula, "axes": s.axes, "shape": s.shape}
-            | {"multiply_adds": s.multiply_adds, "bytes": s.bytes}
-            for s in layer.steps
-        ],
+        "steps": [step.to_json() for step in layer.steps],
         "arrays": named,
         "factors": None if layer.factors is None else list(layer.factors),
         "one": one or None,

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 from clearhead.core.axes import Array, named
 from clearhead.core.problem import check_shapes
 from clearhead.core.rule_values import whole_number
-from clearhead.errors import RuleError, ShapeError, shown
-from clearhead.textbook.symbols import Size, Term, is_symbolic, read_count, read_size, total
+from clearhead.errors import RuleError, Sentence, ShapeError, expected, shape_of
+from clearhead.textbook.symbols import Size, Term, is_symbolic, plain, read_count, read_size, total
 from clearhead.words import in_columns
 
 Convention = Literal["rows", "columns"]
@@ -37,6 +37,12 @@ class Step:
         """The shape as text: (queries 3, keys 5), or (n, m) where there are symbols."""
         symbols = is_symbolic(self.shape)
         return f"({', '.join(map(str, self.shape))})" if symbols else named(self.shape, self.axes)
+
+    def to_json(self) -> dict[str, Any]:
+        """What describes the step, without its array; a size is a number, or a symbol's text."""
+        described = {"name": self.name, "symbol": self.symbol, "formula": self.formula, "axes": self.axes}
+        sizes = {"shape": self.shape, "multiply_adds": self.multiply_adds, "bytes": self.bytes}
+        return described | {name: plain(size) for name, size in sizes.items()}
 
     def __str__(self) -> str:
         return f"{self.formula:<34} {self.sizes}"
@@ -140,9 +146,9 @@ def shapes(
     turn = convention == "columns"
     itemsize = next((int(a.itemsize) for a in (q, x) if hasattr(a, "itemsize")), 4)
     if q is not None:
-        given = [_shape(name, value, turn=turn) for name, value in (("q", q), ("k", k), ("v", v))]
-        check_shapes(*given)
-        return attention_steps(Sizes.of(*given), Used(), convention, itemsize)
+        sides = [_shape(name, value, turn=turn) for name, value in (("q", q), ("k", k), ("v", v))]
+        check_shapes(*sides)
+        return attention_steps(Sizes.of(*sides), Used(), convention, itemsize)
     weights = (_shape("w_q", w_q, turn=turn), _shape("w_k", w_k, turn=turn), _shape("w_v", w_v, turn=turn))
     x_shape = _shape("x", x, turn=turn)
     source = x_shape if context is None else _shape("context", context, turn=turn)
@@ -156,7 +162,7 @@ def shapes(
 def check_convention(convention: str) -> None:
     """Raise RuleError for anything but "rows" and "columns"."""
     if not isinstance(convention, str) or convention not in ("rows", "columns"):
-        raise RuleError(f"convention is {shown(convention)}: expected 'rows' (X·W) or 'columns' (W·X).")
+        raise RuleError(expected("convention", convention, "'rows' (X·W) or 'columns' (W·X)"))
 
 
 def layer_sizes(
@@ -171,33 +177,39 @@ def layer_sizes(
     num_heads = num_heads if isinstance(num_heads, Term) else whole_number("num_heads", num_heads, 1)
     other = "columns" if convention == "rows" else "rows"
     w_q, w_k, w_v = w_qkv
-    for name, w, source, given in (
-        ("w_q", w_q, "x", x),
-        ("w_k", w_k, "context", context),
-        ("w_v", w_v, "context", context),
-    ):
-        if len(w) != 2 or w[0] != given[-1]:
-            label = "x" if context is x or tuple(context) == tuple(x) else source
-            swap = len(w) == 2 and w[1] == given[-1]
+    alone = context is x or tuple(context) == tuple(x)
+    sources = (("w_q", w_q, "x", x), ("w_k", w_k, "context", context), ("w_v", w_v, "context", context))
+    for name, w, source, shape in sources:
+        if len(w) != 2 or w[0] != shape[-1]:
+            label = "x" if alone else source
+            swap = len(w) == 2 and w[1] == shape[-1]
             raise ShapeError(
-                f"{name} is {named(w, ('d_in', 'd_out'))} but {label} has d_model {given[-1]}: they must meet.",
-                f"it fits as its transpose: {name}.T, or convention='{other}' for all." if swap else "",
+                "{name} is {shape} but {input} has d_model {width}: they must meet.",
+                "it fits as its transpose: {name}.T, or convention='{other}' for all." if swap else "",
+                name=name,
+                shape=named(w, ("d_in", "d_out")),
+                input=label,
+                width=shape[-1],
+                other=other,
             )
     if tuple(x[:-2]) != tuple(context[:-2]):
-        raise ShapeError(
-            f"context has batch {tuple(context[:-2])} but x has batch {tuple(x[:-2])}: they must be equal."
-        )
-    d_k = _share("w_q", w_q[1], num_heads, f"num_heads {num_heads}")
-    kv_heads = _share("w_k", w_k[1], d_k, f"d_k {d_k}, the width of one query head")
+        values: dict[str, object] = {"context": tuple(context[:-2]), "x": tuple(x[:-2])}
+        raise ShapeError("context has batch {context} but x has batch {x}: they must be equal.", **values)
+    d_k = _share("w_q", w_q[1], num_heads, Sentence("num_heads {heads}", heads=num_heads))
+    kv_heads = _share("w_k", w_k[1], d_k, Sentence("d_k {width}, the width of one query head", width=d_k))
     if kv_heads == 0 or num_heads % kv_heads:
+        values = {"keys": kv_heads, "heads": num_heads}
         raise ShapeError(
-            f"w_k makes {kv_heads} key heads but num_heads is {num_heads}: query heads must be a multiple of key heads."
+            "w_k makes {keys} key heads but num_heads is {heads}: query heads must be a multiple of key heads.",
+            **values,
         )
-    d_v = _share("w_v", w_v[1], kv_heads, f"{kv_heads} key heads")
+    d_v = _share("w_v", w_v[1], kv_heads, Sentence("{count} key heads", count=kv_heads))
     if w_o is not None and (len(w_o) != 2 or w_o[0] != num_heads * d_v):
+        values = {"shape": named(w_o, ("d_in", "d_out")), "heads": num_heads, "width": d_v, "joined": num_heads * d_v}
         raise ShapeError(
-            f"w_o is {named(w_o, ('d_in', 'd_out'))} but the heads are {num_heads}·{d_v} = {num_heads * d_v} wide.",
+            "w_o is {shape} but the heads are {heads}·{width} = {joined} wide.",
             "it fits as its transpose." if len(w_o) == 2 and w_o[1] == num_heads * d_v else "",
+            **values,
         )
     return Sizes(tuple(x[:-2]), num_heads, kv_heads, x[-2], context[-2], d_k, d_v)
 
@@ -271,9 +283,9 @@ def layer_steps(
     source = "C" if cross else "X"
     n, m = sizes.queries, sizes.keys
 
-    def project(symbol: str, given: str, bias: str) -> str:
+    def project(symbol: str, tokens: str, bias: str) -> str:
         plus = f" + b^{symbol}" if bias in biases else ""
-        product = f"{given}·W^{symbol}{plus}" if rows else f"W^{symbol}·{given}{plus}"
+        product = f"{tokens}·W^{symbol}{plus}" if rows else f"W^{symbol}·{tokens}{plus}"
         return f"{symbol} = {used.through.format(product) if symbol in 'QK' else product}"
 
     said = "x normalised" if normalised else "x"
@@ -341,22 +353,26 @@ def turned(array: Array, convention: Convention) -> Array:
 
 def _shape(name: str, value: Any, *, turn: bool) -> tuple[Size, ...]:
     if value is None:
-        raise ShapeError(f"{name} is missing.", "give q, k and v, or x, w_q, w_k and w_v: arrays or shapes.")
-    given = value.shape if hasattr(value, "shape") else value
-    shape = tuple(map(read_size, given)) if isinstance(given, (tuple, list)) else (None,)
+        raise ShapeError("{name} is missing.", "give q, k and v, or x, w_q, w_k and w_v: arrays or shapes.", name=name)
+    sizes = value if shape_of(value) is None else value.shape
+    shape = tuple(map(read_size, sizes)) if isinstance(sizes, (tuple, list)) else (None,)
     if None in shape:
         raise ShapeError(
-            f"{name} is {shown(given)}: expected an array, or its shape in whole numbers or symbols.",
-            f'{name}=(3, 4), or {name}=("n", "d_k")',
+            expected(name, sizes, "an array, or its shape in whole numbers or symbols"),
+            '{name}=(3, 4), or {name}=("n", "d_k")',
+            name=name,
         )
     if len(shape) < 2:
-        raise ShapeError(f"{name} has {len(shape)} axes: expected at least two.")
+        raise ShapeError("{name} has {count} axes: expected at least two.", name=name, count=len(shape))
     return (*shape[:-2], shape[-1], shape[-2]) if turn else shape
 
 
 def _share(name: str, width: Size, parts: Size, what: str) -> Size:
     if parts == 0 or width % parts:
-        raise ShapeError(f"{name} is {width} wide, which {what} does not divide.", f"{name} is (d_model, heads·width).")
+        values = {"name": name, "width": width, "wanted": what}
+        raise ShapeError(
+            "{name} is {width} wide, which {wanted} does not divide.", "{name} is (d_model, heads·width).", **values
+        )
     return width // parts
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from clearhead.core.rule_values import is_whole
-from clearhead.errors import RuleError, shown
+from clearhead.errors import RuleError, expected
 
 Size = Any  # an int, or a Term where it has a symbol in it
 
@@ -85,13 +85,18 @@ def read_count(name: str, value: Any) -> Size:
     """Read a whole number from 1 up, or a symbol. Raises RuleError."""
     size = read_size(value)
     if size is None or size == 0:
-        raise RuleError(f"{name} is {shown(value)}: expected a whole number from 1 up, or a symbol.", f'{name}="h"')
+        raise RuleError(expected(name, value, "a whole number from 1 up, or a symbol"), '{name}="h"', name=name)
     return size
 
 
 def is_symbolic(sizes: Iterable[Size]) -> bool:
     """Is one of these sizes more than a number?"""
     return any(isinstance(size, Term) for size in sizes)
+
+
+def plain(size: Any) -> Any:
+    """A size, or several, as JSON has them: a symbol is its text."""
+    return [plain(each) for each in size] if isinstance(size, tuple) else size if isinstance(size, int) else str(size)
 
 
 def total(sizes: Iterable[Size]) -> str:
@@ -106,13 +111,13 @@ def total(sizes: Iterable[Size]) -> str:
 
 def _product(text: str) -> Size:
     """The product of the symbols and numbers in a text; None where it is none."""
-    found: Size = 1
+    product: Size = 1
     for part in re.split(r"[·*]", text):
         word = part.strip()
         if not _PART.fullmatch(word):
             return None
-        found = found * (int(word) if word.isdecimal() else Term(Fraction(1), ((word, 1),)))
-    return found
+        product = product * (int(word) if word.isdecimal() else Term(Fraction(1), ((word, 1),)))
+    return product
 
 
 def _term(value: Any) -> Term | None:

@@ -17,16 +17,8 @@ from clearhead.core.statistics import Wanted
 from clearhead.digits import fixed
 from clearhead.errors import RuleError, ShapeError
 from clearhead.textbook.page import PageLayer, Scene, both, story
-from clearhead.textbook.shapes import (
-    Convention,
-    Sizes,
-    Steps,
-    Used,
-    attention_steps,
-    check_convention,
-    turned,
-)
-from clearhead.view import notebook, page, picture
+from clearhead.textbook.shapes import Convention, Sizes, Steps, Used, attention_steps, check_convention, turned
+from clearhead.view import images, notebook, page
 from clearhead.view.container import Document
 from clearhead.view.names import token_names
 from clearhead.words import Language, say
@@ -74,10 +66,9 @@ class TokenTrace:
         Raises SelectionError for an unknown head or tokens that are no strings, RuleError where `count` is not a whole
         number from 0 up, ShapeError for tokens of another number.
         """
-        rows = np.asarray(self.weights).reshape(-1, np.shape(self.weights)[-1])
+        rows, outputs = (x.reshape(-1, x.shape[-1]) for x in map(np.asarray, (self.weights, self.output)))
         head, count = read_place("head", head, len(rows)), whole_number("count", count, 0)
-        weights = rows[head]
-        output = np.asarray(self.output).reshape(-1, np.shape(self.output)[-1])[head]
+        weights, output = rows[head], outputs[head]
         strongest = [j for j in np.argsort(-weights, kind="stable") if weights[j] > 0]
         names = [str(j) for j in range(len(weights))] if tokens is None else _names(tokens, len(weights))
         terms = [f"{fixed(float(weights[j]), 4, 8)}·v_{names[j].strip()}" for j in strongest[:count]]
@@ -115,30 +106,33 @@ class Trace:
     output: Any
 
     def __init__(
-        self, given: Described, book: reference.Textbook, steps: Steps, arrays: dict[str, Array], convention: Convention
+        self,
+        described: Described,
+        book: reference.Textbook,
+        steps: Steps,
+        arrays: dict[str, Array],
+        convention: Convention,
     ) -> None:
         self.convention: Convention = convention
-        self.problem: Problem = given.problem
-        self._given, self._book = given, book
+        self.problem: Problem = described.problem
+        self._described, self._book = described, book
         self._inputs = {name: arrays[name] for name in _INPUTS if name in arrays}
         if self._inputs.get("context") is self._inputs.get("x"):
             self._inputs.pop("context", None)
-        self.steps = Steps(replace(s, array=given.restore(turned(arrays[s.name], convention))) for s in steps)
+        self.steps = Steps(replace(s, array=described.restore(turned(arrays[s.name], convention))) for s in steps)
         for name, array in arrays.items():
-            setattr(self, name, given.restore(array if name == "logsumexp" else turned(array, convention)))
+            setattr(self, name, described.restore(array if name == "logsumexp" else turned(array, convention)))
         self.check = self._checked()
 
     def _checked(self) -> Check:
-        given, output = self._given, self._book.output
-        name = engines.choose(given.problem).engine
-        fast = engines.get(name).rows(given.problem, given.q, given.k, given.v, Wanted(output=True))["output"]
-        assert output is not None
-        return Check(name, largest_difference(fast.astype(np.float64), output))
+        assert self._book.output is not None
+        engine, output = fast_output(self._described)
+        return Check(engine, largest_difference(output, self._book.output))
 
     def __str__(self) -> str:
         engine, difference = self.check
-        told = f"{self.steps}\nlargest difference from the {engine} engine: {difference:.2g}"
-        return "\n".join(filter(None, (told, self.read_as())))
+        check = f"largest difference from the {engine} engine: {difference:.2g}"
+        return "\n".join(filter(None, (str(self.steps), check, self.read_as())))
 
     def read_as(self, language: Language = "en") -> str:
         """A sentence on how inputs of three axes were read, since a batch of texts has three as well; else "".
@@ -187,14 +181,14 @@ class Trace:
 
     def layer(self, number: int | None = None) -> PageLayer:
         """One layer of a page's story: the inputs, tokens as rows, and the rules. Raises RuleError without q and k."""
-        given, book = self._given, self._book
-        assert given.v is not None
+        described, book = self._described, self._book
+        assert described.v is not None
         if not hasattr(self, "scores"):
             raise RuleError(
                 "a page computes the weights from q and k, and here the weights themselves were given.",
                 "print(trace), or clearhead trace without --html, shows the steps.",
             )
-        arrays = {"q": given.q, "k": given.k, "v": given.v, "logsumexp": book.logsumexp, **self._inputs}
+        arrays = {name: getattr(described, name) for name in "qkv"} | {"logsumexp": book.logsumexp, **self._inputs}
         for name in {"x", "context"} & set(arrays):
             arrays[name] = arrays[name].reshape(-1, *arrays[name].shape[-2:])
         return PageLayer(self.problem, self.steps, arrays, number)
@@ -208,14 +202,14 @@ class Trace:
         Raises SelectionError for an unknown head, ShapeError for tokens of another number.
         """
         names = token_names(tokens, source_tokens, self.problem)
-        return picture.svg(*self._one(head), *names, name=f"A, head {head}" if self.problem.heads > 1 else "A")
+        return images.svg(*self._one(head), *names, name=f"A, head {head}" if self.problem.heads > 1 else "A")
 
     def to_png(self, head: int = 0, cell: int = 8) -> bytes:
         """One head's weights as a PNG file's bytes, cell × cell pixels for each weight; `head` as in `to_svg`.
 
         Raises SelectionError for an unknown head.
         """
-        return picture.png(*self._one(head), cell)
+        return images.png(*self._one(head), cell)
 
     def _one(self, head: int) -> tuple[Array, Array]:
         queries, keys = self.problem.queries, self.problem.keys
@@ -232,52 +226,38 @@ class Trace:
     @np.errstate(invalid="ignore", over="ignore")
     def geometry(self) -> Geometry:
         """The norms of queries and keys, and the cosine of each pair: S_ij = ‖q_i‖·‖k_j‖·cos θ_ij."""
-        problem, restore = self.problem, self._given.restore
-        q, k = self._given.q.astype(np.float64), self._given.k.astype(np.float64)
-        query_norms, key_norms = np.linalg.norm(q, axis=-1), np.linalg.norm(k, axis=-1)
+        problem, described = self.problem, self._described
+        query_norms, key_norms = (np.linalg.norm(x.astype(np.float64), axis=-1) for x in (described.q, described.k))
         each = np.repeat(key_norms, problem.group, axis=1)
         product = query_norms[..., :, None] * each[..., None, :]
         cosine = np.divide(self._book.scores, product, out=np.zeros_like(product), where=product != 0)
-        keys = key_norms.reshape(
-            (*problem.prefix[:-1], *key_norms.shape[1:]) if problem.prefix else key_norms.shape[2:]
-        )
-        return Geometry(
-            restore(problem.restore(query_norms)),
-            restore(keys),
-            restore(turned(problem.restore(cosine), self.convention)),
-        )
+        lead = (*problem.prefix[:-1], problem.kv_heads) if problem.prefix else ()
+        arrays = problem.restore(query_norms), key_norms.reshape(*lead, problem.keys), problem.restore(cosine)
+        return Geometry(*map(described.restore, (*arrays[:2], turned(arrays[2], self.convention))))
 
     def token(self, query: int) -> TokenTrace:
         """One query's attention, computed from q_i alone: it equals row i of the matrices, but for `difference`.
 
         Raises SelectionError for an unknown query. O(heads·keys·(d_k + d_v)).
         """
-        problem, given = self.problem, self._given
+        problem, described = self.problem, self._described
         i = read_place("query", query, problem.queries)
         alone = problem.take(queries=range(i, i + 1))
-        book = reference.attend(alone, given.q[:, :, i : i + 1], given.k, given.v)
+        book = reference.attend(alone, described.q[:, :, i : i + 1], described.k, described.v)
         assert book.output is not None
-        assert self._book.output is not None
-        values = values_of(self)
         visible = ~np.isneginf(book.masked[:, :, 0, :, None])
-        contributions = np.where(visible, book.weights[:, :, 0, :, None] * np.where(visible, values, 0.0), 0.0)
-        difference = max(
-            largest_difference(book.weights[:, :, 0], self._book.weights[:, :, i]),
-            largest_difference(book.output[:, :, 0], self._book.output[:, :, i]),
-        )
+        weighted = book.weights[:, :, 0, :, None] * np.where(visible, values_of(self), 0.0)
+        rows = {name: getattr(book, name)[:, :, 0] for name in ("scores", "masked", "weights", "output")}
+        return self._row(i, rows | {"contributions": np.where(visible, weighted, 0.0)})
 
-        def give(row: Array) -> Any:
-            return given.restore(problem.restore(row))
-
-        return TokenTrace(
-            query=i,
-            scores=give(book.scores[:, :, 0]),
-            masked=give(book.masked[:, :, 0]),
-            weights=give(book.weights[:, :, 0]),
-            contributions=give(contributions),
-            output=give(book.output[:, :, 0]),
-            difference=difference,
-        )
+    def _row(self, query: int, rows: dict[str, Array]) -> TokenTrace:
+        """A query's arrays, (batch, heads, …), with the caller's axes, and how far they are from the whole matrix's."""
+        book, restore = self._book, self._described.restore
+        assert book.output is not None
+        pairs = (rows["weights"], book.weights), (rows["output"], book.output)
+        difference = max(largest_difference(row, whole[:, :, query]) for row, whole in pairs)
+        restored: dict[str, Any] = {name: restore(self.problem.restore(row)) for name, row in rows.items()}
+        return TokenTrace(query, **{"scores": None, "masked": None, **restored}, difference=difference)
 
 
 def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: Unpack[Rules]) -> Trace:
@@ -304,27 +284,35 @@ def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: U
     """
     check_convention(convention)
     q, k, v = (_turn(x, name, convention) for x, name in ((q, "q"), (k, "k"), (v, "v")))
-    given, _ = describe_whole(q, k, v, rules)
-    book = reference.attend(given.problem, given.q, given.k, given.v)
+    described, _ = describe_whole(q, k, v, rules)
+    problem = described.problem
+    book = reference.attend(problem, described.q, described.k, described.v)
     raw = {name: as_array(x, name)[0] for name, x in (("q", q), ("k", k), ("v", v))}
-    steps = attention_steps(
-        Sizes.of(*(x.shape for x in raw.values())), used_rules(rules), convention, given.problem.dtype.itemsize
-    )
-    assert book.output is not None
-    output = given.problem.restore(book.output)
-    return Trace(given, book, steps, {**raw, **intermediates(given.problem, book), "output": output}, convention)
+    sizes = Sizes.of(*(x.shape for x in raw.values()))
+    steps = attention_steps(sizes, used_rules(rules), convention, problem.dtype.itemsize)
+    return Trace(described, book, steps, raw | intermediates(problem, book, "output"), convention)
+
+
+def fast_output(described: Described) -> tuple[str, Array]:
+    """The engine that `attention` takes, and its output in float64."""
+    name = engines.choose(described.problem).engine
+    q, k, v = described.q, described.k, described.v
+    output = engines.get(name).rows(described.problem, q, k, v, Wanted(output=True))["output"]
+    return name, output.astype(np.float64)
 
 
 def _names(tokens: Any, keys: int) -> list[str]:
     names = read_members("tokens", tokens, (str,), "a list of strings", "tokens=['the', ' cat', ' sat']")
     if len(names) != keys:
-        raise ShapeError(f"tokens has {len(names)} strings for {keys} keys: expected one for each.")
+        raise ShapeError(
+            "tokens has {strings} strings for {count} keys: expected one for each.", strings=len(names), count=keys
+        )
     return names
 
 
 def values_of(traced: Trace) -> Array:
     """The values in float64, (batch, heads, keys, d_v): each query head with those of its key head."""
-    problem, v = traced.problem, traced._given.v
+    problem, v = traced.problem, traced._described.v
     assert v is not None
     return np.repeat(v.astype(np.float64), problem.group, axis=1)
 
@@ -339,29 +327,27 @@ def listed(x: Any) -> Any:
     return cells.tolist()
 
 
-def intermediates(problem: Problem, book: reference.Textbook) -> dict[str, Array]:
-    """The intermediates from the scores to the weights, by name, with the axes of the caller's inputs."""
-    names = ("scores", "scaled", "capped", "biased", "masked", "logsumexp", "weights")
+def intermediates(problem: Problem, book: reference.Textbook, *more: str) -> dict[str, Array]:
+    """The intermediates from the scores to the weights, and `more`, by name, with the axes of the caller's inputs."""
+    names = ("scores", "scaled", "capped", "biased", "masked", "logsumexp", "weights", *more)
     return {name: problem.restore(getattr(book, name)) for name in names}
 
 
 def used_rules(rules: Rules) -> Used:
     """Which rules are used, for the formulas."""
-    masked = ("causal", "window", "mask", "kv_lengths", "query_lengths", "query_segments")
-    names = {"query_segments": "segments", "kv_lengths": "key lengths", "query_lengths": "query lengths"}
-    active = tuple(
-        names.get(name, name) for name in masked if rules.get(name) is not None and rules.get(name) is not False
-    )
+    words = {"query_segments": "segments", "kv_lengths": "key lengths", "query_lengths": "query lengths"}
+    words |= {"alibi_slopes": "ALiBi"}
+
+    def active(*names: str) -> tuple[str, ...]:
+        asked = (name for name in names if rules.get(name) is not None and rules.get(name) is not False)
+        return tuple(words.get(name, name) for name in asked)
+
     softcap, scale = rules.get("softcap"), rules.get("scale")
     return Used(
         scale="s_h" if has_axes(scale) else None if scale is None else float(scale),
         softcap=None if softcap is None else float(softcap),
-        biased=tuple(
-            word
-            for name, word in (("bias", "bias"), ("alibi_slopes", "ALiBi"), ("spans", "spans"))
-            if rules.get(name) is not None
-        ),
-        masked=active,
+        biased=active("bias", "alibi_slopes", "spans"),
+        masked=active("causal", "window", "mask", "kv_lengths", "query_lengths", "query_segments"),
         sinks=rules.get("sinks") is not None,
     )
 

@@ -60,38 +60,37 @@ def trace_layer(
     restore = as_array(x, "x")[1]
     if w_o is None and b_o is not None:
         raise RuleError("b_o is given but w_o is not: a bias of the output projection needs one.")
-    parts = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v} | _given(w_o=w_o, context=context)
+    parts = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v} | _present(w_o=w_o, context=context)
     read = {name: turned(_matrix(value, name), convention) for name, value in parts.items()}
-    biases = {name: read_numbers(name, value) for name, value in _given(b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o).items()}
+    biases = {name: read_numbers(name, value) for name, value in _present(b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o).items()}
     x, out = read["x"], read.get("w_o")
     source = read.get("context", x)
     out_shape = None if out is None else out.shape
     w_shapes = (read["w_q"].shape, read["w_k"].shape, read["w_v"].shape)
     sizes = layer_sizes(x.shape, source.shape, w_shapes, out_shape, num_heads, convention)
     q = split(_project(x, read["w_q"], biases, "b_q"), num_heads)
-    k = split(_project(source, read["w_k"], biases, "b_k"), sizes.kv_heads or 1)
-    v = split(_project(source, read["w_v"], biases, "b_v"), sizes.kv_heads or 1)
-    given = replace(describe(q, k, v, rules), restore=restore)
-    book = reference.attend(given.problem, given.q, given.k, given.v)
-    assert book.output is not None
-    heads = given.problem.restore(book.output)
-    concat = joined(heads)
-    output = concat if out is None else _project(concat, out, biases, "b_o")
+    k, v = (split(_project(source, read[f"w_{p}"], biases, f"b_{p}"), sizes.kv_heads or 1) for p in "kv")
+    described = replace(describe(q, k, v, rules), restore=restore)
+    problem = described.problem
+    book = reference.attend(problem, described.q, described.k, described.v)
     weights = {name: w for name, w in read.items() if name.startswith("w_")} | biases
     used, cross, names = used_rules(rules), context is not None, frozenset(biases)
     steps = layer_steps(sizes, x.shape, source.shape, out_shape, used, names, convention, x.itemsize, cross=cross)
-    arrays = {"x": x, "context": source, **weights, "q": q, "k": k, "v": v, **intermediates(given.problem, book)}
-    return Trace(given, book, steps, {**arrays, "heads": heads, "concat": concat, "output": output}, convention)
+    arrays = {"x": x, "context": source, **weights, "q": q, "k": k, "v": v, **intermediates(problem, book, "output")}
+    heads = arrays["output"]
+    arrays |= {"heads": heads, "concat": joined(heads)}
+    arrays["output"] = arrays["concat"] if out is None else _project(arrays["concat"], out, biases, "b_o")
+    return Trace(described, book, steps, arrays, convention)
 
 
 def _matrix(x: Any, name: str) -> Array:
     array = read_numbers(name, x)
     if array.ndim < 2:
-        raise ShapeError(f"{name} has {array.ndim} axes: expected at least two.")
+        raise ShapeError("{name} has {count} axes: expected at least two.", name=name, count=array.ndim)
     return array
 
 
-def _given(**arrays: Any) -> dict[str, Any]:
+def _present(**arrays: Any) -> dict[str, Any]:
     return {name: array for name, array in arrays.items() if array is not None}
 
 
@@ -102,7 +101,8 @@ def _project(x: Array, w: Array, biases: dict[str, Array], name: str) -> Array:
     if b is None:
         return product
     if b.shape != (w.shape[-1],):
-        raise ShapeError(f"{name} has shape {b.shape}: expected one number per output column, ({w.shape[-1]},).")
+        values = {"name": name, "shape": b.shape, "columns": w.shape[-1]}
+        raise ShapeError("{name} has shape {shape}: expected one number per output column, ({columns},).", **values)
     return product + b.astype(np.float64)
 
 

@@ -5,16 +5,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead import engines
 from clearhead.core.arrays import FLOATS, as_array
 from clearhead.core.axes import KEY, VALUE, WEIGHTS, Array, heads_first, named
 from clearhead.core.problem import Described, describe
 from clearhead.core.reference import Textbook, check_room, mix
 from clearhead.core.rule_values import read_language, read_numbers, read_place
-from clearhead.core.statistics import Wanted
 from clearhead.errors import RuleError, ShapeError
 from clearhead.textbook.shapes import Convention, Sizes, check_convention, turned, weights_steps
-from clearhead.textbook.trace import Check, Geometry, TokenTrace, Trace, largest_difference, values_of
+from clearhead.textbook.trace import Check, Geometry, TokenTrace, Trace, fast_output, largest_difference, values_of
 from clearhead.words import Language
 
 _NO_SCORES = "the weights were given: there are no queries, keys and scores."
@@ -31,8 +29,8 @@ class WeightsTrace(Trace):
     """A Trace that starts with the weights: it has weights, v, output, steps and check, but no q, k or scores."""
 
     @np.errstate(invalid="ignore", over="ignore", divide="ignore")
-    def __init__(self, given: GivenWeights, convention: Convention) -> None:
-        described, weights = given
+    def __init__(self, inputs: GivenWeights, convention: Convention) -> None:
+        described, weights = inputs
         problem, v = described.problem, described.v
         assert v is not None
         values = np.repeat(v.astype(np.float64), problem.group, axis=1)
@@ -66,24 +64,18 @@ class WeightsTrace(Trace):
 
         Raises SelectionError for an unknown query. O(heads·keys·d_v).
         """
-        i, problem = read_place("query", query, self.problem.queries), self.problem
-        weights, output = self._book.weights[:, :, i], self._book.output
-        assert output is not None
+        i = read_place("query", query, self.problem.queries)
+        weights = self._book.weights[:, :, i]
         contributions = np.where(weights[..., None] > 0, weights[..., None] * values_of(self), 0.0)
-        alone = contributions.sum(axis=-2)
-        row = {"weights": weights, "contributions": contributions, "output": alone}
-        given = {name: self._given.restore(problem.restore(array)) for name, array in row.items()}
-        return TokenTrace(
-            query=i, scores=None, masked=None, difference=largest_difference(alone, output[:, :, i]), **given
-        )
+        rows = {"weights": weights, "contributions": contributions, "output": contributions.sum(axis=-2)}
+        return self._row(i, rows)
 
     @np.errstate(invalid="ignore", over="ignore")
     def _checked(self) -> Check:
         """The fast engine on logits ln a_ij, whose softmax gives each row's shares; times what the row sums to."""
-        given, name = self._given, engines.choose(self.problem).engine
-        output = engines.get(name).rows(self.problem, given.q, given.k, given.v, Wanted(output=True))["output"]
         assert self._book.output is not None
-        return Check(name, largest_difference(output * self.sums[..., None], self._book.output))
+        engine, output = fast_output(self._described)
+        return Check(engine, largest_difference(output * self.sums[..., None], self._book.output))
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return {"text/plain": str(self), "image/svg+xml": self.to_svg()}
@@ -120,8 +112,9 @@ def describe_weights(weights: Any, v: Any, convention: Convention) -> GivenWeigh
     if a.size and not ((a >= 0) & np.isfinite(a)).all():
         odd = float(a[~((a >= 0) & np.isfinite(a))].flat[0])
         raise RuleError(
-            f"weights holds {odd:g}: a weight is a share, finite and not below 0.",
+            "weights holds {odd:g}: a weight is a share, finite and not below 0.",
             "scores may be anything; the softmax makes shares of them.",
+            odd=odd,
         )
     _check(a, values)
     check_room(a.size)
@@ -136,17 +129,25 @@ def describe_weights(weights: Any, v: Any, convention: Convention) -> GivenWeigh
 
 def _check(a: Array, v: Array) -> None:
     """Raise ShapeError where weights and values do not fit each other."""
-    told = f"weights is {named(a.shape, WEIGHTS)} and v is {named(v.shape, VALUE)}"
+    shapes = {"weights": named(a.shape, WEIGHTS), "v": named(v.shape, VALUE)}
     if v.ndim != a.ndim or v.ndim < 2:
-        raise ShapeError(f"{told}: expected as many axes, at least two.", f"v is {named((4, 2), VALUE)} for 4 weights.")
+        what = "weights is {weights} and v is {v}: expected as many axes, at least two."
+        raise ShapeError(what, "v is {shape} for 4 weights.", **shapes, shape=named((4, 2), VALUE))
     if a.shape[-1] != v.shape[-2]:
         swapped = a.shape[-2] == v.shape[-2]
         raise ShapeError(
-            f"{told}: each of the {a.shape[-1]} weights of a query needs a value.",
+            "weights is {weights} and v is {v}: each of the {count} weights of a query needs a value.",
             "weights.swapaxes(-1, -2) would fit, or convention='columns'." if swapped else "",
+            **shapes,
+            count=a.shape[-1],
         )
     if a.shape[:-3] != v.shape[:-3] or (a.ndim > 2 and (not v.shape[-3] or a.shape[-3] % v.shape[-3])):
-        raise ShapeError(f"{told}: batches must be equal, and query heads a multiple of the values' {KEY[1]}.")
+        raise ShapeError(
+            "weights is {weights} and v is {v}: batches must be equal, and query heads a multiple of "
+            "the values' {axis}.",
+            **shapes,
+            axis=KEY[1],
+        )
 
 
 def _lead(prefix: tuple[int, ...], heads: int) -> tuple[int, ...]:

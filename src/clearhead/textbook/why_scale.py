@@ -6,15 +6,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from clearhead.core.arrays import as_rule_array
 from clearhead.core.axes import Array
 from clearhead.core.room import check_room
 from clearhead.core.rule_values import read_language, read_members, read_numbers, whole_number
 from clearhead.digits import significant
 from clearhead.errors import RuleError, SelectionError, ShapeError
+from clearhead.textbook.page import lesson
 from clearhead.textbook.trace import listed
 from clearhead.view import page
 from clearhead.view.container import Document
-from clearhead.view.long import OPENING
 from clearhead.words import LANGUAGES, Language, say, slider_words
 
 WIDTHS = (1, 4, 16, 64, 256)
@@ -49,10 +50,11 @@ class WhyScale(NamedTuple):
 
         queries   how many were drawn, for the sentences
 
-        Raises FileError, RuleError for another language, SelectionError where there is no width.
+        Raises FileError, RuleError for another language or number of queries, SelectionError where there is no width.
         """
         if not len(self.d_k):
             raise SelectionError("there is no width to show.", "why_scale((1, 4, 16)), for example.")
+        whole_number("queries", queries, 0)
         page.write(path, lambda: self._document(read_language(language), queries))
 
     def _document(self, language: Language, queries: int) -> Document:
@@ -60,18 +62,14 @@ class WhyScale(NamedTuple):
         now = [f"dₖ = {d_k}, √dₖ = {significant(d_k**0.5)}" for d_k in self.d_k.tolist()]
         words = {each: {**_words(each, values), "now": now} for each in LANGUAGES}
         peaks = self.histogram.max(axis=-1, keepdims=True)
+        histogram, variances = self.histogram / np.where(peaks > 0, peaks, 1), (self.variance, self.scaled_variance)
         pictures = (
-            (
-                "plain",
-                self.histogram / np.where(peaks > 0, peaks, 1),
-                np.stack([self.variance, self.scaled_variance], 1),
-            ),
+            ("plain", histogram, np.stack(variances, 1)),
             ("weights", self.ranked[..., :_DRAWN], self.ranked[..., 0]),
             ("value", 4 * self.slopes[..., :_DRAWN], self.slopes[..., 0]),
         )
         parts = [{"role": role, "bars": listed(bars), "shown": listed(shown)} for role, bars, shown in pictures]
-        header = {**OPENING, "served": False, "runs": [], "title": words[language]["title"], "language": language}
-        return Document({**header, "scale": {"parts": parts, "words": words}}, {})
+        return lesson("scale", {"parts": parts, "words": words}, language, {})
 
 
 class Saturation(NamedTuple):
@@ -94,8 +92,8 @@ def why_scale(widths: Sequence[int] = WIDTHS, *, keys: int = 16, queries: int = 
     O(queries·keys·d_k) for each width.
     Source: Vaswani et al. 2017, section 3.2.1, footnote 4: then q·k = Σ q_c·k_c has mean 0 and variance d_k.
 
-    >>> found = why_scale((4, 64))
-    >>> found.variance.round().tolist(), found.scaled_variance.round(1).tolist()
+    >>> scale = why_scale((4, 64))
+    >>> scale.variance.round().tolist(), scale.scaled_variance.round(1).tolist()
     ([4.0, 64.0], [1.0, 1.0])
     """
     members = read_members("widths", widths, (int, np.integer), "whole numbers", "widths=(1, 64)")
@@ -105,7 +103,8 @@ def why_scale(widths: Sequence[int] = WIDTHS, *, keys: int = 16, queries: int = 
     check_room("the queries and keys", 16 * queries * (keys + 1) * max(sizes, default=0), "give smaller widths.")
     drawn = [_one_width(np.random.default_rng((seed, d_k)), d_k, keys, queries) for d_k in sizes]
     shapes = ((2,), (2, 2 * EDGE), (2, keys), (2, keys))
-    parts = [np.array([each[at] for each in drawn]).reshape(-1, *shape) for at, shape in enumerate(shapes)]
+    by_part = [[each[part] for each in drawn] for part in range(len(shapes))]
+    parts = [np.array(part).reshape(-1, *shape) for part, shape in zip(by_part, shapes, strict=True)]
     variance, histogram, ranked, slopes = parts
     return WhyScale(
         d_k=np.array(sizes),
@@ -136,18 +135,18 @@ def saturation(scores: Any = (2.0, 1.0, 0.0), factors: Any = (0.125, 0.25, 0.5, 
     >>> saturation((0.0, 0.0), (1.0,)).slopes.tolist()
     [[0.25, 0.25]]
     """
-    read = {name: _list(name, value) for name, value in (("scores", scores), ("factors", factors))}
-    weights = _softmax(read["factors"][:, None] * read["scores"])
-    return Saturation(read["factors"], weights, weights * (1 - weights))
+    scores, factors = _list("scores", scores), _list("factors", factors)
+    weights = _softmax(factors[:, None] * scores)
+    return Saturation(factors, weights, weights * (1 - weights))
 
 
 def _words(language: Language, values: dict[str, Any]) -> dict[str, Any]:
     """The page's sentences; of each part its heading, the name of its number, and what stands below it."""
-    told: dict[str, Any] = {key: say(language, f"scale {key}", **values) for key in ("title", "says", "means")}
-    told["parts"] = [[say(language, f"scale {key}", **values) for key in names] for names in _PARTS]
-    told["parts"][0] += [f"−{EDGE}", "0", f"{EDGE}"]
-    told["columns"] = ["q·k", "q·k / √dₖ"]
-    return told | slider_words(language, "d_k")
+    words: dict[str, Any] = {key: say(language, f"scale {key}", **values) for key in ("title", "says", "means")}
+    words["parts"] = [[say(language, f"scale {key}", **values) for key in names] for names in _PARTS]
+    words["parts"][0] += [f"−{EDGE}", "0", f"{EDGE}"]
+    words["columns"] = ["q·k", "q·k / √dₖ"]
+    return words | slider_words(language, "d_k")
 
 
 def _one_width(rng: np.random.Generator, d_k: int, keys: int, queries: int) -> tuple[Array, ...]:
@@ -167,9 +166,11 @@ def _softmax(logits: Array) -> Array:
 
 
 def _list(name: str, value: Any) -> Array:
-    array = read_numbers(name, np.asarray(value) if isinstance(value, (list, tuple)) else value).astype(np.float64)
+    array = read_numbers(name, as_rule_array(value, name)).astype(np.float64)
     if array.ndim != 1 or not array.size:
-        raise ShapeError(f"{name} has shape {array.shape}: expected a list of numbers.", f"{name}=[2.0, 1.0]")
+        raise ShapeError(
+            "{name} has shape {shape}: expected a list of numbers.", "{name}=[2.0, 1.0]", name=name, shape=array.shape
+        )
     if not np.isfinite(array).all():
-        raise RuleError(f"{name} holds NaN or infinity: expected finite numbers.")
+        raise RuleError("{name} holds NaN or infinity: expected finite numbers.", name=name)
     return array

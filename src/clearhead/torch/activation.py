@@ -163,8 +163,8 @@ class _Switch:
         theirs = torch.library.get_kernel(operator, key).call_boxed
 
         def kernel(keys: Any, *args: Any, **named: Any) -> Any:
-            found = function(*args, **named) if self.on else NotImplemented
-            return theirs(keys, *args, **named) if found is NotImplemented else found
+            result = function(*args, **named) if self.on else NotImplemented
+            return theirs(keys, *args, **named) if result is NotImplemented else result
 
         return kernel
 

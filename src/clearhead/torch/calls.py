@@ -79,8 +79,8 @@ def _shape(x: Tensor | None) -> tuple[int, ...] | str | None:
 def counted() -> tuple[Route, ...]:
     """All routes, those of clearhead first, the most frequent first."""
     with _lock:
-        found = [Route(*route, number, tuple(map(str, _latest[route]))) for route, number in _counts.items()]
-    return tuple(sorted(found, key=lambda route: (route.computed_by != "clearhead", -route.count)))
+        routes = [Route(*route, number, tuple(map(str, _latest[route]))) for route, number in _counts.items()]
+    return tuple(sorted(routes, key=lambda route: (route.computed_by != "clearhead", -route.count)))
 
 
 def forget() -> None:

@@ -27,8 +27,8 @@ from clearhead.core.statistics import Wanted
 from clearhead.errors import DtypeError, RuleError, ShapeError
 from clearhead.ops import backward
 from clearhead.ops.matrix import AttentionMatrix
+from clearhead.ops.torch_derivatives import gradients
 from clearhead.ops.torch_graph import Graph
-from clearhead.ops.torch_nodes import GRADIENTS, compute
 from clearhead.ops.torch_operators import bundle_of
 from clearhead.torch.calls import count
 from clearhead.torch.sdpa import scaled_dot_product_attention
@@ -57,46 +57,36 @@ def attend(
     enable_gqa: bool = False,
 ) -> Tensor:
     """aten::scaled_dot_product_attention."""
-    given = query, key, value, attn_mask, dropout_p, is_causal
+    inputs = query, key, value, attn_mask, dropout_p, is_causal
     named: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
     why, note = _TRACED if _watched() else _why_not(query, key, value, attn_mask), ""
     if not why:
         try:
-            fusible = torch._fused_sdp_choice(*given, **named) != SDPBackend.MATH.value
+            fusible = torch._fused_sdp_choice(*inputs, **named) != SDPBackend.MATH.value
             if fusible and _recorded(query, key, value) and not _moving(query, key, value):
-                return _pytorchs(given, named)  # counted in `fused`
-            output = scaled_dot_product_attention(*given, **named)
+                return _pytorchs(inputs, named)  # counted in `fused`
+            output = scaled_dot_product_attention(*inputs, **named)
         except (ShapeError, DtypeError, RuleError) as error:
             why, note = f"clearhead refuses it with a {type(error).__name__}", error.what
         else:
             count("clearhead", _DIRECT, query, key, value, attn_mask)
             return _strided_as(query, output) if fusible else output
     count("PyTorch", why, query, key, value, attn_mask, note=note)
-    return _pytorchs(given, named)
+    return _pytorchs(inputs, named)
 
 
-def transformed(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,  # noqa: FBT001
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
-    """aten::scaled_dot_product_attention inside of torch.func's grad, vmap and jvp, before these take it apart."""
-    tensors = query, key, value, attn_mask
+def transformed(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Any:
+    """The same inside of torch.func's grad, vmap and jvp, before these take it apart."""
+    mask = rest[0] if rest else named.get("attn_mask")
     if any(level.key().name not in _TRANSFORMS for level in torch._C._functorch.get_interpreter_stack() or ()):
         return NotImplemented
-    if torch._C._len_torch_dispatch_stack() or _why_not(*map(_unwrapped, tensors)):
+    if torch._C._len_torch_dispatch_stack() or _why_not(*map(_unwrapped, (query, key, value, mask))):
         return NotImplemented  # counted in `attend` or `fused`
     try:
-        output = scaled_dot_product_attention(*tensors, dropout_p, is_causal, scale, enable_gqa)
+        output = scaled_dot_product_attention(query, key, value, *rest, **named)
     except (ShapeError, DtypeError, RuleError):
         return NotImplemented
-    count("clearhead", _DIRECT, query, key, value, attn_mask)
+    count("clearhead", _DIRECT, query, key, value, mask)
     return output
 
 
@@ -107,8 +97,8 @@ def _unwrapped(x: Tensor | None) -> Tensor | None:
     return x
 
 
-def _pytorchs(given: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
-    output: Tensor = torch.ops.aten.scaled_dot_product_attention.default.decompose(*given, **named)
+def _pytorchs(inputs: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+    output: Tensor = torch.ops.aten.scaled_dot_product_attention.default.decompose(*inputs, **named)
     return output
 
 
@@ -160,15 +150,15 @@ def fused(
 ) -> tuple[Tensor, Tensor]:
     """aten::_scaled_dot_product_flash_attention_for_cpu: the output, and the log-sum-exp, 0 where no key is seen."""
     del dropout_p  # PyTorch does not choose this operator with dropout
-    given, values = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
-    check_room(given.problem, _WANTED, values.shape[-1])
-    engine = engines.get(engines.choose(given.problem).engine)
-    found = engine.rows(given.problem, given.q, given.k, values, _WANTED)
-    logsumexp = to_torch(torch, found["logsumexp"])
+    described, values = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
+    check_room(described.problem, _WANTED, values.shape[-1])
+    engine = engines.get(engines.choose(described.problem).engine)
+    result = engine.rows(described.problem, described.q, described.k, values, _WANTED)
+    logsumexp = to_torch(torch, result["logsumexp"])
     if attn_mask is not None:
         logsumexp.masked_fill_(logsumexp == -torch.inf, 0.0)
     count("clearhead", _FUSED, query, key, value, attn_mask)
-    output = _strided_as(query, to_torch(torch, found["output"]))
+    output = _strided_as(query, to_torch(torch, result["output"]))
     return output, logsumexp.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -190,42 +180,33 @@ def fused_backward(
     del dropout_p
     if d_output is None:  # nothing depends on the output
         return None, None, None
-    given, values = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
-    engine = engines.get(engines.choose_for("gradients", given.problem).engine)
+    described, values = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
+    engine = engines.get(engines.choose_for("gradients", described.problem).engine)
     answers = {"output": as_array(output, "output")[0], "logsumexp": as_array(logsumexp, "logsumexp")[0]}
     upstream = {"output": as_array(d_output, "d_output")[0]}
-    found = backward.gradients(engine, given.problem, (given.q, given.k, values), answers, upstream)
+    result = backward.gradients(engine, described.problem, (described.q, described.k, values), answers, upstream)
     count("clearhead", _GRADIENT, query, key, value, attn_mask)
     return tuple(
-        torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=x.dtype).copy_(to_torch(torch, found[name]))
+        torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=x.dtype).copy_(to_torch(torch, result[name]))
         for name, x in (("q", query), ("k", key), ("v", value))
     )
 
 
 def fused_backward_again(
-    d_output: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    logsumexp: Tensor,
-    dropout_p: float,
-    is_causal: bool,  # noqa: FBT001
-    *,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
+    d_output: Tensor | None, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any
 ) -> Any:
     """The same gradients where PyTorch records a graph for them: as nodes that have derivatives."""
-    del dropout_p
+    output, logsumexp, _, is_causal = rest
+    mask = named.get("attn_mask")
     if d_output is None or not _recorded(d_output, query, key, value):
         return NotImplemented
-    if _watched() or _why_not(d_output, query, key, value, attn_mask):
+    if _watched() or _why_not(d_output, query, key, value, mask):
         return NotImplemented
-    given = Graph(query, key, _rules(attn_mask, scale, is_causal=is_causal), None).given
-    known = {"known:output": output, "known:logsumexp": logsumexp, "by:output": d_output}
-    found = compute(GRADIENTS, {**bundle_of(query, key, value, given), **known, "asked": ("q", "k", "v")})
-    count("clearhead", _AGAIN, query, key, value, attn_mask)
-    return tuple(found[name] for name in "qkv")
+    rules = Graph(query, key, _rules(mask, named.get("scale"), is_causal=is_causal), None).given
+    known = {"known:output": output, "known:logsumexp": logsumexp}
+    result = gradients({**bundle_of(query, key, value, rules), **known}, {"output": d_output}, "qkv")
+    count("clearhead", _AGAIN, query, key, value, mask)
+    return tuple(result[name] for name in "qkv")
 
 
 def _rules(attn_mask: Tensor | None, scale: float | None, *, is_causal: bool) -> Any:
@@ -267,8 +248,8 @@ def multi_head(
     count("clearhead", _FAST_PATH, q, k, v, mask)
     if not need_weights:
         return output, None  # an undefined tensor, as PyTorch's
-    found = matrix[...].to(query.dtype)
-    return output, found.mean(1) if average_weights else found
+    weights_of_heads = matrix[...].to(query.dtype)
+    return output, weights_of_heads.mean(1) if average_weights else weights_of_heads
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:

@@ -11,7 +11,7 @@ from clearhead.core.arrays import autocast, check_tensor
 from clearhead.core.axes import group_size
 from clearhead.core.rule_values import check_probability
 from clearhead.errors import DtypeError, RuleError, ShapeError, shown
-from clearhead.ops import repeated
+from clearhead.ops import fast_calls
 from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 
@@ -76,8 +76,8 @@ def _repeated(query: Tensor, key: Tensor, value: Tensor, is_causal: Any, scale: 
     """The output, if a call like this was checked before."""
     if type(is_causal) is not bool or type(enable_gqa) is not bool:
         return None
-    call = repeated.rules_key({**(_CAUSAL if is_causal else {}), "scale": scale})
-    output: Tensor | None = None if call is None else repeated.repeat(call, query, key, value)
+    call = fast_calls.rules_key({**(_CAUSAL if is_causal else {}), "scale": scale})
+    output: Tensor | None = None if call is None else fast_calls.repeat(call, query, key, value)
     if output is None or enable_gqa or query.ndim < 3 or query.shape[-3] == key.shape[-3] == value.shape[-3]:
         return output
     return None  # heads share keys, which has to be asked for
@@ -108,12 +108,12 @@ def _mask_rules(query: Tensor, key: Tensor, attn_mask: Tensor | None) -> dict[st
     if attn_mask is None:
         return {}
     if isinstance(attn_mask, CausalBias):
-        made, given = (attn_mask.seq_len_q, attn_mask.seq_len_kv), (query.shape[-2], key.shape[-2])
-        if made != given:
+        made, sizes = (attn_mask.seq_len_q, attn_mask.seq_len_kv), (query.shape[-2], key.shape[-2])
+        if made != sizes:
             raise ShapeError(
-                f"attn_mask is a causal bias for {made[0]} queries and {made[1]} keys, but query has {given[0]} and "
-                f"key {given[1]}.",
-                f"causal_lower_right{given}",
+                f"attn_mask is a causal bias for {made[0]} queries and {made[1]} keys, but query has {sizes[0]} and "
+                f"key {sizes[1]}.",
+                f"causal_lower_right{sizes}",
             )
         lower_right = attn_mask.variant == CausalVariant.LOWER_RIGHT
         return {"causal": True, "query_offset": key.shape[-2] - query.shape[-2] if lower_right else 0}
@@ -121,8 +121,8 @@ def _mask_rules(query: Tensor, key: Tensor, attn_mask: Tensor | None) -> dict[st
     if attn_mask.ndim < 2:
         raise ShapeError(f"attn_mask has shape {tuple(attn_mask.shape)}: expected (…, queries, keys).")
     weights = (*query.shape[:-1], key.shape[-2])
-    own = (1,) * (len(weights) - attn_mask.ndim) + tuple(attn_mask.shape)
-    if len(own) != len(weights) or any(size not in (1, full) for size, full in zip(own, weights, strict=True)):
+    shape = (1,) * (len(weights) - attn_mask.ndim) + tuple(attn_mask.shape)
+    if len(shape) != len(weights) or any(size not in (1, n) for size, n in zip(shape, weights, strict=True)):
         raise ShapeError(f"attn_mask has shape {tuple(attn_mask.shape)}, which does not broadcast to {weights}.")
     if attn_mask.dtype == torch.bool:
         return {"mask": attn_mask}

@@ -12,8 +12,7 @@ from clearhead.errors import SelectionError
 from clearhead.view.container import framed
 from clearhead.view.long import ShownLayer, ShownRun
 from clearhead.view.packing import packed
-from clearhead.view.parts import one_head
-from clearhead.view.tiles import MASKED, tile
+from clearhead.view.pooling import MASKED, tile
 
 _MOST_UNITS = 2048  # along each side of a tile
 _MOST_TOKENS = 16384
@@ -32,8 +31,7 @@ def answer(what: str, asked: Any, runs: Sequence[ShownRun]) -> bytes:
         raise SelectionError("the request is no JSON object")
     run = runs[_number(asked, "run", len(runs))]
     layer = run.layers[_number(asked, "layer", len(run.layers))]
-    head = _number(asked, "head", len(layer.heads))
-    return ANSWERS[what](asked, layer, head)
+    return ANSWERS[what](asked, layer, _number(asked, "head", len(layer.heads)))
 
 
 def _tile(asked: dict[str, Any], layer: ShownLayer, head: int) -> bytes:
@@ -47,13 +45,16 @@ def _tile(asked: dict[str, Any], layer: ShownLayer, head: int) -> bytes:
 
 
 def _row(asked: dict[str, Any], layer: ShownLayer, head: int) -> bytes:
-    i = _number(asked, "at", layer.matrix.shape[2])
-    return _floats(tile(layer.matrix, head, [i, i + 1], range(layer.matrix.shape[3] + 1), 1, "most"))
+    return _floats(_row_of(layer, head, _number(asked, "at", layer.matrix.shape[2])))
 
 
 def _column(asked: dict[str, Any], layer: ShownLayer, head: int) -> bytes:
     j = _number(asked, "at", layer.matrix.shape[3])
     return _floats(tile(layer.matrix, head, range(layer.matrix.shape[2] + 1), [j, j + 1], 1, "most"))
+
+
+def _row_of(layer: ShownLayer, head: int, i: int) -> Array:
+    return tile(layer.matrix, head, [i, i + 1], range(layer.matrix.shape[3] + 1), 1, "most")
 
 
 def _floats(weights: Array) -> bytes:
@@ -68,19 +69,21 @@ def _operands(asked: dict[str, Any], layer: ShownLayer, head: int) -> bytes:
     """
     queries, keys = layer.matrix.shape[2:]
     i, j = _number(asked, "query", queries), _number(asked, "key", keys)
-    factors, at = one_head(layer.matrix, head).factors, layer.matrix.factors.problem.kv_head_of(head)
-    found = {"q": factors.q, "k": factors.k} | ({} if layer.v is None else {"v": layer.v[:, at : at + 1]})
-    found = {name: on_cpu(x)[0] for name, x in found.items()}
+    factors, kv_head = layer.matrix.part(0, head).factors, layer.matrix.factors.problem.kv_head_of(head)
+    operands = {"q": factors.q, "k": factors.k}
+    if layer.v is not None:
+        operands["v"] = layer.v[:, kv_head : kv_head + 1]
+    arrays = {name: on_cpu(x)[0] for name, x in operands.items()}
     rules = packed(factors.problem)[1]
-    whole = sum(x.size for x in (*found.values(), *rules.values())) <= _MOST_NUMBERS
-    found["logsumexp"] = on_cpu(factors.logsumexp)[0]
+    whole = sum(x.size for x in (*arrays.values(), *rules.values())) <= _MOST_NUMBERS
+    arrays["logsumexp"] = on_cpu(factors.logsumexp)[0]
     if not whole:
-        row = tile(layer.matrix, head, [i, i + 1], range(keys + 1), 1, "most")
-        sums = _sums(row[0], found["k"][0], found["v"][0] if "v" in found else None)
-        own = {"q": slice(i, i + 1), "logsumexp": slice(i, i + 1), "k": slice(j, j + 1), "v": slice(j, j + 1)}
-        found = {name: x[:, own[name]] for name, x in found.items()} | {"row": row} | sums
+        row = _row_of(layer, head, i)
+        sums = _sums(row[0], arrays["k"][0], arrays["v"][0] if "v" in arrays else None)
+        places = {"q": i, "logsumexp": i, "k": j, "v": j}
+        arrays = {name: x[:, places[name] : places[name] + 1] for name, x in arrays.items()} | {"row": row} | sums
         rules = packed(factors.problem.take(range(i, i + 1), range(j, j + 1)))[1]
-    return framed({"whole": whole}, found | rules)
+    return framed({"whole": whole}, arrays | rules)
 
 
 def _sums(row: Array, k: Array, v: Array | None) -> dict[str, Array]:
@@ -93,8 +96,8 @@ def _sums(row: Array, k: Array, v: Array | None) -> dict[str, Array]:
                 seen = row[some] != MASKED
                 weights, values = row[some][seen].astype(np.float64), v[some][seen].astype(np.float64)
                 output, size = output + weights @ values, size + weights @ np.abs(values)
-    found = {"longest": np.array([longest])}
-    return found if v is None else found | {"output": np.asarray(output), "size": np.asarray(size)}
+    sums = {"longest": np.array([longest])}
+    return sums if v is None else sums | {"output": np.asarray(output), "size": np.asarray(size)}
 
 
 ANSWERS: dict[str, Callable[[dict[str, Any], ShownLayer, int], bytes]] = {

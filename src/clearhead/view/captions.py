@@ -4,7 +4,7 @@ A head is called by the first kind in `KINDS` all of whose conditions hold for i
 
     kind       its mean                                     is at least             and
     previous   weight on the token before the query's own   0.5                     excess 0.25
-    own        weight on the query's own token              0.5                     excess 0.25
+    diagonal   weight on the query's own token              0.5                     excess 0.25
     sink       weight on the first token                    0.25                    excess 0.2
     local      mean attention distance                      -                       below 0.25 of even weights'
     broad      entropy                                      0.9 of even weights'
@@ -37,7 +37,7 @@ class Kind(NamedTuple):
 
 KINDS = (
     Kind("previous", "previous", share=0.5, excess=0.25),
-    Kind("own", "own", share=0.5, excess=0.25),
+    Kind("diagonal", "diagonal", share=0.5, excess=0.25),
     Kind("sink", "sink", share=0.25, excess=0.2),
     Kind("local", "distance", most=0.25),
     Kind("broad", "entropy", least=0.9),
@@ -59,8 +59,8 @@ def captions(heads: HeadSummary, even: HeadSummary) -> list[Caption | None]:
     heads, even   what `summarise_heads` and `even_heads` give for the same matrix
     O(heads).
 
-    >>> heads = HeadSummary(sink=[0.1], previous=[0.8], own=[0.02], distance=[1.4], entropy=[0.9])
-    >>> even = HeadSummary(sink=[0.27], previous=[0.2], own=[0.27], distance=[2.5], entropy=[1.59])
+    >>> heads = HeadSummary(sink=[0.1], previous=[0.8], diagonal=[0.02], distance=[1.4], entropy=[0.9])
+    >>> even = HeadSummary(sink=[0.27], previous=[0.2], diagonal=[0.27], distance=[2.5], entropy=[1.59])
     >>> captions(heads, even)[0].said["en"]
     'previous-token head, 80% on the token before'
     """
@@ -72,7 +72,7 @@ def _caption(head: dict[str, float], even: dict[str, float]) -> Caption | None:
     if not any(np.isfinite(x) for x in head.values()) or even["entropy"] == 0:
         return None
     kind = next((kind for kind in KINDS if _holds(kind, head[kind.statistic], even[kind.statistic])), None)
-    numbers = {name: fixed(100 * head[name], 0, 4) for name in ("sink", "previous", "own")}
+    numbers = {name: fixed(100 * head[name], 0, 4) for name in ("sink", "previous", "diagonal")}
     numbers |= {name: fixed(head[name], 1, 5) for name in ("distance", "entropy")}
     numbers["even"] = fixed(even["entropy"], 1, 5)
     name = MIXED if kind is None else kind.name
@@ -81,21 +81,21 @@ def _caption(head: dict[str, float], even: dict[str, float]) -> Caption | None:
     return Caption(name, 0.0 if kind is None else _clearness(kind, head[kind.statistic], even[kind.statistic]), said)
 
 
-def _clearness(kind: Kind, own: float, even: float) -> float:
+def _clearness(kind: Kind, share: float, even: float) -> float:
     if kind.most is not None:
-        return 1 - own / even
-    return 0.0 if kind.excess is None else _excess(own, even)
+        return 1 - share / even
+    return 0.0 if kind.excess is None else _excess(share, even)
 
 
-def _holds(kind: Kind, own: float, even: float) -> bool:
+def _holds(kind: Kind, share: float, even: float) -> bool:
     """Do all conditions hold? A number that is not known fulfils none."""
-    if not np.isfinite(own) or not np.isfinite(even):
+    if not np.isfinite(share) or not np.isfinite(even):
         return False
     return (
-        own >= kind.share
-        and (kind.excess is None or _excess(own, even) >= kind.excess)
-        and (kind.most is None or own < even * kind.most)
-        and (kind.least is None or 0 < even * kind.least <= own)
+        share >= kind.share
+        and (kind.excess is None or _excess(share, even) >= kind.excess)
+        and (kind.most is None or share < even * kind.most)
+        and (kind.least is None or 0 < even * kind.least <= share)
     )
 
 

@@ -32,27 +32,12 @@ def parts(document: Document, block: int = BLOCK) -> Iterator[tuple[str, str, st
     """The page's data as (id, media type, text): the header, then the arrays' bytes in blocks of `block` bytes.
 
     Arrays are concatenated, each aligned to eight bytes, those with the same bytes once; an array may span several
-    blocks. Deterministic: the same
-    document gives the same text. Raises TypeError for an array of a dtype that a page cannot hold.
+    blocks. Deterministic: the same document gives the same text. Raises TypeError for an array of a dtype that a page
+    cannot hold.
     """
-    table, chunks, at = {}, [], 0
-    known: dict[bytes, int] = {}
-    for name, given in document.arrays.items():
-        array = stored(given)
-        data = compressed(array) if document.packed else array.tobytes()
-        table[name] = {"at": at, "shape": list(array.shape), "dtype": array.dtype.name}
-        if document.packed:
-            table[name]["packed"] = len(data)
-        digest = sha256(data).digest()
-        table[name]["at"] = known.setdefault(digest, at)
-        if known[digest] != at:
-            continue
-        room = -len(data) % _ALIGN
-        chunks.append(data + bytes(room))
-        at += len(data) + room
+    table, data = _concatenated(document.arrays, packed=document.packed)
     header = {**document.header, "format": FORMAT, "block": block, "arrays": table}
     yield "clearhead", "application/json", _inert(header)
-    data = b"".join(chunks)
     for number, start in enumerate(range(0, len(data), block)):
         yield f"clearhead-{number}", "application/octet-stream", base85(data[start : start + block])
 
@@ -63,15 +48,27 @@ def framed(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
     The length is little-endian, in eight bytes. Header and arrays each begin at a multiple of eight; `at` counts from
     the first array. Raises TypeError for an array of a dtype that a page cannot hold.
     """
-    table, chunks, at = {}, [], 0
-    for name, given in arrays.items():
-        array = stored(given)
-        table[name] = {"at": at, "shape": list(array.shape), "dtype": array.dtype.name}
-        chunks.append(array.tobytes() + bytes(-array.nbytes % _ALIGN))
-        at += len(chunks[-1])
-    said = json.dumps({**header, "arrays": table}, allow_nan=False, separators=(",", ":")).encode()
-    said += b" " * (-len(said) % _ALIGN)
-    return b"".join([len(said).to_bytes(_ALIGN, "little"), said, *chunks])
+    table, data = _concatenated(arrays, packed=False)
+    text = json.dumps({**header, "arrays": table}, allow_nan=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGN)
+    return len(text).to_bytes(_ALIGN, "little") + text + data
+
+
+def _concatenated(arrays: Mapping[str, Array], *, packed: bool) -> tuple[dict[str, dict[str, Any]], bytes]:
+    """Where each array is and what it is, and the bytes of all, each aligned; those with the same bytes once."""
+    table: dict[str, dict[str, Any]] = {}
+    starts: dict[bytes, int] = {}
+    chunks, end = [], 0
+    for name, array in ((name, stored(x)) for name, x in arrays.items()):
+        data = compressed(array) if packed else array.tobytes()
+        start = starts.setdefault(sha256(data).digest(), end)
+        table[name] = {"at": start, "shape": list(array.shape), "dtype": array.dtype.name}
+        if packed:
+            table[name]["packed"] = len(data)
+        if start == end:
+            chunks.append(data + bytes(-len(data) % _ALIGN))
+            end += len(chunks[-1])
+    return table, b"".join(chunks)
 
 
 def base85(data: bytes) -> str:
@@ -112,9 +109,9 @@ def narrowed(array: Array) -> Array:
     return half if np.array_equal(half.astype(np.float32), array) else array
 
 
-def stored(given: Array) -> Array:
+def stored(values: Array) -> Array:
     """The array row-major and little-endian; bool as uint8, other integers as int32. Raises TypeError for others."""
-    array = np.ascontiguousarray(given).reshape(np.shape(given))
+    array = np.ascontiguousarray(values).reshape(np.shape(values))
     if array.dtype == np.bool_:
         return array.astype(np.uint8)
     if array.dtype.kind in "iu" and array.dtype not in _DTYPES:

@@ -7,9 +7,8 @@ import numpy as np
 
 from clearhead.core.arrays import as_host_array, on_cpu, to_device_of
 from clearhead.core.axes import Array, as_slice
-from clearhead.core.rule_values import whole_number
 from clearhead.core.statistics import Answers
-from clearhead.view.protocols import Factors, Weights
+from clearhead.view.protocols import MatrixData, Weights
 
 
 class HeadSummary(NamedTuple):
@@ -17,7 +16,7 @@ class HeadSummary(NamedTuple):
 
     sink: list[float]  # weight on the first key that is not padding
     previous: list[float]  # weight on the key before the query's own, over queries that have one
-    own: list[float]  # weight on the query's own key
+    diagonal: list[float]  # weight on the query's own key
     distance: list[float]  # Σ_j a_ij·|i - j|
     entropy: list[float]  # in nats
 
@@ -30,13 +29,13 @@ def summarise_heads(
     matrix     an AttentionMatrix (batch, heads, queries, keys); None: statistics that `seen` lacks are nan
     seen       an Observation with at least the log-sum-exp
     padding    (batch, queries), True at padding; None: there is none
-    cross      queries and keys are different texts: previous, own and distance are nan
+    cross      queries and keys are different texts: previous, diagonal and distance are nan
     O(queries) where distance and entropy were observed, else O(queries·keys·d_k) for every head.
     """
     batch, heads, queries = as_host_array(seen.logsumexp, "logsumexp")[0].shape
     real = np.ones((batch, queries), bool) if padding is None else ~padding
     distance, entropy = seen.distance, seen.entropy
-    own = None if cross or seen.own is None else as_host_array(seen.own, "own")[0]
+    diagonal = None if cross or seen.diagonal is None else as_host_array(seen.diagonal, "diagonal")[0]
     sink = previous = None
     if matrix is not None:
         if distance is None or entropy is None:
@@ -44,9 +43,9 @@ def summarise_heads(
             distance, entropy = more.distance, more.entropy
         sink = np.stack([as_host_array(matrix[b, :, :, first_key(matrix, b)], "weights")[0] for b in range(batch)])
         if not cross:
-            own = near(matrix, 0) if own is None else own
-            previous = near(matrix, 1) - own
-    return _means(heads, real, sink, previous, own, None if cross else distance, entropy)
+            diagonal = _near(matrix.factors, 0) if diagonal is None else diagonal
+            previous = _near(matrix.factors, 1) - diagonal
+    return _means(heads, real, sink, previous, diagonal, None if cross else distance, entropy)
 
 
 def even_heads(matrix: Weights, padding: Array | None = None, *, cross: bool = False) -> HeadSummary:
@@ -62,38 +61,33 @@ def even_heads(matrix: Weights, padding: Array | None = None, *, cross: bool = F
     seen = factors.observe(None, {"distance": True, "entropy": True})
     q, k, alone = factors.q, factors.k, []
     for b in range(batch):
-        at = first_key(matrix, b)
-        first = range(at, min(at + 1, keys))
+        first = range(keys)[first_key(matrix, b) :][:1]
         only = factors.changed(factors.problem.take(keys=first), q, k[:, :, as_slice(first)])
         alone.append(_part(only, factors)[b])
     sink = np.stack(alone) if batch else np.zeros((0, 1, queries))
-    own = previous = None
+    diagonal = previous = None
     if not cross:
-        own = _near(factors, 0)
-        previous = _near(factors, 1) - own
-    return _means(1, real, sink, previous, own, None if cross else seen.distance, seen.entropy)
+        diagonal = _near(factors, 0)
+        previous = _near(factors, 1) - diagonal
+    return _means(1, real, sink, previous, diagonal, None if cross else seen.distance, seen.entropy)
 
 
-def near(matrix: Weights, left: int) -> Array:
+def _near(factors: MatrixData, left: int) -> Array:
     """The mass each query gives its own key and the `left` before it, (batch, heads, queries): exp(L_window - L)."""
-    return _near(matrix.factors, whole_number("left", left, 0))
-
-
-def _near(factors: Factors, left: int) -> Array:
     problem = factors.problem
     left, before = min(left, problem.keys), problem.window[0]
     window = (left if before is None else min(left, before), 0)
     return _part(factors.changed(replace(problem, window=window, sinks=None), factors.q, factors.k), factors)
 
 
-def _part(inside: Factors, factors: Factors) -> Array:
+def _part(inside: MatrixData, factors: MatrixData) -> Array:
     """The share of each query's weight on some of the keys, (batch, heads, queries): exp(L_part - L)."""
     with np.errstate(invalid="ignore"):
         within, whole = (on_cpu(part.logsumexp).astype(np.float64) for part in (inside, factors))
         return np.where(np.isneginf(within), 0.0, np.exp(within - whole))
 
 
-def _even(factors: Factors) -> Factors:
+def _even(factors: MatrixData) -> MatrixData:
     """One head that sees what the first one sees, and whose scores are all 0."""
     first = factors.problem.take(heads=range(1))
     unused: dict[str, Any] = {"softcap": None, "alibi_slopes": None, "sinks": None}
@@ -114,16 +108,18 @@ def first_key(matrix: Weights, batch: int) -> int:
     return 0 if mask is None else int(on_cpu(mask[batch, 0]).any(0).argmax())
 
 
-def _means(heads: int, real: Array, sink: Any, previous: Any, own: Any, distance: Any, entropy: Any) -> HeadSummary:
+def _means(
+    heads: int, real: Array, sink: Any, previous: Any, diagonal: Any, distance: Any, entropy: Any
+) -> HeadSummary:
     """The means over the queries that are real, of `previous` over those that have a key before their own."""
     behind = real & (np.cumsum(real, -1) > 1)
-    found = ((sink, real), (previous, behind), (own, real), (distance, real), (entropy, real))
-    return HeadSummary(*(_mean(values, which, heads) for values, which in found))
+    each = ((sink, real), (previous, behind), (diagonal, real), (distance, real), (entropy, real))
+    return HeadSummary(*(_mean(values, which, heads) for values, which in each))
 
 
 def _mean(values: Any, which: Array, heads: int) -> list[float]:
     """The mean over the queries selected by `which`, one for each head."""
     if values is None or not which.any():
         return [np.nan] * heads
-    found = as_host_array(values, "values")[0].astype(np.float64)
-    return [float(x) for x in np.where(which[:, None], found, 0.0).sum((0, 2)) / which.sum()]
+    numbers = as_host_array(values, "values")[0].astype(np.float64)
+    return [float(x) for x in np.where(which[:, None], numbers, 0.0).sum((0, 2)) / which.sum()]

@@ -11,20 +11,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from clearhead import __version__
 from clearhead.core.arrays import FLOATS, as_host_array, on_cpu, to_device_of
 from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import read_language
 from clearhead.core.statistics import Answers
-from clearhead.errors import DtypeError, RuleError, SelectionError, shown
+from clearhead.errors import DtypeError, RuleError, SelectionError, expected, shown
+from clearhead.version import __version__
 from clearhead.view.captions import captions
 from clearhead.view.container import Document, compressed, stored
 from clearhead.view.head_summary import even_heads, first_key, summarise_heads
+from clearhead.view.images import reach
 from clearhead.view.packing import forbids, packed
-from clearhead.view.parts import one_head
-from clearhead.view.picture import reach
-from clearhead.view.pixels import Pictures, coded, pictures
+from clearhead.view.pooling import Pictures, coded, pictures
 from clearhead.view.protocols import Weights
 from clearhead.words import Language
 
@@ -84,7 +83,7 @@ class PageOptions:
     def __post_init__(self) -> None:
         read_language(self.language)
         if not isinstance(self.title, str):
-            raise RuleError(f"title is {shown(self.title)}: expected a text.")
+            raise RuleError(expected("title", self.title, "a text"))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -114,8 +113,8 @@ def document(
     chosen = _choose([layer for run in runs for layer in run.layers], wish)
     if not wish.served:
         chosen = _fitting(chosen, wish.room)
-    told = _told(runs, chosen, each)
-    header = {"title": wish.title, "language": wish.language, "served": wish.served, "runs": told}
+    described_runs = _runs(runs, chosen, each)
+    header = {"title": wish.title, "language": wish.language, "served": wish.served, "runs": described_runs}
     return Document({**OPENING, **header}, chosen.arrays, packed=True)
 
 
@@ -124,13 +123,13 @@ def described(runs: Sequence[ShownRun]) -> tuple[list[dict[str, Any]], dict[str,
     if not runs:
         return [], {}
     chosen = replace(_choose([layer for run in runs for layer in run.layers], PageOptions()), prefix="runs.")
-    return _told(runs, chosen, iter), chosen.arrays
+    return _runs(runs, chosen, iter), chosen.arrays
 
 
-def _told(
+def _runs(
     runs: Sequence[ShownRun], chosen: _Chosen, each: Callable[[Sequence[int]], Iterable[int]]
 ) -> list[dict[str, Any]]:
-    told = iter([_layer(chosen, place) for place in each(range(len(chosen.layers)))])
+    layers = iter([_layer(chosen, place) for place in each(range(len(chosen.layers)))])
     return [
         {
             "name": run.name,
@@ -138,22 +137,19 @@ def _told(
             "sources": None if run.sources is None else list(run.sources),
             "edited": run.edited,
             "batch": run.batch,
-            "layers": [next(told) for _ in run.layers],
+            "layers": [next(layers) for _ in run.layers],
         }
         for run in runs
     ]
 
 
 def _choose(layers: list[ShownLayer], wish: PageOptions) -> _Chosen:
-    if not isinstance(wish.title, str):
-        raise RuleError(f"title is {wish.title!r}: expected a string.")
     if not layers:
         raise SelectionError("no attention was seen: there is nothing to show.")
     for layer in layers:
         if 0 in layer.matrix.shape:
-            raise SelectionError(
-                f"layer {layer.name} has no weights: its matrix is {named(layer.matrix.shape, WEIGHTS)}."
-            )
+            sizes = named(layer.matrix.shape, WEIGHTS)
+            raise SelectionError("layer {layer} has no weights: its matrix is {shape}.", layer=layer.name, shape=sizes)
     everything = [list(range(len(layer.heads))) for layer in layers]
     exact = everything if wish.exact is None else _places(layers, wish.exact)
     dtype = None
@@ -161,9 +157,8 @@ def _choose(layers: list[ShownLayer], wish: PageOptions) -> _Chosen:
         try:
             dtype = next(known for known in FLOATS if known.name == np.dtype(wish.dtype).name)
         except (TypeError, ValueError, StopIteration):
-            raise DtypeError(
-                f"dtype is {shown(wish.dtype)}: a page holds {', '.join(known.name for known in FLOATS)}."
-            ) from None
+            names = ", ".join(known.name for known in FLOATS)
+            raise DtypeError("dtype is {value}: a page holds {names}.", value=shown(wish.dtype), names=names) from None
     heads, all_exact = sum(len(layer.heads) for layer in layers), max(1, sum(map(len, exact)))
     small = next((side for side in _SMALL if heads * side**2 <= _SMALL_CELLS), _SMALL[-1])
     large = next((side for side in _LARGE if all_exact * side**2 <= _LARGE_CELLS), 0)
@@ -171,77 +166,87 @@ def _choose(layers: list[ShownLayer], wish: PageOptions) -> _Chosen:
 
 
 def _places(layers: list[ShownLayer], exact: Iterable[tuple[Any, int]]) -> list[list[int]]:
-    found: list[set[int]] = [set() for _ in layers]
+    places: list[set[int]] = [set() for _ in layers]
     listed = isinstance(exact, (list, tuple, set, frozenset))
     if not listed or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in exact):
-        raise SelectionError(f"exact is {shown(exact)}: expected a list of (layer, head) pairs.", "exact=[(0, 3)]")
+        raise SelectionError(expected("exact", exact, "a list of (layer, head) pairs"), "exact=[(0, 3)]")
     for name, head in exact:
         here = [place for place, layer in enumerate(layers) if layer.name == str(name)]
         if not here:
-            raise SelectionError(
-                f"exact: there is no layer {name!r}.", f"seen are: {', '.join(s.name for s in layers)}"
-            )
+            known = ", ".join(layer.name for layer in layers)
+            raise SelectionError("exact: there is no layer {layer!r}.", "seen are: {layers}", layer=name, layers=known)
         for place in here:
             if head not in layers[place].heads:
                 kept = ", ".join(map(str, layers[place].heads))
-                raise SelectionError(f"exact: layer {name} has no head {head}: seen are {kept}.")
-            found[place].add(list(layers[place].heads).index(head))
-    return [sorted(places) for places in found]
+                raise SelectionError(
+                    "exact: layer {layer} has no head {head}: seen are {kept}.", layer=name, head=head, kept=kept
+                )
+            places[place].add(list(layers[place].heads).index(head))
+    return [sorted(each) for each in places]
 
 
 def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
+    """The entry of one layer; its arrays go to `chosen.arrays`."""
     layer, exact = chosen.layers[place], chosen.exact[place]
     matrix, problem = layer.matrix, layer.matrix.factors.problem
     large = problem.queries * problem.keys > COMPUTED**2
     seen = matrix.observe(entropy=True, distance=True, logsumexp=True, top=min(2, problem.keys))
     first = first_key(matrix, 0)
-    told: dict[str, Any] = {"pixels": None, "largest": None, "wide": None, "key_of": []}
+    entry: dict[str, Any] = {"pixels": None, "largest": None, "wide": None, "key_of": []}
     arrays: dict[str, Array] = {}
-    found = None
+    small = None
     if large or len(exact) < problem.heads or chosen.served:
-        found = pictures(matrix, chosen.small)
-        told["pixels"] = list(found.most.shape[1:])
-        told["largest"] = _put(arrays, found, problem, "")
+        small = pictures(matrix, chosen.small)
+        entry |= _put(arrays, small, problem, "")
     plain, rule_arrays = packed(problem, exact)
     if exact and not chosen.served:
         keys = sorted({problem.kv_head_of(head) for head in exact})
-        told["key_of"] = [keys.index(problem.kv_head_of(head)) for head in exact]
+        entry["key_of"] = [keys.index(problem.kv_head_of(head)) for head in exact]
         arrays |= _exact(chosen, layer, exact, keys, as_host_array(seen.logsumexp, "logsumexp")[0] if large else None)
         arrays |= rule_arrays
         if large and chosen.large:
-            parts = [pictures(one_head(matrix, head), chosen.large) for head in exact]
-            whole = Pictures(*(np.concatenate(x) for x in zip(*parts, strict=True)))
-            told["wide"] = {"pixels": list(whole.most.shape[1:]), "largest": _put(arrays, whole, problem, "wide_")}
-    shown = list(range(problem.heads)) if chosen.served else exact
-    if found is not None and shown:
-        arrays["received"] = found.received[shown].astype(np.float32)
-    named_arrays = {name: f"{chosen.prefix}{place}.{name}" for name in arrays}
-    chosen.arrays.update({named_arrays[name]: array for name, array in arrays.items()})
-    means = summarise_heads(matrix, seen, layer.padding, cross=layer.cross)
-    told_heads = captions(means, even_heads(matrix, layer.padding, cross=layer.cross))
-    return told | {
-        "name": layer.name,
-        "heads": list(layer.heads),
-        "cross": layer.cross,
-        "note": layer.note,
-        "queries": problem.queries,
-        "keys": problem.keys,
-        "d_k": problem.d_k,
-        "dtype": problem.dtype.name,
-        "values": None if layer.v is None else layer.v.dtype.name if chosen.values else "",
-        "first": first,
-        "masked": forbids(problem),
-        "sinks": problem.sinks is not None,
+            parts = [pictures(matrix.part(0, head), chosen.large) for head in exact]
+            entry["wide"] = _put(arrays, Pictures(*map(np.concatenate, zip(*parts, strict=True))), problem, "wide_")
+    with_rows = list(range(problem.heads)) if chosen.served else exact
+    if small is not None and with_rows:
+        arrays["received"] = small.received[with_rows].astype(np.float32)
+    names = {name: f"{chosen.prefix}{place}.{name}" for name in arrays}
+    chosen.arrays.update({names[name]: array for name, array in arrays.items()})
+    return (
+        entry
+        | _numbers(layer, seen, first)
+        | {
+            "name": layer.name,
+            "heads": list(layer.heads),
+            "cross": layer.cross,
+            "note": layer.note,
+            "queries": problem.queries,
+            "keys": problem.keys,
+            "d_k": problem.d_k,
+            "dtype": problem.dtype.name,
+            "values": None if layer.v is None else layer.v.dtype.name if chosen.values else "",
+            "first": first,
+            "masked": forbids(problem),
+            "sinks": problem.sinks is not None,
+            "rules": plain,
+            "exact": exact,
+            "arrays": names,
+        }
+    )
+
+
+def _numbers(layer: ShownLayer, seen: Answers, first: int) -> dict[str, Any]:
+    """The statistics of a layer's heads, their captions, and where their colour scales end."""
+    means = summarise_heads(layer.matrix, seen, layer.padding, cross=layer.cross)
+    each = captions(means, even_heads(layer.matrix, layer.padding, cross=layer.cross))
+    rounded = {
+        name: [float(f"{x:.4g}") if isfinite(x) else None for x in values] for name, values in means._asdict().items()
+    }
+    return {
         "reach": _reaches(seen, first),
-        "rules": plain,
-        "statistics": {
-            name: [float(f"{x:.4g}") if isfinite(x) else None for x in values]
-            for name, values in means._asdict().items()
-        },
-        "captions": [None if caption is None else caption.said for caption in told_heads],
-        "kinds": [None if caption is None else caption.kind for caption in told_heads],
-        "exact": exact,
-        "arrays": named_arrays,
+        "statistics": rounded,
+        "captions": [caption and caption.said for caption in each],
+        "kinds": [caption and caption.kind for caption in each],
     }
 
 
@@ -251,54 +256,52 @@ def _reaches(seen: Answers, first: int) -> dict[str, list[float]]:
     weights, keys = (as_host_array(x, "weights")[0][0] for x in seen.top)
     strongest = weights[..., 0]
     others = weights[..., 1] if weights.shape[-1] > 1 else np.zeros_like(strongest)
-    aside = np.where(keys[..., 0] == first, others, strongest)
-    return {
-        name: [float(f"{reach(rows):.6g}") for rows in peaks]
-        for name, peaks in (("whole", strongest), ("aside", aside))
-    }
+    ends = {"whole": strongest, "aside": np.where(keys[..., 0] == first, others, strongest)}
+    return {name: [float(f"{reach(rows):.6g}") for rows in peaks] for name, peaks in ends.items()}
 
 
-def _put(arrays: dict[str, Array], found: Pictures, problem: Problem, prefix: str) -> dict[str, list[float]]:
-    """Add the encoded pictures to `arrays`; returns the weight of the highest code for each head.
+def _put(arrays: dict[str, Array], drawn: Pictures, problem: Problem, prefix: str) -> dict[str, Any]:
+    """Add the encoded pictures to `arrays`; returns their size, and the weight of the highest code for each head.
 
     If each pixel is a single weight, mean and largest are equal and only the largest is stored.
     """
-    single = found.most.shape[1:] == (problem.queries, problem.keys)
+    size = drawn.most.shape[1:]
     largest = {}
-    for name in ("most",) if single else ("most", "mean"):
-        pixels, first = getattr(found, name), getattr(found, f"first_{name}")
+    for name in ("most",) if size == (problem.queries, problem.keys) else ("most", "mean"):
+        pixels, first = getattr(drawn, name), getattr(drawn, f"first_{name}")
         arrays[prefix + name], arrays[f"{prefix}first_{name}"], largest[name] = coded(pixels, first)
-    return largest
+    return {"pixels": list(size), "largest": largest}
 
 
 def _exact(
     chosen: _Chosen, layer: ShownLayer, exact: list[int], keys: list[int], logsumexp: Array | None
 ) -> dict[str, Array]:
     """q, k, v, g and log-sum-exp of the exact heads, the latter of rounded q and k where these are rounded."""
-    factors = layer.matrix.factors
-    own, dtype = factors.q.dtype, chosen.dtype
+    factors, dtype = layer.matrix.factors, chosen.dtype
     q, k = on_cpu(factors.q), on_cpu(factors.k)
-    if dtype is not None and dtype != own:
+    if dtype is not None and dtype != factors.q.dtype:
         q, k = (_rounded(x, dtype, layer.name) for x in (q, k))
         if logsumexp is not None:
-            rounded = (to_device_of(x.astype(own), factors.q) for x in (q, k))
+            rounded = (to_device_of(x.astype(factors.q.dtype), factors.q) for x in (q, k))
             logsumexp = on_cpu(factors.changed(factors.problem, *rounded).logsumexp)
-    found = {"q": q[0, exact], "k": k[0, keys]}
+    arrays = {"q": q[0, exact], "k": k[0, keys]}
     if logsumexp is not None:
-        found["logsumexp"] = logsumexp[0, exact]
+        arrays["logsumexp"] = logsumexp[0, exact]
     if layer.v is not None and chosen.values:
         v = on_cpu(layer.v)[0, keys]
-        found["v"] = v if dtype is None or dtype == v.dtype else _rounded(v, dtype, layer.name)
+        arrays["v"] = v if dtype is None or dtype == v.dtype else _rounded(v, dtype, layer.name)
         if layer.g is not None:
-            found["g"] = on_cpu(layer.g)[0, exact]
-    return found
+            arrays["g"] = on_cpu(layer.g)[0, exact]
+    return arrays
 
 
 def _rounded(x: Array, dtype: np.dtype[Any], layer: str) -> Array:
     with np.errstate(over="ignore"):
         rounded = x.astype(dtype)
     if not np.array_equal(np.isfinite(rounded), np.isfinite(x)):
-        raise DtypeError(f"layer {layer} has numbers too large for {dtype.name}.", "dtype='bfloat16'")
+        raise DtypeError(
+            "layer {layer} has numbers too large for {dtype}.", "dtype='bfloat16'", layer=layer, dtype=dtype.name
+        )
     return rounded
 
 
@@ -307,51 +310,65 @@ def _fitting(chosen: _Chosen, room: int | None) -> _Chosen:
 
     Raises SelectionError for a page that would be too large; the hint says what would fit.
     """
-    sizes: list[float] = []
-    values: list[float] = []
-    large, drawn = False, 0
-    for layer, exact in zip(chosen.layers, chosen.exact, strict=True):
-        factors = layer.matrix.factors
-        problem = factors.problem
-        keys = {problem.kv_head_of(head) for head in exact}
-        dtype = chosen.dtype or factors.q.dtype
-        computed = problem.queries * problem.keys <= COMPUTED**2
-        drawn += 0 if computed and len(exact) == problem.heads else problem.heads
-        if not exact:
-            continue
-        large = large or not computed
-        share = _share(on_cpu(factors.q[0, exact[0]]), dtype)
-        numbers = (len(exact) * problem.queries + len(keys) * problem.keys) * problem.d_k
-        rules = sum(array.nbytes for array in packed(problem, exact)[1].values())
-        rows = 0 if computed else 12 * len(exact) * problem.queries
-        sizes.append(numbers * dtype.itemsize * share + rows + rules / 4)
-        if layer.v is not None:
-            kind = chosen.dtype or layer.v.dtype
-            part = on_cpu(layer.v[0, min(keys)])
-            derived = 0 if layer.g is None else on_cpu(layer.g)[0, exact].nbytes
-            values.append(len(keys) * part.size * kind.itemsize * _share(part, kind) + derived)
     count = max(1, sum(map(len, chosen.exact)))
-    pictured = drawn * chosen.small**2 + large * count * chosen.large**2
-    whole = _TEXT * (sum(sizes) + pictured)
+    sizes, values, pictured, large = 0.0, 0.0, 0, False
+    for layer, exact in zip(chosen.layers, chosen.exact, strict=True):
+        problem = layer.matrix.factors.problem
+        computed = problem.queries * problem.keys <= COMPUTED**2
+        pictured += 0 if computed and len(exact) == problem.heads else problem.heads * chosen.small**2
+        if exact:
+            large = large or not computed
+            operands, more = _bytes_of(layer, exact, chosen.dtype, computed=computed)
+            sizes, values = sizes + operands, values + more
+    pictured += large * count * chosen.large**2
     if room is None or any(layer.g is not None for layer in chosen.layers):  # who asked for causes wants v
-        sizes, whole = sizes + values, whole + _TEXT * sum(values)
-    elif whole + _TEXT * sum(values) > room:
+        sizes += values
+    elif _TEXT * (sizes + pictured + values) > room:
         chosen = replace(chosen, values=False)
+    whole = _TEXT * (sizes + pictured)
     if whole > LIMIT:
-        fit = int(max(0.0, LIMIT / _TEXT - pictured) / max(1.0, sum(sizes)) * count)
-        smaller = (
-            ""
-            if (chosen.dtype or chosen.layers[0].matrix.factors.q.dtype).itemsize <= 2
-            else "dtype='bfloat16' halves it; "
-        )
+        fit = int(max(0.0, LIMIT / _TEXT - pictured) / max(1.0, sizes) * count)
         first = chosen.layers[0]
+        halves = (chosen.dtype or first.matrix.factors.q.dtype).itemsize > 2
+        hint = (
+            "exact=[({name!r}, {head})] chooses (layer, head) pairs: about {fit} fit; "
+            "`clearhead view` serves any number."
+        )
+        if halves:
+            hint = (
+                "exact=[({name!r}, {head})] chooses (layer, head) pairs: about {fit} fit; dtype='bfloat16' halves it; "
+                "`clearhead view` serves any number."
+            )
+        words: dict[str, object] = {"size": whole / 1e6, "count": count, "most": LIMIT / 1e6}
+        words |= {"name": first.name, "head": first.heads[0], "fit": fit}
         raise SelectionError(
-            f"the page would have about {whole / 1e6:.0f} MB with {count} exact heads, and above {LIMIT / 1e6:.0f} MB "
+            "the page would have about {size:.0f} MB with {count} exact heads, and above {most:.0f} MB "
             "browsers are slow to open it.",
-            f"exact=[({first.name!r}, {first.heads[0]})] chooses (layer, head) pairs: about {fit} fit; {smaller}"
-            "`clearhead view` serves any number.",
-        )  # fmt: skip
+            hint,
+            **words,
+        )
     return chosen
+
+
+def _bytes_of(
+    layer: ShownLayer, exact: list[int], dtype: np.dtype[Any] | None, *, computed: bool
+) -> tuple[float, float]:
+    """About how many bytes q, k, the rules and the log-sum-exp of the exact heads take, and how many v and g."""
+    factors = layer.matrix.factors
+    problem = factors.problem
+    keys = {problem.kv_head_of(head) for head in exact}
+    stored_as = dtype or factors.q.dtype
+    numbers = (len(exact) * problem.queries + len(keys) * problem.keys) * problem.d_k
+    rules = sum(array.nbytes for array in packed(problem, exact)[1].values())
+    rows = 0 if computed else 12 * len(exact) * problem.queries
+    share = _share(on_cpu(factors.q[0, exact[0]]), stored_as)
+    size = numbers * stored_as.itemsize * share + rows + rules / 4
+    if layer.v is None:
+        return size, 0.0
+    stored_as = dtype or layer.v.dtype
+    part = on_cpu(layer.v[0, min(keys)])
+    derived = 0 if layer.g is None else on_cpu(layer.g)[0, exact].nbytes
+    return size, len(keys) * part.size * stored_as.itemsize * _share(part, stored_as) + derived
 
 
 def _share(x: Array, dtype: np.dtype[Any]) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.core.statistics import PER_KEY, PER_QUERY, listed
-from clearhead.view.picture import strips
+from clearhead.view.images import strips
 
 MOST_CELLS = 64 * 64  # larger matrices get no picture
 _STRIPS = 32  # heads whose statistics are drawn
@@ -20,25 +20,25 @@ MOST_BYTES = 4 * 2**20  # outputs are saved in the notebook's file
 
 def bundle(text: str, pages: Sequence[Callable[[], str]], picture: Callable[[], str], cells: int) -> dict[str, str]:
     """The MIME bundle: text, an SVG if `cells` is small enough, and the first page that is not too large."""
-    found = {"text/plain": text}
+    outputs = {"text/plain": text}
     if 0 < cells <= MOST_CELLS:
-        found["image/svg+xml"] = picture()
+        outputs["image/svg+xml"] = picture()
     said = ""
     for page in pages:
         whole = page()
         if len(whole) <= MOST_BYTES:
-            return found | {"text/html": said + framed(whole)}
+            return outputs | {"text/html": said + framed(whole)}
         size = len(whole) / 2**20
         said = said or (
             f"<p>The page with every weight has {size:.0f} MB: <code>.save(&quot;page.html&quot;)</code> writes it.</p>"
         )
-    return found | {"text/html": said}
+    return outputs | {"text/html": said}
 
 
-def observed(found: Mapping[str, Array]) -> dict[str, str]:
+def observed(statistics: Mapping[str, Array]) -> dict[str, str]:
     """The MIME bundle of statistics, (…, heads, tokens) or more axes: one line of text each, and strips of colour."""
     lines, drawn = [], {}
-    for name, array in found.items():
+    for name, array in statistics.items():
         finite = array[np.isfinite(array)]
         reach = f"{finite.min():.4g} to {finite.max():.4g}" if finite.size else "nothing finite"
         lines.append(f"{name:<10} {array.shape!s:<24} {reach}")

@@ -8,7 +8,7 @@ from clearhead.core.problem import Problem
 from clearhead.core.statistics import Answers, Asked
 
 
-class Factors(Protocol):
+class MatrixData(Protocol):
     """The arrays and rules that weights are computed from."""
 
     @property
@@ -42,7 +42,7 @@ class Weights(Protocol):
         """(batch, heads, queries, keys)."""
 
     @property
-    def factors(self) -> Factors:
+    def factors(self) -> MatrixData:
         """The arrays and rules that its weights are computed from."""
 
     def __getitem__(self, key: Any) -> Any:

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from clearhead.errors import ClearheadError, SelectionError
+from clearhead.errors import ClearheadError, SelectionError, Sentence
 from clearhead.view import page
 from clearhead.view.answers import ANSWERS, answer
 from clearhead.view.container import Document
@@ -63,12 +63,14 @@ def application(document: Document, runs: Sequence[ShownRun], token: str) -> Sta
 def listen(port: int = 0) -> socket.socket:
     """A listening socket on loopback; port 0 takes a free one. Raises SelectionError if the port cannot be used."""
     if not 0 <= port <= 65535:
-        raise SelectionError(f"port is {port}: expected 0 to 65535.", "leave --port out for a free one.")
+        raise SelectionError("port is {port}: expected 0 to 65535.", "leave --port out for a free one.", port=port)
     try:
         return socket.create_server(("127.0.0.1", port))
     except OSError as error:
-        words = f"port {port} cannot be used: {error.strerror}."
-        raise SelectionError(words, "leave --port out for a free one.") from None
+        values = {"port": port, "reason": Sentence(error.strerror or str(error))}
+        raise SelectionError(
+            "port {port} cannot be used: {reason}.", "leave --port out for a free one.", **values
+        ) from None
 
 
 def serve(document: Document, runs: Sequence[ShownRun], say: Callable[[str], None], listening: socket.socket) -> None:

@@ -43,7 +43,7 @@ class Written:
     """The ids that a model was given, (batch, tokens), and the tokenizer that reads them."""
 
     tokenizer: Any
-    own: list[list[int]] = field(default_factory=list)
+    tokens: list[list[int]] = field(default_factory=list)
     source: list[list[int]] = field(default_factory=list)  # of the encoder, where there is one
 
 
@@ -59,12 +59,12 @@ class Sequences:
         """(batch, tokens), the texts of "own" or "source"; None where they are not known."""
         tokens = self.source_tokens if side == "source" else self.tokens
         if self.written is not None:
-            rows = self.written.source if side == "source" else self.written.own
+            rows = self.written.source if side == "source" else self.written.tokens
             return [pieces_of(row, self.written.tokenizer.decode) for row in rows] or None
         if not tokens or not all(isinstance(token, str) for row in tokens for token in row):
             return None
-        found = [spaced(row) for row in tokens]
-        return None if any(row is None for row in found) else [row for row in found if row is not None]
+        results = [spaced(row) for row in tokens]
+        return None if any(row is None for row in results) else [row for row in results if row is not None]
 
     def why_not(self) -> str:
         if self.written is None and any(isinstance(row[0], str) for row in self.tokens[:1] if row):
@@ -114,14 +114,14 @@ def _labels_of_places(name: str, groups: Mapping[Any, Any], text: Text) -> Array
     if not groups:
         raise SelectionError(f"{name} is empty: it has no spans.", f"{name}={{'user': slice(0, 9)}}")
     labels = np.full((1, text.length), -1)
-    for number, (key, given) in enumerate(groups.items()):
+    for number, (key, inputs) in enumerate(groups.items()):
         which = f"{name}[{key!r}]"
-        places = read_places(which, _flat(given))
+        places = read_places(which, _flat(inputs))
         if places is None:
             raise DtypeError(f"{which} is None: expected positions, slices or words.", f"{which}=slice(0, 5)")
         chosen = search(which, places, text).members(range(text.length))
         if not chosen.any():
-            raise SelectionError(f"{which} is {shown(given)}: none of the {text.length} tokens are there.")
+            raise SelectionError(f"{which} is {shown(inputs)}: none of the {text.length} tokens are there.")
         labels = np.repeat(labels, max(1, len(chosen) // len(labels)), axis=0)
         taken = np.argwhere(chosen & (labels >= 0))
         if len(taken):
@@ -131,11 +131,11 @@ def _labels_of_places(name: str, groups: Mapping[Any, Any], text: Text) -> Array
     return labels
 
 
-def _flat(given: Any) -> Any:
+def _flat(inputs: Any) -> Any:
     """Ranges within a list as their positions, which is how `read_places` takes them."""
-    if not isinstance(given, (list, tuple)) or not any(isinstance(one, range) for one in given):
-        return given
-    return [place for one in given for place in (one if isinstance(one, range) else [one])]
+    if not isinstance(inputs, (list, tuple)) or not any(isinstance(one, range) for one in inputs):
+        return inputs
+    return [place for one in inputs for place in (one if isinstance(one, range) else [one])]
 
 
 def _padded(labels: list[int], length: int) -> list[int]:
@@ -146,23 +146,23 @@ def _texts(labels: Array, text: Text) -> list[list[str]]:
     """The texts of each row's spans; runs of tokens that are apart have … between them."""
     if text.pieces is None:
         return [[""] * (int(labels.max(initial=-1)) + 1)]
-    found = []
+    results = []
     for row, pieces in enumerate(text.pieces):
         names = [""] * (int(labels.max(initial=-1)) + 1)
-        own = labels[row % len(labels)]
-        edges = [0, *(np.flatnonzero(np.diff(own)) + 1).tolist(), len(own)]
+        local = labels[row % len(labels)]
+        edges = [0, *(np.flatnonzero(np.diff(local)) + 1).tolist(), len(local)]
         for first, last in pairwise(edges):
-            if last > first and own[first] >= 0:
-                before = names[own[first]]
-                names[own[first]] = before + (" … " if before else "") + "".join(pieces[first:last])
-        found.append([name.strip() or name for name in names])
-    return found
+            if last > first and local[first] >= 0:
+                before = names[local[first]]
+                names[local[first]] = before + (" … " if before else "") + "".join(pieces[first:last])
+        results.append([name.strip() or name for name in names])
+    return results
 
 
-def joined(own: Division, other: Division) -> Division:
+def joined(local: Division, other: Division) -> Division:
     """The spans of merged attention's keys: those of the sequence, and behind them the source's."""
-    batch = max(len(own.labels), len(other.labels))
-    moved = np.where(other.labels < 0, -1, other.labels + own.size)
-    labels = np.concatenate([np.broadcast_to(x, (batch, x.shape[1])) for x in (own.labels, moved)], axis=1)
-    rows = max(len(own.names), len(other.names))
-    return Division(labels, [own.of_text(row) + other.of_text(row) for row in range(rows)])
+    batch = max(len(local.labels), len(other.labels))
+    moved = np.where(other.labels < 0, -1, other.labels + local.size)
+    labels = np.concatenate([np.broadcast_to(x, (batch, x.shape[1])) for x in (local.labels, moved)], axis=1)
+    rows = max(len(local.names), len(other.names))
+    return Division(labels, [local.of_text(row) + other.of_text(row) for row in range(rows)])

@@ -66,29 +66,29 @@ class HeadEffects(list[HeadEffect]):
 
 def strongest_edges(layers: Iterable[Layer], k: int) -> list[Edge]:
     """The k cuts of all layers with the largest effect; of equal ones the first by place. O(layers·k) memory."""
-    found: list[Edge] = []
+    results: list[Edge] = []
     for layer in layers:
         cuts = layer.cuts().strongest(k)
         batch, head, query, key, value = (as_host_array(x, "strongest")[0].tolist() for x in cuts)
-        heads = [layer.heads[at] for at in head]
-        found += map(Edge, [layer.name] * len(head), batch, heads, query, key, value)
-        found = sorted(found, key=lambda edge: -abs(edge.value))[:k]
-    return found
+        heads = [layer.heads[place] for place in head]
+        results += map(Edge, [layer.name] * len(head), batch, heads, query, key, value)
+        results = sorted(results, key=lambda edge: -abs(edge.value))[:k]
+    return results
 
 
 def sides_of(layer: Layer, *, has_source: bool) -> tuple[str, str]:
     """Which text a layer's queries and keys are of: the model's "own", its encoder's "source", or "" for none."""
     stack = ModulePath.of(layer.path).stack
-    own = "source" if stack == "encoder" and has_source else "own" if stack == "encoder" or stack in _TEXT else ""
-    return own, "source" if layer.cross else own
+    local = "source" if stack == "encoder" and has_source else "own" if stack == "encoder" or stack in _TEXT else ""
+    return local, "source" if layer.cross else local
 
 
 def words_of(edge: Edge, layer: Layer, tokens: list[list[Any]], sources: list[list[Any]]) -> tuple[str, str]:
     """The tokens of an edge's query and key; "" where they are not known."""
     texts = {"own": tokens, "source": sources, "": []}
-    own, other = sides_of(layer, has_source=bool(sources))
+    local, other = sides_of(layer, has_source=bool(sources))
     seen = layer.observation
-    query = _word(texts[own], edge.batch, edge.query, seen.queries)
+    query = _word(texts[local], edge.batch, edge.query, seen.queries)
     return query, _word(texts[other], edge.batch, edge.key, seen.keys)
 
 

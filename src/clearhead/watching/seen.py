@@ -12,7 +12,6 @@ import numpy as np
 from clearhead.core.arrays import as_array
 from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.rule_values import is_whole, read_members, read_path, whole_number
-from clearhead.deprecated import renamed
 from clearhead.errors import FileError, RuleError, SelectionError, shown, unknown
 from clearhead.layers.layer import Layer
 from clearhead.layers.run import LAYERS, Run
@@ -21,10 +20,9 @@ from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
 from clearhead.ops.relevance import relevance
 from clearhead.ops.rollout import rollout
-from clearhead.view import figure
+from clearhead.view import plots
+from clearhead.view.display import Display, Page
 from clearhead.view.long import ShownLayer, ShownRun
-from clearhead.view.parts import one_sequence
-from clearhead.view.pictured import Page, Pictured
 from clearhead.watching.dividing import Sequences, Written
 from clearhead.watching.effects import Edge, Edges, HeadEffects, head_effects, strongest_edges, words_of
 from clearhead.watching.spans import SpanEdge, Spans, spanned
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Seen(Run, Pictured):
+class Seen(Run, Display):
     """What `ch.watch` saw: `seen[layer]` is an Observation, `seen.matrix(layer)` the AttentionMatrix itself.
 
     A layer is given by its number, or by its name where a model has several stacks: `seen.layers` lists the names.
@@ -81,7 +79,6 @@ class Seen(Run, Pictured):
         """
         return self.layer(layer).matrix()
 
-    @renamed("token", "query")
     def rollout(self, query: int, *, residual: float = 0.5, layers: Iterable[int | str] | None = None) -> Any:
         """How much each token contributes to one query through all self-attention layers, (batch, tokens).
 
@@ -230,7 +227,7 @@ class Seen(Run, Pictured):
     ) -> Any:
         """Draw on matplotlib axes: layers × heads by a statistic of `summary`, or the weights of one layer and head.
 
-        statistic     "sink", "previous", "own", "distance" or "entropy"
+        statistic     "sink", "previous", "diagonal", "distance" or "entropy"
         layer, head   both, to draw that head's weights of text `batch`
         ax            the axes to draw on; None makes new ones
 
@@ -248,7 +245,7 @@ class Seen(Run, Pictured):
         for row, part in enumerate(lines):
             for line in part:
                 values[row, line.head] = getattr(line, statistic)
-        return figure.plot_grid(values, self.layers, statistic, ax)
+        return plots.plot_grid(values, self.layers, statistic, ax)
 
     def save(self, path: str | os.PathLike[str], **options: Unpack[Page]) -> None:
         """Write everything to one file, whole or not at all: a page for .html, else safetensors for `ch.load`.
@@ -282,17 +279,17 @@ class Seen(Run, Pictured):
     def _run(self, batch: int, v: Any = None) -> ShownRun:
         if v is not None:
             raise RuleError("v is for the page of an AttentionMatrix.", "ch.watch(model, values=True) keeps the run's.")
-        found = []
+        results = []
         for name in self.layers:
             layer = self.layer(name)
             matrix = layer.matrix()
             if not is_whole(batch) or not 0 <= batch < matrix.shape[0]:
                 raise SelectionError(f"batch {batch} is outside 0..{matrix.shape[0] - 1}.")
             padding = None if layer.padding is None else as_array(layer.padding, "padding")[0][[batch]]
-            part = one_sequence(matrix, batch)
+            part = matrix.part(batch)
             v, g = _values_and_derivative(layer, batch)
-            found.append(ShownLayer(layer.name, layer.heads, part, padding, layer.cross, layer.note, v, g))
-        return ShownRun(self.model or "watched", found, _texts(self.tokens, batch), _texts(self.source_tokens, batch))
+            results.append(ShownLayer(layer.name, layer.heads, part, padding, layer.cross, layer.note, v, g))
+        return ShownRun(self.model or "watched", results, _texts(self.tokens, batch), _texts(self.source_tokens, batch))
 
     def told_unseen(self) -> str:
         """One sentence on the attention that was not seen; "" where all was seen."""

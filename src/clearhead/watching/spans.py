@@ -7,8 +7,8 @@ import numpy as np
 
 from clearhead.changing.places import Text
 from clearhead.core.arrays import as_host_array
-from clearhead.core.rule_values import is_whole, whole_number
-from clearhead.errors import RuleError, SelectionError
+from clearhead.core.rule_values import layer_name, whole_number
+from clearhead.errors import RuleError
 from clearhead.layers.layer import Layer
 from clearhead.watching.dividing import Division, Sequences, divide, joined
 from clearhead.watching.effects import Edges, sides_of
@@ -64,8 +64,11 @@ class Spans(Mapping[str, Any]):
         return len(self._parts)
 
     def names(self, layer: int | str = 0, batch: int = 0) -> tuple[list[str], list[str]]:
-        """The texts or names of the spans of one layer's queries and of its keys; "" where they are not known."""
-        part = self._part(layer)
+        """The texts or names of the spans of one layer's queries and of its keys; "" where they are not known.
+
+        Raises SelectionError for another layer, RuleError unless batch is a whole number from 0 up.
+        """
+        part, batch = self._part(layer), whole_number("batch", batch, 0)
         return part.queries.of_text(batch), part.keys.of_text(batch)
 
     def strongest(self, k: int = 20) -> Edges[SpanEdge]:
@@ -75,10 +78,10 @@ class Spans(Mapping[str, Any]):
         Raises RuleError unless k is a positive integer. The time of all layers; the memory of one, and O(k).
         """
         k = whole_number("k", k, 1, hint="strongest(20)")
-        found: list[tuple[SpanEdge, tuple[str, str]]] = []
+        results: list[tuple[SpanEdge, tuple[str, str]]] = []
         for name, part in self._parts.items():
-            found = sorted(found + _strongest(name, part, k), key=lambda one: -abs(one[0].value))[:k]
-        return Edges([edge for edge, _ in found], [names for _, names in found])
+            results = sorted(results + _strongest(name, part, k), key=lambda one: -abs(one[0].value))[:k]
+        return Edges([edge for edge, _ in results], [names for _, names in results])
 
     def __str__(self) -> str:
         return str(self.strongest(20))
@@ -89,12 +92,7 @@ class Spans(Mapping[str, Any]):
         return f"Spans({len(self)} layers{first})"
 
     def _part(self, layer: int | str) -> SpannedLayer:
-        name, names = str(layer), list(self._parts)
-        if name not in self._parts and is_whole(layer) and -len(names) <= int(layer) < len(names):
-            name = names[int(layer)]
-        if name not in self._parts:
-            raise SelectionError(f"there is no layer {layer!r}.", f"asked for are: {', '.join(names)}")
-        return self._parts[name]
+        return self._parts[layer_name(layer, list(self._parts))]
 
 
 def spanned(layers: Iterable[Layer], groups: Any, source_groups: Any, sequences: Sequences) -> dict[str, SpannedLayer]:
@@ -123,8 +121,8 @@ def spanned(layers: Iterable[Layer], groups: Any, source_groups: Any, sequences:
     parts = {}
     for layer in layers:
         cuts = layer.cuts()
-        (own, other), (queries, keys) = sides_of(layer, has_source=has_source), cuts.shape[-2:]
-        rows = divided(layer, own, "queries", queries)
+        (local, other), (queries, keys) = sides_of(layer, has_source=has_source), cuts.shape[-2:]
+        rows = divided(layer, local, "queries", queries)
         cols = divided(layer, other, "keys", keys - layer.other_keys)
         if layer.other_keys:
             cols = joined(cols, divided(layer, "source", "last keys", layer.other_keys))
@@ -139,10 +137,10 @@ def _strongest(layer: str, part: SpannedLayer, k: int) -> list[tuple[SpanEdge, t
     least = np.partition(size, size.size - k)[size.size - k] if k < size.size else 0.0
     places = np.flatnonzero((size >= least) & (size > 0))
     places = places[np.argsort(-size[places], kind="stable")][:k]
-    found = []
+    results = []
     for batch, head, query, key in zip(*(x.tolist() for x in np.unravel_index(places, effects.shape)), strict=True):
         value = float(effects[batch, head, query, key])
         positions = part.queries.positions(batch, query), part.keys.positions(batch, key)
         edge = SpanEdge(layer, batch, part.heads[head], query, key, value, *positions)
-        found.append((edge, (part.queries.of_text(batch)[query], part.keys.of_text(batch)[key])))
-    return found
+        results.append((edge, (part.queries.of_text(batch)[query], part.keys.of_text(batch)[key])))
+    return results

@@ -18,7 +18,7 @@ class Head(NamedTuple):
     head: int
     sink: float  # weight on the first key that is not padding
     previous: float  # weight on the key before the query's own; queries that have one
-    own: float  # weight on the query's own key
+    diagonal: float  # weight on the query's own key
     distance: float  # Σ_j a_ij·|i - j|
     entropy: float  # in nats
 
@@ -32,10 +32,10 @@ class Summary(list[Head]):
 
     def __str__(self) -> str:
         width = min(max((len(line.layer) for line in self), default=5), 24)
-        table = [f"{'layer':<{width}} head   sink  previous    own   distance  entropy"]
+        table = [f"{'layer':<{width}} head   sink  previous diagonal   distance  entropy"]
         for line in self:
             name = line.layer if len(line.layer) <= width else "…" + line.layer[1 - width :]
-            shares = f"{_share(line.sink):>6} {_share(line.previous):>9} {_share(line.own):>6}"
+            shares = f"{_share(line.sink):>6} {_share(line.previous):>9} {_share(line.diagonal):>8}"
             table.append(
                 f"{name:<{width}} {line.head:>4} {shares} {_number(line.distance):>10} {_number(line.entropy):>8}"
             )
@@ -49,7 +49,7 @@ def heads_of(layer: Layer) -> list[Head]:
     means = summarise_heads(None if layer.q is None else layer.matrix(), layer.observation, padding, cross=layer.cross)
     if layer.other_keys:  # which are near to no query
         means = means._replace(distance=[np.nan] * len(layer.heads))
-    return [Head(layer.name, head, *(mean[at] for mean in means)) for at, head in enumerate(layer.heads)]
+    return [Head(layer.name, head, *(mean[place] for mean in means)) for place, head in enumerate(layer.heads)]
 
 
 def _share(x: float) -> str:

@@ -58,22 +58,22 @@ def verified(model: Any, edges: Any, run: Callable[[], Any], batch: int) -> Veri
             f"{batch} texts were watched together: an edge is cut in all of a batch, and its effect is one text's.",
             "watch one text.",
         )
-    before, found = _number(run), []
+    before, result = _number(run), []
     for edge in edges:
         whole = (edge.queries, edge.keys) if isinstance(edge, SpanEdge) else ((edge.query,), (edge.key,))
         cut = Cut(queries=whole[0], keys=whole[1], layers=(edge.layer,), heads=(edge.head,))
         with change(model, cut):
             after = _number(run)
-        found.append(VerifiedEdge(edge.layer, edge.head, edge.query, edge.key, edge.value, after - before))
-    return Verified(found, edges.tokens if isinstance(edges, Edges) else ())
+        result.append(VerifiedEdge(edge.layer, edge.head, edge.query, edge.key, edge.value, after - before))
+    return Verified(result, edges.tokens if isinstance(edges, Edges) else ())
 
 
 def _number(run: Callable[[], Any]) -> float:
     import torch
 
     with torch.no_grad():
-        given = run()
+        inputs = run()
     try:
-        return float(given)
+        return float(inputs)
     except (TypeError, ValueError, RuntimeError):
-        raise DtypeError(f"run returned {type(given).__name__}: expected one number.", _HINT) from None
+        raise DtypeError(f"run returned {type(inputs).__name__}: expected one number.", _HINT) from None

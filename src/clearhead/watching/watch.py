@@ -179,8 +179,8 @@ class _Watching:
         """How to follow an output that a checkpoint computes again, where it had no graph the first time."""
         from clearhead.layers.derivatives import computed_again
 
-        own = [one for place, one in self.recordings.items() if place.module is module and one is not None]
-        waiting = [found for recording in own for found in recording.graphless()]
+        local = [one for place, one in self.recordings.items() if place.module is module and one is not None]
+        waiting = [result for recording in local for result in recording.graphless()]
         if not waiting:
             return None
         return lambda call, output: computed_again(waiting, call.q).follow(output)
@@ -205,7 +205,7 @@ class _Watching:
         written = self.seen.written
         if not self.seen.source_tokens:
             self._add(self.seen.source_tokens, source, None if written is None else written.source)
-        self._add(self.seen.tokens, ids, None if written is None else written.own)
+        self._add(self.seen.tokens, ids, None if written is None else written.tokens)
 
     def _add(self, rows: list[list[Any]], ids: Any, read: list[list[int]] | None) -> None:
         """Add ids to what is shown, and to those that the tokenizer reads."""
@@ -214,10 +214,10 @@ class _Watching:
         for kept in (rows, read):
             if kept is not None and not kept:
                 kept += [[] for _ in ids]
-        for at, more in enumerate(ids.tolist()):
-            rows[at] += more if read is None else [self.tokenizer.decode([token]) for token in more]
+        for place, more in enumerate(ids.tolist()):
+            rows[place] += more if read is None else [self.tokenizer.decode([token]) for token in more]
             if read is not None:
-                read[at] += more
+                read[place] += more
 
     def check_chosen(self) -> None:
         """At the block's end: raise where no attention was seen, or a chosen layer was not."""
@@ -251,9 +251,9 @@ def _check_options(*, keep: Any, values: Any, causes: Any, tokenizer: Any) -> No
         )
 
 
-def _heads(given: Any) -> list[int]:
+def _heads(inputs: Any) -> list[int]:
     """The heads to keep, sorted. Raises SelectionError for anything but whole numbers from 0 up."""
-    heads = read_members("heads", given, (int, np.integer), "a list of whole numbers from 0 up", "heads=[0, 1]")
+    heads = read_members("heads", inputs, (int, np.integer), "a list of whole numbers from 0 up", "heads=[0, 1]")
     if heads and min(heads) < 0:
         raise SelectionError(f"heads holds {min(heads)}: expected a list of whole numbers from 0 up.", "heads=[0, 1]")
     return sorted(set(heads))

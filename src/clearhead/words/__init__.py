@@ -1,37 +1,54 @@
-"""Every sentence the reports say, in English and in Chinese: one table for each report, and what fills them in."""
+"""Every sentence in English and in Chinese: data files, one for each subject, and what fills them in.
 
+An entry of a file such as learn.toml is a key with the sentence in each language; {names} stand for what varies:
+
+    ["slider play"]
+    en = "Play"
+    zh = "播放"
+
+In errors.toml, python.toml and formulas.toml the key is the English itself.
+"""
+
+from functools import cache
+from importlib.resources import files
 from string import Formatter
 from typing import Any, Literal
 
 from clearhead.digits import significant
-from clearhead.words import explain, learn, steps, trace, way, why
 
 Language = Literal["en", "zh"]
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
+REPORTS = ("steps", "explain", "way", "why", "trace", "learn")  # the files whose sentences `say` says
 
 
-_WORDS = {**steps.WORDS, **explain.WORDS, **way.WORDS, **why.WORDS, **trace.WORDS, **learn.WORDS}
+@cache
+def table(subject: str) -> dict[str, dict[Language, str]]:
+    """The sentences of one file, by key and language; read when first asked for."""
+    import tomllib
+
+    return tomllib.loads(files("clearhead.words").joinpath(f"{subject}.toml").read_text(encoding="utf-8"))
 
 
-IN_FORMULAS = {
-    ", -∞ where forbidden": "，不可关注处为 -∞",
-    ", each row": "，逐行",
-    ", each column": "，逐列",
-    "sink": "汇点",
-}
+@cache
+def _sentences() -> dict[str, dict[Language, str]]:
+    return {key: sentence for subject in REPORTS for key, sentence in table(subject).items()}
+
+
+def in_formulas(language: Language) -> dict[str, str]:
+    """The few words in the formulas of steps by their English, which is how they stand there."""
+    return {} if language == "en" else {english: word[language] for english, word in table("formulas").items()}
 
 
 def formula(language: Language, text: str) -> str:
-    """A step's formula; the few words in it in the language asked for."""
-    if language == "zh":
-        for english, chinese in IN_FORMULAS.items():
-            text = text.replace(english, chinese)
+    """A step's formula in the language asked for."""
+    for english, word in in_formulas(language).items():
+        text = text.replace(english, word)
     return text
 
 
 def say(language: Language, key: str, **values: object) -> str:
     """One sentence in the language asked for."""
-    return filled(_WORDS[key][language == "zh"], **values)
+    return filled(_sentences()[key][language], **values)
 
 
 def slider_words(language: Language, slider: str) -> dict[str, str]:
@@ -41,7 +58,7 @@ def slider_words(language: Language, slider: str) -> dict[str, str]:
 
 def in_columns(key: str) -> str:
     """The key of the sentence where tokens are columns: another one where the sentence depends on it."""
-    return other if (other := f"{key} columns") in _WORDS else key
+    return other if (other := f"{key} columns") in _sentences() else key
 
 
 def filled(sentence: str, **values: object) -> str:

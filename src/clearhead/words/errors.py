@@ -1,64 +1,54 @@
-"""Errors in Chinese, for the command line: the library raises them in English, and here their sentences are found.
-
-Each entry is an English sentence as it is raised and the same in Chinese; {names} stand for what varies. What a
-{reason}, {value} or {wanted} stands for is itself a sentence, or a part of one, where it has an entry.
-"""
+"""Errors in Chinese, for the command line: the library raises them in English, and the English template is the key."""
 
 import re
 from functools import cache
 
-from clearhead.words import errors_arrays, errors_explain, errors_files, errors_options
+from clearhead.errors import Sentence
+from clearhead.words import table
 
-CHINESE = {**errors_options.CHINESE, **errors_explain.CHINESE, **errors_files.CHINESE, **errors_arrays.CHINESE}
-HOLE = re.compile(r"\{([a-z_]+)\}")
-_SENTENCES = ("reason", "value", "wanted")
+_FILLED_IN = (  # what Python's argparse and json say comes as a whole: these are its templates
+    "argument {argument}: {reason}",
+    "the following arguments are required: {arguments}",
+    "unrecognized arguments: {arguments}",
+    "invalid choice: {value} (choose from {choices})",
+    "ignored explicit argument {value}",
+    "ambiguous option: {option} could match {options}",
+    "expected a whole number, not {value}",
+    "{reason}: line {line} column {column} (char {place})",
+    "Exceeds the limit ({limit} digits) for integer string conversion: value has {digits} digits; "
+    "use sys.set_int_max_str_digits() to increase the limit",
+)
+_HAN = re.compile(r"[\u4e00-\u9fff]")
 
 
 def in_chinese(sentence: str) -> str:
-    """An error's sentence in Chinese; a sentence without an entry stays as it is.
-
-    What it is about may stand before it, as in --off 'x': expected LAYER.HEAD.
-    """
-    best, about = _found(sentence), ""
-    for colon in re.finditer(": ", sentence):
-        rest = _found(sentence[colon.end() :])
-        if rest is None or rest[0].endswith(".") != sentence.endswith("."):  # then it is but the end of one
-            continue
-        if best is None or _letters(rest[0]) >= _letters(best[0]):
-            best, about = rest, f"{in_chinese(sentence[: colon.start()])}："
-    if best is None:
-        return sentence
-    english, values = best
-    values = {name: in_chinese(value) if name in _SENTENCES else value for name, value in values.items()}
-    return about + HOLE.sub(lambda hole: values[hole[1]], CHINESE[english])
+    """An error's sentence in Chinese, and the sentences in it; one without an entry stays as it is."""
+    chinese = table("errors") | table("python")
+    whole = sentence if isinstance(sentence, Sentence) else Sentence(sentence)
+    if whole.template not in chinese and not whole.values:
+        whole = _recognised(whole)
+    if whole.template not in chinese:
+        return str(sentence)
+    template, values = chinese[whole.template]["zh"], dict(whole.values)
+    for name, value in values.items():
+        if isinstance(value, Sentence):  # a space sets off what is not Chinese
+            values[name] = said = in_chinese(value)
+            template = template.replace(f" {{{name}}}", f"{{{name}}}") if _HAN.match(said) else template
+            template = template.replace(f"{{{name}}} ", f"{{{name}}}") if _HAN.match(said[-1:]) else template
+    return template.format(**values) if values else template
 
 
-def _found(sentence: str) -> tuple[str, dict[str, str]] | None:
-    """The entry for a whole sentence, and what varies in it."""
-    for english, pattern in _patterns():
+def _recognised(sentence: Sentence) -> Sentence:
+    """A sentence of Python's with its template and values; any other as it is."""
+    for template, pattern in _patterns():
         match = pattern.fullmatch(sentence)
         if match is not None:
-            return english, match.groupdict()
-    return None
-
-
-def _letters(english: str) -> int:
-    """How many letters of an entry do not vary."""
-    return len(HOLE.sub("", english))
+            values = {name: Sentence(x) if name == "reason" else x for name, x in match.groupdict().items()}
+            return Sentence(template, **values)
+    return sentence
 
 
 @cache
 def _patterns() -> list[tuple[str, re.Pattern[str]]]:
-    """Each English sentence with its pattern; the one with the most letters that do not vary comes first."""
-    longest = sorted(CHINESE, key=_letters, reverse=True)
-    return [(english, re.compile(_pattern(english), re.DOTALL)) for english in longest]
-
-
-def _pattern(english: str) -> str:
-    parts, known = HOLE.split(english), set[str]()
-    for place in range(1, len(parts), 2):
-        name = parts[place]
-        parts[place - 1] = re.escape(parts[place - 1])
-        parts[place] = f"(?P={name})" if name in known else f"(?P<{name}>.+?)"
-        known.add(name)
-    return "".join([*parts[:-1], re.escape(parts[-1])])
+    parts = [(template, re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+?)", re.escape(template))) for template in _FILLED_IN]
+    return [(template, re.compile(pattern, re.DOTALL)) for template, pattern in parts]

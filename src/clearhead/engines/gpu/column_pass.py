@@ -1,118 +1,102 @@
-"""Launches the column kernel for one problem: statistics, all weights, Aᵀ·g, and their tangents along a direction."""
+"""The column pass over one problem: statistics, all weights and Aᵀ·g; or of tangents, or of effects, in their place."""
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from clearhead.core.axes import Array
-from clearhead.core.directions import Directions
-from clearhead.core.problem import Problem
 from clearhead.core.statistics import Groups, Wanted
-from clearhead.engines.base import kinds
-from clearhead.engines.gpu import columns
+from clearhead.engines.base import Kept, kinds
+from clearhead.engines.gpu import columns, passes
 from clearhead.engines.gpu import tensors as gpu
-from clearhead.engines.gpu.columns import Columns
-from clearhead.engines.gpu.directions import direction
-from clearhead.engines.gpu.labels import ordered
+from clearhead.engines.gpu.arguments import Sizes
+from clearhead.engines.gpu.columns import Columns, Factor
+from clearhead.engines.gpu.passes import Pass
+from clearhead.engines.gpu.tiles import RowTerms
 
 NOTHING = Columns(None, None, None, None)
-_BAND = 64  # pixel rows or query groups per launch
+WIDTH = 128  # columns of g per launch, and of values in a tile of effects
 
 
-class ColumnPass:
-    """The column pass over one problem, or its tangents; `launch` runs it for the results requested."""
+class ColumnPass(Pass):
+    """The column pass over a problem; `answers` has the statistics."""
 
-    def __init__(
-        self, problem: Problem, q: Array, k: Array, logsumexp: Array, along: Directions | None = None,
-        tangent: Array | None = None,
-    ) -> None:  # fmt: skip
-        self.problem, self.device = problem, gpu.device_of(q)
-        self.q, self.k = gpu.as_tensor(q), gpu.as_tensor(k)
-        self.logsumexp = gpu.contiguous(logsumexp, gpu.statistics(problem))
-        self.per_key = problem.group
-        self.rules = gpu.rules(problem, self.device)
-        self.along, self.steps = direction(problem, along, self.device)
-        self.tangent = None if tangent is None else gpu.contiguous(tangent, gpu.statistics(problem))
+    kind, of_products = "columns", "column products"  # rows in the table of sizes
 
-    def answers(self, want: Wanted, like: Array) -> dict[str, Array]:
+    def __init__(self, *arrays: Any, logsumexp: Array | None = None, kept: Kept | None = None, **along: Any) -> None:
+        """`arrays` and `along` as Pass takes them; with `kept`, the tangents along that direction."""
+        super().__init__(*arrays, **along)
+        tangent = None
+        if kept is not None:
+            logsumexp, tangent = kept
+            self.kind = self.of_products = "column tangents"
+        self.terms = RowTerms(self.contiguous(logsumexp), self.contiguous(tangent), None, None, None)
+
+    def answers(self, want: Wanted) -> dict[str, torch.Tensor]:
         """The statistics asked for, by name; images are computed in bands of queries."""
-        found = {
-            name: torch.zeros(shape, dtype=gpu.torch_dtype(dtype), device=self.device)
+        results = {
+            name: self.zeros(*shape, dtype=gpu.torch_dtype(dtype))
             for name, (shape, dtype) in kinds(self.problem, want, want.columns(), columns.STATISTICS).items()
         }
-        per_key = {name: tensor for name, tensor in found.items() if name in Columns._fields}
+        per_key = {name: tensor for name, tensor in results.items() if name in Columns._fields}
         if per_key:  # apart, so that no bit of them depends on what else is asked for
-            self.launch(NOTHING._replace(**per_key))
-        if "image" in found:
-            _image(self, found["image"])
+            self.columns(NOTHING._replace(**per_key))
+        if "image" in results:
+            self._image(results["image"])
         if want.groups is not None:
-            _groups(self, want.groups, found["groups"])
-        return {name: gpu.from_tensor(tensor, like) for name, tensor in found.items()}
+            self.groups(want.groups, results["groups"])
+        return results
 
-    def launch(
-        self,
-        to: Columns,
-        g: Array | None = None,
-        labels: Any = None,
-        band: tuple[int, int, int] = (0, 1, 0),  # first pixel row or group, image height, count
-        span: tuple[int, int] | None = None,
-    ) -> None:
+    def tile(self) -> torch.Tensor:
+        """Every element of this (small) problem, (batch, heads, queries, keys)."""
         problem = self.problem
-        count = band[2] if g is None else g.shape[-1]
-        what = "columns" if to.product is None else "column products"
-        width = 0 if to.product is None else count
-        tiles = gpu.tiles(problem, width, what if self.tangent is None else "column tangents")
-        if not problem.batch * problem.heads * problem.keys * problem.queries:
-            return
-        if span is not None:
-            span = span[0] // tiles.passed * tiles.passed, -(-span[1] // tiles.passed) * tiles.passed
-        given = None if g is None else gpu.as_tensor(g)
-        if g is not None and given is not None and g.shape[1] == 1:
-            given = given._replace(strides=(given.strides[0], 0, *given.strides[2:]))
-        columns.columns[(-(-problem.keys // tiles.owned) * problem.batch * problem.heads,)](
-            **gpu.by_name(q=self.q, k=self.k, g=given), lse=self.logsumexp, labels=labels, d_k=problem.d_k,
-            rules=self.rules, to=to, per_key=self.per_key, first=band[0], size=band[1], columns=count, span=span,
-            along=self.along, steps=self.steps, tangent=self.tangent, M=tiles.owned, N=tiles.passed,
-            DK=gpu.padded(problem.d_k), D=gpu.padded(count), FLOAT=tiles.number, CHUNK=tiles.chunk,
-            PRECISION=tiles.precision, num_warps=tiles.warps, num_stages=tiles.stages,
-        )  # fmt: skip
+        elements = self.zeros(problem.batch, problem.heads, problem.queries, problem.keys)
+        self.columns(NOTHING._replace(weights=elements))
+        return elements
 
+    def transposed(self, g: Array) -> torch.Tensor:
+        """The transposed matrix times g, (batch, heads, keys, columns), in slices of columns."""
+        product = self.zeros(self.problem.batch, self.problem.heads, self.problem.keys, g.shape[-1])
+        for start in range(0, g.shape[-1], WIDTH):
+            part = g[..., start : start + WIDTH]
+            product[..., start : start + WIDTH] = self._product(part.shape[-1], gpu.strided(part, self.problem))
+        return product
 
-def _image(look: ColumnPass, image: Any) -> None:
-    """Image in bands of pixel rows: each launch covers the band's queries, then keys are pooled into pixel columns."""
-    height, n = image.shape[-2], look.problem.queries
-    for first in range(0, height, _BAND):
-        count = min(_BAND, height - first)
-        span = first * n // height, -(-(first + count) * n // height)
-        product = torch.zeros((*image.shape[:2], look.problem.keys, count), dtype=image.dtype, device=look.device)
-        look.launch(NOTHING._replace(product=product), band=(first, height, count), span=span)
-        _pool(look, product, image, first)
+    def groups(self, groups: Groups, sums: torch.Tensor) -> None:
+        """Sums between groups, in bands of query groups: each launch covers the queries from a band's first to last."""
+        labels = gpu.to_device(groups.queries, "int32", self.device)
+        order = passes.in_order(groups.keys, groups.counts[1], self.device)
+        for first, count, span in passes.bands(groups.queries, groups.counts[0]):
+            passes.pool(self._product(count, None, labels, first, 1, span), sums, first, order)
 
+    def sizes(self, width: int) -> Sizes:
+        """The sizes of this pass with `width` columns of a product."""
+        return gpu.sizes(self.problem, self.of_products if width else self.kind, 0, width)
 
-def _groups(look: ColumnPass, groups: Groups, found: Any) -> None:
-    """Sums between groups in bands of query groups: each launch covers the queries from the band's first to last."""
-    if not found.numel():
-        return
-    labels = gpu.to_device(groups.queries, np.int32, look.device)
-    table = tuple(gpu.to_device(x, np.int32, look.device) for x in ordered(groups.keys, groups.counts[1]))
-    for first in range(0, groups.counts[0], _BAND):
-        count = min(_BAND, groups.counts[0] - first)
-        inside = np.flatnonzero(((groups.queries >= first) & (groups.queries < first + count)).any(axis=0))
-        if len(inside):
-            product = torch.zeros((*found.shape[:2], look.problem.keys, count), dtype=found.dtype, device=look.device)
-            span = int(inside[0]), int(inside[-1]) + 1
-            look.launch(NOTHING._replace(product=product), labels=labels, band=(first, 1, count), span=span)
-            _pool(look, product, found, first, table)
+    def columns(self, to: Columns, factor: Factor | None = None, span: tuple[int, int] | None = None) -> None:
+        """Run the kernel; with `span`, over these queries only."""
+        factor = factor or Factor(None, None, 0, 1, 0)
+        sizes = self.sizes(factor.columns)
+        if not self.empty:
+            self.launch(
+                columns.columns, self.problem.keys, sizes, along=self.direction, terms=self.terms, to=to,
+                factor=factor, D=gpu.padded(factor.columns),
+                span=None if span is None else passes.rounded(span, sizes.N),
+            )  # fmt: skip
 
+    def _product(
+        self, count: int, g: Any, labels: Any = None, first: int = 0, height: int = 1,
+        span: tuple[int, int] | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        product = self.zeros(self.problem.batch, self.problem.heads, self.problem.keys, count)
+        factor = Factor(g, labels, first, height, count)
+        self.columns(NOTHING._replace(product=product), factor, span)
+        return product
 
-def _pool(look: ColumnPass, product: Any, found: Any, first: int, table: tuple[Any, ...] = (None, None)) -> None:
-    """Sum the product over the keys of each pixel column or key group, into found[:, :, first:, :]."""
-    batch, heads, height, parts = found.shape
-    if found.numel() and product.numel():
-        number = gpu.tiles(look.problem, 0, "columns").number
-        count = product.shape[-1]
-        columns.pool[(parts * batch * heads,)](
-            product, found, *table, look.problem.keys, parts, heads, count, first, height,
-            D=gpu.padded(count), FLOAT=number, N=32,
-        )  # fmt: skip
+    def _image(self, image: torch.Tensor) -> None:
+        """Image in bands of pixel rows: each launch covers a band's queries; keys are pooled into pixel columns."""
+        height, queries = image.shape[-2], self.problem.queries
+        for first in range(0, height, passes.BAND):
+            count = min(passes.BAND, height - first)
+            span = first * queries // height, -(-(first + count) * queries // height)
+            passes.pool(self._product(count, None, None, first, height, span), image, first, (None, None))

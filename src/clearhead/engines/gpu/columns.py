@@ -1,8 +1,7 @@
-"""The column pass: recomputes every weight from the log-sum-exp, for statistics that are sums over the queries.
+"""The column pass: sums over the queries of weights, of their tangents or of effects, by what tiles.values is told.
 
-A program owns a tile of keys and goes through the queries in order. Each result has one writer and no atomics, so it is
-deterministic. Images and groups use the product Aᵀ·g too: there g is the share of each query in each pixel row or
-group, computed in the kernel, and `pool` sums over the keys of each pixel column or group.
+Images and groups use the product Aᵀ·g too: there g is the share of each query in each pixel row or group, computed in
+the kernel, and `pool` sums over the keys of each pixel column or group.
 """
 
 from typing import Any, NamedTuple
@@ -10,17 +9,19 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from clearhead.engines.gpu.inputs import held, of_keys, of_queries, products
-from clearhead.engines.gpu.rules import (
-    LOG2E,
-    any_seen,
-    logit_tangents,
-    logits,
+from clearhead.engines.gpu.inputs import (
+    head_of,
+    key_block,
+    load_rows,
     mixed,
-    placed,
-    query_range,
+    of_keys,
+    of_queries,
+    query_block,
     shared_out,
+    store_rows,
 )
+from clearhead.engines.gpu.sweeps import key_strip, over_queries, placed
+from clearhead.engines.gpu.tiles import indices, values
 
 STATISTICS = frozenset(("received", "peak", "image", "groups"))  # image and groups through Aᵀ·g
 
@@ -34,21 +35,17 @@ class Columns(NamedTuple):
     product: Any  # (batch, heads, keys, columns)
 
 
-@triton.jit
-def _weigh(scores, lse, rules, b, h, i, j, MASKED: tl.constexpr):
-    """The weights of a tile, transposed: (keys, queries); 0 where masked."""
-    s = logits(scores, rules, b, h, i[None, :], j[:, None], MASKED)
-    p = tl.exp2(s - lse[None, :])
-    if MASKED:
-        p = tl.where(s > -float("inf"), p, tl.where(s != s, s, 0.0))
-    return p, (s > -float("inf")) | (s != s)
+class Factor(NamedTuple):
+    """What g is in the product Aᵀ·g: an array, or else the share of each query in one of several groups or pixel rows.
 
+    These are the `columns` groups or rows from `first` on: groups where there are labels, rows of an image elsewhere.
+    """
 
-@triton.jit
-def _moved(p, scores, changed, middle, along, rules, b, h, i, j, visible):
-    """The tangents of such weights, from those of q·k (`changed`) and of the log-sum-exp."""
-    tangents = logit_tangents(scores, changed, along, rules, b, h, i[None, :], j[:, None], visible)
-    return tl.where(p == 0, 0.0, p * (tangents - middle[None, :]))
+    g: Any  # Strided
+    labels: Any  # (batch, queries)
+    first: Any
+    height: Any  # of the image
+    columns: Any
 
 
 @triton.jit
@@ -60,166 +57,64 @@ def share_of(pixel, pixels, cell, cells):
 
 
 @triton.jit
-def factor_rows(g, g_strides, labels, rules, b, h, i, first, size, columns, D: tl.constexpr, FLOAT: tl.constexpr):
-    """The rows of g in Aᵀ·g for queries i: loaded from memory, or computed from labels or from pixel rows."""
+def _factor_rows(factor, rules, b, h, i, D: tl.constexpr, FLOAT: tl.constexpr):
+    """The rows of the factor for queries i."""
     c = tl.arange(0, D)
-    if g is not None:
-        place = g + b.to(tl.int64) * g_strides[0] + h.to(tl.int64) * g_strides[1]
-        place += i.to(tl.int64)[:, None] * g_strides[2] + c.to(tl.int64)[None, :] * g_strides[3]
-        right = tl.load(place, mask=(i < rules.queries)[:, None] & (c < columns)[None, :], other=0.0).to(FLOAT)
-    elif labels is not None:
-        mine = tl.load(labels + b.to(tl.int64) * rules.queries + i, mask=i < rules.queries, other=-1)
-        right = (mine[:, None] == first + c[None, :]).to(FLOAT)
+    if factor.g is not None:
+        right = load_rows(head_of(factor.g, b, h), factor.columns, i, rules.queries, D).to(FLOAT)
+    elif factor.labels is not None:
+        label = tl.load(factor.labels + b.to(tl.int64) * rules.queries + i, mask=i < rules.queries, other=-1)
+        right = (label[:, None] == factor.first + c[None, :]).to(FLOAT)
     else:
-        row = first + c[None, :]
-        share = share_of(row, size, i[:, None], rules.queries)
-        right = tl.where(row < first + columns, share, 0.0).to(FLOAT)
+        row = factor.first + c[None, :]
+        share = share_of(row, factor.height, i[:, None], rules.queries)
+        right = tl.where(row < factor.first + factor.columns, share, 0.0).to(FLOAT)
     return right
 
 
 @triton.jit
-def _look(
-    state,
-    keys,
-    queries,
-    d_k,
-    lse,
-    g,
-    g_strides,
-    labels,
-    rules,
-    b,
-    h,
-    start,
-    start_j,
-    first,
-    size,
-    columns,
-    to,
-    along,
-    tangent,
-    MASKED: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    DK: tl.constexpr,
-    D: tl.constexpr,
-    FLOAT: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """The state after one more block of queries; a fully masked block is skipped."""
-    if MASKED and rules.content:
-        j = start_j + tl.arange(0, M)
-        if any_seen(rules, b, h, start + tl.arange(0, N)[None, :], j[:, None], start_j, M):
-            state = _look_at(state, keys, queries, d_k, lse, g, g_strides, labels, rules, b, h, start, start_j, first,
-                             size, columns, to, along, tangent, MASKED, M, N, DK, D, FLOAT, CHUNK,
-                             PRECISION)  # fmt: skip
-    else:
-        state = _look_at(state, keys, queries, d_k, lse, g, g_strides, labels, rules, b, h, start, start_j, first, size,
-                         columns, to, along, tangent, MASKED, M, N, DK, D, FLOAT, CHUNK, PRECISION)  # fmt: skip
-    return state
-
-
-@triton.jit
-def _look_at(
-    state,
-    keys,
-    queries,
-    d_k,
-    lse,
-    g,
-    g_strides,
-    labels,
-    rules,
-    b,
-    h,
-    start,
-    start_j,
-    first,
-    size,
-    columns,
-    to,
-    along,
-    tangent,
-    MASKED: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    DK: tl.constexpr,
-    D: tl.constexpr,
-    FLOAT: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     received, peak, total = state
-    i, j = start + tl.arange(0, N), start_j + tl.arange(0, M)
-    inside = i < rules.queries
-    line = (b * rules.heads + h).to(tl.int64) * rules.queries + i
-    mine = tl.load(lse + line, mask=inside, other=float("inf")) * LOG2E
-    mine = tl.where(mine == -float("inf"), float("inf"), mine)
-    block = held(queries, None, along.q, None, i, rules.queries, d_k, 0, DK, D, CHUNK)
-    scores, changed = products(keys, block, along.k, along.q, j, rules.keys, i, rules.queries, d_k, 0, FLOAT, CHUNK,
-                               PRECISION)  # fmt: skip
-    p, visible = _weigh(scores, mine, rules, b, h, i, j, MASKED)
-    if tangent is not None:
-        middle = tl.load(tangent + line, mask=inside, other=0.0)
-        p = _moved(p, scores, changed, middle, along, rules, b, h, i, j, visible)
+    keys, queries, terms, along, factor, to = job
+    block = query_block(queries, start + tl.arange(0, sizes.N), rules, sizes)
+    if to.product is not None and sizes.QUERIES.y:  # turned, as these products of float32 would spill registers
+        p, visible = values(block, keys, terms, along, rules, strip.b, strip.h, False, MASKED, sizes)
+        p, visible = tl.trans(p), tl.trans(visible)
+    else:
+        p, visible = values(keys, block, terms, along, rules, strip.b, strip.h, True, MASKED, sizes)
     if to.weights is not None:
-        place = to.weights + line[None, :] * rules.keys + j[:, None]
-        tl.store(place, p, mask=inside[None, :] & (j < rules.keys)[:, None])
+        i, j = indices(keys, block, True)
+        line = (strip.b * rules.heads + strip.h).to(tl.int64) * rules.queries + i
+        tl.store(to.weights + line * rules.keys + j, p, mask=(i < rules.queries) & (j < rules.keys))
     if to.received is not None:
         received += tl.sum(p, axis=1)
     if to.peak is not None:
         unknown = tl.max((p != p).to(tl.int32), axis=1) > 0
         peak = tl.where(unknown | (peak != peak), float("nan"), tl.maximum(peak, tl.max(p, axis=1)))
     if to.product is not None:
-        right = factor_rows(g, g_strides, labels, rules, b, h, i, first, size, columns, D, FLOAT)
-        if g is not None:
-            total = mixed(total, p, visible, right, MASKED, PRECISION)
+        right = _factor_rows(factor, rules, strip.b, strip.h, block.index, total.shape[1], sizes.FLOAT)
+        if factor.g is not None:
+            total = mixed(total, p, visible, right, MASKED, sizes.QUERIES.y, sizes.PRECISION)
         else:
-            total = shared_out(total, p, right, PRECISION)
+            total = shared_out(total, p, right, sizes.PRECISION)
     return received, peak, total
 
 
 @triton.jit
-def columns(q, q_strides, k, k_strides, lse, g, g_strides, labels, d_k, rules, to, per_key, first, size, columns, span,
-            along, steps, tangent, M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr, D: tl.constexpr,
-            FLOAT: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Program (tile of keys × batch · heads); uses `columns` columns of g from `first` on, and the queries in `span`.
-
-    With the tangent of the log-sum-exp, the tangents of all weights along a Direction take their place.
-    """
-    tile, head = placed(tl.cdiv(rules.keys, M))
-    b, h = head // rules.heads, head % rules.heads
-    start_j = tile * M
-    j = start_j + tl.arange(0, M)
-    own = of_keys(k, k_strides, None, k_strides, along, steps, b, h, per_key, per_key)
-    queries = of_queries(q, q_strides, None, q_strides, along, steps, b, h)
-    mine = held(own, None, along.k, None, j, rules.keys, d_k, 0, DK, D, CHUNK)
-    low, full_low, full_high, high = query_range(rules, b, start_j, start_j + M - 1, N, M)
-    if span is not None:
-        low, high = tl.maximum(low, span[0]), tl.minimum(high, span[1])
-        full_low = tl.minimum(tl.maximum(full_low, low), tl.maximum(high, low))
-        full_high = tl.maximum(tl.minimum(full_high, high), full_low)
-    here = j < rules.keys
-    line = head.to(tl.int64) * rules.keys + j
-    state = tl.zeros((M,), FLOAT), tl.zeros((M,), FLOAT), tl.zeros((M, D), FLOAT)
-    for start in range(low, full_low, N):
-        state = _look(state, mine, queries, d_k, lse, g, g_strides, labels, rules, b, h, start, start_j, first, size,
-                      columns, to, along, tangent, True, M, N, DK, D, FLOAT, CHUNK, PRECISION)  # fmt: skip
-    for start in range(full_low, full_high, N):
-        state = _look(state, mine, queries, d_k, lse, g, g_strides, labels, rules, b, h, start, start_j, first, size,
-                      columns, to, along, tangent, False, M, N, DK, D, FLOAT, CHUNK, PRECISION)  # fmt: skip
-    for start in range(full_high, high, N):
-        state = _look(state, mine, queries, d_k, lse, g, g_strides, labels, rules, b, h, start, start_j, first, size,
-                      columns, to, along, tangent, True, M, N, DK, D, FLOAT, CHUNK, PRECISION)  # fmt: skip
-    received, peak, total = state
+def columns(inputs, rules, along, terms, factor, to, span, sizes, D: tl.constexpr):
+    """Program (strip of keys × batch · heads); of the queries in `span`, where there is one."""
+    strip = key_strip(rules, sizes.M)
+    keys = key_block(of_keys(inputs, strip.b, strip.h), strip.index, rules, sizes)
+    job = keys, of_queries(inputs, strip.b, strip.h), terms, along, factor, to
+    none = tl.zeros((sizes.M,), sizes.FLOAT)
+    state = none, none, tl.zeros((sizes.M, D), sizes.FLOAT)
+    received, peak, total = over_queries(_absorb, state, job, rules, strip, span, sizes)
     if to.received is not None:
-        tl.store(to.received + line, received, mask=here)
+        tl.store(to.received + strip.line, received, mask=strip.inside)
     if to.peak is not None:
-        tl.store(to.peak + line, peak, mask=here)
+        tl.store(to.peak + strip.line, peak, mask=strip.inside)
     if to.product is not None:
-        e = tl.arange(0, D)[None, :]
-        tl.store(to.product + line[:, None] * columns + e, total, mask=here[:, None] & (e < columns))
+        store_rows(to.product, strip.line, strip.inside, total, factor.columns)
 
 
 @triton.jit
@@ -240,16 +135,15 @@ def pool(product, out, order, starts, keys, parts, width, columns, first, height
     else:
         low, high = part.to(tl.int64) * keys // parts, ((part + 1).to(tl.int64) * keys + parts - 1) // parts
     for start in range(low.to(tl.int32), high.to(tl.int32), N):
-        at = start + tl.arange(0, N)
-        here = at < high
+        number = start + tl.arange(0, N)
+        here = number < high
         if order is not None:
-            j = tl.load(order + line // width * keys + at, mask=here, other=0)
+            j = tl.load(order + line // width * keys + number, mask=here, other=0)
             share = here.to(FLOAT)
         else:
-            j = at
-            share = tl.where(here, share_of(part, parts, at, keys), 0.0).to(FLOAT)
+            j = number
+            share = tl.where(here, share_of(part, parts, number, keys), 0.0).to(FLOAT)
         rows = product + (line * keys + j)[:, None] * columns + e[None, :]
         block = tl.load(rows, mask=here[:, None] & (e < columns)[None, :], other=0.0)
         total += tl.sum(block * share[:, None], axis=0)
-    at = out + (line * height + first + e) * parts + part
-    tl.store(at, total, mask=e < columns)
+    tl.store(out + (line * height + first + e) * parts + part, total, mask=e < columns)

@@ -1,292 +1,156 @@
-"""The passes over a matrix of effects, which compute it tile by tile (effect_tiles.py).
-
-A program of `by_queries` owns a tile of queries and goes through the keys, one of `by_keys` a tile of keys and goes
-through the queries. Each result has one writer and no atomics, so it is deterministic.
-"""
+"""The passes over the keys for a matrix of effects: sums, products, lists of what ranks highest; Others for cuts."""
 
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from clearhead.engines.gpu.columns import factor_rows
-from clearhead.engines.gpu.effect_tiles import effects, load, of_keys, of_queries, products, within
-from clearhead.engines.gpu.inputs import load_rows
-from clearhead.engines.gpu.rules import any_seen, key_range, placed, product, query_range, shared_out
-
-FREE = tl.constexpr(1 << 62)  # places from here on are free
+from clearhead.engines.gpu.inputs import (
+    head_of,
+    key_block,
+    load_rows,
+    mixed,
+    of_keys,
+    of_queries,
+    products,
+    query_block,
+    store_rows,
+)
+from clearhead.engines.gpu.lists import FREE, insert, keep, no_list, ranks_of
+from clearhead.engines.gpu.rules import LN2, logits
+from clearhead.engines.gpu.sweeps import over_keys, query_strip, split_of
+from clearhead.engines.gpu.tiles import inner_products, values
 
 
 class ByQuery(NamedTuple):
     """Where `by_queries` writes: contiguous; None where not requested."""
 
     sums: Any  # (splits, batch, heads, queries)
-    tile: Any  # (batch, heads, queries, keys)
     product: Any  # (batch, heads, queries, columns)
     top: Any  # values (splits, batch, heads, queries, TOP), and their keys, -1 and below where free
     top_keys: Any
-    strongest: Any  # values (batch, heads, splits, tiles, STRONGEST), and their places, FREE and above where free
+    strongest: Any  # values (splits, batch, heads, strips, STRONGEST), and their places, FREE and above where free
     strongest_places: Any
 
 
-@triton.jit
-def _reached(reaches, kind):
-    """Which of +inf, -inf and NaN some row of `reaches` meets, of columns of 1, 256 and 32768; as in rules.mixed."""
-    found = tl.dot(reaches.to(tl.float16), kind).to(tl.int32)
-    return (found & 255) > 0, (found & 32512) > 0, found >= 32768
+class Others(NamedTuple):
+    """Where core/effects.Others is written: contiguous (splits, batch, heads, queries)."""
+
+    strongest: Any  # int32
+    logit: Any
+    term: Any
+    logsumexp: Any
+    others: Any
 
 
 @triton.jit
-def _mixed(total, e, visible, x, MASKED: tl.constexpr, PRECISION: tl.constexpr):
-    """Add e·x to `total`. If MASKED, a nonfinite x reaches only those that it is visible to; e may have any sign."""
-    if not MASKED:
-        return total + product(e, x, PRECISION)
-    finite = tl.abs(x) < float("inf")
-    total += product(e, tl.where(finite, x, 0.0), PRECISION)
-    if tl.min(tl.min(finite.to(tl.int32), axis=1), axis=0) == 0:
-        kind = tl.where(x == float("inf"), 1.0, tl.where(x == -float("inf"), 256.0, 32768.0))
-        kind = tl.where(finite, 0.0, kind).to(tl.float16)
-        up, down, unknown = _reached(visible & (e > 0), kind)
-        down_too, up_too, unknown_too = _reached(visible & (e < 0), kind)
-        never, nor, none = _reached(visible & (e == 0), kind)
-        total += tl.where(up | up_too, float("inf"), 0.0)
-        total += tl.where(down | down_too, -float("inf"), 0.0)
-        total += tl.where(unknown | unknown_too | never | nor | none, float("nan"), 0.0)
-    return total
-
-
-@triton.jit
-def _ranks(e, visible, ORDER: tl.constexpr):
-    """What is to be listed first is largest; -inf for what is never listed, so that an effect's own -inf is raised."""
-    rank = e
-    if ORDER == "magnitude":
-        rank = tl.abs(e)
-    if ORDER == "smallest":
-        rank = -e
-    lowest = -1.7976931348623157e308 if rank.dtype == tl.float64 else -3.4028234663852886e38
-    rank = tl.where(rank == -float("inf"), lowest, rank)
-    return tl.where(visible & (rank == rank), rank, -float("inf"))
-
-
-@triton.jit
-def _insert(top, rank, e, start, N: tl.constexpr):
-    """Merge a tile into each query's list of what ranks highest; of equal ranks the earlier key stays."""
-    ranks, values, keys = top
-    columns = tl.arange(0, N)[None, :]
-    weakest, best = tl.min(ranks, axis=1), tl.max(rank, axis=1)
-    while tl.max((best > weakest).to(tl.int32), axis=0) > 0:
-        at = tl.min(tl.where(rank == best[:, None], columns, N), axis=1)
-        here = columns == at[:, None]
-        last = tl.max(tl.where(ranks == weakest[:, None], keys, -2147483647), axis=1)
-        taken = (keys == last[:, None]) & (ranks == weakest[:, None]) & (best > weakest)[:, None]
-        ranks = tl.where(taken, best[:, None], ranks)
-        values = tl.where(taken, tl.sum(tl.where(here, e, 0.0), axis=1)[:, None], values)
-        keys = tl.where(taken, (start + at)[:, None], keys)
-        rank = tl.where(here, -float("inf"), rank)
-        weakest, best = tl.min(ranks, axis=1), tl.max(rank, axis=1)
-    return ranks, values, keys
-
-
-@triton.jit
-def _promising(best, weakest):
-    return (best > -float("inf")).to(tl.int32) * (best >= weakest).to(tl.int32)
-
-
-@triton.jit
-def _keep(strongest, rank, e, i, j, rules):
-    """Merge a tile into this program's list of what ranks highest; of equal ranks the earlier place stays."""
-    ranks, values, places = strongest
-    at = i.to(tl.int64)[:, None] * rules.keys + j[None, :]
-    weakest, best = tl.min(ranks, axis=0), tl.max(tl.max(rank, axis=1), axis=0)
-    going = _promising(best, weakest)
-    while going > 0:
-        place = tl.min(tl.min(tl.where(rank == best, at, FREE), axis=1), axis=0)
-        here = (at == place) & (rank == best)
-        last = tl.max(tl.where(ranks == weakest, places, -1), axis=0)
-        better = tl.maximum((best > weakest).to(tl.int32), (place < last).to(tl.int32))
-        taken = (places == last) & (ranks == weakest) & (better > 0)
-        ranks = tl.where(taken, best, ranks)
-        values = tl.where(taken, tl.sum(tl.sum(tl.where(here, e, 0.0), axis=1), axis=0), values)
-        places = tl.where(taken, place, places)
-        rank = tl.where(here, -float("inf"), rank)
-        weakest, best = tl.min(ranks, axis=0), tl.max(tl.max(rank, axis=1), axis=0)
-        going = _promising(best, weakest) * better
-    return ranks, values, places
-
-
-@triton.jit
-def _across(state, mine, queries, keys, x, terms, rules, b, h, i, start, to, MASKED: tl.constexpr, N: tl.constexpr,
-            DK: tl.constexpr, DV: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, ORDER: tl.constexpr,
-            FLOAT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The state after one more block of keys; a fully masked block is skipped."""
-    if MASKED and rules.content:
-        if any_seen(rules, b, h, i[:, None], start + tl.arange(0, N)[None, :], start, N):
-            state = _across_at(state, mine, queries, keys, x, terms, rules, b, h, i, start, to, MASKED, N, DK, DV, D,
-                               WIDE, ORDER, FLOAT, PRECISION)  # fmt: skip
-    else:
-        state = _across_at(state, mine, queries, keys, x, terms, rules, b, h, i, start, to, MASKED, N, DK, DV, D,
-                           WIDE, ORDER, FLOAT, PRECISION)  # fmt: skip
-    return state
-
-
-@triton.jit
-def _across_at(state, mine, queries, keys, x, terms, rules, b, h, i, start, to, MASKED: tl.constexpr, N: tl.constexpr,
-               DK: tl.constexpr, DV: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, ORDER: tl.constexpr,
-               FLOAT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     sums, total, top, strongest = state
-    j = start + tl.arange(0, N)
-    theirs = load(keys, j, rules.keys, DK, DV)
-    scores, along = products(mine, theirs, queries, keys, rules, i, j, DV, WIDE, PRECISION)
-    e, visible = effects(scores, along, terms, rules, b, h, i, j, MASKED)
+    queries, keys, terms, along, x, to = job[0]
+    block = key_block(keys, start + tl.arange(0, sizes.N), rules, sizes)
+    e, visible = values(queries, block, terms, along, rules, strip.b, strip.h, False, MASKED, sizes)
     if to.sums is not None:
         sums += tl.sum(e, axis=1)
-    if to.tile is not None:
-        line = (b * rules.heads + h).to(tl.int64) * rules.queries + i
-        inside = (i < rules.queries)[:, None] & (j < rules.keys)[None, :]
-        tl.store(to.tile + line[:, None] * rules.keys + j[None, :], e, mask=inside)
     if to.product is not None:
-        base, along_x, across_x, columns = x
-        total = _mixed(total, e, visible, load_rows(base, along_x, across_x, columns, j, rules.keys, D).to(FLOAT),
-                       MASKED, PRECISION)  # fmt: skip
+        head, columns = x
+        rows = load_rows(head, columns, block.index, rules.keys, total.shape[1]).to(sizes.FLOAT)
+        total = mixed(total, e, visible, rows, MASKED, True, sizes.PRECISION)
     if to.top is not None:
-        top = _insert(top, _ranks(e, visible, ORDER), e, start, N)
+        top = insert(top, ranks_of(e, visible, job[1]), e, start, sizes.N)
     if to.strongest is not None:
-        strongest = _keep(strongest, _ranks(e, visible, "magnitude"), e, i, j, rules)
+        rank = ranks_of(e, visible, "magnitude")
+        strongest = keep(strongest, rank, e, strip.index, block.index, rules.keys)
     return sums, total, top, strongest
 
 
 @triton.jit
-def by_queries(q, q_strides, g, g_strides, k, k_strides, v, v_strides, x, x_strides, d_k, d_v, columns, rules, terms,
-               to, per_key, per_value, per_x, split, M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr,
-               DV: tl.constexpr, D: tl.constexpr, TOP: tl.constexpr, STRONGEST: tl.constexpr, WIDE: tl.constexpr,
-               ORDER: tl.constexpr, FLOAT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Program (tile of queries × batch · heads, split of the keys): sums, tiles, E·x, and what ranks highest."""
-    tiles = tl.cdiv(rules.queries, M)
-    later, head = placed(tiles)
-    tile = tiles - 1 - later  # last tiles first: under a causal mask they have the most keys
-    b, h = head // rules.heads, head % rules.heads
-    i = tile * M + tl.arange(0, M)
-    queries = of_queries(q, q_strides, g, g_strides, d_k, d_v, b, h)
-    keys = of_keys(k, k_strides, v, v_strides, d_k, d_v, b, h, per_key, per_value)
-    mine = load(queries, i, rules.queries, DK, DV)
-    given = q, 0, 0, 0
+def by_queries(inputs, rules, along, terms, x, columns, to, split, sizes, D: tl.constexpr, TOP: tl.constexpr,
+               STRONGEST: tl.constexpr, ORDER: tl.constexpr):  # fmt: skip
+    """Program (strip of queries × batch · heads, split of the keys): sums, E·x, and what ranks highest."""
+    strip = query_strip(rules, sizes.M)
+    queries = query_block(of_queries(inputs, strip.b, strip.h), strip.index, rules, sizes)
+    rows = head_of(inputs.k, strip.b, strip.h)
     if to.product is not None:
-        own = x + b.to(tl.int64) * x_strides[0] + (h // per_x).to(tl.int64) * x_strides[1]
-        given = own, x_strides[2], x_strides[3], columns
-    low, full_low, full_high, high = key_range(rules, b, tile * M, tile * M + M - 1, N, M)
+        rows = head_of(x, strip.b, strip.h)
+    kept, none = tl.arange(0, STRONGEST).to(tl.int64), tl.zeros((STRONGEST,), sizes.FLOAT)
+    lists = no_list(sizes.M, TOP, sizes.FLOAT), (none - float("inf"), none, kept + FREE)
+    state = tl.zeros((sizes.M,), sizes.FLOAT), tl.zeros((sizes.M, D), sizes.FLOAT), lists[0], lists[1]
+    keys = of_keys(inputs, strip.b, strip.h)
+    part = split
     if split is not None:
-        low, full_low, full_high, high = within(split, low, full_low, full_high, high)
-    slots, kept = tl.arange(0, TOP), tl.arange(0, STRONGEST)
-    top = tl.full((M, TOP), -float("inf"), FLOAT), tl.zeros((M, TOP), FLOAT), tl.zeros((M, TOP), tl.int32) - 1 - slots
-    strongest = tl.full((STRONGEST,), -float("inf"), FLOAT), tl.zeros((STRONGEST,), FLOAT), kept.to(tl.int64) + FREE
-    state = tl.zeros((M,), FLOAT), tl.zeros((M, D), FLOAT), top, strongest
-    for start in range(low, full_low, N):
-        state = _across(state, mine, queries, keys, given, terms, rules, b, h, i, start, to, True, N, DK, DV, D, WIDE,
-                        ORDER, FLOAT, PRECISION)  # fmt: skip
-    for start in range(full_low, full_high, N):
-        state = _across(state, mine, queries, keys, given, terms, rules, b, h, i, start, to, False, N, DK, DV, D, WIDE,
-                        ORDER, FLOAT, PRECISION)  # fmt: skip
-    for start in range(full_high, high, N):
-        state = _across(state, mine, queries, keys, given, terms, rules, b, h, i, start, to, True, N, DK, DV, D, WIDE,
-                        ORDER, FLOAT, PRECISION)  # fmt: skip
-    sums, total, top, strongest = state
-    here = i < rules.queries
-    line = head.to(tl.int64) * rules.queries + i
+        part = split_of(split)
+    job = queries, keys, terms, along, (rows, columns), to
+    sums, total, top, strongest = over_keys(_absorb, state, (job, ORDER), rules, strip, part, True, sizes)
     if to.product is not None:
-        c = tl.arange(0, D)[None, :]
-        tl.store(to.product + line[:, None] * columns + c, total, mask=here[:, None] & (c < columns))
-    heads, splits = tl.num_programs(0) // tiles, tl.num_programs(1)
-    line += tl.program_id(1).to(tl.int64) * heads * rules.queries
+        store_rows(to.product, strip.line, strip.inside, total, columns)
+    strips = tl.cdiv(rules.queries, sizes.M)
+    head = tl.program_id(1).to(tl.int64) * (tl.num_programs(0) // strips)
+    line = head * rules.queries + strip.line
     if to.sums is not None:
-        tl.store(to.sums + line, sums, mask=here)
+        tl.store(to.sums + line, sums, mask=strip.inside)
     if to.top is not None:
-        _, values, places = top
-        at = line[:, None] * TOP + slots[None, :]
-        tl.store(to.top + at, values, mask=here[:, None])
-        tl.store(to.top_keys + at, places, mask=here[:, None])
+        slots = line[:, None] * TOP + tl.arange(0, TOP)[None, :]
+        tl.store(to.top + slots, top[1], mask=strip.inside[:, None])
+        tl.store(to.top_keys + slots, top[2], mask=strip.inside[:, None])
     if to.strongest is not None:
-        _, values, places = strongest
-        at = ((head.to(tl.int64) * splits + tl.program_id(1)) * tiles + tile) * STRONGEST + kept
-        tl.store(to.strongest + at, values)
-        tl.store(to.strongest_places + at, places)
+        head += strip.b * rules.heads + strip.h
+        slots = (head * strips + strip.first // sizes.M) * STRONGEST + kept
+        tl.store(to.strongest + slots, strongest[1])
+        tl.store(to.strongest_places + slots, strongest[2])
 
 
 @triton.jit
-def _down(state, mine, queries, keys, x, labels, terms, rules, b, h, start, start_j, to, MASKED: tl.constexpr,
-          M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
-          FLOAT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The state after one more block of queries; a fully masked block is skipped."""
-    if MASKED and rules.content:
-        j = start_j + tl.arange(0, M)
-        if any_seen(rules, b, h, start + tl.arange(0, N)[:, None], j[None, :], start_j, M):
-            state = _down_at(state, mine, queries, keys, x, labels, terms, rules, b, h, start, start_j, to, MASKED, M,
-                             N, DK, DV, D, WIDE, FLOAT, PRECISION)  # fmt: skip
-    else:
-        state = _down_at(state, mine, queries, keys, x, labels, terms, rules, b, h, start, start_j, to, MASKED, M,
-                         N, DK, DV, D, WIDE, FLOAT, PRECISION)  # fmt: skip
-    return state
+def _apart(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
+    """The online softmax of all keys but the strongest so far, which is added when another takes its place."""
+    strongest, top, term, high, total, mass = state
+    queries, keys = job
+    columns = tl.arange(0, sizes.N)
+    block = key_block(keys, start + columns, rules, sizes)
+    scores, _ = products(queries, block, 0, False, sizes)
+    inner = inner_products(queries, block, False, sizes)
+    s = logits(scores, rules, strip.b, strip.h, strip.index[:, None], block.index[None, :], MASKED)
+    best = tl.max(s, axis=1)
+    column = tl.min(tl.where(s == best[:, None], columns[None, :], sizes.N), axis=1)
+    here = columns[None, :] == column[:, None]
+    its = tl.sum(tl.where(here & (s > -float("inf")), inner, 0.0), axis=1)
+    s = tl.where(here, -float("inf"), s)
+    better = best > top  # of equal logits the earlier key stays
+    lost, its_term = tl.where(better, top, best), tl.where(better, term, its)
+    strongest, top = tl.where(better, start + column, strongest), tl.maximum(top, best)
+    term = tl.where(better, its, term)
+    higher = tl.maximum(high, tl.maximum(tl.max(s, axis=1), lost))
+    safe = tl.where(higher == -float("inf"), 0.0, higher)
+    p = tl.exp2(s - safe[:, None])
+    shrink, share = tl.exp2(high - safe), tl.exp2(lost - safe)
+    total = total * shrink + tl.sum(p, axis=1) + share
+    mass = mass * shrink + tl.sum(tl.where(s > -float("inf"), p * inner, 0.0), axis=1)
+    mass += tl.where(lost > -float("inf"), share * its_term, 0.0)
+    return strongest, top, term, higher, total, mass
 
 
 @triton.jit
-def _down_at(state, mine, queries, keys, x, labels, terms, rules, b, h, start, start_j, to, MASKED: tl.constexpr,
-             M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
-             FLOAT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    sums, total = state
-    out, out_product = to
-    i, j = start + tl.arange(0, N), start_j + tl.arange(0, M)
-    theirs = load(queries, i, rules.queries, DK, DV)
-    scores, along = products(theirs, mine, queries, keys, rules, i, j, DV, WIDE, PRECISION)
-    e, visible = effects(scores, along, terms, rules, b, h, i, j, MASKED)
-    if out is not None:
-        sums += tl.sum(e, axis=0)
-    if out_product is not None:
-        base, strides, per_x, first, columns = x
-        right = factor_rows(base, strides, labels, rules, b, h // per_x, i, first, 1, columns, D, FLOAT)
-        if base is not None:
-            total = _mixed(total, tl.trans(e), tl.trans(visible), right, MASKED, PRECISION)
-        else:
-            total = shared_out(total, tl.trans(e), right, PRECISION)
-    return sums, total
+def others(inputs, rules, to, split, sizes):
+    """Each row's key of the largest logit, and the answer of all its other keys, which its cuts need.
 
-
-@triton.jit
-def by_keys(q, q_strides, g, g_strides, k, k_strides, v, v_strides, x, x_strides, labels, d_k, d_v, first, columns,
-            rules, terms, out, out_product, per_key, per_value, per_x, span, M: tl.constexpr, N: tl.constexpr,
-            DK: tl.constexpr, DV: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, FLOAT: tl.constexpr,
-            PRECISION: tl.constexpr):  # fmt: skip
-    """Program (tile of keys × batch · heads): sums over the queries, and Eᵀ·x.
-
-    x is given, or says which of the groups first … first + columns each query belongs to, by `labels`; then only the
-    queries in `span` count.
+    Program (strip of queries × batch · heads, split of the keys).
     """
-    tile, head = placed(tl.cdiv(rules.keys, M))
-    b, h = head // rules.heads, head % rules.heads
-    start_j = tile * M
-    j = start_j + tl.arange(0, M)
-    queries = of_queries(q, q_strides, g, g_strides, d_k, d_v, b, h)
-    keys = of_keys(k, k_strides, v, v_strides, d_k, d_v, b, h, per_key, per_value)
-    mine = load(keys, j, rules.keys, DK, DV)
-    low, full_low, full_high, high = query_range(rules, b, start_j, start_j + M - 1, N, M)
-    if span is not None:
-        low, high = tl.maximum(low, span[0]), tl.minimum(high, span[1])
-        full_low = tl.minimum(tl.maximum(full_low, low), tl.maximum(high, low))
-        full_high = tl.maximum(tl.minimum(full_high, high), full_low)
-    given, to = (x, x_strides, per_x, first, columns), (out, out_product)
-    state = tl.zeros((M,), FLOAT), tl.zeros((M, D), FLOAT)
-    for start in range(low, full_low, N):
-        state = _down(state, mine, queries, keys, given, labels, terms, rules, b, h, start, start_j, to, True, M, N,
-                      DK, DV, D, WIDE, FLOAT, PRECISION)  # fmt: skip
-    for start in range(full_low, full_high, N):
-        state = _down(state, mine, queries, keys, given, labels, terms, rules, b, h, start, start_j, to, False, M, N,
-                      DK, DV, D, WIDE, FLOAT, PRECISION)  # fmt: skip
-    for start in range(full_high, high, N):
-        state = _down(state, mine, queries, keys, given, labels, terms, rules, b, h, start, start_j, to, True, M, N,
-                      DK, DV, D, WIDE, FLOAT, PRECISION)  # fmt: skip
-    sums, total = state
-    line = head.to(tl.int64) * rules.keys + j
-    if out is not None:
-        tl.store(out + line, sums, mask=j < rules.keys)
-    if out_product is not None:
-        c = tl.arange(0, D)[None, :]
-        place = out_product + line[:, None] * columns + c
-        tl.store(place, total, mask=(j < rules.keys)[:, None] & (c < columns))
+    strip = query_strip(rules, sizes.M)
+    queries = query_block(of_queries(inputs, strip.b, strip.h), strip.index, rules, sizes)
+    none = tl.zeros((sizes.M,), sizes.FLOAT)
+    state = tl.zeros((sizes.M,), tl.int32) - 1, none - float("inf"), none, none - float("inf"), none, none
+    part = split
+    if split is not None:
+        part = split_of(split)
+    job = queries, of_keys(inputs, strip.b, strip.h)
+    state = over_keys(_apart, state, job, rules, strip, part, True, sizes)
+    strongest, top, term, highest, total, mass = state
+    alone = total == 0
+    heads = tl.num_programs(0) // tl.cdiv(rules.queries, sizes.M)
+    line = tl.program_id(1).to(tl.int64) * heads * rules.queries + strip.line
+    total = tl.where(alone, 1.0, total)
+    tl.store(to.strongest + line, strongest, mask=strip.inside)
+    tl.store(to.logit + line, top * LN2, mask=strip.inside)
+    tl.store(to.term + line, term, mask=strip.inside)
+    lse = tl.where(alone, -float("inf"), highest + tl.log2(total)) * LN2
+    tl.store(to.logsumexp + line, lse, mask=strip.inside)
+    tl.store(to.others + line, mass / total, mask=strip.inside)

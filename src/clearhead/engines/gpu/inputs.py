@@ -1,34 +1,23 @@
-"""Tiles of a head's queries and upstream gradients, or of its keys and values, with their tangents."""
+"""Tiles of a head's queries and upstream gradients, or of its keys and values, with their tangents; their products."""
 
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from clearhead.engines.gpu.rules import product
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
-class Direction(NamedTuple):
-    """The inputs' tangents; None is zero. Their strides along four axes are `steps`: q's, k's, v's, then dO's."""
+class Head(NamedTuple):
+    """The rows of one head: where they begin, and their strides."""
 
-    q: Any
-    k: Any
-    v: Any
-    bias: Any  # (batch, heads, queries, keys), and its strides
-    bias_b: Any
-    bias_h: Any
-    bias_i: Any
-    bias_j: Any
-    table: Any  # as in Rules
-    table_b: Any
-    table_h: Any
-    table_i: Any
-    sinks: Any  # (heads,)
-    output: Any  # of dO
+    start: Any
+    row: Any
+    column: Any
 
 
-class Tiles(NamedTuple):
-    """Tiles of q and dO, or of k and v, and of their tangents; what is not there is x again."""
+class Side(NamedTuple):
+    """The q and g of one head, or its k and v, and their tangents; what is not there is x again."""
 
     x: Any
     y: Any
@@ -36,114 +25,208 @@ class Tiles(NamedTuple):
     moved_y: Any
 
 
+class Tiles(NamedTuple):
+    """Tiles of the arrays of a Side; what is not there is x again."""
+
+    x: Any
+    y: Any
+    moved_x: Any
+    moved_y: Any
+
+
+class Block(NamedTuple):
+    """Some rows of a side, of `size` in all, with their tiles: or with the side again, where products read chunks."""
+
+    side: Any
+    tiles: Any
+    index: Any
+    size: Any
+
+
 @triton.jit
-def load_rows(base, along, across, d, at, most, D: tl.constexpr):
-    """Load rows `at` of a matrix with `most` rows of `d` elements; zeros past its end."""
+def head_of(x, b, h):
+    """The rows of a Strided that query head h reads."""
+    start = x.tensor + b.to(tl.int64) * x.batch + (h // x.share).to(tl.int64) * x.head
+    return Head(start, x.row, x.column)
+
+
+@triton.jit
+def _side(x, y, moved_x, moved_y, b, h):
+    first = head_of(x, b, h)
+    second, third, fourth = first, first, first
+    if y is not None:
+        second = head_of(y, b, h)
+    if moved_x is not None:
+        third = head_of(moved_x, b, h)
+    if moved_y is not None:
+        fourth = head_of(moved_y, b, h)
+    return Side(first, second, third, fourth)
+
+
+@triton.jit
+def of_queries(inputs, b, h):
+    """A head's queries and upstream gradients."""
+    return _side(inputs.q, inputs.g, inputs.moved_q, inputs.moved_g, b, h)
+
+
+@triton.jit
+def of_keys(inputs, b, h):
+    """The keys and values that a head attends to."""
+    return _side(inputs.k, inputs.v, inputs.moved_k, inputs.moved_v, b, h)
+
+
+@triton.jit
+def load_rows(head, d, index, size, D: tl.constexpr):
+    """Load rows of a head that has `size` rows of `d` elements; zeros past its end."""
     c = tl.arange(0, D)
-    place = base + at.to(tl.int64)[:, None] * along + c.to(tl.int64)[None, :] * across
-    return tl.load(place, mask=(at < most)[:, None] & (c < d)[None, :], other=0.0)
+    place = head.start + index.to(tl.int64)[:, None] * head.row + c.to(tl.int64)[None, :] * head.column
+    return tl.load(place, mask=(index < size)[:, None] & (c < d)[None, :], other=0.0)
 
 
 @triton.jit
-def head_of(x, strides, b, h, FIRST: tl.constexpr):
-    """Where the rows of a head begin, and their strides, which are those from FIRST on."""
-    begin = x + b.to(tl.int64) * strides[FIRST] + h.to(tl.int64) * strides[FIRST + 1]
-    return begin, strides[FIRST + 2], strides[FIRST + 3]
+def _load(side, index, size, there, sizes):
+    """The Tiles of these rows of a side."""
+    x = load_rows(side.x, sizes.d_k, index, size, sizes.DK)
+    y, moved_x, moved_y = x, x, x
+    if there.y:
+        y = load_rows(side.y, sizes.d_v, index, size, sizes.DV)
+    if there.moved_x:
+        moved_x = load_rows(side.moved_x, sizes.d_k, index, size, sizes.DK)
+    if there.moved_y:
+        moved_y = load_rows(side.moved_y, sizes.d_v, index, size, sizes.DV)
+    return Tiles(x, y, moved_x, moved_y)
 
 
 @triton.jit
-def of_queries(q, q_strides, output, o_strides, along, steps, b, h):
-    """Where a head's queries, its upstream gradients and the tangents of both begin, each with its strides.
+def query_block(side, index, rules, sizes):
+    """The Block of these queries."""
+    tiles = side
+    if sizes.CHUNK == 0:
+        tiles = _load(side, index, rules.queries, sizes.QUERIES, sizes)
+    return Block(side, tiles, index, rules.queries)
 
-    What is not there is the queries again: Triton 3.6 returns no None.
+
+@triton.jit
+def key_block(side, index, rules, sizes):
+    """The Block of these keys."""
+    tiles = side
+    if sizes.CHUNK == 0:
+        tiles = _load(side, index, rules.keys, sizes.KEYS, sizes)
+    return Block(side, tiles, index, rules.keys)
+
+
+@triton.jit
+def whole(block, there, sizes):
+    """The Tiles of a Block, loaded where products read chunks."""
+    tiles = block.tiles
+    if sizes.CHUNK > 0:
+        tiles = _load(block.side, block.index, block.size, there, sizes)
+    return tiles
+
+
+@triton.jit
+def store_rows(out, line, inside, rows, d):
+    """Store rows of `d` elements into a contiguous array, as its rows `line`, where these are inside."""
+    c = tl.arange(0, rows.shape[1])[None, :]
+    tl.store(out + line[:, None] * d + c, rows.to(out.dtype.element_ty), mask=inside[:, None] & (c < d))
+
+
+@triton.jit
+def product(a, b, PRECISION: tl.constexpr):
+    """a·b, summed in float32 (float64 for float64); a is rounded to b's dtype first."""
+    a = a.to(b.dtype)
+    if INTERPRETED and b.dtype == tl.bfloat16:  # the interpreter would multiply their bit patterns
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
+    return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+def products(left, right, Y: tl.constexpr, BY_KEYS: tl.constexpr, sizes):
+    """a·bᵀ and its tangent, of the x (Y = 0) or the y (Y = 1) of two Blocks; BY_KEYS: `left` are keys.
+
+    Without tensor cores a product keeps its operands in registers, whole rows of them, as long as another product has
+    the same operand; chunks bound how many these are.
     """
-    x, x_along, x_across = head_of(q, q_strides, b, h, 0)
-    y, y_along, y_across = x, x_along, x_across
-    moved_x, moved_x_along, moved_x_across = x, x_along, x_across
-    moved_y, moved_y_along, moved_y_across = x, x_along, x_across
-    if output is not None:
-        y, y_along, y_across = head_of(output, o_strides, b, h, 0)
-    if along.q is not None:
-        moved_x, moved_x_along, moved_x_across = head_of(along.q, steps, b, h, 0)
-    if along.output is not None:
-        moved_y, moved_y_along, moved_y_across = head_of(along.output, steps, b, h, 12)
-    return (x, x_along, x_across, y, y_along, y_across, moved_x, moved_x_along, moved_x_across, moved_y, moved_y_along,
-            moved_y_across)  # fmt: skip
-
-
-@triton.jit
-def of_keys(k, k_strides, v, v_strides, along, steps, b, h, per_key, per_value):
-    """The same for the keys and values that a head attends to."""
-    x, x_along, x_across = head_of(k, k_strides, b, h // per_key, 0)
-    y, y_along, y_across = x, x_along, x_across
-    moved_x, moved_x_along, moved_x_across = x, x_along, x_across
-    moved_y, moved_y_along, moved_y_across = x, x_along, x_across
-    if v is not None:
-        y, y_along, y_across = head_of(v, v_strides, b, h // per_value, 0)
-    if along.k is not None:
-        moved_x, moved_x_along, moved_x_across = head_of(along.k, steps, b, h // per_key, 4)
-    if along.v is not None:
-        moved_y, moved_y_along, moved_y_across = head_of(along.v, steps, b, h // per_value, 8)
-    return (x, x_along, x_across, y, y_along, y_across, moved_x, moved_x_along, moved_x_across, moved_y, moved_y_along,
-            moved_y_across)  # fmt: skip
-
-
-@triton.jit
-def load(rows, Y, MOVED_X, MOVED_Y, at, most, d_k, d_v, DK: tl.constexpr, DV: tl.constexpr):
-    """The Tiles of rows `at`; Y, MOVED_X and MOVED_Y are None where there is no such tile."""
-    (x, x_along, x_across, y, y_along, y_across, moved_x, moved_x_along, moved_x_across, moved_y, moved_y_along,
-     moved_y_across) = rows  # fmt: skip
-    tile = load_rows(x, x_along, x_across, d_k, at, most, DK)
-    tile_y, moved_tile, moved_tile_y = tile, tile, tile
-    if Y is not None:
-        tile_y = load_rows(y, y_along, y_across, d_v, at, most, DV)
-    if MOVED_X is not None:
-        moved_tile = load_rows(moved_x, moved_x_along, moved_x_across, d_k, at, most, DK)
-    if MOVED_Y is not None:
-        moved_tile_y = load_rows(moved_y, moved_y_along, moved_y_across, d_v, at, most, DV)
-    return Tiles(tile, tile_y, moved_tile, moved_tile_y)
-
-
-@triton.jit
-def held(rows, Y, MOVED_X, MOVED_Y, at, most, d_k, d_v, DK: tl.constexpr, DV: tl.constexpr, CHUNK: tl.constexpr):
-    """What `products` reads: the Tiles of rows `at`, or where they are loaded CHUNK columns at a time, `rows`."""
-    found = rows
-    if CHUNK == 0:
-        found = load(rows, Y, MOVED_X, MOVED_Y, at, most, d_k, d_v, DK, DV)
-    return found
-
-
-@triton.jit
-def products(mine, theirs, A, B, at, most, at_theirs, most_theirs, d, Y: tl.constexpr, FLOAT: tl.constexpr,
-             CHUNK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """a·bᵀ and its tangent, for the x (Y = 0) or the y (Y = 1) of both sides, as `held` gives them.
-
-    A or B is None where that side does not move. Without tensor cores a product keeps its operands in registers, whole
-    rows of them, as long as another product has the same operand; chunks bound how many these are.
-    """
-    scores = tl.zeros((at.shape[0], at_theirs.shape[0]), FLOAT)
-    changed = scores
-    if CHUNK == 0:
-        a, moved_a, b, moved_b = mine[Y], mine[2 + Y], theirs[Y], theirs[2 + Y]
-        scores = product(a, tl.trans(b), PRECISION)
-        if A is not None:
-            changed += product(moved_a, tl.trans(b), PRECISION)
-        if B is not None:
-            changed += product(a, tl.trans(moved_b), PRECISION)
+    if sizes.CHUNK > 0:
+        scores, changed = in_chunks(left, right, Y, BY_KEYS, sizes.CHUNK, sizes)
     else:
-        for start in range(0, d, CHUNK):
-            a = _chunk(mine, 3 * Y, start, d, at, most, CHUNK)
-            b = _chunk(theirs, 3 * Y, start, d, at_theirs, most_theirs, CHUNK)
-            scores += product(a, tl.trans(b), PRECISION)
-            if A is not None:
-                changed += product(_chunk(mine, 6 + 3 * Y, start, d, at, most, CHUNK), tl.trans(b), PRECISION)
-            if B is not None:
-                moved_b = _chunk(theirs, 6 + 3 * Y, start, d, at_theirs, most_theirs, CHUNK)
-                changed += product(a, tl.trans(moved_b), PRECISION)
+        a, moved_a, b, moved_b = left.tiles[Y], left.tiles[2 + Y], right.tiles[Y], right.tiles[2 + Y]
+        changed = tl.zeros((left.index.shape[0], right.index.shape[0]), sizes.FLOAT)
+        scores = product(a, tl.trans(b), sizes.PRECISION)
+        if (sizes.KEYS if BY_KEYS else sizes.QUERIES)[1 + Y]:
+            changed += product(moved_a, tl.trans(b), sizes.PRECISION)
+        if (sizes.QUERIES if BY_KEYS else sizes.KEYS)[1 + Y]:
+            changed += product(a, tl.trans(moved_b), sizes.PRECISION)
     return scores, changed
 
 
 @triton.jit
-def _chunk(rows, FIRST: tl.constexpr, start, d, at, most, CHUNK: tl.constexpr):
-    base = rows[FIRST] + tl.cast(start, tl.int64) * rows[FIRST + 2]
-    return load_rows(base, rows[FIRST + 1], rows[FIRST + 2], d - start, at, most, CHUNK)
+def in_chunks(left, right, Y: tl.constexpr, BY_KEYS: tl.constexpr, CHUNK: tl.constexpr, sizes):
+    """The same, reading CHUNK columns at a time."""
+    scores = tl.zeros((left.index.shape[0], right.index.shape[0]), sizes.FLOAT)
+    changed = scores
+    for start in range(0, sizes.d_v if Y else sizes.d_k, CHUNK):
+        a, b = _chunk(left, Y, start, CHUNK, sizes), _chunk(right, Y, start, CHUNK, sizes)
+        scores += product(a, tl.trans(b), sizes.PRECISION)
+        if (sizes.KEYS if BY_KEYS else sizes.QUERIES)[1 + Y]:
+            changed += product(_chunk(left, 2 + Y, start, CHUNK, sizes), tl.trans(b), sizes.PRECISION)
+        if (sizes.QUERIES if BY_KEYS else sizes.KEYS)[1 + Y]:
+            changed += product(a, tl.trans(_chunk(right, 2 + Y, start, CHUNK, sizes)), sizes.PRECISION)
+    return scores, changed
+
+
+@triton.jit
+def _chunk(block, NUMBER: tl.constexpr, start, CHUNK: tl.constexpr, sizes):
+    head = block.side[NUMBER]
+    begin = head.start + tl.cast(start, tl.int64) * head.column
+    d = (sizes.d_v if NUMBER % 2 else sizes.d_k) - start
+    return load_rows(Head(begin, head.row, head.column), d, block.index, block.size, CHUNK)
+
+
+@triton.jit
+def _kinds(x):
+    """Codes by which one product in float16 counts +inf, -inf and NaN, as a tile has under 256 of them in a row."""
+    code = tl.where(x == float("inf"), 1.0, tl.where(x == -float("inf"), 256.0, 32768.0))
+    return tl.where(tl.abs(x) < float("inf"), 0.0, code).to(tl.float16)
+
+
+@triton.jit
+def _counted(total, codes):
+    """Add +inf, -inf and NaN to `total` where such codes were summed."""
+    sums = codes.to(tl.int32)
+    total += tl.where((sums & 255) > 0, float("inf"), 0.0)
+    total += tl.where((sums & 32512) > 0, -float("inf"), 0.0)
+    return total + tl.where(sums >= 32768, float("nan"), 0.0)
+
+
+@triton.jit
+def mixed(total, weights, visible, values, MASKED: tl.constexpr, SIGNED: tl.constexpr, PRECISION: tl.constexpr):
+    """Add weights·values to `total`. If MASKED, a nonfinite value reaches only those that may see it.
+
+    Its sign counts as it is, as weights have none; if SIGNED, they have, and 0·inf is NaN.
+    """
+    if not MASKED:
+        return total + product(weights, values, PRECISION)
+    wide = values.to(total.dtype)
+    finite = tl.abs(wide) < float("inf")  # False for NaN
+    total += product(weights, tl.where(finite, values, tl.zeros_like(values)), PRECISION)
+    if tl.min(tl.min(finite.to(tl.int32), axis=1), axis=0) == 0:
+        if SIGNED:
+            codes = tl.dot((visible & (weights > 0)).to(tl.float16), _kinds(wide))
+            codes += tl.dot((visible & (weights < 0)).to(tl.float16), _kinds(-wide))
+            unknown = tl.where(finite, 0.0, 32768.0).to(tl.float16)
+            codes += tl.dot((visible & (weights == 0)).to(tl.float16), unknown)
+        else:
+            codes = tl.dot(visible.to(tl.float16), _kinds(wide))
+        total = _counted(total, codes)
+    return total
+
+
+@triton.jit
+def shared_out(total, weights, shares, PRECISION: tl.constexpr):
+    """Add weights·shares, of shares from 0 on; a nonfinite weight reaches only the columns with a share of it."""
+    finite = tl.abs(weights) < float("inf")
+    total += product(tl.where(finite, weights, 0.0), shares, PRECISION)
+    if tl.min(tl.min(finite.to(tl.int32), axis=1), axis=0) == 0:
+        total = _counted(total, tl.dot(_kinds(weights), (shares > 0).to(tl.float16)))
+    return total

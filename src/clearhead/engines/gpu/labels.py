@@ -30,16 +30,16 @@ def segments(problem: Problem) -> Fields:
     ranks = np.unique(labels, return_inverse=True)[1]
     numbers = np.unique(ranks + batch * len(ranks), return_inverse=True)[1]
     by_side = np.split(numbers, [len(runs[0][0])])
-    found: Fields = {}
+    fields: Fields = {}
     for side, other, name, kind in ((0, 1, "query_segments", "query"), (1, 0, "kv_segments", "key")):
         (starts, lengths), size = runs[side], sides[side].shape[1]
         first, end = np.full(len(numbers), size), np.zeros(len(numbers), np.int64)
         np.minimum.at(first, by_side[side], starts % max(1, size))
         np.maximum.at(end, by_side[side], starts % max(1, size) + lengths)
-        found[name] = np.repeat(by_side[side], lengths)
-        found[f"first_{kind}"] = np.repeat(first[by_side[other]], runs[other][1])
-        found[f"end_{kind}"] = np.repeat(end[by_side[other]], runs[other][1])
-    return found
+        fields[name] = np.repeat(by_side[side], lengths)
+        fields[f"first_{kind}"] = np.repeat(first[by_side[other]], runs[other][1])
+        fields[f"end_{kind}"] = np.repeat(end[by_side[other]], runs[other][1])
+    return fields
 
 
 def _runs(labels: Array) -> tuple[Array, Array]:
@@ -55,22 +55,23 @@ def spans(problem: Problem) -> Fields:
 
     `table` has size 1 along batch and heads where they share it. The ranges and sets are there where it forbids pairs.
     """
-    queries, keys, given = problem.query_spans, problem.key_spans, problem.span_table
-    if queries is None or keys is None or given is None:
+    queries, keys = problem.query_spans, problem.key_spans
+    if queries is None or keys is None or problem.span_table is None:
         return {}
-    own = own_axes(given)
+    table = narrow(problem.span_table)
+    no_query, no_key = table.shape[2:]
     most = np.finfo(statistics_dtype(problem.dtype)).max / 2  # so that a finite number stays finite in units of ln 2
-    table = with_none(np.where(np.isneginf(own), own, np.clip(own, -most, most)))
-    queries, keys = np.where(queries < 0, own.shape[2], queries), np.where(keys < 0, own.shape[3], keys)
-    found = {"query_spans": queries, "key_spans": keys, "table": table}
+    table = with_none(np.where(np.isneginf(table), table, np.clip(table, -most, most)))
+    queries, keys = np.where(queries < 0, no_query, queries), np.where(keys < 0, no_key, keys)
+    fields = {"query_spans": queries, "key_spans": keys, "table": table}
     allowed = np.isfinite(table)
     if queries.size and keys.size and not allowed.all():
-        found |= dict(zip(RANGES, _ranges(queries, keys, np.any(allowed, axis=1)), strict=True))
-        found["key_sets"], found["sets"] = _sets(keys, allowed)
-    return found
+        fields |= dict(zip(RANGES, _ranges(queries, keys, np.any(allowed, axis=1)), strict=True))
+        fields["key_sets"], fields["sets"] = _sets(keys, allowed)
+    return fields
 
 
-def own_axes(table: Array) -> Array:
+def narrow(table: Array) -> Array:
     """A table (batch, heads, query labels, key labels) with size 1 along batch and heads where they share it."""
     return table[tuple(slice(0, 1) if step == 0 else slice(None) for step in table.strides[:2])]
 
@@ -82,16 +83,18 @@ def with_none(table: Array) -> Array:
 
 def _ranges(queries: Array, keys: Array, allowed: Array) -> list[Array]:
     """RANGES: for each query the first key and the end of the keys that its label may see, and so for each key."""
-    found: list[list[Array]] = [[], [], [], []]
-    for batch, (mine, theirs) in enumerate(zip(queries, keys, strict=True)):
-        pairs = allowed[batch % len(allowed)]
-        for at, side, other, table in ((0, mine, theirs, pairs), (2, theirs, mine, pairs.T)):
-            first, end = np.full(table.shape[1], len(other)), np.zeros(table.shape[1], np.int64)
-            np.minimum.at(first, other, np.arange(len(other)))
-            np.maximum.at(end, other, np.arange(len(other)) + 1)
-            found[at].append(_best(table, first, np.argsort(first), len(other))[side])
-            found[at + 1].append(_best(table, end, np.argsort(-end), 0)[side])
-    return [np.stack(rows) for rows in found]
+    ranges = []
+    for side, other, tables in ((queries, keys, allowed), (keys, queries, allowed.swapaxes(1, 2))):
+        firsts, ends = [], []
+        for batch, tokens in enumerate(other):
+            table, places = tables[batch % len(tables)], np.arange(len(tokens))
+            first, end = np.full(table.shape[1], len(tokens)), np.zeros(table.shape[1], np.int64)
+            np.minimum.at(first, tokens, places)
+            np.maximum.at(end, tokens, places + 1)
+            firsts.append(_best(table, first, np.argsort(first), len(tokens))[side[batch]])
+            ends.append(_best(table, end, np.argsort(-end), 0)[side[batch]])
+        ranges += [np.stack(firsts), np.stack(ends)]
+    return ranges
 
 
 def _best(allowed: Array, values: Array, order: Array, none: int) -> Array:

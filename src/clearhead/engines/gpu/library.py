@@ -47,9 +47,9 @@ def output(problem: Problem, q: Any, k: Any, v: Any) -> torch.Tensor | None:
     grouped = q.shape[1] != k.shape[1]
     with torch.no_grad(), sdpa_kernel(KERNELS, set_priority=True):
         try:
-            found: torch.Tensor = scaled_dot_product_attention(
+            result: torch.Tensor = scaled_dot_product_attention(
                 *tensors, is_causal=problem.causal, scale=one_scale(problem), enable_gqa=grouped
             )
         except RuntimeError:  # "No available kernel": the conditions change with PyTorch's versions
             return None
-    return found.contiguous() if problem.causal else found  # the row pass repairs it in place
+    return result.contiguous() if problem.causal else result  # the row pass repairs it in place

@@ -8,8 +8,10 @@ import triton
 import triton.language as tl
 
 from clearhead.engines.gpu.columns import share_of
-from clearhead.engines.gpu.effect_tiles import effects, load, of_keys, of_queries, products
-from clearhead.engines.gpu.rules import any_seen, placed, query_range
+from clearhead.engines.gpu.inputs import key_block, of_keys, of_queries, query_block
+from clearhead.engines.gpu.rules import any_seen, query_range
+from clearhead.engines.gpu.sweeps import placed, strip_of
+from clearhead.engines.gpu.tiles import values
 
 
 @triton.jit
@@ -35,34 +37,29 @@ def _larger(most, least):
 
 
 @triton.jit
-def pixels(q, q_strides, g, g_strides, k, k_strides, v, v_strides, d_k, d_v, rules, terms, mean, largest, first, count,
-           height, per_key, per_value, M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
-           WIDE: tl.constexpr, FLOAT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Program (tile of keys × pixel row first … first + count × batch · heads), into (batch · heads, keys, count)."""
-    tile, rest = placed(tl.cdiv(rules.keys, M))
+def pixels(inputs, rules, along, terms, mean, largest, first, count, height, sizes):
+    """Program (strip of keys × pixel row first … first + count × batch · heads), into (batch · heads, keys, count)."""
+    number, rest = placed(tl.cdiv(rules.keys, sizes.M))
     row, head = rest % count, rest // count
-    b, h = head // rules.heads, head % rules.heads
-    start_j = tile * M
-    j = start_j + tl.arange(0, M)
-    queries = of_queries(q, q_strides, g, g_strides, d_k, d_v, b, h)
-    keys = of_keys(k, k_strides, v, v_strides, d_k, d_v, b, h, per_key, per_value)
-    mine = load(keys, j, rules.keys, DK, DV)
+    strip = strip_of(rules, head // rules.heads, head % rules.heads, number * sizes.M, rules.keys, sizes.M)
+    keys = key_block(of_keys(inputs, strip.b, strip.h), strip.index, rules, sizes)
+    queries = of_queries(inputs, strip.b, strip.h)
     begin, end = _under(first + row, height, rules.queries)
-    low, _, _, high = query_range(rules, b, start_j, start_j + M - 1, N, M)
-    total, most, least = tl.zeros((M,), FLOAT), tl.zeros((M,), FLOAT), tl.zeros((M,), FLOAT)  # 0 is what is masked
-    for start in range(tl.maximum(begin, low), tl.minimum(end, high), N):
-        i = start + tl.arange(0, N)
-        if any_seen(rules, b, h, i[:, None], j[None, :], start_j, M):
-            theirs = load(queries, i, rules.queries, DK, DV)
-            scores, along = products(theirs, mine, queries, keys, rules, i, j, DV, WIDE, PRECISION)
-            e, visible = effects(scores, along, terms, rules, b, h, i, j, True)
+    low, _, _, high = query_range(rules, strip.b, strip.first, strip.last, sizes.N, sizes.M)
+    total = tl.zeros((sizes.M,), sizes.FLOAT)
+    most, least = total, total  # 0 is what is masked
+    for start in range(tl.maximum(begin, low), tl.minimum(end, high), sizes.N):
+        i = start + tl.arange(0, sizes.N)
+        if any_seen(rules, strip.b, strip.h, i[:, None], strip.index[None, :], strip.first, sizes.M):
+            block = query_block(queries, i, rules, sizes)
+            e, visible = values(block, keys, terms, along, rules, strip.b, strip.h, False, True, sizes)
             e = tl.where(visible & (i < end)[:, None], e, 0.0)
-            share = tl.where(i < end, share_of(first + row, height, i, rules.queries), 0.0).to(FLOAT)
+            share = tl.where(i < end, share_of(first + row, height, i, rules.queries), 0.0).to(sizes.FLOAT)
             total += tl.sum(e * share[:, None], axis=0)
             most, least = _extremes(most, least, e)
-    place = (head.to(tl.int64) * rules.keys + j) * count + row
-    tl.store(mean + place, total, mask=j < rules.keys)
-    tl.store(largest + place, _larger(most, least), mask=j < rules.keys)
+    place = strip.line * count + row
+    tl.store(mean + place, total, mask=strip.inside)
+    tl.store(largest + place, _larger(most, least), mask=strip.inside)
 
 
 @triton.jit

@@ -4,7 +4,7 @@ The log-sum-exp is known, and the output too, so that each row needs one sum as 
 
     m_i = Σ_j a_ij·ṡ_ij + a_i,sink·(sink tangent)        ȯ_i = Σ_j a_ij·ṡ_ij·v_j + a_ij·v̇_j - m_i·o_i
 
-and likewise for Σ a ln a and Σ a·distance (core/directions.py). Each result has one writer and no atomics.
+and likewise for Σ a ln a and Σ a·distance (core/directions.py).
 """
 
 from typing import Any, NamedTuple
@@ -12,18 +12,10 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from clearhead.engines.gpu.inputs import held, load, of_keys, of_queries, products
-from clearhead.engines.gpu.rules import (
-    LN2,
-    LOG2E,
-    any_seen,
-    distances,
-    key_range,
-    logit_tangents,
-    logits,
-    mixed,
-    placed,
-)
+from clearhead.engines.gpu.inputs import key_block, mixed, of_keys, of_queries, products, query_block, store_rows, whole
+from clearhead.engines.gpu.rules import LN2, LOG2E, distances, logit_tangents, logits
+from clearhead.engines.gpu.sweeps import over_keys, query_strip
+from clearhead.engines.gpu.tiles import indices
 
 
 class RowTangents(NamedTuple):
@@ -33,7 +25,7 @@ class RowTangents(NamedTuple):
     logsumexp: Any
     entropy: Any
     distance: Any
-    own: Any
+    diagonal: Any
 
 
 class _Sums(NamedTuple):
@@ -45,26 +37,24 @@ class _Sums(NamedTuple):
     moved_logs: Any  # Σ a·ṡ·ln a
     far: Any  # Σ a·distance, and so on
     moved_far: Any
-    own: Any
-    moved_own: Any
+    diagonal: Any
+    moved_diagonal: Any
     output: Any  # Σ a·ṡ·v + a·v̇
 
 
 @triton.jit
-def _absorb(sums, mine, keys, along, lse, rules, b, h, i, start, d_k, d_v, to, N: tl.constexpr, DK: tl.constexpr,
-            DV: tl.constexpr, FLOAT: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The sums after one more block of keys."""
-    mass, mean, logs, moved_logs, far, moved_far, own, moved_own, output = sums
-    j = start + tl.arange(0, N)
-    block = held(keys, to.output, along.k, along.v, j, rules.keys, d_k, d_v, DK, DV, CHUNK)
-    scores, changed = products(mine, block, along.q, along.k, i, rules.queries, j, rules.keys, d_k, 0, FLOAT, CHUNK,
-                               PRECISION)  # fmt: skip
-    s = logits(scores, rules, b, h, i[:, None], j[None, :], True)
+def _absorb(sums, job, rules, strip, start, MASKED: tl.constexpr, sizes):
+    mass, mean, logs, moved_logs, far, moved_far, diagonal, moved_diagonal, output = sums
+    queries, keys, along, lse, to = job
+    block = key_block(keys, start + tl.arange(0, sizes.N), rules, sizes)
+    scores, changed = products(queries, block, 0, False, sizes)
+    b, h = strip.b, strip.h
+    i, j = indices(queries, block, False)
+    s = logits(scores, rules, b, h, i, j, MASKED)
     visible = (s > -float("inf")) | (s != s)
     log = tl.where(visible, s - lse[:, None], 0.0)
     p = tl.where(visible, tl.exp2(log), 0.0)
-    tangents = logit_tangents(scores, changed, along, rules, b, h, i[:, None], j[None, :], visible)
-    moved = tl.where(p == 0, 0.0, p * tangents)
+    moved = tl.where(p == 0, 0.0, p * logit_tangents(scores, changed, along, rules, b, h, i, j, visible))
     mean += tl.sum(moved, axis=1)
     if to.entropy is not None:
         log = tl.where(p == 0, 0.0, log) * LN2
@@ -72,63 +62,48 @@ def _absorb(sums, mine, keys, along, lse, rules, b, h, i, start, d_k, d_v, to, N
         logs += tl.sum(p * log, axis=1)
         moved_logs += tl.sum(moved * log, axis=1)
     if to.distance is not None:
-        away = distances(rules, b, i[:, None], j[None, :]).to(p.dtype)
+        away = distances(rules, b, i, j).to(p.dtype)
         far += tl.sum(p * away, axis=1)
         moved_far += tl.sum(moved * away, axis=1)
-    if to.own is not None:
-        here = distances(rules, b, i[:, None], j[None, :]) == 0
-        own += tl.sum(tl.where(here, p, 0.0), axis=1)
-        moved_own += tl.sum(tl.where(here, moved, 0.0), axis=1)
+    if to.diagonal is not None:
+        here = distances(rules, b, i, j) == 0
+        diagonal += tl.sum(tl.where(here, p, 0.0), axis=1)
+        moved_diagonal += tl.sum(tl.where(here, moved, 0.0), axis=1)
     if to.output is not None:
-        if CHUNK:
-            block = load(keys, to.output, None, along.v, j, rules.keys, d_k, d_v, DK, DV)
-        output = mixed(output, moved, visible, block.y, True, PRECISION)
-        if along.v is not None:
-            output = mixed(output, p, visible, block.moved_y, True, PRECISION)
-    return _Sums(mass, mean, logs, moved_logs, far, moved_far, own, moved_own, output)
+        rows = whole(block, sizes.KEYS, sizes)
+        output = mixed(output, moved, visible, rows.y, MASKED, False, sizes.PRECISION)
+        if sizes.KEYS.moved_y:
+            output = mixed(output, p, visible, rows.moved_y, MASKED, False, sizes.PRECISION)
+    return _Sums(mass, mean, logs, moved_logs, far, moved_far, diagonal, moved_diagonal, output)
 
 
 @triton.jit
-def rows(q, q_strides, k, k_strides, v, v_strides, along, steps, d_k, d_v, rules, logsumexp, known, to, per_key,
-         per_value, M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, FLOAT: tl.constexpr,
-         CHUNK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Program (tile of queries × batch · heads); `known` is the output, contiguous, in the statistics' dtype."""
-    tiles = tl.cdiv(rules.queries, M)
-    later, head = placed(tiles)
-    tile = tiles - 1 - later  # last tiles first: under a causal mask they have the most keys
-    b, h = head // rules.heads, head % rules.heads
-    i = tile * M + tl.arange(0, M)
-    here = i < rules.queries
-    line = head.to(tl.int64) * rules.queries + i
-    nothing = along.output  # no upstream gradient here
-    own = of_queries(q, q_strides, nothing, q_strides, along, steps, b, h)
-    mine = held(own, nothing, along.q, nothing, i, rules.queries, d_k, d_v, DK, DV, CHUNK)
-    keys = of_keys(k, k_strides, v, v_strides, along, steps, b, h, per_key, per_value)
+def rows(inputs, rules, along, logsumexp, known, to, sizes):
+    """Program (strip of queries × batch · heads); `known` is the output, contiguous, in the statistics' dtype."""
+    strip = query_strip(rules, sizes.M)
+    line, here = strip.line, strip.inside
+    queries = query_block(of_queries(inputs, strip.b, strip.h), strip.index, rules, sizes)
     lse = tl.load(logsumexp + line, mask=here, other=-float("inf"))
     empty = lse == -float("inf")
     lse = tl.where(empty, float("inf"), lse * LOG2E)
-    low, _, _, high = key_range(rules, b, tile * M, tile * M + M - 1, N, M)
-    none = tl.zeros((M,), FLOAT)
-    sums = _Sums(none, none, none, none, none, none, none, none, tl.zeros((M, DV), FLOAT))
-    for start in range(low, high, N):
-        if any_seen(rules, b, h, i[:, None], start + tl.arange(0, N)[None, :], start, N):
-            sums = _absorb(sums, mine, keys, along, lse, rules, b, h, i, start, d_k, d_v, to, N, DK, DV, FLOAT,
-                           CHUNK, PRECISION)  # fmt: skip
+    none = tl.zeros((sizes.M,), sizes.FLOAT)
+    sums = _Sums(none, none, none, none, none, none, none, none, tl.zeros((sizes.M, sizes.DV), sizes.FLOAT))
+    job = queries, of_keys(inputs, strip.b, strip.h), along, lse, to
+    sums = over_keys(_absorb, sums, job, rules, strip, None, False, sizes)
     middle = sums.mean
     if along.sinks is not None:
-        share = tl.where(empty, 0.0, tl.exp2(tl.load(rules.sinks + h) * LOG2E - lse))
-        middle += share * tl.load(along.sinks + h)
+        share = tl.where(empty, 0.0, tl.exp2(tl.load(rules.sinks + strip.h) * LOG2E - lse))
+        middle += share * tl.load(along.sinks + strip.h)
     tl.store(to.logsumexp + line, middle, mask=here)
     if to.entropy is not None:
-        found = middle * sums.logs - sums.moved_logs - (sums.mean - middle * sums.mass)
-        tl.store(to.entropy + line, found, mask=here)
+        moved = middle * sums.logs - sums.moved_logs - (sums.mean - middle * sums.mass)
+        tl.store(to.entropy + line, moved, mask=here)
     if to.distance is not None:
         tl.store(to.distance + line, sums.moved_far - middle * sums.far, mask=here)
-    if to.own is not None:
-        tl.store(to.own + line, sums.moved_own - middle * sums.own, mask=here)
+    if to.diagonal is not None:
+        tl.store(to.diagonal + line, sums.moved_diagonal - middle * sums.diagonal, mask=here)
     if to.output is not None:
-        e = tl.arange(0, DV)[None, :]
-        place = line[:, None] * d_v + e
-        there = here[:, None] & (e < d_v)
-        found = sums.output - middle[:, None] * tl.load(known + place, mask=there, other=0.0)
-        tl.store(to.output + place, found.to(to.output.dtype.element_ty), mask=there)
+        e = tl.arange(0, sizes.DV)[None, :]
+        place = line[:, None] * sizes.d_v + e
+        still = tl.load(known + place, mask=here[:, None] & (e < sizes.d_v), other=0.0)
+        store_rows(to.output, line, here, sums.output - middle[:, None] * still, sizes.d_v)

@@ -12,8 +12,8 @@ import triton.language as tl
 from clearhead.engines.gpu.labels import BLOCK
 
 LOG2E = tl.constexpr(1.4426950408889634)
+MOST = tl.constexpr(2.0**127)  # as MOST_ADDED in core/rule_values.py
 LN2 = tl.constexpr(0.6931471805599453)
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 SET_KEYS = tl.constexpr(BLOCK)
 
 
@@ -45,31 +45,23 @@ class Rules(NamedTuple):
     end_key: Any  # … and the end of these keys
     first_query: Any  # (batch, keys): the first query that may see the key, and the end
     end_query: Any
-    table: Any  # (batch or 1, heads or 1, query labels, key labels), its columns contiguous
-    table_b: Any
-    table_h: Any
-    table_i: Any
+    table: Any  # (batch or 1, heads or 1, query labels, key labels), Strided
     sets: Any  # (sets, heads or 1, bytes): which query labels may see some key of a block
     sets_n: Any
     sets_h: Any
     slopes: Any  # (heads,)
     sinks: Any  # (heads,)
-    bias: Any  # (batch, heads, queries, keys), and its strides: Triton 3.6 loses a 1 in a tuple within a tuple
-    bias_b: Any
-    bias_h: Any
-    bias_i: Any
-    bias_j: Any
-    mask: Any
-    mask_b: Any
-    mask_h: Any
-    mask_i: Any
-    mask_j: Any
+    bias: Any  # (batch, heads, queries, keys), Strided
+    mask: Any  # likewise
 
 
 @triton.jit
-def placed(tiles):
-    """A program's tile and its index in batch · heads, both on the grid's first axis: others hold 65,535 at most."""
-    return tl.program_id(0) % tiles, tl.program_id(0) // tiles
+def _bias(rules, b, h, i, j, visible):
+    """The bias of a tile; Triton's interpreter compares bfloat16 numbers wrongly, so they are widened first."""
+    bias = tl.load(_cell(rules.bias, b, h, i, j), mask=visible, other=0.0)
+    if bias.dtype == tl.bfloat16:
+        bias = bias.to(tl.float32)
+    return bias
 
 
 @triton.jit
@@ -98,31 +90,29 @@ def distances(rules, b, i, j):
 @triton.jit
 def seen(rules, b, h, i, j):
     """Which pairs of a tile are visible, apart from a bias of -inf."""
-    at, key = query_positions(rules, b, i), rules.cols + rules.col_step * j
+    query, key = query_positions(rules, b, i), rules.cols + rules.col_step * j
     visible = (i < rules.queries) & (j < rules.keys)
     if rules.right is not None:
-        visible &= key <= at + rules.right
+        visible &= key <= query + rules.right
     if rules.left is not None:
-        visible &= key >= at - rules.left
+        visible &= key >= query - rules.left
     if rules.kv_lengths is not None:
         visible &= key < tl.load(rules.kv_lengths + b)
     if rules.query_lengths is not None:
         visible &= rules.rows + rules.row_step * i < tl.load(rules.query_lengths + b)
     if rules.query_segments is not None:
-        mine = tl.load(rules.query_segments + b.to(tl.int64) * rules.queries + i, mask=i < rules.queries, other=0)
-        theirs = tl.load(rules.kv_segments + b.to(tl.int64) * rules.keys + j, mask=j < rules.keys, other=0)
-        visible &= mine == theirs
+        segment = tl.load(rules.query_segments + b.to(tl.int64) * rules.queries + i, mask=i < rules.queries, other=0)
+        visible &= segment == tl.load(rules.kv_segments + b.to(tl.int64) * rules.keys + j, mask=j < rules.keys, other=0)
     if rules.mask is not None:
-        rows = b.to(tl.int64) * rules.mask_b + h.to(tl.int64) * rules.mask_h + i.to(tl.int64) * rules.mask_i
-        place = rules.mask + rows + j.to(tl.int64) * rules.mask_j
-        visible &= tl.load(place, mask=visible, other=0) != 0
+        visible &= tl.load(_cell(rules.mask, b, h, i, j), mask=visible, other=0) != 0
     return visible
 
 
 @triton.jit
-def _bias(rules, b, h, i, j, visible):
-    rows = b.to(tl.int64) * rules.bias_b + h.to(tl.int64) * rules.bias_h + i.to(tl.int64) * rules.bias_i
-    return tl.load(rules.bias + rows + j.to(tl.int64) * rules.bias_j, mask=visible, other=0.0)
+def _cell(x, b, h, i, j):
+    """Where the elements of a Strided lie."""
+    rows = b.to(tl.int64) * x.batch + h.to(tl.int64) * x.head + i.to(tl.int64) * x.row
+    return x.tensor + rows + j.to(tl.int64) * x.column
 
 
 @triton.jit
@@ -131,25 +121,23 @@ def _query_labels(rules, b, i):
 
 
 @triton.jit
-def _spans(given, rules, b, h, i, j):
+def _spans(table, rules, b, h, i, j):
     """What a table of spans adds to the logits of a tile: that of the rules, or its tangent in a Direction."""
-    mine = _query_labels(rules, b, i).to(tl.int64)
-    theirs = tl.load(rules.key_spans + b.to(tl.int64) * rules.keys + j, mask=j < rules.keys, other=0)
-    return tl.load(given.table + b.to(tl.int64) * given.table_b + h.to(tl.int64) * given.table_h
-                   + mine * given.table_i + theirs)  # fmt: skip
+    keys = tl.load(rules.key_spans + b.to(tl.int64) * rules.keys + j, mask=j < rules.keys, other=0)
+    return tl.load(_cell(table, b, h, _query_labels(rules, b, i), keys))
 
 
 @triton.jit
 def _spans_meet(rules, b, h, i, start_j, KEYS: tl.constexpr):
     """Whether the table of spans allows any pair of these queries and the KEYS keys from start_j on."""
     label = _query_labels(rules, b, i)
-    found = label * 0
+    allowed = label * 0
     blocks = rules.key_sets + b.to(tl.int64) * tl.cdiv(rules.keys, SET_KEYS)
     for part in tl.static_range(0, KEYS, SET_KEYS):
         number = tl.load(blocks + tl.minimum(start_j + part, rules.keys - 1) // SET_KEYS).to(tl.int64)
         place = rules.sets + number * rules.sets_n + h.to(tl.int64) * rules.sets_h + (label >> 3)
-        found |= (tl.load(place, mask=i < rules.queries, other=0).to(tl.int32) >> (label & 7)) & 1
-    return tl.max(tl.max(found, axis=1), axis=0) > 0
+        allowed |= (tl.load(place, mask=i < rules.queries, other=0).to(tl.int32) >> (label & 7)) & 1
+    return tl.max(tl.max(allowed, axis=1), axis=0) > 0
 
 
 @triton.jit
@@ -159,12 +147,12 @@ def any_seen(rules, b, h, i, j, start_j, KEYS: tl.constexpr):
     Spans are judged by the labels of whole blocks, apart from the other rules.
     """
     if rules.key_sets is None:
-        found = _any_pair(rules, b, h, i, j)
+        some = _any_pair(rules, b, h, i, j)
     else:
-        found = _spans_meet(rules, b, h, i, start_j, KEYS)
-        if found:
-            found = _any_pair(rules, b, h, i, j)
-    return found
+        some = _spans_meet(rules, b, h, i, start_j, KEYS)
+        if some:
+            some = _any_pair(rules, b, h, i, j)
+    return some
 
 
 @triton.jit
@@ -186,26 +174,27 @@ def logits(scores, rules, b, h, i, j, MASKED: tl.constexpr):
     scale = _scale(rules, h)
     if rules.softcap:
         cap = tl.load(rules.numbers + 1)
-        found = tanh(scores * (scale / cap)) * (cap * LOG2E)
+        s = tanh(scores * (scale / cap)) * (cap * LOG2E)
     else:
-        found = scores * (scale * LOG2E)
+        s = scores * (scale * LOG2E)
     if rules.slopes is not None:
         slope = tl.load(rules.slopes + h) * LOG2E
-        found -= slope * distances(rules, b, i, j).to(scores.dtype)
+        s -= slope * distances(rules, b, i, j).to(scores.dtype)
     if rules.table is not None:
-        added = _spans(rules, rules, b, h, i, j)
+        added = _spans(rules.table, rules, b, h, i, j)
         if rules.key_sets is None:
-            found += added * LOG2E
+            s += added * LOG2E
         else:  # what the table forbids may have a score of NaN or infinity
-            found = tl.where(added > -float("inf"), found + added * LOG2E, -float("inf"))
+            s = tl.where(added > -float("inf"), s + added * LOG2E, -float("inf"))
     if MASKED:
         visible = seen(rules, b, h, i, j)
         if rules.bias is not None:
-            bias = _bias(rules, b, h, i, j, visible).to(scores.dtype)
-            found += bias * LOG2E
+            bias = _bias(rules, b, h, i, j, visible)
             visible &= bias != -float("inf")
-        found = tl.where(visible, found, -float("inf"))
-    return found
+            bias = tl.where((bias > MOST) & (bias < float("inf")), MOST, tl.where(bias < -MOST, -MOST, bias))
+            s += bias.to(scores.dtype) * LOG2E
+        s = tl.where(visible, s, -float("inf"))
+    return s
 
 
 @triton.jit
@@ -220,13 +209,13 @@ def logit_grad(scores, rules, h):
 
 @triton.jit
 def logit_tangents(scores, changed, along, rules, b, h, i, j, visible):
-    """The tangents of a tile's logits, from those of q·k (`changed`) and a directions.Direction; 0 where masked."""
-    found = changed * logit_grad(scores, rules, h)
+    """The tangents of a tile's logits, from those of q·k (`changed`) and a Direction; 0 where masked."""
+    tangents = changed * logit_grad(scores, rules, h)
     if along.bias is not None:
-        found += _bias(along, b, h, i, j, visible).to(scores.dtype)
+        tangents += tl.load(_cell(along.bias, b, h, i, j), mask=visible, other=0.0).to(scores.dtype)
     if along.table is not None:
-        found += _spans(along, rules, b, h, i, j)
-    return tl.where(visible, found, 0.0)
+        tangents += _spans(along.table, rules, b, h, i, j)
+    return tl.where(visible, tangents, 0.0)
 
 
 @triton.jit
@@ -245,9 +234,9 @@ def _sorted(first, last):
 @triton.jit
 def _within(low, high, firsts, ends, first, last, MOST: tl.constexpr):
     """The range low..high, narrowed to what the labels of first..last may see or be seen by."""
-    at = first + tl.arange(0, MOST)
-    low = tl.maximum(low, tl.min(tl.load(firsts + at, mask=at <= last, other=2147483647), axis=0))
-    return tl.minimum(low, high), tl.minimum(high, tl.max(tl.load(ends + at, mask=at <= last, other=0), axis=0))
+    index = first + tl.arange(0, MOST)
+    low = tl.maximum(low, tl.min(tl.load(firsts + index, mask=index <= last, other=2147483647), axis=0))
+    return tl.minimum(low, high), tl.minimum(high, tl.max(tl.load(ends + index, mask=index <= last, other=0), axis=0))
 
 
 @triton.jit
@@ -325,52 +314,3 @@ def _in_blocks(rules, low, high, full_low, full_high, BLOCK: tl.constexpr):
     full_low = tl.maximum(tl.minimum((tl.cdiv(full_low, BLOCK) * BLOCK).to(tl.int32), high), low)
     full_high = tl.maximum(tl.minimum((full_high // BLOCK * BLOCK).to(tl.int32), high), full_low)
     return low, full_low, full_high, high
-
-
-@triton.jit
-def product(a, b, PRECISION: tl.constexpr):
-    """a·b, summed in float32 (float64 for float64); a is rounded to b's dtype first."""
-    a = a.to(b.dtype)
-    if INTERPRETED and b.dtype == tl.bfloat16:  # the interpreter would multiply their bit patterns
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
-    return tl.dot(a, b, input_precision=PRECISION)
-
-
-@triton.jit
-def _kinds(x):
-    """Codes by which one product in float16 counts +inf, -inf and NaN, as a tile has under 256 of them in a row."""
-    code = tl.where(x == float("inf"), 1.0, tl.where(x == -float("inf"), 256.0, 32768.0))
-    return tl.where(tl.abs(x) < float("inf"), 0.0, code).to(tl.float16)
-
-
-@triton.jit
-def _counted(total, codes):
-    """Add +inf, -inf and NaN to `total` where such codes were summed."""
-    found = codes.to(tl.int32)
-    total += tl.where((found & 255) > 0, float("inf"), 0.0)
-    total += tl.where((found & 32512) > 0, -float("inf"), 0.0)
-    return total + tl.where(found >= 32768, float("nan"), 0.0)
-
-
-@triton.jit
-def mixed(total, weights, visible, values, MASKED: tl.constexpr, PRECISION: tl.constexpr):
-    """Add weights·values to `total`. If MASKED, a nonfinite value reaches only the queries that may see its key."""
-    if not MASKED:
-        return total + product(weights, values, PRECISION)
-    size = tl.abs(values.to(total.dtype))
-    finite = size < float("inf")  # False for NaN
-    clean = tl.where(finite, values, tl.zeros_like(values))
-    total += product(weights, clean, PRECISION)
-    if tl.min(tl.min(finite.to(tl.int32), axis=1), axis=0) == 0:
-        total = _counted(total, tl.dot(visible.to(tl.float16), _kinds(values.to(total.dtype))))
-    return total
-
-
-@triton.jit
-def shared_out(total, weights, shares, PRECISION: tl.constexpr):
-    """Add weights·shares, of shares from 0 on; a nonfinite weight reaches only the columns with a share of it."""
-    finite = tl.abs(weights) < float("inf")
-    total += product(tl.where(finite, weights, 0.0), shares, PRECISION)
-    if tl.min(tl.min(finite.to(tl.int32), axis=1), axis=0) == 0:
-        total = _counted(total, tl.dot(_kinds(weights), (shares > 0).to(tl.float16)))
-    return total

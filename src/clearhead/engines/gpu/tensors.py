@@ -1,6 +1,6 @@
 """The kernels' arguments: arrays as tensors with strides, the rules of a problem, and the sizes of tiles."""
 
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -9,15 +9,16 @@ from triton import knobs, language, next_power_of_2
 
 from clearhead.core import visibility
 from clearhead.core.arrays import bfloat16, statistics_dtype, to_torch
-from clearhead.core.axes import Array
+from clearhead.core.axes import Array, group_size
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.problem import Problem
 from clearhead.engines.base import one_scale
 from clearhead.engines.gpu import labels
+from clearhead.engines.gpu.arguments import Sizes, Strided
 from clearhead.engines.gpu.rules import Rules
 
 _FAR = 1 << 29  # positions up to this size are stored in 32 bits
-# Tiles by what a pass computes, bytes of a number and padded width: the fields of Tiles from `owned` to `chunk`. Chosen
+# By what a pass computes, bytes of a number and padded width: M, N, WARPS, STAGES and CHUNK of Sizes. Chosen
 # by what `python -m benchmarks.compiled` prints: at most 99 KiB of shared memory, which every GPU since sm_80 has, and
 # few registers that spill. No speed has been measured.
 _SIZES: dict[str, dict[int, dict[int, tuple[int, int, int, int, int]]]] = {
@@ -79,53 +80,39 @@ _LABELS = ("query_segments", "kv_segments", "query_spans", "key_spans", "key_set
 _described: WeakKeyDictionary[Problem, tuple[tuple[torch.device, int], Rules]] = WeakKeyDictionary()
 
 
-class StridedTensor(NamedTuple):
-    """A tensor and its strides in elements, 0 along axes that are broadcast."""
-
-    tensor: torch.Tensor
-    strides: tuple[int, ...]
-
-
-class Tiles(NamedTuple):
-    """The sizes of the tiles that the kernels cut a problem into, and the precision they compute in."""
-
-    owned: int  # queries or keys whose results one program computes
-    passed: int  # how many of the other side it reads at a time
-    warps: int
-    stages: int
-    chunk: int  # columns of q, k, v that a product reads at a time; 0: all, and they stay
-    number: Any  # Triton's dtype of sums
-    precision: str
-
-
 def device_of(x: Array) -> torch.device:
     """The device on which an array lies; the CPU for NumPy arrays, which the interpreter reads there."""
     return x.tensor.device if isinstance(x, DeviceArray) else torch.device("cpu")
 
 
-def as_tensor(x: Array, device: torch.device | None = None) -> StridedTensor:
-    """An array as a tensor, without a copy where its strides allow; on `device`, where given."""
+def strided(x: Array, problem: Problem | None = None, device: torch.device | None = None) -> Strided:
+    """An array of four axes, without a copy where its strides allow; on `device`, where one is named.
+
+    With `problem`, each of its query heads reads the head that it shares with others.
+    """
+    share = 1 if problem is None else max(1, group_size(problem.heads, x.shape[1]))
     if not x.size:  # an empty tensor has no address to pass
-        return StridedTensor(torch.zeros(1, dtype=_TORCH[x.dtype], device=device_of(x)), (0,) * x.ndim)
+        return Strided(torch.zeros(1, dtype=_TORCH[x.dtype], device=device_of(x)), 0, 0, 0, 0, share)
     if isinstance(x, DeviceArray):
-        return StridedTensor(
-            x.tensor.view(torch.uint8) if x.tensor.dtype == torch.bool else x.tensor, x.tensor.stride()
-        )
+        tensor = x.tensor.view(torch.uint8) if x.tensor.dtype == torch.bool else x.tensor
+        return Strided._make((tensor, *tensor.stride(), share))
     broadcast = [size > 1 and step == 0 for size, step in zip(x.shape, x.strides, strict=True)]
-    single = x[tuple(slice(0, 1) if shared else slice(None) for shared in broadcast)]
-    flags, steps = single.flags, single.strides
-    if not flags.writeable or not flags.aligned or any(step < 0 or step % x.itemsize for step in steps):
-        single = single.copy()  # PyTorch would refuse it or warn
-    tensor = to_torch(torch, single.view(np.uint8) if single.dtype == np.bool_ else single)
-    if device is not None:
-        tensor = tensor.to(device)
-    strides = tensor.stride()
-    return StridedTensor(tensor, tuple(0 if shared else step for shared, step in zip(broadcast, strides, strict=True)))
+    tensor = _from_numpy(x[tuple(slice(0, 1) if shared else slice(None) for shared in broadcast)])
+    strides = [0 if shared else step for shared, step in zip(broadcast, tensor.stride(), strict=True)]
+    return Strided._make((tensor if device is None else tensor.to(device), *strides, share))
+
+
+def _from_numpy(x: Array) -> torch.Tensor:
+    if not x.flags.writeable or not x.flags.aligned or any(step < 0 or step % x.itemsize for step in x.strides):
+        x = x.copy()  # PyTorch would refuse it or warn
+    return to_torch(torch, x.view(np.uint8) if x.dtype == np.bool_ else x)
 
 
 def contiguous(x: Array, number: torch.dtype) -> torch.Tensor:
     """An array as a contiguous tensor of dtype `number`; broadcast axes are written out."""
-    tensor = x.tensor if isinstance(x, DeviceArray) else as_tensor(np.ascontiguousarray(x)).tensor
+    if not x.size:
+        return torch.zeros(1, dtype=number, device=device_of(x))
+    tensor = x.tensor if isinstance(x, DeviceArray) else _from_numpy(np.ascontiguousarray(x))
     return tensor.to(number).contiguous()
 
 
@@ -156,19 +143,22 @@ def padded(width: int) -> int:
     return max(16, next_power_of_2(width))
 
 
-def tiles(problem: Problem, width: int, what: str) -> Tiles:
-    """The tiles for a pass (a name in _SIZES) over rows of at most `width` numbers.
+def sizes(problem: Problem, what: str, d_v: int = 0, width: int = 0, most: int = 256) -> Sizes:
+    """The sizes of a pass, a name in _SIZES, that reads `d_v` columns of values and sums `width` columns of a product.
 
-    `passed` decides the order of sums, hence the bits of the results; it depends on dtype and width alone.
+    N decides the order of sums, hence the bits of the results; it depends on dtype and widths alone. Tiles hold at most
+    `most` columns of values at once.
     """
     number = language.float64 if problem.dtype == np.float64 else language.float32
     precision = "tf32" if problem.dtype == np.float32 and _tf32() else "ieee"
-    size, wide = problem.dtype.itemsize, min(256, max(64, padded(max(width, problem.d_k))))
-    sizes = (32, 32, 4, 1, 16 * (size > 2)) if knobs.runtime.interpret else _SIZES[what][size][wide]
-    found = Tiles(*sizes, number, precision)
+    wide = min(256, max(64, padded(max(width, min(d_v, most), problem.d_k))))
+    owned, passed, warps, stages, chunk = _SIZES[what][problem.dtype.itemsize][wide]
+    if knobs.runtime.interpret:
+        owned, passed = 32, 32
     if problem.span_table is not None:  # reading a table takes many registers
-        found = found._replace(owned=min(found.owned, 64))
-    return found
+        owned = min(owned, 64)
+    columns = padded(problem.d_k), min(most, padded(d_v)), d_v > most
+    return Sizes(problem.d_k, d_v, owned, passed, *columns, chunk, number, precision, warps, stages)
 
 
 def _tf32() -> bool:
@@ -214,9 +204,9 @@ def _describe(problem: Problem, device: torch.device) -> Rules:
         return min(side, 2 * _FAR) if near and side is not None else side
 
     left, right = visibility.reach(problem)
-    bias, mask = (None if x is None else as_tensor(x, device) for x in (problem.bias, problem.mask))
+    bias, mask = (None if x is None else strided(x, device=device) for x in (problem.bias, problem.mask))
     segments, spans = labels.segments(problem), labels.spans(problem)
-    table, sets = spans.get("table"), spans.get("sets")
+    sets = spans.get("sets")
     offset = sent(problem.query_offset, np.int32 if near else np.int64)
     constexpr = language.constexpr
     assert offset is not None
@@ -238,42 +228,31 @@ def _describe(problem: Problem, device: torch.device) -> Rules:
         kv_lengths=sent(problem.kv_lengths, np.int32),
         query_lengths=sent(problem.query_lengths, np.int32),
         **{name: sent(_narrower(name, segments, spans), np.int32) for name in _LABELS},
-        table=sent(table, number),
-        **dict(zip(("table_b", "table_h", "table_i"), steps_of(table, 3), strict=True)),
+        table=None if "table" not in spans else table(spans["table"], number, device),
         sets=sent(sets, np.uint8),
-        **dict(zip(("sets_n", "sets_h"), steps_of(sets, 2), strict=True)),
+        sets_n=None if sets is None else _steps(sets)[0],
+        sets_h=None if sets is None else _steps(sets)[1],
         slopes=sent(problem.alibi_slopes, number),
         sinks=sent(problem.sinks, number),
-        bias=None if bias is None else bias.tensor,
-        **dict(zip(("bias_b", "bias_h", "bias_i", "bias_j"), _steps(bias), strict=True)),
-        mask=None if mask is None else mask.tensor,
-        **dict(zip(("mask_b", "mask_h", "mask_i", "mask_j"), _steps(mask), strict=True)),
+        bias=bias,
+        mask=mask,
     )
 
 
-def by_name(**tensors: StridedTensor | None) -> dict[str, Any]:
-    """A kernel's arguments `x` and `x_strides` for each tensor x; None and strides of 0 for one that is not there."""
-    named: dict[str, Any] = {}
-    for name, x in tensors.items():
-        named[name], named[f"{name}_strides"] = (None, (0, 0, 0, 0)) if x is None else x
-    return named
+def table(x: Array, number: Any, device: torch.device) -> Strided:
+    """A table of spans on the device, Strided and contiguous, with steps of 0 along axes of size 1 but the last."""
+    return Strided._make((to_device(x, number, device), *_steps(x)[:3], 1, 1))
 
 
-def _steps(x: StridedTensor | None) -> tuple[int | None, ...]:
-    return (None,) * 4 if x is None else x.strides
+def _steps(x: Array) -> list[int]:
+    """An array's strides once it is contiguous, in elements; 0 along axes of size 1."""
+    steps = np.ascontiguousarray(x).strides
+    return [0 if size == 1 else step // x.itemsize for size, step in zip(x.shape, steps, strict=True)]
 
 
-def steps_of(x: Array | None, count: int) -> tuple[int | None, ...]:
-    """The first strides of an array once it is contiguous, in elements; 0 along axes of size 1."""
-    if x is None:
-        return (None,) * count
-    steps = np.ascontiguousarray(x).strides[:count]
-    return tuple(0 if size == 1 else step // x.itemsize for size, step in zip(x.shape, steps, strict=False))
-
-
-def _narrower(name: str, *found: labels.Fields) -> Array | None:
+def _narrower(name: str, *sources: labels.Fields) -> Array | None:
     """The field of that name; where segments and spans both have a range, what lies in both."""
-    arrays = [fields[name].reshape(-1) for fields in found if name in fields]
+    arrays = [fields[name].reshape(-1) for fields in sources if name in fields]
     if len(arrays) < 2:
         return arrays[0] if arrays else None
     return (np.maximum if name.startswith("first") else np.minimum)(*arrays)

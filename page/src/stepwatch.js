@@ -1,0 +1,48 @@
+// Which steps are in view: a step is drawn when it comes near the view, and the others when there is time.
+
+export function watchSteps() {
+  /** @type {Map<Element, () => void>} */
+  const waiting = new Map();
+  /** @type {Set<string>} steps that have been in view: they are drawn at once when the page is redrawn, so that nothing moves */
+  const visited = new Set();
+  /** @type {Set<Element>} */
+  const inView = new Set();
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let later;
+  const look = (/** @type {IntersectionObserverEntry[]} */ entries) => {
+    for (const { isIntersecting, target } of entries) {
+      inView[isIntersecting ? "add" : "delete"](target);
+      if (!isIntersecting) continue;
+      visited.add(target.id);
+      waiting.get(target)?.();
+    }
+  };
+  const observer = new IntersectionObserver(look, { rootMargin: "600px" });
+  /** Redraws the steps that are out of view, one at a time. @param {Section[]} sections */
+  const redrawRest = (sections) => {
+    clearTimeout(later);
+    later = setTimeout(() => {
+      const next = sections.find(({ stale }) => stale());
+      next?.draw();
+      if (next) redrawRest(sections);
+    });
+  };
+  return {
+    inView,
+    redrawRest,
+    /** Before the page is drawn again. */
+    restart() {
+      observer.disconnect();
+      clearTimeout(later);
+      waiting.clear();
+      inView.clear();
+    },
+    whenSeen(/** @type {Element} */ element, /** @type {() => void} */ draw) {
+      waiting.set(element, draw);
+      observer.observe(element);
+    },
+    drawVisited(/** @type {boolean} */ all) {
+      for (const [element, draw] of waiting) if (all || visited.has(element.id)) draw();
+    },
+  };
+}

@@ -1,0 +1,252 @@
+// The types that several modules share, for the type checker alone.
+
+type Child = Node | string | number | null | undefined | false | Child[];
+type Filling = Record<string, any> | Child; // of an element: its attributes, or a part of its content
+type Language = "en" | "zh";
+type Say = (key: string, values?: Record<string, any>) => string; // a text in the page's language
+type Numbers = Float64Array | Float32Array | Uint8Array | Int32Array | Uint32Array;
+type NumberArray = { shape: number[]; data: Numbers };
+type Rows = { data: Numbers; start: number; width: number }; // rows of `width` numbers from `start` on
+type Cell = (i: number, j: number) => number;
+type Test = (i: number, j: number) => boolean;
+type Scale = "sqrt" | "linear" | "log";
+type Shows = "weights" | "contributions" | "cuts";
+
+/** A layer of a run to show; docs/page-format.md says what the fields of a header hold. */
+interface Layer {
+  name: string;
+  heads: number[];
+  queries: number;
+  keys: number;
+  cross: boolean;
+  exact: number[];
+  statistics: Record<string, (number | null)[]>;
+  captions: (Record<Language, string> | null)[];
+  arrays: Record<string, string>;
+  [field: string]: any;
+}
+interface Run {
+  name: string;
+  tokens: string[] | null;
+  sources: string[] | null;
+  edited: boolean;
+  batch: number;
+  layers: Layer[];
+}
+interface Header {
+  runs: Run[];
+  arrays: Record<string, { at: number; shape: number[]; dtype: string; packed?: number }>;
+  [field: string]: any;
+}
+
+/** The document inside a page, or what a server sent. */
+interface Page {
+  header: Header;
+  has(name: string): boolean;
+  array(name: string): NumberArray;
+  known(name: string): NumberArray | undefined;
+  bytesOf(at: number, length: number): Uint8Array;
+  keep(name: string, bytes: Uint8Array): NumberArray;
+}
+
+interface Rules {
+  scale: number;
+  softcap: number | null;
+  causal: boolean;
+  window: [number | null, number | null];
+  offset: number; // the key position of query 0
+  keys: number | null; // keys from here on are padding
+  queries: number | null;
+  allowed: Test | null; // mask and segments
+  bias: Cell | null; // with what the table of spans adds
+  slope: number; // of ALiBi
+  sink: number; // −∞ for none
+  temperature: number;
+}
+
+interface WhatIf {
+  scale: boolean;
+  temperature: number;
+  causal: boolean | null;
+  window: number | null;
+  cuts: [number, number][]; // query and key; query −1 for all
+  values: Record<string, number>; // numbers of the chosen head by "q row column", likewise k and v
+}
+
+/** Places in the document; query −1: the last, key −1: the one with the query's largest weight. */
+type Chosen = { run: number; layer: number; head: number; query: number; key: number };
+/** The chosen place and what is supposed, shared by all rooms of the page. */
+interface Place {
+  chosen: Chosen;
+  what: WhatIf;
+  follow(room: string, follow: (place: Place) => void): void; // a room follows all changes that it did not make itself
+  choose(from: string, change: Partial<Chosen>): void;
+  suppose(from: string, what: WhatIf): void;
+}
+type Shell = ReturnType<typeof import("./shell.js").openShell>;
+type Answer = ReturnType<typeof import("./answer.js").answerRoom>;
+type Operands = Awaited<ReturnType<typeof import("./long/operands.js").operandsAt>>;
+type Dive = ReturnType<typeof import("./dive/dive.js").diveRoom>;
+
+/** Colours: shade(x) is a value's place on the scale, 0 to 1; along(t) the colour of a place; colour(x) that of a value. */
+interface Shade {
+  low: number;
+  high: number;
+  shade(x: number): number;
+  along(t: number): number[];
+  colour(x: number): number[];
+  kind: Scale;
+}
+
+interface Matrix {
+  symbol: string;
+  role: string; // query, key, value, weights or plain: decides its colours
+  rows: number;
+  cols: number;
+  rowDim: string;
+  colDim: string;
+  value: Cell;
+  shade: Shade;
+  rowName?: ((i: number) => string) | null;
+  colName?: ((j: number) => string) | null;
+  hidden?: Test | null; // masked cells
+  split?: number; // columns of one head, where several heads stand side by side: a line is drawn between them
+  flip?: boolean; // drawn as its transpose
+}
+type Block = { m: Matrix; x: number; y: number; w: number; h: number; named: string; measured: string };
+type Label = { text: string; x: number; y: number; role?: string; end?: boolean };
+type Layout = { blocks: Block[]; width: number; height: number; marks: Label[] };
+type Mark = { block: number; row?: number; col?: number; kind?: string };
+type Spot = { block: number; row: number; col: number }; // a block of a figure, and a cell of its matrix
+type AxisUnits = Record<string, number>; // pixels for one step along each axis
+
+/** What the steps show; `state` is what the reader chose. */
+type Story = ReturnType<typeof import("./story.js").makeStory>;
+type State = Omit<Chosen, "run"> & {
+  edited: boolean;
+  batch: number;
+  feature: number;
+  next: number;
+  less: number;
+  what: WhatIf;
+};
+type StepHead = ReturnType<typeof import("./head.js").headOf>;
+type StateAxis = "query" | "key" | "feature"; // the entry of the state that an axis's index is stored in
+type Part = { b: Matrix; r: Matrix; axes: [StateAxis, StateAxis]; bias?: Cell; extra?(i: number, j: number): Child };
+
+/** One figure of a step. */
+interface Scene {
+  layout: Layout;
+  cursor(): Spot; // the chosen cell
+  locate(spot: Spot): Spot; // the result that a cell of the figure belongs to
+  marks(spot: Spot): Mark[];
+  written(spot: Spot): Child;
+  pin(spot: Spot): void;
+  next?(block: number, by: number): number | null; // the result beside this one
+  notes?: string[];
+}
+
+interface Section {
+  id: string;
+  symbol: string;
+  element: HTMLElement;
+  draw(): void; // draws the figures, if they are not up to date
+  stale(): boolean; // drawn before, and no longer up to date
+  outdate(): void; // the head's numbers have changed
+  update(): void; // another cell is chosen
+}
+
+type Address = { run: number; layer: number; head: number }; // places in the document, not numbers of the model
+/** A stored picture; the first key is stored apart. */
+type Picture = {
+  pixels: [number, number];
+  data: Uint8Array;
+  start: number;
+  first: Uint8Array;
+  firstStart: number;
+  largest: number;
+};
+type Head = Awaited<ReturnType<typeof import("./long/source.js").openHead>>;
+type Units = { count: number; edges: Int32Array | null }; // unit u has tokens edges[u]…edges[u+1]; null: one each
+type View = { y: number; x: number; step: number }; // the first query and key, and units for each pixel of the screen
+type Frame = ReturnType<typeof import("./long/view.js").frame>;
+
+/** All that the map needs. */
+interface Shown {
+  head: Head; // under what is supposed
+  other: Head | null; // subtracted
+  wide: Record<string, Picture>; // the finer pictures, once they are loaded
+  queries: Units;
+  keys: Units;
+  queryName(token: number): string;
+  keyName(token: number): string;
+  rule: "most" | "mean"; // of a pixel with many weights
+  scale: Scale;
+  aside: boolean; // the first key is left out
+  whole: number; // the end of the colour scale for the whole head
+  high: number; // the end of the colour scale
+  inView: boolean; // the scale's end is that of the rows in view
+  fixed: boolean; // the scale's end is 1
+  view: View;
+  cell: { i: number; j: number; pinned: boolean }; // in units
+  row: Float32Array | null; // weights of the chosen query, by key token
+  column: Float32Array | null; // weights on the chosen key, by query token
+  received: ArrayLike<number> | null; // what each key token receives from all queries
+  nonfinite: boolean; // NaN or infinity is among the weights
+}
+
+/** What the view of a head is made from. */
+interface Source {
+  page: Page;
+  state: ReturnType<typeof import("./long/page.js").newState>;
+  answer: Answer;
+  dive: Dive;
+  place: Place;
+  shell: Shell;
+  head: Head;
+  other: Head | null;
+  shownAs(head: Head): void; // the chosen head is shown under a supposition, or as it ran
+  pick(at: Address): void;
+  again(): Promise<void>; // draws the head again, from the present state
+  failed(why: unknown): null;
+}
+
+/** The elements of that view whose content changes. */
+interface Parts {
+  ribbon: HTMLElement; // says that the weights are not the run's
+  box: HTMLElement; // of the map
+  canvas: HTMLCanvasElement;
+  where: HTMLElement;
+  scale: HTMLElement;
+  readout: HTMLElement;
+  table: HTMLDetailsElement;
+  lists: HTMLElement;
+  text: HTMLElement;
+  decoding: { element: HTMLElement; update(): void } | null; // update: after another query is chosen
+}
+
+/** The view of one head, and what the map, the text and the controls change of it. */
+interface Look extends Source, Shown {
+  head: Head;
+  other: Head | null;
+  actual: Head; // as it ran
+  actualOther: Head | null;
+  offset: number; // the key position of query 0
+  keyTexts: string[] | null;
+  canWords: boolean;
+  parts: Parts;
+  jumpTo(query: number, key: number): void;
+  drawSoon(): void;
+  resting: ReturnType<typeof setTimeout> | undefined;
+}
+
+/** One head's numbers for the arithmetic of a weight. */
+type Problem = { n: number; m: number; q: Rows; k: Rows; v: Rows | null; vLost: number; rules: Rules }; // vLost: what v lost by rounding for the page, as a share
+interface Row {
+  scores: { [j: number]: number };
+  logits: { [j: number]: number };
+  L: number;
+  weights: Numbers;
+  seen: number;
+  mixed: { sum: Numbers; size: Numbers } | null; // Σ a·v and Σ a·|v|, where the server computed it: then only the chosen key has a score and a logit
+}

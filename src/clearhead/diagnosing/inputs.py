@@ -1,0 +1,155 @@
+"""Reads what is diagnosed, from a call or a file's values: the inputs, their rules, and the numbers to be judged."""
+
+from math import prod
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from clearhead.core.arrays import FLOATS, as_array
+from clearhead.core.axes import WEIGHTS, Array, heads_first, named
+from clearhead.core.problem import Problem, describe, describe_whole
+from clearhead.core.rule_values import read_flag, read_number, read_numbers
+from clearhead.core.rules import Rules, check_names
+from clearhead.diagnosing.recipe import STAGES, Inputs, LayerInputs, Rotary, Stage
+from clearhead.errors import DtypeError, RuleError, Sentence, ShapeError, expected, shown
+from clearhead.textbook.case_file import GIVEN_WEIGHTS, INPUTS, LAYER, check_alone, inputs_of
+from clearhead.textbook.shapes import Convention, check_convention, layer_sizes, turned
+from clearhead.textbook.trace_weights import describe_weights
+
+
+def plain_inputs(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rotary | None, rules: Rules) -> Inputs:
+    """The inputs of `diagnose`, checked."""
+    described, values = describe_whole(q, k, v, rules)
+    shape = (*described.problem.prefix, described.problem.queries, values.shape[-1])
+    result = heads_first(read_theirs(theirs, shape, described.problem, stage))
+    return Inputs(described.problem, described.q, described.k, values, result, stage, None, rotary)
+
+
+def weights_inputs(weights: Any, v: Any, theirs: Any, convention: Convention, stage: Stage) -> Inputs:
+    """The inputs of `diagnose_weights`, checked."""
+    described, weights = describe_weights(weights, v, convention)
+    values, problem = described.v, described.problem
+    assert values is not None
+    if stage != "output":
+        raise RuleError(
+            "stage is {value}: where the weights are given, only the output can be wrong.", value=shown(stage)
+        )
+    shape = (*problem.prefix, problem.queries, values.shape[-1])
+    result = heads_first(read_theirs(turned(as_array(theirs, "theirs")[0], convention), shape, problem, stage))
+    return Inputs(problem, described.q, described.k, values, result, stage, weights=weights)
+
+
+def layer_inputs(
+    arrays: dict[str, Any],
+    theirs: Any,
+    num_heads: int,
+    convention: Convention,
+    stage: Stage,
+    rotary: Rotary | None,
+    rules: Rules,
+) -> Inputs:
+    """The inputs of a layer's diagnosis, checked; arguments as in `diagnose_layer`."""
+    check_convention(convention)
+    check_names(rules)
+    arrays = arrays | {"context": arrays["x"] if arrays["context"] is None else arrays["context"]}
+    needed = ("x", "w_q", "w_k", "w_v")
+    ready = {name: read_numbers(name, a) for name, a in arrays.items() if a is not None or name in needed}
+    for name in ("x", "context", "w_q", "w_k", "w_v", "w_o"):
+        if name in ready and ready[name].ndim < 2:
+            raise ShapeError("{name} has {count} axes: expected at least two.", name=name, count=ready[name].ndim)
+    w = {name[2:]: turned(a, convention) for name, a in ready.items() if name.startswith("w_")}
+    b = {name[2:]: a for name, a in ready.items() if name.startswith("b_")}
+    x, context = (turned(ready[name], convention) for name in ("x", "context"))
+    out = w["o"].shape if "o" in w else None
+    w_qkv = (w["q"].shape, w["k"].shape, w["v"].shape)
+    sizes = layer_sizes(x.shape, context.shape, w_qkv, out, num_heads, convention)
+    for name, bias in b.items():
+        if name not in w:
+            raise RuleError("b_o is given but w_o is not: a bias of the output projection needs one.")
+        if bias.shape != w[name].shape[-1:]:
+            values = {"shape": bias.shape, "columns": w[name].shape[-1:], "name": name}
+            raise ShapeError("b_{name} has shape {shape}: expected one number per output column, {columns}.", **values)
+    kv_heads = sizes.kv_heads or 1
+    q, k, v = (  # only their shapes and dtype are used: `workings` computes the projections of each recipe
+        np.broadcast_to(np.zeros((), x.dtype), (*sizes.lead, heads, length, width))
+        for heads, length, width in (
+            (num_heads, sizes.queries, sizes.d_k),
+            (kv_heads, sizes.keys, sizes.d_k),
+            (kv_heads, sizes.keys, sizes.d_v),
+        )
+    )
+    described = describe(q, k, v, rules)
+    assert described.v is not None
+    joined = (*sizes.lead, sizes.queries, num_heads * sizes.d_v if out is None else out[1])
+    theirs = read_theirs(turned(as_array(theirs, "theirs")[0], convention), joined, described.problem, stage)
+    theirs = theirs.reshape(described.problem.batch, 1 if stage == "output" else num_heads, *theirs.shape[-2:])
+    flat = [array.reshape(prod(sizes.lead), *array.shape[-2:]) for array in (x, context)]
+    layer = LayerInputs(flat[0], flat[1], w, b)
+    return Inputs(described.problem, described.q, described.k, described.v, theirs, stage, layer, rotary)
+
+
+def rotary_of(base: Any, *, interleaved: Any) -> Rotary | None:
+    """Rotary positions; None without a base."""
+    if base is None:
+        return None
+    number = read_number("rotary", base, 0.0)
+    if number <= 0:
+        raise RuleError(expected("rotary", base, "the base of the angles, a positive number"), "rotary=10000.0")
+    return Rotary(number, read_flag("rotary_interleaved", interleaved))
+
+
+def file_inputs(place: Path, values: dict[str, Any], theirs: Array, stage: Any) -> Inputs:
+    """The inputs among a file's values, checked; inputs and rules by name."""
+    values = dict(values)
+    needed = inputs_of(place, values)
+    stage = str(stage.item()) if isinstance(stage, np.ndarray) and stage.ndim == 0 else stage
+    rotation = rotary_of(values.pop("rotary", None), interleaved=values.pop("rotary_interleaved", False))
+    if needed == GIVEN_WEIGHTS:
+        weights, v, convention = values.pop("weights"), values.pop("v"), values.pop("convention", "rows")
+        check_alone(place, [*values, *(["rotary"] if rotation else [])])
+        return weights_inputs(weights, v, theirs, convention, stage)
+    if needed == INPUTS:
+        q, k, v = (values.pop(name) for name in INPUTS)
+        convention = values.pop("convention", "rows")
+        check_convention(convention)
+        q, k, v, theirs = (turned(x, convention) for x in (q, k, v, theirs))
+        return plain_inputs(q, k, v, theirs, stage, rotation, cast("Rules", values))
+    arrays = {name: values.pop(name, None) for name in LAYER}
+    heads, convention = values.pop("num_heads", 1), values.pop("convention", "rows")
+    return layer_inputs(arrays, theirs, heads, convention, stage, rotation, cast("Rules", values))
+
+
+def read_theirs(theirs: Any, output: tuple[int, ...], problem: Problem, stage: Stage) -> Array:
+    """Their numbers, where they have the stage's shape; else a ShapeError that says how to give them that shape."""
+    if not isinstance(stage, str) or stage not in STAGES:
+        raise RuleError("stage is {value}: expected one of {stages}.", value=shown(stage), stages=", ".join(STAGES))
+    array: Array = as_array(theirs, "theirs")[0]
+    if array.dtype not in FLOATS:
+        raise DtypeError("theirs is {dtype}: expected float64, float32, bfloat16 or float16.", dtype=array.dtype)
+    want = output if stage == "output" else problem.shape
+    if array.shape == want:
+        return array
+    axes: tuple[str, ...] = WEIGHTS if stage != "output" else ("batch", "heads", "queries", "d_v")
+    if len(output) == len(problem.prefix) + 1:  # a layer's output, its heads joined
+        axes = ("batch", "queries", "d_out") if stage == "output" else WEIGHTS
+    hint = _hint(array.shape, want, output, problem, stage)
+    values = {"shape": array.shape, "stage": stage, "axes": named(want, axes)}
+    raise ShapeError("theirs has shape {shape}: at stage {stage!r} expected {axes}.", hint, **values)
+
+
+def _hint(shape: tuple[int, ...], want: tuple[int, ...], output: tuple[int, ...], problem: Problem, stage: str) -> str:
+    if shape == output:
+        return 'it has the shape of the output: stage="output".'
+    if shape == problem.shape:
+        return 'it has the shape of the weights: stage="weights".'
+    if shape == (*want[:-2], want[-1], want[-2]):
+        return "its last two axes are swapped: theirs.swapaxes(-1, -2)."
+    if len(want) > 2 and shape == (*want[:-3], want[-2], want[-3], want[-1]):
+        return "it is (batch, queries, heads, …): theirs.swapaxes(-2, -3)."
+    if stage == "output" and len(want) > 2 and shape == (*want[:-3], want[-2], want[-3] * want[-1]):
+        joined = "its heads are joined: theirs.reshape(*theirs.shape[:-1], {heads}, {width}).swapaxes(-2, -3)."
+        return Sentence(joined, heads=want[-3], width=want[-1])
+    if prod(shape) == prod(want):
+        return "it has as many numbers: a reshape may do, if their order is right."
+    return ""

@@ -1,0 +1,122 @@
+"""The loops of every pass: a program owns a strip of queries or of keys, and goes through the blocks of the other side.
+
+A kernel plugs in its step, step(state, job, rules, strip, start, MASKED, sizes), which answers the state after the
+block that begins at `start`; `job` is whatever it reads besides. Without MASKED, every pair of the tile is visible.
+Each result has one writer and no atomics, so it is deterministic.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from clearhead.engines.gpu.rules import any_seen, key_range, query_range
+
+
+class Strip(NamedTuple):
+    """The queries or keys of one head whose results a program computes."""
+
+    b: Any
+    h: Any  # as it broadcasts to a tile
+    first: Any
+    last: Any
+    index: Any  # (M,), and beyond the end too
+    inside: Any  # (M,): which are not
+    line: Any  # (M,): their places in (batch, heads, queries or keys)
+
+
+@triton.jit
+def placed(tiles):
+    """A program's tile and its index in batch · heads, both on the grid's first axis: others hold 65,535 at most."""
+    return tl.program_id(0) % tiles, tl.program_id(0) // tiles
+
+
+@triton.jit
+def strip_of(rules, b, h, start, size, M: tl.constexpr):
+    """The Strip of a head's M queries or keys from `start` on, of `size` in all."""
+    index = start + tl.arange(0, M)
+    line = (b * rules.heads + h).to(tl.int64) * size + index
+    return Strip(b, h, start, start + M - 1, index, index < size, line)
+
+
+@triton.jit
+def query_strip(rules, M: tl.constexpr):
+    """The strip of a program of (strips of queries × batch · heads).
+
+    The last strips come first: under a causal mask they have the most keys.
+    """
+    strips = tl.cdiv(rules.queries, M)
+    later, head = placed(strips)
+    return strip_of(rules, head // rules.heads, head % rules.heads, (strips - 1 - later) * M, rules.queries, M)
+
+
+@triton.jit
+def key_strip(rules, M: tl.constexpr):
+    """The strip of a program of (strips of keys × batch · heads)."""
+    strip, head = placed(tl.cdiv(rules.keys, M))
+    return strip_of(rules, head // rules.heads, head % rules.heads, strip * M, rules.keys, M)
+
+
+@triton.jit
+def split_of(split):
+    """The part of the keys that this program reads, where there are `split` for each along the grid's second axis."""
+    return tl.program_id(1) * split, (tl.program_id(1) + 1) * split
+
+
+@triton.jit
+def over_keys(step: tl.constexpr, state, job, rules, strip, part, FULL: tl.constexpr, sizes):
+    """The state after all keys that the queries of a strip may see; of those in `part`, its first and its end.
+
+    With FULL, blocks that are visible as a whole are absorbed without masks, by a loop of their own.
+    """
+    low, full_low, full_high, high = key_range(rules, strip.b, strip.first, strip.last, sizes.N, sizes.M)
+    if part is not None:
+        low, full_low, full_high, high = _within(part, low, full_low, full_high, high)
+    return _sweep(step, state, job, rules, strip, (low, full_low, full_high, high), True, FULL, sizes)
+
+
+@triton.jit
+def over_queries(step: tl.constexpr, state, job, rules, strip, part, sizes):
+    """The state after all queries that may see the keys of a strip, likewise."""
+    low, full_low, full_high, high = query_range(rules, strip.b, strip.first, strip.last, sizes.N, sizes.M)
+    if part is not None:
+        low, full_low, full_high, high = _within(part, low, full_low, full_high, high)
+    return _sweep(step, state, job, rules, strip, (low, full_low, full_high, high), False, True, sizes)
+
+
+@triton.jit
+def _within(part, low, full_low, full_high, high):
+    low, high = tl.maximum(low, part[0]), tl.minimum(high, part[1])
+    full_low = tl.minimum(tl.maximum(full_low, low), tl.maximum(high, low))
+    return low, full_low, tl.maximum(tl.minimum(full_high, high), full_low), high
+
+
+@triton.jit
+def _sweep(step: tl.constexpr, state, job, rules, strip, ranges, KEYS: tl.constexpr, FULL: tl.constexpr, sizes):
+    low, full_low, full_high, high = ranges
+    if not FULL:
+        full_low = high
+    for start in range(low, full_low, sizes.N):
+        state = _masked(step, state, job, rules, strip, start, KEYS, sizes)
+    if FULL:
+        for start in range(full_low, full_high, sizes.N):
+            state = step(state, job, rules, strip, start, False, sizes)
+        for start in range(full_high, high, sizes.N):
+            state = _masked(step, state, job, rules, strip, start, KEYS, sizes)
+    return state
+
+
+@triton.jit
+def _masked(step: tl.constexpr, state, job, rules, strip, start, KEYS: tl.constexpr, sizes):
+    """The state after a block of which a part may be masked; where all of it is, it is skipped."""
+    if rules.content:
+        other = start + tl.arange(0, sizes.N)
+        if KEYS:
+            some = any_seen(rules, strip.b, strip.h, strip.index[:, None], other[None, :], start, sizes.N)
+        else:
+            some = any_seen(rules, strip.b, strip.h, other[None, :], strip.index[:, None], strip.first, sizes.M)
+        if some:
+            state = step(state, job, rules, strip, start, True, sizes)
+    else:
+        state = step(state, job, rules, strip, start, True, sizes)
+    return state

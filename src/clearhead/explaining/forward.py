@@ -1,0 +1,117 @@
+"""A model's forward pass, checked: with its residual stream, with one head as a small problem, or with every head."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from clearhead.changing.edits import Edit
+from clearhead.core.axes import Array
+from clearhead.core.rules import FIELDS, Rules, take
+from clearhead.errors import DtypeError, FileError, RuleError, expected
+from clearhead.explaining.gpt2 import Model
+from clearhead.explaining.model import Each, ForwardPass, LanguageModel, LayerRun, Token
+from clearhead.explaining.stream import NoWay, Stream, of_gpt2
+from clearhead.explaining.texts import check_unicode, windows
+from clearhead.ops.matrix import AttentionMatrix
+from clearhead.ops.span_terms import SpanTerm
+from clearhead.textbook.shapes import Sizes, Steps, layer_steps
+from clearhead.textbook.trace import used_rules
+from clearhead.view.long import ShownLayer, ShownRun
+
+
+def check_arguments(text: str, each: Each) -> None:
+    """Raise for a text that is no string or not Unicode, and for an `each` that cannot be called."""
+    if not isinstance(text, str):
+        raise DtypeError(expected("text", text, "a string"), 'explain("humpty dumpty sat on")')
+    if not callable(each):
+        raise RuleError(expected("each", each, "what walks the layers"), "each=tqdm")
+    check_unicode("text", text)
+
+
+def forward_pass(model: LanguageModel, tokens: list[Token], each: Each, edits: Sequence[Edit] = ()) -> ForwardPass:
+    """The forward pass, with edits. Raises FileError where it gives NaN or infinity."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        run = model.run([token.id for token in tokens], each, edits)
+    for number, layer in enumerate(run.layers):
+        if not all(np.isfinite(array).all() for array in (layer.x, layer.q, layer.k, layer.v, layer.output)):
+            values = {"number": number, "name": model.name}
+            raise FileError(
+                "{name}: layer {number} gives NaN or infinity: its weights are damaged, or too large.", **values
+            )
+    if run.logits is not None and not np.isfinite(run.logits).all():
+        raise FileError(
+            "{name}: its logits are NaN or infinite: its weights are damaged, or too large.", name=model.name
+        )
+    return run
+
+
+def with_stream(
+    model: LanguageModel, tokens: list[Token], each: Each, position: int, edits: Sequence[Edit] = ()
+) -> tuple[ForwardPass, Stream | NoWay | None]:
+    """The forward pass, and the residual stream at one position; None where the model says no next token."""
+    if isinstance(model, Model):
+        run = forward_pass(model, tokens, each, edits)
+        return run, of_gpt2(model, [token.id for token in tokens], run, position)
+    from clearhead.explaining.hub import HubModel
+    from clearhead.explaining.recorded import of_transformers, recorded
+
+    with recorded(cast("HubModel", model).inner, model.config.layers, position) as recording:
+        run = forward_pass(model, tokens, each, edits)
+    return run, None if run.logits is None else of_transformers(recording, run)
+
+
+def entropy_of(run: ForwardPass, token: int) -> Array:
+    """The entropy of one token's row, float64 (layers, heads)."""
+    rows = [
+        AttentionMatrix(layer.q, layer.k, **layer.rules).observe(entropy=True, queries=slice(token, token + 1))
+        for layer in run.layers
+    ]
+    return np.stack([np.asarray(row.entropy, dtype=np.float64)[:, 0] for row in rows])
+
+
+def rules_of_head(rules: dict[str, Any], head: int) -> dict[str, Any]:
+    """The rules of one head of the first text, without an axis for either: for 2-D arrays."""
+    plain = {name: x for name, x in rules.items() if name != "spans"}
+    arrays = {name: np.asarray(x) for name, x in plain.items() if np.ndim(x) and FIELDS[name]}
+    one = take(arrays, {"batch": [0], "heads": [head]})
+    lead = {name: sum(axis in ("batch", "heads") for axis in FIELDS[name]) for name in one}
+    plain |= {name: x.reshape(x.shape[lead[name] :]) for name, x in one.items()}
+    if rules.get("spans") is None:
+        return plain
+    term = SpanTerm.of(rules["spans"])
+    table = np.asarray(term.table)[0]
+    return plain | {"spans": (term.query_labels[0], term.key_labels[0], table[head if len(table) > 1 else 0])}
+
+
+def steps_of(run: LayerRun) -> Steps:
+    """The steps of a whole layer, all heads, without numbers."""
+    (heads, n, d_k), (kv_heads, m, d_v) = run.q.shape, run.v.shape
+    sizes = Sizes((), heads, kv_heads, n, m, d_k, d_v)
+    used = used_rules(cast("Rules", run.rules))._replace(through=run.through)
+    x, w_o = run.x.shape, (heads * d_v, run.output.shape[-1])
+    options: dict[str, Any] = {"cross": False, "normalised": run.normalised}
+    return layer_steps(sizes, x, x, w_o, used, run.biases, "rows", run.x.itemsize, **options)
+
+
+def shown_run(model: LanguageModel, text: str, each: Each = iter) -> ShownRun:
+    """Run a text through a model and keep every layer's attention, for the long page. Raises as `explain`."""
+    return _shown(model, model.tokens(text), model.name, each)
+
+
+def shown_windows(model: LanguageModel, text: str, each: Each = iter) -> list[ShownRun]:
+    """A run for each window of a text of any length, named by its tokens; each as in `shown_run`."""
+    runs = []
+    for _, tokens, window in windows(model, text):
+        assert window is not None
+        name = f"{window.number}/{window.windows}: {window.first}–{window.stop - 1}"
+        runs.append(_shown(model, tokens, name, each))
+    return runs
+
+
+def _shown(model: LanguageModel, tokens: list[Token], name: str, each: Each) -> ShownRun:
+    layers = []
+    for number, part in enumerate(forward_pass(model, tokens, each).layers):
+        matrix = AttentionMatrix(part.q, part.k, **part.rules).part(0)
+        layers.append(ShownLayer(str(number), range(len(part.q)), matrix, v=part.v[None]))
+    return ShownRun(name, layers, [token.text for token in tokens])

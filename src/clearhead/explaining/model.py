@@ -1,0 +1,111 @@
+"""What `explain` needs of a model, whoever runs it: its tokens, and every layer's attention in one forward pass."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from clearhead.changing.edits import Edit
+from clearhead.core.axes import Array
+from clearhead.errors import ShapeError
+
+Each = Callable[[range], Iterable[int]]  # iterates over numbers, such as a progress bar
+
+_VISIBLE = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that GPT-2's vocabulary spells as themselves
+_BYTES = {chr(byte): byte for byte in _VISIBLE} | {
+    chr(256 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in _VISIBLE)
+}
+
+
+class Token(NamedTuple):
+    """One token of a text: its id, its own text, and where it stands in the text."""
+
+    id: int
+    text: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LayerRun:
+    """The inputs and outputs of one layer's attention: x (tokens, d_model); q, k, v (heads, tokens, d_k).
+
+    k and v may have fewer heads, each shared by a group of query heads.
+    """
+
+    x: Array
+    q: Array
+    k: Array
+    v: Array
+    heads: Array  # (heads, tokens, d_k)
+    output: Array  # (tokens, d_model), after W^O
+    rules: dict[str, Any]  # of the scores, as `clearhead.attention` takes them
+    biases: frozenset[str] = frozenset(("b_q", "b_k", "b_v", "b_o"))
+    through: str = "{}"  # what is applied to queries and keys after their projections, for the formulas
+    normalised: bool = False  # is x the output of a layer norm?
+    factors: Array | None = None  # (heads,): what edits multiplied each head's output by
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ForwardPass:
+    """The result of one text's pass through the model."""
+
+    layers: list[LayerRun]
+    logits: Array | None  # (tokens, vocabulary); None where the model says no next token
+    hidden: Sequence[Array] = ()  # (tokens, d_model): the residual stream before each layer and after the last
+    edits: tuple[Edit, ...] = ()  # that were in force
+
+
+class LanguageModel(Protocol):
+    """A loaded model: `gpt2.Model` runs in NumPy, `hub.HubModel` in PyTorch; their methods say what they do.
+
+    Its config is a NamedTuple with layers, heads, d_model, vocabulary and others. Windows of a long text do not
+    overlap; projections are W^Q … W^O and b^Q … b^O of one layer, none where queries and keys are not x·W + b. Each id
+    that is generated is the likeliest after all before it. `each` iterates over layers, and edits have positions.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def config(self) -> Any: ...
+    def tokens(self, text: str) -> list[Token]: ...
+    def windows(self, text: str) -> list[list[Token]]: ...
+    def text(self, token: int) -> str: ...
+    def projections(self, layer: int) -> dict[str, Array]: ...
+    def generate(self, ids: list[int], count: int) -> list[int]: ...
+    def run(self, ids: list[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass: ...
+
+
+def too_long(tokens: int, positions: int) -> ShapeError:
+    """The error for a text that is longer than a model's positions."""
+    values = {"tokens": tokens, "positions": positions}
+    return ShapeError(
+        "the text has {tokens} tokens but the model has {positions} positions.",
+        "clearhead explain --file FILE --windows shows it in windows. Models with more positions, for --model: "
+        "openai-community/gpt2 has 1,024, HuggingFaceTB/SmolLM2-135M 8,192, Qwen/Qwen3-0.6B 40,960.",
+        **values,
+    )
+
+
+def token_text(decoded: str, spelling: str | None) -> str:
+    """A token's own text from the tokenizer's, or the bytes of its spelling where that is no whole character."""
+    return decoded if decoded and "\ufffd" not in decoded else hexadecimal(str(spelling))
+
+
+def hexadecimal(spelling: str) -> str:
+    """A byte-level vocabulary's spelling of some bytes as their numbers; any other spelling unchanged.
+
+    >>> hexadecimal("Ġç"), hexadecimal("<0xE7>")
+    ('⟨20 e7⟩', '<0xE7>')
+    """
+    if spelling.isascii() or not all(character in _BYTES for character in spelling):
+        return spelling
+    return f"⟨{' '.join(f'{_BYTES[character]:02x}' for character in spelling)}⟩"
+
+
+def probabilities(logits: Array) -> Array:
+    """softmax(logits) in float64."""
+    exact = logits.astype(np.float64)
+    shares = np.exp(exact - exact.max())
+    return np.asarray(shares / shares.sum())

@@ -1,0 +1,250 @@
+"""The data behind an attention matrix: q, k, the rules, the engine, and the log-sum-exp once it is computed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from clearhead import engines
+from clearhead.core.arrays import (
+    Restore,
+    as_array,
+    autocast,
+    broadcast,
+    empty,
+    statistics_dtype,
+    to_device_of,
+    unrepeated,
+)
+from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice
+from clearhead.core.device_array import DeviceArray
+from clearhead.core.observations import check_room, wanted
+from clearhead.core.operands import check_transposed, operand
+from clearhead.core.problem import Problem, describe
+from clearhead.core.rules import BROADCAST, FIELDS, Rules
+from clearhead.core.statistics import Wanted
+from clearhead.engines.base import Engine
+from clearhead.ops.given_logsumexp import checked
+from clearhead.ops.indexing import check_weights
+from clearhead.ops.observation import Observation, observation
+
+
+class Answers(Protocol):
+    """What AttentionMatrix delegates to: MatrixData, or torch_graph.Graph for tensors with a PyTorch graph."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def mix(self, v: Any) -> Any:
+        """A·v."""
+
+    def transposed(self, g: Any) -> Any:
+        """Aᵀ·g."""
+
+    def row_sums(self) -> Any:
+        """Σ_j a_ij, (…, heads, queries), in the statistics' dtype."""
+
+    def observe(self, v: Any, asked: Mapping[str, Any], queries: slice = slice(None)) -> Observation:
+        """The requested statistics; `queries` has been validated."""
+
+
+@dataclass(eq=False)
+class MatrixData:
+    """q (batch, heads, queries, d_k) and k (batch, kv_heads, keys, d_k), validated, with their problem and engine."""
+
+    problem: Problem
+    q: Array
+    k: Array
+    restore: Restore  # converts results to the kind of array that q was
+    engine: Engine
+    asked_engine: str | None  # the engine that the caller named; None: chosen automatically
+
+    @classmethod
+    def read(
+        cls, q: Any, k: Any, rules: Rules, engine: str | None, num_threads: int | None = None, logsumexp: Any = None
+    ) -> "MatrixData":
+        """Validate the caller's inputs and choose an engine; check a log-sum-exp that was given, and keep it.
+
+        Raises what `attention` raises, and ShapeError, DtypeError or RuleError for a log-sum-exp of something else.
+        """
+        described = describe(q, k, None, rules, num_threads)
+        problem = described.problem
+        made = cls(problem, described.q, described.k, described.restore, _chosen(problem, engine), engine)
+        if logsumexp is not None:
+            made.logsumexp = checked(problem, made.q, made.k, made.engine, logsumexp)
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the engine, which is chosen again; what a mask, bias or table repeats along an axis is kept once."""
+        once: dict[str, Any] = {name: unrepeated(getattr(self.problem, name)) for name in BROADCAST}
+        state = {name: value for name, value in self.__dict__.items() if name != "engine"}
+        return {**state, "problem": replace(self.problem, **once)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        problem: Problem = state["problem"]
+        sizes = {name: getattr(problem, name) for name in WEIGHTS}
+        again: dict[str, Any] = {}
+        for name in BROADCAST:
+            x = getattr(problem, name)
+            if x is not None:
+                shape = tuple(sizes.get(axis, n) for axis, n in zip(FIELDS[name], x.shape, strict=True))
+                again[name] = broadcast(x, shape)
+        self.problem = replace(problem, **again)
+        self.engine = _chosen(self.problem, self.asked_engine)
+
+    @cached_property
+    def logsumexp(self) -> Array:
+        """(batch, heads, queries), computed when first needed and kept; it can be set where it is known already."""
+        return self.engine.rows(self.problem, self.q, self.k, None, Wanted(logsumexp=True))["logsumexp"]
+
+    @property
+    def known_logsumexp(self) -> Array | None:
+        """The log-sum-exp if it was computed or set, else None."""
+        return self.__dict__.get("logsumexp")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(…, heads, queries, keys), with the caller's leading axes."""
+        return self.problem.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the weights."""
+        return statistics_dtype(self.problem.dtype)
+
+    def inputs(self) -> tuple[Any, Any, Rules, str | None, int | None]:
+        """What `read` takes: q and k with 4 axes, the rules, the engine and the threads."""
+        rules: Any = self.problem.keywords()
+        rules |= {name: self.restore(cast("Array", x)) for name, x in rules.items() if isinstance(x, DeviceArray)}
+        return self.restore(self.q), self.restore(self.k), rules, self.asked_engine, self.problem.num_threads
+
+    def changed(self, problem: Problem, q: Array, k: Array) -> "MatrixData":
+        """A copy with another problem, q and k; the engine stays, the log-sum-exp is no longer known."""
+        return replace(self, problem=problem, q=q, k=k)
+
+    def in_dtype(self, dtype: np.dtype[Any]) -> "MatrixData":
+        """The same factors in another dtype; a known log-sum-exp stays known where it has the digits for it."""
+        problem = replace(self.problem, dtype=dtype)
+        made = self.changed(problem, self.q.astype(dtype), self.k.astype(dtype))
+        made.engine = _chosen(problem, self.asked_engine)
+        if self.known_logsumexp is not None and made.dtype == self.dtype:
+            made.logsumexp = self.logsumexp
+        return made
+
+    def take_queries(self, queries: range) -> "MatrixData":
+        """The factors of some queries, with their part of the log-sum-exp if it is known."""
+        if queries == range(self.problem.queries):
+            return self
+        rows = as_slice(queries)
+        part = self.changed(self.problem.take(queries=queries), self.q[:, :, rows], self.k)
+        if self.known_logsumexp is not None:
+            part.logsumexp = self.logsumexp[:, :, rows]
+        return part
+
+    def take_batches(self, batches: Array) -> "MatrixData":
+        """The factors of some batch items, all heads, with their part of the log-sum-exp if it is known."""
+        places = as_places(batches)
+        part = self.changed(self.problem.take(batches=batches), self.q[places], self.k[places])
+        if self.known_logsumexp is not None:
+            part.logsumexp = self.logsumexp[places]
+        return part
+
+    def take_heads(self, batches: Array, heads: range) -> "MatrixData":
+        """The factors of some batch items and heads, with the log-sum-exp if known; each head gets its own key head."""
+        places, chosen = as_places(batches), as_slice(heads)
+        shared = as_places(self.problem.kv_head_of(np.asarray(heads)))
+        q, k = self.q[:, chosen][places], self.k[:, shared][places]
+        part = self.changed(self.problem.take(batches=batches, heads=heads), q, k)
+        if self.known_logsumexp is not None:
+            part.logsumexp = self.logsumexp[:, chosen][places]
+        return part
+
+    def weights(self, picked: Sequence[int | range]) -> Array:
+        """Exact weights for one integer or range per axis; integers drop their axis.
+
+        Raises SizeError for more weights than fit in memory. O(rows·keys·d_k) time for the log-sum-exp the first time.
+        """
+        *lead, rows, cols = (range(p, p + 1) if isinstance(p, int) else p for p in picked)
+        shape = tuple(len(p) for p in picked if not isinstance(p, int))
+        if 0 in shape:
+            return empty(self.q, shape, self.dtype)
+        check_weights(shape, self.dtype, self.problem.device)
+        part = self.take_queries(rows)._take_lead(lead)
+        logsumexp = part.logsumexp
+        tile = part.problem.take(keys=cols)
+        return self.engine.weights(tile, part.q, part.k[:, :, as_slice(cols)], logsumexp).reshape(shape)
+
+    def _take_lead(self, lead: Sequence[range]) -> "MatrixData":
+        sizes = self.shape[:-2]
+        if all(len(p) == size for p, size in zip(lead, sizes, strict=True)) and all(p.step == 1 for p in lead):
+            return self
+        batches = np.arange(self.problem.batch).reshape(sizes[:-1])[np.ix_(*lead[:-1])].reshape(-1)
+        return self.take_heads(batches, lead[-1])
+
+    def mix(self, v: Any) -> Any:
+        """A·v."""
+        array, restore = as_array(autocast(v), "v", self.problem.device)
+        heads = self.problem.kv_heads, self.problem.heads
+        values, vector = operand(self.problem, array, "v", self.shape[-1], heads)
+        check_room(self.problem, Wanted(output=True), values.shape[-1])
+        output = self.engine.rows(self.problem, self.q, self.k, values, Wanted(output=True))["output"]
+        whole = self.problem.restore(output)
+        return restore(whole[..., 0] if vector else whole)
+
+    def row_sums(self) -> Any:
+        """Σ_j a_ij, (…, heads, queries), in the statistics' dtype: 1, less a sink's share; 0 where no key is seen."""
+        problem, want = self.problem, Wanted(output=True, keep_float32=True)
+        check_room(problem, want, 1)
+        whole = np.ones((1, 1, problem.keys, 1), self.dtype)  # in half precision, weights would be rounded to it
+        ones = to_device_of(whole, self.q)
+        values = broadcast(ones, (problem.batch, 1, problem.keys, 1))
+        sums = self.engine.rows(problem, self.q, self.k, values, want)["output"][..., 0]
+        return self.restore(problem.restore(sums))
+
+    def transposed(self, g: Any) -> Any:
+        """Aᵀ·g."""
+        problem = self.problem
+        array, restore = as_array(g, "g", problem.device)
+        columns, vector = operand(problem, array, "g", problem.queries, (problem.heads, 1))
+        check_transposed(problem, columns)
+        result = self.engine.transposed(problem, self.q, self.k, self.logsumexp, columns)
+        whole = problem.restore(result)
+        return restore(whole[..., 0] if vector else whole)
+
+    def observe(self, v: Any, asked: Mapping[str, Any], queries: slice = slice(None)) -> Observation:
+        """The requested statistics as an Observation; parameters and errors as `AttentionMatrix.observe`."""
+        want = wanted(self.problem, asked, output=v is not None)
+        rows = range(self.problem.queries)[queries]
+        want = want.for_queries(rows)
+        values = None if v is None else self._values(v)
+        return self.take_queries(rows)._observe(values, want)
+
+    def values(self, v: Any) -> Array:
+        """Validated v, (batch, kv_heads, keys, d_v). Raises ShapeError or DtypeError where it does not fit."""
+        problem, result = self.problem, self._values(v)
+        return broadcast(result, (problem.batch, problem.kv_heads, *result.shape[2:]))
+
+    def _values(self, v: Any) -> Array:
+        """(batch, 1 or kv_heads, keys, d_v)."""
+        array = as_array(autocast(v), "v", self.problem.device)[0]
+        return operand(self.problem, array, "v", self.shape[-1], (self.problem.kv_heads,))[0]
+
+    def _observe(self, v: Array | None, want: Wanted) -> Observation:
+        engine = engines.able(self.engine, self.problem, want, self.asked_engine)
+        result = engines.answer(engine, self.problem, self.q, self.k, v, want, self.known_logsumexp)
+        if "logsumexp" in result:
+            self.logsumexp = result.pop("logsumexp")
+        if want.logsumexp:
+            result["logsumexp"] = self.logsumexp.copy()
+        answers = {name: self.restore(self.problem.restore(array)) for name, array in result.items()}
+        return observation(answers, self.problem.queries, self.problem.keys, sinks=self.problem.sinks is not None)
+
+
+def _chosen(problem: Problem, engine: str | None) -> Engine:
+    return engines.get(engines.choose(problem, engine).engine)

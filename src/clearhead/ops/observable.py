@@ -1,0 +1,219 @@
+"""What is observed of a matrix, one method each: statistics of attention's weights, and effects of single edges."""
+
+from typing import TYPE_CHECKING, Any, Unpack, cast
+
+from clearhead.core.effects import AskedEffects, Effects, Order, Ranked, SignedImage, Strongest
+from clearhead.core.statistics import Answers, Asked, Top
+
+
+class Observable:
+    """One method for each statistic; each asks `observe` for it alone.
+
+    Answers have the statistics' dtype (float32, or float64 for float64) and are the kind of array that q is. Ask
+    `observe` for several at once: they share the passes over the keys, O(queries·keys·d_k) time each, with memory for
+    the answers only. A sharded matrix answers for its own queries and keys, on every rank at once. Every method raises
+    SizeError where its answer is larger than memory, and EngineError where the engine does not compute it.
+    """
+
+    if TYPE_CHECKING:
+
+        def observe(self, v: Any = None, *, queries: slice = slice(None), **asked: Unpack[Asked]) -> Answers:
+            """Everything asked for, together."""
+
+    def logsumexp(self) -> Any:
+        """L_i = ln(Σ_j exp(s_ij) + exp(sink)), (…, heads, queries), by the natural logarithm; s_ij are the logits.
+
+        -inf where a query may attend to no key. Computed once and kept.
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).logsumexp().round(2)
+        array([0.  , 0.69])
+        """
+        return self.observe(logsumexp=True).logsumexp
+
+    def max_logit(self) -> Any:
+        """The largest logit of each query, max_j s_ij over the keys it may attend to, (…, heads, queries).
+
+        The logit is what softmax is taken of: after scale, softcap, bias and ALiBi, and without sinks. -inf where a
+        query may attend to no key.
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).max_logit()
+        array([0., 0.])
+        """
+        return self.observe(max_logit=True).max_logit
+
+    def entropy(self) -> Any:
+        """-Σ_j a_ij ln a_ij in nats, (…, heads, queries); 0 where a query may attend to no key.
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).entropy().round(2)
+        array([0.  , 0.69])
+        """
+        return self.observe(entropy=True).entropy
+
+    def distance(self) -> Any:
+        """Σ_j a_ij·|position of query i - j|, the mean distance attended over, in tokens, (…, heads, queries).
+
+        The position of query i is i + query_offset. 0 where a query may attend to no key.
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).distance()
+        array([0. , 0.5])
+        """
+        return self.observe(distance=True).distance
+
+    def diagonal(self) -> Any:
+        """The weight that each query gives the key at its own position, (…, heads, queries); 0 where there is none.
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).diagonal()
+        array([1. , 0.5])
+        """
+        return self.observe(diagonal=True).diagonal
+
+    def top(self, k: int) -> Top:
+        """The k largest weights of each query and their keys, (…, heads, queries, k) each, largest first.
+
+        Returns a Top of `weights` and `indices`, int64. Of equal weights the earlier key comes first; where fewer than
+        k keys are visible, the rest is filled with weight 0 and index -1. Raises RuleError unless k is a positive
+        integer, and what `observe` raises. O(queries·keys·d_k) time, O(queries·k) memory.
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True).top(2).indices.tolist()
+        [[0, -1], [1, 0], [2, 0]]
+        """
+        return cast("Top", self.observe(top=_counted(k)).top)
+
+    def received(self) -> Any:
+        """Σ_i a_ij, the sum of the weights that each key receives, (…, heads, keys).
+
+        The accumulated attention score of H2O (Zhang et al. 2023).
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).received()
+        array([1.5, 0.5])
+        """
+        return self.observe(received=True).received
+
+    def peak(self) -> Any:
+        """max_i a_ij, the largest weight that any query gives each key, (…, heads, keys); 0 where none may do so.
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).peak()
+        array([1. , 0.5])
+        """
+        return self.observe(peak=True).peak
+
+    def image(self, height: int, width: int) -> Any:
+        """The matrix as a picture, (…, heads, height, width): each pixel is the mean of the weights over its area.
+
+        Its mean is the mean of the matrix. Raises RuleError unless both are whole numbers from 1 up.
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).image(1, 1)
+        array([[0.5]])
+        """
+        return self.observe(image=(height, width)).image
+
+    def groups(self, query_groups: Any, key_groups: Any) -> Any:
+        """Σ of a_ij between labelled spans, (…, heads, query groups, key groups).
+
+        query_groups is (queries,) or (…, queries), key_groups (keys,) or (…, keys): whole numbers 0, 1, 2, …; a token
+        whose label is below 0 belongs to no group. Raises DtypeError, ShapeError or RuleError for other labels.
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).groups([0, 0], [0, 1])
+        array([[1.5, 0.5]])
+        """
+        return self.observe(groups=(query_groups, key_groups)).groups
+
+
+class ObservableEffects:
+    """One method for each thing that is observed of effects; each asks `observe` for it alone.
+
+    Ask `observe` for several at once: they share the passes over the keys. A sharded matrix answers for its own queries
+    and keys, on every rank at once; of the whole matrix are strongest, image and groups, the same on every rank.
+    """
+
+    if TYPE_CHECKING:
+
+        def observe(self, *, order: Order = "magnitude", **asked: Unpack[AskedEffects]) -> Effects:
+            """Everything asked for, together."""
+
+    def by_key(self) -> Any:
+        """Σ_i e_ij, (…, heads, keys): what each key did in all rows together. Summed in float64.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)))
+        >>> A.contributions(np.array([2.0, 6.0]), np.ones(2)).by_key()
+        array([2., 6.])
+        """
+        return self.observe(by_key=True).by_key
+
+    def by_query(self) -> Any:
+        """Σ_j e_ij, (…, heads, queries). Contributions along g sum to g_i·o_i; cuts do not sum to anything simple.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)))
+        >>> A.contributions(np.array([2.0, 6.0]), np.ones(2)).by_query()
+        array([4., 4.])
+        """
+        return self.observe(by_query=True).by_query
+
+    def top(self, k: int, order: Order = "magnitude") -> Ranked:
+        """The k first effects of each query and their keys, (…, heads, queries, k) each.
+
+        order   "magnitude" (largest |e| first), "largest" (most positive first) or "smallest" (most negative first)
+
+        Of equal effects the earlier key comes first. Only keys that the rules allow are listed, and no effect that is
+        NaN; the rest has effect 0 and index -1. Raises RuleError for another order, or unless k is a whole number from
+        1 up. O(queries·keys·(d_k + d_v)) time, O(queries·k) memory.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
+        >>> A.cuts(np.array([1.0, 0.0, 4.0]), np.ones(3)).top(2, "smallest").indices.tolist()
+        [[0, -1], [0, 1], [2, 0]]
+        """
+        return cast("Ranked", self.observe(top=_counted(k), order=order).top)
+
+    def strongest(self, k: int) -> Strongest:
+        """The k edges of largest magnitude in the whole matrix: batch, head, query, key and value, each (≤ k,).
+
+        `batch` counts over all leading axes together. Of equal effects the earlier place comes first. Only edges that
+        the rules allow are listed, and no effect that is NaN. Raises RuleError unless k is a whole number from 1 up.
+        O(queries·keys·(d_k + d_v)) time, O(batch·heads·k) memory.
+
+        >>> import numpy as np, clearhead as ch
+        >>> E = ch.AttentionMatrix(np.eye(3), np.eye(3)).contributions(np.array([1.0, 0.0, 4.0]), np.ones(3))
+        >>> E.strongest(2).key, E.strongest(2).value.round(3)
+        (array([2, 2]), array([1.884, 1.058]))
+        """
+        return cast("Strongest", self.observe(strongest=_counted(k)).strongest)
+
+    def image(self, height: int, width: int) -> SignedImage:
+        """The matrix as a picture, (…, heads, height, width): the mean under each pixel, and what is largest there.
+
+        `largest` is the effect of largest magnitude, with its sign, of all cells that a pixel covers, if only in part;
+        of two equal ones the positive, and NaN where there is one. Raises RuleError unless both sides are whole numbers
+        from 1 up.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
+        >>> A.cuts(np.array([1.0, 0.0, 4.0]), np.ones(3)).image(1, 1).largest.round(3)
+        array([[-1.649]])
+        """
+        return cast("SignedImage", self.observe(image=(height, width)).image)
+
+    def groups(self, query_groups: Any, key_groups: Any) -> Any:
+        """Σ of e_ij between labelled spans, (…, heads, query groups, key groups); labels as in AttentionMatrix.groups.
+
+        Effects of single edges do not add up to that of a whole span where it is a cut: see `spans`. Raises ShapeError,
+        DtypeError or RuleError for labels that do not fit.
+        """
+        return self.observe(groups=(query_groups, key_groups)).groups
+
+
+def _counted(k: Any) -> Any:
+    """What to ask of `observe`, which checks it: None, which there asks for nothing, is as wrong as 0."""
+    return 0 if k is None else k

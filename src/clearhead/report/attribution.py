@@ -1,0 +1,89 @@
+"""The way to a logit in the terminal: the residual stream as a line, with all that reads it and is added to it."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from rich.console import Console
+from rich.text import Text
+
+from clearhead.digits import fixed, signed
+from clearhead.explaining.attribution import Way, WayPart, against
+from clearhead.explaining.attribution_words import norm_name, notes, part_name
+from clearhead.explaining.explanation import Explanation
+from clearhead.explaining.stream import NoWay
+from clearhead.report.cells import columns, label, note, title, token_name
+from clearhead.report.console import put
+from clearhead.report.streams import spelled
+from clearhead.words import Language, say
+
+_MOST_LAYERS = 4  # of more than these, each is one line
+_WIDTHS = (50, -8, -9, -13)  # what a part is called, what it adds, the sum so far, what it adds to the difference
+
+
+def show(console: Console, seen: Explanation, language: Language) -> None:
+    """Print the way to the likeliest next token and its difference from the next, after an empty line."""
+    show_ways(console, seen.ways[:2], token_name(seen, seen.token), language, seen.no_way)
+
+
+def show_ways(
+    console: Console, ways: Sequence[Way], token: str, language: Language, no_way: NoWay | None = None
+) -> None:
+    """Print one way, and its difference from the second; in one line why there is none."""
+    if ways or no_way is not None:
+        console.print()
+        put(console, _lines(ways, token, language) if no_way is None else [note(no_way.said(language))])
+
+
+def _lines(ways: Sequence[Way], token: str, language: Language) -> Iterator[Text]:
+    way, other = ways[0], ways[1] if len(ways) > 1 else None
+    yield title(say(language, "way", next=spelled(way.text), token=token))
+    heads = ["", say(language, "way adds"), say(language, "way sums")]
+    if other:
+        heads.append(say(language, "way minus", token=label(spelled(other.text), 7).rstrip()))
+    yield note(columns(_WIDTHS, heads))
+    tokens, d_model = way.shape
+    yield note(f"  {say(language, 'way stream', tokens=tokens, d_model=d_model, token=token)}")
+    leads = [part.adds for part in against(way, other).parts] if other else [None] * len(way.parts)
+    rows = list(zip(way.parts, way.sums, leads, strict=True))
+    short = len({part.layer for part in way.parts} - {None}) > _MOST_LAYERS
+    for layer, group in groupby(rows, lambda row: row[0].layer):
+        if layer is not None and short:
+            yield _layer_in_one(list(group), language)
+            continue
+        if layer is not None:
+            yield Text(f"  ┃ {say(language, 'way layer', layer=layer)}")
+        for part, total, lead in group:
+            if layer is not None and part.read is not None:
+                yield _row(f"┃→ {norm_name(part.read, d_model, language)}", 0.0)
+            mark = "▼ " if part.kind in ("norm", "unembedding") else "┃←"
+            yield _row(f"{mark} {part_name(part, d_model, language)}", part.adds, total, lead)
+            if part.wrote is not None:
+                yield _row(f"┃    → {norm_name(part.wrote, d_model, language)}", 0.0)
+            if part.heads:
+                yield note(f"  ┃    {_most(part, language)}")
+    last = ["  = " + say(language, "way logit", next=spelled(way.text)), "", fixed(way.logit, 2, 8)]
+    yield title(columns(_WIDTHS, [*last, signed(way.logit - other.logit)] if other else last))
+    yield from map(note, [*notes(way, language), *([say(language, "way constant")] if other else [])])
+
+
+def _row(lead: str, adds: float, total: float | None = None, difference: float | None = None) -> Text:
+    cells = [f"  {lead}", signed(adds), "" if total is None else fixed(total, 2, 8)]
+    return Text(columns(_WIDTHS, cells if difference is None else [*cells, signed(difference)]).rstrip())
+
+
+def _layer_in_one(rows: Sequence[tuple[WayPart, float, float | None]], language: Language) -> Text:
+    """A whole layer in one line: what each of its parts adds, and their sums."""
+    names = {"attention": say(language, "way attention alone"), "mlp": "MLP"}
+    inside = ", ".join(f"{names[part.kind]} {signed(part.adds)}" for part, _, _ in rows)
+    leads = [lead for _, _, lead in rows if lead is not None]
+    name = f"┃← {say(language, 'way layer', layer=rows[0][0].layer)}: {inside}"
+    return _row(name, sum(part.adds for part, _, _ in rows), rows[-1][1], sum(leads) if leads else None)
+
+
+def _most(part: WayPart, language: Language) -> str:
+    """The heads of an attention that add or take most."""
+    first, *more = sorted(range(len(part.heads)), key=lambda head: -abs(part.heads[head]))[:2]
+    facts = {"first": first, "adds": signed(part.heads[first])}
+    if not more:
+        return say(language, "way most one", **facts)
+    return say(language, "way most", **facts, second=more[0], more=signed(part.heads[more[0]]))

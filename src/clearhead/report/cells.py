@@ -1,0 +1,119 @@
+"""What the lines of a report are made of: headings, names of tokens, numbers, bars and shades, in columns."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+from rich.cells import cell_len, set_cell_size
+from rich.color import Color
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+from clearhead.core.axes import Array
+from clearhead.digits import fixed, signed
+from clearhead.explaining.model import Token
+from clearhead.explaining.texts import parts_of
+from clearhead.report.streams import bare, shown, spelled
+
+Colour = tuple[int, int, int]
+
+
+class OfTokens(Protocol):
+    """What has a text and its tokens."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def tokens(self) -> list[Token]: ...
+
+
+def title(text: str) -> Text:
+    """A heading; bold where the terminal can."""
+    return Text(text, style="bold")
+
+
+def note(text: str) -> Text:
+    """A remark; dim where the terminal can."""
+    return Text(text, style="dim")
+
+
+def token_name(seen: OfTokens, token: int) -> str:
+    """A token's position and text: 3 ␣sat."""
+    return f"{token} {spelled(parts_of(seen.tokens, seen.text).names[token])}"
+
+
+def label(text: str, width: int) -> str:
+    """A token's text cut or filled to `width` cells; spaces, newlines and control characters stay visible."""
+    name = bare(text)
+    if cell_len(name) > width:
+        name = set_cell_size(name, max(0, width - 1)) + "…"
+    return set_cell_size(name, width)
+
+
+def fill(text: str, width: int, *, right: bool = False) -> str:
+    """Text as a column of this width."""
+    text = shown(text)
+    space = " " * max(0, width - cell_len(text))
+    return space + text if right else text + space
+
+
+def columns(widths: Sequence[int], cells: Sequence[str]) -> str:
+    """A line of cells, each filled to the width of its column; those of negative width are right-aligned."""
+    return "".join(fill(cell, abs(width), right=width < 0) for width, cell in zip(widths, cells, strict=False))
+
+
+def figure(number: float, decimals: int, width: int) -> str:
+    """A number, right-aligned in its column, with a space before it."""
+    return fixed(float(number), decimals, width - 1).rjust(width)
+
+
+def difference(number: float, decimals: int, width: int) -> str:
+    """A number with its sign, right-aligned in its column."""
+    return signed(float(number), decimals).rjust(width)
+
+
+def bar(share: float, width: int) -> str:
+    """A bar of up to `width` cells, in eighths."""
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    return "█" * (eighths // 8) + ("" if eighths % 8 == 0 else " ▏▎▍▌▋▊▉"[eighths % 8])
+
+
+def wrapped(console: Console, lead: str, words: Sequence[str]) -> Iterator[Text]:
+    """Words in as many lines as they need, the following ones indented under the first."""
+    line, indent = lead, " " * cell_len(lead)
+    for word in words:
+        if cell_len(line) + cell_len(word) > console.width and line.strip():
+            yield Text(line.rstrip())
+            line = indent
+        line += word
+    yield Text(line.rstrip())
+
+
+def colourful(console: Console) -> bool:
+    """Does this console show colour? It has taken NO_COLOR, FORCE_COLOR and pipes into account."""
+    return console.color_system is not None and not console.no_color
+
+
+def shade(cells: Array, high: float | None = None) -> Array:
+    """0 to 1 by the square root of the weight: attention is heavy-tailed, and a linear scale shows one cell."""
+    high = float(cells.max(initial=0.0, where=np.isfinite(cells))) if high is None else high
+    return np.sqrt(np.clip(cells, 0.0, None) / (high or 1.0))  # NaN stays NaN
+
+
+def between(low: Sequence[float], high: Sequence[float], part: float) -> Colour:
+    """The colour at this part of the way from one to another."""
+    red, green, blue = (round(a + (b - a) * part) for a, b in zip(low, high, strict=True))
+    return red, green, blue
+
+
+def rgb(colour: Colour) -> Color:
+    """A colour as rich has it."""
+    return Color.from_rgb(*colour)
+
+
+def background(colour: Colour) -> Style:
+    """A background with text that can be read on it."""
+    red, green, blue = colour
+    dark = 0.299 * red + 0.587 * green + 0.114 * blue < 140
+    return Style(color=rgb((255,) * 3 if dark else (0,) * 3), bgcolor=rgb(colour))

@@ -1,0 +1,140 @@
+"""A weight matrix as SVG or PNG, without a library: light background, colour by the square root of the weight."""
+
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from html import escape
+
+import numpy as np
+
+from clearhead.core.axes import Array
+from clearhead.core.room import check_room
+from clearhead.core.rule_values import whole_number
+from clearhead.spelling import bare
+
+_STOPS = np.array([[252, 250, 255], [214, 196, 240], [157, 115, 212], [97, 48, 161], [45, 10, 89]], dtype=np.float64)
+_CELLS, _STRIP = 96, 12  # most columns of a strip, and its height in pixels
+_MASKED = np.array([226, 226, 230], dtype=np.float64)
+_NONFINITE = np.array([208, 160, 0], dtype=np.float64)
+ENDS_AT = "90th percentile of the rows' largest weights, row 0 left out"
+
+
+def reach(peaks: Array) -> float:
+    """The weight at which the colour scale ends: the 90th percentile of the rows' largest weights, without row 0.
+
+    Under a causal mask row 0 sees one key only, whose weight is 1: a scale up to 1 would leave every other row pale.
+    peaks (queries,): rows without visible keys and nonfinite rows do not count. The percentile is taken by rank, so it
+    is a weight that occurs: of 9 rows the largest, of 10 the second. Returns 1 if no row counts.
+    """
+    rows = np.asarray(peaks, np.float64)
+    for some in (rows[1:], rows[:1]):
+        counted = np.sort(some[np.isfinite(some) & (some > 0)])
+        if counted.size:
+            return float(counted[-(-9 * counted.size // 10) - 1])
+    return 1.0
+
+
+def peaks_of(weights: Array, masked: Array | None = None) -> Array:
+    """Each row's largest weight, (queries,); 0 for a row without visible keys."""
+    seen = weights if masked is None else np.where(masked, 0.0, weights)
+    return np.asarray(seen.max(1, initial=0.0))
+
+
+def svg(
+    weights: Array,
+    masked: Array | None = None,
+    rows: Sequence[str] | None = None,
+    cols: Sequence[str] | None = None,
+    cell: int = 24,
+    name: str = "attention weights",
+    high: float | None = None,
+) -> str:
+    """Weights (queries, keys) as SVG, a square for each; masked cells are hatched, tokens label rows and columns.
+
+    high      the weight at which the colour scale ends; None: `reach` of these weights
+    """
+    n, m = weights.shape
+    names = _names("q", rows, n), _names("k", cols, m)
+    left, top = (8 + 7 * max((len(name) for name in part), default=0) for part in names)
+    high = reach(peaks_of(weights, masked)) if high is None else high
+    caption = (name, f"0 to {high:.3g} by the square root;", f"{high:.3g}: {ENDS_AT}")
+    width, height = max(left + m * cell, *(7 * len(line) for line in caption)) + 8, top + n * cell + 66
+    painted = colours(weights, high)
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'role="img" aria-label="{escape(name)}, {n} queries by {m} keys" font-family="sans-serif" font-size="12">',
+        '<defs><pattern id="masked" width="6" height="6" patternUnits="userSpaceOnUse">'
+        '<rect width="6" height="6" fill="#ececf0"/><path d="M0 6L6 0" stroke="#a9a9b4"/></pattern></defs>',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+    ]
+    for i, token in enumerate(names[0]):
+        out.append(f'<text x="{left - 6}" y="{top + i * cell + cell / 2 + 4:g}" text-anchor="end">{token}</text>')
+    for j, token in enumerate(names[1]):
+        x = left + j * cell + cell / 2 + 4
+        out.append(f'<text transform="translate({x:g} {top - 6}) rotate(-90)">{token}</text>')
+    for i, j in np.ndindex(n, m):
+        hidden = masked is not None and bool(masked[i, j])
+        fill = "url(#masked)" if hidden else "#" + bytes(painted[i, j]).hex()
+        value = "masked" if hidden else f"{weights[i, j]:.4g}"
+        place = f'x="{left + j * cell}" y="{top + i * cell}" width="{cell - 1}" height="{cell - 1}"'
+        out.append(f'<rect {place} fill="{fill}"><title>{names[0][i]} → {names[1][j]}: {value}</title></rect>')
+    for line, said in enumerate(caption):
+        out.append(f'<text x="8" y="{height - 42 + 16 * line}" fill="#55555f">{escape(said)}</text>')
+    return "\n".join([*out, "</svg>"])
+
+
+def png(weights: Array, masked: Array | None = None, cell: int = 8, high: float | None = None) -> bytes:
+    """Weights (queries, keys) as PNG, cell × cell pixels for each; masked cells are grey."""
+    cell = whole_number("cell", cell, 1, hint="cell=8")
+    check_room(f"a picture with cell={cell}", 4 * weights.size * cell**2, "cell=1")
+    painted = colours(weights, reach(peaks_of(weights, masked)) if high is None else high)
+    if masked is not None:
+        painted = np.where(masked[..., None], _MASKED.astype(np.uint8), painted)
+    image = painted.repeat(cell, axis=0).repeat(cell, axis=1)
+    height, width = image.shape[:2]
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], axis=1).tobytes()
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = (b"IHDR", head), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks)
+
+
+def strips(statistics: Mapping[str, Array]) -> str:
+    """Statistics (heads, tokens) as strips of colour, one line for each head, at most 96 columns of means."""
+    out, y = [], 18
+    for name, values in statistics.items():
+        low, high = (float(x) for x in (np.nanmin(values), np.nanmax(values)))
+        edges = np.arange(min(_CELLS, values.shape[1]) + 1) * values.shape[1] // min(_CELLS, values.shape[1])
+        means = np.add.reduceat(values, edges[:-1], 1) / np.diff(edges)
+        shares = (means - low) / (high - low) if high > low else np.zeros(means.shape)
+        painted = colours(np.nan_to_num(shares) ** 2, 1.0)
+        out.append(f'<text x="0" y="{y - 5}">{escape(name)}: {low:.3g} to {high:.3g}</text>')
+        for head, place in np.ndindex(*means.shape):
+            x, fill = place * 5, bytes(painted[head, place]).hex()
+            box = f'x="{x}" y="{y + head * _STRIP}" width="5" height="{_STRIP - 1}"'
+            out.append(f'<rect {box} fill="#{fill}"><title>head {head}: {means[head, place]:.4g}</title></rect>')
+        y += len(means) * _STRIP + 26
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_CELLS * 5} {y}" width="{_CELLS * 5}" height="{y}" '
+        'role="img" font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="#ffffff"/>'
+        + "\n".join(out)
+        + "</svg>"
+    )
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def colours(weights: Array, high: float) -> Array:
+    """RGB bytes, (queries, keys, 3), by the square root of weight / high; nonfinite weights are yellow."""
+    shares = weights.astype(np.float64) / high
+    place = np.sqrt(np.clip(np.nan_to_num(shares), 0.0, 1.0)) * (len(_STOPS) - 1)
+    low = np.minimum(place.astype(int), len(_STOPS) - 2)
+    mixed = _STOPS[low] + (_STOPS[low + 1] - _STOPS[low]) * (place - low)[..., None]
+    return np.round(np.where(np.isfinite(shares)[..., None], mixed, _NONFINITE)).astype(np.uint8)
+
+
+def _names(letter: str, names: Sequence[str] | None, size: int) -> list[str]:
+    if names is None:
+        return [f"{letter}_{i}" for i in range(size)]
+    return [escape(name if len(name) <= 12 else name[:11] + "…") for name in map(bare, names)]

@@ -1,0 +1,120 @@
+"""Pictures of a matrix or of statistics: SVG and PNG without a library, and plots with matplotlib."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clearhead.core import visibility
+from clearhead.core.arrays import as_host_array
+from clearhead.core.axes import Array
+from clearhead.errors import DtypeError, MissingExtraError
+from clearhead.spelling import bare
+from clearhead.view import images
+from clearhead.view.head_summary import first_key
+from clearhead.view.pooling import pictures
+from clearhead.view.protocols import Weights
+
+SVG_SIDE, PNG_SIDE, PLOT_SIDE = 64, 512, 1024  # larger matrices are pooled to so many pixels a side
+
+_YELLOW = np.array([0.82, 0.63, 0.0, 1.0])  # the colour of nonfinite weights, as in images.py
+
+
+class Cells(NamedTuple):
+    """One head as a picture: weights and masked (rows, columns), and how many queries and keys a pixel covers."""
+
+    weights: Array
+    masked: Array
+    pooled: tuple[int, int]
+    name: str
+    high: float  # the weight at which the colour scale ends
+
+
+def cells(matrix: Weights, head: int, side: int, name: str) -> Cells:
+    """One head of an AttentionMatrix (1, heads, queries, keys); above `side`, pixels show their largest weight.
+
+    O(queries·keys) time, O(side²) memory.
+    """
+    problem = matrix.factors.problem
+    n, m = problem.queries, problem.keys
+    if max(n, m) <= side:
+        weights, masked = as_host_array(matrix[0, head], "weights")[0], ~visibility.dense(problem)[0, head]
+        return Cells(weights, masked, (1, 1), name, images.reach(images.peaks_of(weights, masked)))
+    alone = matrix.part(0, head)
+    drawn = pictures(alone, side)
+    most = drawn.most[0]
+    edges = np.arange(most.shape[1] + 1) * m // most.shape[1]
+    first = int(np.searchsorted(edges, first_key(alone, 0), side="right")) - 1
+    most[:, first] = np.maximum(most[:, first], drawn.first_most[0])
+    pooled = -(-n // most.shape[0]), -(-m // most.shape[1])
+    strongest = alone.observe(top=1).top
+    assert strongest is not None
+    high = images.reach(as_host_array(strongest.weights, "weights")[0][0, 0, :, 0])
+    name = f"{name}, the largest of {pooled[0]}×{pooled[1]} in a pixel"
+    return Cells(most, np.zeros(most.shape, bool), pooled, name, high)
+
+
+def svg(shown: Cells, rows: Sequence[str] | None, cols: Sequence[str] | None) -> str:
+    """The picture as SVG, with tokens as labels if each pixel is one weight."""
+    names = (rows, cols) if shown.pooled == (1, 1) else (None, None)
+    size = 24 if len(shown.weights) <= 24 else 14
+    return images.svg(shown.weights, shown.masked, *names, name=shown.name, cell=size, high=shown.high)
+
+
+def plot(shown: Cells, shape: tuple[int, int], rows: Sequence[str] | None, cols: Sequence[str] | None, ax: Any) -> Any:
+    """Draw on matplotlib axes and return them: colour by the square root of the weight, axes labelled by tokens.
+
+    Raises MissingExtraError without matplotlib, DtypeError when `ax` is no axes.
+    """
+    colors = _matplotlib()
+    ax = _axes(ax)
+    weights = np.ma.masked_array(shown.weights, shown.masked)
+    norm = colors.PowerNorm(0.5, vmin=0.0, vmax=shown.high)
+    extent = (-0.5, shape[1] - 0.5, shape[0] - 0.5, -0.5)
+    image = ax.imshow(weights, cmap="Purples", norm=norm, extent=extent, interpolation="nearest")
+    wrong = ~np.isfinite(shown.weights) & ~shown.masked
+    if wrong.any():
+        ax.imshow(np.where(wrong[..., None], _YELLOW, 0.0), extent=extent, interpolation="nearest")
+    ax.set_facecolor("0.9")
+    ax.set(title=shown.name, xlabel="key", ylabel="query")
+    for axis, names, size in ((ax.xaxis, cols, shape[1]), (ax.yaxis, rows, shape[0])):
+        if names is not None and size <= 40:
+            axis.set_ticks(range(size), [_plain(name) for name in names[:size]], rotation=90 if axis is ax.xaxis else 0)
+    label = f"weight; the colours end at {shown.high:.3g}:\n{images.ENDS_AT}"
+    ax.figure.colorbar(image, ax=ax, label=label, extend="max")
+    return ax
+
+
+def plot_grid(values: Array, layers: Sequence[str], name: str, ax: Any) -> Any:
+    """Draw values (layers, heads) on matplotlib axes and return them; nan stays white. Raises as `plot`."""
+    _matplotlib()
+    ax = _axes(ax)
+    image = ax.imshow(values, cmap="Purples", interpolation="nearest", aspect="auto")
+    ax.set(title=name, xlabel="head", ylabel="layer")
+    ax.yaxis.set_ticks(range(len(layers)), layers)
+    ax.figure.colorbar(image, ax=ax, label=name)
+    return ax
+
+
+def _plain(name: str) -> str:
+    """A token as a label for matplotlib: no formulas, no invisible characters, 16 characters at most."""
+    return bare(name)[:16].replace("$", r"\$")
+
+
+def _matplotlib() -> Any:
+    try:
+        from matplotlib import colors
+    except ImportError:
+        raise MissingExtraError("the plot needs matplotlib.", 'pip install "clearhead[plot]"') from None
+    return colors
+
+
+def _axes(ax: Any) -> Any:
+    from matplotlib import pyplot
+    from matplotlib.axes import Axes
+
+    if isinstance(ax, Axes):
+        return ax
+    if ax is not None:
+        raise DtypeError(f"ax is a {type(ax).__name__}: expected matplotlib axes.", "pyplot.subplots()[1] makes them.")
+    return pyplot.subplots(figsize=(6, 5), layout="constrained")[1]

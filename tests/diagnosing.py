@@ -1,0 +1,32 @@
+"""What the tests of `diagnose` share: inputs, a plain softmax, and the answer about a case of wrong.py."""
+
+from typing import Any
+
+import numpy as np
+
+import clearhead as ch
+from clearhead.diagnosing.verdict import Diagnosis, MistakeExplanation
+from seeds import fresh
+
+
+def softmax(x: Any, axis: int = -1) -> Any:
+    powers = np.exp(x - x.max(axis=axis, keepdims=True))
+    return powers / powers.sum(axis=axis, keepdims=True)
+
+
+def qkv(n: int = 24, heads: int = 3, d: int = 8, dtype: Any = np.float32) -> Any:
+    return fresh().standard_normal((3, 2, heads, n, d)).astype(dtype)
+
+
+def diagnosed(case: Any) -> Diagnosis:
+    inputs = dict(case.inputs)
+    if "q" in inputs:
+        return ch.diagnose(inputs["q"], inputs["k"], inputs["v"], case.theirs, **case.rules)
+    arrays = [inputs.pop(name) for name in ("x", "w_q", "w_k", "w_v", "w_o")]
+    return ch.diagnose_layer(*arrays, case.theirs, **inputs, **case.rules)
+
+
+def top(diagnosis: Diagnosis) -> MistakeExplanation:
+    """The best explanation of wrong numbers."""
+    assert diagnosis.verdict in ("mistake", "ambiguous"), diagnosis
+    return diagnosis.explanations[0]

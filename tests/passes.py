@@ -1,0 +1,224 @@
+"""Every pass over a problem, and what it answers for each query and each key: the table that test_laws.py iterates."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd import forward_ad
+
+import clearhead as ch
+from clearhead.core import visibility
+from clearhead.core.arrays import as_array, statistics_dtype, to_torch
+from clearhead.core.axes import Array
+from clearhead.core.effects import EFFECTS
+from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, Table, arrays_of, separate_arrays, smooth
+from parts import only_batch, only_queries
+from problems import LAYOUTS, Case
+
+EXAMPLES: dict[str, Any] = {"flag": True, "count": 3, "size": (5, 6)}
+FLAGS = [name for name in smooth() if STATISTICS[name].axes in (PER_QUERY, PER_KEY)]
+Answers = dict[
+    tuple[str, str], Array
+]  # by name and axis: queries or keys, (batch, heads, axis, …); whole; labels; list
+
+
+@dataclass(frozen=True)
+class Question:
+    """A problem with what passes take besides: g, (…, heads, queries, d_v), and a direction of q, k and v."""
+
+    case: Case
+    g: Array
+    along: dict[str, Array]
+    labels: tuple[Array, Array]
+    by: dict[str, Array]  # the loss's derivatives by statistics
+
+    @staticmethod
+    def of(case: Case) -> "Question":
+        rng, problem = case.rng, case.problem
+        draw = lambda shape, dtype: rng.standard_normal(shape).astype(dtype)  # noqa: E731
+        along = {name: draw(getattr(case, name).shape, case.q.dtype) for name in "qkv"}
+        rows = *problem.prefix, problem.queries
+        columns = *problem.prefix, problem.keys
+        shapes = {name: columns if STATISTICS[name].axes == PER_KEY else rows for name in FLAGS}
+        by = {name: draw(shape, statistics_dtype(problem.dtype)) for name, shape in shapes.items()}
+        g = LAYOUTS[sorted(LAYOUTS)[rng.integers(len(LAYOUTS))]](draw((*rows, case.v.shape[-1]), case.q.dtype))
+        return Question(case, g, along, case.labels(), by)
+
+    @cached_property
+    def visible(self) -> Array:
+        return visibility.dense(self.case.problem)
+
+    def spoilt(self, queries: Array, keys: Array, bad: float) -> "Question":
+        """With all that belongs to these queries (batch, heads, …) and these keys (batch, kv_heads, …) nonfinite."""
+
+        def spoil(x: Array, where: Array) -> Array:
+            columns = where.reshape(x.shape[: self.case.q.ndim - 1])
+            return np.where(columns[..., None] if x.ndim == self.case.q.ndim else columns, np.asarray(bad, x.dtype), x)
+
+        sides = {"q": queries, "k": keys, "v": keys}
+        arrays = {name: spoil(getattr(self.case, name), where) for name, where in sides.items()}
+        along = {name: spoil(self.along[name], where) for name, where in sides.items()}
+        by = {name: x if STATISTICS[name].axes == PER_KEY else spoil(x, queries) for name, x in self.by.items()}
+        return replace(self, case=replace(self.case, **arrays), g=spoil(self.g, queries), along=along, by=by)
+
+    def contiguous(self) -> "Question":
+        case = replace(self.case, **{name: np.ascontiguousarray(getattr(self.case, name)) for name in "qkv"})
+        return replace(self, case=case, g=np.ascontiguousarray(self.g))
+
+    def of_queries(self, start: int, stop: int) -> "Question":
+        """The same for some queries alone."""
+        rows = slice(start, stop)
+        by = {name: x if STATISTICS[name].axes == PER_KEY else x[..., rows] for name, x in self.by.items()}
+        along = {**self.along, "q": self.along["q"][..., rows, :]}
+        labels = self.labels[0][..., rows], self.labels[1]
+        return Question(only_queries(self.case, start, stop), self.g[..., rows, :], along, labels, by)
+
+    def of_batch(self, item: int) -> "Question":
+        """The same for one entry of the first axis alone."""
+        part = slice(item, item + 1)
+        labels = tuple(x[part] if x.ndim > 1 else x for x in self.labels)
+        along, by = ({name: x[part] for name, x in each.items()} for each in (self.along, self.by))
+        return Question(only_batch(self.case, item), self.g[part], along, labels, by)  # type: ignore[arg-type]
+
+    @cached_property
+    def tensors(self) -> list[Any]:
+        return [to_torch(torch, getattr(self.case, name).copy()) for name in "qkv"]
+
+    def matrix(self, engine: str) -> ch.AttentionMatrix:
+        return self.case.matrix(engine=engine)
+
+    def smooth(self, q: Any, k: Any, v: Any, engine: str) -> dict[str, Any]:
+        """The statistics that have every derivative, of these tensors."""
+        asked: Any = dict.fromkeys(FLAGS, True)
+        seen = ch.AttentionMatrix(q, k, engine=engine, **self.case.rules).observe(v, **asked)
+        return {name: getattr(seen, name) for name in ("output", *FLAGS)}
+
+
+def laid(question: Question, arrays: dict[str, tuple[str, Any]]) -> Answers:
+    """Arrays by name, each with its axis, as `Answers`."""
+    problem = question.case.problem
+    lengths = {"queries": problem.queries, "keys": problem.keys}
+    result: Answers = {}
+    for name, (axis, x) in arrays.items():
+        array, lead = as_array(x, name)[0], len(problem.prefix)
+        if axis in lengths:
+            heads = array.shape[lead - 1] if lead else 1
+            array = array.reshape(problem.batch, heads, lengths[axis], *array.shape[lead + 1 :])
+        elif lead and axis == "whole":
+            array = array.reshape(problem.batch, *array.shape[lead - 1 :])
+        result[name, axis] = array
+    return result
+
+
+def observed(table: Table, seen: Any) -> dict[str, tuple[str, Any]]:
+    """What was observed by array name, each with its axis."""
+    separate, result = separate_arrays(seen, table), {}
+    for name, one in table.items():
+        axis = next(
+            (axis for axis in one.axes if axis in ("queries", "keys")), "labels" if one.asked == "labels" else "whole"
+        )
+        result |= {array: (axis, separate[array]) for array in arrays_of(name, table) if array in separate}
+    return result
+
+
+def weights(question: Question, engine: str) -> Answers:
+    """Every statistic, the product of the transpose, and the weights."""
+    A = question.matrix(engine)
+    asked = {name: EXAMPLES[one.asked] for name, one in STATISTICS.items() if one.asked in EXAMPLES}
+    arrays = observed(STATISTICS, A.observe(question.case.v, groups=question.labels, **asked))
+    return laid(question, {**arrays, "Aᵀ·g": ("keys", A.T @ question.g), "weights": ("queries", A[...])})
+
+
+def gradients(question: Question, engine: str) -> Answers:
+    """The gradients of a loss of every smooth statistic."""
+    leaves = [x.clone().requires_grad_() for x in question.tensors]
+    return laid(question, _named("d", _backward(question, leaves, engine)))
+
+
+def second(question: Question, engine: str) -> Answers:
+    """The tangents of the gradients."""
+    leaves = [x.clone().requires_grad_() for x in question.tensors]
+    first = _backward(question, leaves, engine, create_graph=True)
+    along = [to_torch(torch, question.along[name]) for name in "qkv"]
+    return laid(question, _named("d²", torch.autograd.grad(first, leaves, along, materialize_grads=True)))
+
+
+def _backward(question: Question, leaves: list[Any], engine: str, **how: Any) -> Any:
+    results = question.smooth(*leaves, engine)
+    by = {name: to_torch(torch, x.copy()) for name, x in {**question.by, "output": question.g}.items()}
+    return torch.autograd.grad(
+        list(results.values()), leaves, [by[name].to(x.dtype) for name, x in results.items()],
+        materialize_grads=True, **how,
+    )  # fmt: skip
+
+
+def _named(mark: str, gradients: Any) -> dict[str, tuple[str, Any]]:
+    sides = ("queries", "keys", "keys")
+    return {mark + name: (axis, x.detach()) for name, axis, x in zip("qkv", sides, gradients, strict=True)}
+
+
+def tangents(question: Question, engine: str) -> Answers:
+    """Every smooth statistic's tangent along a direction of q, k and v."""
+    with forward_ad.dual_level():
+        moving = [to_torch(torch, question.along[name]) for name in "qkv"]
+        duals = [forward_ad.make_dual(x, y) for x, y in zip(question.tensors, moving, strict=True)]
+        results = question.smooth(*duals, engine)
+        result = {name: forward_ad.unpack_dual(x).tangent.clone() for name, x in results.items()}
+    axes = {name: "keys" if STATISTICS[name].axes == PER_KEY else "queries" for name in result}
+    return laid(question, {f"{name}'": (axes[name], x) for name, x in result.items()})
+
+
+def contributions(question: Question, engine: str) -> Answers:
+    return _effects(question, question.matrix(engine).contributions(question.case.v, question.g))
+
+
+def cuts(question: Question, engine: str) -> Answers:
+    E = question.matrix(engine).cuts(question.case.v, question.g)
+    return _effects(question, E) | laid(question, {"spans": ("labels", E.spans(*question.labels))})
+
+
+def _effects(question: Question, E: ch.CauseMatrix) -> Answers:
+    asked = {name: EXAMPLES[one.asked] for name, one in EFFECTS.items() if one.asked in EXAMPLES}
+    seen = E.observe(groups=question.labels, **asked)
+    edges = {f"strongest {name}": ("list", x) for name, x in seen.strongest._asdict().items()}
+    arrays = observed(EFFECTS, replace(seen, strongest=None)) | edges
+    products = {"E·x": ("queries", E @ np.ones((E.shape[-1], 2))), "Eᵀ·x": ("keys", E.T @ question.g)}
+    return laid(question, {**arrays, **products, "effects": ("queries", E[...])})
+
+
+PASSES: dict[str, tuple[str, Callable[[Question, str], Answers]]] = {  # what an engine must have for it
+    "weights": ("rows", weights),
+    "gradients": ("gradients", gradients),
+    "tangents": ("tangents", tangents),
+    "second": ("gradient_tangents", second),
+    "contributions": ("effects", contributions),
+    "cuts": ("effects", cuts),
+}
+
+
+def each_unreached(question: Question, answers: Answers, queries: Array, keys: Array) -> Iterator[tuple[Any, Array]]:
+    """Of each answer per query or key, which entries neither these queries nor these keys reach, (batch, heads, …)."""
+    visible = question.visible
+    keys = np.repeat(keys, question.case.problem.group, axis=1)
+    rows = queries | (visible & keys[:, :, None]).any(-1)
+    columns = (visible & rows[..., None]).any(-2) | keys
+    for key, x in answers.items():
+        if key[1] in ("queries", "keys"):
+            reached = rows if key[1] == "queries" else columns
+            heads = x.shape[1]
+            yield key, ~reached.reshape(len(x), heads, reached.shape[1] // max(1, heads), reached.shape[-1]).any(2)
+
+
+def unseen(question: Question) -> tuple[Array, Array]:
+    """The queries that see nothing, (batch, heads, queries), and the keys that nobody sees, (batch, kv_heads, keys)."""
+    problem, visible = question.case.problem, question.visible
+    by_key = visible.any(axis=-2).reshape(problem.batch, problem.kv_heads, problem.group, problem.keys)
+    return ~visible.any(axis=-1), ~by_key.any(axis=2)
+
+
+def nothing(name: str) -> float:
+    """What a result is for a query that sees nothing."""
+    return -np.inf if name in ("logsumexp", "max_logit") else -1.0 if name.endswith("indices") else 0.0

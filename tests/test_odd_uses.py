@@ -1,0 +1,218 @@
+"""Uses that once gave a silent wrong, a hang or somebody else's error: each is refused by name, or right."""
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import clearhead as ch
+from clearhead.errors import DtypeError, RuleError, SelectionError, shown
+from clearhead.torch import scaled_dot_product_attention
+
+META = torch.ones(1, 2, 3, 4, device="meta")
+ENORMOUS = np.broadcast_to(np.float32(1), (2, 4, 2**40, 8))
+
+
+def wrong(q: Any, k: Any, v: Any, **rules: Any) -> Any:
+    raise AssertionError("the kernel was called")
+
+
+def cache(positions: int = 3) -> ch.nn.KVCache:
+    made = ch.nn.KVCache(2, 1, 4, 4)
+    made.append(*2 * [torch.ones(2, 1, positions, 4)])
+    return made
+
+
+@pytest.mark.parametrize("lengths", [[40, 64], [3, 4], [4, 0]])
+def test_a_cache_cannot_be_made_longer_than_what_was_appended(lengths: list[int]):
+    made = cache()
+    with pytest.raises(RuleError, match=r"lengths is \[.*: the sequences have \[3, 3\] positions"):
+        made.lengths = torch.tensor(lengths)
+    with pytest.raises(RuleError, match="the sequences have"):
+        made.lengths = np.array([2**63 + 5, 1], np.uint64)
+    made.lengths = torch.tensor([1, 3])
+    assert made.lengths.tolist() == [1, 3]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        META, META[0, :, 0, 0].long(), torch.eye(2).to_sparse(), ENORMOUS, [ENORMOUS, 1], [0.5, 1.0], [2**70, -1],
+        np.ma.array([1, 1], mask=[0, 1]), range(9), [[1], [1, 2]], True, [True, False], {0, 1},
+    ],
+    ids=lambda value: shown(value, 20),
+)  # fmt: skip
+@pytest.mark.parametrize("use", ["lengths", "counts", "reorder", "crop"])
+def test_a_cache_refuses_numbers_that_cannot_be_read(use: str, value: Any):
+    made, k = cache(), torch.ones(2, 1, 3, 4)
+    uses: dict[str, Callable[[], Any]] = {
+        "lengths": lambda: setattr(made, "lengths", value),
+        "counts": lambda: made.append(k, k, value),
+        "reorder": lambda: made.reorder(value),
+        "crop": lambda: made.crop(value),
+    }
+    with pytest.raises(RuleError, match="expected a whole number") as raised:
+        uses[use]()
+    assert len(str(raised.value)) < 300
+    assert made.lengths.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("other", [[[1.0, 0.0], [0.0, 1.0]], ((1.0,),), [], 1.0, np.eye(2)])
+def test_comparing_a_matrix_with_numbers_is_refused(other: Any):
+    matrix = ch.AttentionMatrix(np.eye(2), np.eye(2))
+    for one in (matrix, matrix.cuts(np.eye(2), np.eye(2))):
+        for compare in (lambda one=one: one == other, lambda one=one: one != other):
+            with pytest.raises(DtypeError, match="=="):
+                compare()
+
+
+@pytest.mark.parametrize(
+    ("edit", "acts"),
+    [
+        (ch.cut(queries=0, keys=5), False),
+        (ch.cut(queries=[1, 2], keys=slice(3, 5)), False),
+        (ch.boost(queries=0, keys=5, by=2.0), False),
+        (ch.share(queries=2, keys=3, at_least=0.5), False),
+        (ch.cut(queries=5, keys=0), True),
+        (ch.cut(queries=[0, 4], keys=[3, 5]), True),
+        (ch.cut(keys=5), True),
+    ],
+    ids=str,
+)
+def test_an_edit_that_no_position_lets_act_is_refused(edit: Any, *, acts: bool):
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9, bos_token_id=1, eos_token_id=None))
+    ids = torch.arange(6)[None] % 9
+
+    def run() -> None:
+        with torch.no_grad(), ch.change(model.eval(), edit):
+            model(ids)
+
+    if acts:
+        return run()
+    with pytest.raises(RuleError, match="never acted: none of its queries came with a key that it sees"):
+        run()
+    return None
+
+
+def test_an_edit_of_padding_is_refused():
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9, bos_token_id=1, eos_token_id=None))
+    ids, mask = torch.ones(2, 6, dtype=torch.long), torch.ones(2, 6, dtype=torch.long)
+    mask[:, :2] = 0
+    with torch.no_grad(), ch.change(model.eval(), ch.cut(keys=2)):
+        model(ids, attention_mask=mask)
+    with pytest.raises(RuleError, match="never acted"), torch.no_grad(), ch.change(model, ch.cut(queries=4, keys=1)):
+        model(ids, attention_mask=mask)
+
+
+def test_an_edit_may_wait_for_a_query_that_is_generated_later():
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9, bos_token_id=1, eos_token_id=None))
+    with torch.no_grad(), ch.change(model.eval(), ch.cut(queries=slice(7, 8), keys=slice(6, 7))):
+        model.generate(torch.ones(1, 6, dtype=torch.long), max_new_tokens=4, do_sample=False)
+
+
+ENDLESS: dict[str, Callable[[], Any]] = {
+    "cut keys": lambda: ch.cut(keys=itertools.repeat(1)),
+    "cut queries": lambda: ch.cut(queries=itertools.repeat(1), keys=0),
+    "boost": lambda: ch.boost(keys=itertools.repeat(1), by=1.0),
+    "share": lambda: ch.share(keys=itertools.repeat(1), at_least=0.5),
+    "layers": lambda: ch.cut(keys=1, layers=itertools.repeat(1)),
+    "edits": lambda: ch.edits_to_json(itertools.repeat(ch.cut(keys=1))),
+    "explain": lambda: ch.explain("mary had", edits=itertools.repeat(ch.cut(keys=1))),
+    "why": lambda: ch.why("mary had", edits=itertools.repeat(ch.cut(keys=1))),
+    "widths": lambda: ch.testing.assert_attention(wrong, widths=itertools.repeat(1)),
+    "lengths": lambda: ch.testing.assert_attention(wrong, lengths=itertools.repeat(1)),
+    "kinds": lambda: ch.testing.assert_attention(wrong, kinds=itertools.repeat("usual")),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_endless_iterables_are_refused(name: str):
+    with pytest.raises((DtypeError, RuleError, SelectionError)):
+        ENDLESS[name]()
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"widths": 64}, {"dtypes": torch.float32}, {"kinds": None}, {"optional": None}, {"lengths": 128},
+        {"dtypes": [["float32"]]}, {"arrays": np.ones(3)}, {"layout": []}, {"widths": ENORMOUS},
+        {"optional": {"mask": 1}.items()},
+    ],
+    ids=lambda inputs: next(iter(inputs)),
+)  # fmt: skip
+def test_the_kit_refuses_arguments_before_it_calls_a_kernel(inputs: dict[str, Any]):
+    with pytest.raises((RuleError, DtypeError, ch.testing.assertion.ClearheadError)):
+        ch.testing.assert_attention(wrong, **inputs)
+
+
+def test_anything_can_be_shown():
+    endless: list[Any] = []
+    endless.append(endless)
+    lazy = torch.nn.LazyLinear(3).weight
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    for value in (lazy, nested, META, endless, itertools.repeat(1), [0] * 10**7, "x" * 10**7, ENORMOUS):
+        assert 0 < len(shown(value)) <= 160
+    with pytest.raises(DtypeError, match="has no shape yet"):
+        ch.attention(lazy, np.eye(3), np.eye(3))
+
+
+def test_tensors_without_numbers_give_shapes_or_say_what_is_missing():
+    for rules in ({"query_offset": 1, "causal": True}, {"sinks": [1.0, 2.0]}, {"kv_lengths": [2]}):
+        assert ch.attention(META, META, META, **rules).shape == META.shape
+    assert scaled_dot_product_attention(META, META, META, is_causal=True).is_meta
+    with torch.no_grad(), pytest.raises(RuleError, match="the meta device"):
+        ch.AttentionMatrix(META, META)[0]
+    with pytest.raises(RuleError, match="the meta device"):
+        ch.AttentionMatrix(META, META).observe(groups=([0] * 3, [0] * 3))
+
+
+@pytest.mark.gate
+def test_without_jax_clearhead_has_no_such_part():
+    code = """
+import sys
+sys.modules["jax"] = None
+import inspect
+import clearhead as ch
+print(hasattr(ch, "jax"), len(inspect.getmembers(ch)) > 20)
+ch.jax
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "False True\n"
+    assert "pip install 'clearhead[jax]'" in done.stderr
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "clearhead", *words], capture_output=True, text=True, check=False, encoding="utf-8"
+    )
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e308"])
+def test_a_case_whose_numbers_overflow_has_a_page(tmp_path: Path, number: str):
+    case = {"k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]], "scores": [[6.5, 10], [2, 3.5]]}
+    place = tmp_path / "nan.json"
+    place.write_text(json.dumps(case).replace("{", f'{{"q": [[{number}, 1], [1, 2]], ', 1))
+    done = command("trace", str(place), "--html", "-")
+    assert done.stderr == ""
+    assert done.stdout.startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("shapes", "n=3", "n=4"), "clearhead shapes: n is given twice."),
+        (("explain", "mary had", "--boost", "mary=1e308"), "by goes up to 1e+308"),
+    ],
+)
+def test_commands_name_the_argument_that_is_wrong(words: tuple[str, ...], said: str):
+    done = command(*words)
+    assert done.returncode == 2
+    assert said in done.stderr
