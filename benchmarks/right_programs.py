@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from clearhead.explaining.gpt2 import load
+from clearhead.models.model import load
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 NEEDS = (

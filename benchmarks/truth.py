@@ -15,7 +15,7 @@ from clearhead.core.agreement import spearman
 from clearhead.digits import fixed
 from clearhead.explaining.ablation import Edge, cut_again
 from clearhead.explaining.derivatives import Derivatives, derivatives, target_of
-from clearhead.explaining.gpt2 import Model, load
+from clearhead.models.model import Model, load
 from clearhead.ops.matrix import AttentionMatrix
 
 RHYMES = Path(__file__).parent.parent / "training" / "rhymes.txt"

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from clearhead.explaining.explain import explain
-from clearhead.explaining.gpt2 import load
+from clearhead.models.model import load
 from clearhead.report import explained
 
 HERE = Path(__file__).parent

@@ -28,8 +28,8 @@ import clearhead as ch
 from clearhead.diagnosing.claims import check_file
 from clearhead.diagnosing.diagnose import diagnose_file
 from clearhead.errors import ClearheadError
-from clearhead.explaining import hub
 from clearhead.explaining.explain import explain
+from clearhead.models.finding import load_model
 
 GROWTH = 512 * 2**20  # bytes that reading one small file may take
 VALUES = [
@@ -93,7 +93,7 @@ def model(shipped: Path, place: Path) -> None:
 def read(path: Path) -> None:
     """Read a file by the reader for its suffix, and use what was read."""
     if path.is_dir():
-        result = hub.find(str(path))
+        result = load_model(str(path))
         json.dumps(explain("humpty dumpty", result).to_json(), allow_nan=False)
     elif path.name.startswith("seen"):
         seen = ch.load(path)

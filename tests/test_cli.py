@@ -73,7 +73,7 @@ def test_the_environment_turns_colour_on_and_off():
 
 
 def test_up_to_twelve_columns_are_numbers_and_more_are_a_picture():
-    from clearhead.explaining.gpt2 import load
+    from clearhead.models.model import load
 
     words, model = LONG.split(), load()
     texts = [" ".join(words[:count]) for count in range(1, len(words))]
@@ -368,7 +368,7 @@ def test_a_closed_pipe_is_not_an_error():
 
 def test_ctrl_c_ends_without_a_traceback(tmp_path):
     started = tmp_path.parent / f"{tmp_path.name}-started"
-    code = "import sys, time, pathlib, clearhead.cli, clearhead.explaining.gpt2 as m\n"
+    code = "import sys, time, pathlib, clearhead.cli, clearhead.models.model as m\n"
     code += f"m.load = lambda place=None: (pathlib.Path({str(started)!r}).touch(), time.sleep(30))\n"
     code += "sys.exit(clearhead.cli.main(['explain', 'a']))"
     running = subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True, cwd=tmp_path, env=PLAIN)

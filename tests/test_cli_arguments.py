@@ -16,7 +16,8 @@ from clearhead.arguments import command_line
 from clearhead.bench import self_check
 from clearhead.engines import threads
 from clearhead.errors import FileError
-from clearhead.explaining import gpt2, hub
+from clearhead.models import hub
+from clearhead.models import model as gpt2
 from clearhead.view import server
 from problems import examples
 from terminal import Done, call

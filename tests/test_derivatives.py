@@ -4,7 +4,6 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
-from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,13 +15,21 @@ import clearhead as ch
 from clearhead.errors import FileError, RuleError, SelectionError
 from clearhead.explaining.ablation import Edge, cut_again
 from clearhead.explaining.derivatives import derivatives, difference, target_of
-from clearhead.explaining.functions import ACTIVATIONS, normalise, normalise_backward
-from clearhead.explaining.gpt2 import GPT2Config, Model, load
-from clearhead.explaining.model import ForwardPass
+from clearhead.models.decoder import Decoder
+from clearhead.models.folder import config_of
+from clearhead.models.functions import ACTIVATIONS, NormWeights
+from clearhead.models.model import Model, load
+from clearhead.models.protocol import ForwardPass
+from clearhead.models.weights import Weights
+from dense_gpt2 import gpt2_weights, in_float64, with_gpt2_weights
 from seeds import fresh
 
 SHIPPED = Path(str(files("clearhead") / "models" / "rhymes"))
 STEP = 1e-5
+KEYS = {  # of config.json
+    "layers": "n_layer", "heads": "n_head", "d_model": "n_embd", "d_mlp": "n_inner", "positions": "n_positions",
+    "vocabulary": "vocab_size", "activation": "activation_function", "tied": "tie_word_embeddings",
+}  # fmt: skip
 SMOOTH = sorted({*ACTIVATIONS} - {"relu"})  # which has a corner, where finite differences fail
 shipped = cache(load)
 
@@ -35,10 +42,13 @@ def several(times):
 def drawn(rng, dtype=np.float64, activation=None, **sizes):
     """A random GPT-2 of random sizes, with weights large enough that attention is far from uniform."""
     heads, d_k = int(rng.integers(1, 4)), int(rng.integers(4, 9))
-    inputs = {"layers": int(rng.integers(1, 4)), "heads": heads, "d_model": heads * d_k, "d_mlp": 11, "positions": 40}
-    inputs |= {"vocabulary": 23, "epsilon": 1e-5, "activation": activation or str(rng.choice(sorted(ACTIVATIONS)))}
-    inputs |= {name: bool(rng.integers(2)) for name in ("tied", "scaled", "scaled_by_layer")}
-    config = GPT2Config(**(inputs | sizes))
+    data = {"model_type": "gpt2", "n_layer": int(rng.integers(1, 4)), "n_head": heads, "n_embd": heads * d_k}
+    data |= {"n_inner": 11, "n_positions": 40, "vocab_size": 23}
+    data["activation_function"] = activation or str(rng.choice(sorted(ACTIVATIONS)))
+    flags = ("tie_word_embeddings", "scale_attn_weights", "scale_attn_by_inverse_layer_idx")
+    data |= {name: bool(rng.integers(2)) for name in flags}
+    data |= {KEYS.get(name, name): value for name, value in sizes.items()}
+    config = config_of(Path("config.json"), data)
     d, weights = config.d_model, {}
 
     def add(name, *shape, size=1.0, mean=0.0):
@@ -61,7 +71,7 @@ def drawn(rng, dtype=np.float64, activation=None, **sizes):
     weights["lm_head.weight"] = weights["wte.weight"]
     if not config.tied:
         add("lm_head.weight", config.vocabulary, d)
-    return Model("random", config, weights, None)
+    return with_gpt2_weights(Model("random", Decoder(config, Weights({}, 0)), None), weights)
 
 
 def z_of(model, ids, target, edits=()):
@@ -70,7 +80,8 @@ def z_of(model, ids, target, edits=()):
 
 def with_added(model, name, x):
     """The same model with x added to one of its weights."""
-    return replace(model, weights=model.weights | {name: model.weights[name] + x})
+    weights = gpt2_weights(model)
+    return with_gpt2_weights(model, weights | {name: weights[name] + x})
 
 
 def slope_of(function):
@@ -109,15 +120,17 @@ def test_each_activation_has_the_slope_of_its_finite_differences(name):
     np.testing.assert_allclose(ACTIVATIONS[name].slope(x), expected, rtol=1e-7, atol=1e-8)
 
 
-@several(10)
-def test_a_layer_norm_has_the_derivative_of_its_finite_differences(trial):
+@several(5)
+@pytest.mark.parametrize("centred", [True, False])
+def test_a_norm_has_the_derivative_of_its_finite_differences(trial, centred):
     rng = fresh()
     tokens, d, epsilon = int(rng.integers(1, 5)), int(rng.integers(2, 20)), float(rng.choice([1e-12, 1e-5, 0.3]))
     x, along, upstream = (rng.standard_normal((tokens, d)) for _ in range(3))
     x += 5 * np.arange(d)  # a deviation near 0 has no useful finite differences
     weight, bias = rng.standard_normal((2, d))
-    expected = slope_of(lambda step: (normalise(x + step * along, weight, bias, epsilon) * upstream).sum())
-    result = (normalise_backward(x, weight, epsilon, upstream) * along).sum()
+    norm = NormWeights(weight, bias, centred, epsilon)
+    expected = slope_of(lambda step: (norm.value(x + step * along) * upstream).sum())
+    result = (norm.backward(x, upstream) * along).sum()
     np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -140,7 +153,7 @@ def test_every_derivative_of_a_run_with_edits_is_that_of_its_finite_differences(
     def moved_by(name, along):
         return lambda step: z_of(with_added(model, name, step * along), ids, target, edits)
 
-    along = rng.standard_normal(model.weights["wpe.weight"].shape)
+    along = rng.standard_normal(gpt2_weights(model)["wpe.weight"].shape)
     check((result.embeddings * along[:n]).sum(), moved_by("wpe.weight", along))
     for number, (layer, ran) in enumerate(zip(result.layers, run.layers, strict=True)):
         along = rng.standard_normal((model.config.heads, 1, layer.g.shape[-1]))
@@ -183,7 +196,7 @@ def test_all_derivatives_are_those_of_pytorch_on_the_same_weights(tmp_path, dtyp
     peer.save_pretrained(tmp_path)
     shutil.copy(SHIPPED / "tokenizer.json", tmp_path)
     model = load(tmp_path)
-    model = replace(model, weights={name: x.astype(dtype) for name, x in model.weights.items()})
+    model = in_float64(model) if dtype == "float64" else model
     ids = rng.integers(0, 3000, n).tolist()
     run = model.run(ids)
     target = target_of(run, position=int(rng.integers(n)))
@@ -222,7 +235,7 @@ def test_g_with_the_layers_q_k_and_v_gives_the_causes_of_an_edge(trial):
     model = drawn(rng, activation=str(rng.choice(SMOOTH)))
     for layer in range(model.config.layers):  # so that z is linear in what heads put out
         name = f"h.{layer}.attn.c_proj.weight"
-        model = with_added(model, name, (1e-6 - 1) * model.weights[name])
+        model = with_added(model, name, (1e-6 - 1) * gpt2_weights(model)[name])
     n = int(rng.integers(2, 10))
     run = model.run(rng.integers(0, model.config.vocabulary, n).tolist())
     target = target_of(run, position=int(rng.integers(n)))
@@ -320,8 +333,8 @@ def test_what_has_no_derivative_is_refused_by_name():
 
 def test_derivatives_that_are_not_finite_are_an_error():
     model = drawn(fresh())
-    x = model.weights["h.0.attn.c_proj.weight"]
-    huge = replace(model, weights=model.weights | {"h.0.attn.c_proj.weight": np.full_like(x, np.inf)})
+    x = gpt2_weights(model)["h.0.attn.c_proj.weight"]
+    huge = with_added(model, "h.0.attn.c_proj.weight", np.full_like(x, np.inf))
     run = model.run([1, 2, 3])
     with pytest.raises(FileError, match="its derivatives are NaN or infinite"):
         derivatives(huge, run, target_of(run))
@@ -340,8 +353,8 @@ def test_memory_grows_with_the_tokens_and_not_with_their_square():
 
 def test_neither_pytorch_nor_transformers_is_loaded():
     program = (
-        "import sys; from clearhead.explaining import ablation, derivatives as d, gpt2\n"
-        "model = gpt2.load(); run = model.run([5, 6, 7])\n"
+        "import sys; from clearhead.explaining import ablation, derivatives as d; from clearhead.models import model\n"
+        "model = model.load(); run = model.run([5, 6, 7])\n"
         "target = d.target_of(run); d.derivatives(model, run, target)\n"
         "ablation.cut_again(model, run, target, [ablation.Edge(0, 0, 1, 0)])\n"
         "print(*({'torch', 'transformers', 'jax'} & set(sys.modules)))"

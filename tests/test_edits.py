@@ -12,8 +12,8 @@ from clearhead.changing.applying import acts, edited
 from clearhead.changing.edits import Edit
 from clearhead.changing.places import Place, Text, find, read_places
 from clearhead.errors import ClearheadError, DtypeError, FileError, RuleError, SelectionError, UnknownNameError
-from clearhead.explaining import gpt2
 from clearhead.layers.pieces import pieces_of
+from clearhead.models import model as gpt2
 from seeds import fresh
 
 EDITS = [

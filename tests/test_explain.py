@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from clearhead.cli import main
 from clearhead.errors import SelectionError
 from clearhead.explaining.explain import explain, explain_windows
-from clearhead.explaining.gpt2 import load
 from clearhead.explaining.texts import parts_of
+from clearhead.models.model import load
+from dense_gpt2 import gpt2_weights
 
 TEXT = "humpty dumpty sat on a wall"
 
@@ -36,7 +37,7 @@ def test_the_numbers_shown_are_those_of_the_model(model):
     assert [c.probability for c in seen.next] == pytest.approx(np.sort(shares)[::-1][:5].tolist())
     part = run.layers[1]
     np.testing.assert_allclose(seen.trace.output, part.heads[2], atol=1e-5)
-    w = model.weights
+    w = gpt2_weights(model)
     q = part.x @ w["h.1.attn.w_q"] + w["h.1.attn.b_q"]
     np.testing.assert_allclose(seen.trace.q, q[:, 2 * 64 : 3 * 64], atol=1e-6)
     joined = np.concatenate(list(part.heads), axis=-1)

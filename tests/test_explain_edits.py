@@ -10,8 +10,8 @@ import pytest
 import clearhead as ch
 from clearhead.changing.edits_text import edits_from_options
 from clearhead.errors import DtypeError, RuleError, SelectionError
-from clearhead.explaining import gpt2
 from clearhead.explaining.explain import explain
+from clearhead.models import model as gpt2
 from dense_gpt2 import COLOUR, LONG, WORDS, dense, softmax
 from seeds import fresh
 from terminal import call, fitting, loaded, refused
@@ -108,7 +108,7 @@ def assert_printed(text, seen):
 
 def test_transformers_gives_the_same_and_its_eager_attention_with_a_dense_mask_too():
     torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    from clearhead.explaining import hub
+    from clearhead.models import hub
 
     place = Path(gpt2.__file__).parents[1] / "models" / gpt2.SHIPPED
     other = hub.load(str(place))

@@ -8,9 +8,9 @@ import pytest
 import clearhead as ch
 from browser import opened
 from clearhead.digits import percent
-from clearhead.explaining import gpt2
 from clearhead.explaining.explain import explain
 from clearhead.explaining.explanation import document
+from clearhead.models import model as gpt2
 from clearhead.spelling import spelled
 
 TEXT = "mary had a little"

@@ -5,7 +5,7 @@ import pytest
 
 import clearhead as ch
 from browser import opened, until
-from clearhead.explaining import gpt2
+from clearhead.models import model as gpt2
 from clearhead.view import page as written
 from clearhead.view.long import PageOptions, ShownLayer, ShownRun, document
 from seeds import fresh

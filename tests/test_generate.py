@@ -8,8 +8,8 @@ import pytest
 import clearhead as ch
 from browser import opened, until
 from clearhead.errors import RuleError, ShapeError
-from clearhead.explaining import gpt2
 from clearhead.explaining.explain import continued
+from clearhead.models import model as gpt2
 from dense_gpt2 import random_peer
 from seeds import fresh
 from terminal import call

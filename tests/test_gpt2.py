@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clearhead.errors import FileError, ShapeError
-from clearhead.explaining.gpt2 import load
+from clearhead.models.model import load
 from dense_gpt2 import random_peer
 from seeds import fresh
 
@@ -111,10 +111,10 @@ def rewrite(place, **changes):
         (lambda d: (d / "config.json").unlink(), "config.json does not exist"),
         (lambda d: (d / "config.json").write_text("{"), "is not valid JSON"),
         (lambda d: (d / "config.json").write_text("[]"), "expected a JSON object"),
-        (lambda d: rewrite(d, model_type="llama"), "is for model_type 'llama', not 'gpt2'"),
+        (lambda d: rewrite(d, model_type="mamba"), "is for model_type 'mamba', which does not run in NumPy"),
         (lambda d: rewrite(d, n_head=...), "n_head is None"),
         (lambda d: rewrite(d, n_head=7), "n_embd 512 is not a multiple of n_head 7"),
-        (lambda d: rewrite(d, n_layer=3), "the weights lack `transformer.h.2."),
+        (lambda d: rewrite(d, n_layer=3), "the weights lack `h.2."),
         (lambda d: rewrite(d, n_inner=100), "has shape"),
         (lambda d: rewrite(d, activation_function="swish9"), "activation_function 'swish9' is unknown"),
         (lambda d: rewrite(d, add_cross_attention=True), "add_cross_attention"),

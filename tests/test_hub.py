@@ -18,10 +18,11 @@ import clearhead as ch
 from changed import ByHand, added, by_hand, times
 from clearhead.cli import main
 from clearhead.errors import RuleError, SelectionError
-from clearhead.explaining import gpt2, hub
 from clearhead.explaining.explain import explain, explain_windows
-from clearhead.explaining.modules import projections
 from clearhead.explaining.texts import windows
+from clearhead.models import hub
+from clearhead.models import model as gpt2
+from clearhead.models.modules import projections
 from small_models import save
 from watched import FAMILIES, SMALL, Family, build
 
@@ -41,7 +42,7 @@ def saved(place: Path, family: Family, **changes: Any) -> tuple[str, Any]:
 )
 def test_the_explained_head_is_that_of_the_model(tmp_path: Path, name: str):
     place, model = saved(tmp_path, FAMILY[name])
-    seen = explain(TEXT, hub.find(place), layer=1, head=2)
+    seen = explain(TEXT, hub.load(place), layer=1, head=2)
     ids = torch.tensor([[token.id for token in seen.tokens]])
     model.set_attn_implementation("eager")
     with torch.no_grad():
@@ -61,7 +62,7 @@ def test_the_explained_head_is_that_of_the_model(tmp_path: Path, name: str):
 
 def test_the_values_and_outputs_shown_are_those_of_the_model(tmp_path: Path):
     place, model = saved(tmp_path, FAMILY["llama"])
-    seen = explain(TEXT, hub.find(place), layer=0)
+    seen = explain(TEXT, hub.load(place), layer=0)
     run, attention = seen.run, model.model.layers[0].self_attn
     with torch.no_grad():
         x = torch.from_numpy(run.x)
@@ -81,7 +82,7 @@ def test_an_edited_run_is_that_of_edits_made_by_hand(tmp_path: Path, name: str):
         ch.boost(keys=[0, 1], by=1.5, layers=[0]),
         ch.off(layers=[0], heads=[1]),
     )
-    seen = explain(TEXT, hub.find(place), edits=[cut, boost, off])
+    seen = explain(TEXT, hub.load(place), edits=[cut, boost, off])
     assert (seen.layer, seen.head) in [(1, 2), *((0, head) for head in range(4))]
     words, first = TEXT.split(), []
 
@@ -109,7 +110,7 @@ def test_an_edited_run_is_that_of_edits_made_by_hand(tmp_path: Path, name: str):
             [float(shares[token.id]) for token in seen.moved.next], abs=1e-5
         )
     with pytest.raises(SelectionError, match="there is no layer 2"):
-        explain(TEXT, hub.find(place), edits=ch.off(layers=[2]))
+        explain(TEXT, hub.load(place), edits=ch.off(layers=[2]))
 
 
 def test_a_layer_that_runs_several_times_is_explained_each_time(tmp_path: Path):
@@ -118,7 +119,7 @@ def test_a_layer_that_runs_several_times_is_explained_each_time(tmp_path: Path):
     model.set_attn_implementation("eager")
     attention = model.encoder.albert_layer_groups[0].albert_layers[0].attention
     for layer in (0, 1):
-        seen = explain(TEXT, hub.find(place), layer=layer, head=2)
+        seen = explain(TEXT, hub.load(place), layer=layer, head=2)
         with torch.no_grad():
             out = model(torch.tensor([[token.id for token in seen.tokens]]), output_attentions=True)
             np.testing.assert_allclose(seen.trace.weights, out.attentions[layer][0, 2], atol=2e-5)
@@ -127,12 +128,12 @@ def test_a_layer_that_runs_several_times_is_explained_each_time(tmp_path: Path):
             joined = torch.from_numpy(np.array(seen.run.heads)).transpose(0, 1).reshape(len(seen.tokens), -1)
             np.testing.assert_allclose(seen.run.output, attention.dense(joined), atol=1e-5)
     with pytest.raises(RuleError, match="explain edits layers that each run once"):
-        explain(TEXT, hub.find(place), edits=ch.off(layers=[0], heads=[1]))
+        explain(TEXT, hub.load(place), edits=ch.off(layers=[0], heads=[1]))
 
 
 def test_w_o_beside_the_attention_module_is_found(tmp_path: Path):
     place, model = saved(tmp_path, FAMILY["bert"])
-    seen = explain(TEXT, hub.find(place), layer=1)
+    seen = explain(TEXT, hub.load(place), layer=1)
     dense = model.encoder.layer[1].attention.output.dense
     joined = torch.from_numpy(np.array(seen.run.heads)).transpose(0, 1).reshape(len(seen.tokens), -1)
     with torch.no_grad():
@@ -143,7 +144,7 @@ def test_w_o_beside_the_attention_module_is_found(tmp_path: Path):
 @pytest.mark.parametrize(("old", "new"), [("q_proj", "receptance"), ("o_proj", "mixing"), ("", "gate")])
 def test_a_projection_with_an_unknown_name_is_refused(tmp_path: Path, old: str, new: str):
     """Its formula would lack the projection's bias."""
-    model = hub.find(saved(tmp_path, FAMILY["llama"])[0])
+    model = hub.load(saved(tmp_path, FAMILY["llama"])[0])
     attention = model.inner.model.layers[1].self_attn
     attention.add_module(new, torch.nn.Linear(32, 32))
     if old:
@@ -175,7 +176,7 @@ def test_explain_model_on_the_command_line(tmp_path: Path, capsys: pytest.Captur
 def test_models_that_a_single_text_cannot_run_are_refused(tmp_path: Path, name: str, what: str):
     place, _ = saved(tmp_path, FAMILY[name])
     with pytest.raises(ch.errors.FileError, match=what):
-        hub.find(place)
+        hub.load(place)
 
 
 def test_a_pickle_is_not_opened(tmp_path: Path):
@@ -183,24 +184,24 @@ def test_a_pickle_is_not_opened(tmp_path: Path):
     (tmp_path / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(ch.errors.FileError, match=r"no model.safetensors\.\n\nhint: pytorch_model.bin is a pickle"):
-        hub.find(place)
+        hub.load(place)
 
 
 def test_directories_without_a_model_are_refused(tmp_path: Path):
     with pytest.raises(ch.errors.FileError, match="not a directory"):
-        hub.find(str(tmp_path / "nowhere"))
+        hub.load(str(tmp_path / "nowhere"))
     (tmp_path / "config.json").write_text('{"model_type": "no-such-type"}')
     with pytest.raises(ch.errors.FileError, match=r"has no model\.safetensors"):
-        hub.find(str(tmp_path))
+        hub.load(str(tmp_path))
     save_file({"x": np.zeros(3)}, tmp_path / "model.safetensors")
     with pytest.raises(ch.errors.FileError, match="Transformers cannot load it"):
-        hub.find(str(tmp_path))
+        hub.load(str(tmp_path))
 
 
 def test_gpt2_needs_no_pytorch(tmp_path: Path):
     """A directory in GPT-2 layout runs in NumPy and gives the numbers of Transformers' GPT-2."""
     place, model = saved(tmp_path, FAMILY["gpt2"])
-    ours = hub.find(place)
+    ours = hub.load(place)
     assert isinstance(ours, gpt2.Model)
     seen = explain(TEXT, ours, layer=0, head=1)
     model.set_attn_implementation("eager")
@@ -215,7 +216,7 @@ def test_positions_reserved_for_padding_hold_no_token(tmp_path: Path):
     config = hf.RobertaConfig(vocab_size=50, max_position_embeddings=22, pad_token_id=1, **sizes)
     place, _ = saved(tmp_path, FAMILY["bert"])
     hf.RobertaModel(config).eval().save_pretrained(place)
-    model = hub.find(place)
+    model = hub.load(place)
     assert len(explain(" ".join(["humpty"] * 20), model).tokens) == 20
     with pytest.raises(ch.errors.ShapeError, match="the text has 21 tokens but the model has 20 positions"):
         explain(" ".join(["humpty"] * 21), model)
@@ -248,7 +249,7 @@ def test_a_config_with_false_claims_is_refused_before_the_model_is_built(
 ):
     place, _ = saved(tmp_path, FAMILY["llama"])
     with pytest.raises(ch.errors.FileError, match=words):
-        hub.find(changed(place, **changes))
+        hub.load(changed(place, **changes))
 
 
 def test_a_llama_config_beside_gpt2_weights_is_refused(tmp_path: Path):
@@ -256,7 +257,7 @@ def test_a_llama_config_beside_gpt2_weights_is_refused(tmp_path: Path):
     place, _ = saved(tmp_path, FAMILY["gpt2"])
     (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
     with pytest.raises(ch.errors.FileError, match=r"makes a model of 6,738,415,616 parameters"):
-        hub.find(place)
+        hub.load(place)
 
 
 def test_missing_weights_are_refused_and_never_random(tmp_path: Path):
@@ -265,7 +266,7 @@ def test_missing_weights_are_refused_and_never_random(tmp_path: Path):
     del weights["model.layers.1.self_attn.o_proj.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ch.errors.FileError, match=r"the weights lack model\.layers\.1\.self_attn\.o_proj\.weight\."):
-        hub.find(place)
+        hub.load(place)
 
 
 def test_messages_of_transformers_are_shown_in_full(tmp_path: Path):
@@ -273,7 +274,7 @@ def test_messages_of_transformers_are_shown_in_full(tmp_path: Path):
     for path in tmp_path.glob("*token*"):
         path.unlink()
     with pytest.raises(ch.errors.FileError) as caught:
-        hub.find(place)
+        hub.load(place)
     said = caught.value.one_line()
     assert "Transformers cannot load it" in said
     assert "one of:" not in said or "sentencepiece or tiktoken installed" in said
@@ -293,7 +294,7 @@ def test_an_unknown_model_name_is_refused_quickly(cache: Path, monkeypatch: pyte
     waited: list[float | None] = []
     monkeypatch.setattr(threading.Thread, "join", lambda _, timeout=None: waited.append(timeout))
     with pytest.raises(ch.errors.FileError) as caught:
-        hub.find("no-such-model")
+        hub.load("no-such-model")
     assert caught.value.what == (
         f"no-such-model is not a directory here, the cache {cache} has no config.json with safetensors of it, "
         "and 192.0.2.1 cannot be reached to download it."
@@ -301,14 +302,14 @@ def test_an_unknown_model_name_is_refused_quickly(cache: Path, monkeypatch: pyte
     assert waited == [2.0]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ch.errors.FileError, match="and HF_HUB_OFFLINE does not allow downloading it"):
-        hub.find("owner/no-such-model")
+        hub.load("owner/no-such-model")
     assert waited == [2.0]
     for name in ("two words", "ends-.", "a--b"):
         with pytest.raises(ch.errors.FileError, match="no model can have that name"):
-            hub.find(name)
+            hub.load(name)
     for name in ("", "  "):
         with pytest.raises(ch.errors.FileError, match="the model's name is empty"):
-            hub.find(name)
+            hub.load(name)
     with pytest.raises(SystemExit, match="2"):
         main(["explain", "a", "--model", ""])
 
@@ -324,13 +325,13 @@ def test_a_cached_model_needs_no_network(cache: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(socket, "create_connection", forbidden)
     monkeypatch.setattr(socket, "getaddrinfo", forbidden)
-    model = hub.find("owner/small")
+    model = hub.load("owner/small")
     assert (model.name, model.config.layers) == ("owner/small", 2)
     assert [token.text for token in model.tokens(TEXT)] == TEXT.split()
     (kept / "snapshots" / ("0" * 40) / "model.safetensors").unlink()  # a download that was cut off
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ch.errors.FileError, match=r"has no config\.json with safetensors of it, and HF_HUB_OFFLINE"):
-        hub.find("owner/small")
+        hub.load("owner/small")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -340,7 +341,7 @@ def test_the_tokenizer_neither_pads_nor_truncates(tmp_path: Path, family: str):
     inner.enable_truncation(4)
     inner.enable_padding(length=8)
     inner.save(str(tmp_path / "tokenizer.json"))
-    model = hub.find(place)
+    model = hub.load(place)
     assert isinstance(model, gpt2.Model) == (family == "gpt2")
     for text in (TEXT, "humpty dumpty"):
         assert [token.text for token in model.tokens(text)] == text.split()
@@ -355,7 +356,7 @@ def test_a_long_text_is_refused_or_split_into_windows(tmp_path: Path, family: st
             "<pad> $A <unk>", special_tokens=[("<pad>", 0), ("<unk>", 1)]
         )
         inner.save(str(tmp_path / "tokenizer.json"))
-    model = hub.find(place)
+    model = hub.load(place)
     positions = model.config.positions if family == "gpt2" else model.inner.config.max_position_embeddings
     size = positions - 2 * (family == "bert")
     words = (WORDS * positions)[: 2 * size + 3]

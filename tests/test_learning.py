@@ -11,7 +11,6 @@ import pytest
 import clearhead
 from clearhead.core.array_files import safetensors
 from clearhead.errors import FileError
-from clearhead.explaining import gpt2
 from clearhead.explaining.learning import learning, read
 from dense_gpt2 import dense, softmax
 from seeds import fresh
@@ -34,7 +33,10 @@ def run():
 
 def forward(weights, ids):
     """Logits (tokens, vocabulary) and attention (heads, tokens, tokens) of the recorded model, in float64."""
-    separate = gpt2.separated(weights, 1)
+    separate = dict(weights)
+    for kind in ("weight", "bias"):
+        parts = np.split(separate.pop(f"h.0.attn.c_attn.{kind}"), 3, axis=-1)
+        separate |= {f"h.0.attn.{kind[0]}_{p}": part for p, part in zip("qkv", parts, strict=True)}
     model = SimpleNamespace(weights=separate | {"lm_head.weight": separate["wte.weight"]}, config=CONFIG)
     logits, attention, _ = dense(model, ids)
     return logits, attention[0]

@@ -26,8 +26,8 @@ from clearhead.diagnosing.claims import check_file
 from clearhead.diagnosing.diagnose import diagnose_file
 from clearhead.errors import ClearheadError, FileError
 from clearhead.explaining.explain import explain
-from clearhead.explaining.gpt2 import load
-from clearhead.explaining.hub import find
+from clearhead.models.finding import load_model as find
+from clearhead.models.model import load
 from clearhead.textbook.case_file import numbers, precision, read, value_of
 from test_saving import somebody_else
 

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from clearhead.cli import main
 from clearhead.explaining.explain import explain
-from clearhead.explaining.gpt2 import load
 from clearhead.explaining.head_captions import clearest
-from clearhead.explaining.model import Token
+from clearhead.models.model import load
+from clearhead.models.protocol import Token
 from clearhead.report import explained
 from clearhead.report.cells import label
 from clearhead.report.shaded import BARS, pieces_of, shaded_text

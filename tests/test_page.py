@@ -15,8 +15,8 @@ import clearhead as ch
 from browser import draw_all, opened, until
 from clearhead.core.arrays import bfloat16
 from clearhead.errors import FileError, RuleError, SelectionError, ShapeError, UnknownNameError
-from clearhead.explaining import gpt2
 from clearhead.explaining.explain import explain
+from clearhead.models import model as gpt2
 from clearhead.textbook.page import Scene
 from clearhead.view import notebook
 from clearhead.view import page as writing

@@ -8,7 +8,7 @@ import pytest
 
 import clearhead as ch
 from browser import opened, until
-from clearhead.explaining import gpt2
+from clearhead.models import model as gpt2
 from seeds import fresh
 from test_page import scripts
 

@@ -50,7 +50,7 @@ def saved(request: pytest.FixtureRequest, case: str) -> Callable[[Path | str], N
             matrix.save(place)
         elif request.param == "explanation":
             from clearhead.explaining.explain import explain
-            from clearhead.explaining.gpt2 import load
+            from clearhead.models.model import load
 
             explain("humpty", load()).save(place)
         else:

@@ -12,7 +12,7 @@ from clearhead.core.axes import Array
 from clearhead.errors import RuleError, SelectionError, ShapeError, UnknownNameError
 from clearhead.explaining.explain import explain
 from clearhead.explaining.explanation import document
-from clearhead.explaining.gpt2 import load
+from clearhead.models.model import load
 from clearhead.textbook.page import Scene
 from clearhead.textbook.trace import Trace
 from clearhead.words import say

@@ -10,9 +10,9 @@ import torch
 from rich.cells import cell_len
 
 import clearhead as ch
-from clearhead.explaining import gpt2
 from clearhead.explaining.attribution import against, way
-from clearhead.explaining.stream import of_gpt2
+from clearhead.explaining.stream import of_decoder
+from clearhead.models import model as gpt2
 from dense_gpt2 import random_peer
 from seeds import fresh
 from terminal import call
@@ -44,7 +44,7 @@ def test_parts_are_what_pytorchs_modules_write(tmp_path: Path):
         x = vector.detach().double()
         return float(row @ ((x - x.mean()) / sigma * norm.weight.detach()))
 
-    stream = of_gpt2(model, ids, model.run(ids), position)
+    stream = of_decoder(model, ids, model.run(ids), position)
     to_token = way(stream, token, "")
     names = ["transformer.wte", "transformer.wpe"]
     for layer in range(3):
@@ -74,7 +74,7 @@ def test_parts_are_what_pytorchs_modules_write(tmp_path: Path):
 def test_the_length_of_a_part_whose_squares_overflow_float32_is_finite():
     model = gpt2.load()
     ids = [token.id for token in model.tokens(TEXT)]
-    run = of_gpt2(model, ids, model.run(ids), 3)
+    run = of_decoder(model, ids, model.run(ids), 3)
     vector = (1e30 * fresh().standard_normal(len(run.written[0].vector))).astype(np.float32)
     part = way(run._replace(written=[run.written[0]._replace(vector=vector)]), 12, " a").parts[0]
     np.testing.assert_allclose(part.length, np.linalg.norm(vector.astype(np.float64)), 1e-6)

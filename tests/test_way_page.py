@@ -10,9 +10,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import clearhead as ch
 from browser import number, opened
-from clearhead.explaining import gpt2
 from clearhead.explaining.attribution import against
 from clearhead.explaining.explanation import document
+from clearhead.models import model as gpt2
 from clearhead.view.container import Document
 from seeds import fresh
 

@@ -12,9 +12,9 @@ from rich.cells import cell_len
 from clearhead.changing.edits import off
 from clearhead.explaining.attribution import way
 from clearhead.explaining.explain import explain
-from clearhead.explaining.hub import HubConfig, HubModel
 from clearhead.explaining.recorded import of_transformers, recorded
 from clearhead.explaining.stream import NoWay, Stream
+from clearhead.models.hub import HubConfig, HubModel
 from problems import of_tiers
 from seeds import fresh
 from small_models import save, small

@@ -11,11 +11,11 @@ from rich.cells import cell_len
 
 import clearhead as ch
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
-from clearhead.explaining import gpt2
-from clearhead.explaining.functions import ACTIVATIONS
-from clearhead.explaining.hub import HubConfig, HubModel
 from clearhead.explaining.why import spearman
-from dense_gpt2 import COLOUR, LONG, WORDS, dense, softmax
+from clearhead.models import model as gpt2
+from clearhead.models.functions import ACTIVATIONS
+from clearhead.models.hub import HubConfig, HubModel
+from dense_gpt2 import COLOUR, LONG, WORDS, dense, in_float64, softmax
 from seeds import fresh
 from terminal import call, fitting, loaded, refused
 from test_derivatives import drawn
@@ -26,8 +26,7 @@ shipped = cache(gpt2.load)
 
 def exact(model):
     """The same model in float64, whose tokenizer is the shipped one."""
-    weights = {name: x.astype(np.float64) for name, x in model.weights.items()}
-    return replace(model, weights=weights, tokenizer=shipped().tokenizer)
+    return replace(in_float64(model), tokenizer=shipped().tokenizer)
 
 
 def random_model(rng):

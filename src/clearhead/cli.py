@@ -107,13 +107,13 @@ def _explain(options: argparse.Namespace) -> int:
 def _one_token(options: argparse.Namespace, edits: Any) -> int:
     """Explain one token of a text, or of each of its windows."""
     from clearhead.explaining.explain import explain, explain_windows
-    from clearhead.explaining.hub import find
+    from clearhead.models.finding import load_model
 
     console = console_of(options)
     if options.exact is not None or options.dtype is not None:
         raise FileError("--exact and --dtype are for the page of a long text.", "--file FILE --html PAGE")
     chosen = {"layer": options.layer, "head": options.head, "token": options.token}
-    model, each = find(options.model), partial(progress, what="layers")
+    model, each = load_model(options.model), partial(progress, what="layers")
     if options.windows:
         runs = explain_windows(model, options.text, **chosen, each=each)
         deliver(options, lambda: {"windows": [seen.to_json() for seen in runs]}, runs[0].save)
@@ -211,10 +211,12 @@ def _document(options: argparse.Namespace, runs: "list[ShownRun]", path: str, **
 def _runs(options: argparse.Namespace, model: str | None, text: str) -> "list[ShownRun]":
     """Run a text through a model, in one run, or in one for each window."""
     from clearhead.explaining.forward import shown_run, shown_windows
-    from clearhead.explaining.hub import find
+    from clearhead.models.finding import load_model
 
     each = partial(progress, what="layers")
-    return shown_windows(find(model), text, each) if options.windows else [shown_run(find(model), text, each)]
+    return (
+        shown_windows(load_model(model), text, each) if options.windows else [shown_run(load_model(model), text, each)]
+    )
 
 
 def _viewed(options: argparse.Namespace) -> "list[ShownRun]":

@@ -79,10 +79,7 @@ def safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[st
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise _cut(path, "its metadata is not text.")
-    parts = {name: _part(path, name, entry) for name, entry in header.items()}
-    places = sorted((part.start, part.stop) for part in parts.values())
-    if [start for start, _ in places] + [len(data) - 8 - length] != [0, *(stop for _, stop in places)]:
-        raise _cut(path, "its tensors overlap, or do not fill it.")
+    parts = _parts(path, header, len(data) - 8 - length)
     whole = np.frombuffer(data, np.uint8, offset=8 + length) if len(data) > 8 + length else np.empty(0, np.uint8)
     arrays = {}
     for name, part in parts.items():
@@ -90,6 +87,17 @@ def safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[st
             array = whole[part.start : part.stop].view(part.dtype).reshape(part.shape)
             arrays[name] = _flags(array if array.flags.aligned else array.copy())
     return arrays, metadata
+
+
+def entries(path: str | os.PathLike[str]) -> tuple[dict[str, "Entry"], int]:
+    """Where a safetensors file's tensors lie, by name, counted from a byte that is returned too.
+
+    Only the header is read. Raises FileError where it does not describe the file.
+    """
+    length = int.from_bytes(read_bytes(path, first=8), "little")
+    header, _ = _header(path, read_bytes(path, first=8 + min(length, _MOST_HEADER)))
+    header.pop("__metadata__", None)
+    return _parts(path, header, os.path.getsize(path) - 8 - length), 8 + length
 
 
 def tensor_names(path: str | os.PathLike[str]) -> list[str]:
@@ -112,16 +120,26 @@ def _header(path: object, data: bytes | bytearray) -> tuple[dict[str, Any], int]
         raise _cut(path, error.what) from None
 
 
-class _Entry(NamedTuple):
-    """Where a tensor is stored in the bytes after the header."""
+class Entry(NamedTuple):
+    """Where a tensor is stored in the bytes after the header, and how; no dtype where NumPy has none."""
 
     start: int
     stop: int
+    kind: str
     dtype: np.dtype[Any] | None
     shape: list[int]
 
 
-def _part(path: object, name: str, entry: Any) -> _Entry:
+def _parts(path: object, header: dict[str, Any], size: int) -> dict[str, Entry]:
+    """The header's entries, which follow one another and fill `size` bytes."""
+    parts = {name: _part(path, name, entry) for name, entry in header.items()}
+    places = sorted((part.start, part.stop) for part in parts.values())
+    if [start for start, _ in places] + [size] != [0, *(stop for _, stop in places)]:
+        raise _cut(path, "its tensors overlap, or do not fill it.")
+    return parts
+
+
+def _part(path: object, name: str, entry: Any) -> Entry:
     """The header's entry for one tensor, checked."""
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop]}:
@@ -131,7 +149,7 @@ def _part(path: object, name: str, entry: Any) -> _Entry:
                 if known is not None and (len(shape) > 64 or prod(shape) * known.itemsize != stop - start):
                     values = {"name": name, "size": stop - start, "dtype": dtype, "shape": shape}
                     raise _cut(path, "`{name}` has {size} bytes, which {dtype} of shape {shape} has not.", **values)
-                return _Entry(start, stop, known, shape)
+                return Entry(start, stop, dtype, known, shape)
     raise _cut(path, "`{name}` has no dtype, shape and data_offsets.", name=name)
 
 

@@ -9,8 +9,8 @@ from clearhead.changing.edits import Cut, Edit, off
 from clearhead.core.axes import Array
 from clearhead.core.rule_values import read_place
 from clearhead.explaining.derivatives import Target, check_run, difference
-from clearhead.explaining.gpt2 import Model
-from clearhead.explaining.model import ForwardPass
+from clearhead.models.model import Model
+from clearhead.models.protocol import ForwardPass
 
 
 class Edge(NamedTuple):
@@ -31,8 +31,9 @@ def cut_again(model: Model, run: ForwardPass, target: Target, edges: Iterable[Ed
     attention is causal; an edge that z does not depend on gives 0. Raises SelectionError for an edge outside the run,
     RuleError for a run that `derivatives` refuses. Time of at most a forward pass for each edge.
 
-    >>> from clearhead.explaining import derivatives, gpt2
-    >>> model = gpt2.load()
+    >>> from clearhead.explaining import derivatives
+    >>> from clearhead.models.model import load
+    >>> model = load()
     >>> run = model.run([token.id for token in model.tokens("mary had a little")])
     >>> cut_again(model, run, derivatives.target_of(run), [Edge(0, 2, query=3, key=0)]).round(1)
     array([-3.3])

@@ -88,10 +88,11 @@ class Way(NamedTuple):
 def way(stream: Stream, token: int, text: str) -> Way:
     """What each part adds to the logit of `token`. O(layers·heads·d_model) time.
 
-    >>> from clearhead.explaining import gpt2, stream
-    >>> model = gpt2.load()
+    >>> from clearhead.explaining import stream
+    >>> from clearhead.models.model import load
+    >>> model = load()
     >>> ids = [token.id for token in model.tokens("humpty dumpty sat on")]
-    >>> to_a = way(stream.of_gpt2(model, ids, model.run(ids), 3), 12, " a")
+    >>> to_a = way(stream.of_decoder(model, ids, model.run(ids), 3), 12, " a")
     >>> [part.kind for part in to_a.parts]
     ['token', 'position', 'attention', 'mlp', 'attention', 'mlp', 'norm', 'unembedding']
     >>> to_a.difference < 1e-4

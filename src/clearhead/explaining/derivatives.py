@@ -1,28 +1,22 @@
 """What one logit is above another, differentiated by every head's output, in NumPy: reverse mode, layer by layer.
 
 With z = logit(token) − logit(against) at one position, o_i = Σ_j a_ij·v_j a head's output at query i before W^O, and
-g_i = ∂z/∂o_i, the matrices of causes of one layer are `A.contributions(v, g)` and `A.cuts(v, g)`. Attention's own
-derivative comes from an engine, so the memory of a layer is O(tokens). MLPs are computed again on the way back.
+g_i = ∂z/∂o_i, the matrices of causes of one layer are `A.contributions(v, g)` and `A.cuts(v, g)`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
-from clearhead import engines
 from clearhead.changing.edits import Boost, Cut, Edit, Off, Scaled, Tempered
 from clearhead.core.axes import Array
-from clearhead.core.problem import describe_whole
 from clearhead.core.rule_values import read_place
-from clearhead.core.rules import Rules
-from clearhead.core.statistics import Wanted
 from clearhead.errors import FileError, RuleError, SelectionError
-from clearhead.explaining.functions import ACTIVATIONS, normalise_backward
-from clearhead.explaining.gpt2 import Model, join, split
-from clearhead.explaining.model import ForwardPass, LayerRun
-from clearhead.ops import backward
+from clearhead.models.backward import of_logits, through
+from clearhead.models.model import Model
+from clearhead.models.protocol import ForwardPass
 
 
 class Target(NamedTuple):
@@ -92,44 +86,42 @@ def derivatives(model: Model, run: ForwardPass, target: Target) -> Derivatives:
     Raises RuleError for a run with another edit or without its residual stream, FileError where derivatives are NaN or
     infinite. Time in proportion to the forward pass, O(tokens) memory for each layer.
 
-    >>> from clearhead.explaining.gpt2 import load
-    >>> model = load()
+    >>>     >>> model = load()
     >>> run = model.run([token.id for token in model.tokens("humpty dumpty sat on a")])
     >>> d = derivatives(model, run, target_of(run))
     >>> model.text(d.target.token), model.text(d.target.against), round(d.z, 1), d.layers[1].g.shape
     (' wall', ' great', 6.8, (8, 5, 64))
     """
     check_run(run)
-    w, config = model.weights, model.config
     with np.errstate(over="ignore", invalid="ignore"):
-        by_hidden = np.zeros_like(run.hidden[-1])
-        row = run.hidden[-1][target.position]
-        direction = _direction(model, target)
-        by_hidden[target.position] = normalise_backward(row, w["ln_f.weight"], config.epsilon, direction)
-        layers: list[LayerDerivatives] = []
-        for number in reversed(range(config.layers)):
-            hidden, ran = run.hidden[number], run.layers[number]
-            by_hidden = by_hidden + _through_mlp(model, number, hidden + ran.output, by_hidden)
-            layer, by_x = _through_attention(model, number, ran, by_hidden)
-            layers.insert(0, layer)
-            by_hidden = by_hidden + normalise_backward(hidden, w[f"h.{number}.ln_1.weight"], config.epsilon, by_x)
-    if not all(np.isfinite(array).all() for array in (by_hidden, *(layer.g for layer in layers))):
+        by_logits = np.zeros(model.config.vocabulary, np.float32)
+        by_logits[[target.token, target.against]] = 1, -1
+        back = through(model.decoder, run, of_logits(model.decoder, run, {target.position: by_logits}))
+    if not all(np.isfinite(array).all() for array in (back.residual[0], *back.g)):
         raise FileError(
             "{name}: its derivatives are NaN or infinite: its weights are damaged, or too large.", name=model.name
         )
-    return Derivatives(run, target, difference(model, run.hidden[-1][target.position], target), layers, by_hidden)
+    pairs = zip(back.g, back.outputs, strict=True)
+    layers = [LayerDerivatives(g, np.einsum("hnd,hnd->hn", g, output)) for g, output in pairs]
+    z = difference(model, run.hidden[-1][target.position], target)
+    return Derivatives(run, target, z, layers, back.residual[0])
 
 
 def difference(model: Model, row: Array, target: Target) -> float:
     """Compute z, in float64, from the residual stream after the last layer at the target's position, (d_model,)."""
-    return float(model.final(row).astype(np.float64) @ _direction(model, target).astype(np.float64))
+    decoder, pair = model.decoder, [target.token, target.against]
+    rows = decoder.weights.rows(decoder.unembedding, pair).astype(np.float64)
+    raw = rows @ decoder.final(row).astype(np.float64) * decoder.config.logit_scale
+    bias = decoder.weights.get("output.bias")
+    first, second = decoder.capped(raw if bias is None else raw + bias[pair])
+    return float(first - second)
 
 
 def check_run(run: ForwardPass) -> None:
     """Raise RuleError for a run without its residual stream, or with an edit that has no derivative here."""
     if not run.hidden:
         raise RuleError(
-            "the run has no residual stream: only GPT-2 checkpoints, which run in NumPy, keep theirs.",
+            "the run has no residual stream: only decoders that run in NumPy keep theirs.",
             "ch.watch(model, causes=True) finds causes in PyTorch's models.",
         )
     for edit in run.edits:
@@ -150,38 +142,3 @@ def _differentiable(edit: Edit) -> bool:
 def _likeliest(logits: Array, besides: int | None) -> int:
     order: Sequence[int] = np.argsort(-logits, kind="stable")[:2].tolist()
     return next(token for token in order if token != besides)
-
-
-def _direction(model: Model, target: Target) -> Array:
-    """The derivative of z by the output of the last layer norm, (d_model,)."""
-    head = model.weights["lm_head.weight"]
-    return cast("Array", head[target.token] - head[target.against])
-
-
-def _through_mlp(model: Model, number: int, middle: Array, upstream: Array) -> Array:
-    """The derivative by what a layer's MLP is given, (tokens, d_model), from that by its output."""
-    w, name = model.weights, f"h.{number}."
-    slope = ACTIVATIONS[model.config.activation].slope(model.before_activation(number, middle))
-    by_y = (upstream @ w[name + "mlp.c_proj.weight"].T * slope) @ w[name + "mlp.c_fc.weight"].T
-    return normalise_backward(middle, w[name + "ln_2.weight"], model.config.epsilon, by_y)
-
-
-def _through_attention(model: Model, number: int, ran: LayerRun, upstream: Array) -> tuple[LayerDerivatives, Array]:
-    """The derivatives by a layer's heads, and by x, (tokens, d_model), from that by the output after W^O."""
-    w, name = model.weights, f"h.{number}.attn."
-    g = split(upstream @ w[name + "c_proj.weight"].T, model.config.heads)
-    if ran.factors is not None:
-        g = g * ran.factors[:, None, None].astype(g.dtype)
-    output, by_input = _of_attention(ran, g)
-    by_x = sum(join(by_input[p][0]) @ w[name + f"w_{p}"].T for p in "qkv")
-    return LayerDerivatives(np.ascontiguousarray(g), np.einsum("hnd,hnd->hn", g, output)), cast("Array", by_x)
-
-
-def _of_attention(ran: LayerRun, g: Array) -> tuple[Array, Mapping[str, Array]]:
-    """A·v, (heads, tokens, d_v), and the derivatives by q, k and v, (1, heads, tokens, …), from g, that by A·v."""
-    described, values = describe_whole(ran.q, ran.k, ran.v, cast("Rules", ran.rules))
-    problem, arrays = described.problem, (described.q, described.k, values)
-    engine = engines.get(engines.choose_for("gradients", problem).engine)
-    answers = engines.answer(engine, problem, *arrays, Wanted(output=True, logsumexp=True))
-    upstream: dict[str, Any] = {"output": np.ascontiguousarray(g)[None]}
-    return answers["output"][0], backward.gradients(engine, problem, arrays, answers, upstream)

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from clearhead.changing.applying import EditedCall, Heads, acting_in, acts, check_layers, check_places, edited
+from clearhead.changing.applying import acts, check_layers, check_places
 from clearhead.changing.edits import Boost, Cut, Edit, Off, Scaled, Share, Tempered, read_edits
-from clearhead.changing.places import Place, Text, find
+from clearhead.changing.places import Text, find
 from clearhead.core.axes import Array
 from clearhead.errors import RuleError, SelectionError, Sentence
-from clearhead.explaining.model import ForwardPass, LanguageModel, LayerRun, Token, probabilities
+from clearhead.models.edits import acting, choices, place_of
+from clearhead.models.protocol import ForwardPass, LanguageModel, LayerRun, Token, probabilities
 
 SHOWN = 8  # next tokens that edits moved, in the terminal and on a page
 _SHOWABLE = (Boost, Cut, Off, Scaled, Share, Tempered)
@@ -28,7 +29,7 @@ def checked(edits: Any, layers: int, heads: int, model: str) -> tuple[Edit, ...]
                 "ch.change runs it.",
                 edit=edit,
             )
-    known = [(_choices(layer, layers), heads) for layer in range(layers)]
+    known = [(choices(layer, layers), heads) for layer in range(layers)]
     check_layers(
         read, known, Sentence("model {name}", name=model), Sentence("layers are 0 to {last}.", last=layers - 1)
     )
@@ -90,7 +91,9 @@ def check_acts(edits: Sequence[Edit], placed: Sequence[Edit], runs: list[LayerRu
     """
     for edit, places in zip(edits, placed, strict=True):
         if not any(
-            acts(places, heads, (1, len(run.q), run.q.shape[1], run.k.shape[1]), run.rules, _place(layer, run.q, run.k))
+            acts(
+                places, heads, (1, len(run.q), run.q.shape[1], run.k.shape[1]), run.rules, place_of(layer, run.q, run.k)
+            )
             for layer, run in enumerate(runs)
             for _, heads in acting([places], layer, len(runs))
         ):
@@ -99,39 +102,6 @@ def check_acts(edits: Sequence[Edit], placed: Sequence[Edit], runs: list[LayerRu
                 "where attention is causal, a query sees itself and what is before it: later>earlier.",
                 edit=edit,
             )
-
-
-def acting(edits: Sequence[Edit], layer: int, layers: int) -> list[tuple[Edit, Heads]]:
-    """The edits of one layer of so many, each with its heads; None is all."""
-    return acting_in(edits, str(layer), _choices(layer, layers))
-
-
-def call(
-    q: Array, k: Array, v: Array, rules: dict[str, Any], edits: list[tuple[Edit, Heads]], layer: int
-) -> EditedCall:
-    """One layer's attention with its edits; q (heads, queries, d_k) of the last tokens, k, v (kv_heads, keys, …)."""
-    return edited(q[None], k[None], v[None], rules, edits, _place(layer, q, k))
-
-
-def factors(edits: list[tuple[Edit, Heads]], heads: int) -> Array | None:
-    """What each head's output is multiplied by, (heads,); None where no edit of the layer changes outputs."""
-    changing = [(edit, chosen) for edit, chosen in edits if isinstance(edit, (Off, Scaled))]
-    numbers = np.ones(heads)
-    for edit, chosen in changing:
-        numbers[slice(None) if chosen is None else list(chosen)] *= edit.by if isinstance(edit, Scaled) else 0.0
-    return numbers if changing else None
-
-
-def _place(layer: int, q: Array, k: Array) -> Place:
-    """Where a layer's attention is: q (heads, queries, d_k) are the last of the tokens of k (kv_heads, keys, d_k)."""
-    queries, keys = q.shape[1], k.shape[1]
-    text = Text(keys)
-    return Place(str(layer), range(keys - queries, keys), range(keys), text, text)
-
-
-def _choices(layer: int, layers: int) -> set[str]:
-    """All that chooses a layer in `layers=`: its number, and that from the end."""
-    return {str(layer), str(layer - layers)}
 
 
 class MovedToken(NamedTuple):

@@ -16,14 +16,14 @@ from clearhead.explaining.attribution import way
 from clearhead.explaining.editing import moved
 from clearhead.explaining.explanation import Choice, Explanation
 from clearhead.explaining.forward import check_arguments, entropy_of, rules_of_head, steps_of, with_stream
-from clearhead.explaining.model import Each, ForwardPass, LanguageModel, Token, probabilities
 from clearhead.explaining.stream import NoWay, Stream
 from clearhead.explaining.texts import TextPart, find_token, token_in, windows
+from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Token, probabilities
 from clearhead.textbook.trace import trace
 
 if TYPE_CHECKING:
-    from clearhead.explaining.gpt2 import Model
-    from clearhead.explaining.hub import HubModel
+    from clearhead.models.hub import HubModel
+    from clearhead.models.model import Model
 
 _SAMPLED = 10  # next tokens that a page shows at any temperature
 
@@ -74,9 +74,9 @@ def explain(
     (' lamb', ' nut', (0, 3))
     """
     check_arguments(text, each)
-    from clearhead.explaining.hub import find
+    from clearhead.models.finding import load_model
 
-    loaded, count = find(model), whole_number("count", count, 0)
+    loaded, count = load_model(model), whole_number("count", count, 0)
     read = editing.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
     more = whole_number("generate", generate, 0)
     if more and read:

@@ -22,11 +22,11 @@ from clearhead.explaining.attribution import Way
 from clearhead.explaining.attribution_words import for_page
 from clearhead.explaining.editing import SHOWN, Moved
 from clearhead.explaining.forward import steps_of
-from clearhead.explaining.gpt2 import SHIPPED
 from clearhead.explaining.head_captions import CaptionedHead, captioned_heads
-from clearhead.explaining.model import LanguageModel, LayerRun, Token
 from clearhead.explaining.stream import NoWay
 from clearhead.explaining.texts import Window, parts_of
+from clearhead.models.model import SHIPPED
+from clearhead.models.protocol import LanguageModel, LayerRun, Token
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.textbook.page import Edited, PageLayer, Scene, both, story
 from clearhead.textbook.shapes import Steps
@@ -103,7 +103,7 @@ class Explanation:
         shading = np.where(np.isneginf(self.row.masked), np.nan, self.row.weights)
         data: dict[str, Any] = {} if self.window is None else {"window": self.window._asdict()}
         data |= {
-            "model": {"name": self.model.name, **self.model.config._asdict()},
+            "model": {"name": self.model.name, **self.model.config.facts()},
             "text": self.text,
             "tokens": [token._asdict() for token in self.tokens],
             "generated": self.generated,

@@ -9,10 +9,10 @@ from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.core.rules import FIELDS, Rules, take
 from clearhead.errors import DtypeError, FileError, RuleError, expected
-from clearhead.explaining.gpt2 import Model
-from clearhead.explaining.model import Each, ForwardPass, LanguageModel, LayerRun, Token
-from clearhead.explaining.stream import NoWay, Stream, of_gpt2
+from clearhead.explaining.stream import NoWay, Stream, of_decoder
 from clearhead.explaining.texts import check_unicode, windows
+from clearhead.models.model import Model
+from clearhead.models.protocol import Each, ForwardPass, LanguageModel, LayerRun, Token
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.span_terms import SpanTerm
 from clearhead.textbook.shapes import Sizes, Steps, layer_steps
@@ -39,7 +39,8 @@ def forward_pass(model: LanguageModel, tokens: list[Token], each: Each, edits: S
             raise FileError(
                 "{name}: layer {number} gives NaN or infinity: its weights are damaged, or too large.", **values
             )
-    if run.logits is not None and not np.isfinite(run.logits).all():
+    last = run.logits if isinstance(run.logits, np.ndarray) or run.logits is None else run.logits[-1]
+    if last is not None and not np.isfinite(last).all():
         raise FileError(
             "{name}: its logits are NaN or infinite: its weights are damaged, or too large.", name=model.name
         )
@@ -52,9 +53,9 @@ def with_stream(
     """The forward pass, and the residual stream at one position; None where the model says no next token."""
     if isinstance(model, Model):
         run = forward_pass(model, tokens, each, edits)
-        return run, of_gpt2(model, [token.id for token in tokens], run, position)
-    from clearhead.explaining.hub import HubModel
+        return run, of_decoder(model, [token.id for token in tokens], run, position)
     from clearhead.explaining.recorded import of_transformers, recorded
+    from clearhead.models.hub import HubModel
 
     with recorded(cast("HubModel", model).inner, model.config.layers, position) as recording:
         run = forward_pass(model, tokens, each, edits)

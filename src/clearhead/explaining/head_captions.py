@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.explaining.model import LayerRun
+from clearhead.models.protocol import LayerRun
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.view.captions import KINDS, Caption, captions
 from clearhead.view.head_summary import even_heads, summarise_heads

@@ -16,8 +16,9 @@ from clearhead.core.axes import Array
 from clearhead.core.rule_values import read_language, read_path
 from clearhead.digits import significant
 from clearhead.errors import FileError
-from clearhead.explaining.gpt2 import GPT2Config, Model, config_of, separated
-from clearhead.explaining.model import probabilities
+from clearhead.models.config import Config
+from clearhead.models.model import Model, of_arrays
+from clearhead.models.protocol import probabilities
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.textbook.page import capitalised, lesson
 from clearhead.textbook.trace import listed
@@ -33,7 +34,7 @@ _WIDE, _HIGH, _EDGE = 576, 200, 28  # of its curve
 class Learning(NamedTuple):
     """A recorded training run. Every array has one entry for each recorded step first, (steps, …)."""
 
-    config: GPT2Config
+    config: Config
     rhymes: int
     tokens: tuple[str, ...]  # of the text that is followed
     vocabulary: tuple[str, ...]
@@ -66,7 +67,7 @@ class Learning(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """All of it as plain numbers, lists and words; −∞ becomes None."""
         arrays = {name: listed(value) for name, value in self._asdict().items() if isinstance(value, np.ndarray)}
-        facts = {"model": self.config._asdict(), "text": self.text, "tokens": self.tokens}
+        facts = {"model": self.config.facts(), "text": self.text, "tokens": self.tokens}
         return facts | {"vocabulary": self.vocabulary} | arrays | {"largest_difference": self.difference}
 
     def to_html(self, language: Language = "en") -> str:
@@ -107,9 +108,12 @@ def read(path: str | os.PathLike[str]) -> Learning:
         about = {name: json.loads(metadata[name]) for name in ("config", "vocabulary", "texts", "shown")}
         prefix = "weights.transformer."
         stored = {n.removeprefix(prefix): a.astype(np.float32) for n, a in arrays.items() if n.startswith(prefix)}
-        config = config_of(about["config"])
+        about["config"]["model_type"] = "gpt2"
         steps = range(len(arrays["step"]))
-        models = [_model(config, {name: array[step] for name, array in stored.items()}) for step in steps]
+        models = [
+            of_arrays("learning", about["config"], {name: array[step] for name, array in stored.items()})
+            for step in steps
+        ]
         seen = [_seen(model, about["shown"]) for model in models]
         recorded = {name: arrays[name].astype(np.float64) for name in ("loss", "gradient", "attention", "next")}
     except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -121,24 +125,19 @@ def read(path: str | os.PathLike[str]) -> Learning:
     off = np.abs(weights[:, :, -1] - recorded["attention"]).max(), np.abs(following - recorded["next"]).max()
     vocabulary = tuple(about["vocabulary"])
     return Learning(
-        config=config,
+        config=models[0].config,
         rhymes=len(about["texts"]),
         tokens=tuple(vocabulary[token] for token in about["shown"]),
         vocabulary=vocabulary,
         step=arrays["step"],
         loss=recorded["loss"],
         gradient=recorded["gradient"],
-        **{f"w_{p}": np.stack([model.weights[f"h.0.attn.w_{p}"] for model in models]) for p in "qkv"},
+        **{f"w_{p}": np.stack([model.projections(0)[f"w_{p}"] for model in models]) for p in "qkv"},
         scaled=scaled,
         weights=weights,
         following=following,
         difference=float(max(off)),
     )
-
-
-def _model(config: GPT2Config, stored: dict[str, Array]) -> Model:
-    weights = separated(stored, config.layers)
-    return Model("learning", config, weights | {"lm_head.weight": weights["wte.weight"]}, None)
 
 
 def _seen(model: Model, ids: list[int]) -> tuple[Array, Array, Array]:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.explaining.model import ForwardPass, LayerRun
-from clearhead.explaining.modules import attention_modules, is_attention, is_norm, output_module
 from clearhead.explaining.stream import Norm, NoWay, Stream, Written
+from clearhead.models.modules import attention_modules, is_attention, is_norm, output_module
+from clearhead.models.protocol import ForwardPass, LayerRun
 
 _TOLERANCE = 1e-4  # float32's rounding over a whole model stays far below, and a part left out or scaled far above
 

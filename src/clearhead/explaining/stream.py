@@ -10,8 +10,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.explaining.gpt2 import Model, split
-from clearhead.explaining.model import ForwardPass
+from clearhead.models.decoder import Decoder, split
+from clearhead.models.model import Model
+from clearhead.models.protocol import ForwardPass
 from clearhead.words import Language, say
 
 PartKind = Literal["token", "position", "embeddings", "attention", "mlp", "norm", "unembedding"]
@@ -78,36 +79,56 @@ class NoWay(NamedTuple):
         return say(language, self.key, **self.values)
 
 
-def of_gpt2(model: Model, ids: Sequence[int], run: ForwardPass, position: int) -> Stream:
+def of_decoder(model: Model, ids: Sequence[int], run: ForwardPass, position: int) -> Stream:
     """The stream of a run in NumPy. O(layers·heads·d_model·d_k) time."""
-    assert run.logits is not None
-    w, config = model.weights, model.config
-
-    def norm(name: str, x: Array) -> Norm:
-        exact = x.astype(np.float64)
-        weight, bias = (w[f"{name}.{kind}"].astype(np.float64) for kind in ("weight", "bias"))
-        made = Norm(weight, bias, True, float(np.sqrt(exact.var() + config.epsilon)), float(np.linalg.norm(exact)), 0.0)
-        return made._replace(after=float(np.linalg.norm(made.linear(exact) + bias)))
-
-    written = [
-        Written("token", None, w["wte.weight"][ids[position]]),
-        Written("position", None, w["wpe.weight"][position]),
-    ]
+    decoder, config = model.decoder, model.config
+    embedded = run.hidden[0][position].astype(np.float64)
+    token = decoder.weights.rows("token_embd.weight", [ids[position]])[0].astype(np.float64) * config.embedding_scale
+    written = [Written("token", None, token)]
+    if "position_embd.weight" in decoder.weights:
+        written.append(Written("position", None, embedded - token))
     for number, (layer, before, after) in enumerate(zip(run.layers, run.hidden[:-1], run.hidden[1:], strict=True)):
-        output, name = layer.output[position], f"h.{number}"
-        out = split(w[f"{name}.attn.c_proj.weight"].T, config.heads)  # (heads, d_model, d_v): W^O of each, transposed
+        before, after = before[position].astype(np.float64), after[position].astype(np.float64)
+        output, name = layer.output[position].astype(np.float64), f"blk.{number}"
+        out = split(decoder.weights[f"{name}.attn_output.weight"], config.d_k)  # (heads, d_model, d_v): W^O of each
         heads = (out.astype(np.float64) @ layer.heads[:, position, :, None])[..., 0]
-        bias = w[f"{name}.attn.c_proj.bias"]
-        sizes, read = (config.heads, config.d_model // config.heads), norm(f"{name}.ln_1", before[position])
-        written.append(Written("attention", number, output, heads, bias, sizes, read))
-        middle = before[position] + output
-        mlp = after[position] - before[position] - output
-        written.append(Written("mlp", number, mlp, sizes=(config.d_mlp,), read=norm(f"{name}.ln_2", middle)))
-    return Stream(
-        position,
-        len(ids),
-        written,
-        norm("ln_f", run.hidden[-1][position]),
-        lambda token: (w["lm_head.weight"][token].astype(np.float64), 0.0),
-        run.logits[position],
-    )
+        bias = output - heads.sum(axis=0)
+        wrote = _norm(decoder, f"{name}.post_attention_norm", output)
+        if wrote is not None:
+            heads, bias = wrote.linear(heads), wrote.linear(bias)
+            output = wrote.linear(output)
+        heads, bias, output = (config.added_scale * x for x in (heads, bias, output))
+        sizes = config.heads, config.d_k
+        read = _norm(decoder, f"{name}.attn_norm", before)
+        written.append(Written("attention", number, output, heads, bias, sizes, read, wrote))
+        middle = before + output
+        read = _norm(decoder, f"{name}.ffn_norm", middle)
+        behind = None
+        if f"{name}.post_ffw_norm.weight" in decoder.weights:
+            behind = _norm(decoder, f"{name}.post_ffw_norm", decoder.mlp(number, middle.astype(np.float32)))
+        written.append(Written("mlp", number, after - middle, sizes=(config.d_mlp,), read=read, wrote=behind))
+    last = _norm(decoder, "output_norm", run.hidden[-1][position].astype(np.float64))
+    assert last is not None
+    bias_of = decoder.weights.get("output.bias")
+
+    def unembedding(token: int) -> tuple[Array, float]:
+        row = decoder.weights.rows(decoder.unembedding, [token])[0].astype(np.float64)
+        return row * config.logit_scale, 0.0 if bias_of is None else float(bias_of[token]) * config.logit_scale
+
+    raw = decoder.raw_logits(decoder.final(run.hidden[-1][position]))
+    return Stream(position, len(ids), written, last, unembedding, raw, config.logit_softcap)
+
+
+def _norm(decoder: Decoder, name: str, x: Array) -> Norm | None:
+    """A norm of the decoder as it acted on one vector; None where it has none of that name."""
+    stated = decoder.norm(name)
+    if stated is None:
+        return None
+    exact = x.astype(np.float64)
+    centre = exact - exact.mean() if stated.centred else exact
+    sigma = float(np.sqrt(np.mean(centre**2) + stated.epsilon))
+    weight = stated.weight.astype(np.float64)
+    bias = None if stated.bias is None else stated.bias.astype(np.float64)
+    made = Norm(weight, bias, stated.centred, sigma, float(np.linalg.norm(exact)), 0.0)
+    after = made.linear(exact) + (0 if bias is None else bias)
+    return made._replace(after=float(np.linalg.norm(after)))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from clearhead.core.rule_values import is_whole
 from clearhead.errors import FileError, SelectionError, expected
-from clearhead.explaining.model import LanguageModel, Token
+from clearhead.models.protocol import LanguageModel, Token
 
 
 class Parts(NamedTuple):
@@ -61,7 +61,7 @@ def parts_of(tokens: list[Token], text: str) -> Parts:
     """Every token's text; a token that is some bytes of one character is named after it, as 猫1/3."""
     names: list[str] = []
     firsts: list[Split] = []
-    for (start, stop), group in groupby(tokens, lambda token: token[2:]):
+    for (start, stop), group in groupby(tokens, lambda token: token[2:4]):
         parts = [token.text for token in group]
         character, whole = text[start:stop], not parts[0].startswith(("⟨", "<0x"))
         if len(character) == 1 and len(parts) > 1 and not whole:

@@ -22,17 +22,17 @@ from clearhead.explaining.ablation import Edge, cut_again, off_again
 from clearhead.explaining.attribution import Way, way
 from clearhead.explaining.derivatives import Derivatives, derivatives, target_of
 from clearhead.explaining.forward import check_arguments, forward_pass
-from clearhead.explaining.gpt2 import Model
-from clearhead.explaining.model import Each, Token, probabilities
-from clearhead.explaining.stream import of_gpt2
+from clearhead.explaining.stream import of_decoder
 from clearhead.explaining.texts import check_unicode
+from clearhead.models.model import Model
+from clearhead.models.protocol import Each, Token, probabilities
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.view import page
 from clearhead.view.container import Document
 from clearhead.words import Language
 
 if TYPE_CHECKING:
-    from clearhead.explaining.hub import HubModel
+    from clearhead.models.hub import HubModel
 
 
 class Candidate(NamedTuple):
@@ -116,7 +116,7 @@ class Why:
     def to_json(self) -> dict[str, Any]:
         """All of it as plain numbers, lists and words."""
         return {
-            "model": {"name": self.model.name, **self.model.config._asdict()},
+            "model": {"name": self.model.name, **self.model.config.facts()},
             "text": self.text,
             "tokens": [token._asdict() for token in self.tokens],
             "token": self.token._asdict(),
@@ -170,9 +170,9 @@ def why(
     (' lamb', ' girl', (0, 2, 3, 0), -3.3)
     """
     check_arguments(text, each)
-    from clearhead.explaining.hub import find
+    from clearhead.models.finding import load_model
 
-    loaded, count = find(model), whole_number("count", count, 1)
+    loaded, count = load_model(model), whole_number("count", count, 1)
     if not isinstance(loaded, Model):
         raise RuleError(
             "{name} runs in PyTorch, and why is for GPT-2 checkpoints, which run in NumPy.",
@@ -190,7 +190,7 @@ def why(
     z, target, by_head = result.z, result.target, result.heads()
     strongest, heaviest, by_token = _estimated(result, count, each)
     edges, heads = _run_again(loaded, result, {**strongest, **heaviest}, (count + 1) // 2, each)
-    stream = of_gpt2(loaded, [token.id for token in tokens], run, target.position)
+    stream = of_decoder(loaded, [token.id for token in tokens], run, target.position)
     logits = run.logits[target.position]
     shares = probabilities(logits)
     candidates = [Candidate(i, loaded.text(i), float(shares[i]), float(logits[i])) for i in target[1:]]

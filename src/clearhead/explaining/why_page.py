@@ -13,7 +13,7 @@ from clearhead.explaining.editing import by_position
 from clearhead.explaining.explain import explain
 from clearhead.explaining.explanation import document as explained
 from clearhead.explaining.forward import forward_pass
-from clearhead.explaining.gpt2 import Model
+from clearhead.models.model import Model
 from clearhead.textbook.page import capitalised
 from clearhead.view.container import Document
 from clearhead.words import LANGUAGES, Language, say

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from clearhead.core.axes import Array
 from clearhead.digits import fixed, signed
-from clearhead.explaining.model import Token
 from clearhead.explaining.texts import parts_of
+from clearhead.models.protocol import Token
 from clearhead.report.streams import bare, shown, spelled
 
 Colour = tuple[int, int, int]

@@ -12,10 +12,10 @@ from rich.text import Text
 from clearhead.core.axes import Array, named
 from clearhead.digits import fixed, percent
 from clearhead.explaining.explanation import Explanation
-from clearhead.explaining.gpt2 import SHIPPED
 from clearhead.explaining.head_captions import CaptionedHead, clearest
-from clearhead.explaining.model import LanguageModel
 from clearhead.explaining.texts import Split, parts_of
+from clearhead.models.model import SHIPPED
+from clearhead.models.protocol import LanguageModel
 from clearhead.report.cells import bar, columns, figure, fill, label, note, title, token_name, wrapped
 from clearhead.report.console import put
 from clearhead.report.heat import matrices

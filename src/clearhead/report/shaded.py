@@ -11,7 +11,7 @@ from rich.text import Text
 
 from clearhead.core.axes import Array
 from clearhead.digits import percent
-from clearhead.explaining.model import Token
+from clearhead.models.protocol import Token
 from clearhead.report.cells import between, colourful, note, rgb, shade
 from clearhead.report.streams import bare, printable, shown, spelled
 from clearhead.words import Language, say

@@ -19,12 +19,13 @@ _BYTES = {chr(byte): byte for byte in _VISIBLE} | {
 
 
 class Token(NamedTuple):
-    """One token of a text: its id, its own text, and where it stands in the text."""
+    """One token of a text: its id, its own text, where it stands in the text, and whether a chat's template put it."""
 
     id: int
     text: str
     start: int
     stop: int
+    template: bool = False
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -52,13 +53,13 @@ class ForwardPass:
     """The result of one text's pass through the model."""
 
     layers: list[LayerRun]
-    logits: Array | None  # (tokens, vocabulary); None where the model says no next token
+    logits: Any  # (tokens, vocabulary), an array or computed by row; None where the model says no next token
     hidden: Sequence[Array] = ()  # (tokens, d_model): the residual stream before each layer and after the last
     edits: tuple[Edit, ...] = ()  # that were in force
 
 
 class LanguageModel(Protocol):
-    """A loaded model: `gpt2.Model` runs in NumPy, `hub.HubModel` in PyTorch; their methods say what they do.
+    """A loaded model: `model.Model` runs in NumPy, `hub.HubModel` in PyTorch; their methods say what they do.
 
     Its config is a NamedTuple with layers, heads, d_model, vocabulary and others. Windows of a long text do not
     overlap; projections are W^Q … W^O and b^Q … b^O of one layer, none where queries and keys are not x·W + b. Each id

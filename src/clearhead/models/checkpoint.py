@@ -17,7 +17,7 @@ from urllib.request import getproxies
 from clearhead.core.array_files import tensor_names
 from clearhead.core.room import check_room_for_file
 from clearhead.errors import FileError, Sentence
-from clearhead.explaining.gpt2 import weight_files
+from clearhead.models.folder import weight_files
 
 _FILES = ["*.json", "model*.safetensors", "*.txt", "*.model", "*.jinja"]
 _SECONDS = 2.0  # to reach the hub

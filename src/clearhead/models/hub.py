@@ -3,10 +3,9 @@
 Weights load from safetensors only, never from a pickle, and run in float32.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,11 +16,12 @@ from clearhead.changing.change import change
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of
-from clearhead.core.rule_values import read_path
-from clearhead.errors import DtypeError, FileError, MissingExtraError, RuleError, Sentence, ShapeError, expected
-from clearhead.explaining import checkpoint, editing, gpt2
-from clearhead.explaining.model import Each, ForwardPass, LayerRun, Token, token_text, too_long
-from clearhead.explaining.modules import attention_modules, output_module, projections
+from clearhead.errors import FileError, MissingExtraError, RuleError, Sentence, ShapeError
+from clearhead.models import checkpoint
+from clearhead.models import edits as editing
+from clearhead.models.chat import marked, read_messages
+from clearhead.models.modules import attention_modules, output_module, projections
+from clearhead.models.protocol import Each, ForwardPass, LayerRun, Token, token_text, too_long
 from clearhead.watching.watch import watch
 
 
@@ -35,10 +35,14 @@ class HubConfig(NamedTuple):
     d_model: int
     vocabulary: int
 
+    def facts(self) -> dict[str, Any]:
+        """What reports and --json say of it."""
+        return self._asdict()
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class HubModel:
-    """A Transformers model and its tokenizer, with the same methods as `gpt2.Model`."""
+    """A Transformers model and its tokenizer, with the same methods as `model.Model`."""
 
     name: str
     config: HubConfig
@@ -75,7 +79,9 @@ class HubModel:
 
     def _tokens(self, text: str, **cut: Any) -> list[list[Token]]:
         options = {"truncation": False, "padding": False, "verbose": False, **cut}
-        encoded = self.tokenizer([text], return_offsets_mapping=True, return_overflowing_tokens=bool(cut), **options)
+        encoded = self.tokenizer(
+            [text], return_offsets_mapping=True, return_overflowing_tokens="truncation" in cut, **options
+        )
         if not encoded["input_ids"][0]:
             raise ShapeError("the text is empty: there is no token to explain.")
         pairs = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
@@ -85,6 +91,16 @@ class HubModel:
         """A token's own text; bytes that are no whole character in hexadecimal, ⟨e7⟩."""
         decoded: str = self.tokenizer.decode([token], skip_special_tokens=False)
         return token_text(decoded, self.tokenizer.convert_ids_to_tokens(token))
+
+    def chat(self, messages: Any) -> tuple[str, list[Token]]:
+        """The text that the model is given for messages, by its tokenizer's template, and its tokens."""
+        read = read_messages(messages)
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise RuleError("{name} has no chat template.", "give it a text.", name=self.name)
+        text = self.tokenizer.apply_chat_template(read, tokenize=False, add_generation_prompt=True)
+        cut = self._tokens(text, add_special_tokens=False)[0]
+        self._check_positions(len(cut))
+        return text, marked(cut, text, read)
 
     def projections(self, _layer: int) -> dict[str, Array]:
         """Empty: the model may rotate or normalise queries and keys between the projections and the scores."""
@@ -150,47 +166,11 @@ class HubModel:
         return ForwardPass(layers, None if logits is None else logits[0].float().numpy(), edits=tuple(edits))
 
 
-def find(name: Any) -> gpt2.Model | HubModel:
-    """The shipped model, a GPT-2 directory (run in NumPy), a name that Transformers loads, or a loaded model."""
-    if name is None:
-        return gpt2.load()
-    if isinstance(name, (gpt2.Model, HubModel)):
-        return name
-    if not isinstance(name, (str, os.PathLike)):
-        raise DtypeError(expected("model", name, "a directory, a name or a loaded model"), 'model="./gpt2"')
-    name = str(read_path(name))
-    if not name.strip():
-        raise FileError("the model's name is empty.", "leave --model out for the one that ships with clearhead.")
-    place = Path(name)
-    is_path = place.is_absolute() or name.startswith(".") or len(place.parts) > 2  # a hub's name is owner/model
-    if not os.path.isdir(place) and (is_path or find_spec("transformers") is None):
-        return gpt2.load(place)  # raises: there is no such directory
-    config = place / "config.json"
-    if os.path.isdir(place) and (not os.path.isfile(config) or json_of(config).get("model_type") == "gpt2"):
-        return gpt2.load(place)
-    return load(name)
-
-
-def load(name: str) -> HubModel:
-    """A model directory, or a name on the Hugging Face hub. Raises FileError, MissingExtraError."""
-    missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
-    if missing:
-        what = "{name} is not a GPT-2 directory, and other models need PyTorch and Transformers: there is no {missing}."
-        missing_here = (
-            Sentence("{one} and no {other}", one="torch", other="transformers") if missing[1:] else missing[0]
-        )
-        raise MissingExtraError(what, "pip install 'clearhead[hf]'", name=name, missing=missing_here)
-    place = checkpoint.folder(name)
-    checkpoint.check_counts(place, json_of(place / "config.json"))
-    try:
-        config, inner, tokenizer = _loaded(name, place)
-    except (FileError, MissingExtraError):
-        raise
-    except Exception as error:  # Transformers raises whatever a file that it does not expect leads to
-        raise FileError(
-            "{name}: Transformers cannot load it: {reason}", reason=checkpoint.one_line(error), name=name
-        ) from error
-    if not tokenizer.is_fast:
+def of_loaded(inner: Any, tokenizer: Any) -> HubModel:
+    """A Transformers model that is loaded already, with its tokenizer. Raises FileError for a slow tokenizer."""
+    config = inner.config.get_text_config()
+    name = getattr(inner, "name_or_path", "") or type(inner).__name__
+    if not getattr(tokenizer, "is_fast", False):
         raise FileError(
             "{name}: its tokenizer does not say where its tokens stand in the text.", "use a fast one.", name=name
         )
@@ -202,8 +182,30 @@ def load(name: str) -> HubModel:
     return HubModel(name, sizes, inner, tokenizer)
 
 
-def _loaded(name: str, place: Path) -> tuple[Any, Any, Any]:
-    """Config, model and tokenizer, after their sizes were checked. No code from the model's directory runs."""
+def load(name: str) -> HubModel:
+    """A model directory, or a name on the Hugging Face hub. Raises FileError, MissingExtraError."""
+    missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
+    if missing:
+        what = "{name} needs PyTorch and Transformers: there is no {missing}."
+        missing_here = (
+            Sentence("{one} and no {other}", one="torch", other="transformers") if missing[1:] else missing[0]
+        )
+        raise MissingExtraError(what, "pip install 'clearhead[hf]'", name=name, missing=missing_here)
+    place = checkpoint.folder(name)
+    checkpoint.check_counts(place, json_of(place / "config.json"))
+    try:
+        inner, tokenizer = _loaded(name, place)
+    except (FileError, MissingExtraError):
+        raise
+    except Exception as error:  # Transformers raises whatever a file that it does not expect leads to
+        raise FileError(
+            "{name}: Transformers cannot load it: {reason}", reason=checkpoint.one_line(error), name=name
+        ) from error
+    return replace(of_loaded(inner, tokenizer), name=name)
+
+
+def _loaded(name: str, place: Path) -> tuple[Any, Any]:
+    """Model and tokenizer, after their sizes were checked. No code from the model's directory runs."""
     import torch
     import transformers
 
@@ -218,7 +220,7 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any, Any]:
         place, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **files
     )
     checkpoint.check_filled(name, list(info["missing_keys"]))
-    return config, inner.eval(), transformers.AutoTokenizer.from_pretrained(place, **files)
+    return inner.eval(), transformers.AutoTokenizer.from_pretrained(place, **files)
 
 
 def _check(name: str, config: Any) -> None:

@@ -1,0 +1,1 @@
+"""Decoders that run in NumPy and this library's own attention: GGUF files, checkpoint folders, the shipped model."""

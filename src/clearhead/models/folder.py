@@ -1,0 +1,302 @@
+"""A checkpoint in a folder, as Hugging Face stores it: config.json, safetensors (or shards), tokenizer.json."""
+
+import mmap
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clearhead.core.array_files import entries
+from clearhead.core.axes import Array
+from clearhead.core.files import json_of, read_bytes, read_text
+from clearhead.core.rule_values import whole_number
+from clearhead.errors import FileError, Sentence
+from clearhead.models.config import Config
+from clearhead.models.families import FAMILIES, OTHER_NAMES, Family, windows_of
+from clearhead.models.functions import ACTIVATIONS
+from clearhead.models.rope import Rope, of_parameters
+from clearhead.models.weights import Stored
+
+_MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million
+_BUFFERS = (".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")  # GPT-2's and old Llamas': no weights
+
+
+def family_of(data: Mapping[str, Any]) -> str | None:
+    """The family of a config.json; None where it is none that runs here."""
+    kind = data.get("model_type")
+    return OTHER_NAMES.get(kind, kind if kind in FAMILIES else None) if isinstance(kind, str) else None
+
+
+class _Reader:
+    """Reads numbers of config.json; each error names the file and the key."""
+
+    def __init__(self, path: Path, data: Mapping[str, Any], keys: Mapping[str, str]) -> None:
+        self.path, self.data, self.keys = path, data, keys
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        """A whole number from 1 on."""
+        key = self.keys.get(key, key)
+        return whole_number(f"{self.path}: {key}", self.data.get(key, default), error=FileError)
+
+    def number(self, key: str, default: float, low: float = 0.0, high: float = 1e12) -> float:
+        """A number between two bounds."""
+        value = self.data.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            values = {"path": self.path, "key": key, "value": value, "low": low, "high": high}
+            raise FileError("{path}: {key} is {value!r}: expected a number from {low:g} to {high:g}.", **values)
+        return float(value)
+
+    def maybe(self, key: str) -> float | None:
+        """A number above 0, or None where there is none."""
+        return None if self.data.get(key) is None else self.number(key, 1.0, 1e-9)
+
+
+def config_of(path: Path, data: Mapping[str, Any]) -> Config:
+    """The decoder that a config.json describes. Raises FileError for what is missing, senseless or not known."""
+    name = family_of(data)
+    if name is None:
+        kind, known = data.get("model_type"), ", ".join(FAMILIES)
+        raise FileError(
+            "{path} is for model_type {kind!r}, which does not run in NumPy.",
+            "these do: {known}; Transformers runs others.",
+            path=path,
+            kind=kind,
+            known=known,
+        )
+    family = FAMILIES[name]
+    stated = {key: value for key, value in data.items() if value is not None}
+    read = _Reader(path, {**family.defaults, **stated}, family.keys)
+    layers, heads = read.whole("num_hidden_layers"), read.whole("num_attention_heads")
+    d_model, kv_heads = read.whole("hidden_size"), read.whole("num_key_value_heads", heads)
+    positions = read.whole("max_position_embeddings")
+    if "head_dim" not in read.data and d_model % heads:
+        names = [family.keys.get(key, key) for key in ("hidden_size", "num_attention_heads")]
+        values = {"path": path, "d_model": d_model, "heads": heads, "width": names[0], "count": names[1]}
+        raise FileError("{path}: {width} {d_model} is not a multiple of {count} {heads}.", **values)
+    if heads % kv_heads:
+        raise heads_error(path, heads, kv_heads)
+    d_k = read.whole("head_dim", d_model // heads)
+    _refuse(path, data)
+    return Config(
+        family=name,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        d_model=d_model,
+        d_k=d_k,
+        d_mlp=read.whole("intermediate_size", 4 * d_model),
+        positions=positions,
+        vocabulary=read.whole("vocab_size"),
+        epsilon=read.number(family.epsilon, 1e-5 if family.centred else 1e-6, 0, 1),
+        activation=_activation(path, read.data, family),
+        centred=family.centred,
+        gated=family.gated,
+        tied=bool(read.data.get("tie_word_embeddings", False)),
+        windows=_windows(read, family, layers),
+        scales=_scales(read, name, layers, d_k),
+        ropes=_ropes(read, name, family, layers, d_k, positions),
+        softcap=read.maybe("attn_logit_softcapping"),
+        logit_softcap=read.maybe("final_logit_softcapping"),
+        embedding_scale=d_model**0.5 if family.by_width else read.number("embedding_multiplier", 1.0),
+        added_scale=read.number("residual_multiplier", 1.0),
+        logit_scale=1 / read.number("logits_scaling", 1.0, 1e-9),
+    )
+
+
+def heads_error(path: object, heads: int, kv_heads: int) -> FileError:
+    """The error for key heads that query heads cannot share."""
+    values = {"path": path, "heads": heads, "kv_heads": kv_heads}
+    return FileError("{path}: {heads} heads are not a multiple of {kv_heads} key heads.", **values)
+
+
+def rope_error(path: object, kind: object) -> FileError:
+    """The error for rotary positions that are not known here."""
+    what = "{path}: rotary positions of kind {kind!r} are not computed here."
+    return FileError(what, "Transformers runs the folder with safetensors.", path=path, kind=kind)
+
+
+def _refuse(path: Path, data: Mapping[str, Any]) -> None:
+    """Raise for what changes the computation and is not computed here."""
+    for key in ("add_cross_attention", "use_parallel_residual", "use_bidirectional_attention"):
+        if data.get(key):
+            raise FileError(
+                "{path}: {key} is set, which is not computed here.", "Transformers runs it.", path=path, key=key
+            )
+
+
+def _activation(path: Path, data: Mapping[str, Any], family: Family) -> str:
+    keys = ("activation_function", "hidden_activation", "hidden_act")
+    key = next((key for key in keys if data.get(key) is not None), keys[0])
+    name = data.get(key, family.activation)
+    if name == "gelu" and family.by_width:
+        name = family.activation  # Gemma's files say gelu and mean its approximation
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        values = {"activation": name, "known": ", ".join(ACTIVATIONS), "path": path, "key": key}
+        raise FileError("{path}: {key} {activation!r} is unknown: expected one of {known}.", **values)
+    return name
+
+
+def _windows(read: _Reader, family: Family, layers: int) -> tuple[int | None, ...]:
+    window = None if read.data.get("sliding_window") is None else read.whole("sliding_window")
+    types = read.data.get("layer_types")
+    if isinstance(types, list) and len(types) == layers:
+        known = {"full_attention": False, "sliding_attention": True}
+        if unknown := next((kind for kind in types if kind not in known), None):
+            raise FileError(
+                "{path}: layer_types has {kind!r}, which is not computed here.", path=read.path, kind=unknown
+            )
+        return tuple(window if known[kind] else None for kind in types)
+    if read.data.get("use_sliding_window"):  # Qwen2: the last layers
+        first = read.whole("max_window_layers")
+        return tuple(window if layer >= first else None for layer in range(layers))
+    return windows_of(family.windows, window, layers)
+
+
+def _scales(read: _Reader, name: str, layers: int, d_k: int) -> tuple[float, ...]:
+    if name == "gpt2":
+        scale = d_k**-0.5 if read.data.get("scale_attn_weights", True) else 1.0
+        divided = read.data.get("scale_attn_by_inverse_layer_idx", False)
+        return tuple(scale / (layer + 1) if divided else scale for layer in range(layers))
+    if name == "granite":
+        return (read.number("attention_multiplier", 1.0),) * layers
+    return (read.number("query_pre_attn_scalar", d_k, 1e-9) ** -0.5,) * layers
+
+
+def _ropes(read: _Reader, name: str, family: Family, layers: int, d_k: int, positions: int) -> tuple[Rope | None, ...]:
+    if name == "gpt2":
+        return (None,) * layers
+    stated = read.data.get("rope_parameters") or read.data.get("rope_scaling") or {}
+    local = stated.get("sliding_attention")  # Gemma 3 has one kind for each kind of layer
+    whole = _rope(read, stated.get("full_attention", stated), "rope_theta", d_k, positions)
+    if name != "gemma3":
+        return (whole,) * layers
+    near = _rope(read, local or {}, "rope_local_base_freq", d_k, positions)
+    return tuple(near if window else whole for window in _windows(read, family, layers))
+
+
+def _rope(read: _Reader, stated: Mapping[str, Any], key: str, d_k: int, positions: int) -> Rope:
+    share = stated.get("partial_rotary_factor", read.data.get("partial_rotary_factor", 1.0))
+    if key in read.data or "rope_theta" not in stated:
+        base = read.number(key, 10_000.0, 1.0)
+    else:
+        base = _Reader(read.path, stated, {}).number("rope_theta", 10_000.0, 1.0)
+    original = read.data.get("original_max_position_embeddings")
+    given = {**stated, **({} if original is None else {"original_max_position_embeddings": original})}
+    try:
+        rope = of_parameters(given, base, int(d_k * float(share)), positions)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        values = {"path": read.path, "reason": Sentence(" ".join(str(error).split()) or type(error).__name__)}
+        raise FileError("{path}: its rotary positions cannot be read: {reason}.", **values) from None
+    if isinstance(rope, str):
+        raise rope_error(read.path, rope)
+    return rope
+
+
+def stored(place: Path, config: Config) -> dict[str, Stored]:
+    """The weights of a folder under GGUF's names, memory-mapped. Raises FileError."""
+    arrays: dict[str, tuple[str, Array]] = {}
+    for path in weight_files(place):
+        for name, array in _mapped(path).items():
+            if name in arrays:
+                raise FileError("{place} holds `{name}` twice.", place=place, name=name)
+            arrays[name] = array
+    return renamed(arrays, config.family)
+
+
+def _mapped(path: Path) -> dict[str, tuple[str, Array]]:
+    """A file's tensors with the names of their dtypes."""
+    parts, start = entries(path)
+    with open(path, "rb") as file:
+        whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    result: dict[str, tuple[str, Array]] = {}
+    for name, part in parts.items():
+        if name.endswith(_BUFFERS):
+            continue
+        if part.dtype is None or part.kind not in ("F64", "F32", "F16", "BF16"):
+            values = {"path": path, "name": name, "kind": part.kind}
+            raise FileError("{path}: `{name}` is stored as {kind}, which is not read here.", **values)
+        data = np.frombuffer(whole, np.uint8, part.stop - part.start, start + part.start)
+        result[name] = part.kind, data.view(part.dtype).reshape(part.shape)
+    return result
+
+
+def renamed(arrays: Mapping[str, tuple[str, Array]], name: str) -> dict[str, Stored]:
+    """Arrays of a family, each with the name of its dtype, as tensors under GGUF's names."""
+    family, result = FAMILIES[name], {}
+    for key, (kind, array) in arrays.items():
+        name = _renamed(key.removeprefix("transformer."), family)
+        turned = family.transposed and array.ndim == 2 and name.startswith("blk.")
+        plus = 1.0 if family.less_one and "norm" in name else 0.0
+        result[name] = Stored(kind, array.shape[::-1] if turned else array.shape, array, turned, plus=plus)
+    return result
+
+
+def _renamed(name: str, family: Family) -> str:
+    """A tensor's name in GGUF; its own where the family has none like it, so that it is refused later."""
+    stem, _, kind = name.rpartition(".")
+    words = stem.split(".")
+    number = next((word for word in words if word.isdecimal()), "")
+    pattern = ".".join("{}" if word == number else word for word in words)
+    return f"{family.names[pattern].format(number)}.{kind}" if pattern in family.names else name
+
+
+def spelling(name: str, config: Config) -> str:
+    """How safetensors of the family call a tensor, or the fused one that holds it."""
+    layer, _, rest = name.removeprefix("blk.").partition(".")
+    part, _, kind = rest.rpartition(".") if name.startswith("blk.") else name.rpartition(".")
+    pattern = f"blk.{{}}.{part}" if name.startswith("blk.") else part
+    patterns = {ours: theirs for theirs, ours in FAMILIES[config.family].names.items()}
+    fused = {"attn_q": "attn_qkv", "attn_k": "attn_qkv", "attn_v": "attn_qkv", "ffn_gate": "ffn_up"}.get(part, part)
+    theirs = patterns.get(pattern) or patterns.get(f"blk.{{}}.{fused}")
+    return name if theirs is None else f"{theirs.format(layer)}.{kind}"
+
+
+def weight_files(place: Path) -> list[Path]:
+    """A checkpoint's safetensors files, one or its shards. Raises FileError where there are none."""
+    single, index = place / "model.safetensors", place / "model.safetensors.index.json"
+    if os.path.isfile(single):
+        return [single]
+    if os.path.isfile(index):
+        shards = json_of(index).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+            raise FileError("{index} has no weight_map of tensor names to files.", index=index)
+        return [place / Path(shard).name for shard in sorted(set(shards.values()))]
+    pickles = [p.name for p in place.glob("*.bin")] + [p.name for p in place.glob("*.pt")]
+    hint = "{pickle} is a pickle, which can run code: convert it to safetensors." if pickles else ""
+    raise FileError("{place} has no model.safetensors.", hint, place=place, pickle="".join(pickles[:1]))
+
+
+def tokenizer_of(place: Path) -> Any:
+    """The tokenizer, set to neither pad nor truncate, whatever its tokenizer.json asks for. Raises FileError."""
+    from tokenizers import ByteLevelBPETokenizer, Tokenizer
+
+    whole, vocabulary, merges = place / "tokenizer.json", place / "vocab.json", place / "merges.txt"
+    try:
+        if os.path.isfile(whole):
+            tokenizer = Tokenizer.from_buffer(read_bytes(whole, _MOST_TOKENIZER))
+        elif os.path.isfile(vocabulary) and os.path.isfile(merges):
+            tokenizer = ByteLevelBPETokenizer(str(vocabulary), str(merges))
+        else:
+            raise FileError("{place} has no tokenizer.json, and no vocab.json with merges.txt.", place=place)
+    except FileError:
+        raise
+    except Exception as error:  # the library raises bare Exception for a malformed file
+        raise FileError("{place}: the tokenizer cannot be read: {reason}.", reason=str(error), place=place) from None
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def chat_of(place: Path) -> tuple[str | None, tuple[str, str]]:
+    """A folder's chat template, and the texts that begin and end a text; None and "" where it has none."""
+    path, template = place / "tokenizer_config.json", place / "chat_template.jinja"
+    data = json_of(path) if os.path.isfile(path) else {}
+    ends = []
+    for key in ("bos_token", "eos_token"):
+        word = data.get(key)
+        word = word.get("content") if isinstance(word, dict) else word
+        ends.append(word if isinstance(word, str) else "")
+    stated = read_text(str(template)) if os.path.isfile(template) else data.get("chat_template")
+    return stated if isinstance(stated, str) else None, (ends[0], ends[1])

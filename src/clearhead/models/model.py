@@ -1,0 +1,180 @@
+"""A decoder with its tokenizer and name: what `explain` and `why` are given. It runs in NumPy, without PyTorch."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clearhead.changing.edits import Edit
+from clearhead.core.axes import Array
+from clearhead.core.files import json_of
+from clearhead.errors import FileError, RuleError, ShapeError
+from clearhead.models import chat, folder, gguf, layout, tokens
+from clearhead.models.config import Config
+from clearhead.models.decoder import Decoder
+from clearhead.models.protocol import Each, ForwardPass, LayerRun, Token, token_text, too_long
+from clearhead.models.weights import Stored, Weights, half_of_free_memory
+
+SHIPPED = "rhymes"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Model:
+    """A decoder, its name and its tokenizer; template and ends are those of a chat, where the file has them."""
+
+    name: str
+    decoder: Decoder
+    tokenizer: Any
+    template: str | None = None
+    ends: tuple[str, str] = ("", "")  # the texts of the tokens that begin and end a text
+
+    @property
+    def config(self) -> Config:
+        """The sizes."""
+        return self.decoder.config
+
+    def tokens(self, text: str) -> list[Token]:
+        """Cut `text` into tokens. Raises ShapeError when it is empty or longer than the model's positions."""
+        return self._fitting(self._tokens(self.tokenizer.encode(text), text))
+
+    def chat(self, messages: Any) -> tuple[str, list[Token]]:
+        """The text that the model is given for messages, and its tokens; those of the template are marked.
+
+        messages   a list of {"role": "system", "user" or "assistant", "content": a text}
+        Raises RuleError for a model without a template and for what is no message, FileError for a broken template.
+        """
+        read = chat.read_messages(messages)
+        if self.template is None:
+            raise RuleError("{name} has no chat template.", "give it a text.", name=self.name)
+        begin, end = self.ends
+        text = chat.rendered(self.template, read, self.name, bos_token=begin, eos_token=end)
+        cut = self._tokens(self.tokenizer.encode(text, add_special_tokens=False), text)
+        return text, self._fitting(chat.marked(cut, text, read))
+
+    def windows(self, text: str) -> list[list[Token]]:
+        """The tokens of a text of any length, in windows of at most the model's positions that do not overlap.
+
+        `start` and `stop` of a token count from the start of the whole text. Raises ShapeError when it is empty.
+        """
+        self.tokenizer.enable_truncation(self.config.positions)
+        try:
+            encoded = self.tokenizer.encode(text)
+        finally:
+            self.tokenizer.no_truncation()
+        return [self._tokens(part, text) for part in (encoded, *encoded.overflowing)]
+
+    def _fitting(self, cut: list[Token]) -> list[Token]:
+        if len(cut) > self.config.positions:
+            raise too_long(len(cut), self.config.positions)
+        return cut
+
+    def _tokens(self, encoded: Any, text: str) -> list[Token]:
+        if not encoded.ids or not text:
+            raise ShapeError(
+                "the text is empty: there is no token to explain.", 'clearhead explain "humpty dumpty sat on"'
+            )
+        top = max(encoded.ids)
+        if top >= self.config.vocabulary:
+            values = {"token": top, "vocabulary": self.config.vocabulary}
+            raise FileError(
+                "the tokenizer gives id {token} but the model's vocabulary has {vocabulary} tokens.", **values
+            )
+        return [Token(i, self.text(i), *span) for i, span in zip(encoded.ids, encoded.offsets, strict=True)]
+
+    def text(self, token: int) -> str:
+        """A token's own text; bytes that are no whole character in hexadecimal, ⟨e7⟩."""
+        spelling = self.tokenizer.id_to_token(token)
+        if spelling is not None and "▁" in spelling:  # SentencePiece's space, which decoding one token may drop
+            return str(spelling).replace("▁", " ")
+        decoded: str = self.tokenizer.decode([token], skip_special_tokens=False)
+        return token_text(decoded, spelling)
+
+    def projections(self, layer: int) -> dict[str, Array]:
+        """W^Q, W^K, W^V, W^O and their biases of one layer, each (d_in, d_out).
+
+        Empty where queries and keys are not x·W + b, since they are normalised or turned.
+        """
+        if self.decoder.words(layer) != (frozenset(("b_q", "b_k", "b_v", "b_o")), "{}"):
+            return {}
+        parts = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output"}
+        names = {letter: f"blk.{layer}.{part}" for letter, part in parts.items()}
+        weights = self.decoder.weights
+        result = {f"w_{letter}": weights[f"{name}.weight"].T for letter, name in names.items()}
+        return result | {f"b_{letter}": weights[f"{name}.bias"] for letter, name in names.items()}
+
+    def generate(self, ids: list[int], count: int) -> list[int]:
+        """The ids that the model puts after these, each the likeliest (greedy). Raises ShapeError for too many."""
+        if len(ids) + count > self.config.positions:
+            raise too_long(len(ids) + count, self.config.positions)
+        return self.decoder.greedy(ids, count)
+
+    def run(self, ids: list[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
+        """The forward pass in float32; see `Decoder.run`."""
+        return self.decoder.run(ids, each, edits)
+
+    def layer(
+        self, number: int, hidden: Array, edits: Sequence[Edit] = (), past: tuple[Array, Array] | None = None
+    ) -> tuple[LayerRun, Array]:
+        """One layer; see `Decoder.layer`."""
+        return self.decoder.layer(number, hidden, edits, past)
+
+
+def load(place: str | os.PathLike[str] | None = None, *, memory: int | None = None) -> Model:
+    """A model from a GGUF file or a folder, or the one that ships with the package.
+
+    memory   bytes of unpacked weights to keep; default half of what is free. Below that, layers are unpacked again in
+             each pass
+    Raises FileError when a file is missing, malformed, or no decoder that runs here: the sentence says which and why.
+    """
+    budget = half_of_free_memory() if memory is None else memory
+    if place is None:
+        with as_file(files("clearhead") / "models" / SHIPPED) as shipped:
+            return _of_folder(shipped, SHIPPED, budget)
+    if os.path.isfile(place):
+        return _of_gguf(Path(place), str(place), budget)
+    return _of_folder(Path(place), str(place), budget)
+
+
+def _of_gguf(path: Path, name: str, budget: int) -> Model:
+    file = gguf.read(path)
+    config = gguf.config_of(file)
+    stored = layout.checked(path, gguf.stored(file, config), config)
+    layout.check_memory(path, stored)
+    tokenizer = tokens.tokenizer_of(file, config.vocabulary)
+    words = file.metadata["tokenizer.ggml.tokens"]
+    begin, end = ("" if (number := tokens.special(file, kind)) is None else words[number] for kind in ("bos", "eos"))
+    template = file.metadata.get("tokenizer.chat_template")
+    template = template if isinstance(template, str) else None
+    return Model(name, Decoder(config, Weights(stored, budget)), tokenizer, template, (begin, end))
+
+
+def _of_folder(place: Path, name: str, budget: int) -> Model:
+    if not os.path.isdir(place):
+        raise FileError(
+            "{place} is not a directory.",
+            "a model's folder holds config.json, model.safetensors, tokenizer.json; a model in one file ends in .gguf.",
+            place=place,
+        )
+    path = place / "config.json"
+    config = folder.config_of(path, json_of(path))
+    stored = folder.stored(place, config)
+    config = config._replace(tied=config.tied or "output.weight" not in stored)
+    decoder = Decoder(config, Weights(layout.checked(place, stored, config, folder.spelling), budget))
+    layout.check_memory(place, stored)
+    template, ends = folder.chat_of(place)
+    return Model(name, decoder, folder.tokenizer_of(place), template, ends)
+
+
+def of_arrays(name: str, data: Mapping[str, Any], arrays: Mapping[str, Array]) -> Model:
+    """A decoder without a tokenizer, from a config.json's numbers and arrays named as in safetensors."""
+    config = folder.config_of(Path("config.json"), data)
+    kinds = {np.dtype(np.float64): "F64", np.dtype(np.float16): "F16", np.dtype(np.float32): "F32"}
+    stored: dict[str, Stored] = folder.renamed(
+        {key: (kinds[array.dtype], array) for key, array in arrays.items()}, config.family
+    )
+    config = config._replace(tied="output.weight" not in stored)
+    return Model(name, Decoder(config, Weights(layout.checked(name, stored, config), 2**40)), None)

@@ -1,0 +1,182 @@
+"""The tokenizer that a GGUF file carries, as one of the library `tokenizers`: byte-level BPE, or SentencePiece's BPE.
+
+The file names the expression that cuts a text before its pairs are merged (`tokenizer.ggml.pre`), and does not say what
+it is; the table here is that of llama.cpp (llama-vocab.cpp) in the form in which Hugging Face's tokenizers have it.
+"""
+
+from typing import Any, NamedTuple
+
+from clearhead.errors import FileError
+from clearhead.models.gguf import GGUF, damaged
+
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*")
+_REST_WITH_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+class Cut(NamedTuple):
+    """How a text is cut before its bytes are merged.
+
+    expression     each match is a piece; None: GPT-2's, which the library has
+    digits         every digit alone
+    composed       characters are composed first (NFC)
+    whole_words    a piece that is in the vocabulary is not merged from its parts
+    begins         a text begins with the beginning token where the file does not say
+    """
+
+    expression: str | None = None
+    digits: bool = False
+    composed: bool = False
+    whole_words: bool = False
+    begins: bool = False
+
+
+_LLAMA3 = Cut(rf"{_SHORT}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}", whole_words=True, begins=True)
+_DBRX = Cut(_LLAMA3.expression)
+_QWEN2 = Cut(rf"{_SHORT}|{_WORDS}|\p{{N}}|{_REST}", composed=True)
+_TEKKEN = Cut(rf"{'|'.join(_CASED)}|\p{{N}}|{_REST_WITH_SLASH}", whole_words=True, begins=True)
+_O200K = Cut(rf"{'|'.join(f'{each}{_SHORT}?' for each in _CASED)}|\p{{N}}{{1,3}}|{_REST_WITH_SLASH}")
+_DIGITS = Cut(digits=True)
+
+CUTS = {
+    "default": Cut(),
+    "gpt-2": Cut(),
+    "olmo": Cut(),
+    "smollm": _DIGITS,
+    "starcoder": _DIGITS,
+    "refact": _DIGITS,
+    "command-r": _DIGITS,
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "dbrx": _DBRX,
+    "smaug-bpe": _DBRX,
+    "qwen2": _QWEN2,
+    "stablelm2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2._replace(composed=False),
+    "tekken": _TEKKEN,
+    "gpt-4o": _O200K,
+}
+_UNKNOWN, _CONTROL, _USER, _BYTE = 2, 3, 4, 6  # tokenizer.ggml.token_type
+
+
+def tokenizer_of(file: GGUF, vocabulary: int) -> Any:
+    """The file's tokenizer. Raises FileError where it is missing, damaged, or of a kind that is not known here."""
+    data = file.metadata
+    kind, words = data.get("tokenizer.ggml.model"), data.get("tokenizer.ggml.tokens")
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words) or len(words) != vocabulary:
+        values = {"count": len(words) if isinstance(words, list) else 0, "vocabulary": vocabulary}
+        raise damaged(file.path, "its tokenizer has {count} words, and its embeddings {vocabulary}.", **values)
+    makers = {"gpt2": _byte_level, "llama": _sentencepiece}
+    if kind not in makers:
+        raise FileError(
+            "{path}: a tokenizer of kind {kind!r} is not known here.", "gpt2 and llama are.", path=file.path, kind=kind
+        )
+    types = data.get("tokenizer.ggml.token_type")
+    types = types if isinstance(types, list) and len(types) == len(words) else [1] * len(words)
+    try:
+        tokenizer, begins = makers[kind](file, words, types)
+        _add_special(tokenizer, words, types)
+        begins = file.metadata.get("tokenizer.ggml.add_bos_token", begins)
+        ends = file.metadata.get("tokenizer.ggml.add_eos_token", False)
+        _add_ends(tokenizer, words, special(file, "bos") if begins else None, special(file, "eos") if ends else None)
+    except FileError:
+        raise
+    except Exception as error:  # the library raises bare Exception for what does not fit together
+        raise FileError(
+            "{path}: the tokenizer cannot be read: {reason}.", path=file.path, reason=" ".join(str(error).split())
+        ) from None
+    return tokenizer
+
+
+def _byte_level(file: GGUF, words: list[str], _: list[int]) -> tuple[Any, bool]:
+    """Byte-level BPE, as GPT-2 has it."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    name = file.metadata.get("tokenizer.ggml.pre", "default")
+    cut = CUTS.get(name) if isinstance(name, str) else None
+    if cut is None:
+        values = {"path": file.path, "name": name, "known": ", ".join(CUTS)}
+        raise FileError(
+            "{path}: its tokenizer cuts texts as {name!r} does, which is not known here.", "{known} are.", **values
+        )
+    merges = file.metadata.get("tokenizer.ggml.merges")
+    pairs = [tuple(each.split(" ", 1)) for each in merges] if isinstance(merges, list) else None
+    if pairs is None or not all(len(pair) == 2 for pair in pairs):
+        raise damaged(file.path, "its tokenizer has no merges.")
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=cut.whole_words))
+    if cut.composed:
+        tokenizer.normalizer = normalizers.NFC()
+    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if cut.digits else []
+    if cut.expression is not None:
+        steps.append(pre_tokenizers.Split(Regex(cut.expression), "isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut.expression is None))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer, cut.begins
+
+
+def _sentencepiece(file: GGUF, words: list[str], types: list[int]) -> tuple[Any, bool]:
+    """SentencePiece's BPE with bytes for what is not in the vocabulary; its merges follow from the words' scores."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    scores = file.metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(words):
+        raise damaged(file.path, "its tokenizer has no score for each word.")
+    vocabulary = {word: number for number, word in enumerate(words)}
+    unknown = next((word for word, kind in zip(words, types, strict=True) if kind == _UNKNOWN), None)
+    merges = _merges(vocabulary, words, types, scores)
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    prefixed = bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True))
+    parts = [normalizers.Prepend("▁")] if prefixed else []
+    tokenizer.normalizer = normalizers.Sequence([*parts, normalizers.Replace(" ", "▁")])
+    steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefixed else steps)
+    return tokenizer, True
+
+
+def _merges(
+    vocabulary: dict[str, int], words: list[str], types: list[int], scores: list[float]
+) -> list[tuple[str, str]]:
+    """Every pair of words whose text together is a word, the one that makes the word of the highest score first."""
+    pairs = []
+    for word, kind, score in zip(words, types, scores, strict=True):
+        if kind in (_CONTROL, _BYTE, _UNKNOWN):
+            continue
+        for middle in range(1, len(word)):
+            first, second = word[:middle], word[middle:]
+            if first in vocabulary and second in vocabulary:
+                pairs.append((-score, vocabulary[first], vocabulary[second], first, second))
+    return [(first, second) for *_, first, second in sorted(pairs)]
+
+
+def _add_special(tokenizer: Any, words: list[str], types: list[int]) -> None:
+    """Control tokens and words that users added are found before a text is cut."""
+    from tokenizers import AddedToken
+
+    plain = [word for word, kind in zip(words, types, strict=True) if kind == _USER and word]
+    special = [word for word, kind in zip(words, types, strict=True) if kind in (_CONTROL, _UNKNOWN) and word]
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in plain])
+    tokenizer.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in special])
+
+
+def _add_ends(tokenizer: Any, words: list[str], begin: int | None, end: int | None) -> None:
+    """The tokens that are put before and behind every text."""
+    from tokenizers import processors
+
+    parts = [*([words[begin]] if begin is not None else []), "$A", *([words[end]] if end is not None else [])]
+    used = {words[number]: number for number in (begin, end) if number is not None}
+    if used:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=" ".join(parts), special_tokens=list(used.items())
+        )
+
+
+def special(file: GGUF, kind: str) -> int | None:
+    """The id of a special token: "bos" or "eos"; None where the file has none."""
+    number, words = file.metadata.get(f"tokenizer.ggml.{kind}_token_id"), file.metadata["tokenizer.ggml.tokens"]
+    return number if isinstance(number, int) and 0 <= number < len(words) else None

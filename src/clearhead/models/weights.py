@@ -1,0 +1,133 @@
+"""A model's weights as they are stored, memory-mapped and packed; they become float32 when a layer runs.
+
+Names are those of GGUF files: `token_embd.weight`, `blk.3.attn_q.weight`, … Linear weights are (d_out, d_in).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from clearhead.core.array_files import DTYPES
+from clearhead.core.axes import Array
+from clearhead.core.room import free_bytes
+from clearhead.errors import MissingExtraError
+
+_ROWS = 2**22  # numbers that are unpacked at a time where a whole matrix would take too much
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Stored:
+    """One tensor: its numbers, or the bytes of its blocks where it is packed.
+
+    kind         the dtype as safetensors writes it (F32, BF16, …), or GGUF's name of the packing (Q4_K, …)
+    data         (rows, …) numbers, or (rows, bytes of a row) as uint8
+    transposed   is it stored as (d_in, d_out)?
+    order        which rows make the tensor, in this order; None: all as they are
+    plus         what is added to each number: 1 where a norm keeps its weight less 1
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    data: Array
+    transposed: bool = False
+    order: Array | None = None
+    plus: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return prod(self.shape)
+
+    def rows(self, chosen: Any = slice(None), dtype: type[np.floating[Any]] = np.float32) -> Array:
+        """These rows of the tensor in a dtype; a view of the file where it is that already."""
+        if self.order is not None:
+            chosen = self.order[chosen]
+        part = self.data.T[chosen] if self.transposed else self.data[chosen]
+        numbers = _widened(part) if self.kind == "BF16" else part if self.kind in DTYPES else _unpacked(part, self.kind)
+        numbers = np.require(numbers, dtype, "A")  # a file may store numbers at odd places
+        return numbers + dtype(self.plus) if self.plus else numbers
+
+    def part(self, start: int, stop: int) -> "Stored":
+        """Some of its rows as a tensor of its own, such as the queries of a fused projection."""
+        order = np.arange(start, stop) if self.order is None else self.order[start:stop]
+        return Stored(self.kind, (stop - start, *self.shape[1:]), self.data, self.transposed, order, self.plus)
+
+
+def _widened(numbers: Array) -> Array:
+    """bfloat16 as float32, of which it is the upper half."""
+    return (numbers.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _unpacked(blocks: Array, kind: str) -> Array:
+    quants, kinds = packings()
+    return np.asarray(quants.dequantize(np.ascontiguousarray(blocks), kinds[kind]), np.float32)
+
+
+def packings() -> tuple[Any, Any]:
+    """The module that unpacks GGUF's types, and the types by name. Raises MissingExtraError where gguf is missing."""
+    try:
+        from gguf import GGMLQuantizationType, quants
+    except ImportError as error:
+        raise MissingExtraError(
+            "GGUF files need the package gguf, which is not installed.", 'pip install "clearhead[gguf]"'
+        ) from error
+    return quants, GGMLQuantizationType
+
+
+@dataclass(eq=False, slots=True)
+class Weights:
+    """The tensors of a model by name, in the dtype in which it runs. What was unpacked stays up to `budget` bytes.
+
+    Layers run in the same order in every pass: what no longer fits is unpacked anew in each pass, and what came first
+    stays, since dropping the oldest would drop each layer just before it is needed.
+    """
+
+    stored: Mapping[str, Stored]
+    budget: int
+    dtype: type[np.floating[Any]] = np.float32
+    kept: dict[str, Array] = field(default_factory=dict)
+    used: int = 0
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.stored
+
+    def __getitem__(self, name: str) -> Array:
+        """A tensor, (d_out, d_in) or (d,)."""
+        if name in self.kept:
+            return self.kept[name]
+        tensor = self.stored[name]
+        array = tensor.rows(dtype=self.dtype)
+        size = 0 if np.may_share_memory(array, tensor.data) else array.nbytes
+        if self.used + size <= self.budget:
+            self.kept[name] = array
+            self.used += size
+        return array
+
+    def get(self, name: str) -> Array | None:
+        """The tensor, or None where the model has none of that name."""
+        return self[name] if name in self.stored else None
+
+    def rows(self, name: str, chosen: Sequence[int]) -> Array:
+        """Some rows of a matrix; only they are unpacked."""
+        return (
+            self.kept[name][chosen]
+            if name in self.kept
+            else self.stored[name].rows(np.asarray(chosen, np.intp), self.dtype)
+        )
+
+    def product(self, x: Array, name: str) -> Array:
+        """x·Wᵀ for x (…, d_in); a matrix that the budget cannot hold is unpacked some rows at a time."""
+        tensor = self.stored[name]
+        if name in self.kept or self.used + 4 * tensor.size <= self.budget:
+            return x @ self[name].T
+        step = max(1, _ROWS // tensor.shape[-1])
+        starts = range(0, tensor.shape[0], step)
+        return np.concatenate([x @ tensor.rows(slice(start, start + step), self.dtype).T for start in starts], axis=-1)
+
+
+def half_of_free_memory() -> int:
+    """The budget where none is asked for, in bytes."""
+    return free_bytes() // 2
