@@ -34,7 +34,10 @@ def test_the_numbers_shown_are_those_of_the_model(model):
     logits = run.logits[-1].astype(np.float64)
     shares = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
     assert [c.id for c in seen.next] == np.argsort(-shares)[:5].tolist()
-    assert [c.probability for c in seen.next] == pytest.approx(np.sort(shares)[::-1][:5].tolist())
+    assert [c.probability for c in seen.next] == pytest.approx(
+        np.sort(shares)[::-1][:5].tolist(),
+        rel=1e-5,  # a row alone and rows together round differently
+    )
     part = run.layers[1]
     np.testing.assert_allclose(seen.trace.output, part.heads[2], atol=1e-5)
     w = gpt2_weights(model)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from clearhead.engines.threads import set_num_threads as set_num_threads
     from clearhead.explaining.explain import explain as explain
     from clearhead.explaining.why import why as why
+    from clearhead.models.finding import load_model as load_model
     from clearhead.nn.converted import convert as convert
     from clearhead.ops.attention import attention as attention
     from clearhead.ops.attention import plan as plan
@@ -62,6 +63,7 @@ _HOMES = {
     "get_num_threads": "engines.threads",
     "like": "changing.edits",
     "load": "watching.seen",
+    "load_model": "models.finding",
     "off": "changing.edits",
     "plan": "ops.attention",
     "rollout": "ops.rollout",

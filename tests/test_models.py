@@ -1,0 +1,278 @@
+"""Decoders in NumPy against Transformers' eager attention: logits, derivatives, decoding; folders and GGUF files."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+hf = pytest.importorskip("transformers")
+pytest.importorskip("gguf")
+
+import clearhead as ch  # noqa: E402
+from clearhead.errors import ClearheadError, FileError  # noqa: E402
+from clearhead.models.backward import of_logits, through  # noqa: E402
+from clearhead.models.finding import models_here  # noqa: E402
+from clearhead.models.folder import tokenizer_of  # noqa: E402
+from clearhead.models.model import load  # noqa: E402
+from gguf_files import write  # noqa: E402
+from seeds import fresh  # noqa: E402
+
+SIZES = {
+    "vocab_size": 97, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "eos_token_id": None, "bos_token_id": None, "pad_token_id": 0,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+LONG = {
+    "rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.1, 1.2, 1.3, 1.4],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+}  # fmt: skip
+CASES = {
+    "gpt2": ("GPT2", {"scale_attn_by_inverse_layer_idx": False}),
+    "gpt2, exact gelu, own output": ("GPT2", {"activation_function": "gelu", "tie_word_embeddings": False, "n_inner": 77}),
+    "llama, biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "llama 3": ("Llama", {"rope_parameters": LLAMA3}),
+    "mistral, window": ("Mistral", {"sliding_window": 7, "head_dim": 16}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2, late windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "gemma": ("Gemma", {"head_dim": 16}),
+    "gemma 2": ("Gemma2", {
+        "head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 9, "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    }),
+    "gemma 3": ("Gemma3", {"num_hidden_layers": 7, "head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 9}),
+    "phi-3, window": ("Phi3", {"sliding_window": 6}),
+    "phi-3, long": ("Phi3", {"original_max_position_embeddings": 32, "rope_parameters": LONG}),
+    "granite": ("Granite", {
+        "embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logits_scaling": 2.0, "attention_multiplier": 0.2
+    }),
+    "olmo 2": ("Olmo2", {}),
+    "stablelm": ("StableLm", {"use_qkv_bias": True}),
+    "starcoder 2": ("Starcoder2", {"sliding_window": 6}),
+}  # fmt: skip
+ONLY_FOLDERS = ("qwen2, late windows", "gpt2, exact gelu, own output")  # what GGUF has no key for
+N = 40
+
+
+def peer_of(name):
+    """Transformers' model of a case, with weights large enough that attention is far from uniform."""
+    kind, options = CASES[name]
+    inputs = SIZES | options
+    if kind == "GPT2":
+        keys = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+        keys |= {"max_position_embeddings": "n_positions"}
+        inputs = {keys.get(key, key): value for key, value in inputs.items()}
+        del inputs["intermediate_size"], inputs["num_key_value_heads"]
+    config = getattr(hf, {"Gemma3": "Gemma3TextConfig"}.get(kind, f"{kind}Config"))(
+        **inputs, attn_implementation="eager"
+    )
+    peer = getattr(hf, "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(config).eval()
+    generator = torch.Generator().manual_seed(int(fresh().integers(2**31)))
+    for parameter in peer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3, generator=generator)
+    return peer
+
+
+def saved(peer, place):
+    peer.save_pretrained(place)
+    shipped = Path(ch.__file__).parent / "models" / "rhymes" / "tokenizer.json"
+    (place / "tokenizer.json").write_bytes(shipped.read_bytes())
+    return place
+
+
+def loaded(name, form, peer, place):
+    if form == "folder":
+        return load(saved(peer, place))
+    if name in ONLY_FOLDERS:
+        pytest.skip("GGUF has no key for this")
+    return load(write(place / "model.gguf", peer))
+
+
+def run_of(peer, ids):
+    """Logits, the derivative by what W^O is given in each layer, and by the residual stream, of three logits' sum."""
+    inputs, hooks = [], []
+
+    def keep(_, args):
+        args[0].retain_grad()
+        inputs.append(args[0])
+
+    for block in peer.model.layers if hasattr(peer, "model") else peer.transformer.h:
+        attention = block.self_attn if hasattr(block, "self_attn") else block.attn
+        out = attention.o_proj if hasattr(attention, "o_proj") else attention.c_proj
+        hooks.append(out.register_forward_pre_hook(keep))
+    done = peer(torch.tensor([ids]), output_hidden_states=True)
+    for hidden in done.hidden_states[:-1]:
+        hidden.retain_grad()
+    (done.logits[0, -1, 5] - 2 * done.logits[0, -1, 9] + done.logits[0, len(ids) // 2, 3]).backward()
+    for hook in hooks:
+        hook.remove()
+    streams = [hidden.grad[0].numpy() for hidden in done.hidden_states[:-1]]
+    return done.logits[0].detach().numpy(), [x.grad[0].numpy() for x in inputs], streams
+
+
+@pytest.mark.parametrize("form", ["folder", "gguf"])
+@pytest.mark.parametrize("name", CASES)
+def test_logits_derivatives_and_decoding_are_those_of_transformers(tmp_path, name, form):
+    peer, ids = peer_of(name), fresh().integers(0, 97, N).tolist()
+    model = loaded(name, form, peer, tmp_path)
+    logits, heads, streams = run_of(peer, ids)
+    run = model.run(ids)
+    np.testing.assert_allclose(np.asarray(run.logits), logits, atol=1e-4 * max(1, np.abs(logits).max()))
+    upstream = {N - 1: np.zeros(97), N // 2: np.zeros(97)}
+    upstream[N - 1][[5, 9]], upstream[N // 2][3] = (1, -2), 1
+    back = through(model.decoder, run, of_logits(model.decoder, run, upstream))
+    for ours, theirs in zip(back.g, heads, strict=True):
+        joined = ours.swapaxes(0, 1).reshape(N, -1)
+        np.testing.assert_allclose(joined, theirs, atol=1e-4 * np.abs(theirs).max())
+    for ours, theirs in zip(back.residual, streams, strict=False):  # the last is not kept by Transformers
+        np.testing.assert_allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max())
+    made = model.generate(ids, 12)
+    whole = np.asarray(model.run(ids + made).logits)[N - 1 : -1]
+    gaps = np.sort(whole, axis=-1)[:, -1] - whole[np.arange(12), made]  # cached decoding takes the full pass's choice
+    assert gaps.max() <= 1e-4 * max(1, np.abs(whole).max())
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_1"])
+def test_packed_weights_run_as_their_unpacked_numbers(tmp_path, kind):
+    from gguf.quants import dequantize
+
+    sizes = CASES["llama, biases"][1] | {"hidden_size": 64, "num_attention_heads": 4}
+    CASES["wide"] = "Llama", sizes
+    try:
+        peer = peer_of("wide")
+    finally:
+        del CASES["wide"]
+    place = write(tmp_path / "model.gguf", peer, kind)
+    model, ids = load(place), fresh().integers(0, 97, N).tolist()
+    import gguf
+
+    for tensor in gguf.GGUFReader(place).tensors:  # to the bit
+        ours = model.decoder.weights.stored[tensor.name]
+        plain = ours.rows() if ours.order is None else ours.rows()[np.argsort(ours.order)]
+        np.testing.assert_array_equal(plain, dequantize(tensor.data, tensor.tensor_type).reshape(ours.shape))
+    expected = np.asarray(model.run(ids).logits)
+    poor = load(place, memory=0)  # nothing is kept: every layer is unpacked when it runs
+    np.testing.assert_allclose(np.asarray(poor.run(ids).logits), expected, atol=1e-5 * np.abs(expected).max())
+    assert not poor.decoder.weights.kept or kind == "F32"
+
+
+def test_what_the_family_does_not_have_is_refused(tmp_path):
+    """A tensor that is left out would change every answer."""
+    peer = peer_of("qwen3")
+    place = saved(peer, tmp_path)
+    from safetensors.numpy import load_file, save_file
+
+    weights = load_file(place / "model.safetensors")
+    save_file(weights | {"model.layers.0.self_attn.sinks": np.zeros(6, np.float32)}, place / "model.safetensors")
+    with pytest.raises(FileError, match=r"has no `model\.layers\.0\.self_attn\.sinks`"):
+        load(place)
+    weights.pop("model.layers.1.mlp.up_proj.weight")
+    save_file(weights, place / "model.safetensors")
+    with pytest.raises(FileError, match=r"lack `model\.layers\.1\.mlp\.up_proj\.weight`"):
+        load(place)
+
+
+def test_damaged_gguf_files_get_one_error(tmp_path):
+    """2,000 damages of a header, each read without a crash, a hang or another error than our own."""
+    data = bytearray(write(tmp_path / "model.gguf", peer_of("llama 3")).read_bytes())
+    rng, place = fresh(), tmp_path / "damaged.gguf"
+    header = data.index(b"token_embd.weight")
+    kept = 0
+    for trial in range(2000):
+        copy = bytearray(data if trial % 4 else data[: int(rng.integers(0, len(data)))])
+        for _ in range(int(rng.integers(1, 4))):
+            if len(copy) > 8:
+                start = int(rng.integers(0, min(len(copy) - 8, header + 4000)))
+                size = int(rng.integers(1, 9))
+                copy[start : start + size] = rng.choice([rng.bytes(size), b"\xff" * size, b"\0" * size])
+        place.write_bytes(copy)
+        try:
+            load(place)
+            kept += 1
+        except ClearheadError as error:
+            assert str(error)
+    assert kept < 2000
+
+
+def test_models_are_found_where_ollama_and_lm_studio_keep_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    file = write(tmp_path / "model.gguf", peer_of("llama 3"))
+    ollama = tmp_path / ".ollama" / "models"
+    manifest = ollama / "manifests" / "registry.ollama.ai" / "library" / "tiny" / "1b"
+    manifest.parent.mkdir(parents=True)
+    kind = "application/vnd.ollama.image.model"
+    manifest.write_text('{"layers": [{"mediaType": "%s", "digest": "sha256:abc"}]}' % kind)  # noqa: UP031
+    (ollama / "blobs").mkdir()
+    (ollama / "blobs" / "sha256-abc").write_bytes(file.read_bytes())
+    studio = tmp_path / ".lmstudio" / "models" / "someone" / "tiny"
+    studio.mkdir(parents=True)
+    (studio / "tiny.gguf").write_bytes(file.read_bytes()[:1000])
+    assert ch.load_model("ollama:tiny:1b").config.layers == 3
+    with pytest.raises(FileError, match=r"Ollama has no other here[\s\S]*ollama:tiny:1b"):
+        ch.load_model("ollama:other")
+    with pytest.raises(FileError, match="not a whole GGUF file"):
+        ch.load_model("lmstudio:tiny")
+    listed = {each.name: each for each in models_here()}
+    assert listed["ollama:tiny:1b"].family == "llama"
+    assert not listed["ollama:tiny:1b"].reason
+    assert "GGUF" in listed["lmstudio:someone/tiny"].reason
+    assert listed["(the shipped model)"].family == "gpt2"
+
+
+@pytest.mark.parametrize("pre", ["default", "smollm", "llama-bpe", "qwen2"])
+def test_byte_level_tokenizers_are_those_of_hugging_face(tmp_path, pre):
+    """The same vocabulary in Hugging Face's form, whose splits are written as its own files have them, and in GGUF."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    llama3 = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+        r"\s+(?!\S)|\s+"
+    )
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre in ("default", "smollm"))
+    steps = {
+        "default": [level],
+        "smollm": [pre_tokenizers.Digits(individual_digits=True), level],
+        "llama-bpe": [pre_tokenizers.Split(Regex(llama3), "isolated"), level],
+        "qwen2": [pre_tokenizers.Split(Regex(llama3.replace("{1,3}", "")), "isolated"), level],
+    }[pre]
+    theirs = Tokenizer(models.BPE())
+    theirs.normalizer = normalizers.NFC() if pre == "qwen2" else None
+    theirs.pre_tokenizer, theirs.decoder = pre_tokenizers.Sequence(steps), decoders.ByteLevel()
+    text = (Path(ch.__file__).parents[2] / "README.zh-CN.md").read_text() + "don't 2024 12345 I'll é e\u0301 🙂 " * 50
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    theirs.train_from_iterator(
+        [text], trainers.BpeTrainer(vocab_size=1500, initial_alphabet=alphabet, special_tokens=["<|x|>"])
+    )
+    words = [theirs.id_to_token(number) for number in range(theirs.get_vocab_size())]
+    merges = [" ".join(pair) for pair in __import__("json").loads(theirs.to_str())["model"]["merges"]]
+    peer = peer_of("llama 3")
+
+    def vocabulary(writer):
+        writer.kv_data[0].pop("tokenizer.ggml.tokens"), writer.kv_data[0].pop("tokenizer.ggml.merges")
+        writer.kv_data[0].pop("tokenizer.ggml.pre")
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_list(words)
+        writer.add_token_merges(merges)
+        writer.add_token_types([3, *[1] * (len(words) - 1)])
+        writer.add_add_bos_token(False)
+
+    peer.resize_token_embeddings(len(words))
+    model = load(write(tmp_path / "model.gguf", peer, more=vocabulary))
+    rng, pieces = (
+        fresh(),
+        [*text[:3000], "  ", "\n\n", "\t", "1234567", "don't", "I'LL", "e\u0301", "<|x|>", "🙂🙂", "你好，", "ſ"],
+    )
+    for _ in range(1000):
+        line = "".join(rng.choice(pieces, int(rng.integers(1, 30))))
+        assert model.tokenizer.encode(line).ids == theirs.encode(line).ids
+        assert model.tokenizer.decode(model.tokenizer.encode(line).ids) == theirs.decode(theirs.encode(line).ids)
+
+
+def test_the_tokenizer_of_a_folder_is_read():
+    assert tokenizer_of(Path(ch.__file__).parent / "models" / "rhymes").encode("humpty dumpty").ids
