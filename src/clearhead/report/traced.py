@@ -14,7 +14,7 @@ from clearhead.diagnosing.claims import CheckedExample, Verdict, is_consequence
 from clearhead.diagnosing.fitting import differences
 from clearhead.diagnosing.verdict import Diagnosis
 from clearhead.digits import fixed
-from clearhead.errors import SelectionError
+from clearhead.errors import SelectionError, Sentence
 from clearhead.report.cells import columns, figure, fill, label, note, title
 from clearhead.report.console import put
 from clearhead.report.explained import sum_words
@@ -26,6 +26,7 @@ from clearhead.words import Language, formula, say
 
 _ROWS, _COLS = 8, 8
 _SEPARATOR = {"en": ", ", "zh": "，"}
+_NOUNS = {"batch": ("batch", "batch entries"), "head": ("head", "heads"), "query": ("query", "queries")}
 _STYLES = {"did": "bold", "mend": "green", "note": "dim"}
 _VERDICTS = {"right": "bold green", "mistake": "bold red", "ambiguous": "bold red", "unexplained": "bold yellow"}
 
@@ -38,22 +39,6 @@ class Chosen(NamedTuple):
     query: int
 
 
-_OUTSIDE = {  # the error for a place that the file has not, by whether it has one or several
-    "batch": (
-        "batch {value} is outside 0..{last}: the file has {count} batch.",
-        "batch {value} is outside 0..{last}: the file has {count} batch entries.",
-    ),
-    "head": (
-        "head {value} is outside 0..{last}: the file has {count} head.",
-        "head {value} is outside 0..{last}: the file has {count} heads.",
-    ),
-    "query": (
-        "query {value} is outside 0..{last}: the file has {count} query.",
-        "query {value} is outside 0..{last}: the file has {count} queries.",
-    ),
-}
-
-
 def chosen(case: CheckedExample, batch: int | None, head: int | None, query: int | None = None) -> Chosen:
     """The batch entry, head and query that were asked for, else those of the worst number of the first wrong claim.
 
@@ -63,8 +48,9 @@ def chosen(case: CheckedExample, batch: int | None, head: int | None, query: int
     asked = {"batch": (batch, problem.batch), "head": (head, problem.heads), "query": (query, problem.queries)}
     for name, (value, size) in asked.items():
         if value is not None and not 0 <= value < size:
-            values = {"value": value, "last": size - 1, "count": size}
-            raise SelectionError(_OUTSIDE[name][size != 1], **values)
+            values = {"name": name, "value": value, "last": size - 1, "count": size}
+            values["noun"] = Sentence(_NOUNS[name][size != 1])
+            raise SelectionError("{name} {value} is outside 0..{last}: the file has {count} {noun}.", **values)
     return _worst(case)._replace(**{name: value for name, (value, _) in asked.items() if value is not None})
 
 
