@@ -1,7 +1,7 @@
 """What the lines of a report are made of: headings, names of tokens, numbers, bars and shades, in columns."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.cells import cell_len, set_cell_size
@@ -12,20 +12,14 @@ from rich.text import Text
 
 from clearhead.core.axes import Array
 from clearhead.digits import fixed, signed
-from clearhead.explaining.model import Token
 from clearhead.explaining.texts import parts_of
 from clearhead.report.streams import bare, shown, spelled
 
+if TYPE_CHECKING:
+    from clearhead.explaining.explanation import Explanation
+    from clearhead.explaining.why import Why
+
 Colour = tuple[int, int, int]
-
-
-class OfTokens(Protocol):
-    """What has a text and its tokens."""
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def tokens(self) -> list[Token]: ...
 
 
 def title(text: str) -> Text:
@@ -38,7 +32,7 @@ def note(text: str) -> Text:
     return Text(text, style="dim")
 
 
-def token_name(seen: OfTokens, token: int) -> str:
+def token_name(seen: "Explanation | Why", token: int) -> str:
     """A token's position and text: 3 ␣sat."""
     return f"{token} {spelled(parts_of(seen.tokens, seen.text).names[token])}"
 

@@ -13,7 +13,7 @@ from clearhead.explaining.editing import SHOWN
 from clearhead.explaining.explanation import Explanation
 from clearhead.explaining.texts import parts_of
 from clearhead.report.cells import columns, difference, figure, fill, label, note, title, token_name
-from clearhead.report.console import put
+from clearhead.report.console import sections
 from clearhead.report.explained import opening
 from clearhead.report.heat import matrices
 from clearhead.report.streams import printable, spelled
@@ -25,11 +25,7 @@ _SHOWN_KEYS = 8
 
 def show(console: Console, seen: Explanation, language: Language) -> None:
     """Print all of it, for an explanation with edits."""
-    for part in (_opening, _next, _heads, _matrices, _row):
-        lines = list(part(console, seen, language))
-        put(console, lines)
-        if lines and part is not _row:
-            console.print()
+    sections(console, (part(console, seen, language) for part in (_opening, _next, _heads, _matrices, _row)))
 
 
 def _opening(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
@@ -81,7 +77,6 @@ def _matrices(console: Console, seen: Explanation, language: Language) -> Iterat
 
 def _row(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     assert seen.before is not None
-    names = parts_of(seen.tokens, seen.text).names
     yield title(say(language, "row", token=token_name(seen, seen.token)))
     yield note(columns((14, -11, -11, -11), ["", *(say(language, key) for key in ("before", "after", "change"))]))
     rows = seen.before.row, seen.row
@@ -93,7 +88,7 @@ def _row(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     hidden = fill(say(language, "masked weight"), 11, right=True)
     for j in order[:_SHOWN_KEYS]:
         cells = [hidden if masked[side, j] else figure(weights[side, j], 4, 11) for side in (0, 1)]
-        yield Text(f"  {label(f'{j} {spelled(names[j])}', 12)}{''.join(cells)}{difference(change[j], 4, 11)}")
+        yield Text(f"  {label(token_name(seen, j), 12)}{''.join(cells)}{difference(change[j], 4, 11)}")
     rest = order[_SHOWN_KEYS:]
     if len(rest):
         sums = "".join(figure(side[rest].sum(), 4, 11) for side in weights)

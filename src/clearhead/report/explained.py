@@ -17,7 +17,7 @@ from clearhead.explaining.head_captions import CaptionedHead, clearest
 from clearhead.explaining.model import LanguageModel
 from clearhead.explaining.texts import Split, parts_of
 from clearhead.report.cells import bar, columns, figure, fill, label, note, title, token_name, wrapped
-from clearhead.report.console import put
+from clearhead.report.console import sections
 from clearhead.report.heat import matrices
 from clearhead.report.shaded import shaded_text
 from clearhead.report.streams import printable, shown, spelled
@@ -29,10 +29,7 @@ _SHOWN_KEYS = 8
 
 def show(console: Console, seen: Explanation, language: Language) -> None:
     """Print all of it, the answer first."""
-    for part in (answer, opening, _layer, _weights, _arithmetic):
-        put(console, part(console, seen, language))
-        if part is not _arithmetic:
-            console.print()
+    sections(console, (part(console, seen, language) for part in (answer, opening, _layer, _weights, _arithmetic)))
 
 
 def answer(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
@@ -153,7 +150,7 @@ def sum_words(language: Language, sums: Array, *, rows: bool, sinks: bool = Fals
 
 
 def _arithmetic(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
-    row, names = seen.row, parts_of(seen.tokens, seen.text).names
+    row = seen.row
     yield title(say(language, "how", token=token_name(seen, seen.token)))
     width = row.contributions.shape[-1]
     count = min(_SHOWN_VALUES, width)
@@ -168,7 +165,7 @@ def _arithmetic(_: Console, seen: Explanation, language: Language) -> Iterator[T
     order = visible[np.argsort(-row.weights[visible], kind="stable")]
     for j in order[:_SHOWN_KEYS]:
         figures = figure(row.scores[j], 3, 9) + figure(row.masked[j], 4, 10) + figure(row.weights[j], 4, 10)
-        yield Text(f"  {label(f'{j} {spelled(names[j])}', 12)}{figures}  {_values(row.contributions[j], count)}")
+        yield Text(f"  {label(token_name(seen, j), 12)}{figures}  {_values(row.contributions[j], count)}")
     rest = order[_SHOWN_KEYS:]
     sums = [(say(language, "more", count=len(rest)), row.weights[rest].sum(), row.contributions[rest].sum(axis=0), "")]
     sums.append(("Σ = o", row.weights.sum(), row.output, "bold"))

@@ -25,7 +25,7 @@ from clearhead.report.cells import (
     title,
     token_name,
 )
-from clearhead.report.console import put
+from clearhead.report.console import sections
 from clearhead.report.explained import about, split_note
 from clearhead.report.streams import printable, shown, spelled
 from clearhead.words import Language, say
@@ -42,10 +42,7 @@ _EFFECT = ("why estimate", "why truth", "why helped")
 
 def show(console: Console, seen: Why, language: Language) -> None:
     """Print all of it."""
-    for part in (_answer, _tokens, _edges, _heads, _weights):
-        put(console, part(console, seen, language))
-        if part is not _weights:
-            console.print()
+    sections(console, (part(console, seen, language) for part in (_answer, _tokens, _edges, _heads, _weights)))
     show_ways(console, seen.ways, token_name(seen, len(seen.tokens) - 1), language)
 
 
