@@ -78,8 +78,9 @@ def plot(shown: Cells, shape: tuple[int, int], rows: Sequence[str] | None, cols:
     ax.set_facecolor("0.9")
     ax.set(title=shown.name, xlabel="key", ylabel="query")
     for axis, names, size in ((ax.xaxis, cols, shape[1]), (ax.yaxis, rows, shape[0])):
-        if names is not None and size <= 40:
-            axis.set_ticks(range(size), [_plain(name) for name in names[:size]], rotation=90 if axis is ax.xaxis else 0)
+        if names is not None and size <= 40:  # a dollar would begin a formula
+            labels = [bare(name)[:16].replace("$", r"\$") for name in names[:size]]
+            axis.set_ticks(range(size), labels, rotation=90 if axis is ax.xaxis else 0)
     label = f"weight; the colours end at {shown.high:.3g}:\n{images.ENDS_AT}"
     ax.figure.colorbar(image, ax=ax, label=label, extend="max")
     return ax
@@ -94,11 +95,6 @@ def plot_grid(values: Array, layers: Sequence[str], name: str, ax: Any) -> Any:
     ax.yaxis.set_ticks(range(len(layers)), layers)
     ax.figure.colorbar(image, ax=ax, label=name)
     return ax
-
-
-def _plain(name: str) -> str:
-    """A token as a label for matplotlib: no formulas, no invisible characters, 16 characters at most."""
-    return bare(name)[:16].replace("$", r"\$")
 
 
 def _matplotlib() -> Any:
