@@ -15,7 +15,7 @@ from clearhead.diagnosing.fitting import differences
 from clearhead.diagnosing.verdict import Diagnosis
 from clearhead.digits import fixed
 from clearhead.errors import SelectionError, Sentence
-from clearhead.report.cells import columns, figure, fill, label, note, title
+from clearhead.report.cells import columns, figure, label, note, title
 from clearhead.report.console import put
 from clearhead.report.explained import sum_words
 from clearhead.report.heat import matrices
@@ -218,13 +218,14 @@ def _one_query(case: CheckedExample, place: Chosen, language: Language) -> Itera
     yield title(say(language, "geometry", query=f"{place.query} {query}" if case.tokens else str(place.query)))
     yield note("  " + say(language, "norm", norm=norm))
     heads = [f"  {say(language, 'key')}", "‖k‖", "cos θ", "q·k", say(language, "weight")]
-    yield Text(columns((14, *[-11] * 4), heads))
-    hidden = fill(say(language, "masked weight"), 11, right=True)
+    widths = (14, *[-11] * 4)
+    yield Text(columns(widths, heads))
     for j in np.arange(m) if m <= _ROWS else np.argsort(-weights, kind="stable")[:_ROWS]:
         key = _name(case, "keys", j)
         lead = label(key if case.sources is None else f"{j} {spelled(key)}", 12)
-        numbers = "".join(figure(x, 4, 11) for x in (lengths[j], cosines[j], scores[j]))
-        yield Text(f"  {lead}{numbers}{hidden if np.isneginf(masked[j]) else figure(weights[j], 4, 11)}")
+        numbers = [figure(x, 4, 11) for x in (lengths[j], cosines[j], scores[j])]
+        weight = say(language, "masked weight") if np.isneginf(masked[j]) else figure(weights[j], 4, 11)
+        yield Text(columns(widths, [f"  {lead}", *numbers, weight]))
     if m > _ROWS:
         yield note("  " + say(language, "more", count=m - _ROWS))
     yield Text()
