@@ -66,10 +66,11 @@ def plot(shown: Cells, shape: tuple[int, int], rows: Sequence[str] | None, cols:
 
     Raises MissingExtraError without matplotlib, DtypeError when `ax` is no axes.
     """
-    colors = _matplotlib()
     ax = _axes(ax)
+    from matplotlib.colors import PowerNorm
+
     weights = np.ma.masked_array(shown.weights, shown.masked)
-    norm = colors.PowerNorm(0.5, vmin=0.0, vmax=shown.high)
+    norm = PowerNorm(0.5, vmin=0.0, vmax=shown.high)
     extent = (-0.5, shape[1] - 0.5, shape[0] - 0.5, -0.5)
     image = ax.imshow(weights, cmap="Purples", norm=norm, extent=extent, interpolation="nearest")
     wrong = ~np.isfinite(shown.weights) & ~shown.masked
@@ -88,7 +89,6 @@ def plot(shown: Cells, shape: tuple[int, int], rows: Sequence[str] | None, cols:
 
 def plot_grid(values: Array, layers: Sequence[str], name: str, ax: Any) -> Any:
     """Draw values (layers, heads) on matplotlib axes and return them; nan stays white. Raises as `plot`."""
-    _matplotlib()
     ax = _axes(ax)
     image = ax.imshow(values, cmap="Purples", interpolation="nearest", aspect="auto")
     ax.set(title=name, xlabel="head", ylabel="layer")
@@ -97,17 +97,12 @@ def plot_grid(values: Array, layers: Sequence[str], name: str, ax: Any) -> Any:
     return ax
 
 
-def _matplotlib() -> Any:
+def _axes(ax: Any) -> Any:
     try:
-        from matplotlib import colors
+        from matplotlib import pyplot
+        from matplotlib.axes import Axes
     except ImportError:
         raise MissingExtraError("the plot needs matplotlib.", 'pip install "clearhead[plot]"') from None
-    return colors
-
-
-def _axes(ax: Any) -> Any:
-    from matplotlib import pyplot
-    from matplotlib.axes import Axes
 
     if isinstance(ax, Axes):
         return ax
