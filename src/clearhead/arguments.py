@@ -194,15 +194,6 @@ def command_line(language: Language = "en") -> argparse.ArgumentParser:
     return parser
 
 
-def contest(options: argparse.Namespace) -> list[str]:
-    """The options of `bench` that only the contests in a checkout have, as they were typed."""
-    typed = ["--quick"] if options.quick else []
-    for name in ("device", "peers", "only", "save"):
-        value = getattr(options, name)
-        typed += [] if value is None else [f"--{name}", value]
-    return typed
-
-
 def pairs(text: str) -> list[tuple[str, int]]:
     """Pairs of layer and head from text such as 3.5,7.0. Raises FileError."""
     try:
