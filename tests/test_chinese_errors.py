@@ -207,6 +207,13 @@ def test_wrong_files_are_refused_in_chinese(command, tmp_path):
         place = tmp_path / f"{number}.safetensors"
         place.write_bytes(data)
         check(command, place)
+    (tmp_path / "case.pkl").touch()
+    check(command, tmp_path / "case.pkl")
+
+
+@pytest.mark.parametrize("option", ["--batch", "--head", "--query"])
+def test_a_place_that_a_file_has_not_is_refused_in_chinese(option):
+    check("trace", SOURCES.parent.parent / "examples" / "weights.json", option, 4)
 
 
 def test_wrong_models_are_refused_in_chinese(tmp_path):

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from clearhead.core.axes import TRANSPOSED, WEIGHTS, Array, named
+from clearhead.core.axes import Array, named
 from clearhead.diagnosing.claims import CheckedExample, Verdict, is_consequence
 from clearhead.diagnosing.fitting import differences
 from clearhead.diagnosing.verdict import Diagnosis
@@ -48,8 +48,8 @@ def chosen(case: CheckedExample, batch: int | None, head: int | None, query: int
     asked = {"batch": (batch, problem.batch), "head": (head, problem.heads), "query": (query, problem.queries)}
     for name, (value, size) in asked.items():
         if value is not None and not 0 <= value < size:
-            values = {"name": name, "value": value, "last": size - 1, "count": size}
-            values["noun"] = Sentence(_NOUNS[name][size != 1])
+            values: dict[str, object] = {"value": value, "last": size - 1, "count": size}
+            values |= {"name": Sentence(_NOUNS[name][0]), "noun": Sentence(_NOUNS[name][size != 1])}
             raise SelectionError("{name} {value} is outside 0..{last}: the file has {count} {noun}.", **values)
     return _worst(case)._replace(**{name: value for name, (value, _) in asked.items() if value is not None})
 
@@ -117,19 +117,13 @@ def _worst(case: CheckedExample) -> Chosen:
         return Chosen(0, 0, 0)
     off = differences(wrong.claimed, wrong.truth)
     index = [int(place) for place in np.unravel_index(off.argmax(), off.shape)]
-    axes: Sequence[str] = next((s.axes for s in case.trace.steps if s.name == wrong.name), ())
-    axes = axes or _axes(case, off.ndim)
+    axes_of = {step.name: step.axes for step in case.trace.steps}
+    axes = axes_of.get(wrong.name, axes_of["weights"])  # a step that is not used, such as capped, has those of weights
     lead = [place for place, name in enumerate(axes) if name == "batch"]
     batch = np.ravel_multi_index([index[axis] for axis in lead], [off.shape[axis] for axis in lead]) if lead else 0
     place = dict(zip(axes, index, strict=True))
     head = place.get("heads", place.get("kv_heads", 0) * problem.group)
     return Chosen(int(batch), head, place.get("queries", 0))
-
-
-def _axes(case: CheckedExample, count: int) -> tuple[str, ...]:
-    """The axes of scores and weights, where the step of a claim is not used and so not listed."""
-    last = WEIGHTS[-2:] if case.trace.convention == "rows" else TRANSPOSED[-2:]
-    return (*("batch",) * (count - 3), *WEIGHTS[1:2][: max(0, count - 2)], *last)
 
 
 def _step(console: Console, picture: _Picture, verdict: Verdict | None, language: Language) -> Iterator[Text]:
