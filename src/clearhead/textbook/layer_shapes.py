@@ -83,7 +83,7 @@ def _completed(known: dict[str, int]) -> dict[str, int]:
     return sizes
 
 
-def _weights(sizes: Mapping[str, Size]) -> dict[str, tuple[Any, ...]]:
+def _weights(sizes: Mapping[str, Size]) -> dict[str, Any]:
     d_model, kv = sizes["d_model"], sizes.get("h_kv", sizes["h"])
     return {
         "w_q": (d_model, f"{sizes['h']}·{sizes['d_k']}"),

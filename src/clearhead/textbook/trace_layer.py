@@ -78,10 +78,9 @@ def trace_layer(
     described = replace(describe(q, k, v, rules), restore=restore)
     problem = described.problem
     book = reference.attend(problem, described.q, described.k, described.v)
-    weights = {name: w for name, w in read.items() if name.startswith("w_")} | biases
     used, cross, names = used_rules(rules), context is not None, frozenset(biases)
     steps = layer_steps(sizes, x.shape, source.shape, out_shape, used, names, convention, x.itemsize, cross=cross)
-    arrays = {"x": x, "context": source, **weights, "q": q, "k": k, "v": v, **intermediates(problem, book)}
+    arrays = {**read, **biases, "context": source, "q": q, "k": k, "v": v, **intermediates(problem, book)}
     heads = arrays["output"]
     arrays |= {"heads": heads, "concat": joined(heads)}
     arrays["output"] = arrays["concat"] if out is None else _project(arrays["concat"], out, biases, "b_o")
