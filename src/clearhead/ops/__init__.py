@@ -10,7 +10,7 @@ numpy_functions    what NumPy's functions and Python's operators do with a matri
 observation        the result of AttentionMatrix.observe, and how partial results are merged
 rollout            attention rollout of one token through many layers
 backward           gradients of a loss with respect to the inputs, from those with respect to the results
-torch_operators    two PyTorch operators; torch_arguments: what they take; torch_graph: their callers;
+torch_operators    PyTorch's operator; torch_arguments: what it takes; torch_graph: its caller;
                    torch_derivatives: nodes of PyTorch's graph (torch_nodes); torch_batching: torch.vmap
 graphed            whether PyTorch records, traces or transforms a call
 jax_derivatives    two primitives for JAX; jax_call: what they compute; jax_host: how the host is called
