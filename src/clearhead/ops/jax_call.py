@@ -41,10 +41,25 @@ class Traced:
         """The names of the arrays that answer what is wanted."""
         return [array for name in self.want.names() for array in arrays_of(name)]
 
-    def kinds(self) -> dict[str, Kind]:
-        """Their shapes and dtypes."""
+    @property
+    def call(self) -> "Traced":
+        return self
+
+    def arguments(self) -> tuple[str, ...]:
+        """The names of the arrays that come when it runs."""
+        return self.names
+
+    def kinds(self) -> list[Kind]:
+        """The shapes and dtypes of what it answers."""
         result = kinds(self.problem, self.want, self.want.names(), frozenset(STATISTICS), self.d_v)
-        return {name: ((*self.problem.prefix, *result[name][0][2:]), result[name][1]) for name in self.arrays()}
+        return [((*self.problem.prefix, *result[name][0][2:]), result[name][1]) for name in self.arrays()]
+
+    def run(self, *arrays: Array) -> list[Array]:
+        """The arrays that answer what is wanted."""
+        problem, (q, k, v) = self.read(dict(zip(self.names, arrays, strict=True)))
+        engine = engines.get(engines.choose(problem, self.engine, self.want).engine)
+        result = engines.answer(engine, problem, q, k, v, self.want)
+        return [problem.restore(result[name]) for name in self.arrays()]
 
     def describe(self, arrays: Arrays) -> Described:
         """The problem of all queries; what all calls of a mapped axis share has there an axis of size 1, or none."""
@@ -87,14 +102,14 @@ class Traced:
             sinks=chosen.sinks,
         )
 
-    def mapped(self, count: int, shapes: Mapping[str, Kind]) -> "Traced":
-        """The call that makes `count` calls at once, with one more batch axis in front; shapes are its arrays'."""
+    def mapped(self, count: int, arrays: Sequence[Kind]) -> "Traced":
+        """The call that makes `count` calls at once, of arrays of these shapes with one more batch axis in front."""
         groups = self.want.groups
         if groups is not None:
             groups = Groups(np.tile(groups.queries, (count, 1)), np.tile(groups.keys, (count, 1)), groups.counts)
         call = replace(self, batch=(count, *self.batch), want=replace(self.want, groups=groups))
-        zeros = {name: np.broadcast_to(np.zeros((), dtype), shape) for name, (shape, dtype) in shapes.items()}
-        return replace(call, problem=call.read(zeros)[0])
+        zeros = [np.broadcast_to(np.zeros((), dtype), shape) for shape, dtype in arrays]
+        return replace(call, problem=call.read(dict(zip(self.names, zeros, strict=True)))[0])
 
 
 def axes_of(name: str) -> tuple[str, ...]:
@@ -103,14 +118,6 @@ def axes_of(name: str) -> tuple[str, ...]:
     if rule not in RULES:
         return ()
     return FIELDS[[*RULES[rule].fields][int(part[:-1]) if part else 0]]
-
-
-def answers(call: Traced, *arrays: Array) -> list[Array]:
-    """The arrays that answer what is wanted."""
-    problem, (q, k, v) = call.read(dict(zip(call.names, arrays, strict=True)))
-    engine = engines.get(engines.choose(problem, call.engine, call.want).engine)
-    result = engines.answer(engine, problem, q, k, v, call.want)
-    return [problem.restore(result[name]) for name in call.arrays()]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -140,46 +147,49 @@ class Derivative:
     asked: dict[str, Kind]
     moved: tuple[str, ...]
 
+    def arguments(self) -> tuple[str, ...]:
+        """The names of the map's arguments: the call's own arrays, known, by, along and changing."""
+        return *self.call.names, *self.known, *self.by, *self.along, *self.changing
+
     def split(self, arguments: Sequence[Any]) -> list[dict[str, Any]]:
-        """Values in the order of the map's arguments: the call's own arrays, known, by, along, changing; by name."""
+        """Values in the order of the arguments, by name: the call's own arrays, known, by, along, changing."""
         rest, parts = iter(arguments), (self.call.names, self.known, self.by, self.along, self.changing)
         return [{name: next(rest) for name in names} for names in parts]
 
     def kinds(self) -> list[Kind]:
-        """Shapes and dtypes of what it answers."""
-        results = self.call.kinds()
+        """The shapes and dtypes of what it answers."""
+        results = dict(zip(self.call.arrays(), self.call.kinds(), strict=True))
         return [*self.asked.values(), *(results[name] for name in self.moved)]
+
+    def mapped(self, count: int, arrays: Sequence[Kind]) -> "Derivative":
+        """The derivative of `count` calls at once, as `Traced.mapped`."""
+        asked = {name: ((count, *shape), dtype) for name, (shape, dtype) in self.asked.items()}
+        return replace(self, call=self.call.mapped(count, arrays[: len(self.call.names)]), asked=asked)
 
     def check(self) -> None:
         """Raise DerivativeError for a result that has no such derivative."""
         hint = "jax.lax.stop_gradient of what comes of it."
         if self.moved:
-            tangents.check_smooth(map(_statistic, self.moved), "forward-mode derivative", hint)
+            tangents.check_smooth(self.moved, "forward-mode derivative", hint)
         if self.by:
-            tangents.check_smooth(map(_statistic, (*self.by, *self.changing)), "second derivative", hint)
+            tangents.check_smooth((*self.by, *self.changing), "second derivative", hint)
         backward.check_derivatives(self.changing)
 
-
-def _statistic(name: str) -> str:
-    return "top" if name.startswith("top_") else name
-
-
-def derivative(form: Derivative, *arrays: Array) -> list[Array]:
-    """What a derivative's map answers."""
-    call = form.call
-    inputs, *results, along, changing = form.split(arrays)
-    problem, operands = call.read(inputs)
-    known, by, changing = (call.blocks(side) for side in (*results, changing))
-    name = "gradients" if not form.along else "gradient_tangents" if form.asked else "tangents"
-    engine: Any = engines.get(engines.choose_for(name, problem, call.engine).engine)
-    direction = call.directions(inputs, along) if along else Directions()
-    bias, spans = _shapes(form, problem)
-    groups = call.want.groups
-    one = tangents.Derivative(engine, problem, operands, known, by, direction, changing, groups, bias, spans)
-    gradients, moved, _ = tangents.derivative(one, call.want.only(form.moved))
-    return [_as_asked(call, gradients, *each) for each in form.asked.items()] + [
-        problem.restore(moved[name]) for name in form.moved
-    ]
+    def run(self, *arrays: Array) -> list[Array]:
+        """What the map answers."""
+        call = self.call
+        inputs, *results, along, changing = self.split(arrays)
+        problem, operands = call.read(inputs)
+        known, by, changing = (call.blocks(side) for side in (*results, changing))
+        name = "gradients" if not self.along else "gradient_tangents" if self.asked else "tangents"
+        engine: Any = engines.get(engines.choose_for(name, problem, call.engine).engine)
+        direction = call.directions(inputs, along) if along else Directions()
+        shapes = _shapes(self, problem)
+        one = tangents.Derivative(engine, problem, operands, known, by, direction, changing, call.want.groups, *shapes)
+        gradients, moved, _ = tangents.derivative(one, call.want.only(self.moved))
+        return [_as_asked(call, gradients, *each) for each in self.asked.items()] + [
+            problem.restore(moved[name]) for name in self.moved
+        ]
 
 
 def _shapes(form: Derivative, problem: Problem) -> Iterator[tuple[int, int, int, int] | None]:

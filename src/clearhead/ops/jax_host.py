@@ -31,8 +31,12 @@ def call(function: Function, results: Sequence[Kind], *arrays: Any) -> list[Any]
     It can be neither mapped nor differentiated: the primitives of jax_derivatives.py are, and call it at last.
     Compiling it for another device than the CPU raises EngineError.
     """
-    kinds = tuple(ShapedArray(shape, jax.dtypes.canonicalize_dtype(dtype)) for shape, dtype in results)
-    return list(_host.bind(*arrays, function=function, results=kinds))
+    return list(_host.bind(*arrays, function=function, results=avals(results)))
+
+
+def avals(kinds: Sequence[Kind]) -> tuple[ShapedArray, ...]:
+    """What JAX knows of arrays of these shapes and dtypes while it traces."""
+    return tuple(ShapedArray(shape, jax.dtypes.canonicalize_dtype(dtype)) for shape, dtype in kinds)
 
 
 def _returned(function: Function, results: Sequence[ShapedArray], arrays: Sequence[Array]) -> tuple[Array, ...]:

@@ -21,7 +21,7 @@ from clearhead.core.device_array import DeviceArray
 from clearhead.core.directions import Directions
 from clearhead.core.merging import sink_weights
 from clearhead.core.problem import Problem
-from clearhead.core.statistics import ROW_TERMS, Groups, Wanted, smooth
+from clearhead.core.statistics import ROW_TERMS, Groups, Wanted, arrays_of, smooth
 from clearhead.engines.base import Kept, TangentEngine, Upstream
 from clearhead.engines.remote import Remote
 from clearhead.errors import DerivativeError
@@ -33,8 +33,11 @@ Arrays = tuple[Array, Array, Array | None]
 
 
 def check_smooth(names: Iterable[str], what: str, hint: str = "observe it under torch.no_grad().") -> None:
-    """Raise DerivativeError for a result that jumps from key to key, and so has no such derivative."""
-    missing = sorted({*names} - {*SMOOTH})
+    """Raise DerivativeError for a result that jumps from key to key, and so has no such derivative.
+
+    names   of statistics or of their arrays
+    """
+    missing = sorted({"top" if name in arrays_of("top") else name for name in names} - {*SMOOTH})
     if missing:
         raise DerivativeError(
             f"{', '.join(missing)} has no {what} here, since it jumps from one key to another.",

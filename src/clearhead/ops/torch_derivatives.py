@@ -103,7 +103,7 @@ def _values_backward(bundle: Bundle, results: Tensors, grads: Tensors, needed: s
 def _values_along(bundle: Bundle, results: Tensors | None, tangents: Tensors) -> tuple[Tensors, Tensors]:
     _asked(tangents)
     names = options_of(bundle).arrays()
-    check_smooth(("top" if name.startswith("top_") else name for name in names), "forward-mode derivative")
+    check_smooth(names, "forward-mode derivative")
     if results is None and any(is_batched(x) for x in tangents.values()):
         results = compute(VALUES, bundle)  # one result, many tangents
     known = {} if results is None else parts("known", {x: results[x] for x in ("logsumexp", "output") if x in results})
