@@ -87,13 +87,7 @@ def attention(q: Any, k: Any, v: Any, *, engine: str | None = None, **rules: Unp
 
 @explained(askable())
 def observe(
-    q: Any,
-    k: Any,
-    v: Any = None,
-    *,
-    queries: slice = slice(None),
-    engine: str | None = None,
-    **named: Unpack[Named],
+    q: Any, k: Any, v: Any = None, *, queries: slice = slice(None), engine: str | None = None, **named: Unpack[Named]
 ) -> Observation:
     """`AttentionMatrix(q, k, **rules).observe(v, **asked)` that JAX can trace: statistics in one pass or two.
 

@@ -39,6 +39,7 @@ READS = frozenset(  # the results that the backward pass reads; where the larges
     for name, one in STATISTICS.items() if one.derivative in ("row", "entries") and name != "max_logit"
     for array in arrays_of(name)
 )  # fmt: skip
+_PARTS = {"keys": "received", "entropy": "entropy", "distance": "distance"}  # of Upstream: what it is upstream of
 _PEAK_KEYS = 256  # keys whose weights are computed at a time to find each key's peak
 
 
@@ -104,24 +105,17 @@ def gradients(
     O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory beyond inputs and answers.
     """
     check_derivatives(by)
+    shapes: Any = {"bias": bias, "spans": spans}
     if not prod((problem.batch, problem.heads, problem.queries, problem.keys)):  # no weights: gradients are zero
         return {name: to_device_of(x, arrays[0]) for name, x in zeros(problem, arrays, bias, spans).items()}
     if isinstance(arrays[0], DeviceArray):
-        return _on_device(engine, problem, arrays, answers, by, groups, {"bias": bias, "spans": spans})
+        return _on_device(engine, problem, arrays, answers, by, groups, shapes)
     dtype = statistics_dtype(problem.dtype)
     low = _low_rank(problem, by, groups)
     entries = _entries(engine, problem, arrays, answers, by)
     rows = _row_terms(np, problem, answers, by, lambda x: _mixed(engine, problem, arrays, x), low, entries)
-    upstream = Upstream(
-        rows=rows.astype(dtype),
-        output=by.get("output"),
-        keys=_in(dtype, by.get("received")),
-        entropy=_in(dtype, by.get("entropy")),
-        distance=_in(dtype, by.get("distance")),
-        bias=bias,
-        spans=spans,
-        keep_float32=keep_float32,
-    )
+    parts: Any = {part: np.ascontiguousarray(by[name], dtype) for part, name in _PARTS.items() if name in by}
+    upstream = Upstream(rows.astype(dtype), by.get("output"), **parts, **shapes, keep_float32=keep_float32)
     if low is None:
         result = dict(engine.gradients(problem, *arrays, answers["logsumexp"], upstream))
     else:
@@ -160,8 +154,7 @@ def _on_device(
 
     sinks = None if problem.sinks is None else kept["logsumexp"].new_tensor(problem.sinks)
     rows = _row_terms(torch, replace(problem, sinks=sinks), kept, loss, mixed)
-    names = {"keys": "received", "entropy": "entropy", "distance": "distance"}
-    parts: Any = {name: wrap(loss[part]) for name, part in names.items() if part in by}
+    parts: Any = {part: wrap(loss[name]) for part, name in _PARTS.items() if name in by}
     upstream = Upstream(rows=wrap(rows), output=by.get("output"), **asked, **parts)
     result = dict(engine.gradients(problem, *arrays, answers["logsumexp"], upstream))
     if sinks is not None:
@@ -393,7 +386,3 @@ def _add_entries(
             ]
             there = (labels[0] >= 0) & (labels[1] >= 0)
             np.add.at(total, tuple(side[there] for side in labels), slopes[used][there])
-
-
-def _in(dtype: np.dtype[np.generic], x: Array | None) -> Array | None:
-    return None if x is None else np.ascontiguousarray(x, dtype)

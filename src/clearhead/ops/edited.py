@@ -80,7 +80,10 @@ class Editable:
         array([[0.333, 0.333, 0.333],
                [0.5  , 0.25 , 0.25 ]])
         """
-        amount = _read_by(by)
+        hint = "A.cut(queries, keys) takes keys away altogether."
+        amount = _number("by", by, hint)
+        if abs(amount) > LARGEST:
+            raise RuleError(f"by is {amount}: expected a number from -3.4e38 to 3.4e38.", hint)
         return self._added("boost", queries, keys, amount, by=amount)
 
     def tempered(self, t: Any) -> Self:
@@ -230,14 +233,6 @@ def _like(x: Any, q: Any) -> Any:
     if library_of(q) != "torch" or q.device.type == "cpu" or not isinstance(x, np.ndarray):
         return x
     return sys.modules["torch"].from_numpy(np.require(x, requirements=("C", "W"))).to(q.device)
-
-
-def _read_by(value: Any) -> float:
-    hint = "A.cut(queries, keys) takes keys away altogether."
-    number = _number("by", value, hint)
-    if abs(number) > LARGEST:
-        raise RuleError(f"by is {number}: expected a number from -3.4e38 to 3.4e38.", hint)
-    return number
 
 
 def _read_t(value: Any, prefix: tuple[int, ...]) -> Array:

@@ -1,8 +1,7 @@
 """One call that JAX traces: what is known of it while JAX traces, and what the host computes when it runs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -40,14 +39,6 @@ class Traced:
     def arrays(self) -> list[str]:
         """The names of the arrays that answer what is wanted."""
         return [array for name in self.want.names() for array in arrays_of(name)]
-
-    @property
-    def call(self) -> "Traced":
-        return self
-
-    def arguments(self) -> tuple[str, ...]:
-        """The names of the arrays that come when it runs."""
-        return self.names
 
     def kinds(self) -> list[Kind]:
         """The shapes and dtypes of what it answers."""
@@ -90,17 +81,8 @@ class Traced:
         if TABLE in along:
             every = {**self.rules, **arrays}
             moved |= {name: every[name] for name in ("spans[0]", "spans[1]")} | {TABLE: along[TABLE]}
-        plain = replace(self, rules={})
-        read = plain.describe({name: arrays[name] for name in ("q", "k")} | moved)
-        chosen = read.problem.take(queries=self.rows)
-        return Directions(
-            q=read.q[:, :, as_slice(self.rows)] if "q" in along else None,
-            k=read.k if "k" in along else None,
-            v=read.v,
-            bias=chosen.bias,
-            spans=chosen.span_table,
-            sinks=chosen.sinks,
-        )
+        read = replace(self, rules={}).describe({name: arrays[name] for name in ("q", "k")} | moved)
+        return tangents.directions(read, self.rows, along)
 
     def mapped(self, count: int, arrays: Sequence[Kind]) -> "Traced":
         """The call that makes `count` calls at once, of arrays of these shapes with one more batch axis in front."""
@@ -147,9 +129,14 @@ class Derivative:
     asked: dict[str, Kind]
     moved: tuple[str, ...]
 
-    def arguments(self) -> tuple[str, ...]:
+    @property
+    def names(self) -> tuple[str, ...]:
         """The names of the map's arguments: the call's own arrays, known, by, along and changing."""
         return *self.call.names, *self.known, *self.by, *self.along, *self.changing
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        return self.call.batch
 
     def split(self, arguments: Sequence[Any]) -> list[dict[str, Any]]:
         """Values in the order of the arguments, by name: the call's own arrays, known, by, along, changing."""
@@ -184,23 +171,13 @@ class Derivative:
         name = "gradients" if not self.along else "gradient_tangents" if self.asked else "tangents"
         engine: Any = engines.get(engines.choose_for(name, problem, call.engine).engine)
         direction = call.directions(inputs, along) if along else Directions()
-        shapes = _shapes(self, problem)
+        own = {name: shape for name, (shape, _) in self.asked.items()}
+        shapes = [tangents.shared_shape(problem, name, own.get(name)) for name in ("bias", TABLE)]
         one = tangents.Derivative(engine, problem, operands, known, by, direction, changing, call.want.groups, *shapes)
         gradients, moved, _ = tangents.derivative(one, call.want.only(self.moved))
         return [_as_asked(call, gradients, *each) for each in self.asked.items()] + [
             problem.restore(moved[name]) for name in self.moved
         ]
-
-
-def _shapes(form: Derivative, problem: Problem) -> Iterator[tuple[int, int, int, int] | None]:
-    """The shapes in which gradients of the bias and of the table of spans are asked for, 1 where it is broadcast."""
-    for name in ("bias", TABLE):
-        if name not in form.asked:
-            yield None
-            continue
-        *lead, heads, height, width = form.asked[name][0]
-        batch = problem.batch if prod(lead) != 1 else 1
-        yield batch, heads, problem.queries if name == "bias" and height != 1 else height, width
 
 
 def _as_asked(call: Traced, gradients: Mapping[str, Array], name: str, kind: Kind) -> Array:

@@ -131,13 +131,12 @@ def _derivative_transpose(upstream: Sequence[Any], *arrays: Any, form: Derivativ
 
 def _mapped(arrays: Sequence[Any], axes: Sequence[Any], *, form: Traced | Derivative) -> tuple[Any, Any]:
     """One call of the mapped axis; one for each element where a rule with a number for each head is mapped."""
-    names = form.arguments()
-    moving = {name for name, axis in zip(names, axes, strict=True) if axis is not None}
+    moving = {name for name, axis in zip(form.names, axes, strict=True) if axis is not None}
     if any(axes_of(name) == ("heads",) for name in moving) or "sinks" in getattr(form, "asked", ()):
         return _one_by_one(partial(_attention.bind, form=form), arrays, axes)
     size = next(int(x.shape[axis]) for x, axis in zip(arrays, axes, strict=True) if axis is not None)
-    lead = len(form.call.batch)
-    wide = [_wide(x, axis, axes_of(name), lead) for name, x, axis in zip(names, arrays, axes, strict=True)]
+    each = zip(form.names, arrays, axes, strict=True)
+    wide = [_wide(x, axis, axes_of(name), len(form.batch)) for name, x, axis in each]
     result = _attention.bind(*wide, form=form.mapped(size, [(x.shape, x.dtype) for x in wide]))
     return result, [0] * len(result)
 

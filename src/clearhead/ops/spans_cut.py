@@ -28,10 +28,9 @@ def cut_spans(factors: MatrixData, v: Array, g: Array, groups: Groups) -> Array:
     step = max(1, _NUMBERS // (problem.heads * counts[1]))
     along = on_cpu(g)
     for batch in range(problem.batch):
-        one = factors.take_batches(np.array([batch]))
         for start in range(0, problem.queries, step):
             rows = slice(start, min(start + step, problem.queries))
-            part = one.take_queries(range(rows.start, rows.stop))
+            part = factors.take(batches=np.array([batch]), queries=range(rows.start, rows.stop))
             arrays = part.q, part.k, v[batch : batch + 1]
             answers = of_spans(part.engine, part.problem, arrays, along[batch, :, rows], groups.keys[batch], counts[1])
             add_changes(result[batch], changes(*answers, problem.sinks), groups.queries[batch, rows])

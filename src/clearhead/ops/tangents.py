@@ -8,7 +8,7 @@ logits, dS_ij = a_ij·(dO_i·v_j + X_i·Y_j + rows_i - …), becomes by the prod
 so an engine needs the tangents of the same few numbers. What keys received is here a product of rank 1, X_i = 1.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, cast
@@ -16,11 +16,11 @@ from typing import Any, cast
 import numpy as np
 
 from clearhead.core.arrays import on_cpu, statistics_dtype, to_device_of
-from clearhead.core.axes import Array
+from clearhead.core.axes import Array, as_slice
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.directions import Directions
 from clearhead.core.merging import sink_weights
-from clearhead.core.problem import Problem
+from clearhead.core.problem import Described, Problem
 from clearhead.core.statistics import ROW_TERMS, Groups, Wanted, arrays_of, smooth
 from clearhead.engines.base import Kept, TangentEngine, Upstream
 from clearhead.engines.remote import Remote
@@ -39,10 +39,7 @@ def check_smooth(names: Iterable[str], what: str, hint: str = "observe it under 
     """
     missing = sorted({"top" if name in arrays_of("top") else name for name in names} - {*SMOOTH})
     if missing:
-        raise DerivativeError(
-            f"{', '.join(missing)} has no {what} here, since it jumps from one key to another.",
-            hint,
-        )
+        raise DerivativeError(f"{', '.join(missing)} has no {what} here, since it jumps from one key to another.", hint)
 
 
 @np.errstate(all="ignore")  # NaN and infinity are legal values
@@ -76,6 +73,28 @@ def forward(
             answers |= engine.columns(problem, *arrays[:2], kept.logsumexp, want)
         moved |= engine.column_tangents(problem, *arrays[:2], along, kept, want)
     return answers, moved
+
+
+def directions(moving: Described, rows: range, along: Container[str]) -> Directions:
+    """Tangents that were read as the inputs and rules are, as engines take them; `along` says which of q and k move."""
+    chosen = moving.problem.take(queries=rows)
+    return Directions(
+        q=moving.q[:, :, as_slice(rows)] if "q" in along else None,
+        k=moving.k if "k" in along else None,
+        v=moving.v,
+        bias=chosen.bias,
+        spans=chosen.span_table,
+        sinks=chosen.sinks,
+    )
+
+
+def shared_shape(problem: Problem, name: str, own: Sequence[int] | None) -> tuple[int, int, int, int] | None:
+    """The shape in which a bias's or a table's gradient is asked for, 1 where it is broadcast; `own` is the input's."""
+    if own is None:
+        return None
+    *lead, heads, height, width = 1, 1, 1, *own
+    batch = problem.batch if any(size != 1 for size in lead) else 1
+    return batch, heads, problem.queries if name == "bias" and height != 1 else height, width
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -186,9 +205,7 @@ def upstreams(
         Upstream(
             rows=np.ascontiguousarray(np.broadcast_to(total, kept.logsumexp.shape), dtype),
             output=side.get("output"),
-            entropy=_in(dtype, side.get("entropy")),
-            distance=_in(dtype, side.get("distance")),
-            diagonal=_in(dtype, side.get("diagonal")),
+            **{name: np.ascontiguousarray(side[name], dtype) for name in ROWS if name in side},
             bias=bias,
             spans=spans,
             keep_float32=keep_float32,
@@ -303,7 +320,3 @@ def _row_terms(by: Mapping[str, Array], parts: Mapping[str, Any], dtype: Any) ->
             np.einsum("bhnd,bhnd->bhn", wide, part.astype(dtype, copy=False)) if name == "output" else wide * part
         )
     return total
-
-
-def _in(dtype: Any, x: Array | None) -> Array | None:
-    return None if x is None else np.ascontiguousarray(x, dtype)

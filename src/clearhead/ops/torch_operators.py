@@ -17,7 +17,7 @@ from clearhead.errors import DerivativeError, RuleError
 from clearhead.ops import backward
 from clearhead.ops.torch_arguments import Given, Known, Options, from_flat, schema
 from clearhead.ops.torch_batching import one_by_one
-from clearhead.ops.torch_derivatives import MAP, gradients, product
+from clearhead.ops.torch_derivatives import MAP, differentiable, gradients, product
 from clearhead.ops.torch_functions import INPUTS, Bundle, parts, values
 
 PRODUCT = Options("product logsumexp")  # Aᵀ·g, and the log-sum-exp that its backward needs
@@ -104,10 +104,7 @@ def _derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
         return tuple(places)
     backward.check_derivatives({*by} - {"product"})
     needs = dict(zip(("q", "k", "v", *Given._fields), ctx.needs_input_grad, strict=False))
-    if needs["alibi_slopes"]:
-        raise RuleError(
-            "alibi_slopes requires grad, and has no derivative here.", "alibi_slopes.detach(), or put them in `bias`."
-        )
+    differentiable(name for name, need in needs.items() if need)  # raises for what has no derivative
     request, by_rules = options._replace(names=" ".join(ctx.kept)), (needs["bias"], needs["span_table"])
     known = Known([*tensors[count:]], " ".join(by), [*by.values()], *by_rules)
     result = dict(zip(INPUTS, observe_backward(*inputs[:3], *rules, *request, *known), strict=True))
