@@ -118,8 +118,14 @@ def gradients(
     upstream = Upstream(rows.astype(dtype), by.get("output"), **parts, **shapes, keep_float32=keep_float32)
     if low is None:
         result = dict(engine.gradients(problem, *arrays, answers["logsumexp"], upstream))
-    else:
-        result = _with_low_rank(engine, problem, arrays, answers["logsumexp"], upstream, low)
+    else:  # X and Y as further columns of dO and v, in the statistics' dtype, since they do not fit half precision
+        q, k, v = arrays
+        v = v if "output" in by else None
+        output, values = with_columns(problem, v, upstream.output, [low])
+        wide = replace(problem, dtype=dtype), q.astype(dtype, copy=False), k.astype(dtype, copy=False), values
+        result = dict(engine.gradients(*wide, answers["logsumexp"], replace(upstream, output=output)))
+        by_values = result.pop("v")
+        result |= {} if v is None else {"v": without_columns(v, by_values)}
     if entries:
         result = {name: array.astype(np.float64) for name, array in result.items()}
         for one in entries:
@@ -255,28 +261,6 @@ def _one_hot(labels: Array, count: int) -> Array:
     return member
 
 
-def _with_low_rank(
-    engine: Engine,
-    problem: Problem,
-    arrays: tuple[Array, Array, Array | None],
-    logsumexp: Array,
-    upstream: Upstream,
-    low: LowRank,
-) -> dict[str, Array]:
-    """The engine's gradients with X and Y appended to dO and v as extra columns.
-
-    Computed in the statistics' dtype, since X and Y do not fit half precision.
-    """
-    dtype = statistics_dtype(problem.dtype)
-    q, k, v = arrays
-    v = None if upstream.output is None else v
-    output, values = with_columns(problem, v, upstream.output, [low])
-    narrow = q.astype(dtype, copy=False), k.astype(dtype, copy=False), values
-    result = dict(engine.gradients(replace(problem, dtype=dtype), *narrow, logsumexp, replace(upstream, output=output)))
-    by_values = result.pop("v")
-    return result if v is None else {**result, "v": without_columns(v, by_values)}
-
-
 def with_columns(
     problem: Problem, v: Array | None, output: Array | None, parts: Sequence[tuple[Array, Array]]
 ) -> tuple[Array, Array]:
@@ -320,7 +304,9 @@ def _entries(
         flat = np.where(there, slopes, 0.0).reshape(shape)
         result.append(Entries(queries.reshape(shape), np.where(there, keys, 0).reshape(shape), flat, softmax=True))
     if "diagonal" in by:
-        keys, there = _own_keys(problem)
+        positions = [visibility.positions(problem, batch, slice(0, problem.queries)) for batch in range(problem.batch)]
+        keys, rest = np.divmod(np.stack(positions)[:, None] - problem.cols.start, problem.cols.step)
+        there = (rest == 0) & (keys >= 0) & (keys < problem.keys)
         there = there & (answers["diagonal"] != 0)  # a row that does not see its own key may have any upstream gradient
         slopes = np.where(there, by["diagonal"] * answers["diagonal"].astype(np.float64), 0.0)
         keys = np.broadcast_to(np.where(there, keys, 0), slopes.shape)
@@ -335,14 +321,6 @@ def _entries(
         slopes = by["peak"] * answers["peak"].astype(np.float64)
         result.append(Entries(queries, keys, slopes, softmax=True))
     return result
-
-
-def _own_keys(problem: Problem) -> tuple[Array, Array]:
-    """The key at each query's own position, (batch, 1, queries), and whether there is one."""
-    queries = slice(0, problem.queries)
-    positions = np.stack([visibility.positions(problem, batch, queries) for batch in range(problem.batch)])[:, None]
-    keys, rest = np.divmod(positions - problem.cols.start, problem.cols.step)
-    return keys, (rest == 0) & (keys >= 0) & (keys < problem.keys)
 
 
 def _peaks(engine: Engine, problem: Problem, arrays: tuple[Array, Array, Array | None], logsumexp: Array) -> Array:

@@ -5,15 +5,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.core import room
-from clearhead.core.arrays import (
-    FLOATS,
-    as_array,
-    broadcast,
-    device_of,
-    on_cpu,
-    statistics_dtype,
-    to_device_of,
-)
+from clearhead.core.arrays import FLOATS, as_array, broadcast, device_of, on_cpu, statistics_dtype, to_device_of
 from clearhead.core.axes import Array, blocks, group_size
 from clearhead.core.effects import Kind
 from clearhead.core.operands import operand

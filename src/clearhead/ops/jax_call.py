@@ -104,14 +104,7 @@ def axes_of(name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Derivative:
-    """A derivative of a call, a linear map of `along` and `changing` to `asked` and `moved`:
-
-        asked = H·along + Jᵀ·changing
-        moved = J·along
-
-    J is the derivative of the results by the inputs, H the second derivative of Σ by·results by the inputs. So forward
-    mode is J, a gradient Jᵀ, and the gradient's tangent all of it. H is symmetric: the map's transpose is the same map,
-    from asked and moved to along and changing.
+    """A derivative of a call, the linear map of tangents.Derivative: of `along` and `changing` to `asked` and `moved`.
 
     known     results that are known, by name; the log-sum-exp is among them
     by        upstream gradients of results
@@ -188,18 +181,10 @@ def _as_asked(call: Traced, gradients: Mapping[str, Array], name: str, kind: Kin
         return np.zeros(shape, dtype)
     if name == "sinks":
         return part
-    if name == "q" or (name == "bias" and shape[-2] != 1):
-        part = _among(part, call.rows, call.queries)
+    if call.rows != range(call.queries) and (name == "q" or (name == "bias" and shape[-2] != 1)):
+        chosen, part = part, np.zeros((*part.shape[:-2], call.queries, part.shape[-1]), part.dtype)
+        part[..., as_slice(call.rows), :] = chosen  # all other queries' are zero
     lead = call.batch if part.shape[0] == call.problem.batch else (1,) * len(call.batch)
     part = part.reshape(*lead, *part.shape[1:])
     shared = tuple(axis for axis, size in enumerate(shape) if size == 1 != part.shape[axis])
     return part.astype(statistics_dtype(part.dtype)).sum(shared, keepdims=True) if shared else part
-
-
-def _among(part: Array, rows: range, queries: int) -> Array:
-    """Rows of the chosen queries among all queries; the others are zero."""
-    if rows == range(queries):
-        return part
-    full = np.zeros((*part.shape[:-2], queries, part.shape[-1]), part.dtype)
-    full[..., as_slice(rows), :] = part
-    return full

@@ -55,11 +55,8 @@ def _along(
 
 def _moving(names: Sequence[str], tangents: Sequence[Any]) -> Values:
     """The tangents that are not zero."""
-    return {name: x for name, x in zip(names, tangents, strict=True) if not _is_zero(x)}
-
-
-def _is_zero(tangent: Any) -> bool:
-    return type(tangent) is ad.Zero or tangent.dtype == jax.dtypes.float0
+    each = zip(names, tangents, strict=True)
+    return {name: x for name, x in each if type(x) is not ad.Zero and x.dtype != jax.dtypes.float0}
 
 
 def _is_linear(x: Any) -> bool:
@@ -170,17 +167,17 @@ def _jvp(arrays: Sequence[Any], tangents: Sequence[Any], *, form: Traced | Deriv
     return rule(arrays, tangents, form)
 
 
-def _evaluate(*arrays: Any, form: Traced | Derivative) -> list[Any]:
+def _function(form: Traced | Derivative) -> jax_host.Function:
     if isinstance(form, Derivative):
         form.check()
-    return jax_host.call(form.run, form.kinds(), *arrays)
+    return form.run
 
 
 _attention: Any = Primitive("clearhead")
 _attention.multiple_results = True
-_attention.def_impl(_evaluate)
+_attention.def_impl(lambda *arrays, form: jax_host.now(_function(form), form.kinds(), *arrays))
 _attention.def_abstract_eval(lambda *_, form: jax_host.avals(form.kinds()))
-mlir.register_lowering(_attention, mlir.lower_fun(_evaluate, multiple_results=True))
+mlir.register_lowering(_attention, lambda ctx, *values, form: jax_host.compiled(ctx, _function(form), *values))
 ad.primitive_jvps[_attention] = _jvp
 ad.primitive_transposes[_attention] = _derivative_transpose
 batching.primitive_batchers[_attention] = _mapped

@@ -70,7 +70,7 @@ class AttentionMatrix(NumpyFunctions, Display, Editable, Observable):
     ) -> None:
         self._given: Any = q, k, rules, engine, num_threads
         self._edits: tuple[str, ...] = ()
-        self._graph = self._graph_with() if logsumexp is None else self._graph_with(logsumexp)
+        self._graph = self._graph_with(logsumexp)
         if logsumexp is not None and self._graph is not None:
             raise RuleError(
                 "logsumexp is given, and PyTorch records or traces a graph: its derivative would be missing.",

@@ -72,12 +72,11 @@ class MatrixData:
         self.__dict__.update(state)
         problem: Problem = state["problem"]
         sizes = {name: getattr(problem, name) for name in WEIGHTS}
-        again: dict[str, Any] = {}
-        for name in BROADCAST:
-            x = getattr(problem, name)
-            if x is not None:
-                shape = tuple(sizes.get(axis, n) for axis, n in zip(FIELDS[name], x.shape, strict=True))
-                again[name] = broadcast(x, shape)
+        once = {name: x for name in BROADCAST if (x := getattr(problem, name)) is not None}
+        again: dict[str, Any] = {
+            name: broadcast(x, tuple(sizes.get(axis, n) for axis, n in zip(FIELDS[name], x.shape, strict=True)))
+            for name, x in once.items()
+        }
         self.problem = replace(problem, **again)
         self.engine = _chosen(self.problem, self.asked_engine)
 

@@ -99,10 +99,14 @@ def shared_shape(problem: Problem, name: str, own: Sequence[int] | None) -> tupl
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Derivative:
-    """A linear map of the inputs' tangents and of upstream gradients, to H·along + Jᵀ·changing and J·along.
+    """A linear map of the inputs' tangents and of upstream gradients.
+
+        asked = H·along + Jᵀ·changing          gradients of inputs, or their tangents
+        moved = J·along                        tangents of results
 
     J is the derivative of the results by the inputs, H the second derivative of Σ by·results. So a gradient is Jᵀ,
-    forward mode J, and the tangent of a gradient all of it; what is missing is zero.
+    forward mode J, and the tangent of a gradient all of it; what is missing is zero. H is symmetric: the map's
+    transpose is the same map, from asked and moved to along and changing.
 
     answers   results of the forward pass: the log-sum-exp, and every result in `by` or `changing`
     by        upstream gradients of results; changing: upstream gradients, or the tangents of those in `by`

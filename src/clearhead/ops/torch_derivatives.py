@@ -1,12 +1,6 @@
 """Attention's derivatives in PyTorch: two kinds of nodes, the values and one linear map, and what each becomes.
 
-With J the derivative of the results by the inputs, and H the second derivative of Σ by·results by them, the map is
-
-    asked = H·along + Jᵀ·changing          gradients of inputs, or their tangents
-    moved = J·along                        tangents of results
-
-So a gradient is Jᵀ, forward mode J, and a gradient's tangent all of it. Second derivatives are symmetric: the map's
-transpose is the same map, from asked and moved to along and changing. A third derivative is refused.
+The map is that of tangents.Derivative. A third derivative is refused.
 
     bundle           "known:" results (the log-sum-exp is among them), "by:" upstream gradients of results, "along:"
                      tangents of inputs, "changing:" upstream gradients, or tangents of those in "by:"; "asked" and

@@ -173,7 +173,7 @@ def tensor(array: Array) -> Tensor:
 
 def as_inputs(call: Call, gradients: Mapping[str, Array], bundle: Bundle) -> dict[str, Tensor]:
     """Gradients of the inputs in "asked", each with the shape and dtype of its tensor in the bundle."""
-    made = {}
+    made, prefix, queries = {}, call.problem.prefix, call.whole.queries
     for name in bundle["asked"]:
         x: Tensor = bundle[name]
         array = gradients.get("spans" if name == "span_table" else name)
@@ -181,27 +181,14 @@ def as_inputs(call: Call, gradients: Mapping[str, Array], bundle: Bundle) -> dic
             made[name] = torch.zeros_like(x, memory_format=torch.contiguous_format)
             continue
         gradient = tensor(array)
-        if name == "q" or (name == "bias" and x.ndim > 1 and x.shape[-2] != 1):
-            gradient = _among(gradient, call)
-        if name in ("bias", "span_table"):
-            gradient = _joined(gradient, call.problem, x)
+        if call.rows != range(queries) and (name == "q" or (name == "bias" and x.ndim > 1 and x.shape[-2] != 1)):
+            full = gradient.new_zeros((*gradient.shape[:-2], queries, gradient.shape[-1]))  # but for the chosen queries
+            rows = torch.tensor(call.rows, dtype=torch.int64, device=gradient.device)
+            gradient = full.index_copy(-2, rows, gradient)
+        if name in ("bias", "span_table") and gradient.shape[0] != 1:  # summed over batch axes that share a value
+            sizes = (1,) * (len(prefix) + 2 - x.ndim) + tuple(x.shape)
+            shared = tuple(axis for axis, size in enumerate(sizes[:-3]) if size == 1)
+            gradient = gradient.reshape(*prefix[:-1], *gradient.shape[1:])
+            gradient = gradient.sum(dim=shared) if shared else gradient
         made[name] = gradient.contiguous().to(x.device, x.dtype).reshape(x.shape)
     return made
-
-
-def _joined(whole: Tensor, problem: Problem, x: Tensor) -> Tensor:
-    """A gradient of a bias or table with its leading batch axes, summed over those along which it is broadcast."""
-    if whole.shape[0] == 1:
-        return whole
-    apart = whole.reshape(*problem.prefix[:-1], *whole.shape[1:])
-    sizes = (1,) * (len(problem.prefix) + 2 - x.ndim) + tuple(x.shape)
-    shared = tuple(axis for axis, size in enumerate(sizes[:-3]) if size == 1)
-    return apart.sum(dim=shared) if shared else apart
-
-
-def _among(rows: Tensor, call: Call) -> Tensor:
-    """Scatter rows of the chosen queries to all queries; the others are zero."""
-    if call.rows == range(call.whole.queries):
-        return rows
-    full = rows.new_zeros((*rows.shape[:-2], call.whole.queries, rows.shape[-1]))
-    return full.index_copy(-2, torch.tensor(call.rows, dtype=torch.int64, device=rows.device), rows)

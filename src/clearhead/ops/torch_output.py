@@ -20,7 +20,6 @@ from clearhead.core.problem import Problem, describe
 from clearhead.core.rules import Rules
 from clearhead.core.statistics import Wanted
 from clearhead.engines import native
-from clearhead.engines.base import Engine
 from clearhead.ops import backward
 from clearhead.ops.fast_calls import unobserved
 from clearhead.ops.torch_arguments import Given
@@ -98,15 +97,11 @@ def _output_along(
     return {"output": output}, {"output": tangent}
 
 
-def _native() -> Engine:
-    return engines.get("native")
-
-
 class _Output(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, problem: Problem, arguments: Given, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         arrays = as_array(q.detach(), "q")[0], as_array(k.detach(), "k")[0], as_array(v.detach(), "v")[0]
-        result = engines.answer(_native(), problem, *arrays, _WANT)
+        result = engines.answer(engines.get("native"), problem, *arrays, _WANT)
         output, logsumexp = (to_torch(torch, result[name]) for name in ("output", "logsumexp"))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, output, logsumexp)  # as the long way: a checkpoint may come here again
@@ -125,7 +120,7 @@ class _Output(torch.autograd.Function):
             tensors = {"q": q, "k": k, "v": v, "output": output, "logsumexp": logsumexp, "grad": grad}
             near = {name: as_array(x.detach(), "gradient")[0] for name, x in tensors.items()}
             arrays, upstream = (near["q"], near["k"], near["v"]), {"output": near["grad"]}
-            made = backward.gradients(_native(), ctx.problem, arrays, near, upstream)
+            made = backward.gradients(engines.get("native"), ctx.problem, arrays, near, upstream)
             result = {name: to_torch(torch, made[name]) for name in "qkv"}
         needed = zip("qkv", ctx.needs_input_grad[2:], strict=True)
         return None, None, *(result[name] if need else None for name, need in needed)
