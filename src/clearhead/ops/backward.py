@@ -101,21 +101,37 @@ def gradients(
     bias     the bias's own shape, 1 where it is broadcast, if its gradient is requested
     spans    the own shape of the table of spans, 1 where it is broadcast, if its gradient is requested
     keep_float32  return gradients in the statistics' dtype, to be summed over ranks
-    Gradients of empty inputs are zero. Raises DerivativeError when a result in `by` has no gradient.
+    Gradients of empty inputs are zero. Raises DerivativeError when a result in `by` has no gradient. On a GPU, top
+    weights, peaks, maxima, images and groups go through the CPU and copy O(queries + keys) numbers.
     O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory beyond inputs and answers.
     """
     check_derivatives(by)
     shapes: Any = {"bias": bias, "spans": spans}
     if not prod((problem.batch, problem.heads, problem.queries, problem.keys)):  # no weights: gradients are zero
         return {name: to_device_of(x, arrays[0]) for name, x in zeros(problem, arrays, bias, spans).items()}
-    if isinstance(arrays[0], DeviceArray):
-        return _on_device(engine, problem, arrays, answers, by, groups, shapes)
+    on_device, kept, loss, sinks = isinstance(arrays[0], DeviceArray), answers, by, problem.sinks
+    if on_device and not {*by} <= {*listed(derivative="row"), *listed(derivative="key")}:  # rarely used
+        near = nearby((arrays, answers, by))
+        return gradients(Remote(engine, arrays[0]), problem, *near, groups=groups, **shapes)  # type: ignore[arg-type]
+    xp: Any = sys.modules["torch"] if on_device else np
     dtype = statistics_dtype(problem.dtype)
     low = _low_rank(problem, by, groups)
     entries = _entries(engine, problem, arrays, answers, by)
-    rows = _row_terms(np, problem, answers, by, lambda x: _mixed(engine, problem, arrays, x), low, entries)
-    parts: Any = {part: np.ascontiguousarray(by[name], dtype) for part, name in _PARTS.items() if name in by}
-    upstream = Upstream(rows.astype(dtype), by.get("output"), **parts, **shapes, keep_float32=keep_float32)
+    if on_device:
+        wide = getattr(xp, dtype.name)
+        kept, loss = ({name: cast("Any", x).tensor.to(wide) for name, x in part.items()} for part in (answers, by))
+        sinks = None if sinks is None else kept["logsumexp"].new_tensor(sinks)
+
+    def given(x: Any) -> Any:
+        return DeviceArray(x) if on_device else np.ascontiguousarray(x, dtype)
+
+    def mixed(x: Any) -> Any:
+        product: Any = _mixed(engine, problem, arrays, given(x))
+        return product.tensor if on_device else product
+
+    rows = _row_terms(xp, replace(problem, sinks=sinks), kept, loss, mixed, low, entries)
+    parts = {part: given(loss[name]) for part, name in _PARTS.items() if name in by}
+    upstream = Upstream(given(rows), by.get("output"), **parts, **shapes, keep_float32=keep_float32)
     if low is None:
         result = dict(engine.gradients(problem, *arrays, answers["logsumexp"], upstream))
     else:  # X and Y as further columns of dO and v, in the statistics' dtype, since they do not fit half precision
@@ -130,42 +146,19 @@ def gradients(
         result = {name: array.astype(np.float64) for name, array in result.items()}
         for one in entries:
             _add_entries(problem, arrays, result, one)
-    if problem.sinks is not None:
-        result["sinks"] = _by_sinks(np, problem.sinks, answers["logsumexp"], rows, upstream.entropy)
-    return result
-
-
-def _on_device(
-    engine: Engine,
-    problem: Problem,
-    arrays: tuple[Array, Array, Array | None],
-    answers: Mapping[str, Array],
-    by: Mapping[str, Array],
-    groups: Groups | None,
-    asked: dict[str, Any],
-) -> dict[str, Array]:
-    """`gradients` for arrays on a GPU; rarely used results go through the CPU and copy O(queries + keys) numbers."""
-    torch = sys.modules["torch"]
-    if not {*by} <= {*listed(derivative="row"), *listed(derivative="key")}:
-        near = tuple(None if x is None else on_cpu(x) for x in arrays)
-        known, slopes = ({name: on_cpu(x) for name, x in part.items()} for part in (answers, by))
-        remote = Remote(engine, arrays[0])
-        return gradients(remote, problem, near, known, slopes, groups=groups, **asked)  # type: ignore[arg-type]
-    wide = torch.float64 if problem.dtype == np.float64 else torch.float32
-    wrap: Any = DeviceArray
-    kept, loss = ({name: cast("Any", x).tensor.to(wide) for name, x in part.items()} for part in (answers, by))
-
-    def mixed(x: Any) -> Any:
-        return cast("Any", _mixed(engine, problem, arrays, wrap(x))).tensor
-
-    sinks = None if problem.sinks is None else kept["logsumexp"].new_tensor(problem.sinks)
-    rows = _row_terms(torch, replace(problem, sinks=sinks), kept, loss, mixed)
-    parts: Any = {part: wrap(loss[name]) for part, name in _PARTS.items() if name in by}
-    upstream = Upstream(rows=wrap(rows), output=by.get("output"), **asked, **parts)
-    result = dict(engine.gradients(problem, *arrays, answers["logsumexp"], upstream))
     if sinks is not None:
-        result["sinks"] = wrap(_by_sinks(torch, sinks, kept["logsumexp"], rows, loss.get("entropy")))
+        total = _by_sinks(xp, sinks, kept["logsumexp"], rows, loss.get("entropy"))
+        result["sinks"] = DeviceArray(total) if on_device else total
     return result
+
+
+def nearby(x: Any) -> Any:
+    """Arrays on a GPU, also in tuples and dicts, copied to the CPU; what is there already stays as it is."""
+    if isinstance(x, Mapping):
+        return {name: nearby(one) for name, one in x.items()}
+    if isinstance(x, tuple):
+        return tuple(map(nearby, x))
+    return None if x is None else on_cpu(x)
 
 
 def _row_terms(

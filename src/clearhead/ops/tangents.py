@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from clearhead.core.arrays import on_cpu, statistics_dtype, to_device_of
+from clearhead.core.arrays import statistics_dtype, to_device_of
 from clearhead.core.axes import Array, as_slice
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.directions import Directions
@@ -228,25 +228,10 @@ def _on_device(call: Derivative) -> tuple[dict[str, Array], dict[str, Array]]:
 
     Copies O((queries + keys)·(d_k + d_v)) numbers.
     """
-
-    def near(arrays: Mapping[str, Array]) -> dict[str, Array]:
-        return {name: on_cpu(x) for name, x in arrays.items()}
-
-    like = call.arrays[0]
-    q, k, v = (None if x is None else on_cpu(x) for x in call.arrays)
-    assert q is not None
-    assert k is not None
-    pair = gradient_tangents(
-        replace(
-            call,
-            engine=cast("TangentEngine", Remote(call.engine, like)),
-            arrays=(q, k, v),
-            answers=near(call.answers),
-            by=near(call.by),
-            along=replace(call.along, **near({name: x for name, x in call.along.nonzero.items() if name in "qkv"})),
-            changing=near(call.changing),
-        )
-    )
+    like, moving = call.arrays[0], {name: x for name, x in call.along.nonzero.items() if name in "qkv"}
+    named = {name: getattr(call, name) for name in ("arrays", "answers", "by", "changing")}
+    near: Any = backward.nearby(named) | {"along": replace(call.along, **backward.nearby(moving))}
+    pair = gradient_tangents(replace(call, engine=cast("TangentEngine", Remote(call.engine, like)), **near))
     by, moved = ({name: to_device_of(x, like) for name, x in part.items()} for part in pair)
     return by, moved
 
