@@ -112,26 +112,26 @@ def gradients(
     on_device, kept, loss, sinks = isinstance(arrays[0], DeviceArray), answers, by, problem.sinks
     if on_device and not {*by} <= {*listed(derivative="row"), *listed(derivative="key")}:  # rarely used
         near = nearby((arrays, answers, by))
-        return gradients(Remote(engine, arrays[0]), problem, *near, groups=groups, **shapes)  # type: ignore[arg-type]
+        return gradients(Remote(engine, arrays[0]), problem, *near, groups=groups, **shapes)
     xp: Any = sys.modules["torch"] if on_device else np
     dtype = statistics_dtype(problem.dtype)
     low = _low_rank(problem, by, groups)
     entries = _entries(engine, problem, arrays, answers, by)
     if on_device:
-        wide = getattr(xp, dtype.name)
-        kept, loss = ({name: cast("Any", x).tensor.to(wide) for name, x in part.items()} for part in (answers, by))
+        real = getattr(xp, dtype.name)
+        kept, loss = ({name: cast("Any", x).tensor.to(real) for name, x in part.items()} for part in (answers, by))
         sinks = None if sinks is None else kept["logsumexp"].new_tensor(sinks)
 
-    def given(x: Any) -> Any:
+    def arranged(x: Any) -> Any:
         return DeviceArray(x) if on_device else np.ascontiguousarray(x, dtype)
 
     def mixed(x: Any) -> Any:
-        product: Any = _mixed(engine, problem, arrays, given(x))
+        product: Any = _mixed(engine, problem, arrays, arranged(x))
         return product.tensor if on_device else product
 
     rows = _row_terms(xp, replace(problem, sinks=sinks), kept, loss, mixed, low, entries)
-    parts = {part: given(loss[name]) for part, name in _PARTS.items() if name in by}
-    upstream = Upstream(given(rows), by.get("output"), **parts, **shapes, keep_float32=keep_float32)
+    parts = {part: arranged(loss[name]) for part, name in _PARTS.items() if name in by}
+    upstream = Upstream(arranged(rows), by.get("output"), **parts, **shapes, keep_float32=keep_float32)
     if low is None:
         result = dict(engine.gradients(problem, *arrays, answers["logsumexp"], upstream))
     else:  # X and Y as further columns of dO and v, in the statistics' dtype, since they do not fit half precision
@@ -147,8 +147,8 @@ def gradients(
         for one in entries:
             _add_entries(problem, arrays, result, one)
     if sinks is not None:
-        total = _by_sinks(xp, sinks, kept["logsumexp"], rows, loss.get("entropy"))
-        result["sinks"] = DeviceArray(total) if on_device else total
+        total: Any = _by_sinks(xp, sinks, kept["logsumexp"], rows, loss.get("entropy"))
+        result["sinks"] = cast("Array", DeviceArray(total)) if on_device else total
     return result
 
 

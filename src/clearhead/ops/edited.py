@@ -105,8 +105,7 @@ class Editable:
         >>> A[0].round(3), A
         (array([0.881, 0.119]), AttentionMatrix(queries 2, keys 2) float64, never stored, after tempered(0.5))
         """
-        prefix = self.shape[:-2]
-        numbers = _read_t(t, prefix)
+        numbers = _read_t(t, self.shape[:-2])
         words = shown(numbers.tolist()) if has_axes(t) else float(t)
         return self._edited(f"tempered({words})", lambda q, rules: divided(rules, numbers, q))
 
@@ -194,11 +193,9 @@ def _over(name: str, value: Any, t: Array, q: Any) -> Any:
     check_room(f"{name}/t", array_bytes(np.broadcast_shapes(x.shape, by.shape), 8), "A.part(batch, head) has less.")
     if torch is None:
         x = x.astype(np.promote_types(x.dtype, wide), copy=False)
+        largest = np.finfo(x.dtype).max
         with np.errstate(over="ignore", invalid="ignore"):
-            result = np.asarray(x / by.astype(x.dtype))
-        largest = np.finfo(result.dtype).max
-        np.copyto(result, np.clip(result, -largest, largest), where=~np.isinf(x))
-        return result
+            return np.where(np.isinf(x), x, np.clip(x / by.astype(x.dtype), -largest, largest))
     x = x.to(torch.promote_types(x.dtype, getattr(torch, np.dtype(wide).name)))
     largest = torch.finfo(x.dtype).max
     result = (x / torch.as_tensor(by, dtype=x.dtype, device=x.device)).clamp(-largest, largest)

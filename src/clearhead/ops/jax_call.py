@@ -164,9 +164,10 @@ class Derivative:
         name = "gradients" if not self.along else "gradient_tangents" if self.asked else "tangents"
         engine: Any = engines.get(engines.choose_for(name, problem, call.engine).engine)
         direction = call.directions(inputs, along) if along else Directions()
-        own = {name: shape for name, (shape, _) in self.asked.items()}
-        shapes = [tangents.shared_shape(problem, name, own.get(name)) for name in ("bias", TABLE)]
-        one = tangents.Derivative(engine, problem, operands, known, by, direction, changing, call.want.groups, *shapes)
+        shapes = {name: shape for name, (shape, _) in self.asked.items()}
+        bias, spans = (tangents.shared_shape(problem, name, shapes.get(name)) for name in ("bias", TABLE))
+        parts = problem, operands, known, by, direction, changing, call.want.groups, bias, spans
+        one = tangents.Derivative(engine, *parts)
         gradients, moved, _ = tangents.derivative(one, call.want.only(self.moved))
         return [_as_asked(call, gradients, *each) for each in self.asked.items()] + [
             problem.restore(moved[name]) for name in self.moved

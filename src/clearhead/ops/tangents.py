@@ -88,11 +88,11 @@ def directions(moving: Described, rows: range, along: Container[str]) -> Directi
     )
 
 
-def shared_shape(problem: Problem, name: str, own: Sequence[int] | None) -> tuple[int, int, int, int] | None:
-    """The shape in which a bias's or a table's gradient is asked for, 1 where it is broadcast; `own` is the input's."""
-    if own is None:
+def shared_shape(problem: Problem, name: str, shape: Sequence[int] | None) -> tuple[int, int, int, int] | None:
+    """The shape in which a bias's or a table's gradient is asked for, from the input's: 1 where it is broadcast."""
+    if shape is None:
         return None
-    *lead, heads, height, width = 1, 1, 1, *own
+    *lead, heads, height, width = 1, 1, 1, *shape
     batch = problem.batch if any(size != 1 for size in lead) else 1
     return batch, heads, problem.queries if name == "bias" and height != 1 else height, width
 
@@ -150,11 +150,17 @@ def gradient_tangents(call: Derivative) -> tuple[dict[str, Array], dict[str, Arr
     """The tangents of the gradients of "q", "k", "v", "sinks", "bias" and "spans"; and those of the row statistics.
 
     Raises DerivativeError for a result without a second derivative. O(queries·keys·(d_k + d_v)) time,
-    O(queries + keys) memory beyond inputs and answers.
+    O(queries + keys) memory beyond inputs and answers. On a GPU it copies O((queries + keys)·(d_k + d_v)) numbers.
     """
     check_smooth({*call.by, *call.changing}, "second derivative")
-    if isinstance(call.arrays[0], DeviceArray):
-        return _on_device(call)
+    like = call.arrays[0]
+    if isinstance(like, DeviceArray):  # the passes are there, what is between them is on the CPU
+        along = {name: x for name, x in call.along.nonzero.items() if name in "qkv"}
+        named = {name: getattr(call, name) for name in ("arrays", "answers", "by", "changing")}
+        near: Any = backward.nearby(named) | {"along": replace(call.along, **backward.nearby(along))}
+        pair = gradient_tangents(replace(call, engine=cast("TangentEngine", Remote(call.engine, like)), **near))
+        by, changes = ({name: to_device_of(x, like) for name, x in part.items()} for part in pair)
+        return by, changes
     problem, known = call.problem, call.answers
     if not prod((problem.batch, problem.heads, problem.queries, problem.keys)):
         still = {"logsumexp": known["logsumexp"], **call.by, **call.changing}
@@ -221,19 +227,6 @@ def upstreams(
     logit, logit_moved = (total + side.get("entropy", 0.0) for side, total in ((by, rows), (changing, rows_moved)))
     each = np.where(sinks == 0, 0.0, sinks_moved * logit + sinks * logit_moved)
     return upstream, moving, each.sum((0, 2))
-
-
-def _on_device(call: Derivative) -> tuple[dict[str, Array], dict[str, Array]]:
-    """`gradient_tangents` for arrays on a GPU: the passes are there, what is between them is on the CPU.
-
-    Copies O((queries + keys)·(d_k + d_v)) numbers.
-    """
-    like, moving = call.arrays[0], {name: x for name, x in call.along.nonzero.items() if name in "qkv"}
-    named = {name: getattr(call, name) for name in ("arrays", "answers", "by", "changing")}
-    near: Any = backward.nearby(named) | {"along": replace(call.along, **backward.nearby(moving))}
-    pair = gradient_tangents(replace(call, engine=cast("TangentEngine", Remote(call.engine, like)), **near))
-    by, moved = ({name: to_device_of(x, like) for name, x in part.items()} for part in pair)
-    return by, moved
 
 
 def _with_products(call: Derivative) -> tuple[Derivative, int]:

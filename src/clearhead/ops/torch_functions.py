@@ -102,8 +102,8 @@ def derivative(bundle: Bundle) -> dict[str, Tensor]:
     known, by, changing = (blocks(call.problem, part(bundle, role)) for role in ("known", "by", "changing"))
     labels = {} if options.query_groups is None else {"groups": (options.query_groups, options.key_groups)}
     want = wanted(call.whole, options.keywords() | labels, output=call.v is not None).for_queries(call.rows)
-    own = {name: tuple(bundle[name].shape) for name in bundle["asked"]}
-    bias, spans = (tangents.shared_shape(call.problem, name, own.get(name)) for name in ("bias", "span_table"))
+    sizes = {name: tuple(bundle[name].shape) for name in bundle["asked"]}
+    bias, spans = (tangents.shared_shape(call.problem, name, sizes.get(name)) for name in ("bias", "span_table"))
     form = tangents.Derivative(
         call.engine,
         call.problem,
