@@ -19,7 +19,7 @@ from clearhead.core.arrays import bfloat16
 from clearhead.core.axes import Array
 from clearhead.core.statistics import STATISTICS, askable, separate_arrays
 from clearhead.jax import attention, observe
-from clearhead.ops.jax_host import call
+from clearhead.ops.jax_host import now
 from losses import ANSWERS, Losses
 from problems import Case, cases, examples
 from seeds import fresh
@@ -336,7 +336,7 @@ def test_a_transformer_trains_as_with_jaxs_own_attention():
 def test_outside_of_jit_the_host_reads_jaxs_buffers_without_a_copy():
     seen: list[int] = []
     x = jnp.ones((256, 256))
-    call(lambda x: [seen.append(x.ctypes.data) or x.sum()], [((), np.float32)], x)
+    now(lambda x: [seen.append(x.ctypes.data) or x.sum()], [((), np.float32)], x)
     assert seen == [x.unsafe_buffer_pointer()]
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 import clearhead as ch
 from clearhead import engines
 from clearhead.ops.torch_arguments import Given, Options
+from clearhead.ops.torch_operators import PRODUCT
 
 F64 = torch.float64
 
@@ -138,19 +139,19 @@ def test_the_operator_passes_opcheck(asked: Options):
     torch.library.opcheck(torch.ops.clearhead.observe.default, (*qkv(dtype, grad=grad), *inputs, *asked))
 
 
-def test_the_other_operators_pass_opcheck():
+def test_the_operators_of_products_and_gradients_pass_opcheck():
     q, k, v = qkv()
     inputs = Given(bias=normal(6, grad=True))
-    torch.library.opcheck(torch.ops.clearhead.transposed.default, (q, k, normal(2, 4, 5, 2, grad=True), *inputs))
+    call = (q, k, normal(2, 4, 5, 2, grad=True), *inputs, *PRODUCT)
+    torch.library.opcheck(torch.ops.clearhead.observe.default, call)
     q, k, v, bias = (x.detach() for x in (q, k, v, normal(6)))
     inputs, output = Given(bias=bias), ch.AttentionMatrix(q, k, bias=bias).observe(v, logsumexp=True)
     rest = [output.logsumexp, output.output], "output", [torch.ones_like(output.output)], True, False
     call = (q, k, v, *inputs, *Options("logsumexp output"), *rest)
     torch.library.opcheck(torch.ops.clearhead.observe_backward.default, call)
-    rest = output.logsumexp, torch.ones(2, 4, 6, 2, dtype=F64)
-    torch.library.opcheck(
-        torch.ops.clearhead.transposed_backward.default, (q, k, normal(2, 4, 5, 2), *inputs, *rest, True, False)
-    )
+    rest = [output.logsumexp], "product", [torch.ones(2, 4, 6, 2, dtype=F64)], True, False
+    call = (q, k, normal(2, 4, 5, 2), *inputs, *Options("logsumexp"), *rest)
+    torch.library.opcheck(torch.ops.clearhead.observe_backward.default, call)
 
 
 def everything(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, ...]:

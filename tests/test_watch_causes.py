@@ -571,12 +571,12 @@ def test_relevance_is_a_row_of_the_product_of_all_layers(name: str, query: int):
 
 
 def test_relevance_in_blocks_of_queries(monkeypatch: pytest.MonkeyPatch):
-    from clearhead.ops import relevance
+    from clearhead.ops import rollout
 
     seen = watched(build(FAMILY["llama"]), drawn(FAMILY["llama"]))
     whole = seen.relevance(-1)
-    monkeypatch.setattr(relevance, "_LEAST", 2)
-    monkeypatch.setattr(relevance, "_TILE", 1)
+    monkeypatch.setattr(rollout, "_LEAST", 2)
+    monkeypatch.setattr(rollout, "_TILE", 1)
     np.testing.assert_allclose(seen.relevance(-1), whole, rtol=1e-5)
 
 

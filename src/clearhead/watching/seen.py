@@ -18,8 +18,7 @@ from clearhead.layers.run import LAYERS, Run
 from clearhead.layers.saved import write
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
-from clearhead.ops.relevance import relevance
-from clearhead.ops.rollout import rollout
+from clearhead.ops.rollout import relevance, rollout
 from clearhead.view import plots
 from clearhead.view.display import Display, Page
 from clearhead.view.long import ShownLayer, ShownRun
