@@ -60,9 +60,7 @@ def choose(page, kind):
     page.wait_for_timeout(100)
 
 
-@pytest.mark.parametrize(
-    "rules", ["sink", *(pytest.param(name, marks=pytest.mark.gate) for name in ("causal", "plain"))]
-)
+@pytest.mark.parametrize("rules", RULES)
 def test_every_cell_has_the_number_of_the_matrix_of_causes(running, tmp_path, rules):
     rng = fresh()
     n = int(rng.integers(3, 8))

@@ -245,30 +245,21 @@ def test_a_page_that_is_too_large_is_refused_early_and_the_error_says_what_fits(
 
 
 @pytest.mark.parametrize(
-    ("wish", "error", "words"),
+    ("q", "wish", "error", "words"),
     [
-        ({"exact": [("7", 0)]}, SelectionError, "no layer '7'"),
-        ({"exact": [("", 9)]}, SelectionError, "no head 9"),
-        ({"dtype": "int8"}, DtypeError, "a page holds"),
-        ({"dtype": "nonsense"}, DtypeError, "a page holds"),
-        ({"batch": 3}, SelectionError, "batch 3 is outside 0..0"),
+        (np.ones((4, 2)), {"exact": [("7", 0)]}, SelectionError, "no layer '7'"),
+        (np.ones((4, 2)), {"exact": [("", 9)]}, SelectionError, "no head 9"),
+        (np.ones((4, 2)), {"dtype": "int8"}, DtypeError, "a page holds"),
+        (np.ones((4, 2)), {"dtype": "nonsense"}, DtypeError, "a page holds"),
+        (np.ones((4, 2)), {"batch": 3}, SelectionError, "batch 3 is outside 0..0"),
+        (np.full((4, 2), 1e6), {"dtype": "float16"}, DtypeError, "too large for float16"),
+        (np.ones((0, 2)), {}, SelectionError, "no weights"),
     ],
 )
-def test_invalid_page_options_are_refused(wish, error, words, tmp_path):
+def test_invalid_options_and_matrices_have_no_page(q, wish, error, words, tmp_path):
     with pytest.raises(error, match=words):
-        matrix(5).save(tmp_path / "page.html", **wish)
+        ch.AttentionMatrix(q, q).save(tmp_path / "page.html", **wish)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_numbers_too_large_for_the_dtype_are_refused(tmp_path):
-    q = np.full((4, 2), 1e6, np.float32)
-    with pytest.raises(DtypeError, match="too large for float16"):
-        ch.AttentionMatrix(q, q).save(tmp_path / "page.html", dtype="float16")
-
-
-def test_an_empty_matrix_has_no_page(tmp_path):
-    with pytest.raises(SelectionError, match="no weights"):
-        ch.AttentionMatrix(np.ones((0, 2)), np.ones((3, 2))).save(tmp_path / "page.html")
 
 
 def test_a_watched_model_is_saved_as_a_page_or_a_file(tmp_path):

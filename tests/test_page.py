@@ -86,18 +86,6 @@ def scripts(text):
 # the file
 
 
-def test_the_same_trace_gives_the_same_bytes(tmp_path):
-    for name in ("a", "b"):
-        ch.trace(Q, K, V).save(tmp_path / name)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
-def test_a_failed_save_leaves_no_file(tmp_path):
-    with pytest.raises(FileError, match="cannot be written"):
-        ch.trace(Q, K, V).save(tmp_path / "missing" / "page.html")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_file_refers_to_no_other_address():
     text = ch.trace(Q, K, V).to_html()
     places = set(re.findall(r"(?:https?:)?//[\w.]+\.\w+[^\s\"'`)]*", re.sub(r'octet-stream" id="[^<]*', "", text)))
@@ -282,28 +270,18 @@ def test_each_language_is_translated_completely(running, language):
 
 # the step bar
 
-STEPS = ["weights", "output"]
+
+@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
+@pytest.mark.parametrize("window", [(1280, 900), (390, 700)])
+@pytest.mark.parametrize("step", ["weights", "output"])
+def test_the_step_bar_leads_to_its_step_on_a_fresh_page(running, explained, step, window, motion):
+    with opened(running, explained, *window, reduced_motion=motion) as page:
+        page.locator(f".map a[data-step={step}]").evaluate("link => link.click()")
+        assert _lands(page, step)
+        assert page.evaluate("document.activeElement.id") == f"step-{step}-title"
+        assert page.evaluate("location.hash") == f"#step-{step}"
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "motion"),
-    [
-        pytest.param(1280, 900, "no-preference"),
-        pytest.param(1280, 900, "reduce", marks=pytest.mark.gate),
-        pytest.param(390, 700, "no-preference", marks=pytest.mark.gate),
-        pytest.param(390, 700, "reduce"),
-    ],
-)
-def test_the_step_bar_leads_to_its_step_on_a_fresh_page(running, explained, width, height, motion):
-    for step in STEPS:
-        with opened(running, explained, width, height, reduced_motion=motion) as page:
-            page.locator(f".map a[data-step={step}]").evaluate("link => link.click()")
-            assert _lands(page, step)
-            assert page.evaluate("document.activeElement.id") == f"step-{step}-title"
-            assert page.evaluate("location.hash") == f"#step-{step}"
-
-
-@pytest.mark.gate
 def test_a_link_to_a_step_works_also_in_a_frame(running, explained, tmp_path):
     with opened(running, explained, place="#step-output") as page:
         assert _lands(page, "output")

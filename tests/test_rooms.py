@@ -139,10 +139,7 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize(
-    "rules",
-    ["causal with a cap", *(pytest.param(name, marks=pytest.mark.gate) for name in ("plain", "biases and a sink"))],
-)
+@pytest.mark.parametrize("rules", RULES)
 def test_every_line_of_the_arithmetic_is_the_number_of_the_reference(running, tmp_path, rules):
     rng = fresh()
     n, d = int(rng.integers(3, 9)), int(rng.integers(2, 9))

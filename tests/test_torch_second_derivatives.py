@@ -1,6 +1,7 @@
 """Forward mode and second derivatives on every path, against PyTorch through the plain formulas."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -8,11 +9,14 @@ import torch
 import torch.autograd.forward_ad as forward_mode
 from torch import Tensor
 from torch.autograd import functional as F
+from torch.utils._pytree import tree_leaves
 
 import clearhead as ch
 import clearhead.nn
 import clearhead.torch
 from clearhead.errors import DerivativeError, RuleError
+from composed import COMPOSED
+from problems import in_the_gate
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch imports what it deprecates
 X = torch.randn(1, 2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -101,22 +105,17 @@ def backward_of_dual(f: Path) -> Tensor:
         return torch.autograd.grad(primal.square().sum() + tangent.square().sum(), x)[0]
 
 
+BY_FUNC = ("grad of grad", "hessian", "jvp", "jvp of vjp", "vjp of jvp", "jacfwd")  # as torch.func composes them
 WAYS: dict[str, Callable[[Path], Any]] = {
-    "hessian": lambda f: F.hessian(lambda x: f(x).square().sum(), X),
-    "hessian, vectorized": lambda f: F.hessian(lambda x: f(x).square().sum(), X, vectorize=True),
+    "autograd.hessian": lambda f: F.hessian(lambda x: f(x).square().sum(), X),
+    "autograd.hessian, vectorized": lambda f: F.hessian(lambda x: f(x).square().sum(), X, vectorize=True),
     "hvp of what is linear": lambda f: F.hvp(lambda x: f(x).sum(), X, X + 1)[1],
     "vhp": lambda f: F.vhp(lambda x: f(x).square().sum(), X, X + 1)[1],
     "jvp by two derivatives": lambda f: F.jvp(f, X, X + 1)[1],
     "gradient penalty": penalty,
     "a step of MAML": maml,
-    "torch.func.grad twice": lambda f: torch.func.grad(
-        lambda x: torch.func.grad(lambda y: f(y).square().sum())(x).square().sum()
-    )(X),
-    "torch.func.hessian": lambda f: torch.func.hessian(lambda x: f(x).square().sum())(X),
-    "torch.func.jvp": lambda f: torch.func.jvp(f, (X,), (X + 1,))[1],
-    "jacfwd": lambda f: torch.func.jacfwd(f)(X),
+    **{name: lambda f, name=name: COMPOSED[name](f, [X]) for name in BY_FUNC},
     "jacfwd of vmap": lambda f: torch.func.jacfwd(torch.func.vmap(f))(X[None]),
-    "jvp of grad": lambda f: torch.func.jvp(torch.func.grad(lambda x: f(x).square().sum()), (X,), (X + 1,))[1],
     "grad of jvp": lambda f: torch.func.grad(
         lambda x: torch.func.jvp(f, (x,), (X + 1,))[1].square().sum() + f(x).square().sum()
     )(X),
@@ -128,33 +127,25 @@ WAYS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-QUICK = ("a step of MAML", "torch.func.hessian", "vmap of grad of jvp")
+QUICK = ("a step of MAML", "hessian", "vmap of grad of jvp")
+EACH = list(product(PATHS, WAYS))  # most of them are slow together
+SLOW = [(path, way) for path, way in EACH if path != "attention" and way not in QUICK]
 
 
-def each() -> list[Any]:
-    """Every path in every way; most of them are slow together."""
-    return [
-        pytest.param(path, way, marks=[] if path == "attention" or way in QUICK else pytest.mark.gate)
-        for path in PATHS
-        for way in WAYS
-    ]
-
-
-@pytest.mark.parametrize(("name", "way_name"), each())
-def test_every_derivative_of_every_path(name: str, way_name: str):
-    (ours, plain), way = PATHS[name], WAYS[way_name]
+@pytest.mark.parametrize("each", in_the_gate(EACH, *SLOW), ids=str)
+def test_every_derivative_of_every_path(each: tuple[str, str]):
+    (ours, plain), way = PATHS[each[0]], WAYS[each[1]]
     truth = WAYS["grad of jvp"] if way is backward_of_dual else way  # PyTorch's own softmax fails in it
     torch.testing.assert_close(way(ours), truth(plain), rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_layer_has_every_derivative(way: str):
-    assert torch.isfinite(torch.as_tensor(WAYS[way](lambda x: LAYER(x[0])))).all()
-
-
-@pytest.mark.parametrize("way", ["gradient penalty", "a step of MAML", "torch.func.grad twice", "forward_ad"])
-def test_a_layer_with_dropout_has_every_derivative(way: str):
-    assert torch.isfinite(torch.as_tensor(WAYS[way](lambda x: DROPPING(x[0])))).all()
+@pytest.mark.parametrize(
+    ("layer", "way"),
+    [*((LAYER, way) for way in WAYS),
+     *((DROPPING, way) for way in ("gradient penalty", "a step of MAML", "grad of grad", "forward_ad"))],
+)  # fmt: skip
+def test_a_layer_has_every_derivative(layer: clearhead.nn.MultiHeadAttention, way: str):
+    assert all(torch.isfinite(x).all() for x in tree_leaves(WAYS[way](lambda x: layer(x[0]))))
 
 
 @pytest.mark.parametrize("way", [WAYS[way] for way in QUICK], ids=QUICK)

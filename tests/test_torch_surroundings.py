@@ -240,9 +240,7 @@ TRANSFORMED: dict[str, Call] = {
 
 @pytest.mark.gate
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch tries to compile parts of what it left uncompiled
-@pytest.mark.parametrize(
-    "name", ["grad", *(pytest.param(x, marks=pytest.mark.gate) for x in TRANSFORMED if x != "grad")]
-)
+@pytest.mark.parametrize("name", TRANSFORMED)
 def test_a_compiler_leaves_transformed_attention_uncompiled_or_refuses(name: str):
     torch.compiler.reset()
     x = normal(1, 2, 4, 3)
