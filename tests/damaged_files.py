@@ -16,7 +16,6 @@ import tempfile
 import traceback
 import warnings
 import zipfile
-from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -108,15 +107,8 @@ def damaged(path: Path, rng: random.Random) -> list[str]:
     """Damage a file in place, or one of a directory's; returns what was done."""
     if path.is_dir():
         path = rng.choice(sorted(path.iterdir()))
-    ways: list[Callable[[bytes, random.Random], bytes]] = [flipped, cut, grown, doubled]
-    if path.suffix == ".json":
-        ways += [valued] * 6
-    if path.suffix == ".safetensors":
-        ways += [headed] * 6
-    if path.suffix == ".npz":
-        ways += [repacked] * 6
-    if path.suffix == ".npy":
-        ways += [claimed] * 4
+    own = {".json": [valued] * 6, ".safetensors": [headed] * 6, ".npz": [repacked] * 6, ".npy": [claimed] * 4}
+    ways = [flipped, cut, grown, doubled, *own.get(path.suffix, [])]
     done = [rng.choice(ways) for _ in range(rng.choice((1, 1, 2)))]
     data = path.read_bytes()
     for way in done:
@@ -185,14 +177,12 @@ def headed(data: bytes, rng: random.Random) -> bytes:
 
 def repacked(data: bytes, rng: random.Random) -> bytes:
     """One array of an .npz with another claim or other bytes."""
-    from io import BytesIO
-
-    with zipfile.ZipFile(BytesIO(data)) as stored:
+    with zipfile.ZipFile(io.BytesIO(data)) as stored:
         parts = {entry.filename: stored.read(entry) for entry in stored.infolist()}
     name = rng.choice(sorted(parts))
     way = rng.choice((claimed, claimed, flipped, cut, typed))
     parts[name] = way(parts[name], rng)
-    made = BytesIO()
+    made = io.BytesIO()
     with zipfile.ZipFile(made, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as target:
         for each, part in parts.items():
             target.writestr(each, part)

@@ -181,7 +181,8 @@ def test_wrong_files_are_refused_in_chinese(command, tmp_path):
     ]
     for number, content in enumerate(contents):
         place = tmp_path / f"{number}.json"
-        place.write_text(content if isinstance(content, str) else json.dumps(basis | content), encoding="utf-8")
+        data = json.dumps(basis | content) if isinstance(content, dict) else content
+        place.write_bytes(data if isinstance(data, bytes) else data.encode())
         check(command, place)
     for number, (data, _) in enumerate(cases(test_malformed_files.test_npz_with_false_claims_is_refused)):
         square = test_malformed_files.header((2, 2)) + bytes(32)

@@ -1,7 +1,7 @@
 """A.cut, A.boost and A.tempered: their weights are those of a dense softmax of edited logits; copies, words."""
 
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -16,6 +16,7 @@ from clearhead import engines
 from clearhead.core import reference, visibility
 from clearhead.core.arrays import bfloat16, to_torch
 from clearhead.core.axes import Array
+from clearhead.core.problem import describe
 from clearhead.core.reference import Textbook
 from clearhead.errors import RuleError
 from problems import Case, cases, examples
@@ -57,19 +58,13 @@ class Dense:
         self.sinks = None if self.sinks is None else self.sinks / by
 
     def book(self) -> Textbook:
-        masked = np.where(self.seen, self.logits, -np.inf)
-        peak = masked.max(-1, initial=-np.inf)
-        safe = np.where(np.isneginf(peak), 0.0, peak)
-        with np.errstate(divide="ignore"):
-            total = np.log(np.exp(masked - safe[..., None]).sum(-1)) + safe
-        if self.sinks is not None:
-            total = np.where(np.isneginf(total), total, np.logaddexp(total, self.sinks[:, None]))
-        weights = np.where(self.seen, np.exp(masked - np.where(self.seen, total[..., None], 0.0)), 0.0)
-        v = np.repeat(self.case.given.v.astype(np.float64), self._group(), axis=1)
-        return Textbook(masked, masked, masked, masked, masked, total, weights, weights @ v)
-
-    def _group(self) -> int:
-        return self.case.problem.heads // max(1, self.case.given.v.shape[1])
+        shape = (*self.case.problem.prefix, *self.logits.shape[2:])
+        rules: dict[str, Any] = {"scale": 1.0, "mask": np.broadcast_to(self.seen, self.logits.shape).reshape(shape)}
+        rules |= {} if self.sinks is None else {"sinks": self.sinks}
+        book = reference.from_scores(describe(self.case.q, self.case.k, None, rules).problem, self.logits)
+        v = self.case.given.v.astype(np.float64)
+        v = np.repeat(v, self.case.problem.heads // max(1, v.shape[1]), axis=1)
+        return replace(book, output=book.weights @ v)
 
     def slack(self, book: Textbook) -> Array:
         """The error allowed of a row's logits, (batch, heads, queries)."""

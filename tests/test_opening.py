@@ -91,14 +91,7 @@ def test_in_colour_the_same_tokens_have_a_background(color):
     assert sum(span.style.bgcolor is not None for span in legend.spans if not isinstance(span.style, str)) == 8
 
 
-@given(
-    st.lists(
-        st.sampled_from(["猫", "，", "。", " a", "mary", " lamb", "\n", " ", "x" * 30, "é", "🙂", "👩\u200d👩"]),
-        min_size=1,
-    ),
-    st.sampled_from([10, 24, 80]),
-    st.data(),
-)
+@given(st.lists(st.sampled_from(PARTS), min_size=1), st.sampled_from([10, 24, 80]), st.data())
 def test_no_line_is_too_wide_and_no_character_is_lost(parts, width, data):
     text, ends = "".join(parts), np.cumsum([len(part) for part in parts]).tolist()
     tokens = [Token(0, part, end - len(part), end) for part, end in zip(parts, ends, strict=True)]

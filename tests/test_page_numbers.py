@@ -42,10 +42,11 @@ RULES = {
 }
 
 
-def in_node(script, argument):
+def in_node(script, *arguments):
+    """What one of the page's programs prints."""
     if shutil.which("node") is None:
         pytest.skip("node is not installed")
-    done = subprocess.run(["node", script, argument], capture_output=True, text=True, check=True)
+    done = subprocess.run(["node", script, *arguments], capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 

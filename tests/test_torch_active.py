@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import clearhead.torch
+from benchmarks import drop_in
 from clearhead.torch import activate, active, deactivate, explain
 from clearhead.torch.calls import LATEST
 from composed import COMPOSED, by_math
@@ -57,6 +58,10 @@ def query_key_value(queries: int = 5, keys: int = 7, d_k: int = 4, d_v: int = 4)
     return normal(2, 4, queries, d_k), normal(2, 4, keys, d_k), normal(2, 4, keys, d_v)
 
 
+def swapped(*shape: int) -> Tensor:
+    return normal(*shape, grad=False).transpose(1, 2).requires_grad_()
+
+
 def seen(*shape: int) -> Tensor:
     mask = torch.rand(*shape) < 0.6
     mask[..., 1, :] = False  # a query without keys
@@ -72,7 +77,7 @@ CALLS: dict[str, Callable[[], tuple[tuple[Tensor | None, ...], dict[str, Any], s
     "bool mask for each head": lambda: ((*query_key_value(), seen(2, 4, 5, 7)), {}, FUSED),
     "float mask": lambda: ((*query_key_value(), normal(2, 1, 5, 7, grad=False)), {}, FUSED),
     "float mask with -inf": lambda: (
-        (*query_key_value(), torch.zeros(5, 7, dtype=F64).masked_fill(~seen(5, 7), -torch.inf)),
+        (*query_key_value(), torch.where(seen(5, 7), 0.0, -torch.inf).double()),
         {},
         FUSED,
     ),
@@ -81,18 +86,10 @@ CALLS: dict[str, Callable[[], tuple[tuple[Tensor | None, ...], dict[str, Any], s
     "three axes": lambda: ((normal(3, 5, 4), normal(3, 7, 4), normal(3, 7, 4)), {"is_causal": True}, DIRECT),
     "two axes": lambda: ((normal(5, 4), normal(7, 4), normal(7, 4)), {}, DIRECT),
     "batch shared": lambda: ((normal(2, 4, 5, 4), normal(1, 4, 7, 4), normal(4, 7, 4)), {}, DIRECT),
-    "grouped heads": lambda: (
-        (normal(2, 4, 5, 4), normal(2, 2, 7, 4), normal(2, 2, 7, 4)),
-        {"enable_gqa": True},
-        FUSED,
-    ),
+    "grouped heads": lambda: ((normal(2, 4, 5, 4), *(normal(2, 2, 7, 4) for _ in "kv")), {"enable_gqa": True}, FUSED),
     "no keys": lambda: (query_key_value(keys=0), {}, DIRECT),
     "no queries": lambda: (query_key_value(queries=0), {}, DIRECT),
-    "heads behind lengths": lambda: (
-        tuple(normal(2, n, 4, 4, grad=False).transpose(1, 2).requires_grad_() for n in (5, 7, 7)),
-        {},
-        FUSED,
-    ),
+    "heads behind lengths": lambda: (tuple(swapped(2, n, 4, 4) for n in (5, 7, 7)), {}, FUSED),
 }
 
 
@@ -492,3 +489,25 @@ def test_the_list_of_calls_is_bounded_and_starts_anew():
     ]
     with active():
         assert not explain().routes
+
+
+NEEDS = {"diffusers UNet": "diffusers", "diffusers transformer": "diffusers", "Keras attention": "keras"}  # pip's names
+
+
+@pytest.mark.gate
+@pytest.mark.filterwarnings("ignore")  # the libraries' own
+@pytest.mark.parametrize("name", ["nn.TransformerEncoder", *NEEDS])
+def test_models_of_other_libraries_have_the_same_outputs_and_gradients(name: str):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    model, call, x = drop_in.MODELS[name]()
+    model.eval()
+    theirs = drop_in.results(call, x, model)
+    ours = drop_in.active(lambda: drop_in.results(call, x, model))
+    routes = explain().routes
+    assert {route.computed_by for route in routes} == {"clearhead"}
+    assert sum(route.count for route in routes) >= 2
+    assert drop_in.difference(ours[0], theirs[0]) < 1e-4
+    largest = max(y.abs().max().item() for y in theirs[1:])
+    for a, b in zip(ours[1:], theirs[1:], strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-4 * largest)

