@@ -29,6 +29,8 @@ from clearhead.diagnosing.diagnose import diagnose_file
 from clearhead.errors import ClearheadError
 from clearhead.explaining import hub
 from clearhead.explaining.explain import explain
+from clearhead.layers import saved
+from clearhead.layers.layer import Layer
 
 GROWTH = 512 * 2**20  # bytes that reading one small file may take
 VALUES = [
@@ -63,16 +65,9 @@ def originals(place: Path) -> dict[str, Path]:
 
 def record(place: Path, q: Any, k: Any) -> None:
     """What seen.save writes for a model of one layer."""
-    layer = {"name": "0", "path": "h.0", "cross": False, "heads": [0, 1], "queries": 4, "keys": 4, "note": ""}
-    words = {"format": 1, "clearhead": ch.__version__, "layers": [{**layer, "rules": {"causal": True}}]}
-    words |= {"model": "m", "tokens": [["a", "b", "c", "d"]], "source_tokens": []}
-    matrix = ch.AttentionMatrix(q[None], k[None], causal=True)
-    seen = matrix.observe(logsumexp=True, entropy=True, received=True, top=2)
-    arrays = {"0 q": q[None], "0 k": k[None], "0 logsumexp": seen.logsumexp, "0 entropy": seen.entropy}
-    arrays |= {"0 received": seen.received, "0 top_weights": seen.top.weights, "0 top_indices": seen.top.indices}
-    save_file(
-        {name: np.ascontiguousarray(x) for name, x in arrays.items()}, place, metadata={"watch": json.dumps(words)}
-    )
+    seen = ch.AttentionMatrix(q[None], k[None], causal=True).observe(logsumexp=True, entropy=True, received=True, top=2)
+    layer = Layer("0", "h.0", 1, False, (0, 1), seen, q[None], k[None], None, {"causal": True}, None, "")
+    saved.write(place, [layer], {"model": "m", "tokens": [["a", "b", "c", "d"]], "source_tokens": []})
 
 
 def model(shipped: Path, place: Path) -> None:

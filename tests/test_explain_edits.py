@@ -106,55 +106,35 @@ def assert_printed(text, seen):
             assert weight == (0 if word == "masked" else pytest.approx(float(word), abs=6e-5))
 
 
-def test_transformers_gives_the_same_and_its_eager_attention_with_a_dense_mask_too():
+def test_transformers_gives_the_same_and_its_layers_with_dense_logits_too():
     torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from changed import ByHand, by_hand
     from clearhead.explaining import hub
 
     place = Path(gpt2.__file__).parents[1] / "models" / gpt2.SHIPPED
-    other = hub.load(str(place))
-    eager = hf.AutoModelForCausalLM.from_pretrained(place, attn_implementation="eager", dtype=torch.float32)
+    other, plain = hub.load(str(place)), hf.AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+    now = []  # the layer that runs
     for _ in range(2):
         text, ids, options, added, factors = drawn(fresh())
-        while np.isneginf(added + np.where(np.tri(len(ids)), 0, -np.inf)).all(-1).any():  # eager has no empty rows
-            text, ids, options, added, factors = drawn(fresh())
         edits = edits_from_options(zip([o[2:] for o in options[::2]], options[1::2], strict=True), None, None)
         one, two = (explain(text, model, edits=edits) for model in (shipped(), other))
         np.testing.assert_allclose(one.moved.distance, two.moved.distance, atol=2e-4)
         theirs = {token.id: token.after for token in two.moved.next}
         both = [(token.after, theirs[token.id]) for token in one.moved.next if token.id in theirs]
         np.testing.assert_allclose(*zip(*both, strict=True), atol=2e-5)
-        for layer in range(2):
-            ours, theirs = one.runs[layer], two.runs[layer]
+        for ours, theirs in zip(one.runs, two.runs, strict=True):
             np.testing.assert_allclose(ours.heads, theirs.heads, atol=1e-4)
             np.testing.assert_allclose(ours.output, theirs.output, atol=2e-4)
-        hooks = [
-            block.attn.c_proj.register_forward_pre_hook(
-                lambda _, args, by=by: args[0] * torch.tensor(by).float().repeat_interleave(64)
-            )
-            for block, by in zip(eager.transformer.h, factors, strict=True)
-        ]
-        for block, more in zip(eager.transformer.h, added, strict=True):
-            hooks.append(block.attn.register_forward_pre_hook(_masked(torch.tensor(more).float()), with_kwargs=True))
-        with torch.no_grad():
-            shares = eager(torch.tensor([ids])).logits[0, -1].double().softmax(-1)
-        for hook in hooks:
-            hook.remove()
+        logits, outputs = torch.tensor(added).float(), torch.tensor(factors).float()[..., None, None]
+        hand = ByHand(
+            [lambda scores, more=logits: (scores[0] + more[now[-1]], scores[1])],
+            [lambda output, by=outputs: output * by[now[-1]]],
+            lambda path: now.append(int(path.split(".")[2])) or True,
+        )
+        with torch.no_grad(), by_hand(plain, hand):
+            shares = plain(torch.tensor([ids])).logits[0, -1].double().softmax(-1)
         truth = [float(shares[token.id]) for token in one.moved.next]
         assert [token.after for token in one.moved.next] == pytest.approx(truth, abs=2e-5)
-
-
-def _masked(added):
-    """A hook that adds these logits to a layer's dense mask, (heads, n, n)."""
-
-    def before(_, args, named):
-        import torch
-
-        least = torch.finfo(torch.float32).min
-        causal = torch.triu(torch.full(added.shape[1:], least), 1)
-        mask = (causal + added.clamp(min=least)).clamp(min=least)
-        return args, {**named, "attention_mask": mask[None]}
-
-    return before
 
 
 def test_without_edits_nothing_changes():

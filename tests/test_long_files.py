@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +15,8 @@ from clearhead.view import head_summary, images, pooling
 from clearhead.view.pooling import tile
 from long_pages import TEXT, TOKENS, H, document_of, end_of, long_page, matrix, two_layers
 from problems import in_the_gate
-from test_page_numbers import PRINTS, in_node
+from test_page_values import CHECK, in_node
 
-SCRIPT = Path(__file__).parents[1] / "page/check/tiles.js"
 RNG = np.random.default_rng(8)
 
 
@@ -85,7 +83,7 @@ def ask(head=0, level=0, rule="most", words=False):
 def computed(document, tmp_path, *wanted):
     """What the page computes: the tiles, the bounds of their rows, and the rest of each answer."""
     (tmp_path / "page.html").write_bytes(long_page(document))
-    results = in_node(SCRIPT, tmp_path / "page.html", json.dumps(wanted))
+    results = in_node(CHECK / "tiles.js", tmp_path / "page.html", json.dumps(wanted))
     return [
         (np.array(result["tile"]).reshape(256, 256), np.array(result["bounds"])[:, None], result) for result in results
     ]
@@ -137,7 +135,7 @@ def test_page_and_pictures_end_their_colour_scale_at_the_same_weight(small):
         row[rng.random(len(row)) < 0.1] = 0
         row[rng.random(len(row)) < 0.1] = np.nan
     asked = [[str(x) for x in row.astype(np.float64)] for row in peaks]
-    assert in_node(PRINTS, json.dumps({"reach": asked}))["reach"] == [images.reach(row) for row in peaks]
+    assert in_node(CHECK / "numbers.js", json.dumps({"reach": asked}))["reach"] == [images.reach(row) for row in peaks]
     weights = np.asarray(small[0][0], np.float64)
     assert images.reach(weights[1].max(1)) == pytest.approx(end_of(weights[1]))
     assert images.reach(np.array([1.0, 0.2])) == 0.2
@@ -162,7 +160,7 @@ def test_the_true_weight_lies_within_the_printed_interval(seed, dtype, tmp_path)
     true /= true.sum(1, keepdims=True)
     ((tiles, bounds, _),) = computed(document_of(part, dtype=dtype), tmp_path, ask(1))
     pairs = np.stack([tiles[:N, :M], tiles[:N, :M] * bounds], -1).reshape(-1, 2).tolist()
-    said = in_node(PRINTS, json.dumps({"within": pairs}))["within"]
+    said = in_node(CHECK / "numbers.js", json.dumps({"within": pairs}))["within"]
     value, bound = np.array([[float(x) for x in each.split(" ± ")] for each in said]).T
     assert (abs(true.ravel() - value) <= bound * (1 + 1e-9)).all()
 

@@ -21,9 +21,9 @@ from clearhead.view import answers, long
 from clearhead.view.pooling import tile
 from seeds import fresh
 from terminal import refused
-from test_page_numbers import DV, KV, RULES, SCRIPT, B, D, H, in_node
-from test_page_numbers import M as KEYS
-from test_page_numbers import N as QUERIES
+from test_page_values import CHECK, DV, KV, RULES, B, D, H, in_node
+from test_page_values import M as KEYS
+from test_page_values import N as QUERIES
 from test_rooms import results, vector
 
 server = pytest.importorskip("clearhead.view.server")
@@ -158,7 +158,7 @@ def arithmetic(problems, tmp_path):
         answer = answers.answer("operands", place | {"query": i, "key": j}, [run])
         cells.append({"layer": words, "i": i, "j": j, "answer": base64.b64encode(answer).decode()})
     (tmp_path / "cells.json").write_text(json.dumps(cells))
-    return in_node(SCRIPT.with_name("operands.js"), str(tmp_path / "cells.json"))
+    return in_node(CHECK / "operands.js", str(tmp_path / "cells.json"))
 
 
 @pytest.mark.parametrize("most", [2**22, 0], ids=["whole heads", "single cells"])
