@@ -216,17 +216,17 @@ def differing(rank: int, world: int, seed: int) -> None:
 
 WAYS: dict[str, Callable[..., Any]] = {
     "jvp": lambda f, x, u, _: torch.func.jvp(f, (x,), (u,))[1],
-    "grad": lambda f, x, _, up: torch.func.grad(lambda y: (f(y).sin() * up).sum())(x),
-    "jvp of grad": lambda f, x, u, up: torch.func.jvp(torch.func.grad(lambda y: (f(y).sin() * up).sum()), (x,), (u,))[
-        1
-    ],
-    "grad of jvp": lambda f, x, u, up: torch.func.grad(lambda y: (torch.func.jvp(f, (y,), (u,))[1].sin() * up).sum())(
-        x
-    ),
-    "hvp": lambda f, x, u, up: torch.autograd.functional.hvp(lambda y: (f(y).sin() * up).sum(), x, u)[1],
+    "grad": lambda f, x, _, up: torch.func.grad(bent(f, up))(x),
+    "jvp of grad": lambda f, x, u, up: torch.func.jvp(torch.func.grad(bent(f, up)), (x,), (u,))[1],
+    "grad of jvp": lambda f, x, u, up: torch.func.grad(bent(lambda y: torch.func.jvp(f, (y,), (u,))[1], up))(x),
+    "hvp": lambda f, x, u, up: torch.autograd.functional.hvp(bent(f, up), x, u)[1],
     "jvp by two derivatives": lambda f, x, u, _: torch.autograd.functional.jvp(f, x, u)[1],
     "many gradients": lambda f, x, u, up: many(f, x, torch.stack([u, up])),
 }
+
+
+def bent(f: Callable[[Tensor], Tensor], up: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda y: (f(y).sin() * up).sum()
 
 
 def many(f: Callable[[Tensor], Tensor], x: Tensor, grads: Tensor) -> Tensor:

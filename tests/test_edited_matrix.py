@@ -188,6 +188,10 @@ def _softmax(scores: torch.Tensor, sinks: torch.Tensor, seen: torch.Tensor) -> t
 LIMITS = {torch.float64: {"rtol": 1e-9, "atol": 1e-9}, torch.float32: {"rtol": 1e-5, "atol": 1e-5}}
 
 
+def loss(output: torch.Tensor, entropy: torch.Tensor, received: torch.Tensor, turned: torch.Tensor) -> torch.Tensor:
+    return (output**2).sum() + entropy.sum() + (received**2).sum() + turned.sum()
+
+
 def test_gradients_are_those_of_pytorchs_softmax():
     """By q, k, v, a bias, sinks and a table of spans, through cut, boost and tempered in both orders."""
     rng = fresh()
@@ -202,17 +206,13 @@ def test_gradients_are_those_of_pytorchs_softmax():
     matrix = ch.AttentionMatrix(q, k, bias=bias, sinks=sinks, spans=(rows, columns, table))
     matrix = matrix.boost([0, -1], by=1.5, queries=some).tempered(t).cut(slice(2, 4), 3).boost(2, by=-0.5)
     seen = matrix.observe(v, entropy=True, received=True)
-    (
-        (seen.output**2).sum() + seen.entropy.sum() + (seen.received**2).sum() + (matrix.T @ v[..., :6, :]).sum()
-    ).backward()
+    loss(seen.output, seen.entropy, seen.received, matrix.T @ v[..., :6, :]).backward()
     result = [x.grad.clone() for x in leaves]
 
+    more = table[torch.arange(2)[:, None, None], :, rows[:, None], columns[:, None, :]].movedim(-1, 1)
     dense = (
-        q @ k.mT / 5**0.5
-        + bias
-        + table[torch.arange(2)[:, None, None], :, rows[:, None], columns[:, None, :]].movedim(-1, 1)
+        q @ k.mT / 5**0.5 + bias + more + 1.5 * torch.from_numpy(some)[:, None, :, None] * torch.eye(7)[[0, 6]].sum(0)
     )
-    dense = dense + 1.5 * torch.from_numpy(some)[:, None, :, None] * torch.eye(7)[[0, 6]].sum(0)
     by = torch.from_numpy(t)
     visible = torch.ones(6, 7, dtype=torch.bool)
     visible[2:4, 3] = False
@@ -220,7 +220,7 @@ def test_gradients_are_those_of_pytorchs_softmax():
     entropy = -(a * torch.where(a > 0, a, 1.0).log()).sum(-1)
     for x in leaves:
         x.grad = None
-    (((a @ v) ** 2).sum() + entropy.sum() + (a.sum(-2) ** 2).sum() + (a.mT @ v[..., :6, :]).sum()).backward()
+    loss(a @ v, entropy, a.sum(-2), a.mT @ v[..., :6, :]).backward()
     np.testing.assert_allclose(seen.output.detach(), (a @ v).detach(), rtol=1e-10, atol=1e-12)
     for one, other in zip(result, (x.grad for x in leaves), strict=True):
         torch.testing.assert_close(one, other, **LIMITS[one.dtype])

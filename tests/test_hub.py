@@ -92,12 +92,9 @@ def test_the_values_and_outputs_shown_are_those_of_the_model(tmp_path: Path, nam
 @pytest.mark.parametrize("name", ["llama", "bert", pytest.param("gpt-oss", marks=pytest.mark.gate)])
 def test_an_edited_run_is_that_of_edits_made_by_hand(tmp_path: Path, name: str):
     place, model = saved(tmp_path, FAMILY[name])
-    cut, boost, off = (
-        ch.cut(queries="great", keys="wall", layers=[1], heads=[2]),
-        ch.boost(keys=[0, 1], by=1.5, layers=[0]),
-        ch.off(layers=[0], heads=[1]),
-    )
-    seen = explain(TEXT, hub.find(place), edits=[cut, boost, off])
+    edits = [ch.boost(keys=[0, 1], by=1.5, layers=[0]), ch.off(layers=[0], heads=[1])]
+    edits.append(ch.cut(queries="great", keys="wall", layers=[1], heads=[2]))
+    seen = explain(TEXT, hub.find(place), edits=edits)
     assert (seen.layer, seen.head) in [(1, 2), *((0, head) for head in range(4))]
     words, first = TEXT.split(), []
 
@@ -105,12 +102,8 @@ def test_an_edited_run_is_that_of_edits_made_by_hand(tmp_path: Path, name: str):
         first[:] = [".0." in path]
         return True
 
-    def logits(scores: Any) -> Any:
-        change = (
-            added(1.5, None, [0, 1]) if first[0] else added(-np.inf, [words.index("great")], [words.index("wall")], [2])
-        )
-        return change(scores)
-
+    boost, cut = added(1.5, None, [0, 1]), added(-np.inf, [words.index("great")], [words.index("wall")], [2])
+    logits = lambda scores: (boost if first[0] else cut)(scores)  # noqa: E731
     hand = ByHand([logits], [lambda output: times(0, [1])(output) if first[0] else output], of_first)
     ids = torch.tensor([[token.id for token in seen.tokens]])
     with torch.no_grad(), by_hand(model.eval(), hand):
@@ -121,9 +114,8 @@ def test_an_edited_run_is_that_of_edits_made_by_hand(tmp_path: Path, name: str):
     assert [None if run.factors is None else run.factors.tolist() for run in seen.runs] == [[1, 0, 1, 1], None]
     if hasattr(out, "logits"):
         shares = out.logits[0, -1].double().softmax(-1)
-        assert [token.after for token in seen.moved.next] == pytest.approx(
-            [float(shares[token.id]) for token in seen.moved.next], abs=1e-5
-        )
+        truth = [float(shares[token.id]) for token in seen.moved.next]
+        assert [token.after for token in seen.moved.next] == pytest.approx(truth, abs=1e-5)
     with pytest.raises(SelectionError, match="there is no layer 2"):
         explain(TEXT, hub.find(place), edits=ch.off(layers=[2]))
 

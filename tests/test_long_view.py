@@ -362,12 +362,8 @@ def test_a_link_opens_the_cell_it_names(running, written):
     place = "#at=0.1.3&cell=9.2&by=sink&show=mean.log.1.0"
     with mapped(running, written, place=place) as page:
         result = state(page)
-        assert (result["at"], result["cell"], result["by"], result["show"]) == (
-            "0.1.3",
-            "9.2",
-            "sink",
-            "mean.log.1.0.weights",
-        )
+        named = {"at": "0.1.3", "cell": "9.2", "by": "sink", "show": "mean.log.1.0.weights"}
+        assert {name: result[name] for name in named} == named
         assert page.locator("#scale").input_value() == "log"
         assert page.is_checked("#aside")
         page.locator(".heads .head").first.click()
@@ -375,11 +371,7 @@ def test_a_link_opens_the_cell_it_names(running, written):
 
 
 def test_a_head_without_exact_weights_says_so_and_shows_its_picture(running, small):
-    with mapped(
-        running,
-        document_of(small[0], TOKENS, exact=[("0", 1)]),
-        place="#at=0.0.0&cell=20.0",
-    ) as page:
+    with mapped(running, document_of(small[0], TOKENS, exact=[("0", 1)]), place="#at=0.0.0&cell=20.0") as page:
         assert "stored as an image" in page.locator(".here").text_content()
         result = re.search(r": ([\d.e-]+) ± ([\d.e-]+)", page.locator("#readout").text_content())
         assert abs(float(result[1]) - small[0][0, 0, 20, 0]) <= float(result[2]) * 1.1
@@ -389,9 +381,8 @@ def test_a_head_without_exact_weights_says_so_and_shows_its_picture(running, sma
 
 def test_markup_in_tokens_is_shown_as_text(running):
     part = matrix(len(HOSTILE), causal=True)
-    run = long.ShownRun(
-        HOSTILE[0], [long.ShownLayer(HOSTILE[1], range(H), part.part(0), note=HOSTILE[2])], list(HOSTILE)
-    )
+    layer = long.ShownLayer(HOSTILE[1], range(H), part.part(0), note=HOSTILE[2])
+    run = long.ShownRun(HOSTILE[0], [layer], list(HOSTILE))
     with mapped(running, long.document([run], long.PageOptions(title=HOSTILE[0]))) as page:
         show_all_controls(page)
         page.check("#words")

@@ -354,7 +354,7 @@ def test_bench_creates_its_folder_before_measuring(tmp_path: Path, monkeypatch: 
 
 def test_every_file_is_written_through_write_whole():
     """No code but write_whole opens files for writing."""
-    package = Path(files.__file__).parent
+    package = Path(ch.__file__).parent
     writers = {"write_text", "write_bytes", "save_file", "mkstemp", "NamedTemporaryFile", "imsave", "tofile", "dump"}
     for path in set(package.rglob("*.py")) - {Path(files.__file__)}:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -215,10 +215,8 @@ def test_dropout_under_vmap_draws_as_vmap_says():
     x, eye = torch.zeros(3, 1, 6, 2), torch.eye(6)[None]
     with active():
         for randomness in ("different", "same"):
-            call = torch.func.vmap(
-                lambda x: F.scaled_dot_product_attention(x, x, eye, dropout_p=0.5), randomness=randomness
-            )
-            result = call(x) != 0
+            call = lambda x: F.scaled_dot_product_attention(x, x, eye, dropout_p=0.5)  # noqa: E731
+            result = torch.func.vmap(call, randomness=randomness)(x) != 0
             assert torch.equal(result[0], result[1]) == (randomness == "same")
             assert result.any()
             assert not result.all()
