@@ -71,6 +71,17 @@ def port(matrix, values):
         yield result
 
 
+@contextmanager
+def visited(running, port, strict=True):
+    """A cell of the served page in a browser; strictly, the page may write nothing to the console."""
+    unwanted = []
+    page = listened(running.new_context(viewport={"width": 1280, "height": 900}).new_page(), unwanted)
+    page.goto(f"http://127.0.0.1:{port}/{TOKEN}/#at=0.0.2&cell=15.6")
+    page.wait_for_selector(".map-of")
+    yield page
+    assert unwanted == [] or not strict
+
+
 def asked(port, path, body=None, method=None, **headers):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     data = json.dumps(body) if isinstance(body, dict) else body
@@ -216,56 +227,44 @@ def test_requests_from_other_machines_and_pages_are_refused(port):
 
 
 def test_the_same_page_opens_and_its_numbers_come_from_the_server(running, port, matrix):
-    unwanted = []
-    page = listened(running.new_context().new_page(), unwanted)
-    page.goto(f"http://127.0.0.1:{port}/{TOKEN}/#at=0.0.2&cell=15.6")
-    page.wait_for_selector(".map-of")
-    until(page, "document.querySelector('#readout').textContent.startsWith('query 15')")
-    until(page, "document.querySelector('.map-of').dataset.missing === '0'")
-    value = float(re.search(r": ([\d.e-]+)", page.locator("#readout").text_content())[1])
-    assert value == pytest.approx(matrix[1, 2, 15, 6], rel=1e-3)
-    page.locator(".controls .display > summary").click()
-    page.check("#words")
-    page.wait_for_timeout(300)
-    until(page, "document.querySelector('.map-of').dataset.missing === '0'")
-    assert unwanted == []
+    with visited(running, port) as page:
+        until(page, "document.querySelector('#readout').textContent.startsWith('query 15')")
+        until(page, "document.querySelector('.map-of').dataset.missing === '0'")
+        value = float(re.search(r": ([\d.e-]+)", page.locator("#readout").text_content())[1])
+        assert value == pytest.approx(matrix[1, 2, 15, 6], rel=1e-3)
+        page.locator(".controls .display > summary").click()
+        page.check("#words")
+        page.wait_for_timeout(300)
+        until(page, "document.querySelector('.map-of').dataset.missing === '0'")
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_served_weight_is_written_out_to_the_output(running, port, matrix, values, whole, monkeypatch):
     monkeypatch.setattr(answers, "_MOST_NUMBERS", 2**22 if whole else 0)
-    unwanted = []
-    page = listened(running.new_context(viewport={"width": 1280, "height": 900}).new_page(), unwanted)
-    page.goto(f"http://127.0.0.1:{port}/{TOKEN}/#at=0.0.2&cell=15.6")
     weights = matrix[1, 2]
-    for i, j in ((15, 6), (14, 6), (14, 7)):
-        until(page, f"document.querySelector('.dive .says')?.textContent.startsWith('Query {i} and key {j}:')")
-        result = results(page)
-        assert float(result["softmax"]) == pytest.approx(weights[i, j], rel=1e-3)
-        assert vector(result["weight times value"]) == pytest.approx(weights[i, j] * values[1, 1, j, :4], rel=6e-3)
-        assert vector(result["output: the sum over all keys"]) == pytest.approx(
-            (weights[i] @ values[1, 1])[:4], rel=6e-3
-        )
-        page.locator(".map-of").focus()
-        page.keyboard.press("ArrowUp" if i == 15 else "ArrowRight")
-    assert page.locator("#dive-temperature").is_visible() == whole
-    assert page.locator(".row-bars").is_visible()
-    page.keyboard.press("]")
-    until(page, "document.querySelector('#head').textContent.endsWith('head 3')")
-    until(page, "document.querySelector('.dive .says').textContent.startsWith('Query 14 and key 8:')")
-    page.wait_for_timeout(300)
-    assert float(results(page)["softmax"]) == pytest.approx(matrix[1, 3, 14, 8], rel=1e-3)
-    if whole:
-        page.check("#dive-edge")
-        assert "masked" in results(page)["mask"]
-    assert unwanted == []
+    with visited(running, port) as page:
+        for i, j in ((15, 6), (14, 6), (14, 7)):
+            until(page, f"document.querySelector('.dive .says')?.textContent.startsWith('Query {i} and key {j}:')")
+            result, output = results(page), (weights[i] @ values[1, 1])[:4]
+            assert float(result["softmax"]) == pytest.approx(weights[i, j], rel=1e-3)
+            assert vector(result["weight times value"]) == pytest.approx(weights[i, j] * values[1, 1, j, :4], rel=6e-3)
+            assert vector(result["output: the sum over all keys"]) == pytest.approx(output, rel=6e-3)
+            page.locator(".map-of").focus()
+            page.keyboard.press("ArrowUp" if i == 15 else "ArrowRight")
+        assert page.locator("#dive-temperature").is_visible() == whole
+        assert page.locator(".row-bars").is_visible()
+        page.keyboard.press("]")
+        until(page, "document.querySelector('#head').textContent.endsWith('head 3')")
+        until(page, "document.querySelector('.dive .says').textContent.startsWith('Query 14 and key 8:')")
+        page.wait_for_timeout(300)
+        assert float(results(page)["softmax"]) == pytest.approx(matrix[1, 3, 14, 8], rel=1e-3)
+        if whole:
+            page.check("#dive-edge")
+            assert "masked" in results(page)["mask"]
 
 
 def test_a_page_says_when_its_server_has_ended(running, matrix):
-    with served(matrix, None) as (port, end):
-        page = running.new_context().new_page()
-        page.goto(f"http://127.0.0.1:{port}/{TOKEN}/#at=0.0.2&cell=15.6")
-        page.wait_for_selector(".map-of")
+    with served(matrix, None) as (port, end), visited(running, port, strict=False) as page:
         until(page, "document.querySelector('.map-of').dataset.missing === '0'")
         end()
         page.locator(".map-of").focus()
