@@ -102,8 +102,8 @@ def damaged(path: Path, rng: random.Random) -> list[str]:
     """Damage a file in place, or one of a directory's; returns what was done."""
     if path.is_dir():
         path = rng.choice(sorted(path.iterdir()))
-    own = {".json": [valued] * 6, ".safetensors": [headed] * 6, ".npz": [repacked] * 6, ".npy": [claimed] * 4}
-    ways = [flipped, cut, grown, doubled, *own.get(path.suffix, [])]
+    by_suffix = {".json": [valued] * 6, ".safetensors": [headed] * 6, ".npz": [repacked] * 6, ".npy": [claimed] * 4}
+    ways = [flipped, cut, grown, doubled, *by_suffix.get(path.suffix, [])]
     done = [rng.choice(ways) for _ in range(rng.choice((1, 1, 2)))]
     data = path.read_bytes()
     for way in done:

@@ -79,18 +79,18 @@ class Moved(Problem):
         """Attention, or what is asked of its matrix, over shards and in one process."""
 
         def sharded(x: Tensors) -> Tensors:
-            given = self.place | self.with_rules(self.here, x)
+            rules = self.place | self.with_rules(self.here, x)
             if not matrix:
-                return {"output": ch.distributed.attention(x["q"], x["k"], x["v"], **given)}
-            A = ch.distributed.ShardedAttentionMatrix(x["q"], x["k"], **given)
+                return {"output": ch.distributed.attention(x["q"], x["k"], x["v"], **rules)}
+            A = ch.distributed.ShardedAttentionMatrix(x["q"], x["k"], **rules)
             answers = self.looked(A, x["v"], self.groups[1])
             return {name: y for name, y in answers.items() if name not in self.left_out[self.rank]}
 
         def alone(x: Tensors) -> Tensors:
-            given = self.with_rules(self.rules, x)
+            rules = self.with_rules(self.rules, x)
             if not matrix:
-                return {"output": ch.attention(x["q"], x["k"], x["v"], **given)}
-            return self.looked(ch.AttentionMatrix(x["q"], x["k"], **given), x["v"], self.groups[0])
+                return {"output": ch.attention(x["q"], x["k"], x["v"], **rules)}
+            return self.looked(ch.AttentionMatrix(x["q"], x["k"], **rules), x["v"], self.groups[0])
 
         return sharded, alone
 
@@ -216,16 +216,16 @@ def differing(rank: int, world: int, seed: int) -> None:
 
 WAYS: dict[str, Callable[..., Any]] = {
     "jvp": lambda f, x, u, _: torch.func.jvp(f, (x,), (u,))[1],
-    "grad": lambda f, x, _, up: torch.func.grad(bent(f, up))(x),
-    "jvp of grad": lambda f, x, u, up: torch.func.jvp(torch.func.grad(bent(f, up)), (x,), (u,))[1],
-    "grad of jvp": lambda f, x, u, up: torch.func.grad(bent(lambda y: torch.func.jvp(f, (y,), (u,))[1], up))(x),
-    "hvp": lambda f, x, u, up: torch.autograd.functional.hvp(bent(f, up), x, u)[1],
+    "grad": lambda f, x, _, up: torch.func.grad(loss_of(f, up))(x),
+    "jvp of grad": lambda f, x, u, up: torch.func.jvp(torch.func.grad(loss_of(f, up)), (x,), (u,))[1],
+    "grad of jvp": lambda f, x, u, up: torch.func.grad(loss_of(lambda y: torch.func.jvp(f, (y,), (u,))[1], up))(x),
+    "hvp": lambda f, x, u, up: torch.autograd.functional.hvp(loss_of(f, up), x, u)[1],
     "jvp by two derivatives": lambda f, x, u, _: torch.autograd.functional.jvp(f, x, u)[1],
     "many gradients": lambda f, x, u, up: many(f, x, torch.stack([u, up])),
 }
 
 
-def bent(f: Callable[[Tensor], Tensor], up: Tensor) -> Callable[[Tensor], Tensor]:
+def loss_of(f: Callable[[Tensor], Tensor], up: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda y: (f(y).sin() * up).sum()
 
 
