@@ -270,11 +270,7 @@ def test_copies_and_compiled_layers_give_the_same_output():
     [
         (lambda: MultiHeadAttention(12, 4, num_kv_heads=3), RuleError, "num_heads is 4 and num_kv_heads 3"),
         (lambda: MultiHeadAttention(10, 4), RuleError, "d_model 10 is no multiple of num_heads 4"),
-        (
-            lambda: MultiHeadAttention(12, 4, rotary=1e4),
-            RuleError,
-            "rotary positions turn pairs of numbers, and d_k is 3",
-        ),
+        (lambda: made(rotary=1e4), RuleError, "rotary positions turn pairs of numbers, and d_k is 3"),
         (lambda: MultiHeadAttention(12, 4, dropout=2.0), RuleError, "dropout is 2.0"),
         (lambda: MultiHeadAttention("8", 2), RuleError, "d_model is '8': expected a whole number from 1 up"),
         (lambda: MultiHeadAttention(8, 2.0), RuleError, "num_heads is 2.0: expected a whole number"),
@@ -317,10 +313,7 @@ def test_wrong_arguments_are_refused_with_these_texts(call: Any, error: type[Exc
 @pytest.mark.parametrize(
     ("inputs", "instead"),
     [
-        (
-            {"attn_mask": torch.ones(3, 3, dtype=torch.bool)},
-            "mask=~attn_mask: True = may attend here, and may not there",
-        ),
+        ({"attn_mask": torch.ones(3, 3) > 0}, "mask=~attn_mask: True = may attend here, and may not there"),
         ({"key_padding_mask": torch.ones(2, 3, dtype=torch.bool)}, "mask=~key_padding_mask[:, None, None]: True = may"),
         ({"is_causal": True}, "causal=True"),
         ({"average_attn_weights": False}, "average_weights"),

@@ -57,10 +57,9 @@ def boxes() -> str:
     from fontTools.pens.ttGlyphPen import TTGlyphPen
 
     pen = TTGlyphPen(None)
-    for step, point in zip(
-        ("moveTo", "lineTo", "lineTo", "lineTo"), [(60, 0), (60, 560), (440, 560), (440, 0)], strict=True
-    ):
-        getattr(pen, step)(point)
+    pen.moveTo((60, 0))
+    for point in ((60, 560), (440, 560), (440, 0)):
+        pen.lineTo(point)
     pen.closePath()
     made = FontBuilder(1000, isTTF=True)
     made.setupGlyphOrder([".notdef", "box", "space"])
