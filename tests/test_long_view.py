@@ -57,6 +57,14 @@ def show_all_controls(page):
         closed.first.click()
 
 
+def choose(page, control, value=None):
+    """Check a box or choose a value, and wait until that is drawn."""
+    show_all_controls(page)
+    page.check(control) if value is None else page.select_option(control, value)
+    page.wait_for_timeout(400)
+    ready(page)
+
+
 def value_of(text):
     return float(re.search(r": ([\d.e-]+)", text)[1])
 
@@ -139,29 +147,19 @@ def test_tables_lists_words_and_differences_show_the_same_numbers(running, writt
         assert [float(x) for x in shown] == pytest.approx(weights[13, :9], rel=6e-3, abs=1e-6)
         best = page.locator(".strongest.role-query .place").all_text_contents()
         assert [int(place) for place in best] == list(np.argsort(-weights[20])[:10])
-        show_all_controls(page)
-        page.check("#words")
-        page.wait_for_timeout(300)
-        ready(page)
+        choose(page, "#words")
         text = page.locator("#readout").text_content()
         assert "“unbelievably”" in text
         place = unit_of(20), unit_of(4)
         expected = words_of(weights)[place]
         assert value_of(text) == pytest.approx(expected, rel=2e-3)
         assert bar_below(page) == pytest.approx(44 * (expected / end_of(weights)) ** 0.5, abs=1)
-        show_all_controls(page)
-        page.select_option("#other", "0 1 2")
-        page.wait_for_timeout(400)
-        ready(page)
+        choose(page, "#other", "0 1 2")
         minus = words_of(small[1][0, 2].astype(np.float64))[place]
         assert difference_of(page) == pytest.approx(expected - minus, abs=1e-3)
-        page.select_option("#other", "")
-        page.wait_for_timeout(300)
+        choose(page, "#other", "")
         page.uncheck("#words")
-        show_all_controls(page)
-        page.select_option("#other", "0 1 2")
-        page.wait_for_timeout(400)
-        ready(page)
+        choose(page, "#other", "0 1 2")
         i, j = map(int, state(page)["cell"].split("."))
         assert difference_of(page) == pytest.approx(weights[i, j] - small[1][0, 2, i, j], abs=1e-3)
 
@@ -217,9 +215,7 @@ def test_tokens_take_the_focus_and_shortcuts_work_after_a_checkbox(running, writ
             page.keyboard.press(key)
         until(page, "location.hash.includes('cell=18.4')")
         assert page.evaluate("document.activeElement.dataset.token") == "18"
-        show_all_controls(page)
-        page.check("#aside")
-        page.wait_for_timeout(300)
+        choose(page, "#aside")
         assert page.evaluate("document.activeElement.id") == "aside"
         page.keyboard.press("ArrowUp")
         until(page, "location.hash.includes('cell=17.4')")
@@ -341,18 +337,15 @@ def test_a_cell_chosen_while_a_smaller_layer_opens_lies_inside_that_layer(runnin
         assert page.locator("#readout").text_content().startswith("query 4 ")
 
 
-def test_only_heads_shown_by_the_same_method_are_subtracted(running, small, tmp_path):
+def test_only_heads_shown_by_the_same_method_are_subtracted(running, small):
     """Either both are computed or both are pictures; a small layer stored exactly has no pictures."""
-    place = tmp_path / "page.html"
     layers = [long.ShownLayer(str(index), range(H), part.part(0)) for index, part in enumerate(small)]
     wish = long.PageOptions(exact=[*(("0", head) for head in range(H)), ("1", 1)])
-    place.write_bytes(long_page(long.document([long.ShownRun("", layers, TOKENS)], wish)))
+    document = long.document([long.ShownRun("", layers, TOKENS)], wish)
     choices = "[...document.querySelectorAll('#other option')].map((option) => option.value)"
-    with mapped(running, place, place="#at=0.0.0&cell=20.0") as page:
+    with mapped(running, document, place="#at=0.0.0&cell=20.0") as page:
         assert page.evaluate(choices) == ["", *(f"0 0 {head}" for head in range(H)), "0 1 1"]
-        show_all_controls(page)
-        page.select_option("#other", "0 1 1")
-        page.wait_for_timeout(300)
+        choose(page, "#other", "0 1 1")
         page.locator(".heads .head").nth(H).click()
         until(page, "document.querySelector('.here').textContent.includes('stored as an image')")
         assert page.evaluate(choices) == ["", *(f"0 1 {head}" for head in range(H))]
@@ -384,9 +377,7 @@ def test_markup_in_tokens_is_shown_as_text(running):
     layer = long.ShownLayer(HOSTILE[1], range(H), part.part(0), note=HOSTILE[2])
     run = long.ShownRun(HOSTILE[0], [layer], list(HOSTILE))
     with mapped(running, long.document([run], long.PageOptions(title=HOSTILE[0]))) as page:
-        show_all_controls(page)
-        page.check("#words")
-        page.wait_for_timeout(300)
+        choose(page, "#words")
         assert page.evaluate("window.bad") is None
         assert page.locator("main img").count() == 0
         assert page.evaluate("document.documentElement.scrollWidth") <= 1280

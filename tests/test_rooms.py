@@ -140,15 +140,14 @@ RULES = {
 
 
 @pytest.mark.parametrize("rules", RULES)
-def test_every_line_of_the_arithmetic_is_the_number_of_the_reference(running, tmp_path, rules):
+def test_every_line_of_the_arithmetic_is_the_number_of_the_reference(running, rules):
     rng = fresh()
     n, d = int(rng.integers(3, 9)), int(rng.integers(2, 9))
     q, k, v = (rng.standard_normal((1, n, width)) for width in (d, d, 3))
     trace = ch.trace(q, k, v, **RULES[rules])
-    trace.save(tmp_path / "page.html")
     i = int(rng.integers(0, n))
     j = int(rng.integers(0, i + 1))
-    with opened(running, tmp_path / "page.html", wait=".map-of", place=f"#at=0.0.0&cell={i}.{j}") as page:
+    with opened(running, trace.to_html(), wait=".map-of", place=f"#at=0.0.0&cell={i}.{j}") as page:
         settled(page)
         result = results(page)
         assert float(result["dot product"]) == pytest.approx(trace.scores[0, i, j], rel=1e-3, abs=1e-4)
@@ -166,12 +165,11 @@ def test_every_line_of_the_arithmetic_is_the_number_of_the_reference(running, tm
         assert page.locator(".stops button").nth(4).get_attribute("aria-pressed") == "true"
 
 
-def test_suppositions_change_the_numbers_at_once_and_lead_back(running, tmp_path):
+def test_suppositions_change_the_numbers_at_once_and_lead_back(running):
     rng = fresh()
     q, k, v = rng.standard_normal((3, 6, 4))
-    ch.trace(q, k, v, causal=True).save(tmp_path / "page.html")
     options = {"wait": ".map-of", "place": "#at=0.0.0&cell=5.2", "reduced_motion": "reduce"}
-    with opened(running, tmp_path / "page.html", **options) as page:
+    with opened(running, ch.trace(q, k, v, causal=True).to_html(), **options) as page:
         settled(page)
         before = results(page)
 

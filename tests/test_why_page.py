@@ -139,13 +139,12 @@ def _ground(element):
 
 
 @pytest.mark.smoke
-def test_an_edge_opens_its_layer_head_query_and_key_by_mouse_and_keyboard(running, tmp_path):
+def test_an_edge_opens_its_layer_head_query_and_key_by_mouse_and_keyboard(running):
     rng = fresh()
     model = random_model(rng)
     seen = ch.why(random_text(rng, 4), model, count=4)
-    seen.save(tmp_path / "page.html")
     run = model.run([token.id for token in seen.tokens])
-    with opened(running, tmp_path / "page.html", reduced_motion="reduce") as page:
+    with opened(running, seen.to_html(), reduced_motion="reduce") as page:
         for place, edge in enumerate(seen.edges):
             button = page.locator("#step-why table").first.locator("button").nth(place)
             if place % 2:
