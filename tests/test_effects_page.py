@@ -17,14 +17,6 @@ TEXT = "mary had a little lamb its fleece"
 RULES = {"causal": {"causal": True}, "plain": {}, "sink": {"sinks": np.array([0.3, -0.5]), "softcap": 3.0}}
 
 
-@pytest.fixture(scope="module")
-def why(tmp_path_factory):
-    place = tmp_path_factory.mktemp("effects") / "why.html"
-    seen = ch.why(TEXT, gpt2.load())
-    seen.save(place)
-    return seen, place
-
-
 def problem(rng, n, rules, sharp=1.0):
     q, k, v, g = (rng.standard_normal((1, 2, n, width)) for width in (4, 4, 3, 3))
     return ch.AttentionMatrix(sharp * q, k, **rules), v, g
@@ -118,12 +110,12 @@ def test_an_effect_of_minus_one_is_no_masked_cell(running):
         assert read(page, "contribution") == (0, 0, pytest.approx(-1))
 
 
-def test_the_pages_of_why_and_of_watched_runs_have_causes(running, why):
-    seen, place = why
-    header = json.loads(scripts(place.read_text(encoding="utf-8"))["clearhead"])
+def test_the_pages_of_why_and_of_watched_runs_have_causes(running):
+    seen = ch.why(TEXT, gpt2.load())
+    header = json.loads(scripts(seen.to_html())["clearhead"])
     assert all("g" in layer["arrays"] for layer in header["runs"][0]["layers"])
     first = seen.edges[0]
-    with opened(running, place, wait=".map-of", color_scheme="dark", bypass_csp=True) as page:
+    with opened(running, seen.to_html(), wait=".map-of", color_scheme="dark", bypass_csp=True) as page:
         until(page, "document.querySelector('#readout')?.textContent.includes('rank')")
         now = [int(x) for x in re.findall(r"(?:query|key) (\d+)", page.locator("#readout").text_content())]
         step_to(page, first.query, first.key, now)

@@ -20,13 +20,6 @@ def seen():
     return ch.explain(TEXT, gpt2.load())
 
 
-@pytest.fixture(scope="module")
-def explained(seen, tmp_path_factory):
-    place = tmp_path_factory.mktemp("rooms") / "page.html"
-    seen.save(place)
-    return place
-
-
 def results(page):
     """The last number of each line of the arithmetic, by the line's heading, without a bound."""
     lines = page.locator(".lines li").all()
@@ -92,8 +85,8 @@ def test_each_batch_item_is_a_run_and_no_weights_are_no_run():
 # one place
 
 
-def test_a_word_a_head_and_a_cell_are_chosen_in_all_rooms(running, explained, seen):
-    with opened(running, explained, wait=".map-of") as page:
+def test_a_word_a_head_and_a_cell_are_chosen_in_all_rooms(running, seen):
+    with opened(running, seen.to_html(), wait=".map-of") as page:
         settled(page)
         weights = {
             (layer, head): np.asarray(ch.AttentionMatrix(run.q, run.k, **run.rules)[head], np.float64)

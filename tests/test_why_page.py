@@ -23,13 +23,6 @@ def seen():
     return ch.why(TEXT, shipped(), token="lamb", against="nut")
 
 
-@pytest.fixture(scope="module")
-def place(seen, tmp_path_factory):
-    path = tmp_path_factory.mktemp("page") / "why.html"
-    seen.save(path)
-    return path
-
-
 def document(seen, language="en"):
     return why_page.document(seen.model, seen.edits, seen.ways, seen.to_json(), language)
 
@@ -103,8 +96,8 @@ def test_the_command_writes_the_page_beside_or_in_place_of_the_report(tmp_path):
 # the browser
 
 
-def test_text_edges_heads_and_weights_have_the_numbers_of_the_run(running, seen, place):
-    with opened(running, place) as page:
+def test_text_edges_heads_and_weights_have_the_numbers_of_the_run(running, seen):
+    with opened(running, seen.to_html()) as page:
         section = page.locator("#step-why")
         title = section.locator("h2").inner_text()
         assert re.sub("[\u2068\u2069]", "", title) == "Why ␣lamb and not ␣nut"
@@ -211,11 +204,11 @@ def test_hostile_tokens_are_text(running, seen):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_the_colours_are_told_apart_by_every_kind_of_colour_vision(running, place):
+def test_the_colours_are_told_apart_by_every_kind_of_colour_vision(running, seen):
     """The two of the legend, as seen without one kind of cones (Viénot, Brettel and Mollon 1999)."""
     protan = [[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]]
     deutan = [[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]]
-    with opened(running, place) as page:
+    with opened(running, seen.to_html()) as page:
         grounds = []
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
