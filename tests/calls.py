@@ -213,21 +213,11 @@ LAYER = {"x": FLAT, "w_q": W, "w_k": W, "w_v": W}
 @cache
 def public() -> dict[str, Call]:
     """Everything public that computes with NumPy alone."""
-    functions = (
-        *(
-            ch.attention,
-            ch.trace,
-            ch.trace_layer,
-            ch.trace_weights,
-            ch.diagnose,
-            ch.diagnose_layer,
-            ch.diagnose_weights,
-        ),
-        *(ch.explain, ch.why, ch.load, ch.boost, ch.share, ch.tempered, ch.scaled, ch.edits_to_json),
-    )
+    plain = "attention trace trace_layer trace_weights diagnose diagnose_layer diagnose_weights explain why load"
+    plain += " boost share tempered scaled edits_to_json"
     trace, shown = ch.trace(Q, K, V), cache(lambda: ch.explain("humpty dumpty"))
     return {
-        **{function.__name__: of(function) for function in functions},
+        **{name: of(getattr(ch, name)) for name in plain.split()},
         "plan": of(ch.plan, v=FLAT),
         "AttentionMatrix": of(shaped),
         "shapes": of(ch.shapes, **QKV),
