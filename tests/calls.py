@@ -283,17 +283,20 @@ def small_gpt2() -> Any:
     return GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9)).eval()
 
 
-def in_a_group(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The same in a process group of one process."""
+def alone(call: Callable[..., Any], inputs: dict[str, Any]) -> Any:
+    """Run in a process group of one process."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        return call(**inputs)
+    finally:
+        dist.destroy_process_group()
 
+
+def in_a_group(call: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(call, updated=())
     def grouped(*inputs: Any, **named: Any) -> Any:
-        if not dist.is_initialized():
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        try:
-            return call(*inputs, **named)
-        finally:
-            dist.destroy_process_group()
+        return alone(partial(call, *inputs), named)
 
     return grouped
 
