@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.changing import otherrun
 from clearhead.changing.applying import acting_in, acts, check_layers, check_places, edited
-from clearhead.changing.edits import Edit, Off, OtherRun, read_edits, with_run
+from clearhead.changing.edits import Edit, read_edits
 from clearhead.changing.places import Place, Text
 from clearhead.changing.texts import Texts
 from clearhead.errors import DtypeError, MissingExtraError, RuleError
 from clearhead.layers.naming import ModulePath
+from clearhead.layers.run import Run
 
 if TYPE_CHECKING:
     from clearhead.layers.attending import Change, Finish
@@ -63,7 +64,9 @@ def change(model: Any, edits: Any, *, tokenizer: Any = None) -> Iterator[None]:
         raise MissingExtraError(
             f"change needs PyTorch and Transformers: {error}.", "pip install 'clearhead[hf]'"
         ) from error
-    read = tuple(with_run(edit) for edit in read_edits(edits))
+    read = tuple(
+        replace(edit, seen=Run.read(edit.seen)) if isinstance(edit.seen, str) else edit for edit in read_edits(edits)
+    )
     if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
         raise DtypeError(
             f"tokenizer is a {type(tokenizer).__name__}: expected something with decode(list of ids).",
@@ -105,7 +108,7 @@ class _Changing:
         hint = f"layers are {numbers[0]} to {numbers[-1]}, or named as ch.watch names them." if numbers else ""
         check_layers(self.edits, layers, self.name, hint)
         for edit in self.edits:
-            if isinstance(edit, OtherRun):
+            if edit.seen is not None:
                 otherrun.check_kept(edit, self.modules.values())
 
     def _attention_modules(self) -> dict[Any, set[str]]:
@@ -143,7 +146,7 @@ class _Changing:
         sums = sequence.sums.setdefault(layer, {})
         if call.queries.start == 0:
             sums.clear()
-        real = _real(layer, call) if any(isinstance(edit, Off) for edit, _ in acting) else None
+        real = _real(layer, call) if any(edit.kind == "off" for edit, _ in acting) else None
         place = Place(layer.name, call.queries, call.keys, sequence.text, key_text, real, self.continues, sums)
         rules, shape = call.rules(), (*call.q.shape[:3], call.k.shape[2])
         result = edited(call.q, call.k, call.v, rules, acting, place)
@@ -178,7 +181,7 @@ class _Changing:
         for edit in self.edits:
             if any(edit.may_act(edit.named_layers(), choices) for choices in alike):
                 check_places(edit, queries, keys)
-            if isinstance(edit, OtherRun) and layer.number == 1:
+            if edit.seen is not None and layer.number == 1:
                 otherrun.check_lengths(edit, kind, call.queries, call.keys, continues=self.continues)
         self.checked.add((queries, keys))
 

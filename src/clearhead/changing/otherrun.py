@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.changing.edits import OtherRun
+from clearhead.changing.edits import Edit
 from clearhead.changing.places import Place
 from clearhead.changing.tensors import numbers_like, spread, torch_of
 from clearhead.core.arrays import as_array, to_torch
@@ -35,7 +35,7 @@ class Part:
     place: Place
 
 
-def of(edit: OtherRun, heads: Sequence[int] | None, place: Place, x: Any) -> Part:
+def of(edit: Edit, heads: Sequence[int] | None, place: Place, x: Any) -> Part:
     """The other run's part for this call, checked. `x` is the call's q, or its v for values.
 
     Raises SelectionError where it has not this layer or its heads, RuleError where it kept no arrays, ShapeError where
@@ -57,17 +57,16 @@ def of(edit: OtherRun, heads: Sequence[int] | None, place: Place, x: Any) -> Par
     return Part(layer, wanted, index, len(wanted) == count, rows, columns, place)
 
 
-def check_kept(edit: OtherRun, layers: Collection[Collection[str]]) -> None:
+def check_kept(edit: Edit, layers: Collection[Collection[str]]) -> None:
     """Raise unless the other run has the layers, heads and arrays that an edit needs: SelectionError or RuleError.
 
     layers   what chooses each layer of the model that is changed, as in `applying.check_layers`
     """
-    assert not isinstance(edit.seen, str)
     if not edit.seen.parts:
         raise RuleError(
             f"{edit}: the other run saw no attention.", "run a model inside `with ch.watch(model) as seen`."
         )
-    side, words, how = {"like": ("q", "queries and keys", "keep=True")}.get(edit.KIND, ("v", "values", "values=True"))
+    side, words, how = {"like": ("q", "queries and keys", "keep=True")}.get(edit.kind, ("v", "values", "values=True"))
     if all(getattr(edit.seen.layer(layer), side) is None for layer in edit.seen.layers):
         raise RuleError(f"{edit}: the other run kept no {words}.", f"ch.watch(model, {how})")
     known = {name: edit.seen.layer(name) for name in edit.seen.layers}
@@ -87,9 +86,8 @@ def _check_heads(layer: Layer, wanted: Sequence[int], who: str = "") -> None:
             raise SelectionError(f"{who}the other run kept no head {head} of layer {layer.name}: kept are {kept}.")
 
 
-def check_lengths(edit: OtherRun, kind: ModulePath, queries: range, keys: range, *, continues: bool) -> None:
+def check_lengths(edit: Edit, kind: ModulePath, queries: range, keys: range, *, continues: bool) -> None:
     """Raise ShapeError where a layer that an edit needs, of this kind, has other lengths in the other run."""
-    assert not isinstance(edit.seen, str)
     for name in edit.seen.layers:
         layer, path = edit.seen.layer(name), ModulePath.of(edit.seen.layer(name).path)
         alike = path._replace(numbers=kind.numbers) == kind and layer.call == 1
@@ -120,9 +118,9 @@ def _start(layer: Layer, queries: range, keys: range, *, continues: bool) -> int
     return start
 
 
-def _head_total(edit: OtherRun, x: Any, layer: Layer) -> int:
+def _head_total(edit: Edit, x: Any, layer: Layer) -> int:
     """How many query heads the call has, where x may be values with fewer."""
-    return int(x.shape[1]) if edit.KIND == "like" else max(int(x.shape[1]), 1 + max(layer.heads))
+    return int(x.shape[1]) if edit.kind == "like" else max(int(x.shape[1]), 1 + max(layer.heads))
 
 
 def weights(

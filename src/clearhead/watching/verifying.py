@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from clearhead.changing.change import change
-from clearhead.changing.edits import Cut
+from clearhead.changing.edits import cut
 from clearhead.core.agreement import spearman
 from clearhead.errors import DtypeError, RuleError, shown
 from clearhead.watching.effects import Edge, Edges, end_of, with_words
@@ -61,8 +61,7 @@ def verified(model: Any, edges: Any, run: Callable[[], Any], batch: int) -> Veri
     before, result = _number(run), []
     for edge in edges:
         whole = (edge.queries, edge.keys) if isinstance(edge, SpanEdge) else ((edge.query,), (edge.key,))
-        cut = Cut(queries=whole[0], keys=whole[1], layers=(edge.layer,), heads=(edge.head,))
-        with change(model, cut):
+        with change(model, cut(queries=whole[0], keys=whole[1], layers=[edge.layer], heads=[edge.head])):
             after = _number(run)
         result.append(VerifiedEdge(edge.layer, edge.head, edge.query, edge.key, edge.value, after - before))
     return Verified(result, edges.tokens if isinstance(edges, Edges) else ())
