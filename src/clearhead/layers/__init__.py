@@ -1,8 +1,7 @@
 """The attention layers of Transformers' models: how they are named, called, recorded and kept.
 
 switching   sets the model's attention to ours and back
-attending   the attention function that Transformers calls; compiled, packed: in compiled models, in batches without
-            padding
+attending   the attention function that Transformers calls; packed: in batches without padding
 masks       Transformers' masks as rules
 passes      which layer is running, and for which time
 naming      what layers are called

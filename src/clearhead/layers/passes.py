@@ -1,7 +1,7 @@
 """A model's forward passes, followed by hooks: the tokens of each, and which call of which layer an attention is."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from inspect import signature
 from typing import Any, NamedTuple
@@ -57,8 +57,11 @@ class Passes:
         self._places: dict[tuple[Any, int], LayerCall] = {}
 
     @contextmanager
-    def followed(self) -> Iterator[None]:
-        """Inside, every attention of the model is ours, and its passes are followed; then the model is as before."""
+    def followed(self, registry: MutableMapping[Any, Any], attention: Callable[[Any], Any]) -> Iterator[None]:
+        """Inside, every attention of the model is ours and asks `attention`; then the model is as before.
+
+        registry   `watchers` or `changers` of attending.py
+        """
         before = switching.switch(self.model)
         self.implementations = {id(config): implementation for config, implementation in before}
         with ExitStack() as after:
@@ -66,6 +69,9 @@ class Passes:
             after.enter_context(torch.compiler.set_stance("force_eager"))
             for hook in self._hooks(switching.models(self.model)):
                 after.callback(hook.remove)
+            for module in self.model.modules():
+                registry[module] = attention
+                after.callback(registry.pop, module, None)
             yield
 
     def was_eager(self, module: Any) -> bool:
