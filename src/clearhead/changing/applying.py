@@ -14,7 +14,7 @@ import numpy as np
 from clearhead.changing import otherrun
 from clearhead.changing.edits import Edit
 from clearhead.changing.places import Place, Text, find
-from clearhead.changing.tensors import chosen, float_sum, logaddexp, numbers_like, positive_part, spread, times
+from clearhead.changing.tensors import chosen, float_sum, library, numbers_like, positive_part, spread, times
 from clearhead.core import visibility
 from clearhead.core.axes import Array, blocks
 from clearhead.core.problem import Problem, describe
@@ -198,7 +198,7 @@ def _shared(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedC
         span, rest = (_logsumexp_of(call, queries, keys if side else ~keys, heads) for side in (True, False))
     sinks = call.rules.get("sinks")
     if sinks is not None:
-        rest = logaddexp(rest, numbers_like(sinks, rest)[:, None])
+        rest = library(rest).logaddexp(rest, numbers_like(sinks, rest)[:, None])
     wanted = log(edit.at_least) - np.log1p(-edit.at_least)
     table = positive_part(wanted, rest, span)[..., None]
     rows = np.where(queries, np.arange(len(place.queries)), -1)

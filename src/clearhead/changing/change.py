@@ -105,7 +105,7 @@ class _Changing:
 
     def _attention_modules(self) -> dict[Any, set[str]]:
         """The modules that may attend, each with all that may choose its layer."""
-        from clearhead.layers.unseen import mixes_tokens
+        from clearhead.layers.switching import mixes_tokens
 
         passes = self.passes
         mixing = {module: passes.inner(path) for module, path in passes.paths.items() if mixes_tokens(module)}
