@@ -1,7 +1,7 @@
 """`ch.watch`: a model's attention observed while it runs inside a block."""
 
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
@@ -102,12 +102,8 @@ def watch(
     if any(module in attending.watchers for module in model.modules()):
         raise RuleError("the model is being watched already.", "one `with ch.watch(…)` for one model at a time.")
     watching = _Watching(model, asked, layers, chosen, keep, values or causes, causes, tokenizer)
-    try:
-        with watching.passes.followed(attending.watchers, watching.attention):
-            yield watching.seen
-            watching.check_chosen()
-    finally:
-        watching.finish()
+    with watching.block(attending.watchers):
+        yield watching.seen
     if watching.seen.unseen:
         warnings.warn(watching.seen.told_unseen(), stacklevel=3)
 
@@ -136,6 +132,18 @@ class _Watching:
         self.parts: dict[str, Recording] = {}
         written = None if self.tokenizer is None else Written(self.tokenizer)
         self.seen = Seen(self.parts, model=type(self.model).__name__, watched=ref(self.model), written=written)
+
+    @contextmanager
+    def block(self, watchers: MutableMapping[Any, Any]) -> Iterator[None]:
+        """Inside, the model is watched; in the end the observations of each layer's calls are joined."""
+        try:
+            with self.passes.followed(watchers, self.attention):
+                yield
+                self._check_chosen()
+        finally:
+            self.seen.parts = {name: part.finished() for name, part in self.parts.items() if part.calls}
+            self.seen.unseen = self.passes.unseen()
+            self.recordings.clear()
 
     def _begin_pass(self, _: Any = None) -> None:
         """Raise RuleError where derivatives are wanted and none could come."""
@@ -207,7 +215,7 @@ class _Watching:
             if read is not None:
                 read[place] += more
 
-    def check_chosen(self) -> None:
+    def _check_chosen(self) -> None:
         """At the block's end: raise where no attention was seen, or a chosen layer was not."""
         passes = self.passes
         if passes.entered and not passes.went_through:
@@ -217,12 +225,6 @@ class _Watching:
         missing = [layer for layer in self.layers or () if layer not in self.found]
         if passes.went_through and missing:
             raise SelectionError(f"layers: there is no {missing[0]!r} in {self.seen.model}.")
-
-    def finish(self) -> None:
-        """Join the observations of each layer's calls, and release the recordings."""
-        self.seen.parts = {name: part.finished() for name, part in self.parts.items() if part.calls}
-        self.seen.unseen = self.passes.unseen()
-        self.recordings.clear()
 
 
 def _check_options(*, keep: Any, values: Any, causes: Any, tokenizer: Any) -> None:
