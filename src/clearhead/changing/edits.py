@@ -37,18 +37,18 @@ class Edit:
     to: str | None = None
     seen: Any = None
 
-    def given(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """What its function was given, what it does first, then where; without what is None."""
         names = sorted(signature(MAKERS[self.kind]).parameters, key=lambda name: name in ("layers", "heads"))
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def __repr__(self) -> str:
         unnamed = [x.name for x in signature(MAKERS[self.kind]).parameters.values() if x.kind is not x.KEYWORD_ONLY]
-        words = [_told(x) if name in unnamed else f"{name}={_told(x)}" for name, x in self.given().items()]
+        words = [_told(x) if name in unnamed else f"{name}={_told(x)}" for name, x in self.arguments().items()]
         return f"{self.kind}({', '.join(words)})"
 
     def __hash__(self) -> int:
-        return hash((self.kind, repr([value for name, value in self.given().items() if name != "seen"])))
+        return hash((self.kind, repr([value for name, value in self.arguments().items() if name != "seen"])))
 
     def named_layers(self) -> tuple[int | str, ...]:
         """The layers that it names; () where it names none."""

@@ -62,7 +62,7 @@ def _words(edit: Edit) -> dict[str, Any]:
             f"{edit.kind} holds a run that is in memory, and JSON has no room for it.",
             f'seen.save("run.safetensors"), then ch.{edit.kind}("run.safetensors")',
         )
-    saved = {"edit": edit.kind, **edit.given()}
+    saved = {"edit": edit.kind, **edit.arguments()}
     return saved | {name: _place_words(saved[name]) for name in ("queries", "keys") if name in saved}
 
 

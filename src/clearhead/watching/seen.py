@@ -315,8 +315,8 @@ class Seen(Run, Display):
             shape = named((len(layers[0].heads), first.queries, first.keys), WEIGHTS)
             lines = [f"Seen({len(layers)} layers of {self.model}, {sum(len(x.heads) for x in layers)} heads)"]
             lines.append(f"  layers    {_few(self.layers)}; the first is {shape}")
-            given = ("tokens", self.tokens), ("source tokens", self.source_tokens)
-            texts = [f"{len(rows)} × {len(rows[0])} {which}" for which, rows in given if rows]
+            rows_of = ("tokens", self.tokens), ("source tokens", self.source_tokens)
+            texts = [f"{len(rows)} × {len(rows[0])} {which}" for which, rows in rows_of if rows]
             lines.append(f"  tokens    {', '.join(texts) or 'none'}")
             asked = [x.name for x in fields(first) if getattr(first, x.name) is not None]
             lines.append(f"  observed  {', '.join(name for name in asked if name not in ('queries', 'keys'))}")
