@@ -10,9 +10,8 @@ import clearhead as ch
 from changed import ByHand, Letters, added, by_hand, divided, mean, shared, times
 from clearhead.changing.edits import Edit
 from clearhead.errors import ShapeError
-from watched import FAMILIES, Family, build, inputs, logits
+from watched import FAMILY, Family, build, inputs, logits
 
-FAMILY = {family.name: family for family in FAMILIES}
 CUT = -torch.inf
 
 
@@ -101,7 +100,7 @@ GENERATING = [
 
 @pytest.mark.parametrize(("family", "padding", "cache"), GENERATING)
 def test_generated_tokens_are_those_of_full_passes_by_hand(family: str, padding: str, cache: str):
-    model, passed = build(FAMILY[family]), inputs(FAMILY[family], padding)
+    model, passed = build(family), inputs(family, padding)
     options: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
     if cache == "static":
         options |= {"cache_implementation": "static", "disable_compile": True}
@@ -126,29 +125,23 @@ def generated(model: Any, passed: dict[str, torch.Tensor], steps: int) -> torch.
 
 @pytest.mark.parametrize("order", ["inside", "outside"])
 def test_watch_sees_the_changed_attention(order: str):
-    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"], "left")
-    paths = {f"model.layers.{i}.self_attn": i for i in range(2)}
+    model, passed = build("llama"), inputs("llama", "left")
+    blocks: list[Any] = [ch.change(model, EVERYTHING), ch.watch(model, entropy=True, received=True)]
     with torch.no_grad():
         with by_hand(model, BY_HAND) as hand:
             model(**passed)
-        contexts: list[Any] = [ch.change(model, EVERYTHING)]
-        watching = ch.watch(model, entropy=True, received=True)
-        with contexts[0], watching as seen:
+        with blocks[order == "outside"] as one, blocks[order == "inside"] as other:
             model(**passed)
-        if order == "outside":
-            with ch.watch(model, entropy=True, received=True) as seen, ch.change(model, EVERYTHING):
-                model(**passed)
-    real = passed["attention_mask"].bool()
-    for path, layer in paths.items():
+    seen, rows = one or other, passed["attention_mask"].bool()[:, None, :, None]
+    for layer in range(2):
         weights = torch.as_tensor(seen.matrix(layer)[...])
-        expected = hand.kept[path][0]
-        rows = real[:, None, :, None]
+        expected = hand.kept[f"model.layers.{layer}.self_attn"][0]
         torch.testing.assert_close(weights * rows, expected * rows, rtol=0, atol=1e-5)
         torch.testing.assert_close(seen[layer].received, weights.sum(-2), rtol=0, atol=1e-4)
 
 
 def test_generate_under_watch_joins_the_steps():
-    model, passed = build(FAMILY["gpt2"]), inputs(FAMILY["gpt2"], "left")
+    model, passed = build("gpt2"), inputs("gpt2", "left")
     options: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
     with ch.change(model, EVERYTHING), ch.watch(model, received=True, image=(3, 4)) as seen:
         tokens = model.generate(**passed, **options)
@@ -171,7 +164,7 @@ def test_generate_under_watch_joins_the_steps():
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2", "gpt-oss"])
 @pytest.mark.parametrize("heads", [None, [1], [0, 2]])
 def test_another_runs_weights_on_this_runs_values(family: str, heads: list[int] | None):
-    model, passed = build(FAMILY[family]), inputs(FAMILY[family])
+    model, passed = build(family), inputs(family)
     other = {**passed, "input_ids": passed["input_ids"].flip(1)}
     with torch.no_grad():
         with ch.watch(model, values=True) as clean:
@@ -196,7 +189,7 @@ def test_another_runs_weights_on_this_runs_values(family: str, heads: list[int] 
 
 
 def test_edits_after_like_act_on_the_other_runs_logits():
-    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    model, passed = build("llama"), inputs("llama")
     other = {**passed, "input_ids": passed["input_ids"].flip(1)}
     before, after = ch.boost(keys=[1], by=3), ch.cut(keys=[0, 2], queries=slice(4, None))
     with torch.no_grad():
@@ -214,7 +207,7 @@ def test_edits_after_like_act_on_the_other_runs_logits():
 
 
 def test_like_in_generate_follows_the_other_run_and_ends_with_it(tmp_path: Any):
-    model, passed = build(FAMILY["gpt2"]), inputs(FAMILY["gpt2"], "left")
+    model, passed = build("gpt2"), inputs("gpt2", "left")
     other = {**passed, "input_ids": torch.where(passed["attention_mask"] > 0, passed["input_ids"].flip(0), 0)}
     options: dict[str, Any] = {"do_sample": False}
     with ch.watch(model, values=True) as clean:
@@ -230,7 +223,7 @@ def test_like_in_generate_follows_the_other_run_and_ends_with_it(tmp_path: Any):
 
 
 def test_words_are_found_in_each_sequence_of_the_batch():
-    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    model, passed = build("llama"), inputs("llama")
     ids = passed["input_ids"]
     ids[0], ids[1] = torch.arange(20, 31), torch.arange(22, 33)
     with (
@@ -249,7 +242,7 @@ def test_words_are_found_in_each_sequence_of_the_batch():
 
 
 def test_the_spans_of_a_changed_run_are_saved(tmp_path: Any):
-    model, passed = build(FAMILY["gpt-oss"]), inputs(FAMILY["gpt-oss"])
+    model, passed = build("gpt-oss"), inputs("gpt-oss")
     with torch.no_grad(), ch.change(model, EVERYTHING), ch.watch(model, entropy=True) as seen:
         model(**passed)
     seen.save(tmp_path / "run.safetensors")
@@ -263,7 +256,7 @@ def test_the_spans_of_a_changed_run_are_saved(tmp_path: Any):
     "family", ["llama", *(pytest.param(name, marks=pytest.mark.gate) for name in ("gemma2", "gpt-oss", "t5", "bert"))]
 )
 def test_gradients_go_through_the_edited_attention(family: str):
-    model, passed = build(FAMILY[family]), inputs(FAMILY[family])
+    model, passed = build(family), inputs(family)
 
     def gradients(context: Any) -> list[torch.Tensor]:
         model.zero_grad()
@@ -286,7 +279,7 @@ def test_gradients_go_through_the_edited_attention(family: str):
 
 
 def test_each_pass_without_a_cache_is_a_text_of_its_own():
-    model, passed = build(FAMILY["gpt2"]), inputs(FAMILY["gpt2"])
+    model, passed = build("gpt2"), inputs("gpt2")
     edits = [ch.cut(keys="w30", queries=-1), ch.off(to="mean", heads=[0])]
     with torch.no_grad(), ch.change(model, edits, tokenizer=Letters()):
         for ids, place in ((torch.arange(25, 36), 5), (torch.arange(29, 36), 1), (torch.arange(28, 35), 2)):
@@ -300,7 +293,7 @@ def test_each_pass_without_a_cache_is_a_text_of_its_own():
 
 
 def test_a_query_that_may_not_see_itself_is_padding():
-    model, passed = build(FAMILY["gpt2"]), inputs(FAMILY["gpt2"], "left")
+    model, passed = build("gpt2"), inputs("gpt2", "left")
     real = passed["attention_mask"].bool()
     mask = real[:, None, None] & torch.ones(11, 11, dtype=torch.bool).tril()
     positions = (passed["attention_mask"].cumsum(-1) - 1).clamp(min=0)
@@ -311,7 +304,7 @@ def test_a_query_that_may_not_see_itself_is_padding():
 
 
 def test_a_mean_counts_the_real_queries_so_far():
-    model, passed = build(FAMILY["gpt2"]), inputs(FAMILY["gpt2"], "left")
+    model, passed = build("gpt2"), inputs("gpt2", "left")
     real = passed["attention_mask"].bool()
     with torch.no_grad():
         with by_hand(model, ByHand(outputs=[mean([1], real)])) as hand:
@@ -336,7 +329,7 @@ def test_a_mean_counts_the_real_queries_so_far():
 
 
 def test_a_mask_in_full_and_beams_and_a_cache_from_before():
-    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    model, passed = build("llama"), inputs("llama")
     rng = torch.Generator().manual_seed(int(torch.randint(1 << 30, ())))
     mask = torch.randn(2, 1, 11, 11, generator=rng).masked_fill(
         ~torch.ones(11, 11, dtype=torch.bool).tril(), -torch.inf

@@ -11,9 +11,8 @@ import transformers as hf
 
 import clearhead as ch
 from clearhead.errors import RuleError, ShapeError
-from watched import BOTH_KINDS, FAMILIES, WINDOWED, build, inputs, logits, shaken
+from watched import BOTH_KINDS, WINDOWED, build, inputs, logits, run_watched, shaken
 
-FAMILY = {family.name: family for family in FAMILIES}
 PICTURE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
 PICTURE |= {"image_size": 32, "patch_size": 8}
 DECODERS = ["decoder.0", "decoder.1"]
@@ -36,7 +35,7 @@ def model() -> Any:
 
 
 def sources() -> dict[str, torch.Tensor]:
-    return inputs(FAMILY["bert"], "right")
+    return inputs("bert", "right")
 
 
 def prompt(*, padded: bool = False) -> dict[str, torch.Tensor]:
@@ -84,8 +83,7 @@ def test_the_weights_of_a_forward_pass_equal_eagers(model: Any):
     with torch.no_grad():
         out = model(**passed, output_attentions=True)
     model.set_attn_implementation("sdpa")
-    with torch.no_grad(), ch.watch(model) as seen:
-        watched = model(**passed)
+    watched, seen = run_watched(model, passed)
     np.testing.assert_allclose(watched.logits, out.logits, atol=2e-5 * float(out.logits.abs().max()))
     for name, local, other in zip(DECODERS, out.decoder_attentions, out.cross_attentions, strict=True):
         np.testing.assert_allclose(seen.matrix(name)[...], torch.cat([local, other], -1), atol=2e-5)
@@ -211,13 +209,13 @@ def relative(name: str) -> Any:
     if name == "t5gemma":
         text = {**WINDOWED, "layer_types": BOTH_KINDS, "query_pre_attn_scalar": 8}
         return shaken(hf.T5GemmaForConditionalGeneration(hf.T5GemmaConfig(encoder=text, decoder=text, vocab_size=60)))
-    return build(FAMILY[name])
+    return build(name)
 
 
 @pytest.mark.parametrize("name", ["t5gemma", "t5", "mistral", "gemma3"])
 def test_static_and_growing_caches_give_the_same_weights(name: str):
     model = relative(name)
-    passed, result = sources() if "t5" in name else inputs(FAMILY["llama"], "left"), []
+    passed, result = sources() if "t5" in name else inputs("llama", "left"), []
     for more in ({}, STATIC):
         truth = model.generate(**passed, **EIGHT, **more)
         with ch.watch(model, received=True, distance=True) as seen:
@@ -231,7 +229,7 @@ def test_static_and_growing_caches_give_the_same_weights(name: str):
 @pytest.mark.parametrize("steps", [[11], [8, 1, 2]])
 def test_keys_cached_before_watching_are_included(steps: list[int]):
     """As in prefix tuning, where the cache holds keys of tokens that never were queries."""
-    model, ids = build(FAMILY["llama"]), inputs(FAMILY["llama"])["input_ids"]
+    model, ids = build("llama"), inputs("llama")["input_ids"]
     torch.manual_seed(4)
     prefix = torch.randn(2, 2, 2, 2, 3, 8)
 
@@ -261,7 +259,7 @@ def test_keys_cached_before_watching_are_included(steps: list[int]):
 
 def test_distance_counts_from_the_positions_of_the_queries_of_a_step():
     """A mask given by the user says nothing about positions: the queries follow the earlier ones."""
-    model, ids = build(FAMILY["llama"]), inputs(FAMILY["llama"])["input_ids"]
+    model, ids = build("llama"), inputs("llama")["input_ids"]
     mask = torch.rand(2, 1, 11, 11, generator=torch.manual_seed(4)).lt(0.6) | torch.eye(11, dtype=torch.bool)
     mask = mask & torch.ones(11, 11, dtype=torch.bool).tril()
     with torch.no_grad():

@@ -13,9 +13,8 @@ from clearhead.errors import ClearheadError, DtypeError, RuleError, SelectionErr
 from clearhead.layers.pieces import sentences, words
 from seeds import fresh
 from test_watch_merged import merged_model
-from watched import FAMILIES, build, eager, inputs, logits
+from watched import FAMILY, build, eager, inputs, logits
 
-FAMILY = {family.name: family for family in FAMILIES}
 TEXT = ["<s>", "Hum", "pty", " sat", ".", " He", "'s", " up", "!", "\n", "All"]  # as many as `inputs` has
 WORDS, SENTENCES = [0, 1, 1, 2, 3, 4, 4, 5, 6, 7, 8], [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2]
 
@@ -48,12 +47,12 @@ def watched(model: Any, passed: dict[str, Any], **more: Any) -> Any:
 
 def gpt2(tokenizer: Any = None, ids: Any = None) -> Any:
     passed = torch.arange(11)[None] if ids is None else ids
-    return watched(build(FAMILY["gpt2"]), {"input_ids": passed}, tokenizer=tokenizer)
+    return watched(build("gpt2"), {"input_ids": passed}, tokenizer=tokenizer)
 
 
 def test_a_span_is_what_ch_change_does_without_it():
     """Every pair of spans, each cut at the output of a model's only attention layer, on which the number is linear."""
-    model, rng = build(FAMILY["gpt2"], n_layer=1).double(), fresh()
+    model, rng = build("gpt2", n_layer=1).double(), fresh()
     passed = {"input_ids": torch.from_numpy(rng.integers(2, 59, (2, 8)))}
     outputs: list[torch.Tensor] = []
     model.transformer.h[0].attn.register_forward_hook(lambda _, __, out: outputs.append(out[0]))
@@ -189,7 +188,7 @@ def test_a_long_text_is_cut_to_the_table():
 
 
 def test_spans_are_verified_by_running_the_model_without_them():
-    model, ids = build(FAMILY["gpt2"]), torch.from_numpy(fresh().integers(2, 59, (1, 9)))
+    model, ids = build("gpt2"), torch.from_numpy(fresh().integers(2, 59, (1, 9)))
 
     def number() -> torch.Tensor:
         return model(ids).logits[0, -1].logsumexp(0)
@@ -222,11 +221,10 @@ def test_texts_of_a_batch_are_divided_each_for_itself():
 
 
 def test_an_encoders_text_is_divided_apart_from_the_decoders(tmp_path: Path):
-    family = FAMILY["t5"]
     ids = torch.from_numpy(fresh().permutation(59)[:11])
     passed = {"input_ids": ids[None], "decoder_input_ids": ids[None, :7]}
     tokenizer = Tokenizer(ids, TEXT, drops=False)
-    seen = watched(build(family), passed, tokenizer=tokenizer)
+    seen = watched(build("t5"), passed, tokenizer=tokenizer)
     spans = seen.spans("sentences")
     shapes = {name.partition(".")[0] + name[-5:]: tuple(x.shape[2:]) for name, x in spans.items()}
     assert shapes == {"encoder.self": (3, 3), "decoder.self": (2, 2), "decodercross": (2, 3)}
@@ -285,8 +283,7 @@ def test_what_has_no_text_or_no_derivative_is_refused(tmp_path: Path):
         seen.spans("words", layers=[7])
     with pytest.raises(RuleError, match="k is 0"):
         seen.spans("words").strongest(0)
-    family = FAMILY["clip"]
-    model, passed = build(family), inputs(family)
+    model, passed = build("clip"), inputs("clip")
     clip = watched(model, passed, tokenizer=Tokenizer(torch.arange(60), ["a"] * 60, drops=False))
     with pytest.raises(RuleError, match=r"the 17 queries of layer vision_model\.0 are not the tokens of the text"):
         clip.spans("words")

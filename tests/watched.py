@@ -7,6 +7,9 @@ import numpy as np
 import torch
 import transformers as hf
 
+import clearhead as ch
+from clearhead.watching.seen import Seen
+
 SMALL = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SMALL |= {"intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0}
 GROUPED = {**SMALL, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": None}
@@ -67,10 +70,12 @@ FAMILIES = [
         "projection_dim": 16,
     }),
 ]  # fmt: skip
+FAMILY = {family.name: family for family in FAMILIES}
 
 
-def build(family: Family, **changes: Any) -> Any:
+def build(family: Family | str, **changes: Any) -> Any:
     """A model whose weights are far enough from zero for attention to prefer something."""
+    family = FAMILY[family] if isinstance(family, str) else family
     torch.manual_seed(len(family.name))
     return shaken(family.model(family.config(**{**family.more, **changes})))
 
@@ -84,8 +89,18 @@ def shaken(model: Any) -> Any:
     return model
 
 
-def inputs(family: Family, padding: str = "") -> dict[str, torch.Tensor]:
+def choosing_keys() -> Any:
+    """The configuration of a model that chooses by itself which keys each query attends to."""
+    return hf.DeepseekV32Config(
+        **{**GROUPED, "num_key_value_heads": 4}, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8,
+        qk_nope_head_dim=8, v_head_dim=8, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+        n_group=1, topk_group=1, first_k_dense_replace=2, index_topk=4, index_n_heads=2, index_head_dim=16,
+    )  # fmt: skip
+
+
+def inputs(family: Family | str, padding: str = "") -> dict[str, torch.Tensor]:
     """A batch of two; the first row is shorter where `padding` says on which side."""
+    family = FAMILY[family] if isinstance(family, str) else family
     torch.manual_seed(1)
     ids = torch.randint(2, 59, (2, 11))
     mask = torch.ones_like(ids)
@@ -107,6 +122,18 @@ def inputs(family: Family, padding: str = "") -> dict[str, torch.Tensor]:
             return {"input_features": torch.randn(2, 8, 30), "decoder_input_ids": target}
         passed["decoder_input_ids"] = target
     return passed
+
+
+def run_watched(model: Any, passed: dict[str, torch.Tensor], **options: Any) -> tuple[Any, Seen]:
+    """The output of a forward pass without gradients, and what `ch.watch` saw of it."""
+    with torch.no_grad(), ch.watch(model, **options) as seen:
+        out = model(**passed)
+    return out, seen
+
+
+def seen_of(model: Any, passed: dict[str, torch.Tensor], **options: Any) -> Seen:
+    """What `ch.watch` saw of a forward pass without gradients."""
+    return run_watched(model, passed, **options)[1]
 
 
 def eager(model: Any, passed: dict[str, torch.Tensor]) -> tuple[Any, dict[str, np.ndarray]]:
