@@ -10,7 +10,7 @@ import clearhead as ch
 from changed import ByHand, added, by_hand, divided, mean, shared, times
 from problems import of_tiers
 from small_models import small, taken
-from watched import FAMILY, build, inputs, logits
+from watched import FAMILY, build, greedy, inputs, logits
 
 CUT = -torch.inf
 EDITS = [
@@ -101,11 +101,11 @@ def test_an_encoder_decoder_generates_what_full_passes_by_hand_do(name: str):
         [times(1.5, [2])],
         layer=lambda path: cross(path, 1),
     )
-    options: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "num_beams": 1}
+    options = greedy(6, num_beams=1, output_logits=True, return_dict_in_generate=True)
     with ch.change(model, edits), ch.watch(model) as seen:
-        result = model.generate(**passed, **options, output_logits=True, return_dict_in_generate=True)
+        result = model.generate(**passed, **options)
     with ch.change(model, edits):
-        alone = model.generate(**passed, **options, output_logits=True, return_dict_in_generate=True)
+        alone = model.generate(**passed, **options)
     ids = torch.full((2, 1), model.config.decoder_start_token_id)
     with by_hand(model, hand), torch.no_grad():
         for _ in range(6):

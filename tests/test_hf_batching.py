@@ -13,7 +13,7 @@ from clearhead.errors import RuleError
 from clearhead.layers.attending import attend
 from clearhead.layers.packed import PAGED, attend_packed
 from test_hf import quick_or_slow, set_to
-from watched import build
+from watched import build, greedy
 
 NEW = 6
 
@@ -31,8 +31,7 @@ def batched(model: Any, requests: list[list[int]], **more: Any) -> list[list[int
 
 
 def alone(model: Any, requests: list[list[int]]) -> list[list[int]]:
-    options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False}
-    return [model.generate(torch.tensor([one]), **options)[0, len(one) :].tolist() for one in requests]
+    return [model.generate(torch.tensor([one]), **greedy(NEW))[0, len(one) :].tolist() for one in requests]
 
 
 def ragged(count: int, longest: int = 40) -> list[list[int]]:
@@ -85,8 +84,7 @@ def test_generation_between_batches_keeps_its_masks():
     model, inputs = set_to(build("llama"), "clearhead"), torch.tensor([[0, 0, 5, 9, 4], [7, 3, 8, 2, 6]])
     expected = alone(model, [[5, 9, 4], [7, 3, 8, 2, 6]])
     model.config._attn_implementation = PAGED
-    options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "attention_mask": inputs.ne(0).long()}
-    assert model.generate(inputs, **options)[:, 5:].tolist() == expected
+    assert model.generate(inputs, **greedy(NEW), attention_mask=inputs.ne(0).long())[:, 5:].tolist() == expected
 
 
 def test_a_model_elsewhere_than_on_the_cpu_is_refused():

@@ -9,7 +9,7 @@ import clearhead as ch
 from changed import ByHand, added, by_hand
 from seeds import fresh
 from test_hf import FAMILY, both, gradients, no_dropout, quick_or_slow, same, same_gradients, set_to
-from watched import build, inputs, logits
+from watched import build, greedy, inputs, logits
 
 WHOLE = ["gpt2", "llama", "bert"]
 MORE = ["qwen3", "mistral", "gemma2", "gemma3", "gpt-oss", "phi3", "roberta", "distilbert", "t5", "whisper"]
@@ -92,7 +92,7 @@ def test_layers_compiled_one_by_one(name: str):
 def test_generation_with_a_static_cache_and_a_compiled_forward(name: str):
     ours, theirs = both(name)
     passed = inputs(name, "left")
-    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "cache_implementation": "static"}
+    options = greedy(6, cache_implementation="static")
     expected = theirs.generate(**passed, **options)
     whole = name == "llama"  # the masks of sliding windows are made outside and carry rules
     ours.forward = torch.compile(ours.forward, fullgraph=whole, backend="eager")

@@ -8,9 +8,8 @@ import torch
 import transformers as hf
 
 from test_hf import both, set_to
-from watched import build, inputs
+from watched import build, greedy, inputs
 
-EIGHT = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
 CACHES = [{"cache_implementation": "dynamic"}, {"cache_implementation": "static"}]
 CASES = [
     *product(("gpt2", "llama", "mistral", "gemma2", "gemma3", "gpt-oss", "t5", "whisper"), CACHES),
@@ -21,7 +20,7 @@ CASES = [
 
 def generated(models: tuple[Any, Any], passed: dict[str, torch.Tensor], **options: Any) -> list[list[list[int]]]:
     passed = {name: x for name, x in passed.items() if name != "decoder_input_ids"}
-    return [model.generate(**passed, **{**EIGHT, **options}).tolist() for model in models]
+    return [model.generate(**passed, **{**greedy(8), **options}).tolist() for model in models]
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)

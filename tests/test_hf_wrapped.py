@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import clearhead as ch
 from clearhead.errors import DtypeError
 from test_hf import same, set_to
-from watched import build, inputs, seen_of
+from watched import build, greedy, inputs, seen_of
 
 
 class Lowrank(nn.Module):
@@ -146,7 +146,7 @@ def pipe(implementation: str) -> Any:
 
 
 TEXTS = ["humpty dumpty", "sat"]
-FOUR = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "return_tensors": True}
+FOUR = greedy(4, return_tensors=True)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

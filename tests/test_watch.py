@@ -13,7 +13,21 @@ from changed import Letters
 from clearhead.core import reference
 from clearhead.watching.seen import Seen
 from test_hf import gradients, same_gradients
-from watched import FAMILIES, GROUPED, Family, build, by_layer, eager, eager_steps, inputs, logits, run_watched, seen_of
+from watched import (
+    FAMILIES,
+    GROUPED,
+    Family,
+    build,
+    by_layer,
+    eager,
+    eager_steps,
+    greedy,
+    in_pieces,
+    inputs,
+    logits,
+    run_watched,
+    seen_of,
+)
 
 ALL = {"entropy": True, "received": True, "max_logit": True, "peak": True, "distance": True, "top": 3}
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -96,7 +110,7 @@ def test_the_weights_of_generate_equal_eagers(family: Family, padding: str, cach
     model, passed = build(family), inputs(family, padding)
     if family.kind == "both":
         passed.pop("decoder_input_ids")
-    options: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "num_beams": 1}
+    options = greedy(6, num_beams=1)
     if cache == "static":
         options |= {"cache_implementation": "static", "disable_compile": True}
     out, truth = eager_steps(model, passed, **options)
@@ -233,8 +247,7 @@ def test_the_pieces_of_a_prompt_with_a_cache_are_joined():
     model, passed = build("qwen3"), inputs("qwen3")
     _, truth = eager(model, passed)
     with torch.no_grad(), ch.watch(model, **ALL) as seen:
-        first = model(input_ids=passed["input_ids"][:, :6], use_cache=True)
-        model(input_ids=passed["input_ids"][:, 6:], past_key_values=first.past_key_values)
+        in_pieces(model, passed["input_ids"], [6, 5])
     assert_seen(seen, truth)
 
 

@@ -20,7 +20,7 @@ from changed import Letters
 from clearhead.errors import RuleError, SelectionError, ShapeError
 from seeds import fresh
 from small_models import small, taken
-from watched import FAMILIES, FAMILY, Family, build, eager, inputs, logits
+from watched import FAMILIES, FAMILY, Family, build, eager, in_pieces, inputs, logits
 
 QUICK = ("gpt2", "llama", "mistral", "gemma2", "gpt-oss", "bert", "t5", "vit")
 _outputs: list[torch.Tensor] = []
@@ -272,9 +272,7 @@ def test_the_pieces_of_a_text_with_a_cache():
     ids = passed["input_ids"]
     truth = derivatives(model, passed, lambda out: logits(out)[:, 7:].square().sum())
     with ch.watch(model, causes=True) as seen:
-        first = model(ids[:, :7], use_cache=True)
-        out = model(ids[:, 7:10], past_key_values=first.past_key_values)
-        last = model(ids[:, 10:], past_key_values=out.past_key_values)
+        _, out, last = in_pieces(model, ids, [7, 3, 1])
         (logits(out).square().sum() + logits(last).square().sum()).backward()
     assert_derivatives(seen, truth)
     assert [seen.layer(layer).v.shape for layer in (0, 1)] == [(2, 2, 11, 8)] * 2
@@ -386,8 +384,8 @@ def test_frozen_wrapped_and_compiled_models(wrap: Any):
     wrapped(**passed)  # compiled before it is watched
     assert_derivatives(watched(wrapped, passed), truth)
     assert wrap is not frozen or not any(p.requires_grad or p.grad is not None for p in model.parameters())
-    with pytest.raises(RuleError, match="runs without a graph"), torch.no_grad(), ch.watch(wrapped, causes=True):
-        wrapped(**passed)
+    with pytest.raises(RuleError, match="runs without a graph"), torch.no_grad(), ch.watch(wrap(model), causes=True):
+        wrap(model)(**passed)  # another wrapper, whose hooks are not there
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -596,8 +594,7 @@ def test_spans_of_several_steps_and_of_a_loaded_file_are_those_of_one_pass(tmp_p
     ids, words = passed["input_ids"], torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3, -1, 4])
     one = watched(model, passed, lambda out: logits(out)[:, -1].square().sum())
     with ch.watch(model, causes=True) as steps:
-        first = model(ids[:, :9], use_cache=True)
-        logits(model(ids[:, 9:], past_key_values=first.past_key_values))[:, -1].square().sum().backward()
+        logits(in_pieces(model, ids, [9, 2])[-1])[:, -1].square().sum().backward()
     one.save(tmp_path / "seen")
     for other in (steps, ch.load(tmp_path / "seen")):
         for layer in (0, 1):

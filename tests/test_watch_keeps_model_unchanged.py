@@ -20,7 +20,21 @@ from clearhead.errors import ClearheadError, DtypeError, RuleError, SelectionErr
 from clearhead.layers.attending import attend
 from clearhead.layers.masks import RuledMask, keep_rules
 from test_hf import gradients, same_gradients
-from watched import GROUPED, SMALL, build, choosing_keys, eager, inputs, logits, run_watched, seen_of, shaken
+from watched import (
+    GROUPED,
+    SMALL,
+    assert_same_runs,
+    build,
+    choosing_keys,
+    eager,
+    greedy,
+    in_pieces,
+    inputs,
+    logits,
+    run_watched,
+    seen_of,
+    shaken,
+)
 
 VISION = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 PICTURE = {**VISION, "image_size": 32, "patch_size": 8}
@@ -194,7 +208,7 @@ def test_changes_written_into_a_mask_take_effect(writing: str, inference: bool):
         torch.testing.assert_close(result, torch.where(rows, weights @ v, 0.0).transpose(1, 2))
 
 
-def test_a_mask_of_the_wrong_length_is_refused():
+def test_a_mask_of_the_wrong_length_or_dtype_is_refused():
     model, passed = build("t5"), inputs("t5")
     encoded = model.encoder(passed["input_ids"])
     mask = torch.tensor([[1, 1, 1, 0]] * 2)
@@ -203,10 +217,11 @@ def test_a_mask_of_the_wrong_length_is_refused():
         model(**call)
     with pytest.raises(ShapeError, match=r"decoder\.0\.cross: the attention mask.*keys 4.*keys 11"), ch.watch(model):
         model(**call)
-    llama, passed = build("llama"), inputs("llama")
-    long = torch.ones(2, 1, 11, 13, dtype=torch.bool)
-    with pytest.raises(ShapeError, match="keys 13"), ch.watch(llama):
-        llama(passed["input_ids"], attention_mask=long)
+    llama, ids = build("llama"), inputs("llama")["input_ids"]
+    long, whole = torch.ones(2, 1, 11, 13, dtype=torch.bool), torch.ones(2, 1, 11, 11, dtype=torch.int64)
+    for mask, error, said in ((long, ShapeError, "keys 13"), (whole, DtypeError, r"mask is torch\.int64")):
+        with pytest.raises(error, match=said), ch.watch(llama):
+            llama(ids, attention_mask=mask)
 
 
 class Unmasked(hf.LlamaModel):
@@ -231,12 +246,6 @@ def test_a_model_without_a_mask_computes_as_with_its_own_attention(implementatio
             watched = model(ids).last_hidden_state
     same(watched, before)
     assert bool(seen.matrix(0)[0, 0, 0, 10] > 0) == (implementation == "eager")
-
-
-def test_an_integer_mask_is_refused():
-    model, passed = build("llama"), inputs("llama")
-    with pytest.raises(DtypeError, match=r"mask is torch\.int64"), torch.no_grad(), ch.watch(model):
-        model(passed["input_ids"], attention_mask=torch.ones(2, 1, 11, 11, dtype=torch.int64))
 
 
 def albert(**more: Any) -> Any:
@@ -271,60 +280,36 @@ def test_the_calls_of_a_repeated_layer_are_saved_and_chosen(tmp_path: Path):
         [model(**passed) for _ in range(2)]
 
 
-def difference_model() -> Any:
-    return shaken(hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**{**GROUPED, "head_dim": 8})))
-
-
 def test_several_attentions_in_one_layer_are_joined_over_the_steps_of_generate():
-    model, passed = difference_model(), inputs("llama")
-    options: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
-    truth = model.generate(**passed, **options)
+    model = shaken(hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**{**GROUPED, "head_dim": 8})))
+    passed = inputs("llama")
+    truth = model.generate(**passed, **greedy(4))
     with ch.watch(model, received=True) as seen:
-        tokens = model.generate(**passed, **options)
+        tokens = model.generate(**passed, **greedy(4))
     assert tokens.tolist() == truth.tolist()
     assert seen.layers == ["0", "0#2", "1", "1#2"]
     with torch.no_grad(), ch.watch(model, received=True) as once:
         model(tokens[:, :-1], use_cache=False)
-    for name in seen.layers:
-        np.testing.assert_allclose(seen.matrix(name)[...], once.matrix(name)[...], atol=2e-5, err_msg=name)
-        np.testing.assert_allclose(seen[name].received, once[name].received, atol=1e-4)
+    assert_same_runs(seen, once, "received")
+    with pytest.raises(RuleError, match="beam"), ch.watch(model):
+        model.generate(**passed, max_new_tokens=8, num_beams=3, do_sample=False)
 
 
-@pytest.mark.parametrize("kind", ["boolean", "added"])
-def test_a_mask_given_by_the_user_in_every_step_is_joined(kind: str):
-    model, passed = build("llama"), inputs("llama")
-    ids = passed["input_ids"]
-    soft = torch.randn(2, 1, 11, 11, generator=torch.manual_seed(4))
-    mask = torch.where(torch.ones(11, 11, dtype=torch.bool).tril(), soft, torch.finfo(torch.float32).min)
+@pytest.mark.parametrize(
+    ("kind", "sizes", "masked"),
+    [("boolean", [8, 1, 1, 1], 4), ("added", [8, 1, 1, 1], 4), ("boolean", [8, 3], 2), ("boolean", [8, 3], 1)],
+)
+def test_masks_given_by_the_user_in_steps_are_joined(kind: str, sizes: list[int], masked: int):
+    """They say nothing about positions: queries follow the earlier ones. Where a step has none, all before are seen."""
+    model, ids, below = build("llama"), inputs("llama")["input_ids"], torch.ones(11, 11, dtype=torch.bool).tril()
+    mask = torch.randn(2, 1, 11, 11, generator=torch.manual_seed(4)).masked_fill(~below, torch.finfo(torch.float32).min)
     if kind == "boolean":
-        mask = (mask > -0.5) | torch.eye(11, dtype=torch.bool)
-        mask = mask & torch.ones(11, 11, dtype=torch.bool).tril()
-    with torch.no_grad():
-        with ch.watch(model, received=True) as once:
-            model(ids, attention_mask=mask, use_cache=False)
-        with ch.watch(model, received=True) as seen:
-            first = model(ids[:, :8], attention_mask=mask[:, :, :8, :8], use_cache=True)
-            for place in range(8, 11):
-                model(ids[:, place : place + 1], attention_mask=mask[:, :, place : place + 1, : place + 1],
-                      past_key_values=first.past_key_values)  # fmt: skip
-    for name in seen.layers:
-        np.testing.assert_allclose(seen.matrix(name)[...], once.matrix(name)[...], atol=2e-5)
-        np.testing.assert_allclose(seen[name].received, once[name].received, atol=1e-4)
-
-
-def test_steps_with_and_without_a_mask_are_joined():
-    model, passed = build("llama"), inputs("llama")
-    ids = passed["input_ids"]
-    mask = torch.rand(2, 1, 8, 8, generator=torch.manual_seed(4)).lt(0.7).tril() | torch.eye(8, dtype=torch.bool)
-    whole = torch.ones(2, 1, 11, 11, dtype=torch.bool).tril()
-    whole[:, :, :8, :8] = mask
-    with torch.no_grad():
-        with ch.watch(model) as once:
-            model(ids, attention_mask=whole, use_cache=False)
-        with ch.watch(model) as seen:
-            first = model(ids[:, :8], attention_mask=mask, use_cache=True)
-            model(ids[:, 8:], past_key_values=first.past_key_values)
-    np.testing.assert_allclose(seen.matrix(1)[...], once.matrix(1)[...], atol=2e-5)
+        mask = ((mask > -0.5) | torch.eye(11, dtype=torch.bool)) & below
+        mask[:, :, sum(sizes[:masked]) :] = below[sum(sizes[:masked]) :]
+    once = seen_of(model, {"input_ids": ids, "attention_mask": mask, "use_cache": False}, received=True, distance=True)
+    with torch.no_grad(), ch.watch(model, received=True, distance=True) as seen:
+        in_pieces(model, ids, sizes, mask, masked)
+    assert_same_runs(seen, once, "received", "distance")
 
 
 def test_keys_dropped_by_the_cache_are_not_visible_to_later_steps():
@@ -362,12 +347,6 @@ def test_a_static_cache_with_a_dense_mask_is_refused():
     pieces = slice(0, 8), slice(8, 9)
     with torch.no_grad(), pytest.raises(RuleError, match=r"room to spare|second sequence"), ch.watch(model):
         [model(ids[:, part], attention_mask=mask[:, :, part], past_key_values=cache) for part in pieces]
-
-
-def test_beams_of_a_layer_that_runs_several_times_are_still_refused():
-    model, passed = difference_model(), inputs("llama")
-    with pytest.raises(RuleError, match="beam"), ch.watch(model):
-        model.generate(**passed, max_new_tokens=8, num_beams=3, do_sample=False)
 
 
 def test_each_image_of_a_vision_tower_is_a_layer():

@@ -1,5 +1,6 @@
 """Small random models of Transformers' classes, and the weights that eager attention returns for them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,6 +125,11 @@ def inputs(family: Family | str, padding: str = "") -> dict[str, torch.Tensor]:
     return passed
 
 
+def greedy(steps: int, **more: Any) -> dict[str, Any]:
+    """Options of `generate`: so many tokens, each time the likeliest one."""
+    return {"max_new_tokens": steps, "min_new_tokens": steps, "do_sample": False, **more}
+
+
 def run_watched(model: Any, passed: dict[str, torch.Tensor], **options: Any) -> tuple[Any, Seen]:
     """The output of a forward pass without gradients, and what `ch.watch` saw of it."""
     with torch.no_grad(), ch.watch(model, **options) as seen:
@@ -134,6 +140,32 @@ def run_watched(model: Any, passed: dict[str, torch.Tensor], **options: Any) -> 
 def seen_of(model: Any, passed: dict[str, torch.Tensor], **options: Any) -> Seen:
     """What `ch.watch` saw of a forward pass without gradients."""
     return run_watched(model, passed, **options)[1]
+
+
+def in_pieces(
+    model: Any, ids: torch.Tensor, sizes: Sequence[int], mask: torch.Tensor | None = None, masked: int = 99
+) -> list[Any]:
+    """The outputs of a text that is run in pieces of these sizes, each with the cache of those before.
+
+    mask   (batch, 1, length, length), of which the first `masked` pieces get their part
+    """
+    outs: list[Any] = []
+    for number, piece in enumerate(ids.split(list(sizes), 1)):
+        start = sum(sizes[:number])
+        stop = start + piece.shape[1]
+        part = {} if mask is None or number >= masked else {"attention_mask": mask[:, :, start:stop, :stop]}
+        cache = outs[-1].past_key_values if outs else None
+        outs.append(model(piece, past_key_values=cache, use_cache=True, **part))
+    return outs
+
+
+def assert_same_runs(one: Seen, other: Seen, *statistics: str) -> None:
+    """The weights of all layers, and these statistics, are equal but for rounding."""
+    assert one.layers == other.layers
+    for name in one.layers:
+        np.testing.assert_allclose(one.matrix(name)[...], other.matrix(name)[...], atol=2e-5, err_msg=name)
+        for what in statistics:
+            np.testing.assert_allclose(getattr(one[name], what), getattr(other[name], what), atol=1e-4, err_msg=what)
 
 
 def eager(model: Any, passed: dict[str, torch.Tensor]) -> tuple[Any, dict[str, np.ndarray]]:
