@@ -378,7 +378,7 @@ def frozen(model: Any) -> Any:
     "wrap", [frozen, Wrapped, torch.nn.DataParallel, pytest.param(compiled, marks=pytest.mark.gate)]
 )
 def test_frozen_wrapped_and_compiled_models(wrap: Any):
-    model, passed = build("gpt2"), drawn("gpt2")
+    model, passed = build("bert"), drawn("bert")
     truth = derivatives(model, passed)
     wrapped = wrap(model)
     wrapped(**passed)  # compiled before it is watched
