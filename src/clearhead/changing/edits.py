@@ -61,9 +61,9 @@ class Edit:
         return [] if self.heads is None else [(self.layers or (), self.heads)]
 
     def acts_in(self, name: str, choices: Collection[str]) -> bool:
-        """Does it act in the layer of this name, which all of `choices` choose? `like` needs that layer's other run."""
+        """Does it act in the layer of this name, which all of `choices` choose?"""
         named = self.named_layers()
-        if not named:
+        if not named:  # all that another run has
             return not isinstance(self.seen, Run) or name in self.seen.parts
         return any(str(layer) == name or str(layer) in choices for layer in named)
 
