@@ -303,7 +303,7 @@ def test_what_has_no_derivative_is_refused_by_name():
     for edit in (ch.share(keys=(0,), at_least=0.5), ch.off(to="mean")):
         again = model.run([1, 2, 3], edits=(edit,))
         for call in (lambda r: derivatives(model, r, target_of(r)), lambda r: cut_again(model, r, target_of(r), [])):
-            with pytest.raises(RuleError, match=rf"^{edit.KIND}\(.*no derivative is taken through this edit"):
+            with pytest.raises(RuleError, match=rf"^{edit.kind}\(.*no derivative is taken through this edit"):
                 call(again)
     with pytest.raises(RuleError, match="the run has no residual stream"):
         derivatives(model, ForwardPass(run.layers, run.logits), target_of(run))

@@ -24,9 +24,8 @@ from clearhead.explaining.explain import explain, explain_windows
 from clearhead.explaining.modules import projections
 from clearhead.explaining.texts import windows
 from small_models import save
-from watched import FAMILIES, SMALL, Family, build
+from watched import FAMILY, SMALL, Family, build
 
-FAMILY = {family.name: family for family in FAMILIES}
 TEXT = "humpty dumpty sat on the wall and had a great fall"
 WORDS = sorted({*TEXT.split(), "all", "kings", "horses", "men"})
 
