@@ -197,7 +197,7 @@ int64_t exercise(int threads, int64_t rounds) {
     const auto body = [](const void* inputs, int64_t task, void*) {
         Context& c = *static_cast<Context*>(const_cast<void*>(inputs));
         float seed = 0.5f;
-        c.done[task] = level()->exercise(c.rounds, &seed);
+        c.done[task] = level()->f32.exercise(c.rounds, &seed);
     };
     Released released;
     run({threads, threads, body, &context, 0, nullptr});
@@ -217,7 +217,7 @@ float read_all(int threads, const Given& x) {
           "x");
     const auto body = [](const void* inputs, int64_t task, void*) {
         Context& c = *static_cast<Context*>(const_cast<void*>(inputs));
-        c.best[task] = level()->read(c.from + task * piece, piece);
+        c.best[task] = level()->f32.read(c.from + task * piece, piece);
     };
     {
         Released released;

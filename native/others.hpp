@@ -34,22 +34,13 @@ template <class M> struct OtherTask {
     static constexpr int64_t pitch = kPitch<T>;
 
     const Job& job;
-    const Problem& p;
-    Arena arena;
     int64_t head_index;
-    WeightTiles<M> tiles;
-    EdgeTerms<M> terms;
-    OtherState<T>* rows;  // (segment_rows,)
-
-    OtherTask(const Job& j, int64_t index, void* scratch)
-        : job(j),
-          p(j.problem),
-          arena{static_cast<char*>(scratch)},
-          head_index(index),
-          tiles(j, index, arena),
-          terms(j, index, arena) {
-        rows = arena.take<OtherState<T>>(job.segment_rows);
-    }
+    void* scratch;
+    const Problem& p = job.problem;
+    Arena arena{static_cast<char*>(scratch)};
+    WeightTiles<M> tiles{job, head_index, arena};
+    EdgeTerms<M> terms{job, head_index, arena};
+    OtherState<T>* rows = arena.take<OtherState<T>>(job.segment_rows);
 
     void run(int64_t start, int64_t stop) {
         for (int64_t i = start; i < stop; ++i) rows[i - start] = {};
@@ -115,12 +106,12 @@ template <class M> struct OtherTask {
     }
 };
 
-template <class M> int64_t other_scratch_bytes(const Job& job) { return OtherTask<M>(job, 0, nullptr).arena.bytes; }
+template <class M> int64_t other_scratch_bytes(const Job& job) { return OtherTask<M>{job, 0, nullptr}.arena.bytes; }
 
 // The queries of one segment of one head.
-template <class M> void others(const Job& job, int64_t head, int64_t segment, void* scratch) {
-    const int64_t start = segment * job.segment_rows;
-    OtherTask<M>(job, head, scratch).run(start, min_of(job.problem.queries, start + job.segment_rows));
+template <class M> void others(const Job& job, int64_t index, void* scratch) {
+    const int64_t start = index % job.segments * job.segment_rows;
+    OtherTask<M>{job, index / job.segments, scratch}.run(start, min_of(job.problem.queries, start + job.segment_rows));
 }
 
 }  // namespace

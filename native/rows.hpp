@@ -12,59 +12,41 @@
 namespace clearhead {
 namespace {
 
-CLEARHEAD_INLINE int64_t key_blocks(const Problem& p) { return (p.keys + kBlock - 1) / kBlock; }
-
 template <class M> struct RowTask {
     using T = typename M::T;
     using Cell = typename M::Cell;
     static constexpr int64_t pitch = kPitch<T>;
 
     const Job& job;
-    const Problem& p;
-    Arena arena;
-    int64_t batch, first_head, start, count;  // rows start … start + count of the run whose first head is first_head
-    Rules<T> rules;
-    KeyBlocks<M> blocks;
+    int64_t run, block;
+    void* scratch;
+    const Problem& p = job.problem;
+    Arena arena{static_cast<char*>(scratch)};
+    int64_t batch = run / (p.heads / job.group), first_head = run % (p.heads / job.group) * job.group;
+    // rows start … start + count of the run
+    int64_t start = block * job.block_rows, count = min_of(job.block_rows, job.run_rows - start);
+    Rules<T> rules{p, batch, arena};
+    KeyBlocks<M> blocks{job, batch, first_head, count, arena};
+    RowTangents<M> tangents{job, rules, batch, first_head, count, arena};  // along a direction
     // the rows
-    Row* rows;
-    Strip* strips;
-    int strip_count;
-    Cell* queries;  // (strip, depth, kStrip)
+    Row* rows = arena.take<Row>(job.block_rows);
+    Strip* strips = arena.take<Strip>(job.block_rows);
+    int strip_count = int((count + kStrip - 1) / kStrip);
+    int64_t padded_rows = up_to_multiple(job.block_rows, kStrip);
+    Cell* queries = arena.take<Cell>(padded_rows * blocks.depth + kLanes<T>);  // (strip, depth, kStrip)
     // scores
-    T* scores;          // (kStrip, pitch); the weights overwrite them
-    T* all_scores;      // (strip, block, kStrip, pitch): kept for the column sums that follow, else null
-    T* strip_scores;    // those of the present strip and block, in `all_scores` or in `scores`
-    uint8_t* visible;   // (kStrip, kBlock): which of them are not -infinity, with blocks.separate_nonfinite
-    Prefetch prefetch;  // of the next block, beside the scores
+    T* scores = arena.take<T>(kStrip * pitch);  // (kStrip, pitch); the weights overwrite them
+    // (strip, block, kStrip, pitch): kept for the column sums that follow, else null
+    T* all_scores = job.segment_sums ? arena.take<T>(padded_rows * key_blocks(p) * pitch) : nullptr;
+    T* strip_scores = nullptr;  // those of the present strip and block, in `all_scores` or in `scores`
+    // (kStrip, kBlock): which of them are not -infinity, with blocks.separate_nonfinite
+    uint8_t* visible = arena.take<uint8_t>(kStrip * kBlock);
+    Prefetch prefetch = {};  // of the next block, beside the scores
+    T* rescale = arena.take<T>(kStrip);
     // sums of each row over the present span, lane by lane; SoftmaxState says what of
-    T* rescale;  // (kStrip,)
-    Vec<T>*sums, *log2_sums, *distance_sums;
-    RowTangents<M> tangents;  // along a direction
-
-    RowTask(const Job& j, int64_t run, int64_t block, void* scratch)
-        : job(j),
-          p(j.problem),
-          arena{static_cast<char*>(scratch)},
-          batch(run / (p.heads / j.group)),
-          first_head(run % (p.heads / j.group) * j.group),
-          start(block * j.block_rows),
-          count(min_of(j.block_rows, j.run_rows - start)),
-          rules(p, batch, arena),
-          blocks(j, batch, first_head, count, arena),
-          tangents(j, rules, batch, first_head, count, arena) {
-        const int64_t padded_rows = up_to_multiple(job.block_rows, kStrip);
-        strip_count = int((count + kStrip - 1) / kStrip);
-        rows = arena.take<Row>(job.block_rows);
-        strips = arena.take<Strip>(job.block_rows);
-        queries = arena.take<Cell>(padded_rows * blocks.depth + kLanes<T>);
-        scores = arena.take<T>(kStrip * pitch);
-        all_scores = job.segment_sums ? arena.take<T>(padded_rows * key_blocks(p) * pitch) : nullptr;
-        visible = arena.take<uint8_t>(kStrip * kBlock);
-        rescale = arena.take<T>(kStrip);
-        sums = arena.take<Vec<T>>(job.block_rows);
-        log2_sums = arena.take<Vec<T>>(job.block_rows);
-        distance_sums = arena.take<Vec<T>>(job.block_rows);
-    }
+    Vec<T>* sums = arena.take<Vec<T>>(job.block_rows);
+    Vec<T>* log2_sums = arena.take<Vec<T>>(job.block_rows);
+    Vec<T>* distance_sums = arena.take<Vec<T>>(job.block_rows);
 
     // Determines which keys the rows may see, and packs the queries.
     void load_queries() {

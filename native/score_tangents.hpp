@@ -19,22 +19,18 @@ template <class M> struct ScoreTangents {
     using T = typename M::T;
     static constexpr int64_t pitch = kPitch<T>;
 
-    const Problem& p;
-    const Along& along;
+    const Job& job;
     Rules<T>& rules;
-    int64_t depth;
-    T* tangents;    // (kStrip, pitch)
-    T* tanhs;       // (kStrip, pitch): of the softcap, from Rules::apply; null without one
-    T* curvatures;  // (kStrip, pitch): the tangent of the softcap's derivative; null unless asked for
-    T* line;        // (kBlock,)
-
-    ScoreTangents(const Job& job, Rules<T>& all, Arena& arena, bool second = false)
-        : p(job.problem), along(job.along), rules(all), depth(depth_of<M>(p.d_k)) {
-        tangents = arena.take<T>(kStrip * pitch);
-        tanhs = p.softcap != 0 ? arena.take<T>(kStrip * pitch) : nullptr;
-        curvatures = p.softcap != 0 && second ? arena.take<T>(kStrip * pitch) : nullptr;
-        line = arena.take<T>(kBlock);
-    }
+    Arena& arena;
+    bool second = false;
+    const Problem& p = job.problem;
+    const Along& along = job.along;
+    int64_t depth = depth_of<M>(p.d_k);
+    T* tangents = arena.take<T>(kStrip * pitch);                          // (kStrip, pitch), as the next two
+    T* tanhs = p.softcap != 0 ? arena.take<T>(kStrip * pitch) : nullptr;  // of the softcap, from Rules::apply
+    // the tangent of the softcap's derivative; null unless asked for by `second`
+    T* curvatures = p.softcap != 0 && second ? arena.take<T>(kStrip * pitch) : nullptr;
+    T* line = arena.take<T>(kBlock);
 
     // For the panels from … to of the block that starts at j0, after Rules::apply.
     void compute(const MovingScores<M>& x, const Row* rows, int count, int64_t j0, int from, int to) {

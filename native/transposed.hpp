@@ -9,23 +9,16 @@ namespace {
 template <class T> struct TransposedProduct {
     static constexpr int64_t pitch = kPitch<T>;
 
-    const Problem& p;
-    const ColumnAnswers& want;
-    int64_t head_index, columns;
-    T* x;          // (kTile, columns)
-    T* product;    // (chunk, columns)
-    T* nonfinite;  // (kTile, columns): the numbers of x that are not finite, with separate_nonfinite
+    const Job& job;
+    int64_t head_index;
+    Arena& arena;
+    const Problem& p = job.problem;
+    const ColumnAnswers& want = job.columns;
+    int64_t columns = want.transposed ? up_to_multiple(want.x_columns, kLanes<T>) : 0;
+    T* x = arena.take<T>(kTile * columns);                           // (kTile, columns)
+    T* product = arena.take<T>((job.key_chunk + kStrip) * columns);  // (chunk, columns)
+    T* nonfinite = arena.take<T>(kTile * columns);  // as x: its numbers that are not finite, with separate_nonfinite
     bool separate_nonfinite = false;
-
-    TransposedProduct(const Job& job, int64_t index, Arena& arena)
-        : p(job.problem),
-          want(job.columns),
-          head_index(index),
-          columns(want.transposed ? up_to_multiple(want.x_columns, kLanes<T>) : 0) {
-        x = arena.take<T>(kTile * columns);
-        product = arena.take<T>((job.key_chunk + kStrip) * columns);
-        nonfinite = arena.take<T>(kTile * columns);
-    }
 
     // Computes the product for keys first … last by add_queries(), which goes through all queries; once more where it
     // is not finite.
