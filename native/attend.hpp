@@ -33,7 +33,7 @@ struct Problem {
     double scale, softcap;                                   // softcap 0: none
     const double* scales;                                    // (heads,); null where all are `scale`
     int64_t left, right;                                     // kNoLimit: none; causal is right = 0
-    const int64_t* offset;                                   // (batch,)
+    const int64_t* query_offset;                             // (batch,)
     const int64_t* kv_lengths;                               // (batch,) or null, as all below
     const int64_t* query_lengths;                            // (batch,)
     const int64_t* query_segments;                           // (batch, queries)

@@ -34,7 +34,7 @@ CLEARHEAD_INLINE int64_t floor_div(int64_t a, int64_t b) { return a / b - ((a % 
 // Query `query` of this problem with the keys that causal, window and lengths let it see.
 CLEARHEAD_INLINE Row row_at(const Problem& p, int64_t batch, int64_t head, int64_t query) {
     const int64_t whole_query = p.row_start + query * p.row_step;  // its index in the whole matrix
-    Row row{head, query, 0, p.keys, whole_query + p.offset[batch], {}};
+    Row row{head, query, 0, p.keys, whole_query + p.query_offset[batch], {}};
     int64_t first = -kNoLimit, last = kNoLimit;  // keys of the whole matrix
     if (p.left < kNoLimit) first = row.position - p.left;
     if (p.right < kNoLimit) last = row.position + p.right;
