@@ -29,10 +29,7 @@ template <class M> struct ColumnTask {
     // Adds all queries' weights on keys first … last to the requested sums.
     void run(int64_t first, int64_t last) {
         tiles.load_keys(first, last);
-        product.run(first, last, [&] { add_queries(first, last); });
-    }
-
-    void add_queries(int64_t first, int64_t last) {
+        product.clear(last - first);
         for (int64_t start = 0; start < p.queries; start += job.segment_rows) {
             for (int64_t j = 0; j < last - first; ++j) segment[j] = 0;
             tiles.each(
@@ -43,6 +40,7 @@ template <class M> struct ColumnTask {
             double* received = want.received ? want.received + head_index * p.keys + first : nullptr;
             for (int64_t j = 0; received && j < last - first; ++j) received[j] += segment[j];
         }
+        if (want.transposed) product.write(first, last);
     }
 
     // Scores become weights, or along a direction the tangents of weights.

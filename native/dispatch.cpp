@@ -87,7 +87,7 @@ struct Choice {
 
     Choice() {
         const char* requested = std::getenv("CLEARHEAD_ISA");
-        const auto add = [](std::string& to, const char* name) { to += (to.empty() ? "" : " ") + std::string(name); };
+        const auto add = [](std::string& to, const char* name) { (to += to.empty() ? "" : " ") += name; };
         for (const Candidate& one : candidates()) {
             add(all, one.name);
             if (!one.fill) continue;

@@ -8,7 +8,6 @@
 #pragma once
 
 #include "columns.hpp"
-#include "operand.hpp"
 #include "others.hpp"
 #include "strongest.hpp"
 #include "threads.hpp"
@@ -66,7 +65,9 @@ template <class M> struct EffectTask {
     // One chunk of keys of the product with the transposed matrix.
     void run_chunk(int64_t chunk) {
         const int64_t first = chunk * job.key_chunk, last = min_of(p.keys, first + job.key_chunk);
-        transposed.run(first, last, [&] { add_chunk(first, last); });
+        transposed.clear(last - first);
+        add_chunk(first, last);
+        transposed.write(first, last);
     }
 
     void add_chunk(int64_t first, int64_t last) {

@@ -65,13 +65,13 @@ template <class M> struct OtherTask {
     // Adds a row's scores x of one block, with their terms t. The strongest key's score is overwritten.
     void add(OtherState<T>& row, const TilePart& part, T* x, const T* t) {
         const T log2_scale = tiles.rules.scale_of(tiles.head).log2, hidden = -kInfinity<T>;
-        T high = largest(x, part.first, part.last);
+        T high = largest_of<T>(largest_lanes(x, part.first, part.last));
         if (high > row.best) {
             int j = part.first;
             while (x[j] != high) ++j;
             row.replace(part.j0 + j, high, t[j], double(log2_scale));
             x[j] = hidden;
-            high = largest(x, part.first, part.last);
+            high = largest_of<T>(largest_lanes(x, part.first, part.last));
         }
         if (high == hidden) return;
         if (high > row.maximum) row.raise(high, double(log2_scale));
@@ -84,15 +84,6 @@ template <class M> struct OtherTask {
         }
         row.sum += double(sum_of<T>(sum));
         row.terms += double(sum_of<T>(weighted));
-    }
-
-    static T largest(const T* x, int first, int last) {
-        Vec<T> a = broadcast<T>(-kInfinity<T>), b = a;
-        for (int j = first; j < last; j += 2 * kLanes<T>) {
-            a = larger(load(x + j), a);
-            b = larger(load(x + j + kLanes<T>), b);
-        }
-        return largest_of<T>(larger(a, b));
     }
 
     void write(const OtherState<T>& row, int64_t index) const {

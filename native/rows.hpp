@@ -149,16 +149,9 @@ template <class M> struct RowTask {
                 const int64_t key = j0 + j + i;
                 row[i] = key < p.keys ? reinterpret_cast<const T*>(row_of(p.k, p.type, batch, head, key)) : zeros;
             }
-            if (row_count == 1)
-                score_square<M, 1>(strip_queries, row, depth, strip_scores + j, beside);
-            else if (row_count == 2)
-                score_square<M, 2>(strip_queries, row, depth, strip_scores + j, beside);
-            else if (row_count <= 4)
-                score_square<M, 4>(strip_queries, row, depth, strip_scores + j, beside);
-            else if (kDirectRows > 4 && row_count <= 6)
-                score_square<M, 6>(strip_queries, row, depth, strip_scores + j, beside);
-            else
-                score_square<M, kDirectRows>(strip_queries, row, depth, strip_scores + j, beside);
+            with_rows(row_count, [&]<int R>() {
+                if constexpr (R <= kDirectRows) score_square<M, R>(strip_queries, row, depth, strip_scores + j, beside);
+            });
         }
     }
 
@@ -166,26 +159,20 @@ template <class M> struct RowTask {
     // to them, and turns the scores into weights, which are summed.
     void update_softmax(int64_t n, int row_count, Visibility visibility, int64_t j0, int first, int last,
                         SoftmaxState<T>& state) {
-        constexpr int side = kLanes<T>;
         Rescaling<T> rescaling;
         for (int r = 0; r < row_count; ++r) {
             T* x = strip_scores + r * pitch;
             rules.mask_row(rows[n + r], r, visibility, j0, first, last, x);
             if (blocks.separate_nonfinite)
                 for (int j = first; j < last; ++j) visible[r * kBlock + j] = !(x[j] == -kInfinity<T>);
-            Vec<T> high_a = broadcast<T>(-kInfinity<T>), high_b = high_a;
-            for (int j = first; j < last; j += 2 * side) {
-                high_a = larger(load(x + j), high_a);
-                high_b = larger(load(x + j + side), high_b);
-            }
-            high_a = larger(high_a, high_b);
-            rescaling.maximum[r] = largest_of<T>(larger(high_a, broadcast<T>(state.maximum[n + r])));
+            const Vec<T> high = largest_lanes(x, first, last);
+            rescaling.maximum[r] = largest_of<T>(larger(high, broadcast<T>(state.maximum[n + r])));
             if (job.rows.diagonal) take_diagonal(rows[n + r], j0, first, last, x, state.diagonal[n + r]);
             if (job.rows.diagonal && tangents)
                 take_diagonal(rows[n + r], j0, first, last, tangents.scores->tangents + r * pitch,
                               state.moved_diagonal[n + r]);
             const int64_t k = job.rows.top;
-            if (k) enter_top(state.top + (n + r) * k, state.top_keys + (n + r) * k, k, x, j0, first, last, high_a);
+            if (k) enter_top(state.top + (n + r) * k, state.top_keys + (n + r) * k, k, x, j0, first, last, high);
         }
         for (int r = 0; r < row_count; ++r) rescaling.log2_scale[r] = rules.scale_of(rows[n + r].head).log2;
         rescaling.apply(n, row_count, state, rescale);

@@ -1,11 +1,6 @@
 // Cuts a problem into tasks: runs of heads that share their keys and values, blocks of rows, waves that limit the
 // memory for packed keys and values, and spans of keys where there are few rows. No cut changes a bit of the results.
 #include <numeric>
-#include <utility>
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #include "dispatch.hpp"
 #include "memory.hpp"
@@ -17,38 +12,6 @@ namespace {
 constexpr int64_t kWaveBytes = int64_t{64} << 20;  // packed keys and values at a time
 constexpr double kSingleThread = 3e5;              // multiply-adds below which waking another thread does not pay
 constexpr double kPerByte = 2;                     // multiply-adds in the time that reading a byte takes
-
-// Memory for one call. The calling thread keeps it for its next call, unless it is large: the system clears fresh
-// pages, and that takes longer than to pack keys into them. A call within a call (from a signal handler) gets other
-// memory.
-class CallMemory {
-  public:
-    CallMemory() : data(std::move(kept)), bytes(std::exchange(kept_bytes, 0)) {}
-    ~CallMemory() {
-        if (bytes > kKeep) return;
-        kept = std::move(data);
-        kept_bytes = bytes;
-    }
-    char* at_least(int64_t wanted) {
-        if (wanted <= bytes) return data.get();
-        data.reset();
-        bytes = 0;
-        const int64_t page = wanted < kHugePage ? 4096 : kHugePage, size = (wanted + page - 1) / page * page;
-        data = aligned_bytes(page, size);
-#if defined(__linux__)
-        if (page == kHugePage) madvise(data.get(), size, MADV_HUGEPAGE);
-#endif
-        bytes = size;
-        return data.get();
-    }
-
-  private:
-    static constexpr int64_t kKeep = int64_t{16} << 20, kHugePage = int64_t{2} << 20;
-    inline static thread_local Buffer kept;
-    inline static thread_local int64_t kept_bytes = 0;
-    Buffer data;
-    int64_t bytes;
-};
 
 int64_t ceil_div(int64_t x, int64_t size) { return (x + size - 1) / size; }
 
@@ -120,7 +83,7 @@ Job moving_of(const Job& job, const Kernel& kernel) {
     return moving;
 }
 
-bool run_wave(Job& job, const Kernel& kernel, CallMemory& memory, bool single_thread, bool (*stop)()) {
+bool run_wave(Job& job, const Kernel& kernel, KeptMemory<true>& memory, bool single_thread, bool (*stop)()) {
     const Problem& p = job.problem;
     const int64_t blocks = ceil_div(p.keys, kernel.block_keys);
     const int64_t batch_runs = p.heads / job.group;
@@ -135,25 +98,30 @@ bool run_wave(Job& job, const Kernel& kernel, CallMemory& memory, bool single_th
     };
     const int64_t tasks = job.wave_runs * job.blocks, segments = ceil_div(p.queries, job.segment_rows);
     const bool values = job.packed && job.has_values() && !job.direct_values;
-    const int64_t key_bytes = job.packed ? key_heads * kernel.packed_key_bytes(job) : 0;
-    const int64_t value_bytes = values ? value_heads * kernel.packed_value_bytes(job) : 0;
-    const int64_t partial_bytes = job.rows.received ? job.wave_runs * segments * p.keys * int64_t(sizeof(double))
-                                  : job.split       ? tasks * job.spans * kernel.part_bytes(job)
-                                                    : 0;
-    const bool moving_keys = job.packed && job.along.k.data;
     const bool moving_values = job.packed && moving.has_values() && !moving.direct_values;
-    const int64_t moving_key_bytes = moving_keys ? key_heads * kernel.packed_key_bytes(job) : 0;
-    const int64_t moving_value_bytes = moving_values ? value_heads * kernel.packed_value_bytes(job) : 0;
-    job.packed_keys =
-        memory.at_least(key_bytes + value_bytes + moving_key_bytes + moving_value_bytes + partial_bytes + 4 * 64);
-    job.packed_values = job.packed_keys + ceil_div(key_bytes, 64) * 64;
-    moving.packed_keys = job.packed_values + ceil_div(value_bytes, 64) * 64;
-    moving.packed_values = moving.packed_keys + ceil_div(moving_key_bytes, 64) * 64;
-    char* partial = moving.packed_values + ceil_div(moving_value_bytes, 64) * 64;
-    if (job.packed && !each(job, key_heads * blocks, kernel.pack_keys)) return false;
-    if (values && !each(job, value_heads * blocks, kernel.pack_values)) return false;
-    if (moving_keys && !each(moving, key_heads * blocks, kernel.pack_keys)) return false;
-    if (moving_values && !each(moving, value_heads * blocks, kernel.pack_values)) return false;
+    const int64_t key_bytes = kernel.packed_key_bytes(job), value_bytes = kernel.packed_value_bytes(job);
+    struct Packed {
+        Job& of;
+        char* Job::* to;
+        const Pass& pass;
+        int64_t heads, bytes;
+    } const packed[] = {
+        {job, &Job::packed_keys, kernel.pack_keys, job.packed ? key_heads : 0, key_bytes},
+        {job, &Job::packed_values, kernel.pack_values, values ? value_heads : 0, value_bytes},
+        {moving, &Job::packed_keys, kernel.pack_keys, job.packed && job.along.k.data ? key_heads : 0, key_bytes},
+        {moving, &Job::packed_values, kernel.pack_values, moving_values ? value_heads : 0, value_bytes},
+    };
+    int64_t bytes = job.rows.received ? job.wave_runs * segments * p.keys * int64_t(sizeof(double))
+                    : job.split       ? tasks * job.spans * kernel.part_bytes(job)
+                                      : 0;
+    for (const Packed& one : packed) bytes += ceil_div(one.heads * one.bytes, 64) * 64;
+    char* partial = memory.at_least(bytes);
+    for (const Packed& one : packed) {
+        one.of.*one.to = partial;
+        partial += ceil_div(one.heads * one.bytes, 64) * 64;
+    }
+    for (const Packed& one : packed)
+        if (one.heads && !each(one.of, one.heads * blocks, one.pass)) return false;
     if (job.rows.received) {
         job.segment_sums = reinterpret_cast<double*>(partial);
         if (!each(job, job.wave_runs * segments, kernel.received)) return false;
@@ -202,7 +170,7 @@ bool attend(Job job, bool (*stop)()) {
         const int64_t fit = kWaveBytes / ((key_bytes + value_bytes) * (job.along.used ? 2 : 1) + 1);
         take = fit < 1 ? 1 : fit < units ? fit : units;
     }
-    CallMemory memory;
+    KeptMemory<true> memory;
     for (int64_t first = 0; first < units; first += take) {
         job.first_run = first * unit_runs;
         job.wave_runs = (first + take < units ? take : units - first) * unit_runs;
@@ -240,7 +208,7 @@ bool find_effects(Job job, bool (*stop)()) {
     const int64_t heads = p.batch * p.heads;
     if (heads * p.queries * p.keys == 0) return true;
     cut_into_segments(job, kernel);
-    CallMemory memory;
+    KeptMemory<true> memory;
     const ColumnAnswers& sums = job.columns;
     if (sums.received || job.effects.image_mean || sums.groups || job.effects.strongest_count) {
         job.effects.turns = reinterpret_cast<int32_t*>(memory.at_least(heads * int64_t(sizeof(int32_t))));
@@ -260,7 +228,7 @@ bool differentiate(Job job, bool (*stop)()) {
         std::gcd(p.kv_heads, want.v ? p.v_heads : p.kv_heads);  // of a batch: whole key heads and value heads
     job.runs = p.batch * units;
     job.wave_runs = (want.bias && !want.bias_batch ? 1 : p.batch) * (want.bias && !want.bias_head ? 1 : units);
-    CallMemory memory;
+    KeptMemory<true> memory;
     const int64_t spans = p.batch * tiles * 2;
     const int64_t heads = p.batch * p.heads, turns = heads * (tiles + 1);
     want.spans = reinterpret_cast<int64_t*>(

@@ -71,21 +71,17 @@ template <class M> struct ScoreTangents {
     }
 
     void add_bias(const Row& row, int64_t j0, int first, int last, T* t) {
-        const int64_t stop = min_of(last, p.keys - j0), head = rules.batch * along.bias.batch;
-        const char* from =
-            static_cast<const char*>(along.bias.data) +
-            (head + row.head * along.bias.head + row.query * along.bias.row + (j0 + first) * along.bias.column) *
-                bytes_of(along.bias_type);
-        fetch(from, along.bias.column, along.bias_type, stop - first, line + first);
+        const int64_t stop = min_of(last, p.keys - j0);
+        const char* from = row_of(along.bias, along.bias_type, rules.batch, row.head, row.query);
+        fetch(from + (j0 + first) * along.bias.column * bytes_of(along.bias_type), along.bias.column, along.bias_type,
+              stop - first, line + first);
         for (int64_t j = first; j < stop; ++j) t[j] += line[j];
     }
 
     void add_spans(const Row& row, int64_t j0, int first, int last, T* t) {
         const int64_t label = query_label(p, rules.batch, row.query);
         if (label < 0) return;
-        const View& table = along.span_table;
-        const T* numbers =
-            static_cast<const T*>(table.data) + rules.batch * table.batch + row.head * table.head + label * table.row;
+        const T* numbers = span_row<T>(along.span_table, rules.batch, row.head, label);
         rules.spans.read_labels(j0);
         rules.spans.look_up(numbers, first, last, T(1), [=](int j, Vec<T> more) { store(t + j, load(t + j) + more); });
     }

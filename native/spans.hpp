@@ -10,8 +10,7 @@
 namespace clearhead {
 namespace {
 
-template <class T> CLEARHEAD_INLINE const T* span_row(const Problem& p, int64_t batch, int64_t head, int64_t label) {
-    const View& t = p.span_table;
+template <class T> CLEARHEAD_INLINE const T* span_row(const View& t, int64_t batch, int64_t head, int64_t label) {
     return static_cast<const T*>(t.data) + batch * t.batch + head * t.head + label * t.row;
 }
 
@@ -67,7 +66,7 @@ template <class T> struct Spans {
     // score is. Numbers that a second row asks for are kept for the rows after it, which often have the same label.
     template <class Row> void add(const Row& row, int first, int last, T factor, T* x) {
         if (adds_none(row.labels)) return;
-        const T* numbers = span_row<T>(p, batch, row.head, query_label(p, batch, row.query));
+        const T* numbers = span_row<T>(p.span_table, batch, row.head, query_label(p, batch, row.query));
         const Line wanted = {numbers, start, first, last, factor};
         const bool hides = present & row.labels.hidden;
         if (wanted == in_line) return add_line(first, last, hides, x);
