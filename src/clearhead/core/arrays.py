@@ -139,11 +139,14 @@ def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(x, shape)
 
 
-def unrepeated(x: Any) -> Any:
-    """The same array with size 1 along the axes along which it is broadcast; PyTorch keeps those of a GPU's array."""
+def unrepeated(x: Any, axes: int | None = None) -> Any:
+    """The same array with size 1 along those of its first `axes` axes, or of all, along which it is broadcast.
+
+    PyTorch keeps those of a GPU's array.
+    """
     if not isinstance(x, np.ndarray):
         return x
-    return x[tuple(slice(1) if step == 0 else slice(None) for step in x.strides)]
+    return x[tuple(slice(1) if step == 0 else slice(None) for step in x.strides[:axes])]
 
 
 def empty(like: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

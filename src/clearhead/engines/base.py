@@ -1,8 +1,9 @@
 """The interface of an engine, and helpers for engines. An engine is a module that has the names of `Engine`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec, Protocol, cast
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from clearhead.core.statistics import PER_QUERY, STATISTICS, Wanted, arrays_of
 from clearhead.errors import EngineError
 
 Answers = Mapping[str, Array]
+_P = ParamSpec("_P")
 _INT64 = np.dtype(np.int64)
 Kind = tuple[tuple[int, ...], np.dtype[np.generic]]  # an array's shape and dtype
 
@@ -194,22 +196,30 @@ def elsewhere(problem: Problem) -> str:
     return "" if problem.device == "cpu" else f"the arrays are on device {problem.device}: this engine runs on the CPU."
 
 
-def widened(problem: Problem, v: Array) -> Problem:
-    """The same problem in a dtype that holds both its own and that of v: float64 if one of them is, else float32."""
-    return replace(problem, dtype=np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32))
+def in_one_dtype(pass_: Callable[_P, dict[str, Array]]) -> Callable[_P, dict[str, Array]]:
+    """Let a pass over (problem, q, k, v, …) take a v or a gradient of the output that has another dtype than q and k.
 
+    All are converted to float64 if v or the problem is in float64, else to float32, and the answers rounded to the
+    dtypes that the problem's answers have.
+    """
 
-def converted(problem: Problem, *arguments: Any) -> list[Any]:
-    """Arrays, directions and upstream gradients in the problem's dtype."""
-    return [x.astype(problem.dtype) for x in arguments]
+    @wraps(pass_)
+    def run(*args: _P.args, **named: _P.kwargs) -> dict[str, Array]:
+        problem, q, k, v, *more = cast("tuple[Any, ...]", args)
+        gradients = [x.output for x in more if isinstance(x, Upstream) and x.output is not None]
+        reads_v = bool(gradients) or any(isinstance(x, Wanted) and x.output for x in more)
+        if v is None or not reads_v or all(x.dtype == problem.dtype for x in (v, *gradients)):
+            return pass_(*args, **named)
+        wide = np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32)
+        more = [x.astype(wide) if isinstance(x, (Directions, Upstream)) else x for x in more]
+        run_wide = cast("Callable[..., dict[str, Array]]", pass_)
+        answers = run_wide(replace(problem, dtype=wide), *(x.astype(wide) for x in (q, k, v)), *more, **named)
+        usual = statistics_dtype(problem.dtype)
+        values = usual if any(getattr(x, "keep_float32", False) for x in more) else problem.dtype
+        dtypes = dict.fromkeys(("output", "output_tangent", "q", "k", "v"), values) | {"top_indices": _INT64}
+        return {name: array.astype(dtypes.get(name, usual), copy=False) for name, array in answers.items()}
 
-
-def narrowed(problem: Problem, answers: Answers, *, keep_float32: bool) -> dict[str, Array]:
-    """The answers of a `widened` problem, rounded to the dtypes that the original problem's answers have."""
-    usual = statistics_dtype(problem.dtype)
-    values = usual if keep_float32 else problem.dtype
-    dtypes = dict.fromkeys(("output", "q", "k", "v"), values) | {"top_indices": np.dtype(np.int64)}
-    return {name: array.astype(dtypes.get(name, usual), copy=False) for name, array in answers.items()}
+    return run
 
 
 def kinds(

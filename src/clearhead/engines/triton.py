@@ -18,7 +18,7 @@ from clearhead.core.directions import Directions
 from clearhead.core.effects import Others, Terms, WantedEffects, merged, no_keys
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Wanted
-from clearhead.engines.base import Kept, Upstream, converted, narrowed, row_kinds, unsupported, widened
+from clearhead.engines.base import Kept, Upstream, in_one_dtype, row_kinds, unsupported
 
 try:
     import torch
@@ -74,12 +74,9 @@ def reasons_not(problem: Problem) -> list[str]:
 
 
 @_there
+@in_one_dtype
 def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> dict[str, Array]:
     """The output and the row statistics, in one pass over the keys."""
-    if want.output and v is not None and v.dtype != problem.dtype:
-        wide = widened(problem, v)
-        q, k, v = converted(wide, q, k, v)
-        return narrowed(problem, rows(wide, q, k, v, want), keep_float32=want.keep_float32)
     if want.output and v is not None and v.shape[-1] > MOST_D:
         return _rows_in_parts(problem, q, k, v, want)
     if v is not None and not library.reasons_not(problem, q, k, v, want):
@@ -130,14 +127,11 @@ def _arrays(tensors: "dict[str, torch.Tensor]", like: Array) -> dict[str, Array]
 
 
 @_there
+@in_one_dtype
 def gradients(
     problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream
 ) -> dict[str, Array]:
     """The gradients of q, k, v, bias and spans. Each element has one writer: results are deterministic."""
-    if v is not None and upstream.output is not None and not v.dtype == upstream.output.dtype == problem.dtype:
-        wide = widened(problem, v)
-        q, k, v, loss = converted(wide, q, k, v, upstream)
-        return narrowed(problem, gradients(wide, q, k, v, logsumexp, loss), keep_float32=upstream.keep_float32)
     return _derivatives(problem, q, k, v, logsumexp, upstream)
 
 
@@ -153,18 +147,12 @@ def _derivatives(
 
 
 @_there
+@in_one_dtype
 def tangents(
     problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, want: Wanted,
     logsumexp: Array | None = None, output: Array | None = None,
 ) -> dict[str, Array]:  # fmt: skip
     """The tangents of the output and of the row statistics; a row pass first where the log-sum-exp is unknown."""
-    if v is not None and v.dtype != problem.dtype:
-        wide = widened(problem, v)
-        q, k, v, along = converted(wide, q, k, v, along)
-        results = tangents(wide, q, k, v, along, want, logsumexp, None)
-        if "output_tangent" in results and not want.keep_float32:
-            results["output_tangent"] = results["output_tangent"].astype(problem.dtype)
-        return narrowed(problem, results, keep_float32=want.keep_float32)
     values = v if want.output else None
     results = {}
     exact = output is not None and output.dtype == statistics_dtype(problem.dtype)  # a rounded one would lose digits
@@ -190,6 +178,7 @@ def column_tangents(
 
 
 @_there
+@in_one_dtype
 def gradient_tangents(
     problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, kept: Kept, upstream: Upstream,
     changing: Upstream,
@@ -201,11 +190,6 @@ def gradient_tangents(
     if upstream.output is None and changing.output is not None:
         moved = gpu.strided(changing.output).tensor
         upstream = replace(upstream, output=gpu.from_tensor(torch.zeros(changing.output.shape).to(moved), q))
-    if any(x is not None and x.dtype != problem.dtype for x in (values, upstream.output, changing.output)):
-        wide = widened(problem, values)
-        q, k, values, along, loss, change = converted(wide, q, k, values, along, upstream, changing)
-        results = gradient_tangents(wide, q, k, values, along, kept, loss, change)
-        return narrowed(problem, results, keep_float32=upstream.keep_float32)
     return _derivatives(problem, q, k, values, kept.logsumexp, upstream, Moving(along, kept, changing))
 
 

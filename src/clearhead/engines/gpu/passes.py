@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from triton import language
 
-from clearhead.core.arrays import statistics_dtype
+from clearhead.core.arrays import statistics_dtype, unrepeated
 from clearhead.core.axes import Array
 from clearhead.core.directions import Directions
 from clearhead.core.problem import Problem
@@ -104,6 +104,6 @@ def _direction(problem: Problem, along: Directions, device: torch.device) -> Dir
     table, sinks = along.spans, None if problem.sinks is None else along.sinks
     return Direction(
         bias=None if along.bias is None else gpu.strided(along.bias, device=device),
-        table=None if table is None else gpu.table(labels.with_none(labels.narrow(table)), number, device),
+        table=None if table is None else gpu.table(labels.with_none(unrepeated(table, 2)), number, device),
         sinks=None if sinks is None else gpu.to_device(sinks, number, device),
     )
