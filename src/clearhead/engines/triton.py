@@ -7,7 +7,7 @@ CPU's memory: slowly, for tests.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import ParamSpec, TypeVar
 
 import numpy as np
@@ -18,20 +18,19 @@ from clearhead.core.directions import Directions
 from clearhead.core.effects import Others, Terms, WantedEffects, merged, no_keys
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Wanted
-from clearhead.engines.base import Kept, Upstream, in_one_dtype, row_kinds, unsupported
+from clearhead.engines.base import Kept, Upstream, in_one_dtype, unsupported
 
 try:
     import torch
     import triton
 
     from clearhead.engines.gpu import columns as column_kernels
-    from clearhead.engines.gpu import library, row_pass
+    from clearhead.engines.gpu import row_pass
     from clearhead.engines.gpu import rows as row_kernels
     from clearhead.engines.gpu import tensors as gpu
     from clearhead.engines.gpu.backward import Derivatives, Moving, in_parts
     from clearhead.engines.gpu.causes import Edges
     from clearhead.engines.gpu.column_pass import ColumnPass
-    from clearhead.engines.gpu.tangents import rows as along_rows
 
     STATISTICS = row_kernels.STATISTICS | column_kernels.STATISTICS
 except ImportError:
@@ -77,31 +76,8 @@ def reasons_not(problem: Problem) -> list[str]:
 @in_one_dtype
 def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> dict[str, Array]:
     """The output and the row statistics, in one pass over the keys."""
-    if want.output and v is not None and v.shape[-1] > MOST_D:
-        return _rows_in_parts(problem, q, k, v, want)
-    if v is not None and not library.reasons_not(problem, q, k, v, want):
-        output = library.output(problem, q, k, v)
-        if output is not None:
-            if problem.causal:
-                row_pass.launch(problem, q, k, v, 0, {"output": output}, repair=True)
-            return {"output": gpu.from_tensor(output, q)}
-    device = gpu.device_of(q)
-    room = {
-        name: torch.empty(shape, dtype=gpu.torch_dtype(dtype), device=device)
-        for name, (shape, dtype) in row_kinds(problem, v, want, STATISTICS).items()
-    }
-    if problem.batch * problem.heads * problem.queries:
-        row_pass.launch(problem, q, k, v if want.output else None, want.top or 0, room)
-    return _arrays(room, q)
-
-
-def _rows_in_parts(problem: Problem, q: Array, k: Array, v: Array, want: Wanted) -> dict[str, Array]:
-    """For d_v above MOST_D: the output in slices of d_v."""
-    first, *others = (v[..., start : start + MOST_D] for start in range(0, v.shape[-1], MOST_D))
-    results = rows(problem, q, k, first, want)
-    rest = Wanted(output=True, keep_float32=want.keep_float32)
-    parts = [results["output"], *(rows(problem, q, k, part, rest)["output"] for part in others)]
-    return {**results, "output": gpu.from_tensor(torch.cat([gpu.strided(part).tensor for part in parts], -1), q)}
+    run = partial(row_pass.answers, problem, q, k)
+    return _arrays(row_pass.in_slices(run, want, MOST_D, v if want.output else None), q)
 
 
 @_there
@@ -161,7 +137,11 @@ def tangents(
         results = rows(problem, q, k, v, replace(asked, keep_float32=True))
         output = results.get("output")
     known = results["logsumexp"] if logsumexp is None else logsumexp
-    moved = along_rows(problem, q, k, values, along, want, known, output, MOST_D)
+
+    def run(want: Wanted, v: Array | None, moved: Array | None, output: Array | None) -> "dict[str, torch.Tensor]":
+        return row_pass.tangents(problem, q, k, v, replace(along, v=moved), want, known, output)
+
+    moved = row_pass.in_slices(run, want, MOST_D, values, along.v, output)
     answers = {f"{name}_tangent": gpu.from_tensor(tensor, q) for name, tensor in moved.items()}
     if logsumexp is not None:
         return answers

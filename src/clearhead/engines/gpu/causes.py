@@ -6,10 +6,9 @@ import torch
 from triton import next_power_of_2
 
 from clearhead.core.axes import Array
-from clearhead.core.effects import Order, Terms, WantedEffects
+from clearhead.core.effects import EFFECTS, Order, Terms, WantedEffects
 from clearhead.core.problem import Problem
-from clearhead.core.statistics import arrays_of
-from clearhead.engines.base import sizes_of
+from clearhead.engines.base import kinds
 from clearhead.engines.gpu import effects, passes, pixels
 from clearhead.engines.gpu import tensors as gpu
 from clearhead.engines.gpu.arguments import Sizes
@@ -60,14 +59,7 @@ class Edges(ColumnPass):
 
     def effects(self, want: WantedEffects) -> dict[str, torch.Tensor]:
         """What is wanted, by the names of core/effects.arrays_of."""
-        results = {
-            array: self.zeros(
-                *want.shape(name, sizes_of(self.problem)),
-                dtype=torch.int64 if array.endswith("_indices") else self.number,
-            )
-            for name in want.names()
-            for array in arrays_of(name, want.table)
-        }
+        results = self.rooms(kinds(self.problem, want, want.names(), EFFECTS))
         if want.by_query or want.top is not None or want.strongest is not None:
             self._observe_queries(want, results)
         if want.by_key:

@@ -34,10 +34,7 @@ class ColumnPass(Pass):
 
     def answers(self, want: Wanted) -> dict[str, torch.Tensor]:
         """The statistics asked for, by name; images are computed in bands of queries."""
-        results = {
-            name: self.zeros(*shape, dtype=gpu.torch_dtype(dtype))
-            for name, (shape, dtype) in kinds(self.problem, want, want.columns(), columns.STATISTICS).items()
-        }
+        results = self.rooms(kinds(self.problem, want, want.columns(), columns.STATISTICS))
         per_key = {name: tensor for name, tensor in results.items() if name in Columns._fields}
         if per_key:  # apart, so that no bit of them depends on what else is asked for
             self.columns(NOTHING._replace(**per_key))
@@ -59,7 +56,8 @@ class ColumnPass(Pass):
         product = self.zeros(self.problem.batch, self.problem.heads, self.problem.keys, g.shape[-1])
         for start in range(0, g.shape[-1], WIDTH):
             part = g[..., start : start + WIDTH]
-            product[..., start : start + WIDTH] = self._product(part.shape[-1], gpu.strided(part, self.problem))
+            factor = Factor(gpu.strided(part, self.problem), None, 0, 1, part.shape[-1])
+            product[..., start : start + WIDTH] = self._product(factor)
         return product
 
     def groups(self, groups: Groups, sums: torch.Tensor) -> None:
@@ -67,7 +65,7 @@ class ColumnPass(Pass):
         labels = gpu.to_device(groups.queries, "int32", self.device)
         order = passes.in_order(groups.keys, groups.counts[1], self.device)
         for first, count, span in passes.bands(groups.queries, groups.counts[0]):
-            passes.pool(self._product(count, None, labels, first, 1, span), sums, first, order)
+            passes.pool(self._product(Factor(None, labels, first, 1, count), span), sums, first, order)
 
     def sizes(self, width: int) -> Sizes:
         """The sizes of this pass with `width` columns of a product."""
@@ -84,12 +82,8 @@ class ColumnPass(Pass):
                 span=None if span is None else passes.rounded(span, sizes.N),
             )  # fmt: skip
 
-    def _product(
-        self, count: int, g: Any, labels: Any = None, first: int = 0, height: int = 1,
-        span: tuple[int, int] | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        product = self.zeros(self.problem.batch, self.problem.heads, self.problem.keys, count)
-        factor = Factor(g, labels, first, height, count)
+    def _product(self, factor: Factor, span: tuple[int, int] | None = None) -> torch.Tensor:
+        product = self.zeros(self.problem.batch, self.problem.heads, self.problem.keys, factor.columns)
         self.columns(NOTHING._replace(product=product), factor, span)
         return product
 
@@ -99,4 +93,4 @@ class ColumnPass(Pass):
         for first in range(0, height, passes.BAND):
             count = min(passes.BAND, height - first)
             span = first * queries // height, -(-(first + count) * queries // height)
-            passes.pool(self._product(count, None, None, first, height, span), image, first, (None, None))
+            passes.pool(self._product(Factor(None, None, first, height, count), span), image, first, (None, None))

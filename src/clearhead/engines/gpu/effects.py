@@ -56,7 +56,7 @@ def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
         rows = load_rows(head, columns, block.index, rules.keys, total.shape[1]).to(sizes.FLOAT)
         total = mixed(total, e, visible, rows, MASKED, True, sizes.PRECISION)
     if to.top is not None:
-        top = insert(top, ranks_of(e, visible, job[1]), e, start, sizes.N)
+        top = insert(top, ranks_of(e, visible, job[1]), e, block.index[None, :])
     if to.strongest is not None:
         rank = ranks_of(e, visible, "magnitude")
         strongest = keep(strongest, rank, e, strip.index, block.index, rules.keys)

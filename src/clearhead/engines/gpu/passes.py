@@ -11,6 +11,7 @@ from clearhead.core.arrays import statistics_dtype, unrepeated
 from clearhead.core.axes import Array
 from clearhead.core.directions import Directions
 from clearhead.core.problem import Problem
+from clearhead.engines.base import Kind
 from clearhead.engines.gpu import columns, labels
 from clearhead.engines.gpu import tensors as gpu
 from clearhead.engines.gpu.arguments import Direction, Inputs, Sizes, There
@@ -54,6 +55,10 @@ class Pass:
     def room(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A tensor for results, uninitialised."""
         return torch.empty(shape, dtype=dtype or self.number, device=self.device)
+
+    def rooms(self, kinds: dict[str, Kind]) -> dict[str, torch.Tensor]:
+        """Tensors for results of these shapes and dtypes, by name; 0 where nothing is written."""
+        return {name: self.zeros(*shape, dtype=gpu.torch_dtype(dtype)) for name, (shape, dtype) in kinds.items()}
 
     def zeros(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A tensor for results, 0 where nothing is written."""

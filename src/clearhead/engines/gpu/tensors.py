@@ -229,9 +229,7 @@ def _describe(problem: Problem, device: torch.device) -> Rules:
         query_lengths=sent(problem.query_lengths, np.int32),
         **{name: sent(_narrower(name, segments, spans), np.int32) for name in _LABELS},
         table=None if "table" not in spans else table(spans["table"], number, device),
-        sets=sent(sets, np.uint8),
-        sets_n=None if sets is None else _steps(sets)[0],
-        sets_h=None if sets is None else _steps(sets)[1],
+        sets=None if sets is None else table(sets[:, :, None], np.uint8, device),
         slopes=sent(problem.alibi_slopes, number),
         sinks=sent(problem.sinks, number),
         bias=bias,
@@ -240,14 +238,10 @@ def _describe(problem: Problem, device: torch.device) -> Rules:
 
 
 def table(x: Array, number: Any, device: torch.device) -> Strided:
-    """A table of spans on the device, Strided and contiguous, with steps of 0 along axes of size 1 but the last."""
-    return Strided._make((to_device(x, number, device), *_steps(x)[:3], 1, 1))
-
-
-def _steps(x: Array) -> list[int]:
-    """An array's strides once it is contiguous, in elements; 0 along axes of size 1."""
-    steps = np.ascontiguousarray(x).strides
-    return [0 if size == 1 else step // x.itemsize for size, step in zip(x.shape, steps, strict=True)]
+    """A table of four axes on the device, Strided and contiguous, with steps of 0 along axes of size 1 but the last."""
+    tensor = to_device(x, number, device)
+    steps = [0 if size == 1 else step for size, step in zip(x.shape, tensor.stride(), strict=True)]
+    return Strided._make((tensor, *steps[:3], 1, 1))
 
 
 def _narrower(name: str, *sources: labels.Fields) -> Array | None:
