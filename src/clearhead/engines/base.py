@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, cast
+from typing import Concatenate, NamedTuple, ParamSpec, Protocol, cast
 
 import numpy as np
 
@@ -131,16 +131,9 @@ class TangentEngine(Engine, Protocol):
     """
 
     def tangents(
-        self,
-        problem: Problem,
-        q: Array,
-        k: Array,
-        v: Array | None,
-        along: Directions,
-        want: Wanted,
-        logsumexp: Array | None = None,
-        output: Array | None = None,
-    ) -> Answers:
+        self, problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, want: Wanted,
+        logsumexp: Array | None = None, output: Array | None = None,
+    ) -> Answers:  # fmt: skip
         """What `rows` answers, and the tangent of each smooth statistic asked for, as "output_tangent" and so on.
 
         Without `logsumexp` the statistics themselves are answered too. With it only their tangents are; `output`, where
@@ -153,16 +146,9 @@ class TangentEngine(Engine, Protocol):
         """The tangents of the column statistics asked for, by the statistics' names."""
 
     def gradient_tangents(
-        self,
-        problem: Problem,
-        q: Array,
-        k: Array,
-        v: Array | None,
-        along: Directions,
-        kept: Kept,
-        upstream: Upstream,
+        self, problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, kept: Kept, upstream: Upstream,
         changing: Upstream,
-    ) -> Answers:
+    ) -> Answers:  # fmt: skip
         """The tangents of "q", "k", "v", "bias" and "spans" as `gradients` answers them, along a direction.
 
         changing    the tangents of `upstream`, of which a part may be missing: that is zero
@@ -185,11 +171,6 @@ def one_scale(problem: Problem) -> float:
 def scales_differ(problem: Problem) -> bool:
     """Do some heads have another scale than the first?"""
     return problem.heads > 1 and bool((problem.scale != problem.scale[0]).any())
-
-
-def needs_one_scale(who: str, problem: Problem) -> list[str]:
-    """Why `who`, which takes one scale for all heads, cannot compute this problem; empty where it can."""
-    return [f"{who} takes one `scale` for all heads."] if scales_differ(problem) else []
 
 
 def elsewhere(problem: Problem) -> str:

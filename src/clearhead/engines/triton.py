@@ -115,7 +115,7 @@ def _derivatives(
     problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream,
     moving: "Moving | None" = None,
 ) -> dict[str, Array]:  # fmt: skip
-    number = gpu.statistics(problem) if upstream.keep_float32 else gpu.input_dtype(problem)
+    number = gpu.statistics(problem) if upstream.keep_float32 else gpu.torch_dtype(problem.dtype)
     if v is None or upstream.output is None or v.shape[-1] <= MOST_D:
         return _arrays(Derivatives(problem, q, k, v, logsumexp, upstream, moving).all(number), q)
     parts = in_parts(problem, q, k, v, logsumexp, upstream, moving, MOST_D)
@@ -165,8 +165,6 @@ def gradient_tangents(
 ) -> dict[str, Array]:  # fmt: skip
     """The tangents of the gradients. Each element has one writer: results are deterministic."""
     values = v if upstream.output is not None or changing.output is not None else None
-    if values is None:
-        return _derivatives(problem, q, k, None, kept.logsumexp, upstream, Moving(along, kept, changing))
     if upstream.output is None and changing.output is not None:
         moved = gpu.strided(changing.output).tensor
         upstream = replace(upstream, output=gpu.from_tensor(torch.zeros(changing.output.shape).to(moved), q))

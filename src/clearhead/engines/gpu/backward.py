@@ -15,8 +15,6 @@ from clearhead.engines.gpu.arguments import Sizes
 from clearhead.engines.gpu.gradients import Loss
 from clearhead.engines.gpu.passes import Pass
 
-_NONE = Loss(*(None,) * len(Loss._fields))
-
 
 class Moving(NamedTuple):
     """A direction for a backward pass: the inputs' tangents, the log-sum-exp and the upstream gradient's tangent."""
@@ -40,7 +38,7 @@ class Derivatives(Pass):
         self.shapes = {"q": q.shape, "k": k.shape, "v": None if values is None else values.shape}
         self.upstream = upstream
         self.loss = self._loss(logsumexp, upstream)
-        self.change = _NONE if moving is None else self._loss(moving.kept.tangent, moving.changing)
+        self.change = Loss() if moving is None else self._loss(moving.kept.tangent, moving.changing)
         self.sizes = gpu.sizes(problem, "gradients" if moving is None else "gradient tangents", self.d_v)
 
     def all(self, number: torch.dtype) -> dict[str, Any]:

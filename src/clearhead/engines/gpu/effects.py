@@ -25,12 +25,12 @@ from clearhead.engines.gpu.tiles import inner_products, values
 class ByQuery(NamedTuple):
     """Where `by_queries` writes: contiguous; None where not requested."""
 
-    sums: Any  # (splits, batch, heads, queries)
-    product: Any  # (batch, heads, queries, columns)
-    top: Any  # values (splits, batch, heads, queries, TOP), and their keys, -1 and below where free
-    top_keys: Any
-    strongest: Any  # values (splits, batch, heads, strips, STRONGEST), and their places, FREE and above where free
-    strongest_places: Any
+    sums: Any = None  # (splits, batch, heads, queries)
+    product: Any = None  # (batch, heads, queries, columns)
+    top: Any = None  # values (splits, batch, heads, queries, TOP), and their keys, -1 and below where free
+    top_keys: Any = None
+    strongest: Any = None  # values (splits, batch, heads, strips, STRONGEST), and places, FREE and above where free
+    strongest_places: Any = None
 
 
 class Others(NamedTuple):

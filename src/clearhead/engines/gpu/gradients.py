@@ -29,12 +29,12 @@ class Loss(NamedTuple):
     None where zero; all are None in the tangents of a pass that is not along a direction.
     """
 
-    logsumexp: Any  # that of the forward pass, or its tangent
-    rows: Any
-    keys: Any
-    entropy: Any
-    distance: Any
-    diagonal: Any
+    logsumexp: Any = None  # that of the forward pass, or its tangent
+    rows: Any = None
+    keys: Any = None
+    entropy: Any = None
+    distance: Any = None
+    diagonal: Any = None
 
 
 class Slopes(NamedTuple):

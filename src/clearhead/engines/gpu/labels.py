@@ -116,11 +116,3 @@ def _sets(keys: Array, allowed: Array) -> tuple[Array, Array]:
     for column in labels[:, : (labels != labels[:, -1:]).sum(axis=1).max()].T:
         sets |= seen_by[item, column]
     return numbers.reshape(batch, blocks), sets
-
-
-def ordered(labels: Array, count: int) -> tuple[Array, Array]:
-    """The tokens in order of their labels, (batch, tokens); where each of `count` labels starts, and the end."""
-    order = np.argsort(labels, axis=-1, kind="stable")
-    ranks = np.take_along_axis(labels, order, axis=-1)
-    starts = np.array([np.searchsorted(row, np.arange(count + 1)) for row in ranks]).reshape(len(ranks), -1)
-    return order, starts

@@ -34,7 +34,13 @@ class Pass:
         along = along or Directions()
         arrays = q, k, v, g, along.q, along.k, None if v is None else along.v, moved_g
         self.inputs = Inputs(*(None if x is None else gpu.strided(x, problem) for x in arrays))
-        self.direction = _direction(problem, along, self.device)
+        number = statistics_dtype(problem.dtype)
+        table, sinks = along.spans, None if problem.sinks is None else along.sinks
+        self.direction = Direction(
+            bias=None if along.bias is None else gpu.strided(along.bias, device=self.device),
+            table=None if table is None else gpu.table(labels.with_none(unrepeated(table, 2)), number, self.device),
+            sinks=None if sinks is None else gpu.to_device(sinks, number, self.device),
+        )
 
     def launch(
         self, kernel: Any, length: int, sizes: Sizes, *, heads: int | None = None, splits: int = 1, **arguments: Any
@@ -86,8 +92,11 @@ def bands(labelled: Array, count: int) -> Iterator[tuple[int, int, tuple[int, in
 
 
 def in_order(labelled: Array, count: int, device: torch.device) -> list[torch.Tensor]:
-    """The tokens in order of their labels, and where each of `count` labels starts, as `pool` takes them."""
-    return [gpu.to_device(x, np.int32, device) for x in labels.ordered(labelled, count)]
+    """The tokens in order of their labels, (batch, tokens), and where each of `count` labels starts, and the end."""
+    order = np.argsort(labelled, axis=-1, kind="stable")
+    ranks = np.take_along_axis(labelled, order, axis=-1)
+    starts = np.array([np.searchsorted(row, np.arange(count + 1)) for row in ranks]).reshape(len(ranks), -1)
+    return [gpu.to_device(x, np.int32, device) for x in (order, starts)]
 
 
 def pool(product: torch.Tensor, out: torch.Tensor, first: int, order: Sequence[torch.Tensor | None]) -> None:
@@ -102,13 +111,3 @@ def pool(product: torch.Tensor, out: torch.Tensor, first: int, order: Sequence[t
             product, out, *order, keys, parts, heads, count, first, height, D=gpu.padded(count),
             FLOAT=language.float64 if out.dtype == torch.float64 else language.float32, N=32,
         )  # fmt: skip
-
-
-def _direction(problem: Problem, along: Directions, device: torch.device) -> Direction:
-    number = statistics_dtype(problem.dtype)
-    table, sinks = along.spans, None if problem.sinks is None else along.sinks
-    return Direction(
-        bias=None if along.bias is None else gpu.strided(along.bias, device=device),
-        table=None if table is None else gpu.table(labels.with_none(unrepeated(table, 2)), number, device),
-        sinks=None if sinks is None else gpu.to_device(sinks, number, device),
-    )

@@ -20,7 +20,7 @@ from clearhead.engines.gpu import library, row_tangents, rows
 from clearhead.engines.gpu import tensors as gpu
 from clearhead.engines.gpu.passes import Pass, constant
 from clearhead.engines.gpu.row_tangents import RowTangents
-from clearhead.engines.gpu.rows import Rows
+from clearhead.engines.gpu.rows import Rows, State
 
 FEW_ROWS = 64  # up to so many rows, the heads that share a key head are packed into one tile (decoding)
 LONG = 4096  # with few rows, more keys than this are split among at most SPLITS programs
@@ -78,11 +78,16 @@ def launch(
     slots = max(2, next_power_of_2(top)) if top else 2
     lines = run.heads * problem.queries
 
-    def make(*tail: int, dtype: torch.dtype | None = None) -> torch.Tensor | None:
-        return run.room(splits, lines, *tail, dtype=dtype) if split else None
+    def kept(of: str | None, *tail: int, dtype: torch.dtype | None = None) -> torch.Tensor | None:
+        """Where the states of the splits are kept, as far as the results need them."""
+        return run.room(splits, lines, *tail, dtype=dtype) if split and (of is None or of in results) else None
 
-    want = Rows(**{**dict.fromkeys(Rows._fields), **results})
-    common = {"want": want, "part": rows.kept(make, want, slots, run.d_v), "count": top, "TOP": slots}
+    part = State(
+        maximum=kept(None), total=kept(None), centred=kept("entropy"), far=kept("distance"), diagonal=kept("diagonal"),
+        top=kept("top_weights", slots), places=kept("top_weights", slots, dtype=torch.int32),
+        output=kept("output", run.d_v),
+    )  # fmt: skip
+    common = {"want": Rows(**results), "part": part, "count": top, "TOP": slots}
     run.launch(
         rows.rows, pack * problem.queries, sizes, heads=run.heads // pack, splits=splits, **common, pack=pack,
         split=split, REPAIR=repair,
@@ -101,10 +106,10 @@ def tangents(
     run = Pass(problem, q, k, v, along=along)
     results = run.rooms(row_kinds(problem, v, replace(want, logsumexp=True), frozenset(smooth(computed="rows"))))
     if not run.empty:
-        to: Any = RowTangents(**{**dict.fromkeys(RowTangents._fields), **results})
         run.launch(
             row_tangents.rows, problem.queries, gpu.sizes(problem, "row tangents", run.d_v), along=run.direction,
-            logsumexp=run.contiguous(logsumexp), known=None if v is None else run.contiguous(output), to=to,
+            logsumexp=run.contiguous(logsumexp), known=None if v is None else run.contiguous(output),
+            to=RowTangents(**results),
         )  # fmt: skip
     return results
 

@@ -5,10 +5,8 @@ heads that share keys are packed into one tile, the keys are split among program
 splits depend on the number of keys only, so no bit depends on the batch.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 
@@ -23,14 +21,14 @@ STATISTICS = frozenset(("output", "logsumexp", "max_logit", "entropy", "distance
 class Rows(NamedTuple):
     """Where the results are written: contiguous (batch, heads, queries, …); None where not requested."""
 
-    output: Any
-    logsumexp: Any
-    max_logit: Any
-    entropy: Any
-    distance: Any
-    diagonal: Any
-    top_weights: Any
-    top_indices: Any
+    output: Any = None
+    logsumexp: Any = None
+    max_logit: Any = None
+    entropy: Any = None
+    distance: Any = None
+    diagonal: Any = None
+    top_weights: Any = None
+    top_indices: Any = None
 
 
 class State(NamedTuple):
@@ -47,21 +45,6 @@ class State(NamedTuple):
     top: Any  # largest logits, and their keys
     places: Any
     output: Any  # Σ p·v
-
-
-def kept(make: Callable[..., Any], want: Rows, slots: int, d_v: int) -> State:
-    """Where the states that the requested results need are kept, allocated with `make`."""
-    ranked = want.top_weights is not None
-    return State(
-        maximum=make(),
-        total=make(),
-        centred=None if want.entropy is None else make(),
-        far=None if want.distance is None else make(),
-        diagonal=None if want.diagonal is None else make(),
-        top=make(slots) if ranked else None,
-        places=make(slots, dtype=torch.int32) if ranked else None,
-        output=None if want.output is None else make(d_v),
-    )
 
 
 @triton.jit

@@ -133,11 +133,6 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     return _TORCH[dtype]
 
 
-def input_dtype(problem: Problem) -> torch.dtype:
-    """The dtype of q, k and v."""
-    return _TORCH[problem.dtype]
-
-
 def padded(width: int) -> int:
     """The width of a tile for rows of `width` numbers: the next power of two, at least 16."""
     return max(16, next_power_of_2(width))
