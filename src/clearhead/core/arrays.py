@@ -54,7 +54,8 @@ def _adopt(x: Any, name: str) -> tuple[Array, Restore]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return _from_torch(torch, x, name), _as_tensor
-    if _traced_by_jax(x):
+    tracer = getattr(getattr(sys.modules.get("jax"), "core", None), "Tracer", None)
+    if tracer is not None and isinstance(x, tracer):
         raise DtypeError(
             "{name} is traced by JAX (jax.jit, jax.grad, jax.vmap): its numbers cannot be read while JAX traces.",
             "clearhead.jax.attention and clearhead.jax.observe can be traced; call all else outside, on plain arrays.",
@@ -232,11 +233,6 @@ def no_forward_mode(name: str) -> DerivativeError:
         "clearhead.attention, AttentionMatrix.observe and A @ v have one.",
         name=name,
     )
-
-
-def _traced_by_jax(x: Any) -> bool:
-    tracer = getattr(getattr(sys.modules.get("jax"), "core", None), "Tracer", None)
-    return tracer is not None and isinstance(x, tracer)
 
 
 def _same(array: Array) -> Array:

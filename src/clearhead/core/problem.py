@@ -93,7 +93,8 @@ class Problem:
     def uses(self, rule: str) -> bool:
         """Is the rule in use, that is, does its value differ from that of a call without it?"""
         entry = RULES[rule]
-        return entry.always or any(_differs(getattr(self, field), entry.unused) for field in entry.fields)
+        values = (getattr(self, field) for field in entry.fields)
+        return entry.always or any(type(x) is not type(entry.unused) or x != entry.unused for x in values)
 
     def active_rules(self) -> list[str]:
         """The names of the rules in use."""
@@ -308,7 +309,3 @@ def _check_dtypes(dtypes: Sequence[np.dtype[Any]]) -> None:
         if dtype != dtypes[0]:
             values = {"name": name, "dtype": dtype, "other": dtypes[0]}
             raise DtypeError("{name} is {dtype} but q is {other}: q, k and v must have one dtype.", **values)
-
-
-def _differs(value: Any, unused: Any) -> bool:
-    return type(value) is not type(unused) or value != unused

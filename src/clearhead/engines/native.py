@@ -107,7 +107,8 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
     answers: dict[str, Any] = dict(results)
     if "output" in results:
         answers["output"] = bits(results["output"])
-    if _receives(problem, want):
+    few_rows = problem.queries < _MANY_QUERIES or problem.keys > _MANY_KEYS
+    if want.received and not few_rows and want.columns() == ["received"]:  # else a column pass follows anyway
         answers["received"] = np.zeros((problem.batch, problem.heads, problem.keys))
         answers.setdefault("logsumexp", np.empty((problem.batch, problem.heads, problem.queries), dtype))
     call("rows", problem, bits(q), bits(k), bits(v) if "output" in results else None, answers)
@@ -116,23 +117,11 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
     return results
 
 
-def _receives(problem: Problem, want: Wanted) -> bool:
-    """Whether the row pass computes `received` too: not if a column pass follows anyway, nor beyond _MANY_*."""
-    few_rows = problem.queries < _MANY_QUERIES or problem.keys > _MANY_KEYS
-    return want.received and not few_rows and want.columns() == ["received"]
-
-
 @in_one_dtype
 def tangents(
-    problem: Problem,
-    q: Array,
-    k: Array,
-    v: Array | None,
-    along: Directions,
-    want: Wanted,
-    logsumexp: Array | None = None,
-    output: Array | None = None,
-) -> dict[str, Array]:
+    problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, want: Wanted,
+    logsumexp: Array | None = None, output: Array | None = None,
+) -> dict[str, Array]:  # fmt: skip
     """The row statistics and their tangents, in one pass over the keys; with the log-sum-exp, only the tangents."""
     results = room_for_rows(problem, v, replace(want, logsumexp=True), STATISTICS & _SMOOTH)
     moved = {name: np.empty_like(x) for name, x in results.items()}
@@ -204,15 +193,9 @@ def gradients(
 
 @in_one_dtype
 def gradient_tangents(
-    problem: Problem,
-    q: Array,
-    k: Array,
-    v: Array | None,
-    along: Directions,
-    kept: Kept,
-    upstream: Upstream,
+    problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, kept: Kept, upstream: Upstream,
     changing: Upstream,
-) -> dict[str, Array]:
+) -> dict[str, Array]:  # fmt: skip
     """The tangents of the gradients, in one pass over the blocks of keys."""
     values = v if upstream.output is not None or changing.output is not None else None
     direction = _direction(problem, along, values, kept)
