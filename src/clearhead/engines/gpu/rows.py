@@ -168,11 +168,8 @@ def rows(inputs, rules, want, part, pack, split, count, sizes, TOP: tl.constexpr
     if pack > 1:
         first, last = 0 * first, 0 * last + rules.queries - 1
     strip = Strip(b, h[:, None], first, last, i, here, line)
-    span = split
-    if split is not None:
-        span = split_of(split)
     state = _fresh(TOP, sizes.M, sizes)
-    state = over_keys(_absorb, state, (block, keys, values, want), rules, strip, span, True, sizes)
+    state = over_keys(_absorb, state, (block, keys, values, want), rules, strip, split_of(split), True, sizes)
     if split is None:
         _finish(state, rules, h, want, line, here, count, sizes)
     else:

@@ -8,7 +8,7 @@ import torch
 from triton import knobs, language, next_power_of_2
 
 from clearhead.core import visibility
-from clearhead.core.arrays import bfloat16, statistics_dtype, to_torch
+from clearhead.core.arrays import bfloat16, statistics_dtype, to_torch, unrepeated
 from clearhead.core.axes import Array, group_size
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.problem import Problem
@@ -96,9 +96,8 @@ def strided(x: Array, problem: Problem | None = None, device: torch.device | Non
     if isinstance(x, DeviceArray):
         tensor = x.tensor.view(torch.uint8) if x.tensor.dtype == torch.bool else x.tensor
         return Strided._make((tensor, *tensor.stride(), share))
-    broadcast = [size > 1 and step == 0 for size, step in zip(x.shape, x.strides, strict=True)]
-    tensor = _from_numpy(x[tuple(slice(0, 1) if shared else slice(None) for shared in broadcast)])
-    strides = [0 if shared else step for shared, step in zip(broadcast, tensor.stride(), strict=True)]
+    tensor = _from_numpy(unrepeated(x))
+    strides = [0 if step == 0 else once for step, once in zip(x.strides, tensor.stride(), strict=True)]
     return Strided._make((tensor if device is None else tensor.to(device), *strides, share))
 
 
