@@ -8,7 +8,7 @@ import os
 from io import BytesIO
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from zipfile import ZipFile, ZipInfo
 
 import numpy as np
@@ -27,10 +27,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(bool),
 }  # fmt: skip
 _MOST_HEADER = 100 * 2**20  # bytes of a safetensors header; the format's own limit
-_BOMB = (
-    100,
-    2**30,
-)  # a zip file is refused if it unpacks to more than 100 times its size and to more than 1 GiB
+_BOMB = 100, 2**30  # a zip file is refused if it unpacks to more than 100 times its size and to more than 1 GiB
 _MAGIC = b"\x93NUMPY"
 
 
@@ -63,9 +60,8 @@ def npz(path: Path) -> dict[str, Array]:
     except FileError:
         raise
     except Exception as error:  # zip and NumPy's header have some twenty kinds of exceptions for what is malformed
-        raise FileError(
-            "{path} is not a readable .npz file: {reason}.", path=path, reason=Sentence(_line(error))
-        ) from None
+        reason = " ".join(str(error).split()).removesuffix(".") or type(error).__name__
+        raise FileError("{path} is not a readable .npz file: {reason}.", path=path, reason=Sentence(reason)) from None
 
 
 def safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
@@ -80,14 +76,14 @@ def safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[st
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise _cut(path, "its metadata is not text.")
     parts = {name: _part(path, name, entry) for name, entry in header.items()}
-    places = sorted((part.start, part.stop) for part in parts.values())
+    places = sorted(part[:2] for part in parts.values())
     if [start for start, _ in places] + [len(data) - 8 - length] != [0, *(stop for _, stop in places)]:
         raise _cut(path, "its tensors overlap, or do not fill it.")
     whole = np.frombuffer(data, np.uint8, offset=8 + length) if len(data) > 8 + length else np.empty(0, np.uint8)
     arrays = {}
-    for name, part in parts.items():
-        if part.dtype is not None:
-            array = whole[part.start : part.stop].view(part.dtype).reshape(part.shape)
+    for name, (start, stop, dtype, shape) in parts.items():
+        if dtype is not None:
+            array = whole[start:stop].view(dtype).reshape(shape)
             arrays[name] = _flags(array if array.flags.aligned else array.copy())
     return arrays, metadata
 
@@ -112,17 +108,8 @@ def _header(path: object, data: bytes | bytearray) -> tuple[dict[str, Any], int]
         raise _cut(path, error.what) from None
 
 
-class _Entry(NamedTuple):
-    """Where a tensor is stored in the bytes after the header."""
-
-    start: int
-    stop: int
-    dtype: np.dtype[Any] | None
-    shape: list[int]
-
-
-def _part(path: object, name: str, entry: Any) -> _Entry:
-    """The header's entry for one tensor, checked."""
+def _part(path: object, name: str, entry: Any) -> tuple[int, int, np.dtype[Any] | None, list[int]]:
+    """The header's entry for one tensor, checked: where it starts and stops after the header, its dtype and shape."""
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop]}:
             numbers = [*shape, start, stop]
@@ -131,7 +118,7 @@ def _part(path: object, name: str, entry: Any) -> _Entry:
                 if known is not None and (len(shape) > 64 or prod(shape) * known.itemsize != stop - start):
                     values = {"name": name, "size": stop - start, "dtype": dtype, "shape": shape}
                     raise _cut(path, "`{name}` has {size} bytes, which {dtype} of shape {shape} has not.", **values)
-                return _Entry(start, stop, known, shape)
+                return start, stop, known, shape
     raise _cut(path, "`{name}` has no dtype, shape and data_offsets.", name=name)
 
 
@@ -177,8 +164,3 @@ def _npy(name: str, file: Any, size: int) -> Array:
 def _flags(array: Array) -> Array:
     """Booleans as NumPy stores them, 0 and 1: a file may store True as any nonzero byte."""
     return array.view(np.uint8) != 0 if array.dtype == bool else array
-
-
-def _line(error: Exception) -> str:
-    """Another library's error message on one line; the name of its class where the message is empty."""
-    return " ".join(str(error).split()).removesuffix(".") or type(error).__name__
