@@ -174,12 +174,13 @@ def test_a_last_query_that_sees_every_key_is_no_unwritten_row(offset: int):
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 1e8), ("float16", 100), ("bfloat16", 100), ("bfloat16", 1e8)])
 def test_huge_scores_do_not_excuse_wrong_numbers(dtype: str, size: float):
-    q, k, v = (torch.tensor(fresh().standard_normal((1, 2, 40, 16))).to(getattr(torch, dtype)) for _ in range(3))
-    q = q * size
-    weights = torch.softmax(q.double() @ k.mT.double() / 4, -1)
-    opposite = torch.softmax(q.double() @ k.mT.double() / -4, -1)
-    assert ch.diagnose(q, k, v, (weights @ v.double()).to(v.dtype)).verdict == "right"
-    assert ch.diagnose(q, k, v, (opposite @ v.double()).to(v.dtype)).verdict != "right"
+    for _ in range(5):  # a log-sum-exp once excused what is wrong as a whole, in every fourth draw
+        q, k, v = (torch.tensor(fresh().standard_normal((1, 2, 40, 16))).to(getattr(torch, dtype)) for _ in range(3))
+        q = q * size
+        scores = q.double() @ k.mT.double() / 4
+        right, opposite = ((torch.softmax(x, -1) @ v.double()).to(v.dtype) for x in (scores, -scores))
+        assert ch.diagnose(q, k, v, right).verdict == "right"
+        assert ch.diagnose(q, k, v, opposite).verdict != "right"
 
 
 def test_a_wrong_scale_is_found_where_scores_are_in_the_thousands():
