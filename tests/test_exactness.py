@@ -33,6 +33,12 @@ def test_outputs_are_no_less_exact_than_pytorchs_fused_kernel(
     compare(*(x * size for x in random(shape)), dtype, rules)
 
 
+@pytest.mark.parametrize("size", [1.0, 30.0, 300.0])
+def test_large_scores_over_long_rows_are_no_less_exact(size: float):
+    q, k, v = random((1, 8, 16, 20_000, 64))
+    compare(q * size, k, v, "float32", measures=(root_mean_square,))
+
+
 @pytest.mark.gate
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_of_a_million_keys_are_no_less_exact(dtype: str):

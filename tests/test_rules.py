@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 import clearhead as ch
 from clearhead import engines
-from clearhead.core import problem as problems
 from clearhead.core import reference, rules
 from clearhead.core.axes import Array
 from clearhead.core.problem import Problem, describe
@@ -26,6 +25,7 @@ from clearhead.engines.gpu import library
 from clearhead.errors import EngineError, RuleError
 from clearhead.ops import torch_arguments, torch_graph
 from clearhead.view import packing
+from problems import every_rule
 
 ATTENTION = Path(__file__).parents[1] / "page" / "src" / "attention.js"
 SHAPES = ("prefix", "batch", "heads", "kv_heads", "d_k", "dtype", "device", "library", "num_threads", "rows", "cols")
@@ -43,26 +43,6 @@ KNOWING = {  # everything that declares its supported rules, except PyTorch's ke
 def arrays() -> tuple[Array, Array, Array]:
     rng = np.random.default_rng(0)
     return rng.standard_normal((3, 4, 5, 6)), rng.standard_normal((3, 2, 7, 6)), rng.standard_normal((3, 2, 7, 6))
-
-
-def every_rule() -> Rules:
-    rng = np.random.default_rng(1)
-    return {
-        "scale": rng.random(4),
-        "softcap": 2.0,
-        "bias": rng.standard_normal((3, 4, 5, 7)),
-        "alibi_slopes": rng.random(4),
-        "spans": (rng.integers(-1, 6, (3, 5)), rng.integers(-1, 8, (3, 7)), rng.standard_normal((3, 4, 6, 8))),
-        "causal": True,
-        "window": (2, 1),
-        "mask": rng.random((3, 4, 5, 7)) < 0.8,
-        "kv_lengths": np.array([7, 6, 5]),
-        "query_lengths": np.array([5, 4, 3]),
-        "query_segments": rng.integers(0, 2, (3, 5)),
-        "kv_segments": rng.integers(0, 2, (3, 7)),
-        "sinks": rng.random(4),
-        "query_offset": np.array([1, 2, 3]),
-    }
 
 
 def test_the_table_the_keywords_and_the_problem_name_the_same_rules():
@@ -131,7 +111,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Problem:
     """The table has a new rule, and a problem uses it."""
     monkeypatch.setitem(RULES, "made_up", Rule(lambda _, value, *__: value, {"made_up": ("heads",)}))
     monkeypatch.setitem(FIELDS, "made_up", ("heads",))
-    monkeypatch.setattr(problems, "Problem", Wider)
+    monkeypatch.setattr("clearhead.core.problem.Problem", Wider)
     return describe(*arrays(), NEW).problem
 
 
