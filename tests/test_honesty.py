@@ -1,5 +1,6 @@
 """`diagnose` claims no more than the evidence shows: mistakes that no entry describes, weak evidence, odd outputs."""
 
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 
 import clearhead as ch
 from benchmarks import honesty
+from benchmarks.right_programs import PROGRAMS
 from benchmarks.unlisted import PLAIN, Case, hidden, output, scores
 from benchmarks.unlisted_rules import CAUSAL
 from clearhead.diagnosing import search
@@ -279,7 +281,7 @@ def test_what_needs_every_score_is_said_to_be_untried_where_the_input_is_long():
     assert known(diagnosis)["too long"] == {"how": "not"}
 
 
-# ── right programs, tensors, files ──
+# ── tensors, files ──
 
 
 def test_tensors_that_require_grad_are_read():
@@ -302,3 +304,43 @@ def test_files_of_pytorch_hold_tensors_and_plain_values_only(tmp_path):
     (tmp_path / "case.pkl").write_bytes(b"\x80\x04.")
     with pytest.raises(FileError, match="can run any code"):
         diagnose_file(tmp_path / "case.pkl")
+
+
+# ── right programs ──
+
+
+def accusations(count: int) -> list[honesty.Outcome]:
+    """What `diagnose` says against `count` correct programs; each kind in turn."""
+    outcomes = islice(honesty.right([], 1, int(fresh().integers(2**40))), count)
+    return [outcome for outcome in outcomes if outcome.answer != "right"]
+
+
+def test_a_hundred_right_programs_are_not_accused():
+    assert accusations(4 * len(PROGRAMS)) == []
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("part", range(5))
+def test_thousands_of_right_programs_are_not_accused(part: int):
+    """`python -m benchmarks.honesty --only right` asks five thousand."""
+    assert accusations(540) == []
+
+
+def test_rotary_angles_in_float32_are_right_far_behind_the_start():
+    """As libraries compute them: 20,000 tokens in, such an angle is off by 1e-3."""
+    keys, queries, d = 20_000, 8, 16
+    k, v = fresh().standard_normal((2, 1, 1, keys, d)).astype(np.float32)
+    q = fresh().standard_normal((1, 1, queries, d)).astype(np.float32)
+    frequencies = np.float32(10000.0) ** (-np.arange(0, d, 2, dtype=np.float32) / np.float32(d))
+
+    def turned(x, start):
+        angles = (np.arange(start, start + x.shape[-2], dtype=np.float32)[:, None] * frequencies).astype(np.float32)
+        a, b = x[..., : d // 2], x[..., d // 2 :]
+        cos, sin = np.cos(angles), np.sin(angles)
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+    scores = turned(q, keys - queries) @ turned(k, 0).swapaxes(-1, -2) / np.float32(d**0.5)
+    weights = np.exp(np.where(np.tri(queries, keys, keys - queries) > 0, scores, -np.inf).astype(np.float32))
+    theirs = weights / weights.sum(-1, keepdims=True) @ v
+    diagnosis = ch.diagnose(q, k, v, theirs, causal=True, query_offset=keys - queries, rotary=10000.0)
+    assert diagnosis.verdict == "right", diagnosis
