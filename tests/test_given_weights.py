@@ -1,6 +1,7 @@
 """Weights that are given: traced, checked and diagnosed without q and k."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -68,14 +69,6 @@ def test_a_value_of_weight_0_is_not_read():
     assert ch.diagnose_weights(np.eye(3), v, v).verdict == "right"
 
 
-def test_the_kind_of_array_comes_back():
-    torch = pytest.importorskip("torch")
-    a, v = drawn()
-    t = ch.trace_weights(torch.from_numpy(a), torch.from_numpy(v))
-    assert isinstance(t.output, torch.Tensor)
-    assert isinstance(t.token(1).contributions, torch.Tensor)
-
-
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
@@ -91,9 +84,8 @@ def test_the_kind_of_array_comes_back():
     ],
 )
 def test_errors_say_what_is_wrong(call, error, words):
-    with pytest.raises(error) as caught:
+    with pytest.raises(error, match=re.escape(words)):
         call(*drawn())
-    assert words in str(caught.value)
 
 
 def test_a_file_of_weights_and_values_is_traced_and_its_output_checked(tmp_path, capsys):

@@ -65,15 +65,6 @@ def test_a_cache_refuses_numbers_that_cannot_be_read(use: str, value: Any):
     assert made.lengths.tolist() == [3, 3]
 
 
-@pytest.mark.parametrize("other", [[[1.0, 0.0], [0.0, 1.0]], ((1.0,),), [], 1.0, np.eye(2)])
-def test_comparing_a_matrix_with_numbers_is_refused(other: Any):
-    matrix = ch.AttentionMatrix(np.eye(2), np.eye(2))
-    for one in (matrix, matrix.cuts(np.eye(2), np.eye(2))):
-        for compare in (lambda one=one: one == other, lambda one=one: one != other):
-            with pytest.raises(DtypeError, match="=="):
-                compare()
-
-
 @pytest.mark.parametrize(
     ("edit", "acts"),
     [
