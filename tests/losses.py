@@ -155,22 +155,14 @@ def added_by_spans(case: Case, table: torch.Tensor) -> torch.Tensor:
     return torch.einsum("bnx,bhxy,bmy->bhnm", one_hot[0], full, one_hot[1])
 
 
-def formula(
-    case: Case,
-    visible: torch.Tensor,
-    q: Any,
-    k: Any,
-    v: Any,
-    bias: Any = None,
-    sinks: Any = None,
-    spans: Any = None,
-    noise: Any = 0.0,
-) -> dict[str, torch.Tensor]:
+def formula(case: Case, visible: torch.Tensor, noise: Any = 0.0, **leaves: Any) -> dict[str, torch.Tensor]:
     """Attention and its observations by the plain formulas, with masked scores at -inf.
 
+    leaves  q, k, v, bias, sinks and the table of spans
     noise   by how much of itself each logit is off, in the weights but not in the log-sum-exp
     """
     problem = case.problem
+    q, k, v, bias, sinks, spans = (leaves.get(name) for name in ("q", "k", "v", "bias", "sinks", "spans"))
     k, v = (x.repeat_interleave(problem.heads // max(1, x.shape[1]), 1) for x in (k, v))
     scores = torch.from_numpy(problem.scale).to(q.dtype)[:, None, None] * (q @ k.transpose(-1, -2))
     if problem.softcap is not None:

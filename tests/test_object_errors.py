@@ -197,7 +197,7 @@ FINAL += "hint: observe it from the whole matrix, or over disjoint queries and m
 MERGES: Errors = {
     ValueError: {
         TWICE: [
-            lambda: sunk(logsumexp=True).merge_keys(part(logsumexp=True)),
+            lambda: sunk(logsumexp=True, v=FLAT).merge_keys(part(logsumexp=True, v=FLAT)),
             lambda: part(logsumexp=True).merge_keys(sunk(logsumexp=True)),
             lambda: sunk(logsumexp=True).with_sinks(0.5),
             lambda: part(logsumexp=True).with_sinks(0.5).merge_keys(part(logsumexp=True)),
