@@ -2,7 +2,6 @@
 
 import json
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -101,7 +100,7 @@ def test_a_result_that_fits_no_known_mistake():
     assert "none of the known mistakes" in str(diagnosis)
     assert diagnosis.first_difference is not None
     assert ch.diagnose(q, k, v, np.full_like(v, np.nan)).verdict == "unexplained"
-    broken = softmax(q @ k.swapaxes(-1, -2) / 8**0.5) @ v
+    broken = softmax(q @ k.mT / 8**0.5) @ v
     broken[1, 13, 5] += 1
     diagnosis = ch.diagnose(q, k, v, broken)
     assert diagnosis.first_difference is not None
@@ -109,13 +108,6 @@ def test_a_result_that_fits_no_known_mistake():
     assert diagnosis.verdict == "unexplained"
     broken[1, 13, 5] = np.nan
     assert ch.diagnose(q, k, v, broken).verdict == "unexplained"
-
-
-@pytest.mark.parametrize("rules", [{}, {"causal": True}])
-def test_a_result_without_a_finite_number_is_no_evidence_for_two_mistakes(rules: dict[str, Any]):
-    q, k, v = fresh().standard_normal((3, 2, 20, 2))
-    v[..., -4:, :] = [[1.0, -1.0], [-1.0, 1.0]] * 2  # of both signs, so that infinite weights would give NaN
-    assert ch.diagnose(q, k, v, np.full_like(v, np.nan), **rules).verdict == "unexplained"
 
 
 def test_no_softmax_with_skipped_keys_leaves_them_out():
@@ -216,12 +208,6 @@ def test_each_written_number_is_as_precise_as_its_own_decimals(tmp_path):
     place.write_text(json.dumps(case | {"theirs": by_hand(softmax(q @ k.T) @ v)}))
     diagnosis = diagnose_file(place)
     assert "no scale" in {e.mistakes[0] for e in diagnosis.explanations}
-
-
-def test_transposed_weights_are_named_at_their_own_stage():
-    q, k, v = fresh().standard_normal((3, 2, 9, 4))
-    theirs = softmax(q @ k.mT / 2).mT
-    assert ch.diagnose(q, k, v, theirs, stage="weights").explanations[0].mistakes == ("weights transposed",)
 
 
 def test_weights_of_one_key_that_are_always_0_are_no_dropout():

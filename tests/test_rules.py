@@ -1,7 +1,7 @@
 """The table of score rules: everything that lists rules agrees with it, and refuses unknown rules by name."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 import clearhead as ch
+from calls import alone
 from clearhead import engines
 from clearhead.core import reference, rules
 from clearhead.core.axes import Array
@@ -136,21 +136,8 @@ def test_pytorchs_kernels_refuse_a_new_rule_by_name(made_up: Problem):
     )
 
 
-@pytest.fixture
-def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def tensors(*, grad: bool = False) -> list[torch.Tensor]:
     return [torch.tensor(x, requires_grad=grad) for x in arrays()]
-
-
-def on_ranks() -> None:
-    from clearhead import distributed
-
-    distributed.attention(*tensors(), **NEW)
 
 
 def watched() -> None:
@@ -161,7 +148,9 @@ def watched() -> None:
 
 REFUSING: dict[str, Callable[[], Any]] = {
     "PyTorch's graph has no rule `made_up`.": lambda: ch.attention(*tensors(grad=True), **NEW),
-    "clearhead.distributed has no rule `made_up`.": on_ranks,
+    "clearhead.distributed has no rule `made_up`.": lambda: alone(
+        lambda: ch.distributed.attention(*tensors(), **NEW), {}
+    ),
     "the page has no rule `made_up`.": lambda: packing.packed(describe(*arrays(), NEW).problem),
     "the reference has no rule `made_up`.": lambda: ch.trace(*arrays(), **NEW),
     "ch.diagnose has no rule `made_up`.": lambda: ch.diagnose(*arrays(), np.zeros((3, 4, 5, 6)), **NEW),
@@ -169,7 +158,7 @@ REFUSING: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.usefixtures("made_up", "group")
+@pytest.mark.usefixtures("made_up")
 @pytest.mark.parametrize("sentence", REFUSING)
 def test_everything_that_declares_rules_refuses_a_new_rule_by_name(sentence: str):
     with pytest.raises(RuleError, match=re.escape(sentence)):

@@ -164,7 +164,7 @@ def scores(q, k, does, rules, heads, d, d_v, details):
         "scale of the heads": heads**-0.5,
         "scale (d_k ** -1) / 2": d**-1 / 2,
         "log2 e with exp": 1.4426950408889634 * usual,
-        "another scale": details["number"],
+        "another scale": details.get("number"),
         "scale 1/d_k": 1 / d,
         "scale of d_model": (heads * d) ** -0.5,
         "scale of d_v": d_v**-0.5,
