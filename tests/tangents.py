@@ -38,8 +38,8 @@ class Along:
     @cached_property
     def inputs(self) -> dict[str, Array]:
         """What has a derivative, (batch, heads, …), or as the caller gave it."""
-        given = self.case.given
-        return self.case.leaves | {"q": given.q, "k": given.k, "v": given.v}
+        passed = self.case.given
+        return self.case.leaves | {"q": passed.q, "k": passed.k, "v": passed.v}
 
     @cached_property
     def tangents(self) -> dict[str, Array]:

@@ -45,9 +45,9 @@ def everything(engine: str, q: Any, k: Any, v: Any, g: Any) -> dict[str, Any]:
     result |= {f"strongest {name}": x for name, x in effects.strongest._asdict().items() if name != "value"}
     if engine != "triton":  # slow in the interpreter
         result |= {f"{name} over {axis}": getattr(A, name)(axis) for name, axis in REDUCTIONS}
-        traced, given = ch.trace(q, k, v), ch.trace_weights(abs(q[..., :6]), v)
+        traced, weighed = ch.trace(q, k, v), ch.trace_weights(abs(q[..., :6]), v)
         result |= {"traced": traced.weights, "a token": traced.token(1).output, "rolled out": ch.rollout([A], query=1)}
-        result |= {"of weights": given.output, "of a weight": given.token(1).contributions}
+        result |= {"of weights": weighed.output, "of a weight": weighed.token(1).contributions}
     return result
 
 
