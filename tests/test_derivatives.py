@@ -1,16 +1,11 @@
 """The derivatives of a GPT-2 in NumPy: against finite differences, and against PyTorch's on the same weights."""
 
-import shutil
-import subprocess
-import sys
-import tracemalloc
 from dataclasses import replace
 from functools import cache
-from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import clearhead as ch
 from clearhead.errors import FileError, RuleError, SelectionError
@@ -19,9 +14,10 @@ from clearhead.explaining.derivatives import derivatives, difference, target_of
 from clearhead.explaining.functions import ACTIVATIONS, normalise, normalise_backward
 from clearhead.explaining.gpt2 import GPT2Config, Model, load
 from clearhead.explaining.model import ForwardPass
+from dense_gpt2 import random_peer
+from programs import peak_of, python
 from seeds import fresh
 
-SHIPPED = Path(str(files("clearhead") / "models" / "rhymes"))
 STEP = 1e-5
 SMOOTH = sorted({*ACTIVATIONS} - {"relu"})  # which has a corner, where finite differences fail
 shipped = cache(load)
@@ -39,25 +35,23 @@ def drawn(rng, dtype=np.float64, activation=None, **sizes):
     inputs |= {"vocabulary": 23, "epsilon": 1e-5, "activation": activation or str(rng.choice(sorted(ACTIVATIONS)))}
     inputs |= {name: bool(rng.integers(2)) for name in ("tied", "scaled", "scaled_by_layer")}
     config = GPT2Config(**(inputs | sizes))
-    d, weights = config.d_model, {}
+    d, mlp, weights = config.d_model, config.d_mlp, {}
+    shapes = {f"attn.w_{p}": (d, d) for p in "qkv"} | {"attn.c_proj.weight": (d, d)}
+    shapes |= {"mlp.c_fc.weight": (d, mlp), "mlp.c_proj.weight": (mlp, d)}
+    linear = {f"h.{layer}.{name}": shape for layer in range(config.layers) for name, shape in shapes.items()}
+    norms = [f"h.{layer}.{norm}" for layer in range(config.layers) for norm in ("ln_1", "ln_2")]
 
     def add(name, *shape, size=1.0, mean=0.0):
         weights[name] = (mean + size * rng.standard_normal(shape)).astype(dtype)
 
     add("wte.weight", config.vocabulary, d)
     add("wpe.weight", config.positions, d)
-    for layer in range(config.layers):
-        name = f"h.{layer}."
-        linear = {f"attn.w_{p}": (d, d) for p in "qkv"} | {"attn.c_proj.weight": (d, d)}
-        linear |= {"mlp.c_fc.weight": (d, config.d_mlp), "mlp.c_proj.weight": (config.d_mlp, d)}
-        for part, shape in linear.items():
-            add(name + part, *shape, size=shape[0] ** -0.5)
-            add(name + part.replace(".weight", ".bias").replace(".w_", ".b_"), shape[1], size=0.3)
-        for norm in ("ln_1", "ln_2"):
-            add(f"{name}{norm}.weight", d, size=0.2, mean=1.0)
-            add(f"{name}{norm}.bias", d, size=0.2)
-    add("ln_f.weight", d, size=0.2, mean=1.0)
-    add("ln_f.bias", d, size=0.2)
+    for name, (rows, columns) in linear.items():
+        add(name, rows, columns, size=rows**-0.5)
+        add(name.replace(".weight", ".bias").replace(".w_", ".b_"), columns, size=0.3)
+    for name in (*norms, "ln_f"):
+        add(f"{name}.weight", d, size=0.2, mean=1.0)
+        add(f"{name}.bias", d, size=0.2)
     weights["lm_head.weight"] = weights["wte.weight"]
     if not config.tied:
         add("lm_head.weight", config.vocabulary, d)
@@ -169,22 +163,12 @@ OPTIONS = [
     + [("float32", one) for one in OPTIONS if one.get("activation_function") != "relu"],  # rounding may turn a corner
 )
 def test_all_derivatives_are_those_of_pytorch_on_the_same_weights(tmp_path, dtype, options):
-    torch = pytest.importorskip("torch")
-    from transformers import GPT2Config as PeerConfig
-    from transformers import GPT2LMHeadModel
-
     rng = fresh()
     layers, heads, n = (int(rng.integers(low, high)) for low, high in ((1, 4), (1, 5), (1, 25)))
-    sizes = {"n_layer": layers, "n_head": heads, "n_embd": 8 * heads, "n_positions": 30, "vocab_size": 3000}
-    peer = GPT2LMHeadModel(PeerConfig(**sizes, **options, attn_implementation="eager")).eval()
-    with torch.no_grad():
-        for parameter in peer.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    peer.save_pretrained(tmp_path)
-    shutil.copy(SHIPPED / "tokenizer.json", tmp_path)
+    peer = random_peer(tmp_path, rng, n_layer=layers, n_head=heads, n_embd=8 * heads, **options)
     model = load(tmp_path)
     model = replace(model, weights={name: x.astype(dtype) for name, x in model.weights.items()})
-    ids = rng.integers(0, 3000, n).tolist()
+    ids = rng.integers(0, 2400, n).tolist()
     run = model.run(ids)
     target = target_of(run, position=int(rng.integers(n)))
     result = derivatives(model, run, target)
@@ -331,10 +315,7 @@ def test_memory_grows_with_the_tokens_and_not_with_their_square():
     n = 2048
     model = drawn(fresh(), np.float32, layers=1, heads=1, d_model=4, d_mlp=4, positions=n)
     run = model.run([1] * n)
-    tracemalloc.start()
-    derivatives(model, run, target_of(run))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    peak = peak_of(lambda: derivatives(model, run, target_of(run)))
     assert peak < 4 * n * n / 4  # a matrix of float32 is 4·n·n bytes, and an engine works on tiles
 
 
@@ -346,5 +327,4 @@ def test_neither_pytorch_nor_transformers_is_loaded():
         "ablation.cut_again(model, run, target, [ablation.Edge(0, 0, 1, 0)])\n"
         "print(*({'torch', 'transformers', 'jax'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert not done.stdout.split()
+    assert not python(program).split()

@@ -139,12 +139,14 @@ class Fit:
         self._others = self._others or [Workings(self.inputs, self.plain.precision, run) for run in range(_RUNS)]
         return self._others
 
-    def _typical(self, recipe: Recipe, selection: Selection, exact: Array) -> float:
+    def _typical(self, recipe: Recipe, selection: Selection, exact: Array, scaled: Array | None = None) -> float:
         """What rounding allows where it turns single numbers into others: the root mean square must agree as well.
 
         Where scores are huge, rounding decides which of two keys gets all the weight. A plain run is then wrong by as
         much as the values are large, but in a few rows. Infinite where theirs are not further off on the whole than
         such runs; else a limit that theirs exceed.
+
+        scaled   the exact numbers with each row's factor, where theirs are compared with these
         """
         theirs = self.theirs(selection)
         if not (np.isfinite(theirs).all() and np.isfinite(exact).all()) or theirs.size < _FEW:
@@ -152,18 +154,22 @@ class Fit:
         errors = [run.answer(recipe, selection) - exact for run in (self.plain, *self._other_runs())]
         worst = max(rms(error[np.isfinite(error)]) for error in errors) * self.shrink
         limit = _TYPICAL * (worst + eps(self.dtype) * largest(exact)) + self.slack
-        return limit if rms(theirs - exact) > limit else float("inf")
+        return limit if rms(theirs - (exact if scaled is None else scaled)) > limit else float("inf")
 
     def _by_logsumexp(self, selection: Selection, exact: Array, allowed: float) -> float:
         """What exp(s - L) may be off by: L is rounded, so that all weights of a row have one factor in common.
 
-        0 where theirs are no such rows: beside the factor, no number may be off by more than is allowed.
+        0 where theirs are no such rows: beside the factor, no number may be off by more than is allowed, and where
+        that is much, nor may all of them together.
         """
+        wide = allowed > _WIDEST * largest(exact)
         logits = self.exact.logits(RIGHT, selection)
         sums = np.abs(np.logaddexp.reduce(logits, axis=-1, keepdims=True))
         sums = np.where(np.isfinite(sums), sums, 0.0)
         statistics = min(eps(self.dtype), eps(np.dtype(np.float32)))  # their dtype: float32, or float64 for float64
         if self.inputs.merged:  # each head has its own factors
+            if wide and np.isfinite(self._typical(RIGHT, selection, exact)):
+                return 0.0
             rounding = FACTOR * statistics * largest(sums) * largest(exact)
             return allowed + min(rounding, _WIDEST * largest(exact))
         theirs = self.theirs(selection)
@@ -174,7 +180,9 @@ class Fit:
             shares = (theirs * exact).sum(axis=-1, keepdims=True)
             factors = np.divide(shares, squared, out=np.ones_like(squared), where=squared > 0)
             factors = np.clip(factors, 1 - most, 1 + most)
-            if float(differences(theirs, factors * exact).max(initial=0.0)) <= allowed:
+            scaled = factors * exact
+            close = float(differences(theirs, scaled).max(initial=0.0)) <= allowed
+            if close and not (wide and np.isfinite(self._typical(RIGHT, selection, exact, scaled))):
                 return allowed + largest(most * exact)
         return 0.0
 
