@@ -22,7 +22,6 @@ from clearhead.distributed.effects import EdgeEffects
 from clearhead.distributed.ranks import agreed
 from clearhead.distributed.sharded_matrix import Compute, ShardedMatrix, compared, with_all_groups
 from clearhead.distributed.sharded_problem import Shards, fingerprint
-from clearhead.ops import cause_inputs
 from clearhead.ops.causes import WORDS, check_cuts
 from clearhead.ops.matrix_data import MatrixData
 from clearhead.ops.observable import ObservableEffects
@@ -157,23 +156,7 @@ class ShardedCauseMatrix(ShardedMatrix, ObservableEffects):
         return self._given(product, vector=vector)
 
 
-def contributions(
-    shards: Shards, method: str, logsumexp: Callable[[], Array], v: Any, g: Any, output: Any
-) -> ShardedCauseMatrix:
-    """The matrix of contributions along g; of norms where g is None. All ranks must call it."""
-
-    def made(data: MatrixData) -> Any:
-        return cause_inputs.contributions(data, v, g, output)
-
-    return _made("A.contributions", shards, method, logsumexp, made, output)
-
-
-def cuts(shards: Shards, method: str, logsumexp: Callable[[], Array], v: Any, g: Any) -> ShardedCauseMatrix:
-    """The matrix of cuts along g. All ranks must call it."""
-    return _made("A.cuts", shards, method, logsumexp, lambda data: ("cut", *cause_inputs.along_g(data, v, g)))
-
-
-def _made(
+def effects_of(
     what: str,
     shards: Shards,
     method: str,
@@ -181,7 +164,7 @@ def _made(
     made: Callable[[MatrixData], tuple[Kind, MatrixData, Array, Array]],
     output: Any = None,
 ) -> ShardedCauseMatrix:
-    """The matrix of what `made` makes of own v and g, in one dtype with q and k, the same on every rank."""
+    """The matrix of what `made` makes of own v and g, in one dtype with q and k. All ranks must call it."""
 
     @torch.no_grad()
     def read() -> tuple[tuple[Kind, MatrixData, Array, Array], dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Which positions of the whole sequence each rank holds, and the functions that cut a sequence into such shards."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -53,9 +53,14 @@ def count(parts: Placed) -> int:
     return sum(len(piece) for _, piece in parts)
 
 
+def positions_of(parts: Iterable[range]) -> Array:
+    """The positions in these ranges, one range after the other."""
+    return np.concatenate([np.arange(0), *(np.arange(part.start, part.stop, part.step) for part in parts)])
+
+
 def places(parts: Placed) -> slice | Array:
     """An index of these places of an array: a slice where they are evenly spaced."""
-    return as_places(np.concatenate([np.arange(0), *(np.arange(where.start, where.stop) for where, _ in parts)]))
+    return as_places(positions_of(range(where.start, where.stop) for where, _ in parts))
 
 
 def within(chosen: range, piece: range) -> range:

@@ -16,7 +16,7 @@ from clearhead.core.problem import Problem
 from clearhead.core.room import check_room
 from clearhead.core.statistics import Groups
 from clearhead.distributed import passes
-from clearhead.distributed.layout import Placed
+from clearhead.distributed.layout import Pieces, placed
 from clearhead.distributed.messages import total
 from clearhead.distributed.sharded_problem import Names, Shards
 from clearhead.ops.tangents import ROWS
@@ -47,9 +47,9 @@ def check_sums(problem: Problem, what: str, shape: tuple[int, int]) -> None:
 def image(method: str, shards: Shards, chosen: range, shape: tuple[int, int]) -> Product:
     """The picture of the chosen queries and all keys; shape is (height, width) in pixels."""
 
-    def shares(pixels: int, axis: range, held: Placed, length: int) -> Array:
+    def shares(pixels: int, axis: range, held: Pieces, length: int) -> Array:
         each = np.zeros((1, length, pixels))
-        for where, piece in held:
+        for where, piece in placed(held):
             if piece:
                 first = axis.index(piece[0])
                 touched, parts = areas(pixels, len(axis), slice(first, first + len(piece)))
@@ -57,8 +57,8 @@ def image(method: str, shards: Shards, chosen: range, shape: tuple[int, int]) ->
         return each
 
     queries, keys = shards.lengths
-    rows = shares(shape[0], chosen, shards.own_rows(), queries)
-    values = shares(shape[1], range(shards.whole.keys), shards.own_keys(), keys)
+    rows = shares(shape[0], chosen, shards.query_pieces[shards.rank], queries)
+    values = shares(shape[1], range(shards.whole.keys), shards.key_pieces[shards.rank], keys)
     return _product("sum of pictures", method, shards, rows, values)
 
 

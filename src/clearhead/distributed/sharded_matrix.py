@@ -37,11 +37,17 @@ class ShardedTransposedMatrix(TransposedMatrix[M_co]):
 
 
 class ShardedMatrix(Refusing):
-    """A matrix of a sharded sequence, never stored; each kind has `_known`, `_transposed` and `_entries`."""
+    """A matrix of a sharded sequence, never stored.
+
+    Each kind has the product of its transpose, and of its tiles what computes one, and what that needs of own queries:
+    arrays (batch, heads, own queries, …).
+    """
 
     _entries = "weights"
     _method: str
     _shards: Shards
+    _known: Callable[[], tuple[Compute, Sequence[Array]]]
+    _transposed: Callable[[Any], Any]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -70,13 +76,6 @@ class ShardedMatrix(Refusing):
     @property
     def _on(self) -> str:
         return f"on {self._ranks.world} rank{'s' * (self._ranks.world > 1)}"
-
-    def _known(self) -> tuple[Compute, Sequence[Array]]:
-        """What computes a tile, and what it needs of own queries: arrays (batch, heads, own queries, …)."""
-        raise NotImplementedError
-
-    def _transposed(self, x: Any) -> Any:
-        raise NotImplementedError
 
     def _by_index(self, key: Any, transposed: bool = False) -> Tensor:  # noqa: FBT001
         """The entries at an index that all ranks give, into the matrix or its transpose; the same on every rank.
