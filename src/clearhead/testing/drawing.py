@@ -77,16 +77,13 @@ RuleDraw = Callable[[np.random.Generator, Plan], dict[str, Any]]
 class Drawn(NamedTuple):
     """One problem: q (batch, heads, queries, d_k), k and v (batch, kv_heads, keys, …), and its rules.
 
-    `hidden_q` (batch, 1, queries, 1) and `hidden_k` (batch, 1, keys, 1) are where nobody may look; `empty` (batch,
-    heads, queries, 1) are the rows that see nothing.
+    `empty` (batch, heads, queries, 1) are the rows that see nothing.
     """
 
     q: Array
     k: Array
     v: Array
     rules: dict[str, Any]
-    hidden_q: Array
-    hidden_k: Array
     empty: Array
 
 
@@ -189,14 +186,14 @@ def drawn(draws: Draws, plan: Plan) -> Drawn:
         q = 0 * q
     q, k, v = (x.astype(plan.dtype) for x in (q, k, v))
     seen = dense(describe(q, k, v, cast("Rules", rules)).problem)
-    hidden_q = ~np.asarray(seen.any(axis=(1, 3), keepdims=True))
-    hidden_k = ~np.asarray(seen.any(axis=(1, 2), keepdims=True)).swapaxes(2, 3)
     if plan.kind == "NaN behind the mask":
         poison = rng.choice([np.nan, np.inf, -np.inf])
+        hidden_k = ~np.asarray(seen.any(axis=(1, 2), keepdims=True)).swapaxes(2, 3)
         k, v = (np.where(hidden_k, poison, x.astype(np.float64)).astype(plan.dtype) for x in (k, v))
         if "query_lengths" in rules:
+            hidden_q = ~np.asarray(seen.any(axis=(1, 3), keepdims=True))
             q = np.where(hidden_q, poison, q.astype(np.float64)).astype(plan.dtype)
-    return Drawn(q, k, v, rules, hidden_q, hidden_k, ~np.asarray(seen.any(axis=-1, keepdims=True)))
+    return Drawn(q, k, v, rules, ~np.asarray(seen.any(axis=-1, keepdims=True)))
 
 
 def _rules(draws: Draws, plan: Plan, rng: np.random.Generator) -> dict[str, Any]:
