@@ -87,12 +87,7 @@ def _special_window(recipe: Recipe, window: tuple[int | None, int | None]) -> st
 
 def _same_tokens(inputs: Inputs) -> list[str]:
     """The inputs whose tokens are all the same, so that they cannot tell one key or query from another."""
-    arrays: dict[str, Any] = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
-    if inputs.layer is not None:
-        arrays = {"x": inputs.layer.x, "context": inputs.layer.context}
-    if inputs.weights is not None:
-        arrays = {"weights": inputs.weights, "v": inputs.v}
-    several = {name: x for name, x in arrays.items() if x is not None and x.size and x.shape[-2] > 1}
+    several = {name: x for name, x in inputs.tokens.items() if x.size and x.shape[-2] > 1}
     return [name for name, x in several.items() if bool(np.all(x == x[..., :1, :]))]
 
 
@@ -288,7 +283,7 @@ def _of_weights(theirs: Array, right: Array, tolerance: float) -> Iterator[Reaso
 def _outside(search: Search, theirs: Array) -> Iterator[Reason]:
     """Outputs beyond the values of their column, which no weights of sum 1 and no weights between 0 and 1 can give."""
     inputs = search.full.inputs
-    if inputs.merged or inputs.v is None:
+    if inputs.merged:
         return
     values = search.full.exact.served(RIGHT, "v", search.everything.heads)
     if values.shape[-1] != theirs.shape[-1] or not values.shape[2]:
@@ -307,10 +302,10 @@ def _outside(search: Search, theirs: Array) -> Iterator[Reason]:
 
 def nonfinite_inputs(inputs: Inputs) -> tuple[Nonfinite, ...]:
     """The inputs that hold NaN or infinity, which spread into whatever reads them."""
-    arrays: dict[str, Any] = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
+    arrays = inputs.tokens
     if inputs.layer is not None:
-        x, context = inputs.layer.x, inputs.layer.context
-        arrays = {"x": x} | ({} if np.shares_memory(context, x) else {"context": context})
+        if np.shares_memory(inputs.layer.context, inputs.layer.x):
+            del arrays["context"]
         arrays |= {f"w_{name}": w for name, w in inputs.layer.w.items()}
         arrays |= {f"b_{name}": b for name, b in inputs.layer.b.items()}
     nonfinite = []

@@ -28,7 +28,7 @@ def _scale(inputs: Inputs, which: str) -> Iterable[float]:
     p = inputs.problem
     widths = {  # divided by the square root of a width
         "d_k": [p.d_k],
-        "d_v": [] if inputs.v is None else [inputs.v.shape[-1]],
+        "d_v": [inputs.v.shape[-1]],
         "d_model": [p.heads * p.d_k] + ([] if inputs.layer is None else [inputs.layer.x.shape[-1]]),
         "all heads": [p.heads * p.d_k],
         "length": sorted({p.queries, p.keys} - {1}),
