@@ -19,6 +19,7 @@ from clearhead.distributed import passes
 from clearhead.distributed.layout import Pieces, placed
 from clearhead.distributed.messages import total
 from clearhead.distributed.sharded_problem import Names, Shards
+from clearhead.ops.backward import with_columns
 from clearhead.ops.tangents import ROWS
 
 _OF_ROWS = ("output", "logsumexp", *ROWS)
@@ -106,17 +107,14 @@ def gradients(
     pairs = factors(shards, products, by)
     if not pairs:
         return passes.gradients(method, shards, known, loss, asked=asked)
-    slopes, values = ([pair[side] for pair in pairs.values()] for side in (0, 1))
     mixed = [products[name].mixed for name in pairs if name in products]
     if "received" in by:
         mixed.append(passes.mixed(method, shards, by["received"][..., None])[0])
     if shards.v is not None:
-        slopes.insert(0, loss["output"])
-        values.insert(0, over_heads(shards, shards.v))
         mixed.insert(0, known["output"])
-    slope, value, output = (joined(shards, side) for side in (slopes, values, mixed))
-    wide = passes.widened(shards, value)
-    result = passes.gradients(method, wide, {**known, "output": output}, {**loss, "output": slope}, asked=asked)
+    known |= {"output": joined(shards, mixed)}
+    loss["output"], values = with_columns(shards.local(), shards.v, loss.get("output"), [*pairs.values()])
+    result = passes.gradients(method, passes.widened(shards, values), known, loss, asked=asked)
     by_values = result.pop("v")
     return result if shards.v is None else {**result, "v": of_own_values(shards, by_values)}
 

@@ -17,7 +17,7 @@ from clearhead.distributed import low_rank, passes
 from clearhead.distributed.attention import Method, choose
 from clearhead.distributed.causes import ShardedCauseMatrix, effects_of
 from clearhead.distributed.layout import Layout
-from clearhead.distributed.nodes import Call, Leaves, answers, still
+from clearhead.distributed.nodes import Call, Leaves, answers, output_of, still
 from clearhead.distributed.ranks import Ranks, agreed
 from clearhead.distributed.sharded_matrix import Compute, ShardedMatrix, compared, with_all_groups
 from clearhead.distributed.sharded_problem import array_of, held_places, read
@@ -119,13 +119,9 @@ class ShardedAttentionMatrix(ShardedMatrix, Observable):
             check_room(local, Wanted(output=True), columns.shape[-1])
 
         values, vector = self._operand("A @ v", "v", still(v), check)
-        shards = replace(self._shards, v=values)
-        with self._ranks.together("A @ v"):
-            results = passes.rows(self._method, shards, Wanted(output=True, logsumexp=True))
-        logsumexp = results.pop("logsumexp")
-        if isinstance(v, Tensor) and v.ndim <= 2 and shards.prefix:  # one for all heads
-            v = (v[:, None] if vector else v).expand(*shards.prefix[:-1], 1, *values.shape[2:])
-        call = Call("A @ v", shards, self._method, results, logsumexp)
+        call = output_of("A @ v", replace(self._shards, v=values), self._method)
+        if isinstance(v, Tensor) and v.ndim <= 2 and call.shards.prefix:  # one for all heads
+            v = (v[:, None] if vector else v).expand(*call.shards.prefix[:-1], 1, *values.shape[2:])
         output = answers(["output"], lambda _: call, self._leaves.with_values(v))["output"]
         return output[..., 0] if vector else output
 
@@ -222,7 +218,7 @@ class ShardedAttentionMatrix(ShardedMatrix, Observable):
         Returns a matrix of effects, which carry no graph. Raises as said above. It computes nothing.
         """
         self._check_still()
-        made = lambda data: ("cut", *cause_inputs.along_g(data, v, g))  # noqa: E731
+        made: Any = lambda data: ("cut", *cause_inputs.along_g(data, v, g))  # noqa: E731
         return effects_of("A.cuts", self._shards, self._method, self._logsumexp, made)
 
     def _check_still(self) -> None:

@@ -30,6 +30,7 @@ from clearhead.distributed.sharded_problem import Shards, kind
 Arrays = tuple[Array, Array, Array | None]
 Merge = Callable[[list[Array], list[Array]], list[Array]]
 Parts = tuple[list[Array], list[Array]]  # answers per query and per key
+Keys = tuple[Placed, list[Array]]  # where pieces of keys lie in the arrays that `travelling` lists, and these
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -41,17 +42,6 @@ class Queries:
     values: dict[str, Array]  # fields of a problem along the queries, and along all keys where they have that axis
     rows: Sequence[Array]  # what a question needs of them, (batch, heads or 1, queries, …)
     away: bool = False  # sent to another rank, with the columns of bias and mask for that rank's keys only
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Keys:
-    """Some keys and values."""
-
-    pieces: Placed
-    k: Array
-    v: Array | None
-    values: dict[str, Array]  # fields of a problem along the keys
-    more: list[Array]  # what else travels with them, (batch, heads or 1, keys, …)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -114,7 +104,7 @@ def merge_into(how: Merge, into: list[Array], index: Any, part: list[Array]) -> 
 
 
 def travelling(shards: Shards) -> list[tuple[Array, int]]:
-    """What travels with own keys, and each array's axis of keys."""
+    """What travels with own keys, and each array's axis of keys: k, v, `more`, fields of the problem."""
     arrays = [(x, 2) for x in (shards.k, shards.v, *shards.more) if x is not None]
     return arrays + [(x, FIELDS[name].index("keys")) for name, x in shards.of_keys().items()]
 
@@ -124,24 +114,24 @@ def kinds_of(shards: Shards, keys: int) -> list[Kind]:
     return [((*x.shape[:axis], keys, *x.shape[axis + 1 :]), x.dtype) for x, axis in travelling(shards)]
 
 
-def unpacked(shards: Shards, pieces: Placed, arrays: Sequence[Array]) -> Keys:
-    """The keys that came with these arrays, in the order of `travelling`."""
-    k, *rest = arrays
-    v = None if shards.v is None else rest.pop(0)
-    more, fields = rest[: len(shards.more)], rest[len(shards.more) :]
-    return Keys(pieces, k, v, dict(zip(shards.of_keys(), fields, strict=True)), more)
+def _along(axis: int, index: slice | Array) -> tuple[slice | Array, ...]:
+    """The index that takes these places of an axis."""
+    return (*[slice(None)] * axis, index)
 
 
 def meetings(shards: Shards, queries: Queries, keys: Keys) -> Iterator[Meeting]:
     """Each piece of the queries paired with each piece of the keys that it may attend to."""
-    for cols, positions in keys.pieces:
+    (pieces, arrays), axes = keys, [axis for _, axis in travelling(shards)]
+    for cols, positions in pieces:
         columns = cols if queries.away else as_slice(positions)
+        k, *rest = (x[_along(axis, cols)] for x, axis in zip(arrays, axes, strict=True))
+        v = None if shards.v is None else rest.pop(0)
+        more, values = rest[: len(shards.more)], rest[len(shards.more) :]
         for rows, piece in queries.pieces:
             if shards.sees(piece, (positions,)):
-                fields = take(queries.values, {"queries": rows, "keys": columns}) | take(keys.values, {"keys": cols})
+                fields = take(queries.values, {"queries": rows, "keys": columns})
+                fields |= zip(shards.of_keys(), values, strict=True)
                 problem = replace(shards.whole, rows=piece, cols=positions, **fields)
-                k, v = keys.k[:, :, cols], None if keys.v is None else keys.v[:, :, cols]
-                more = [x[:, :, cols] for x in keys.more]
                 yield Meeting(rows, cols, problem, (queries.q[:, :, rows], k, v), more)
 
 
@@ -150,7 +140,7 @@ def meet(method: str, shards: Shards, question: Question) -> Parts:
     ranks, answers = shards.ranks, {}
     by_query, by_key = question.per_query(shards.lengths[0]), question.per_key(shards.lengths[1])
     if method == "merge":
-        keys = unpacked(shards, placed(shards.key_pieces[ranks.rank]), [x for x, _ in travelling(shards)])
+        keys = placed(shards.key_pieces[ranks.rank]), [x for x, _ in travelling(shards)]
         for reader, queries in _visitors(shards, question).items():
             answers[reader] = question.per_query(queries.q.shape[2])
             question.ask(queries, keys, shards, answers[reader], by_key)
@@ -158,7 +148,7 @@ def meet(method: str, shards: Shards, question: Question) -> Parts:
         return _brought_home("answers to queries", ranks, answers, by_query, parts, question.merged), by_key
     queries = Queries(placed(shards.query_pieces[ranks.rank]), shards.q, shards.of_queries(), question.rows)
     for owners, keys in gathered(shards) if method == "gather" else around(shards):
-        of_keys = question.per_key(keys.k.shape[2])
+        of_keys = question.per_key(count(keys[0]))
         question.ask(queries, keys, shards, by_query, of_keys)
         answers |= {owner: [x[:, :, index] for x in of_keys] for owner, index in owners.items()}
     parts = [sent(method, shards, ranks.rank, reader) for reader in range(ranks.world)]
@@ -224,7 +214,7 @@ def gathered(shards: Shards) -> Iterator[tuple[Owners, Keys]]:
     send = {}
     for reader in world:
         index = places(sent("gather", shards, rank, reader))
-        send[reader] = [x[(slice(None),) * axis + (index,)] for x, axis in arrays]
+        send[reader] = [x[_along(axis, index)] for x, axis in arrays]
     parts = {owner: sent("gather", shards, owner, rank) for owner in world}
     expect = {owner: kinds_of(shards, count(part)) for owner, part in parts.items()}
     came = Messages(shards.ranks, "gather of keys", send, expect).arrays()
@@ -234,8 +224,8 @@ def gathered(shards: Shards) -> Iterator[tuple[Owners, Keys]]:
     owners = {owner: as_places(np.searchsorted(fetched, positions_of(x for _, x in parts[owner]))) for owner in world}
     for owner, index in owners.items():
         for full, part, (_, axis) in zip(whole, came[owner], arrays, strict=True):
-            full[(slice(None),) * axis + (index,)] = part
-    yield owners, unpacked(shards, runs, whole)
+            full[_along(axis, index)] = part
+    yield owners, (runs, whole)
 
 
 def around(shards: Shards) -> Iterator[tuple[Owners, Keys]]:
@@ -250,7 +240,7 @@ def around(shards: Shards) -> Iterator[tuple[Owners, Keys]]:
         expect = {(rank - 1) % world: kinds_of(shards, count(pieces))} if coming else {}
         message = Messages(shards.ranks, "ring of keys", send, expect)
         if hops[owner] >= step:
-            yield {owner: slice(None)}, unpacked(shards, placed(shards.key_pieces[owner]), block)
+            yield {owner: slice(None)}, (placed(shards.key_pieces[owner]), block)
         came = message.arrays()
         block = came[(rank - 1) % world] if coming else []
 

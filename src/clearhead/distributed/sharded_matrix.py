@@ -37,17 +37,11 @@ class ShardedTransposedMatrix(TransposedMatrix[M_co]):
 
 
 class ShardedMatrix(Refusing):
-    """A matrix of a sharded sequence, never stored.
-
-    Each kind has the product of its transpose, and of its tiles what computes one, and what that needs of own queries:
-    arrays (batch, heads, own queries, …).
-    """
+    """A matrix of a sharded sequence, never stored; each kind has `_known`, `_transposed` and `_entries`."""
 
     _entries = "weights"
     _method: str
     _shards: Shards
-    _known: Callable[[], tuple[Compute, Sequence[Array]]]
-    _transposed: Callable[[Any], Any]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -76,6 +70,10 @@ class ShardedMatrix(Refusing):
     @property
     def _on(self) -> str:
         return f"on {self._ranks.world} rank{'s' * (self._ranks.world > 1)}"
+
+    # What computes a tile, and what it needs of own queries: arrays (batch, heads, own queries, …).
+    _known: Callable[[], tuple[Compute, Sequence[Array]]]
+    _transposed: Callable[[Any], Any]  # the product of the transpose
 
     def _by_index(self, key: Any, transposed: bool = False) -> Tensor:  # noqa: FBT001
         """The entries at an index that all ranks give, into the matrix or its transpose; the same on every rank.
@@ -115,9 +113,9 @@ class ShardedMatrix(Refusing):
 
         return agreed(self._ranks, what, read)[0]
 
-    def _given(self, product: Array, *, vector: bool) -> Tensor:
-        """A product (batch, heads, positions, d) as a tensor in the matrix's dtype, without d for a vector."""
-        whole = self._shards.shaped(product.astype(self.dtype))
+    def _given(self, x: Array, *, vector: bool = False) -> Tensor:
+        """An answer (batch, heads, …) with the caller's axes, floats in the matrix's dtype; a vector without d."""
+        whole = self._shards.shaped(x if x.dtype == np.int64 else x.astype(self.dtype))
         return whole[..., 0] if vector else whole
 
 

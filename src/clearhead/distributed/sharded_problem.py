@@ -254,13 +254,16 @@ def read(
     whole = replace(whole, device=device_of(one.q), num_threads=one.problem.num_threads)
     content = {name: value for name, value in rules.items() if name in _SHARDED and value is not None}
     parts: dict[str, Any] = {}
+    lead: dict[str, tuple[int, int]] = {}
     if content:
 
-        def fields() -> tuple[dict[str, Array], dict[str, Any]]:
-            read_fields = _content(q, k, content, sum(keys))
-            return read_fields, _kinds(whole, content, read_fields)
+        def fields() -> tuple[tuple[dict[str, Any], dict[str, tuple[int, int]]], dict[str, Any]]:
+            made, leads = _content(q, k, content, sum(keys)), _leads(whole, content)
+            compared = {name: fingerprint(name, x) for name, x in made.items() if not _in_pieces(name)}
+            compared |= {f"{name}'s dtype": str(made[name].dtype) for name in DENSE if name in made}
+            return (made, leads), compared | {f"{name}'s batches and heads": [*pair] for name, pair in leads.items()}
 
-        parts, _ = agreed(ranks, what, fields)
+        (parts, lead), _ = agreed(ranks, what, fields)
     values: dict[str, Any] = {name: x for name, x in parts.items() if _in_pieces(name)}
     whole = replace(whole, **{name: x for name, x in parts.items() if name not in values})
     chosen: Any = engines.get(engines.choose(replace(whole, **values), engine).engine)  # with all rules in use
@@ -272,7 +275,7 @@ def read(
         v=None if one.v is None else on_cpu(one.v),
         device=q.device,
         values=values,
-        lead=_leads(whole, content),
+        lead=lead,
         prefix=one.problem.prefix,
         query_pieces=pieces(queries, layout),
         key_pieces=pieces(keys, layout),
@@ -294,13 +297,8 @@ def _signature(q: Tensor, k: Tensor, v: Tensor | None, rules: Rules) -> dict[str
     shapes = {name: None if x is None else [*x.shape[:-2], x.shape[-1]] for name, x in tensors.items()}
     signature: dict[str, Any] = {f"{name}'s shape without its length": shape for name, shape in shapes.items()}
     signature |= {"dtype": str(q.dtype), "queries": q.shape[-2], "keys": k.shape[-2]}
-    for name in TABLE:
-        value = rules.get(name)
-        if name in _SHARDED:
-            signature[name] = "given" if value is not None else "not given"
-        else:
-            signature[name] = fingerprint(name, value)
-    return signature
+    sharded = {name: "not given" if rules.get(name) is None else "given" for name in _SHARDED}
+    return signature | {name: sharded.get(name) or fingerprint(name, rules.get(name)) for name in TABLE}
 
 
 @torch.no_grad()
@@ -352,10 +350,3 @@ def _leads(whole: Problem, content: Mapping[str, Any]) -> dict[str, tuple[int, i
             shape = (1, 1, 1, *np.shape(content[name][2] if name == "spans" else content[name]))
             given_for[name] = whole.batch if prod(shape[:-3]) > 1 else 1, shape[-3]
     return given_for
-
-
-def _kinds(whole: Problem, content: Mapping[str, Any], fields: Mapping[str, Array]) -> dict[str, Any]:
-    """What of these rules must be the same on all ranks, as text and numbers that an error can show."""
-    kinds: dict[str, Any] = {name: fingerprint(name, x) for name, x in fields.items() if not _in_pieces(name)}
-    kinds |= {f"{name}'s dtype": str(fields[name].dtype) for name in DENSE if name in fields}
-    return kinds | {f"{name}'s batches and heads": [*lead] for name, lead in _leads(whole, content).items()}
