@@ -26,8 +26,8 @@ KINDS: dict[str, str] = {  # what a kind of problem is about
 LENGTHS = (1, 2, 3, 5, 7, 8, 16, 17, 31, 33, 63, 64, 65, 100, 127, 129)
 WIDTHS = (16, 64, (40, 24))
 _LONG = (1000, 1024, 1025, 2047)
-_EMPTYING = ("mask", "kv_lengths", "query_lengths", "query_segments", "bias")
 _HIDING = ("mask", "kv_lengths", "query_lengths", "query_segments")
+_NEEDED = {"empty rows": (*_HIDING, "bias"), "NaN behind the mask": _HIDING}  # kinds, and rules of which they need one
 _MOST = 300_000  # weights of one problem
 
 
@@ -90,11 +90,7 @@ class Drawn(NamedTuple):
 def possible_kinds(draws: Draws) -> tuple[str, ...]:
     """The kinds that these rules and sizes can have."""
     names = {*draws.rules, *draws.optional}
-    lacking = set()
-    if not names & set(_EMPTYING):
-        lacking.add("empty rows")
-    if not names & set(_HIDING):
-        lacking.add("NaN behind the mask")
+    lacking = {kind for kind, needed in _NEEDED.items() if names.isdisjoint(needed)}
     if (_square(draws, set(draws.rules))) or (draws.lengths is not None and 1 not in draws.lengths):
         lacking.add("one query")
     return tuple(kind for kind in draws.kinds if kind not in lacking)
@@ -105,7 +101,7 @@ def planned(draws: Draws, seed: int) -> Plan:
     kinds, rng = possible_kinds(draws), np.random.default_rng([seed, 0])
     kind = kinds[seed % len(kinds)]
     names = {*draws.rules, *(name for name in draws.optional if rng.random() < 0.5)}
-    needed = {"empty rows": _EMPTYING, "NaN behind the mask": _HIDING}.get(kind, ())
+    needed = _NEEDED.get(kind, ())
     if needed and not names & set(needed):
         names.add(str(rng.choice([name for name in needed if name in draws.optional])))
     if kind == "one query" and _square(draws, names):
