@@ -20,7 +20,7 @@ from clearhead.diagnosing.diagnose import diagnose_file
 from clearhead.diagnosing.fitting import largest
 from clearhead.diagnosing.inputs import plain_inputs
 from clearhead.diagnosing.mistakes import mistakes
-from clearhead.diagnosing.recipe import RIGHT, Inputs, changed
+from clearhead.diagnosing.recipe import RIGHT, Inputs, Selection, changed
 from clearhead.diagnosing.search import BUDGET, Search
 from clearhead.diagnosing.workings import Workings
 from clearhead.errors import DtypeError, FileError, RuleError, ShapeError, UnknownNameError
@@ -354,7 +354,7 @@ def test_head_by_head_gives_the_same(monkeypatch, batch, kv_heads, precision):
             answers = []
             for workings, most in ((wholes, 10**9), (singles, 0)):
                 monkeypatch.setattr(operands, "_LONG", most)
-                answers.append(workings.answer(recipe, workings.selection(heads, rows)))
+                answers.append(workings.answer(recipe, Selection(heads, rows)))
             whole, single = answers
             assert whole.dtype == single.dtype
             tolerance = 1e-4 if precision else 1e-11

@@ -70,12 +70,9 @@ class ShardedMatrix(Refusing):
     def _on(self) -> str:
         return f"on {self._ranks.world} rank{'s' * (self._ranks.world > 1)}"
 
-    def _known(self) -> tuple[Compute, Sequence[Array]]:
-        """What computes a tile, and what it needs of own queries: arrays (batch, heads, own queries, …)."""
-        raise NotImplementedError
-
-    def _transposed(self, x: Any) -> Any:
-        raise NotImplementedError
+    # What computes a tile, and what it needs of own queries: arrays (batch, heads, own queries, …).
+    _known: Callable[[], tuple[Compute, Sequence[Array]]]
+    _transposed: Callable[[Any], Any]  # the product of the transpose
 
     def _by_index(self, key: Any, *, transposed: bool = False) -> Tensor:
         """The entries at an index that all ranks give, into the matrix or its transpose; the same on every rank.
@@ -113,9 +110,9 @@ class ShardedMatrix(Refusing):
 
         return agreed(self._ranks, what, read)[0]
 
-    def _given(self, product: Array, *, vector: bool) -> Tensor:
-        """A product (batch, heads, positions, d) as a tensor in the matrix's dtype, without d for a vector."""
-        whole = self._shards.shaped(product.astype(self.dtype))
+    def _given(self, x: Array, *, vector: bool = False) -> Tensor:
+        """An answer (batch, heads, …) with the caller's axes, floats in the matrix's dtype; a vector without d."""
+        whole = self._shards.shaped(x if x.dtype == np.int64 else x.astype(self.dtype))
         return whole[..., 0] if vector else whole
 
 
