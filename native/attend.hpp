@@ -33,7 +33,7 @@ struct Problem {
     double scale, softcap;                                   // softcap 0: none
     const double* scales;                                    // (heads,); null where all are `scale`
     int64_t left, right;                                     // kNoLimit: none; causal is right = 0
-    const int64_t* offset;                                   // (batch,)
+    const int64_t* query_offset;                             // (batch,)
     const int64_t* kv_lengths;                               // (batch,) or null, as all below
     const int64_t* query_lengths;                            // (batch,)
     const int64_t* query_segments;                           // (batch, queries)
@@ -192,37 +192,28 @@ struct Job {
     bool has_values() const { return rows.output || along.output; }
 };
 
-// The functions of one instruction set for one type of numbers.
+// One kind of task.
+struct Pass {
+    int64_t (*scratch_bytes)(const Job&);  // each thread's work memory
+    void (*run)(const Job&, int64_t task, void* scratch);
+};
+
+// What one instruction set has for one type of numbers.
 struct Kernel {
-    int64_t strip_rows, tile_rows, block_keys, span_keys, vector_bytes;
-    int64_t (*packed_key_bytes)(const Job&);    // one key head
-    int64_t (*packed_value_bytes)(const Job&);  // one value head
+    int64_t strip_rows, tile_rows, block_keys, span_keys, gradient_keys;  // gradient_keys: a block of the backward pass
+    int64_t (*packed_key_bytes)(const Job&);                              // one key head
+    int64_t (*packed_value_bytes)(const Job&);                            // one value head
     bool (*values_in_place)(const Job&);
-    void (*pack_keys)(const Job&, int64_t head, int64_t block, void* scratch);
-    void (*pack_values)(const Job&, int64_t head, int64_t block, void* scratch);
-    int64_t (*row_scratch_bytes)(const Job&);
-    int64_t (*column_scratch_bytes)(const Job&);
-    int64_t (*part_bytes)(const Job&);
-    void (*rows)(const Job&, int64_t run, int64_t block, int64_t span, void* scratch);
-    void (*merge)(const Job&, int64_t run, int64_t block, void* scratch);
-    void (*columns)(const Job&, int64_t head, int64_t chunk, void* scratch);
-    void (*rows_and_received)(const Job&, int64_t head, int64_t segment, void* scratch);
-    int64_t (*other_scratch_bytes)(const Job&);
-    void (*others)(const Job&, int64_t head, int64_t segment, void* scratch);
-    int64_t (*effect_scratch_bytes)(const Job&);
-    void (*effects)(const Job&, int64_t head, int64_t piece, void* scratch);
-    int64_t gradient_keys;  // a block of the backward pass
-    int64_t (*gradient_scratch_bytes)(const Job&);
-    void (*gradient_spans)(const Job&, int64_t batch);
-    void (*gradients)(const Job&, int64_t batch, int64_t unit, int64_t block, void* scratch);
+    int64_t (*part_bytes)(const Job&);  // the state of a task's rows after one span
+    Pass pack_keys, pack_values, rows, merge, received, columns, others, effects, gradient_spans, gradients;
+    int64_t (*exercise)(int64_t rounds, float* result);  // independent float multiply-adds; returns how many
+    float (*read)(const float* from, int64_t count);     // reads so many floats, a multiple of 256
 };
 
 // One instruction set.
 struct Level {
     const char* name;
-    Kernel f64, f32, bf16;                               // f16 runs in f32
-    int64_t (*exercise)(int64_t rounds, float* result);  // independent float multiply-adds; returns how many
-    float (*read)(const float* from, int64_t count);     // reads so many floats, a multiple of 256
+    Kernel f64, f32, bf16;  // f16 runs in f32
 };
 
 }  // namespace clearhead

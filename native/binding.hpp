@@ -50,6 +50,15 @@ inline void* room(const std::optional<Taken>& x, int64_t count, int64_t bytes, c
     return x->data();
 }
 
+inline Type checked_type(int type, const char* what) {
+    check(type >= 0 && type < 4, what);
+    return Type(type);
+}
+
+inline void check_labels(const int64_t* labels, int64_t count, int64_t most, const char* what) {
+    for (int64_t i = 0; i < count; ++i) check(labels[i] < most, what);
+}
+
 // The shapes and the score rules; keeps their arrays alive.
 struct Described {
     Problem p{};
@@ -128,7 +137,5 @@ inline void work(bool (*how)(Job, bool (*)()), Job& job, int threads) {
     }
     if (!done) throw nb::python_error();
 }
-
-void bind_effects(nb::module_& m);
 
 }  // namespace clearhead

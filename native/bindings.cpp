@@ -8,7 +8,6 @@
 #include <optional>
 #include <vector>
 
-#include "along.hpp"
 #include "given_spans.hpp"
 #include "named.hpp"
 #include "repeated.hpp"
@@ -19,48 +18,38 @@ using namespace nb::literals;
 
 namespace {
 
-// Named one by one in `m.def`: what Python forgets, or knows and this side does not, is a TypeError there.
-Described describe(int type, int64_t batch, int64_t heads, int64_t kv_heads, int64_t queries, int64_t keys, int64_t d_k,
-                   int64_t row_start, int64_t row_step, int64_t column_start, int64_t column_step, int64_t left,
-                   int64_t right, double scale, double softcap, const Given& query_offset,
-                   std::optional<Given> kv_lengths, std::optional<Given> query_lengths,
-                   std::optional<Given> query_segments, std::optional<Given> kv_segments,
-                   std::optional<Given> alibi_slopes, std::optional<Given> sinks, std::optional<Given> scales,
-                   std::optional<Given> query_spans, std::optional<Given> key_spans, std::optional<Given> span_table,
-                   std::optional<Given> bias, int bias_type, std::optional<Given> mask, bool team, nb::object kept) {
-    check(type >= 0 && type < 4 && bias_type >= 0 && bias_type < 4, "type");
+// The fields of a problem that Python gives by name, each in a list: numbers, and arrays with how many numbers they
+// have. `m.def` names them one by one: what Python forgets, or knows and this side does not, is a TypeError there.
+// clang-format off
+#define CLEARHEAD_NUMBERS(EACH)                                                                                      \
+    EACH(int64_t, batch) EACH(int64_t, heads) EACH(int64_t, kv_heads) EACH(int64_t, queries) EACH(int64_t, keys)     \
+    EACH(int64_t, d_k) EACH(int64_t, row_start) EACH(int64_t, row_step) EACH(int64_t, column_start)                  \
+    EACH(int64_t, column_step) EACH(int64_t, left) EACH(int64_t, right) EACH(double, scale) EACH(double, softcap)    \
+    EACH(bool, team)
+#define CLEARHEAD_ARRAYS(EACH)                                                                                       \
+    EACH(int64_t, query_offset, p.batch) EACH(int64_t, kv_lengths, p.batch) EACH(int64_t, query_lengths, p.batch)    \
+    EACH(int64_t, query_segments, p.batch * p.queries) EACH(int64_t, kv_segments, p.batch * p.keys)                  \
+    EACH(double, alibi_slopes, p.heads) EACH(double, sinks, p.heads) EACH(double, scales, p.heads)                   \
+    EACH(int64_t, query_spans, p.batch * p.queries) EACH(int64_t, key_spans, p.batch * p.keys)
+// clang-format on
+
+#define CLEARHEAD_NUMBER(type, name) type name,
+#define CLEARHEAD_ARRAY(type, name, count) std::optional<Given> name,
+Described describe(CLEARHEAD_NUMBERS(CLEARHEAD_NUMBER) CLEARHEAD_ARRAYS(CLEARHEAD_ARRAY) int type, int bias_type,
+                   std::optional<Given> span_table, std::optional<Given> bias, std::optional<Given> mask,
+                   nb::object kept) {
     Described d;
     Problem& p = d.p;
-    p.type = Type(type);
-    p.bias_type = Type(bias_type);
-    p.team = team;
-    p.batch = batch;
-    p.heads = heads;
-    p.kv_heads = kv_heads;
-    p.queries = queries;
-    p.keys = keys;
-    p.d_k = d_k;
-    p.row_start = row_start;
-    p.row_step = row_step;
-    p.column_start = column_start;
-    p.column_step = column_step;
-    p.left = left;
-    p.right = right;
+    p.type = checked_type(type, "type");
+    p.bias_type = checked_type(bias_type, "bias_type");
+#define CLEARHEAD_SET_NUMBER(type, name) p.name = name;
+    CLEARHEAD_NUMBERS(CLEARHEAD_SET_NUMBER)
     check(p.kv_heads > 0 ? p.heads % p.kv_heads == 0 : p.heads == 0, "heads");
     check(p.row_step != 0 && p.column_step != 0, "steps");
-    p.scale = scale;
-    p.softcap = softcap;
-    p.offset = whole<int64_t>(query_offset, p.batch, "query_offset");
-    p.kv_lengths = whole<int64_t>(kv_lengths, p.batch, "kv_lengths");
-    p.query_lengths = whole<int64_t>(query_lengths, p.batch, "query_lengths");
-    p.query_segments = whole<int64_t>(query_segments, p.batch * p.queries, "query_segments");
-    p.kv_segments = whole<int64_t>(kv_segments, p.batch * p.keys, "kv_segments");
+#define CLEARHEAD_SET_ARRAY(type, name, count) p.name = whole<type>(name, count, #name);
+    CLEARHEAD_ARRAYS(CLEARHEAD_SET_ARRAY)
+    check(p.query_offset || p.batch == 0, "query_offset");
     check(!p.query_segments == !p.kv_segments, "segments");
-    p.alibi_slopes = whole<double>(alibi_slopes, p.heads, "alibi_slopes");
-    p.sinks = whole<double>(sinks, p.heads, "sinks");
-    p.scales = whole<double>(scales, p.heads, "scales");
-    p.query_spans = whole<int64_t>(query_spans, p.batch * p.queries, "query_spans");
-    p.key_spans = whole<int64_t>(key_spans, p.batch * p.keys, "key_spans");
     check(!p.query_spans == !p.key_spans && !p.query_spans == !span_table, "spans");
     if (span_table) {
         check(span_table->ndim() == 4, "span_table");
@@ -76,8 +65,8 @@ Described describe(int type, int64_t batch, int64_t heads, int64_t kv_heads, int
         check(p.span_keys < int64_t{1} << 31, "span_table");
         if (p.batch * p.heads > 0)
             p.type == Type::f64 ? read_table<double>(p, d.span_sets) : read_table<float>(p, d.span_sets);
-        for (int64_t i = 0; i < p.batch * p.queries; ++i) check(p.query_spans[i] < p.span_queries, "query_spans");
-        for (int64_t j = 0; j < p.batch * p.keys; ++j) check(p.key_spans[j] < p.span_keys, "key_spans");
+        check_labels(p.query_spans, p.batch * p.queries, p.span_queries, "query_spans");
+        check_labels(p.key_spans, p.batch * p.keys, p.span_keys, "key_spans");
     }
     if (bias) p.bias = view(*bias, bytes_of(p.bias_type), p.batch, p.heads, p.queries, p.keys, "bias");
     if (mask) p.mask = view(*mask, 1, p.batch, p.heads, p.queries, p.keys, "mask");
@@ -96,21 +85,17 @@ void rows(int threads, const Described& d, const Given& q, const Given& k, std::
     job.problem = d.with(q, k);
     Problem& p = job.problem;
     RowAnswers& want = job.rows;
-    Named named(answers);
-    const int64_t n = p.batch * p.heads * p.queries, wide = p.type == Type::f64 ? 8 : 4;
-    const auto output = named.write("output"), received = named.write("received");
-    const auto weights = named.write("top_weights"), indices = named.write("top_indices");
+    Named named(answers, p);
+    const int64_t n = p.batch * p.heads * p.queries;
+    const auto output = named.write("output");
     if (output || (along && v)) take_values(p, v);
     want.keep_float32 = output && bytes_of(p.type) == 2 && output->itemsize() == 4;
     want.output = room(output, n * p.d_v, want.keep_float32 ? 4 : bytes_of(p.type), "output");
-#define CLEARHEAD_TAKE(name) want.name = room(named.write(#name), n, wide, #name);
+#define CLEARHEAD_TAKE(name) want.name = named.statistics(#name, n);
     CLEARHEAD_PER_QUERY(CLEARHEAD_TAKE)
-    want.top = weights ? int64_t(weights->shape(weights->ndim() - 1)) : 0;
-    want.top_weights = room(weights, n * want.top, wide, "top_weights");
-    want.top_indices = static_cast<int64_t*>(room(indices, n * want.top, 8, "top_indices"));
-    check(!weights == !indices && (!weights || want.top > 0), "top");
-    want.received = static_cast<double*>(room(received, p.batch * p.heads * p.keys, 8, "received"));
-    check(!received || answers.contains("logsumexp"), "received needs logsumexp");
+    want.top = named.lists("top_weights", "top_indices", n, want.top_weights, want.top_indices);
+    want.received = named.sums("received", p.batch * p.heads * p.keys);
+    check(!answers.contains("received") || answers.contains("logsumexp"), "received needs logsumexp");
     named.done();
     if (along) take_along(job, *along);
     work(attend, job, threads);
@@ -122,14 +107,12 @@ void columns(int threads, const Described& d, const Given& q, const Given& k, nb
     Job job;
     job.problem = d.with(q, k);
     const Problem& p = job.problem;
-    Named inputs(known), named(answers);
-    take_columns(job, inputs, named);
-    if (const auto image = named.write("image")) {
-        take_picture(job.columns, *image);
-        job.columns.image =
-            static_cast<double*>(room(image, p.batch * p.heads * job.columns.height * job.columns.width, 8, "image"));
-    }
-    job.columns.peak = static_cast<double*>(room(named.write("peak"), p.batch * p.heads * p.keys, 8, "peak"));
+    Named inputs(known, p), named(answers, p);
+    ColumnAnswers& want = job.columns;
+    take_columns(want, inputs, named);
+    if (const auto image = named.write("image")) take_picture(want, *image);
+    want.image = named.sums("image", p.batch * p.heads * want.height * want.width);
+    want.peak = named.sums("peak", p.batch * p.heads * p.keys);
     inputs.done();
     named.done();
     if (along) take_along(job, *along);
@@ -144,26 +127,25 @@ void gradients(int threads, const Described& d, const Given& q, const Given& k, 
     job.problem = d.with(q, k);
     Problem& p = job.problem;
     GradientAnswers& want = job.gradients;
-    Named inputs(known), named(answers);
-    const int64_t wide = p.type == Type::f64 ? 8 : 4, heads = p.batch * p.heads;
-    want.logsumexp = per_query(inputs, p, "logsumexp");
-    want.rows = per_query(inputs, p, "rows");
-    want.keys = numbers(inputs, p, "keys", heads * p.keys);
-    want.entropy = per_query(inputs, p, "entropy");
-    want.distance = per_query(inputs, p, "distance");
-    want.diagonal = per_query(inputs, p, "diagonal");
+    Named inputs(known, p), named(answers, p);
+    const int64_t heads = p.batch * p.heads;
+    want.logsumexp = inputs.per_query("logsumexp");
+    want.rows = inputs.per_query("rows");
+    want.keys = inputs.numbers("keys", heads * p.keys);
+    want.entropy = inputs.per_query("entropy");
+    want.distance = inputs.per_query("distance");
+    want.diagonal = inputs.per_query("diagonal");
     check(along || !want.diagonal, "diagonal");
     check(known.contains("logsumexp") && known.contains("rows"), "logsumexp and rows");
     const auto output = inputs.read("output"), v = inputs.read("v");
-    const auto by_v = named.write("v");
-    check(!output == !v && !output == !by_v, "output, v and v's derivative");
+    check(!output == !v && output.has_value() == answers.contains("v"), "output, v and v's derivative");
     if (output) {
         take_values(p, v);
         want.output = view(*output, bytes_of(p.type), p.batch, p.heads, p.queries, p.d_v, "output");
-        want.v = room(by_v, p.batch * p.v_heads * p.keys * p.d_v, wide, "v's derivative");
+        want.v = named.statistics("v", p.batch * p.v_heads * p.keys * p.d_v);
     }
-    want.q = room(named.write("q"), heads * p.queries * p.d_k, wide, "q's derivative");
-    want.k = room(named.write("k"), p.batch * p.kv_heads * p.keys * p.d_k, wide, "k's derivative");
+    want.q = named.statistics("q", heads * p.queries * p.d_k);
+    want.k = named.statistics("k", p.batch * p.kv_heads * p.keys * p.d_k);
     check(answers.contains("q") && answers.contains("k"), "q's and k's derivatives");
     if (const auto by_bias = named.write("bias")) {
         check(by_bias->ndim() == 4, "bias's derivative");
@@ -174,17 +156,76 @@ void gradients(int threads, const Described& d, const Given& q, const Given& k, 
             check(size_of_bias == size[i] || size_of_bias == 1, "bias's derivative");
             *stride[i] = size_of_bias == 1 ? 0 : by_bias->stride(i);
         }
-        want.bias = room(by_bias, int64_t(by_bias->size()), wide, "bias's derivative");
+        want.bias = named.statistics("bias", int64_t(by_bias->size()));
     }
-    if (const auto by_table = named.write("span_table")) {
-        check(bool(p.query_spans), "spans");
-        want.span_table = static_cast<double*>(room(by_table, heads * p.span_queries * p.span_keys, 8, "the table's"));
-    }
+    want.span_table = named.sums("span_table", heads * p.span_queries * p.span_keys);
+    check(!answers.contains("span_table") || p.query_spans, "spans");
     inputs.done();
     named.done();
     if (along) take_along(job, *along);
     check(!along || (!want.keys && job.along.kept && job.along.rows), "gradients along a direction");
     work(differentiate, job, threads);
+}
+
+// The values and the derivatives g of edges.
+void take_edges(Job& job, const Given& v, const Given& g) {
+    Problem& p = job.problem;
+    take_values(p, v);
+    job.effects.g = view(g, bytes_of(p.type), p.batch, p.heads, p.queries, p.d_v, "g");
+}
+
+void others(int threads, const Described& d, const Given& q, const Given& k, const Given& v, const Given& g,
+            nb::dict answers) {
+    Job job;
+    job.problem = d.with(q, k);
+    take_edges(job, v, g);
+    Named named(answers, job.problem);
+    const int64_t count = job.problem.batch * job.problem.heads * job.problem.queries;
+    for (const char* name : {"strongest", "logit", "term", "logsumexp", "others"}) check(answers.contains(name), name);
+    job.others = {named.indices("strongest", count), named.sums("logit", count), named.sums("term", count),
+                  named.sums("logsumexp", count), named.sums("others", count)};
+    named.done();
+    work(find_others, job, threads);
+}
+
+// `known`: as for columns, and what each row must know for a cut; `answers`: what is to be filled.
+void effects(int threads, const Described& d, const Given& q, const Given& k, const Given& v, const Given& g,
+             nb::dict known, nb::dict answers) {
+    Job job;
+    job.problem = d.with(q, k);
+    take_edges(job, v, g);
+    const Problem& p = job.problem;
+    EffectAnswers& want = job.effects;
+    ColumnAnswers& sums = job.columns;
+    Named inputs(known, p), named(answers, p);
+    take_columns(sums, inputs, named);
+    const int64_t heads = p.batch * p.heads, n = heads * p.queries;
+    want.whole = inputs.per_query("whole");
+    want.others = inputs.per_query("others");
+    want.strongest = inputs.all<int64_t>("strongest", n);
+    const bool cuts = known.contains("whole");
+    check(cuts == known.contains("others") && cuts == known.contains("strongest"), "whole, others and strongest");
+    want.by_query = named.sums("by_query", n);
+    want.top = named.lists("top_values", "top_indices", n, want.top_values, want.top_indices);
+    if (want.top) {
+        const int order = inputs.number("order");
+        check(order >= 0 && order < 3, "order");
+        want.order = Order(order);
+    }
+    want.strongest_count =
+        named.lists("strongest_values", "strongest_indices", heads, want.strongest_values, want.strongest_indices);
+    if (const auto mean = named.write("image_mean")) take_picture(sums, *mean);
+    want.image_mean = named.statistics("image_mean", heads * sums.height * sums.width);
+    want.image_largest = named.statistics("image_largest", heads * sums.height * sums.width);
+    check(answers.contains("image_mean") == answers.contains("image_largest"), "a picture's two parts");
+    if (named.write("product")) {
+        check(!sums.transposed, "one product");
+        take_operand(sums, inputs, p.keys);
+        want.product = named.sums("product", n * sums.x_columns);
+    }
+    inputs.done();
+    named.done();
+    work(find_effects, job, threads);
 }
 
 // Float multiply-adds on so many threads at once, `rounds` on each; returns how many were done.
@@ -197,7 +238,7 @@ int64_t exercise(int threads, int64_t rounds) {
     const auto body = [](const void* inputs, int64_t task, void*) {
         Context& c = *static_cast<Context*>(const_cast<void*>(inputs));
         float seed = 0.5f;
-        c.done[task] = level()->exercise(c.rounds, &seed);
+        c.done[task] = level()->f32.exercise(c.rounds, &seed);
     };
     Released released;
     run({threads, threads, body, &context, 0, nullptr});
@@ -217,7 +258,7 @@ float read_all(int threads, const Given& x) {
           "x");
     const auto body = [](const void* inputs, int64_t task, void*) {
         Context& c = *static_cast<Context*>(const_cast<void*>(inputs));
-        c.best[task] = level()->read(c.from + task * piece, piece);
+        c.best[task] = level()->f32.read(c.from + task * piece, piece);
     };
     {
         Released released;
@@ -233,12 +274,11 @@ float read_all(int threads, const Given& x) {
 NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);
     nb::class_<Described>(m, "Described");
-    m.def("describe", &describe, nb::kw_only(), "type"_a, "batch"_a, "heads"_a, "kv_heads"_a, "queries"_a, "keys"_a,
-          "d_k"_a, "row_start"_a, "row_step"_a, "column_start"_a, "column_step"_a, "left"_a, "right"_a, "scale"_a,
-          "softcap"_a, "query_offset"_a, "kv_lengths"_a.none(), "query_lengths"_a.none(), "query_segments"_a.none(),
-          "kv_segments"_a.none(), "alibi_slopes"_a.none(), "sinks"_a.none(), "scales"_a.none(), "query_spans"_a.none(),
-          "key_spans"_a.none(), "span_table"_a.none(), "bias"_a.none(), "bias_type"_a, "mask"_a.none(), "team"_a,
-          "kept"_a);
+#define CLEARHEAD_NUMBER_NAME(type, name) nb::arg(#name),
+#define CLEARHEAD_ARRAY_NAME(type, name, count) nb::arg(#name).none(),
+    m.def("describe", &describe, nb::kw_only(),
+          CLEARHEAD_NUMBERS(CLEARHEAD_NUMBER_NAME) CLEARHEAD_ARRAYS(CLEARHEAD_ARRAY_NAME) "type"_a, "bias_type"_a,
+          "span_table"_a.none(), "bias"_a.none(), "mask"_a.none(), "kept"_a);
     m.def(
         "use_team",
         [](uintptr_t parallel, uintptr_t size) {
@@ -257,7 +297,8 @@ NB_MODULE(_native, m) {
     m.def("rows", &rows, "threads"_a, "described"_a, "q"_a, "k"_a, "v"_a.none(), "answers"_a, "along"_a = none);
     m.def("columns", &columns, "threads"_a, "described"_a, "q"_a, "k"_a, "known"_a, "answers"_a, "along"_a = none);
     m.def("gradients", &gradients, "threads"_a, "described"_a, "q"_a, "k"_a, "known"_a, "answers"_a, "along"_a = none);
-    bind_effects(m);
+    m.def("others", &others);
+    m.def("effects", &effects);
     m.def("exercise", &exercise);
     m.def("read", &read_all);
     m.def("statistics", [] {

@@ -15,36 +15,21 @@ template <class M> struct ColumnTask {
     static constexpr int64_t pitch = kPitch<T>;
 
     const Job& job;
-    const Problem& p;
-    const ColumnAnswers& want;
-    Arena arena;
     int64_t head_index;
-    WeightTiles<M> tiles;
-    Picture<T> picture;
-    TransposedProduct<T> product;
-    T* line;          // (kBlock,)
-    double* segment;  // (chunk,): `received` from the queries of one segment
-
-    ColumnTask(const Job& j, int64_t index, void* scratch)
-        : job(j),
-          p(j.problem),
-          want(j.columns),
-          arena{static_cast<char*>(scratch)},
-          head_index(index),
-          tiles(j, index, arena),
-          picture(p, want.height, want.width, arena),
-          product(j, index, arena) {
-        line = arena.take<T>(kBlock);
-        segment = arena.take<double>(job.key_chunk);
-    }
+    void* scratch;
+    const Problem& p = job.problem;
+    const ColumnAnswers& want = job.columns;
+    Arena arena{static_cast<char*>(scratch)};
+    WeightTiles<M> tiles{job, head_index, arena};
+    Picture<T> picture{p, want.height, want.width, arena};
+    TransposedProduct<T> product{job, head_index, arena};
+    T* line = arena.take<T>(kBlock);
+    double* segment = arena.take<double>(job.key_chunk);  // `received` from the queries of one segment
 
     // Adds all queries' weights on keys first … last to the requested sums.
     void run(int64_t first, int64_t last) {
         tiles.load_keys(first, last);
-        product.run(first, last, [&] { add_queries(first, last); });
-    }
-
-    void add_queries(int64_t first, int64_t last) {
+        product.clear(last - first);
         for (int64_t start = 0; start < p.queries; start += job.segment_rows) {
             for (int64_t j = 0; j < last - first; ++j) segment[j] = 0;
             tiles.each(
@@ -55,6 +40,7 @@ template <class M> struct ColumnTask {
             double* received = want.received ? want.received + head_index * p.keys + first : nullptr;
             for (int64_t j = 0; received && j < last - first; ++j) received[j] += segment[j];
         }
+        if (want.transposed) product.write(first, last);
     }
 
     // Scores become weights, or along a direction the tangents of weights.
@@ -106,14 +92,14 @@ template <class M> struct ColumnTask {
     }
 };
 
-template <class M> int64_t column_scratch_bytes(const Job& job) { return ColumnTask<M>(job, 0, nullptr).arena.bytes; }
+template <class M> int64_t column_scratch_bytes(const Job& job) { return ColumnTask<M>{job, 0, nullptr}.arena.bytes; }
 
-// One chunk of keys of one head, or, for chunk -1, all of them: an image and groups are sums over all chunks.
-template <class M> void columns(const Job& job, int64_t head, int64_t chunk, void* scratch) {
-    ColumnTask<M> task(job, head, scratch);
-    const int64_t keys = job.problem.keys;
-    if (chunk >= 0) return task.run(chunk * job.key_chunk, min_of(keys, (chunk + 1) * job.key_chunk));
-    for (int64_t first = 0; first < keys; first += job.key_chunk) task.run(first, min_of(keys, first + job.key_chunk));
+// One chunk of keys of one head, or all of them where there are no chunks: an image and groups are sums over all keys.
+template <class M> void columns(const Job& job, int64_t index, void* scratch) {
+    const int64_t chunks = max_of(1, job.key_chunks), keys = job.problem.keys, size = job.key_chunk;
+    ColumnTask<M> task{job, index / chunks, scratch};
+    const int64_t start = index % chunks * size, stop = job.key_chunks ? min_of(keys, start + size) : keys;
+    for (int64_t first = start; first < stop; first += size) task.run(first, min_of(stop, first + size));
 }
 
 }  // namespace

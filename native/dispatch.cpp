@@ -5,6 +5,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <string>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -12,45 +13,21 @@
 
 namespace clearhead {
 
-// The levels that CMakeLists.txt chose to compile, each in units that fill a part of it.
-#define CLEARHEAD_LEVEL(name)                                                                                          \
-    void fill_rows_##name(Level&);                                                                                     \
-    void fill_columns_##name(Level&);                                                                                  \
-    void fill_gradients_##name(Level&);                                                                                \
-    void fill_effects_##name(Level&);                                                                                  \
-    static void fill_##name(Level& level) {                                                                            \
-        fill_rows_##name(level), fill_columns_##name(level), fill_gradients_##name(level), fill_effects_##name(level); \
+// Fills a level, of which each part is a unit of its own.
+#define CLEARHEAD_LEVEL(which)                                                                                         \
+    void fill_received_##which(Level&);                                                                                \
+    void fill_gradients_##which(Level&);                                                                               \
+    void fill_effects_##which(Level&);                                                                                 \
+    [[maybe_unused]] static inline void fill_##which(Level& level) {                                                   \
+        fill_received_##which(level), fill_gradients_##which(level), fill_effects_##which(level), level.name = #which; \
     }
-#if defined(CLEARHEAD_HAS_avx512bf16)
 CLEARHEAD_LEVEL(avx512bf16)
-#define CLEARHEAD_FILL_avx512bf16 fill_avx512bf16
-#else
-#define CLEARHEAD_FILL_avx512bf16 nullptr
-#endif
-#if defined(CLEARHEAD_HAS_avx512)
 CLEARHEAD_LEVEL(avx512)
-#define CLEARHEAD_FILL_avx512 fill_avx512
-#else
-#define CLEARHEAD_FILL_avx512 nullptr
-#endif
-#if defined(CLEARHEAD_HAS_avx2)
 CLEARHEAD_LEVEL(avx2)
-#define CLEARHEAD_FILL_avx2 fill_avx2
-#else
-#define CLEARHEAD_FILL_avx2 nullptr
-#endif
-#if defined(CLEARHEAD_HAS_sse2)
 CLEARHEAD_LEVEL(sse2)
-#define CLEARHEAD_FILL_sse2 fill_sse2
-#else
-#define CLEARHEAD_FILL_sse2 nullptr
-#endif
-#if defined(CLEARHEAD_HAS_neon)
 CLEARHEAD_LEVEL(neon)
-#define CLEARHEAD_FILL_neon fill_neon
-#else
-#define CLEARHEAD_FILL_neon nullptr
-#endif
+// CLEARHEAD_HAS_…: whether CMakeLists.txt chose to compile the level.
+#define CLEARHEAD_CANDIDATE(name, available) {#name, available, CLEARHEAD_HAS_##name ? fill_##name : nullptr}
 
 namespace {
 
@@ -82,7 +59,7 @@ uint64_t saved_registers() {
 
 // Asked of the processor itself: __builtin_cpu_supports knows no avx512bf16 in some compilers, and does not link with
 // clang-cl.
-int candidates(Candidate (&list)[4]) {
+std::vector<Candidate> candidates() {
 #if defined(__x86_64__)
     const Cpuid basic(1, 0), extended(7, 0), more(7, 1);
     const uint64_t saved = all_bits(basic.c, {27}) ? saved_registers() : 0;  // OSXSAVE
@@ -94,16 +71,12 @@ int candidates(Candidate (&list)[4]) {
     const bool avx2 = all_bits(saved, {1, 2}) && all_bits(basic.c, {12, 28, 29}) &&          // FMA, AVX, F16C
                       all_bits(extended.b, {3, 5, 8});                                       // BMI1, AVX2, BMI2
     const bool avx512 = avx2 && saves_avx512 && all_bits(extended.b, {16, 17, 28, 30, 31});  // F, DQ, CD, BW, VL
-    list[0] = {"avx512bf16", avx512 && all_bits(more.a, {5}), CLEARHEAD_FILL_avx512bf16};
-    list[1] = {"avx512", avx512, CLEARHEAD_FILL_avx512};
-    list[2] = {"avx2", avx2, CLEARHEAD_FILL_avx2};
-    list[3] = {"sse2", true, CLEARHEAD_FILL_sse2};
-    return 4;
+    return {CLEARHEAD_CANDIDATE(avx512bf16, avx512 && all_bits(more.a, {5})), CLEARHEAD_CANDIDATE(avx512, avx512),
+            CLEARHEAD_CANDIDATE(avx2, avx2), CLEARHEAD_CANDIDATE(sse2, true)};
 #elif defined(__aarch64__)
-    list[0] = {"neon", true, CLEARHEAD_FILL_neon};
-    return 1;
+    return {CLEARHEAD_CANDIDATE(neon, true)};
 #else
-    return 0;
+    return {};
 #endif
 }
 
@@ -113,21 +86,16 @@ struct Choice {
     std::string names, compiled, all;  // of this processor and this build; of this build; of any
 
     Choice() {
-        Candidate list[4];
-        const int count = candidates(list);
         const char* requested = std::getenv("CLEARHEAD_ISA");
-        const auto add = [](std::string& to, const char* name) {
-            if (!to.empty()) to += ' ';
-            to += name;
-        };
-        for (int i = 0; i < count; ++i) {
-            add(all, list[i].name);
-            if (!list[i].fill) continue;
-            add(compiled, list[i].name);
-            if (!list[i].available) continue;
-            add(names, list[i].name);
-            if (chosen || (requested && *requested && std::strcmp(requested, list[i].name) != 0)) continue;
-            list[i].fill(level);
+        const auto add = [](std::string& to, const char* name) { (to += to.empty() ? "" : " ") += name; };
+        for (const Candidate& one : candidates()) {
+            add(all, one.name);
+            if (!one.fill) continue;
+            add(compiled, one.name);
+            if (!one.available) continue;
+            add(names, one.name);
+            if (chosen || (requested && *requested && std::strcmp(requested, one.name) != 0)) continue;
+            one.fill(level);
             chosen = true;
         }
     }

@@ -10,27 +10,20 @@ template <class M> struct EdgeTerms {
     using T = typename M::T;
     using Cell = typename M::Cell;
 
-    const Problem& p;
-    const View& g;
-    int64_t batch, head, depth;
-    Cell* values;  // (blocks of the chunk, kBlock, depth) packed as keys are
-    Cell* strips;  // (strip, depth, kStrip): of the tile
-    Cell* staging;
-    T* terms;  // (kStrip, kPitch): of the present part
-
-    EdgeTerms(const Job& job, int64_t index, Arena& arena)
-        : p(job.problem), g(job.effects.g), batch(index / p.heads), head(index % p.heads), depth(depth_of<M>(p.d_v)) {
-        values = arena.take<Cell>(job.key_chunk * depth);
-        strips = arena.take<Cell>(kTile * depth + kLanes<T>);
-        staging = arena.take<Cell>(staging_cells<M>(depth));
-        terms = arena.take<T>(kStrip * kPitch<T>);
-    }
+    const Job& job;
+    int64_t head_index;
+    Arena& arena;
+    const Problem& p = job.problem;
+    const View& g = job.effects.g;
+    int64_t batch = head_index / p.heads, head = head_index % p.heads, depth = depth_of<M>(p.d_v);
+    Cell* values = arena.take<Cell>(job.key_chunk * depth);  // (blocks of the chunk, kBlock, depth) packed as keys are
+    Cell* strips = arena.take<Cell>(kTile * depth + kLanes<T>);  // (strip, depth, kStrip): of the tile
+    Cell* staging = arena.take<Cell>(staging_cells<M>(depth));
+    T* terms = arena.take<T>(kStrip * kPitch<T>);  // (kStrip, kPitch): of the present part
 
     // Packs the values of keys first … last, a chunk.
     void load_values(int64_t first, int64_t last) {
-        for (int64_t j = first; j < last; j += kPanel<T>)
-            pack_panel<M>(p.v, p.type, batch, head * p.v_heads / p.heads, j, p.keys, p.d_v, staging,
-                          values + (j - first) * depth);
+        pack_panels<M>(p.v, p.type, batch, head * p.v_heads / p.heads, first, last, p.keys, p.d_v, staging, values);
     }
 
     void load_tile(int64_t i, int count) {

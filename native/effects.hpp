@@ -7,13 +7,10 @@
 // chunks of keys instead.
 #pragma once
 
-#include "edge_terms.hpp"
-#include "operand.hpp"
-#include "picture.hpp"
+#include "columns.hpp"
+#include "others.hpp"
 #include "strongest.hpp"
 #include "threads.hpp"
-#include "tile_sums.hpp"
-#include "transposed.hpp"
 
 namespace clearhead {
 namespace {
@@ -23,54 +20,33 @@ template <class M> struct EffectTask {
     static constexpr int64_t pitch = kPitch<T>;
 
     const Job& job;
-    const Problem& p;
-    const ColumnAnswers& want;
-    const EffectAnswers& more;
-    Arena arena;
-    int64_t head_index, start, stop;  // queries start … stop
-    WeightTiles<M> tiles;
-    EdgeTerms<M> terms;
-    TransposedProduct<T> transposed;
-    Operand<Single<T>> x;  // the right-hand side of `product`, of one block
-    Picture<T> picture;
-    Rank<T> rank, magnitude;
-    T *line, *ranks;  // (kBlock,)
-    T* product;       // (kTile, x.columns)
-    // what this segment adds to the head's sums
-    double *by_key, *groups;
-    double* means;  // of the pixel rows from first_pixel on
-    T* largest;
-    int64_t first_pixel = 0, pixel_rows;
-    StrongestList<T> strongest;
-
-    EffectTask(const Job& j, int64_t index, void* scratch)
-        : job(j),
-          p(j.problem),
-          want(j.columns),
-          more(j.effects),
-          arena{static_cast<char*>(scratch)},
-          head_index(index),
-          start(0),
-          stop(p.queries),
-          tiles(j, index, arena),
-          terms(j, index, arena),
-          transposed(j, index, arena),
-          x(Operand<Single<T>>::in(arena, more.product ? kBlock : 0, up_to_multiple(want.x_columns, kLanes<T>))),
-          picture(p, want.height, want.width, arena),
-          rank(more.order),
-          magnitude(Order::magnitude) {
-        line = arena.take<T>(kBlock);
-        ranks = arena.take<T>(kBlock);
-        product = arena.take<T>(more.product ? (kTile + kStrip) * x.columns : 0);
-        by_key = arena.take<double>(want.received ? p.keys : 0);
-        pixel_rows = more.image_mean ? min_of(want.height, int64_t(double(job.segment_rows) / picture.tall) + 3) : 0;
-        means = arena.take<double>(pixel_rows * want.width);
-        largest = arena.take<T>(pixel_rows * want.width);
-        groups = arena.take<double>(want.groups ? want.query_groups * want.key_groups : 0);
-        strongest.k = more.strongest_count;
-        strongest.rank = arena.take<T>(strongest.k);
-        strongest.place = arena.take<int64_t>(strongest.k);
-    }
+    int64_t head_index;
+    void* scratch;
+    const Problem& p = job.problem;
+    const ColumnAnswers& want = job.columns;
+    const EffectAnswers& more = job.effects;
+    Arena arena{static_cast<char*>(scratch)};
+    int64_t start = 0, stop = p.queries;  // queries start … stop
+    WeightTiles<M> tiles{job, head_index, arena};
+    EdgeTerms<M> terms{job, head_index, arena};
+    TransposedProduct<T> transposed{job, head_index, arena};
+    int64_t x_columns = up_to_multiple(want.x_columns, kLanes<T>);
+    // the right-hand side of `product`, of one block; the product of one tile, (kTile, x_columns)
+    Operand<Single<T>> x = Operand<Single<T>>::in(arena, more.product ? kBlock : 0, x_columns);
+    T* product = arena.take<T>(more.product ? (kTile + kStrip) * x_columns : 0);
+    Picture<T> picture{p, want.height, want.width, arena};
+    Rank<T> rank{more.order}, magnitude{Order::magnitude};
+    T *line = arena.take<T>(kBlock), *ranks = arena.take<T>(kBlock);
+    // what this segment adds to the head's sums; of a picture, the pixel rows from first_pixel on
+    double* by_key = arena.take<double>(want.received ? p.keys : 0);
+    double* groups = arena.take<double>(want.groups ? want.query_groups * want.key_groups : 0);
+    int64_t first_pixel = 0;
+    int64_t pixel_rows =
+        more.image_mean ? min_of(want.height, int64_t(double(job.segment_rows) / picture.tall) + 3) : 0;
+    double* means = arena.take<double>(pixel_rows * want.width);
+    T* largest = arena.take<T>(pixel_rows * want.width);
+    StrongestList<T> strongest{arena.take<T>(more.strongest_count), arena.take<int64_t>(more.strongest_count),
+                               more.strongest_count, 0};
 
     // The queries of one segment.
     void run_segment(int64_t segment) {
@@ -89,7 +65,9 @@ template <class M> struct EffectTask {
     // One chunk of keys of the product with the transposed matrix.
     void run_chunk(int64_t chunk) {
         const int64_t first = chunk * job.key_chunk, last = min_of(p.keys, first + job.key_chunk);
-        transposed.run(first, last, [&] { add_chunk(first, last); });
+        transposed.clear(last - first);
+        add_chunk(first, last);
+        transposed.write(first, last);
     }
 
     void add_chunk(int64_t first, int64_t last) {
@@ -239,13 +217,21 @@ template <class M> struct EffectTask {
     }
 };
 
-template <class M> int64_t effect_scratch_bytes(const Job& job) { return EffectTask<M>(job, 0, nullptr).arena.bytes; }
+template <class M> int64_t effect_scratch_bytes(const Job& job) { return EffectTask<M>{job, 0, nullptr}.arena.bytes; }
 
-// One segment of the queries of a head, or one chunk of its keys for a product with the transposed matrix.
-template <class M> void effects(const Job& job, int64_t head, int64_t piece, void* scratch) {
-    EffectTask<M> task(job, head, scratch);
-    if (job.columns.transposed) return task.run_chunk(piece);
-    task.run_segment(piece);
+// One segment of the queries of a head, or one chunk of its keys for a product with the transposed matrix. The segments
+// of a head come in order, so that a task waits for earlier ones only.
+template <class M> void effects(const Job& job, int64_t index, void* scratch) {
+    const bool chunks = job.columns.transposed;
+    const int64_t pieces = chunks ? job.key_chunks : job.segments;
+    EffectTask<M> task{job, index / pieces, scratch};
+    chunks ? task.run_chunk(index % pieces) : task.run_segment(index % pieces);
+}
+
+template <class M> void fill(Kernel& kernel) {
+    kernel.columns = {column_scratch_bytes<M>, columns<M>};
+    kernel.others = {other_scratch_bytes<M>, others<M>};
+    kernel.effects = {effect_scratch_bytes<M>, effects<M>};
 }
 
 }  // namespace

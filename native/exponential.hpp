@@ -41,7 +41,7 @@ CLEARHEAD_INLINE Vec<double> power_of_fraction(Vec<double> r) {  // degree 11: 1
 // 2^x, for x at most a little above 0: exactly 0 at -infinity and far below 0, exactly 1 at 0, NaN at NaN.
 template <class T> CLEARHEAD_INLINE Vec<T> power_of_two(Vec<T> x) {
     x = larger(broadcast<T>(Simd<T>::lowest), x);  // NaN passes
-    const Vec<T> whole = nearest(x);
+    const Vec<T> whole = nearest<T>(x);
     return times_power<T>(power_of_fraction(x - whole), whole);
 }
 

@@ -22,59 +22,50 @@ template <class M> struct GradientTangents {
     using Cell = typename M::Cell;
     static constexpr int64_t pitch = kPitch<T>;
 
-    const Problem& p;
-    const GradientAnswers& want;
-    const Along& along;
+    const Job& job;
     Rules<T>& rules;
-    int64_t depth_k, depth_v;
-    std::optional<ScoreTangents<M>> scores;
-    Cell *key_panels = nullptr, *value_panels = nullptr;  // of the block's tangents; null where they are zero, as below
-    Cell *query_strip = nullptr, *output_strip = nullptr;  // (depth, kStrip): of the tangents of queries and of doutput
-    Operand<M> queries, outputs, keys;                     // the tile's tangents; those of its doutput; the block's
-    T* weights;                                            // (kTile, pitch): not moved
-    T* score_grads;                                        // (kTile, pitch): not moved
-    T* products;                                           // (kStrip, pitch): the tangents of doutput·value
+    int64_t block_keys;
+    Arena& arena;
+    const Problem& p = job.problem;
+    const GradientAnswers& want = job.gradients;
+    const Along& along = job.along;
+    bool moves_q = along.q.data, moves_k = along.k.data, moves_v = want.v && along.v.data,
+         moves_output = want.v && along.output_gradient.data;
+    int64_t depth_k = depth_of<M>(p.d_k), depth_v = depth_of<M>(p.d_v);
+    std::optional<ScoreTangents<M>> scores = scores_of(along.used);
+    // of the block's tangents; null where they are zero, as the next two
+    Cell* key_panels = cells(moves_k, block_keys* depth_k);
+    Cell* value_panels = cells(moves_v, block_keys* depth_v);
+    // (depth, kStrip): of the tangents of queries and of doutput
+    Cell* query_strip = cells(moves_q, kStrip* depth_k + kLanes<T>);
+    Cell* output_strip = cells(moves_output, kStrip* depth_v + kLanes<T>);
+    Operand<M> queries = operand(moves_q, kTile, p.d_k);       // the tile's tangents
+    Operand<M> outputs = operand(moves_output, kTile, p.d_v);  // those of its doutput
+    Operand<M> keys = operand(moves_k, block_keys, p.d_k);     // the block's
+    T* weights = arena.take<T>(scores ? kTile * pitch : 0);    // (kTile, pitch): not moved, as the next
+    T* score_grads = arena.take<T>(scores ? kTile * pitch : 0);
+    T* products = arena.take<T>(scores ? kStrip * pitch : 0);  // (kStrip, pitch): the tangents of doutput·value
 
-    GradientTangents(const Job& job, Rules<T>& all, int64_t block_keys, Arena& arena)
-        : p(job.problem),
-          want(job.gradients),
-          along(job.along),
-          rules(all),
-          depth_k(depth_of<M>(p.d_k)),
-          depth_v(depth_of<M>(p.d_v)) {
-        if (!along.used) return;
-        scores.emplace(job, all, arena, true);
-        const auto cells = [&](bool moves, int64_t count) { return moves ? arena.take<Cell>(count) : nullptr; };
-        const auto operand = [&](bool moves, int64_t rows, int64_t d) {
-            return Operand<M>::in(arena, moves ? rows : 0, up_to_multiple(d, kLanes<T>));
-        };
-        const bool q = along.q.data, k = along.k.data, v = want.v && along.v.data, g = want.v && gives_output();
-        key_panels = cells(k, block_keys * depth_k);
-        value_panels = cells(v, block_keys * depth_v);
-        query_strip = cells(q, kStrip * depth_k + kLanes<T>);
-        output_strip = cells(g, kStrip * depth_v + kLanes<T>);
-        queries = operand(q, kTile, p.d_k);
-        outputs = operand(g, kTile, p.d_v);
-        keys = operand(k, block_keys, p.d_k);
-        weights = arena.take<T>(kTile * pitch);
-        score_grads = arena.take<T>(kTile * pitch);
-        products = arena.take<T>(kStrip * pitch);
+    std::optional<ScoreTangents<M>> scores_of(bool used) {
+        if (!used) return std::nullopt;
+        return ScoreTangents<M>{job, rules, arena, true};
+    }
+    Cell* cells(bool moves, int64_t count) { return moves ? arena.take<Cell>(count) : nullptr; }
+    Operand<M> operand(bool moves, int64_t rows, int64_t d) {
+        return Operand<M>::in(arena, moves ? rows : 0, up_to_multiple(d, kLanes<T>));
     }
 
     explicit operator bool() const { return scores.has_value(); }
     T* tanhs_or(T* usual) const { return scores ? scores->tanhs : usual; }
-    bool gives_output() const { return along.output_gradient.data; }
 
     void load_keys(int64_t batch, int64_t head, int64_t j0, int64_t end, Cell* staging) {
         if (!key_panels) return;
-        for (int64_t j = j0; j < end; j += kPanel<T>)
-            pack_panel<M>(along.k, p.type, batch, head, j, p.keys, p.d_k, staging, key_panels + (j - j0) * depth_k);
+        pack_panels<M>(along.k, p.type, batch, head, j0, end, p.keys, p.d_k, staging, key_panels);
         keys.load_rows(along.k, p.type, batch, head, j0, end, p.d_k);
     }
 
     void load_values(int64_t batch, int64_t head, int64_t j0, int64_t end, Cell* staging) {
-        for (int64_t j = j0; value_panels && j < end; j += kPanel<T>)
-            pack_panel<M>(along.v, p.type, batch, head, j, p.keys, p.d_v, staging, value_panels + (j - j0) * depth_v);
+        if (value_panels) pack_panels<M>(along.v, p.type, batch, head, j0, end, p.keys, p.d_v, staging, value_panels);
     }
 
     void load_tile(int64_t batch, int64_t head, int64_t i, int count) {

@@ -12,6 +12,7 @@
 
 #include "gradient_tangents.hpp"
 #include "threads.hpp"
+#include "tile_sums.hpp"
 
 namespace clearhead {
 namespace {
@@ -26,69 +27,40 @@ template <class M> struct GradientTask {
     static constexpr int64_t pitch = kPitch<T>, per_cell = M::per_cell;
 
     const Job& job;
-    const Problem& p;
-    const GradientAnswers& want;
-    Arena arena;
-    int64_t batch, unit, block, j0, end, depth_k, depth_v, k_columns, v_columns, tiles;
+    int64_t batch, unit, block;
+    void* scratch;
+    const Problem& p = job.problem;
+    const GradientAnswers& want = job.gradients;
+    Arena arena{static_cast<char*>(scratch)};
+    int64_t j0 = block * kGradientKeys, end = min_of(p.keys, j0 + kGradientKeys);
+    int64_t tiles = (p.queries + kTile - 1) / kTile;
+    int64_t depth_k = depth_of<M>(p.d_k), depth_v = want.v ? depth_of<M>(p.d_v) : 0;
+    int64_t k_columns = up_to_multiple(p.d_k, kLanes<T>), v_columns = want.v ? up_to_multiple(p.d_v, kLanes<T>) : 0;
     int64_t key_head = -1, value_head = -1;  // whose keys and values are packed
     int64_t scale_head = 0;                  // whose scale the sums in grad_k lack
-    Rules<T> rules;
-    Row* rows;                         // (kTile,)
-    Cell *key_panels, *value_panels;   // of the block
-    Cell *query_strip, *output_strip;  // (depth, kStrip)
-    Cell* staging;
-    Operand<M> queries, outputs, keys;  // the tile's; the tile's upstream gradients; the block's
-    T* weights;                         // (kTile, pitch)
-    T* score_grads;                // (kTile, pitch): first doutput·value, then the gradients by logits, then by scores
-    T* tanhs;                      // (kStrip, pitch): of the softcap; then the strip's score gradients as cells
-    T* key_grads;                  // (kBlock,): the upstream gradients by key
-    T* line;                       // (kBlock,)
-    double* grad_table;            // (query labels, key labels): of the head's table, from this block
-    T *grad_k, *grad_v;            // (kGradientKeys, columns): of the block
-    T* grad_q;                     // (kTile, columns): of the tile, from this block
-    T* grad_bias;                  // (kTile,): the same, where the bias is broadcast over keys
-    GradientTangents<M> tangents;  // along a direction; `weights` and `score_grads` are moved ones then
-    int nonzero[kTile / kStrip][2];  // per strip: the first column whose weights are not all 0, and past the last
-
-    GradientTask(const Job& j, int64_t batch_, int64_t unit_, int64_t block_, void* scratch)
-        : job(j),
-          p(j.problem),
-          want(j.gradients),
-          arena{static_cast<char*>(scratch)},
-          batch(batch_),
-          unit(unit_),
-          block(block_),
-          rules(p, batch_, arena),
-          tangents(j, rules, kGradientKeys, arena) {
-        j0 = block * kGradientKeys;
-        end = min_of(p.keys, j0 + kGradientKeys);
-        tiles = (p.queries + kTile - 1) / kTile;
-        depth_k = depth_of<M>(p.d_k);
-        depth_v = want.v ? depth_of<M>(p.d_v) : 0;
-        k_columns = up_to_multiple(p.d_k, kLanes<T>);
-        v_columns = want.v ? up_to_multiple(p.d_v, kLanes<T>) : 0;
-        rows = arena.take<Row>(kTile);
-        key_panels = arena.take<Cell>(kGradientKeys * depth_k);
-        value_panels = arena.take<Cell>(kGradientKeys * depth_v);
-        query_strip = arena.take<Cell>(strip_cells(depth_k));
-        output_strip = arena.take<Cell>(strip_cells(depth_v));
-        staging = arena.take<Cell>(staging_cells<M>(max_of(depth_k, depth_v)));
-        queries = Operand<M>::in(arena, kTile, k_columns);
-        outputs = Operand<M>::in(arena, kTile, v_columns);
-        keys = Operand<M>::in(arena, kGradientKeys, k_columns);
-        weights = arena.take<T>(kTile * pitch);
-        score_grads = arena.take<T>(kTile * pitch);
-        tanhs = arena.take<T>(kStrip * pitch);
-        key_grads = arena.take<T>(kBlock);
-        line = arena.take<T>(kBlock);
-        grad_table = arena.take<double>(want.span_table ? p.span_queries * p.span_keys : 0);
-        grad_k = arena.take<T>((kGradientKeys + kStrip) * k_columns);
-        grad_v = arena.take<T>((kGradientKeys + kStrip) * v_columns);
-        grad_q = arena.take<T>((kTile + kStrip) * k_columns);
-        grad_bias = arena.take<T>(kTile);
-    }
-
-    static int64_t strip_cells(int64_t depth) { return kStrip * depth + kLanes<T>; }
+    Rules<T> rules{p, batch, arena};
+    GradientTangents<M> tangents{job, rules, kGradientKeys, arena};  // `weights` and `score_grads` are moved ones then
+    Row* rows = arena.take<Row>(kTile);
+    Cell* key_panels = arena.take<Cell>(kGradientKeys * depth_k);  // of the block
+    Cell* value_panels = arena.take<Cell>(kGradientKeys * depth_v);
+    Cell* query_strip = arena.take<Cell>(kStrip * depth_k + kLanes<T>);  // (depth, kStrip)
+    Cell* output_strip = arena.take<Cell>(kStrip * depth_v + kLanes<T>);
+    Cell* staging = arena.take<Cell>(staging_cells<M>(max_of(depth_k, depth_v)));
+    Operand<M> queries = Operand<M>::in(arena, kTile, k_columns);       // the tile's
+    Operand<M> outputs = Operand<M>::in(arena, kTile, v_columns);       // the tile's upstream gradients
+    Operand<M> keys = Operand<M>::in(arena, kGradientKeys, k_columns);  // the block's
+    T* weights = arena.take<T>(kTile * pitch);
+    T* score_grads = arena.take<T>(kTile * pitch);  // first doutput·value, then the gradients by logits, then by scores
+    T* tanhs = arena.take<T>(kStrip * pitch);       // of the softcap; then the strip's score gradients as cells
+    T* key_grads = arena.take<T>(kBlock);           // the upstream gradients by key
+    T* line = arena.take<T>(kBlock);
+    // (query labels, key labels): of the head's table, from this block
+    double* grad_table = arena.take<double>(want.span_table ? p.span_queries * p.span_keys : 0);
+    T* grad_k = arena.take<T>((kGradientKeys + kStrip) * k_columns);  // (kGradientKeys, columns): of the block
+    T* grad_v = arena.take<T>((kGradientKeys + kStrip) * v_columns);
+    T* grad_q = arena.take<T>((kTile + kStrip) * k_columns);  // (kTile, columns): of the tile, from this block
+    T* grad_bias = arena.take<T>(kTile);                      // the same, where the bias is broadcast over keys
+    int nonzero[kTile / kStrip][2] = {};  // per strip: the first column whose weights are not all 0, and past the last
 
     void run() {
         const int64_t heads = p.heads * p.batch / job.runs;  // of this unit
@@ -117,8 +89,7 @@ template <class M> struct GradientTask {
             write_grad_k();
             key_head = head * p.kv_heads / p.heads;
             scale_head = head;
-            for (int64_t j = j0; j < end; j += kPanel<T>)
-                pack_panel<M>(p.k, p.type, batch, key_head, j, p.keys, p.d_k, staging, key_panels + (j - j0) * depth_k);
+            pack_panels<M>(p.k, p.type, batch, key_head, j0, end, p.keys, p.d_k, staging, key_panels);
             keys.load_rows(p.k, p.type, batch, key_head, j0, end, p.d_k);
             tangents.load_keys(batch, key_head, j0, end, staging);
             for (int64_t i = 0; i < kGradientKeys * k_columns; ++i) grad_k[i] = 0;
@@ -126,9 +97,7 @@ template <class M> struct GradientTask {
         if (want.v && value_head != head * p.v_heads / p.heads) {
             write_grad_v();
             value_head = head * p.v_heads / p.heads;
-            for (int64_t j = j0; j < end; j += kPanel<T>)
-                pack_panel<M>(p.v, p.type, batch, value_head, j, p.keys, p.d_v, staging,
-                              value_panels + (j - j0) * depth_v);
+            pack_panels<M>(p.v, p.type, batch, value_head, j0, end, p.keys, p.d_v, staging, value_panels);
             tangents.load_values(batch, value_head, j0, end, staging);
             for (int64_t i = 0; i < kGradientKeys * v_columns; ++i) grad_v[i] = 0;
         }
@@ -315,23 +284,11 @@ template <class M> struct GradientTask {
             for (int j = first; j < last; ++j) bias_at(head, i)[j0 + j] += line[j];
     }
 
-    // Adds the gradients of columns first … last of rows s … to the table's; neighbouring queries of one label are
-    // added up first.
+    // Adds the gradients of columns first … last of rows s … to the table's.
     void add_spans(int s, int count, int first, int last) {
-        rules.spans.read_labels(j0);
-        for (int r = s; r < s + count;) {
-            const int64_t label = query_label(p, batch, rows[r].query);
-            int stop = r + 1;
-            while (stop < s + count && query_label(p, batch, rows[stop].query) == label) ++stop;
-            for (int j = first; label >= 0 && j < last; j += kLanes<T>) {
-                Vec<T> sum = {};
-                for (int n = r; n < stop; ++n) sum = sum + load(score_grads + n * pitch + j);
-                store(line + j, sum);
-            }
-            for (int j = first; label >= 0 && j < last; ++j)
-                if (rules.spans.labels[j] >= 0) grad_table[label * p.span_keys + rules.spans.labels[j]] += line[j];
-            r = stop;
-        }
+        const int64_t width = min_of(last, end - j0) - first;
+        add_to_groups(score_grads + s * pitch + first, count, width, p.query_spans + batch * p.queries + rows[s].query,
+                      p.key_spans + batch * p.keys + j0 + first, line, grad_table, p.span_keys);
     }
 
     // Adds this block's part to the gradient of the head's table, after all blocks before it.
@@ -355,7 +312,7 @@ template <class M> struct GradientTask {
 };
 
 // Computes which keys the positions of each tile's queries let them see.
-void gradient_spans(const Job& job, int64_t batch) {
+void gradient_spans(const Job& job, int64_t batch, void*) {
     const Problem& p = job.problem;
     int64_t* span = job.gradients.spans + batch * ((p.queries + kTile - 1) / kTile) * 2;
     for (int64_t i = 0; i < p.queries; i += kTile, span += 2) {
@@ -368,11 +325,26 @@ void gradient_spans(const Job& job, int64_t batch) {
 }
 
 template <class M> int64_t gradient_scratch_bytes(const Job& job) {
-    return GradientTask<M>(job, 0, 0, 0, nullptr).arena.bytes;
+    return GradientTask<M>{job, 0, 0, 0, nullptr}.arena.bytes;
 }
 
-template <class M> void gradients(const Job& job, int64_t batch, int64_t unit, int64_t block, void* scratch) {
-    GradientTask<M>(job, batch, unit, block, scratch).run();
+// One block of keys of one unit. Blocks come in order, so that a task waits for earlier ones only. Units that share one
+// bias are one task, which adds up their gradients of it.
+template <class M> void gradients(const Job& job, int64_t index, void* scratch) {
+    const Problem& p = job.problem;
+    const GradientAnswers& want = job.gradients;
+    const int64_t units = job.runs / p.batch, block = index / job.wave_runs, first = index % job.wave_runs;
+    const bool all_batches = want.bias && !want.bias_batch, all_heads = want.bias && !want.bias_head;
+    const int64_t batch = all_batches ? 0 : all_heads ? first : first / units, unit = all_heads ? 0 : first % units;
+    for (int64_t b = batch; b < (all_batches ? p.batch : batch + 1); ++b)
+        for (int64_t u = unit; u < (all_heads ? units : unit + 1); ++u)
+            GradientTask<M>{job, b, u, block, scratch}.run();
+}
+
+template <class M> void fill(Kernel& kernel) {
+    kernel.gradient_keys = kGradientKeys;
+    kernel.gradient_spans = {nullptr, gradient_spans};
+    kernel.gradients = {gradient_scratch_bytes<M>, gradients<M>};
 }
 
 }  // namespace

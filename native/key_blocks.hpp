@@ -25,40 +25,30 @@ template <class M> struct KeyBlocks {
     using Cell = typename M::Cell;
 
     const Job& job;
-    const Problem& p;
-    // sizes
-    int64_t batch, key_head, value_head;  // the heads count over all batches
-    int64_t depth, columns;               // of keys and of values, in cells
+    int64_t batch, first_head, rows;
+    Arena& arena;
+    const Problem& p = job.problem;
     // modes
-    bool has_values;                  // an output is asked for
-    bool direct_keys;                 // scores read the keys where they lie; `keys` is null
-    bool pairs_in_place;              // pairs of values are made as they are read; `values` is null
+    bool has_values = job.has_values();  // an output is asked for
+    bool few_rows = !job.packed && !job.along.used && rows <= kDirectRows;
+    bool direct_keys =  // scores read the keys where they lie; `keys` is null
+        few_rows && depth_of<M>(p.d_k) % kLanes<T> == 0 && in_cells<M>(p.k, p.type, p.d_k);
+    bool pairs_in_place =  // pairs of values are made as they are read; `values` is null
+        few_rows && has_values && M::per_cell == 2 && p.type == Type::bf16 && p.v.column == 1 &&
+        p.d_v % (2 * kLanes<T>) == 0;
     bool separate_nonfinite = false;  // values that are not finite are listed in `nonfinite`
+    // sizes
+    int64_t key_head = batch * p.kv_heads + first_head * p.kv_heads / p.heads;  // counted over all batches, as below
+    int64_t value_head = has_values ? batch * p.v_heads + first_head * p.v_heads / p.heads : 0;
+    int64_t depth = depth_of<M>(p.d_k), columns = has_values ? value_columns<M>(p) : 0;  // in cells
     // the block that load() was last called for
     const Cell *keys = nullptr, *values = nullptr;
-    NonfiniteValues<T> nonfinite;
+    NonfiniteValues<T> nonfinite = NonfiniteValues<T>::in(arena, kBlock* columns);
     // work memory
-    Cell* staging;        // rows on their way into a panel or a strip
-    Cell* packed_keys;    // one block, unless the job has packed them
-    Cell* packed_values;  // one block, for separate_nonfinite and where the job has not packed them
+    Cell* staging = arena.take<Cell>(staging_cells<M>(depth));  // rows on their way into a panel or a strip
+    Cell* packed_keys = job.packed ? nullptr : arena.take<Cell>(kBlock * depth);  // one block
+    Cell* packed_values = arena.take<Cell>(kBlock * columns);  // one block, where the job's are not read
     int64_t packed_keys_start = -1, packed_values_start = -1;  // the first key of the blocks that they hold
-
-    KeyBlocks(const Job& j, int64_t batch_, int64_t first_head, int64_t rows, Arena& arena)
-        : job(j), p(j.problem), batch(batch_) {
-        has_values = job.has_values();
-        depth = depth_of<M>(p.d_k);
-        columns = has_values ? value_columns<M>(p) : 0;
-        key_head = batch * p.kv_heads + first_head * p.kv_heads / p.heads;
-        value_head = has_values ? batch * p.v_heads + first_head * p.v_heads / p.heads : 0;
-        direct_keys = !job.packed && !job.along.used && rows <= kDirectRows && depth % kLanes<T> == 0 &&
-                      in_cells<M>(p.k, p.type, p.d_k);
-        pairs_in_place = has_values && M::per_cell == 2 && !job.packed && !job.along.used && rows <= kDirectRows &&
-                         p.type == Type::bf16 && p.v.column == 1 && p.d_v % (2 * kLanes<T>) == 0;
-        staging = arena.take<Cell>(staging_cells<M>(depth));
-        packed_keys = job.packed ? nullptr : arena.take<Cell>(kBlock * depth);
-        packed_values = arena.take<Cell>(kBlock * columns);
-        nonfinite = NonfiniteValues<T>::in(arena, kBlock * columns);
-    }
 
     // Forgets what is packed: another span follows.
     void reset() { packed_keys_start = packed_values_start = -1; }
@@ -77,9 +67,9 @@ template <class M> struct KeyBlocks {
             keys = nullptr;
         else if (packed_keys_start != j0) {
             Prefetch prefetch = prefetch_beside_keys(first, last);
-            for (int64_t j = first / kPanel<T> * kPanel<T>; j < last; j += kPanel<T>)
-                pack_panel<M>(p.k, p.type, batch, key_head % p.kv_heads, j, p.keys, p.d_k, staging,
-                              packed_keys + (j - j0) * depth, &prefetch);
+            const int64_t from = first / kPanel<T> * kPanel<T>;
+            pack_panels<M>(p.k, p.type, batch, key_head % p.kv_heads, from, last, p.keys, p.d_k, staging,
+                           packed_keys + (from - j0) * depth, &prefetch);
             keys = packed_keys;
             packed_keys_start = j0;
         }

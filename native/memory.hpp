@@ -1,9 +1,14 @@
-// Aligned memory. C++17's aligned `operator new` works on every system; std::aligned_alloc is missing on Windows.
+// Aligned memory, and what a thread keeps of it from call to call.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <utility>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 namespace clearhead {
 
@@ -13,10 +18,43 @@ struct Free {
 };
 using Buffer = std::unique_ptr<char, Free>;
 
-// Throws std::bad_alloc.
+// C++17's aligned `operator new` works on every system; std::aligned_alloc is missing on Windows. Throws
+// std::bad_alloc.
 inline Buffer aligned_bytes(int64_t alignment, int64_t bytes) {
     const auto aligned = std::align_val_t(alignment);
     return Buffer(static_cast<char*>(::operator new(static_cast<std::size_t>(bytes), aligned)), Free{aligned});
 }
+
+// Memory that a thread keeps from call to call; CALL: a whole call's, else one thread's scratch. While a call uses it,
+// the thread does not have it: a signal's handler may call the kernel again, and gets other memory. A call's is kept
+// unless it is large: the system clears fresh pages, and that takes longer than to pack keys into them.
+template <bool CALL> class KeptMemory {
+  public:
+    KeptMemory() : data(std::move(kept)), bytes(std::exchange(kept_bytes, 0)) {}
+    ~KeptMemory() {
+        if (bytes < kept_bytes || (CALL && bytes > kMost)) return;
+        kept = std::move(data);
+        kept_bytes = bytes;
+    }
+    char* at_least(int64_t wanted) {
+        if (wanted <= bytes) return data.get();
+        data.reset();
+        bytes = 0;
+        const int64_t page = CALL && wanted >= kHugePage ? kHugePage : 4096, size = (wanted + page - 1) / page * page;
+        data = aligned_bytes(page, size);
+#if defined(__linux__)
+        if (page == kHugePage) madvise(data.get(), size, MADV_HUGEPAGE);
+#endif
+        bytes = size;
+        return data.get();
+    }
+
+  private:
+    static constexpr int64_t kMost = int64_t{16} << 20, kHugePage = int64_t{2} << 20;
+    inline static thread_local Buffer kept;
+    inline static thread_local int64_t kept_bytes = 0;
+    Buffer data;
+    int64_t bytes;
+};
 
 }  // namespace clearhead

@@ -11,21 +11,48 @@
 
 namespace clearhead {
 
-// What Python gives by name. `done` refuses a name that nobody asked for, so that no answer is forgotten.
+// What Python gives by name for a problem. `done` refuses a name that nobody asked for, so that no answer is forgotten.
 class Named {
   public:
-    explicit Named(const nb::dict& arguments) {
+    Named(const nb::dict& arguments, const Problem& problem) : p(problem), wide(p.type == Type::f64 ? 8 : 4) {
         for (auto [name, value] : arguments) items.push_back({nb::cast<const char*>(name), value});
     }
 
     std::optional<Given> read(const char* name) { return cast<Given>(name); }
     std::optional<Taken> write(const char* name) { return cast<Taken>(name); }
     int number(const char* name) { return cast<int>(name).value_or(-1); }
+    Type type(const char* name) { return checked_type(number(name), name); }
+
+    // So many numbers to read: of type T, or in the statistics' type. Null where they are not given, as all below.
+    template <class T> const T* all(const char* name, int64_t count) { return whole<T>(read(name), count, name); }
+    const void* numbers(const char* name, int64_t count) {
+        return wide == 8 ? static_cast<const void*>(all<double>(name, count)) : all<float>(name, count);
+    }
+    const void* per_query(const char* name) { return numbers(name, p.batch * p.heads * p.queries); }
+
+    // Room for so many numbers: in the statistics' type, in double, or indices.
+    void* statistics(const char* name, int64_t count) { return room(write(name), count, wide, name); }
+    double* sums(const char* name, int64_t count) { return static_cast<double*>(room(write(name), count, 8, name)); }
+    int64_t* indices(const char* name, int64_t count) {
+        return static_cast<int64_t*>(room(write(name), count, 8, name));
+    }
+    // Room for `count` lists, their numbers and their indices, (…, k) each; returns k, 0 where they are not given.
+    int64_t lists(const char* values, const char* places, int64_t count, void*& to, int64_t*& to_places) {
+        const auto x = write(values), y = write(places);
+        const int64_t k = x ? int64_t(x->shape(x->ndim() - 1)) : 0;
+        check(!x == !y && (!x || k > 0), values);
+        to = statistics(values, count * k);
+        to_places = indices(places, count * k);
+        return k;
+    }
 
     void done() const {
         for (const Item& item : items)
             if (!item.asked) throw std::invalid_argument("the kernel has no " + std::string(item.name));
     }
+
+    const Problem& p;
+    const int64_t wide;  // bytes of a number of the statistics
 
   private:
     struct Item {
@@ -57,25 +84,14 @@ inline void take_values(Problem& p, const std::optional<Given>& v) {
     p.v = view(*v, bytes_of(p.type), p.batch, p.v_heads, p.keys, p.d_v, "v");
 }
 
-// So many numbers in the statistics' type; null where they are not given.
-inline const void* numbers(Named& arguments, const Problem& p, const char* name, int64_t count) {
-    const auto x = arguments.read(name);
-    return p.type == Type::f64 ? static_cast<const void*>(whole<double>(x, count, name))
-                               : static_cast<const void*>(whole<float>(x, count, name));
-}
-
-inline const void* per_query(Named& arguments, const Problem& p, const char* name) {
-    return numbers(arguments, p, name, p.batch * p.heads * p.queries);
-}
-
 // The right-hand side x of a product, with so many rows.
-inline void take_operand(ColumnAnswers& want, Named& arguments, const Problem& p, int64_t rows) {
+inline void take_operand(ColumnAnswers& want, Named& arguments, int64_t rows) {
+    const Problem& p = arguments.p;
     const auto x = arguments.read("x");
-    const int x_type = arguments.number("x_type");
-    check(x && x->ndim() == 4 && x_type >= 0 && x_type < 4, "x");
+    want.x_type = arguments.type("x_type");
+    check(x && x->ndim() == 4, "x");
     want.x_heads = int64_t(x->shape(1));
     check(want.x_heads > 0 ? p.heads % want.x_heads == 0 : p.heads == 0, "x's heads");
-    want.x_type = Type(x_type);
     want.x_columns = int64_t(x->shape(3));
     want.x = view(*x, bytes_of(want.x_type), p.batch, want.x_heads, rows, want.x_columns, "x");
 }
@@ -87,29 +103,69 @@ inline void take_picture(ColumnAnswers& want, const Taken& image) {
 }
 
 // What the column pass and the pass over effects both need and answer: the log-sum-exp, the labels of groups, x.
-inline void take_columns(Job& job, Named& arguments, Named& named) {
-    const Problem& p = job.problem;
-    ColumnAnswers& want = job.columns;
-    const int64_t heads = p.batch * p.heads, wide = p.type == Type::f64 ? 8 : 4;
-    want.logsumexp = per_query(arguments, p, "logsumexp");
+inline void take_columns(ColumnAnswers& want, Named& arguments, Named& named) {
+    const Problem& p = named.p;
+    const int64_t heads = p.batch * p.heads;
+    want.logsumexp = arguments.per_query("logsumexp");
     check(want.logsumexp || heads * p.queries == 0, "logsumexp");
-    want.received = static_cast<double*>(room(named.write("received"), heads * p.keys, 8, "received"));
-    want.query_labels = whole<int64_t>(arguments.read("query_labels"), p.batch * p.queries, "query labels");
-    want.key_labels = whole<int64_t>(arguments.read("key_labels"), p.batch * p.keys, "key labels");
+    want.received = named.sums("received", heads * p.keys);
+    want.query_labels = arguments.all<int64_t>("query_labels", p.batch * p.queries);
+    want.key_labels = arguments.all<int64_t>("key_labels", p.batch * p.keys);
     if (const auto groups = named.write("groups")) {
         check(groups->ndim() == 4 && want.query_labels && want.key_labels, "labels");
         want.query_groups = int64_t(groups->shape(2));
         want.key_groups = int64_t(groups->shape(3));
-        want.groups = static_cast<double*>(room(groups, heads * want.query_groups * want.key_groups, 8, "groups"));
-        for (int64_t i = 0; i < p.batch * p.queries; ++i)
-            check(want.query_labels[i] < want.query_groups, "query labels");
-        for (int64_t j = 0; j < p.batch * p.keys; ++j) check(want.key_labels[j] < want.key_groups, "key labels");
+        want.groups = named.sums("groups", heads * want.query_groups * want.key_groups);
+        check_labels(want.query_labels, p.batch * p.queries, want.query_groups, "query labels");
+        check_labels(want.key_labels, p.batch * p.keys, want.key_groups, "key labels");
     }
-    want.weights = room(named.write("weights"), heads * p.queries * p.keys, wide, "weights");
-    if (const auto transposed = named.write("transposed")) {
-        take_operand(want, arguments, p, p.queries);
-        want.transposed = room(transposed, heads * p.keys * want.x_columns, wide, "transposed");
+    want.weights = named.statistics("weights", heads * p.queries * p.keys);
+    if (named.write("transposed")) {
+        take_operand(want, arguments, p.queries);
+        want.transposed = named.statistics("transposed", heads * p.keys * want.x_columns);
     }
+}
+
+// A direction along which a pass is differentiated: the tangents of the inputs, those of upstream gradients, and the
+// answers of the row pass; call after take_values.
+inline void take_along(Job& job, const nb::dict& names) {
+    const Problem& p = job.problem;
+    Along& along = job.along;
+    Named named(names, p);
+    along.used = true;
+    const int64_t size = bytes_of(p.type), n = p.batch * p.heads * p.queries;
+    if (const auto x = named.read("q")) along.q = view(*x, size, p.batch, p.heads, p.queries, p.d_k, "q's tangent");
+    if (const auto x = named.read("k")) along.k = view(*x, size, p.batch, p.kv_heads, p.keys, p.d_k, "k's tangent");
+    if (const auto x = named.read("v")) along.v = view(*x, size, p.batch, p.v_heads, p.keys, p.d_v, "v's tangent");
+    if (const auto x = named.read("bias")) {
+        along.bias_type = named.type("bias_type");
+        along.bias = view(*x, bytes_of(along.bias_type), p.batch, p.heads, p.queries, p.keys, "bias's tangent");
+    }
+    if (const auto x = named.read("spans")) {
+        check(p.query_spans, "spans");
+        along.span_table = view(*x, named.wide, p.batch, p.heads, p.span_queries, p.span_keys, "spans' tangent");
+        check(along.span_table.column == 1 || p.span_keys <= 1 || p.batch * p.heads == 0, "spans' tangent");
+    }
+    along.sinks = named.all<double>("sinks", p.heads);
+    check(!along.sinks || p.sinks, "sinks");
+    along.kept = named.per_query("kept");
+    along.known = named.numbers("known", n * p.d_v);
+    check(!along.known || (!job.rows.output && size == named.wide), "a known output");
+    along.output = room(named.write("output"), n * p.d_v, job.rows.keep_float32 ? 4 : size, "output's tangent");
+    along.logsumexp = named.statistics("logsumexp", n);
+    along.entropy = named.statistics("entropy", n);
+    along.distance = named.statistics("distance", n);
+    along.diagonal = named.statistics("diagonal", n);
+    check(!along.entropy || job.rows.entropy, "entropy");
+    check(!along.distance || job.rows.distance, "distance");
+    check(!along.diagonal || job.rows.diagonal, "diagonal");
+    if (const auto x = named.read("output_gradient"))
+        along.output_gradient = view(*x, size, p.batch, p.heads, p.queries, p.d_v, "the gradient's tangent");
+    along.rows = named.per_query("rows");
+    along.entropy_gradient = named.per_query("entropy_gradient");
+    along.distance_gradient = named.per_query("distance_gradient");
+    along.diagonal_gradient = named.per_query("diagonal_gradient");
+    named.done();
 }
 
 }  // namespace clearhead

@@ -34,22 +34,13 @@ template <class M> struct OtherTask {
     static constexpr int64_t pitch = kPitch<T>;
 
     const Job& job;
-    const Problem& p;
-    Arena arena;
     int64_t head_index;
-    WeightTiles<M> tiles;
-    EdgeTerms<M> terms;
-    OtherState<T>* rows;  // (segment_rows,)
-
-    OtherTask(const Job& j, int64_t index, void* scratch)
-        : job(j),
-          p(j.problem),
-          arena{static_cast<char*>(scratch)},
-          head_index(index),
-          tiles(j, index, arena),
-          terms(j, index, arena) {
-        rows = arena.take<OtherState<T>>(job.segment_rows);
-    }
+    void* scratch;
+    const Problem& p = job.problem;
+    Arena arena{static_cast<char*>(scratch)};
+    WeightTiles<M> tiles{job, head_index, arena};
+    EdgeTerms<M> terms{job, head_index, arena};
+    OtherState<T>* rows = arena.take<OtherState<T>>(job.segment_rows);
 
     void run(int64_t start, int64_t stop) {
         for (int64_t i = start; i < stop; ++i) rows[i - start] = {};
@@ -74,13 +65,13 @@ template <class M> struct OtherTask {
     // Adds a row's scores x of one block, with their terms t. The strongest key's score is overwritten.
     void add(OtherState<T>& row, const TilePart& part, T* x, const T* t) {
         const T log2_scale = tiles.rules.scale_of(tiles.head).log2, hidden = -kInfinity<T>;
-        T high = largest(x, part.first, part.last);
+        T high = largest_of<T>(largest_lanes(x, part.first, part.last));
         if (high > row.best) {
             int j = part.first;
             while (x[j] != high) ++j;
             row.replace(part.j0 + j, high, t[j], double(log2_scale));
             x[j] = hidden;
-            high = largest(x, part.first, part.last);
+            high = largest_of<T>(largest_lanes(x, part.first, part.last));
         }
         if (high == hidden) return;
         if (high > row.maximum) row.raise(high, double(log2_scale));
@@ -95,15 +86,6 @@ template <class M> struct OtherTask {
         row.terms += double(sum_of<T>(weighted));
     }
 
-    static T largest(const T* x, int first, int last) {
-        Vec<T> a = broadcast<T>(-kInfinity<T>), b = a;
-        for (int j = first; j < last; j += 2 * kLanes<T>) {
-            a = larger(load(x + j), a);
-            b = larger(load(x + j + kLanes<T>), b);
-        }
-        return largest_of<T>(larger(a, b));
-    }
-
     void write(const OtherState<T>& row, int64_t index) const {
         const OtherAnswers& want = job.others;
         const double to_logit = double(tiles.rules.scale_of(tiles.head).log2) * kLn2;
@@ -115,12 +97,12 @@ template <class M> struct OtherTask {
     }
 };
 
-template <class M> int64_t other_scratch_bytes(const Job& job) { return OtherTask<M>(job, 0, nullptr).arena.bytes; }
+template <class M> int64_t other_scratch_bytes(const Job& job) { return OtherTask<M>{job, 0, nullptr}.arena.bytes; }
 
 // The queries of one segment of one head.
-template <class M> void others(const Job& job, int64_t head, int64_t segment, void* scratch) {
-    const int64_t start = segment * job.segment_rows;
-    OtherTask<M>(job, head, scratch).run(start, min_of(job.problem.queries, start + job.segment_rows));
+template <class M> void others(const Job& job, int64_t index, void* scratch) {
+    const int64_t start = index % job.segments * job.segment_rows;
+    OtherTask<M>{job, index / job.segments, scratch}.run(start, min_of(job.problem.queries, start + job.segment_rows));
 }
 
 }  // namespace

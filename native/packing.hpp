@@ -128,6 +128,15 @@ template <class M> void pack_panel(const View& x, Type type, int64_t batch, int6
         for (int j = 0; j < wide; ++j) std::memcpy(panel + k * wide + j, row[j] + k, sizeof(T));
 }
 
+// Packs rows first … last of a matrix, from the first of a panel on.
+template <class M> void pack_panels(const View& x, Type type, int64_t batch, int64_t head, int64_t first, int64_t last,
+                                    int64_t rows, int64_t d, typename M::Cell* staging, typename M::Cell* panels,
+                                    Prefetch* prefetch = nullptr) {
+    constexpr int wide = kPanel<typename M::T>;
+    for (int64_t j = first; j < last; j += wide, panels += wide * depth_of<M>(d))
+        pack_panel<M>(x, type, batch, head, j, rows, d, staging, panels, prefetch);
+}
+
 // Reads rows once in the order of the memory, before they are read side by side: with vectors of a whole cache line
 // that alone would wait for a few lines at a time, which on AMD's Zen 4 gives a third of the memory's rate.
 template <class T> CLEARHEAD_INLINE void touch(const T* const* row, int count, int64_t depth) {
@@ -280,25 +289,31 @@ template <class M> bool values_in_place(const Job& job) {
     return M::per_cell == 1 && in_cells<M>(p.v, p.type, p.d_v) && p.d_v == value_columns<M>(p);
 }
 
-// Packs one block of keys of one head of the wave; heads count over all batches. `scratch` serves for staging; it has
-// the size that a row task needs, which includes that.
-template <class M> void pack_keys(const Job& job, int64_t head, int64_t block, void* scratch) {
-    using T = typename M::T;
-    const Problem& p = job.problem;
-    const int64_t depth = depth_of<M>(p.d_k), end = min_of(p.keys, (block + 1) * kBlock);
-    T* panels = reinterpret_cast<T*>(job.packed_keys + (head - job.first_key_head) * packed_key_bytes<M>(job));
-    for (int64_t j = block * kBlock; j < end; j += kPanel<T>)
-        pack_panel<M>(p.k, p.type, head / p.kv_heads, head % p.kv_heads, j, p.keys, p.d_k, static_cast<T*>(scratch),
-                      panels + j * depth);
+CLEARHEAD_INLINE int64_t key_blocks(const Problem& p) { return (p.keys + kBlock - 1) / kBlock; }
+
+template <class M> int64_t key_staging_bytes(const Job& job) {
+    return staging_cells<M>(depth_of<M>(job.problem.d_k)) * int64_t(sizeof(typename M::Cell));
 }
 
-template <class M> void pack_values(const Job& job, int64_t head, int64_t block, void*) {
+// Packs one block of keys of one head of the wave; heads count over all batches.
+template <class M> void pack_keys(const Job& job, int64_t task, void* staging) {
     using T = typename M::T;
     const Problem& p = job.problem;
-    const int64_t start = block * kBlock, columns = value_columns<M>(p);
-    T* values = reinterpret_cast<T*>(job.packed_values + (head - job.first_value_head) * packed_value_bytes<M>(job));
-    pack_value_rows<M>(p.v, p.type, head / p.v_heads, head % p.v_heads, start, min_of(p.keys, start + kBlock), p.d_v,
-                       columns, values + start / M::per_cell * columns);
+    const int64_t head = task / key_blocks(p), whole_head = job.first_key_head + head, depth = depth_of<M>(p.d_k);
+    const int64_t start = task % key_blocks(p) * kBlock;
+    T* panels = reinterpret_cast<T*>(job.packed_keys + head * packed_key_bytes<M>(job));
+    pack_panels<M>(p.k, p.type, whole_head / p.kv_heads, whole_head % p.kv_heads, start, min_of(p.keys, start + kBlock),
+                   p.keys, p.d_k, static_cast<T*>(staging), panels + start * depth);
+}
+
+template <class M> void pack_values(const Job& job, int64_t task, void*) {
+    using T = typename M::T;
+    const Problem& p = job.problem;
+    const int64_t head = task / key_blocks(p), whole_head = job.first_value_head + head;
+    const int64_t start = task % key_blocks(p) * kBlock, columns = value_columns<M>(p);
+    T* values = reinterpret_cast<T*>(job.packed_values + head * packed_value_bytes<M>(job));
+    pack_value_rows<M>(p.v, p.type, whole_head / p.v_heads, whole_head % p.v_heads, start,
+                       min_of(p.keys, start + kBlock), p.d_v, columns, values + start / M::per_cell * columns);
 }
 
 }  // namespace

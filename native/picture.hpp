@@ -11,26 +11,18 @@ namespace {
 template <class T> struct Picture {
     const Problem& p;
     int64_t height, width;
-    double tall, wide;
+    Arena& arena;
+    double tall = double(p.queries) / double(height), wide = double(p.keys) / double(width);
     struct Pixel {  // the columns first … last of a block that lie under a pixel
         int64_t x;
         int first, last;
         double first_share, last_share;  // how much of the pixel the outer ones cover; those between, 1 / wide
-    }* pixels;
+    };
+    int64_t most_pixels = width ? min_of(width, kBlock + 2 + width * kBlock / max_of(1, p.keys)) : 0;  // of a block
+    Pixel* pixels = arena.take<Pixel>(most_pixels);
     int pixel_count = 0;
     int64_t block = -1;  // whose columns `pixels` has
-    T *line, *large;     // (kBlock,)
-
-    Picture(const Problem& problem, int64_t height_, int64_t width_, Arena& arena)
-        : p(problem),
-          height(height_),
-          width(width_),
-          tall(double(p.queries) / double(height)),
-          wide(double(p.keys) / double(width)) {
-        pixels = arena.take<Pixel>(width ? min_of(width, kBlock + 2 + width * kBlock / max_of(1, p.keys)) : 0);
-        line = arena.take<T>(kBlock);
-        large = arena.take<T>(kBlock);
-    }
+    T *line = arena.take<T>(kBlock), *large = arena.take<T>(kBlock);
 
     // The first pixel with a part of row i.
     int64_t first_of(int64_t i) const { return min_of(int64_t(double(i) / tall), height - 1); }

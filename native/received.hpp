@@ -6,6 +6,7 @@
 // over the strips of a segment in double, and then segment by segment.
 #pragma once
 
+#include "rates.hpp"
 #include "row_results.hpp"
 
 namespace clearhead {
@@ -40,18 +41,37 @@ template <class M> void add_received(RowTask<M>& task, double* received) {
 }
 
 // The queries of one segment of one head, a few strips at a time. A run is one head here.
-template <class M> void rows_and_received(const Job& job, int64_t head, int64_t segment, void* scratch) {
+template <class M> void rows_and_received(const Job& job, int64_t index, void* scratch) {
     const Problem& p = job.problem;
     const int64_t segments = (p.queries + job.segment_rows - 1) / job.segment_rows;
+    const auto [head, segment] = position_of(job, index, segments);
     double* received = job.segment_sums + ((head - job.first_run) * segments + segment) * p.keys;
     for (int64_t j = 0; j < p.keys; ++j) received[j] = 0;
     const int64_t stop = min_of(p.queries, (segment + 1) * job.segment_rows);
     for (int64_t i = segment * job.segment_rows; i < stop; i += job.block_rows) {
-        RowTask<M> task(job, head, i / job.block_rows, scratch);
+        RowTask<M> task{job, head, i / job.block_rows, scratch};
         task.load_queries();
         RowResults<M>{task}.run();
         add_received(task, received);
     }
+}
+
+template <class M> void fill(Kernel& kernel) {
+    kernel.strip_rows = kStrip;
+    kernel.tile_rows = kTile;
+    kernel.block_keys = kBlock;
+    kernel.span_keys = kSpan;
+    kernel.packed_key_bytes = packed_key_bytes<M>;
+    kernel.packed_value_bytes = packed_value_bytes<M>;
+    kernel.values_in_place = values_in_place<M>;
+    kernel.part_bytes = part_bytes<M>;
+    kernel.pack_keys = {key_staging_bytes<M>, pack_keys<M>};
+    kernel.pack_values = {nullptr, pack_values<M>};
+    kernel.rows = {row_scratch_bytes<M>, rows<M>};
+    kernel.merge = {row_scratch_bytes<M>, merge<M>};
+    kernel.received = {row_scratch_bytes<M>, rows_and_received<M>};
+    kernel.exercise = exercise;
+    kernel.read = read;
 }
 
 }  // namespace

@@ -75,18 +75,15 @@ class Repeatable {
         std::vector<char> turned_queries(turned ? rows * size[3] * bytes : 0);
         const View room = {turned_queries.data(), size[1] * size[3], size[3], size[3], 1};
         const View* by = turned ? &turn.view : nullptr;
-        if (is_double) {
-            if (turned) move<double>(operands[0].view, size, by, room, 0);
-            move<double>(key.view, key.kind.shape, by, operands[1].view, place);
-            move<double>(value.view, value.kind.shape, nullptr, operands[2].view, place);
-        } else if (bytes == 4) {
-            if (turned) move<float>(operands[0].view, size, by, room, 0);
-            move<float>(key.view, key.kind.shape, by, operands[1].view, place);
-            move<float>(value.view, value.kind.shape, nullptr, operands[2].view, place);
-        } else {
-            move<uint16_t>(key.view, key.kind.shape, nullptr, operands[1].view, place);
-            move<uint16_t>(value.view, value.kind.shape, nullptr, operands[2].view, place);
-        }
+        const auto write = [&]<class T>() {
+            if (turned) move<T>(operands[0].view, size, by, room, 0);
+            move<T>(key.view, key.kind.shape, by, operands[1].view, place);
+            move<T>(value.view, value.kind.shape, nullptr, operands[2].view, place);
+        };
+        if (is_double)
+            write.template operator()<double>();
+        else
+            bytes == 4 ? write.template operator()<float>() : write.template operator()<uint16_t>();
         if (turned) operands[0].view = room;
         return repeat(*call, operands, nb::none(), threads);
     }

@@ -144,28 +144,42 @@ template <class M> int64_t part_bytes(const Job& job) {
 }
 
 // The state of one span of a job that is split by spans; Job::parts holds them until they are merged.
-template <class M>
-SoftmaxState<typename M::T> part_of(const Job& job, int64_t run, int64_t block, int64_t span, int64_t columns) {
-    const int64_t index = ((run - job.first_run) * job.blocks + block) * job.spans + span;
+template <class M> SoftmaxState<typename M::T> part_of(const Job& job, int64_t index, int64_t columns) {
     Arena arena{job.parts + index * part_bytes<M>(job)};
     return SoftmaxState<typename M::T>::in(arena, job, columns);
 }
 
-template <class M> int64_t row_scratch_bytes(const Job& job) {
-    return RowTask<M>(job, 0, 0, nullptr).arena.bytes + 2 * part_bytes<M>(job);  // RowResults::run has two states
+struct TaskPosition {
+    int64_t run, piece;
+};
+
+// The order of the tasks: a few runs at a time, so that their keys and values stay in the caches, and of these the last
+// rows first, since with `causal` they see the most keys.
+CLEARHEAD_INLINE TaskPosition position_of(const Job& job, int64_t task, int64_t pieces) {
+    const int64_t together = job.threads, first = task / (together * pieces) * together;
+    const int64_t here = min_of(job.wave_runs - first, together), rest = task % (together * pieces);
+    return {job.first_run + first + rest % here, pieces - 1 - rest / here};
 }
 
-template <class M> void rows(const Job& job, int64_t run, int64_t block, int64_t span, void* scratch) {
-    RowTask<M> task(job, run, block, scratch);
+template <class M> int64_t row_scratch_bytes(const Job& job) {
+    return RowTask<M>{job, 0, 0, nullptr}.arena.bytes + 2 * part_bytes<M>(job);  // RowResults::run has two states
+}
+
+// One block of rows, or, in a job that is split, what one span of keys gives to them.
+template <class M> void rows(const Job& job, int64_t index, void* scratch) {
+    const int64_t block = job.split ? index / job.spans : 0;
+    const TaskPosition place = job.split ? TaskPosition{job.first_run + block / job.blocks, block % job.blocks}
+                                         : position_of(job, index, job.blocks);
+    RowTask<M> task{job, place.run, place.piece, scratch};
     task.load_queries();
     if (!job.split) return RowResults<M>{task}.run();
-    SoftmaxState<typename M::T> part = part_of<M>(job, run, block, span, task.blocks.columns);
+    SoftmaxState<typename M::T> part = part_of<M>(job, index, task.blocks.columns);
     part.clear(job, task.count, task.blocks.columns);
-    task.add_span(span, part);
+    task.add_span(index % job.spans, part);
 }
 
-template <class M> void merge(const Job& job, int64_t run, int64_t block, void* scratch) {
-    RowTask<M> task(job, run, block, scratch);
+template <class M> void merge(const Job& job, int64_t index, void* scratch) {
+    RowTask<M> task{job, job.first_run + index / job.blocks, index % job.blocks, scratch};
     const int64_t columns = task.blocks.columns;
     task.load_queries();
     RowResults<M> results{task};
@@ -173,7 +187,7 @@ template <class M> void merge(const Job& job, int64_t run, int64_t block, void* 
     SoftmaxState<typename M::T> total = SoftmaxState<typename M::T>::in(arena, job, columns);
     total.clear(job, task.count, columns);
     for (int64_t span = 0; span < job.spans; ++span)
-        total.merge(part_of<M>(job, run, block, span, columns), job, task.count, columns);
+        total.merge(part_of<M>(job, index * job.spans + span, columns), job, task.count, columns);
     if (results.write(total)) return;
     task.separate_nonfinite();
     results.run();

@@ -35,8 +35,8 @@ template <class M> struct RowTangents {
     RowTangents(const Job& j, Rules<T>& all, int64_t batch, int64_t first_head, int64_t rows, Arena& arena)
         : job(j), rules(all) {
         if (!job.moving) return;
-        blocks.emplace(*job.moving, batch, first_head, rows, arena);
-        scores.emplace(job, all, arena);
+        blocks.emplace(KeyBlocks<M>{*job.moving, batch, first_head, rows, arena});
+        scores.emplace(ScoreTangents<M>{job, all, arena});
         queries = arena.take<Cell>(up_to_multiple(job.block_rows, kStrip) * blocks->depth + kLanes<T>);
         if (rounds) weights = arena.take<T>(kBlock);
         exponents = arena.take<T>(kBlock);

@@ -12,59 +12,41 @@
 namespace clearhead {
 namespace {
 
-CLEARHEAD_INLINE int64_t key_blocks(const Problem& p) { return (p.keys + kBlock - 1) / kBlock; }
-
 template <class M> struct RowTask {
     using T = typename M::T;
     using Cell = typename M::Cell;
     static constexpr int64_t pitch = kPitch<T>;
 
     const Job& job;
-    const Problem& p;
-    Arena arena;
-    int64_t batch, first_head, start, count;  // rows start … start + count of the run whose first head is first_head
-    Rules<T> rules;
-    KeyBlocks<M> blocks;
+    int64_t run, block;
+    void* scratch;
+    const Problem& p = job.problem;
+    Arena arena{static_cast<char*>(scratch)};
+    int64_t batch = run / (p.heads / job.group), first_head = run % (p.heads / job.group) * job.group;
+    // rows start … start + count of the run
+    int64_t start = block * job.block_rows, count = min_of(job.block_rows, job.run_rows - start);
+    Rules<T> rules{p, batch, arena};
+    KeyBlocks<M> blocks{job, batch, first_head, count, arena};
+    RowTangents<M> tangents{job, rules, batch, first_head, count, arena};  // along a direction
     // the rows
-    Row* rows;
-    Strip* strips;
-    int strip_count;
-    Cell* queries;  // (strip, depth, kStrip)
+    Row* rows = arena.take<Row>(job.block_rows);
+    Strip* strips = arena.take<Strip>(job.block_rows);
+    int strip_count = int((count + kStrip - 1) / kStrip);
+    int64_t padded_rows = up_to_multiple(job.block_rows, kStrip);
+    Cell* queries = arena.take<Cell>(padded_rows * blocks.depth + kLanes<T>);  // (strip, depth, kStrip)
     // scores
-    T* scores;          // (kStrip, pitch); the weights overwrite them
-    T* all_scores;      // (strip, block, kStrip, pitch): kept for the column sums that follow, else null
-    T* strip_scores;    // those of the present strip and block, in `all_scores` or in `scores`
-    uint8_t* visible;   // (kStrip, kBlock): which of them are not -infinity, with blocks.separate_nonfinite
-    Prefetch prefetch;  // of the next block, beside the scores
+    T* scores = arena.take<T>(kStrip * pitch);  // (kStrip, pitch); the weights overwrite them
+    // (strip, block, kStrip, pitch): kept for the column sums that follow, else null
+    T* all_scores = job.segment_sums ? arena.take<T>(padded_rows * key_blocks(p) * pitch) : nullptr;
+    T* strip_scores = nullptr;  // those of the present strip and block, in `all_scores` or in `scores`
+    // (kStrip, kBlock): which of them are not -infinity, with blocks.separate_nonfinite
+    uint8_t* visible = arena.take<uint8_t>(kStrip * kBlock);
+    Prefetch prefetch = {};  // of the next block, beside the scores
+    T* rescale = arena.take<T>(kStrip);
     // sums of each row over the present span, lane by lane; SoftmaxState says what of
-    T* rescale;  // (kStrip,)
-    Vec<T>*sums, *log2_sums, *distance_sums;
-    RowTangents<M> tangents;  // along a direction
-
-    RowTask(const Job& j, int64_t run, int64_t block, void* scratch)
-        : job(j),
-          p(j.problem),
-          arena{static_cast<char*>(scratch)},
-          batch(run / (p.heads / j.group)),
-          first_head(run % (p.heads / j.group) * j.group),
-          start(block * j.block_rows),
-          count(min_of(j.block_rows, j.run_rows - start)),
-          rules(p, batch, arena),
-          blocks(j, batch, first_head, count, arena),
-          tangents(j, rules, batch, first_head, count, arena) {
-        const int64_t padded_rows = up_to_multiple(job.block_rows, kStrip);
-        strip_count = int((count + kStrip - 1) / kStrip);
-        rows = arena.take<Row>(job.block_rows);
-        strips = arena.take<Strip>(job.block_rows);
-        queries = arena.take<Cell>(padded_rows * blocks.depth + kLanes<T>);
-        scores = arena.take<T>(kStrip * pitch);
-        all_scores = job.segment_sums ? arena.take<T>(padded_rows * key_blocks(p) * pitch) : nullptr;
-        visible = arena.take<uint8_t>(kStrip * kBlock);
-        rescale = arena.take<T>(kStrip);
-        sums = arena.take<Vec<T>>(job.block_rows);
-        log2_sums = arena.take<Vec<T>>(job.block_rows);
-        distance_sums = arena.take<Vec<T>>(job.block_rows);
-    }
+    Vec<T>* sums = arena.take<Vec<T>>(job.block_rows);
+    Vec<T>* log2_sums = arena.take<Vec<T>>(job.block_rows);
+    Vec<T>* distance_sums = arena.take<Vec<T>>(job.block_rows);
 
     // Determines which keys the rows may see, and packs the queries.
     void load_queries() {
@@ -167,16 +149,9 @@ template <class M> struct RowTask {
                 const int64_t key = j0 + j + i;
                 row[i] = key < p.keys ? reinterpret_cast<const T*>(row_of(p.k, p.type, batch, head, key)) : zeros;
             }
-            if (row_count == 1)
-                score_square<M, 1>(strip_queries, row, depth, strip_scores + j, beside);
-            else if (row_count == 2)
-                score_square<M, 2>(strip_queries, row, depth, strip_scores + j, beside);
-            else if (row_count <= 4)
-                score_square<M, 4>(strip_queries, row, depth, strip_scores + j, beside);
-            else if (kDirectRows > 4 && row_count <= 6)
-                score_square<M, 6>(strip_queries, row, depth, strip_scores + j, beside);
-            else
-                score_square<M, kDirectRows>(strip_queries, row, depth, strip_scores + j, beside);
+            with_rows(row_count, [&]<int R>() {
+                if constexpr (R <= kDirectRows) score_square<M, R>(strip_queries, row, depth, strip_scores + j, beside);
+            });
         }
     }
 
@@ -184,26 +159,20 @@ template <class M> struct RowTask {
     // to them, and turns the scores into weights, which are summed.
     void update_softmax(int64_t n, int row_count, Visibility visibility, int64_t j0, int first, int last,
                         SoftmaxState<T>& state) {
-        constexpr int side = kLanes<T>;
         Rescaling<T> rescaling;
         for (int r = 0; r < row_count; ++r) {
             T* x = strip_scores + r * pitch;
             rules.mask_row(rows[n + r], r, visibility, j0, first, last, x);
             if (blocks.separate_nonfinite)
                 for (int j = first; j < last; ++j) visible[r * kBlock + j] = !(x[j] == -kInfinity<T>);
-            Vec<T> high_a = broadcast<T>(-kInfinity<T>), high_b = high_a;
-            for (int j = first; j < last; j += 2 * side) {
-                high_a = larger(load(x + j), high_a);
-                high_b = larger(load(x + j + side), high_b);
-            }
-            high_a = larger(high_a, high_b);
-            rescaling.maximum[r] = largest_of<T>(larger(high_a, broadcast<T>(state.maximum[n + r])));
+            const Vec<T> high = largest_lanes(x, first, last);
+            rescaling.maximum[r] = largest_of<T>(larger(high, broadcast<T>(state.maximum[n + r])));
             if (job.rows.diagonal) take_diagonal(rows[n + r], j0, first, last, x, state.diagonal[n + r]);
             if (job.rows.diagonal && tangents)
                 take_diagonal(rows[n + r], j0, first, last, tangents.scores->tangents + r * pitch,
                               state.moved_diagonal[n + r]);
             const int64_t k = job.rows.top;
-            if (k) enter_top(state.top + (n + r) * k, state.top_keys + (n + r) * k, k, x, j0, first, last, high_a);
+            if (k) enter_top(state.top + (n + r) * k, state.top_keys + (n + r) * k, k, x, j0, first, last, high);
         }
         for (int r = 0; r < row_count; ++r) rescaling.log2_scale[r] = rules.scale_of(rows[n + r].head).log2;
         rescaling.apply(n, row_count, state, rescale);

@@ -34,7 +34,7 @@ CLEARHEAD_INLINE int64_t floor_div(int64_t a, int64_t b) { return a / b - ((a % 
 // Query `query` of this problem with the keys that causal, window and lengths let it see.
 CLEARHEAD_INLINE Row row_at(const Problem& p, int64_t batch, int64_t head, int64_t query) {
     const int64_t whole_query = p.row_start + query * p.row_step;  // its index in the whole matrix
-    Row row{head, query, 0, p.keys, whole_query + p.offset[batch], {}};
+    Row row{head, query, 0, p.keys, whole_query + p.query_offset[batch], {}};
     int64_t first = -kNoLimit, last = kNoLimit;  // keys of the whole matrix
     if (p.left < kNoLimit) first = row.position - p.left;
     if (p.right < kNoLimit) last = row.position + p.right;
@@ -106,18 +106,13 @@ template <class T> struct Scale {
 template <class T> struct Rules {
     const Problem& p;
     int64_t batch;
-    Scale<T> common;   // of all heads, unless each has its own
-    bool has_content;  // a rule other than positions and spans forbids keys
-    uint8_t* visible;  // (kStrip, kBlock): what the content rules allow, for a block that they leave `partial`
-    T* bias;           // (kStrip, kBlock)
-    Spans<T> spans;
-
-    Rules(const Problem& problem, int64_t batch_, Arena& arena)
-        : p(problem), batch(batch_), common(Scale<T>::of(p, p.scale)), spans(problem, batch_, arena) {
-        has_content = p.mask.data || p.bias.data || p.query_segments;
-        visible = has_content ? arena.take<uint8_t>(kStrip * kBlock) : nullptr;
-        bias = p.bias.data ? arena.take<T>(kStrip * kBlock) : nullptr;
-    }
+    Arena& arena;
+    Scale<T> common = Scale<T>::of(p, p.scale);                         // of all heads, unless each has its own
+    bool has_content = p.mask.data || p.bias.data || p.query_segments;  // a rule other than positions and spans forbids
+    // (kStrip, kBlock): what the content rules allow, for a block that they leave `partial`; the bias
+    uint8_t* visible = has_content ? arena.take<uint8_t>(kStrip * kBlock) : nullptr;
+    T* bias = p.bias.data ? arena.take<T>(kStrip * kBlock) : nullptr;
+    Spans<T> spans{p, batch, arena};
 
     CLEARHEAD_INLINE_MEMBER Scale<T> scale_of(int64_t head) const {
         return p.scales ? Scale<T>::of(p, p.scales[head]) : common;

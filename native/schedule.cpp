@@ -1,11 +1,6 @@
 // Cuts a problem into tasks: runs of heads that share their keys and values, blocks of rows, waves that limit the
 // memory for packed keys and values, and spans of keys where there are few rows. No cut changes a bit of the results.
 #include <numeric>
-#include <utility>
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #include "dispatch.hpp"
 #include "memory.hpp"
@@ -18,38 +13,6 @@ constexpr int64_t kWaveBytes = int64_t{64} << 20;  // packed keys and values at 
 constexpr double kSingleThread = 3e5;              // multiply-adds below which waking another thread does not pay
 constexpr double kPerByte = 2;                     // multiply-adds in the time that reading a byte takes
 
-// Memory for one call. The calling thread keeps it for its next call, unless it is large: the system clears fresh
-// pages, and that takes longer than to pack keys into them. A call within a call (from a signal handler) gets other
-// memory.
-class CallMemory {
-  public:
-    CallMemory() : data(std::move(kept)), bytes(std::exchange(kept_bytes, 0)) {}
-    ~CallMemory() {
-        if (bytes > kKeep) return;
-        kept = std::move(data);
-        kept_bytes = bytes;
-    }
-    char* at_least(int64_t wanted) {
-        if (wanted <= bytes) return data.get();
-        data.reset();
-        bytes = 0;
-        const int64_t page = wanted < kHugePage ? 4096 : kHugePage, size = (wanted + page - 1) / page * page;
-        data = aligned_bytes(page, size);
-#if defined(__linux__)
-        if (page == kHugePage) madvise(data.get(), size, MADV_HUGEPAGE);
-#endif
-        bytes = size;
-        return data.get();
-    }
-
-  private:
-    static constexpr int64_t kKeep = int64_t{16} << 20, kHugePage = int64_t{2} << 20;
-    inline static thread_local Buffer kept;
-    inline static thread_local int64_t kept_bytes = 0;
-    Buffer data;
-    int64_t bytes;
-};
-
 int64_t ceil_div(int64_t x, int64_t size) { return (x + size - 1) / size; }
 
 const Kernel& kernel_of(const Job& job) {
@@ -60,104 +23,24 @@ const Kernel& kernel_of(const Job& job) {
 
 struct Phase {
     const Job& job;
-    const Kernel& kernel;
+    const Pass& pass;
     int64_t count;  // of tasks
-    void (*body)(const void*, int64_t, void*);
 };
 
 // Runs all tasks of one kind; those of a small job on the calling thread alone.
-bool run_phase(Phase phase, int64_t scratch, bool single_thread, bool (*stop)()) {
+bool run_phase(const Phase& phase, bool single_thread, bool (*stop)()) {
+    const int64_t scratch = phase.pass.scratch_bytes ? phase.pass.scratch_bytes(phase.job) : 0;
+    const auto one = [](const void* context, int64_t task, void* thread_scratch) {
+        const Phase& f = *static_cast<const Phase*>(context);
+        f.pass.run(f.job, task, thread_scratch);
+    };
     if (!single_thread)
-        return run({phase.count, phase.job.threads, phase.body, &phase, scratch, stop, phase.job.problem.team});
+        return run({phase.count, phase.job.threads, one, &phase, scratch, stop, phase.job.problem.team});
     const auto all = [](const void* context, int64_t, void* thread_scratch) {
         const Phase& f = *static_cast<const Phase*>(context);
-        for (int64_t i = 0; i < f.count; ++i) f.body(context, i, thread_scratch);
+        for (int64_t i = 0; i < f.count; ++i) f.pass.run(f.job, i, thread_scratch);
     };
     return run({1, 1, all, &phase, scratch, stop});
-}
-
-void pack_keys(const void* context, int64_t task, void* scratch) {
-    const Phase& f = *static_cast<const Phase*>(context);
-    const int64_t blocks = ceil_div(f.job.problem.keys, f.kernel.block_keys);
-    f.kernel.pack_keys(f.job, f.job.first_key_head + task / blocks, task % blocks, scratch);
-}
-
-void pack_values(const void* context, int64_t task, void* scratch) {
-    const Phase& f = *static_cast<const Phase*>(context);
-    const int64_t blocks = ceil_div(f.job.problem.keys, f.kernel.block_keys);
-    f.kernel.pack_values(f.job, f.job.first_value_head + task / blocks, task % blocks, scratch);
-}
-
-struct TaskPosition {
-    int64_t run, piece;
-};
-
-// The order of the tasks: a few runs at a time, so that their keys and values stay in the caches, and of these the last
-// rows first, since with `causal` they see the most keys.
-TaskPosition position_of(const Job& job, int64_t task, int64_t pieces) {
-    const int64_t together = job.threads, band = task / (together * pieces), first = band * together;
-    const int64_t here = job.wave_runs - first < together ? job.wave_runs - first : together,
-                  rest = task % (together * pieces);
-    return {job.first_run + first + rest % here, pieces - 1 - rest / here};
-}
-
-void rows(const void* context, int64_t task, void* scratch) {
-    const Phase& f = *static_cast<const Phase*>(context);
-    const TaskPosition position = position_of(f.job, task, f.job.blocks);
-    f.kernel.rows(f.job, position.run, position.piece, 0, scratch);
-}
-
-void spans(const void* context, int64_t task, void* scratch) {
-    const Phase& f = *static_cast<const Phase*>(context);
-    const int64_t span = task % f.job.spans, rest = task / f.job.spans;
-    f.kernel.rows(f.job, f.job.first_run + rest / f.job.blocks, rest % f.job.blocks, span, scratch);
-}
-
-void merge(const void* context, int64_t task, void* scratch) {
-    const Phase& f = *static_cast<const Phase*>(context);
-    f.kernel.merge(f.job, f.job.first_run + task / f.job.blocks, task % f.job.blocks, scratch);
-}
-
-void columns(const void* context, int64_t task, void* scratch) {
-    const Phase& f = *static_cast<const Phase*>(context);
-    if (f.job.key_chunks == 0) return f.kernel.columns(f.job, task, -1, scratch);
-    f.kernel.columns(f.job, task / f.job.key_chunks, task % f.job.key_chunks, scratch);
-}
-
-void received(const void* context, int64_t task, void* scratch) {
-    const Phase& f = *static_cast<const Phase*>(context);
-    const TaskPosition position = position_of(f.job, task, ceil_div(f.job.problem.queries, f.job.segment_rows));
-    f.kernel.rows_and_received(f.job, position.run, position.piece, scratch);
-}
-
-void spans_of_tiles(const void* context, int64_t batch, void*) {
-    const Phase& f = *static_cast<const Phase*>(context);
-    f.kernel.gradient_spans(f.job, batch);
-}
-
-// Blocks of keys come in order, so that a task waits for earlier ones only. Units that share one bias are one task,
-// which adds up their gradients of it.
-void gradients(const void* context, int64_t task, void* scratch) {
-    const Phase& f = *static_cast<const Phase*>(context);
-    const Problem& p = f.job.problem;
-    const GradientAnswers& want = f.job.gradients;
-    const int64_t units = f.job.runs / p.batch, block = task / f.job.wave_runs, index = task % f.job.wave_runs;
-    const bool all_batches = want.bias && !want.bias_batch, all_heads = want.bias && !want.bias_head;
-    const int64_t batch = all_batches ? 0 : all_heads ? index : index / units, unit = all_heads ? 0 : index % units;
-    for (int64_t b = batch; b < (all_batches ? p.batch : batch + 1); ++b)
-        for (int64_t u = unit; u < (all_heads ? units : unit + 1); ++u) f.kernel.gradients(f.job, b, u, block, scratch);
-}
-
-void others(const void* context, int64_t task, void* scratch) {
-    const Phase& f = *static_cast<const Phase*>(context);
-    f.kernel.others(f.job, task / f.job.segments, task % f.job.segments, scratch);
-}
-
-// The segments of a head come in order, so that a task waits for earlier ones only.
-void effects(const void* context, int64_t task, void* scratch) {
-    const Phase& f = *static_cast<const Phase*>(context);
-    const int64_t pieces = f.job.columns.transposed ? f.job.key_chunks : f.job.segments;
-    f.kernel.effects(f.job, task / pieces, task % pieces, scratch);
 }
 
 // Queries whose column sums are added up together: at most eight segments for each head, of whole tiles. They do not
@@ -200,7 +83,7 @@ Job moving_of(const Job& job, const Kernel& kernel) {
     return moving;
 }
 
-bool run_wave(Job& job, const Kernel& kernel, CallMemory& memory, bool single_thread, bool (*stop)()) {
+bool run_wave(Job& job, const Kernel& kernel, KeptMemory<true>& memory, bool single_thread, bool (*stop)()) {
     const Problem& p = job.problem;
     const int64_t blocks = ceil_div(p.keys, kernel.block_keys);
     const int64_t batch_runs = p.heads / job.group;
@@ -210,34 +93,38 @@ bool run_wave(Job& job, const Kernel& kernel, CallMemory& memory, bool single_th
                   value_heads = job.wave_runs * p.v_heads / batch_runs;
     Job moving = moving_of(job, kernel);
     job.moving = job.along.used ? &moving : nullptr;
-    const auto pack = [&](const Job& of, int64_t count, void (*body)(const void*, int64_t, void*)) {
-        return run_phase({of, kernel, count, body}, kernel.row_scratch_bytes(job), single_thread, stop);
+    const auto each = [&](const Job& of, int64_t count, const Pass& pass) {
+        return run_phase({of, pass, count}, single_thread, stop);
     };
-    const auto each = [&](int64_t count, void (*body)(const void*, int64_t, void*)) { return pack(job, count, body); };
     const int64_t tasks = job.wave_runs * job.blocks, segments = ceil_div(p.queries, job.segment_rows);
     const bool values = job.packed && job.has_values() && !job.direct_values;
-    const int64_t key_bytes = job.packed ? key_heads * kernel.packed_key_bytes(job) : 0;
-    const int64_t value_bytes = values ? value_heads * kernel.packed_value_bytes(job) : 0;
-    const int64_t partial_bytes = job.rows.received ? job.wave_runs * segments * p.keys * int64_t(sizeof(double))
-                                  : job.split       ? tasks * job.spans * kernel.part_bytes(job)
-                                                    : 0;
-    const bool moving_keys = job.packed && job.along.k.data;
     const bool moving_values = job.packed && moving.has_values() && !moving.direct_values;
-    const int64_t moving_key_bytes = moving_keys ? key_heads * kernel.packed_key_bytes(job) : 0;
-    const int64_t moving_value_bytes = moving_values ? value_heads * kernel.packed_value_bytes(job) : 0;
-    job.packed_keys =
-        memory.at_least(key_bytes + value_bytes + moving_key_bytes + moving_value_bytes + partial_bytes + 4 * 64);
-    job.packed_values = job.packed_keys + ceil_div(key_bytes, 64) * 64;
-    moving.packed_keys = job.packed_values + ceil_div(value_bytes, 64) * 64;
-    moving.packed_values = moving.packed_keys + ceil_div(moving_key_bytes, 64) * 64;
-    char* partial = moving.packed_values + ceil_div(moving_value_bytes, 64) * 64;
-    if (job.packed && !each(key_heads * blocks, pack_keys)) return false;
-    if (values && !each(value_heads * blocks, pack_values)) return false;
-    if (moving_keys && !pack(moving, key_heads * blocks, pack_keys)) return false;
-    if (moving_values && !pack(moving, value_heads * blocks, pack_values)) return false;
+    const int64_t key_bytes = kernel.packed_key_bytes(job), value_bytes = kernel.packed_value_bytes(job);
+    struct Packed {
+        Job& of;
+        char* Job::* to;
+        const Pass& pass;
+        int64_t heads, bytes;
+    } const packed[] = {
+        {job, &Job::packed_keys, kernel.pack_keys, job.packed ? key_heads : 0, key_bytes},
+        {job, &Job::packed_values, kernel.pack_values, values ? value_heads : 0, value_bytes},
+        {moving, &Job::packed_keys, kernel.pack_keys, job.packed && job.along.k.data ? key_heads : 0, key_bytes},
+        {moving, &Job::packed_values, kernel.pack_values, moving_values ? value_heads : 0, value_bytes},
+    };
+    int64_t bytes = job.rows.received ? job.wave_runs * segments * p.keys * int64_t(sizeof(double))
+                    : job.split       ? tasks * job.spans * kernel.part_bytes(job)
+                                      : 0;
+    for (const Packed& one : packed) bytes += ceil_div(one.heads * one.bytes, 64) * 64;
+    char* partial = memory.at_least(bytes);
+    for (const Packed& one : packed) {
+        one.of.*one.to = partial;
+        partial += ceil_div(one.heads * one.bytes, 64) * 64;
+    }
+    for (const Packed& one : packed)
+        if (one.heads && !each(one.of, one.heads * blocks, one.pass)) return false;
     if (job.rows.received) {
         job.segment_sums = reinterpret_cast<double*>(partial);
-        if (!each(job.wave_runs * segments, received)) return false;
+        if (!each(job, job.wave_runs * segments, kernel.received)) return false;
         for (int64_t run = 0; run < job.wave_runs; ++run)
             for (int64_t s = 0; s < segments; ++s)
                 for (int64_t j = 0; j < p.keys; ++j)
@@ -245,9 +132,9 @@ bool run_wave(Job& job, const Kernel& kernel, CallMemory& memory, bool single_th
                         job.segment_sums[(run * segments + s) * p.keys + j];
         return true;
     }
-    if (!job.split) return each(tasks, rows);
+    if (!job.split) return each(job, tasks, kernel.rows);
     job.parts = partial;
-    return each(tasks * job.spans, spans) && each(tasks, merge);
+    return each(job, tasks * job.spans, kernel.rows) && each(job, tasks, kernel.merge);
 }
 
 }  // namespace
@@ -283,7 +170,7 @@ bool attend(Job job, bool (*stop)()) {
         const int64_t fit = kWaveBytes / ((key_bytes + value_bytes) * (job.along.used ? 2 : 1) + 1);
         take = fit < 1 ? 1 : fit < units ? fit : units;
     }
-    CallMemory memory;
+    KeptMemory<true> memory;
     for (int64_t first = 0; first < units; first += take) {
         job.first_run = first * unit_runs;
         job.wave_runs = (first + take < units ? take : units - first) * unit_runs;
@@ -304,8 +191,7 @@ bool observe(Job job, bool (*stop)()) {
     const bool one_task = job.columns.image || job.columns.groups;  // all chunks of a head add to the same sums
     job.key_chunks = one_task ? 0 : ceil_div(p.keys, job.key_chunk);
     const bool single_thread = double(heads) * double(p.queries) * double(p.keys) * double(p.d_k) < kSingleThread;
-    return run_phase({job, kernel, one_task ? heads : heads * job.key_chunks, columns},
-                     kernel.column_scratch_bytes(job), single_thread, stop);
+    return run_phase({job, kernel.columns, one_task ? heads : heads * job.key_chunks}, single_thread, stop);
 }
 
 bool find_others(Job job, bool (*stop)()) {
@@ -313,8 +199,7 @@ bool find_others(Job job, bool (*stop)()) {
     const int64_t heads = job.problem.batch * job.problem.heads;
     if (heads * job.problem.queries == 0) return true;
     cut_into_segments(job, kernel);
-    return run_phase({job, kernel, heads * job.segments, others}, kernel.other_scratch_bytes(job),
-                     is_small(job.problem), stop);
+    return run_phase({job, kernel.others, heads * job.segments}, is_small(job.problem), stop);
 }
 
 bool find_effects(Job job, bool (*stop)()) {
@@ -323,14 +208,14 @@ bool find_effects(Job job, bool (*stop)()) {
     const int64_t heads = p.batch * p.heads;
     if (heads * p.queries * p.keys == 0) return true;
     cut_into_segments(job, kernel);
-    CallMemory memory;
+    KeptMemory<true> memory;
     const ColumnAnswers& sums = job.columns;
     if (sums.received || job.effects.image_mean || sums.groups || job.effects.strongest_count) {
         job.effects.turns = reinterpret_cast<int32_t*>(memory.at_least(heads * int64_t(sizeof(int32_t))));
         for (int64_t i = 0; i < heads; ++i) job.effects.turns[i] = 0;
     }
-    return run_phase({job, kernel, heads * (sums.transposed ? job.key_chunks : job.segments), effects},
-                     kernel.effect_scratch_bytes(job), is_small(p), stop);
+    const int64_t pieces = sums.transposed ? job.key_chunks : job.segments;
+    return run_phase({job, kernel.effects, heads * pieces}, is_small(p), stop);
 }
 
 bool differentiate(Job job, bool (*stop)()) {
@@ -343,7 +228,7 @@ bool differentiate(Job job, bool (*stop)()) {
         std::gcd(p.kv_heads, want.v ? p.v_heads : p.kv_heads);  // of a batch: whole key heads and value heads
     job.runs = p.batch * units;
     job.wave_runs = (want.bias && !want.bias_batch ? 1 : p.batch) * (want.bias && !want.bias_head ? 1 : units);
-    CallMemory memory;
+    KeptMemory<true> memory;
     const int64_t spans = p.batch * tiles * 2;
     const int64_t heads = p.batch * p.heads, turns = heads * (tiles + 1);
     want.spans = reinterpret_cast<int64_t*>(
@@ -352,9 +237,8 @@ bool differentiate(Job job, bool (*stop)()) {
     want.span_turns = want.turns + heads * tiles;
     for (int64_t i = 0; i < turns; ++i) want.turns[i] = 0;
     const bool single_thread = is_small(p);
-    return run_phase({job, kernel, p.batch, spans_of_tiles}, 0, single_thread, stop) &&
-           run_phase({job, kernel, blocks * job.wave_runs, gradients}, kernel.gradient_scratch_bytes(job),
-                     single_thread, stop);
+    return run_phase({job, kernel.gradient_spans, p.batch}, single_thread, stop) &&
+           run_phase({job, kernel.gradients, blocks * job.wave_runs}, single_thread, stop);
 }
 
 }  // namespace clearhead

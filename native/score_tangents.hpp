@@ -19,22 +19,18 @@ template <class M> struct ScoreTangents {
     using T = typename M::T;
     static constexpr int64_t pitch = kPitch<T>;
 
-    const Problem& p;
-    const Along& along;
+    const Job& job;
     Rules<T>& rules;
-    int64_t depth;
-    T* tangents;    // (kStrip, pitch)
-    T* tanhs;       // (kStrip, pitch): of the softcap, from Rules::apply; null without one
-    T* curvatures;  // (kStrip, pitch): the tangent of the softcap's derivative; null unless asked for
-    T* line;        // (kBlock,)
-
-    ScoreTangents(const Job& job, Rules<T>& all, Arena& arena, bool second = false)
-        : p(job.problem), along(job.along), rules(all), depth(depth_of<M>(p.d_k)) {
-        tangents = arena.take<T>(kStrip * pitch);
-        tanhs = p.softcap != 0 ? arena.take<T>(kStrip * pitch) : nullptr;
-        curvatures = p.softcap != 0 && second ? arena.take<T>(kStrip * pitch) : nullptr;
-        line = arena.take<T>(kBlock);
-    }
+    Arena& arena;
+    bool second = false;
+    const Problem& p = job.problem;
+    const Along& along = job.along;
+    int64_t depth = depth_of<M>(p.d_k);
+    T* tangents = arena.take<T>(kStrip * pitch);                          // (kStrip, pitch), as the next two
+    T* tanhs = p.softcap != 0 ? arena.take<T>(kStrip * pitch) : nullptr;  // of the softcap, from Rules::apply
+    // the tangent of the softcap's derivative; null unless asked for by `second`
+    T* curvatures = p.softcap != 0 && second ? arena.take<T>(kStrip * pitch) : nullptr;
+    T* line = arena.take<T>(kBlock);
 
     // For the panels from … to of the block that starts at j0, after Rules::apply.
     void compute(const MovingScores<M>& x, const Row* rows, int count, int64_t j0, int from, int to) {
@@ -75,21 +71,17 @@ template <class M> struct ScoreTangents {
     }
 
     void add_bias(const Row& row, int64_t j0, int first, int last, T* t) {
-        const int64_t stop = min_of(last, p.keys - j0), head = rules.batch * along.bias.batch;
-        const char* from =
-            static_cast<const char*>(along.bias.data) +
-            (head + row.head * along.bias.head + row.query * along.bias.row + (j0 + first) * along.bias.column) *
-                bytes_of(along.bias_type);
-        fetch(from, along.bias.column, along.bias_type, stop - first, line + first);
+        const int64_t stop = min_of(last, p.keys - j0);
+        const char* from = row_of(along.bias, along.bias_type, rules.batch, row.head, row.query);
+        fetch(from + (j0 + first) * along.bias.column * bytes_of(along.bias_type), along.bias.column, along.bias_type,
+              stop - first, line + first);
         for (int64_t j = first; j < stop; ++j) t[j] += line[j];
     }
 
     void add_spans(const Row& row, int64_t j0, int first, int last, T* t) {
         const int64_t label = query_label(p, rules.batch, row.query);
         if (label < 0) return;
-        const View& table = along.span_table;
-        const T* numbers =
-            static_cast<const T*>(table.data) + rules.batch * table.batch + row.head * table.head + label * table.row;
+        const T* numbers = span_row<T>(along.span_table, rules.batch, row.head, label);
         rules.spans.read_labels(j0);
         rules.spans.look_up(numbers, first, last, T(1), [=](int j, Vec<T> more) { store(t + j, load(t + j) + more); });
     }

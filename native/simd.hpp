@@ -22,15 +22,26 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64;
 constexpr int kRegisters = 32;
+using Floats = __m512;
+using Doubles = __m512d;
+#define CLEARHEAD_X86(name) _mm512_##name  // the instruction for vectors of this width
 #elif defined(__AVX2__)
 constexpr int kVectorBytes = 32;
 constexpr int kRegisters = 16;
+using Floats = __m256;
+using Doubles = __m256d;
+#define CLEARHEAD_X86(name) _mm256_##name
+#elif defined(__x86_64__)
+constexpr int kVectorBytes = 16;
+constexpr int kRegisters = 16;
+using Floats = __m128;
+using Doubles = __m128d;
+#define CLEARHEAD_X86(name) _mm_##name
 #elif defined(__aarch64__)
 constexpr int kVectorBytes = 16;
 constexpr int kRegisters = 32;
-#else
-constexpr int kVectorBytes = 16;
-constexpr int kRegisters = 16;
+using Floats = float32x4_t;
+using Doubles = float64x2_t;
 #endif
 
 template <class T> struct Simd;
@@ -68,16 +79,11 @@ template <class T> CLEARHEAD_INLINE Vec<T> load(const T* from) {
 template <class T> CLEARHEAD_INLINE void store(T* to, Vec<T> v) { std::memcpy(to, &v, sizeof v); }
 
 template <class T> CLEARHEAD_INLINE Vec<T> broadcast(T x) {  // a copy in every lane, bit for bit
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
     if constexpr (sizeof(T) == 4)
-        return (Vec<T>)_mm512_set1_ps(x);
+        return (Vec<T>)CLEARHEAD_X86(set1_ps)(x);
     else
-        return (Vec<T>)_mm512_set1_pd(x);
-#elif defined(__AVX2__)
-    if constexpr (sizeof(T) == 4)
-        return (Vec<T>)_mm256_set1_ps(x);
-    else
-        return (Vec<T>)_mm256_set1_pd(x);
+        return (Vec<T>)CLEARHEAD_X86(set1_pd)(x);
 #else
     Vec<T> v;
     for (int i = 0; i < kLanes<T>; ++i) v[i] = x;
@@ -91,77 +97,55 @@ template <class T> CLEARHEAD_INLINE Vec<T> lanes() {  // 0, 1, 2, …
     return v;
 }
 
-// a·b + c in one rounding where the processor can.
-CLEARHEAD_INLINE Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) {
-#if defined(__AVX512F__)
-    return (Vec<float>)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-    return (Vec<float>)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#elif defined(__aarch64__)
-    return (Vec<float>)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
-#else
-    return a * b + c;
-#endif
-}
+template <class V> constexpr bool kOfFloats = sizeof(V{}[0]) == 4;
 
-CLEARHEAD_INLINE Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) {
-#if defined(__AVX512F__)
-    return (Vec<double>)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
-#elif defined(__FMA__)
-    return (Vec<double>)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+// a·b + c in one rounding where the processor can.
+template <class V> CLEARHEAD_INLINE V fma(V a, V b, V c) {
+#if defined(__FMA__)
+    if constexpr (kOfFloats<V>)
+        return (V)CLEARHEAD_X86(fmadd_ps)((Floats)a, (Floats)b, (Floats)c);
+    else
+        return (V)CLEARHEAD_X86(fmadd_pd)((Doubles)a, (Doubles)b, (Doubles)c);
 #elif defined(__aarch64__)
-    return (Vec<double>)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
+    if constexpr (kOfFloats<V>)
+        return (V)vfmaq_f32((Floats)c, (Floats)a, (Floats)b);
+    else
+        return (V)vfmaq_f64((Doubles)c, (Doubles)a, (Doubles)b);
 #else
     return a * b + c;
 #endif
 }
 
 // The larger; `best` where x is NaN, so that one NaN does not hide the others' maximum.
-CLEARHEAD_INLINE Vec<float> larger(Vec<float> x, Vec<float> best) {
-#if defined(__AVX512F__)
-    return (Vec<float>)_mm512_max_ps((__m512)x, (__m512)best);
-#elif defined(__AVX2__)
-    return (Vec<float>)_mm256_max_ps((__m256)x, (__m256)best);
-#elif defined(__x86_64__)
-    return (Vec<float>)_mm_max_ps((__m128)x, (__m128)best);
+template <class V> CLEARHEAD_INLINE V larger(V x, V best) {
+#if defined(__x86_64__)
+    if constexpr (kOfFloats<V>)
+        return (V)CLEARHEAD_X86(max_ps)((Floats)x, (Floats)best);
+    else
+        return (V)CLEARHEAD_X86(max_pd)((Doubles)x, (Doubles)best);
 #else
     return x > best ? x : best;
 #endif
 }
 
-CLEARHEAD_INLINE Vec<double> larger(Vec<double> x, Vec<double> best) {
+template <class T> CLEARHEAD_INLINE Vec<T> nearest(Vec<T> x) {
 #if defined(__AVX512F__)
-    return (Vec<double>)_mm512_max_pd((__m512d)x, (__m512d)best);
+    if constexpr (sizeof(T) == 4)
+        return (Vec<T>)_mm512_roundscale_ps((Floats)x, 8);
+    else
+        return (Vec<T>)_mm512_roundscale_pd((Doubles)x, 8);
 #elif defined(__AVX2__)
-    return (Vec<double>)_mm256_max_pd((__m256d)x, (__m256d)best);
-#elif defined(__x86_64__)
-    return (Vec<double>)_mm_max_pd((__m128d)x, (__m128d)best);
-#else
-    return x > best ? x : best;
-#endif
-}
-
-CLEARHEAD_INLINE Vec<float> nearest(Vec<float> x) {
-#if defined(__AVX512F__)
-    return (Vec<float>)_mm512_roundscale_ps((__m512)x, 8);
-#elif defined(__AVX2__)
-    return (Vec<float>)_mm256_round_ps((__m256)x, 8);
+    if constexpr (sizeof(T) == 4)
+        return (Vec<T>)_mm256_round_ps((Floats)x, 8);
+    else
+        return (Vec<T>)_mm256_round_pd((Doubles)x, 8);
 #elif defined(__aarch64__)
-    return (Vec<float>)vrndnq_f32((float32x4_t)x);
+    if constexpr (sizeof(T) == 4)
+        return (Vec<T>)vrndnq_f32((Floats)x);
+    else
+        return (Vec<T>)vrndnq_f64((Doubles)x);
 #else
-    return (x + Simd<float>::magic) - Simd<float>::magic;
-#endif
-}
-
-CLEARHEAD_INLINE Vec<double> nearest(Vec<double> x) {
-#if defined(__AVX512F__)
-    return (Vec<double>)_mm512_roundscale_pd((__m512d)x, 8);
-#elif defined(__AVX2__)
-    return (Vec<double>)_mm256_round_pd((__m256d)x, 8);
-#elif defined(__aarch64__)
-    return (Vec<double>)vrndnq_f64((float64x2_t)x);
-#else
-    return (x + Simd<double>::magic) - Simd<double>::magic;
+    return (x + Simd<T>::magic) - Simd<T>::magic;
 #endif
 }
 
@@ -174,7 +158,7 @@ template <class T> CLEARHEAD_INLINE Vec<T> times_power(Vec<T> x, Vec<T> n) {
         return (Vec<T>)_mm512_scalef_pd((__m512d)x, (__m512d)n);
 #else  // by two factors, so that results below the normal range are right
     using S = Simd<T>;
-    const Vec<T> half = nearest(n * T(0.5));
+    const Vec<T> half = nearest<T>(n * T(0.5));
     const IntVec<T> zero = (IntVec<T>)broadcast<T>(S::magic);
     const IntVec<T> a = (IntVec<T>)(half + S::magic) - zero + S::bias;
     const IntVec<T> b = (IntVec<T>)(n - half + S::magic) - zero + S::bias;
@@ -208,6 +192,16 @@ template <class T> CLEARHEAD_INLINE T largest_of(Vec<T> v) {
 #endif
 }
 
+// The largest of x[first …, last), whole pairs of vectors, lane by lane.
+template <class T> CLEARHEAD_INLINE Vec<T> largest_lanes(const T* x, int first, int last) {
+    Vec<T> a = broadcast<T>(-kInfinity<T>), b = a;
+    for (int j = first; j < last; j += 2 * kLanes<T>) {
+        a = larger(load(x + j), a);
+        b = larger(load(x + j + kLanes<T>), b);
+    }
+    return larger(a, b);
+}
+
 // One bit for each lane of x above `threshold`.
 template <class T> CLEARHEAD_INLINE uint32_t lanes_above(Vec<T> x, T threshold) {
 #if defined(__AVX512F__)
@@ -215,16 +209,11 @@ template <class T> CLEARHEAD_INLINE uint32_t lanes_above(Vec<T> x, T threshold) 
         return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(threshold), _CMP_GT_OQ);
     else
         return _mm512_cmp_pd_mask((__m512d)x, _mm512_set1_pd(threshold), _CMP_GT_OQ);
-#elif defined(__AVX2__)
-    if constexpr (sizeof(T) == 4)
-        return uint32_t(_mm256_movemask_ps((__m256)(x > broadcast<T>(threshold))));
-    else
-        return uint32_t(_mm256_movemask_pd((__m256d)(x > broadcast<T>(threshold))));
 #elif defined(__x86_64__)
     if constexpr (sizeof(T) == 4)
-        return uint32_t(_mm_movemask_ps((__m128)(x > broadcast<T>(threshold))));
+        return uint32_t(CLEARHEAD_X86(movemask_ps)((Floats)(x > broadcast<T>(threshold))));
     else
-        return uint32_t(_mm_movemask_pd((__m128d)(x > broadcast<T>(threshold))));
+        return uint32_t(CLEARHEAD_X86(movemask_pd)((Doubles)(x > broadcast<T>(threshold))));
 #else
     uint32_t bits = 0;
     for (int i = 0; i < kLanes<T>; ++i) bits |= uint32_t(x[i] > threshold) << i;

@@ -10,8 +10,7 @@
 namespace clearhead {
 namespace {
 
-template <class T> CLEARHEAD_INLINE const T* span_row(const Problem& p, int64_t batch, int64_t head, int64_t label) {
-    const View& t = p.span_table;
+template <class T> CLEARHEAD_INLINE const T* span_row(const View& t, int64_t batch, int64_t head, int64_t label) {
     return static_cast<const T*>(t.data) + batch * t.batch + head * t.head + label * t.row;
 }
 
@@ -29,23 +28,20 @@ template <class T> struct Spans {
 
     const Problem& p;
     int64_t batch;
-    int32_t* labels;  // (kBlock,): of the present block's keys; -1 adds nothing
-    T* line;          // (kBlock,): what a row of the table adds to the block's keys
-    struct Line {     // numbers of the table for columns of a block
+    Arena& arena;
+    // (kBlock,): labels of the present block's keys, of which -1 adds nothing; what a row of the table adds to them
+    int32_t* labels = p.query_spans ? arena.take<int32_t>(kBlock) : nullptr;
+    T* line = p.query_spans ? arena.take<T>(kBlock) : nullptr;
+    struct Line {  // numbers of the table for columns of a block
         const T* row = nullptr;
         int64_t start = -1;
         int first = 0, last = 0;
         T factor = 0;
         bool operator==(const Line&) const = default;
-    } in_line, added_last;    // what `line` has, and what the last row that did not use it was given
-    int64_t start = -1;       // its first key
-    uint64_t present = 0;     // bits of its labels
-    bool unlabelled = false;  // some of its keys have no label
-
-    Spans(const Problem& problem, int64_t batch_, Arena& arena) : p(problem), batch(batch_) {
-        labels = p.query_spans ? arena.take<int32_t>(kBlock) : nullptr;
-        line = p.query_spans ? arena.take<T>(kBlock) : nullptr;
-    }
+    } in_line = {}, added_last = {};  // what `line` has, and what the last row that did not use it was given
+    int64_t start = -1;               // its first key
+    uint64_t present = 0;             // bits of its labels
+    bool unlabelled = false;          // some of its keys have no label
 
     // Reads the labels of the block of keys that starts at j0.
     void read_labels(int64_t j0) {
@@ -70,7 +66,7 @@ template <class T> struct Spans {
     // score is. Numbers that a second row asks for are kept for the rows after it, which often have the same label.
     template <class Row> void add(const Row& row, int first, int last, T factor, T* x) {
         if (adds_none(row.labels)) return;
-        const T* numbers = span_row<T>(p, batch, row.head, query_label(p, batch, row.query));
+        const T* numbers = span_row<T>(p.span_table, batch, row.head, query_label(p, batch, row.query));
         const Line wanted = {numbers, start, first, last, factor};
         const bool hides = present & row.labels.hidden;
         if (wanted == in_line) return add_line(first, last, hides, x);

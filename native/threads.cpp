@@ -10,7 +10,6 @@
 #include <mutex>
 #include <new>
 #include <thread>
-#include <utility>
 
 #include "memory.hpp"
 
@@ -25,39 +24,13 @@ inline void pause() {
 #endif
 }
 
-// Memory that a thread keeps from call to call. While a round uses it, the thread does not have it: `stop` may run a
-// signal handler, and a call from there would otherwise free or overwrite it.
-class Scratch {
-  public:
-    Scratch() : data(std::move(kept)), bytes(std::exchange(kept_bytes, 0)) {}
-    ~Scratch() {
-        if (bytes < kept_bytes) return;
-        kept = std::move(data);
-        kept_bytes = bytes;
-    }
-    void* at_least(int64_t wanted) {
-        if (wanted <= bytes) return data.get();
-        data.reset();
-        bytes = 0;
-        data = aligned_bytes(4096, wanted);
-        bytes = wanted;
-        return data.get();
-    }
-
-  private:
-    inline static thread_local Buffer kept;
-    inline static thread_local int64_t kept_bytes = 0;
-    Buffer data;
-    int64_t bytes;
-};
-
 struct Round {  // one call's tasks
     const Tasks& tasks;
     std::atomic<int64_t> next{0};
     std::atomic<bool> stopped{false}, failed{false};
 
     void work(bool caller) {
-        Scratch scratch;
+        KeptMemory<false> scratch;
         void* thread_scratch;
         try {
             thread_scratch = scratch.at_least(tasks.scratch_bytes);

@@ -23,34 +23,27 @@ template <class M> struct WeightTiles {
     using Cell = typename M::Cell;
     static constexpr int64_t pitch = kPitch<T>;
 
-    const Problem& p;
-    int64_t head_index, batch, head, depth;
-    Rules<T> rules;
-    Row* rows;      // (kTile,)
-    Cell* queries;  // (strip, depth, kStrip)
-    Cell* keys;     // (blocks of the chunk, kBlock, depth) packed
-    Cell* staging;
-    T* tile;                                                 // (kTile, pitch)
-    std::optional<ScoreTangents<M>> tangents;                // of a strip's logits, along a direction
-    Cell *moving_queries = nullptr, *moving_keys = nullptr;  // as `queries` and `keys`; null where they are zero
+    const Job& job;
+    int64_t head_index;
+    Arena& arena;
+    const Problem& p = job.problem;
+    const Along& along = job.along;
+    int64_t batch = head_index / p.heads, head = head_index % p.heads, depth = depth_of<M>(p.d_k);
+    int64_t query_cells = kTile * depth + kLanes<T>, key_cells = job.key_chunk * depth;
+    Rules<T> rules{p, batch, arena};
+    Row* rows = arena.take<Row>(kTile);
+    Cell* queries = arena.take<Cell>(query_cells);  // (strip, depth, kStrip)
+    Cell* keys = arena.take<Cell>(key_cells);       // (blocks of the chunk, kBlock, depth) packed
+    Cell* staging = arena.take<Cell>(staging_cells<M>(depth));
+    T* tile = arena.take<T>(kTile * pitch);  // (kTile, pitch)
+    // along a direction: the tangents of a strip's logits; as `queries` and `keys`, null where they are zero
+    std::optional<ScoreTangents<M>> tangents = tangents_of(along.used);
+    Cell* moving_queries = along.q.data ? arena.take<Cell>(query_cells) : nullptr;
+    Cell* moving_keys = along.k.data ? arena.take<Cell>(key_cells) : nullptr;
 
-    WeightTiles(const Job& job, int64_t index, Arena& arena)
-        : p(job.problem),
-          head_index(index),
-          batch(index / p.heads),
-          head(index % p.heads),
-          depth(depth_of<M>(p.d_k)),
-          rules(p, batch, arena) {
-        rows = arena.take<Row>(kTile);
-        queries = arena.take<Cell>(kTile * depth + kLanes<T>);
-        keys = arena.take<Cell>(job.key_chunk * depth);
-        staging = arena.take<Cell>(staging_cells<M>(depth));
-        tile = arena.take<T>(kTile * pitch);
-        const Along& along = job.along;
-        if (!along.used) return;
-        tangents.emplace(job, rules, arena);
-        if (along.q.data) moving_queries = arena.take<Cell>(kTile * depth + kLanes<T>);
-        if (along.k.data) moving_keys = arena.take<Cell>(job.key_chunk * depth);
+    std::optional<ScoreTangents<M>> tangents_of(bool used) {
+        if (!used) return std::nullopt;
+        return ScoreTangents<M>{job, rules, arena};
     }
 
     // The keys that positions let some of the queries start … stop see.
@@ -68,13 +61,11 @@ template <class M> struct WeightTiles {
     // Packs keys first … last, a chunk.
     void load_keys(int64_t first, int64_t last) {
         pack_keys_of(p.k, first, last, keys);
-        if (moving_keys) pack_keys_of(tangents->along.k, first, last, moving_keys);
+        if (moving_keys) pack_keys_of(along.k, first, last, moving_keys);
     }
 
     void pack_keys_of(const View& x, int64_t first, int64_t last, Cell* to) {
-        const int64_t key_head = head * p.kv_heads / p.heads;
-        for (int64_t j = first; j < last; j += kPanel<T>)
-            pack_panel<M>(x, p.type, batch, key_head, j, p.keys, p.d_k, staging, to + (j - first) * depth);
+        pack_panels<M>(x, p.type, batch, head * p.kv_heads / p.heads, first, last, p.keys, p.d_k, staging, to);
     }
 
     void pack_queries_of(const View& x, int64_t i, int s, int count, Cell* to) {
@@ -96,7 +87,7 @@ template <class M> struct WeightTiles {
             for (int s = 0; s < count; s += kStrip) {
                 const int here = int(min_of(kStrip, count - s));
                 pack_queries_of(p.q, i, s, here, queries);
-                if (moving_queries) pack_queries_of(tangents->along.q, i, s, here, moving_queries);
+                if (moving_queries) pack_queries_of(along.q, i, s, here, moving_queries);
             }
             for (int64_t j0 = first; j0 < last; j0 += kBlock) {
                 const int64_t end = min_of(j0 + kBlock, last);

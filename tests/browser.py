@@ -15,15 +15,6 @@ _QUIET = ("--disable-component-update", "--disable-sync")
 _AWAKE = ("--disable-renderer-backgrounding", "--disable-backgrounding-occluded-windows")
 BROWSER = os.environ.get("CLEARHEAD_BROWSER") or shutil.which("chromium") or shutil.which("chromium-browser")
 _AXE = Path(__file__).parents[1] / "page/node_modules/axe-core/axe.min.js"
-LOOKS = pytest.mark.parametrize(
-    ("width", "scheme"),
-    [
-        (390, "light"),
-        (1280, "dark"),
-        pytest.param(390, "dark", marks=pytest.mark.gate),
-        pytest.param(1280, "light", marks=pytest.mark.gate),
-    ],
-)
 
 
 @contextmanager

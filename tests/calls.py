@@ -1,12 +1,13 @@
 """Every public callable with valid arguments, and wrong values to put in place of an argument."""
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
-from functools import cache, wraps
-from inspect import Parameter, signature
+from functools import cache, partial, wraps
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import clearhead as ch
 from clearhead import nn
-from clearhead.core.effects import EFFECTS
-from clearhead.core.problem import Rules
-from clearhead.core.statistics import Watched, askable
 from clearhead.diagnosing.verdict import Diagnosis
 from clearhead.distributed.sharded_matrix import ShardedTransposedMatrix
 from clearhead.explaining import learning
@@ -39,7 +37,6 @@ RNG = np.random.default_rng(5)
 FLAT = RNG.standard_normal((3, 4))
 Q, K, V = (RNG.standard_normal((2, heads, length, 4)) for heads, length in ((2, 3), (1, 3), (1, 3)))
 W = RNG.standard_normal((4, 4))
-GROUPS = (np.array([0, 1, 1]), np.array([0, 0, 1]))
 
 
 class Mute:
@@ -65,17 +62,13 @@ def masked() -> Any:
 
 
 # fmt: off
+SIMPLE = (
+    None, "x", "", b"", -1, 0, 1, 7, 1.5, np.nan, np.inf, -np.inf, 2**70, -(2**70), True, False, 1j, [], [[]], [1, [2]],
+    [None], ["x"], [2**70], (), (1, 2), (1, 2, 3), ("n", 3), (-2, 2.5), (True, 3), (2**70,) * 2, {}, {1: 2}, {1, 2},
+    ..., slice(None), slice("a", "b"), slice(None, None, 0), range(3), Path("nowhere"), Decimal(1), "\ud800", "a\0b",
+)
 PLAIN: dict[str, Any] = {
-    "None": None, "x": "x", "no text": "", "bytes": b"", "-1": -1, "0": 0, "1": 1, "7": 7, "1.5": 1.5, "nan": np.nan,
-    "inf": np.inf, "-inf": -np.inf, "2**70": 2**70, "-2**70": -(2**70), "True": True, "False": False, "1j": 1j,
-    "[]": [],
-    "[[]]": [[]], "ragged": [1, [2]], "[None]": [None], "['x']": ["x"], "[2**70]": [2**70], "()": (), "(1, 2)": (1, 2),
-    "(1, 2, 3)": (1, 2, 3), "('n', 3)": ("n", 3), "(-2, 2.5)": (-2, 2.5), "(True, 3)": (True, 3),
-    "(2**70, 2**70)": (2**70,) * 2,
-    "{}": {}, "{1: 2}": {1: 2}, "set": {1, 2}, "a type": int, "a function": generator, "...": ..., ":": slice(None),
-    "a slice of texts": slice("a", "b"), "a slice of step 0": slice(None, None, 0), "range": range(3),
-    "a path": Path("nowhere"),
-    "a decimal": Decimal(1), "claims": Claims(), "mute": Mute(), "surrogates": "\ud800", "zero byte": "a\0b",
+    **{repr(x): x for x in SIMPLE}, "a type": int, "a function": generator, "claims": Claims(), "mute": Mute(),
 }
 ARRAYS: dict[str, Any] = {
     "whole": np.ones((3, 4), int), "narrow": FLAT.astype(np.float32), "half": FLAT.astype(np.float16),
@@ -138,135 +131,118 @@ class Call:
     """A public callable with valid arguments."""
 
     call: Callable[..., Any]
-    right: dict[str, Any] = field(default_factory=dict)
-    options: tuple[str, ...] = ()  # further argument names that it takes
+    right: dict[str, Any]
 
     @property
     def names(self) -> tuple[str, ...]:
         """The arguments that can be wrong: the names in the signature, and the rules or options behind `**`."""
-        local = [p for p in signature(self.call).parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-        return (*(p.name for p in local), *self.options)
+        result: list[str] = []
+        for one in signature(self.call).parameters.values():
+            if one.kind is one.VAR_KEYWORD:
+                result += [name for named in getattr(one.annotation, "__args__", ()) for name in named.__annotations__]
+            elif one.kind is not one.VAR_POSITIONAL:
+                result.append(one.name)
+        return tuple(result)
 
     def __call__(self, wrong: dict[str, Any]) -> Any:
         inputs = {**self.right, **wrong}
         parameters = signature(self.call).parameters
-        first = [n for n, p in parameters.items() if p.kind is Parameter.POSITIONAL_ONLY and n in inputs]
+        first = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_ONLY and n in inputs]
         return self.call(*(inputs.pop(name) for name in first), **inputs)
 
 
-def methods(
-    owner: Callable[[], Any], kind: type, right: dict[str, dict[str, Any]], of: tuple[str, ...] = (), **options: Any
-) -> dict[str, Call]:
-    """The public methods of a class, or those in `of`, each called on a fresh object."""
-    names = [name for name in of or dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
+VALID: dict[str, Any] = {  # by the name of a parameter, for each that has no default
+    **dict.fromkeys(("q", "k", "v", "x", "theirs"), FLAT), **dict.fromkeys(("w_q", "w_k", "w_v", "w_o"), W),
+    **dict.fromkeys(("key", "keys", "query", "batch", "layer", "head", "chosen"), 0),
+    **dict.fromkeys(("query_groups", "key_groups"), np.array([0, 1, 1])), "weights": np.abs(FLAT[:, :3]),
+    "height": 2, "width": 2, "by": 1.0, "t": 2.0, "at_least": 0.5, "sinks": [0.0, 1.0], "text": "humpty dumpty",
+    "path": "/dev/null/nowhere.html", "scene": None, "groups": [0, 1, 1], "edges": [], "run": lambda: 0.0,
+    "d_model": 8, "num_heads": 2, "language": "en", "length": 3, "edits": [ch.cut(keys=0)],
+}  # fmt: skip
+ROW, COLUMN = {"k": 2, "v": V, "g": Q, "x": V, "keys": 0}, {"g": Q}
+
+
+def of(call: Callable[..., Any], **right: Any) -> Call:
+    """With valid arguments: those given where it takes them, and those of VALID for what has no default."""
+    taken = signature(call).parameters.values()
+    wanted = [p for p in taken if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    return Call(call, {p.name: VALID[p.name] for p in wanted if p.name not in right} | right)
+
+
+def methods(owner: Callable[[], Any], kind: type, *chosen: str, alone: bool = False, **right: Any) -> dict[str, Call]:
+    """The public methods of a class, or the chosen ones, each on a fresh object; `alone` in a process group of one."""
+
+    def call(name: str) -> Callable[..., Any]:
+        def fresh(*inputs: Any, **named: Any) -> Any:
+            return getattr(owner(), name)(*inputs, **named)
+
+        function = getattr(kind, name)
+        static = isinstance(inspect.getattr_static(kind, name), (staticmethod, classmethod))
+        fresh.__signature__ = signature(function if static else partial(function, None))  # type: ignore[attr-defined]
+        return in_a_group(fresh) if alone else fresh
+
+    public = [name for name in dir(kind) if not name.startswith("_") or name in ("__getitem__", "__matmul__")]
+    names = [name for name in chosen or public if callable(getattr(kind, name))]
     names = [name for name in names if getattr(getattr(kind, name), "__module__", "").startswith("clearhead")]
-    result = {}
-    for name in [*names, *(n for n in right if n.startswith("__"))]:
-        bound = getattr(owner(), name)
-        result[f"{kind.__name__}.{name}"] = Call(bound, right.get(name, {}), options.get(name, ()))
-    return result
+    calls = {name: call(name) for name in names}
+    taken = {
+        name: {key: x for key, x in right.items() if key in signature(one).parameters} for name, one in calls.items()
+    }
+    return {f"{kind.__name__}.{name}": of(one, **taken[name]) for name, one in calls.items()}
 
 
 def matrix() -> ch.AttentionMatrix:
     return ch.AttentionMatrix(Q, K, causal=True)
 
 
-def cuts() -> ch.CauseMatrix:
-    return matrix().cuts(V, Q)
+@wraps(ch.AttentionMatrix, updated=())
+def shaped(**inputs: Any) -> Any:
+    return ch.AttentionMatrix(**inputs).shape
 
 
-def observed(sinks: Any = None) -> ch.Observation:
-    return ch.AttentionMatrix(Q, K, sinks=sinks).observe(
+def observed() -> ch.Observation:
+    return ch.AttentionMatrix(Q, K).observe(
         V, **dict.fromkeys(("logsumexp", "max_logit", "entropy", "distance"), True), top=2
     )
 
 
-RULES = tuple(Rules.__annotations__)
+QKV = dict.fromkeys("qkv", FLAT)
 LAYER = {"x": FLAT, "w_q": W, "w_k": W, "w_v": W}
-PAGE = ("exact", "dtype", "batch", "beside", "language", "title", "each")
-PATH = {"path": "/dev/null/nowhere.html"}
-LOOKS = {"save": PAGE, "to_html": PAGE, "document": PAGE}
 
 
 @cache
 def public() -> dict[str, Call]:
     """Everything public that computes with NumPy alone."""
-    qkv = {"q": FLAT, "k": FLAT, "v": FLAT}
-    # fmt: off
-    functions = {
-        "attention": Call(ch.attention, qkv, RULES),
-        "plan": Call(ch.plan, qkv, RULES),
-        "AttentionMatrix": Call(lambda **inputs: ch.AttentionMatrix(**inputs).shape, {"q": FLAT, "k": FLAT},
-                                ("q", "k", "engine", "logsumexp", "num_threads", *RULES)),
-        "trace": Call(ch.trace, qkv, RULES),
-        "trace_layer": Call(ch.trace_layer, LAYER, RULES),
-        "trace_weights": Call(ch.trace_weights, {"weights": np.abs(FLAT[:, :3]), "v": FLAT}),
-        "diagnose_weights": Call(ch.diagnose_weights, {"weights": np.abs(FLAT[:, :3]), "v": FLAT, "theirs": FLAT}),
-        "diagnose": Call(ch.diagnose, {**qkv, "theirs": FLAT}, RULES),
-        "diagnose_layer": Call(ch.diagnose_layer, {**LAYER, "w_o": W, "theirs": FLAT}, RULES),
-        "shapes": Call(ch.shapes, qkv),
-        "shapes of a layer": Call(ch.shapes, LAYER),
-        "rollout": Call(ch.rollout, {"matrices": [matrix(), matrix()], "query": 0}),
-        "explain": Call(ch.explain, {"text": "humpty dumpty"}),
-        "why": Call(ch.why, {"text": "humpty dumpty"}),
-        "load": Call(ch.load, {"path": "nowhere"}),
-        "cut": Call(ch.cut, {"keys": 0}),
-        "boost": Call(ch.boost, {"keys": 0, "by": 1.0}),
-        "share": Call(ch.share, {"keys": 0, "at_least": 0.5}),
-        "tempered": Call(ch.tempered, {"t": 2.0}),
-        "off": Call(ch.off, {"heads": 0}),
-        "scaled": Call(ch.scaled, {"by": 2.0}),
-        "edits_to_json": Call(ch.edits_to_json, {"edits": [ch.cut(keys=0)]}),
-        "edits_from_json": Call(ch.edits_from_json, {"text": "[]"}),
-        "textbook.heads.heads_beside": Call(heads_beside, {"counts": [1, 2], **LAYER}),
-        "textbook.why_scale.saturation": Call(saturation),
-        "textbook.why_scale.why_scale": Call(why_scale),
-        "explaining.learning.read": Call(learning.read, {"path": "nowhere"}),
-    }
-    trace = ch.trace(Q, K, V)
+    plain = "attention trace trace_layer trace_weights diagnose diagnose_layer diagnose_weights explain why load"
+    plain += " boost share tempered scaled edits_to_json"
+    trace, shown = ch.trace(Q, K, V), cache(lambda: ch.explain("humpty dumpty"))
     return {
-        **functions,
-        **methods(
-            matrix,
-            ch.AttentionMatrix,
-            {
-                "top": {"k": 2}, "image": {"height": 2, "width": 2}, "part": {"batch": 0},
-                "groups": {"query_groups": GROUPS[0], "key_groups": GROUPS[1]}, "save": PATH,
-                "__getitem__": {"key": 0}, "__matmul__": {"v": V},
-                "cut": {"keys": 0}, "boost": {"keys": 0, "by": 1.0}, "tempered": {"t": 2.0},
-                "contributions": {"v": V}, "cuts": {"v": V, "g": Q},
-            },
-            **LOOKS, observe=askable(),
-        ),
-        **methods(lambda: matrix().T, TransposedMatrix, {"__getitem__": {"key": 0}, "__matmul__": {"g": Q}}),
-        **methods(
-            cuts, ch.CauseMatrix,
-            {
-                "top": {"k": 2}, "strongest": {"k": 2}, "image": {"height": 2, "width": 2},
-                "groups": {"query_groups": GROUPS[0], "key_groups": GROUPS[1]},
-                "spans": {"query_groups": GROUPS[0], "key_groups": GROUPS[1]},
-                "__getitem__": {"key": 0}, "__matmul__": {"x": V},
-            },
-            observe=tuple(EFFECTS),
-        ),
-        **methods(
-            observed, ch.Observation,
-            {"merge_keys": {"other": observed()}, "merge_queries": {"other": observed()},
-    "with_sinks": {"sinks": [0.0, 1.0]},
-             "among": {"keys": 5}, "heads": {"chosen": 0}},
-        ),
-        **methods(lambda: trace, Trace, {"token": {"query": 0}, "save": PATH, "document": {"scene": None}}),
-        **methods(lambda: ch.trace_weights(np.abs(FLAT[:, :3]), FLAT), WeightsTrace,
-                  {"token": {"query": 0}, "save": PATH, "document": {"scene": None}}),
-        **methods(lambda: trace.token(0), TokenTrace, {}),
-        **methods(lambda: ch.diagnose(FLAT, FLAT, FLAT, FLAT), Diagnosis, {}),
-        **methods(cache(lambda: ch.explain("humpty dumpty")), Explanation, {"save": PATH, "document": {}}),
-        **methods(cache(lambda: ch.why("humpty dumpty")), Why, {"save": PATH}),
-        **methods(cache(why_scale), WhyScale, {"save": PATH}),
-        **methods(cache(learning.learning), learning.Learning,
-                  {"save": PATH, "words": {"key": "learn", "language": "en"}}),
+        **{name: of(getattr(ch, name)) for name in plain.split()},
+        "plan": of(ch.plan, v=FLAT),
+        "AttentionMatrix": of(shaped),
+        "shapes": of(ch.shapes, **QKV),
+        "shapes of a layer": of(ch.shapes, **LAYER),
+        "rollout": of(ch.rollout, matrices=[matrix(), matrix()]),
+        "cut": of(ch.cut, keys=0),
+        "off": of(ch.off, heads=0),
+        "edits_from_json": of(ch.edits_from_json, text="[]"),
+        "textbook.heads.heads_beside": of(heads_beside, counts=[1, 2], **LAYER),
+        "textbook.why_scale.saturation": of(saturation),
+        "textbook.why_scale.why_scale": of(why_scale),
+        "explaining.learning.read": of(learning.read),
+        **methods(matrix, ch.AttentionMatrix, **ROW),
+        **methods(lambda: matrix().T, TransposedMatrix, **COLUMN),
+        **methods(lambda: matrix().cuts(V, Q), ch.CauseMatrix, **ROW),
+        **methods(observed, ch.Observation, other=observed()),
+        **methods(lambda: trace, Trace),
+        **methods(lambda: ch.trace_weights(np.abs(FLAT[:, :3]), FLAT), WeightsTrace),
+        **methods(lambda: trace.token(0), TokenTrace),
+        **methods(lambda: ch.diagnose(FLAT, FLAT, FLAT, FLAT), Diagnosis),
+        **methods(shown, Explanation),
+        **methods(cache(lambda: ch.why("humpty dumpty")), Why),
+        **methods(cache(why_scale), WhyScale),
+        **methods(cache(learning.learning), learning.Learning, key="learn"),
     }
-    # fmt: on
 
 
 def seen() -> Seen:
@@ -284,11 +260,13 @@ def threads(count: Any) -> None:
         ch.set_num_threads(before)
 
 
+@wraps(ch.watch)
 def watched(**inputs: Any) -> None:
     with ch.watch(**inputs):
         pass
 
 
+@wraps(ch.change)
 def changed(**inputs: Any) -> None:
     with ch.change(**inputs):
         inputs["model"](torch.tensor([[1, 2, 3]]))
@@ -315,98 +293,72 @@ def alone(call: Callable[..., Any], inputs: dict[str, Any]) -> Any:
         dist.destroy_process_group()
 
 
+def in_a_group(call: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(call, updated=())
+    def grouped(*inputs: Any, **named: Any) -> Any:
+        return alone(partial(call, *inputs), named)
+
+    return grouped
+
+
 def sharded() -> ch.distributed.ShardedAttentionMatrix:
     return ch.distributed.ShardedAttentionMatrix(torch.from_numpy(Q), torch.from_numpy(K), causal=True)
 
 
-def methods_alone(owner: Callable[[], Any], kind: type, right: dict[str, dict[str, Any]]) -> dict[str, Call]:
-    """As `methods`, of objects that live in a process group: each call makes its own, in a group of one process."""
-
-    def call(name: str) -> Callable[..., Any]:
-        return lambda **inputs: alone(lambda **inner: getattr(owner(), name)(**inner), inputs)
-
-    names = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
-    names += [name for name in right if name.startswith("__")]
-    taken = {name: tuple(signature(getattr(kind, name)).parameters)[1:] for name in names}
-    return {f"{kind.__name__}.{name}": Call(call(name), right.get(name, {}), taken[name]) for name in names}
-
-
-def made(kind: type, inputs: dict[str, Any]) -> None:
+def made(kind: type) -> Callable[..., None]:
     """A layer, run once where it is small."""
-    layer = kind(**inputs)
-    weights = list(layer.parameters())
-    if sum(p.numel() for p in weights) < 10**6 and all(p.device.type == "cpu" for p in weights):
-        layer(torch.ones(1, 3, layer.d_model))
+
+    @wraps(kind, updated=())
+    def run(**inputs: Any) -> None:
+        layer = kind(**inputs)
+        weights = list(layer.parameters())
+        if sum(p.numel() for p in weights) < 10**6 and all(p.device.type == "cpu" for p in weights):
+            layer(torch.ones(1, 3, layer.d_model))
+
+    return run
 
 
 @cache
 def in_frameworks() -> dict[str, Call]:
     """Public callables of the parts for PyTorch and Transformers."""
-    x = torch.ones(1, 2, 3, 4)
-    flat, layer = torch.from_numpy(FLAT), nn.MultiHeadAttention(8, 2)
-    # fmt: off
+    x, flat, layer = torch.ones(1, 2, 3, 4), torch.from_numpy(FLAT), nn.MultiHeadAttention(8, 2)
+    row, column = ({k: torch.from_numpy(x) if k in "vgx" else x for k, x in each.items()} for each in (ROW, COLUMN))
+    shards, theirs = ch.distributed, torch.nn.MultiheadAttention(8, 2)
+    functions = (shards.attention, shards.ShardedAttentionMatrix, shards.plan)
     return {
-        "set_num_threads": Call(threads, {"count": 1}),
-        "watch": Call(watched, {"model": torch.nn.Linear(2, 2)},
-                      (*list(signature(ch.watch).parameters)[:-1], *Watched.__annotations__)),
-        "nn.MultiHeadAttention": Call(
-            lambda **inputs: made(nn.MultiHeadAttention, inputs), {"d_model": 8, "num_heads": 2},
-                                      tuple(signature(nn.MultiHeadAttention).parameters)),
-        "nn.SingleHeadAttention": Call(
-            lambda **inputs: made(nn.SingleHeadAttention, inputs), {"d_model": 8}, ("d_model",)),
-        "nn.MultiHeadAttention.forward": Call(layer.forward, {"x": torch.ones(1, 3, 8)}),
-        "nn.KVCache": Call(nn.KVCache, {"batch": 1, "kv_heads": 2, "d_k": 4, "d_v": 4}),
-        "torch.scaled_dot_product_attention": Call(
-            ch.torch.scaled_dot_product_attention, {"query": x, "key": x, "value": x}),
-        "distributed.attention": Call(
-            lambda **inputs: alone(ch.distributed.attention, inputs), {"q": flat, "k": flat, "v": flat},
-            (*tuple(signature(ch.distributed.attention).parameters)[:-1], *RULES)),
-        "distributed.ShardedAttentionMatrix": Call(
-            lambda **inputs: alone(ch.distributed.ShardedAttentionMatrix, inputs), {"q": flat, "k": flat},
-            (*tuple(signature(ch.distributed.ShardedAttentionMatrix).parameters)[:-1], *RULES)),
-        **methods_alone(sharded, ch.distributed.ShardedAttentionMatrix, {
-            "top": {"k": 2}, "image": {"height": 2, "width": 2},
-            "groups": {"query_groups": GROUPS[0], "key_groups": GROUPS[1]},
-            "contributions": {"v": torch.from_numpy(V)}, "cuts": {"v": torch.from_numpy(V), "g": torch.from_numpy(Q)},
-            "__getitem__": {"key": 0}, "__matmul__": {"v": torch.from_numpy(V)}}),
-        **methods_alone(
-            lambda: sharded().cuts(torch.from_numpy(V), torch.from_numpy(Q)), ch.distributed.ShardedCauseMatrix,
-            {
-                "top": {"k": 2}, "strongest": {"k": 2}, "image": {"height": 2, "width": 2},
-                "groups": {"query_groups": GROUPS[0], "key_groups": GROUPS[1]},
-                "spans": {"query_groups": GROUPS[0], "key_groups": GROUPS[1]},
-                "__getitem__": {"key": 0}, "__matmul__": {"x": torch.from_numpy(V)},
-            },
+        "set_num_threads": of(threads, count=1),
+        "watch": of(watched, model=torch.nn.Linear(2, 2)),
+        "nn.MultiHeadAttention": of(made(nn.MultiHeadAttention)),
+        "nn.SingleHeadAttention": of(made(nn.SingleHeadAttention)),
+        "nn.KVCache": of(nn.KVCache, batch=1, kv_heads=2, d_k=4, d_v=4),
+        "torch.scaled_dot_product_attention": of(ch.torch.scaled_dot_product_attention, query=x, key=x, value=x),
+        **{f"distributed.{each.__name__}": of(in_a_group(each), q=flat, k=flat) for each in functions[1:]},
+        "distributed.attention": of(in_a_group(shards.attention), q=flat, k=flat, v=flat),
+        **methods(sharded, shards.ShardedAttentionMatrix, alone=True, **row),
+        **methods(lambda: sharded().cuts(row["v"], row["g"]), shards.ShardedCauseMatrix, alone=True, **row),
+        **methods(lambda: sharded().T, ShardedTransposedMatrix, alone=True, **column),
+        "distributed.positions": of(in_a_group(shards.positions)),
+        "distributed.shard": of(in_a_group(shards.shard), x=x),
+        "distributed.unshard": of(in_a_group(shards.unshard), x=x),
+        "convert": of(nn.convert, module=theirs),
+        **methods(lambda: layer, nn.MultiHeadAttention, "forward", "from_torch", x=torch.ones(1, 3, 8), theirs=theirs),
+        **methods(
+            lambda: nn.KVCache(1, 2, 4, 4),
+            nn.KVCache,
+            "append",
+            "reorder",
+            "crop",
+            k=x,
+            v=x,
+            order=torch.tensor([0]),
+            length=0,
         ),
-        **methods_alone(lambda: sharded().T, ShardedTransposedMatrix, {
-            "__getitem__": {"key": 0}, "__matmul__": {"g": torch.from_numpy(Q)}}),
-        "distributed.plan": Call(
-            lambda **inputs: alone(ch.distributed.plan, inputs), {"q": flat, "k": flat},
-            (*tuple(signature(ch.distributed.plan).parameters)[:-1], *RULES)),
-        "distributed.positions": Call(
-            lambda **inputs: alone(ch.distributed.positions, inputs), {"length": 3}, ("length", "group", "layout")),
-        "distributed.shard": Call(
-            lambda **inputs: alone(ch.distributed.shard, inputs), {"x": x}, ("x", "dim", "group", "layout")),
-        "distributed.unshard": Call(
-            lambda **inputs: alone(ch.distributed.unshard, inputs), {"x": x}, ("x", "dim", "group", "layout")),
-        "convert": Call(nn.convert, {"module": torch.nn.MultiheadAttention(8, 2)}),
-        **methods(lambda: layer, nn.MultiHeadAttention, {"forward": {"x": torch.ones(1, 3, 8)},
-            "from_torch": {"theirs": torch.nn.MultiheadAttention(8, 2)}}, of=("forward", "from_torch")),
-        **methods(lambda: nn.KVCache(1, 2, 4, 4), nn.KVCache, {
-            "append": {"k": x, "v": x},
-            "reorder": {"order": torch.tensor([0])}, "crop": {"length": 0}}, of=("append", "reorder", "crop")),
-        "jax.attention": Call(ch.jax.attention, {"q": FLAT, "k": FLAT, "v": FLAT}, RULES),
-        "jax.observe": Call(ch.jax.observe, {"q": FLAT, "k": FLAT}, tuple(ch.jax.Named.__annotations__)),
-        "testing.assert_attention": Call(
-            asserted, {"fn": ch.attention, "examples": 1, "lengths": [3], "widths": [4]}, RULES),
-        "change": Call(changed, {"model": small_gpt2(), "edits": [ch.cut(keys=0)]}),
-        "like": Call(ch.like, {"seen": seen()}),
-        "values_like": Call(ch.values_like, {"seen": seen()}),
-        **methods(lambda: seen().spans([0, 1, 1]), Spans, {}),
-        **methods(seen, Seen, {
-            "head": {"layer": 0, "head": 0}, "layer": {"layer": 0}, "matrix": {"layer": 0}, "rollout": {"query": 0},
-            "contributions": {"layer": 0}, "cuts": {"layer": 0}, "relevance": {"query": 0},
-            "spans": {"groups": [0, 1, 1]}, "verify": {"edges": [], "run": lambda: 0.0},
-            "save": PATH, "__getitem__": {"layer": 0}}, **LOOKS),
+        "jax.attention": of(ch.jax.attention),
+        "jax.observe": of(ch.jax.observe),
+        "testing.assert_attention": of(asserted, fn=ch.attention, examples=1, lengths=[3], widths=[4]),
+        "change": of(changed, model=small_gpt2(), edits=[ch.cut(keys=0)]),
+        "like": of(ch.like, seen=seen()),
+        "values_like": of(ch.values_like, seen=seen()),
+        **methods(lambda: seen().spans([0, 1, 1]), Spans),
+        **methods(seen, Seen),
     }
-    # fmt: on

@@ -10,19 +10,15 @@ import clearhead as ch
 from clearhead import engines
 from clearhead.core import reference, visibility
 from clearhead.core.axes import Array
+from clearhead.core.effects import ORDERS, Order
 from clearhead.ops.causes import CauseMatrix
 from problems import LAYOUTS, Case
 from problems import each_engine as on_each_engine
-from seeds import fresh
-from slack import Slack
+from slack import Slack, assert_close
 
 ENGINES = [name for name in engines.NAMES if hasattr(engines.get(name), "effects")]
 EVERYTHING: dict[str, Any] = {"by_key": True, "by_query": True, "top": 3, "strongest": 7, "image": (5, 6)}
 each_engine = on_each_engine(ENGINES)
-
-
-def normal(*shape: int, dtype: Any = np.float64) -> Array:
-    return fresh().standard_normal(shape).astype(dtype)
 
 
 @dataclass(frozen=True)
@@ -64,13 +60,6 @@ class Causes:
         largest: Array = 8 * slack.weights * (1e-30 + moved.max(axis=-1, initial=0.0, keepdims=True))
         return largest + slack.tiny
 
-    def labels(self) -> tuple[Array, Array]:
-        return self.case.labels()
-
-
-def refused(engine: str, case: Case) -> bool:
-    return bool(engines.get(engine).reasons_not(case.problem))
-
 
 def in_float64(case: Case) -> Case:
     return Case(*(x.astype(np.float64) for x in (case.q, case.k, case.v)), case.rules, case.seed)
@@ -80,17 +69,6 @@ def without(case: Case, hidden: Array, v: Array) -> Array:
     """Attention's output where the pairs `hidden`, as the matrix's shape, may not see each other."""
     sight = np.broadcast_to(case.rules.get("mask", True), hidden.shape) & ~hidden
     return ch.attention(case.q, case.k, v, **{**case.rules, "mask": sight})
-
-
-def everything(E: Any, labels: tuple[Array, Array]) -> dict[str, Array]:
-    """Every answer by name."""
-    seen = E.observe(**EVERYTHING, groups=labels)
-    result = {name: getattr(seen, name) for name in ("by_key", "by_query", "groups")}
-    for name in ("top", "strongest", "image"):
-        result |= {f"{name} {part}": x for part, x in getattr(seen, name)._asdict().items()}
-    spans = {"spans": E.spans(*labels)} if E.kind == "cut" else {}
-    ones = {"product": E @ np.ones(E.shape[-1]), "transposed": E.T @ np.ones(E.shape[-2])}
-    return {**result, **spans, **ones, "dense": E[...]}
 
 
 def signed_largest(x: Array, height: int, width: int, *, second: bool = False) -> Array:
@@ -109,3 +87,88 @@ def signed_largest(x: Array, height: int, width: int, *, second: bool = False) -
 def covered(pixel: int, pixels: int, size: int) -> slice:
     """The cells under a pixel, in whole numbers."""
     return slice(pixel * size // pixels, -(-(pixel + 1) * size // pixels))
+
+
+def check_elements(engine: str, case: Case, kind: str, index: Any = ..., flipped: Any = ...) -> None:
+    """The effects are the reference's, also where they are indexed, transposed and multiplied."""
+    causes = Causes(case)
+    E, truth, allowed = causes.made(kind, engine=engine), case.restore(causes.truth(kind)), case.restore(causes.allowed)
+    assert (E.shape, E.dtype, E.kind) == (case.matrix().shape, case.matrix().dtype, kind)
+    turned, dense = E.T[flipped], np.asarray(E)
+    assert dense.dtype == E.dtype
+    assert_close(dense, truth, allowed, "dense")
+    assert_close(E[index], truth[index], allowed[index], "indexed")
+    assert_close(turned, truth.swapaxes(-1, -2)[flipped], allowed.swapaxes(-1, -2)[flipped], "transposed")
+    problem, adding = case.problem, Slack(case).eps * np.sqrt(sum(E.shape[-2:]))
+    x = case.rng.standard_normal((problem.keys, 2)).astype(case.q.dtype)
+    y = case.rng.standard_normal((*problem.prefix, problem.queries, 3))
+    for result, left, right, within in (
+        (E @ x, truth, x.astype(np.float64), allowed + adding * np.abs(truth)),
+        (E.T @ y, truth.swapaxes(-1, -2), y, (allowed + adding * np.abs(truth)).swapaxes(-1, -2)),
+    ):
+        assert result.dtype == E.dtype
+        assert_close(result, left @ right, within @ np.abs(right), "product")
+
+
+def check_observed(
+    engine: str, case: Case, kind: str, pixels: tuple[int, int] = (3, 4), orders: tuple[Order, ...] = ORDERS
+) -> None:
+    """What is observed is NumPy's answer to the reference's effects."""
+    causes, labels = Causes(case), case.labels()
+    E, truth, allowed = causes.made(kind, engine=engine), causes.truth(kind), causes.allowed
+    seen = E.observe(**{**EVERYTHING, "image": pixels}, groups=labels)
+    rough = allowed + Slack(case).eps * np.sqrt(sum(E.shape[-2:])) * np.abs(truth)
+    for axis, result in ((-2, seen.by_key), (-1, seen.by_query)):
+        assert_close(result, case.restore(truth.sum(axis)), case.restore(rough.sum(axis)), f"sum over {axis}")
+    problem = case.problem
+    rows, cols = (
+        np.broadcast_to(x, (*problem.prefix[:-1], n)).reshape(problem.batch, n)
+        for x, n in zip(labels, E.shape[-2:], strict=True)
+    )
+    book, within = (reference.Textbook(**{**vars(case.book), "weights": x}) for x in (truth, rough))
+    grouped = [case.restore(reference.groups(one, rows, cols)) for one in (book, within)]
+    assert_close(seen.groups, *grouped, "groups")
+    if 0 not in E.shape:
+        mean = case.restore(reference.image(book, *pixels)), case.restore(reference.image(within, *pixels))
+        edges = Slack(case).eps * sum((*pixels, *E.shape[-2:])) * np.abs(truth).max()
+        assert_close(seen.image.mean, mean[0], mean[1] + edges, "image")
+        largest, near = (case.restore(signed_largest(x, *pixels)) for x in (truth, allowed))
+        assert_close(np.abs(seen.image.largest), np.abs(largest), near, "largest")
+        alike = np.abs(largest) > 2 * case.restore(signed_largest(allowed, *pixels)) + 1e-30
+        clear = np.abs(case.restore(signed_largest(truth, *pixels, second=True))) + 2 * near < np.abs(largest)
+        np.testing.assert_array_equal(np.sign(seen.image.largest)[alike & clear], np.sign(largest)[alike & clear])
+    for order in orders:
+        assert_ranked(case, seen.top if order == "magnitude" else E.top(4, order), truth, allowed, order)
+    edges = seen.strongest
+    visible = np.broadcast_to(visibility.dense(problem), truth.shape)
+    count = min(EVERYTHING["strongest"], visible.sum())
+    assert [len(part) for part in edges] == [count] * 5
+    place = edges.batch, edges.head, edges.query, edges.key
+    assert visible[place].all()
+    assert len({*zip(*(x.tolist() for x in place), strict=True)}) == count
+    assert_close(edges.value, truth[place], allowed[place], "strongest")
+    best = np.argsort(-np.abs(truth[visible]))[:count]
+    assert_close(np.abs(edges.value), np.abs(truth[visible])[best], allowed.max(initial=0), "strongest")
+
+
+def assert_ranked(case: Case, result: Any, truth: Array, allowed: Array, order: str) -> None:
+    """The values are the first ones in this order, and the keys are distinct, visible and have these values."""
+    values, keys = (x.reshape(*truth.shape[:-1], x.shape[-1]) for x in result)
+    count = keys.shape[-1]
+    visible = np.broadcast_to(visibility.dense(case.problem), truth.shape)
+    by = {"magnitude": -np.abs(truth), "largest": -truth, "smallest": truth}[order]
+    rank = np.argsort(np.where(visible, by, np.inf), axis=-1, kind="stable")[..., :count]
+    rest = [(0, 0)] * 3 + [(0, count - rank.shape[-1])]
+    number = np.pad(np.take_along_axis(visible, rank, -1), rest)
+    np.testing.assert_array_equal(keys >= 0, number)
+    np.testing.assert_array_equal(values[keys < 0], 0)
+    if not truth.shape[-1]:
+        return
+    place = np.maximum(keys, 0)
+    assert np.take_along_axis(visible, place, -1)[keys >= 0].all()
+    assert_close(values, np.where(keys < 0, 0, np.take_along_axis(truth, place, -1)), allowed.max(-1, keepdims=True))
+    expected = np.where(number, np.pad(np.take_along_axis(by, rank, -1), rest), 0)
+    ours = {"magnitude": -np.abs(values), "largest": -values, "smallest": values}[order]
+    assert_close(ours, expected, allowed.max(-1, keepdims=True), order)
+    ordered = np.sort(keys, axis=-1)
+    assert not ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)).any()

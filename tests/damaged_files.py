@@ -16,7 +16,6 @@ import tempfile
 import traceback
 import warnings
 import zipfile
-from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,8 @@ from clearhead.diagnosing.claims import check_file
 from clearhead.diagnosing.diagnose import diagnose_file
 from clearhead.errors import ClearheadError
 from clearhead.explaining.explain import explain
+from clearhead.layers import saved
+from clearhead.layers.layer import Layer
 from clearhead.models.finding import load_model
 
 GROWTH = 512 * 2**20  # bytes that reading one small file may take
@@ -64,16 +65,9 @@ def originals(place: Path) -> dict[str, Path]:
 
 def record(place: Path, q: Any, k: Any) -> None:
     """What seen.save writes for a model of one layer."""
-    layer = {"name": "0", "path": "h.0", "cross": False, "heads": [0, 1], "queries": 4, "keys": 4, "note": ""}
-    words = {"format": 1, "clearhead": ch.__version__, "layers": [{**layer, "rules": {"causal": True}}]}
-    words |= {"model": "m", "tokens": [["a", "b", "c", "d"]], "source_tokens": []}
-    matrix = ch.AttentionMatrix(q[None], k[None], causal=True)
-    seen = matrix.observe(logsumexp=True, entropy=True, received=True, top=2)
-    arrays = {"0 q": q[None], "0 k": k[None], "0 logsumexp": seen.logsumexp, "0 entropy": seen.entropy}
-    arrays |= {"0 received": seen.received, "0 top_weights": seen.top.weights, "0 top_indices": seen.top.indices}
-    save_file(
-        {name: np.ascontiguousarray(x) for name, x in arrays.items()}, place, metadata={"watch": json.dumps(words)}
-    )
+    seen = ch.AttentionMatrix(q[None], k[None], causal=True).observe(logsumexp=True, entropy=True, received=True, top=2)
+    layer = Layer("0", "h.0", 1, False, (0, 1), seen, q[None], k[None], None, {"causal": True}, None, "")
+    saved.write(place, [layer], {"model": "m", "tokens": [["a", "b", "c", "d"]], "source_tokens": []})
 
 
 def model(shipped: Path, place: Path) -> None:
@@ -84,10 +78,13 @@ def model(shipped: Path, place: Path) -> None:
     (place / "tokenizer.json").write_text(json.dumps(tokenizer))
     sizes = {"n_layer": 1, "n_head": 2, "n_embd": 4, "n_positions": 8, "vocab_size": vocabulary}
     (place / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
-    from clearhead.explaining.gpt2 import _config, _expected
-
-    shapes = dict(_expected(_config(place / "config.json")))
-    save_file({name: np.ones(shape, np.float32) for name, shape in shapes.items()}, place / "model.safetensors")
+    linear = {"attn.c_attn": (4, 12), "attn.c_proj": (4, 4), "mlp.c_fc": (4, 16), "mlp.c_proj": (16, 4)}
+    shapes = {f"h.0.{name}.weight": shape for name, shape in linear.items()}
+    shapes |= {f"h.0.{name}.bias": shape[1:] for name, shape in linear.items()}
+    shapes |= {f"{name}.{kind}": (4,) for name in ("h.0.ln_1", "h.0.ln_2", "ln_f") for kind in ("weight", "bias")}
+    shapes |= {"wte.weight": (vocabulary, 4), "wpe.weight": (8, 4)}
+    arrays = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    save_file(arrays, place / "model.safetensors")
 
 
 def read(path: Path) -> None:
@@ -108,15 +105,8 @@ def damaged(path: Path, rng: random.Random) -> list[str]:
     """Damage a file in place, or one of a directory's; returns what was done."""
     if path.is_dir():
         path = rng.choice(sorted(path.iterdir()))
-    ways: list[Callable[[bytes, random.Random], bytes]] = [flipped, cut, grown, doubled]
-    if path.suffix == ".json":
-        ways += [valued] * 6
-    if path.suffix == ".safetensors":
-        ways += [headed] * 6
-    if path.suffix == ".npz":
-        ways += [repacked] * 6
-    if path.suffix == ".npy":
-        ways += [claimed] * 4
+    by_suffix = {".json": [valued] * 6, ".safetensors": [headed] * 6, ".npz": [repacked] * 6, ".npy": [claimed] * 4}
+    ways = [flipped, cut, grown, doubled, *by_suffix.get(path.suffix, [])]
     done = [rng.choice(ways) for _ in range(rng.choice((1, 1, 2)))]
     data = path.read_bytes()
     for way in done:
@@ -185,14 +175,12 @@ def headed(data: bytes, rng: random.Random) -> bytes:
 
 def repacked(data: bytes, rng: random.Random) -> bytes:
     """One array of an .npz with another claim or other bytes."""
-    from io import BytesIO
-
-    with zipfile.ZipFile(BytesIO(data)) as stored:
+    with zipfile.ZipFile(io.BytesIO(data)) as stored:
         parts = {entry.filename: stored.read(entry) for entry in stored.infolist()}
     name = rng.choice(sorted(parts))
     way = rng.choice((claimed, claimed, flipped, cut, typed))
     parts[name] = way(parts[name], rng)
-    made = BytesIO()
+    made = io.BytesIO()
     with zipfile.ZipFile(made, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as target:
         for each, part in parts.items():
             target.writestr(each, part)

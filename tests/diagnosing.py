@@ -1,5 +1,7 @@
 """What the tests of `diagnose` share: inputs, a plain softmax, and the answer about a case of wrong.py."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,15 @@ from seeds import fresh
 def softmax(x: Any, axis: int = -1) -> Any:
     powers = np.exp(x - x.max(axis=axis, keepdims=True))
     return powers / powers.sum(axis=axis, keepdims=True)
+
+
+def written(place: Path, data: dict[str, Any] | str) -> Path:
+    """A case in a file of this name: arrays in .npz, else JSON, or text as it is."""
+    if place.suffix == ".npz" and isinstance(data, dict):
+        np.savez(place, **data)
+    else:
+        place.write_text(data if isinstance(data, str) else json.dumps(data), encoding="utf-8")
+    return place
 
 
 def qkv(n: int = 24, heads: int = 3, d: int = 8, dtype: Any = np.float32) -> Any:

@@ -72,7 +72,7 @@ def check_files() -> None:
     package = Path(ch.__file__).resolve().parent
     assert Path(__file__).resolve().parents[1] / "src" not in package.parents, "this is the source tree"
     files = {str(path).replace("\\", "/") for path in distribution("clearhead").files or ()}
-    for name in (
+    for name in [
         "LICENSE",
         "nanobind.txt",
         "robin_map.txt",
@@ -80,7 +80,7 @@ def check_files() -> None:
         "attention.css",
         "attention.js",
         "tokenizer.json",
-    ):
+    ]:
         assert any(path.endswith("/" + name) for path in files), name
     assert not any(path.endswith((".cpp", ".hpp")) for path in files)
 

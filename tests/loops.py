@@ -69,7 +69,7 @@ def _logit(
     if rules.get("alibi_slopes") is not None:
         logit -= float(np.ravel(rules["alibi_slopes"])[place[-1] if place else 0]) * abs(position - j)
     if rules.get("spans") is not None:
-        logit += _span(*rules["spans"], place, i, j)
+        logit += _span(*rules["spans"], place, i, j, full[:-2])
     return None if logit == -math.inf else logit
 
 
@@ -79,11 +79,13 @@ def _scale(scale: Any, place: tuple[int, ...], d_k: int) -> float:
     return float(scale[place[-1] if place else 0]) if np.ndim(scale) else float(scale)
 
 
-def _span(query_spans: Array, key_spans: Array, table: Array, place: tuple[int, ...], i: int, j: int) -> float:
+def _span(
+    query_spans: Array, key_spans: Array, table: Array, place: tuple[int, ...], i: int, j: int, lead: tuple[int, ...]
+) -> float:
     ours, theirs = (int(x[place[:-1]][y] if x.ndim > 1 else x[y]) for x, y in ((query_spans, i), (key_spans, j)))
     if ours < 0 or theirs < 0:
         return 0.0
-    return float(table[place[len(place) - (table.ndim - 2) :]][ours, theirs])
+    return float(np.broadcast_to(table, (*lead, *table.shape[-2:]))[(*place, ours, theirs)])
 
 
 def _allowed(rules: dict[str, Any], batch: tuple[int, ...], i: int, j: int, position: int) -> bool:

@@ -43,10 +43,8 @@ class Losses:
     def truth(self) -> dict[str, Array]:
         """The derivatives by q, k, v, bias, sinks and the table of spans, each in the caller's own shape."""
         case, inputs = self.case, self.case.given
-        leaves = {name: _leaf(x) for name, x in (("q", inputs.q), ("k", inputs.k), ("v", inputs.v))}
-        leaves |= {name: _leaf(np.asarray(case.rules[name])) for name in ("bias", "sinks") if name in case.rules}
-        if "spans" in case.rules:
-            leaves["spans"] = _leaf(case.rules["spans"][2])
+        four = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
+        leaves = {name: _leaf(x) for name, x in (case.leaves | four).items()}
         answers = formula(case, torch.from_numpy(self.visible), **leaves)
         parts = [answers[name] * torch.from_numpy(x.astype(np.float64)) for name, x in self.by.items()]
         sum(part.sum() for part in parts).backward()
@@ -109,9 +107,7 @@ class Losses:
                 allowed = summed(self.problem.restore(by_pair(self.case, self.slack["logit"])), truth.shape)
             else:
                 allowed = self.slack[name].reshape(truth.shape)
-            inputs = self.case.rules["spans"][2] if name == "spans" else self.case.rules.get(name, self.case.q)
-            dtype = np.asarray(inputs).dtype
-            assert_close(result[name], truth, allowed + rounding(truth, dtype), name)
+            assert_close(result[name], truth, allowed + rounding(truth, self.case.leaves[name].dtype), name)
 
 
 def grouped(x: Array, like: Array) -> Array:
@@ -159,22 +155,14 @@ def added_by_spans(case: Case, table: torch.Tensor) -> torch.Tensor:
     return torch.einsum("bnx,bhxy,bmy->bhnm", one_hot[0], full, one_hot[1])
 
 
-def formula(
-    case: Case,
-    visible: torch.Tensor,
-    q: Any,
-    k: Any,
-    v: Any,
-    bias: Any = None,
-    sinks: Any = None,
-    spans: Any = None,
-    noise: Any = 0.0,
-) -> dict[str, torch.Tensor]:
+def formula(case: Case, visible: torch.Tensor, noise: Any = 0.0, **leaves: Any) -> dict[str, torch.Tensor]:
     """Attention and its observations by the plain formulas, with masked scores at -inf.
 
+    leaves  q, k, v, bias, sinks and the table of spans
     noise   by how much of itself each logit is off, in the weights but not in the log-sum-exp
     """
     problem = case.problem
+    q, k, v, bias, sinks, spans = (leaves.get(name) for name in ("q", "k", "v", "bias", "sinks", "spans"))
     k, v = (x.repeat_interleave(problem.heads // max(1, x.shape[1]), 1) for x in (k, v))
     scores = torch.from_numpy(problem.scale).to(q.dtype)[:, None, None] * (q @ k.transpose(-1, -2))
     if problem.softcap is not None:

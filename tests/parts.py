@@ -46,7 +46,7 @@ def only_batch(case: Case, place: int) -> Case:
     if "spans" in rules:
         least = case.q.ndim - 3, case.q.ndim - 3, case.q.ndim - 1  # axes of labels and of a table without batch axes
         rules["spans"] = tuple(
-            x[place : place + 1] if x.ndim > n else x for x, n in zip(rules["spans"], least, strict=True)
+            x[place : place + 1] if x.ndim > n and len(x) > 1 else x for x, n in zip(rules["spans"], least, strict=True)
         )
     q, k, v = (x[place : place + 1] for x in (case.q, case.k, case.v))
     return replace(case, q=q, k=k, v=v, rules=rules)

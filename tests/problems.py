@@ -1,6 +1,6 @@
 """Whole attention problems, drawn by hypothesis: shapes, dtypes, strides, score rules; numbers from a drawn seed."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -18,6 +18,8 @@ from clearhead.core import rules as table
 from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import Array
 from clearhead.core.problem import Described, Problem, describe
+from clearhead.errors import EngineError
+from seeds import fresh
 
 RULES = tuple(dict.fromkeys("segments" if "segments" in name else name for name in table.RULES))  # both sides at once
 SHORT = st.one_of(st.sampled_from((0, 1, 2, 3)), st.integers(4, 40))
@@ -102,6 +104,18 @@ class Case:
         """What the reference computed, (batch, heads, …), with the caller's own leading axes."""
         return self.problem.restore(array)
 
+    @property
+    def leaves(self) -> dict[str, Array]:
+        """What has a derivative: q, k and v, and of the rules bias, sinks and the table of spans."""
+        result = {name: getattr(self, name) for name in "qkv"}
+        result |= {name: np.asarray(self.rules[name]) for name in ("bias", "sinks") if name in self.rules}
+        return result | ({"spans": self.rules["spans"][2]} if "spans" in self.rules else {})
+
+    def rules_with(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
+        """The rules with these values for bias, sinks and the table of spans."""
+        rules = {name: leaves.get(name, value) for name, value in self.rules.items()}
+        return rules | ({"spans": (*self.rules["spans"][:2], leaves["spans"])} if "spans" in rules else {})
+
     def labels(self) -> tuple[Array, Array]:
         """Groups of queries and of keys; -1 is none."""
         lead = self.problem.prefix[:-1]
@@ -168,10 +182,23 @@ def each_engine(names: Sequence[str] = engines.NAMES) -> Any:
     return pytest.mark.parametrize("engine", in_the_gate(names, "triton"))
 
 
+def refused(engine: str, case: Case) -> bool:
+    """Whether this engine refuses the problem; if so, the error must give every reason and the engine must not run."""
+    reasons = engines.get(engine).reasons_not(case.problem)
+    if reasons:
+        with pytest.raises(EngineError) as error:
+            case.attention(engine=engine)
+        assert all(reason in str(error.value) for reason in reasons)
+    return bool(reasons)
+
+
 def on_every_engine(
     names: Sequence[str] = engines.NAMES, *, times: float = 1.0, limits: dict[str, Any] | None = None, **drawn: Any
 ) -> Callable[[Callable[..., None]], Callable[[str], None]]:
-    """Test `body(engine, case, …)` on random problems: compiled engines on the same ones, Triton on few small ones."""
+    """Test `body(engine, case, …)` on random problems: compiled engines on the same ones, Triton on few small ones.
+
+    Of an engine that refuses a problem, the error is tested.
+    """
     compiled = tuple(name for name in names if name != "triton")
     tests = {"compiled": (compiled, times, limits or {})}
     if "triton" in names:
@@ -184,7 +211,8 @@ def on_every_engine(
             def on_these_engines(case: Case, **more: Any) -> None:
                 for engine in chosen:
                     note(f"on the {engine} engine")
-                    body(engine, case, **more)
+                    if not refused(engine, case):
+                        body(engine, case, **more)
 
             on_these_engines.__name__ = f"{body.__name__}_{drawn_for}"
             examples(share)(given(case=cases(**most), **drawn)(on_these_engines))()
@@ -297,8 +325,7 @@ def _scale(draw: st.DrawFn, rng: np.random.Generator, shape: Shape) -> dict[str,
 
 def _spans(draw: st.DrawFn, rng: np.random.Generator, shape: Shape) -> dict[str, Any]:
     counts = draw(st.integers(1, 5)), draw(st.integers(1, 5))
-    leads = [(), *((shape.prefix[-1:], shape.prefix) if shape.prefix else ())]
-    table = rng.standard_normal((*draw(st.sampled_from(leads)), *counts)) * 2
+    table = rng.standard_normal((*_broadcasting(draw, shape.prefix), *counts)) * 2
     if draw(st.booleans()):
         table = np.where(rng.random(table.shape) < draw(st.sampled_from((0.2, 0.6))), -np.inf, table)
     none = draw(st.sampled_from((-1, 0)))  # with or without tokens that have no label
@@ -333,3 +360,25 @@ _RULES: dict[str, Any] = {
     "sinks": lambda draw, rng, shape: _per_head("sinks", draw, rng, shape),
     "query_offset": _offset,
 }
+
+
+def every_rule(lead: tuple[int, ...] = (3,), heads: int = 4, queries: int = 5, keys: int = 7) -> dict[str, Any]:
+    """Every rule of the table, in its order, with a value of its own for each batch entry and head."""
+    rng, sizes = fresh(), (*lead, heads, queries, keys)
+    labels = rng.integers(-1, 6, (*lead, queries)), rng.integers(-1, 8, (*lead, keys))
+    return {
+        "scale": rng.standard_normal(heads),
+        "softcap": 2.0,
+        "bias": rng.standard_normal(sizes),
+        "alibi_slopes": rng.random(heads),
+        "spans": (*labels, rng.standard_normal((*lead, heads, 6, 8))),
+        "causal": True,
+        "window": (5, 1),
+        "mask": rng.random(sizes) < 0.9,
+        "kv_lengths": rng.integers(keys // 2, keys + 1, lead),
+        "query_lengths": rng.integers(queries // 2, queries + 1, lead),
+        "query_segments": rng.integers(0, 2, (*lead, queries)),
+        "kv_segments": rng.integers(0, 2, (*lead, keys)),
+        "sinks": rng.standard_normal(heads),
+        "query_offset": rng.integers(0, 3, lead),
+    }

@@ -6,6 +6,7 @@ A failing test shows its seed; `CLEARHEAD_SEED=… pytest tests/test_x.py::test_
 import os
 import random
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -26,3 +27,7 @@ def start() -> int:
 def fresh() -> np.random.Generator:
     """A new generator for each call; the same ones in the same order when the test is replayed."""
     return np.random.default_rng(_sequence.spawn(1)[0])
+
+
+def normal(*shape: int, dtype: Any = np.float64) -> np.ndarray[Any, Any]:
+    return fresh().standard_normal(shape).astype(dtype)

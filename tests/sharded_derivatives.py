@@ -75,12 +75,24 @@ class Moved(Problem):
         rules = rules | {name: x[name] for name in ("bias", "sinks") if name in x}
         return rules | ({"spans": (*rules["spans"][:2], x["table"])} if "table" in x else {})
 
-    def alone(self, x: Tensors) -> Tensors:
-        return {"output": ch.attention(x["q"], x["k"], x["v"], **self.with_rules(self.rules, x))}
+    def paths(self, *, matrix: bool) -> tuple[Path, Path]:
+        """Attention, or what is asked of its matrix, over shards and in one process."""
 
-    def sharded(self, x: Tensors) -> Tensors:
-        here = self.with_rules(self.here, x)
-        return {"output": ch.distributed.attention(x["q"], x["k"], x["v"], **self.place, **here)}
+        def sharded(x: Tensors) -> Tensors:
+            rules = self.place | self.with_rules(self.here, x)
+            if not matrix:
+                return {"output": ch.distributed.attention(x["q"], x["k"], x["v"], **rules)}
+            A = ch.distributed.ShardedAttentionMatrix(x["q"], x["k"], **rules)
+            answers = self.looked(A, x["v"], self.groups[1])
+            return {name: y for name, y in answers.items() if name not in self.left_out[self.rank]}
+
+        def alone(x: Tensors) -> Tensors:
+            rules = self.with_rules(self.rules, x)
+            if not matrix:
+                return {"output": ch.attention(x["q"], x["k"], x["v"], **rules)}
+            return self.looked(ch.AttentionMatrix(x["q"], x["k"], **rules), x["v"], self.groups[0])
+
+        return sharded, alone
 
     def looked(self, A: Any, v: Tensor, labels: tuple[Tensor, ...]) -> Tensors:
         """A product and some statistics, by name; what an empty row has no number for is 0."""
@@ -88,15 +100,6 @@ class Moved(Problem):
         seen = A.observe(v if self.values else None, queries=self.some, **asked)
         answers = {name: getattr(seen, name).nan_to_num(0, 0, 0) for name in self.names}
         return answers | {"product": A @ (v + 1)} | ({"seen": seen.output} if self.values else {})
-
-    def matrix_alone(self, x: Tensors) -> Tensors:
-        A = ch.AttentionMatrix(x["q"], x["k"], **self.with_rules(self.rules, x))
-        return self.looked(A, x["v"], self.groups[0])
-
-    def sharded_matrix(self, x: Tensors) -> Tensors:
-        A = ch.distributed.ShardedAttentionMatrix(x["q"], x["k"], **self.place, **self.with_rules(self.here, x))
-        answers = self.looked(A, x["v"], self.groups[1])
-        return {name: y for name, y in answers.items() if name not in self.left_out[self.rank]}
 
     def same(self, seen: Tensors, expected: Tensors, what: str) -> None:
         """Compare this rank's part of inputs' gradients with that of the whole; of PARTS the ranks' sum."""
@@ -145,7 +148,7 @@ def gradients(rank: int, world: int, seed: int) -> None:
     for method in METHODS:
         for matrix in (False, True):
             one = Moved(rng, rank, world, method)
-            alone, sharded = (one.matrix_alone, one.sharded_matrix) if matrix else (one.alone, one.sharded)
+            sharded, alone = one.paths(matrix=matrix)
             x, local = leaves(one.whole), leaves(one.held(one.whole))
             answers = alone(x)
             parts, ups = one.losses({name: torch.randn_like(y) for name, y in answers.items()})
@@ -164,19 +167,12 @@ def gradient_tangents(f: Path, x: Tensors, up: Tensors, along: Tensors) -> Tenso
 
 
 def both(rank: int, world: int, seed: int) -> None:
-    """Forward mode, second order and their mixture of attention, compared with one process."""
+    """Forward mode, second order and their mixture of attention, products and statistics, compared with one process."""
     rng = np.random.default_rng(seed)
     for method in METHODS:
-        one = Moved(rng, rank, world, method)
-        compare(rng, one, one.sharded, one.alone)
-
-
-def matrices(rank: int, world: int, seed: int) -> None:
-    """The same of products and statistics of the matrix."""
-    rng = np.random.default_rng(seed)
-    for method in METHODS:
-        one = Moved(rng, rank, world, method)
-        compare(rng, one, one.sharded_matrix, one.matrix_alone)
+        for matrix in (False, True):
+            one = Moved(rng, rank, world, method)
+            compare(rng, one, *one.paths(matrix=matrix))
 
 
 def compare(rng: np.random.Generator, one: Moved, sharded: Path, alone: Path) -> None:
@@ -220,17 +216,17 @@ def differing(rank: int, world: int, seed: int) -> None:
 
 WAYS: dict[str, Callable[..., Any]] = {
     "jvp": lambda f, x, u, _: torch.func.jvp(f, (x,), (u,))[1],
-    "grad": lambda f, x, _, up: torch.func.grad(lambda y: (f(y).sin() * up).sum())(x),
-    "jvp of grad": lambda f, x, u, up: torch.func.jvp(torch.func.grad(lambda y: (f(y).sin() * up).sum()), (x,), (u,))[
-        1
-    ],
-    "grad of jvp": lambda f, x, u, up: torch.func.grad(lambda y: (torch.func.jvp(f, (y,), (u,))[1].sin() * up).sum())(
-        x
-    ),
-    "hvp": lambda f, x, u, up: torch.autograd.functional.hvp(lambda y: (f(y).sin() * up).sum(), x, u)[1],
+    "grad": lambda f, x, _, up: torch.func.grad(loss_of(f, up))(x),
+    "jvp of grad": lambda f, x, u, up: torch.func.jvp(torch.func.grad(loss_of(f, up)), (x,), (u,))[1],
+    "grad of jvp": lambda f, x, u, up: torch.func.grad(loss_of(lambda y: torch.func.jvp(f, (y,), (u,))[1], up))(x),
+    "hvp": lambda f, x, u, up: torch.autograd.functional.hvp(loss_of(f, up), x, u)[1],
     "jvp by two derivatives": lambda f, x, u, _: torch.autograd.functional.jvp(f, x, u)[1],
     "many gradients": lambda f, x, u, up: many(f, x, torch.stack([u, up])),
 }
+
+
+def loss_of(f: Callable[[Tensor], Tensor], up: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda y: (f(y).sin() * up).sum()
 
 
 def many(f: Callable[[Tensor], Tensor], x: Tensor, grads: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ the one number allowed on top.
 """
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -14,7 +15,6 @@ import numpy as np
 from clearhead.core import reference, visibility
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
-from clearhead.core.problem import Problem
 from problems import Case
 
 FACTOR = 4.0
@@ -99,8 +99,15 @@ def assert_close(actual: Array, expected: Array, allowed: Array, what: str = "")
         )
 
 
-def dtype_of_statistics(problem: Problem) -> np.dtype[Any]:
-    return statistics_dtype(problem.dtype)
+def assert_rows(case: Case, seen: Any, top: int, engine: str | None = None, times: float = 1.0) -> None:
+    """The output, every statistic of a query and the top weights are the reference's, up to `times` the rounding."""
+    slack, restore = Slack(case, engine), case.restore
+    for name, truth in reference.per_query(case.problem, case.book).items():
+        assert_close(getattr(seen, name), restore(truth), times * restore(slack.row(name)), name)
+        assert getattr(seen, name).dtype == statistics_dtype(case.problem.dtype)
+    assert_close(seen.output, restore(case.book.output), times * restore(slack.output(case.q.dtype)), "output")
+    assert seen.output.dtype == case.q.dtype
+    assert_top(case, seen.top, top, times)
 
 
 def assert_top(case: Case, top: Any, count: int, times: float = 1.0) -> None:
@@ -116,3 +123,24 @@ def assert_top(case: Case, top: Any, count: int, times: float = 1.0) -> None:
         assert_close(held, weights, allowed, "what lies at the top's keys")
     chosen = np.sort(places, axis=-1)
     assert not ((chosen[..., 1:] == chosen[..., :-1]) & (chosen[..., 1:] >= 0)).any()
+
+
+def assert_columns(case: Case, seen: Any, queries: slice, pixels: tuple[int, int], labels: tuple[Array, Array]) -> None:
+    slack, restore = Slack(case), case.restore
+    chosen = np.isin(np.arange(case.problem.queries), np.arange(case.problem.queries)[queries])[:, None]
+    book = replace(case.book, weights=case.book.weights * chosen)
+    allowed = replace(case.book, weights=slack.weights * chosen)
+    # so many additions round too, in an order that depends on the engine
+    adding = slack.eps * np.sqrt(sum(book.weights.shape[-2:]))
+    received = reference.received(book)
+    within = reference.received(allowed) + adding * received
+    assert_close(seen.received, restore(received), restore(within), "received")
+    assert_close(seen.peak, restore(reference.peak(book)), restore(reference.peak(allowed)), "peak")
+    sides = ((labels[0], case.problem.queries), (labels[1], case.problem.keys))
+    rows, cols = (np.broadcast_to(x, (*case.problem.prefix[:-1], n)).reshape(case.problem.batch, n) for x, n in sides)
+    truth = reference.groups(book, rows, cols)
+    within = reference.groups(allowed, rows, cols) + adding * truth
+    assert_close(seen.groups, restore(truth), restore(within), "groups")
+    some = case.book.weights[:, :, queries]
+    picture = reference.image(replace(book, weights=some), *pixels)
+    assert_close(seen.image, restore(picture), restore(slack.image(some, *pixels)), "image")

@@ -38,10 +38,8 @@ class Along:
     @cached_property
     def inputs(self) -> dict[str, Array]:
         """What has a derivative, (batch, heads, …), or as the caller gave it."""
-        passed, rules = self.case.given, self.case.rules
-        result = {"q": passed.q, "k": passed.k, "v": passed.v}
-        result |= {name: np.asarray(rules[name]) for name in ("bias", "sinks") if name in rules}
-        return result | ({"spans": rules["spans"][2]} if "spans" in rules else {})
+        passed = self.case.given
+        return self.case.leaves | {"q": passed.q, "k": passed.k, "v": passed.v}
 
     @cached_property
     def tangents(self) -> dict[str, Array]:

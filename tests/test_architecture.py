@@ -3,7 +3,6 @@
 import ast
 import inspect
 import re
-import subprocess
 import sys
 from functools import cache
 from graphlib import TopologicalSorter
@@ -20,6 +19,7 @@ from clearhead.diagnosing.verdict import Diagnosis
 from clearhead.explaining.explanation import Explanation
 from clearhead.textbook.trace import TokenTrace, Trace
 from clearhead.watching.seen import Seen
+from programs import python
 
 PACKAGE = Path(clearhead.__file__).parent
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
@@ -166,14 +166,10 @@ def test_no_public_name_swallows_unknown_options(name: str):
         assert option.kind is not option.VAR_KEYWORD or option.annotation in (Unpack[Rules], Unpack[Watched]), option
 
 
-def run(program: str) -> str:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-
-
 def loaded_by(statement: str) -> set[str]:
     """The third-party packages that this statement loads."""
     program = f"import sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
-    return {name.split(".")[0] for name in run(program).split()} - set(sys.stdlib_module_names)
+    return {name.split(".")[0] for name in python(program).split()} - set(sys.stdlib_module_names)
 
 
 def test_importing_the_package_loads_nothing_heavy():
@@ -187,7 +183,7 @@ def test_attention_and_the_matrix_need_numpy_only():
 
 def test_the_import_is_quick():
     timed = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
-    ours, numpys = (min(float(run(timed.format(name))) for _ in range(3)) for name in ("clearhead", "numpy"))
+    ours, numpys = (min(float(python(timed.format(name))) for _ in range(3)) for name in ("clearhead", "numpy"))
     assert ours <= 3 * numpys
 
 

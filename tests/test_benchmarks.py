@@ -119,11 +119,18 @@ def test_a_group_whose_package_is_not_installed_is_refused(monkeypatch: pytest.M
         command.bench(quick=True, chosen="", only="watch", save=None, threads=1)
 
 
-def test_causes_are_compared_with_those_of_stored_weights(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(causes, "QUICK", ((300, 2),))
-    monkeypatch.setattr(causes, "apart", lambda *_: Single(0.5, 10**6))
+def measured_once(patch: pytest.MonkeyPatch, group: Any, **sizes: Any) -> list[Any]:
+    """A group measures each of its calls once, of these sizes; returns the calls."""
     calls: list[Any] = []
-    monkeypatch.setattr(causes, "interleaved", lambda made, **_: calls.append(made) or interleaved(made, **ONCE))
+    patch.setattr(group, "apart", lambda *_: Single(0.5, 10**6))
+    patch.setattr(group, "interleaved", lambda made, **_: calls.append(made) or interleaved(made, **ONCE))
+    for name, size in sizes.items():
+        patch.setattr(group, name, size)
+    return calls
+
+
+def test_causes_are_compared_with_those_of_stored_weights(monkeypatch: pytest.MonkeyPatch):
+    calls = measured_once(monkeypatch, causes, QUICK=((300, 2),))
     result = causes.costs(1, quick=True)
     assert [cost.case for cost in result] == ["h2 n 300 d 64", "h2 n 300 d 64 causal"]
     full, _ = calls
@@ -135,9 +142,7 @@ def test_causes_are_compared_with_those_of_stored_weights(monkeypatch: pytest.Mo
 
 @pytest.mark.gate
 def test_cutting_a_model_is_compared_with_eager_attention(monkeypatch: pytest.MonkeyPatch):
-    for name in ("QUICK", "FEW"):
-        monkeypatch.setattr(change, name, change.SPAN.stop + 6)
-    monkeypatch.setattr(change, "apart", lambda *_: Single(0.5, 10**6))
+    measured_once(monkeypatch, change, QUICK=change.SPAN.stop + 6, FEW=change.SPAN.stop + 6)
     result = change.costs(1, quick=True)
     assert [cost.way for cost in result] == ["unchanged", "cut", "eager"]
     assert result[0].ratio == 1
@@ -145,10 +150,7 @@ def test_cutting_a_model_is_compared_with_eager_attention(monkeypatch: pytest.Mo
 
 @pytest.mark.gate
 def test_a_step_under_watch_has_the_loss_of_the_same_step_without(monkeypatch: pytest.MonkeyPatch):
-    calls: list[Any] = []
-    monkeypatch.setattr(steps, "QUICK", (20,))
-    monkeypatch.setattr(steps, "apart", lambda *_: Single(0.5, 10**6))
-    monkeypatch.setattr(steps, "interleaved", lambda made, **_: calls.append(made) or interleaved(made, **ONCE))
+    calls = measured_once(monkeypatch, steps, QUICK=(20,))
     result = steps.costs(1, quick=True)
     assert [cost.way for cost in result] == ["sdpa", "clearhead", "causes"]
     assert (result[0].ratio, result[1].to_clearhead) == (1, 1)
@@ -158,9 +160,8 @@ def test_a_step_under_watch_has_the_loss_of_the_same_step_without(monkeypatch: p
 
 @pytest.mark.gate
 def test_estimates_are_compared_by_layer_and_by_length(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(truth, "TEXTS", 1)
-    monkeypatch.setattr(truth, "LONG", (14,))
-    monkeypatch.setattr(truth, "DRAWN", 30)
+    for name, size in {"TEXTS": 1, "LONG": (14,), "DRAWN": 30}.items():
+        monkeypatch.setattr(truth, name, size)
     result = truth.agreements(1, quick=False)
     assert list(dict.fromkeys(one.of for one in result)) == ["all", "layer 0", "layer 1", "4-6 tokens", "14 tokens"]
     edges = {one.of: one.edges for one in result}

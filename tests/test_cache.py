@@ -64,15 +64,6 @@ def padded(x: Tensor, length: int) -> Tensor:
     return torch.cat([x, x.new_full((length - len(x), x.shape[1]), 7.0)])
 
 
-def test_attention_over_the_cached_keys_with_the_rules_of_the_cache():
-    q, k, v = (normal(2, 2, 9, 4, seed=seed) for seed in range(3))
-    cache, parts = KVCache(2, 2, 4, 4, dtype=F64, capacity=1), []
-    for place in range(0, 9, 3):
-        keys, values, rules = cache.append(k[:, :, place : place + 3], v[:, :, place : place + 3])
-        parts.append(ch.attention(q[:, :, place : place + 3], keys, values, causal=True, **rules))
-    close(torch.cat(parts, 2), ch.attention(q, k, v, causal=True))
-
-
 def test_a_shorter_sequence_does_not_see_beyond_its_own_length():
     q, k = (normal(2, 1, 5, 4, seed=seed) for seed in range(2))
     cache = KVCache(2, 1, 4, 4, dtype=F64)
@@ -230,15 +221,14 @@ def test_an_unsupported_dtype_is_refused():
         KVCache(**SIZES, dtype=torch.int32)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_over_a_cache_has_the_bits_of_the_full_pass(dtype: torch.dtype):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 3])
+def test_attention_over_a_cache_has_the_bits_of_the_full_pass(dtype: torch.dtype, count: int):
     q, k, v = (normal(2, 4, 40, 16, seed=seed).to(dtype) for seed in range(3))
-    cache, full = KVCache(2, 4, 16, 16, dtype=dtype), ch.attention(q, k, v, causal=True)
-    for place in range(40):
-        keys, values, rules = cache.append(k[:, :, place : place + 1], v[:, :, place : place + 1])
-        assert torch.equal(
-            ch.attention(q[:, :, place : place + 1], keys, values, causal=True, **rules)[:, :, 0], full[:, :, place]
-        )
+    cache, full = KVCache(2, 4, 16, 16, dtype=dtype, capacity=1), ch.attention(q, k, v, causal=True)
+    for new, more, also, truth in zip(*(x.split(count, 2) for x in (q, k, v, full)), strict=True):
+        keys, values, rules = cache.append(more, also)
+        assert torch.equal(ch.attention(new, keys, values, causal=True, **rules), truth)
 
 
 STEPS: dict[str, dict[str, Any]] = {
@@ -310,7 +300,7 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was():
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("rotary", [pytest.param(None, marks=pytest.mark.gate), 1e4])
+@pytest.mark.parametrize("rotary", [None, 1e4])
 def test_decoding_compiles_twice_at_most_and_in_one_graph(rotary: float | None):
     """The lengths are numbers that the compiler leaves open: it does not compile each step anew."""
     layer, x = MultiHeadAttention(12, 3, causal=True, rotary=rotary).eval(), torch.randn(2, 12, 12)

@@ -15,7 +15,6 @@ from clearhead.core.effects import ORDERS, Order, Terms, WantedEffects, terms_of
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines import native
 from problems import Case, cases, draw_layout, examples
-from seeds import fresh
 from slack import assert_close
 
 pytestmark = pytest.mark.skipif(bool(native.missing()), reason="the native engine is not compiled here")
@@ -105,17 +104,3 @@ def test_lists_are_those_of_the_tile_to_the_bit(drawn: Edges, order: Order, coun
     values = np.where(none, 0, np.take_along_axis(flat, first, -1))
     np.testing.assert_array_equal(result["strongest_values"][..., :n], values)
     assert (result["strongest_indices"][..., n:] == -1).all()
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-def test_nonfinite_rows_of_x_reach_only_what_sees_them(transposed: bool) -> None:  # noqa: FBT001
-    rng = fresh()
-    q, k, v, g = (rng.standard_normal((1, 2, 60, 8)) for _ in range(4))
-    drawn = Edges(Case(q, k, v, {"causal": True}, 0), g, "cut")
-    x = rng.standard_normal((1, 1, 60, 3))
-    clean = native.effect_product(*drawn.arrays, drawn.terms, x, transposed=transposed)
-    x[:, :, 30] = np.nan
-    result = native.effect_product(*drawn.arrays, drawn.terms, x, transposed=transposed)
-    blind = slice(31, None) if transposed else slice(None, 30)
-    np.testing.assert_allclose(result[:, :, blind], clean[:, :, blind], rtol=1e-12)
-    assert np.isnan(result[:, :, slice(None, 31) if transposed else slice(30, None)]).all()

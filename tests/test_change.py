@@ -10,9 +10,9 @@ import clearhead as ch
 from changed import ByHand, Letters, added, by_hand, divided, mean, shared, times
 from clearhead.changing.edits import Edit
 from clearhead.errors import ShapeError
-from watched import FAMILIES, Family, build, inputs, logits
+from test_hf import same_gradients
+from watched import FAMILY, Family, build, greedy, inputs, logits, run_watched, seen_of
 
-FAMILY = {family.name: family for family in FAMILIES}
 CUT = -torch.inf
 
 
@@ -101,8 +101,8 @@ GENERATING = [
 
 @pytest.mark.parametrize(("family", "padding", "cache"), GENERATING)
 def test_generated_tokens_are_those_of_full_passes_by_hand(family: str, padding: str, cache: str):
-    model, passed = build(FAMILY[family]), inputs(FAMILY[family], padding)
-    options: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    model, passed = build(family), inputs(family, padding)
+    options = greedy(6)
     if cache == "static":
         options |= {"cache_implementation": "static", "disable_compile": True}
     with ch.change(model, EVERYTHING):
@@ -126,32 +126,25 @@ def generated(model: Any, passed: dict[str, torch.Tensor], steps: int) -> torch.
 
 @pytest.mark.parametrize("order", ["inside", "outside"])
 def test_watch_sees_the_changed_attention(order: str):
-    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"], "left")
-    paths = {f"model.layers.{i}.self_attn": i for i in range(2)}
+    model, passed = build("llama"), inputs("llama", "left")
+    blocks: list[Any] = [ch.change(model, EVERYTHING), ch.watch(model, entropy=True, received=True)]
     with torch.no_grad():
         with by_hand(model, BY_HAND) as hand:
             model(**passed)
-        contexts: list[Any] = [ch.change(model, EVERYTHING)]
-        watching = ch.watch(model, entropy=True, received=True)
-        with contexts[0], watching as seen:
+        with blocks[order == "outside"] as one, blocks[order == "inside"] as other:
             model(**passed)
-        if order == "outside":
-            with ch.watch(model, entropy=True, received=True) as seen, ch.change(model, EVERYTHING):
-                model(**passed)
-    real = passed["attention_mask"].bool()
-    for path, layer in paths.items():
+    seen, rows = one or other, passed["attention_mask"].bool()[:, None, :, None]
+    for layer in range(2):
         weights = torch.as_tensor(seen.matrix(layer)[...])
-        expected = hand.kept[path][0]
-        rows = real[:, None, :, None]
+        expected = hand.kept[f"model.layers.{layer}.self_attn"][0]
         torch.testing.assert_close(weights * rows, expected * rows, rtol=0, atol=1e-5)
         torch.testing.assert_close(seen[layer].received, weights.sum(-2), rtol=0, atol=1e-4)
 
 
 def test_generate_under_watch_joins_the_steps():
-    model, passed = build(FAMILY["gpt2"]), inputs(FAMILY["gpt2"], "left")
-    options: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    model, passed = build("gpt2"), inputs("gpt2", "left")
     with ch.change(model, EVERYTHING), ch.watch(model, received=True, image=(3, 4)) as seen:
-        tokens = model.generate(**passed, **options)
+        tokens = model.generate(**passed, **greedy(6))
     mask = torch.cat([passed["attention_mask"], torch.ones(2, 5, dtype=torch.long)], 1)
     with by_hand(model, BY_HAND) as hand, torch.no_grad():
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
@@ -164,73 +157,71 @@ def test_generate_under_watch_joins_the_steps():
         )
         torch.testing.assert_close(seen[layer].received, weights.sum(-2), rtol=0, atol=1e-4)
     with ch.change(model, EVERYTHING), ch.watch(model, heads=[1, 3]) as part:
-        model.generate(**passed, **options)
+        model.generate(**passed, **greedy(6))
     torch.testing.assert_close(part.matrix(1)[...], seen.matrix(1)[...][:, [1, 3]])
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2", "gpt-oss"])
 @pytest.mark.parametrize("heads", [None, [1], [0, 2]])
 def test_another_runs_weights_on_this_runs_values(family: str, heads: list[int] | None):
-    model, passed = build(FAMILY[family]), inputs(FAMILY[family])
+    model, passed = build(family), inputs(family)
     other = {**passed, "input_ids": passed["input_ids"].flip(1)}
-    with torch.no_grad():
-        with ch.watch(model, values=True) as clean:
-            model(**other)
-        with by_hand(model, ByHand()) as run:
-            model(**other)
-        for edit, name in (
-            (ch.like(clean, layers=[1], heads=heads), "weights"),
-            (ch.values_like(clean, heads=heads), "values"),
-        ):
-            kept = {
-                path: pair[name == "values"] for path, pair in run.kept.items() if name == "values" or ".1." in path
-            }
-            with by_hand(model, ByHand(heads=heads, **{name: kept})) as hand:
+    clean = seen_of(model, other, values=True)
+    with torch.no_grad(), by_hand(model, ByHand()) as run:
+        model(**other)
+    weights = {path: pair[0] for path, pair in run.kept.items() if ".1." in path}
+    values = {path: pair[1] for path, pair in run.kept.items()}
+    for edit, by in (
+        (ch.like(clean, layers=[1], heads=heads), ByHand(heads=heads, weights=weights)),
+        (ch.values_like(clean, heads=heads), ByHand(heads=heads, values=values)),
+    ):
+        with torch.no_grad():
+            with by_hand(model, by) as hand:
                 expected = model(**passed).logits
             with ch.change(model, edit):
                 close(model(**passed).logits, expected)
-            with ch.change(model, edit), ch.watch(model) as seen:
-                close(model(**passed).logits, expected)
-            for path, layer in ((path, path.split(".")[2]) for path in run.kept):
-                torch.testing.assert_close(seen.matrix(layer)[...], hand.kept[path][0], rtol=0, atol=1e-5)
+                out, seen = run_watched(model, passed)
+        close(out.logits, expected)
+        for path in run.kept:
+            layer = path.split(".")[2]
+            torch.testing.assert_close(seen.matrix(layer)[...], hand.kept[path][0], rtol=0, atol=1e-5)
 
 
 def test_edits_after_like_act_on_the_other_runs_logits():
-    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    model, passed = build("llama"), inputs("llama")
     other = {**passed, "input_ids": passed["input_ids"].flip(1)}
     before, after = ch.boost(keys=[1], by=3), ch.cut(keys=[0, 2], queries=slice(4, None))
     with torch.no_grad():
-        with ch.change(model, before), ch.watch(model) as clean:
-            model(**other)
-        with ch.change(model, [before, after]), ch.watch(model) as both:
-            model(**other)
-        with ch.change(model, [ch.cut(keys=3), ch.like(clean), after]), ch.watch(model) as seen:
-            model(**passed)
+        with ch.change(model, before):
+            clean = seen_of(model, other)
+        with ch.change(model, [before, after]):
+            both = seen_of(model, other)
+        with ch.change(model, [ch.cut(keys=3), ch.like(clean), after]):
+            seen = seen_of(model, passed)
         torch.testing.assert_close(seen.matrix(0)[...], both.matrix(0)[...], rtol=0, atol=1e-6)
-        with ch.change(model, [ch.cut(keys=3), ch.like(clean, heads=[0, 1]), after]), ch.watch(model) as some:
-            model(**passed)
+        with ch.change(model, [ch.cut(keys=3), ch.like(clean, heads=[0, 1]), after]):
+            some = seen_of(model, passed)
     assert float(some.matrix(0)[:, 2, 4:, 3].abs().max()) == 0
     torch.testing.assert_close(some.matrix(0)[:, :2], both.matrix(0)[:, :2], rtol=0, atol=1e-6)
 
 
 def test_like_in_generate_follows_the_other_run_and_ends_with_it(tmp_path: Any):
-    model, passed = build(FAMILY["gpt2"]), inputs(FAMILY["gpt2"], "left")
+    model, passed = build("gpt2"), inputs("gpt2", "left")
     other = {**passed, "input_ids": torch.where(passed["attention_mask"] > 0, passed["input_ids"].flip(0), 0)}
-    options: dict[str, Any] = {"do_sample": False}
     with ch.watch(model, values=True) as clean:
-        model.generate(**other, **options, max_new_tokens=6, min_new_tokens=6)
+        model.generate(**other, **greedy(6))
     clean.save(tmp_path / "clean.safetensors")
     edit = ch.like(tmp_path / "clean.safetensors", heads=[0, 3])
     assert ch.edits_from_json(ch.edits_to_json(edit)) == [edit]
     with ch.change(model, edit), ch.watch(model) as seen:
-        model.generate(**passed, **options, max_new_tokens=6, min_new_tokens=6)
+        model.generate(**passed, **greedy(6))
     torch.testing.assert_close(seen.matrix(1)[...][:, [0, 3]], clean.matrix(1)[...][:, [0, 3]], rtol=0, atol=1e-6)
     with pytest.raises(ShapeError, match=r"(?s)comes to query 17 .* generate as many"), ch.change(model, edit):
-        model.generate(**passed, **options, max_new_tokens=7, min_new_tokens=7)
+        model.generate(**passed, **greedy(7))
 
 
 def test_words_are_found_in_each_sequence_of_the_batch():
-    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    model, passed = build("llama"), inputs("llama")
     ids = passed["input_ids"]
     ids[0], ids[1] = torch.arange(20, 31), torch.arange(22, 33)
     with (
@@ -249,7 +240,7 @@ def test_words_are_found_in_each_sequence_of_the_batch():
 
 
 def test_the_spans_of_a_changed_run_are_saved(tmp_path: Any):
-    model, passed = build(FAMILY["gpt-oss"]), inputs(FAMILY["gpt-oss"])
+    model, passed = build("gpt-oss"), inputs("gpt-oss")
     with torch.no_grad(), ch.change(model, EVERYTHING), ch.watch(model, entropy=True) as seen:
         model(**passed)
     seen.save(tmp_path / "run.safetensors")
@@ -263,44 +254,35 @@ def test_the_spans_of_a_changed_run_are_saved(tmp_path: Any):
     "family", ["llama", *(pytest.param(name, marks=pytest.mark.gate) for name in ("gemma2", "gpt-oss", "t5", "bert"))]
 )
 def test_gradients_go_through_the_edited_attention(family: str):
-    model, passed = build(FAMILY[family]), inputs(FAMILY[family])
+    model, passed = build(family), inputs(family)
 
-    def gradients(context: Any) -> list[torch.Tensor]:
+    def gradients(context: Any) -> dict[str, torch.Tensor]:
         model.zero_grad()
         with context:
             logits(model(**passed)).square().mean().backward()
-        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-
-    def compare() -> None:
-        result = gradients(ch.change(model, EVERYTHING))
-        largest = max(float(right.abs().max()) for right in expected)
-        for one, right in zip(result, expected, strict=True):
-            torch.testing.assert_close(one, right, rtol=1e-3, atol=2e-6 * largest)
+        return {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
 
     expected = gradients(by_hand(model, BY_HAND))
-    compare()
+    same_gradients(gradients(ch.change(model, EVERYTHING)), expected, share=2e-6)
     if family == "llama":
         model.activation_checkpointing_enable()
         model.train()
-        compare()
+        same_gradients(gradients(ch.change(model, EVERYTHING)), expected, share=2e-6)
 
 
 def test_each_pass_without_a_cache_is_a_text_of_its_own():
-    model, passed = build(FAMILY["gpt2"]), inputs(FAMILY["gpt2"])
+    model = build("gpt2")
     edits = [ch.cut(keys="w30", queries=-1), ch.off(to="mean", heads=[0])]
     with torch.no_grad(), ch.change(model, edits, tokenizer=Letters()):
         for ids, place in ((torch.arange(25, 36), 5), (torch.arange(29, 36), 1), (torch.arange(28, 35), 2)):
-            with ch.watch(model) as seen:
-                model(input_ids=ids[None])
-            cut = seen.matrix(0)[0, 1] == 0
+            cut = seen_of(model, {"input_ids": ids[None]}).matrix(0)[0, 1] == 0
             expected = ~torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
             expected[-1, place] = True
             assert torch.equal(cut, expected)
-    assert passed
 
 
 def test_a_query_that_may_not_see_itself_is_padding():
-    model, passed = build(FAMILY["gpt2"]), inputs(FAMILY["gpt2"], "left")
+    model, passed = build("gpt2"), inputs("gpt2", "left")
     real = passed["attention_mask"].bool()
     mask = real[:, None, None] & torch.ones(11, 11, dtype=torch.bool).tril()
     positions = (passed["attention_mask"].cumsum(-1) - 1).clamp(min=0)
@@ -311,22 +293,21 @@ def test_a_query_that_may_not_see_itself_is_padding():
 
 
 def test_a_mean_counts_the_real_queries_so_far():
-    model, passed = build(FAMILY["gpt2"]), inputs(FAMILY["gpt2"], "left")
+    model, passed = build("gpt2"), inputs("gpt2", "left")
     real = passed["attention_mask"].bool()
     with torch.no_grad():
-        with by_hand(model, ByHand(outputs=[mean([1], real)])) as hand:
+        with by_hand(model, ByHand(outputs=[mean([1], real)])):
             expected = model(**passed).logits
         with ch.change(model, ch.off(to="mean", heads=[1])):
             close(model(**passed).logits, expected, real)
             out = model(**passed, use_cache=True)
             close(out.logits, expected, real)
-        del hand
         seen: list[torch.Tensor] = []
         edits = [ch.off(to="mean", heads=[1], layers=[1])]
         attention = model.transformer.h[1].attn.c_proj
         hook = attention.register_forward_pre_hook(lambda _, args: seen.append(args[0][..., 8:16]))
         with ch.watch(model, values=True) as run, ch.change(model, edits):
-            model.generate(**passed, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+            model.generate(**passed, **greedy(4))
         hook.remove()
         rows = (run.matrix(1) @ run.layer(1).v)[:, 1]  # what the head's outputs would have been
         mask = torch.cat([real, torch.ones(2, 3, dtype=torch.bool)], 1)[..., None]
@@ -336,7 +317,7 @@ def test_a_mean_counts_the_real_queries_so_far():
 
 
 def test_a_mask_in_full_and_beams_and_a_cache_from_before():
-    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    model, passed = build("llama"), inputs("llama")
     rng = torch.Generator().manual_seed(int(torch.randint(1 << 30, ())))
     mask = torch.randn(2, 1, 11, 11, generator=rng).masked_fill(
         ~torch.ones(11, 11, dtype=torch.bool).tril(), -torch.inf
@@ -347,14 +328,12 @@ def test_a_mask_in_full_and_beams_and_a_cache_from_before():
         with ch.change(model, EVERYTHING):
             close(model(input_ids=passed["input_ids"], attention_mask=mask).logits, expected)
         first = model(input_ids=passed["input_ids"][:, :6], use_cache=True)
-        with by_hand(model, ByHand([added(CUT, range(6, 99), [1, 10])])):
-            pass
         with ch.change(model, [ch.cut(keys=[1, -1], queries=slice(6, 10))]), ch.watch(model) as seen:
             model(input_ids=passed["input_ids"][:, 6:], past_key_values=first.past_key_values)
         zeros = seen.matrix(0)[0, 0] == 0
         assert zeros[:4, 1].all()
         assert not zeros[4, [1, 10]].any()
-    options: dict[str, Any] = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "num_beams": 3}
+    options = greedy(5, num_beams=3)
     with ch.change(model, EVERYTHING):
         result = model.generate(**passed, **options)
     with by_hand(model, BY_HAND):

@@ -10,7 +10,7 @@ import clearhead as ch
 from changed import ByHand, added, by_hand, divided, mean, shared, times
 from problems import of_tiers
 from small_models import small, taken
-from watched import FAMILIES, build, inputs, logits
+from watched import FAMILY, build, greedy, inputs, logits
 
 CUT = -torch.inf
 EDITS = [
@@ -32,7 +32,6 @@ HAND = ByHand(
     ],
     [mean([0]), times(1.5, [3])],
 )
-FAMILY = {family.name: family for family in FAMILIES}
 QUICK = ["gpt2", "gemma2", "bert", "t5", "vit"]
 OTHERS = [
     "AlbertModel", "BartModel", "BioGptModel", "Cohere2Model", "Data2VecTextModel", "DeiTModel", "Dinov2Model",
@@ -42,14 +41,18 @@ OTHERS = [
 ]  # fmt: skip
 
 
+def made(name: str) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A small model of a family or a class, and inputs for it."""
+    if name in FAMILY:
+        return build(name), inputs(name)
+    model = small(getattr(hf, name))
+    return model, {key: x for key, x in taken(model).items() if key != "attention_mask"}
+
+
 @pytest.mark.filterwarnings("ignore:.*was not changed:UserWarning")
 @pytest.mark.parametrize("name", of_tiers(QUICK, [name for name in [*FAMILY, *OTHERS] if name not in QUICK]))
 def test_edits_equal_those_made_by_hand(name: str):
-    if name in FAMILY:
-        model, passed = build(FAMILY[name]), inputs(FAMILY[name])
-    else:
-        model = small(getattr(hf, name))
-        passed = {key: x for key, x in taken(model).items() if key != "attention_mask"}
+    model, passed = made(name)
     assert_edited(model, passed, EDITS, HAND)
 
 
@@ -77,7 +80,7 @@ def cross(path: str, layer: int) -> bool:
 
 @pytest.mark.parametrize("name", ["t5", pytest.param("whisper", marks=pytest.mark.gate)])
 def test_cross_attention_has_the_decoders_queries_and_the_encoders_keys(name: str):
-    model, passed = build(FAMILY[name]), inputs(FAMILY[name])
+    model, passed = build(name), inputs(name)
     cut = ch.cut(queries=[2, -1], keys=10, layers=["decoder.0.cross"])
     assert_edited(model, passed, cut, ByHand([added(CUT, [2, 6], [10])], layer=lambda path: cross(path, 0)))
     boost = ch.boost(keys=9, by=2, heads={"decoder.1.cross": [1]})
@@ -86,7 +89,7 @@ def test_cross_attention_has_the_decoders_queries_and_the_encoders_keys(name: st
 
 @pytest.mark.parametrize("name", ["t5", pytest.param("whisper", marks=pytest.mark.gate)])
 def test_an_encoder_decoder_generates_what_full_passes_by_hand_do(name: str):
-    model, passed = build(FAMILY[name]), inputs(FAMILY[name])
+    model, passed = build(name), inputs(name)
     passed.pop("decoder_input_ids")
     edits = [
         ch.boost(keys=slice(2, 6), by=2, layers=["decoder.1.cross"]),
@@ -98,11 +101,11 @@ def test_an_encoder_decoder_generates_what_full_passes_by_hand_do(name: str):
         [times(1.5, [2])],
         layer=lambda path: cross(path, 1),
     )
-    options: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "num_beams": 1}
+    options = greedy(6, num_beams=1, output_logits=True, return_dict_in_generate=True)
     with ch.change(model, edits), ch.watch(model) as seen:
-        result = model.generate(**passed, **options, output_logits=True, return_dict_in_generate=True)
+        result = model.generate(**passed, **options)
     with ch.change(model, edits):
-        alone = model.generate(**passed, **options, output_logits=True, return_dict_in_generate=True)
+        alone = model.generate(**passed, **options)
     ids = torch.full((2, 1), model.config.decoder_start_token_id)
     with by_hand(model, hand), torch.no_grad():
         for _ in range(6):
@@ -122,11 +125,7 @@ LIKE = ["bert", "AlbertModel", "t5", "whisper", "vit", "mistral", "gemma3", "gpt
 @pytest.mark.parametrize("name", of_tiers([], LIKE))
 @pytest.mark.parametrize("heads", [None, [0, 3]])
 def test_another_runs_weights_are_those_that_it_had(name: str, heads: list[int] | None):
-    if name in FAMILY:
-        model, passed = build(FAMILY[name]), inputs(FAMILY[name])
-    else:
-        model = small(getattr(hf, name))
-        passed = {key: x for key, x in taken(model).items() if key != "attention_mask"}
+    model, passed = made(name)
     other = {key: x.flip(0) for key, x in passed.items()}
     with torch.no_grad():
         with ch.watch(model, values=True) as clean:

@@ -1,27 +1,19 @@
 """`check_file`: which step is wrong, by how much, and which mistake explains it."""
 
-import json
-
 import numpy as np
 import pytest
 
 from clearhead.diagnosing.claims import check_file, is_consequence
 from clearhead.errors import ClearheadError, FileError, ShapeError, UnknownNameError
-from diagnosing import softmax
+from diagnosing import softmax, written
 from seeds import fresh
 
 EXAMPLE = {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]]}
 WRONG = {**EXAMPLE, "scores": [[3.5, 11], [1.5, 5.5]], "weights": [[0.006, 0.994], [0.047, 0.953]]}
 
 
-def write(tmp_path, data, name="case.json"):
-    place = tmp_path / name
-    place.write_text(data if isinstance(data, str) else json.dumps(data), encoding="utf-8")
-    return place
-
-
 def test_the_wrong_example_of_the_tutorial_is_explained(tmp_path):
-    case = check_file(write(tmp_path, WRONG))
+    case = check_file(written(tmp_path / "case.json", WRONG))
     scores, weights = case.verdicts
     assert case.first_wrong is scores
     assert (scores.mistake, scores.difference) == ("transpose missing", 3.0)
@@ -36,10 +28,10 @@ def test_the_wrong_example_of_the_tutorial_is_explained(tmp_path):
 def test_values_that_are_right_to_their_printed_decimals_are_accepted(tmp_path):
     right = {**EXAMPLE, "scores": [[6.5, 10], [2, 3.5]], "scaled": [[4.596, 7.071], [1.414, 2.475]]}
     right |= {"weights": [[0.078, 0.922], [0.257, 0.743]], "output": [[0.9224, 2.1553], [0.7428, 2.5144]]}
-    case = check_file(write(tmp_path, right))
+    case = check_file(written(tmp_path / "case.json", right))
     assert [v.right for v in case.verdicts] == [True] * 4
     assert case.first_wrong is None
-    off = check_file(write(tmp_path, {**EXAMPLE, "weights": [[0.079, 0.921], [0.257, 0.743]]}))
+    off = check_file(written(tmp_path / "case.json", {**EXAMPLE, "weights": [[0.079, 0.921], [0.257, 0.743]]}))
     assert off.first_wrong is not None
 
 
@@ -83,13 +75,13 @@ def test_files_may_hold_layers_rules_capital_names_and_nulls(tmp_path):
     x = fresh().standard_normal((3, 4)).round(3).tolist()
     w = np.eye(4).tolist()
     layer = {"X": x, "W_q": w, "W_k": w, "W_v": w, "num_heads": 2, "causal": True, "window": [1, None]}
-    case = check_file(write(tmp_path, layer))
+    case = check_file(written(tmp_path / "case.json", layer))
     assert case.trace.weights.shape == (2, 3, 3)
     masked = case.trace.masked
     claimed = [[[None if np.isinf(c) else round(float(c), 6) for c in row] for row in head] for head in masked]
-    assert check_file(write(tmp_path, {**layer, "masked": claimed})).first_wrong is None
+    assert check_file(written(tmp_path / "case.json", {**layer, "masked": claimed})).first_wrong is None
     columns = {**EXAMPLE, "convention": "columns", "scores": [[6.5, 10], [2, 3.5]]}
-    assert check_file(write(tmp_path, columns)).trace.convention == "columns"
+    assert check_file(written(tmp_path / "case.json", columns)).trace.convention == "columns"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +106,7 @@ def test_files_may_hold_layers_rules_capital_names_and_nulls(tmp_path):
 )
 def test_files_with_wrong_contents_are_refused(tmp_path, data, error, words):
     with pytest.raises(error) as caught:
-        check_file(write(tmp_path, data))
+        check_file(written(tmp_path / "case.json", data))
     assert words in str(caught.value)
     assert "\n" not in caught.value.one_line()
 
@@ -125,7 +117,7 @@ def test_missing_and_broken_files_are_refused(tmp_path):
         (tmp_path / "nothing.json", "does not exist"),
         (tmp_path / "nothing.npz", "does not exist"),
         (tmp_path, "cannot be read"),
-        (write(tmp_path, "not a zip", "case.npz"), r"not a readable .npz"),
+        (written(tmp_path / "case.npz", "not a zip"), r"not a readable .npz"),
         (tmp_path / "pickled.npz", "holds pickled Python objects"),
     ):
         with pytest.raises(FileError, match=words):

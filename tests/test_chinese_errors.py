@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from functools import cache
@@ -15,9 +16,7 @@ import clearhead
 import test_check_file
 import test_cli
 import test_diagnosis
-import test_explain_edits
 import test_malformed_files
-import test_why
 from clearhead.errors import RuleError, Sentence, expected, shown
 from clearhead.words import table
 from clearhead.words.errors import in_chinese
@@ -27,8 +26,8 @@ SOURCES = Path(clearhead.__file__).parent
 HAN = re.compile(r"[\u4e00-\u9fff]")
 FIELD = re.compile(r"(?<!\{)\{(\w+)(?:![rsa])?(?::[^{}]*)?\}(?!\})")
 REACHED = """
-cli.py arguments.py lessons.py report/*.py explaining/*.py models/*.py textbook/*.py diagnosing/*.py changing/edits_text.py
-changing/edits.py changing/places.py changing/applying.py core/files.py core/array_files.py core/room.py
+cli.py arguments.py lessons.py report/*.py explaining/*.py models/*.py textbook/*.py diagnosing/*.py
+changing/edits_text.py changing/edits.py changing/places.py changing/applying.py core/files.py core/array_files.py core/room.py
 core/problem.py core/rules.py core/rule_values.py core/spans.py core/arrays.py core/reference.py layers/saved.py
 view/long.py view/names.py view/page.py view/server.py
 """  # whose errors a command that speaks Chinese can print
@@ -158,32 +157,16 @@ def check(*arguments: object) -> str:
 @pytest.mark.parametrize(
     "arguments",
     [
-        *(
-            c[0]
-            for c in cases(test_cli.test_bad_input_is_one_line_and_exit_code_two)
-            if not {"bench", "info"} & {*c[0]}
-        ),
-        *(["explain", *c[0]] for c in cases(test_why.test_options_that_do_not_go_with_why_are_refused)),
-        *(
-            ["explain", "humpty dumpty sat on", f"--{option}", value]
-            for option, value, _ in cases(test_explain_edits.test_an_edit_that_cannot_act_is_refused_by_name)
-        ),
-        *(["shapes", "nn=3"], ["shapes", "n=0"], ["shapes", "d_model=3", "h=2"], ["scale", "--widths", "a"]),
-        *(["scale", "--widths", "0"], ["scale", "--keys", "0"], ["learn", "--step", "-1"], ["view", "--port", "-1"]),
-        *(
-            ["view"],
-            ["view", "none.safetensors"],
-            ["explain", "a", "--generate", "-1"],
-            ["trace", "."],
-        ),
+        *(shlex.split(each) for each in test_cli.REFUSED if not each.startswith(("bench", "--lang"))),
+        *(["shapes", "nn=3"], ["shapes", "n=0"], ["shapes", "d_model=3", "h=2"], ["view", "--port", "-1"]),
+        *(["trace", "."], ["explain", "a", "--generate", "-1"], ["explain", "a", "--why", "zebra crossing"]),
         *(["explain", "--file", "none.txt"], ["explain", "a", "--exact", "0.0"], ["explain", "a", "--windows"]),
-        *(["explain", "a", "--why", "zebra crossing"], ["explain", "a", "--json", "/", "--html", "/"]),
+        ["explain", "a", "--json", "/", "--html", "/"],
     ],
 )
 def test_wrong_arguments_are_refused_in_chinese(arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("text.txt", "README.md"):
-        (tmp_path / name).write_text("mary had a little\n", encoding="utf-8")
+    (tmp_path / "text.txt").write_text("mary had a little\n", encoding="utf-8")
     check(*arguments)
 
 
@@ -198,7 +181,8 @@ def test_wrong_files_are_refused_in_chinese(command, tmp_path):
     ]
     for number, content in enumerate(contents):
         place = tmp_path / f"{number}.json"
-        place.write_text(content if isinstance(content, str) else json.dumps(basis | content), encoding="utf-8")
+        data = json.dumps(basis | content) if isinstance(content, dict) else content
+        place.write_bytes(data if isinstance(data, bytes) else data.encode())
         check(command, place)
     for number, (data, _) in enumerate(cases(test_malformed_files.test_npz_with_false_claims_is_refused)):
         square = test_malformed_files.header((2, 2)) + bytes(32)
@@ -207,6 +191,13 @@ def test_wrong_files_are_refused_in_chinese(command, tmp_path):
         place = tmp_path / f"{number}.safetensors"
         place.write_bytes(data)
         check(command, place)
+    (tmp_path / "case.pkl").touch()
+    check(command, tmp_path / "case.pkl")
+
+
+@pytest.mark.parametrize("option", ["--batch", "--head", "--query"])
+def test_a_place_that_a_file_has_not_is_refused_in_chinese(option):
+    check("trace", SOURCES.parent.parent / "examples" / "weights.json", option, 4)
 
 
 def test_wrong_models_are_refused_in_chinese(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,12 +13,12 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
-from dense_gpt2 import COLOUR
+from dense_gpt2 import COLOUR, LONG
+from problems import in_the_gate
 from seeds import fresh
-from terminal import call, loaded, refused
+from terminal import call, fitting, loaded, refused
 
 PLAIN = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "TERM", "COLUMNS")}
-LONG = "there was an old woman who lived in a shoe she had so many children she didn't know what to do"
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -39,22 +40,38 @@ def test_explain_prints_every_section():
     assert re.search(r"most likely next\n +␣a +9\d\.\d+%", done.stdout)
 
 
-@pytest.mark.gate
+REPORTS = {  # the options of each, Chinese words that it has, and English ones that it may not have (_ is a space)
+    "steps": ([], "逐步计算 被遮蔽 最大偏差", "forbidden row largest chosen"),
+    "why": (
+        ["--why"],
+        "而不是 关注 估计 重新运行 有利于 影响最大的边",
+        "rather helped edges lead rank estimate again layer",
+    ),
+    "edits": (
+        ["--cut=-1>0", "--boost", "0=1.5", "--off", "1.2"],
+        "改动前 改动后 变化 下一个词元 被遮蔽",
+        "before after moved chosen masked change layer_0",
+    ),
+}
+TEXTS = ("mary", "猫 sat on", "你好，世界 🙂", LONG, f"{LONG} {LONG} {LONG}")
+
+
 @pytest.mark.parametrize("language", ["en", "zh"])
-@pytest.mark.parametrize("text", ["humpty dumpty sat on", LONG, f"{LONG} {LONG} {LONG}", "你好，世界 🙂", "a"])
+@pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("colour", [{}, COLOUR])
-def test_every_line_fits_eighty_columns(language, text, colour):
-    done = call("explain", text, "--lang", language, environment=colour)
-    assert done.returncode == 0, done.stderr
-    assert max(cell_len(ESCAPE.sub("", line)) for line in done.stdout.splitlines()) <= 80
+@pytest.mark.parametrize("report", in_the_gate(REPORTS, "steps"))
+def test_every_line_of_a_report_fits_eighty_columns_and_chinese_is_complete(report, language, text, colour):
+    options, chinese, english = REPORTS[report]
+    plain = fitting("explain", text, *options, "--lang", language, environment=colour)
+    if language == "zh":
+        assert [words for words in chinese.split() if words not in plain] == []
+        assert [words for words in english.split() if words.replace("_", " ") in plain.replace("layers=", "")] == []
+        assert "注意" not in plain.replace("注意力", "")
 
 
-def test_chinese_output_has_no_english_left():
-    done = call("explain", "humpty dumpty sat on", "--lang", "zh")
-    for words in ("逐步计算", "M = S'，不可关注处为 -∞ (causal)", "A = softmax(M)，逐行", "被遮蔽", "最大偏差"):
-        assert words in done.stdout
-    for english in ("forbidden", "each row", "largest", "chosen"):
-        assert english not in done.stdout
+def test_formulas_are_in_chinese():
+    said = call("explain", "humpty dumpty sat on", "--lang", "zh").stdout
+    assert [words for words in ("M = S'，不可关注处为 -∞ (causal)", "A = softmax(M)，逐行") if words not in said] == []
 
 
 @pytest.mark.gate
@@ -123,11 +140,16 @@ def test_trace_finds_the_error_in_the_wrong_example(wrong):
     assert data["claims"][0]["mistake"] == "transpose missing"
 
 
+def traced(place, *options, **arrays):
+    """`trace` of a file with these arrays."""
+    np.savez(place / "case.npz", **arrays)
+    return call("trace", place / "case.npz", *options)
+
+
 def test_trace_of_a_layer_prints_every_step(tmp_path):
     rng = fresh()
     w = {name: rng.standard_normal((6, 6)) for name in ("w_q", "w_k", "w_v", "w_o")}
-    np.savez(tmp_path / "layer.npz", x=rng.standard_normal((20, 6)), **w, num_heads=2, causal=True)
-    done = call("trace", tmp_path / "layer.npz")
+    done = traced(tmp_path, x=rng.standard_normal((20, 6)), **w, num_heads=2, causal=True)
     assert done.returncode == 0, done.stderr
     for words in ("Q = X·W^Q", "U = H·W^O", "head 0 of 2", "the first 8 × 8 of 20 × 20", "nothing to check"):
         assert words in done.stdout
@@ -170,8 +192,7 @@ def test_trace_says_where_a_large_claimed_array_is_most_wrong(tmp_path):
     scores = q @ k.T
     right = scores[17, 11]
     scores[17, 11] += 2
-    np.savez(tmp_path / "large.npz", q=q, k=k, v=v, scores=scores)
-    said = call("trace", tmp_path / "large.npz").stdout
+    said = traced(tmp_path, q=q, k=k, v=v, scores=scores).stdout
     assert f"furthest off at row 17, column 11: claimed {right + 2:.6g}, right {right:.6g}" in " ".join(said.split())
 
 
@@ -179,8 +200,7 @@ def test_trace_says_where_a_large_claimed_array_is_most_wrong(tmp_path):
 def test_nan_is_shown_in_its_row_and_no_other_row(tmp_path, size):
     q, k, v = np.random.default_rng(0).standard_normal((3, size, 4))
     q[2, 1] = np.nan
-    np.savez(tmp_path / "nan.npz", q=q, k=k, v=v, causal=True, scores=q @ k.T)
-    done = call("trace", tmp_path / "nan.npz")
+    done = traced(tmp_path, q=q, k=k, v=v, causal=True, scores=q @ k.T)
     assert done.returncode == 0
     assert "min NaN" not in done.stdout
     assert "? NaN" in " ".join(done.stdout.split()) or size == 6
@@ -190,29 +210,25 @@ def test_nan_is_shown_in_its_row_and_no_other_row(tmp_path, size):
 
 def test_trace_says_how_it_read_three_axes(tmp_path):
     x = np.ones((2, 3, 4))
-    np.savez(tmp_path / "three.npz", q=x, k=x, v=x)
-    said = " ".join(call("trace", tmp_path / "three.npz").stdout.split())
+    said = " ".join(traced(tmp_path, q=x, k=x, v=x).stdout.split())
     assert said.startswith("three axes are read as (heads 2, tokens, width)")
     assert "a batch of 2 texts is (batch, heads, tokens, width)" in said
 
 
 def test_trace_describes_only_the_steps_that_a_layer_has(tmp_path):
     w = {name: np.eye(4) for name in ("w_q", "w_k", "w_v")}
-    np.savez(tmp_path / "layer.npz", x=np.eye(3, 4), **w, num_heads=2)
-    said = call("trace", tmp_path / "layer.npz").stdout
+    said = traced(tmp_path, x=np.eye(3, 4), **w, num_heads=2).stdout
     assert "each token's vector: what enters the layer" in said
     assert "normalis" not in said
     assert "the heads side by side (concatenated): there is no W^O" in said
     assert "mixed" not in said
-    np.savez(tmp_path / "layer.npz", x=np.eye(3, 4), **w, w_o=np.eye(4), num_heads=2)
-    assert "the heads mixed by W^O" in call("trace", tmp_path / "layer.npz").stdout
+    assert "the heads mixed by W^O" in traced(tmp_path, x=np.eye(3, 4), **w, w_o=np.eye(4), num_heads=2).stdout
 
 
 def test_small_weights_are_not_printed_as_zero(tmp_path):
     q, k = np.ones((1, 1)), np.array([[0.0], [-3], [-8], [-20], [-60]])
-    np.savez(tmp_path / "small.npz", q=q, k=k, v=k * 1e-7, scale=1.0)
     weights = np.exp(k[:, 0]) / np.exp(k[:, 0]).sum()
-    said = call("trace", tmp_path / "small.npz").stdout
+    said = traced(tmp_path, q=q, k=k, v=k * 1e-7, scale=1.0).stdout
     shown = re.search(r"^q_0 +(.*)", said, re.MULTILINE).group(1).split()
     np.testing.assert_allclose([float(x) for x in shown], weights, rtol=0.05)
     values = re.search(r"^V .*?\n.*?\n((?: +\S+\n)+)", said, re.MULTILINE).group(1).split()
@@ -220,42 +236,91 @@ def test_small_weights_are_not_printed_as_zero(tmp_path):
 
 
 def test_twelve_columns_of_numbers_fit_eighty_characters(tmp_path):
-    np.savez(tmp_path / "wide.npz", q=np.eye(12), k=np.eye(12), v=np.eye(12), causal=True)
-    said = call("trace", tmp_path / "wide.npz").stdout
+    said = traced(tmp_path, q=np.eye(12), k=np.eye(12), v=np.eye(12), causal=True).stdout
     assert re.search(r"^q_11( +0\.\d+){12}", said, re.MULTILINE)
     assert max(cell_len(line) for line in said.splitlines()) <= 80
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--json", "-", "explain", "a"], "--json stands before the command"),
-        (["--lang", "zh", "info"], "info 只输出英文"),
-        (["explain", "a", "--model", ""], "--model: it is empty"),
-        (["explain", "a", "--json", "-", "--html", "-"], "standard output"),
-        (["bench", "--threads", "0"], "number of threads is 0"),
-        (["bench", "--only", "full", "--threads", "2"], "hint: python -m benchmarks --only full --threads 2\n"),
-        (["bench", "--device", "cuda", "--quick"], "hint: python -m benchmarks --quick --device cuda\n"),
-        (["bench", "--save", "some where"], "hint: python -m benchmarks --save 'some where'\n"),
-        (["explain", "--file", "README.md", "--html", "-", "--head", "1"], "--head is for one token"),
-        (["explain", ""], "the text is empty"),
-        (["explain", "  \n"], "the text is empty"),
-        (["explain"], "expected TEXT or --file"),
-        (["explain", "a", "--layer", "two"], "expected a whole number, not 'two'"),
-        (["explain", "a", "--layer", "2"], "layer 2 is outside 0..1"),
-        (["explain", "a", "--head", "8"], "head 8 is outside 0..7"),
-        (["explain", "a", "--token", "zebra"], "'zebra' is neither a position"),
-        (["explain", "a", "--lang", "fr"], "invalid choice: 'fr'"),
-        (["explain", "la " * 400], "but the model has 256 positions"),
-        (["explain", "a", "--model", "no/such/place"], "is not a directory"),
-        (["explain", "a", "--json", "no/such/place.json"], "cannot be written"),
-        (["trace", "no-such-file.json"], "does not exist"),
-        (["trace"], "required: FILE"),
-        (["unknown"], "invalid choice: 'unknown'"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_two(arguments, words):
-    assert words in refused(*arguments)
+REFUSED = {  # commands, and what each is refused with
+    "--json - explain a": "--json stands before the command",
+    "--lang zh info": "info 只输出英文",
+    "explain a --model ''": "--model: it is empty",
+    "explain a --json - --html -": "standard output",
+    "bench --threads 0": "number of threads is 0",
+    "bench --only full --threads 2": "hint: python -m benchmarks --only full --threads 2\n",
+    "bench --device cuda --quick": "hint: python -m benchmarks --quick --device cuda\n",
+    "bench --save 'some where'": "hint: python -m benchmarks --save 'some where'\n",
+    "explain --file text.txt --html - --head 1": "--head is for one token",
+    "explain ''": "the text is empty",
+    "explain '  \n'": "the text is empty",
+    "explain": "expected TEXT or --file",
+    "explain a --layer two": "expected a whole number, not 'two'",
+    "explain a --layer 2": "layer 2 is outside 0..1",
+    "explain a --head 8": "head 8 is outside 0..7",
+    "explain a --token zebra": "'zebra' is neither a position",
+    "explain a --lang fr": "invalid choice: 'fr'",
+    f"explain '{'la ' * 400}'": "but the model has 256 positions",
+    "explain a --model no/such/place": "is not a directory",
+    "explain a --json no/such/place.json": "cannot be written",
+    "trace no-such-file.json": "does not exist",
+    "trace": "required: FILE",
+    "unknown": "invalid choice: 'unknown'",
+    "explain --why 'mary had'": "expected TEXT: 'mary had' follows --why",
+    "explain 'mary had' --against a": "--against is for --why",
+    "explain 'mary had' --why ''": "it is empty",
+    "explain 'mary had' --why --token mary": "not for --token. hint: end TEXT with that token",
+    "explain 'mary had' --why --layer 0": "not for --layer",
+    "explain 'mary had' --why --head 0": "not for --head",
+    "explain 'mary had' --why --exact 0.0": "not for --exact",
+    "explain --file text.txt --why --windows": "not for --windows",
+    "explain 'mary had' --why --html page.html --dtype float16": "not for --dtype",
+    "explain --file text.txt --cut 'had>mary' --windows": "--cut, --boost and --off are for one run of a text",
+    "explain --file text.txt --cut 'had>mary' --html page.html": "--cut, --boost and --off are for one run of a text",
+    "scale --widths 1,x": "--widths is '1,x'",
+    "scale --keys 0": "keys is 0",
+    "scale --widths 0": "widths is 0",
+    "scale --widths 999999999999": "the queries and keys would take",
+    "learn --step=-1": "-1",
+    "learn --step=401": "401",
+    "learn --step=x": "x",
+    "view": "--text-file",
+    "view none.safetensors": "does not exist",
+    "view none.safetensors --port 99999": "port is 99999: expected 0 to 65535",
+}
+EDITS = {
+    "--cut on": "expected QUERIES>KEYS",
+    "--cut '>'": "neither queries nor keys",
+    "--cut 'on>egg'": "no such word",
+    "--cut 'on>Sat'": "did you mean 'sat'",
+    "--cut '4>0'": "position 4, and the text has 4 tokens. hint: positions are 0 to 3",
+    "--cut 'on>9:'": "its keys are none of the text's 4 tokens",
+    "--cut 'humpty>on'": "these queries do not see these keys",
+    "--cut 'on>sat@2'": "there is no layer 2 in model rhymes",
+    "--cut 'on>sat@0.8'": "there is no head 8 in model rhymes, which has 8",
+    "--cut 'on>sat@0,1.2'": "expected LAYER.HEAD after @",
+    "--cut 'on>sat@x'": "expected LAYER.HEAD after @",
+    "--boost sat": "expected KEYS=NUMBER",
+    "--boost sat=x": "expected KEYS=NUMBER",
+    "--boost sat=inf": "expected a finite number",
+    "--boost =2": "boost has no keys",
+    "--off x": "expected LAYER.HEAD",
+    "--off ' '": "it names no layer and no head",
+    "--off 0.99": "there is no head 99",
+}
+REFUSED |= {f"explain 'humpty dumpty sat on' {edit}": words for edit, words in EDITS.items()}
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_what_is_refused_is_one_line_and_exit_code_two_and_writes_no_file(command, tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text("mary had a little\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    said = refused(*shlex.split(command))
+    assert REFUSED[command] in said
+    assert command.split(" --")[-1].split(" ")[0] in said or "'humpty dumpty" not in command  # the edit by its name
+    assert os.listdir(tmp_path) == ["text.txt"]
+    if command.startswith("explain") and "--json" not in command:
+        refused(*shlex.split(command), "--json", "seen.json")
+        assert os.listdir(tmp_path) == ["text.txt"]
 
 
 @pytest.mark.parametrize(
@@ -315,20 +380,23 @@ def test_text_that_is_not_utf8_is_refused():
     assert done.stderr.count(b"\n") == 1
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no full disk here")
-@pytest.mark.parametrize("words", ["explain humpty", "info --json", "--help"])
-def test_a_full_disk_is_a_one_line_error(words):
-    with open("/dev/full", "wb") as full:
-        command = [sys.executable, "-m", "clearhead", *words.split()]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=PLAIN, timeout=60, check=False)
-    assert done.returncode == 2
-    assert done.stderr == b"clearhead: standard output: No space left on device.\n"
+NO_ROOM = "clearhead: standard output: No space left on device.\n"
 
 
-def test_closed_streams_cause_no_crash():
-    command = f'"{sys.executable}" -m clearhead explain humpty >&-'
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("{} explain humpty > /dev/full", 2, NO_ROOM),
+        ("{} info --json > /dev/full", 2, NO_ROOM),
+        ("{} --help > /dev/full", 2, NO_ROOM),
+        ("{} explain humpty >&-", 0, ""),
+        (f"{{}} explain '{LONG}' | head -n 1", 0, ""),
+    ],
+)
+def test_full_disks_closed_streams_and_closed_pipes_cause_no_crash(command, code, said):
+    command = command.format(f'"{sys.executable}" -m clearhead')
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=PLAIN, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (code, said)
 
 
 @pytest.mark.parametrize("gone", ["starlette", "uvicorn"])
@@ -360,12 +428,6 @@ def test_tokens_that_are_part_of_a_character_show_that_character():
     assert "bytes" not in call("explain", "a cat sat").stdout
 
 
-def test_a_closed_pipe_is_not_an_error():
-    command = f'"{sys.executable}" -m clearhead explain "{LONG}" | head -n 1'
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=PLAIN, timeout=60, check=False)
-    assert done.stderr == ""
-
-
 def test_ctrl_c_ends_without_a_traceback(tmp_path):
     started = tmp_path.parent / f"{tmp_path.name}-started"
     code = "import sys, time, pathlib, clearhead.cli, clearhead.models.model as m\n"
@@ -381,8 +443,15 @@ def test_ctrl_c_ends_without_a_traceback(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_explain_loads_no_heavy_package():
-    assert loaded("explain", "humpty dumpty")[1] == ""
+EVERY_EDIT = ["--cut", "little>mary", "--off", "0.3", "--boost", "had=1", "--html", "page.html", "--json", "seen.json"]
+
+
+@pytest.mark.parametrize("more", [[], ["--why"], EVERY_EDIT], ids=str)
+def test_explain_loads_no_heavy_package(more, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said, heavy = loaded("explain", "mary had a little", *more)
+    assert "␣lamb" in said
+    assert heavy == ""
 
 
 @pytest.mark.parametrize("command", [("explain", "humpty dumpty sat on"), ("trace", "examples/wrong.json")])

@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, note
 from hypothesis import strategies as st
 
 import clearhead as ch
+from clearhead import engines
 from clearhead.core.arrays import to_torch
-from clearhead.core.axes import Array
 from clearhead.core.statistics import STATISTICS
 from clearhead.engines import native
 from clearhead.errors import RuleError
 from problems import Case, cases, examples
+from seeds import normal
 
 
 def saved(x: Any) -> Any:
@@ -36,7 +37,6 @@ COPIES: dict[str, Callable[[Any], Any]] = {
     "deep-copied": copy.deepcopy,
     "saved by PyTorch": saved,
 }
-KIND = st.sampled_from(sorted(COPIES))
 
 
 def same(a: Any, b: Any) -> None:
@@ -49,8 +49,8 @@ def same(a: Any, b: Any) -> None:
 
 @pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
 @examples(0.7)
-@given(case=cases(most=2000), how=KIND, known=st.booleans(), part=st.booleans())
-def test_a_copy_has_the_same_bits_under_every_rule(tensors: bool, case: Case, how: str, known: bool, part: bool):  # noqa: FBT001
+@given(case=cases(most=2000), known=st.booleans(), part=st.booleans())
+def test_copies_have_the_same_bits_under_every_rule(tensors: bool, case: Case, known: bool, part: bool):  # noqa: FBT001
     q, k, v = ((to_torch(torch, x.copy()) if tensors else x) for x in (case.q, case.k, case.v))
     matrix = ch.AttentionMatrix(q, k, **case.rules)
     if known:
@@ -59,20 +59,23 @@ def test_a_copy_has_the_same_bits_under_every_rule(tensors: bool, case: Case, ho
     seen = matrix.observe(v, **asked, groups=case.labels())
     if part and matrix.factors.problem.batch:
         matrix = matrix.part(0)
-    other, again = COPIES[how](matrix), COPIES[how](seen)
-    assert (other.shape, other.dtype, repr(other)) == (matrix.shape, matrix.dtype, repr(matrix))
-    assert (other.factors.known_logsumexp is None) == (matrix.factors.known_logsumexp is None)
-    same(other[...], matrix[...])
-    same(other.logsumexp(), matrix.logsumexp())
-    same(other.T[...], matrix.T[...])
-    for name in STATISTICS:
-        if name != "top" and (value := getattr(seen, name)) is not None:
-            same(getattr(again, name), value)
-    assert (again.queries, again.keys, again.sinks, again.peak) == (seen.queries, seen.keys, seen.sinks, None)
-    for one in (again.top, COPIES[how](seen.top)):
-        assert type(one) is type(seen.top)
-        same(one.weights, seen.top.weights)
-        same(one.indices, seen.top.indices)
+    copies = {how: (copied(matrix), copied(seen)) for how, copied in COPIES.items()}
+    known = matrix.factors.known_logsumexp is not None
+    assert {other.factors.known_logsumexp is not None for other, _ in copies.values()} == {known}
+    for how, (other, again) in copies.items():
+        note(how)
+        assert (other.shape, other.dtype, repr(other)) == (matrix.shape, matrix.dtype, repr(matrix))
+        same(other[...], matrix[...])
+        same(other.logsumexp(), matrix.logsumexp())
+        same(other.T[...], matrix.T[...])
+        for name in STATISTICS:
+            if name != "top" and (value := getattr(seen, name)) is not None:
+                same(getattr(again, name), value)
+        assert (again.queries, again.keys, again.sinks, again.peak) == (seen.queries, seen.keys, seen.sinks, None)
+        for one in (again.top, COPIES[how](seen.top)):
+            assert type(one) is type(seen.top)
+            same(one.weights, seen.top.weights)
+            same(one.indices, seen.top.indices)
 
 
 @pytest.mark.parametrize("how", COPIES)
@@ -84,11 +87,37 @@ def test_a_known_logsumexp_is_not_computed_again(how: str, monkeypatch: pytest.M
     np.testing.assert_array_equal(other[...], matrix[...])
 
 
-def test_a_pickled_part_holds_a_broadcast_mask_once():
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("kind", ["cut", "contribution", "norm"])
+@pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
+def test_copies_of_causes_have_the_same_bits_and_what_is_known(how: str, kind: str, tensors: bool, monkeypatch: Any):  # noqa: FBT001
+    q, k, v, g = (normal(*shape, dtype=np.float32) for shape in ((2, 4, 6, 8), (2, 2, 5, 8), (5, 3), (6, 3)))
+    if tensors:
+        q, k, v, g = (torch.from_numpy(x) for x in (q, k, v, g))
+    A = ch.AttentionMatrix(q, k, causal=True, query_offset=0, sinks=[0.1] * 4)
+    E = A.cuts(v, g) if kind == "cut" else A.contributions(v, g if kind == "contribution" else None)
+    before = E.observe(by_key=True, strongest=5)
+    other = COPIES[how](E)
+    assert (repr(other), other.shape, other.dtype, other.kind) == (repr(E), E.shape, E.dtype, kind)
+    for name in engines.NAMES:
+        for work in ("rows", "others"):
+            monkeypatch.setattr(engines.get(name), work, None, raising=False)  # it is known
+    after = COPIES[how](other.observe(by_key=True, strongest=5))
+    assert type(after.by_key) is type(before.by_key)
+    for one, two in ((after.by_key, before.by_key), *zip(after.strongest, before.strongest, strict=True)):
+        np.testing.assert_array_equal(one, two)
+    np.testing.assert_array_equal(other.T[...], E.T[...])
+    assert repr(after) == repr(before)
+
+
+def test_a_pickle_holds_what_is_broadcast_once():
     q, mask = normal(2, 16, 100, 4), np.ones((100, 100), bool)
     part = ch.AttentionMatrix(q, q, mask=mask).part(1)
     assert len(pickle.dumps(part)) < 2 * (q[1].nbytes + q[1].nbytes + mask.nbytes)
     np.testing.assert_array_equal(copy.deepcopy(part)[...], part[...])
+    q, v, g = normal(50, 4, 30, 2), normal(30, 64), normal(30, 64)
+    E = ch.AttentionMatrix(q, q).cuts(v, g)
+    assert len(pickle.dumps(E)) < 2 * (2 * q.nbytes + v.nbytes + g.nbytes)
 
 
 @pytest.mark.parametrize("tensors", [False, pytest.param(True, marks=pytest.mark.gate)], ids=["arrays", "tensors"])
@@ -113,35 +142,13 @@ def test_shallow_copies_share_what_a_graph_computed():
     assert leaf.grad is not None
 
 
-def normal(*shape: int) -> Array:
-    return np.random.default_rng(shape).standard_normal(shape)
-
-
-@pytest.mark.parametrize("how", COPIES)
-@pytest.mark.parametrize("dtype", [np.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("known", [(), ("logsumexp",)])
-def test_a_copy_of_a_matrix_gives_the_same_weights(how: str, dtype: Any, known: tuple[str, ...]):
-    q, k = (normal(2, length, 4) for length in (3, 5))
-    if dtype is not np.float64:
-        q, k = (torch.from_numpy(x).to(dtype) for x in (q, k))
-    matrix = ch.AttentionMatrix(q, k, causal=True, query_offset=2, bias=normal(5), sinks=[0.0, 1.0])
-    for name in known:
-        getattr(matrix, name)()
-    other = COPIES[how](matrix)
-    assert type(other[...]) is type(matrix[...])
-    np.testing.assert_array_equal(np.asarray(other), np.asarray(matrix))
-    np.testing.assert_array_equal(np.asarray(other.T), np.asarray(matrix).swapaxes(-1, -2))
-    assert (other.shape, other.size, other.T.size) == ((2, 3, 5), 30, 30)
-    part = COPIES[how](matrix.part(0, 1))
-    np.testing.assert_array_equal(np.asarray(part)[0, 0], np.asarray(matrix)[1])
-
-
 def test_a_deep_copy_shares_nothing():
-    q = normal(3, 4)
-    matrix = ch.AttentionMatrix(q, q)
-    other, before = copy.deepcopy(matrix), matrix[...]
-    q[...] = 0
-    np.testing.assert_array_equal(other[...], before)
+    q, v = normal(3, 4), normal(3, 4)
+    whole = ch.AttentionMatrix(q, q), ch.AttentionMatrix(q, q).cuts(v, v)
+    others, before = copy.deepcopy(whole), [one[...] for one in whole]
+    q[...], v[...] = 0, 0
+    for other, x in zip(others, before, strict=True):
+        np.testing.assert_array_equal(other[...], x)
 
 
 @pytest.mark.parametrize("how", ["pickled", "deep-copied", "saved by PyTorch"])
@@ -173,17 +180,33 @@ def test_observations_and_traces_can_be_copied(how: str):
 
 
 def test_every_repr_is_one_line():
-    q = normal(2, 30, 4)
+    q, many = normal(2, 30, 4), np.broadcast_to(0.0, (12, 16, 16_384, 8))
     seen, traced = ch.AttentionMatrix(q, q).observe(q, top=2, entropy=True), ch.trace(q, q, q)
-    said = {
-        "Observation(queries 30, keys 30, output (2, 30, 4), entropy (2, 30), top (2, 30, 2))": seen,
+    wide, narrow = ch.AttentionMatrix(many, many), ch.AttentionMatrix(q[0], q[0])
+    labels = np.zeros(30, int), np.zeros(30, int)
+    effects = ch.AttentionMatrix(q, q).cuts(q, q).observe(by_key=True, top=2, strongest=3, image=(2, 2), groups=labels)
+    short = {
         "Top(weights (2, 30, 2), indices (2, 30, 2))": seen.top,
         "TokenTrace(query 0, weights (2, 30), output (2, 4))": traced.token(0),
         "Geometry(query_norms (2, 30), key_norms (2, 30), cosine (2, 30, 30))": traced.geometry,
         "Step(scores: S = Q·Kᵀ, (heads 2, queries 30, keys 30))": traced.steps[3],
         "Trace(q, k, v, scores, scaled, weights, output)": traced,
+        "CauseMatrix(contribution, batch 12, heads 16, queries 16384, keys 16384) float64": (
+            wide.contributions(many, many)
+        ),
+        "TransposedMatrix of CauseMatrix(norm, queries 30, keys 30) float64": narrow.contributions(q[0]).T,
+        "Ranked(values (2, 30, 2), indices (2, 30, 2))": effects.top,
+        "Strongest(batch (3,), head (3,), query (3,), key (3,), value (3,))": effects.strongest,
+        "SignedImage(mean (2, 2, 2), largest (2, 2, 2))": effects.image,
+    }
+    long = {
+        "Observation(queries 30, keys 30, output (2, 30, 4), entropy (2, 30), top (2, 30, 2))": seen,
         "TransposedMatrix of AttentionMatrix(heads 2, queries 30, keys 30) float64, never stored": (
             ch.AttentionMatrix(q, q).T
         ),
+        f"Effects(by_key (2, 30), top {effects.top}, strongest {effects.strongest}, image {effects.image}, "
+        "groups (2, 1, 1))": effects,
+        "Effects()": ch.AttentionMatrix(q, q).cuts(q, q).observe(),
     }
-    assert {words: repr(shown) for words, shown in said.items()} == {words: words for words in said}
+    assert {words: repr(shown) for words, shown in (short | long).items()} == {words: words for words in short | long}
+    assert max(map(len, short)) <= 80

@@ -1,15 +1,11 @@
 """The derivatives of a GPT-2 in NumPy: against finite differences, and against PyTorch's on the same weights."""
 
-import shutil
-import subprocess
-import sys
-import tracemalloc
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import clearhead as ch
 from clearhead.errors import FileError, RuleError, SelectionError
@@ -21,10 +17,10 @@ from clearhead.models.functions import ACTIVATIONS, NormWeights
 from clearhead.models.model import Model, load
 from clearhead.models.protocol import ForwardPass
 from clearhead.models.weights import Weights
-from dense_gpt2 import gpt2_weights, in_float64, with_gpt2_weights
+from dense_gpt2 import gpt2_weights, in_float64, random_peer, with_gpt2_weights
+from programs import peak_of, python
 from seeds import fresh
 
-SHIPPED = Path(str(files("clearhead") / "models" / "rhymes"))
 STEP = 1e-5
 KEYS = {  # of config.json
     "layers": "n_layer", "heads": "n_head", "d_model": "n_embd", "d_mlp": "n_inner", "positions": "n_positions",
@@ -49,25 +45,23 @@ def drawn(rng, dtype=np.float64, activation=None, **sizes):
     data |= {name: bool(rng.integers(2)) for name in flags}
     data |= {KEYS.get(name, name): value for name, value in sizes.items()}
     config = config_of(Path("config.json"), data)
-    d, weights = config.d_model, {}
+    d, mlp, weights = config.d_model, config.d_mlp, {}
+    shapes = {f"attn.w_{p}": (d, d) for p in "qkv"} | {"attn.c_proj.weight": (d, d)}
+    shapes |= {"mlp.c_fc.weight": (d, mlp), "mlp.c_proj.weight": (mlp, d)}
+    linear = {f"h.{layer}.{name}": shape for layer in range(config.layers) for name, shape in shapes.items()}
+    norms = [f"h.{layer}.{norm}" for layer in range(config.layers) for norm in ("ln_1", "ln_2")]
 
     def add(name, *shape, size=1.0, mean=0.0):
         weights[name] = (mean + size * rng.standard_normal(shape)).astype(dtype)
 
     add("wte.weight", config.vocabulary, d)
     add("wpe.weight", config.positions, d)
-    for layer in range(config.layers):
-        name = f"h.{layer}."
-        linear = {f"attn.w_{p}": (d, d) for p in "qkv"} | {"attn.c_proj.weight": (d, d)}
-        linear |= {"mlp.c_fc.weight": (d, config.d_mlp), "mlp.c_proj.weight": (config.d_mlp, d)}
-        for part, shape in linear.items():
-            add(name + part, *shape, size=shape[0] ** -0.5)
-            add(name + part.replace(".weight", ".bias").replace(".w_", ".b_"), shape[1], size=0.3)
-        for norm in ("ln_1", "ln_2"):
-            add(f"{name}{norm}.weight", d, size=0.2, mean=1.0)
-            add(f"{name}{norm}.bias", d, size=0.2)
-    add("ln_f.weight", d, size=0.2, mean=1.0)
-    add("ln_f.bias", d, size=0.2)
+    for name, (rows, columns) in linear.items():
+        add(name, rows, columns, size=rows**-0.5)
+        add(name.replace(".weight", ".bias").replace(".w_", ".b_"), columns, size=0.3)
+    for name in (*norms, "ln_f"):
+        add(f"{name}.weight", d, size=0.2, mean=1.0)
+        add(f"{name}.bias", d, size=0.2)
     weights["lm_head.weight"] = weights["wte.weight"]
     if not config.tied:
         add("lm_head.weight", config.vocabulary, d)
@@ -182,22 +176,12 @@ OPTIONS = [
     + [("float32", one) for one in OPTIONS if one.get("activation_function") != "relu"],  # rounding may turn a corner
 )
 def test_all_derivatives_are_those_of_pytorch_on_the_same_weights(tmp_path, dtype, options):
-    torch = pytest.importorskip("torch")
-    from transformers import GPT2Config as PeerConfig
-    from transformers import GPT2LMHeadModel
-
     rng = fresh()
     layers, heads, n = (int(rng.integers(low, high)) for low, high in ((1, 4), (1, 5), (1, 25)))
-    sizes = {"n_layer": layers, "n_head": heads, "n_embd": 8 * heads, "n_positions": 30, "vocab_size": 3000}
-    peer = GPT2LMHeadModel(PeerConfig(**sizes, **options, attn_implementation="eager")).eval()
-    with torch.no_grad():
-        for parameter in peer.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    peer.save_pretrained(tmp_path)
-    shutil.copy(SHIPPED / "tokenizer.json", tmp_path)
+    peer = random_peer(tmp_path, rng, n_layer=layers, n_head=heads, n_embd=8 * heads, **options)
     model = load(tmp_path)
     model = in_float64(model) if dtype == "float64" else model
-    ids = rng.integers(0, 3000, n).tolist()
+    ids = rng.integers(0, 2400, n).tolist()
     run = model.run(ids)
     target = target_of(run, position=int(rng.integers(n)))
     result = derivatives(model, run, target)
@@ -316,7 +300,7 @@ def test_what_has_no_derivative_is_refused_by_name():
     for edit in (ch.share(keys=(0,), at_least=0.5), ch.off(to="mean")):
         again = model.run([1, 2, 3], edits=(edit,))
         for call in (lambda r: derivatives(model, r, target_of(r)), lambda r: cut_again(model, r, target_of(r), [])):
-            with pytest.raises(RuleError, match=rf"^{edit.KIND}\(.*no derivative is taken through this edit"):
+            with pytest.raises(RuleError, match=rf"^{edit.kind}\(.*no derivative is taken through this edit"):
                 call(again)
     with pytest.raises(RuleError, match="the run has no residual stream"):
         derivatives(model, ForwardPass(run.layers, run.logits), target_of(run))
@@ -344,10 +328,7 @@ def test_memory_grows_with_the_tokens_and_not_with_their_square():
     n = 2048
     model = drawn(fresh(), np.float32, layers=1, heads=1, d_model=4, d_mlp=4, positions=n)
     run = model.run([1] * n)
-    tracemalloc.start()
-    derivatives(model, run, target_of(run))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    peak = peak_of(lambda: derivatives(model, run, target_of(run)))
     assert peak < 4 * n * n / 4  # a matrix of float32 is 4·n·n bytes, and an engine works on tiles
 
 
@@ -359,5 +340,4 @@ def test_neither_pytorch_nor_transformers_is_loaded():
         "ablation.cut_again(model, run, target, [ablation.Edge(0, 0, 1, 0)])\n"
         "print(*({'torch', 'transformers', 'jax'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert not done.stdout.split()
+    assert not python(program).split()

@@ -43,7 +43,7 @@ def here(x: Any) -> Array:
     return x.tensor.numpy()
 
 
-@pytest.mark.parametrize("moved", [pytest.param((), marks=pytest.mark.gate), ("bias", "mask")])
+@pytest.mark.parametrize("moved", [(), ("bias", "mask")])
 def test_every_result_equals_that_of_the_cpu_and_stays_on_the_device(moved: tuple[str, ...]):
     arrays, rules = inputs()
     q, k, v = (there(x) for x in arrays.values())
@@ -82,15 +82,8 @@ def test_cpu_engines_refuse_device_tensors_and_all_arrays_must_share_a_device():
         ch.AttentionMatrix(q, k) @ arrays["v"]
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        "entropy logsumexp output",
-        "received",
-        *[pytest.param(names, marks=pytest.mark.gate) for names in ("distance output", "image peak max_logit")],
-    ],
-)
-@pytest.mark.parametrize("queries", [pytest.param(slice(None), marks=pytest.mark.gate), slice(-2, 1, -3)])
+@pytest.mark.parametrize("asked", ["entropy logsumexp output", "received", "distance output", "image peak max_logit"])
+@pytest.mark.parametrize("queries", [slice(None), slice(-2, 1, -3)])
 def test_gradients_on_the_device_equal_those_of_the_cpu(asked: str, queries: slice, monkeypatch: pytest.MonkeyPatch):
     """With CPU tensors that are treated as a device's."""
     arrays, rules = inputs()
@@ -103,9 +96,7 @@ def test_gradients_on_the_device_equal_those_of_the_cpu(asked: str, queries: sli
         leaves |= {name: torch.tensor(rules[name], requires_grad=True) for name in ("bias", "sinks")}
         others = {name: x for name, x in rules.items() if name not in leaves}
         matrix = ch.AttentionMatrix(leaves["q"], leaves["k"], **others, bias=leaves["bias"], sinks=leaves["sinks"])
-        flags: dict[str, Any] = {
-            name: (3, 4) if name == "image" else True for name in asked.split() if name != "output"
-        }
+        flags: Any = {name: (3, 4) if name == "image" else True for name in asked.split() if name != "output"}
         seen = matrix.observe(leaves["v"] if "output" in asked else None, **flags, queries=queries)
         losses = np.random.default_rng(1)
         answers = [getattr(seen, name) for name in asked.split()]
@@ -117,10 +108,8 @@ def test_gradients_on_the_device_equal_those_of_the_cpu(asked: str, queries: sli
         np.testing.assert_allclose(result[name], x, 1e-8, 1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize("second", [False, pytest.param(True, marks=pytest.mark.gate)])
-@pytest.mark.parametrize(
-    "asked", [{"entropy": True}, pytest.param({"received": True, "image": (3, 4)}, marks=pytest.mark.gate)], ids=str
-)
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("asked", [{"entropy": True}, {"received": True, "image": (3, 4)}], ids=str)
 def test_derivatives_along_a_direction_on_the_device_equal_those_of_the_cpu(
     asked: dict[str, Any],
     second: bool,  # noqa: FBT001
@@ -146,14 +135,8 @@ def test_derivatives_along_a_direction_on_the_device_equal_those_of_the_cpu(
     torch.testing.assert_close(torch.func.jvp(function, tuple(leaves), tuple(along)), expected, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("causal", "bad"),
-    [
-        (True, np.nan),
-        *[pytest.param(False, value, marks=pytest.mark.gate) for value in (0.0, np.nan, np.inf)],
-        *[pytest.param(True, value, marks=pytest.mark.gate) for value in (0.0, np.inf)],
-    ],
-)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("bad", [0.0, np.nan, np.inf])
 def test_pytorch_computes_plain_outputs_and_nonfinite_values_reach_only_who_sees_them(
     causal: bool,  # noqa: FBT001
     bad: float,
@@ -201,7 +184,6 @@ def test_merges_and_rollout_stay_on_the_device():
     np.testing.assert_allclose(here(ch.rollout(square[:1] * 2, query=3)), ch.rollout(square[1:] * 2, query=3), 1e-9)
 
 
-@pytest.mark.gate
 def test_a_model_on_a_device_is_watched(monkeypatch: pytest.MonkeyPatch):
     """A small GPT-2 generates the same as on the CPU when its tensors are treated as a device's."""
     config = GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, bos_token_id=1, eos_token_id=None)

@@ -1,7 +1,7 @@
 """`diagnose`: correct results are accepted, undetectable mistakes are listed; files and errors."""
 
 import json
-from typing import Any
+import re
 
 import numpy as np
 import pytest
@@ -15,13 +15,18 @@ import wrong
 from benchmarks.right_programs import draw
 from clearhead.core import reference
 from clearhead.core.problem import describe
+from clearhead.diagnosing import operands
 from clearhead.diagnosing.diagnose import diagnose_file
 from clearhead.diagnosing.fitting import largest
-from clearhead.diagnosing.recipe import RIGHT, Inputs
+from clearhead.diagnosing.inputs import plain_inputs
+from clearhead.diagnosing.mistakes import mistakes
+from clearhead.diagnosing.recipe import RIGHT, Inputs, Selection, changed
 from clearhead.diagnosing.search import BUDGET, Search
+from clearhead.diagnosing.workings import Workings
 from clearhead.errors import DtypeError, FileError, RuleError, ShapeError, UnknownNameError
 from diagnosing import softmax
 from problems import in_the_gate
+from programs import python
 from seeds import fresh
 
 
@@ -95,7 +100,7 @@ def test_a_result_that_fits_no_known_mistake():
     assert "none of the known mistakes" in str(diagnosis)
     assert diagnosis.first_difference is not None
     assert ch.diagnose(q, k, v, np.full_like(v, np.nan)).verdict == "unexplained"
-    broken = softmax(q @ k.swapaxes(-1, -2) / 8**0.5) @ v
+    broken = softmax(q @ k.mT / 8**0.5) @ v
     broken[1, 13, 5] += 1
     diagnosis = ch.diagnose(q, k, v, broken)
     assert diagnosis.first_difference is not None
@@ -103,13 +108,6 @@ def test_a_result_that_fits_no_known_mistake():
     assert diagnosis.verdict == "unexplained"
     broken[1, 13, 5] = np.nan
     assert ch.diagnose(q, k, v, broken).verdict == "unexplained"
-
-
-@pytest.mark.parametrize("rules", [{}, {"causal": True}])
-def test_a_result_without_a_finite_number_is_no_evidence_for_two_mistakes(rules: dict[str, Any]):
-    q, k, v = fresh().standard_normal((3, 2, 20, 2))
-    v[..., -4:, :] = [[1.0, -1.0], [-1.0, 1.0]] * 2  # of both signs, so that infinite weights would give NaN
-    assert ch.diagnose(q, k, v, np.full_like(v, np.nan), **rules).verdict == "unexplained"
 
 
 def test_no_softmax_with_skipped_keys_leaves_them_out():
@@ -212,12 +210,6 @@ def test_each_written_number_is_as_precise_as_its_own_decimals(tmp_path):
     assert "no scale" in {e.mistakes[0] for e in diagnosis.explanations}
 
 
-def test_transposed_weights_are_named_at_their_own_stage():
-    q, k, v = fresh().standard_normal((3, 2, 9, 4))
-    theirs = softmax(q @ k.mT / 2).mT
-    assert ch.diagnose(q, k, v, theirs, stage="weights").explanations[0].mistakes == ("weights transposed",)
-
-
 def test_weights_of_one_key_that_are_always_0_are_no_dropout():
     q, k, v = fresh().standard_normal((3, 2, 24, 8))
     weights = softmax(q @ k.mT / 8**0.5) * 24 / 23
@@ -247,9 +239,8 @@ def test_numbers_that_a_mistake_gives_exactly():
 def test_files_with_wrong_contents_are_refused(tmp_path, change, error, words):
     place = tmp_path / "case.json"
     place.write_text(json.dumps(WRONG | change))
-    with pytest.raises(error) as caught:
+    with pytest.raises(error, match=re.escape(words)):
         diagnose_file(place)
-    assert words in str(caught.value)
 
 
 def test_missing_and_broken_files_are_refused(tmp_path):
@@ -274,9 +265,8 @@ def test_missing_and_broken_files_are_refused(tmp_path):
 )
 def test_a_wrong_shape_error_says_which_shape_is_expected(shape, words):
     q, k = np.ones((2, 3, 7, 4)), np.ones((2, 3, 5, 4))
-    with pytest.raises(ShapeError) as caught:
+    with pytest.raises(ShapeError, match=re.escape(words)):
         ch.diagnose(q, k, k, np.ones(shape))
-    assert words in str(caught.value)
 
 
 def test_other_bad_input_is_refused():
@@ -341,3 +331,52 @@ def test_spans_and_scales_in_files(tmp_path, ending):
         np.savez(place, **arrays) if ending == "npz" else save_file(arrays, place)
     diagnosis = diagnose_file(place)
     assert diagnosis.explanations[0].mistakes == ("spans missing",)
+
+
+# ── long inputs are converted head by head ──
+
+_SELECTIONS = [((0, 1, 2, 3), (0, 3, 5)), ((2,), (1, 2)), ((0, 1), tuple(range(12)))]
+
+
+@pytest.mark.parametrize("precision", [None, np.dtype(np.float32)])
+@pytest.mark.parametrize(("batch", "kv_heads"), [(1, 4), (2, 4), (2, 2)])
+@np.errstate(all="ignore")
+def test_head_by_head_gives_the_same(monkeypatch, batch, kv_heads, precision):
+    q = fresh().standard_normal((batch, 4, 12, 8)).astype(np.float32)
+    k, v = fresh().standard_normal((2, batch, kv_heads, 12, 8)).astype(np.float32)
+    inputs = plain_inputs(q, k, v, np.zeros_like(q), "output", None, {"causal": True})
+    changes = [change for mistake in mistakes() for change in mistake.variants(inputs)]
+    recipes = [recipe for change in changes if not (recipe := changed(RIGHT, change)).unknown]
+    assert len(recipes) > 50
+    wholes, singles = Workings(inputs, precision), Workings(inputs, precision)
+    for recipe in recipes:
+        for heads, rows in _SELECTIONS:
+            answers = []
+            for workings, most in ((wholes, 10**9), (singles, 0)):
+                monkeypatch.setattr(operands, "_LONG", most)
+                answers.append(workings.answer(recipe, Selection(heads, rows)))
+            whole, single = answers
+            assert whole.dtype == single.dtype
+            tolerance = 1e-4 if precision else 1e-11
+            np.testing.assert_allclose(single, whole, rtol=tolerance, atol=tolerance * (1 + largest(whole)))
+
+
+LONG = """
+import resource, sys
+import numpy as np, clearhead as ch
+
+q, k, v = np.random.default_rng(int(sys.argv[1])).standard_normal((3, 8, 4096, 64), dtype=np.float32)
+theirs = ch.attention(q, k, v, causal=True)
+theirs = (theirs + 0.05 * np.sin(7 * theirs)[:, ::-1]).astype(np.float32)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = ch.diagnose(q, k, v, theirs, causal=True)
+print(found.verdict, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@pytest.mark.gate
+def test_memory_of_a_long_unexplained_case():
+    """The process's peak memory, which includes what is allocated in C++."""
+    verdict, peak = python(LONG, fresh().integers(2**31)).split()
+    assert verdict == "unexplained"
+    assert int(peak) < 500e6

@@ -1,7 +1,7 @@
 """A.cut, A.boost and A.tempered: their weights are those of a dense softmax of edited logits; copies, words."""
 
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -16,6 +16,7 @@ from clearhead import engines
 from clearhead.core import reference, visibility
 from clearhead.core.arrays import bfloat16, to_torch
 from clearhead.core.axes import Array
+from clearhead.core.problem import describe
 from clearhead.core.reference import Textbook
 from clearhead.errors import RuleError
 from problems import Case, cases, examples
@@ -57,19 +58,13 @@ class Dense:
         self.sinks = None if self.sinks is None else self.sinks / by
 
     def book(self) -> Textbook:
-        masked = np.where(self.seen, self.logits, -np.inf)
-        peak = masked.max(-1, initial=-np.inf)
-        safe = np.where(np.isneginf(peak), 0.0, peak)
-        with np.errstate(divide="ignore"):
-            total = np.log(np.exp(masked - safe[..., None]).sum(-1)) + safe
-        if self.sinks is not None:
-            total = np.where(np.isneginf(total), total, np.logaddexp(total, self.sinks[:, None]))
-        weights = np.where(self.seen, np.exp(masked - np.where(self.seen, total[..., None], 0.0)), 0.0)
-        v = np.repeat(self.case.given.v.astype(np.float64), self._group(), axis=1)
-        return Textbook(masked, masked, masked, masked, masked, total, weights, weights @ v)
-
-    def _group(self) -> int:
-        return self.case.problem.heads // max(1, self.case.given.v.shape[1])
+        shape = (*self.case.problem.prefix, *self.logits.shape[2:])
+        rules: dict[str, Any] = {"scale": 1.0, "mask": np.broadcast_to(self.seen, self.logits.shape).reshape(shape)}
+        rules |= {} if self.sinks is None else {"sinks": self.sinks}
+        book = reference.from_scores(describe(self.case.q, self.case.k, None, rules).problem, self.logits)
+        v = self.case.given.v.astype(np.float64)
+        v = np.repeat(v, self.case.problem.heads // max(1, v.shape[1]), axis=1)
+        return replace(book, output=book.weights @ v)
 
     def slack(self, book: Textbook) -> Array:
         """The error allowed of a row's logits, (batch, heads, queries)."""
@@ -193,6 +188,10 @@ def _softmax(scores: torch.Tensor, sinks: torch.Tensor, seen: torch.Tensor) -> t
 LIMITS = {torch.float64: {"rtol": 1e-9, "atol": 1e-9}, torch.float32: {"rtol": 1e-5, "atol": 1e-5}}
 
 
+def loss(output: torch.Tensor, entropy: torch.Tensor, received: torch.Tensor, turned: torch.Tensor) -> torch.Tensor:
+    return (output**2).sum() + entropy.sum() + (received**2).sum() + turned.sum()
+
+
 def test_gradients_are_those_of_pytorchs_softmax():
     """By q, k, v, a bias, sinks and a table of spans, through cut, boost and tempered in both orders."""
     rng = fresh()
@@ -207,17 +206,13 @@ def test_gradients_are_those_of_pytorchs_softmax():
     matrix = ch.AttentionMatrix(q, k, bias=bias, sinks=sinks, spans=(rows, columns, table))
     matrix = matrix.boost([0, -1], by=1.5, queries=some).tempered(t).cut(slice(2, 4), 3).boost(2, by=-0.5)
     seen = matrix.observe(v, entropy=True, received=True)
-    (
-        (seen.output**2).sum() + seen.entropy.sum() + (seen.received**2).sum() + (matrix.T @ v[..., :6, :]).sum()
-    ).backward()
+    loss(seen.output, seen.entropy, seen.received, matrix.T @ v[..., :6, :]).backward()
     result = [x.grad.clone() for x in leaves]
 
+    more = table[torch.arange(2)[:, None, None], :, rows[:, None], columns[:, None, :]].movedim(-1, 1)
     dense = (
-        q @ k.mT / 5**0.5
-        + bias
-        + table[torch.arange(2)[:, None, None], :, rows[:, None], columns[:, None, :]].movedim(-1, 1)
+        q @ k.mT / 5**0.5 + bias + more + 1.5 * torch.from_numpy(some)[:, None, :, None] * torch.eye(7)[[0, 6]].sum(0)
     )
-    dense = dense + 1.5 * torch.from_numpy(some)[:, None, :, None] * torch.eye(7)[[0, 6]].sum(0)
     by = torch.from_numpy(t)
     visible = torch.ones(6, 7, dtype=torch.bool)
     visible[2:4, 3] = False
@@ -225,7 +220,7 @@ def test_gradients_are_those_of_pytorchs_softmax():
     entropy = -(a * torch.where(a > 0, a, 1.0).log()).sum(-1)
     for x in leaves:
         x.grad = None
-    (((a @ v) ** 2).sum() + entropy.sum() + (a.sum(-2) ** 2).sum() + (a.mT @ v[..., :6, :]).sum()).backward()
+    loss(a @ v, entropy, a.sum(-2), a.mT @ v[..., :6, :]).backward()
     np.testing.assert_allclose(seen.output.detach(), (a @ v).detach(), rtol=1e-10, atol=1e-12)
     for one, other in zip(result, (x.grad for x in leaves), strict=True):
         torch.testing.assert_close(one, other, **LIMITS[one.dtype])

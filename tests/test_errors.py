@@ -11,7 +11,7 @@ import clearhead as ch
 from clearhead import engines
 from clearhead.errors import EngineError, RuleError, unknown
 from clearhead.ops import fast_calls
-from error_texts import Errors, assert_words, each_error
+from error_texts import Errors, exact_texts
 
 Q, K, V = np.ones((2, 4, 6, 8)), np.ones((2, 2, 5, 8)), np.ones((2, 2, 5, 3))
 FLAT = np.ones((3, 4))
@@ -77,6 +77,8 @@ ARRAYS: Errors = {
 TABLE = np.zeros((3, 2))
 SPANS = "hint: spans=(query_spans, key_spans, table): a label per query, a label per key, "
 SPANS += "and what each pair of labels adds."
+WINDOW = ": expected (left, right), each a whole number of keys from 0 up, or None.\n\n"
+WINDOW += "hint: window=(255, 0) sees the last 256 keys, itself included."
 LEAVE_SCALE = "hint: leave scale out for its default."
 RULES: Errors = {
     TypeError: {
@@ -116,10 +118,8 @@ RULES: Errors = {
             softcap=0
         ),
         "causal is 1: expected True or False.": attention(causal=1),
-        "window is 3: expected (left, right), each a whole number of keys from 0 up, or None.\n\n"
-        "hint: window=(255, 0) sees the last 256 keys, itself included.": flat(window=3),
-        "window is (-1, 0): expected (left, right), each a whole number of keys from 0 up, or None.\n\n"
-        "hint: window=(255, 0) sees the last 256 keys, itself included.": flat(window=(-1, 0)),
+        f"window is 3{WINDOW}": flat(window=3),
+        f"window is (-1, 0){WINDOW}": flat(window=(-1, 0)),
         "causal and window need query_offset when queries (6) and keys (5) differ: peers disagree about it.\n\n"
         "hint: query_offset=0 aligns the first query with the first key (PyTorch, JAX); query_offset=-1 aligns "
         "the last query with the last key (FlashAttention, a key-value cache).": attention(causal=True),
@@ -169,9 +169,7 @@ RULES: Errors = {
 }
 
 
-@each_error(ARRAYS, RULES)
-def test_each_error_has_its_exact_text(call: Any, kind: type[Exception], words: str, monkeypatch: Any):
-    assert_words(call, kind, words, monkeypatch)
+test_each_error_has_its_exact_text = exact_texts(ARRAYS, RULES)
 
 
 def test_the_hint_for_offsets_works():

@@ -1,12 +1,16 @@
 """Every kind of page at every width, in both themes and languages, magnified and printed: nothing is cut off."""
 
-import subprocess
-import sys
+import re
 
+import numpy as np
 import pytest
 
-from browser import LOOKS, axe, draw_all, opened, until
+import clearhead as ch
+from browser import axe, draw_all, opened, until
+from clearhead.view.long import PageOptions, ShownLayer, ShownRun, document
+from long_pages import TOKENS, H, long_page, two_layers
 from seeds import fresh
+from terminal import call
 
 PAGES = {  # what writes them, and what must be on paper
     "explain": (["explain", "humpty dumpty sat on a wall"], (".map-of", ".lines .written", "#step-way")),
@@ -17,16 +21,29 @@ PAGES = {  # what writes them, and what must be on paper
     "learn": (["learn"], ("canvas, svg",)),
     "scale": (["scale"], ("svg, canvas",)),
 }
+KEPT = """
+MLP PyTorch QKV True WK WO WQ WV causal clearhead concat cos exp float heads layers lens ln log logit model native off
+rhymes save scores sink softmax sum text top values vj watch weights zero
+ably all and at bird blackbird cat curl day dishy dumpty eating fall girl great had hen humpty it lamb little looked
+mary mat nut on out outside pig put rained sat side still the then to tuffet un unbelievably wall
+"""  # Latin words of Chinese pages: names, and tokens
+HAN = "[一-鿿]"
 WIDTHS = (320, 390, 768, 1280, 2560)  # 320 is 1,280 at 400 %
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
+    """The pages by name and language."""
     folder = tmp_path_factory.mktemp("pages")
-    for name, (command, _) in PAGES.items():
-        place = folder / f"{name}.html"
-        subprocess.run([sys.executable, "-m", "clearhead", *command, "--html", str(place)], capture_output=True)
-        assert place.exists(), name
+    layers = [ShownLayer(str(index), range(H), part.part(0)) for index, part in enumerate(two_layers())]
+    layer = ch.trace_layer(*np.random.default_rng(2).standard_normal((5, 4, 4)), num_heads=2)
+    for language in ("en", "zh"):
+        for name, (command, _) in PAGES.items():
+            assert not call(*command, "--html", folder / f"{name}.{language}.html", "--lang", language).stderr, name
+        options = PageOptions(title="text", language=language)
+        map_page = long_page(document([ShownRun("run", layers, TOKENS)], options))
+        (folder / f"map.{language}.html").write_bytes(map_page)
+        layer.save(folder / f"layer.{language}.html", language)
     return folder
 
 
@@ -43,14 +60,13 @@ def sticking_out(page):
     )
 
 
-@pytest.mark.gate  # 30 pages
 @pytest.mark.parametrize("name", PAGES)
 def test_nothing_is_cut_off_at_any_width_in_either_theme(running, pages, name):
     """In one language at each width, the other one in other runs."""
     for width in WIDTHS:
         scheme = "dark" if width in (390, 1280) else "light"
         language = str(fresh().choice(["en", "zh"]))
-        with opened(running, pages / f"{name}.html", width, 800, wait="h1", color_scheme=scheme) as page:
+        with opened(running, pages / f"{name}.en.html", width, 800, wait="h1", color_scheme=scheme) as page:
             if language == "zh":
                 page.get_by_role("button", name="中文").click()
             until(page, f"document.documentElement.lang === '{'zh-Hans' if language == 'zh' else 'en'}'")
@@ -59,31 +75,37 @@ def test_nothing_is_cut_off_at_any_width_in_either_theme(running, pages, name):
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (width, sticking_out(page))
 
 
-@LOOKS
+@pytest.mark.parametrize("name", [*PAGES, "map", "layer"])
+def test_each_language_is_complete(running, pages, name):
+    with opened(running, pages / f"{name}.zh.html", wait="h1") as page:
+        page.evaluate("document.querySelectorAll('details').forEach((each) => each.open = true)")
+        page.wait_for_timeout(200)
+        draw_all(page)
+        text = page.locator("main").inner_text()
+        assert re.search(HAN, text)
+        assert {*re.findall("[A-Za-z{}]{2,}", text)} - {*KEPT.split()} == set()
+        page.locator("#language").click()
+        until(page, "document.documentElement.lang === 'en'")
+        draw_all(page)
+        assert not re.search(HAN, page.locator("main").inner_text().replace("猫", ""))
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", PAGES)
 def test_axe_finds_no_accessibility_problem(running, pages, name, width, scheme):
     options = {"color_scheme": scheme, "bypass_csp": True, "reduced_motion": "reduce"}
-    with opened(running, pages / f"{name}.html", width, wait="h1", **options) as page:
+    with opened(running, pages / f"{name}.en.html", width, wait="h1", **options) as page:
         draw_all(page)
         page.evaluate("document.querySelectorAll('details').forEach((each) => each.open = true)")
         page.wait_for_timeout(300)
         assert axe(page) == []
 
 
-@pytest.mark.parametrize("name", ["explain", "learn"])
+@pytest.mark.parametrize("name", PAGES)
 def test_a_printed_page_holds_what_the_screen_shows(running, pages, name):
-    print_one(running, pages, name)
-
-
-@pytest.mark.gate
-@pytest.mark.parametrize("name", [name for name in PAGES if name not in ("explain", "learn")])
-def test_other_printed_pages_hold_what_the_screen_shows(running, pages, name):
-    print_one(running, pages, name)
-
-
-def print_one(running, pages, name):
     """On paper (A4, 794 pixels wide) the parts are there, and nothing sticks to the top of each sheet."""
-    with opened(running, pages / f"{name}.html", 794, 1123, wait="h1", color_scheme="dark") as page:
+    with opened(running, pages / f"{name}.en.html", 794, 1123, wait="h1", color_scheme="dark") as page:
         page.wait_for_timeout(500)
         page.emulate_media(media="print", color_scheme="light")
         page.evaluate("dispatchEvent(new Event('beforeprint'))")

@@ -3,7 +3,7 @@
 Outputs and gradients are compared by the root mean square over a tensor; no bound is promised for a single number.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from clearhead.core.problem import describe
 from clearhead.torch import scaled_dot_product_attention
 
 MOST = 1.25
+Measures = tuple[Callable[[torch.Tensor, Array], float], ...]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SHAPES: list[Any] = [(1, 2, 64, 64, 64), (2, 3, 130, 700, 32), (1, 4, 300, 300, 16), (1, 2, 33, 33, 80)]
 SHAPES += [pytest.param((16, 4, 1, 2000, 128), marks=pytest.mark.gate)]
@@ -30,14 +31,20 @@ SHAPES += [pytest.param((16, 4, 1, 2000, 128), marks=pytest.mark.gate)]
 def test_outputs_are_no_less_exact_than_pytorchs_fused_kernel(
     shape: tuple[int, ...], rules: dict[str, Any], size: float, dtype: str
 ):
-    compare(*(x * size for x in random(shape)), dtype, rules)
+    compare([x * size for x in random(shape)], dtype, rules)
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0, 300.0])
+def test_large_scores_over_long_rows_are_no_less_exact(size: float):
+    q, k, v = random((1, 8, 16, 20_000, 64))
+    compare((q * size, k, v), "float32", measures=(root_mean_square,))
 
 
 @pytest.mark.gate
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_of_a_million_keys_are_no_less_exact(dtype: str):
     # the largest of so few errors depends on one rounding to float16, so their mean square is compared
-    compare(*random((1, 2, 4, 1_000_000, 8)), dtype, measures=(root_mean_square,) if "16" in dtype else None)
+    compare(random((1, 2, 4, 1_000_000, 8)), dtype, measures=(root_mean_square,) if "16" in dtype else None)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +61,7 @@ def test_subnormal_numbers_are_no_less_exact(small: str, dtype: str):
         "v": (q, k, v * tiny),
         "half of v": (q, k, v * (1 - some * (1 - tiny))),
     }
-    compare(*inputs[small], dtype)
+    compare(inputs[small], dtype)
 
 
 # Several draws together: with few independent rows, a few random roundings would decide the ratio.
@@ -114,15 +121,10 @@ def random(shape: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
 
 
 def compare(
-    exact_q: torch.Tensor,
-    exact_k: torch.Tensor,
-    exact_v: torch.Tensor,
-    dtype: str,
-    rules: dict[str, Any] | None = None,
-    measures: tuple[Callable[[torch.Tensor, Array], float], ...] | None = None,
+    exact: Sequence[torch.Tensor], dtype: str, rules: dict[str, Any] | None = None, measures: Measures | None = None
 ) -> None:
     rules = rules or {}
-    q, k, v = (x.to(DTYPES[dtype]) for x in (exact_q, exact_k, exact_v))
+    q, k, v = (x.to(DTYPES[dtype]) for x in exact)
     inputs = describe(q, k, v, rules)
     truth = reference.attend(inputs.problem, inputs.q, inputs.k, inputs.v).output
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):

@@ -17,17 +17,13 @@ TEXT = "mary had a little"
 
 
 @pytest.fixture(scope="module")
-def edited(tmp_path_factory):
+def seen():
     edits = [ch.cut(queries="little", keys="mary", layers=[0]), ch.off(layers=[0], heads=[3])]
-    seen = explain(TEXT, gpt2.load(), edits=edits, layer=0, head=3)
-    place = tmp_path_factory.mktemp("page") / "edited.html"
-    seen.save(place)
-    return seen, place
+    return explain(TEXT, gpt2.load(), edits=edits, layer=0, head=3)
 
 
-def test_the_page_holds_both_runs_and_a_switch_shows_either(running, edited):
-    seen, place = edited
-    with opened(running, place) as page:
+def test_the_page_holds_both_runs_and_a_switch_shows_either(running, seen):
+    with opened(running, seen.to_html()) as page:
         switch = page.get_by_role("switch", name="with the edits")
         assert switch.is_checked()
         assert_page(page, seen, seen)
@@ -49,9 +45,8 @@ def test_the_page_holds_both_runs_and_a_switch_shows_either(running, edited):
         assert page.get_by_role("switch", name="应用改动").count() == 1
 
 
-def test_it_lists_the_next_tokens_that_moved_most_with_the_edits_only(running, edited):
-    seen, place = edited
-    with opened(running, place) as page:
+def test_it_lists_the_next_tokens_that_moved_most_with_the_edits_only(running, seen):
+    with opened(running, seen.to_html()) as page:
         shown = page.locator(".next-of > ol.next li").all_text_contents()
         for text, each in zip(shown, seen.moved.next[:8], strict=True):
             assert text == f"{spelled(each.text)}{percent(each.after)}without the edits {percent(each.before)}"
@@ -59,20 +54,20 @@ def test_it_lists_the_next_tokens_that_moved_most_with_the_edits_only(running, e
         assert page.locator(".next-of > ol.next li").count() == len(seen.before.next)
 
 
-def test_the_labels_of_switch_and_choices_stand_on_one_line(running, edited):
+def test_the_labels_of_switch_and_choices_stand_on_one_line(running, seen):
     texts = """[...document.querySelectorAll(".map .picks label")].map((label) => {
         const range = document.createRange();
         range.selectNode([...label.childNodes].find((node) => node.nodeType === Node.TEXT_NODE));
         return range.getBoundingClientRect().bottom;
     })"""
-    with opened(running, edited[1]) as page:
+    with opened(running, seen.to_html()) as page:
         bottoms = page.evaluate(texts)
         assert len(bottoms) == 4
         assert max(bottoms) - min(bottoms) < 1
 
 
-def test_paper_shows_no_controls(running, edited):
-    with opened(running, edited[1]) as page:
+def test_paper_shows_no_controls(running, seen):
+    with opened(running, seen.to_html()) as page:
         page.emulate_media(media="print")
         for control in (".bar button", ".keys", ".picks", "details.numbers"):
             assert not page.locator(control).first.is_visible(), control
@@ -103,8 +98,8 @@ def test_a_page_without_edits_has_no_switch(running):
         page.keyboard.press("e")
 
 
-def test_arrays_that_both_runs_share_are_stored_once(edited):
-    header, arrays = document(edited[0]).header, document(edited[0]).arrays
+def test_arrays_that_both_runs_share_are_stored_once(seen):
+    header, arrays = document(seen).header, document(seen).arrays
     first, second = header["layers"][0]["arrays"], header["edited"]["layers"][0]["arrays"]
     assert first["w_q"] == second["w_q"]
     assert first["output"] != second["output"]

@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead import engines
 from clearhead.core import reference
 from clearhead.core.axes import Array
 from clearhead.core.statistics import STATISTICS, listed
 from clearhead.ops import torch_graph
-from problems import Case, cases, examples
+from problems import Case, cases, examples, on_every_engine
 
 STEP = 1e-5
 ANSWERS = tuple(name for name, one in STATISTICS.items() if one.derivative)
 F64 = np.dtype(np.float64)
 Function = Callable[[Mapping[str, Any]], dict[str, Any]]
-any_case = cases(most=300, dtypes=(F64,))
+SMALL: dict[str, Any] = {"most": 300, "dtypes": (F64,)}
+any_case = cases(**SMALL)
 some_answers = st.sets(st.sampled_from(ANSWERS), min_size=1).map(sorted)
 
 
@@ -41,29 +41,13 @@ def truth(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
     return {name: np.where(np.isneginf(x), 0.0, x) for name, x in answers.items()}, chosen
 
 
-def leaves_of(case: Case) -> dict[str, Array]:
-    given = {name: getattr(case, name) for name in "qkv"}
-    given |= {name: case.rules[name] for name in ("bias", "sinks") if name in case.rules}
-    if "spans" in case.rules:
-        given["spans"] = case.rules["spans"][2]  # the table
-    return {name: np.array(x, F64) for name, x in given.items()}
-
-
 def with_leaves(case: Case, leaves: Mapping[str, Array]) -> Case:
-    return replace(case, q=leaves["q"], k=leaves["k"], v=leaves["v"], rules=rules_with(case, leaves))
-
-
-def rules_with(case: Case, leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """The case's rules with these values for bias, sinks and the table of spans."""
-    rules = {name: leaves.get(name, value) for name, value in case.rules.items()}
-    if "spans" in rules:
-        rules["spans"] = (*case.rules["spans"][:2], leaves["spans"])
-    return rules
+    return replace(case, q=leaves["q"], k=leaves["k"], v=leaves["v"], rules=case.rules_with(leaves))
 
 
 def check(case: Case, names: list[str], answer: Function) -> None:
     """Compare the derivative by each leaf along a random direction; `answer` observes torch tensors on some path."""
-    leaves = leaves_of(case)
+    leaves = {name: np.array(x, F64) for name, x in case.leaves.items()}
     case = with_leaves(case, leaves)
     values, chosen = truth(case)
     names = [name for name in names if case.problem.batch or name != "groups"]  # an empty batch has no labels to count
@@ -80,7 +64,7 @@ def check(case: Case, names: list[str], answer: Function) -> None:
             for name in up.keys() & chosen.keys():
                 up[name] = np.where(choice[name] == chosen[name], up[name], 0.0)
     tensors = {name: torch.from_numpy(x.copy()).requires_grad_() for name, x in leaves.items()}
-    seen = answer({**tensors, **rules_with(case, tensors), "labels": case.labels()})
+    seen = answer({**tensors, **case.rules_with(tensors), "labels": case.labels()})
     losses = []
     for name, weight in up.items():
         slope = torch.from_numpy(case.problem.restore(weight))
@@ -121,20 +105,9 @@ def _apart(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return q, k, v, tuple(map(torch.as_tensor, labels)), rules
 
 
-@examples(0.7)
-@given(case=any_case, names=some_answers)
-@pytest.mark.parametrize("engine", ["native", "portable"])
-def test_through_autograd(engine: str, case: Case, names: list[str]):
-    if not engines.get(engine).reasons_not(case.problem):
-        check(case, names, observing(engine))
-
-
-@pytest.mark.gate  # Triton's interpreter
-@examples(0.1)
-@given(case=cases(most=60, dtypes=(F64,), axes=(2, 3)), names=some_answers)
-def test_through_autograd_with_the_triton_engine(case: Case, names: list[str]):
-    if not engines.get("triton").reasons_not(case.problem):
-        check(case, names, observing("triton"))
+@on_every_engine(times=0.7, limits=SMALL, answers=some_answers)
+def test_through_autograd(engine: str, case: Case, answers: list[str]):
+    check(case, answers, observing(engine))
 
 
 @examples(0.5)

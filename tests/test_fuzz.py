@@ -21,33 +21,9 @@ SIZES = st.sampled_from((0, 1, 2, 3, 5, 17, 64, 65))
 DTYPES = st.sampled_from([*FLOATS] * 4 + [np.dtype(name) for name in ("int32", "bool", "complex64", "O", "uint8")])
 BAD = st.sampled_from(
     [
-        None,
-        True,
-        1,
-        0,
-        -1,
-        2**70,
-        1.5,
-        -0.0,
-        float("nan"),
-        float("inf"),
-        "1",
-        "x",
-        [],
-        [1],
-        [[1], [2, 3]],
-        (1,),
-        (1, 2),
-        (None, None),
-        (-1, 2),
-        {},
-        object(),
-        np.float32(3),
-        np.int64(-4),
-        np.ones(3),
-        np.ones((2, 2), bool),
-        1 + 2j,
-        b"1",
+        *(None, True, 1, 0, -1, 2**70, 1.5, -0.0, float("nan"), float("inf"), np.float32(3), np.int64(-4), 1 + 2j),
+        *("1", "x", b"1", [], [1], [[1], [2, 3]], (1,), (1, 2), (None, None), (-1, 2), {}, object()),
+        *(np.ones(3), np.ones((2, 2), bool)),
     ]
 )
 ARRAYS = ("bias", "mask", "alibi_slopes", "sinks", "kv_lengths", "query_lengths", "query_segments", "kv_segments")

@@ -4,6 +4,7 @@ import copy
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -15,20 +16,16 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
 import clearhead as ch
-from clearhead import engines
+import seeds
 from clearhead.core.axes import Array
 from clearhead.engines import native
 from clearhead.errors import DtypeError, RuleError, ShapeError
 from clearhead.ops.given_logsumexp import ROWS
 from problems import Case, examples, on_every_engine
-from seeds import fresh
 
+normal = partial(seeds.normal, dtype=np.float32)
 LOG2 = math.log(2)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
-
-def normal(*shape: int, dtype: Any = np.float32) -> Array:
-    return fresh().standard_normal(shape).astype(dtype)
 
 
 def tensors(*lengths: int, dtype: torch.dtype = torch.float32, lead: tuple[int, ...] = (2, 3)) -> list[torch.Tensor]:
@@ -48,8 +45,6 @@ def torchs(q: torch.Tensor, k: torch.Tensor, **rules: Any) -> torch.Tensor:
     empty=st.sampled_from((-np.inf, np.inf)),
 )
 def test_the_definition_is_taken_under_every_rule(engine: str, case: Case, dtype: Any, empty: float):
-    if engines.get(engine).reasons_not(case.problem):
-        return
     truth = case.restore(case.book.logsumexp)
     rows = np.where(np.isneginf(truth), empty, truth).astype(dtype)
     matrix = case.matrix(engine=engine, logsumexp=rows)
@@ -186,7 +181,7 @@ def test_rows_without_keys_must_be_infinite(engine: str, filled: float):
 def test_a_row_that_sees_keys_is_never_taken_as_empty(strange: float):
     q, k = normal(2, 3, 600, 16), normal(2, 3, 27, 16)
     right = lse(q, k)
-    right[1, 2, 1 + int(fresh().integers(598))] = strange
+    right[1, 2, 1 + int(seeds.fresh().integers(598))] = strange
     with pytest.raises(RuleError, match=r"logsumexp\[1, 2, \d+\] is "):
         ch.AttentionMatrix(q, k, logsumexp=right)
 
@@ -309,10 +304,3 @@ def test_what_is_no_array_of_floats_is_refused(wrong: Any):
     q, k = normal(2, 3, 5, 16), normal(2, 3, 7, 16)
     with pytest.raises(DtypeError, match=r"^logsumexp is "):
         ch.AttentionMatrix(q, k, logsumexp=wrong)
-
-
-@pytest.mark.parametrize(("queries", "keys"), [(0, 4), (4, 0), (0, 0), (1, 1)])
-def test_empty_matrices(queries: int, keys: int):
-    q, k = normal(2, queries, 8), normal(2, keys, 8)
-    right = lse(q, k)
-    np.testing.assert_array_equal(ch.AttentionMatrix(q, k, logsumexp=right).logsumexp(), right)

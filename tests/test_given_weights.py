@@ -1,6 +1,7 @@
 """Weights that are given: traced, checked and diagnosed without q and k."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from clearhead.diagnosing.claims import check_file
 from clearhead.diagnosing.diagnose import diagnose_file
 from clearhead.errors import ClearheadError, FileError, RuleError, ShapeError
 from clearhead.textbook.trace_weights import WeightsTrace
+from diagnosing import written
 from seeds import fresh
 
 MIX = {"weights": [0.15, 0.25, 0.55, 0.05], "v": [[1, 0], [0, 1], [1, 1], [2, 0]]}
@@ -22,12 +24,6 @@ def drawn(*lead: int, queries: int = 4, keys: int = 6, kv_heads: int | None = No
     scores = rng.standard_normal((*lead, queries, keys))
     weights = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
     return weights, rng.standard_normal((*v_lead, keys, 3))
-
-
-def write(tmp_path, data, name="case.json"):
-    place = tmp_path / name
-    place.write_text(json.dumps(data), encoding="utf-8")
-    return place
 
 
 @pytest.mark.parametrize(("lead", "kv_heads"), [((), None), ((2,), None), ((4,), 2), ((2, 4), 1), ((3, 2, 4), 2)])
@@ -68,14 +64,6 @@ def test_a_value_of_weight_0_is_not_read():
     assert ch.diagnose_weights(np.eye(3), v, v).verdict == "right"
 
 
-def test_the_kind_of_array_comes_back():
-    torch = pytest.importorskip("torch")
-    a, v = drawn()
-    t = ch.trace_weights(torch.from_numpy(a), torch.from_numpy(v))
-    assert isinstance(t.output, torch.Tensor)
-    assert isinstance(t.token(1).contributions, torch.Tensor)
-
-
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
@@ -91,19 +79,18 @@ def test_the_kind_of_array_comes_back():
     ],
 )
 def test_errors_say_what_is_wrong(call, error, words):
-    with pytest.raises(error) as caught:
+    with pytest.raises(error, match=re.escape(words)):
         call(*drawn())
-    assert words in str(caught.value)
 
 
 def test_a_file_of_weights_and_values_is_traced_and_its_output_checked(tmp_path, capsys):
-    case = check_file(write(tmp_path, {**MIX, "output": [0.8, 0.8]}))
+    case = check_file(written(tmp_path / "case.json", {**MIX, "output": [0.8, 0.8]}))
     assert isinstance(case.trace, WeightsTrace)
     assert case.first_wrong is None
-    wrong = write(tmp_path, {**MIX, "output": [0.8, 0.9]})
+    wrong = written(tmp_path / "case.json", {**MIX, "output": [0.8, 0.9]})
     assert main(["trace", str(wrong)]) == 1
     assert "the first wrong step is output, by up to 0.1" in capsys.readouterr().out
-    rounded = write(tmp_path, {**MIX, "weights": [[0.33, 0.33, 0.33, 0]]})
+    rounded = written(tmp_path / "case.json", {**MIX, "weights": [[0.33, 0.33, 0.33, 0]]})
     assert main(["trace", str(rounded), "--json", str(tmp_path / "out.json")]) == 0
     assert "rows sum to 0.99 … 1, not to 1" not in (said := capsys.readouterr().out)
     assert "rows sum to 0.99 … 0.99, not to 1" in said
@@ -118,11 +105,11 @@ def test_a_file_of_weights_and_values_is_traced_and_its_output_checked(tmp_path,
 def test_rules_beside_given_weights_are_refused(tmp_path, reader):
     theirs = {"theirs": [[0, 0]]} if reader is diagnose_file else {}
     with pytest.raises(FileError, match="causal, which acts before there are weights"):
-        reader(write(tmp_path, {**MIX, "causal": True, **theirs}))
+        reader(written(tmp_path / "case.json", {**MIX, "causal": True, **theirs}))
     with pytest.raises(ClearheadError, match="lacks v"):
-        reader(write(tmp_path, {"weights": MIX["weights"], **theirs}))
+        reader(written(tmp_path / "case.json", {"weights": MIX["weights"], **theirs}))
     with pytest.raises(ClearheadError, match="lacks k"):
-        reader(write(tmp_path, {**MIX, "q": [[1, 2]], **theirs}))
+        reader(written(tmp_path / "case.json", {**MIX, "q": [[1, 2]], **theirs}))
 
 
 @pytest.mark.parametrize(
@@ -149,4 +136,4 @@ def test_mistakes_on_the_way_from_weights_to_the_output_are_named(tmp_path, make
 
 def test_weights_alone_cannot_be_diagnosed_at_another_stage(tmp_path):
     with pytest.raises(RuleError, match="only the output can be wrong"):
-        diagnose_file(write(tmp_path, {**MIX, "theirs": [[0.1, 0.2, 0.3, 0.4]], "stage": "weights"}))
+        diagnose_file(written(tmp_path / "case.json", {**MIX, "theirs": [[0.1, 0.2, 0.3, 0.4]], "stage": "weights"}))

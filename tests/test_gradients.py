@@ -17,8 +17,8 @@ from clearhead.engines.base import Upstream
 from clearhead.errors import EngineError
 from clearhead.ops import backward
 from losses import ANSWERS, Losses, by_pair, grouped, summed
-from problems import Case, each_engine, on_every_engine
-from seeds import fresh
+from problems import Case, each_engine, every_rule, on_every_engine, refused
+from seeds import fresh, normal
 from slack import assert_close, rounding
 
 ENGINES = [name for name in engines.NAMES if hasattr(engines.get(name), "gradients")]
@@ -26,55 +26,17 @@ every_engine = each_engine(ENGINES)
 some_answers = st.sets(st.sampled_from(ANSWERS), min_size=1).map(sorted)
 
 
-def normal(*shape: int) -> Array:
-    return np.random.default_rng(shape).standard_normal(shape)
-
-
-def tensors(case: Case) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """q, k, v, bias, sinks and the table of spans as leaves, and the other rules."""
-    floats = {name: getattr(case, name) for name in "qkv"} | {
-        name: np.asarray(case.rules[name]) for name in ("bias", "sinks") if name in case.rules
-    }
-    if "spans" in case.rules:
-        floats["spans"] = case.rules["spans"][2]
-    leaves = {name: to_torch(torch, x.copy()).requires_grad_() for name, x in floats.items()}
-    return leaves, {name: value for name, value in case.rules.items() if name not in leaves}
-
-
 def by_autograd(losses: Losses, engine: str | None, inputs: Case | None = None) -> dict[str, Array]:
     """The gradients as a user gets them."""
     case = inputs or losses.case
-    leaves, rules = tensors(case)
-    rules |= {name: leaves[name] for name in ("bias", "sinks") if name in leaves}
-    if "spans" in leaves:
-        rules["spans"] = (*case.rules["spans"][:2], leaves["spans"])
-    matrix = ch.AttentionMatrix(leaves["q"], leaves["k"], engine=engine, **rules)
+    leaves = {name: to_torch(torch, x.copy()).requires_grad_() for name, x in case.leaves.items()}
+    matrix = ch.AttentionMatrix(leaves["q"], leaves["k"], engine=engine, **case.rules_with(leaves))
     flags = {name: True for name in losses.by if name != "output"}
     seen = matrix.observe(leaves["v"] if "output" in losses.by else None, **flags)
     answers = [getattr(seen, name) for name in losses.by]
     torch.autograd.backward(answers, [to_torch(torch, losses.problem.restore(x)) for x in losses.by.values()])
     zero = {name: torch.zeros(x.shape) if x.grad is None else x.grad for name, x in leaves.items()}
     return {name: x.double().numpy() for name, x in zero.items()}
-
-
-def rules_at_once(shape: tuple[int, ...], keys: int) -> dict[str, Any]:
-    """Every rule, with a value of its own for each batch and head."""
-    rng, (*lead, heads, queries, _) = np.random.default_rng(0), shape
-    return {
-        "bias": rng.standard_normal((*lead, heads, queries, keys)),
-        "mask": rng.random((*lead, heads, queries, keys)) < 0.9,
-        "alibi_slopes": rng.random(heads),
-        "kv_lengths": rng.integers(keys // 2, keys + 1, lead),
-        "query_lengths": rng.integers(queries // 2, queries + 1, lead),
-        "query_segments": rng.integers(0, 2, (*lead, queries)),
-        "kv_segments": rng.integers(0, 2, (*lead, keys)),
-        "sinks": rng.standard_normal(heads),
-        "query_offset": rng.integers(0, 3, lead),
-        "causal": True,
-        "window": (5, None),
-        "softcap": 2.0,
-        "scale": -0.6,
-    }
 
 
 @every_engine
@@ -88,16 +50,14 @@ def test_gradients_under_all_rules_at_once(engine: str, dtype: np.dtype[Any], an
             return
     shape, kv = (2, 2, 4, 9, 5), (2, 2, 2, 8)
     q, k, v = (normal(*size).astype(dtype) for size in (shape, (*kv, 5), (*kv, 3)))
-    rules = {name: value for name, value in rules_at_once(shape, 8).items() if name not in left_out.split()}
+    rules = {name: value for name, value in every_rule((2, 2), 4, 9, 8).items() if name not in left_out.split()}
     losses = Losses(Case(q, k, v, rules, 0), answers)
-    if not engines.get(engine).reasons_not(losses.problem):
+    if not refused(engine, losses.case):
         losses.check(by_autograd(losses, engine))
 
 
 @on_every_engine(ENGINES, times=0.3, limits={"most": 20_000}, answers=some_answers)
 def test_gradients_under_drawn_rules(engine: str, case: Case, answers: list[str]):
-    if engines.get(engine).reasons_not(case.problem):
-        return
     losses = Losses(case, answers)
     losses.check(by_autograd(losses, engine))
 
@@ -108,8 +68,6 @@ def test_gradients_under_drawn_rules(engine: str, case: Case, answers: list[str]
 def test_gradients_of_each_engine_follow_the_formulas(engine: str, case: Case, parts: set[str]):
     """The gradients of scores, dS = a·(dO·v + rows + keys - entropy·ln a), and of the inputs."""
     problem, inputs = case.problem, case.given
-    if engines.get(engine).reasons_not(problem):
-        return
     names = {"output": "output", "keys": "received", "entropy": "entropy"}
     losses = Losses(case, ["logsumexp", *(names[part] for part in sorted(parts) if part in names)])
     by, dtype = losses.by, statistics_dtype(problem.dtype)

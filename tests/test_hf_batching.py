@@ -12,8 +12,8 @@ import clearhead as ch
 from clearhead.errors import RuleError
 from clearhead.layers.attending import attend
 from clearhead.layers.packed import PAGED, attend_packed
-from test_hf import FAMILY, set_to
-from watched import build
+from test_hf import quick_or_slow, set_to
+from watched import build, greedy
 
 NEW = 6
 
@@ -31,53 +31,46 @@ def batched(model: Any, requests: list[list[int]], **more: Any) -> list[list[int
 
 
 def alone(model: Any, requests: list[list[int]]) -> list[list[int]]:
-    options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False}
-    return [model.generate(torch.tensor([one]), **options)[0, len(one) :].tolist() for one in requests]
+    return [model.generate(torch.tensor([one]), **greedy(NEW))[0, len(one) :].tolist() for one in requests]
 
 
 def ragged(count: int, longest: int = 40) -> list[list[int]]:
     return [[random.randrange(2, 59) for _ in range(random.randrange(1, longest))] for _ in range(count)]
 
 
-@pytest.mark.parametrize(
-    "name", ["gemma3", *(pytest.param(name, marks=pytest.mark.gate) for name in ("llama", "gpt-oss"))]
-)
-def test_ragged_requests_get_the_tokens_of_each_alone(name: str):
-    model, requests = set_to(build(FAMILY[name]), "clearhead"), ragged(7)
-    assert batched(model, requests) == alone(set_to(model, "eager"), requests)
-    assert model.config._attn_implementation == "clearhead"
+REQUESTS: list[Any] = [  # how many requests, and how long they may be
+    ("gemma3", "clearhead", (7, 40), {}),
+    ("llama", "clearhead", (7, 40), {}),
+    ("gpt-oss", "clearhead", (7, 40), {}),
+    ("gpt2", "clearhead", (3, 50), {"max_batch_tokens": 17}),  # so that most prompts come in chunks
+    ("llama", "paged|clearhead", (3, 40), {}),  # the older name
+]
 
 
-@pytest.mark.gate
-def test_long_prompts_come_in_chunks_and_gpt2_without_grouped_keys():
-    model, requests = set_to(build(FAMILY["gpt2"]), "clearhead"), ragged(3, 50)
-    result = batched(model, requests, max_batch_tokens=17)  # so that most prompts come in chunks
-    assert result == alone(set_to(model, "eager"), requests)
+@pytest.mark.filterwarnings("ignore:The `paged|` prefix:FutureWarning")
+@pytest.mark.parametrize(("name", "implementation", "sizes", "room"), quick_or_slow(REQUESTS[:1], REQUESTS))
+def test_ragged_requests_get_the_tokens_of_each_alone(name: str, implementation: str, sizes: Any, room: Any):
+    model, requests = build(name), ragged(*sizes)
+    model.set_attn_implementation(implementation)
+    assert batched(model, requests, **room) == alone(set_to(model, "eager"), requests)
+    assert implementation != "clearhead" or model.config._attn_implementation == "clearhead"
 
 
 @pytest.mark.gate
 def test_the_tokens_of_sdpa():
-    model, requests = build(FAMILY["llama"]), ragged(5)
+    model, requests = build("llama"), ragged(5)
     assert batched(set_to(model, "clearhead"), requests) == batched(set_to(model, "sdpa"), requests)
 
 
 @pytest.mark.gate
-@pytest.mark.filterwarnings("ignore:The `paged|` prefix:FutureWarning")
-def test_the_older_name_of_paged_attention():
-    model, requests = build(FAMILY["llama"]), ragged(3)
-    model.set_attn_implementation("paged|clearhead")
-    assert batched(model, requests) == alone(set_to(model, "eager"), requests)
-
-
-@pytest.mark.gate
 def test_sdpa_is_left_as_transformers_serves_it():
-    model = set_to(build(FAMILY["llama"]), "sdpa")
+    model = set_to(build("llama"), "sdpa")
     assert batched(model, ragged(2))
     assert model.config._attn_implementation == "sdpa"
 
 
 def test_a_block_refuses_to_watch_packed_requests():
-    model = set_to(build(FAMILY["llama"]), "clearhead")
+    model = set_to(build("llama"), "clearhead")
     attention, x = model.model.layers[0].self_attn, torch.randn(1, 4, 3, 8)
     ends = torch.tensor([0, 3], dtype=torch.int32)
     with ch.watch(model):
@@ -88,15 +81,14 @@ def test_a_block_refuses_to_watch_packed_requests():
 
 def test_generation_between_batches_keeps_its_masks():
     """A manager that is kept leaves its own name for the attention on the model."""
-    model, inputs = set_to(build(FAMILY["llama"]), "clearhead"), torch.tensor([[0, 0, 5, 9, 4], [7, 3, 8, 2, 6]])
+    model, inputs = set_to(build("llama"), "clearhead"), torch.tensor([[0, 0, 5, 9, 4], [7, 3, 8, 2, 6]])
     expected = alone(model, [[5, 9, 4], [7, 3, 8, 2, 6]])
     model.config._attn_implementation = PAGED
-    options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "attention_mask": inputs.ne(0).long()}
-    assert model.generate(inputs, **options)[:, 5:].tolist() == expected
+    assert model.generate(inputs, **greedy(NEW), attention_mask=inputs.ne(0).long())[:, 5:].tolist() == expected
 
 
 def test_a_model_elsewhere_than_on_the_cpu_is_refused():
-    model = set_to(build(FAMILY["llama"]), "clearhead").to("meta")
+    model = set_to(build("llama"), "clearhead").to("meta")
     with pytest.raises(RuleError, match="on device meta"):
         model.init_continuous_batching(hf.GenerationConfig(eos_token_id=-1))
 

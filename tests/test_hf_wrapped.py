@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import clearhead as ch
 from clearhead.errors import DtypeError
-from test_hf import FAMILY, same, set_to
-from watched import build, inputs
+from test_hf import same, set_to
+from watched import build, greedy, inputs, seen_of
 
 
 class Lowrank(nn.Module):
@@ -84,9 +84,9 @@ class Mean(nn.Module):
 
 def test_adapters_are_trained_with_eager_attentions_gradients_and_watched():
     results = {}
-    passed = inputs(FAMILY["llama"], "right")
+    passed = inputs("llama", "right")
     for name in ("clearhead", "eager"):
-        adapted = Adapted(set_to(build(FAMILY["llama"]), name))
+        adapted = Adapted(set_to(build("llama"), name))
         torch.manual_seed(2)
         for parameter in adapted.parameters():
             if parameter.requires_grad:
@@ -106,7 +106,7 @@ def test_adapters_are_trained_with_eager_attentions_gradients_and_watched():
 
 @pytest.mark.parametrize("implementation", ["clearhead", "sdpa"])
 def test_a_training_module_that_takes_dictionaries(implementation: str):
-    model, passed = set_to(build(FAMILY["llama"]), implementation), inputs(FAMILY["llama"], "left")
+    model, passed = set_to(build("llama"), implementation), inputs("llama", "left")
     module = Training(model)
     with torch.no_grad(), ch.watch(module) as seen:
         watched = module(passed)
@@ -118,7 +118,7 @@ def test_a_training_module_that_takes_dictionaries(implementation: str):
 
 @pytest.mark.parametrize("implementation", ["clearhead", "sdpa"])
 def test_a_sentence_encoder(implementation: str):
-    model, passed = set_to(build(FAMILY["bert"]), implementation), inputs(FAMILY["bert"], "right")
+    model, passed = set_to(build("bert"), implementation), inputs("bert", "right")
     encoder = Encoder(Words(model), Mean())
     with torch.no_grad():
         expected = Encoder(Words(set_to(model, "eager")), Mean())(passed)["sentence"]
@@ -127,6 +127,7 @@ def test_a_sentence_encoder(implementation: str):
             same(encoder(passed)["sentence"], expected)
     assert seen.layers == ["0", "1"]
     assert seen.tokens == passed["input_ids"].tolist()
+    assert seen_of(model, {"inputs_embeds": torch.randn(1, 5, 32)}).tokens == []
 
 
 def written() -> Any:
@@ -140,12 +141,12 @@ def written() -> Any:
 
 
 def pipe(implementation: str) -> Any:
-    model = set_to(build(FAMILY["gpt2"]), implementation)
+    model = set_to(build("gpt2"), implementation)
     return hf.pipeline("text-generation", model=model, tokenizer=written(), device="cpu", batch_size=2)
 
 
 TEXTS = ["humpty dumpty", "sat"]
-FOUR = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "return_tensors": True}
+FOUR = greedy(4, return_tensors=True)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -167,7 +168,7 @@ def test_a_pipelines_model_is_watched_and_the_pipeline_refused_with_what_to_pass
 def test_anything_else_that_holds_a_model_is_refused_with_what_to_pass():
     class Trainer:
         def __init__(self) -> None:
-            self.rate, self.net = 0.1, Training(build(FAMILY["bert"]))
+            self.rate, self.net = 0.1, Training(build("bert"))
 
     with pytest.raises(DtypeError, match=r"Trainer(.|\n)*ch\.watch\(….net\) watches its Training"):
         ch.watch(Trainer()).__enter__()

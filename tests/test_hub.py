@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,8 @@ from clearhead.models import hub
 from clearhead.models import model as gpt2
 from clearhead.models.modules import projections
 from small_models import save
-from watched import FAMILIES, SMALL, Family, build
+from watched import FAMILY, SMALL, Family, build
 
-FAMILY = {family.name: family for family in FAMILIES}
 TEXT = "humpty dumpty sat on the wall and had a great fall"
 WORDS = sorted({*TEXT.split(), "all", "kings", "horses", "men"})
 
@@ -38,15 +38,16 @@ def saved(place: Path, family: Family, **changes: Any) -> tuple[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt-oss", "phi3", "bert", "distilbert"]
+    "name", ["llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt-oss", "phi3", "bert", "distilbert", "albert", "gpt2"]
 )
 def test_the_explained_head_is_that_of_the_model(tmp_path: Path, name: str):
     place, model = saved(tmp_path, FAMILY[name])
-    seen = explain(TEXT, hub.load(place), layer=1, head=2)
+    other, seen = (explain(TEXT, hub.load(place), layer=layer, head=2) for layer in (0, 1))
     ids = torch.tensor([[token.id for token in seen.tokens]])
     model.set_attn_implementation("eager")
     with torch.no_grad():
         out = model(ids, output_attentions=True)
+    np.testing.assert_allclose(other.trace.weights, out.attentions[0][0, 2], atol=2e-5)
     np.testing.assert_allclose(seen.trace.weights, out.attentions[1][0, 2], atol=2e-5)
     entropies = [-(w * w.clamp(min=1e-30).log()).sum(-1)[0, :, -1] for w in out.attentions]
     if name != "gpt-oss":  # with sinks, entropy is that of the keys alone
@@ -60,29 +61,40 @@ def test_the_explained_head_is_that_of_the_model(tmp_path: Path, name: str):
     assert [token.text for token in seen.tokens] == TEXT.split()
 
 
-def test_the_values_and_outputs_shown_are_those_of_the_model(tmp_path: Path):
-    place, model = saved(tmp_path, FAMILY["llama"])
-    seen = explain(TEXT, hub.load(place), layer=0)
-    run, attention = seen.run, model.model.layers[0].self_attn
+GROUP = "encoder.albert_layer_groups.0.albert_layers.0"
+FAMILY["albert"] = Family("albert", hf.AlbertModel, hf.AlbertConfig, "encoder", {**SMALL, "embedding_size": 16})
+PROJECTIONS: dict[str, tuple[str, str, dict[str, str]]] = {  # where a layer's W_V and W_O are, and formulas
+    "llama": ("layers.{}.self_attn.v_proj", "layers.{}.self_attn.o_proj", {"q": "Q = RoPE(X·W^Q)", "v": "V = X·W^V"}),
+    "bert": (
+        "encoder.layer.{}.attention.self.value",
+        "encoder.layer.{}.attention.output.dense",
+        {"k": "K = X·W^K + b^K"},
+    ),
+    "albert": (f"{GROUP}.attention.value", f"{GROUP}.attention.dense", {}),  # one layer that runs several times
+}
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("name", PROJECTIONS)
+def test_the_values_and_outputs_shown_are_those_of_the_model(tmp_path: Path, name: str, layer: int):
+    place, model = saved(tmp_path, FAMILY[name])
+    seen = explain(TEXT, hub.load(place), layer=layer)
+    *paths, formulas = PROJECTIONS[name]
+    to_values, to_output = (model.base_model.get_submodule(path.format(layer)) for path in paths)
+    joined = torch.from_numpy(np.array(seen.run.heads)).transpose(0, 1).reshape(len(seen.tokens), -1)
     with torch.no_grad():
-        x = torch.from_numpy(run.x)
-        np.testing.assert_allclose(run.v, attention.v_proj(x).view(-1, 2, 8).transpose(0, 1), atol=1e-5)
-        joined = torch.from_numpy(np.array(run.heads)).transpose(0, 1).reshape(len(x), -1)
-        np.testing.assert_allclose(run.output, attention.o_proj(joined), atol=1e-5)
-    formulas = {step.name: step.formula for step in seen.steps}
-    assert formulas["q"] == "Q = RoPE(X·W^Q)"
-    assert formulas["v"] == "V = X·W^V"
+        values = to_values(torch.from_numpy(seen.run.x)).view(len(joined), -1, 8).transpose(0, 1)
+        np.testing.assert_allclose(seen.run.v, values, atol=1e-5)
+        np.testing.assert_allclose(seen.run.output, to_output(joined), atol=1e-5)
+    assert formulas.items() <= {step.name: step.formula for step in seen.steps}.items()
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", pytest.param("gpt-oss", marks=pytest.mark.gate)])
 def test_an_edited_run_is_that_of_edits_made_by_hand(tmp_path: Path, name: str):
     place, model = saved(tmp_path, FAMILY[name])
-    cut, boost, off = (
-        ch.cut(queries="great", keys="wall", layers=[1], heads=[2]),
-        ch.boost(keys=[0, 1], by=1.5, layers=[0]),
-        ch.off(layers=[0], heads=[1]),
-    )
-    seen = explain(TEXT, hub.load(place), edits=[cut, boost, off])
+    edits = [ch.boost(keys=[0, 1], by=1.5, layers=[0]), ch.off(layers=[0], heads=[1])]
+    edits.append(ch.cut(queries="great", keys="wall", layers=[1], heads=[2]))
+    seen = explain(TEXT, hub.load(place), edits=edits)
     assert (seen.layer, seen.head) in [(1, 2), *((0, head) for head in range(4))]
     words, first = TEXT.split(), []
 
@@ -90,12 +102,8 @@ def test_an_edited_run_is_that_of_edits_made_by_hand(tmp_path: Path, name: str):
         first[:] = [".0." in path]
         return True
 
-    def logits(scores: Any) -> Any:
-        change = (
-            added(1.5, None, [0, 1]) if first[0] else added(-np.inf, [words.index("great")], [words.index("wall")], [2])
-        )
-        return change(scores)
-
+    boost, cut = added(1.5, None, [0, 1]), added(-np.inf, [words.index("great")], [words.index("wall")], [2])
+    logits = lambda scores: (boost if first[0] else cut)(scores)  # noqa: E731
     hand = ByHand([logits], [lambda output: times(0, [1])(output) if first[0] else output], of_first)
     ids = torch.tensor([[token.id for token in seen.tokens]])
     with torch.no_grad(), by_hand(model.eval(), hand):
@@ -106,39 +114,16 @@ def test_an_edited_run_is_that_of_edits_made_by_hand(tmp_path: Path, name: str):
     assert [None if run.factors is None else run.factors.tolist() for run in seen.runs] == [[1, 0, 1, 1], None]
     if hasattr(out, "logits"):
         shares = out.logits[0, -1].double().softmax(-1)
-        assert [token.after for token in seen.moved.next] == pytest.approx(
-            [float(shares[token.id]) for token in seen.moved.next], abs=1e-5
-        )
+        truth = [float(shares[token.id]) for token in seen.moved.next]
+        assert [token.after for token in seen.moved.next] == pytest.approx(truth, abs=1e-5)
     with pytest.raises(SelectionError, match="there is no layer 2"):
         explain(TEXT, hub.load(place), edits=ch.off(layers=[2]))
 
 
-def test_a_layer_that_runs_several_times_is_explained_each_time(tmp_path: Path):
-    shared = Family("albert", hf.AlbertModel, hf.AlbertConfig, "encoder", {**SMALL, "embedding_size": 16})
-    place, model = saved(tmp_path, shared)
-    model.set_attn_implementation("eager")
-    attention = model.encoder.albert_layer_groups[0].albert_layers[0].attention
-    for layer in (0, 1):
-        seen = explain(TEXT, hub.load(place), layer=layer, head=2)
-        with torch.no_grad():
-            out = model(torch.tensor([[token.id for token in seen.tokens]]), output_attentions=True)
-            np.testing.assert_allclose(seen.trace.weights, out.attentions[layer][0, 2], atol=2e-5)
-            values = attention.value(torch.from_numpy(seen.run.x)).view(-1, 4, 8).transpose(0, 1)
-            np.testing.assert_allclose(seen.run.v, values, atol=1e-5)
-            joined = torch.from_numpy(np.array(seen.run.heads)).transpose(0, 1).reshape(len(seen.tokens), -1)
-            np.testing.assert_allclose(seen.run.output, attention.dense(joined), atol=1e-5)
+def test_edits_of_a_layer_that_runs_several_times_are_refused(tmp_path: Path):
+    place, _ = saved(tmp_path, FAMILY["albert"])
     with pytest.raises(RuleError, match="explain edits layers that each run once"):
         explain(TEXT, hub.load(place), edits=ch.off(layers=[0], heads=[1]))
-
-
-def test_w_o_beside_the_attention_module_is_found(tmp_path: Path):
-    place, model = saved(tmp_path, FAMILY["bert"])
-    seen = explain(TEXT, hub.load(place), layer=1)
-    dense = model.encoder.layer[1].attention.output.dense
-    joined = torch.from_numpy(np.array(seen.run.heads)).transpose(0, 1).reshape(len(seen.tokens), -1)
-    with torch.no_grad():
-        np.testing.assert_allclose(seen.run.output, dense(joined), atol=1e-5)
-    assert next(step.formula for step in seen.steps if step.name == "k") == "K = X·W^K + b^K"
 
 
 @pytest.mark.parametrize(("old", "new"), [("q_proj", "receptance"), ("o_proj", "mixing"), ("", "gate")])
@@ -169,21 +154,66 @@ def test_explain_model_on_the_command_line(tmp_path: Path, capsys: pytest.Captur
     assert json.loads(numbers.read_text())["model"]["kv_heads"] == 2
 
 
+def pickled(place: Path) -> None:
+    (place / "model.safetensors").rename(place / "pytorch_model.bin")
+
+
+def other_config(place: Path) -> None:
+    """Transformers would build the default LLaMA of 27 GB and fill it with random numbers."""
+    (place / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+
+
+def lacking(place: Path) -> None:
+    weights = load_file(place / "model.safetensors")
+    del weights["model.layers.1.self_attn.o_proj.weight"]
+    save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
+
+
+def without_tokens(place: Path) -> None:
+    for path in place.glob("*token*"):
+        path.unlink()
+
+
+def configured(**changes: Any) -> Callable[[Path], Any]:
+    def change(place: Path) -> None:
+        config = place / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+
+    return change
+
+
+UNREAD = "(?s)Transformers cannot load it(?!.*one of:(?!.*sentencepiece or tiktoken installed))"
+
+
 @pytest.mark.parametrize(
-    ("name", "what"),
-    [("t5", "encoder with a decoder"), ("vit", "no vocab_size"), ("clip", "expected a model of text")],
+    ("words", "name", "damage"),
+    [
+        ("encoder with a decoder", "t5", configured()),
+        ("no vocab_size", "vit", configured()),
+        ("expected a model of text", "clip", configured()),
+        (r"no model.safetensors\.\n\nhint: pytorch_model.bin is a pickle", "llama", pickled),
+        ("makes a model of 6,738,415,616 parameters", "gpt2", other_config),
+        (r"the weights lack model\.layers\.1\.self_attn\.o_proj\.weight\.", "llama", lacking),
+        (
+            r"says num_hidden_layers 1000000, but the weights have \d+ tensors",
+            "llama",
+            configured(num_hidden_layers=10**6),
+        ),
+        (r"a model of [\d,]+ parameters, but the weights have [\d,]+ bytes", "llama", configured(hidden_size=10**6)),
+        (r"config\.json makes a model of [\d,]+ parameters", "llama", configured(vocab_size=10**9)),
+        (r"lack model\.layers\.2\.input_layernorm\.weight and \d+ more", "llama", configured(num_hidden_layers=3)),
+        (UNREAD, "llama", without_tokens),
+        (UNREAD, "llama", configured(hidden_size=48)),
+        (UNREAD, "llama", configured(num_attention_heads="x")),
+        (UNREAD, "llama", configured(num_attention_heads=0)),
+    ],
 )
-def test_models_that_a_single_text_cannot_run_are_refused(tmp_path: Path, name: str, what: str):
+def test_what_cannot_run_and_what_is_damaged_is_refused(
+    tmp_path: Path, words: str, name: str, damage: Callable[[Path], Any]
+):
     place, _ = saved(tmp_path, FAMILY[name])
-    with pytest.raises(ch.errors.FileError, match=what):
-        hub.load(place)
-
-
-def test_a_pickle_is_not_opened(tmp_path: Path):
-    place, model = saved(tmp_path, FAMILY["llama"])
-    (tmp_path / "model.safetensors").unlink()
-    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(ch.errors.FileError, match=r"no model.safetensors\.\n\nhint: pytorch_model.bin is a pickle"):
+    damage(tmp_path)
+    with pytest.raises(ch.errors.FileError, match=words):
         hub.load(place)
 
 
@@ -199,15 +229,7 @@ def test_directories_without_a_model_are_refused(tmp_path: Path):
 
 
 def test_gpt2_needs_no_pytorch(tmp_path: Path):
-    """A directory in GPT-2 layout runs in NumPy and gives the numbers of Transformers' GPT-2."""
-    place, model = saved(tmp_path, FAMILY["gpt2"])
-    ours = hub.load(place)
-    assert isinstance(ours, gpt2.Model)
-    seen = explain(TEXT, ours, layer=0, head=1)
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        out = model(torch.tensor([[token.id for token in seen.tokens]]), output_attentions=True)
-    np.testing.assert_allclose(seen.trace.weights, out.attentions[0][0, 1], atol=2e-5)
+    assert isinstance(ch.load_model(saved(tmp_path, FAMILY["gpt2"])[0]), gpt2.Model)
 
 
 def test_positions_reserved_for_padding_hold_no_token(tmp_path: Path):
@@ -221,63 +243,6 @@ def test_positions_reserved_for_padding_hold_no_token(tmp_path: Path):
     with pytest.raises(ch.errors.ShapeError, match="the text has 21 tokens but the model has 20 positions"):
         explain(" ".join(["humpty"] * 21), model)
     assert [len(part.tokens) for part in explain_windows(model, " ".join(["humpty"] * 45))] == [20, 20, 5]
-
-
-def changed(place: str, **changes: Any) -> str:
-    config = Path(place) / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
-    return place
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"num_hidden_layers": 10**6},
-            r"config\.json says num_hidden_layers 1000000, but the weights have \d+ tensors",
-        ),
-        ({"hidden_size": 10**6}, r"config\.json makes a model of [\d,]+ parameters, but the weights have [\d,]+ bytes"),
-        ({"vocab_size": 10**9}, r"config\.json makes a model of [\d,]+ parameters"),
-        ({"num_hidden_layers": 3}, r"the weights lack model\.layers\.2\.input_layernorm\.weight and \d+ more"),
-        ({"hidden_size": 48}, "Transformers cannot load it"),
-        ({"num_attention_heads": "x"}, "Transformers cannot load it"),
-        ({"num_attention_heads": 0}, "Transformers cannot load it"),
-    ],
-)
-def test_a_config_with_false_claims_is_refused_before_the_model_is_built(
-    tmp_path: Path, changes: dict[str, Any], words: str
-):
-    place, _ = saved(tmp_path, FAMILY["llama"])
-    with pytest.raises(ch.errors.FileError, match=words):
-        hub.load(changed(place, **changes))
-
-
-def test_a_llama_config_beside_gpt2_weights_is_refused(tmp_path: Path):
-    """Transformers would build the default LLaMA of 27 GB and fill it with random numbers."""
-    place, _ = saved(tmp_path, FAMILY["gpt2"])
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
-    with pytest.raises(ch.errors.FileError, match=r"makes a model of 6,738,415,616 parameters"):
-        hub.load(place)
-
-
-def test_missing_weights_are_refused_and_never_random(tmp_path: Path):
-    place, _ = saved(tmp_path, FAMILY["llama"])
-    weights = load_file(tmp_path / "model.safetensors")
-    del weights["model.layers.1.self_attn.o_proj.weight"]
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ch.errors.FileError, match=r"the weights lack model\.layers\.1\.self_attn\.o_proj\.weight\."):
-        hub.load(place)
-
-
-def test_messages_of_transformers_are_shown_in_full(tmp_path: Path):
-    place, _ = saved(tmp_path, FAMILY["llama"])
-    for path in tmp_path.glob("*token*"):
-        path.unlink()
-    with pytest.raises(ch.errors.FileError) as caught:
-        hub.load(place)
-    said = caught.value.one_line()
-    assert "Transformers cannot load it" in said
-    assert "one of:" not in said or "sentencepiece or tiktoken installed" in said
 
 
 @pytest.fixture

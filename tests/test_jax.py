@@ -19,7 +19,7 @@ from clearhead.core.arrays import bfloat16
 from clearhead.core.axes import Array
 from clearhead.core.statistics import STATISTICS, askable, separate_arrays
 from clearhead.jax import attention, observe
-from clearhead.ops.jax_host import call
+from clearhead.ops.jax_host import now
 from losses import ANSWERS, Losses
 from problems import Case, cases, examples
 from seeds import fresh
@@ -82,9 +82,15 @@ def test_values_and_gradients_against_the_reference(case: Case, answers: list[st
         losses.check({name: np.asarray(x) for name, x in result.items()})
 
 
-RULE_SETS: dict[str, Callable[[], dict[str, Any]]] = {
-    "bias": lambda: {"bias": normal(1, QUERIES, KEYS), "scale": 0.3},
-    "mask": lambda: {"mask": (fresh().random((HEADS, QUERIES, KEYS)) < 0.7) | (np.arange(KEYS) == 0)},
+THEIRS: dict[str, Callable[[], tuple[dict[str, Any], dict[str, Any]]]] = {  # rules, and what JAX calls them
+    "bias": lambda: (bias := {"bias": normal(1, QUERIES, QUERIES), "scale": 0.3}, bias),
+    "mask": lambda: (
+        mask := {"mask": (fresh().random((HEADS, QUERIES, QUERIES)) < 0.7) | np.eye(QUERIES, dtype=bool)},
+        mask,
+    ),
+    "causal": lambda: ({"causal": True}, {"is_causal": True}),
+    "window": lambda: ({"window": (2, 1)}, {"local_window_size": (2, 1)}),
+    "lengths": lambda: ({"kv_lengths": np.array([QUERIES, 3])}, {"key_value_seq_lengths": np.array([QUERIES, 3])}),
 }
 
 
@@ -95,33 +101,19 @@ def jaxs_own(q: Any, k: Any, v: Any, bias: Any = None, mask: Any = None, **optio
     return jnp.swapaxes(jax.nn.dot_product_attention(q, k, v, *batched, **options), 1, 2)
 
 
-@pytest.mark.parametrize("rules", RULE_SETS.values(), ids=RULE_SETS)
-def test_values_and_gradients_are_those_of_jaxs_own_attention(rules: Callable[[], dict[str, Any]]):
-    q, k, v = qkv(2)
-    v, g, rest = v[..., :WIDTH], normal(2, HEADS, QUERIES, WIDTH), rules()
-    moving = {"q": q, "k": k, "v": v} | {name: rest.pop(name) for name in ("bias",) if name in rest}
+@pytest.mark.parametrize("rules", THEIRS.values(), ids=THEIRS)
+def test_values_and_gradients_are_those_of_jaxs_own_attention(rules: Callable[[], Any]):
+    moving = dict(zip(NAMES, (x[..., :QUERIES, :WIDTH] for x in qkv(2)), strict=True))
+    (ours, theirs), g = rules(), normal(2, HEADS, QUERIES, WIDTH)
 
-    def loss(moving: dict[str, Any], function: Callable[..., Any]) -> Any:
-        output = function(**moving, **rest)
-        return (output * g).sum(), output
+    def slopes(function: Callable[..., Any], rest: dict[str, Any]) -> Any:
+        def loss(moving: dict[str, Any]) -> Any:
+            output = function(**{**rest, **moving})
+            return (output * g).sum(), output
 
-    slopes = jax.jit(jax.grad(loss, has_aux=True), static_argnums=1)
-    near(slopes(moving, attention), slopes(moving, jaxs_own), FLOAT32)
+        return jax.jit(jax.grad(loss, has_aux=True))(moving | {name: x for name, x in rest.items() if name == "bias"})
 
-
-def test_causal_windowed_and_padded_attention_is_that_of_jax():
-    q, k, v = (x[..., :QUERIES, :WIDTH] for x in qkv(2))
-    lengths = np.array([QUERIES, 3])
-
-    def ours(q: Any, k: Any, v: Any, lengths: Any) -> Any:
-        rules: tuple[dict[str, Any], ...] = {"causal": True}, {"window": (2, 1)}, {"kv_lengths": lengths}
-        return [attention(q, k, v, **one) for one in rules]
-
-    def theirs(q: Any, k: Any, v: Any, lengths: Any) -> Any:
-        rules = {"is_causal": True}, {"local_window_size": (2, 1)}, {"key_value_seq_lengths": lengths}
-        return [jaxs_own(q, k, v, **one) for one in rules]
-
-    near(jax.jit(ours)(q, k, v, lengths), jax.jit(theirs)(q, k, v, lengths), FLOAT32)
+    near(slopes(attention, ours), slopes(jaxs_own, theirs), FLOAT32)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, bfloat16, np.float16], ids=str)
@@ -336,7 +328,7 @@ def test_a_transformer_trains_as_with_jaxs_own_attention():
 def test_outside_of_jit_the_host_reads_jaxs_buffers_without_a_copy():
     seen: list[int] = []
     x = jnp.ones((256, 256))
-    call(lambda x: [seen.append(x.ctypes.data) or x.sum()], [((), np.float32)], x)
+    now(lambda x: [seen.append(x.ctypes.data) or x.sum()], [((), np.float32)], x)
     assert seen == [x.unsafe_buffer_pointer()]
 
 

@@ -77,8 +77,7 @@ def plain(inputs: Given, rules: Given) -> Given:
     a = jnp.where(seen, jnp.exp(jnp.where(seen, scores, 0.0) - whole[..., None]), 0.0)
     logs = jnp.where(seen, scores, 0.0) - whole[..., None]
     diagonal = a * (places == 0)
-    high, wide = (jnp.repeat(jnp.eye(n), size, 1) for n, size in ((3, QUERIES), (4, KEYS)))
-    image = jnp.einsum("ai,...ij,bj->...ab", _areas(high, QUERIES), a, _areas(wide, KEYS))
+    image = jnp.einsum("ai,...ij,bj->...ab", _areas(3, QUERIES), a, _areas(4, KEYS))
     members = [jax.nn.one_hot(side, max(side) + 1) for side in LABELS]
     groups = jnp.einsum("ia,...ij,jb->...ab", members[0], a, members[1])
     rows = {"logsumexp": whole, "entropy": -(a * logs).sum(-1), "distance": (a * abs(places)).sum(-1)}
@@ -86,9 +85,8 @@ def plain(inputs: Given, rules: Given) -> Given:
     return {"output": a @ v, **rows}
 
 
-def _areas(fine: Any, size: int) -> Any:
+def _areas(pixels: int, size: int) -> Any:
     """The mean over each pixel's share of `size` positions, from each position cut into as many parts as pixels."""
-    pixels = fine.shape[0]
     return jnp.repeat(jnp.eye(pixels), size, 1).reshape(pixels, size, pixels).sum(-1) / size
 
 

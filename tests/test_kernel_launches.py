@@ -14,7 +14,7 @@ from clearhead.core.problem import Problem, describe
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines import portable, triton
 from clearhead.engines.base import Kept, Upstream
-from clearhead.engines.gpu import columns, effects, gradients, pixels, row_pass, row_tangents, rows
+from clearhead.engines.gpu import columns, effects, gradients, row_pass, row_tangents, rows
 from clearhead.engines.gpu import tensors as gpu
 
 MOST = 65_535  # CUDA's limit on programs along the second and third axis of a grid
@@ -65,8 +65,8 @@ def everything(q: Array, k: Array, rules: dict[str, Any], bias: tuple[int, int, 
 
 def test_more_heads_than_the_second_grid_axis_holds(monkeypatch: pytest.MonkeyPatch):
     modules = {
-        rows: ("rows", "merge"), columns: ("columns", "pool"), gradients: ("keys", "queries", "bias", "spans"),
-        effects: ("others", "by_queries"), pixels: ("pixels", "pool_largest"), row_tangents: ("rows",),
+        rows: ("rows", "merge"), columns: ("columns", "pool", "pixels", "pool_largest"), row_tangents: ("rows",),
+        gradients: ("keys", "queries", "bias", "spans"), effects: ("others", "by_queries"),
     }  # fmt: skip
     kernels = {(module, name): Recorder() for module, names in modules.items() for name in names}
     for (module, name), kernel in kernels.items():

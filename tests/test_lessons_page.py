@@ -20,11 +20,9 @@ def run():
 
 @pytest.fixture(scope="module")
 def pages(run, tmp_path_factory):
-    """The pages by name and language."""
     folder = tmp_path_factory.mktemp("lessons")
-    for language in ("en", "zh"):
-        run.save(folder / f"learn.{language}.html", language)
-        why_scale((1, 4, 16, 64), queries=50).save(folder / f"scale.{language}.html", language, queries=50)
+    run.save(folder / "learn.html")
+    why_scale((1, 4, 16, 64), queries=50).save(folder / "scale.html", queries=50)
     return folder
 
 
@@ -39,7 +37,7 @@ def cells(page, figure):
 
 def test_the_slider_changes_everything_to_the_numbers_of_its_step(running, run, pages):
     place = int(fresh().integers(1, len(run.step) - 1))
-    with opened(running, pages / "learn.en.html", wait="h1") as page:
+    with opened(running, pages / "learn.html", wait="h1") as page:
         page.locator("#lesson").focus()
         page.keyboard.press("Home")
         for _ in range(place):
@@ -62,7 +60,7 @@ def test_the_slider_changes_everything_to_the_numbers_of_its_step(running, run, 
 
 
 def test_play_and_pause_by_keyboard(running, run, pages):
-    with opened(running, pages / "learn.en.html", wait="h1") as page:
+    with opened(running, pages / "learn.html", wait="h1") as page:
         page.locator("#lesson").fill("3")
         play = page.locator(".map button")
         play.focus()
@@ -81,7 +79,7 @@ def test_play_and_pause_by_keyboard(running, run, pages):
 
 
 def test_under_reduced_motion_nothing_moves_by_itself(running, pages):
-    with opened(running, pages / "learn.en.html", wait="h1", reduced_motion="reduce") as page:
+    with opened(running, pages / "learn.html", wait="h1", reduced_motion="reduce") as page:
         page.locator("#lesson").fill("3")
         page.locator(".map button").focus()
         assert page.locator(".map button").inner_text() == "Next"
@@ -91,7 +89,7 @@ def test_under_reduced_motion_nothing_moves_by_itself(running, pages):
 
 
 def test_a_chosen_cell_and_the_step_stay_when_theme_and_language_change(running, run, pages):
-    with opened(running, pages / "learn.en.html", wait="h1") as page:
+    with opened(running, pages / "learn.html", wait="h1") as page:
         page.locator("#lesson").fill("23")
         figure = page.locator(".figure").nth(1)
         figure.focus()
@@ -110,7 +108,7 @@ def test_a_chosen_cell_and_the_step_stay_when_theme_and_language_change(running,
 
 def test_the_slider_of_the_scale_shows_each_width(running, pages):
     result = why_scale((1, 4, 16, 64), queries=50)
-    with opened(running, pages / "scale.en.html", wait="h1") as page:
+    with opened(running, pages / "scale.html", wait="h1") as page:
         for place, d_k in enumerate((1, 4, 16, 64)):
             page.locator("#lesson").fill(str(place))
             assert f"= {d_k}, √" in page.locator("#lesson").get_attribute("aria-valuetext")
@@ -126,16 +124,6 @@ def test_the_slider_of_the_scale_shows_each_width(running, pages):
             )
             weights = np.array(bars).reshape(2, 80 + 16 + 16)[:, 80:96] / 96
             np.testing.assert_allclose(weights, result.ranked[place], atol=1e-9)
-
-
-@pytest.mark.parametrize("name", ["learn", "scale"])
-def test_chinese_is_complete(running, pages, name):
-    with opened(running, pages / f"{name}.zh.html", wait="h1") as page:
-        text = page.locator("main").inner_text()
-        left = re.sub(
-            r"humpty|dumpty|sat|on|wall|tuffet|great|eating|fall|softmax|clearhead|PyTorch|ln|d_k|W[QKV]", "", text
-        )
-        assert not re.search("[A-Za-z{}]{2,}", left), left
 
 
 def test_one_head_against_several_unfolds_in_the_step_of_the_heads(running, tmp_path):

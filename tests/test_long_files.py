@@ -2,9 +2,6 @@
 
 import json
 import re
-import shutil
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +15,8 @@ from clearhead.view import head_summary, images, pooling
 from clearhead.view.pooling import tile
 from long_pages import TEXT, TOKENS, H, document_of, end_of, long_page, matrix, two_layers
 from problems import in_the_gate
+from test_page_values import CHECK, in_node
 
-SCRIPT = Path(__file__).parents[1] / "page/check/tiles.js"
 RNG = np.random.default_rng(8)
 
 
@@ -78,14 +75,18 @@ RULES = {
 }
 
 
-def computed(document, tmp_path, wanted):
-    if shutil.which("node") is None:
-        pytest.skip("node is not installed")
-    place = tmp_path / "page.html"
-    place.write_bytes(long_page(document))
-    done = subprocess.run(["node", SCRIPT, place, json.dumps(wanted)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def ask(head=0, level=0, rule="most", words=False):
+    """The first tile of a head."""
+    return {"layer": 0, "head": head, "level": level, "row": 0, "col": 0, "rule": rule, "words": words}
+
+
+def computed(document, tmp_path, *wanted):
+    """What the page computes: the tiles, the bounds of their rows, and the rest of each answer."""
+    (tmp_path / "page.html").write_bytes(long_page(document))
+    results = in_node(CHECK / "tiles.js", tmp_path / "page.html", json.dumps(wanted))
+    return [
+        (np.array(result["tile"]).reshape(256, 256), np.array(result["bounds"])[:, None], result) for result in results
+    ]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -93,14 +94,10 @@ def computed(document, tmp_path, wanted):
 def test_a_tile_of_the_page_equals_the_matrix_within_its_stated_bound(rule, dtype, tmp_path):
     part = matrix(N, M, dtype=dtype, **RULES[rule])
     exact = [("0", 1), ("0", 3)]
-    plain = [
-        {"layer": 0, "head": head, "level": 0, "row": 0, "col": 0, "rule": "most", "words": False} for _, head in exact
-    ]
-    for (_, head), result in zip(exact, computed(document_of(part, exact=exact), tmp_path, plain), strict=True):
-        page = np.array(result["tile"]).reshape(256, 256)[:N, :M]
-        weights = np.asarray(part[0, head], np.float64)
+    document = document_of(part, exact=exact)
+    for head, (tiles, bounds, _) in zip((1, 3), computed(document, tmp_path, ask(1), ask(3)), strict=True):
+        page, weights = tiles[:N, :M], np.asarray(part[0, head], np.float64)
         assert np.array_equal(page == -1, tile(part.part(0), head, range(N + 1), range(M + 1), 1, "most") == -1)
-        bounds = np.array(result["bounds"])[:, None]
         seen = page != -1
         assert (bounds < 1e-3).all()
         assert (abs(page - weights) <= bounds * weights + 1e-9)[seen].all()
@@ -110,14 +107,11 @@ def test_a_tile_of_the_page_equals_the_matrix_within_its_stated_bound(rule, dtyp
 @pytest.mark.parametrize("whole", [False, True], ids=["tokens", "words"])
 def test_the_page_and_the_server_compute_the_same_pixels(rule, whole, tmp_path):
     part = matrix(len(TOKENS), causal=True)
-    wanted = [
-        {"layer": 0, "head": 2, "level": level, "row": 0, "col": 0, "rule": rule, "words": whole} for level in (0, 1, 2)
-    ]
-    for level, result in enumerate(computed(document_of(part, TOKENS), tmp_path, wanted)):
+    wanted = [ask(2, level, rule, whole) for level in (0, 1, 2)]
+    for level, (tiles, _, result) in enumerate(computed(document_of(part, TOKENS), tmp_path, *wanted)):
         rows, cols = (edges or range(len(TOKENS) + 1) for edges in result["edges"])
         expected = tile(part.part(0), 2, list(rows), list(cols), 2**level, rule)
-        page = np.array(result["tile"]).reshape(256, 256)[: expected.shape[0], : expected.shape[1]]
-        assert np.allclose(page, expected, atol=1e-6)
+        assert np.allclose(tiles[: expected.shape[0], : expected.shape[1]], expected, atol=1e-6)
     if whole:
         assert len(rows) - 1 == len(TEXT)
         weights = np.asarray(part[0, 2], np.float64)
@@ -126,25 +120,12 @@ def test_the_page_and_the_server_compute_the_same_pixels(rule, whole, tmp_path):
 
 def test_rounded_queries_and_keys_state_a_wider_bound_that_holds(tmp_path):
     part = matrix(N, M)
-    (result,) = computed(
-        document_of(part, dtype="bfloat16"),
-        tmp_path,
-        [{"layer": 0, "head": 0, "level": 0, "row": 0, "col": 0, "rule": "most", "words": False}],
-    )
-    page = np.array(result["tile"]).reshape(256, 256)[:N, :M]
+    ((tiles, bounds, _),) = computed(document_of(part, dtype="bfloat16"), tmp_path, ask())
+    page = tiles[:N, :M]
     off = abs(page - part[0, 0]) / part[0, 0]
     assert off.max() > 1e-4
-    assert (off <= np.array(result["bounds"])[:, None]).all()
+    assert (off <= bounds).all()
     assert np.allclose(page.sum(1), 1, atol=1e-5)  # the log-sum-exp is that of the rounded queries and keys
-
-
-def in_node(wanted):
-    if shutil.which("node") is None:
-        pytest.skip("node is not installed")
-    script = SCRIPT.with_name("numbers.js")
-    done = subprocess.run(["node", script, json.dumps(wanted)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def test_page_and_pictures_end_their_colour_scale_at_the_same_weight(small):
@@ -154,7 +135,7 @@ def test_page_and_pictures_end_their_colour_scale_at_the_same_weight(small):
         row[rng.random(len(row)) < 0.1] = 0
         row[rng.random(len(row)) < 0.1] = np.nan
     asked = [[str(x) for x in row.astype(np.float64)] for row in peaks]
-    assert in_node({"reach": asked})["reach"] == [images.reach(row) for row in peaks]
+    assert in_node(CHECK / "numbers.js", json.dumps({"reach": asked}))["reach"] == [images.reach(row) for row in peaks]
     weights = np.asarray(small[0][0], np.float64)
     assert images.reach(weights[1].max(1)) == pytest.approx(end_of(weights[1]))
     assert images.reach(np.array([1.0, 0.2])) == 0.2
@@ -177,15 +158,11 @@ def test_the_true_weight_lies_within_the_printed_interval(seed, dtype, tmp_path)
     logits = q @ k.T / 4
     true = np.exp(logits - logits.max(1, keepdims=True))
     true /= true.sum(1, keepdims=True)
-    wanted = {"layer": 0, "head": 1, "level": 0, "row": 0, "col": 0, "rule": "most", "words": False}
-    (result,) = computed(document_of(part, dtype=dtype), tmp_path, [wanted])
-    tiled = np.array(result["tile"]).reshape(256, 256)[:N, :M]
-    pairs = [[tiled[i, j], tiled[i, j] * result["bounds"][i]] for i in range(N) for j in range(M)]
-    outside = 0
-    for said, truth in zip(in_node({"within": pairs})["within"], true.ravel(), strict=True):
-        value, bound = map(float, said.split(" ± "))
-        outside += not abs(truth - value) <= bound * (1 + 1e-9)
-    assert outside == 0
+    ((tiles, bounds, _),) = computed(document_of(part, dtype=dtype), tmp_path, ask(1))
+    pairs = np.stack([tiles[:N, :M], tiles[:N, :M] * bounds], -1).reshape(-1, 2).tolist()
+    said = in_node(CHECK / "numbers.js", json.dumps({"within": pairs}))["within"]
+    value, bound = np.array([[float(x) for x in each.split(" ± ")] for each in said]).T
+    assert (abs(true.ravel() - value) <= bound * (1 + 1e-9)).all()
 
 
 def test_nonfinite_weights_are_stored_as_nonfinite():
@@ -245,30 +222,21 @@ def test_a_page_that_is_too_large_is_refused_early_and_the_error_says_what_fits(
 
 
 @pytest.mark.parametrize(
-    ("wish", "error", "words"),
+    ("q", "wish", "error", "words"),
     [
-        ({"exact": [("7", 0)]}, SelectionError, "no layer '7'"),
-        ({"exact": [("", 9)]}, SelectionError, "no head 9"),
-        ({"dtype": "int8"}, DtypeError, "a page holds"),
-        ({"dtype": "nonsense"}, DtypeError, "a page holds"),
-        ({"batch": 3}, SelectionError, "batch 3 is outside 0..0"),
+        (np.ones((4, 2)), {"exact": [("7", 0)]}, SelectionError, "no layer '7'"),
+        (np.ones((4, 2)), {"exact": [("", 9)]}, SelectionError, "no head 9"),
+        (np.ones((4, 2)), {"dtype": "int8"}, DtypeError, "a page holds"),
+        (np.ones((4, 2)), {"dtype": "nonsense"}, DtypeError, "a page holds"),
+        (np.ones((4, 2)), {"batch": 3}, SelectionError, "batch 3 is outside 0..0"),
+        (np.full((4, 2), 1e6), {"dtype": "float16"}, DtypeError, "too large for float16"),
+        (np.ones((0, 2)), {}, SelectionError, "no weights"),
     ],
 )
-def test_invalid_page_options_are_refused(wish, error, words, tmp_path):
+def test_invalid_options_and_matrices_have_no_page(q, wish, error, words, tmp_path):
     with pytest.raises(error, match=words):
-        matrix(5).save(tmp_path / "page.html", **wish)
+        ch.AttentionMatrix(q, q).save(tmp_path / "page.html", **wish)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_numbers_too_large_for_the_dtype_are_refused(tmp_path):
-    q = np.full((4, 2), 1e6, np.float32)
-    with pytest.raises(DtypeError, match="too large for float16"):
-        ch.AttentionMatrix(q, q).save(tmp_path / "page.html", dtype="float16")
-
-
-def test_an_empty_matrix_has_no_page(tmp_path):
-    with pytest.raises(SelectionError, match="no weights"):
-        ch.AttentionMatrix(np.ones((0, 2)), np.ones((3, 2))).save(tmp_path / "page.html")
 
 
 def test_a_watched_model_is_saved_as_a_page_or_a_file(tmp_path):

@@ -1,19 +1,15 @@
 """Promise 3: memory O(queries + keys) beyond inputs and outputs, whatever is observed; measured in a fresh process."""
 
-import json
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 from clearhead import engines
 from clearhead.core.problem import describe
 from problems import in_the_gate
+from programs import python
 
 MEASURE = """
-import json, sys, tracemalloc
+import sys, tracemalloc
 import numpy as np, clearhead as ch
 import clearhead.engines.portable
 
@@ -27,7 +23,7 @@ tracemalloc.start()
 before = tracemalloc.get_traced_memory()[0]
 answer = eval(form, {"ch": ch, "q": q, "k": k, "v": v, "g": g, "np": np, "labels": labels, "n": n,
                      "A": lambda **rules: ch.AttentionMatrix(q, k, **rules)})
-print(json.dumps(tracemalloc.get_traced_memory()[1] - before))
+print(tracemalloc.get_traced_memory()[1] - before)
 """
 HIGH_WATER = """
 import resource, sys
@@ -88,8 +84,7 @@ FORMS = [
 
 def peak_of(form: str, n: int) -> int:
     """Bytes at the highest point, beyond the inputs."""
-    command = [sys.executable, "-c", MEASURE, str(n), form]
-    return int(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    return int(python(MEASURE, n, form))
 
 
 @pytest.mark.parametrize("form", in_the_gate(FORMS, *FORMS[:1], *FORMS[2:8], *FORMS[9:13], *FORMS[14:]))
@@ -104,18 +99,12 @@ def test_sixty_five_thousand_tokens_fit_in_300_megabytes(engine: str, n: int):
     """Measured by the process's peak memory, which includes memory allocated in C++; fewer tokens in less of it."""
     if engines.get(engine).reasons_not(describe(*np.zeros((3, 2, 2)), {}).problem):
         pytest.skip(f"the {engine} engine is not here")
-    environment = {**os.environ, "CLEARHEAD_ENGINE": engine}
-    done = subprocess.run(
-        [sys.executable, "-c", HIGH_WATER, str(n)], env=environment, capture_output=True, text=True, check=True
-    )
-    assert int(done.stdout) < 300e6 * n / 65_536
+    assert int(python(HIGH_WATER, n, CLEARHEAD_ENGINE=engine)) < 300e6 * n / 65_536
 
 
 def peaks_along(heads: int, n: int) -> list[int]:
     """Bytes at the highest point beyond the inputs: of forward mode; of that and a Hessian times a vector."""
-    command = [sys.executable, "-c", ALONG, str(heads), str(n)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [int(peak) for peak in done.stdout.split()]
+    return [int(peak) for peak in python(ALONG, heads, n).split()]
 
 
 @pytest.mark.gate

@@ -1,5 +1,6 @@
 """Observations over parts of the keys or queries merge into the observation of the whole."""
 
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -10,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead.core import reference
-from clearhead.core.axes import Array
 from clearhead.core.statistics import PER_QUERY, listed
 from parts import only_keys, only_queries
 from problems import RULES, Case, cases
-from slack import Slack, assert_close, assert_top
+from seeds import normal
+from slack import Slack, assert_close, assert_rows
 
 FLOATS = (np.dtype(np.float64), np.dtype(np.float32))  # narrower ones round each part's output once more
 NO_SINKS = tuple(rule for rule in RULES if rule != "sinks")
@@ -33,50 +33,38 @@ def rows_of(case: Case) -> ch.Observation:
     return case.matrix().observe(case.v, top=3, **asked)
 
 
-def assert_rows(case: Case, seen: ch.Observation) -> None:
-    slack, book, restore = Slack(case), case.book, case.restore
-    assert book.output is not None
-    assert seen.top is not None
-    for name, truth in reference.per_query(case.problem, book).items():
-        assert_close(getattr(seen, name), restore(truth), EACH_PART * restore(slack.row(name)), name)
-    assert_close(seen.output, restore(book.output), EACH_PART * restore(slack.output(case.q.dtype)), "output")
-    assert_top(case, seen.top, 3, EACH_PART)
+def assert_merged(case: Case, seen: ch.Observation) -> None:
+    assert_rows(case, seen, 3, times=EACH_PART)
     assert (seen.queries, seen.keys) == (case.problem.queries, case.problem.keys)
 
 
 @given(case=cases(rules=NO_SINKS, dtypes=FLOATS), data=st.data())
-def test_parts_over_keys_merge_into_the_whole(case: Case, data: st.DataObject):
-    parts = [rows_of(only_keys(case, *cut)) for cut in draw_cuts(data, case.problem.keys)]
-    merged = reduce(ch.Observation.merge_keys, parts)
-    assert_rows(case, merged)
-    sinks = case.rng.standard_normal(case.problem.heads)
-    with_sinks = Case(case.q, case.k, case.v, {**case.rules, "sinks": sinks}, case.seed)
-    assert_rows(with_sinks, merged.with_sinks(sinks))
-    assert merged.with_sinks(None) is merged
-
-
-@given(case=cases(rules=NO_SINKS, dtypes=FLOATS), data=st.data())
-def test_the_order_of_merging_does_not_matter(case: Case, data: st.DataObject):
+def test_parts_over_keys_merge_into_the_whole_in_any_order(case: Case, data: st.DataObject):
     parts = [rows_of(only_keys(case, *cut)) for cut in draw_cuts(data, case.problem.keys)]
     while len(parts) > 1:
         place = data.draw(st.integers(0, len(parts) - 2))
         parts[place : place + 2] = [parts[place].merge_keys(parts[place + 1])]
-    assert_rows(case, parts[0])
+    (merged,) = parts
+    assert_merged(case, merged)
+    sinks = case.rng.standard_normal(case.problem.heads)
+    assert_merged(replace(case, rules={**case.rules, "sinks": sinks}), merged.with_sinks(sinks))
+    assert merged.with_sinks(None) is merged
 
 
 @given(case=cases(dtypes=FLOATS), data=st.data())
 def test_parts_over_queries_merge_into_the_whole(case: Case, data: st.DataObject):
     query_groups, key_groups = case.labels()
-    parts = []
+    asked: dict[str, Any] = {"logsumexp": True, "entropy": True, "top": 2, "received": True, "peak": True}
+    whole = case.matrix().observe(case.v, groups=case.labels(), **asked)
+    parts, sliced = [], data.draw(st.booleans())
     for start, stop in draw_cuts(data, case.problem.queries):
         part, labels = only_queries(case, start, stop), (query_groups[..., start:stop], key_groups)
-        parts.append(
-            part.matrix().observe(part.v, logsumexp=True, entropy=True, top=2, received=True, peak=True, groups=labels)
-        )
+        if sliced:
+            seen = case.matrix().observe(case.v, groups=case.labels(), queries=slice(start, stop), **asked)
+        else:
+            seen = part.matrix().observe(part.v, groups=labels, **asked)
+        parts.append(seen)
     merged = reduce(ch.Observation.merge_queries, parts)
-    whole = case.matrix().observe(
-        case.v, logsumexp=True, entropy=True, top=2, received=True, peak=True, groups=(query_groups, key_groups)
-    )
     assert merged.top is not None
     assert whole.top is not None
     for name in ("output", "logsumexp", "entropy"):
@@ -88,18 +76,6 @@ def test_parts_over_queries_merge_into_the_whole(case: Case, data: st.DataObject
     assert_close(merged.received, whole.received, total, "received")
     assert_close(merged.groups, whole.groups, total.sum(axis=-1)[..., None, None], "groups")
     assert (merged.queries, merged.keys) == (case.problem.queries, case.problem.keys)
-
-
-def normal(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng((seed, *shape)).standard_normal(shape)
-
-
-def test_statistics_of_query_slices_merge_too():
-    matrix, labels = ch.AttentionMatrix(normal(9, 4), normal(6, 4)), (np.repeat([0, 1, 2], 3), np.arange(6) % 2)
-    first, last = (matrix.observe(received=True, groups=labels, queries=s) for s in (np.s_[:4], np.s_[4:]))
-    merged = first.merge_queries(last)
-    np.testing.assert_allclose(merged.groups, matrix.groups(*labels), rtol=1e-14)
-    np.testing.assert_allclose(merged.received, matrix.received(), rtol=1e-14)
 
 
 def test_a_slice_of_the_queries_keeps_every_group():
@@ -148,18 +124,3 @@ def test_an_observation_says_whether_sinks_were_included():
         assert part.sinks
     assert part.heads(0).sinks
     assert not ch.AttentionMatrix(q, q).observe(logsumexp=True).sinks
-
-
-@pytest.mark.parametrize("rows", [1, 4])
-def test_rows_that_are_empty_in_both_parts_stay_empty(rows: int):
-    q, k, v, sight = normal(rows, 4), normal(6, 4), normal(6, 2), np.zeros((rows, 6), bool)
-    parts = [
-        ch.AttentionMatrix(q, k[s], mask=sight[:, s]).observe(v[s], logsumexp=True, entropy=True, top=2)
-        for s in (np.s_[:2], np.s_[2:])
-    ]
-    for merged in (parts[0].merge_keys(parts[1]), parts[0].merge_keys(parts[1]).with_sinks(0.5)):
-        assert (merged.output == 0).all()
-        assert (merged.entropy == 0).all()
-        assert np.isneginf(merged.logsumexp).all()
-        assert merged.top is not None
-        assert (merged.top.indices == -1).all()

@@ -1,6 +1,9 @@
-"""Every mistake is named, alone and in random pairs; independent code makes them (wrong.py, or a few lines here)."""
+"""Every mistake is named, alone and in random pairs; independent code makes them (wrong.py, or a few lines here).
 
-from itertools import combinations, islice
+Some have a number that is found from the result.
+"""
+
+from itertools import combinations, islice, product
 from types import UnionType
 from typing import Literal, Union, get_args, get_origin, get_type_hints
 
@@ -23,6 +26,7 @@ from seeds import fresh
 
 # the same numbers, whatever the inputs
 TWINS = {"scale 1/d_k": "scale twice"}
+SIZES = list(product((torch.float32, torch.float64), (0, 1, 2)))
 
 
 def test_names_are_unique_and_described_in_both_languages():
@@ -71,20 +75,8 @@ def test_a_mistake_changes_a_recipe_to_values_that_its_types_allow(monkeypatch):
 
 
 @pytest.mark.parametrize("name", wrong.NAMES)
-@pytest.mark.parametrize("dtype", in_the_gate([torch.float32, torch.float64], torch.float64))
-def test_each_mistake_alone_is_named(name, dtype):
-    check_alone(name, dtype, 0)
-
-
-@pytest.mark.gate
-@pytest.mark.parametrize("name", wrong.NAMES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("size", [1, 2])
-def test_each_mistake_alone_is_named_at_larger_sizes(name, dtype, size):
-    check_alone(name, dtype, size)
-
-
-def check_alone(name, dtype, size):
+@pytest.mark.parametrize(("dtype", "size"), [SIZES[0], *(pytest.param(*x, marks=pytest.mark.gate) for x in SIZES[1:])])
+def test_each_mistake_alone_is_named(name, dtype, size):
     diagnosis = diagnosed(wrong.case((name,), fresh(), dtype, size))
     best = top(diagnosis)
     names = {e.mistakes for e in diagnosis.explanations if e.confidence == "ambiguous"} | {best.mistakes}
@@ -128,20 +120,27 @@ def test_a_hundred_random_pairs_of_mistakes_are_named():
 
 def test_scale_twice_and_one_over_d_k_differ_under_a_custom_scale():
     q, k, v = qkv()
-    twice = softmax((q * 0.3) @ k.swapaxes(-1, -2) * 0.3) @ v
+    twice = softmax((q * 0.3) @ k.mT * 0.3) @ v
     assert top(ch.diagnose(q, k, v, twice, scale=0.3)).mistakes == ("scale twice",)
-    default = ch.diagnose(q, k, v, softmax(q @ k.swapaxes(-1, -2) / 8) @ v)
+    default = ch.diagnose(q, k, v, softmax(q @ k.mT / 8) @ v)
     assert default.verdict == "ambiguous"
     assert {e.mistakes[0] for e in default.explanations} == {"scale 1/d_k", "scale twice"}
     assert "scale=0.1" in default.told()
 
 
-def test_numbers_of_another_step_are_recognised():
+@pytest.mark.parametrize(
+    ("stage", "make", "mistake"),
+    [
+        ("scores", lambda scaled: scaled, "another step"),
+        ("masked", softmax, "another step"),
+        ("weights", lambda scaled: scaled, "no softmax"),
+        ("weights", lambda scaled: softmax(scaled).mT, "weights transposed"),
+        ("weights", lambda scaled: softmax(scaled).mean(1, keepdims=True).repeat(3, 1), "mean of the heads"),
+    ],
+)
+def test_mistakes_before_the_output_are_named_at_their_stage(stage, make, mistake):
     q, k, v = qkv()
-    scaled = q @ k.swapaxes(-1, -2) / np.float32(8**0.5)
-    assert top(ch.diagnose(q, k, v, scaled, stage="scores")).mistakes == ("another step",)
-    assert top(ch.diagnose(q, k, v, softmax(scaled), stage="masked")).mistakes == ("another step",)
-    assert top(ch.diagnose(q, k, v, scaled, stage="weights")).mistakes == ("no softmax",)
+    assert top(ch.diagnose(q, k, v, make(q @ k.mT / np.float32(8**0.5)), stage=stage)).mistakes == (mistake,)
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(np.float32, 60), (np.float16, 6)])
@@ -149,7 +148,7 @@ def test_a_softmax_without_subtracting_the_maximum_is_named(dtype, size):
     q, k, v = qkv(dtype=dtype)
     q = (q * dtype(size)).astype(dtype)
     with np.errstate(over="ignore", invalid="ignore"):
-        powers = np.exp((q @ k.swapaxes(-1, -2) / dtype(8**0.5)).astype(dtype))
+        powers = np.exp((q @ k.mT / dtype(8**0.5)).astype(dtype))
         theirs = (powers / powers.sum(axis=-1, keepdims=True)) @ v
     assert np.isnan(theirs).any()
     assert np.isfinite(theirs).any()
@@ -163,7 +162,7 @@ def test_dropout_is_found_with_its_rate(rate, stage):
     q, k, v = qkv(n=64)
     causal = np.where(np.tri(64) > 0, 0, -np.inf).astype(np.float32)
     for scale, names in ((8**-0.5, {"dropout left on"}), (1.0, {"no scale", "dropout left on"})):
-        weights = softmax(q @ k.swapaxes(-1, -2) * np.float32(scale) + causal)
+        weights = softmax(q @ k.mT * np.float32(scale) + causal)
         dropped = torch.nn.functional.dropout(torch.tensor(weights), rate).numpy()
         best = top(ch.diagnose(q, k, v, dropped if stage == "weights" else dropped @ v, stage=stage, causal=True))
         assert set(best.mistakes) == names
@@ -178,7 +177,7 @@ def rounded(x, dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_narrow_dtype_is_found_at_its_step(dtype):
     q, k, v = qkv(n=48)
-    scores = q @ k.swapaxes(-1, -2)
+    scores = q @ k.mT
     scale = np.float32(8**0.5)
     powers = np.exp(scores / scale - (scores / scale).max(axis=-1, keepdims=True))
     total = np.zeros_like(powers[..., :1])
@@ -221,7 +220,7 @@ def test_a_narrow_dtype_of_all_steps_is_found_in_most_draws(dtype):
 def test_float32_inside_float64_is_named():
     q, k, v = qkv(dtype=np.float64)
     narrow = [x.astype(np.float32) for x in (q, k, v)]
-    theirs = softmax(narrow[0] @ narrow[1].swapaxes(-1, -2) / np.float32(8**0.5)) @ narrow[2]
+    theirs = softmax(narrow[0] @ narrow[1].mT / np.float32(8**0.5)) @ narrow[2]
     best = top(ch.diagnose(q, k, v, theirs.astype(np.float64)))
     assert best.mistakes == ("a narrow dtype somewhere",)
     assert best.details["half_dtype"] == "float32"
@@ -229,7 +228,7 @@ def test_float32_inside_float64_is_named():
 
 def test_forgotten_masks_and_masks_after_the_softmax_are_named():
     q, k, v = qkv()
-    scores = q @ k.swapaxes(-1, -2) / np.float32(8**0.5)
+    scores = q @ k.mT / np.float32(8**0.5)
     rules = {"causal": True, "window": (5, None), "kv_lengths": np.array([20, 22])}
     assert top(ch.diagnose(q, k, v, softmax(scores) @ v, **rules)).mistakes == ("all masks ignored",)
     late = softmax(scores) * np.tri(24, dtype=np.float32)
@@ -260,7 +259,7 @@ def test_the_block_size_is_found(block, bug):
 @pytest.mark.parametrize("stage", ["output", "weights", "masked"])
 def test_a_finite_mask_value_is_found(fill, stage):
     q, k, v = qkv()
-    scores = np.where(np.tri(24) > 0, q @ k.swapaxes(-1, -2) / np.float32(8**0.5), np.float32(fill))
+    scores = np.where(np.tri(24) > 0, q @ k.mT / np.float32(8**0.5), np.float32(fill))
     theirs = {"masked": scores, "weights": softmax(scores), "output": softmax(scores) @ v}[stage]
     best = top(ch.diagnose(q, k, v, theirs, stage=stage, causal=True))
     assert best.mistakes == ("mask fills with a finite number",)
@@ -277,3 +276,96 @@ def test_a_finite_mask_value_is_found_where_heads_are_joined(fill):
     best = top(diagnosed(wrong.Case(case.inputs, case.rules, theirs.numpy())))
     assert best.mistakes == ("mask fills with a finite number",)
     assert best.details["fill"] == pytest.approx(fill, abs=1e-2)
+
+
+@pytest.mark.parametrize("number", [0.03, 0.1, 0.77, 3.0, -0.5])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_hard_coded_scale_is_found(number, dtype):
+    q, k, v = qkv(dtype=dtype)
+    theirs = softmax(q @ k.mT * dtype(number)) @ v
+    best = top(ch.diagnose(q, k, v, theirs, scale=0.3))
+    assert best.mistakes == ("another scale",)
+    assert best.details["scale_factor"] == pytest.approx(number / 0.3, rel=1e-4)
+    assert "{" not in best.did()[0] + best.did("zh")[0]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [2, 3, 24])
+def test_scores_times_a_mask_of_0_and_1_are_named(n, dtype):
+    for _ in range(5):
+        q, k, v = qkv(n, dtype=dtype)
+        theirs = softmax(q @ k.mT / dtype(8**0.5) * np.tri(n, dtype=dtype)) @ v
+        best = top(ch.diagnose(q, k, v, theirs, causal=True))
+        assert best.mistakes == ("mask fills with a finite number",)
+        assert best.details["fill"] == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_mistakes_with_float_masks_are_named(dtype):
+    rng = fresh()
+    q, k, v = qkv(dtype=dtype)
+    seen = rng.random((24, 24)) < 0.5
+    seen |= np.eye(24, dtype=bool)
+    bias = np.where(seen, 0, -np.inf).astype(dtype)
+    scores = q @ k.mT / dtype(8**0.5)
+    for logits, name in (
+        (scores, "bias missing"),
+        (scores + bias.T, "bias transposed"),
+        (scores + seen.astype(dtype), "mask added as 0/1"),
+        (scores * seen.astype(dtype), "mask fills with a finite number"),
+        (np.where(seen, scores, dtype(-3)), "mask fills with a finite number"),
+    ):
+        assert top(ch.diagnose(q, k, v, softmax(logits) @ v, bias=bias)).mistakes == (name,)
+    late = softmax(scores) * seen
+    assert top(ch.diagnose(q, k, v, late @ v, bias=bias)).mistakes == ("mask after softmax",)
+
+
+@pytest.mark.parametrize("what", ["w", "b"])
+def test_every_subset_of_matrices_or_biases_is_named(what):
+    rng = fresh()
+    x, w = rng.standard_normal((2, 9, 8)), dict(zip("qkvo", rng.standard_normal((4, 8, 8)), strict=True))
+    b = dict(zip("qkvo", rng.standard_normal((4, 8)), strict=True))
+    biases = {f"b_{name}": each for name, each in b.items()}
+    for many in range(1, 5):
+        for chosen in combinations("qkvo", many):
+            used = {name: each.T if what == "w" and name in chosen else each for name, each in w.items()}
+            added = {f"b_{name}": each * (what == "w" or name not in chosen) for name, each in b.items()}
+            theirs = ch.trace_layer(x, *used.values(), num_heads=2, **added).output
+            diagnosis = ch.diagnose_layer(x, *w.values(), theirs, num_heads=2, **biases)
+            if what == "b" and chosen == ("k",):  # adds the same to all of a query's scores
+                assert diagnosis.verdict == "right"
+                continue
+            best = top(diagnosis)
+            assert best.mistakes == ("W transposed" if what == "w" else "projection bias left out",)
+            named = {field[-1] for field in best.details}
+            assert named - {"k"} == set(chosen) - ({"k"} if what == "b" else set()) - {"k"}
+
+
+@pytest.mark.parametrize("base", [1000.0, 10000.0, 500000.0, 12345.0])
+def test_another_rotary_base_is_found(base):
+    q, k, v = qkv(40, d=16, dtype=np.float64)
+    places = np.arange(40)[:, None]
+
+    def turned(x, base):
+        angles = places / base ** (np.arange(8) / 8)
+        a, b = x[..., :8], x[..., 8:]
+        return np.concatenate([a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], -1)
+
+    theirs = softmax(turned(q, base) @ turned(k, base).mT / 4) @ v
+    best = top(ch.diagnose(q, k, v, theirs, rotary=50000.0))
+    assert best.mistakes == ("another rotary base",)
+    assert best.details["rotary_base"] == pytest.approx(base, rel=1e-3)
+
+
+def test_more_than_two_batch_entries_are_brought_together():
+    q, k, v = fresh().standard_normal((3, 5, 3, 9, 8))
+    scores = q @ k.mT / 8**0.5
+    assert top(ch.diagnose(q, k, v, softmax(scores, 0) @ v)).mistakes == ("softmax over the batch",)
+    turned = (x.transpose(2, 1, 0, 3) for x in (q, k, v))
+    a, b, c = turned
+    over = (softmax(a @ b.mT / 8**0.5) @ c).transpose(2, 1, 0, 3)
+    assert top(ch.diagnose(q, k, v, over)).mistakes == ("attention over the batch",)
+    lengths = np.array([9, 4, 6, 7, 5])
+    seen = np.arange(9) < lengths.min()
+    shortest = softmax(np.where(seen, scores, -np.inf)) @ v
+    assert top(ch.diagnose(q, k, v, shortest, kv_lengths=lengths)).mistakes == ("one length for all",)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import clearhead as ch
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError, UnknownNameError
 from clearhead.nn import MultiHeadAttention, SingleHeadAttention
 from clearhead.nn.rotary import turned
@@ -41,46 +42,36 @@ def rotated(x: Tensor, base: float) -> Tensor:
 
 
 def plain(layer: MultiHeadAttention, x: Tensor, context: Tensor, values: Tensor, **o: Any) -> tuple[Tensor, Tensor]:
-    """The layer by the plain formula, head by head, with all weights stored."""
+    """The layer by plain formulas: its projections, norms, rotations and extra keys, then the textbook's attention."""
     p, d_k, d_v = layer.state_dict(), layer.d_k, layer.d_v
     project = lambda x, name: nn.functional.linear(x, p[f"{name}.weight"], p.get(f"{name}.bias"))  # noqa: E731
-    wide = project(x, "q_proj"), project(context, "k_proj"), project(values, "v_proj")
-    outputs, weights = [], []
-    for head in range(layer.num_heads):
-        kv = head // (layer.num_heads // layer.num_kv_heads)
-        q, k = wide[0][..., head * d_k : (head + 1) * d_k], wide[1][..., kv * d_k : (kv + 1) * d_k]
-        v = wide[2][..., kv * d_v : (kv + 1) * d_v]
-        if o.get("qk_norm"):
-            q, k = (
-                t / (t.square().mean(-1, keepdim=True) + torch.finfo(F64).eps).sqrt() * p[f"{name}.weight"]
-                for t, name in ((q, "q_norm"), (k, "k_norm"))
-            )
-        if o.get("rotary"):
-            q, k = rotated(q, o["rotary"]), rotated(k, o["rotary"])
-        n, m = q.shape[-2], k.shape[-2]
-        far = torch.arange(m) - torch.arange(n)[:, None]
-        seen = torch.ones(n, m, dtype=torch.bool)
-        seen &= (far <= 0) | (not o.get("causal"))
-        left, right = o.get("window") or (None, None)
-        seen &= ((far >= -left) if left is not None else True) & ((far <= right) if right is not None else True)
-        extra_k, extra_v = [], []
-        if o.get("extra_key"):
-            extra_k, extra_v = [p["extra_key"][kv]], [p["extra_value"][kv]]
-        if o.get("zero_key"):
-            extra_k, extra_v = [*extra_k, torch.zeros(1, d_k)], [*extra_v, torch.zeros(1, d_v)]
-        k, v = (torch.cat([t, *(e.expand(*t.shape[:-2], 1, -1).to(F64) for e in more)], -2)
-                for t, more in ((k, extra_k), (v, extra_v)))  # fmt: skip
-        scores = q @ k.transpose(-1, -2) / d_k**0.5
-        if o.get("softcap"):
-            scores = o["softcap"] * torch.tanh(scores / o["softcap"])
-        seen = torch.cat([seen, torch.ones(n, len(extra_k), dtype=torch.bool)], -1)
-        scores = scores.masked_fill(~seen, -torch.inf)
-        sink = p["sinks"][head].expand(*scores.shape[:-1], 1) if o.get("sinks") else scores[..., :0]
-        a = torch.softmax(torch.cat([scores, sink], -1), -1)[..., : scores.shape[-1]]
-        outputs.append(a @ v)
-        weights.append(a)
-    output = torch.cat(outputs, -1)
-    return project(output, "out_proj") if layer.out_proj is not None else output, torch.stack(weights, 1)
+    q, k, v = (
+        project(side, name).unflatten(-1, (-1, size)).transpose(1, 2)
+        for side, name, size in ((x, "q_proj", d_k), (context, "k_proj", d_k), (values, "v_proj", d_v))
+    )
+    if o.get("qk_norm"):
+        q, k = (
+            t / (t.square().mean(-1, keepdim=True) + torch.finfo(F64).eps).sqrt() * p[f"{name}.weight"]
+            for t, name in ((q, "q_norm"), (k, "k_norm"))
+        )
+    if o.get("rotary"):
+        q, k = rotated(q, o["rotary"]), rotated(k, o["rotary"])
+    far = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None]
+    left, right = o.get("window") or (None, None)
+    seen = ((far <= 0) | (not o.get("causal"))) & ((far >= -left) if left is not None else True)
+    seen &= (far <= right) if right is not None else True
+    for extra in (
+        o.get("extra_key") and (p["extra_key"], p["extra_value"]),
+        o.get("zero_key") and (0 * k[0], 0 * v[0]),
+    ):
+        if extra:
+            k, v = (torch.cat([t, e[:, :1].expand(len(t), -1, -1, -1)], 2) for t, e in zip((k, v), extra, strict=True))
+            seen = torch.cat([seen, torch.ones(len(seen), 1, dtype=torch.bool)], 1)
+    trace = ch.trace(
+        q, k, v, mask=seen, **{name: p.get(name, o.get(name)) for name in ("softcap", "sinks") if o.get(name)}
+    )
+    output = trace.output.transpose(1, 2).flatten(2)
+    return project(output, "out_proj") if layer.out_proj is not None else output, trace.weights
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -279,11 +270,7 @@ def test_copies_and_compiled_layers_give_the_same_output():
     [
         (lambda: MultiHeadAttention(12, 4, num_kv_heads=3), RuleError, "num_heads is 4 and num_kv_heads 3"),
         (lambda: MultiHeadAttention(10, 4), RuleError, "d_model 10 is no multiple of num_heads 4"),
-        (
-            lambda: MultiHeadAttention(12, 4, rotary=1e4),
-            RuleError,
-            "rotary positions turn pairs of numbers, and d_k is 3",
-        ),
+        (lambda: made(rotary=1e4), RuleError, "rotary positions turn pairs of numbers, and d_k is 3"),
         (lambda: MultiHeadAttention(12, 4, dropout=2.0), RuleError, "dropout is 2.0"),
         (lambda: MultiHeadAttention("8", 2), RuleError, "d_model is '8': expected a whole number from 1 up"),
         (lambda: MultiHeadAttention(8, 2.0), RuleError, "num_heads is 2.0: expected a whole number"),
@@ -326,10 +313,7 @@ def test_wrong_arguments_are_refused_with_these_texts(call: Any, error: type[Exc
 @pytest.mark.parametrize(
     ("inputs", "instead"),
     [
-        (
-            {"attn_mask": torch.ones(3, 3, dtype=torch.bool)},
-            "mask=~attn_mask: True = may attend here, and may not there",
-        ),
+        ({"attn_mask": torch.ones(3, 3) > 0}, "mask=~attn_mask: True = may attend here, and may not there"),
         ({"key_padding_mask": torch.ones(2, 3, dtype=torch.bool)}, "mask=~key_padding_mask[:, None, None]: True = may"),
         ({"is_causal": True}, "causal=True"),
         ({"average_attn_weights": False}, "average_weights"),
@@ -364,10 +348,11 @@ def test_sizes_may_be_numpy_integers():
     assert layer(torch.ones(1, 3, 12)).shape == (1, 3, 12)
 
 
-@pytest.mark.parametrize("part", ["nn", "torch", "distributed"])
+@pytest.mark.parametrize("part", ["nn", "torch", "distributed", "jax"])
 @pytest.mark.parametrize("way", ["import clearhead.{}", "import clearhead; clearhead.{}"])
-def test_without_pytorch_the_error_says_what_to_install(part: str, way: str):
-    hidden = f"import sys; sys.modules['torch'] = None; {way.format(part)}"
+def test_without_its_package_a_part_says_what_to_install(part: str, way: str):
+    extra, name = ("jax", "JAX") if part == "jax" else ("torch", "PyTorch")
+    hidden = f"import sys; sys.modules['{extra}'] = None; {way.format(part)}"
     said = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False).stderr
-    assert f"clearhead.errors.MissingExtraError: clearhead.{part} needs PyTorch: " in said
-    assert said.endswith("\nhint: pip install 'clearhead[torch]'\n")
+    assert f"clearhead.errors.MissingExtraError: clearhead.{part} needs {name}: " in said
+    assert said.endswith(f"\nhint: pip install 'clearhead[{extra}]'\n")

@@ -25,11 +25,6 @@ def everything(case: Case, **changes: Any) -> dict[str, Array]:
     return {name: x for (name, _), x in weights(question, engine).items()}
 
 
-def with_nonfinite_rows(x: Array, where: Array, with_what: float) -> Array:
-    """A copy of x (…, length, d) with whole rows replaced."""
-    return np.where(where.reshape(x.shape[:-1])[..., None], np.asarray(with_what, x.dtype), x)
-
-
 @given(case=cases(rules=tuple(rule for rule in RULES if rule != "bias")), bad=NONFINITE)
 def test_a_nonfinite_bias_at_masked_positions_changes_no_bit(case: Case, bad: float):
     bias = case.rng.standard_normal(case.matrix().shape)
@@ -43,8 +38,9 @@ def test_a_nonfinite_bias_at_masked_positions_changes_no_bit(case: Case, bad: fl
 def test_a_nonfinite_value_vector_reaches_exactly_the_queries_that_see_it(case: Case, bad: float, data: st.DataObject):
     assume(case.problem.keys)
     key = data.draw(st.integers(0, case.problem.keys - 1))
-    v = with_nonfinite_rows(case.v, _one(case.v, key), bad)
-    clean, dirty = case.attention(), Case(case.q, case.k, v, case.rules, case.seed).attention()
+    v = case.v.copy()
+    v[..., key, :] = bad
+    clean, dirty = case.attention(), replace(case, v=v).attention()
     sees = case.restore(visibility.dense(case.problem))[..., key]
     np.testing.assert_array_equal(dirty[~sees], clean[~sees])
     felt = sees & (case.restore(case.book.weights)[..., key] > 1e-30)
@@ -55,8 +51,9 @@ def test_a_nonfinite_value_vector_reaches_exactly_the_queries_that_see_it(case: 
 def test_a_nan_key_reaches_all_that_sees_it(case: Case, data: st.DataObject):
     assume(case.problem.keys)
     key = data.draw(st.integers(0, case.problem.keys - 1))
-    dirty = Case(case.q, with_nonfinite_rows(case.k, _one(case.k, key), np.nan), case.v, case.rules, case.seed)
-    result, visible = everything(dirty), visibility.dense(case.problem)
+    k = case.k.copy()
+    k[..., key, :] = np.nan
+    result, visible = everything(replace(case, k=k)), visibility.dense(case.problem)
     sees = visible[..., key]
     for name in ("output", "logsumexp", "max_logit", "entropy", "top_weights"):
         assert np.isnan(result[name][sees].astype(np.float64)).all(), name
@@ -65,10 +62,6 @@ def test_a_nan_key_reaches_all_that_sees_it(case: Case, data: st.DataObject):
     reached = (visible & sees[..., None]).any(axis=-2)  # keys that are visible to a query with NaN weights
     for name in ("received", "peak", "Aᵀ·g"):
         assert np.isnan(result[name][reached]).all(), name
-
-
-def _one(x: Array, key: int) -> Array:
-    return np.broadcast_to(np.arange(x.shape[-2]) == key, x.shape[:-1])
 
 
 @given(case=cases(rules=tuple(rule for rule in RULES if rule not in ("bias", "mask"))))
@@ -87,19 +80,11 @@ def test_causal_and_window_give_the_same_bits_as_a_mask(case: Case, data: st.Dat
     left, right = data.draw(st.tuples(*[st.one_of(st.none(), st.integers(0, 90))] * 2))
     rules = {"causal": data.draw(st.booleans()), "window": (left, right)}
     offset = np.asarray(case.rules.get("query_offset", 0))
-    case = Case(case.q, case.k, case.v, {**case.rules, "query_offset": offset}, case.seed)
-    place = np.arange(case.problem.queries)[:, None] + offset.reshape(
-        *offset.shape, *(1,) * (case.q.ndim - offset.ndim)
-    )
-    j = np.arange(case.problem.keys)
-    sight = np.ones(np.broadcast_shapes(place.shape, j.shape), bool)
-    if rules["causal"]:
-        sight &= j <= place
-    if left is not None:
-        sight &= j >= place - left
-    if right is not None:
-        sight &= j <= place + right
-    by_mask = everything(case, mask=sight)
+    case = replace(case, rules={**case.rules, "query_offset": offset})
+    ahead = np.arange(case.problem.keys) - np.arange(case.problem.queries)[:, None]
+    ahead = ahead - offset.reshape(*offset.shape, *(1,) * (case.q.ndim - offset.ndim))
+    sight = (ahead <= (0 if rules["causal"] else np.inf)) & (ahead <= (np.inf if right is None else right))
+    by_mask = everything(case, mask=sight & (ahead >= (-np.inf if left is None else -left)))
     for name, array in everything(case, **rules).items():
         np.testing.assert_array_equal(array, by_mask[name], err_msg=name)
 

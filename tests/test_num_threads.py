@@ -3,8 +3,9 @@
 import copy
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
+import seeds
 from calls import alone
-from clearhead.core.axes import Array
 from clearhead.engines import native, native_calls
 from clearhead.errors import RuleError
 from problems import Case, cases, examples
-from seeds import fresh
+
+normal = partial(seeds.normal, dtype=np.float32)
 
 
 class Counting:
@@ -51,10 +53,6 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Counting:
     kernel = Counting(native_calls.kernel)
     monkeypatch.setattr(native_calls, "kernel", kernel)
     return kernel
-
-
-def normal(*shape: int) -> Array:
-    return fresh().standard_normal(shape).astype(np.float32)
 
 
 @examples(0.5)
@@ -149,6 +147,7 @@ def test_engines_of_one_thread_keep_to_any_number(engine: str):
 
 Q = np.ones((3, 4))
 ENTRIES: dict[str, Callable[[Any], Any]] = {
+    "set_num_threads": ch.set_num_threads,
     "attention": lambda n: ch.attention(Q, Q, Q, num_threads=n),
     "attention by rules": lambda n: ch.attention(Q, Q, Q, num_threads=n, mask=Q[:, :3] > 0),
     "attention of a graph": lambda n: ch.attention(*[torch.ones(3, 4, requires_grad=True)] * 3, num_threads=n),
@@ -161,11 +160,26 @@ ENTRIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.fixture
+def unchanged() -> Iterator[None]:
+    before = ch.get_num_threads()
+    yield
+    ch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("entry", ENTRIES)
-@pytest.mark.parametrize("count", [0, -1, 1025, 2**63, True, 2.0, "2"])
-def test_a_wrong_number_is_refused_as_by_set_num_threads(entry: str, count: Any):
+@pytest.mark.parametrize("count", [0, -1, 1025, 2**31, 2**63, True, 2.0, "2", None])
+def test_a_wrong_number_is_refused(entry: str, count: Any):
+    name, hint = "num_threads", "num_threads=2"
+    if entry == "set_num_threads":
+        name, hint = "the number of threads", "set_num_threads(2)"
+    elif count is None:  # the number that is set
+        return
+    before = ch.get_num_threads()
     with pytest.raises(RuleError) as error:
         ENTRIES[entry](count)
-    words = f"num_threads is {count!r}: expected a whole number from 1 to 1,024.\n\nhint: num_threads=2"
-    assert str(error.value) == words
+    assert str(error.value) == f"{name} is {count!r}: expected a whole number from 1 to 1,024.\n\nhint: {hint}"
+    assert ch.get_num_threads() == before
     ENTRIES[entry](np.int64(2))
+    assert type(ch.get_num_threads()) is int

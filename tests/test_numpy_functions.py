@@ -1,12 +1,10 @@
 """NumPy's functions and Python's operators on a matrix that is never stored: answered exactly, or refused by name."""
 
 import re
-import tracemalloc
 from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
-import array_api_strict
 import numpy as np
 import pytest
 import torch
@@ -14,18 +12,13 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from calls import alone, sharded
-from clearhead import engines
-from clearhead.core.axes import Array
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
 from problems import Case, each_engine, on_every_engine
-from seeds import fresh
+from programs import peak_of
+from seeds import fresh, normal
 
 NAMES = ("sum", "mean", "max", "min", "argmax", "argmin")
 EXACT = ("min", "argmax", "argmin")  # taken from the same weights that A[...] holds
-
-
-def normal(*shape: int, dtype: Any = np.float64) -> Array:
-    return fresh().standard_normal(shape).astype(dtype)
 
 
 def matrix(*, dtype: Any = np.float64, **rules: Any) -> ch.AttentionMatrix:
@@ -46,8 +39,6 @@ def axes_of(ndim: int) -> list[Any]:
     data=st.data(),
 )
 def test_reductions_are_numpys_under_every_rule(engine: str, case: Case, data: st.DataObject):
-    if engines.get(engine).reasons_not(case.problem):
-        return
     A = case.matrix(engine=engine)
     swapped, keepdims = data.draw(st.booleans()), data.draw(st.booleans())
     A, dense = (A.T, np.asarray(A.T)) if swapped else (A, np.asarray(A))
@@ -118,28 +109,6 @@ def test_ties_and_tiles_give_numpys_first_index(name: str, monkeypatch: pytest.M
             )
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", NAMES)
-def test_tensors_give_tensors(name: str, dtype: torch.dtype):
-    q, k = (torch.from_numpy(normal(2, length, 8)).to(dtype) for length in (9, 7))
-    A = ch.AttentionMatrix(q, k)
-    for axis in (-1, -2, None):
-        result = getattr(np, name)(A, axis=axis)
-        assert type(result) is torch.Tensor
-        np.testing.assert_allclose(result.numpy(), getattr(np, name)(A[...].numpy(), axis=axis), rtol=1e-5)
-        assert result.dtype == (torch.int64 if name.startswith("arg") else A[...].dtype)
-
-
-def test_arrays_of_other_libraries_give_their_own():
-    q = array_api_strict.asarray(normal(2, 5, 4))
-    A = ch.AttentionMatrix(q, q)
-    for name in NAMES:
-        for axis in (-1, -2, None):
-            result = getattr(A, name)(axis)
-            assert type(result) is type(q)
-            np.testing.assert_allclose(np.asarray(result), getattr(np, name)(np.asarray(A), axis=axis))
-
-
 def test_reductions_keep_pytorchs_graph():
     q, k = (torch.from_numpy(normal(2, length, 8)) for length in (9, 7))
     weight = torch.from_numpy(normal(2, 7))
@@ -179,11 +148,7 @@ def test_nothing_grows_with_queries_times_keys(name: str):
     A = ch.AttentionMatrix(x, x, engine="native")
     A.logsumexp()
     for axis in (-1, -2, None):
-        tracemalloc.start()
-        getattr(np, name)(A, axis=axis)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < 3000 * 3000 * 4 * 0.7
+        assert peak_of(lambda axis=axis: getattr(np, name)(A, axis=axis)) < 3000 * 3000 * 4 * 0.7
 
 
 def test_what_numpy_asks_of_an_array():
@@ -304,7 +269,7 @@ def test_matrices_over_ranks_and_effects_refuse_comparisons_too():
         A = sharded()
         x = torch.ones(3, 4)
         for one in (A, A.T, A.cuts(x, x), A.cuts(x, x).T, matrix().cuts(np.ones((7, 4)), np.ones((9, 4)))):
-            for other in (0, [[1.0]], (1.0,), np.ones((3, 3)), torch.ones(3), matrix()):
+            for other in (0, 1.0, [], [[1.0]], ((1.0,),), np.ones((3, 3)), torch.ones(3), matrix()):
                 for call in (lambda: one == other, lambda: other != one, lambda: bool(one), lambda: one * 2):  # noqa: B023
                     with pytest.raises(DtypeError, match=r"would need every (weight|effect) of"):
                         call()
@@ -337,9 +302,8 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_arguments_are_named(name: str):
     call, kind, words = WRONG[name]
-    with pytest.raises(kind) as error:
+    with pytest.raises(kind, match=re.escape(words)):
         call(matrix())
-    assert words in str(error.value)
 
 
 def test_a_part_keeps_its_rules_whatever_v_is():

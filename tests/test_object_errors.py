@@ -1,21 +1,32 @@
-"""The exact error texts for wrong indices, products, options and merges."""
+"""The exact error texts for wrong indices, products, options, edits and merges of a matrix and of its effects."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import clearhead as ch
-from clearhead.errors import ClearheadError, RuleError
+from calls import alone
 from clearhead.ops.observation import among
-from error_texts import Errors, assert_words, each_error
+from error_texts import Errors, exact_texts
 
-Q, K, FLAT = np.ones((2, 4, 6, 8)), np.ones((2, 2, 5, 8)), np.ones((3, 4))
+Q, K, V, G = np.ones((2, 4, 6, 8)), np.ones((2, 2, 5, 8)), np.ones((2, 2, 5, 3)), np.ones((2, 4, 6, 3))
+FLAT = np.ones((3, 4))
+A = ch.AttentionMatrix(Q, K)
+
+
+def matrix(**rules: Any) -> ch.AttentionMatrix:
+    return ch.AttentionMatrix(FLAT, FLAT, **rules)
+
+
+def cuts(v: Any = V, g: Any = G) -> ch.CauseMatrix:
+    return A.cuts(v, g)
 
 
 def observe(**wanted: Any) -> Callable[[], Any]:
-    return lambda: ch.AttentionMatrix(Q, K).observe(**wanted)
+    return lambda: A.observe(**wanted)
 
 
 def part(keys: int = 3, queries: int = 3, **wanted: Any) -> ch.Observation:
@@ -23,79 +34,170 @@ def part(keys: int = 3, queries: int = 3, **wanted: Any) -> ch.Observation:
 
 
 MATRIX = "the matrix is (batch 2, heads 4, queries 6, keys 5)."
-OBJECT: Errors = {
+SHAPE = "or one for all heads,"
+COPY = "expected integers, slices and `...`.\n\nhint: A[...][that] indexes a stored copy."
+WHOLE = "expected a whole number from 1 up.\n\nhint: "
+FLOAT = "expected float64, float32, bfloat16 or float16."
+ARRAY = "expected a NumPy array, a PyTorch tensor or an array that speaks DLPack."
+ARRAY += "\n\nhint: np.asarray(g, dtype=np.float64) makes one from numbers in a list."
+LABELS = np.zeros(6, int), np.zeros(5, int)
+STORED = "hint: E[...] is a stored copy, 240 effects, E[..., :512, :512] a tile of it."
+EFFECTS = "CauseMatrix(cut, batch 2, heads 4, queries 6, keys 5) float64"
+OBJECT: Errors = {  # of a matrix, and of one of its effects
     IndexError: {
-        "an index can have only one Ellipsis (`...`).": lambda: ch.AttentionMatrix(Q, K)[..., 0, ...],
-        f"5 indices for 4 axes: {MATRIX}": lambda: ch.AttentionMatrix(Q, K)[0, 0, 0, 0, 0],
-        f"index 4 is outside axis 1: {MATRIX}": lambda: ch.AttentionMatrix(Q, K)[0, 4],
-        "index -7 is outside axis 3: the matrix is (batch 2, heads 4, keys 5, queries 6).": lambda: ch.AttentionMatrix(
-            Q, K
-        ).T[..., -7],
-        "axis 0 is indexed by list: expected integers, slices and `...`.\n\n"
-        "hint: A[...][that] indexes a stored copy.": lambda: ch.AttentionMatrix(Q, K)[[0, 1]],
-        "axis 1 is indexed by bool: expected integers, slices and `...`.\n\n"
-        "hint: A[...][that] indexes a stored copy.": lambda: ch.AttentionMatrix(Q, K)[:, True],
+        "an index can have only one Ellipsis (`...`).": lambda: A[..., 0, ...],
+        f"5 indices for 4 axes: {MATRIX}": lambda: A[0, 0, 0, 0, 0],
+        f"index 4 is outside axis 1: {MATRIX}": [lambda: A[0, 4], lambda: cuts()[0, 4]],
+        "index -7 is outside axis 3: the matrix is (batch 2, heads 4, keys 5, queries 6).": [
+            lambda: A.T[..., -7],
+            lambda: cuts().T[..., -7],
+        ],
+        f"axis 0 is indexed by list: {COPY}": lambda: A[[0, 1]],
+        f"axis 1 is indexed by bool: {COPY}": lambda: A[:, True],
         "queries is 3: expected a slice.\n\nhint: queries=slice(-64, None)": observe(entropy=True, queries=3),
+        "axis is 1: the result would have a number for each query and each key, and be stored.\n\n"
+        "hint: add axis -1 (keys) or -2 (queries), or reduce a stored copy or "
+        "tile: A[...], A[..., :512, :512].": lambda: np.sum(cuts(), axis=1),
     },
     TypeError: {
-        "v is int64: expected float64, float32, bfloat16 or float16.": lambda: (
-            ch.AttentionMatrix(Q, K) @ np.ones(5, int)
+        f"v is int64: {FLOAT}": [lambda: A @ np.ones(5, int), lambda: cuts(v=np.ones((2, 2, 5, 3), int))],
+        f"g is a str: {ARRAY}": lambda: cuts(g="loss"),
+        f"g is a NoneType: {ARRAY}": lambda: cuts(g=None),
+        f"output is int64: {FLOAT}": lambda: A.contributions(V, output=np.ones((12, 7), int)),
+        "query_groups is float64: expected whole numbers, one label per token, below 0 for none.": [
+            observe(groups=(np.zeros(6), LABELS[1])),
+            lambda: cuts().spans(np.zeros(6), LABELS[1]),
+        ],
+        "unknown effect `peak`.\n\nhint: Known: by_key, by_query, groups, image, order, strongest, top.": lambda: (
+            cuts().observe(peak=True)
         ),
-        "query_groups is float64: expected whole numbers, one label per token, below 0 for none.": observe(
-            groups=(np.zeros(6), np.zeros(5, int))
+        f"np.add (+) would need every effect of {EFFECTS}.\n\n{STORED}": lambda: cuts() + 1,
+        f"np.sort would need every effect of TransposedMatrix of {EFFECTS}.\n\n"
+        f"{STORED} E.top(8): each query's strongest keys.": lambda: np.sort(cuts().T),
+        f'max is not answered by {EFFECTS}.\n\nhint: E.top(1, "largest"), E.strongest(1).': lambda: np.max(
+            cuts(), axis=-1
         ),
     },
     ValueError: {
-        f"v has shape (6,): expected (2, 2, 5, d), or one for all heads, (5,) or (5, d).\n\nhint: {MATRIX}": lambda: (
-            ch.AttentionMatrix(Q, K) @ np.ones(6)
+        f"v has shape (6,): expected (2, 2, 5, d), {SHAPE} (5,) or (5, d).\n\nhint: {MATRIX}": lambda: A @ np.ones(6),
+        f"v has shape (2, 2, 6, 3): expected (2, 2, 5, d), {SHAPE} (5,) or (5, d).\n\nhint: {MATRIX}": lambda: cuts(
+            v=np.ones((2, 2, 6, 3))
         ),
-        "g has shape (2, 2, 6, 3): expected (2, 4, 6, d), or one for all heads, (6,) or (6, d).\n\n"
-        f"hint: {MATRIX}": lambda: ch.AttentionMatrix(Q, K).T @ np.ones((2, 2, 6, 3)),
-        "v has shape (1, 3, 2): expected (3, d), or one for all heads, (3,) or (3, d).\n\n"
-        "hint: the matrix is (queries 3, keys 3).": lambda: ch.AttentionMatrix(FLAT, FLAT) @ np.ones((1, 3, 2)),
+        f"x has shape (6,): expected (2, 4, 5, d), {SHAPE} (5,) or (5, d).\n\nhint: {MATRIX}": lambda: (
+            cuts() @ np.ones(6)
+        ),
+        f"g has shape (2, 2, 6, 3): expected (2, 4, 6, d), {SHAPE} (6,) or (6, d).\n\nhint: {MATRIX}": [
+            lambda: A.T @ np.ones((2, 2, 6, 3)),
+            lambda: cuts(g=np.ones((2, 2, 6, 3))),
+        ],
+        f"v has shape (1, 3, 2): expected (3, d), {SHAPE} (3,) or (3, d).\n\n"
+        "hint: the matrix is (queries 3, keys 3).": lambda: matrix() @ np.ones((1, 3, 2)),
+        "g has 12 columns but v has d_v 3: g is the derivative by the head's output, which has v's columns.\n\n"
+        "hint: o = A @ v; g, = torch.autograd.grad(number, o)": lambda: cuts(g=np.ones((2, 4, 6, 12))),
+        "output is given together with g: it is for norms, and g has been carried through W_O.\n\n"
+        "hint: leave it out.": lambda: A.contributions(V, G, output=np.ones((12, 7))),
+        "output has shape (7, 12): expected W_O, (heads·d_v 12, d_model).\n\n"
+        "hint: a linear layer's weight is (d_model, heads·d_v): output=weight.T": lambda: A.contributions(
+            V, output=np.ones((7, 12))
+        ),
+        "output has shape (3, 7): expected W_O, (heads·d_v 12, d_model).": lambda: A.contributions(
+            V, output=np.ones((3, 7))
+        ),
+        "order is 'biggest': expected one of magnitude, largest, smallest.\n\nhint: order=\"magnitude\"": lambda: (
+            cuts().top(3, "biggest")
+        ),
         "entropy is 1: expected True or False.": observe(entropy=1),
-        "top is 0: expected a whole number from 1 up.\n\nhint: top=8": observe(top=0),
-        "top is True: expected a whole number from 1 up.\n\nhint: top=8": observe(top=True),
+        "by_key is 1: expected True or False.": lambda: cuts().observe(by_key=1),
+        f"top is 0: {WHOLE}top=8": [observe(top=0), lambda: cuts().top(0)],
+        f"top is True: {WHOLE}top=8": observe(top=True),
+        f"strongest is 2.5: {WHOLE}strongest=8": lambda: cuts().strongest(2.5),
         "image is 64: expected (height, width) in pixels.\n\nhint: image=(256, 256)": observe(image=64),
+        f"image's height is 0: {WHOLE}image=(256, 256)": [lambda: A.image(0, 9), lambda: cuts().image(0, 9)],
         "groups is dict: expected (query_groups, key_groups).": observe(groups={}),
-        "key_groups has shape (6,): expected (5,), one label per token.": observe(
-            groups=(np.zeros(6, int), np.zeros(6, int))
-        ),
+        "key_groups has shape (6,): expected (5,), one label per token.": [
+            observe(groups=(LABELS[0], LABELS[0])),
+            lambda: cuts().groups(LABELS[0], LABELS[0]),
+        ],
         "query_groups goes up to 2097152: labels are 0, 1, 2, …, one per group.": observe(
             groups=([2**21] * 6, [0] * 5)
         ),
+        "spans are of cuts: contributions of a span are the sum of those of its edges.\n\nhint: E.groups": lambda: (
+            A.contributions(V, G).spans(*LABELS)
+        ),
     },
 }
+test_each_error_of_a_matrix_and_its_effects_has_its_exact_text = exact_texts(OBJECT)
 
 
-@each_error(OBJECT)
-def test_each_error_of_the_matrix_has_its_exact_text(call: Any, kind: type[Exception], words: str, monkeypatch: Any):
-    assert_words(call, kind, words, monkeypatch)
-
-
-def test_converting_the_matrix_to_an_array_always_copies():
-    with pytest.raises(ValueError, match="an array of them is always a copy"):
-        np.asarray(ch.AttentionMatrix(FLAT, FLAT), copy=False)
-
-
-def test_an_image_without_pixels_is_refused():
-    with pytest.raises(RuleError) as error:
-        ch.AttentionMatrix(FLAT, FLAT).image(0, 5)
-    assert str(error.value) == "image's height is 0: expected a whole number from 1 up.\n\nhint: image=(256, 256)"
+FLATTER = "\n\nhint: t=1.5 makes weights flatter, t=0.5 sharper."
+AWAY = "\n\nhint: A.cut(queries, keys) takes keys away altogether."
+FIRST = "\n\nhint: 0 is the first, -1 the last."
+EACH = "\n\nhint: bool has True or False for each; positions are whole numbers."
+FORMS = "expected a position, a list of positions, a slice, or True and False for each."
+EDITS: Errors = {
+    ValueError: {
+        "cut has neither queries nor keys: no weight would be left.\n\nhint: A.cut(keys=0)": lambda: A.cut(),
+        f"by is -inf: expected a finite number.{AWAY}": lambda: A.boost(0, by=-np.inf),
+        f"by is nan: expected a finite number.{AWAY}": lambda: A.boost(0, by=np.nan),
+        f"by is None: expected a number.{AWAY}": lambda: A.boost(0, by=None),
+        f"by is 1e+39: expected a number from -3.4e38 to 3.4e38.{AWAY}": lambda: A.boost(0, by=1e39),
+        f"t is 0.0: expected a number above 0, from 1e-30 to 1e30.{FLATTER}": lambda: A.tempered(0),
+        f"t is [1.0, 1.0, -2.0, 1.0]: expected a number above 0, from 1e-30 to 1e30.{FLATTER}": lambda: A.tempered(
+            [1, 1, -2, 1]
+        ),
+        f"t is inf: expected a finite number.{FLATTER}": lambda: A.tempered(np.inf),
+        "t has shape (2,): expected one number per query head, (heads 4,).": lambda: A.tempered([1.0, 2.0]),
+        "t is [1.0, 2.0], and a softcap is one number for all heads: c·tanh(s/c)/t has a softcap of c/t.\n\n"
+        "hint: A.part(batch, head).tempered(t) is one head's matrix.": lambda: ch.AttentionMatrix(
+            np.ones((2, 3, 4)), np.ones((2, 3, 4)), softcap=5.0
+        ).tempered([1.0, 2.0]),
+        f"t is [1e-20]: scale/t would lie outside 1e-30 to 1e18.{FLATTER}": lambda: matrix(scale=1e10).tempered(1e-20),
+        f"t is 1000000000000.0: softcap/t would lie outside 1e-30 to 1e18.{FLATTER}": lambda: matrix(
+            softcap=1e-20
+        ).tempered(1e12),
+    },
+    IndexError: {
+        f"keys has position 5, and the matrix has 5 keys.{FIRST}": lambda: A.cut(keys=5),
+        f"queries has position -7, and the matrix has 6 queries.{FIRST}": lambda: A.cut([0, -7], 0),
+        "keys is slice(5, 9, None): it chooses none of 5 keys.\n\nhint: keys=None is all.": lambda: A.boost(
+            slice(5, 9), by=1.0
+        ),
+        "queries is []: it chooses none of 6 queries.\n\nhint: queries=None is all.": lambda: A.cut([]),
+        "queries has 7 positions, and the matrix has 6 queries.\n\nhint: give each once.": lambda: A.cut(
+            [0, 0, 1, 1, 2, 2, 3]
+        ),
+        "keys is a ndarray of shape (2, 5): it chooses none of 5 keys.\n\nhint: keys=None is all.": lambda: A.cut(
+            keys=np.zeros((2, 5), bool)
+        ),
+        f"keys is bool of shape (4,): expected (keys 5), or (batch 2, keys 5).{EACH}": lambda: A.cut(keys=[True] * 4),
+        f"queries is bool of shape (1, 3): expected (queries 3).{EACH}": lambda: matrix().cut(np.ones((1, 3), bool)),
+        f"queries is [True, 3]: {FORMS}\n\nhint: queries=[3, 4]": lambda: A.cut([True, 3]),
+        f"queries is True: {FORMS}\n\nhint: queries=[3, 4]": lambda: A.cut(True),
+        f"queries is 'sat': {FORMS}\n\nhint: ch.change finds the words of a text.": lambda: A.cut("sat"),
+        f"queries is a ndarray of shape (3,), float64: {FORMS}\n\nhint: queries=[3, 4]": lambda: A.cut(np.ones(3)),
+        f"queries is a ndarray of shape (2, 3), int64: {FORMS}\n\nhint: queries=[3, 4]": lambda: A.cut(
+            np.ones((2, 3), int)
+        ),
+        "queries is slice('a', None, None): expected a slice of whole numbers.": lambda: A.cut(slice("a", None)),
+    },
+}
+test_each_error_of_an_edit_has_its_exact_text = exact_texts(EDITS)
 
 
 def sunk(**wanted: Any) -> ch.Observation:
-    return ch.AttentionMatrix(np.ones((3, 4)), np.ones((3, 4)), sinks=0.5).observe(**wanted)
+    return matrix(sinks=0.5).observe(**wanted)
 
 
 TWICE = (
     "a part has sinks in its denominators already: they would count twice.\n\n"
     "hint: observe every part without sinks, merge the parts, and add them once: merged.with_sinks(sinks)."
 )
+FINAL = " over some keys only cannot be merged: a column statistic needs the final log-sum-exp.\n\n"
+FINAL += "hint: observe it from the whole matrix, or over disjoint queries and merge_queries."
 MERGES: Errors = {
     ValueError: {
         TWICE: [
-            lambda: sunk(logsumexp=True).merge_keys(part(logsumexp=True)),
+            lambda: sunk(logsumexp=True, v=FLAT).merge_keys(part(logsumexp=True, v=FLAT)),
             lambda: part(logsumexp=True).merge_keys(sunk(logsumexp=True)),
             lambda: sunk(logsumexp=True).with_sinks(0.5),
             lambda: part(logsumexp=True).with_sinks(0.5).merge_keys(part(logsumexp=True)),
@@ -122,14 +224,8 @@ MERGES: Errors = {
             lambda: part(entropy=True).merge_keys(part(logsumexp=True)),
             lambda: part(entropy=True).with_sinks(0.5),
         ],
-        "peak over some keys only cannot be merged: a column statistic needs the final log-sum-exp.\n\n"
-        "hint: observe it from the whole matrix, or over disjoint queries and merge_queries.": lambda: part(
-            logsumexp=True
-        ).merge_keys(part(logsumexp=True, peak=True)),
-        "received over some keys only cannot be merged: a column statistic needs the final log-sum-exp.\n\n"
-        "hint: observe it from the whole matrix, or over disjoint queries and merge_queries.": lambda: part(
-            logsumexp=True, received=True
-        ).with_sinks(0.5),
+        f"peak{FINAL}": lambda: part(logsumexp=True).merge_keys(part(logsumexp=True, peak=True)),
+        f"received{FINAL}": lambda: part(logsumexp=True, received=True).with_sinks(0.5),
         "sinks has shape (2,): expected one number per query head, (heads 1,).": lambda: part(
             logsumexp=True
         ).with_sinks([0.5, 0.5]),
@@ -156,27 +252,20 @@ MERGES: Errors = {
         "entropy has shape (3,): a matrix of two axes is one head, with no axis to choose from.": lambda: part(
             entropy=True
         ).heads(0),
-        "head 99 is outside 0..3.": lambda: ch.AttentionMatrix(Q, K).observe(entropy=True).heads(99),
-        "head is 2.5: expected a whole number.": lambda: ch.AttentionMatrix(Q, K).observe(entropy=True).heads([1, 2.5]),
+        "head 99 is outside 0..3.": lambda: A.observe(entropy=True).heads(99),
+        "head is 2.5: expected a whole number.": lambda: A.observe(entropy=True).heads([1, 2.5]),
     },
 }
 
 
-@each_error(MERGES)
-def test_each_error_about_parts_has_its_exact_text(call: Any, kind: type[Exception], words: str):
-    with pytest.raises(kind) as error:
-        call()
-    assert str(error.value) == words
-
-
-def matrix() -> ch.AttentionMatrix:
-    return ch.AttentionMatrix(FLAT, FLAT)
+test_each_error_about_parts_has_its_exact_text = exact_texts(MERGES, works=True)
 
 
 def trace() -> Any:
     return ch.trace(FLAT, FLAT, FLAT)
 
 
+SIZES = "expected an array, or its shape in whole numbers or symbols.\n\nhint: "
 REST: Errors = {
     IndexError: {
         "query is 1.5: expected a whole number.": lambda: ch.rollout([matrix()], query=1.5),
@@ -197,12 +286,9 @@ REST: Errors = {
     },
     ValueError: {
         "residual is 'x': expected a number.": lambda: ch.rollout([matrix()], query=0, residual="x"),
-        "q is ('n m', 3): expected an array, or its shape in whole numbers or symbols.\n\n"
-        'hint: q=(3, 4), or q=("n", "d_k")': lambda: ch.shapes(("n m", 3), (3, 2), (3, 2)),
-        "k is (-2, 2): expected an array, or its shape in whole numbers or symbols.\n\n"
-        'hint: k=(3, 4), or k=("n", "d_k")': lambda: ch.shapes((3, 2), (-2, 2), (3, 2)),
-        "v is (True, 2): expected an array, or its shape in whole numbers or symbols.\n\n"
-        'hint: v=(3, 4), or v=("n", "d_k")': lambda: ch.shapes((3, 2), (3, 2), (True, 2)),
+        f'q is (\'n m\', 3): {SIZES}q=(3, 4), or q=("n", "d_k")': lambda: ch.shapes(("n m", 3), (3, 2), (3, 2)),
+        f'k is (-2, 2): {SIZES}k=(3, 4), or k=("n", "d_k")': lambda: ch.shapes((3, 2), (-2, 2), (3, 2)),
+        f'v is (True, 2): {SIZES}v=(3, 4), or v=("n", "d_k")': lambda: ch.shapes((3, 2), (3, 2), (True, 2)),
         "cell is 0: expected a whole number from 1 up.\n\nhint: cell=8": lambda: trace().to_png(cell=0),
         "language is 'fr': expected 'en' or 'zh'.\n\nhint: language=\"zh\"": [
             lambda: matrix().to_html(language="fr"),
@@ -212,9 +298,13 @@ REST: Errors = {
 }
 
 
-@each_error(REST)
-def test_each_other_error_has_its_exact_text(call: Any, kind: type[Exception], words: str):
-    with pytest.raises(kind) as error:
-        call()
-    assert str(error.value) == words
-    assert isinstance(error.value, ClearheadError)
+test_each_other_error_has_its_exact_text = exact_texts(REST, works=True)
+
+
+@pytest.mark.parametrize("name", ["cut", "boost", "tempered"])
+def test_a_sharded_matrix_says_what_to_give_instead(name: str):
+    matrix = alone(ch.distributed.ShardedAttentionMatrix, {"q": torch.ones(3, 4), "k": torch.ones(3, 4)})
+    with pytest.raises(AttributeError, match=f"ShardedAttentionMatrix has no '{name}': give s"):
+        getattr(matrix, name)
+    with pytest.raises(AttributeError, match=r"has no 'rollout'\.$"):
+        getattr(matrix, "rollout")  # noqa: B009

@@ -38,8 +38,9 @@ def words_of(text):
     return [Token(0, text[slice(*span)], *span) for span in result]
 
 
-def random_row(rng, count):
+def random_row(count):
     """The weights of the last token that a causal row has, those that are masked, and its index."""
+    rng = fresh()
     chosen = int(rng.integers(count))
     weights = np.where(np.arange(count) <= chosen, rng.random(count) ** 6, 0.0)
     return weights / weights.sum(), np.arange(count) > chosen, chosen
@@ -54,9 +55,7 @@ def test_tokens_of_spaces_and_invisible_characters_are_told_apart():
 
 
 def test_a_bar_above_each_token_says_its_weight():
-    rng = fresh()
-    tokens = words_of(TEXT)
-    weights, masked, chosen = random_row(rng, len(tokens))
+    tokens, (weights, masked, chosen) = words_of(TEXT), random_row(len(TEXT.split()))
     lines = [line.plain for line in shaded(TEXT, tokens, (weights, masked, chosen))]
     bars, text = lines[0].ljust(80), lines[1]
     position = 2
@@ -75,9 +74,7 @@ def test_a_bar_above_each_token_says_its_weight():
 
 @pytest.mark.parametrize("color", ["truecolor", "256"])
 def test_in_colour_the_same_tokens_have_a_background(color):
-    rng = fresh()
-    tokens = words_of(TEXT)
-    weights, masked, chosen = random_row(rng, len(tokens))
+    tokens, (weights, masked, chosen) = words_of(TEXT), random_row(len(TEXT.split()))
     text, legend = shaded(TEXT, tokens, (weights, masked, chosen), color=color)
     assert text.plain.replace("[", "").replace("]", "") == f"  {TEXT}"
     colours = {}
@@ -91,14 +88,7 @@ def test_in_colour_the_same_tokens_have_a_background(color):
     assert sum(span.style.bgcolor is not None for span in legend.spans if not isinstance(span.style, str)) == 8
 
 
-@given(
-    st.lists(
-        st.sampled_from(["猫", "，", "。", " a", "mary", " lamb", "\n", " ", "x" * 30, "é", "🙂", "👩\u200d👩"]),
-        min_size=1,
-    ),
-    st.sampled_from([10, 24, 80]),
-    st.data(),
-)
+@given(st.lists(st.sampled_from(PARTS), min_size=1), st.sampled_from([10, 24, 80]), st.data())
 def test_no_line_is_too_wide_and_no_character_is_lost(parts, width, data):
     text, ends = "".join(parts), np.cumsum([len(part) for part in parts]).tolist()
     tokens = [Token(0, part, end - len(part), end) for part, end in zip(parts, ends, strict=True)]

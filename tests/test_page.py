@@ -86,18 +86,6 @@ def scripts(text):
 # the file
 
 
-def test_the_same_trace_gives_the_same_bytes(tmp_path):
-    for name in ("a", "b"):
-        ch.trace(Q, K, V).save(tmp_path / name)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
-def test_a_failed_save_leaves_no_file(tmp_path):
-    with pytest.raises(FileError, match="cannot be written"):
-        ch.trace(Q, K, V).save(tmp_path / "missing" / "page.html")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_file_refers_to_no_other_address():
     text = ch.trace(Q, K, V).to_html()
     places = set(re.findall(r"(?:https?:)?//[\w.]+\.\w+[^\s\"'`)]*", re.sub(r'octet-stream" id="[^<]*', "", text)))
@@ -267,43 +255,20 @@ def test_markup_in_tokens_is_shown_as_text(running, tmp_path):
         assert page.evaluate("document.documentElement.scrollWidth") <= 1280
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_each_language_is_translated_completely(running, language):
-    with opened(
-        running, ch.trace_layer(*np.random.default_rng(2).standard_normal((5, 4, 4)), num_heads=2).to_html(language)
-    ) as page:
-        draw_all(page)
-        text = page.locator("main").inner_text()
-        assert ("查询" in text) == (language == "zh")
-        assert ("query" in text.lower()) == (language == "en")
-        page.locator("#language").click()
-        assert ("查询" in page.locator("main").inner_text()) == (language == "en")
-
-
 # the step bar
 
-STEPS = ["weights", "output"]
+
+@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
+@pytest.mark.parametrize("window", [(1280, 900), (390, 700)])
+@pytest.mark.parametrize("step", ["weights", "output"])
+def test_the_step_bar_leads_to_its_step_on_a_fresh_page(running, explained, step, window, motion):
+    with opened(running, explained, *window, reduced_motion=motion) as page:
+        page.locator(f".map a[data-step={step}]").evaluate("link => link.click()")
+        assert _lands(page, step)
+        assert page.evaluate("document.activeElement.id") == f"step-{step}-title"
+        assert page.evaluate("location.hash") == f"#step-{step}"
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "motion"),
-    [
-        pytest.param(1280, 900, "no-preference"),
-        pytest.param(1280, 900, "reduce", marks=pytest.mark.gate),
-        pytest.param(390, 700, "no-preference", marks=pytest.mark.gate),
-        pytest.param(390, 700, "reduce"),
-    ],
-)
-def test_the_step_bar_leads_to_its_step_on_a_fresh_page(running, explained, width, height, motion):
-    for step in STEPS:
-        with opened(running, explained, width, height, reduced_motion=motion) as page:
-            page.locator(f".map a[data-step={step}]").evaluate("link => link.click()")
-            assert _lands(page, step)
-            assert page.evaluate("document.activeElement.id") == f"step-{step}-title"
-            assert page.evaluate("location.hash") == f"#step-{step}"
-
-
-@pytest.mark.gate
 def test_a_link_to_a_step_works_also_in_a_frame(running, explained, tmp_path):
     with opened(running, explained, place="#step-output") as page:
         assert _lands(page, "output")
@@ -333,10 +298,8 @@ def _lands(page, step):
 
 
 def test_a_pinned_cell_stays_under_the_pointer_and_the_rest_is_not_drawn_again(running):
-    with opened(
-        running, ch.trace(*np.random.default_rng(2).standard_normal((3, 24, 6)), causal=True).to_html()
-    ) as page:
-        draw_all(page)
+    trace = ch.trace(*np.random.default_rng(2).standard_normal((3, 24, 6)), causal=True)
+    with drawn(running, trace.to_html()) as page:
         figure = page.locator("#step-weights .figure")
         figure.scroll_into_view_if_needed()
         page.evaluate("window.kept = [...document.querySelectorAll('.figure')]")
@@ -381,13 +344,8 @@ def test_the_keyboard_goes_from_queries_to_keys_and_values(running):
     with drawn(running, ch.trace_layer(x, w_q, w_k, w_v).to_html()) as page:
         page.locator("#step-qkv .figure").first.focus()
         written = page.locator("#step-qkv .written").first
-        for key, start in (
-            ("ArrowUp", "q2,0"),
-            ("ArrowLeft", "q2,0"),
-            *[("ArrowRight", "q2,")] * 3,
-            ("ArrowRight", "k2,0"),
-        ):
-            page.keyboard.press(key)
+        for key, start in (("Up", "q2,0"), ("Left", "q2,0"), *[("Right", "q2,")] * 3, ("Right", "k2,0")):
+            page.keyboard.press(f"Arrow{key}")
             assert written.text_content().startswith(start)
         for _ in range(4):
             page.keyboard.press("ArrowRight")
@@ -406,16 +364,13 @@ def test_with_a_sink_the_page_does_not_say_that_rows_sum_to_one(running):
 
 
 def test_a_custom_scale_is_not_called_the_square_root():
-    local, usual = (
-        next(step.words for step in ch.trace(Q, K, V, scale=scale).steps if step.name == "scaled")
-        for scale in (0.3, None)
-    )
+    steps = [{step.name: step for step in ch.trace(Q, K, V, scale=scale).steps} for scale in (0.3, None)]
+    local, usual = (each["scaled"].words for each in steps)
     assert "√" not in say("en", local) + say("zh", local)
     assert "√d_k" in say("en", usual)
 
 
-def test_given_tokens_name_rows_and_columns(running, tmp_path):
-    place = tmp_path / "page.html"
+def test_given_tokens_name_rows_and_columns(running):
     trace = ch.trace(*np.random.default_rng(2).standard_normal((3, 4, 2)), causal=True)
     tokens = ["</script><b>", " one", " two", "x" * 999]
     with drawn(running, trace.to_html(tokens=tokens)) as page:
@@ -423,12 +378,10 @@ def test_given_tokens_name_rows_and_columns(running, tmp_path):
         assert page.locator("main b b").count() == 0
     assert "&lt;/script" in trace.to_svg(tokens=tokens)
     cross = ch.trace(np.eye(2, 3), np.eye(4, 3), np.eye(4, 2))
-    cross.save(place, tokens=["a", "b"], source_tokens=list("wxyz"))
-    header = json.loads(scripts(place.read_text(encoding="utf-8"))["clearhead"])
+    header = json.loads(scripts(cross.to_html(tokens=["a", "b"], source_tokens=list("wxyz")))["clearhead"])
     assert (header["tokens"], header["sources"]) == (["a", "b"], ["w", "x", "y", "z"])
     later = ch.trace(np.eye(2, 3), np.eye(4, 3), np.eye(4, 2), causal=True, query_offset=2)
-    later.save(place, tokens=list("wxyz"))
-    header = json.loads(scripts(place.read_text(encoding="utf-8"))["clearhead"])
+    header = json.loads(scripts(later.to_html(tokens=list("wxyz")))["clearhead"])
     assert (header["tokens"], header["sources"]) == (["y", "z"], ["w", "x", "y", "z"])
     for passed, error, words in (
         ({"tokens": list("abc")}, ShapeError, "3 strings for 4 keys"),
@@ -469,13 +422,9 @@ def test_wrong_file_names_and_options_of_a_page_are_refused(seen, tmp_path):
 
 def test_the_page_shows_the_name_of_the_model_and_not_its_path(seen, tmp_path):
     (tmp_path / "my-gpt2").mkdir()
-    local = dataclasses.replace(
-        seen,
-        model=types.SimpleNamespace(
-            name=str(tmp_path / "my-gpt2"), config=seen.model.config, projections=seen.model.projections
-        ),
-    )
-    text = local.to_html()
+    inner = seen.model
+    model = types.SimpleNamespace(name=str(tmp_path / "my-gpt2"), config=inner.config, projections=inner.projections)
+    text = dataclasses.replace(seen, model=model).to_html()
     assert "model my-gpt2: " in text
     assert str(tmp_path) not in text
 

@@ -1,6 +1,8 @@
-"""Values in saved pages: where they come from, when they are left out, and the arithmetic that they complete."""
+"""What a page computes, against the reference, its modules run in node; and the values that its file may bring."""
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +11,88 @@ import pytest
 import clearhead as ch
 from browser import opened, until
 from clearhead.core.arrays import bfloat16
+from clearhead.digits import percent
 from clearhead.errors import DtypeError, RuleError, ShapeError
 from clearhead.view import long, page
 from seeds import fresh
 from test_page import scripts
-from test_page_numbers import in_node
 from test_rooms import results, settled, vector
 
-SCRIPT = Path(__file__).parents[1] / "page/check/dive.js"
-H, KV, D, DV = 4, 2, 6, 5
+CHECK = Path(__file__).parents[1] / "page/check"
+B, H, KV, N, M, D, DV = 2, 4, 2, 5, 7, 3, 6
+RNG = np.random.default_rng(11)
+ALLOWED = RNG.random((B, 1, N, M)) < 0.6
+ALLOWED[0, 0, 2] = False  # a query that sees nothing
+LABELS = RNG.integers(-1, 3, (B, N)), RNG.integers(-1, 4, (B, M))
+RULES = {
+    "none": {},
+    "scale": {"scale": 0.3},
+    "softcap": {"softcap": 1.5},
+    "causal": {"causal": True, "query_offset": 0},
+    "offsets": {"causal": True, "query_offset": np.array([2, -3])},
+    "window": {"window": (2, 1), "query_offset": 1},
+    "bias": {"bias": RNG.standard_normal((H, 1, M))},
+    "forbidding bias": {"bias": np.where(ALLOWED, 0.5, -np.inf)},
+    "alibi": {"alibi_slopes": np.array([0.5, 0.25, 0.125, 0.0])},
+    "mask": {"mask": ALLOWED},
+    "lengths": {"kv_lengths": np.array([4, 7]), "query_lengths": np.array([5, 0])},
+    "segments": {"query_segments": RNG.integers(0, 2, (B, N)), "kv_segments": RNG.integers(0, 2, (B, M))},
+    "a scale for each head": {"scale": np.array([0.3, -0.5, 0.0, 2.0])},
+    "spans": {"spans": (*LABELS, np.where(RNG.random((3, 4)) < 0.2, -np.inf, RNG.standard_normal((B, H, 3, 4))))},
+    "spans and a bias": {"spans": (LABELS[0][0], LABELS[1], RNG.standard_normal((3, 4))), "bias": RNG.random((N, M))},
+    "sinks": {"sinks": np.array([0.5, -np.inf, 2.0, 0.0])},
+    "all": {"scale": 0.7, "softcap": 3.0, "bias": RNG.standard_normal((N, M)), "window": (3, None), "causal": True}
+    | {"query_offset": 2, "mask": ALLOWED, "alibi_slopes": np.ones(H) * 0.1, "kv_lengths": np.array([6, 5])},
+}
+
+
+def in_node(script, *arguments):
+    """What one of the page's programs prints."""
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed")
+    done = subprocess.run(["node", script, *arguments], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def in_the_page(trace, tmp_path):
+    trace.save(tmp_path / "page.html")
+    heads = in_node(CHECK / "weights.js", tmp_path / "page.html")
+    return {name: np.array([[[float(x) for x in row] for row in head[name]] for head in heads]) for name in heads[0]}
+
+
+def flat(array):
+    return np.asarray(array, dtype=np.float64).reshape(-1, *np.shape(array)[-2:])
+
+
+CASES = [(rule, np.float32) for rule in RULES]
+CASES += [(rule, dtype) for rule in ("none", "all") for dtype in (np.float64, np.float16, bfloat16)]
+
+
+@pytest.mark.parametrize(("rule", "dtype"), CASES, ids=str)
+def test_the_page_computes_what_the_reference_computes(rule, dtype, tmp_path):
+    rng = np.random.default_rng(5)
+    shapes = (B, H, N, D), (B, KV, M, D), (B, KV, M, DV)
+    trace = ch.trace(*(rng.standard_normal(shape).astype(dtype) for shape in shapes), **RULES[rule])
+    page = in_the_page(trace, tmp_path)
+    for name in ("scores", "masked", "weights", "output"):
+        np.testing.assert_allclose(page[name], flat(getattr(trace, name)), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(page["tile"], flat(trace.weights), rtol=1e-6, atol=1e-30)  # float32, rounded once
+
+
+def test_a_tile_of_the_page_equals_the_matrix(tmp_path):
+    q, k, v = np.random.default_rng(6).standard_normal((3, 2, 33, 64)).astype(np.float32)
+    page = in_the_page(ch.trace(q, k, v, causal=True), tmp_path)
+    np.testing.assert_allclose(page["tile"], np.asarray(ch.AttentionMatrix(q, k, causal=True)[:]), rtol=2e-5, atol=1e-9)
+
+
+def test_the_page_prints_shares_as_the_terminal_does():
+    shares = [0.0, 1.0, 0.1, 0.001, 0.00001, *(10.0 ** -(14 * fresh().random(2000))).tolist()]
+    assert in_node(CHECK / "numbers.js", json.dumps({"percent": shares}))["percent"] == [
+        percent(share) for share in shares
+    ]
+
+
+# values
 
 
 def problem(rng, n, m, dtype=np.float32, lead=(2,)):
@@ -45,7 +120,7 @@ def test_a_saved_weights_arithmetic_ends_at_the_output_within_its_bound(dtype, s
     cells = [[int(rng.integers(H)), int(rng.integers(n)), int(rng.integers(m))] for _ in range(20)]
     truth = ch.trace(q, k, v, **rules)
     for (head, i, j), result in zip(
-        cells, in_node(SCRIPT, json.dumps({"page": str(place), "cells": cells})), strict=True
+        cells, in_node(CHECK / "dive.js", json.dumps({"page": str(place), "cells": cells})), strict=True
     ):
         if not rules["mask"][i].any():
             continue
@@ -61,7 +136,7 @@ def test_v_is_checked_before_a_file_is_written(tmp_path):
     q, k, v = problem(fresh(), 3, 4)
     matrix = ch.AttentionMatrix(q, k)
     for wrong, error, words in (
-        (v[:, :, :3], ShapeError, r"v has shape \(2, 2, 3, 5\): expected \(2, 2, 4, d\)"),
+        (v[:, :, :3], ShapeError, r"v has shape \(2, 2, 3, 6\): expected \(2, 2, 4, d\)"),
         (np.repeat(v, 2, 1), ShapeError, "v has shape"),
         (v.astype(np.int64), DtypeError, "v is int64"),
         ([1, 2], DtypeError, "v is a list"),
@@ -87,7 +162,7 @@ def test_a_watched_runs_page_has_the_values_that_were_kept(tmp_path):
         with pytest.raises(RuleError, match="v is for the page of an AttentionMatrix"):
             seen.save(tmp_path / "page.html", v=np.ones((1, H, 9, D)))
     cells = [[2, 8, 3]]
-    (result,) = in_node(SCRIPT, json.dumps({"page": str(tmp_path / "page.html"), "cells": cells}))
+    (result,) = in_node(CHECK / "dive.js", json.dumps({"page": str(tmp_path / "page.html"), "cells": cells}))
     kept = seen.layer(0)
     truth = ch.trace(*(x.double() for x in (kept.q, kept.k, kept.v)), causal=True)
     assert result["output"] == pytest.approx(np.asarray(truth.output)[0, 2, 8].tolist(), rel=1e-4, abs=1e-6)

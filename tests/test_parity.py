@@ -17,48 +17,24 @@ from clearhead.core.axes import Array
 from clearhead.core.problem import describe
 from clearhead.core.statistics import PER_QUERY, Wanted, listed
 from clearhead.engines.base import Upstream
-from clearhead.errors import EngineError
-from problems import Case, draw_layout, each_engine, on_every_engine
-from seeds import fresh
-from slack import Slack, assert_close, assert_top, dtype_of_statistics, rounding
+from problems import Case, draw_layout, each_engine, every_rule, on_every_engine, refused
+from seeds import fresh, normal
+from slack import Slack, assert_close, assert_columns, assert_rows, rounding
 
 HALVES = tuple(dtype for dtype in FLOATS if dtype.itemsize == 2)
 every_engine = each_engine()
 
 
-def refused(engine: str, case: Case) -> bool:
-    """Whether this engine refuses the problem; if so, the error must give every reason and the engine must not run."""
-    reasons = engines.get(engine).reasons_not(case.problem)
-    if reasons:
-        with pytest.raises(EngineError) as error:
-            case.attention(engine=engine)
-        assert all(reason in str(error.value) for reason in reasons)
-    return bool(reasons)
-
-
 @on_every_engine(top=st.integers(1, 9))
 def test_output_and_row_statistics(engine: str, case: Case, top: int):
-    if refused(engine, case):
-        return
     asked: Any = dict.fromkeys(listed(axes=PER_QUERY), True)
     seen = case.matrix(engine=engine).observe(case.v, top=top, **asked)
-    book, slack, restore = case.book, Slack(case, engine), case.restore
-    assert book.output is not None
-    expected = reference.per_query(case.problem, book)
-    assert {*expected} == {*asked}
-    for name, truth in expected.items():
-        assert_close(getattr(seen, name), restore(truth), restore(slack.row(name)), name)
-        assert getattr(seen, name).dtype == dtype_of_statistics(case.problem)
-    assert_close(seen.output, restore(book.output), restore(slack.output(case.q.dtype)), "output")
-    assert seen.output.dtype == case.q.dtype
+    assert_rows(case, seen, top, engine)
     assert (seen.received, seen.peak, seen.image, seen.groups) == (None, None, None, None)
-    assert_top(case, seen.top, top)
 
 
 @on_every_engine(height=st.integers(1, 70), width=st.integers(1, 70))
 def test_column_statistics(engine: str, case: Case, height: int, width: int):
-    if refused(engine, case):
-        return
     labels = case.labels()
     seen = case.matrix(engine=engine).observe(received=True, peak=True, image=(height, width), groups=labels)
     assert_columns(case, seen, slice(None), (height, width), labels)
@@ -67,8 +43,6 @@ def test_column_statistics(engine: str, case: Case, height: int, width: int):
 
 @on_every_engine(data=st.data())
 def test_statistics_of_some_queries_only(engine: str, case: Case, data: st.DataObject):
-    if refused(engine, case):
-        return
     queries = data.draw(st.slices(case.problem.queries))
     labels, matrix = case.labels(), case.matrix(engine=engine)
     if data.draw(st.booleans()):
@@ -100,33 +74,8 @@ def assert_same(engine: str, result: Array, expected: Array) -> None:
         np.testing.assert_array_equal(result, expected)
 
 
-def assert_columns(
-    case: Case, seen: ch.Observation, queries: slice, pixels: tuple[int, int], labels: tuple[Array, Array]
-) -> None:
-    slack, restore = Slack(case), case.restore
-    chosen = np.isin(np.arange(case.problem.queries), np.arange(case.problem.queries)[queries])[:, None]
-    book = replace(case.book, weights=case.book.weights * chosen)
-    allowed = replace(case.book, weights=slack.weights * chosen)
-    # so many additions round too, in an order that depends on the engine
-    adding = slack.eps * np.sqrt(sum(book.weights.shape[-2:]))
-    received = reference.received(book)
-    within = reference.received(allowed) + adding * received
-    assert_close(seen.received, restore(received), restore(within), "received")
-    assert_close(seen.peak, restore(reference.peak(book)), restore(reference.peak(allowed)), "peak")
-    sides = ((labels[0], case.problem.queries), (labels[1], case.problem.keys))
-    rows, cols = (np.broadcast_to(x, (*case.problem.prefix[:-1], n)).reshape(case.problem.batch, n) for x, n in sides)
-    truth = reference.groups(book, rows, cols)
-    within = reference.groups(allowed, rows, cols) + adding * truth
-    assert_close(seen.groups, restore(truth), restore(within), "groups")
-    some = case.book.weights[:, :, queries]
-    picture = reference.image(replace(book, weights=some), *pixels)
-    assert_close(seen.image, restore(picture), restore(slack.image(some, *pixels)), "image")
-
-
 @on_every_engine(data=st.data())
 def test_indexing_works_as_on_a_numpy_array(engine: str, case: Case, data: st.DataObject):
-    if refused(engine, case):
-        return
     matrix = case.matrix(engine=engine)
     assert matrix.shape == case.restore(case.book.weights).shape
     index = data.draw(basic_indices(matrix.shape))
@@ -152,21 +101,9 @@ def test_one_head_taken_backwards(engine: str):
 def test_rules_may_differ_for_each_batch_entry_and_head(engine: str):
     """Five axes, and every rule with a different value for each batch entry or head."""
     interpreted = engine == "triton"
-    rng, lead, heads, n, m = np.random.default_rng(0), (1, 2) if interpreted else (3, 3), 4, 5, 7
-    rules = {
-        "bias": rng.standard_normal((*lead, heads, n, m)),
-        "mask": rng.random((*lead, heads, n, m)) < 0.8,
-        "alibi_slopes": rng.random(heads),
-        "kv_lengths": rng.integers(1, m + 1, lead),
-        "query_lengths": rng.integers(1, n + 1, lead),
-        "query_segments": rng.integers(0, 2, (*lead, n)),
-        "kv_segments": rng.integers(0, 2, (*lead, m)),
-        "sinks": rng.standard_normal(heads),
-        "query_offset": rng.integers(0, 3, lead),
-        "causal": True,
-    }
-    q, k = rng.standard_normal((*lead, heads, n, 8)), rng.standard_normal((*lead, 2, m, 8))
-    case = Case(q, k, k, rules, 0)
+    lead = (1, 2) if interpreted else (3, 3)
+    q, k = normal(*lead, 4, 5, 8), normal(*lead, 2, 7, 8)
+    case = Case(q, k, k, every_rule(lead), 0)
     if refused(engine, case):
         return
     matrix = case.matrix(engine=engine)
@@ -200,8 +137,6 @@ def test_slices_beyond_the_ends_are_clipped_as_in_numpy(engine: str):
 
 @on_every_engine(data=st.data())
 def test_products_from_the_right(engine: str, case: Case, data: st.DataObject):
-    if refused(engine, case):
-        return
     right = draw_operand(data, case, case.problem.keys, (case.problem.heads, case.problem.kv_heads))
     spread, restore = spread_over_heads(case, right), case.restore
     truth = case.book.weights @ spread
@@ -214,14 +149,12 @@ def test_products_from_the_right(engine: str, case: Case, data: st.DataObject):
 
 @on_every_engine(data=st.data())
 def test_products_from_the_keys_side(engine: str, case: Case, data: st.DataObject):
-    if refused(engine, case):
-        return
     right = draw_operand(data, case, case.problem.queries, (case.problem.heads,))
     if data.draw(st.booleans()):
         right = right * (np.arange(case.problem.queries) == 1).reshape(-1, *(1,) * (right.ndim > 1)).astype(right.dtype)
     spread, restore, matrix = spread_over_heads(case, right), case.restore, case.matrix(engine=engine)
     truth = case.book.weights.swapaxes(-1, -2) @ spread
-    allowed = Slack(case).weights.swapaxes(-1, -2) @ np.abs(spread) + rounding(truth, dtype_of_statistics(case.problem))
+    allowed = Slack(case).weights.swapaxes(-1, -2) @ np.abs(spread) + rounding(truth, matrix.dtype)
     truth, allowed = (restore(x)[..., 0] if right.ndim == 1 else restore(x) for x in (truth, allowed))
     assert_close(matrix.T @ right, truth, allowed, "A.T @ g")
     ones = np.ones(case.problem.queries)
@@ -264,8 +197,6 @@ def test_the_tolerance_notices_weights_rounded_to_float16(engine: str):
 @np.errstate(over="ignore")  # derivatives may leave float16's range
 def test_float32_results_round_to_the_results_in_the_inputs_dtype(engine: str, case: Case):
     """For sums over ranks: rounded, it is the usual result or a neighbour of it, since it was rounded twice."""
-    if refused(engine, case):
-        return
     run, problem, (q, k, v) = engines.get(engine), case.problem, (case.given.q, case.given.k, case.given.v)
     asked = Wanted(output=True, logsumexp=True)
     usual, wide = (run.rows(problem, q, k, v, replace(asked, keep_float32=one)) for one in (False, True))

@@ -1,7 +1,7 @@
 """The table of score rules: everything that lists rules agrees with it, and refuses unknown rules by name."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 import clearhead as ch
+from calls import alone
 from clearhead import engines
-from clearhead.core import problem as problems
 from clearhead.core import reference, rules
 from clearhead.core.axes import Array
 from clearhead.core.problem import Problem, describe
@@ -26,6 +25,7 @@ from clearhead.engines.gpu import library
 from clearhead.errors import EngineError, RuleError
 from clearhead.ops import torch_arguments, torch_graph
 from clearhead.view import packing
+from problems import every_rule
 
 ATTENTION = Path(__file__).parents[1] / "page" / "src" / "attention.js"
 SHAPES = ("prefix", "batch", "heads", "kv_heads", "d_k", "dtype", "device", "library", "num_threads", "rows", "cols")
@@ -43,26 +43,6 @@ KNOWING = {  # everything that declares its supported rules, except PyTorch's ke
 def arrays() -> tuple[Array, Array, Array]:
     rng = np.random.default_rng(0)
     return rng.standard_normal((3, 4, 5, 6)), rng.standard_normal((3, 2, 7, 6)), rng.standard_normal((3, 2, 7, 6))
-
-
-def every_rule() -> Rules:
-    rng = np.random.default_rng(1)
-    return {
-        "scale": rng.random(4),
-        "softcap": 2.0,
-        "bias": rng.standard_normal((3, 4, 5, 7)),
-        "alibi_slopes": rng.random(4),
-        "spans": (rng.integers(-1, 6, (3, 5)), rng.integers(-1, 8, (3, 7)), rng.standard_normal((3, 4, 6, 8))),
-        "causal": True,
-        "window": (2, 1),
-        "mask": rng.random((3, 4, 5, 7)) < 0.8,
-        "kv_lengths": np.array([7, 6, 5]),
-        "query_lengths": np.array([5, 4, 3]),
-        "query_segments": rng.integers(0, 2, (3, 5)),
-        "kv_segments": rng.integers(0, 2, (3, 7)),
-        "sinks": rng.random(4),
-        "query_offset": np.array([1, 2, 3]),
-    }
 
 
 def test_the_table_the_keywords_and_the_problem_name_the_same_rules():
@@ -131,7 +111,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Problem:
     """The table has a new rule, and a problem uses it."""
     monkeypatch.setitem(RULES, "made_up", Rule(lambda _, value, *__: value, {"made_up": ("heads",)}))
     monkeypatch.setitem(FIELDS, "made_up", ("heads",))
-    monkeypatch.setattr(problems, "Problem", Wider)
+    monkeypatch.setattr("clearhead.core.problem.Problem", Wider)
     return describe(*arrays(), NEW).problem
 
 
@@ -156,21 +136,8 @@ def test_pytorchs_kernels_refuse_a_new_rule_by_name(made_up: Problem):
     )
 
 
-@pytest.fixture
-def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def tensors(*, grad: bool = False) -> list[torch.Tensor]:
     return [torch.tensor(x, requires_grad=grad) for x in arrays()]
-
-
-def on_ranks() -> None:
-    from clearhead import distributed
-
-    distributed.attention(*tensors(), **NEW)
 
 
 def watched() -> None:
@@ -181,7 +148,9 @@ def watched() -> None:
 
 REFUSING: dict[str, Callable[[], Any]] = {
     "PyTorch's graph has no rule `made_up`.": lambda: ch.attention(*tensors(grad=True), **NEW),
-    "clearhead.distributed has no rule `made_up`.": on_ranks,
+    "clearhead.distributed has no rule `made_up`.": lambda: alone(
+        lambda: ch.distributed.attention(*tensors(), **NEW), {}
+    ),
     "the page has no rule `made_up`.": lambda: packing.packed(describe(*arrays(), NEW).problem),
     "the reference has no rule `made_up`.": lambda: ch.trace(*arrays(), **NEW),
     "ch.diagnose has no rule `made_up`.": lambda: ch.diagnose(*arrays(), np.zeros((3, 4, 5, 6)), **NEW),
@@ -189,7 +158,7 @@ REFUSING: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.usefixtures("made_up", "group")
+@pytest.mark.usefixtures("made_up")
 @pytest.mark.parametrize("sentence", REFUSING)
 def test_everything_that_declares_rules_refuses_a_new_rule_by_name(sentence: str):
     with pytest.raises(RuleError, match=re.escape(sentence)):

@@ -1,4 +1,4 @@
-"""The rule `spans`: the same as a dense bias made by indexing, its table's derivative, and blocks that it forbids."""
+"""The rule `spans`: the bits of a dense bias made by indexing, sums of its derivative, and blocks that it forbids."""
 
 from contextlib import suppress
 from itertools import product
@@ -17,7 +17,6 @@ from clearhead.errors import ClearheadError, RuleError
 from seeds import fresh
 
 BATCH, HEADS, QUERIES, KEYS, ROWS, COLUMNS = 2, 4, 7, 9, 3, 5
-TABLES = [(), (HEADS,), (BATCH, HEADS), (1, HEADS), (BATCH, 1)]
 F64 = torch.float64
 
 
@@ -30,33 +29,6 @@ def drawn(lead: tuple[int, ...] = ()) -> tuple[list[Tensor], tuple[Tensor, Tenso
     table = rng.standard_normal((*lead, ROWS, COLUMNS))
     table[..., 0, 1] = -np.inf
     return arrays, (torch.from_numpy(ours), torch.from_numpy(theirs), torch.from_numpy(table))
-
-
-def dense(spans: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """The same rule as a bias (batch, heads, queries, keys), by PyTorch's indexing."""
-    ours, theirs, table = spans
-    padded = torch.nn.functional.pad(table, (0, 1, 0, 1)).expand(BATCH, HEADS, ROWS + 1, COLUMNS + 1)  # -1 is the last
-    return torch.stack([padded[b][:, ours[b]][:, :, theirs] for b in range(BATCH)])
-
-
-def by_pytorch(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    k, v = (x.repeat_interleave(2, 1) for x in (k, v))
-    return (q @ k.mT / q.shape[-1] ** 0.5 + bias).softmax(-1) @ v
-
-
-@pytest.mark.parametrize("lead", TABLES)
-def test_the_table_has_the_derivative_that_autograd_finds_through_a_dense_bias(lead: tuple[int, ...]):
-    arrays, (actual, theirs, table) = drawn(lead)
-    weight = torch.from_numpy(fresh().standard_normal((BATCH, HEADS, QUERIES, 6)))
-    result = []
-    for ours in (True, False):
-        leaves = [x.clone().requires_grad_() for x in (*arrays, table)]
-        spans = actual, theirs, leaves[3]
-        output = ch.attention(*leaves[:3], spans=spans) if ours else by_pytorch(*leaves[:3], dense(spans))
-        (output.nan_to_num() * weight).sum().backward()
-        result.append([output, *(x.grad for x in leaves)])
-    for mine_, theirs_ in zip(*result, strict=True):
-        torch.testing.assert_close(mine_, theirs_.nan_to_num(), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])

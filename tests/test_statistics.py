@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import clearhead as ch
+from calls import alone
 from clearhead import engines
 from clearhead.core import observations
 from clearhead.core.problem import describe
@@ -25,7 +27,9 @@ from clearhead.core.statistics import (
     listed,
 )
 from clearhead.engines import native, portable
+from clearhead.engines.gpu import library
 from clearhead.errors import DerivativeError, EngineError, SelectionError, UnknownNameError
+from clearhead.ops import backward
 from clearhead.ops.observable import Observable
 from clearhead.view.answers import answer
 from seeds import fresh
@@ -124,50 +128,21 @@ def test_the_native_binding_passes_statistics_by_name():
         native._native.gradients(1, rules, q, k, known, {"q": np.zeros_like(q), "k": np.zeros_like(k)})
 
 
-def test_pytorchs_kernels_refuse_a_new_statistic_by_name(want: Wanted):
-    pytest.importorskip("triton")
-    from clearhead.engines.gpu import library
-
+def test_everything_that_declares_statistics_refuses_a_new_one_by_name(want: Wanted):
     q, k, v = arrays()
-    (said, *_) = library.reasons_not(describe(q, k, v, {}).problem, q, k, v, want)
-    assert NAME in said
-
-
-def test_the_operator_refuses_a_new_statistic_by_name(want: Wanted):
-    torch = pytest.importorskip("torch")
-    q, k, _ = (torch.from_numpy(x).requires_grad_() for x in arrays())
-    matrix: Any = ch.AttentionMatrix(q, k)
+    problem, lse, asked = describe(q, k, None, {}).problem, np.zeros((2, 3, 70), np.float32), {NAME: True}
+    tensors = [torch.from_numpy(x) for x in (q, k)]
+    whole: Any = ch.AttentionMatrix(*(x.clone().requires_grad_() for x in tensors))
+    shards: Any = ch.distributed.ShardedAttentionMatrix
+    watching: Any = ch.watch
+    assert NAME in library.reasons_not(describe(q, k, v, {}).problem, q, k, v, want)[0]
     with pytest.raises(EngineError, match=f"does not compute {NAME}"):
-        matrix.observe(**{NAME: True})
-
-
-def test_the_backward_pass_refuses_a_new_statistic_by_name(want: Wanted):
-    from clearhead.ops import backward
-
-    q, k, _ = arrays()
-    problem = describe(q, k, None, {}).problem
-    lse = np.zeros((2, 3, 70), np.float32)
+        whole.observe(**asked)
     with pytest.raises(DerivativeError, match=NAME):
         backward.gradients(portable, problem, (q, k, None), {"logsumexp": lse}, {NAME: lse})
-
-
-def test_sharded_attention_refuses_a_new_statistic_by_name(want: Wanted):
-    torch = pytest.importorskip("torch")
-    dist = torch.distributed
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        q, k, _ = (torch.from_numpy(x) for x in arrays())
-        matrix: Any = ch.distributed.ShardedAttentionMatrix(q, k)
-        with pytest.raises(EngineError, match=f"{NAME} cannot be observed of shards"):
-            matrix.observe(**{NAME: True})
-    finally:
-        dist.destroy_process_group()
-
-
-def test_watching_and_the_page_refuse_a_new_statistic_by_name(want: Wanted):
-    pytest.importorskip("transformers")
-    watching: Any = ch.watch
-    with pytest.raises(UnknownNameError, match=f"unknown statistic `{NAME}`"), watching(None, **{NAME: True}):
+    with pytest.raises(EngineError, match=f"{NAME} cannot be observed of shards"):
+        alone(lambda: shards(*tensors).observe(**asked), {})
+    with pytest.raises(UnknownNameError, match=f"unknown statistic `{NAME}`"), watching(None, **asked):
         pass
     with pytest.raises(SelectionError, match=f"'{NAME}' cannot be asked for"):
         answer(NAME, {}, [])

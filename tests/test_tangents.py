@@ -88,16 +88,11 @@ def gradients(engine: str, along: Along) -> Named:
 
 
 @on_every_engine(ENGINES, limits=WIDE, **DRAWN)
-def test_tangents_of_every_result(engine: str, case: Case, moving: list[str], answers: list[str]):
+def test_tangents_of_every_result_and_gradient(engine: str, case: Case, moving: list[str], answers: list[str]):
     along = Along(case, tuple(moving), tuple(answers))
     result = results(engine, along)
     for name, truth in flat(along.first).items():
         close(result[name], truth, name)
-
-
-@on_every_engine(ENGINES, limits=WIDE, times=0.7, **DRAWN)
-def test_tangents_of_every_gradient(engine: str, case: Case, moving: list[str], answers: list[str]):
-    along = Along(case, tuple(moving), tuple(answers))
     result = gradients(engine, along)
     for name in result.keys() & along.second.keys():
         close(result[name], along.second[name], name)
@@ -114,17 +109,10 @@ def as_close_as_plain(result: Named, truth: Named, run: Callable[..., Named], dt
 
 
 @on_every_engine(ENGINES, limits=NARROW, times=0.15, **DRAWN)
-def test_rounded_tangents_of_every_result(engine: str, case: Case, moving: list[str], answers: list[str]):
-    along = Along(case, tuple(moving), tuple(answers))
+def test_rounded_tangents_of_every_result_and_gradient(engine: str, case: Case, moving: list[str], answers: list[str]):
+    along, usual = Along(case, tuple(moving), tuple(answers)), case.problem.dtype
     result = results(engine, along)
     for name in answers:
-        usual = statistics_dtype(case.problem.dtype)
-        assert result[f"{name}, along"].dtype == (case.problem.dtype if name == "output" else usual)
-    truth = flat(along.first)
-    as_close_as_plain(result, truth, lambda *place, **how: flat(along.forward(*place, **how)), case.problem.dtype)
-
-
-@on_every_engine(ENGINES, limits=NARROW, times=0.15, **DRAWN)
-def test_rounded_tangents_of_every_gradient(engine: str, case: Case, moving: list[str], answers: list[str]):
-    along = Along(case, tuple(moving), tuple(answers))
-    as_close_as_plain(gradients(engine, along), along.second, along.backward, case.problem.dtype)
+        assert result[f"{name}, along"].dtype == (usual if name == "output" else statistics_dtype(usual))
+    as_close_as_plain(result, flat(along.first), lambda *place, **how: flat(along.forward(*place, **how)), usual)
+    as_close_as_plain(gradients(engine, along), along.second, along.backward, usual)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead import engines
 from clearhead.core import room
 from clearhead.core.axes import Array
 from clearhead.errors import SizeError
+from error_texts import let_no_engine_run
 
 MILLION = 10**6
 
@@ -53,12 +53,7 @@ TOO_LARGE: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", TOO_LARGE)
 def test_requests_that_cannot_fit_are_refused_before_any_work(name: str, monkeypatch: pytest.MonkeyPatch):
-    def begin(*args: Any) -> Any:
-        raise AssertionError("work began")
-
-    for engine in engines.NAMES:
-        for work in ("rows", "columns", "weights", "transposed"):
-            monkeypatch.setattr(engines.get(engine), work, begin)
+    let_no_engine_run(monkeypatch)
     with pytest.raises(MemoryError) as error:
         TOO_LARGE[name]()
     assert isinstance(error.value, SizeError)

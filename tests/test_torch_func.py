@@ -121,26 +121,20 @@ class Own(Tensor):
     """A user's subclass of Tensor."""
 
 
-def jagged() -> Tensor:
-    return torch.nested.nested_tensor([normal(2, 4, 3), normal(2, 4, 3)], layout=torch.jagged)
+def nested(layout: torch.layout = torch.jagged) -> Tensor:
+    return torch.nested.nested_tensor([normal(2, 4, 3), normal(2, 4, 3)], layout=layout)
 
 
-def strided() -> Tensor:
-    return torch.nested.nested_tensor([normal(2, 4, 3), normal(2, 4, 3)], layout=torch.strided)
-
-
+LEAF = X.clone().requires_grad_()
 ODD: dict[str, tuple[Callable[[], Any], str]] = {
-    "a nested tensor": (lambda: ch.attention(jagged(), jagged(), jagged()), "q is a nested tensor"),
-    "an older nested tensor": (lambda: ch.attention(strided(), strided(), strided()), "q is a nested tensor"),
-    "nested in the drop-in": (lambda: sdpa(jagged(), jagged(), jagged()), "query is a nested tensor"),
-    "nested keys": (lambda: ch.attention(X, jagged(), X), "k is a nested tensor"),
+    "a nested tensor": (lambda: ch.attention(*(nested() for _ in "qkv")), "q is a nested tensor"),
+    "an older nested tensor": (lambda: ch.attention(*(nested(torch.strided) for _ in "qkv")), "q is a nested tensor"),
+    "nested in the drop-in": (lambda: sdpa(*(nested() for _ in "qkv")), "query is a nested tensor"),
+    "nested keys": (lambda: ch.attention(X, nested(), X), "k is a nested tensor"),
     "a list of values": (lambda: sdpa(X, X, [[1.0]]), "value is a list: expected a PyTorch tensor"),  # type: ignore[arg-type]
     "torch.jit.trace": (lambda: traced(lambda x: ch.attention(x, x, x)), "torch.jit.trace would record"),
     "torch.jit.trace of the drop-in": (lambda: traced(lambda x: sdpa(x, x, x)), "torch.jit.trace would record"),
-    "torch.jit.trace with a graph": (
-        lambda: traced(lambda x: ch.attention(x, x, x), X.clone().requires_grad_()),
-        "torch.jit.trace would record",
-    ),
+    "a trace with a graph": (lambda: traced(lambda x: ch.attention(x, x, x), LEAF), "torch.jit.trace would record"),
     "a trace under vmap": (lambda: vmap(lambda x: ch.trace(x, x, x).output)(X), "q is inside torch.func"),
     "a masked tensor": (
         lambda: ch.attention(*(masked() for _ in "qkv")),

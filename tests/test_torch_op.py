@@ -1,4 +1,4 @@
-"""Attention inside PyTorch: autograd, the operator checks, torch.compile, torch.export, autocast, devices."""
+"""Attention inside PyTorch: autograd, the operator checks, torch.compile, torch.export, autocast, devices, refusals."""
 
 from typing import Any
 
@@ -10,7 +10,9 @@ from torch.nn import functional as F
 
 import clearhead as ch
 from clearhead import engines
+from clearhead.errors import ClearheadError, DtypeError, RuleError, SelectionError
 from clearhead.ops.torch_arguments import Given, Options
+from clearhead.ops.torch_operators import PRODUCT
 
 F64 = torch.float64
 
@@ -138,19 +140,19 @@ def test_the_operator_passes_opcheck(asked: Options):
     torch.library.opcheck(torch.ops.clearhead.observe.default, (*qkv(dtype, grad=grad), *inputs, *asked))
 
 
-def test_the_other_operators_pass_opcheck():
+def test_the_operators_of_products_and_gradients_pass_opcheck():
     q, k, v = qkv()
     inputs = Given(bias=normal(6, grad=True))
-    torch.library.opcheck(torch.ops.clearhead.transposed.default, (q, k, normal(2, 4, 5, 2, grad=True), *inputs))
+    call = (q, k, normal(2, 4, 5, 2, grad=True), *inputs, *PRODUCT)
+    torch.library.opcheck(torch.ops.clearhead.observe.default, call)
     q, k, v, bias = (x.detach() for x in (q, k, v, normal(6)))
     inputs, output = Given(bias=bias), ch.AttentionMatrix(q, k, bias=bias).observe(v, logsumexp=True)
     rest = [output.logsumexp, output.output], "output", [torch.ones_like(output.output)], True, False
     call = (q, k, v, *inputs, *Options("logsumexp output"), *rest)
     torch.library.opcheck(torch.ops.clearhead.observe_backward.default, call)
-    rest = output.logsumexp, torch.ones(2, 4, 6, 2, dtype=F64)
-    torch.library.opcheck(
-        torch.ops.clearhead.transposed_backward.default, (q, k, normal(2, 4, 5, 2), *inputs, *rest, True, False)
-    )
+    rest = [output.logsumexp], "product", [torch.ones(2, 4, 6, 2, dtype=F64)], True, False
+    call = (q, k, normal(2, 4, 5, 2), *inputs, *Options("logsumexp"), *rest)
+    torch.library.opcheck(torch.ops.clearhead.observe_backward.default, call)
 
 
 def everything(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, ...]:
@@ -249,3 +251,35 @@ def test_inputs_are_read_in_place(monkeypatch: pytest.MonkeyPatch):
             seen.clear()
             ch.attention(q, k, v)
             assert seen == [x.data_ptr() for x in (q, k, v)]
+
+
+def refusals() -> list[Any]:
+    q, k, v = qkv()
+    meta, slopes, matrix = k.to("meta"), normal(4, grad=True), ch.AttentionMatrix(*qkv()[:2])
+    return [
+        pytest.param(lambda: ch.attention(q, meta, v), DtypeError, "k is on device meta but q is on device cpu"),
+        pytest.param(lambda: matrix @ v.to("meta"), DtypeError, "v is on device meta but q is on device cpu"),
+        pytest.param(lambda: matrix.T @ q.to("meta"), DtypeError, "g is on device meta but q is on device cpu"),
+        pytest.param(lambda: ch.attention(q, k, v, sinks=slopes.to("meta")), DtypeError, "sinks is on device meta"),
+        pytest.param(lambda: ch.attention(q, k.float(), v), DtypeError, "k is float32 but q is float64"),
+        pytest.param(lambda: ch.attention(q, k, v.float()), DtypeError, "v is torch.float32 but q is torch.float64"),
+        pytest.param(lambda: ch.attention(q, k, v, scale=normal(grad=True)), RuleError, "scale requires grad"),
+        pytest.param(lambda: ch.attention(q, k, v, scale="a"), RuleError, "scale is 'a': expected a number"),
+        pytest.param(lambda: ch.attention(q, k, v, causal=1), RuleError, "causal is 1: expected True or False"),
+        pytest.param(lambda: ch.attention(q, k, v, window=3), RuleError, "window is 3: expected"),
+        pytest.param(lambda: ch.attention(q, k, "v"), DtypeError, "v is a str: expected"),
+        pytest.param(lambda: ch.attention(q, k, v, alibi_slopes=slopes).sum().backward(), RuleError, "alibi_slopes"),
+        pytest.param(lambda: matrix.observe(entropy=1), RuleError, "entropy is 1: expected True or False"),
+        pytest.param(lambda: matrix.observe(top=0), RuleError, "top is 0: expected a whole number from 1 up"),
+        pytest.param(lambda: matrix.observe(image=3), RuleError, "image is 3: expected"),
+        pytest.param(lambda: matrix.observe(groups=3), RuleError, "groups is int: expected"),
+        pytest.param(lambda: matrix.observe(queries=3), SelectionError, "queries is 3: expected a slice"),
+        pytest.param(lambda: matrix[0], RuleError, "weights read by index have no derivative"),
+        pytest.param(lambda: np.asarray(matrix.T[0]), RuleError, "weights read by index have no derivative"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "words"), refusals())
+def test_calls_with_a_graph_are_refused_with_the_same_texts(call: Any, error: type[ClearheadError], words: str):
+    with pytest.raises(error, match=f"^({words})"):
+        call()

@@ -1,7 +1,8 @@
-"""The drop-in function against PyTorch's: its sample inputs, random inputs, dropout, errors."""
+"""The drop-in function against PyTorch's: its sample inputs, also under torch.func, random inputs, dropout, errors."""
 
 import inspect
 import re
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 from clearhead.errors import ClearheadError
 from clearhead.torch import scaled_dot_product_attention as ours
-from problems import examples
+from composed import COMPOSED, by_math
+from problems import examples, in_the_gate
 
 theirs = F.scaled_dot_product_attention
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
@@ -66,6 +68,38 @@ def samples(dtype: torch.dtype) -> list[Any]:
     return list(op.sample_inputs("cpu", dtype, requires_grad=False))
 
 
+def smaller(x: Tensor) -> Tensor:
+    """Two of each of its leading axes, and of width 2: a hessian has the square of all inputs' numbers."""
+    return x.detach()[(*(slice(2) for _ in x.shape[:-2]), slice(None), slice(2))].contiguous()
+
+
+def small_samples() -> list[tuple[tuple[Tensor, ...], dict[str, Any]]]:
+    """Each kind of sample without dropout, which draws other weights; a mask is one more tensor, behind the value."""
+    result = {}
+    for sample in samples(torch.float64):
+        options = dict(sample.kwargs)
+        if not options.pop("dropout_p"):
+            mask = options.pop("attn_mask", None)
+            tensors = [smaller(x) for x in (sample.input, *sample.args)] + ([] if mask is None else [mask.detach()])
+            result[tuple(x.shape for x in tensors), options["is_causal"]] = tuple(tensors), options
+    return list(result.values())
+
+
+SMALL = small_samples()
+QUICK = {(0, name) for name in COMPOSED} | {(len(SMALL) - 1, "vmap of jvp of vjp"), (len(SMALL) - 1, "hessian")}
+EACH = list(product(range(len(SMALL)), COMPOSED))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch imports what it deprecates
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's function in its own transforms
+@pytest.mark.parametrize("each", in_the_gate(EACH, *(one for one in EACH if one not in QUICK)), ids=str)
+def test_composed_transforms_equal_those_of_pytorchs_math_path(each: tuple[int, str]):
+    (tensors, options), name = SMALL[each[0]], each[1]
+    result = COMPOSED[name](lambda *x: ours(*x, **options), tensors)
+    truth = COMPOSED[name](lambda *x: by_math(*x, **options), tensors)
+    torch.testing.assert_close(result, truth, rtol=1e-8, atol=1e-9)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_pytorchs_own_samples(dtype: torch.dtype):
     seen = 0
@@ -74,10 +108,8 @@ def test_pytorchs_own_samples(dtype: torch.dtype):
         mask = options.pop("attn_mask", None)
         assert len(sample.args) == 2
         if options.get("dropout_p"):  # dropout zeroes different weights
-            assert (
-                ours(sample.input, *sample.args, mask, **options).shape
-                == theirs(sample.input, *sample.args, mask, **options).shape
-            )
+            shapes = [function(sample.input, *sample.args, mask, **options).shape for function in (ours, theirs)]
+            assert shapes[0] == shapes[1]
             continue
         check(sample.input, *sample.args, mask, **options)
         seen += 1
@@ -107,16 +139,9 @@ def test_random_inputs_agree_with_pytorch(data: st.DataObject):
     key, value = normal(*kv, keys, d_k), normal(*kv, keys, d_v)
     full = [*prefix, length, keys]
     local = shared(full)[draw(st.integers(0, len(prefix))) :]
-    mask = draw(
-        st.sampled_from(
-            (
-                None,
-                normal(*local),
-                normal(*local).float() if dtype != torch.float64 else normal(*local),
-                torch.rand(local, generator=generator) < 0.6,
-            )
-        )
-    )
+    wider = normal(*local).to(torch.promote_types(dtype, torch.float32))
+    masks = None, normal(*local), wider, torch.rand(local, generator=generator) < 0.6
+    mask = draw(st.sampled_from(masks))
     options: dict[str, Any] = {"enable_gqa": gqa, "scale": draw(st.sampled_from((None, 0.3, -1.0)))}
     if mask is None and draw(st.booleans()):
         options["is_causal"] = True
@@ -134,13 +159,13 @@ def test_causal_from_either_corner(length: int, keys: int):
     assert torch.equal(ours(query, key, key, is_causal=True), ours(query, key, key, above))
 
 
-@pytest.mark.parametrize(("length", "keys", "d_k", "d_v"), [(0, 3, 4, 4), (3, 0, 4, 2), (0, 0, 4, 4), (3, 3, 4, 0)])
-def test_axes_of_length_zero(length: int, keys: int, d_k: int, d_v: int):
-    check(torch.randn(2, length, d_k), torch.randn(2, keys, d_k), torch.randn(2, keys, d_v))
-
-
-def test_keys_and_values_may_have_different_numbers_of_heads():
-    check(torch.randn(2, 6, 3, 4), torch.randn(2, 3, 5, 4), torch.randn(2, 2, 5, 4), enable_gqa=True)
+@pytest.mark.parametrize(
+    ("query", "key", "value"),
+    [((2, 0, 4), (2, 3, 4), (2, 3, 4)), ((2, 3, 4), (2, 0, 4), (2, 0, 2)), ((2, 0, 4), (2, 0, 4), (2, 0, 4)),
+     ((2, 3, 4), (2, 3, 4), (2, 3, 0)), ((2, 6, 3, 4), (2, 3, 5, 4), (2, 2, 5, 4))],
+)  # fmt: skip
+def test_axes_of_length_zero_and_other_numbers_of_heads_for_keys_and_values(query: Any, key: Any, value: Any):
+    check(*(torch.randn(shape) for shape in (query, key, value)), enable_gqa=len(query) == 4)
 
 
 def test_an_empty_row_gives_zero():
@@ -207,89 +232,77 @@ class TestDropout:
 
 
 X = torch.randn(1, 2, 3, 4)
-REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
-    "mask of whole numbers": ((X, X, X, torch.zeros(3, 3, dtype=torch.int32)), {}, "attn_mask is torch.int32"),
-    "wider mask": ((X, X, X, torch.zeros(3, 3).double()), {}, "attn_mask is torch.float64"),
-    "narrower mask": ((X, X, X, torch.zeros(3, 3).half()), {}, "attn_mask is torch.float16"),
-    "mask of one axis": ((X, X, X, torch.zeros(3)), {}, r"attn_mask has shape \(3,\)"),
-    "mask of more batches": ((X, X, X, torch.zeros(2, 1, 3, 3)), {}, r"attn_mask has shape \(2, 1, 3, 3\)"),
-    "mask of more axes": ((X, X, X, torch.zeros(1, 1, 1, 3, 3)), {}, r"attn_mask has shape \(1, 1, 1, 3, 3\)"),
-    "more than certain": ((X, X, X), {"dropout_p": 1.5}, "dropout_p is 1.5"),
-    "less than impossible": ((X, X, X), {"dropout_p": -0.5}, "dropout_p is -0.5"),
-    "no probability": ((X, X, X), {"dropout_p": "a"}, "dropout_p is 'a': expected a probability"),
-    "no dropout at all": ((X, X, X), {"dropout_p": None}, "dropout_p is None: expected a probability"),
-    "not a number for dropout": ((X, X, X), {"dropout_p": float("nan")}, "dropout_p is nan: expected a probability"),
-    "no flag": ((X, X, X), {"is_causal": "a"}, "is_causal is 'a': expected True or False"),
-    "no flag for groups": ((X, X, X), {"enable_gqa": "a"}, "enable_gqa is 'a': expected True or False"),
-    "nothing for a flag": ((X, X, X), {"is_causal": None}, "is_causal is None: expected True or False"),
-    "no number for scale": ((X, X, X), {"scale": "a"}, "scale is 'a': expected a number"),
-    "causal twice": (
-        (X, X, X, causal_upper_left(3, 3)),
-        {"is_causal": True},
-        "attn_mask is a causal bias and is_causal is True",
-    ),
-    "lists": (([[1.0]], [[1.0]], [[1.0]]), {}, "query is a list: expected a PyTorch tensor"),
-    "a list for a mask": ((X, X, X, [[True]]), {}, "attn_mask is a list: expected a PyTorch tensor"),
-    "other heads": ((X, X[:, :1].expand(1, 3, 3, 4), X), {}, "the leading axes of query"),
+# fmt: off
+REFUSED: dict[str, tuple[Any, str, type[Exception], str]] = {  # beside PyTorch's error, which has the same reason
+    "mask of whole numbers": (lambda f, x: f(x, X, X, torch.zeros(3, 3).int()), "attn_mask is torch.int32",
+                              RuntimeError, "attn_mask dtype to be bool or float"),
+    "wider mask": (lambda f, x: f(x, X, X, torch.zeros(3, 3).double()), "attn_mask is torch.float64",
+                   RuntimeError, "attn_mask dtype to be bool or float"),
+    "narrower mask": (lambda f, x: f(x, X, X, torch.zeros(3, 3).half()), "attn_mask is torch.float16",
+                      RuntimeError, "attn_mask dtype to be bool or float"),
+    "mask of one axis": (lambda f, x: f(x, X, X, torch.zeros(3)), r"attn_mask has shape \(3,\)",
+                         IndexError, r"Dimension out of range .* got -2"),
+    "mask of more batches": (lambda f, x: f(x, X, X, torch.zeros(2, 1, 3, 3)), r"attn_mask has shape \(2, 1, 3, 3\)",
+                             RuntimeError, r"broadcast shape \[2, 2, 3, 3\]"),
+    "mask of more axes": (lambda f, x: f(x, X, X, torch.zeros(1, 1, 1, 3, 3)), r"attn_mask has shape \(1, 1, 1, 3, 3\)",
+                          RuntimeError, r"broadcast shape \[1, 1, 2, 3, 3\]"),
+    "more than certain": (lambda f, x: f(x, X, X, dropout_p=1.5), "dropout_p is 1.5",
+                          RuntimeError, "dropout probability has to be between 0 and 1, but got 1.5"),
+    "less than impossible": (lambda f, x: f(x, X, X, dropout_p=-0.5), "dropout_p is -0.5",
+                             RuntimeError, "do not support dropout > 0"),
+    "not a number for dropout": (lambda f, x: f(x, X, X, dropout_p=float("nan")), "dropout_p is nan: expected a probab",
+                                 RuntimeError, "do not support dropout > 0"),
+    "causal twice": (lambda f, x: f(x, X, X, causal_upper_left(3, 3), is_causal=True), "attn_mask is a causal bias and",
+                     ValueError, "CausalBias should not be used with causal=True"),
+    "lists": (lambda f, x: f([[1.0]], [[1.0]], [[1.0]]), "query is a list: expected a PyTorch tensor",
+              TypeError, "'query' .* must be Tensor, not list"),
+    "a list for a mask": (lambda f, x: f(x, X, X, [[True]]), "attn_mask is a list: expected a PyTorch tensor",
+                          TypeError, "'attn_mask' .* must be Tensor, not list"),
+    "other heads": (lambda f, x: f(x, X[:, :1].expand(1, 3, 3, 4), X), "the leading axes of query",
+                    RuntimeError, r"size of tensor a \(2\) must match the size of tensor b \(3\)"),
     "groups that do not divide": (
-        (X.expand(2, 2, 3, 4).reshape(1, 4, 3, 4), torch.randn(1, 3, 3, 4), torch.randn(1, 3, 3, 4)),
-        {"enable_gqa": True},
-        "k has 3 heads but q has 4",
-    ),
-    "groups without heads": ((X[0, 0], X[0, 0], X[0, 0]), {"enable_gqa": True}, "query has shape"),
-    "a vector": ((X[0, 0, 0], X[0, 0], X[0, 0]), {}, "query has shape"),
-    "mixed keys": ((X, X.double(), X), {}, "key is torch.float64 but query is torch.float32"),
-    "mixed values": ((X, X, X.double()), {}, "value is torch.float64 but query is torch.float32"),
-    "whole numbers": ((X.int(), X.int(), X.int()), {}, "q is int32"),
-    "complex numbers": ((X.cfloat(), X.cfloat(), X.cfloat()), {}, "q is complex64"),
-    "other widths": ((X, torch.randn(1, 2, 3, 5), X), {}, "q has d_k 4 but k has d_k 5"),
-    "another device": ((X, X.to("meta"), X), {}, "k is on device meta"),
+        lambda f, x: f(x.repeat(1, 2, 1, 1), *(torch.randn(1, 3, 3, 4) for _ in "kv"), enable_gqa=True),
+        "k has 3 heads but q has 4", RuntimeError, "heads in key and value must divide the number of heads"),
+    "groups without heads": (lambda f, x: f(x[0, 0], X[0, 0], X[0, 0], enable_gqa=True), "query has shape",
+                             IndexError, r"Dimension out of range .* got -3"),
+    "a vector": (lambda f, x: f(x[0, 0, 0], X[0, 0], X[0, 0]), "query has shape",
+                 RuntimeError, "at least 2 dimensional, but got query.dim: 1"),
+    "mixed keys": (lambda f, x: f(x, X.double(), X), "key is torch.float64 but query is torch.float32",
+                   RuntimeError, "same dtype, but got query.dtype: float key.dtype: double"),
+    "mixed values": (lambda f, x: f(x, X, X.double()), "value is torch.float64 but query is torch.float32",
+                     RuntimeError, "same dtype, but got .* value.dtype: double"),
+    "whole numbers": (lambda f, x: f(X.int(), X.int(), X.int()), "q is int32",
+                      RuntimeError, "expected scalar type Float but found Int"),
+    "complex numbers": (lambda f, x: f(X.cfloat(), X.cfloat(), X.cfloat()), "q is complex64",
+                        NotImplementedError, "not implemented for 'ComplexFloat'"),
+    "other widths": (lambda f, x: f(x, torch.randn(1, 2, 3, 5), X), "q has d_k 4 but k has d_k 5",
+                     RuntimeError, "size for first two dimensions of batch2"),
+    "another device": (lambda f, x: f(x, X.to("meta"), X), "k is on device meta",
+                       RuntimeError, "same device type, but got query.device: cpu key.device: meta"),
+    **{
+        f"{option} is {value!r}": (lambda f, x, option=option, value=value: f(x, X, X, **{option: value}),
+                                   f"{option} is {value!r}: expected {wanted}",
+                                   TypeError, f"'{option}' must be {kind}, not {type(value).__name__}")
+        for option, value, wanted, kind in (
+            ("dropout_p", "a", "a probability", "float"), ("dropout_p", None, "a probability", "float"),
+            ("is_causal", "a", "True or False", "bool"), ("is_causal", None, "True or False", "bool"),
+            ("enable_gqa", "a", "True or False", "bool"), ("scale", "a", "a number", "float"),
+        )
+    },
 }
-
-THEIRS: dict[str, tuple[type[Exception], str]] = {  # PyTorch's error, to show that it has the same reason
-    "mask of whole numbers": (RuntimeError, "attn_mask dtype to be bool or float"),
-    "wider mask": (RuntimeError, "attn_mask dtype to be bool or float"),
-    "narrower mask": (RuntimeError, "attn_mask dtype to be bool or float"),
-    "mask of one axis": (IndexError, r"Dimension out of range .* got -2"),
-    "mask of more batches": (RuntimeError, r"broadcast shape \[2, 2, 3, 3\]"),
-    "mask of more axes": (RuntimeError, r"broadcast shape \[1, 1, 2, 3, 3\]"),
-    "more than certain": (RuntimeError, "dropout probability has to be between 0 and 1, but got 1.5"),
-    "less than impossible": (RuntimeError, "do not support dropout > 0"),
-    "no probability": (TypeError, "'dropout_p' must be float, not str"),
-    "no dropout at all": (TypeError, "'dropout_p' must be float, not NoneType"),
-    "not a number for dropout": (RuntimeError, "do not support dropout > 0"),
-    "no flag": (TypeError, "'is_causal' must be bool, not str"),
-    "no flag for groups": (TypeError, "'enable_gqa' must be bool, not str"),
-    "nothing for a flag": (TypeError, "'is_causal' must be bool, not NoneType"),
-    "no number for scale": (TypeError, "'scale' must be float, not str"),
-    "causal twice": (ValueError, "CausalBias should not be used with causal=True"),
-    "lists": (TypeError, "'query' .* must be Tensor, not list"),
-    "a list for a mask": (TypeError, "'attn_mask' .* must be Tensor, not list"),
-    "other heads": (RuntimeError, r"size of tensor a \(2\) must match the size of tensor b \(3\)"),
-    "groups that do not divide": (RuntimeError, "heads in key and value must divide the number of heads"),
-    "groups without heads": (IndexError, r"Dimension out of range .* got -3"),
-    "a vector": (RuntimeError, "at least 2 dimensional, but got query.dim: 1"),
-    "mixed keys": (RuntimeError, "same dtype, but got query.dtype: float key.dtype: double"),
-    "mixed values": (RuntimeError, "same dtype, but got .* value.dtype: double"),
-    "whole numbers": (RuntimeError, "expected scalar type Float but found Int"),
-    "complex numbers": (NotImplementedError, "not implemented for 'ComplexFloat'"),
-    "other widths": (RuntimeError, "size for first two dimensions of batch2"),
-    "another device": (RuntimeError, "same device type, but got query.device: cpu key.device: meta"),
-}
+# fmt: on
 
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_pytorch_refuses_is_refused(name: str, *, grad: bool):
-    inputs, options, words = REFUSED[name]
-    if grad and isinstance(inputs[0], Tensor) and inputs[0].is_floating_point():
-        inputs = (inputs[0].clone().requires_grad_(), *inputs[1:])
-    kind, reason = THEIRS[name]
+    call, words, kind, reason = REFUSED[name]
+    x = X.clone().requires_grad_(grad)
     with pytest.raises(kind, match=reason) as refused:
-        theirs(*inputs, **options)
+        call(theirs, x)
     assert refused.type is kind
     with pytest.raises(ClearheadError, match=f"^{words}"):
-        ours(*inputs, **options)
+        call(ours, x)
 
 
 @pytest.mark.parametrize("kind", ["bool", "float", "float that learns"])

@@ -1,6 +1,7 @@
 """Forward mode and second derivatives on every path, against PyTorch through the plain formulas."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -8,11 +9,14 @@ import torch
 import torch.autograd.forward_ad as forward_mode
 from torch import Tensor
 from torch.autograd import functional as F
+from torch.utils._pytree import tree_leaves
 
 import clearhead as ch
 import clearhead.nn
 import clearhead.torch
 from clearhead.errors import DerivativeError, RuleError
+from composed import COMPOSED
+from problems import in_the_gate
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch imports what it deprecates
 X = torch.randn(1, 2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -48,6 +52,8 @@ def observed(name: str, asked: Any = True) -> Path:
 
 PATHS: dict[str, tuple[Path, Path]] = {  # ours, and the plain formula
     "attention": (lambda x: ch.attention(x, x, x, causal=True), lambda x: weights(x, x, causal=True) @ x),
+    "queries alone": (lambda x: ch.attention(x, X, X), lambda x: weights(x, X) @ X),
+    "keys alone": (lambda x: ch.attention(X, x, X), lambda x: weights(X, x) @ X),
     "a bias alone": (lambda x: ch.attention(X, X, X, bias=x), lambda x: weights(X, X, x) @ X),
     "sinks alone": (
         lambda x: ch.attention(X, X, X, sinks=x[0, :, 0, 0]),
@@ -101,22 +107,17 @@ def backward_of_dual(f: Path) -> Tensor:
         return torch.autograd.grad(primal.square().sum() + tangent.square().sum(), x)[0]
 
 
+BY_FUNC = ("grad of grad", "hessian", "jvp", "jvp of vjp", "vjp of jvp", "jacfwd")  # as torch.func composes them
 WAYS: dict[str, Callable[[Path], Any]] = {
-    "hessian": lambda f: F.hessian(lambda x: f(x).square().sum(), X),
-    "hessian, vectorized": lambda f: F.hessian(lambda x: f(x).square().sum(), X, vectorize=True),
+    "autograd.hessian": lambda f: F.hessian(lambda x: f(x).square().sum(), X),
+    "autograd.hessian, vectorized": lambda f: F.hessian(lambda x: f(x).square().sum(), X, vectorize=True),
     "hvp of what is linear": lambda f: F.hvp(lambda x: f(x).sum(), X, X + 1)[1],
     "vhp": lambda f: F.vhp(lambda x: f(x).square().sum(), X, X + 1)[1],
     "jvp by two derivatives": lambda f: F.jvp(f, X, X + 1)[1],
     "gradient penalty": penalty,
     "a step of MAML": maml,
-    "torch.func.grad twice": lambda f: torch.func.grad(
-        lambda x: torch.func.grad(lambda y: f(y).square().sum())(x).square().sum()
-    )(X),
-    "torch.func.hessian": lambda f: torch.func.hessian(lambda x: f(x).square().sum())(X),
-    "torch.func.jvp": lambda f: torch.func.jvp(f, (X,), (X + 1,))[1],
-    "jacfwd": lambda f: torch.func.jacfwd(f)(X),
+    **{name: lambda f, name=name: COMPOSED[name](f, [X]) for name in BY_FUNC},
     "jacfwd of vmap": lambda f: torch.func.jacfwd(torch.func.vmap(f))(X[None]),
-    "jvp of grad": lambda f: torch.func.jvp(torch.func.grad(lambda x: f(x).square().sum()), (X,), (X + 1,))[1],
     "grad of jvp": lambda f: torch.func.grad(
         lambda x: torch.func.jvp(f, (x,), (X + 1,))[1].square().sum() + f(x).square().sum()
     )(X),
@@ -128,33 +129,25 @@ WAYS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-QUICK = ("a step of MAML", "torch.func.hessian", "vmap of grad of jvp")
+QUICK = ("a step of MAML", "hessian", "vmap of grad of jvp")
+EACH = list(product(PATHS, WAYS))  # most of them are slow together
+SLOW = [(path, way) for path, way in EACH if path != "attention" and way not in QUICK]
 
 
-def each() -> list[Any]:
-    """Every path in every way; most of them are slow together."""
-    return [
-        pytest.param(path, way, marks=[] if path == "attention" or way in QUICK else pytest.mark.gate)
-        for path in PATHS
-        for way in WAYS
-    ]
-
-
-@pytest.mark.parametrize(("name", "way_name"), each())
-def test_every_derivative_of_every_path(name: str, way_name: str):
-    (ours, plain), way = PATHS[name], WAYS[way_name]
+@pytest.mark.parametrize("each", in_the_gate(EACH, *SLOW), ids=str)
+def test_every_derivative_of_every_path(each: tuple[str, str]):
+    (ours, plain), way = PATHS[each[0]], WAYS[each[1]]
     truth = WAYS["grad of jvp"] if way is backward_of_dual else way  # PyTorch's own softmax fails in it
     torch.testing.assert_close(way(ours), truth(plain), rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_layer_has_every_derivative(way: str):
-    assert torch.isfinite(torch.as_tensor(WAYS[way](lambda x: LAYER(x[0])))).all()
-
-
-@pytest.mark.parametrize("way", ["gradient penalty", "a step of MAML", "torch.func.grad twice", "forward_ad"])
-def test_a_layer_with_dropout_has_every_derivative(way: str):
-    assert torch.isfinite(torch.as_tensor(WAYS[way](lambda x: DROPPING(x[0])))).all()
+@pytest.mark.parametrize(
+    ("layer", "way"),
+    [*((LAYER, way) for way in WAYS),
+     *((DROPPING, way) for way in ("gradient penalty", "a step of MAML", "grad of grad", "forward_ad"))],
+)  # fmt: skip
+def test_a_layer_has_every_derivative(layer: clearhead.nn.MultiHeadAttention, way: str):
+    assert all(torch.isfinite(x).all() for x in tree_leaves(WAYS[way](lambda x: layer(x[0]))))
 
 
 @pytest.mark.parametrize("way", [WAYS[way] for way in QUICK], ids=QUICK)
@@ -196,28 +189,9 @@ def test_a_first_derivative_with_a_graph_is_the_usual_one(name: str):
     torch.testing.assert_close(twice, 12 * answer.detach().sum())
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v", "bias", "sinks"])
-def test_a_tangent_of_any_argument_alone(name: str):
-    inputs = {"q": X, "k": X + 1, "v": X - 1, "bias": 2 * X, "sinks": X[0, :, 0, 0]}
-
-    def ours(x: Tensor) -> Tensor:
-        return ch.attention(**{**inputs, name: x})
-
-    def plain(x: Tensor) -> Tensor:
-        each = {**inputs, name: x}
-        return weights(each["q"], each["k"], each["bias"], each["sinks"]) @ each["v"]
-
-    moving = torch.ones_like(inputs[name])
-    truth = torch.func.jvp(plain, (inputs[name],), (moving,))
-    torch.testing.assert_close(torch.func.jvp(ours, (inputs[name],), (moving,)), truth)
-    with forward_mode.dual_level():
-        result = forward_mode.unpack_dual(ours(forward_mode.make_dual(inputs[name], moving)))
-        torch.testing.assert_close((result.primal, result.tangent), truth)
-        with pytest.raises(DerivativeError, match="carries a tangent"):
-            ch.trace(forward_mode.make_dual(X, X), X, X)
-
-
-def test_rules_without_a_derivative_are_refused():
+def test_rules_and_functions_without_a_derivative_are_refused():
+    with forward_mode.dual_level(), pytest.raises(DerivativeError, match="carries a tangent"):
+        ch.trace(forward_mode.make_dual(X, X), X, X)
     slopes = torch.tensor([0.1, 0.2], dtype=torch.float64)
     with pytest.raises(RuleError, match="alibi_slopes"):
         torch.func.jvp(lambda s: ch.attention(X, X, X, alibi_slopes=s), (slopes,), (slopes,))

@@ -86,17 +86,6 @@ def test_pytorchs_checks_of_first_and_second_derivatives(trial: int, edited: boo
     assert torch.autograd.gradgradcheck(call, inputs, check_fwd_over_rev=True, **every)
 
 
-def test_forward_over_reverse_in_plain_autograd():
-    """A tensor that carries a tangent and requires grad."""
-    x, along = normal(1, 2, 4, 3), normal(1, 2, 4, 3)
-    truth = jvp(grad(lambda x: plain(x).square().sum()), (x,), (along,))[1]
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(x.clone().requires_grad_(), along)
-        (first,) = torch.autograd.grad(attend(dual).square().sum(), dual, create_graph=True)
-        result = forward_ad.unpack_dual(first).tangent
-    torch.testing.assert_close(result, truth)
-
-
 def test_tangents_by_one_pass_and_by_a_node_have_the_same_bits():
     x, along = normal(1, 2, 70, 16, dtype=torch.float32), normal(1, 2, 70, 16, dtype=torch.float32)
     with forward_ad.dual_level():
@@ -240,9 +229,7 @@ TRANSFORMED: dict[str, Call] = {
 
 @pytest.mark.gate
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch tries to compile parts of what it left uncompiled
-@pytest.mark.parametrize(
-    "name", ["grad", *(pytest.param(x, marks=pytest.mark.gate) for x in TRANSFORMED if x != "grad")]
-)
+@pytest.mark.parametrize("name", TRANSFORMED)
 def test_a_compiler_leaves_transformed_attention_uncompiled_or_refuses(name: str):
     torch.compiler.reset()
     x = normal(1, 2, 4, 3)

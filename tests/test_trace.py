@@ -1,5 +1,6 @@
 """Traces, shapes and rollout against code written here, over random problems."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead.core.axes import Array
 from clearhead.errors import RuleError, SelectionError, ShapeError, UnknownNameError
 from clearhead.explaining.explain import explain
 from clearhead.explaining.explanation import document
@@ -16,7 +16,7 @@ from clearhead.models.model import load
 from clearhead.textbook.page import Scene
 from clearhead.textbook.trace import Trace
 from clearhead.words import say
-from seeds import fresh
+from seeds import fresh, normal
 
 sizes = st.integers(1, 6)
 
@@ -110,22 +110,8 @@ def test_rollout_equals_a_row_of_the_product_of_layers(n, heads, layers, seed):
 )
 def test_errors_say_what_is_wrong(call, error, words):
     x = fresh().standard_normal((4, 3))
-    with pytest.raises(error) as caught:
+    with pytest.raises(error, match=re.escape(words)):
         call(x)
-    assert words in str(caught.value)
-
-
-def test_tensors_come_back_as_tensors():
-    torch = pytest.importorskip("torch")
-    x = torch.randn(4, 3)
-    t = ch.trace(x, x, x)
-    assert isinstance(t.weights, torch.Tensor)
-    assert isinstance(t.token(1).output, torch.Tensor)
-    assert isinstance(ch.rollout([ch.AttentionMatrix(x, x)], query=1), torch.Tensor)
-
-
-def normal(*shape: int) -> Array:
-    return np.random.default_rng(shape).standard_normal(shape)
 
 
 def says(trace: Trace, name: str, language: Any = "en") -> str:

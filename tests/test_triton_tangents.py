@@ -13,16 +13,9 @@ from clearhead.engines import portable, triton
 from clearhead.engines.base import Kept, Upstream
 from clearhead.engines.gpu import tensors as gpu
 from seeds import fresh
-from test_native_tangents import Named, Question, all_rules, spans_of
+from test_native_tangents import Question, all_rules, close, spans_of
 
 SLOW = pytest.mark.gate
-
-
-def close(result: Named, truth: Named) -> None:
-    assert result.keys() == truth.keys()
-    for name, x in truth.items():
-        scale = np.abs(x[np.isfinite(x)]).max(initial=0) + 1e-3
-        np.testing.assert_allclose(result[name], x, atol=1e-11 * scale, rtol=1e-9, err_msg=name)
 
 
 def far(n: int, m: int) -> dict[str, Any]:

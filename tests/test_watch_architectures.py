@@ -31,19 +31,10 @@ SLOW = [
     "Starcoder2Model", "SwitchTransformersModel", "UniSpeechModel", "ViTMAEModel", "ViTModel", "Wav2Vec2Model",
     "WhisperModel", "XLMRobertaModel", "XLMRobertaXLModel",
 ]  # fmt: skip
-ELSEWHERE = [
-    "BigBirdModel",
-    "BlipModel",
-    "BloomModel",
-    "DebertaV2Model",
-    "FalconModel",
-    "FlaubertModel",
-    "GPTJModel",
-    "MptModel",
-    "RoFormerModel",
-    "ViltModel",
-    "XGLMModel",
-]  # fmt: skip  their attention does not go through the interface
+ELSEWHERE = [  # their attention does not go through the interface
+    "BigBirdModel", "BlipModel", "BloomModel", "DebertaV2Model", "FalconModel", "FlaubertModel", "GPTJModel",
+    "MptModel", "RoFormerModel", "ViltModel", "XGLMModel", "XLNetModel",
+]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:.*was not seen:UserWarning")

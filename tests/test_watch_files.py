@@ -12,17 +12,13 @@ import torch
 
 import clearhead as ch
 from clearhead.errors import SelectionError
-from watched import FAMILIES, build, inputs
-
-FAMILY = {family.name: family for family in FAMILIES}
+from watched import build, inputs, seen_of
 
 
 def watched(name: str, padding: str = "") -> Any:
-    model = build(FAMILY[name])
+    model = build(name)
     asked: dict[str, Any] = {"entropy": True, "received": True, "peak": True, "distance": True, "max_logit": True}
-    with torch.no_grad(), ch.watch(model, top=3, image=(3, 4), **asked) as seen:
-        model(**inputs(FAMILY[name], padding))
-    return seen
+    return seen_of(model, inputs(name, padding), top=3, image=(3, 4), **asked)
 
 
 @pytest.mark.parametrize(("name", "padding"), [("gpt-oss", "left"), ("t5", "right"), ("gemma2", "right"), ("vit", "")])
@@ -42,9 +38,8 @@ def test_a_loaded_file_holds_everything_that_was_saved(tmp_path: Path, name: str
 
 
 def test_a_bfloat16_model_is_saved_and_loaded(tmp_path: Path):
-    model = build(FAMILY["llama"]).to(torch.bfloat16)
-    with torch.no_grad(), ch.watch(model) as seen:
-        model(**inputs(FAMILY["llama"]))
+    model = build("llama").to(torch.bfloat16)
+    seen = seen_of(model, inputs("llama"))
     seen.save(tmp_path / "seen")
     again = ch.load(tmp_path / "seen")
     np.testing.assert_array_equal(again.matrix(0)[...], seen.matrix(0)[...].numpy())

@@ -19,12 +19,25 @@ import clearhead as ch
 from clearhead.errors import ClearheadError, DtypeError, RuleError, SelectionError, ShapeError, UnknownNameError
 from clearhead.layers.attending import attend
 from clearhead.layers.masks import RuledMask, keep_rules
-from watched import FAMILIES, GROUPED, SMALL, build, eager, inputs, logits, shaken
+from test_hf import gradients, same, same_gradients
+from watched import (
+    GROUPED,
+    SMALL,
+    assert_same_runs,
+    build,
+    choosing_keys,
+    eager,
+    greedy,
+    in_pieces,
+    inputs,
+    logits,
+    run_watched,
+    seen_of,
+    shaken,
+)
 
-FAMILY = {family.name: family for family in FAMILIES}
 VISION = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 PICTURE = {**VISION, "image_size": 32, "patch_size": 8}
-UNSEEN = pytest.mark.filterwarnings("ignore:.*was not seen:UserWarning")
 
 
 def git() -> tuple[Any, dict[str, torch.Tensor]]:
@@ -47,16 +60,8 @@ def bigbird_pegasus() -> tuple[Any, dict[str, torch.Tensor]]:
     return model, {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": target}
 
 
-def same(result: torch.Tensor, expected: torch.Tensor) -> None:
-    np.testing.assert_allclose(
-        result.detach().double().numpy(),
-        expected.detach().double().numpy(),
-        atol=2e-5 * float(expected.abs().max()),
-    )
-
-
 @pytest.mark.parametrize("of", [git, bigbird_pegasus])
-def test_attention_classes_outside_the_interface_compute_as_before(of: Any):
+def test_attention_classes_outside_the_interface_compute_as_before_and_are_named(of: Any, tmp_path: Path):
     model, passed = of()
     with torch.no_grad():
         before = model(**passed).logits
@@ -67,18 +72,9 @@ def test_attention_classes_outside_the_interface_compute_as_before(of: Any):
     assert len(seen.unseen) == 2
     modules = dict(model.named_modules())
     assert [type(modules[path]).__name__ for path, _ in seen.unseen] == [kind for _, kind in seen.unseen]
-
-
-@UNSEEN
-def test_unseen_attention_is_named_everywhere_and_saved(tmp_path: Path):
-    model, passed = git()
-    with torch.no_grad(), ch.watch(model) as seen:
-        model(**passed)
     path, kind = seen.unseen[0]
-    assert path.endswith("layer.0.attention.self")
-    assert kind == "GitSelfAttention"
-    assert f"not seen  {path} (GitSelfAttention)" in repr(seen)
-    assert f"not seen: {path} (GitSelfAttention)" in str(seen.summary())
+    assert f"not seen  {path} ({kind})" in repr(seen)
+    assert f"not seen: {path} ({kind})" in str(seen.summary())
     seen.save(tmp_path / "seen")
     again = ch.load(tmp_path / "seen")
     assert again.unseen == seen.unseen
@@ -195,8 +191,8 @@ def test_changes_written_into_a_mask_take_effect(writing: str, inference: bool):
         torch.testing.assert_close(result, torch.where(rows, weights @ v, 0.0).transpose(1, 2))
 
 
-def test_a_mask_of_the_wrong_length_is_refused():
-    model, passed = build(FAMILY["t5"]), inputs(FAMILY["t5"])
+def test_a_mask_of_the_wrong_length_or_dtype_is_refused():
+    model, passed = build("t5"), inputs("t5")
     encoded = model.encoder(passed["input_ids"])
     mask = torch.tensor([[1, 1, 1, 0]] * 2)
     call = {"encoder_outputs": encoded, "attention_mask": mask, "decoder_input_ids": passed["decoder_input_ids"]}
@@ -204,10 +200,11 @@ def test_a_mask_of_the_wrong_length_is_refused():
         model(**call)
     with pytest.raises(ShapeError, match=r"decoder\.0\.cross: the attention mask.*keys 4.*keys 11"), ch.watch(model):
         model(**call)
-    llama, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
-    long = torch.ones(2, 1, 11, 13, dtype=torch.bool)
-    with pytest.raises(ShapeError, match="keys 13"), ch.watch(llama):
-        llama(passed["input_ids"], attention_mask=long)
+    llama, ids = build("llama"), inputs("llama")["input_ids"]
+    long, whole = torch.ones(2, 1, 11, 13, dtype=torch.bool), torch.ones(2, 1, 11, 11, dtype=torch.int64)
+    for mask, error, said in ((long, ShapeError, "keys 13"), (whole, DtypeError, r"mask is torch\.int64")):
+        with pytest.raises(error, match=said), ch.watch(llama):
+            llama(ids, attention_mask=mask)
 
 
 class Unmasked(hf.LlamaModel):
@@ -225,7 +222,7 @@ class Unmasked(hf.LlamaModel):
 def test_a_model_without_a_mask_computes_as_with_its_own_attention(implementation: str):
     model = shaken(Unmasked(hf.LlamaConfig(**GROUPED)))
     model.set_attn_implementation(implementation)
-    ids = inputs(FAMILY["llama"])["input_ids"]
+    ids = inputs("llama")["input_ids"]
     with torch.no_grad():
         before = model(ids).last_hidden_state
         with ch.watch(model) as seen:
@@ -234,21 +231,14 @@ def test_a_model_without_a_mask_computes_as_with_its_own_attention(implementatio
     assert bool(seen.matrix(0)[0, 0, 0, 10] > 0) == (implementation == "eager")
 
 
-def test_an_integer_mask_is_refused():
-    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
-    with pytest.raises(DtypeError, match=r"mask is torch\.int64"), torch.no_grad(), ch.watch(model):
-        model(passed["input_ids"], attention_mask=torch.ones(2, 1, 11, 11, dtype=torch.int64))
-
-
 def albert(**more: Any) -> Any:
     return shaken(hf.AlbertModel(hf.AlbertConfig(embedding_size=16, **{**SMALL, "num_hidden_layers": 3}, **more)))
 
 
 def test_a_layer_that_runs_several_times_is_recorded_each_time():
-    model, passed = albert(), inputs(FAMILY["bert"], "right")
+    model, passed = albert(), inputs("bert", "right")
     out, truth = eager(model, passed)
-    with torch.no_grad(), ch.watch(model, received=True) as seen:
-        watched = model(**passed)
+    watched, seen = run_watched(model, passed, received=True)
     real = passed["attention_mask"].bool()
     same(watched.last_hidden_state[real], out.last_hidden_state[real])
     assert seen.layers == ["0", "0#2", "0#3"]
@@ -264,9 +254,8 @@ def test_a_layer_that_runs_several_times_is_recorded_each_time():
 
 
 def test_the_calls_of_a_repeated_layer_are_saved_and_chosen(tmp_path: Path):
-    model, passed = albert(), inputs(FAMILY["bert"])
-    with torch.no_grad(), ch.watch(model, layers=["0#2"]) as seen:
-        model(**passed)
+    model, passed = albert(), inputs("bert")
+    seen = seen_of(model, passed, layers=["0#2"])
     assert seen.layers == ["0#2"]
     seen.save(tmp_path / "seen")
     assert ch.load(tmp_path / "seen").layer("0#2").call == 2
@@ -274,66 +263,42 @@ def test_the_calls_of_a_repeated_layer_are_saved_and_chosen(tmp_path: Path):
         [model(**passed) for _ in range(2)]
 
 
-def difference_model() -> Any:
-    return shaken(hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**{**GROUPED, "head_dim": 8})))
-
-
 def test_several_attentions_in_one_layer_are_joined_over_the_steps_of_generate():
-    model, passed = difference_model(), inputs(FAMILY["llama"])
-    options: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
-    truth = model.generate(**passed, **options)
+    model = shaken(hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**{**GROUPED, "head_dim": 8})))
+    passed = inputs("llama")
+    truth = model.generate(**passed, **greedy(4))
     with ch.watch(model, received=True) as seen:
-        tokens = model.generate(**passed, **options)
+        tokens = model.generate(**passed, **greedy(4))
     assert tokens.tolist() == truth.tolist()
     assert seen.layers == ["0", "0#2", "1", "1#2"]
     with torch.no_grad(), ch.watch(model, received=True) as once:
         model(tokens[:, :-1], use_cache=False)
-    for name in seen.layers:
-        np.testing.assert_allclose(seen.matrix(name)[...], once.matrix(name)[...], atol=2e-5, err_msg=name)
-        np.testing.assert_allclose(seen[name].received, once[name].received, atol=1e-4)
+    assert_same_runs(seen, once, "received")
+    with pytest.raises(RuleError, match="beam"), ch.watch(model):
+        model.generate(**passed, max_new_tokens=8, num_beams=3, do_sample=False)
 
 
-@pytest.mark.parametrize("kind", ["boolean", "added"])
-def test_a_mask_given_by_the_user_in_every_step_is_joined(kind: str):
-    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
-    ids = passed["input_ids"]
-    soft = torch.randn(2, 1, 11, 11, generator=torch.manual_seed(4))
-    mask = torch.where(torch.ones(11, 11, dtype=torch.bool).tril(), soft, torch.finfo(torch.float32).min)
+@pytest.mark.parametrize(
+    ("kind", "sizes", "masked"),
+    [("boolean", [8, 1, 1, 1], 4), ("added", [8, 1, 1, 1], 4), ("boolean", [8, 3], 2), ("boolean", [8, 3], 1)],
+)
+def test_masks_given_by_the_user_in_steps_are_joined(kind: str, sizes: list[int], masked: int):
+    """They say nothing about positions: queries follow the earlier ones. Where a step has none, all before are seen."""
+    model, ids, below = build("llama"), inputs("llama")["input_ids"], torch.ones(11, 11, dtype=torch.bool).tril()
+    mask = torch.randn(2, 1, 11, 11, generator=torch.manual_seed(4)).masked_fill(~below, torch.finfo(torch.float32).min)
     if kind == "boolean":
-        mask = (mask > -0.5) | torch.eye(11, dtype=torch.bool)
-        mask = mask & torch.ones(11, 11, dtype=torch.bool).tril()
-    with torch.no_grad():
-        with ch.watch(model, received=True) as once:
-            model(ids, attention_mask=mask, use_cache=False)
-        with ch.watch(model, received=True) as seen:
-            first = model(ids[:, :8], attention_mask=mask[:, :, :8, :8], use_cache=True)
-            for place in range(8, 11):
-                model(ids[:, place : place + 1], attention_mask=mask[:, :, place : place + 1, : place + 1],
-                      past_key_values=first.past_key_values)  # fmt: skip
-    for name in seen.layers:
-        np.testing.assert_allclose(seen.matrix(name)[...], once.matrix(name)[...], atol=2e-5)
-        np.testing.assert_allclose(seen[name].received, once[name].received, atol=1e-4)
-
-
-def test_steps_with_and_without_a_mask_are_joined():
-    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
-    ids = passed["input_ids"]
-    mask = torch.rand(2, 1, 8, 8, generator=torch.manual_seed(4)).lt(0.7).tril() | torch.eye(8, dtype=torch.bool)
-    whole = torch.ones(2, 1, 11, 11, dtype=torch.bool).tril()
-    whole[:, :, :8, :8] = mask
-    with torch.no_grad():
-        with ch.watch(model) as once:
-            model(ids, attention_mask=whole, use_cache=False)
-        with ch.watch(model) as seen:
-            first = model(ids[:, :8], attention_mask=mask, use_cache=True)
-            model(ids[:, 8:], past_key_values=first.past_key_values)
-    np.testing.assert_allclose(seen.matrix(1)[...], once.matrix(1)[...], atol=2e-5)
+        mask = ((mask > -0.5) | torch.eye(11, dtype=torch.bool)) & below
+        mask[:, :, sum(sizes[:masked]) :] = below[sum(sizes[:masked]) :]
+    once = seen_of(model, {"input_ids": ids, "attention_mask": mask, "use_cache": False}, received=True, distance=True)
+    with torch.no_grad(), ch.watch(model, received=True, distance=True) as seen:
+        in_pieces(model, ids, sizes, mask, masked)
+    assert_same_runs(seen, once, "received", "distance")
 
 
 def test_keys_dropped_by_the_cache_are_not_visible_to_later_steps():
     """A cache with a window under a model whose mask has none: later queries see only the keys still in the cache."""
-    model = build(FAMILY["llama"])
-    ids = inputs(FAMILY["llama"])["input_ids"]
+    model = build("llama")
+    ids = inputs("llama")["input_ids"]
     pieces = ids[:, :6], ids[:, 6:7], ids[:, 7:8]
     windowed = hf.Gemma3TextConfig(**{**GROUPED, "sliding_window": 4, "layer_types": ["sliding_attention"] * 2})
     cache = hf.DynamicCache(config=windowed)
@@ -357,20 +322,14 @@ def test_keys_dropped_by_the_cache_are_not_visible_to_later_steps():
 
 def test_a_static_cache_with_a_dense_mask_is_refused():
     """A static cache is filled over time, and a dense mask does not say how much of it is in use."""
-    model = build(FAMILY["llama"])
-    ids = inputs(FAMILY["llama"])["input_ids"]
+    model = build("llama")
+    ids = inputs("llama")["input_ids"]
     cache = hf.StaticCache(config=model.config, max_cache_len=12)
     mask = torch.ones(2, 1, 12, 12, dtype=torch.bool).tril()
     mask[:, :, 5, 2] = False
     pieces = slice(0, 8), slice(8, 9)
     with torch.no_grad(), pytest.raises(RuleError, match=r"room to spare|second sequence"), ch.watch(model):
         [model(ids[:, part], attention_mask=mask[:, :, part], past_key_values=cache) for part in pieces]
-
-
-def test_beams_of_a_layer_that_runs_several_times_are_still_refused():
-    model, passed = difference_model(), inputs(FAMILY["llama"])
-    with pytest.raises(RuleError, match="beam"), ch.watch(model):
-        model.generate(**passed, max_new_tokens=8, num_beams=3, do_sample=False)
 
 
 def test_each_image_of_a_vision_tower_is_a_layer():
@@ -397,72 +356,18 @@ def test_each_image_of_a_vision_tower_is_a_layer():
 
 
 def test_recomputation_in_gradient_checkpointing_is_not_recorded_again():
-    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
-    results = []
-    for watching in (False, True):
-        model.zero_grad()
-        if watching:
-            model.activation_checkpointing_enable()
-            with ch.watch(model.train()) as seen:
-                model(**passed, labels=passed["input_ids"], use_cache=False).loss.backward()
-            assert seen[0].queries == 11
-        else:
-            model(**passed, labels=passed["input_ids"]).loss.backward()
-        results.append(model.model.layers[0].self_attn.q_proj.weight.grad)
-    same(results[1], results[0])
-
-
-class Sentences(torch.nn.Module):
-    """A model like sentence encoders: it takes a dictionary and returns a mean."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.auto = model
-
-    def forward(self, features: Any) -> torch.Tensor:
-        return self.auto(**features).last_hidden_state.mean(1)
-
-
-def test_wrapped_models_and_dictionaries():
-    model, passed = build(FAMILY["bert"]), inputs(FAMILY["bert"])
-    wrapper = Sentences(model)
-    with torch.no_grad():
-        before = wrapper(passed)
-        with ch.watch(wrapper) as seen:
-            watched = wrapper(passed)
-    same(watched, before)
-    assert seen.tokens == passed["input_ids"].tolist()
-    with torch.no_grad(), ch.watch(model) as plain:
-        model(inputs_embeds=torch.randn(1, 5, 32))
-    assert plain.tokens == []
-
-
-def test_a_pipeline_is_refused_and_the_error_names_the_model_inside():
-    class Pipeline:
-        model = build(FAMILY["bert"])
-
-    said = r"Pipeline: expected a Transformers model(.|\n)*BertModel"
-    with pytest.raises(DtypeError, match=said), ch.watch(Pipeline()):
-        pass
-
-
-@pytest.mark.gate
-def test_a_compiled_model_runs_uncompiled_at_any_batch_size():
-    model, passed = build(FAMILY["llama"]), inputs(FAMILY["llama"])
-    compiled = torch.compile(model, backend="eager")
-    with torch.no_grad():
-        expected = [compiled(ids).logits for ids in (passed["input_ids"][:1], passed["input_ids"])]
-        for ids, truth in zip((passed["input_ids"][:1], passed["input_ids"]), expected, strict=True):
-            with ch.watch(compiled) as seen:
-                same(compiled(ids).logits, truth)
-            assert seen.layer(0).path == "model.layers.0.self_attn"
-            assert seen.tokens == ids.tolist()
+    model, passed = build("llama"), {**inputs("llama"), "use_cache": False}
+    expected = gradients(model, passed)
+    model.zero_grad()
+    model.activation_checkpointing_enable()
+    with ch.watch(model.train()) as seen:
+        same_gradients(gradients(model, passed), expected)
+    assert seen[0].queries == 11
 
 
 def test_negative_layers_count_from_the_end():
-    model, passed = build(FAMILY["t5"]), inputs(FAMILY["t5"])
-    with torch.no_grad(), ch.watch(model, layers=[-1]) as seen:
-        model(**passed)
+    model, passed = build("t5"), inputs("t5")
+    seen = seen_of(model, passed, layers=[-1])
     assert seen.layers == ["encoder.1.self", "decoder.1.self", "decoder.1.cross"]
     with torch.no_grad(), pytest.raises(SelectionError, match="no -3"), ch.watch(model, layers=[-3]):
         model(**passed)
@@ -475,6 +380,9 @@ def test_negative_layers_count_from_the_end():
         ({"layers": "0"}, SelectionError, "layers is '0'"),
         ({"layers": [1.5]}, SelectionError, "layers holds 1.5"),
         ({"heads": 5}, SelectionError, "heads is 5"),
+        *(({"heads": [head]}, SelectionError, "heads") for head in (-1, True, "a")),
+        *(({"top": top}, ClearheadError, "top") for top in (0, "x")),
+        *(({"image": image}, ClearheadError, "image") for image in (5, (3,))),
         ({"tokenizer": "x"}, DtypeError, "tokenizer is a str"),
         ({"keep": "x"}, RuleError, "keep is 'x'"),
         ({"values": None}, RuleError, "values is None"),
@@ -482,14 +390,14 @@ def test_negative_layers_count_from_the_end():
     ],
 )
 def test_wrong_options_are_refused_before_anything_runs(wrong: dict[str, Any], error: Any, said: str):
-    with pytest.raises(error, match=said), ch.watch(build(FAMILY["llama"]), **wrong):
+    with pytest.raises(error, match=said), ch.watch(build("llama"), **wrong):
         raise AssertionError("the block was entered")
 
 
 @pytest.fixture(scope="module")
 def small() -> Any:
-    with torch.no_grad(), ch.watch(model := build(FAMILY["llama"]), received=True, top=2) as seen:
-        model(**inputs(FAMILY["llama"]))
+    with torch.no_grad(), ch.watch(model := build("llama"), received=True, top=2) as seen:
+        model(**inputs("llama"))
     return seen
 
 
@@ -548,18 +456,13 @@ def test_reprs_are_short_and_list_what_was_recorded(small: Any):
 
 
 def test_sparse_attention_by_chosen_keys_is_refused_with_its_reason():
-    config = hf.DeepseekV32Config(
-        **{**GROUPED, "num_key_value_heads": 4}, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8,
-        qk_nope_head_dim=8, v_head_dim=8, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
-        n_group=1, topk_group=1, first_k_dense_replace=2, index_topk=4, index_n_heads=2, index_head_dim=16,
-    )  # fmt: skip
-    model = shaken(hf.DeepseekV32ForCausalLM(config))
+    model = shaken(hf.DeepseekV32ForCausalLM(choosing_keys()))
     with pytest.raises(RuleError, match="chooses by itself which keys"), torch.no_grad(), ch.watch(model):
         model(torch.arange(2, 13)[None])
 
 
 def test_nothing_is_printed():
     said = io.StringIO()
-    with redirect_stderr(said), torch.no_grad(), ch.watch(model := build(FAMILY["gpt2"])):
-        logits(model(**inputs(FAMILY["gpt2"])))
+    with redirect_stderr(said), torch.no_grad(), ch.watch(model := build("gpt2")):
+        logits(model(**inputs("gpt2")))
     assert not said.getvalue()

@@ -13,9 +13,8 @@ from clearhead.errors import ClearheadError, DtypeError, RuleError, SelectionErr
 from clearhead.layers.pieces import sentences, words
 from seeds import fresh
 from test_watch_merged import merged_model
-from watched import FAMILIES, build, eager, inputs, logits
+from watched import FAMILY, build, eager, inputs, logits
 
-FAMILY = {family.name: family for family in FAMILIES}
 TEXT = ["<s>", "Hum", "pty", " sat", ".", " He", "'s", " up", "!", "\n", "All"]  # as many as `inputs` has
 WORDS, SENTENCES = [0, 1, 1, 2, 3, 4, 4, 5, 6, 7, 8], [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2]
 
@@ -32,28 +31,27 @@ class Tokenizer:
         return text.removeprefix(" ") if self.drops else text
 
 
-def number_of(out: Any, factors: list[torch.Tensor]) -> torch.Tensor:
-    """A number that depends on every output, each with its own factor, the same for a list that is kept."""
-    result = logits(out)
-    if not factors:
-        factors.append(torch.from_numpy(fresh().standard_normal(result.shape)).to(result))
-    return (result * factors[0]).sum()
-
-
 def watched(model: Any, passed: dict[str, Any], **more: Any) -> Any:
+    """What was seen of a run whose number depends on every output, each with a factor drawn for it."""
     with ch.watch(model, causes=True, **more) as seen:
-        number_of(model(**passed), []).backward()
+        out = logits(model(**passed))
+        (out * torch.from_numpy(fresh().standard_normal(out.shape)).to(out)).sum().backward()
     return seen
 
 
-def gpt2(tokenizer: Any = None, ids: Any = None) -> Any:
-    passed = torch.arange(11)[None] if ids is None else ids
-    return watched(build(FAMILY["gpt2"]), {"input_ids": passed}, tokenizer=tokenizer)
+def gpt2(ids: Any = None, **more: Any) -> Any:
+    return watched(build("gpt2"), {"input_ids": torch.arange(11)[None] if ids is None else ids}, **more)
+
+
+def reading(texts: list[str], *, drops: bool = False) -> Any:
+    """A run over these texts, one for each token."""
+    ids = torch.from_numpy(fresh().permutation(59)[:11])
+    return gpt2(ids[None], tokenizer=Tokenizer(ids, texts, drops=drops))
 
 
 def test_a_span_is_what_ch_change_does_without_it():
     """Every pair of spans, each cut at the output of a model's only attention layer, on which the number is linear."""
-    model, rng = build(FAMILY["gpt2"], n_layer=1).double(), fresh()
+    model, rng = build("gpt2", n_layer=1).double(), fresh()
     passed = {"input_ids": torch.from_numpy(rng.integers(2, 59, (2, 8)))}
     outputs: list[torch.Tensor] = []
     model.transformer.h[0].attn.register_forward_hook(lambda _, __, out: outputs.append(out[0]))
@@ -114,8 +112,7 @@ def test_every_layer_and_head_has_the_formula_of_eager_weights(name: str):
 
 @pytest.mark.parametrize("drops", [False, True])
 def test_words_and_sentences_are_those_of_the_text(drops: bool):  # noqa: FBT001
-    ids = torch.from_numpy(fresh().permutation(59)[:11])
-    seen = gpt2(Tokenizer(ids, TEXT, drops=drops), ids[None])
+    seen = reading(TEXT, drops=drops)
     for groups, labels in (("words", WORDS), ("sentences", SENTENCES)):
         spans = seen.spans(groups)
         for layer in (0, 1):
@@ -129,37 +126,27 @@ def test_words_and_sentences_are_those_of_the_text(drops: bool):  # noqa: FBT001
 
 
 @pytest.mark.parametrize(
-    ("pieces", "expected"),
+    ("divide", "pieces", "expected"),
     [
-        ([" un", "believ", "ably", " still", ",", " it"], [0, 0, 0, 1, 2, 3]),
-        (["don", "'", "t", " ", "x", "2", "y"], [0, 0, 0, 1, 2, 2, 2]),
-        (["", "é", "t", "", "", "€", ""], [0, 0, 0, 1, 1, 1, 1]),
-        (["我们", "关", "注", " it"], [0, 1, 2, 3]),
-        (["한", "국", "어"], [0, 0, 0]),
-        ([], []),
+        (words, [" un", "believ", "ably", " still", ",", " it"], [0, 0, 0, 1, 2, 3]),
+        (words, ["don", "'", "t", " ", "x", "2", "y"], [0, 0, 0, 1, 2, 2, 2]),
+        (words, ["", "é", "t", "", "", "€", ""], [0, 0, 0, 1, 1, 1, 1]),
+        (words, ["我们", "关", "注", " it"], [0, 1, 2, 3]),
+        (words, ["한", "국", "어"], [0, 0, 0]),
+        (words, [], []),
+        (sentences, ["It", " is", " 3", ".", "1", "4", "!", '"', " So", "\n", "what", "?"], [0] * 8 + [1] * 4),
+        (sentences, ["a", "\n\n", "b", "\n", " \n", "c"], [0, 0, 1, 1, 1, 2]),
+        (sentences, ["他来", "了。", "我", "去。"], [0, 0, 1, 1]),
+        (sentences, ["...", " so", " on", "…", "\n", "", "é"], [0, 1, 1, 1, 1, 2, 2]),
+        (sentences, [], []),
     ],
 )  # fmt: skip
-def test_words(pieces: list[str], expected: list[int]):
-    assert words(pieces) == expected
-
-
-@pytest.mark.parametrize(
-    ("pieces", "expected"),
-    [
-        (["It", " is", " 3", ".", "1", "4", "!", '"', " So", "\n", "what", "?"], [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1]),
-        (["a", "\n\n", "b", "\n", " \n", "c"], [0, 0, 1, 1, 1, 2]),
-        (["他来", "了。", "我", "去。"], [0, 0, 1, 1]),
-        (["...", " so", " on", "…", "\n", "", "é"], [0, 1, 1, 1, 1, 2, 2]),
-        ([], []),
-    ],
-)  # fmt: skip
-def test_sentences(pieces: list[str], expected: list[int]):
-    assert sentences(pieces) == expected
+def test_words_and_sentences(divide: Any, pieces: list[str], expected: list[int]):
+    assert divide(pieces) == expected
 
 
 def test_the_strongest_pairs_are_those_of_all_layers_and_heads():
-    ids = torch.from_numpy(fresh().permutation(59)[:11])
-    seen = gpt2(Tokenizer(ids, TEXT, drops=False), ids[None])
+    seen = reading(TEXT)
     spans = seen.spans("words")
     every = np.stack([spans[layer].numpy() for layer in range(2)])
     result = spans.strongest(12)
@@ -182,14 +169,13 @@ def test_the_strongest_pairs_are_those_of_all_layers_and_heads():
 
 
 def test_a_long_text_is_cut_to_the_table():
-    ids = torch.from_numpy(fresh().permutation(59)[:11])
-    seen = gpt2(Tokenizer(ids, [text * 9 for text in TEXT], drops=False), ids[None])
+    seen = reading([text * 9 for text in TEXT])
     lines = str(seen.spans([0] * 5 + [1] * 6)).splitlines()[1:]
     assert all(len(line) == 80 and line.count("…") == 2 for line in lines)
 
 
 def test_spans_are_verified_by_running_the_model_without_them():
-    model, ids = build(FAMILY["gpt2"]), torch.from_numpy(fresh().integers(2, 59, (1, 9)))
+    model, ids = build("gpt2"), torch.from_numpy(fresh().integers(2, 59, (1, 9)))
 
     def number() -> torch.Tensor:
         return model(ids).logits[0, -1].logsumexp(0)
@@ -211,22 +197,21 @@ def test_spans_are_verified_by_running_the_model_without_them():
 def test_texts_of_a_batch_are_divided_each_for_itself():
     ids = torch.from_numpy(fresh().permutation(59)[:11])
     rows = torch.stack([ids, ids.flip(0)])
-    seen = gpt2(Tokenizer(ids, TEXT, drops=False), rows)
+    seen = gpt2(rows, tokenizer=Tokenizer(ids, TEXT, drops=False))
     local = [WORDS, words(TEXT[::-1])]
     torch.testing.assert_close(seen.spans("words")[0], seen.cuts(0).spans(local, local), rtol=0, atol=0)
     assert seen.spans("words").names(0, 1)[0][:3] == ["All", "\n", "!"]
     both = seen.spans({"x": "up"})
     assert both[1].shape == (2, 4, 1, 1)
-    alone = gpt2(ids=rows).spans([[0] * 11, [-1] * 11])
+    alone = gpt2(rows).spans([[0] * 11, [-1] * 11])
     assert not alone[0][1].any()
 
 
 def test_an_encoders_text_is_divided_apart_from_the_decoders(tmp_path: Path):
-    family = FAMILY["t5"]
     ids = torch.from_numpy(fresh().permutation(59)[:11])
     passed = {"input_ids": ids[None], "decoder_input_ids": ids[None, :7]}
     tokenizer = Tokenizer(ids, TEXT, drops=False)
-    seen = watched(build(family), passed, tokenizer=tokenizer)
+    seen = watched(build("t5"), passed, tokenizer=tokenizer)
     spans = seen.spans("sentences")
     shapes = {name.partition(".")[0] + name[-5:]: tuple(x.shape[2:]) for name, x in spans.items()}
     assert shapes == {"encoder.self": (3, 3), "decoder.self": (2, 2), "decodercross": (2, 3)}
@@ -273,8 +258,7 @@ def test_groups_that_do_not_fit_are_refused(groups: Any, error: type[Exception],
 
 
 def test_what_has_no_text_or_no_derivative_is_refused(tmp_path: Path):
-    ids = torch.from_numpy(fresh().permutation(59)[:11])
-    seen = gpt2(Tokenizer(ids, TEXT, drops=True), ids[None])
+    seen = reading(TEXT, drops=True)
     for again in (pickle.loads(pickle.dumps(seen)), seen.save(tmp_path / "seen") or ch.load(tmp_path / "seen")):
         with pytest.raises(RuleError, match="do not say where words begin"):
             again.spans("words")
@@ -285,8 +269,7 @@ def test_what_has_no_text_or_no_derivative_is_refused(tmp_path: Path):
         seen.spans("words", layers=[7])
     with pytest.raises(RuleError, match="k is 0"):
         seen.spans("words").strongest(0)
-    family = FAMILY["clip"]
-    model, passed = build(family), inputs(family)
+    model, passed = build("clip"), inputs("clip")
     clip = watched(model, passed, tokenizer=Tokenizer(torch.arange(60), ["a"] * 60, drops=False))
     with pytest.raises(RuleError, match=r"the 17 queries of layer vision_model\.0 are not the tokens of the text"):
         clip.spans("words")

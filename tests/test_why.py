@@ -15,9 +15,9 @@ from clearhead.explaining.why import spearman
 from clearhead.models import model as gpt2
 from clearhead.models.functions import ACTIVATIONS
 from clearhead.models.hub import HubConfig, HubModel
-from dense_gpt2 import COLOUR, LONG, WORDS, dense, in_float64, softmax
+from dense_gpt2 import WORDS, dense, in_float64, softmax
 from seeds import fresh
-from terminal import call, fitting, loaded, refused
+from terminal import call
 from test_derivatives import drawn
 
 STEP = 1e-4
@@ -241,19 +241,6 @@ def test_terminal_and_json_have_the_same_numbers(tmp_path):
     assert json.loads(printed) == data
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
-@pytest.mark.parametrize("text", ["mary", "猫 sat on", LONG, f"{LONG} {LONG} {LONG}"])
-@pytest.mark.parametrize("colour", [{}, COLOUR])
-def test_every_line_fits_eighty_columns(language, text, colour):
-    plain = fitting("explain", text, "--why", "--lang", language, environment=colour)
-    if language == "zh":
-        for english in ("rather", "helped", "edges", "lead", "rank", "estimate", "again", "layer"):
-            assert english not in plain, english
-        for chinese in ("而不是", "关注", "估计", "重新运行", "有利于", "影响最大的边"):
-            assert chinese in plain
-        assert "注意" not in plain.replace("注意力", "")
-
-
 def test_a_long_token_is_cut_and_stays_above_its_number(monkeypatch):
     text = gpt2.Model.text
     monkeypatch.setattr(gpt2.Model, "text", lambda model, token: text(model, token) + "y" * 90)
@@ -270,27 +257,6 @@ def test_encodings_without_arrows_are_printed_too(encoding):
     assert max(cell_len(line) for line in done.stdout.splitlines()) <= 80
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--why", "mary had"], "expected TEXT: 'mary had' follows --why"),
-        (["mary had", "--against", "a"], "--against is for --why"),
-        (["mary had", "--why", ""], "it is empty"),
-        (["mary had", "--why", "--token", "mary"], "not for --token. hint: end TEXT with that token"),
-        (["mary had", "--why", "--layer", "0"], "not for --layer"),
-        (["mary had", "--why", "--head", "0"], "not for --head"),
-        (["mary had", "--why", "--exact", "0.0"], "not for --exact"),
-        (["--file", "text.txt", "--why", "--windows"], "not for --windows"),
-        (["mary had", "--why", "--html", "page.html", "--dtype", "float16"], "not for --dtype"),
-    ],
-)
-def test_options_that_do_not_go_with_why_are_refused(arguments, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text("mary had a little\n", encoding="utf-8")
-    assert said in refused("explain", *arguments)
-    assert not (tmp_path / "page.html").exists()
-
-
 def test_a_file_a_target_and_edits_go_with_why(tmp_path):
     (tmp_path / "text.txt").write_text("mary had a little\n", encoding="utf-8")
     done = call("explain", "--file", tmp_path / "text.txt", "--why", "girl", "--against", "hen", "--cut=-1>0@0.2")
@@ -300,9 +266,3 @@ def test_a_file_a_target_and_edits_go_with_why(tmp_path):
     assert "edits  cut(queries=-1, keys=0, layers=[0], heads=[2])" in done.stdout
     one = call("explain", "mary had a little", "--why", "--cut", "little>mary", "--layer", "0", "--head", "3")
     assert "heads=[3]" in one.stdout
-
-
-def test_neither_pytorch_nor_transformers_is_loaded():
-    said, heavy = loaded("explain", "mary had", "--why")
-    assert said.startswith("␣a rather than ␣had")
-    assert heavy == ""

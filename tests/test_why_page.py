@@ -23,13 +23,6 @@ def seen():
     return ch.why(TEXT, shipped(), token="lamb", against="nut")
 
 
-@pytest.fixture(scope="module")
-def place(seen, tmp_path_factory):
-    path = tmp_path_factory.mktemp("page") / "why.html"
-    seen.save(path)
-    return path
-
-
 def document(seen, language="en"):
     return why_page.document(seen.model, seen.edits, seen.ways, seen.to_json(), language)
 
@@ -66,15 +59,8 @@ def test_each_sentence_is_there_in_both_languages(token, against):
     assert words["en"].keys() == words["zh"].keys()
     for name, english in words["en"].items():
         chinese = words["zh"][name]
-        assert (
-            set(re.findall(r"{\w*}", english))
-            == set(re.findall(r"{\w*}", chinese))
-            <= {
-                "{token}",
-                "{against}",
-                "{query}",
-            }
-        )
+        names = [set(re.findall(r"{\w*}", text)) for text in (english, chinese)]
+        assert names[0] == names[1] <= {"{token}", "{against}", "{query}"}
         assert re.search("[一-鿿]", chinese), name
         assert "注意" not in chinese
     ahead, behind = ("{token}", "{against}") if token == "lamb" else ("{against}", "{token}")
@@ -110,12 +96,11 @@ def test_the_command_writes_the_page_beside_or_in_place_of_the_report(tmp_path):
 # the browser
 
 
-def test_text_edges_heads_and_weights_have_the_numbers_of_the_run(running, seen, place):
-    with opened(running, place) as page:
+def test_text_edges_heads_and_weights_have_the_numbers_of_the_run(running, seen):
+    with opened(running, seen.to_html()) as page:
         section = page.locator("#step-why")
-        assert (
-            section.locator("h2").inner_text().replace("\u2068", "").replace("\u2069", "") == "Why ␣lamb and not ␣nut"
-        )
+        title = section.locator("h2").inner_text()
+        assert re.sub("[\u2068\u2069]", "", title) == "Why ␣lamb and not ␣nut"
         assert f"a lead of {seen.lead:.2f}" in section.locator(".says").text_content()
         assert page.locator(".answer #step-why").count() == 1
         tokens = section.locator("ol.tokens li").all()
@@ -147,13 +132,12 @@ def _ground(element):
 
 
 @pytest.mark.smoke
-def test_an_edge_opens_its_layer_head_query_and_key_by_mouse_and_keyboard(running, tmp_path):
+def test_an_edge_opens_its_layer_head_query_and_key_by_mouse_and_keyboard(running):
     rng = fresh()
     model = random_model(rng)
     seen = ch.why(random_text(rng, 4), model, count=4)
-    seen.save(tmp_path / "page.html")
     run = model.run([token.id for token in seen.tokens])
-    with opened(running, tmp_path / "page.html", reduced_motion="reduce") as page:
+    with opened(running, seen.to_html(), reduced_motion="reduce") as page:
         for place, edge in enumerate(seen.edges):
             button = page.locator("#step-why table").first.locator("button").nth(place)
             if place % 2:
@@ -202,22 +186,17 @@ def test_an_edge_leads_back_to_the_run_from_a_supposition_and_from_the_other_run
         assert page.locator(".ribbon").count() == 0
 
 
-def test_the_other_language_is_complete(running, seen):
+def test_a_page_in_chinese_changes_to_english(running, seen):
     with opened(running, seen.to_html("zh")) as page:
-        text = page.locator("#step-why").inner_text()
-        left = re.sub(r"␣?\b(mary|had|little|lamb|nut|a|logit)\b", "", text)
-        assert not re.search("[A-Za-z{}]{2,}", left), left
-        assert "查询 ← 键" in text
+        assert "查询 ← 键" in page.locator("#step-why").inner_text()
         page.locator("#language").click()
         assert "query ← key" in page.locator("#step-why").inner_text()
 
 
 def test_hostile_tokens_are_text(running, seen):
     made = document(seen)
-    why = {
-        **made.header["why"],
-        **{name: {**made.header["why"][name], "text": HOSTILE[1]} for name in ("token", "against")},
-    }
+    why = made.header["why"]
+    why |= {name: {**why[name], "text": HOSTILE[1]} for name in ("token", "against")}
     header = {**made.header, "why": why, "tokens": [*HOSTILE[2:]][: len(seen.tokens)], "title": HOSTILE[0]}
     with opened(running, Document(header, made.arrays), 390) as page:
         assert page.evaluate("window.bad") is None
@@ -225,11 +204,11 @@ def test_hostile_tokens_are_text(running, seen):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_the_colours_are_told_apart_by_every_kind_of_colour_vision(running, place):
+def test_the_colours_are_told_apart_by_every_kind_of_colour_vision(running, seen):
     """The two of the legend, as seen without one kind of cones (Viénot, Brettel and Mollon 1999)."""
     protan = [[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]]
     deutan = [[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]]
-    with opened(running, place) as page:
+    with opened(running, seen.to_html()) as page:
         grounds = []
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)

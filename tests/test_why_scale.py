@@ -10,7 +10,6 @@ from clearhead.errors import ClearheadError
 from clearhead.textbook.why_scale import WhyScale, saturation, why_scale
 from dense_gpt2 import softmax
 from seeds import fresh
-from terminal import refused
 
 
 def test_the_variance_of_a_score_is_d_k_and_the_scaled_one_is_1():
@@ -77,8 +76,6 @@ def test_the_command_prints_both_tables(capsys):
     assert max(map(len, said.splitlines())) <= 80
     assert main(["scale", "--lang", "zh"]) == 0
     assert "得分为什么要除以 √d_k" in capsys.readouterr().out
-    for wrong in (["--widths", "1,x"], ["--keys", "0"], ["--widths", "0"], ["--widths", "999999999999"]):
-        refused("scale", *wrong)
 
 
 def test_numbers_and_pictures_follow_from_the_draw():

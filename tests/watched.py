@@ -1,11 +1,15 @@
 """Small random models of Transformers' classes, and the weights that eager attention returns for them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 import transformers as hf
+
+import clearhead as ch
+from clearhead.watching.seen import Seen
 
 SMALL = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SMALL |= {"intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0}
@@ -67,10 +71,12 @@ FAMILIES = [
         "projection_dim": 16,
     }),
 ]  # fmt: skip
+FAMILY = {family.name: family for family in FAMILIES}
 
 
-def build(family: Family, **changes: Any) -> Any:
+def build(family: Family | str, **changes: Any) -> Any:
     """A model whose weights are far enough from zero for attention to prefer something."""
+    family = FAMILY[family] if isinstance(family, str) else family
     torch.manual_seed(len(family.name))
     return shaken(family.model(family.config(**{**family.more, **changes})))
 
@@ -84,8 +90,18 @@ def shaken(model: Any) -> Any:
     return model
 
 
-def inputs(family: Family, padding: str = "") -> dict[str, torch.Tensor]:
+def choosing_keys() -> Any:
+    """The configuration of a model that chooses by itself which keys each query attends to."""
+    return hf.DeepseekV32Config(
+        **{**GROUPED, "num_key_value_heads": 4}, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8,
+        qk_nope_head_dim=8, v_head_dim=8, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+        n_group=1, topk_group=1, first_k_dense_replace=2, index_topk=4, index_n_heads=2, index_head_dim=16,
+    )  # fmt: skip
+
+
+def inputs(family: Family | str, padding: str = "") -> dict[str, torch.Tensor]:
     """A batch of two; the first row is shorter where `padding` says on which side."""
+    family = FAMILY[family] if isinstance(family, str) else family
     torch.manual_seed(1)
     ids = torch.randint(2, 59, (2, 11))
     mask = torch.ones_like(ids)
@@ -107,6 +123,49 @@ def inputs(family: Family, padding: str = "") -> dict[str, torch.Tensor]:
             return {"input_features": torch.randn(2, 8, 30), "decoder_input_ids": target}
         passed["decoder_input_ids"] = target
     return passed
+
+
+def greedy(steps: int, **more: Any) -> dict[str, Any]:
+    """Options of `generate`: so many tokens, each time the likeliest one."""
+    return {"max_new_tokens": steps, "min_new_tokens": steps, "do_sample": False, **more}
+
+
+def run_watched(model: Any, passed: dict[str, torch.Tensor], **options: Any) -> tuple[Any, Seen]:
+    """The output of a forward pass without gradients, and what `ch.watch` saw of it."""
+    with torch.no_grad(), ch.watch(model, **options) as seen:
+        out = model(**passed)
+    return out, seen
+
+
+def seen_of(model: Any, passed: dict[str, torch.Tensor], **options: Any) -> Seen:
+    """What `ch.watch` saw of a forward pass without gradients."""
+    return run_watched(model, passed, **options)[1]
+
+
+def in_pieces(
+    model: Any, ids: torch.Tensor, sizes: Sequence[int], mask: torch.Tensor | None = None, masked: int = 99
+) -> list[Any]:
+    """The outputs of a text that is run in pieces of these sizes, each with the cache of those before.
+
+    mask   (batch, 1, length, length), of which the first `masked` pieces get their part
+    """
+    outs: list[Any] = []
+    for number, piece in enumerate(ids.split(list(sizes), 1)):
+        start = sum(sizes[:number])
+        stop = start + piece.shape[1]
+        part = {} if mask is None or number >= masked else {"attention_mask": mask[:, :, start:stop, :stop]}
+        cache = outs[-1].past_key_values if outs else None
+        outs.append(model(piece, past_key_values=cache, use_cache=True, **part))
+    return outs
+
+
+def assert_same_runs(one: Seen, other: Seen, *statistics: str) -> None:
+    """The weights of all layers, and these statistics, are equal but for rounding."""
+    assert one.layers == other.layers
+    for name in one.layers:
+        np.testing.assert_allclose(one.matrix(name)[...], other.matrix(name)[...], atol=2e-5, err_msg=name)
+        for what in statistics:
+            np.testing.assert_allclose(getattr(one[name], what), getattr(other[name], what), atol=1e-4, err_msg=what)
 
 
 def eager(model: Any, passed: dict[str, torch.Tensor]) -> tuple[Any, dict[str, np.ndarray]]:

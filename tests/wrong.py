@@ -100,10 +100,7 @@ EXCLUDE = (
     {n for n in NAMES if n.startswith("padding")} | {"one length for all"},
     {"mask ignored", "mask inverted", "mask transposed", "mask tiled over heads"},
     {
-        "hidden keys in the sum",
-        "mask after softmax",
-        "mask added as 0/1",
-        "mask fills with a finite number",
+        *("hidden keys in the sum", "mask after softmax", "mask added as 0/1", "mask fills with a finite number"),
         "softcap after mask",
     },
     {"heads split without the transpose", "heads interleaved", "heads never split", "packed in another layout"},
@@ -170,9 +167,8 @@ def case(names, rng, dtype=torch.float32, size=0):
     does = set(names)
     needs = set(" ".join(NEEDS.get(name, "") for name in names).split())
     heads = int(rng.choice([2, 3, 4])) if does & LAYER or rng.random() < 0.8 or "heads" in needs else 1
-    heads = (
-        max(heads, 2) if any("head" in n or n in ("scale of d_model", "other ALiBi slopes") for n in names) else heads
-    )
+    if any("head" in name or name in ("scale of d_model", "other ALiBi slopes") for name in names):
+        heads = max(heads, 2)
     kv_heads = heads
     if "groups" in needs:
         heads, kv_heads = 4, 2
@@ -184,9 +180,7 @@ def case(names, rng, dtype=torch.float32, size=0):
     m = n + 7 if "uneven" in needs else m
     if "decode" in needs:
         n, m = (int(rng.choice([1, 2, 3])) if len(does) == 1 else 4), n
-    m += (
-        bool(does & {"tail of the keys", "tail overlapping"}) and m % 16 == 0
-    )  # otherwise the last block is not a short one
+    m += bool(does & {"tail of the keys", "tail overlapping"}) and m % 16 == 0  # so that the last block is a short one
     d_v = d + 2 if "scale of d_v" in does or (rng.random() < 0.3 and not does & LAYER) else d
     if does & AS_WIDE:
         d_v = d
@@ -197,11 +191,11 @@ def case(names, rng, dtype=torch.float32, size=0):
     details = {
         "block": int(rng.choice([4, 8])),
         "fill": -1.0 if does & LAYER else float(rng.choice([-1.0, -3.0, -0.5])),
+        "which": int(rng.integers(0, 4)),
+        "number": float(rng.choice([0.07, 0.13, 0.41, 1.7])),
+        "factor": float(rng.choice([0.5, 2, 4, 8])),
+        "base": float(rng.choice([1000.0, 10000.0, 500000.0])),
     }
-    details["which"] = int(rng.integers(0, 4))
-    details["number"] = float(rng.choice([0.07, 0.13, 0.41, 1.7]))
-    details["factor"] = float(rng.choice([0.5, 2, 4, 8]))
-    details["base"] = float(rng.choice([1000.0, 10000.0, 500000.0]))
     if "tail of the queries" in does or "tail of the keys" in does:
         details["block"] = 8 if n % 8 and m % 8 else 16
     if does & BLOCKS:

@@ -156,29 +156,22 @@ def scores(q, k, does, rules, heads, d, d_v, details):
         s = rules["softcap"] * torch.tanh(s / rules["softcap"])
     if "bias scaled" in does:
         s = s + torch.tensor(rules["bias"], dtype=s.dtype)
-    if "no scale" in does or "scale after the softmax" in does:
-        return s
-    if "scale of the length" in does:
-        return s / n**0.5
-    if "scale of the heads" in does:
-        return s / heads**0.5
-    if "scale (d_k ** -1) / 2" in does:
-        return s * (d**-1 / 2)
-    if "log2 e with exp" in does:
-        return s * (1.4426950408889634 * rules.get("scale", d**-0.5))
-    if "another scale" in does:
-        return s * details["number"]
-    if "scale 1/d_k" in does:
-        return s / d
-    if "scale of d_model" in does:
-        return s / (heads * d) ** 0.5
-    if "scale of d_v" in does:
-        return s / d_v**0.5
-    if "scale inverted" in does:
-        return s * d**0.5 if "scale" not in rules else s / rules["scale"]
-    if "scale ignored" in does:
-        return s / d**0.5
-    return s * rules["scale"] if "scale" in rules else s / d**0.5
+    usual = rules.get("scale", d**-0.5)
+    scales = {
+        "no scale": 1,
+        "scale after the softmax": 1,
+        "scale of the length": n**-0.5,
+        "scale of the heads": heads**-0.5,
+        "scale (d_k ** -1) / 2": d**-1 / 2,
+        "log2 e with exp": 1.4426950408889634 * usual,
+        "another scale": details.get("number"),
+        "scale 1/d_k": 1 / d,
+        "scale of d_model": (heads * d) ** -0.5,
+        "scale of d_v": d_v**-0.5,
+        "scale inverted": 1 / usual,
+        "scale ignored": d**-0.5,
+    }
+    return s * next((scale for name, scale in scales.items() if name in does), usual)
 
 
 def _turn(x, places, base, pairs, mixed=False):
@@ -187,12 +180,9 @@ def _turn(x, places, base, pairs, mixed=False):
     for i in range(d // 2):
         a, b = (i, i + d // 2) if pairs == "half" else (2 * i, 2 * i + 1)
         # the place of an angle that is meant for column a or b: of the other pairing where they are mixed up
-        at_a, at_b = (a, b) if pairs != "half" else (2 * a, 2 * (b - d // 2))
-        at_a, at_b = (
-            (at_a // 2, at_b // 2)
-            if not mixed
-            else ((a // 2, b // 2) if pairs == "half" else (a % (d // 2), b % (d // 2)))
-        )
+        at_a = at_b = i
+        if mixed:
+            at_a, at_b = (a // 2, b // 2) if pairs == "half" else (a % (d // 2), b % (d // 2))
         angle_a, angle_b = ((places.double() * base ** (-2 * place / d)).to(x.dtype) for place in (at_a, at_b))
         out[..., a] = x[..., a] * torch.cos(angle_a) - x[..., b] * torch.sin(angle_a)
         out[..., b] = x[..., a] * torch.sin(angle_b) + x[..., b] * torch.cos(angle_b)

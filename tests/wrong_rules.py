@@ -49,22 +49,17 @@ def seen_by(n, m, does, rules, batch, heads, details):
         seen &= mask
     if "kv_lengths" in rules and "padding ignored" not in does:
         lengths = torch.tensor(rules["kv_lengths"])[:, None, None, None]
-        inside = j < lengths
-        if "padding inverted" in does:
-            inside = ~inside
-        if "padding on queries" in does:
-            inside = i < lengths
-        if "padding on both axes" in does:
-            inside = inside & (i < lengths)
-        if "padding on the left" in does:
-            inside = j >= m - lengths
-        if "padding off by one" in does:
-            inside = j < lengths + (1 if details["which"] % 2 else -1)
-        if "one length for all" in does:
-            inside = j < (lengths.min() if details["which"] % 2 else lengths.max())
-        if "padding tiled over heads" in does:
-            inside = j < lengths[:, 0, 0, 0].repeat(heads).view(batch, heads, 1, 1)
-        seen &= inside
+        odd = details["which"] % 2
+        paddings = {
+            "padding inverted": j >= lengths,
+            "padding on queries": i < lengths,
+            "padding on both axes": (j < lengths) & (i < lengths),
+            "padding on the left": j >= m - lengths,
+            "padding off by one": j < lengths + (1 if odd else -1),
+            "one length for all": j < (lengths.min() if odd else lengths.max()),
+            "padding tiled over heads": j < lengths[:, 0, 0, 0].repeat(heads).view(batch, heads, 1, 1),
+        }
+        seen &= next((inside for name, inside in paddings.items() if name in does), j < lengths)
     if "query_segments" in rules and "segments ignored" not in does:
         of_queries, of_keys = torch.tensor(rules["query_segments"]), torch.tensor(rules["kv_segments"])
         seen &= (of_queries[:, :, None] == of_keys[:, None, :])[:, None]

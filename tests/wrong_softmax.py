@@ -1,10 +1,18 @@
 """Softmaxes with mistakes: over other axes, in blocks, merged wrongly."""
 
+import numpy as np
 import torch
 
 from wrong_rules import BLOCKS
 
 UNUSUAL = {"softmax twice", "softmax over everything", "one more in the denominator", "keepdims missing"}
+
+
+def sunk(s, rules, does, shift, power=torch.exp):
+    """What the sinks add to a denominator of powers of s - shift."""
+    if "sinks" not in rules or "sinks missing" in does:
+        return 0
+    return power(torch.tensor(rules["sinks"], dtype=s.dtype)[:, None, None] - shift)
 
 
 def mixed(s, v, q, seen, does, details, rules):
@@ -20,9 +28,7 @@ def mixed(s, v, q, seen, does, details, rules):
         top = torch.nan_to_num(s.amax(-1, keepdim=True), neginf=0)
         e = torch.exp2(s - top)
         total = e.sum(-1, keepdim=True)
-        if "sinks" in rules and "sinks missing" not in does:
-            total = total + torch.exp2(torch.tensor(rules["sinks"], dtype=s.dtype)[:, None, None] - top)
-        a = e / total
+        a = e / (total + sunk(s, rules, does, top, torch.exp2))
     elif does & {"sigmoid in place of the softmax", "logarithm of the softmax", "softmax without its sum", *UNUSUAL}:
         a = unusual(s, seen, does, details, rules)
     elif "no softmax" in does:
@@ -39,12 +45,10 @@ def mixed(s, v, q, seen, does, details, rules):
             top = torch.where(torch.isneginf(top), 0, top)
             e = torch.exp(s - top)
             total = e.sum(dim, keepdim=True)
-            if "sinks" in rules and "sinks missing" not in does and dim == -1:
-                sinks = torch.tensor(rules["sinks"], dtype=s.dtype)[:, None, None]
-                if "sinks of another head" in does:
-                    sinks = sinks[:1] if details["which"] % 2 else sinks.roll(-1, 0)
-                total = total + torch.exp(sinks - (0 if "sinks unshifted" in does else top))
-            a = e / total
+            if "sinks of another head" in does:
+                sinks = rules["sinks"]
+                rules = {**rules, "sinks": 0 * sinks + sinks[0] if details["which"] % 2 else np.roll(sinks, -1)}
+            a = e / (total + (sunk(s, rules, does, 0 if "sinks unshifted" in does else top) if dim == -1 else 0))
     if "scale after the softmax" in does:
         a = a * rules.get("scale", q.shape[-1] ** -0.5)
     if "mask after softmax" in does:
@@ -53,17 +57,14 @@ def mixed(s, v, q, seen, does, details, rules):
         a = torch.where(seen.any(-1, keepdim=True), a, torch.nan)
     elif "empty rows are averaged" in does:
         a = torch.where(seen.any(-1, keepdim=True), a, 1 / m)
-    elif "softmax over" not in " ".join(does):
-        a = torch.nan_to_num(a)
     else:
         a = torch.nan_to_num(a)
     if "weights transposed" in does:
         a = a.transpose(-1, -2)
     out = a.to(v.dtype) @ v
     if "tail of the queries" in does:
-        out[:, :, n // block * block :] = (
-            0 if details["which"] % 2 else 1e3 * torch.randn_like(out[:, :, n // block * block :])
-        )
+        tail = out[:, :, n // block * block :]
+        tail[...] = 0 if details["which"] % 2 else 1e3 * torch.randn_like(tail)
     return out
 
 
@@ -77,19 +78,17 @@ def unusual(s, seen, does, details, rules):
     if "softmax over everything" in does:
         return s.flatten().softmax(0).view(s.shape)
     top = torch.nan_to_num(s.amax(-1, keepdim=True), neginf=0)
-    sinks = torch.tensor(rules["sinks"], dtype=s.dtype)[:, None, None] if "sinks" in rules else None
-    sinks = None if "sinks missing" in does else sinks
     if "softmax without its sum" in does:
         return torch.exp(s - top) if which % 2 else torch.exp(s)
     if "one more in the denominator" in does:
-        more = 0 if sinks is None else torch.exp(sinks - (top if which % 2 else 0))
-        e = torch.exp(s - top) if which % 2 else torch.exp(s)
-        return e / (1 + e.sum(-1, keepdim=True) + more)
+        shift = top if which % 2 else 0
+        e = torch.exp(s - shift)
+        return e / (1 + e.sum(-1, keepdim=True) + sunk(s, rules, does, shift))
     if "keepdims missing" in does:
         e = torch.exp(s - s.amax(-1)[..., None, :]) if which % 2 else torch.exp(s - top)
         return e / e.sum(-1)[..., None, :]
     a = torch.exp(s - top)
-    a = torch.nan_to_num(a / (a.sum(-1, keepdim=True) + (0 if sinks is None else torch.exp(sinks - top))))
+    a = torch.nan_to_num(a / (a.sum(-1, keepdim=True) + sunk(s, rules, does, top)))
     return a.softmax(-1) if which % 2 else torch.nan_to_num(a.masked_fill(~seen, -torch.inf).softmax(-1))
 
 
@@ -114,10 +113,7 @@ def merged(s, v, seen, does, block, rules):
         hidden, s = ~seen, s.masked_fill(torch.arange(m) // block > torch.arange(n)[:, None] // block, -torch.inf)
         top = s.amax(-1, keepdim=True)
         p = torch.exp(s - top)
-        total = p.sum(-1, keepdim=True)
-        if "sinks" in rules and "sinks missing" not in does:
-            total = total + torch.exp(torch.tensor(rules["sinks"], dtype=s.dtype)[:, None, None] - top)
-        return p.masked_fill(hidden, 0) @ v / total
+        return p.masked_fill(hidden, 0) @ v / (p.sum(-1, keepdim=True) + sunk(s, rules, does, top))
     tops = [torch.nan_to_num(s[..., span].amax(-1, keepdim=True), neginf=0) for span in spans]
     powers = [torch.exp(s[..., span] - top) for span, top in zip(spans, tops, strict=True)]
     sums = [p.sum(-1, keepdim=True) for p in powers]
@@ -125,13 +121,8 @@ def merged(s, v, seen, does, block, rules):
     if "blocks averaged" in does:
         return sum(torch.where(total == 0, 0, out / total) for out, total in zip(outs, sums, strict=True)) / len(spans)
     final = torch.stack(tops).amax(0)
-    if "blocks merged without their maxima" in does:
-        weight = [1.0 for _ in tops]
-    else:
-        weight = [torch.exp(top - final) for top in tops]
-    total = sum(w * t for w, t in zip(weight, sums, strict=True))
-    if "sinks" in rules and "sinks missing" not in does:
-        total = total + torch.exp(torch.tensor(rules["sinks"], dtype=s.dtype)[:, None, None] - final)
+    weight = [1.0 if "blocks merged without their maxima" in does else torch.exp(top - final) for top in tops]
+    total = sum(w * t for w, t in zip(weight, sums, strict=True)) + sunk(s, rules, does, final)
     acc = sum(w * out for w, out in zip(weight, outs, strict=True))
     return torch.where(total == 0, 0, acc / torch.where(total == 0, 1, total))
 
@@ -158,6 +149,5 @@ def in_blocks(s, v, does, block, rules):
             acc = acc * shrink + p @ v[..., start : start + block, :]
             total = total * shrink + p.sum(-1, keepdim=True)
         peak = new
-    if "sinks" in rules and "sinks missing" not in does:
-        total = total + torch.exp(torch.tensor(rules["sinks"], dtype=s.dtype)[:, None, None] - peak)
+    total = total + sunk(s, rules, does, peak)
     return torch.where(total == 0, 0, acc / torch.where(total == 0, 1, total))

@@ -24,7 +24,7 @@ int main() {
     p.row_step = p.column_step = 1;
     p.scale = 2.0;
     p.left = kNoLimit, p.right = 0;
-    p.offset = &offset;
+    p.query_offset = &offset;
     p.q = {q.data(), n * d, n * d, d, 1};
     p.k = {k.data(), m * d, m * d, d, 1};
     p.v = {v.data(), m * d, m * d, d, 1};

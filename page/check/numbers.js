@@ -1,4 +1,4 @@
-// For tests/test_long_view.py and tests/test_page_numbers.py: what the page makes of lists of numbers, as JSON.
+// For tests/test_long_view.py and tests/test_page_values.py: what the page makes of lists of numbers, as JSON.
 //   node page/check/numbers.js '{"reach": [[0.5, "NaN"]], "within": [[0.25, 1e-6]]}'
 import { reachOf } from "../src/long/survey.js";
 import { percent, within } from "../src/numbers.js";

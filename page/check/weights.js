@@ -1,4 +1,4 @@
-// For tests/test_page_numbers.py: reads a page's file as the browser would, and prints every head's numbers as JSON.
+// For tests/test_page_values.py: reads a page's file as the browser would, and prints every head's numbers as JSON.
 //   node page/check/weights.js page.html
 import { rowInto, rulesOf } from "../src/attention.js";
 import { asRun, headOf } from "../src/head.js";

@@ -75,6 +75,83 @@ class _ChineseHelp(argparse.RawDescriptionHelpFormatter):
         return text
 
 
+def _name(text: str) -> str:
+    """The name of a file or model, or names with commas; not empty."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty: leave it out for its default")
+    if "\0" in text:
+        raise argparse.ArgumentTypeError("it holds a NUL character")
+    return text
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:  # no number, or one of thousands of digits
+        short = text if len(text) <= 30 else text[:30] + "…"
+        raise argparse.ArgumentTypeError(f"expected a whole number, not {short!r}") from None
+
+
+def _text(metavar: str, **more: Any) -> dict[str, Any]:
+    return {"type": _name, "metavar": metavar, **more}
+
+
+def _edit(name: str, form: str, **more: Any) -> dict[str, Any]:
+    """An option that adds its name and value to `edits`, so that edits keep their order."""
+    return {"dest": "edits", "action": "append", "type": lambda text: (name, text), "metavar": form, **more}
+
+
+_FILE, _WHOLE, _FLAG = _text("FILE"), {"type": _whole, "metavar": "N"}, {"action": "store_true"}
+_RESULTS = {"--json": _FILE, "--html": _FILE}
+_HIDDEN = {"help": argparse.SUPPRESS}
+_COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
+    "explain": {
+        "text": {"metavar": "TEXT", "nargs": "?"},
+        "--file": _FILE,
+        "--windows": _FLAG,
+        "--exact": _text("L.H,…"),
+        "--dtype": _text("NAME"),
+        "--model": _text("DIR|NAME"),
+        "--layer": _WHOLE,
+        "--head": _WHOLE,
+        "--token": _text("N|WORD"),
+        "--generate": {**_WHOLE, "default": 0},
+        "--cut": _edit("cut", "Q>K[@L.H]"),
+        "--boost": _edit("boost", "K=X[@L.H]"),
+        "--off": _edit("off", "L.H,…", nargs="?", const=("off", "")),
+        "--why": _text("TOKEN", nargs="?", const=True),
+        "--against": _text("TOKEN"),
+        **_RESULTS,
+    },
+    "shapes": {"sizes": _text("SIZE", nargs="*"), "--json": _FILE},
+    "scale": {"--widths": _text("N,N,…"), "--keys": {**_WHOLE, "default": 16}, **_RESULTS},
+    "learn": {"--step": _WHOLE, **_RESULTS},
+    "trace": {
+        "file": _FILE,
+        "--head": _WHOLE,
+        "--batch": _WHOLE,
+        "--num-heads": _text("N,N"),
+        "--query": _WHOLE,
+        **_RESULTS,
+    },
+    "diagnose": {"file": _FILE, "--json": _FILE},
+    "view": {
+        "source": _text("FILE|MODEL", nargs="?"),
+        "--text-file": _FILE,
+        "--windows": _FLAG,
+        "--port": {**_WHOLE, "default": 0},
+        "--no-open": _FLAG,
+    },
+    "bench": {
+        "--threads": _WHOLE,
+        "--quick": {**_FLAG, "default": None, **_HIDDEN},
+        "--device": {"choices": ("cpu", "cuda"), **_HIDDEN},
+        **{name: {"type": _name, **_HIDDEN} for name in ("--peers", "--only", "--save")},
+    },
+    "info": {"--json": _FLAG},
+}
+
+
 def read(arguments: list[str]) -> argparse.Namespace:
     """The arguments as values; exits with code 2 and one line about what is wrong."""
     language = _language(arguments)
@@ -106,147 +183,15 @@ def command_line(language: Language = "en") -> argparse.ArgumentParser:
     """The parser of all commands; its help in the language asked for."""
     parser = _Parser(language, prog="clearhead")
     parser.add_argument("--version", action="version", version=f"clearhead {__version__}")
-    _languages(parser, None)
+    parser.add_argument("--lang", choices=LANGUAGES)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name, add in _COMMANDS.items():
-        add(commands.add_parser(name, help=parser.words(name), language=language, command=name))
+    for name, arguments in _COMMANDS.items():
+        command = commands.add_parser(name, help=parser.words(name), language=language, command=name)
+        for argument, options in arguments.items():
+            command.add_argument(argument, **options)
+        if name not in _IN_ENGLISH:
+            command.add_argument("--lang", choices=LANGUAGES, default=argparse.SUPPRESS)
     return parser
-
-
-def _explain(explain: argparse.ArgumentParser) -> None:
-    explain.add_argument("text", metavar="TEXT", nargs="?")
-    explain.add_argument("--file", type=_name, metavar="FILE")
-    explain.add_argument("--windows", action="store_true")
-    explain.add_argument("--exact", type=_name, metavar="L.H,…")
-    explain.add_argument("--dtype", type=_name, metavar="NAME")
-    explain.add_argument("--model", type=_name, metavar="DIR|NAME")
-    explain.add_argument("--layer", type=_whole, metavar="N")
-    explain.add_argument("--head", type=_whole, metavar="N")
-    explain.add_argument("--token", type=_name, metavar="N|WORD")
-    explain.add_argument("--generate", type=_whole, default=0, metavar="N")
-    _edit(explain, "cut", "Q>K[@L.H]")
-    _edit(explain, "boost", "K=X[@L.H]")
-    _edit(explain, "off", "L.H,…", nargs="?", const=("off", ""))
-    explain.add_argument("--why", type=_name, nargs="?", const=True, metavar="TOKEN")
-    explain.add_argument("--against", type=_name, metavar="TOKEN")
-    _files(explain, "--json", "--html")
-    _languages(explain)
-
-
-def _edit(explain: argparse.ArgumentParser, name: str, form: str, **more: Any) -> None:
-    """An option that adds its name and value to `edits`, so that edits keep their order."""
-
-    def named(text: str) -> tuple[str, str]:
-        return name, text
-
-    explain.add_argument(f"--{name}", dest="edits", action="append", type=named, metavar=form, **more)
-
-
-def _shapes(shapes: argparse.ArgumentParser) -> None:
-    shapes.add_argument("sizes", type=_name, nargs="*", metavar="SIZE")
-    _files(shapes, "--json")
-    _languages(shapes)
-
-
-def _scale(scale: argparse.ArgumentParser) -> None:
-    scale.add_argument("--widths", type=_name, metavar="N,N,…")
-    scale.add_argument("--keys", type=_whole, default=16, metavar="N")
-    _files(scale, "--json", "--html")
-    _languages(scale)
-
-
-def _learn(learn: argparse.ArgumentParser) -> None:
-    learn.add_argument("--step", type=_whole, metavar="N")
-    _files(learn, "--json", "--html")
-    _languages(learn)
-
-
-def _trace(trace: argparse.ArgumentParser) -> None:
-    trace.add_argument("file", type=_name, metavar="FILE")
-    trace.add_argument("--head", type=_whole, metavar="N")
-    trace.add_argument("--batch", type=_whole, metavar="N")
-    trace.add_argument("--num-heads", type=_name, metavar="N,N")
-    trace.add_argument("--query", type=_whole, metavar="N")
-    _files(trace, "--json", "--html")
-    _languages(trace)
-
-
-def _diagnose(diagnose: argparse.ArgumentParser) -> None:
-    diagnose.add_argument("file", type=_name, metavar="FILE")
-    _files(diagnose, "--json")
-    _languages(diagnose)
-
-
-def _view(view: argparse.ArgumentParser) -> None:
-    view.add_argument("source", type=_name, metavar="FILE|MODEL", nargs="?")
-    view.add_argument("--text-file", type=_name, metavar="FILE")
-    view.add_argument("--windows", action="store_true")
-    view.add_argument("--port", type=_whole, default=0, metavar="N")
-    view.add_argument("--no-open", action="store_true")
-    _languages(view)
-
-
-def _bench(bench: argparse.ArgumentParser) -> None:
-    bench.add_argument("--threads", type=_whole, metavar="N")
-    bench.add_argument("--quick", action="store_true", default=None, help=argparse.SUPPRESS)
-    bench.add_argument("--device", choices=("cpu", "cuda"), help=argparse.SUPPRESS)
-    for name in ("peers", "only", "save"):
-        bench.add_argument(f"--{name}", type=_name, help=argparse.SUPPRESS)
-
-
-def _info(info: argparse.ArgumentParser) -> None:
-    info.add_argument("--json", action="store_true")
-
-
-_COMMANDS = {
-    "explain": _explain,
-    "shapes": _shapes,
-    "scale": _scale,
-    "learn": _learn,
-    "trace": _trace,
-    "diagnose": _diagnose,
-    "view": _view,
-    "bench": _bench,
-    "info": _info,
-}
-
-
-def contest(options: argparse.Namespace) -> list[str]:
-    """The options of `bench` that only the contests in a checkout have, as they were typed."""
-    typed = ["--quick"] if options.quick else []
-    for name in ("device", "peers", "only", "save"):
-        value = getattr(options, name)
-        typed += [] if value is None else [f"--{name}", value]
-    return typed
-
-
-def _languages(parser: argparse.ArgumentParser, default: str | None = argparse.SUPPRESS) -> None:
-    parser.add_argument("--lang", choices=LANGUAGES, default=default)
-
-
-def _files(parser: argparse.ArgumentParser, *names: str) -> None:
-    for name in names:
-        parser.add_argument(name, type=_name, metavar="FILE")
-
-
-def _name(text: str) -> str:
-    """The name of a file or model, or names with commas; not empty."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError("it is empty: leave it out for its default")
-    if "\0" in text:
-        raise argparse.ArgumentTypeError("it holds a NUL character")
-    return text
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:  # no number, or one of thousands of digits
-        raise argparse.ArgumentTypeError(f"expected a whole number, not {_short(text)!r}") from None
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 30 else text[:30] + "…"
 
 
 def pairs(text: str) -> list[tuple[str, int]]:

@@ -264,14 +264,15 @@ def _bench(options: argparse.Namespace) -> int:
 
     if options.threads is not None:
         set_num_threads(options.threads)  # says what is wrong with the number
-    contest = arguments.contest(options)
+    contest = {f"--{name}": getattr(options, name) for name in ("quick", "device", "peers", "only", "save")}
+    contest = {name: value for name, value in contest.items() if value is not None}
     if contest:
-        names = ", ".join(part for part in contest if part.startswith("--"))
+        typed = [part for name, value in contest.items() for part in (name, value) if part is not True]
         threads = [] if options.threads is None else ["--threads", str(options.threads)]
         raise FileError(
             "{names}: for the contests with other libraries, which are not installed but lie in the source checkout.",
-            shlex.join(["python", "-m", "benchmarks", *contest, *threads]),
-            names=names,
+            shlex.join(["python", "-m", "benchmarks", *typed, *threads]),
+            names=", ".join(contest),
         )
     from clearhead.bench.self_check import self_check
 
@@ -291,19 +292,15 @@ def _info(options: argparse.Namespace) -> int:
         facts["not compiled"] = f"{', '.join(native.absent_levels())}: {native.ALL_LEVELS}"
     facts["threads"] = get_num_threads()
     for package in ("numpy", "torch", "triton", "transformers", "onnxruntime", "jax", "matplotlib"):
-        facts[package] = _version(package)
+        try:
+            facts[package] = version(package)
+        except PackageNotFoundError:
+            facts[package] = "not installed"
     if options.json:
         print(json.dumps(facts))
     else:
         print("\n".join(f"{name:<16} {value}" for name, value in facts.items()))
     return 0
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {

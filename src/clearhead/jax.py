@@ -87,13 +87,7 @@ def attention(q: Any, k: Any, v: Any, *, engine: str | None = None, **rules: Unp
 
 @explained(askable())
 def observe(
-    q: Any,
-    k: Any,
-    v: Any = None,
-    *,
-    queries: slice = slice(None),
-    engine: str | None = None,
-    **named: Unpack[Named],
+    q: Any, k: Any, v: Any = None, *, queries: slice = slice(None), engine: str | None = None, **named: Unpack[Named]
 ) -> Observation:
     """`AttentionMatrix(q, k, **rules).observe(v, **asked)` that JAX can trace: statistics in one pass or two.
 
@@ -132,7 +126,14 @@ def _read(
     """Validate all that is known while JAX traces; the arrays are those that `Traced.names` lists."""
     operands = {name: _as_jax(x, name) for name, x in (("q", q), ("k", k), ("v", v)) if name != "v" or x is not None}
     values = flat(rules)
-    operands |= {name: _array_rule(name, x) for name, x in values.items() if isinstance(x, Tracer)}
+    operands |= {name: x for name, x in values.items() if isinstance(x, Tracer)}
+    for name in [name for name in values if name in operands and name not in _ARRAYS]:
+        raise RuleError(
+            f"{name} is traced by JAX, and must be known while it traces.",
+            "scale=1.0 and (q * scale, k) give the same scores."
+            if name == "scale"
+            else f"jax.jit(…, static_argnames={name!r}) makes it a Python value.",
+        )
     tracing = any(isinstance(x, Tracer) for x in operands.values())
     fixed: Any = {name: _fixed(name, x, copy=tracing) for name, x in values.items() if name not in operands}
     zeros: Any = {name: np.broadcast_to(np.zeros((), x.dtype), x.shape) for name, x in operands.items()}
@@ -167,18 +168,6 @@ def _as_jax(x: Any, name: str) -> Any:
         return jnp.asarray(array)
     except TypeError:
         raise DtypeError(f"{name} is {array.dtype}: JAX has no arrays of it.", f"{name}.astype(np.float32)") from None
-
-
-def _array_rule(name: str, x: Any) -> Any:
-    """A traced value of a rule. Raises RuleError for a rule that is a Python value."""
-    if name not in _ARRAYS:
-        raise RuleError(
-            f"{name} is traced by JAX, and must be known while it traces.",
-            "scale=1.0 and (q * scale, k) give the same scores."
-            if name == "scale"
-            else f"jax.jit(…, static_argnames={name!r}) makes it a Python value.",
-        )
-    return x
 
 
 def _fixed(name: str, x: Any, *, copy: bool) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from clearhead import __version__, engines
 from clearhead.bench.measure import Call, interleaved, ratio
 from clearhead.core import reference
-from clearhead.core.arrays import as_host_array, bfloat16
+from clearhead.core.arrays import as_host_array
 from clearhead.core.axes import Array
 from clearhead.core.problem import describe
 from clearhead.digits import fixed
@@ -90,9 +90,8 @@ def measured(case: Case) -> Line:
 
 def _arrays(case: Case) -> tuple[Array, Array, Array]:
     rng = np.random.default_rng(0)
-    dtype = bfloat16 if case.dtype == "bfloat16" else np.dtype(case.dtype)
     sizes = ((case.heads, case.queries), (case.kv_heads, case.keys), (case.kv_heads, case.keys))
-    q, k, v = (rng.standard_normal((1, *size, 64), dtype=np.float32).astype(dtype) for size in sizes)
+    q, k, v = (rng.standard_normal((1, *size, 64), dtype=np.float32).astype(case.dtype) for size in sizes)
     return q, k, v
 
 

@@ -12,9 +12,9 @@ from typing import Any, cast
 import numpy as np
 
 from clearhead.changing import otherrun
-from clearhead.changing.edits import Boost, Cut, Edit, Like, Off, Scaled, Share, Tempered, ValuesLike
+from clearhead.changing.edits import Edit
 from clearhead.changing.places import Place, Text, find
-from clearhead.changing.tensors import chosen, float_sum, logaddexp, numbers_like, positive_part, spread, times
+from clearhead.changing.tensors import chosen, float_sum, library, numbers_like, positive_part, spread, times
 from clearhead.core import visibility
 from clearhead.core.axes import Array, blocks
 from clearhead.core.problem import Problem, describe
@@ -86,7 +86,7 @@ def edited(
             what = f"there is no head {max(heads)} in layer {place.layer}, which has {q.shape[1]}."
             raise SelectionError("{edit}: {what}", edit=edit, what=what)
         try:
-            call = _APPLY[type(edit)](call, edit, heads, place)
+            call = _APPLY[edit.kind](call, edit, heads, place)
         except ClearheadError as error:
             raise type(error)("{edit}: {what}", error.hint, edit=edit, what=error.what) from error
     return call
@@ -123,12 +123,12 @@ def check_places(edit: Edit, queries: Text, keys: Text) -> None:
     """Raise SelectionError where an edit names a position or a word that these texts have not."""
     for name, text in (("queries", queries), ("keys", keys)):
         try:
-            find(name, getattr(edit, name, None), text)
+            find(name, getattr(edit, name), text)
         except ClearheadError as error:
             raise type(error)("{edit}: {what}", error.hint, edit=edit, what=error.what) from error
 
 
-def _labels(edit: Any, place: Place) -> tuple[Array, Array]:
+def _labels(edit: Edit, place: Place) -> tuple[Array, Array]:
     """The queries and the keys of this call that an edit is about, 0, others -1: (batch or 1, queries or keys)."""
     queries = find("queries", edit.queries, place.query_text).labels(place.queries)
     return queries, find("keys", edit.keys, place.key_text).labels(place.keys)
@@ -142,7 +142,7 @@ def acts(edit: Edit, heads: Heads, shape: tuple[int, int, int, int], rules: Mapp
 
     O(queries + keys) where positions decide it; where masks, segments or biases forbid all of it, they are read.
     """
-    if not isinstance(edit, Cut | Boost | Share):
+    if edit.kind not in ("cut", "boost", "share"):
         return True
     queries, keys = (np.broadcast_to(labels >= 0, (shape[0], labels.shape[1])) for labels in _labels(edit, place))
     if not queries.any() or not keys.any():
@@ -178,15 +178,15 @@ def _meet(problem: Problem, batch: int, head: int, queries: Array, keys: Array) 
     return False
 
 
-def _added(call: EditedCall, edit: Cut | Boost, heads: Heads, place: Place) -> EditedCall:
+def _added(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall:
     """A number added to the logits of these queries and keys: -inf cuts."""
     queries, keys = _labels(edit, place)
-    amount = edit.by if isinstance(edit, Boost) else -np.inf
+    amount = edit.by if edit.kind == "boost" else -np.inf
     table = _per_head(amount, 0.0, heads, call.q.shape[1]).reshape(1, -1, 1, 1)
     return replace(call, terms=(*call.terms, SpanTerm(queries, keys, table)))
 
 
-def _shared(call: EditedCall, edit: Share, heads: Heads, place: Place) -> EditedCall:
+def _shared(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall:
     """ln(a/(1 − a)) − ln(p/(1 − p)) added to the span's logits, where that is above 0.
 
     ln(p/(1 − p)) is the log-sum-exp of the span less that of the rest, each from a pass over its own keys only.
@@ -198,7 +198,7 @@ def _shared(call: EditedCall, edit: Share, heads: Heads, place: Place) -> Edited
         span, rest = (_logsumexp_of(call, queries, keys if side else ~keys, heads) for side in (True, False))
     sinks = call.rules.get("sinks")
     if sinks is not None:
-        rest = logaddexp(rest, numbers_like(sinks, rest)[:, None])
+        rest = library(rest).logaddexp(rest, numbers_like(sinks, rest)[:, None])
     wanted = log(edit.at_least) - np.log1p(-edit.at_least)
     table = positive_part(wanted, rest, span)[..., None]
     rows = np.where(queries, np.arange(len(place.queries)), -1)
@@ -216,7 +216,7 @@ def _logsumexp_of(call: EditedCall, queries: Array, keys: Array, heads: Heads) -
     return by_softcap(lambda q, k, _, capped: AttentionMatrix(q, k, **capped).logsumexp(), call.q, call.k, None, rules)
 
 
-def _tempered(call: EditedCall, edit: Tempered, heads: Heads, _: Place) -> EditedCall:
+def _tempered(call: EditedCall, edit: Edit, heads: Heads, _: Place) -> EditedCall:
     """Every logit, the sink's too, over t; the heads that are not tempered keep a softcap of their own."""
     count = call.q.shape[1]
     t = np.ones(count)
@@ -231,7 +231,7 @@ def _tempered(call: EditedCall, edit: Tempered, heads: Heads, _: Place) -> Edite
     return replace(call, rules=rules, terms=terms)
 
 
-def _off(call: EditedCall, edit: Off, heads: Heads, place: Place) -> EditedCall:
+def _off(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall:
     number = len(call.afterwards)
 
     def change(output: Any) -> Any:
@@ -251,7 +251,7 @@ def _mean(output: Any, number: int, place: Place) -> Any:
     return total / count.clip(1)
 
 
-def _scaled(call: EditedCall, edit: Scaled, heads: Heads, _: Place) -> EditedCall:
+def _scaled(call: EditedCall, edit: Edit, heads: Heads, _: Place) -> EditedCall:
     factors = _per_head(edit.by, 1.0, heads, call.q.shape[1])
 
     def change(output: Any) -> Any:
@@ -260,28 +260,28 @@ def _scaled(call: EditedCall, edit: Scaled, heads: Heads, _: Place) -> EditedCal
     return replace(call, afterwards=(*call.afterwards, change))
 
 
-def _like(call: EditedCall, edit: Like, heads: Heads, place: Place) -> EditedCall:
+def _like(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall:
     run = otherrun.of(edit, heads, place, call.q)
     q, k, rules, terms = otherrun.weights(run, call.q, call.k, call.rules, call.terms)
     v = otherrun.for_each_head(call.v, call.q.shape[1]) if k.shape[1] != call.v.shape[1] else call.v
     return replace(call, q=q, k=k, v=v, rules=rules, terms=terms)
 
 
-def _values_like(call: EditedCall, edit: ValuesLike, heads: Heads, place: Place) -> EditedCall:
+def _values_like(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall:
     v = otherrun.values(otherrun.of(edit, heads, place, call.v), call.v, call.q.shape[1])
     k = otherrun.for_each_head(call.k, call.q.shape[1]) if v.shape[1] != call.k.shape[1] else call.k
     return replace(call, k=k, v=v)
 
 
-_APPLY: dict[type[Edit], Callable[[EditedCall, Any, Heads, Place], EditedCall]] = {
-    Cut: _added,
-    Boost: _added,
-    Share: _shared,
-    Tempered: _tempered,
-    Off: _off,
-    Scaled: _scaled,
-    Like: _like,
-    ValuesLike: _values_like,
+_APPLY: dict[str, Callable[[EditedCall, Edit, Heads, Place], EditedCall]] = {
+    "cut": _added,
+    "boost": _added,
+    "share": _shared,
+    "tempered": _tempered,
+    "off": _off,
+    "scaled": _scaled,
+    "like": _like,
+    "values_like": _values_like,
 }
 
 

@@ -2,17 +2,18 @@
 
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from clearhead.changing import otherrun
 from clearhead.changing.applying import acting_in, acts, check_layers, check_places, edited
-from clearhead.changing.edits import Edit, Off, OtherRun, read_edits, with_run
+from clearhead.changing.edits import Edit, read_edits
 from clearhead.changing.places import Place, Text
-from clearhead.changing.texts import Texts
-from clearhead.errors import DtypeError, MissingExtraError, RuleError
+from clearhead.changing.texts import Texts, check_tokenizer
+from clearhead.errors import MissingExtraError, RuleError
 from clearhead.layers.naming import ModulePath
+from clearhead.layers.run import Run
 
 if TYPE_CHECKING:
     from clearhead.layers.attending import Change, Finish
@@ -63,22 +64,16 @@ def change(model: Any, edits: Any, *, tokenizer: Any = None) -> Iterator[None]:
         raise MissingExtraError(
             f"change needs PyTorch and Transformers: {error}.", "pip install 'clearhead[hf]'"
         ) from error
-    read = tuple(with_run(edit) for edit in read_edits(edits))
-    if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
-        raise DtypeError(
-            f"tokenizer is a {type(tokenizer).__name__}: expected something with decode(list of ids).",
-            "tokenizer=transformers.AutoTokenizer.from_pretrained(…)",
-        )
+    read = tuple(
+        replace(edit, seen=Run.read(edit.seen)) if isinstance(edit.seen, str) else edit for edit in read_edits(edits)
+    )
+    check_tokenizer(tokenizer)
     switching.check(model)
     if any(module in attending.changers for module in model.modules()):
         raise RuleError("the model is being changed already.", "give all edits to one ch.change, as a list.")
     changing = _Changing(model, read, tokenizer)
     changing.check()
-    with ExitStack() as after:
-        after.enter_context(changing.passes.followed())
-        for module in model.modules():
-            attending.changers[module] = changing.attention
-            after.callback(attending.changers.pop, module, None)
+    with changing.passes.followed(attending.changers, changing.attention):
         yield
     changing.check_acted()
 
@@ -105,12 +100,12 @@ class _Changing:
         hint = f"layers are {numbers[0]} to {numbers[-1]}, or named as ch.watch names them." if numbers else ""
         check_layers(self.edits, layers, self.name, hint)
         for edit in self.edits:
-            if isinstance(edit, OtherRun):
+            if edit.seen is not None:
                 otherrun.check_kept(edit, self.modules.values())
 
     def _attention_modules(self) -> dict[Any, set[str]]:
         """The modules that may attend, each with all that may choose its layer."""
-        from clearhead.layers.unseen import mixes_tokens
+        from clearhead.layers.switching import mixes_tokens
 
         passes = self.passes
         mixing = {module: passes.inner(path) for module, path in passes.paths.items() if mixes_tokens(module)}
@@ -143,7 +138,7 @@ class _Changing:
         sums = sequence.sums.setdefault(layer, {})
         if call.queries.start == 0:
             sums.clear()
-        real = _real(layer, call) if any(isinstance(edit, Off) for edit, _ in acting) else None
+        real = _real(layer, call) if any(edit.kind == "off" for edit, _ in acting) else None
         place = Place(layer.name, call.queries, call.keys, sequence.text, key_text, real, self.continues, sums)
         rules, shape = call.rules(), (*call.q.shape[:3], call.k.shape[2])
         result = edited(call.q, call.k, call.v, rules, acting, place)
@@ -153,16 +148,8 @@ class _Changing:
             name: result.rules[name] for name in ("scale", "softcap", "sinks") if name in result.rules
         }
         pattern = replace(call.pattern, bias=result.rules.get("bias"))
-        changed = replace(
-            call,
-            q=result.q,
-            k=result.k,
-            v=result.v,
-            pattern=pattern,
-            scores=scores,
-            terms=result.terms,
-            edits=self.edits,
-        )
+        arrays = {"q": result.q, "k": result.k, "v": result.v}
+        changed = replace(call, **arrays, pattern=pattern, scores=scores, terms=result.terms, edits=self.edits)
         return changed, result.finish if result.afterwards else None
 
     def _check_sequences(self, layer: "LayerCall", call: "AttentionCall", queries: Text, keys: Text) -> None:
@@ -178,7 +165,7 @@ class _Changing:
         for edit in self.edits:
             if any(edit.may_act(edit.named_layers(), choices) for choices in alike):
                 check_places(edit, queries, keys)
-            if isinstance(edit, OtherRun) and layer.number == 1:
+            if edit.seen is not None and layer.number == 1:
                 otherrun.check_lengths(edit, kind, call.queries, call.keys, continues=self.continues)
         self.checked.add((queries, keys))
 
@@ -230,9 +217,6 @@ def _real(layer: "LayerCall", call: "AttentionCall") -> Any:
 
 def _head_count(module: Any) -> int:
     """The most heads that a module or its configuration speaks of; 0 where neither does."""
-    spoken = [(name, count) for owner in (module, getattr(module, "config", None)) for name, count in _vars(owner)]
-    return max((n for name, n in spoken if name.endswith(("heads", "n_head")) and isinstance(n, int)), default=0)
-
-
-def _vars(owner: Any) -> list[tuple[str, Any]]:
-    return list(getattr(owner, "__dict__", {}).items())
+    spoken = getattr(getattr(module, "config", None), "__dict__", {}), vars(module)
+    counts = (n for owner in spoken for name, n in owner.items() if name.endswith(("heads", "n_head")))
+    return max((n for n in counts if isinstance(n, int)), default=0)

@@ -1,9 +1,10 @@
 """The edits, as plain values that can be printed, compared and saved: what to change, and in which layers and heads."""
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, cast
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
 
 import numpy as np
 
@@ -16,29 +17,38 @@ Heads = tuple[int, ...] | dict[int | str, tuple[int, ...]] | None
 _HEADS = (int, np.integer), "a list of whole numbers from 0 up, or a dictionary of layer to such a list", "heads=[0, 1]"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Edit:
-    """What every edit says: where it acts."""
+    """An edit: its kind, which is the name of the function that makes it, where it acts, and what that was given.
 
-    KIND: ClassVar[str]
+    queries, keys   of cut, boost and share
+    by              of boost and scaled; at_least is of share, t of tempered, to of off
+    seen            of like and values_like: another run, or the path of its file
+    """
+
+    kind: str
     layers: tuple[int | str, ...] | None = None
     heads: Heads = None
+    queries: Places = None
+    keys: Places = None
+    by: Any = None
+    at_least: Any = None
+    t: Any = None
+    to: str | None = None
+    seen: Any = None
+
+    def arguments(self) -> dict[str, Any]:
+        """What its function was given, what it does first, then where; without what is None."""
+        names = sorted(signature(MAKERS[self.kind]).parameters, key=lambda name: name in ("layers", "heads"))
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def __repr__(self) -> str:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        order = sorted(values, key=lambda name: name in ("layers", "heads"))  # what it does first, then where
-        words = [f"{name}={_told(values[name])}" for name in order if values[name] is not None]
-        if order[0] in ("t", "seen") or self.KIND == "scaled":
-            words[0] = words[0].partition("=")[2]
-        return f"{self.KIND}({', '.join(words)})"
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and all(
-            getattr(self, field.name) == getattr(other, field.name) for field in fields(self)
-        )
+        unnamed = [x.name for x in signature(MAKERS[self.kind]).parameters.values() if x.kind is not x.KEYWORD_ONLY]
+        words = [_told(x) if name in unnamed else f"{name}={_told(x)}" for name, x in self.arguments().items()]
+        return f"{self.kind}({', '.join(words)})"
 
     def __hash__(self) -> int:
-        return hash((self.KIND, repr([getattr(self, field.name) for field in fields(self) if field.name != "seen"])))
+        return hash((self.kind, repr([value for name, value in self.arguments().items() if name != "seen"])))
 
     def named_layers(self) -> tuple[int | str, ...]:
         """The layers that it names; () where it names none."""
@@ -53,7 +63,9 @@ class Edit:
     def acts_in(self, name: str, choices: Collection[str]) -> bool:
         """Does it act in the layer of this name, which all of `choices` choose?"""
         named = self.named_layers()
-        return not named or any(str(layer) == name or str(layer) in choices for layer in named)
+        if not named:  # all that another run has
+            return not isinstance(self.seen, Run) or name in self.seen.parts
+        return any(str(layer) == name or str(layer) in choices for layer in named)
 
     def may_act(self, layers: Collection[int | str], choices: Collection[str]) -> bool:
         """May one of these layers, () is all, be one that `choices` choose? "0#2" is a call of layer 0."""
@@ -66,86 +78,7 @@ class Edit:
         return tuple(sorted({head for layer, heads in self.heads.items() if str(layer) in choices for head in heads}))
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
-class Cut(Edit):
-    """Weights that become 0."""
-
-    KIND = "cut"
-    queries: Places = None
-    keys: Places = None
-
-
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
-class Boost(Edit):
-    """A number added to the logits of keys."""
-
-    KIND = "boost"
-    keys: Places
-    by: float
-    queries: Places = None
-
-
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
-class Share(Edit):
-    """Keys that get at least a part of each row."""
-
-    KIND = "share"
-    keys: Places
-    at_least: float
-    queries: Places = None
-
-
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
-class Tempered(Edit):
-    """Logits divided by a number."""
-
-    KIND = "tempered"
-    t: float
-
-
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
-class Off(Edit):
-    """A head's output as 0, or as its mean."""
-
-    KIND = "off"
-    to: str = "zero"
-
-
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
-class Scaled(Edit):
-    """A head's output times a number."""
-
-    KIND = "scaled"
-    by: float
-
-
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
-class OtherRun(Edit):
-    """An edit that takes something from another run; where it names no layers, from all that the run has."""
-
-    seen: Run | str
-
-    def acts_in(self, name: str, choices: Collection[str]) -> bool:
-        """Does it act in the layer of this name, which all of `choices` choose?"""
-        assert not isinstance(self.seen, str)
-        return super().acts_in(name, choices) and (bool(self.named_layers()) or name in self.seen.parts)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
-class Like(OtherRun):
-    """The weights of another run."""
-
-    KIND = "like"
-
-
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
-class ValuesLike(OtherRun):
-    """The values of another run."""
-
-    KIND = "values_like"
-
-
-def cut(*, queries: Any = None, keys: Any = None, layers: Any = None, heads: Any = None) -> Cut:
+def cut(*, queries: Any = None, keys: Any = None, layers: Any = None, heads: Any = None) -> Edit:
     """These queries no longer see these keys; their weights go to the other keys they see.
 
     queries   positions in the text, None for all: a whole number (negative ones count from the end), a slice, a word, a
@@ -167,10 +100,10 @@ def cut(*, queries: Any = None, keys: Any = None, layers: Any = None, heads: Any
     """
     if queries is None and keys is None:
         raise RuleError("cut has neither queries nor keys: no weight would be left.", "ch.off(heads=[3])")
-    return Cut(**_spans(queries, keys), **_where(layers, heads))
+    return _made("cut", layers, heads, queries=queries, keys=keys)
 
 
-def boost(*, keys: Any, by: float, queries: Any = None, layers: Any = None, heads: Any = None) -> Boost:
+def boost(*, keys: Any, by: float, queries: Any = None, layers: Any = None, heads: Any = None) -> Edit:
     """Add `by` to the logits of these keys: before the softmax divides, their weights are e^by times as large.
 
     keys, queries, layers, heads   as in `cut`; keys must be given
@@ -183,10 +116,10 @@ def boost(*, keys: Any, by: float, queries: Any = None, layers: Any = None, head
     >>> ch.boost(keys=slice(0, 12), by=2)
     boost(keys=slice(0, 12), by=2.0)
     """
-    return Boost(**_spans(queries, _needed("boost", keys)), by=_number("by", by), **_where(layers, heads))
+    return _made("boost", layers, heads, queries=queries, keys=_needed("boost", keys), by=_number("by", by))
 
 
-def share(*, keys: Any, at_least: float, queries: Any = None, layers: Any = None, heads: Any = None) -> Share:
+def share(*, keys: Any, at_least: float, queries: Any = None, layers: Any = None, heads: Any = None) -> Edit:
     """These keys together get at least this part of each row's attention; rows where they have it stay as they are.
 
     keys, queries, layers, heads   as in `cut`; keys must be given
@@ -208,10 +141,10 @@ def share(*, keys: Any, at_least: float, queries: Any = None, layers: Any = None
             "ch.cut(keys=…) of all other keys makes it 1, of these keys 0.",
             part=part,
         )
-    return Share(**_spans(queries, _needed("share", keys)), at_least=part, **_where(layers, heads))
+    return _made("share", layers, heads, queries=queries, keys=_needed("share", keys), at_least=part)
 
 
-def tempered(t: float, *, layers: Any = None, heads: Any = None) -> Tempered:
+def tempered(t: float, *, layers: Any = None, heads: Any = None) -> Edit:
     """softmax(logits/t): weights flatter above 1, sharper below. A learned sink is a logit as well.
 
     t               a number above 0
@@ -228,10 +161,10 @@ def tempered(t: float, *, layers: Any = None, heads: Any = None) -> Tempered:
         raise RuleError(
             "t is {number}: expected a number above 0.", "t=1.5 makes weights flatter, 0.5 sharper.", number=number
         )
-    return Tempered(t=number, **_where(layers, heads))
+    return _made("tempered", layers, heads, t=number)
 
 
-def off(*, layers: Any = None, heads: Any = None, to: str = "zero") -> Off:
+def off(*, layers: Any = None, heads: Any = None, to: str = "zero") -> Edit:
     """A head's output becomes 0, or its mean.
 
     layers, heads   as in `cut`
@@ -246,10 +179,10 @@ def off(*, layers: Any = None, heads: Any = None, to: str = "zero") -> Off:
     """
     if not isinstance(to, str) or to not in ("zero", "mean"):
         raise RuleError(expected("to", to, "'zero' or 'mean'"), 'to="mean"')
-    return Off(to=to, **_where(layers, heads))
+    return _made("off", layers, heads, to=to)
 
 
-def scaled(by: float, *, layers: Any = None, heads: Any = None) -> Scaled:
+def scaled(by: float, *, layers: Any = None, heads: Any = None) -> Edit:
     """A head's output times a number.
 
     by              any finite number
@@ -261,10 +194,10 @@ def scaled(by: float, *, layers: Any = None, heads: Any = None) -> Scaled:
     >>> ch.scaled(0.5, heads=[2])
     scaled(0.5, heads=[2])
     """
-    return Scaled(by=_number("by", by), **_where(layers, heads))
+    return _made("scaled", layers, heads, by=_number("by", by))
 
 
-def like(seen: Any, *, layers: Any = None, heads: Any = None) -> Like:
+def like(seen: Any, *, layers: Any = None, heads: Any = None) -> Edit:
     """The weights of another run, on this run's values.
 
     seen            what ch.watch gave of that run, or the path of a file that `seen.save` wrote. It must have queries
@@ -278,10 +211,10 @@ def like(seen: Any, *, layers: Any = None, heads: Any = None) -> Like:
     >>> ch.like("clean.safetensors", layers=[1])
     like('clean.safetensors', layers=[1])
     """
-    return Like(seen=_run(seen), **_where(layers, heads))
+    return _made("like", layers, heads, seen=_run(seen))
 
 
-def values_like(seen: Any, *, layers: Any = None, heads: Any = None) -> ValuesLike:
+def values_like(seen: Any, *, layers: Any = None, heads: Any = None) -> Edit:
     """The weights of this run, on the values of another run.
 
     seen            as in `like`; it must have values as well: ch.watch(model, values=True)
@@ -294,7 +227,12 @@ def values_like(seen: Any, *, layers: Any = None, heads: Any = None) -> ValuesLi
     >>> ch.values_like("clean.safetensors", layers=[1], heads=[0])
     values_like('clean.safetensors', layers=[1], heads=[0])
     """
-    return ValuesLike(seen=_run(seen), **_where(layers, heads))
+    return _made("values_like", layers, heads, seen=_run(seen))
+
+
+MAKERS: dict[str, Callable[..., Edit]] = {
+    made.__name__: made for made in (cut, boost, share, tempered, off, scaled, like, values_like)
+}
 
 
 def read_edits(value: Any) -> tuple[Edit, ...]:
@@ -328,8 +266,9 @@ def _told(value: Any) -> str:
     return repr(value)
 
 
-def _spans(queries: Any, keys: Any) -> dict[str, Any]:
-    return {"queries": read_places("queries", queries), "keys": read_places("keys", keys)}
+def _made(kind: str, layers: Any, heads: Any, **what: Any) -> Edit:
+    what |= {name: read_places(name, what[name]) for name in ("queries", "keys") if name in what}
+    return Edit(kind=kind, **what, **_where(layers, heads))
 
 
 def _needed(kind: str, keys: Any) -> Any:
@@ -389,10 +328,3 @@ def _run(seen: Any) -> Run | str:
         expected("seen", seen, "what `with ch.watch(model) as seen` gave, or the path of its file"),
         'ch.like(seen), or ch.like("run.safetensors")',
     )
-
-
-def with_run(edit: Edit) -> Edit:
-    """The same edit, its other run read from its file where it has only the path."""
-    if isinstance(edit, OtherRun) and isinstance(edit.seen, str):
-        return cast("Edit", type(edit)(seen=Run.read(edit.seen), layers=edit.layers, heads=edit.heads))
-    return edit

@@ -1,28 +1,11 @@
 """Edits as JSON, for files and command lines."""
 
 import json
-from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
-from clearhead.changing.edits import (
-    Edit,
-    boost,
-    cut,
-    like,
-    off,
-    read_edits,
-    scaled,
-    share,
-    tempered,
-    values_like,
-)
+from clearhead.changing.edits import MAKERS, Edit, read_edits
 from clearhead.errors import DtypeError, FileError, RuleError, shown, unknown
 from clearhead.layers.run import Run
-
-_MAKERS: dict[str, Callable[..., Edit]] = {
-    made.__name__: made for made in (cut, boost, share, tempered, off, scaled, like, values_like)
-}
 
 
 def edits_to_json(edits: Any) -> str:
@@ -59,13 +42,13 @@ def edits_from_json(text: str) -> list[Edit]:
 
 def _edit(words: dict[str, Any]) -> Edit:
     kind, values = words.get("edit"), {name: x for name, x in words.items() if name != "edit"}
-    if not isinstance(kind, str) or kind not in _MAKERS:
-        raise unknown("edit", kind, _MAKERS)
+    if not isinstance(kind, str) or kind not in MAKERS:
+        raise unknown("edit", kind, MAKERS)
     for name in ("queries", "keys"):
         if name in values:
             values[name] = _place_of(values[name])
     try:
-        return _MAKERS[kind](**values)
+        return MAKERS[kind](**values)
     except TypeError as error:
         if isinstance(error, DtypeError):
             raise
@@ -74,19 +57,13 @@ def _edit(words: dict[str, Any]) -> Edit:
 
 def _words(edit: Edit) -> dict[str, Any]:
     """An edit as an object of JSON."""
-    saved: dict[str, Any] = {"edit": edit.KIND}
-    values = {field.name: getattr(edit, field.name) for field in fields(edit)}
-    for name in sorted(values, key=lambda name: (name in ("layers", "heads"), name == "heads")):
-        value = values[name]
-        if value is None:
-            continue
-        if isinstance(value, Run):
-            raise RuleError(
-                f"{edit.KIND} holds a run that is in memory, and JSON has no room for it.",
-                f'seen.save("run.safetensors"), then ch.{edit.KIND}("run.safetensors")',
-            )
-        saved[name] = _place_words(value) if name in ("queries", "keys") else value
-    return saved
+    if isinstance(edit.seen, Run):
+        raise RuleError(
+            f"{edit.kind} holds a run that is in memory, and JSON has no room for it.",
+            f'seen.save("run.safetensors"), then ch.{edit.kind}("run.safetensors")',
+        )
+    saved = {"edit": edit.kind, **edit.arguments()}
+    return saved | {name: _place_words(saved[name]) for name in ("queries", "keys") if name in saved}
 
 
 def _place_words(places: Any) -> Any:

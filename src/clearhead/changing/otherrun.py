@@ -1,14 +1,14 @@
 """Another run's queries and keys, or values, in one call of attention: for `like` and `values_like`."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from clearhead.changing.edits import OtherRun
+from clearhead.changing.edits import Edit
 from clearhead.changing.places import Place
-from clearhead.changing.tensors import numbers_like, spread, torch_of
+from clearhead.changing.tensors import library, numbers_like, spread, torch_of
 from clearhead.core.arrays import as_array, to_torch
 from clearhead.core.axes import KEY, QUERY, VALUE, Array, group_size, named
 from clearhead.core.rules import RULES, fields_along
@@ -35,20 +35,18 @@ class Part:
     place: Place
 
 
-def of(edit: OtherRun, heads: Sequence[int] | None, place: Place, x: Any) -> Part:
+def of(edit: Edit, heads: Sequence[int] | None, place: Place, x: Any) -> Part:
     """The other run's part for this call, checked. `x` is the call's q, or its v for values.
 
     Raises SelectionError where it has not this layer or its heads, RuleError where it kept no arrays, ShapeError where
     the lengths differ.
     """
-    if isinstance(edit.seen, str):
-        raise RuleError("the other run is not read from its file yet.")
     if place.layer not in edit.seen.parts:
         raise SelectionError(f"the other run has no layer {place.layer}.", f"it has {', '.join(edit.seen.layers)}.")
     layer = edit.seen.layer(place.layer)
     if layer.other_keys:
         raise RuleError(f"layer {place.layer} is merged attention, whose last keys are an encoder's.")
-    count = _head_total(edit, x, layer)
+    count = x.shape[1] if edit.kind == "like" else max(x.shape[1], 1 + max(layer.heads))  # of v there may be fewer
     wanted = list(range(count)) if heads is None else list(heads)
     _check_heads(layer, wanted)
     start = _start(layer, place.queries, place.keys, continues=place.continues)
@@ -57,17 +55,16 @@ def of(edit: OtherRun, heads: Sequence[int] | None, place: Place, x: Any) -> Par
     return Part(layer, wanted, index, len(wanted) == count, rows, columns, place)
 
 
-def check_kept(edit: OtherRun, layers: Collection[Collection[str]]) -> None:
+def check_kept(edit: Edit, layers: Collection[Collection[str]]) -> None:
     """Raise unless the other run has the layers, heads and arrays that an edit needs: SelectionError or RuleError.
 
     layers   what chooses each layer of the model that is changed, as in `applying.check_layers`
     """
-    assert not isinstance(edit.seen, str)
     if not edit.seen.parts:
         raise RuleError(
             f"{edit}: the other run saw no attention.", "run a model inside `with ch.watch(model) as seen`."
         )
-    side, words, how = {"like": ("q", "queries and keys", "keep=True")}.get(edit.KIND, ("v", "values", "values=True"))
+    side, words, how = {"like": ("q", "queries and keys", "keep=True")}.get(edit.kind, ("v", "values", "values=True"))
     if all(getattr(edit.seen.layer(layer), side) is None for layer in edit.seen.layers):
         raise RuleError(f"{edit}: the other run kept no {words}.", f"ch.watch(model, {how})")
     known = {name: edit.seen.layer(name) for name in edit.seen.layers}
@@ -87,9 +84,8 @@ def _check_heads(layer: Layer, wanted: Sequence[int], who: str = "") -> None:
             raise SelectionError(f"{who}the other run kept no head {head} of layer {layer.name}: kept are {kept}.")
 
 
-def check_lengths(edit: OtherRun, kind: ModulePath, queries: range, keys: range, *, continues: bool) -> None:
+def check_lengths(edit: Edit, kind: ModulePath, queries: range, keys: range, *, continues: bool) -> None:
     """Raise ShapeError where a layer that an edit needs, of this kind, has other lengths in the other run."""
-    assert not isinstance(edit.seen, str)
     for name in edit.seen.layers:
         layer, path = edit.seen.layer(name), ModulePath.of(edit.seen.layer(name).path)
         alike = path._replace(numbers=kind.numbers) == kind and layer.call == 1
@@ -120,11 +116,6 @@ def _start(layer: Layer, queries: range, keys: range, *, continues: bool) -> int
     return start
 
 
-def _head_total(edit: OtherRun, x: Any, layer: Layer) -> int:
-    """How many query heads the call has, where x may be values with fewer."""
-    return int(x.shape[1]) if edit.KIND == "like" else max(int(x.shape[1]), 1 + max(layer.heads))
-
-
 def weights(
     part: Part, q: Any, k: Any, rules: Mapping[str, Any], terms: Sequence[SpanTerm]
 ) -> tuple[Any, Any, Rules, tuple[SpanTerm, ...]]:
@@ -136,12 +127,7 @@ def weights(
         )
     other_q = _near(layer.q, q, "q", QUERY)[:, part.index, part.queries]
     _check_rules(part, rules)
-    chosen = for_heads(layer.rules, part.index)
-    shared = group_size(layer.q.shape[1], layer.k.shape[1])
-    if part.whole and part.index == list(range(layer.q.shape[1])):
-        other_k = _near(layer.k, k, "k", KEY)[:, :, part.keys]
-    else:
-        other_k = _near(layer.k, k, "k", KEY)[:, [head // shared for head in part.index], part.keys]
+    other_k, chosen = _of_heads(layer.k, part, k, "k", KEY), for_heads(layer.rules, part.index)
     made = _with_rules(part, rules, chosen, q)
     spans = chosen.get("spans")
     new = () if spans is None else (_only(SpanTerm.of(spans).take(part.queries, part.keys), part.heads, q.shape[1]),)
@@ -157,12 +143,17 @@ def values(part: Part, v: Any, heads: int) -> Any:
     layer = part.layer
     if layer.v is None:
         raise RuleError(f"the other run kept no values of layer {part.place.layer}.", "ch.watch(…, values=True)")
-    other = _near(layer.v, v, "v", VALUE)
-    count = len(layer.heads)
+    other = _of_heads(layer.v, part, v, "v", VALUE)
+    return other if part.whole else _replaced(for_each_head(v, heads), part.heads, other)
+
+
+def _of_heads(x: Any, part: Part, like: Any, name: str, axes: Sequence[str]) -> Any:
+    """The other run's keys or values of the call's places: all of them as they are, or one for each head taken."""
+    array, count = _near(x, like, name, axes), len(part.layer.heads)
     if part.whole and part.index == list(range(count)):
-        return other[:, :, part.keys]
-    shared = group_size(count, layer.v.shape[1])
-    return _replaced(for_each_head(v, heads), part.heads, other[:, [i // shared for i in part.index], part.keys])
+        return array[:, :, part.keys]
+    shared = group_size(count, x.shape[1])
+    return array[:, [place // shared for place in part.index], part.keys]
 
 
 def for_each_head(x: Any, heads: int) -> Any:
@@ -179,14 +170,11 @@ def _replaced(x: Any, heads: Sequence[int], part: Any) -> Any:
 
 def _near(x: Any, like: Any, name: str, axes: Sequence[str]) -> Any:
     """The other run's array as the kind of array that this call's is. Raises ShapeError or DtypeError."""
-    array = x
     torch = torch_of(like)
     if torch is None:
         array = as_array(x.detach() if hasattr(x, "detach") else x, name)[0]
-    elif torch_of(x) is None:
-        array = to_torch(torch, x)
-    if torch is not None:
-        array = array.detach().to(like.device)
+    else:
+        array = (to_torch(torch, x) if torch_of(x) is None else x).detach().to(like.device)
     if (array.shape[0], array.shape[3]) != (like.shape[0], like.shape[3]):
         raise ShapeError(
             f"the other run's {name} is {named(array.shape, axes)}, and this run's {named(like.shape, axes)}."
@@ -235,45 +223,41 @@ def _bias(part: Part, ours: Any, theirs: Any, q: Any) -> Any:
     if part.whole and theirs is not None:
         return theirs
     zeros = numbers_like(np.zeros((1, 1, *sizes)), q)
-    whole = _replaced(_expanded(zeros if ours is None else ours, (*q.shape[:2], *sizes)), [], zeros[:, []])
-    whole[:, part.heads] = zeros if theirs is None else theirs
-    return whole
-
-
-def _expanded(x: Any, shape: tuple[int, ...]) -> Any:
-    return np.broadcast_to(x, shape) if torch_of(x) is None else x.expand(shape)
+    whole = library(zeros).broadcast_to(zeros if ours is None else ours, (*q.shape[:2], *sizes))
+    return _replaced(whole, part.heads, zeros if theirs is None else theirs)
 
 
 def _places(x: Any, part: Part) -> tuple[Any, ...]:
     """The index of the call's queries and keys in an array (…, queries or 1, keys or 1)."""
-    rows, columns = (
-        slice(None) if size == 1 else chosen
-        for size, chosen in zip(x.shape[-2:], (part.queries, part.keys), strict=True)
-    )
-    return (..., rows, columns)
+    sides = zip(x.shape[-2:], (part.queries, part.keys), strict=True)
+    return (..., *(slice(None) if size == 1 else chosen for size, chosen in sides))
 
 
 def _check_rules(part: Part, rules: Mapping[str, Any]) -> None:
     """Raise RuleError unless the other run's queries see the same keys: its mask, window, padding, documents."""
-    place, theirs = part.place, part.layer.rules
-    for name, ours, other in (
-        ("causal or window", _reach(rules, place), _reach(theirs, place)),
-        ("padding or mask", _mask(rules, place, None), _mask(theirs, place, part)),
-        ("query_segments", _segments(rules, "query_segments", None), _segments(theirs, "query_segments", part.queries)),
-        ("kv_segments", _segments(rules, "kv_segments", None), _segments(theirs, "kv_segments", part.keys)),
-    ):
-        if not _equal(ours, other):
+    other = _visible(part.layer.rules, part.place, part)
+    for name, ours in _visible(rules, part.place, None).items():
+        theirs = other[name]
+        if ours is None or theirs is None:
+            same = ours is theirs
+        else:
+            one, two = np.broadcast_arrays(ours, theirs)
+            same = np.array_equal(one, two)
+        if not same:
             raise RuleError(
-                f"the other run has another {name} in layer {place.layer}: its queries see other keys.",
+                f"the other run has another {name} in layer {part.place.layer}: its queries see other keys.",
                 "both runs need the same padding and masks.",
             )
 
 
-def _equal(a: Any, b: Any) -> bool:
-    if a is None or b is None:
-        return a is None and b is None
-    one, other = np.broadcast_arrays(a, b)
-    return bool(np.array_equal(one, other))
+def _visible(rules: Mapping[str, Any], place: Place, part: Part | None) -> dict[str, Array | None]:
+    """What rules say of which keys are seen, by the names that errors have for it; of the other run, at its places."""
+    said = {"causal or window": _reach(rules, place), "padding or mask": _mask(rules, place, part)}
+    for name, side in (("query_segments", "queries"), ("kv_segments", "keys")):
+        labels = rules.get(name)
+        chosen = slice(None) if part is None else getattr(part, side)
+        said[name] = None if labels is None else _number(labels)[..., chosen]
+    return said
 
 
 def _reach(rules: Mapping[str, Any], place: Place) -> Array:
@@ -302,25 +286,19 @@ def _mask(rules: Mapping[str, Any], place: Place, part: Part | None) -> Array | 
     return None if allowed.all() else allowed
 
 
-def _segments(rules: Mapping[str, Any], name: str, chosen: slice | None) -> Array | None:
-    labels = rules.get(name)
-    return None if labels is None else _number(labels)[..., slice(None) if chosen is None else chosen]
-
-
 def _number(x: Any) -> Array:
     return np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
 
 
 def _only(term: SpanTerm, heads: Sequence[int], count: int) -> SpanTerm:
     """A term of some heads, as a term of all heads that adds nothing to the others."""
-    table = term.table if isinstance(term.table, np.ndarray) else _number(term.table)
+    table = _number(term.table)
     whole = np.zeros((table.shape[0], count, *table.shape[2:]), table.dtype)
     whole[:, list(heads)] = table
-    return SpanTerm(term.query_labels, term.key_labels, whole, term.by_row)
+    return replace(term, table=whole)
 
 
 def _without(term: SpanTerm, heads: Sequence[int], count: int) -> SpanTerm:
     """The same term, which adds nothing to these heads."""
-    table = _expanded(term.table, (term.table.shape[0], count, *term.table.shape[2:]))
-    whole = _replaced(table, heads, 0.0)
-    return SpanTerm(term.query_labels, term.key_labels, whole, term.by_row)
+    table = library(term.table).broadcast_to(term.table, (term.table.shape[0], count, *term.table.shape[2:]))
+    return replace(term, table=_replaced(table, heads, 0.0))

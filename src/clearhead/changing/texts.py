@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clearhead.changing.places import Text
+from clearhead.errors import DtypeError
 from clearhead.layers.naming import ModulePath
 from clearhead.layers.pieces import pieces_of
 
@@ -78,3 +79,12 @@ class Texts:
         if ids.shape[1] != length:
             return Text(length, why=f"the model was given {ids.shape[1]} ids for {length} positions")
         return Text(length, [pieces_of(row, self.tokenizer.decode) for row in ids.tolist()])
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raise DtypeError for something that makes no text of ids; None is no tokenizer."""
+    if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
+        raise DtypeError(
+            f"tokenizer is a {type(tokenizer).__name__}: expected something with decode(list of ids).",
+            "tokenizer=transformers.AutoTokenizer.from_pretrained(…)",
+        )

@@ -27,10 +27,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(bool),
 }  # fmt: skip
 _MOST_HEADER = 100 * 2**20  # bytes of a safetensors header; the format's own limit
-_BOMB = (
-    100,
-    2**30,
-)  # a zip file is refused if it unpacks to more than 100 times its size and to more than 1 GiB
+_BOMB = 100, 2**30  # a zip file is refused if it unpacks to more than 100 times its size and to more than 1 GiB
 _MAGIC = b"\x93NUMPY"
 
 
@@ -63,9 +60,8 @@ def npz(path: Path) -> dict[str, Array]:
     except FileError:
         raise
     except Exception as error:  # zip and NumPy's header have some twenty kinds of exceptions for what is malformed
-        raise FileError(
-            "{path} is not a readable .npz file: {reason}.", path=path, reason=Sentence(_line(error))
-        ) from None
+        reason = " ".join(str(error).split()).removesuffix(".") or type(error).__name__
+        raise FileError("{path} is not a readable .npz file: {reason}.", path=path, reason=Sentence(reason)) from None
 
 
 def safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
@@ -82,9 +78,9 @@ def safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[st
     parts = _parts(path, header, len(data) - 8 - length)
     whole = np.frombuffer(data, np.uint8, offset=8 + length) if len(data) > 8 + length else np.empty(0, np.uint8)
     arrays = {}
-    for name, part in parts.items():
-        if part.dtype is not None:
-            array = whole[part.start : part.stop].view(part.dtype).reshape(part.shape)
+    for name, (start, stop, _, dtype, shape) in parts.items():
+        if dtype is not None:
+            array = whole[start:stop].view(dtype).reshape(shape)
             arrays[name] = _flags(array if array.flags.aligned else array.copy())
     return arrays, metadata
 
@@ -195,8 +191,3 @@ def _npy(name: str, file: Any, size: int) -> Array:
 def _flags(array: Array) -> Array:
     """Booleans as NumPy stores them, 0 and 1: a file may store True as any nonzero byte."""
     return array.view(np.uint8) != 0 if array.dtype == bool else array
-
-
-def _line(error: Exception) -> str:
-    """Another library's error message on one line; the name of its class where the message is empty."""
-    return " ".join(str(error).split()).removesuffix(".") or type(error).__name__

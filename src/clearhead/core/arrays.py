@@ -54,7 +54,8 @@ def _adopt(x: Any, name: str) -> tuple[Array, Restore]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return _from_torch(torch, x, name), _as_tensor
-    if _traced_by_jax(x):
+    tracer = getattr(getattr(sys.modules.get("jax"), "core", None), "Tracer", None)
+    if tracer is not None and isinstance(x, tracer):
         raise DtypeError(
             "{name} is traced by JAX (jax.jit, jax.grad, jax.vmap): its numbers cannot be read while JAX traces.",
             "clearhead.jax.attention and clearhead.jax.observe can be traced; call all else outside, on plain arrays.",
@@ -139,11 +140,14 @@ def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(x, shape)
 
 
-def unrepeated(x: Any) -> Any:
-    """The same array with size 1 along the axes along which it is broadcast; PyTorch keeps those of a GPU's array."""
+def unrepeated(x: Any, axes: int | None = None) -> Any:
+    """The same array with size 1 along those of its first `axes` axes, or of all, along which it is broadcast.
+
+    PyTorch keeps those of a GPU's array.
+    """
     if not isinstance(x, np.ndarray):
         return x
-    return x[tuple(slice(1) if step == 0 else slice(None) for step in x.strides)]
+    return x[tuple(slice(1) if step == 0 else slice(None) for step in x.strides[:axes])]
 
 
 def empty(like: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -229,11 +233,6 @@ def no_forward_mode(name: str) -> DerivativeError:
         "clearhead.attention, AttentionMatrix.observe and A @ v have one.",
         name=name,
     )
-
-
-def _traced_by_jax(x: Any) -> bool:
-    tracer = getattr(getattr(sys.modules.get("jax"), "core", None), "Tracer", None)
-    return tracer is not None and isinstance(x, tracer)
 
 
 def _same(array: Array) -> Array:

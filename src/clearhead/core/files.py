@@ -235,16 +235,12 @@ def _write_all(descriptor: int, data: bytes, *, sync: bool = False) -> None:
                 select([], [file], [])
             else:
                 rest = rest[written:]
-        if sync:
-            _sync(file.fileno())
-
-
-def _sync(descriptor: int) -> None:
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):  # some file systems have no such call
-            raise
+        try:
+            if sync:
+                os.fsync(file.fileno())
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):  # some file systems have no such call
+                raise
 
 
 def _write_standard(data: bytes) -> None:

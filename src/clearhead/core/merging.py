@@ -31,7 +31,7 @@ def over_queries(a: Found, b: Found) -> dict[str, Any]:
         one, other, axis = a[name], b[name], STATISTICS[name].queries_axis
         if name != "groups":
             _check_shapes(name, one, other, axis, "queries")
-        joined[name] = _OVER_QUERIES[STATISTICS[name].over_queries](one, other, axis)
+        joined[name] = _on_host(_OVER_QUERIES[STATISTICS[name].over_queries], name, one, other, axis)
     return joined
 
 
@@ -80,7 +80,13 @@ def weighed(a: Found, b: Found, keys: int) -> dict[str, Any]:
     whole = np.logaddexp(first, second)
     share, other = (np.where(np.isneginf(part), 0.0, np.exp(part - whole)) for part in (first, second))
     how = Shares(whole, (first, second), (share, other), keys)
-    return {name: _OVER_KEYS[STATISTICS[name].over_keys or ""](a[name], b.get(name), how) for name in _asked(a)}
+    rules = {name: STATISTICS[name].over_keys or "" for name in _asked(a)}
+    return {
+        name: _strongest(a[name], b.get(name), how)
+        if rule == "strongest"
+        else _on_host(_OVER_KEYS[rule], name, a[name], b.get(name), how)
+        for name, rule in rules.items()
+    }
 
 
 def entropy_of_part(share: Any, entropy: Any, rise: Any) -> Any:
@@ -88,34 +94,29 @@ def entropy_of_part(share: Any, entropy: Any, rise: Any) -> Any:
     return share * (entropy + rise)
 
 
-def _whole_logsumexp(one: Any, other: Any, how: Shares) -> Any:
-    del other
-    array, restore = as_host_array(one, "logsumexp")
-    return restore(how.logsumexp.astype(array.dtype))
+def _on_host(merge: Callable[[Array, Any, Any], Array], name: str, one: Any, other: Any, how: Any) -> Any:
+    """What `merge` makes of two answers in the CPU's memory, as the kind of array that the first is; pairs apart."""
+    if isinstance(one, Top):
+        return Top(*(_on_host(merge, name, x, y, how) for x, y in zip(one, other, strict=True)))
+    array, restore = as_host_array(one, name)
+    return restore(merge(array, None if other is None else as_host_array(other, name)[0], how))
 
 
-def _weigh(one: Any, other: Any, how: Shares) -> Any:
-    left, back = as_host_array(one, "part")
-    shape = how.logsumexp.shape + (1,) * (left.ndim - how.logsumexp.ndim)
-    total = left.astype(np.float64) * how.shares[0].reshape(shape)
+def _weigh(one: Array, other: Array | None, how: Shares) -> Array:
+    shape = how.logsumexp.shape + (1,) * (one.ndim - how.logsumexp.ndim)
+    total = one.astype(np.float64) * how.shares[0].reshape(shape)
     if other is not None:
-        total = total + as_host_array(other, "part")[0].astype(np.float64) * how.shares[1].reshape(shape)
-    return back(total.astype(left.dtype))
+        total = total + other.astype(np.float64) * how.shares[1].reshape(shape)
+    return total.astype(one.dtype)
 
 
-def _larger(one: Any, other: Any, how: object) -> Any:
-    del how
-    return one if other is None else _combine(one, other, np.maximum)
-
-
-def _merge_entropy(one: Any, other: Any, how: Shares) -> Any:
-    first, restore = as_host_array(one, "entropy")
+def _merge_entropy(one: Array, other: Array | None, how: Shares) -> Array:
     total = np.zeros(how.logsumexp.shape)
     for part, logsumexp, share in zip((one, other), how.parts, how.shares, strict=True):
         if part is not None:
             rise = np.where(share > 0, how.logsumexp - np.where(share > 0, logsumexp, 0.0), 0.0)
-            total = total + entropy_of_part(share, as_host_array(part, "entropy")[0], rise)
-    return restore(total.astype(first.dtype))
+            total = total + entropy_of_part(share, part, rise)
+    return total.astype(one.dtype)
 
 
 def _strongest(one: Top, other: Top | None, how: Shares) -> Top:
@@ -158,40 +159,30 @@ def _check_shapes(name: str, one: Any, other: Any, free: int | None, over: str) 
             raise ShapeError(f"the parts have {name} {left} and {right}: only the {over} may differ between them.")
 
 
-def _combine(a: Any, b: Any, how: np.ufunc) -> Any:
-    left, restore = as_host_array(a, "part")
-    return restore(how(left, as_host_array(b, "part")[0]))
-
-
-def _stack(a: Any, b: Any, axis: int | None) -> Any:
-    if isinstance(a, Top):
-        return Top(*(_stack(x, y, axis) for x, y in zip(a, b, strict=True)))
-    left, restore = as_host_array(a, "part")
-    return restore(np.concatenate([left, as_host_array(b, "part")[0]], axis=axis))
-
-
-def _add(a: Any, b: Any, axis: int | None) -> Any:
+def _add(one: Array, other: Array, axis: int | None) -> Array:
     """Add two arrays; tables (…, query groups, key groups) may differ in their number of query groups."""
     if axis is None:
-        return _combine(a, b, np.add)
-    (left, restore), (right, _) = as_host_array(a, "groups"), as_host_array(b, "groups")
-    if left.shape[-1] != right.shape[-1]:
-        raise ShapeError(f"one part has {left.shape[-1]} key groups, the other {right.shape[-1]}: they share all keys.")
-    _check_shapes("groups", a, b, axis, "query groups")
-    total = np.zeros((*left.shape[:-2], max(left.shape[-2], right.shape[-2]), left.shape[-1]), left.dtype)
-    for part in (left, right):
+        return one + other
+    if one.shape[-1] != other.shape[-1]:
+        raise ShapeError(f"one part has {one.shape[-1]} key groups, the other {other.shape[-1]}: they share all keys.")
+    _check_shapes("groups", one, other, axis, "query groups")
+    total = np.zeros((*one.shape[:-2], max(one.shape[-2], other.shape[-2]), one.shape[-1]), one.dtype)
+    for part in (one, other):
         total[..., : part.shape[-2], :] += part
-    return restore(total)
+    return total
 
 
-_OVER_KEYS: dict[str, Callable[[Any, Any, Shares], Any]] = {
-    "logsumexp": _whole_logsumexp,
+_OVER_KEYS: dict[str, Callable[[Array, Any, Shares], Array]] = {  # and "strongest"
+    "logsumexp": lambda one, _, how: how.logsumexp.astype(one.dtype),
     "weighed": _weigh,
-    "larger": _larger,
+    "larger": lambda one, other, _: one if other is None else np.maximum(one, other),
     "entropy": _merge_entropy,
-    "strongest": _strongest,
 }
-_OVER_QUERIES: dict[str, Callable[[Any, Any, int | None], Any]] = {"after": _stack, "added": _add, "larger": _larger}
+_OVER_QUERIES: dict[str, Callable[[Array, Array, int | None], Array]] = {
+    "after": lambda one, other, axis: np.concatenate([one, other], axis=axis),
+    "added": _add,
+    "larger": lambda one, other, _: np.maximum(one, other),
+}
 
 
 def sink_weights(xp: Any, sinks: Any, logsumexp: Any) -> Any:

@@ -15,17 +15,7 @@ from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.effects import EFFECTS, ORDERS, Order, WantedEffects
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import as_int64, whole_number
-from clearhead.core.statistics import (
-    PER_KEY,
-    PER_QUERY,
-    STATISTICS,
-    Groups,
-    Table,
-    Wanted,
-    arrays_of,
-    askable,
-    listed,
-)
+from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, Groups, Table, Wanted, arrays_of, askable, listed
 from clearhead.errors import DtypeError, RuleError, ShapeError, shown, unknown
 
 _PER_QUERY, _PER_KEY = listed(axes=PER_QUERY), listed(axes=PER_KEY)
@@ -163,12 +153,7 @@ def _two_sides(name: str, value: Any) -> Any:
     return value
 
 
-_READERS: dict[str, Callable[[str, Any], Any]] = {
-    "flag": _flag,
-    "count": _count,
-    "size": _size,
-    "labels": _two_sides,
-}
+_READERS: dict[str, Callable[[str, Any], Any]] = {"flag": _flag, "count": _count, "size": _size, "labels": _two_sides}
 
 
 def read_groups(problem: Problem, value: Any) -> Groups:

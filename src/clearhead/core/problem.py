@@ -22,12 +22,20 @@ from clearhead.errors import DtypeError, ShapeError
 _ARRAYS = frozenset(name for name, rule in RULES.items() if any(rule.fields.values()))  # rules whose value may be one
 
 
-class Origin(NamedTuple):
-    """Where a problem's arrays are, whose they are, and on how many threads they ask to be computed: as in Problem."""
+class Arrays(NamedTuple):
+    """What a problem needs to know of q, k and perhaps v; the last three are as in Problem."""
 
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[np.dtype[Any], ...]
     device: str
     library: str
     num_threads: int | None
+
+    @property
+    def sizes(self) -> Sizes:
+        """The shapes that the values of rules must fit."""
+        q, k = self.shapes[:2]
+        return Sizes(q[:-2], q[-3] if len(q) > 2 else 1, q[-2], k[-2], q[-1], self.device)
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -93,7 +101,8 @@ class Problem:
     def uses(self, rule: str) -> bool:
         """Is the rule in use, that is, does its value differ from that of a call without it?"""
         entry = RULES[rule]
-        return entry.always or any(_differs(getattr(self, field), entry.unused) for field in entry.fields)
+        values = (getattr(self, field) for field in entry.fields)
+        return entry.always or any(type(x) is not type(entry.unused) or x != entry.unused for x in values)
 
     def active_rules(self) -> list[str]:
         """The names of the rules in use."""
@@ -160,14 +169,13 @@ def describe(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = Non
     num_threads, library = read_threads(num_threads), library_of(q)
     q, restore = as_array(autocast(q), "q")
     device = device_of(q)
-    origin = Origin(device, library, num_threads)
     k = as_array(autocast(k), "k", device)[0]
-    shapes, dtypes = [q.shape, k.shape], [q.dtype, k.dtype]
+    shapes: tuple[tuple[int, ...], ...] = q.shape, k.shape
+    dtypes: tuple[np.dtype[Any], ...] = q.dtype, k.dtype
     if v is not None:
         v = as_array(autocast(v), "v", device)[0]
-        shapes.append(v.shape)
-        dtypes.append(v.dtype)
-    problem = _problem(tuple(shapes), tuple(dtypes), origin, rules)
+        shapes, dtypes = (*shapes, v.shape), (*dtypes, v.dtype)
+    problem = _problem(Arrays(shapes, dtypes, device, library, num_threads), rules)
     return Described(problem, heads_first(q), heads_first(k), None if v is None else heads_first(v), restore)
 
 
@@ -180,24 +188,21 @@ def describe_whole(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None
     return described, described.v
 
 
-def _problem(
-    shapes: tuple[tuple[int, ...], ...], dtypes: tuple[np.dtype[Any], ...], origin: Origin, rules: Rules
-) -> Problem:
+def _problem(of: Arrays, rules: Rules) -> Problem:
     """The problem of a call. What does not depend on arrays is checked once per shape and kept."""
     arrays = {name: value for name, value in rules.items() if name in _ARRAYS and not _is_plain(value)}
     rest = {**rules, **dict.fromkeys(arrays, None)} if arrays else rules
     if "query_offset" in arrays:
         rest["query_offset"] = 0
     if not all(map(_is_plain, rest.values())):
-        return _checked(shapes, dtypes, origin, rules)
-    problem = _known(shapes, dtypes, origin, tuple(rest), *rest.values())
+        return _checked(of, rules)
+    problem = _known(of, tuple(rest), *rest.values())
     if not arrays:
         return problem
     check_segments(rules)
-    sizes, before = _sizes(shapes, origin), {"causal": problem.causal, "window": problem.window}
     fields: dict[str, Any] = {}
     for name, value in arrays.items():
-        fields |= read_one(name, value, sizes, before)
+        fields |= read_one(name, value, of.sizes, {"causal": problem.causal, "window": problem.window})
     return replace(problem, **fields)
 
 
@@ -208,20 +213,21 @@ def _is_plain(value: Any) -> bool:
     return type(value) in (int, float, bool, NoneType)
 
 
-def _checked(
-    shapes: tuple[tuple[int, ...], ...], dtypes: tuple[np.dtype[Any], ...], origin: Origin, rules: Rules
-) -> Problem:
-    check_shapes(shapes[0], shapes[1], shapes[2] if len(shapes) > 2 else None)
-    _check_dtypes(dtypes)
-    sizes = _sizes(shapes, origin)
+def _checked(of: Arrays, rules: Rules) -> Problem:
+    q, k, *v = of.shapes
+    check_shapes(q, k, v[0] if v else None)
+    _check_dtypes(of.dtypes)
+    sizes = of.sizes
     return Problem(
         prefix=sizes.prefix,
         batch=prod(sizes.lead),
         heads=sizes.heads,
-        kv_heads=shapes[1][-3] if len(shapes[1]) > 2 else 1,
+        kv_heads=k[-3] if len(k) > 2 else 1,
         d_k=sizes.d_k,
-        dtype=dtypes[0],
-        **origin._asdict(),
+        dtype=of.dtypes[0],
+        device=of.device,
+        library=of.library,
+        num_threads=of.num_threads,
         rows=range(sizes.queries),
         cols=range(sizes.keys),
         **read(rules, sizes),
@@ -229,20 +235,8 @@ def _checked(
 
 
 @lru_cache(maxsize=512, typed=True)  # validation would dominate a short call
-def _known(
-    shapes: tuple[tuple[int, ...], ...],
-    dtypes: tuple[np.dtype[Any], ...],
-    origin: Origin,
-    names: tuple[str, ...],
-    *values: Any,  # one by one: so typed, which tells True from 1, sees them
-) -> Problem:
-    return _checked(shapes, dtypes, origin, cast("Rules", dict(zip(names, values, strict=True))))
-
-
-def _sizes(shapes: Sequence[Sequence[int]], origin: Origin) -> Sizes:
-    q, k = shapes[0], shapes[1]
-    prefix = tuple(q[:-2])
-    return Sizes(prefix, q[-3] if len(q) > 2 else 1, q[-2], k[-2], q[-1], origin.device)
+def _known(of: Arrays, names: tuple[str, ...], *values: Any) -> Problem:  # one by one: so typed tells True from 1
+    return _checked(of, cast("Rules", dict(zip(names, values, strict=True))))
 
 
 def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None) -> None:
@@ -308,7 +302,3 @@ def _check_dtypes(dtypes: Sequence[np.dtype[Any]]) -> None:
         if dtype != dtypes[0]:
             values = {"name": name, "dtype": dtype, "other": dtypes[0]}
             raise DtypeError("{name} is {dtype} but q is {other}: q, k and v must have one dtype.", **values)
-
-
-def _differs(value: Any, unused: Any) -> bool:
-    return type(value) is not type(unused) or value != unused

@@ -176,7 +176,8 @@ def cuts(problem: Problem, book: Textbook, v: Array, g: Array) -> Array:
         left = _softmax(masked, problem.sinks)[1]
         others = np.delete(np.arange(result.shape[-1]), j)
         # g·o' - g·o, in which the others' weights grow by a' - a = a'·a_j: so no digits cancel
-        more = _sum_seen(masked[..., others], left[..., others] * book.weights[..., j, None], along[..., others])
+        more = left[..., others] * book.weights[..., j, None] * along[..., others]
+        more = np.where(np.isneginf(masked[..., others]), 0.0, more).sum(axis=-1)
         result[..., j] = np.where(seen, more - book.weights[..., j] * along[..., j], 0.0)
     return result
 
@@ -185,10 +186,6 @@ def _along(problem: Problem, v: Array, g: Array) -> Array:
     values = _per_query_head(problem, v.astype(np.float64))
     along: Array = g.astype(np.float64) @ values.swapaxes(-1, -2)
     return along
-
-
-def _sum_seen(masked: Array, weights: Array, along: Array) -> Array:
-    return np.where(np.isneginf(masked), 0.0, weights * along).sum(axis=-1)
 
 
 def _per_query_head(problem: Problem, x: Array) -> Array:

@@ -160,10 +160,7 @@ def check_segments(rules: Rules) -> None:
     if (rules.get(one) is None) != (rules.get(other) is None):
         one, other = (one, other) if rules.get(one) is not None else (other, one)
         raise RuleError(
-            "{name} is given but {other} is not: a segment needs both sides.",
-            "{other}={name}?",
-            name=one,
-            other=other,
+            "{name} is given but {other} is not: a segment needs both sides.", "{other}={name}?", name=one, other=other
         )
 
 

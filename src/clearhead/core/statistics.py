@@ -145,15 +145,8 @@ class Request:
         """The shape of each array of one entry; `sizes` has batch, heads, queries, keys and whatever else is needed."""
         height, width = self.image or (0, 0)
         rows, columns = (0, 0) if self.groups is None else self.groups.counts
-        more = {
-            **sizes,
-            "height": height,
-            "width": width,
-            "query groups": rows,
-            "key groups": columns,
-            "k": getattr(self, name),
-        }
-        return sizes["batch"], *(more[axis] for axis in self.table[name].axes)
+        each = {"height": height, "width": width, "query groups": rows, "key groups": columns, "k": getattr(self, name)}
+        return sizes["batch"], *(each[axis] if axis in each else sizes[axis] for axis in self.table[name].axes)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

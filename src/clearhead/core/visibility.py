@@ -72,8 +72,7 @@ def spans_of(problem: Problem, batch: int, head: int, rows: slice, cols: slice) 
 
 def key_span(problem: Problem, batch: int, rows: slice) -> slice:
     """The places of keys outside of which none of these queries may attend to any key, judged by position alone."""
-    low, high = _bounds(problem, batch, rows)
-    return _within(problem.cols, low, high)
+    return _within(problem.cols, *_bounds(problem, batch, rows))
 
 
 def query_span(problem: Problem, batch: int, cols: slice) -> slice:
@@ -95,9 +94,7 @@ def query_span(problem: Problem, batch: int, cols: slice) -> slice:
 def _bounds(problem: Problem, batch: int, rows: slice) -> tuple[int | None, int | None]:
     """The first and last key position that any of these queries may attend to; None is no limit."""
     queries, offset = problem.rows[rows], int(problem.query_offset[batch])
-    if problem.query_lengths is not None and queries and min(queries) >= problem.query_lengths[batch]:
-        return 0, -1
-    if not queries:
+    if not queries or (problem.query_lengths is not None and min(queries) >= problem.query_lengths[batch]):
         return 0, -1
     left, right = reach(problem)
     low = None if left is None else min(queries) + offset - left

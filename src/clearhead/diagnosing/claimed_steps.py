@@ -7,22 +7,20 @@ from what follows.
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import numpy as np
 
 from clearhead.core import reference
 from clearhead.core.axes import Array
-from clearhead.core.rules import Rules
 from clearhead.diagnosing.diagnose import judged
 from clearhead.diagnosing.fitting import largest_difference
-from clearhead.diagnosing.inputs import file_inputs, layer_inputs
+from clearhead.diagnosing.inputs import file_inputs
 from clearhead.diagnosing.mistakes import mistakes
 from clearhead.diagnosing.recipe import RIGHT, Inputs, changed
 from clearhead.diagnosing.search import Candidate, closest
 from clearhead.diagnosing.verdict import Confidence, MistakeExplanation
 from clearhead.diagnosing.workings import Workings
-from clearhead.textbook.case_file import LAYER
 from clearhead.textbook.shapes import turned
 from clearhead.textbook.trace import Trace
 from clearhead.textbook.trace_layer import joined
@@ -40,16 +38,9 @@ _FROM: dict[str, tuple[str, ...]] = {  # each step and those that it is computed
 _ONWARD = {"q", "k", "v", "scores", "scaled", "weights", "heads", "concat"}  # what can be computed on from
 
 
-class Following(NamedTuple):
-    """A step's numbers as they follow from earlier claims."""
-
-    sources: tuple[str, ...]  # these claims
-    array: Array
-
-
 @np.errstate(invalid="ignore", over="ignore", divide="ignore")
-def following(traced: Trace, wrong: Mapping[str, Array], target: str) -> Following | None:
-    """The numbers of `target` if the nearest wrong claims before it were right.
+def following(traced: Trace, wrong: Mapping[str, Array], target: str) -> tuple[str, Array] | tuple[None, None]:
+    """The nearest wrong claims before `target`, by name, and the numbers that it would have if they were right.
 
     `wrong` has each claimed step that is wrong, by name, in the step's shape. None where `target` depends on none of
     them, or on one from which its step cannot be computed, such as masked scores.
@@ -57,7 +48,7 @@ def following(traced: Trace, wrong: Mapping[str, Array], target: str) -> Followi
     layer, problem, convention = hasattr(traced, "concat"), traced.problem, traced.convention
     sources = _sources(target, wrong, layer=layer)
     if not sources or not _ONWARD.issuperset(sources) or ("scaled" in sources and not problem.scale.all()):
-        return None
+        return None, None
 
     def step(name: str) -> Array:
         """A step as it follows from these claims, tokens as rows, (batch, heads, …)."""
@@ -79,7 +70,7 @@ def following(traced: Trace, wrong: Mapping[str, Array], target: str) -> Followi
         return np.asarray(getattr(reference.from_scores(problem, scores), name))
 
     truth = turned(np.asarray(getattr(traced, target)), convention)
-    return Following(sources, turned(step(target).reshape(truth.shape), convention))
+    return ", ".join(sources), turned(step(target).reshape(truth.shape), convention)
 
 
 def _sources(target: str, wrong: Mapping[str, Array], *, layer: bool) -> tuple[str, ...]:
@@ -103,20 +94,12 @@ def explanations(
         return judged(file_inputs(place, rest, claimed, "output"), slack).explanations
     if name not in ("q", "k", "v", "heads"):
         return judged(file_inputs(place, values, claimed, name), slack).explanations
-    inputs = _layer(values, traced)
+    inputs = file_inputs(place, values, np.asarray(traced.output), "output")
     rows = turned(claimed, values.get("convention", "rows"))
     rows = rows.reshape(inputs.problem.batch, -1, *rows.shape[-2:])
     if name == "heads":
         return judged(replace(inputs, theirs=rows, per_head=True), slack).explanations
     return _of_projection(inputs, name, rows, slack)
-
-
-def _layer(values: dict[str, Any], traced: Trace) -> Inputs:
-    """A layer's inputs, with the right output as theirs."""
-    rest = {name: value for name, value in values.items() if name not in LAYER}
-    arrays = {name: values.get(name) for name in LAYER}
-    heads, convention = rest.pop("num_heads", 1), rest.pop("convention", "rows")
-    return layer_inputs(arrays, np.asarray(traced.output), heads, convention, "output", None, cast("Rules", rest))
 
 
 @np.errstate(invalid="ignore", over="ignore")

@@ -197,21 +197,11 @@ def _verdicts(
         difference = largest_difference(claimed, truth)
         slack = _tolerance(written, array) * max(1.0, largest(truth))
         right = difference <= slack
-        then = following(traced, wrong, name)
-        verdict = Verdict(
-            name=name,
-            claimed=claimed,
-            truth=truth,
-            difference=difference,
-            right=right,
-            source=None if then is None else ", ".join(then.sources),
-            follows=None if then is None else then.array,
-            off_source=0.0 if then is None else largest_difference(claimed, then.array),
-            explanations=() if right else explained(name, claimed, slack),
-        )
-        if not right:
-            wrong[name] = claimed
-        yield verdict
+        source, follows = following(traced, wrong, name)
+        off_source = 0.0 if follows is None else largest_difference(claimed, follows)
+        why = () if right else explained(name, claimed, slack)
+        yield Verdict(name, claimed, truth, difference, right, source, follows, off_source, why)
+        wrong |= {} if right else {name: claimed}
 
 
 def is_consequence(verdict: Verdict) -> bool:

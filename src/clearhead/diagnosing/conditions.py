@@ -49,7 +49,7 @@ def _alike(names: str, inputs: Inputs) -> bool:
     if inputs.layer is not None:
         shapes = {inputs.layer.w[name].shape for name in names}
     else:
-        shapes = {None if x is None else x.shape for x in (getattr(inputs, name) for name in names)}
+        shapes = {getattr(inputs, name).shape for name in names}
     return inputs.weights is None and len(shapes) == 1
 
 
@@ -57,7 +57,7 @@ def _as_wide(inputs: Inputs) -> bool:
     """Is the output as wide as what enters?"""
     if inputs.layer is not None:
         return inputs.merged and inputs.theirs.shape[-1] == inputs.layer.x.shape[-1]
-    return inputs.v is not None and inputs.v.shape[-1] == inputs.problem.d_k
+    return inputs.v.shape[-1] == inputs.problem.d_k
 
 
 def _square_output(inputs: Inputs) -> bool:
@@ -107,7 +107,7 @@ OF_INPUTS: dict[str, Callable[[Inputs], bool]] = {
     "finite bias": lambda inputs: not _forbids(inputs),
     "groups": lambda inputs: inputs.k.shape[1] not in (1, inputs.problem.heads),
     "no groups": lambda inputs: inputs.k.shape[1] == inputs.problem.heads,
-    "v as wide as k": lambda inputs: inputs.v is not None and inputs.v.shape[-1] == inputs.k.shape[-1],
+    "v as wide as k": lambda inputs: inputs.v.shape[-1] == inputs.k.shape[-1],
     "k shaped as v": lambda inputs: _alike("kv", inputs),
     "q, k, v shaped alike": lambda inputs: _alike("qkv", inputs),
     "output as wide as input": _as_wide,

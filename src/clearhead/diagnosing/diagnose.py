@@ -201,14 +201,13 @@ def _explanations(search: Search, gaps: Array, tolerance: float) -> tuple[Outcom
         return "unexplained", ()
     best = fitting[0]
     equal = [f for f in fitting if f.residual <= max(2 * best.residual, 0.1 * best.tolerance)]
-    by_mistakes: dict[Any, list[Candidate]] = {}
+    groups: dict[Any, list[Candidate]] = {}
     for candidate in fitting:
-        by_mistakes.setdefault((frozenset(candidate.mistakes), candidate in equal), []).append(candidate)
-    groups = [(group[0], tuple(group[1:]), as_good) for (_, as_good), group in by_mistakes.items()]
-    several = sum(as_good for *_, as_good in groups) > 1
+        groups.setdefault((frozenset(candidate.mistakes), candidate in equal), []).append(candidate)
+    several = sum(as_good for _, as_good in groups) > 1
     explanations = [
-        MistakeExplanation(first, "ambiguous" if several and as_good else "likely", others)
-        for first, others, as_good in groups
+        MistakeExplanation(first, "ambiguous" if several and as_good else "likely", tuple(others))
+        for (_, as_good), (first, *others) in groups.items()
     ]
     if several:
         return "ambiguous", tuple(explanations)

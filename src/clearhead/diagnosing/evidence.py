@@ -9,7 +9,7 @@ import numpy as np
 from clearhead.core.axes import Array
 from clearhead.diagnosing.fitting import FACTOR, Fit, differences, rms
 from clearhead.diagnosing.recipe import RIGHT, Recipe, Selection
-from clearhead.diagnosing.softmaxes import dtype_named, rounded_to
+from clearhead.diagnosing.softmaxes import rounded_to
 from clearhead.diagnosing.workings import Workings
 
 _FEW = 32  # with fewer numbers, nothing can be said about how errors are distributed
@@ -61,11 +61,11 @@ def somewhere(fit: Fit, base: Recipe, dtype: str, selection: Selection) -> float
         return rounded_to(np.asarray(x, np.float64), dtype)
 
     exact, theirs = fit.exact.answer(base, selection), fit.theirs(selection)
-    error, narrow = theirs - exact, dtype_named(dtype)
+    error = theirs - exact
     size = rms(error)
     if not 0 < size < float("inf") or error.size < _FEW or follows(error, exact):
         return None
-    whole = Workings(fit.inputs, narrow).answer(base, selection).astype(np.float64)
+    whole = Workings(fit.inputs, np.dtype(dtype)).answer(base, selection).astype(np.float64)
     inputs = Workings(fit.inputs.mapped(rounded, rounded)).answer(base, selection)
     runs = [run - exact for run in (whole, inputs, rounded(exact)) if np.isfinite(run).all()]
     written = bool((rounded(theirs) == theirs).all())
@@ -127,7 +127,7 @@ def dropout(fit: Fit, base: Recipe, selection: Selection) -> Dropped | None:
         return _rate(_Solved(theirs[live] / right[live], np.full(int(live.sum()), 1e-3), np.nonzero(live)[-1]), fewest)
     if not _sums_values(fit, base):
         return None
-    first = fit.exact.selection(selection.heads[:1], selection.rows)
+    first = Selection(selection.heads[:1], selection.rows)
     if len(selection.heads) > 1 and _solved(fit, base, first) is None:  # before all heads are computed
         return None
     solved = _solved(fit, base, selection)

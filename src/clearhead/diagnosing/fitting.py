@@ -1,13 +1,12 @@
 """How well a recipe's numbers fit theirs: the gap, what rounding allows, and unknown numbers fitted to theirs."""
 
 from collections.abc import Callable
-from copy import copy
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from clearhead.core.arrays import bfloat16
 from clearhead.core.axes import Array
 from clearhead.diagnosing.recipe import RIGHT, STAGES, VISIBILITY, Inputs, Recipe, Selection, changed
 from clearhead.diagnosing.softmaxes import eps
@@ -28,20 +27,12 @@ _STARTS = {  # where the search for an unknown number begins
     "rotary_base": (1e4, 5e5, 1e6, *np.geomspace(10, 1e7, 140)),
     "rotary_factor": (*range(2, 65), *(1 / k for k in range(2, 65)), 1.25, 1.5, 2.5, 0.75),
 }
-_PLAIN = (
-    "softmax",
-    "blocks",
-    "heads",
-    "turned",
-    "across",
-    "added",
-)  # the fields that keep a fill from being solved for
-_NARROW = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, np.dtype(np.float16): 2, bfloat16: 3}
+_PLAIN = "softmax", "blocks", "heads", "turned", "across", "added"  # fields that keep a fill from being solved for
 
 
 def coarser(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype of the two that rounds more."""
-    return max(a, b, key=lambda dtype: _NARROW.get(dtype, 0))
+    return max(a, b, key=eps)
 
 
 class Fit:
@@ -53,14 +44,11 @@ class Fit:
         self._theirs: dict[Selection, Array] = {}
         single = dtype == np.float64
         self.plain = Workings(inputs, np.dtype(np.float32) if single else dtype)
-        self._others: list[Workings] = []
         self.shrink = 2.0**-29 if single else 1.0  # from float32's rounding error to float64's
 
     def of_columns(self, columns: int) -> "Fit":
         """The same for the first columns of the output; intermediates are shared."""
-        other = copy(self)
-        other.inputs = replace(self.inputs, theirs=self.inputs.theirs[..., :columns])
-        other._theirs, other._others = {}, []
+        other = Fit(replace(self.inputs, theirs=self.inputs.theirs[..., :columns]), self.dtype, self.slack)
         other.exact, other.plain = self.exact.of_columns(columns), self.plain.of_columns(columns)
         return other
 
@@ -127,7 +115,7 @@ class Fit:
         exact = self.exact.answer(recipe, selection) if exact is None else exact
         gap, allowed = self.gap(recipe, selection, exact), self.allowed(recipe, selection, exact)
         if allowed < gap < _DOUBT * allowed:
-            allowed = max(allowed, *(self.allowed(recipe, selection, exact, run) for run in self._other_runs()))
+            allowed = max(allowed, *(self.allowed(recipe, selection, exact, run) for run in self._other_runs))
         if gap <= allowed and allowed > _WIDEST * largest(exact):
             allowed = min(allowed, self._typical(recipe, selection, exact))
         by_logsumexp = recipe == RIGHT and self.inputs.weights is None and self.inputs.stage in STAGES[-2:]
@@ -135,35 +123,41 @@ class Fit:
             allowed = max(allowed, self._by_logsumexp(selection, exact, allowed))
         return gap, allowed
 
+    @cached_property
     def _other_runs(self) -> list[Workings]:
-        self._others = self._others or [Workings(self.inputs, self.plain.precision, run) for run in range(_RUNS)]
-        return self._others
+        return [Workings(self.inputs, self.plain.precision, run) for run in range(_RUNS)]
 
-    def _typical(self, recipe: Recipe, selection: Selection, exact: Array) -> float:
+    def _typical(self, recipe: Recipe, selection: Selection, exact: Array, scaled: Array | None = None) -> float:
         """What rounding allows where it turns single numbers into others: the root mean square must agree as well.
 
         Where scores are huge, rounding decides which of two keys gets all the weight. A plain run is then wrong by as
         much as the values are large, but in a few rows. Infinite where theirs are not further off on the whole than
         such runs; else a limit that theirs exceed.
+
+        scaled   the exact numbers with each row's factor, where theirs are compared with these
         """
         theirs = self.theirs(selection)
         if not (np.isfinite(theirs).all() and np.isfinite(exact).all()) or theirs.size < _FEW:
             return float("inf")
-        errors = [run.answer(recipe, selection) - exact for run in (self.plain, *self._other_runs())]
+        errors = [run.answer(recipe, selection) - exact for run in (self.plain, *self._other_runs)]
         worst = max(rms(error[np.isfinite(error)]) for error in errors) * self.shrink
         limit = _TYPICAL * (worst + eps(self.dtype) * largest(exact)) + self.slack
-        return limit if rms(theirs - exact) > limit else float("inf")
+        return limit if rms(theirs - (exact if scaled is None else scaled)) > limit else float("inf")
 
     def _by_logsumexp(self, selection: Selection, exact: Array, allowed: float) -> float:
         """What exp(s - L) may be off by: L is rounded, so that all weights of a row have one factor in common.
 
-        0 where theirs are no such rows: beside the factor, no number may be off by more than is allowed.
+        0 where theirs are no such rows: beside the factor, no number may be off by more than is allowed, and where
+        that is much, nor may all of them together.
         """
+        wide = allowed > _WIDEST * largest(exact)
         logits = self.exact.logits(RIGHT, selection)
         sums = np.abs(np.logaddexp.reduce(logits, axis=-1, keepdims=True))
         sums = np.where(np.isfinite(sums), sums, 0.0)
         statistics = min(eps(self.dtype), eps(np.dtype(np.float32)))  # their dtype: float32, or float64 for float64
         if self.inputs.merged:  # each head has its own factors
+            if wide and np.isfinite(self._typical(RIGHT, selection, exact)):
+                return 0.0
             rounding = FACTOR * statistics * largest(sums) * largest(exact)
             return allowed + min(rounding, _WIDEST * largest(exact))
         theirs = self.theirs(selection)
@@ -174,7 +168,9 @@ class Fit:
             shares = (theirs * exact).sum(axis=-1, keepdims=True)
             factors = np.divide(shares, squared, out=np.ones_like(squared), where=squared > 0)
             factors = np.clip(factors, 1 - most, 1 + most)
-            if float(differences(theirs, factors * exact).max(initial=0.0)) <= allowed:
+            scaled = factors * exact
+            close = float(differences(theirs, scaled).max(initial=0.0)) <= allowed
+            if close and not (wide and np.isfinite(self._typical(RIGHT, selection, exact, scaled))):
                 return allowed + largest(most * exact)
         return 0.0
 
@@ -221,10 +217,8 @@ class Fit:
         if error(_STARTS[field][0]).shape != theirs.shape:
             return None
         starts = sorted(_STARTS[field], key=squared_error)[:3] if start is None else [start]
-        ends = [
-            end for number in starts if (end := _newton(error, number, 6 if start is None else 3, workings)) is not None
-        ]
-        best = min(ends, key=squared_error, default=None)
+        ends = (_newton(error, number, 6 if start is None else 3, workings) for number in starts)
+        best = min((end for end in ends if end is not None), key=squared_error, default=None)
         if field == "scale_factor" and best is not None and abs(best) < 1e-3:  # uniform weights: the scores are lost
             return None
         return best if best is None or field in ("scale_factor", "alibi_factor") else _round(best)

@@ -105,18 +105,17 @@ def file_inputs(place: Path, values: dict[str, Any], theirs: Array, stage: Any) 
     needed = inputs_of(place, values)
     stage = str(stage.item()) if isinstance(stage, np.ndarray) and stage.ndim == 0 else stage
     rotation = rotary_of(values.pop("rotary", None), interleaved=values.pop("rotary_interleaved", False))
+    convention = values.pop("convention", "rows")
     if needed == GIVEN_WEIGHTS:
-        weights, v, convention = values.pop("weights"), values.pop("v"), values.pop("convention", "rows")
+        weights, v = values.pop("weights"), values.pop("v")
         check_alone(place, [*values, *(["rotary"] if rotation else [])])
         return weights_inputs(weights, v, theirs, convention, stage)
     if needed == INPUTS:
         q, k, v = (values.pop(name) for name in INPUTS)
-        convention = values.pop("convention", "rows")
         check_convention(convention)
         q, k, v, theirs = (turned(x, convention) for x in (q, k, v, theirs))
         return plain_inputs(q, k, v, theirs, stage, rotation, cast("Rules", values))
-    arrays = {name: values.pop(name, None) for name in LAYER}
-    heads, convention = values.pop("num_heads", 1), values.pop("convention", "rows")
+    arrays, heads = {name: values.pop(name, None) for name in LAYER}, values.pop("num_heads", 1)
     return layer_inputs(arrays, theirs, heads, convention, stage, rotation, cast("Rules", values))
 
 

@@ -39,20 +39,18 @@ class Mistake:
         """The changes that these inputs allow: the usual ones, or the rare ones, which are tried alone and last."""
         if not all(holds(condition, inputs) for condition in (*self.when, *([self.rule] if self.rule else []))):
             return []
-        return [
-            variant
-            for change in self.changes
-            if "when" not in change or holds(change["when"], inputs)
-            for variant in self._computed(change, inputs, rare=rare)
-        ]
-
-    def _computed(self, change: Mapping[str, Any], inputs: Inputs, *, rare: bool) -> list[Change]:
-        fields = {field: value for field, value in change.items() if field != "when"}
-        field = next((field for field in fields if field in COMPUTED), None)
-        if field is None:
-            return [fields] if rare == self.rare else []
-        variants = COMPUTED[field](inputs, fields.pop(field))
-        return [{**fields, **variant} for variant in (variants.rare if rare else variants.usual)]
+        result: list[Change] = []
+        for change in self.changes:
+            fields = {field: value for field, value in change.items() if field != "when"}
+            computed = next((field for field in fields if field in COMPUTED), None)
+            if "when" in change and not holds(change["when"], inputs):
+                continue
+            if computed is not None:
+                variants = COMPUTED[computed](inputs, fields.pop(computed))
+                result += [{**fields, **variant} for variant in (variants.rare if rare else variants.usual)]
+            elif rare == self.rare:
+                result.append(fields)
+        return result
 
 
 @cache

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.axes import Array, group_size
-from clearhead.diagnosing.recipe import RIGHT, Inputs, Recipe, Selection, between
+from clearhead.core.reference import mix
+from clearhead.diagnosing.recipe import RIGHT, Inputs, Recipe, between
 from clearhead.diagnosing.softmaxes import eps
 
 _CACHE_BYTES = 2**26  # of shared intermediates
@@ -29,7 +30,6 @@ class Operands:
         self._memo: dict[Any, Array] = {}
         self._bytes = [0]  # of the memo, which copies share
         self._kept: dict[Any, Array] = {}
-        self._selections: dict[tuple[Any, ...], Selection] = {}
 
     def once(self, key: Any, make: Callable[[], Array]) -> Array:
         """A shared intermediate, computed when it is first needed; the oldest are dropped when the cache is full."""
@@ -43,20 +43,15 @@ class Operands:
 
     def kept(self, key: Any, make: Callable[[], Array]) -> Array:
         """A shared intermediate that nearly every recipe needs, and that is never dropped: projections and heads."""
-        array = self._kept.get(key)
-        if array is None:
-            array = self._kept[key] = make()
-        return array
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
 
     def rounded(self, x: Array) -> Array:
         """A step's result, rounded to the dtype of the plain run."""
         if self.precision is None or self.precision.itemsize > 2:
             return x
         return x.astype(self.precision).astype(np.float32)
-
-    def selection(self, heads: tuple[int, ...], rows: tuple[int, ...]) -> Selection:
-        """The Selection of these heads and rows, one object for each, so that it can be a key of the cache."""
-        return self._selections.setdefault((heads, rows), Selection(heads, rows))
 
     @property
     def long(self) -> bool:
@@ -281,16 +276,7 @@ def weighted(weights: Array, values: Array) -> Array:
     """weights·values; a value of weight 0 is not read."""
     result = np.asarray(weights @ values)
     if not np.isfinite(result).all() and not np.isfinite(values).all():
-        return _product_of_nonfinite(weights, values)
-    return result
-
-
-def _product_of_nonfinite(weights: Array, values: Array) -> Array:
-    """weights·values, where a value of weight 0 is not read: 0·NaN would be NaN."""
-    result = weights @ np.where(np.isfinite(values), values, values.dtype.type(0))
-    for key in np.flatnonzero(~np.isfinite(values).all(axis=(0, 1, 3))):
-        weight, value = weights[..., key, None], values[:, :, None, key]
-        result = result + np.where((weight != 0) & ~np.isfinite(value), weight * value, values.dtype.type(0))
+        return mix(weights, values, weights != 0)
     return result
 
 

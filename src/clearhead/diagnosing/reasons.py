@@ -3,8 +3,7 @@
 Each is said only where it is so: equal within rounding, or a correlation that leaves no doubt.
 """
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -87,12 +86,7 @@ def _special_window(recipe: Recipe, window: tuple[int | None, int | None]) -> st
 
 def _same_tokens(inputs: Inputs) -> list[str]:
     """The inputs whose tokens are all the same, so that they cannot tell one key or query from another."""
-    arrays: dict[str, Any] = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
-    if inputs.layer is not None:
-        arrays = {"x": inputs.layer.x, "context": inputs.layer.context}
-    if inputs.weights is not None:
-        arrays = {"weights": inputs.weights, "v": inputs.v}
-    several = {name: x for name, x in arrays.items() if x is not None and x.size and x.shape[-2] > 1}
+    several = {name: x for name, x in inputs.tokens.items() if x.size and x.shape[-2] > 1}
     return [name for name, x in several.items() if bool(np.all(x == x[..., :1, :]))]
 
 
@@ -120,8 +114,7 @@ def known_about(search: Search, theirs: Array, right: Array, gaps: Array, tolera
         return ()
     wrong, stage = gaps > tolerance, search.full.inputs.stage
     known = [*_where(search, wrong), *_nonfinite(theirs, right)]
-    others = [(key, values, make()) for key, values, make in _moved(search, right)]
-    others = [other for other in others if other[2].shape == theirs.shape]
+    others = [other for other in _moved(search, right) if other[2].shape == theirs.shape]
     same = _another(others, theirs, right, tolerance)
     if same is not None:
         known.append(same)
@@ -180,36 +173,32 @@ def _counts(numbers: Array) -> dict[str, Any]:
     return {"count": int(numbers.sum()), "rows": int(numbers.any(axis=-1).sum())}
 
 
-def _moved(search: Search, right: Array) -> Iterator[tuple[str, dict[str, Any], Callable[[], Array]]]:
+def _moved(search: Search, right: Array) -> Iterator[Other]:
     """Other arrays that code may give in place of the right one: other positions of it, and the inputs."""
     sampled, shape = not search.coverage.everything, right.shape
     for axis, name in enumerate(("batch", "head", "query", "column")):
         if shape[axis] < 2 or (sampled and name in ("batch", "query")):
             continue
         for by in (1, -1):
-            yield f"next {name}", {"by": by}, partial(np.roll, right, -by, axis)
-        yield f"reversed {name}", {}, partial(np.flip, right, axis)
-        yield f"first {name}", {}, partial(np.broadcast_to, right.take([0], axis), shape)
-        yield f"mean {name}", {}, partial(np.broadcast_to, right.mean(axis, keepdims=True), shape)
+            yield f"next {name}", {"by": by}, np.roll(right, -by, axis)
+        yield f"reversed {name}", {}, np.flip(right, axis)
+        yield f"first {name}", {}, np.broadcast_to(right.take([0], axis), shape)
+        yield f"mean {name}", {}, np.broadcast_to(right.mean(axis, keepdims=True), shape)
     inputs = search.full.inputs
     if inputs.stage != "output" or inputs.merged or inputs.weights is not None:
         return
     exact, rows, heads = search.full.exact, list(search.everything.rows), search.everything.heads
     values = exact.served(RIGHT, "v", heads)
-    yield "mean of v", {}, partial(np.broadcast_to, values.mean(axis=2, keepdims=True), shape)
+    yield "mean of v", {}, np.broadcast_to(values.mean(axis=2, keepdims=True), shape)
     weights = exact.weights(RIGHT, search.everything)
     for axis, name in enumerate(("batch", "head", "key", "column")):
         for by in (1, -1) if values.shape[axis] > 1 and not (sampled and name == "batch") else ():
-            yield f"values {name}", {"by": by}, partial(_with_values, weights, values, -by, axis)
+            yield f"values {name}", {"by": by}, weights @ np.roll(values, -by, axis)
     if values.shape[2] == inputs.problem.queries:
-        yield "v itself", {}, lambda: values[:, :, rows]
+        yield "v itself", {}, values[:, :, rows]
     q = exact.operand(RIGHT, "q")
     if q.shape[-1] == shape[-1]:
-        yield "q itself", {}, lambda: q[:, :, rows]
-
-
-def _with_values(weights: Array, values: Array, by: int, axis: int) -> Array:
-    return np.asarray(weights @ np.roll(values, by, axis))
+        yield "q itself", {}, q[:, :, rows]
 
 
 def _another(others: list[Other], theirs: Array, right: Array, tolerance: float) -> Reason | None:
@@ -288,7 +277,7 @@ def _of_weights(theirs: Array, right: Array, tolerance: float) -> Iterator[Reaso
 def _outside(search: Search, theirs: Array) -> Iterator[Reason]:
     """Outputs beyond the values of their column, which no weights of sum 1 and no weights between 0 and 1 can give."""
     inputs = search.full.inputs
-    if inputs.merged or inputs.v is None:
+    if inputs.merged:
         return
     values = search.full.exact.served(RIGHT, "v", search.everything.heads)
     if values.shape[-1] != theirs.shape[-1] or not values.shape[2]:
@@ -307,10 +296,10 @@ def _outside(search: Search, theirs: Array) -> Iterator[Reason]:
 
 def nonfinite_inputs(inputs: Inputs) -> tuple[Nonfinite, ...]:
     """The inputs that hold NaN or infinity, which spread into whatever reads them."""
-    arrays: dict[str, Any] = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
+    arrays = inputs.tokens
     if inputs.layer is not None:
-        x, context = inputs.layer.x, inputs.layer.context
-        arrays = {"x": x} | ({} if np.shares_memory(context, x) else {"context": context})
+        if np.shares_memory(inputs.layer.context, inputs.layer.x):
+            del arrays["context"]
         arrays |= {f"w_{name}": w for name, w in inputs.layer.w.items()}
         arrays |= {f"b_{name}": b for name, b in inputs.layer.b.items()}
     nonfinite = []

@@ -211,7 +211,7 @@ class Inputs:
     problem: Problem
     q: Array
     k: Array
-    v: Array | None
+    v: Array
     theirs: Array  # (batch, heads, queries, …); a layer's output has one head
     stage: Stage
     layer: LayerInputs | None = None
@@ -226,6 +226,13 @@ class Inputs:
         """Is theirs the layer's output, all heads in one?"""
         return self.layer is not None and self.stage == "output" and not self.per_head
 
+    @property
+    def tokens(self) -> dict[str, Array]:
+        """What the caller gave that has tokens, by name."""
+        if self.layer is not None:
+            return {"x": self.layer.x, "context": self.layer.context}
+        return ({"q": self.q, "k": self.k} if self.weights is None else {"weights": self.weights}) | {"v": self.v}
+
     def mapped(self, tokens: Callable[[Array], Array], matrices: Callable[[Array], Array] = lambda x: x) -> "Inputs":
         """The same with other numbers: `tokens` makes the arrays that have tokens, `matrices` a layer's W and b."""
         layer = self.layer
@@ -234,13 +241,12 @@ class Inputs:
             context = x if layer.context is layer.x else tokens(layer.context)
             w, b = ({name: matrices(array) for name, array in arrays.items()} for arrays in (layer.w, layer.b))
             layer = LayerInputs(x, context, w, b)
-        arrays = (self.q, self.k, self.v, self.weights)
-        q, k, v, weights = (None if array is None else tokens(array) for array in arrays)
-        return replace(self, q=q, k=k, v=v, weights=weights, layer=layer)  # type: ignore[arg-type]
+        q, k, v = map(tokens, (self.q, self.k, self.v))
+        weights = None if self.weights is None else tokens(self.weights)
+        return replace(self, q=q, k=k, v=v, weights=weights, layer=layer)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """The heads and queries that are compared."""
 
     heads: tuple[int, ...]

@@ -32,23 +32,18 @@ class Screen:
     def __init__(self, fit: Fit) -> None:
         if fit.inputs.stage == "output" and not fit.inputs.merged and fit.inputs.problem.keys >= _LONG:
             fit = fit.of_columns(_COLUMNS)
-        self.fit = fit
         inputs, n, heads = fit.inputs, fit.inputs.problem.queries, tuple(range(fit.inputs.problem.heads))
         self.row, self.head = n // 2, len(heads) // 2
         rows = {self.row} if inputs.merged else {int(n > 2), self.row, n - 1}
-        self.selection = Selection(
-            heads if inputs.merged else heads[self.head :][:1], tuple(sorted(rows & set(range(n))))
-        )
-        self.workings = fit.plain
-        if fit.plain.precision != np.float32:
-            self.workings = Workings(inputs, np.dtype(np.float32)).of_columns(fit.plain.columns)
-        self.allowed = fit.allowed(RIGHT, self.selection)
-        threshold = max(1e-3 * largest(fit.theirs(self.selection)), 5 * self.allowed)
-        self.whole = Comparison(fit, self.selection, self.workings, threshold)
+        single, workings = np.dtype(np.float32), fit.plain
+        selection = Selection(heads if inputs.merged else heads[self.head :][:1], tuple(sorted(rows & set(range(n)))))
+        if fit.plain.precision != single:
+            workings = Workings(inputs, single).of_columns(fit.plain.columns)
+        self.allowed = fit.allowed(RIGHT, selection)
+        threshold = max(1e-3 * largest(fit.theirs(selection)), 5 * self.allowed)
+        self.whole = Comparison(fit, selection, workings, threshold)
         self._single_heads: dict[Any, Comparison] = {}
-        self._per_head = (
-            Workings(replace(inputs, per_head=True), np.dtype(np.float32)) if inputs.merged else self.workings
-        )
+        self._per_head = Workings(replace(inputs, per_head=True), single) if inputs.merged else workings
 
     def filled_if_near(self, recipe: Recipe) -> Recipe | None:
         """The recipe, with the number that its mask fills with found; None where it is far from theirs."""
@@ -60,7 +55,7 @@ class Screen:
 
     def comparison(self, recipe: Recipe) -> Comparison:
         """What a recipe is compared on: one head of theirs, where a layer's output can be split into heads."""
-        if not self.whole.fit.inputs.merged or not self.selection.rows or recipe.added:
+        if not self.whole.fit.inputs.merged or not self.whole.selection.rows or recipe.added:
             return self.whole
         key = recipe.w_o, recipe.b_o, recipe.merge
         if key not in self._single_heads:
@@ -68,10 +63,10 @@ class Screen:
         return self._single_heads[key]
 
     def _single_head(self, recipe: Recipe) -> Comparison | None:
-        inputs, (whole, _, _, threshold) = self.whole.fit.inputs, self.whole
+        inputs, (whole, rows, _, threshold) = self.whole.fit.inputs, self.whole
         assert inputs.layer is not None
         p = inputs.problem
-        theirs = whole.theirs(self.selection)[:, 0, 0]
+        theirs = whole.theirs(rows)[:, 0, 0]
         perturbed = theirs + self.allowed * np.random.default_rng(0).choice([-1.0, 1.0], theirs.shape)
         joined, perturbed_joined = (_unprojected(inputs.layer, recipe, row, p.heads) for row in (theirs, perturbed))
         if joined is None or perturbed_joined is None or joined.shape[-1] % p.heads or not np.isfinite(joined).all():
@@ -91,7 +86,7 @@ class Screen:
         theirs_per_head = np.zeros((len(theirs), p.heads, p.queries, d_v))
         theirs_per_head[:, head, row] = values
         fit = Fit(replace(inputs, theirs=theirs_per_head, per_head=True), whole.dtype, whole.slack)
-        selection = self._per_head.selection((head,), (row,))
+        selection = Selection((head,), (row,))
         return Comparison(fit, selection, self._per_head, max(threshold, 1e-3 * largest(values), noise))
 
 

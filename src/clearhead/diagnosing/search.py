@@ -142,8 +142,8 @@ class Search:
         if not solvable.rows:
             return []
         some = self.everything.heads[: max(2, _SCREENED // self.quick.inputs.problem.keys)]
-        compared = self.sample if self.quick.inputs.merged else self.quick.exact.selection(some, self.sample.rows)
-        fit, workings = self.screen.fit, self.screen.workings
+        compared = self.sample if self.quick.inputs.merged else Selection(some, self.sample.rows)
+        fit, _, workings, _ = self.screen.whole
         error_of_right = evidence.error_of(fit, RIGHT, compared, workings)
         for dropout, base in product(dropouts, bases):
             if base.recipe.unknown or evidence.error_of(fit, base.recipe, compared, workings) > 1.02 * error_of_right:
@@ -159,29 +159,29 @@ class Search:
     def _solvable(self) -> Selection:
         """The rows whose weights can be solved for: given, or of no more keys than the values have columns."""
         (heads, rows), inputs = (self.everything.heads, self.everything.rows), self.full.inputs
-        if inputs.stage != "output" or inputs.merged or inputs.v is None:
+        if inputs.stage != "output" or inputs.merged:
             return self.everything if inputs.stage == "weights" else Selection(heads, ())
         counts = self.full.exact.visible(RIGHT, self.everything).sum(axis=-1).min(axis=(0, 1))
         few = [row for row, count in zip(rows, counts, strict=True) if count <= inputs.v.shape[-1]]
-        return self.full.exact.selection(heads, tuple(few[:_SOLVED]))
+        return Selection(heads, tuple(few[:_SOLVED]))
 
     def _may_be_rounded(self, base: Candidate, narrowing: Candidate) -> bool:
         """On a few rows, does the narrow step lessen the difference?"""
-        half, screen = narrowing.recipe.half, self.screen
+        half, few = narrowing.recipe.half, self.screen.whole
         slow = half == "sum" and base.mistakes and self.untried  # key after key, where the input is long
         if half == "somewhere" or slow or not self._near(base):
             return False
         rounded = changed(base.recipe, narrowing.changes[0])
-        before, left = (evidence.error_of(screen.fit, x, screen.selection) for x in (base.recipe, rounded))
+        before, left = (evidence.error_of(few.fit, x, few.selection) for x in (base.recipe, rounded))
         return not before or left < _LESSENED * before
 
     def _near(self, base: Candidate) -> bool:
         """On a few rows, do theirs lie so close to it that rounding could explain the difference?"""
-        screen = self.screen
+        fit, selection, workings, _ = self.screen.whole
         if base.recipe.unknown:
             return False
-        error = evidence.error_of(screen.fit, base.recipe, screen.selection, screen.workings)
-        return error <= _COARSE * rms(screen.fit.theirs(screen.selection))
+        error = evidence.error_of(fit, base.recipe, selection, workings)
+        return error <= _COARSE * rms(fit.theirs(selection))
 
     def _alike(self, base: Candidate) -> bool:
         """Is no row far worse than the others, as is the case with rounding?"""
@@ -312,9 +312,7 @@ def closest(candidates: Iterable[Candidate]) -> list[Candidate]:
 def _sample_rows(n: int) -> tuple[int, ...]:
     """A dozen rows: the first, the last, and those around powers of two."""
     edges = {0, 1, n // 2, n - 2, n - 1}
-    power = 1
-    while power < n:
-        power *= 2
+    power = 1 << max(0, n - 1).bit_length()  # the first that is no less than n
     for size in (power // 2, power // 4, power // 8):
         edges |= {size - 1, size, size + 1}
     return tuple(sorted(row for row in edges if 0 <= row < n))

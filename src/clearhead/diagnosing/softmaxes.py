@@ -47,7 +47,10 @@ def powers(
         result = rounded_to(result, recipe.half_dtype)
     if recipe.softmax == "no sum":
         return rounded(np.exp(x - row_peak)), np.ones_like(peak)
-    total = sum_in_half(result, recipe.half_dtype) if recipe.half == "sum" else result.sum(axis=axis, keepdims=True)
+    if recipe.half == "sum":
+        total = product_in_half(result, np.ones((x.shape[-1], 1), x.dtype), recipe.half_dtype)
+    else:
+        total = result.sum(axis=axis, keepdims=True)
     for extra, count in extras:
         total = total + count * np.exp(extra if recipe.sinks == "unshifted" else extra - peak)
     if recipe.softmax == "one more, shifted":
@@ -76,13 +79,20 @@ def _finite(peak: Array) -> Array:
 
 def tiled(what: str, size: int, x: Array) -> tuple[Array, Array, Array]:
     """An online softmax over blocks of keys with the bug `what`: powers, their total, and the final maximum."""
-    block = np.arange(x.shape[-1]) // size
-    tops = np.maximum.reduceat(x, np.arange(0, x.shape[-1], size), axis=-1)
+    block, starts = np.arange(x.shape[-1]) // size, np.arange(0, x.shape[-1], size)
+    tops = np.maximum.reduceat(x, starts, axis=-1)
     running = _finite(np.maximum.accumulate(tops, axis=-1))
     final = running[..., -1:]
+    if what in ("unshifted", "averaged"):  # each block by its own maximum
+        local = np.exp(x - _finite(tops)[..., block])
+        if what == "unshifted":
+            return local, local.sum(axis=-1, keepdims=True), final
+        sums = np.add.reduceat(local, starts, axis=-1)[..., block]
+        means = np.divide(local, sums, out=np.zeros_like(local), where=sums != 0)
+        return means, np.full_like(x[..., :1], len(starts)), final
     right = np.exp(x - final)
-    if what in ("averaged", "unshifted", "nan"):
-        return *_merged(what, size, x), final
+    if what == "nan":  # of exp(-inf - -inf) in the first block, which no later block mends
+        return right, np.where(np.isneginf(tops[..., :1]), np.nan, right.sum(axis=-1, keepdims=True)), final
     if what.startswith("last"):
         last = np.where(np.isneginf(x), -1, block).max(axis=-1, keepdims=True)
         powers = np.where(block == last, right, x.dtype.type(0))
@@ -92,40 +102,14 @@ def tiled(what: str, size: int, x: Array) -> tuple[Array, Array, Array]:
     return powers, (right if what == "rescale values" else stale).sum(axis=-1, keepdims=True), final
 
 
-def _merged(what: str, size: int, x: Array) -> tuple[Array, Array]:
-    """Blocks that are merged wrongly: powers and their total."""
-    starts = np.arange(0, x.shape[-1], size)
-    block = np.arange(x.shape[-1]) // size
-    tops = np.maximum.reduceat(x, starts, axis=-1)
-    local = np.exp(x - _finite(tops)[..., block])
-    if what == "unshifted":  # each block by its own maximum
-        return local, local.sum(axis=-1, keepdims=True)
-    if what == "averaged":
-        sums = np.add.reduceat(local, starts, axis=-1)[..., block]
-        return np.divide(local, sums, out=np.zeros_like(local), where=sums != 0), np.full_like(x[..., :1], len(starts))
-    first = np.isneginf(tops[..., :1])  # exp(-inf - -inf), which no later block mends
-    powers = np.exp(x - _finite(x.max(axis=-1, keepdims=True)))
-    return powers, np.where(first, np.nan, powers.sum(axis=-1, keepdims=True))
-
-
 def rounded_to(x: Array, dtype: str) -> Array:
     """Rounded to a narrow dtype and back."""
-    return x.astype(dtype_named(dtype)).astype(x.dtype)
-
-
-def dtype_named(dtype: str) -> np.dtype[Any]:
-    """The dtype of this name; NumPy does not know bfloat16 itself."""
-    return bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    return x.astype(dtype).astype(x.dtype)
 
 
 def eps(dtype: np.dtype[Any]) -> float:
     """The distance from 1 to the next number."""
     return 2.0**-7 if dtype == bfloat16 else float(np.finfo(dtype).eps)
-
-
-def sum_in_half(powers: Array, dtype: str) -> Array:
-    """Σ_j p_j over keys, each partial sum rounded."""
-    return product_in_half(powers, np.ones((powers.shape[-1], 1), powers.dtype), dtype)
 
 
 def product_in_half(powers: Array, values: Array, dtype: str) -> Array:

@@ -1,6 +1,7 @@
 """Changes that depend on the inputs: other scales, the sizes of blocks, narrower dtypes, some of several matrices."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import combinations
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ def _scale(inputs: Inputs, which: str) -> Iterable[float]:
     p = inputs.problem
     widths = {  # divided by the square root of a width
         "d_k": [p.d_k],
-        "d_v": [] if inputs.v is None else [inputs.v.shape[-1]],
+        "d_v": [inputs.v.shape[-1]],
         "d_model": [p.heads * p.d_k] + ([] if inputs.layer is None else [inputs.layer.x.shape[-1]]),
         "all heads": [p.heads * p.d_k],
         "length": sorted({p.queries, p.keys} - {1}),
@@ -69,18 +70,10 @@ def _later_steps(inputs: Inputs, *_: object) -> Variants:
     return Variants([{"step": step} for step in later if works[step]])
 
 
-def _some_matrices(inputs: Inputs, value: str) -> Variants:
-    layer = inputs.layer
-    square = [] if layer is None else [name for name, w in layer.w.items() if w.shape[0] == w.shape[1]]
-    return _some("w", square, value)
-
-
-def _some_biases(inputs: Inputs, value: str) -> Variants:
-    return _some("b", [] if inputs.layer is None else [*inputs.layer.b], value)
-
-
-def _some(field: str, names: list[str], value: str) -> Variants:
-    """Each name alone, q, k and v, and all together; as the rare ones the other subsets."""
+def _some(field: str, inputs: Inputs, value: str) -> Variants:
+    """A layer's square matrices, or its biases: each alone, q, k and v, and all together; other subsets are rare."""
+    arrays = {} if inputs.layer is None else getattr(inputs.layer, field)
+    names = [name for name, x in arrays.items() if field == "b" or x.shape[0] == x.shape[1]]
     subsets = [some for many in range(1, len(names) + 1) for some in combinations(names, many)]
     projections = tuple(name for name in names if name != "o")
     usual = [some for some in subsets if len(some) in (1, len(names)) or some == projections]
@@ -117,22 +110,18 @@ def _sizes(length: int) -> list[int]:
     return [size for size in (2, 4) if length <= 64] + [size for size in (8, 16, 32, 64, 128) if size < length]
 
 
-def _in_blocks(field: str, *, any_size: bool = False) -> Callable[[Inputs, str], Variants]:
+def _in_blocks(field: str, inputs: Inputs, kind: str, *, any_size: bool = False) -> Variants:
     """A bug of some kind in blocks of each size; blocks of fewer than 16 keys are rare unless they have any size."""
-
-    def variants(inputs: Inputs, kind: str) -> Variants:
-        keys = inputs.problem.keys
-        sizes = _sizes(keys)
-        if any_size:
-            others = (*range(1, min(keys, 257)), 512, 1024)
-            usual, rare = sizes, [size for size in others if size < keys and size not in sizes]
-        else:
-            usual = [size for size in sizes if size >= 16] or sizes[-1:]
-            rare = [size for size in sizes if size not in usual]
-        chosen = ([s for s in some if kind != "overlapping" or keys % s] for some in (usual, rare))
-        return Variants(*([{field: (kind, size)} for size in some] for some in chosen))
-
-    return variants
+    keys = inputs.problem.keys
+    sizes = _sizes(keys)
+    if any_size:
+        others = (*range(1, min(keys, 257)), 512, 1024)
+        usual, rare = sizes, [size for size in others if size < keys and size not in sizes]
+    else:
+        usual = [size for size in sizes if size >= 16] or sizes[-1:]
+        rare = [size for size in sizes if size not in usual]
+    chosen = ([s for s in some if kind != "overlapping" or keys % s] for some in (usual, rare))
+    return Variants(*([{field: (kind, size)} for size in some] for some in chosen))
 
 
 def _key_tails(inputs: Inputs, kind: str) -> Variants:
@@ -168,14 +157,14 @@ COMPUTED: dict[str, Callable[[Inputs, str], Variants]] = {  # by the field that 
     "scale": _scales,
     "overflow": _overflows,
     "step": _later_steps,
-    "w": _some_matrices,
-    "b": _some_biases,
+    "w": partial(_some, "w"),
+    "b": partial(_some, "b"),
     "chunk": _chunks,
     "every rule": _every_rule,
     "half": _narrow,
-    "blocks": _in_blocks("blocks"),
-    "blocks of any size": _in_blocks("blocks", any_size=True),
-    "tile": _in_blocks("tile"),
+    "blocks": partial(_in_blocks, "blocks"),
+    "blocks of any size": partial(_in_blocks, "blocks", any_size=True),
+    "tile": partial(_in_blocks, "tile"),
     "key_tail": _key_tails,
     "tail": _query_tails,
 }

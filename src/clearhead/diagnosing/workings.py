@@ -7,6 +7,7 @@ Intermediates that several recipes share are computed once.
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
 from operator import attrgetter
 
 import numpy as np
@@ -31,7 +32,7 @@ class Workings(Operands):
     def answer(self, recipe: Recipe, selection: Selection) -> Array:
         """The recipe's numbers at the stage of theirs, for these heads and rows."""
         if self.inputs.whole is not None and _mixes_batch(recipe):
-            return self._of_whole().answer(recipe, selection)[list(self.inputs.entries)]
+            return self._of_whole.answer(recipe, selection)[list(self.inputs.entries)]
         stage = recipe.step or self.inputs.stage
         if stage == "scores":
             return self.scores(recipe, selection)
@@ -41,15 +42,11 @@ class Workings(Operands):
             return self.logits(recipe, selection, stage)
         return self.layer_output(recipe, selection) if self.inputs.merged else self.output(recipe, selection)
 
+    @cached_property
     def _of_whole(self) -> "Workings":
         """The same for all batch entries, of which these inputs are some."""
-        if self._whole is None:
-            assert self.inputs.whole is not None
-            whole = replace(self.inputs.whole, per_head=self.inputs.per_head)
-            self._whole = Workings(whole, self.precision, self.perturbed)
-        return self._whole
-
-    _whole: "Workings | None" = None
+        assert self.inputs.whole is not None
+        return Workings(replace(self.inputs.whole, per_head=self.inputs.per_head), self.precision, self.perturbed)
 
     columns: int | None = None  # the first columns of an output are enough; None: all of them
 
@@ -84,12 +81,12 @@ class Workings(Operands):
         """Q·Kᵀ of heads that are not split: the sum of all heads' own."""
         split, total = recipe._replace(split="heads", half=""), np.zeros((), self.dtype)
         for head in range(self.problem.heads):
-            total = total + self._scores(split, self.selection((head,), selection.rows))
+            total = total + self._scores(split, Selection((head,), selection.rows))
         result = np.repeat(total, len(selection.heads), axis=1)
         return rounded_to(result, recipe.half_dtype) if recipe.half in ("scores", "logits") else result
 
     def _each_head(self, selection: Selection) -> list[Selection]:
-        return [self.selection((head,), selection.rows) for head in selection.heads]
+        return [Selection((head,), selection.rows) for head in selection.heads]
 
     def logits(self, recipe: Recipe, selection: Selection, stage: str = "masked") -> Array:
         """Scores, then scale, cap, bias, ALiBi, mask, up to `stage`."""
@@ -208,7 +205,7 @@ class Workings(Operands):
             weights = take(take(self.inputs.weights, selection.heads, 1), selection.rows, 2)
             return self.rounded(weights.astype(self.dtype))
         heads, rows = selection.heads, selection.rows
-        wide = self.selection(
+        wide = Selection(
             tuple(range(self.problem.heads)) if recipe.axis in ("heads", "all") else heads,
             tuple(range(self.problem.queries)) if recipe.wide else rows,
         )
@@ -266,7 +263,7 @@ class Workings(Operands):
 
     def _turned_weights(self, recipe: Recipe, selection: Selection) -> Array:
         """Aᵀ."""
-        whole = self.selection(selection.heads, tuple(range(self.problem.queries)))
+        whole = Selection(selection.heads, tuple(range(self.problem.queries)))
         return take(self.weights(recipe, whole).swapaxes(-1, -2), selection.rows, 2)
 
     # ── output ──
@@ -286,7 +283,7 @@ class Workings(Operands):
         if recipe.heads == "each":
             return compute(recipe, selection)
         meant = (0,) if recipe.heads == "first" else tuple(range(self.problem.heads))
-        result = compute(recipe, self.selection(meant, selection.rows)).mean(axis=1, keepdims=True)
+        result = compute(recipe, Selection(meant, selection.rows)).mean(axis=1, keepdims=True)
         return np.broadcast_to(result, (result.shape[0], len(selection.heads), *result.shape[2:]))
 
     def _output(self, recipe: Recipe, selection: Selection) -> Array:
@@ -318,7 +315,7 @@ class Workings(Operands):
 
     def _across(self, recipe: Recipe, selection: Selection) -> Array:
         """Attention in which the heads of a token, or the batch entries, attend to each other; no rule but causal."""
-        every = self.selection(tuple(range(self.problem.heads)), selection.rows)
+        every = Selection(tuple(range(self.problem.heads)), selection.rows)
         order = (0, 2, 1, 3) if recipe.across == "heads" else (2, 1, 0, 3)
         served = (self.served(recipe, name, every.heads) for name in (recipe.queries, recipe.keys, recipe.values))
         q, k, v = (take(x, every.rows, 2).transpose(order) for x in served)
@@ -340,11 +337,11 @@ class Workings(Operands):
         if recipe.merge == "flat":  # (heads·n, d_v) read as (n, heads·d_v)
             flat = np.array(selection.rows)[:, None] * many + np.arange(many)
             needed = sorted(set((flat % n).ravel().tolist()))
-            joined = self.output(recipe, self.selection(heads, tuple(needed)))
+            joined = self.output(recipe, Selection(heads, tuple(needed)))
             joined = joined[:, flat // n, np.searchsorted(needed, flat % n)]
         else:
             order = (0, 2, 3, 1) if recipe.merge == "interleaved" else (0, 2, 1, 3)
-            joined = self.output(recipe, self.selection(heads, selection.rows)).transpose(order)
+            joined = self.output(recipe, Selection(heads, selection.rows)).transpose(order)
         joined = joined.reshape(*joined.shape[:2], joined.shape[2] * joined.shape[3])
         if "o" in layer.w and recipe.w_o not in ("missing", "on values"):
             w = self.w_o

@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from clearhead.core.rules import Rules
-from clearhead.core.statistics import Wanted
-from clearhead.distributed import passes
 from clearhead.distributed.layout import Layout
-from clearhead.distributed.nodes import Call, Leaves, answers
+from clearhead.distributed.nodes import Call, Leaves, answers, output_of
 from clearhead.distributed.ranks import Ranks
 from clearhead.distributed.schedule import bytes_received
 from clearhead.distributed.sharded_problem import METHODS, Shards, read
@@ -101,11 +99,7 @@ def attention(
         shards = read(
             "attention", leaves.q, leaves.k, values, leaves.into(rules), ranks, output=True, recording=recording, **how
         )
-        chosen = choose(shards, method).method
-        with ranks.together("attention"):
-            results = passes.rows(chosen, shards, Wanted(output=True, logsumexp=True))
-        logsumexp = results.pop("logsumexp")
-        return Call("attention", shards, chosen, results, logsumexp)
+        return output_of("attention", shards, choose(shards, method).method)
 
     return answers(["output"], run, Leaves.of(q, k, v, rules))["output"]
 

@@ -2,10 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, Unpack
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +20,6 @@ from clearhead.distributed.effects import EdgeEffects
 from clearhead.distributed.ranks import agreed
 from clearhead.distributed.sharded_matrix import Compute, ShardedMatrix, compared, with_all_groups
 from clearhead.distributed.sharded_problem import Shards, fingerprint
-from clearhead.ops import cause_inputs
 from clearhead.ops.causes import WORDS, check_cuts
 from clearhead.ops.matrix_data import MatrixData
 from clearhead.ops.observable import ObservableEffects
@@ -54,9 +51,8 @@ class ShardedCauseMatrix(ShardedMatrix, ObservableEffects):
 
     _words, _entries = WORDS, "effects"
 
-    def __init__(self, kind: Kind, method: str, shards: Shards, g: Array, logsumexp: Callable[[], Array]) -> None:
-        self.kind = kind
-        self._method, self._shards, self._g, self._logsumexp = method, shards, g, logsumexp
+    def __init__(self, edges: EdgeEffects) -> None:
+        self.kind, self._method, self._shards, self._edges = edges.kind, edges.method, edges.shards, edges
 
     def __repr__(self) -> str:
         return f"ShardedCauseMatrix({self.kind}, {named(self.shape, WEIGHTS)[1:]} {self.dtype} {self._on}"
@@ -95,7 +91,7 @@ class ShardedCauseMatrix(ShardedMatrix, ObservableEffects):
         with self._ranks.together("E.spans"):
             self._check_spans(want)
             check_effects_room(self._shards.local(), want)
-            return self._give(self._edges.spans(want.groups))
+            return self._given(self._edges.spans(want.groups))
 
     def observe(self, *, order: Order = "magnitude", **asked: Unpack[AskedEffects]) -> Effects:
         """Everything asked for in one call, as by `CauseMatrix.observe`; for own queries and own keys.
@@ -118,7 +114,7 @@ class ShardedCauseMatrix(ShardedMatrix, ObservableEffects):
         with self._ranks.together("E.observe"):
             check_effects_room(self._shards.local(), want)  # again: another rank may have made the groups more
             arrays = self._edges.observe(want)
-            local = {name: self._give(x) for name, x in arrays.items() if not name.startswith("strongest")}
+            local = {name: self._given(x) for name, x in arrays.items() if not name.startswith("strongest")}
             answers = joined_arrays(local, EFFECTS)
             if want.strongest is not None:
                 values, places = arrays["strongest_values"], arrays["strongest_indices"]
@@ -126,16 +122,8 @@ class ShardedCauseMatrix(ShardedMatrix, ObservableEffects):
                 answers["strongest"] = Strongest(*map(self._shards.give, (*edges[:-1], edges[-1].astype(self.dtype))))
             return Effects(**answers)
 
-    @cached_property
-    def _edges(self) -> EdgeEffects:
-        return EdgeEffects.of(self.kind, self._method, self._shards, self._g, self._logsumexp())
-
     def _known(self) -> tuple[Compute, Sequence[Array]]:
         return self._edges.tile, self._edges.known
-
-    def _give(self, x: Array) -> Tensor:
-        """An answer (batch, heads, …) as a tensor with the caller's axes; floats in E's dtype."""
-        return self._shards.shaped(x if x.dtype == np.int64 else x.astype(self.dtype))
 
     def _check_spans(self, want: WantedEffects) -> None:
         whole, groups = self._shards.whole, want.groups
@@ -157,23 +145,7 @@ class ShardedCauseMatrix(ShardedMatrix, ObservableEffects):
         return self._given(product, vector=vector)
 
 
-def contributions(
-    shards: Shards, method: str, logsumexp: Callable[[], Array], v: Any, g: Any, output: Any
-) -> ShardedCauseMatrix:
-    """The matrix of contributions along g; of norms where g is None. All ranks must call it."""
-
-    def made(data: MatrixData) -> Any:
-        return cause_inputs.contributions(data, v, g, output)
-
-    return _made("A.contributions", shards, method, logsumexp, made, output)
-
-
-def cuts(shards: Shards, method: str, logsumexp: Callable[[], Array], v: Any, g: Any) -> ShardedCauseMatrix:
-    """The matrix of cuts along g. All ranks must call it."""
-    return _made("A.cuts", shards, method, logsumexp, lambda data: ("cut", *cause_inputs.along_g(data, v, g)))
-
-
-def _made(
+def effects_of(
     what: str,
     shards: Shards,
     method: str,
@@ -181,7 +153,7 @@ def _made(
     made: Callable[[MatrixData], tuple[Kind, MatrixData, Array, Array]],
     output: Any = None,
 ) -> ShardedCauseMatrix:
-    """The matrix of what `made` makes of own v and g, in one dtype with q and k, the same on every rank."""
+    """The matrix of what `made` makes of own v and g, in one dtype with q and k. All ranks must call it."""
 
     @torch.no_grad()
     def read() -> tuple[tuple[Kind, MatrixData, Array, Array], dict[str, Any]]:
@@ -195,4 +167,4 @@ def _made(
     wide = replace(shards, whole=replace(shards.whole, dtype=dtype), q=data.q, k=data.k)
     if dtype != shards.whole.dtype:
         logsumexp = lambda: passes.rows(method, wide, Wanted(logsumexp=True))["logsumexp"]  # noqa: E731
-    return ShardedCauseMatrix(kind, method, replace(wide, v=on_cpu(v)), on_cpu(g), logsumexp)
+    return ShardedCauseMatrix(EdgeEffects(kind, method, replace(wide, v=on_cpu(v)), on_cpu(g), logsumexp))

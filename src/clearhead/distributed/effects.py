@@ -3,8 +3,9 @@
 The table in core/effects.py says how parts over disjoint keys merge, and core/effects.py `merged` and `joined` do it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -28,7 +29,7 @@ Operands = tuple[Problem, Array, Array, Array, Array, Terms]  # q, k, v, g and t
 _TILE, _WIDTH = 1 << 20, 1024  # effects in a tile of a picture, all batches and heads together; and keys
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class EdgeEffects:
     """The effects of a sharded matrix. By merge queries travel to the keys; by all others, keys around a ring."""
 
@@ -36,15 +37,15 @@ class EdgeEffects:
     method: str
     shards: Shards  # with values
     g: Array  # (batch, heads, own queries, d_v)
-    terms: Terms  # of own queries, over all keys
+    logsumexp: Callable[[], Array]  # of own queries, (batch, heads, own queries)
 
-    @staticmethod
-    def of(kind: Kind, method: str, shards: Shards, g: Array, logsumexp: Array) -> "EdgeEffects":
-        """With what each own query must know of its whole row, for which cuts take a pass over the keys."""
-        effects = EdgeEffects(kind, method, shards, g, Terms(kind, logsumexp))
-        if kind != "cut":
-            return effects
-        return replace(effects, terms=terms_of_cuts(effects._others(), shards.whole.sinks, logsumexp))
+    @cached_property
+    def terms(self) -> Terms:
+        """What each own query must know of its whole row, for which cuts take a pass over the keys."""
+        logsumexp = self.logsumexp()
+        if self.kind != "cut":
+            return Terms(self.kind, logsumexp)
+        return terms_of_cuts(self._others(), self.shards.whole.sinks, logsumexp)
 
     @property
     def known(self) -> list[Array]:

@@ -1,6 +1,7 @@
 """Which positions of the whole sequence each rank holds, and the functions that cut a sequence into such shards."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
@@ -38,14 +39,12 @@ def pieces(sizes: Sequence[int], layout: Layout) -> list[Pieces]:
 
 
 def _chunks(sizes: Sequence[int]) -> list[range]:
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    return [range(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
 
 
 def placed(rows: Sequence[range]) -> Placed:
     """For each of these pieces where it lies in an array that holds one after the other, and its positions."""
-    ends = [sum(map(len, rows[: i + 1])) for i in range(len(rows))]
-    return [(slice(end - len(piece), end), piece) for end, piece in zip(ends, rows, strict=True)]
+    return [(slice(end - len(piece), end), piece) for end, piece in zip(accumulate(map(len, rows)), rows, strict=True)]
 
 
 def count(parts: Placed) -> int:
@@ -53,9 +52,14 @@ def count(parts: Placed) -> int:
     return sum(len(piece) for _, piece in parts)
 
 
+def positions_of(parts: Iterable[range]) -> Array:
+    """The positions in these ranges, one range after the other."""
+    return np.concatenate([np.arange(0), *(np.arange(part.start, part.stop, part.step) for part in parts)])
+
+
 def places(parts: Placed) -> slice | Array:
     """An index of these places of an array: a slice where they are evenly spaced."""
-    return as_places(np.concatenate([np.arange(0), *(np.arange(where.start, where.stop) for where, _ in parts)]))
+    return as_places(positions_of(range(where.start, where.stop) for where, _ in parts))
 
 
 def within(chosen: range, piece: range) -> range:

@@ -16,9 +16,10 @@ from clearhead.core.problem import Problem
 from clearhead.core.room import check_room
 from clearhead.core.statistics import Groups
 from clearhead.distributed import passes
-from clearhead.distributed.layout import Placed
+from clearhead.distributed.layout import Pieces, placed
 from clearhead.distributed.messages import total
 from clearhead.distributed.sharded_problem import Names, Shards
+from clearhead.ops.backward import with_columns
 from clearhead.ops.tangents import ROWS
 
 _OF_ROWS = ("output", "logsumexp", *ROWS)
@@ -47,9 +48,9 @@ def check_sums(problem: Problem, what: str, shape: tuple[int, int]) -> None:
 def image(method: str, shards: Shards, chosen: range, shape: tuple[int, int]) -> Product:
     """The picture of the chosen queries and all keys; shape is (height, width) in pixels."""
 
-    def shares(pixels: int, axis: range, held: Placed, length: int) -> Array:
+    def shares(pixels: int, axis: range, held: Pieces, length: int) -> Array:
         each = np.zeros((1, length, pixels))
-        for where, piece in held:
+        for where, piece in placed(held):
             if piece:
                 first = axis.index(piece[0])
                 touched, parts = areas(pixels, len(axis), slice(first, first + len(piece)))
@@ -57,8 +58,8 @@ def image(method: str, shards: Shards, chosen: range, shape: tuple[int, int]) ->
         return each
 
     queries, keys = shards.lengths
-    rows = shares(shape[0], chosen, shards.own_rows(), queries)
-    values = shares(shape[1], range(shards.whole.keys), shards.own_keys(), keys)
+    rows = shares(shape[0], chosen, shards.query_pieces[shards.rank], queries)
+    values = shares(shape[1], range(shards.whole.keys), shards.key_pieces[shards.rank], keys)
     return _product("sum of pictures", method, shards, rows, values)
 
 
@@ -106,17 +107,14 @@ def gradients(
     pairs = factors(shards, products, by)
     if not pairs:
         return passes.gradients(method, shards, known, loss, asked=asked)
-    slopes, values = ([pair[side] for pair in pairs.values()] for side in (0, 1))
     mixed = [products[name].mixed for name in pairs if name in products]
     if "received" in by:
         mixed.append(passes.mixed(method, shards, by["received"][..., None])[0])
     if shards.v is not None:
-        slopes.insert(0, loss["output"])
-        values.insert(0, over_heads(shards, shards.v))
         mixed.insert(0, known["output"])
-    slope, value, output = (joined(shards, side) for side in (slopes, values, mixed))
-    wide = passes.widened(shards, value)
-    result = passes.gradients(method, wide, {**known, "output": output}, {**loss, "output": slope}, asked=asked)
+    known |= {"output": joined(shards, mixed)}
+    loss["output"], values = with_columns(shards.local(), shards.v, loss.get("output"), [*pairs.values()])
+    result = passes.gradients(method, passes.widened(shards, values), known, loss, asked=asked)
     by_values = result.pop("v")
     return result if shards.v is None else {**result, "v": of_own_values(shards, by_values)}
 

@@ -13,16 +13,17 @@ from clearhead.core.problem import Problem
 from clearhead.core.rule_values import read_slice
 from clearhead.core.rules import Rules
 from clearhead.core.statistics import PER_KEY, STATISTICS, Asked, Wanted, askable, explained, lacking, listed
-from clearhead.distributed import causes, low_rank, passes
+from clearhead.distributed import low_rank, passes
 from clearhead.distributed.attention import Method, choose
-from clearhead.distributed.causes import ShardedCauseMatrix
+from clearhead.distributed.causes import ShardedCauseMatrix, effects_of
 from clearhead.distributed.layout import Layout
-from clearhead.distributed.nodes import Call, Leaves, answers, still
+from clearhead.distributed.nodes import Call, Leaves, answers, output_of, still
 from clearhead.distributed.ranks import Ranks, agreed
 from clearhead.distributed.sharded_matrix import Compute, ShardedMatrix, compared, with_all_groups
 from clearhead.distributed.sharded_problem import array_of, held_places, read
 from clearhead.engines.base import Engine
 from clearhead.errors import EngineError, SelectionError, shown
+from clearhead.ops import cause_inputs
 from clearhead.ops.observable import Observable
 from clearhead.ops.observation import Observation, observation
 from clearhead.ops.tangents import check_smooth
@@ -118,13 +119,9 @@ class ShardedAttentionMatrix(ShardedMatrix, Observable):
             check_room(local, Wanted(output=True), columns.shape[-1])
 
         values, vector = self._operand("A @ v", "v", still(v), check)
-        shards = replace(self._shards, v=values)
-        with self._ranks.together("A @ v"):
-            results = passes.rows(self._method, shards, Wanted(output=True, logsumexp=True))
-        logsumexp = results.pop("logsumexp")
-        if isinstance(v, Tensor) and v.ndim <= 2 and shards.prefix:  # one for all heads
-            v = (v[:, None] if vector else v).expand(*shards.prefix[:-1], 1, *values.shape[2:])
-        call = Call("A @ v", shards, self._method, results, logsumexp)
+        call = output_of("A @ v", replace(self._shards, v=values), self._method)
+        if isinstance(v, Tensor) and v.ndim <= 2 and call.shards.prefix:  # one for all heads
+            v = (v[:, None] if vector else v).expand(*call.shards.prefix[:-1], 1, *values.shape[2:])
         output = answers(["output"], lambda _: call, self._leaves.with_values(v))["output"]
         return output[..., 0] if vector else output
 
@@ -212,7 +209,8 @@ class ShardedAttentionMatrix(ShardedMatrix, Observable):
         Returns a matrix of effects, which carry no graph. Raises as said above. It computes nothing but the norms.
         """
         self._check_still()
-        return causes.contributions(self._shards, self._method, self._logsumexp, v, g, output)
+        made = lambda data: cause_inputs.contributions(data, v, g, output)  # noqa: E731
+        return effects_of("A.contributions", self._shards, self._method, self._logsumexp, made, output)
 
     def cuts(self, v: Tensor, g: Tensor) -> ShardedCauseMatrix:
         """What g_i·o_i changes by when query i may not see key j, as by `AttentionMatrix.cuts`; v and g as above.
@@ -220,7 +218,8 @@ class ShardedAttentionMatrix(ShardedMatrix, Observable):
         Returns a matrix of effects, which carry no graph. Raises as said above. It computes nothing.
         """
         self._check_still()
-        return causes.cuts(self._shards, self._method, self._logsumexp, v, g)
+        made: Any = lambda data: ("cut", *cause_inputs.along_g(data, v, g))  # noqa: E731
+        return effects_of("A.cuts", self._shards, self._method, self._logsumexp, made)
 
     def _check_still(self) -> None:
         """Raise DerivativeError for what has no forward-mode derivative, of a matrix whose inputs carry a tangent."""

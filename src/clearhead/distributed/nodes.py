@@ -9,7 +9,7 @@ J is the derivative of the answers by the inputs, H the second derivative of Σ 
 map's transpose is the same map: a gradient is Jᵀ, forward mode J, a second derivative all of it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,7 +22,8 @@ from clearhead.core.axes import Array
 from clearhead.core.directions import Directions
 from clearhead.core.rule_values import spread
 from clearhead.core.rules import Rules, flat, joined
-from clearhead.core.statistics import STATISTICS, arrays_of
+from clearhead.core.statistics import STATISTICS, Wanted, arrays_of
+from clearhead.distributed import passes
 from clearhead.distributed.low_rank import Product, gradients
 from clearhead.distributed.ranks import must_equal
 from clearhead.distributed.sharded_problem import Shards, array_of
@@ -100,35 +101,29 @@ class Call:
     products: Mapping[str, Product] = field(default_factory=dict)  # image and groups, where they were answered
 
 
-@dataclass(eq=False, slots=True)
-class Pending:
-    """A call as PyTorch's graph holds it.
-
-    names    of its answers
-    run      computes it from plain tensors; all ranks call it
-    call     what came of it
-    """
-
-    names: Sequence[str]
-    run: Callable[[Leaves], Call]
-    call: Call | None = None
+def output_of(what: str, shards: Shards, method: str) -> Call:
+    """The call that answers the output of own queries. All ranks must call it."""
+    with shards.ranks.together(what):
+        results = passes.rows(method, shards, Wanted(output=True, logsumexp=True))
+    logsumexp = results.pop("logsumexp")
+    return Call(what, shards, method, results, logsumexp)
 
 
 def answers(names: Sequence[str], run: Callable[[Leaves], Call], leaves: Leaves) -> dict[str, Tensor]:
-    """The answers as tensors (…, heads, …), by name, with a graph or tangents where the leaves have them."""
-    return compute(_VALUES, {**leaves._asdict(), "pending": Pending(names, run)})
+    """The answers as tensors (…, heads, …), by name, with a graph or tangents where the leaves have them.
 
-
-def _call_of(bundle: Bundle) -> Call:
-    call: Call = bundle["pending"].call
-    return call
+    names    of the answers
+    run      computes the call from plain tensors; all ranks call it
+    """
+    made: list[Call] = []  # the call, once it is computed
+    return compute(_VALUES, {**leaves._asdict(), "names": names, "run": run, "made": made})
 
 
 def _values(bundle: Bundle) -> Tensors:
-    pending: Pending = bundle["pending"]
-    if pending.call is not None:
+    if bundle["made"]:
         raise DerivativeError("attention over ranks cannot be mapped (torch.vmap).", "give q, k and v a batch axis.")
-    call = pending.call = pending.run(Leaves(*(bundle[name] for name in Leaves._fields)))
+    call = bundle["run"](Leaves(*(bundle[name] for name in Leaves._fields)))
+    bundle["made"].append(call)
     return {name: call.shards.shaped(x) for name, x in call.answers.items()}
 
 
@@ -149,7 +144,7 @@ def _map_of(
 
 def _map(bundle: Bundle) -> Tensors:
     """The map, computed by all ranks together."""
-    call, asked = _call_of(bundle), bundle["asked"]
+    (call,), asked = bundle["made"], bundle["asked"]
     shards, what = call.shards, f"{call.what}, {'backward' if asked else 'forward mode'}"
     by, along, changing = (part(bundle, role) for role in ("by", "along", "changing"))
     compared = {"tangents": sorted(along), "by": [*by], "changing": [*changing], "moved": bundle["moved"]}
@@ -225,10 +220,9 @@ def _values_backward(bundle: Bundle, results: Tensors, grads: Tensors, needed: s
 
 
 def _values_along(bundle: Bundle, results: Tensors | None, tangents: Tensors) -> tuple[Tensors, Tensors]:
-    names = bundle["pending"].names
-    check_smooth(names, "forward-mode derivative")
+    check_smooth(bundle["names"], "forward-mode derivative")
     values = compute(_VALUES, bundle) if results is None else results
-    moved = _map_of(bundle, by={}, along=tangents, changing={}, asked=(), moved=names)
+    moved = _map_of(bundle, by={}, along=tangents, changing={}, asked=(), moved=bundle["names"])
     return values, part(moved, "moved")
 
 
@@ -244,7 +238,8 @@ def _map_backward(bundle: Bundle, results: Tensors, grads: Tensors, needed: set[
         for role in ("along:", "changing:")
     )
     if upstream and not by:  # a gradient's: H of its upstream gradient
-        _check_parts(_call_of(bundle).method, upstream)
+        if bundle["made"][0].method == "merge" and "spans" in upstream:  # a rank's part is not that of its own queries
+            raise DerivativeError("the gradient by spans has no derivative by method='merge'.", 'method="ring"')
         answers = _map_of(bundle, by=changing, along=upstream, changing={}, asked=inputs, moved=changed)
         return {f"changing:{x.partition(':')[2]}" if ":" in x else x: y for x, y in answers.items()}
     answers = _map_of(bundle, by=by, along=upstream, changing=moved, asked=asked, moved=changed)
@@ -264,14 +259,8 @@ def _map_along(bundle: Bundle, results: Tensors | None, tangents: Tensors) -> tu
     return answers, moved
 
 
-def _check_parts(method: str, along: Iterable[str]) -> None:
-    """Raise DerivativeError where a rank's part of a gradient is not that of its own queries."""
-    if method == "merge" and "spans" in along:
-        raise DerivativeError("the gradient by spans has no derivative by method='merge'.", 'method="ring"')
-
-
 _INERT = tuple(array for name in STATISTICS if name not in SMOOTH for array in arrays_of(name))
-_VALUES = Kind(lambda bundle: bundle["pending"].names, _values, _values_backward, _values_along, _INERT, folds=False)
+_VALUES = Kind(lambda bundle: bundle["names"], _values, _values_backward, _values_along, _INERT, folds=False)
 _MAP = Kind(
     lambda bundle: (*bundle["asked"], *(f"moved:{name}" for name in bundle["moved"])),
     _map,

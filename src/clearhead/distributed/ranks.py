@@ -142,7 +142,7 @@ class Ranks:
                 sizes = [json.loads(x) for x in store.multi_get([f"{key}/{rank}" for rank in everyone])]
                 if store.add(f"{key}/others", 0):
                     calls = [x.decode() for x in store.multi_get([f"{key}/called/{rank}" for rank in everyone])]
-            failed = self._failed(store, last, missing)
+            failed = self._failed(last, missing)
             if not missing:  # all came to this call, so all have read what was said in the one before
                 self._forget(store, last)
         except _STORE as error:
@@ -190,22 +190,17 @@ class Ranks:
             raise
         except Exception as error:
             with suppress(*_STORE):
-                _get_default_store().set(f"{self._key}/failed/{self.rank}", json.dumps(f"{what}: {error!r}"))
-                self._hang_up()
-                self._wait(_get_default_store(), range(self.world), "/failed", self._roll_call)
+                self._give_up(f"{what}: {error!r}")
                 self.part(range(self.world))
             raise
 
     def lost(self, what: str, error: Exception) -> DistributedError:
         """The error for a failed message: asks all ranks to report, and names those that failed or no longer answer."""
         reason = str(error).splitlines()[0]
-        store = _get_default_store()
         try:
-            store.set(f"{self._key}/failed/{self.rank}", json.dumps(""))
-            self._hang_up()
-            gone = self._wait(store, range(self.world), "/failed", self._roll_call)
+            gone = self._give_up("")
             here = [rank for rank in range(self.world) if rank not in gone]
-            failed = self._failed(store, self._key, here)
+            failed = self._failed(self._key, here)
             self.part(here)
         except _STORE as other:
             return self._lost(what, other)
@@ -214,18 +209,25 @@ class Ranks:
         names = "; ".join(failed) or "all ranks still answer"
         return DistributedError(f"{what}: a message to rank {self.rank} failed: {names} ({reason}).", _ANEW)
 
-    def _failed(self, store: Any, call: str, ranks: Sequence[int]) -> list[str]:
+    def _give_up(self, error: str) -> list[int]:
+        """Report this rank's error, and wait until all ranks have reported theirs; the ranks that have not."""
+        _get_default_store().set(f"{self._key}/failed/{self.rank}", json.dumps(error))
+        self._hang_up()
+        return self._without("failed", range(self.world))
+
+    def _failed(self, call: str, ranks: Sequence[int]) -> list[str]:
         """The errors that these ranks reported in a call, as text."""
+        store = _get_default_store()
         keys = {rank: f"{call}/failed/{rank}" for rank in ranks}
         words = {rank: json.loads(store.get(key)) for rank, key in keys.items() if store.check([key])}
         return [f"rank {rank} failed in {word}" for rank, word in words.items() if word]
 
-    def part(self, present: Sequence[int] | range) -> None:
+    def part(self, present: Sequence[int]) -> None:
         """Called before raising: the process that holds the store waits until all present ranks have read from it."""
         with suppress(*_STORE):
             _get_default_store().set(f"{self._key}/parted/{self.rank}", "")
             if dist.get_rank() == 0:
-                self._wait(_get_default_store(), present, "/parted", self._roll_call)
+                self._without("parted", present)
 
     def _lost(self, what: str, error: Exception) -> DistributedError:
         reason = str(error).splitlines()[0]
@@ -243,11 +245,11 @@ class Ranks:
             never: Any = dist.irecv(torch.empty(1), self.peer(other), self.group, tag=_NEVER)
             never.wait(timedelta(milliseconds=1))  # gloo closes all connections of a rank whose wait times out
 
-    def _wait(self, store: Any, ranks: Sequence[int] | range, place: str, seconds: float) -> list[int]:
-        """Wait for these ranks' keys under `place`; the ranks whose key is still missing after so many seconds."""
-        keys = {rank: f"{self._key}{place}/{rank}" for rank in ranks}
+    def _without(self, place: str, ranks: Sequence[int]) -> list[int]:
+        """Wait for these ranks' keys at `place`; the ranks whose key is still missing when the time for it is over."""
+        store, keys = _get_default_store(), {rank: f"{self._key}/{place}/{rank}" for rank in ranks}
         try:
-            store.wait(list(keys.values()), timedelta(seconds=seconds))
+            store.wait(list(keys.values()), timedelta(seconds=self._roll_call))
         except dist.DistNetworkError:
             raise
         except dist.DistStoreError:  # not all came in time

@@ -19,16 +19,18 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.core.axes import Array, as_slice
+from clearhead.core.axes import Array, as_places, as_slice
 from clearhead.core.problem import Problem
 from clearhead.core.rules import FIELDS, take
-from clearhead.distributed.layout import Placed, common, count, placed, places, union
+from clearhead.distributed.layout import Placed, common, count, placed, places, positions_of
 from clearhead.distributed.messages import Kind, Messages
+from clearhead.distributed.ranks import Ranks
 from clearhead.distributed.sharded_problem import Shards, kind
 
 Arrays = tuple[Array, Array, Array | None]
 Merge = Callable[[list[Array], list[Array]], list[Array]]
 Parts = tuple[list[Array], list[Array]]  # answers per query and per key
+Keys = tuple[Placed, list[Array]]  # where pieces of keys lie in the arrays that `travelling` lists, and these
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -40,17 +42,6 @@ class Queries:
     values: dict[str, Array]  # fields of a problem along the queries, and along all keys where they have that axis
     rows: Sequence[Array]  # what a question needs of them, (batch, heads or 1, queries, …)
     away: bool = False  # sent to another rank, with the columns of bias and mask for that rank's keys only
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Keys:
-    """Some keys and values."""
-
-    pieces: Placed
-    k: Array
-    v: Array | None
-    values: dict[str, Array]  # fields of a problem along the keys
-    more: list[Array]  # what else travels with them, (batch, heads or 1, keys, …)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -112,13 +103,8 @@ def merge_into(how: Merge, into: list[Array], index: Any, part: list[Array]) -> 
         whole[:, :, index] = x
 
 
-def own_queries(shards: Shards, rows: Sequence[Array]) -> Queries:
-    """The queries of this rank."""
-    return Queries(shards.own_rows(), shards.q, shards.of_queries(), rows)
-
-
 def travelling(shards: Shards) -> list[tuple[Array, int]]:
-    """What travels with own keys, and each array's axis of keys."""
+    """What travels with own keys, and each array's axis of keys: k, v, `more`, fields of the problem."""
     arrays = [(x, 2) for x in (shards.k, shards.v, *shards.more) if x is not None]
     return arrays + [(x, FIELDS[name].index("keys")) for name, x in shards.of_keys().items()]
 
@@ -128,44 +114,45 @@ def kinds_of(shards: Shards, keys: int) -> list[Kind]:
     return [((*x.shape[:axis], keys, *x.shape[axis + 1 :]), x.dtype) for x, axis in travelling(shards)]
 
 
-def unpacked(shards: Shards, pieces: Placed, arrays: Sequence[Array]) -> Keys:
-    """The keys that came with these arrays, in the order of `travelling`."""
-    k, *rest = arrays
-    v = None if shards.v is None else rest.pop(0)
-    more, fields = rest[: len(shards.more)], rest[len(shards.more) :]
-    return Keys(pieces, k, v, dict(zip(shards.of_keys(), fields, strict=True)), more)
-
-
-def own_keys(shards: Shards) -> Keys:
-    """The keys and values of this rank."""
-    return unpacked(shards, shards.own_keys(), [x for x, _ in travelling(shards)])
+def _along(axis: int, index: slice | Array) -> tuple[slice | Array, ...]:
+    """The index that takes these places of an axis."""
+    return (*[slice(None)] * axis, index)
 
 
 def meetings(shards: Shards, queries: Queries, keys: Keys) -> Iterator[Meeting]:
     """Each piece of the queries paired with each piece of the keys that it may attend to."""
-    for cols, positions in keys.pieces:
+    (pieces, arrays), axes = keys, [axis for _, axis in travelling(shards)]
+    for cols, positions in pieces:
         columns = cols if queries.away else as_slice(positions)
+        k, *rest = (x[_along(axis, cols)] for x, axis in zip(arrays, axes, strict=True))
+        v = None if shards.v is None else rest.pop(0)
+        more, values = rest[: len(shards.more)], rest[len(shards.more) :]
         for rows, piece in queries.pieces:
             if shards.sees(piece, (positions,)):
-                fields = take(queries.values, {"queries": rows, "keys": columns}) | take(keys.values, {"keys": cols})
+                fields = take(queries.values, {"queries": rows, "keys": columns})
+                fields |= zip(shards.of_keys(), values, strict=True)
                 problem = replace(shards.whole, rows=piece, cols=positions, **fields)
-                k, v = keys.k[:, :, cols], None if keys.v is None else keys.v[:, :, cols]
-                more = [x[:, :, cols] for x in keys.more]
                 yield Meeting(rows, cols, problem, (queries.q[:, :, rows], k, v), more)
 
 
-def meet(method: str, shards: Shards, question: Question) -> tuple[list[Array], list[Array]]:
+def meet(method: str, shards: Shards, question: Question) -> Parts:
     """Ask a question wherever queries meet keys; all ranks call it. The answers per own query and per own key."""
+    ranks, answers = shards.ranks, {}
+    by_query, by_key = question.per_query(shards.lengths[0]), question.per_key(shards.lengths[1])
     if method == "merge":
-        return _queries_travel(shards, question)
-    queries = own_queries(shards, question.rows)
-    by_query = question.per_query(shards.lengths[0])
-    by_owner: dict[int, list[Array]] = {}
+        keys = placed(shards.key_pieces[ranks.rank]), [x for x, _ in travelling(shards)]
+        for reader, queries in _visitors(shards, question).items():
+            answers[reader] = question.per_query(queries.q.shape[2])
+            question.ask(queries, keys, shards, answers[reader], by_key)
+        parts = [visits(shards, ranks.rank, owner) for owner in range(ranks.world)]
+        return _brought_home("answers to queries", ranks, answers, by_query, parts, question.merged), by_key
+    queries = Queries(placed(shards.query_pieces[ranks.rank]), shards.q, shards.of_queries(), question.rows)
     for owners, keys in gathered(shards) if method == "gather" else around(shards):
-        by_key = question.per_key(keys.k.shape[2])
-        question.ask(queries, keys, shards, by_query, by_key)
-        by_owner |= {owner: [x[:, :, index] for x in by_key] for owner, index in owners.items()}
-    return by_query, _brought_home(method, shards, question, by_owner)
+        of_keys = question.per_key(count(keys[0]))
+        question.ask(queries, keys, shards, by_query, of_keys)
+        answers |= {owner: [x[:, :, index] for x in of_keys] for owner, index in owners.items()}
+    parts = [sent(method, shards, ranks.rank, reader) for reader in range(ranks.world)]
+    return by_query, _brought_home("return of sums over queries", ranks, answers, by_key, parts, question.over)
 
 
 def sent(method: str, shards: Shards, owner: int, reader: int) -> Placed:
@@ -175,33 +162,15 @@ def sent(method: str, shards: Shards, owner: int, reader: int) -> Placed:
     """
     held = placed(shards.key_pieces[owner])
     if method == "ring":
-        return held if (reader - owner) % shards.ranks.world <= _hops(shards, owner) else []
+        return held if (reader - owner) % shards.ranks.world <= shards.hops[owner] else []
     parts = []
     for where, piece in held:
-        for span in _needed(shards, reader):
+        for span in shards.needed[reader]:
             keys = common(piece, span)
             if keys:
                 start = where.start + keys.start - piece.start
                 parts.append((slice(start, start + len(keys)), keys))
     return parts
-
-
-def _needed(shards: Shards, reader: int) -> list[range]:
-    """The keys that any of a rank's queries may attend to, in runs."""
-    return shards.remembered(
-        ("needed", reader), lambda: union([shards.span(rows) for rows in shards.query_pieces[reader]])
-    )
-
-
-def _hops(shards: Shards, owner: int) -> int:
-    """How many steps around the ring a rank's keys must travel."""
-    world, keys = shards.ranks.world, shards.key_pieces[owner]
-
-    def farthest() -> int:
-        steps = ((step, shards.query_pieces[(owner + step) % world]) for step in reversed(range(world)))
-        return next((step for step, pieces in steps if any(shards.sees(piece, keys) for piece in pieces)), 0)
-
-    return shards.remembered(("hops", owner), farthest)
 
 
 def bytes_received(method: str, shards: Shards) -> list[int]:
@@ -210,10 +179,9 @@ def bytes_received(method: str, shards: Shards) -> list[int]:
         return _bytes_of_queries(shards)
     world, sizes = range(shards.ranks.world), [sum(map(len, held)) for held in shards.key_pieces]
     if method == "gather":
-        keys = [sum(map(len, _needed(shards, r))) - count(sent(method, shards, r, r)) for r in world]
+        keys = [sum(map(len, shards.needed[r])) - count(sent(method, shards, r, r)) for r in world]
     else:
-        hops = [_hops(shards, owner) for owner in world]
-        keys = [sum(sizes[owner] for owner in world if 0 < (r - owner) % len(world) <= hops[owner]) for r in world]
+        keys = [sum(sizes[x] for x in world if 0 < (r - x) % len(world) <= shards.hops[x]) for r in world]
     width = shards.k.shape[-1] + (0 if shards.v is None else shards.v.shape[-1])
     each = shards.whole.batch * shards.whole.kv_heads * width * shards.k.dtype.itemsize
     return [number * each for number in keys]
@@ -246,30 +214,24 @@ def gathered(shards: Shards) -> Iterator[tuple[Owners, Keys]]:
     send = {}
     for reader in world:
         index = places(sent("gather", shards, rank, reader))
-        send[reader] = [x[(slice(None),) * axis + (index,)] for x, axis in arrays]
+        send[reader] = [x[_along(axis, index)] for x, axis in arrays]
     parts = {owner: sent("gather", shards, owner, rank) for owner in world}
     expect = {owner: kinds_of(shards, count(part)) for owner, part in parts.items()}
     came = Messages(shards.ranks, "gather of keys", send, expect).arrays()
-    runs = placed(_needed(shards, rank))
+    runs = placed(shards.needed[rank])
     whole = [np.empty(shape, dtype) for shape, dtype in kinds_of(shards, count(runs))]
-    owners = {owner: places([_among(runs, keys) for _, keys in part]) for owner, part in parts.items()}
+    fetched = positions_of(shards.needed[rank])
+    owners = {owner: as_places(np.searchsorted(fetched, positions_of(x for _, x in parts[owner]))) for owner in world}
     for owner, index in owners.items():
         for full, part, (_, axis) in zip(whole, came[owner], arrays, strict=True):
-            full[(slice(None),) * axis + (index,)] = part
-    yield owners, unpacked(shards, runs, whole)
-
-
-def _among(runs: Placed, keys: range) -> tuple[slice, range]:
-    """Where these keys lie among the runs, of which one has them all."""
-    start = next(where.start + keys.start - run.start for where, run in runs if keys.start in run)
-    return slice(start, start + len(keys)), keys
+            full[_along(axis, index)] = part
+    yield owners, (runs, whole)
 
 
 def around(shards: Shards) -> Iterator[tuple[Owners, Keys]]:
     """Yield each rank's keys that reach this rank; the next ones travel while the caller computes."""
     world, rank = shards.ranks.world, shards.rank
-    hops = [_hops(shards, owner) for owner in range(world)]
-    block = [x for x, _ in travelling(shards)]
+    hops, block = shards.hops, [x for x, _ in travelling(shards)]
     for step in range(world):
         owner, after = (rank - step) % world, (rank - step - 1) % world
         coming = hops[after] > step and step + 1 < world
@@ -278,50 +240,35 @@ def around(shards: Shards) -> Iterator[tuple[Owners, Keys]]:
         expect = {(rank - 1) % world: kinds_of(shards, count(pieces))} if coming else {}
         message = Messages(shards.ranks, "ring of keys", send, expect)
         if hops[owner] >= step:
-            yield {owner: slice(None)}, unpacked(shards, placed(shards.key_pieces[owner]), block)
+            yield {owner: slice(None)}, (placed(shards.key_pieces[owner]), block)
         came = message.arrays()
         block = came[(rank - 1) % world] if coming else []
 
 
-def _brought_home(method: str, shards: Shards, question: Question, by_owner: dict[int, list[Array]]) -> list[Array]:
-    """Send the answers per key to the keys' owners; those for own keys of all ranks, merged."""
-    by_key = question.per_key(shards.lengths[1])
-    if not by_key:
-        return []
-    back = {reader: sent(method, shards, shards.rank, reader) for reader in range(shards.ranks.world)}
+def _brought_home(
+    what: str, ranks: Ranks, answers: dict[int, list[Array]], local: list[Array], parts: list[Placed], how: Merge
+) -> list[Array]:
+    """Send answers to the ranks that own their keys or queries, and merge what comes from all ranks.
+
+    answers   by the rank that they go to
+    local     those about this rank's positions so far, into which they are merged
+    parts     which of the own positions a rank's answers are about, by rank
+    """
     expect = {
-        reader: [((*x.shape[:2], count(part), *x.shape[3:]), x.dtype) for x in by_key] for reader, part in back.items()
+        rank: [((*x.shape[:2], count(part), *x.shape[3:]), x.dtype) for x in local]
+        for rank, part in enumerate(parts)
+        if local and part
     }
-    came = Messages(shards.ranks, "return of sums over queries", by_owner, expect).arrays()
-    for reader, part in back.items():
-        if part:
-            merge_into(question.over, by_key, places(part), came[reader])
-    return by_key
+    came = Messages(ranks, what, answers, expect).arrays()
+    for rank in expect:
+        merge_into(how, local, places(parts[rank]), came[rank])
+    return local
 
 
 def visits(shards: Shards, reader: int, owner: int) -> Placed:
     """The pieces of rank `reader`'s queries that may attend to `owner`'s keys: where in the shard, and positions."""
     held = placed(shards.query_pieces[reader])
     return [(where, rows) for where, rows in held if shards.sees(rows, shards.key_pieces[owner])]
-
-
-def _queries_travel(shards: Shards, question: Question) -> tuple[list[Array], list[Array]]:
-    keys = own_keys(shards)
-    by_key, send = question.per_key(shards.lengths[1]), {}
-    for reader, queries in _visitors(shards, question).items():
-        send[reader] = question.per_query(queries.q.shape[2])
-        question.ask(queries, keys, shards, send[reader], by_key)
-    by_query = question.per_query(shards.lengths[0])
-    if not by_query:
-        return [], by_key
-    away = {owner: visits(shards, shards.rank, owner) for owner in range(shards.ranks.world)}
-    expect = {
-        owner: [(x.shape, x.dtype) for x in question.per_query(count(part))] for owner, part in away.items() if part
-    }
-    came = Messages(shards.ranks, "answers to queries", send, expect).arrays()
-    for owner in expect:
-        merge_into(question.merged, by_query, places(away[owner]), came[owner])
-    return by_query, by_key
 
 
 def _visitors(shards: Shards, question: Question) -> dict[int, Queries]:
@@ -337,7 +284,7 @@ def _visitors(shards: Shards, question: Question) -> dict[int, Queries]:
         there, here = visits(shards, shards.rank, rank), visits(shards, rank, shards.rank)
         if there:
             index = places(there)
-            columns = np.concatenate([np.asarray(piece, np.int64) for piece in shards.key_pieces[rank]])
+            columns = positions_of(shards.key_pieces[rank])
             send[rank] = [x[:, :, index] for x in arrays]
             send[rank] += take(rules, {"queries": index, "keys": columns}).values()
         if here:

@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from torch import Tensor
 
-from clearhead.core.axes import WEIGHTS, Array
+from clearhead.core.axes import Array
 from clearhead.core.operands import operand
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Request
@@ -16,9 +16,8 @@ from clearhead.distributed.ranks import Ranks, agreed
 from clearhead.distributed.schedule import Arrays, Meeting, Parts, Question, meet
 from clearhead.distributed.sharded_problem import Shards, array_of, held_places
 from clearhead.engines.base import Engine
-from clearhead.ops.indexing import check_weights, expand
-from clearhead.ops.numpy_functions import Refusing
-from clearhead.ops.transposed import M_co, TransposedMatrix, index_of_matrix
+from clearhead.ops.indexing import check_weights, read_index
+from clearhead.ops.numpy_functions import M_co, Refusing, TransposedMatrix
 
 Compute = Callable[[Engine, Problem, Arrays, Sequence[Array]], Array]
 Want = TypeVar("Want", bound=Request)
@@ -32,7 +31,7 @@ class ShardedTransposedMatrix(TransposedMatrix[M_co]):
 
         Errors as in the matrix, which reads the index, so that a wrong one is told to all ranks.
         """
-        entries: Tensor = self._weights(key, True)
+        entries: Tensor = super().__getitem__(key)
         return entries
 
 
@@ -56,7 +55,7 @@ class ShardedMatrix(Refusing):
     @property
     def T(self) -> "ShardedTransposedMatrix[Self]":  # noqa: N802  NumPy's name
         """The transpose: its product takes (…, heads, own queries, d), and gives (…, heads, own keys, d)."""
-        return ShardedTransposedMatrix(self, self._by_index, self._transposed, words=self._words)
+        return ShardedTransposedMatrix(self)
 
     mT = T  # noqa: N815
 
@@ -71,24 +70,19 @@ class ShardedMatrix(Refusing):
     def _on(self) -> str:
         return f"on {self._ranks.world} rank{'s' * (self._ranks.world > 1)}"
 
-    def _known(self) -> tuple[Compute, Sequence[Array]]:
-        """What computes a tile, and what it needs of own queries: arrays (batch, heads, own queries, …)."""
-        raise NotImplementedError
+    # What computes a tile, and what it needs of own queries: arrays (batch, heads, own queries, …).
+    _known: Callable[[], tuple[Compute, Sequence[Array]]]
+    _transposed: Callable[[Any], Any]  # the product of the transpose
 
-    def _transposed(self, x: Any) -> Any:
-        raise NotImplementedError
-
-    def _by_index(self, key: Any, transposed: bool = False) -> Tensor:  # noqa: FBT001
+    def _by_index(self, key: Any, *, transposed: bool = False) -> Tensor:
         """The entries at an index that all ranks give, into the matrix or its transpose; the same on every rank.
 
         Queries travel to the keys' ranks, whose answers come to all. Raises on every rank: SelectionError or SizeError
         on that with a wrong index, DistributedError on the others.
         """
-        shape = self.shape
 
         def read() -> tuple[tuple[list[int | range], bool], dict[str, Any]]:
-            part, swap = index_of_matrix(key, (*shape[:-2], shape[-1], shape[-2])) if transposed else (key, False)
-            index = expand(part, shape, WEIGHTS)
+            index, swap = read_index(key, self.shape, transposed=transposed)
             check_weights(_sizes(index), self.dtype, self._shards.whole.device, self._entries)
             return (index, swap), {"index": str(index)}
 
@@ -116,9 +110,9 @@ class ShardedMatrix(Refusing):
 
         return agreed(self._ranks, what, read)[0]
 
-    def _given(self, product: Array, *, vector: bool) -> Tensor:
-        """A product (batch, heads, positions, d) as a tensor in the matrix's dtype, without d for a vector."""
-        whole = self._shards.shaped(product.astype(self.dtype))
+    def _given(self, x: Array, *, vector: bool = False) -> Tensor:
+        """An answer (batch, heads, …) with the caller's axes, floats in the matrix's dtype; a vector without d."""
+        whole = self._shards.shaped(x if x.dtype == np.int64 else x.astype(self.dtype))
         return whole[..., 0] if vector else whole
 
 

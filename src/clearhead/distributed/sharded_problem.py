@@ -6,7 +6,8 @@ problem restricted to some queries, and a block of keys is the whole problem res
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -33,9 +34,20 @@ from clearhead.core.room import array_bytes, check_room
 from clearhead.core.rules import FIELDS, Rules, check_names, check_supported, flat, take, turned_on
 from clearhead.core.rules import RULES as TABLE
 from clearhead.core.statistics import Wanted
-from clearhead.distributed.layout import LAYOUTS, Layout, Pieces, Placed, common, pieces, placed, visible, within
+from clearhead.distributed.layout import (
+    LAYOUTS,
+    Layout,
+    Pieces,
+    common,
+    pieces,
+    placed,
+    positions_of,
+    union,
+    visible,
+    within,
+)
 from clearhead.distributed.messages import Kind
-from clearhead.distributed.ranks import Ranks, Result, agreed
+from clearhead.distributed.ranks import Ranks, agreed
 from clearhead.engines.base import Engine
 from clearhead.engines.remote import Remote
 from clearhead.errors import RuleError, shown, unknown
@@ -59,7 +71,7 @@ _LABELS = tuple(name for name, rule in TABLE.items() if name not in DENSE and an
 _SHARDED = (*DENSE, *_LABELS)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Shards:
     """The sharded problem as one rank knows it: the whole problem's description, and this rank's own arrays."""
 
@@ -77,7 +89,6 @@ class Shards:
     lead: dict[str, tuple[int, int]]  # how many batches and heads bias, mask and spans were given for, 1 or all
     engine: Engine  # computes on the device, for arrays in the CPU's memory
     more: tuple[Array, ...] = ()  # what else travels with the keys, (batch, heads or 1, own keys, …)
-    memo: dict[Any, Any] = field(default_factory=dict, init=False)  # what `remembered` has computed
 
     @property
     def rank(self) -> int:
@@ -98,27 +109,29 @@ class Shards:
         queries, keys = self.lengths
         return replace(self.whole, rows=range(queries), cols=range(keys), prefix=self.prefix)
 
-    def own_rows(self) -> Placed:
-        """Own pieces of queries: where in the shard, and which positions."""
-        return placed(self.query_pieces[self.rank])
-
-    def own_keys(self) -> Placed:
-        return placed(self.key_pieces[self.rank])
-
-    def remembered(self, what: Any, compute: Callable[[], Result]) -> Result:
-        """What is asked for many pairs of ranks, computed once."""
-        if what not in self.memo:
-            self.memo[what] = compute()
-        result: Result = self.memo[what]
-        return result
-
-    def span(self, rows: range) -> range:
-        """The keys that these queries may attend to, judged by position."""
-        return self.remembered(rows, lambda: visible(self.whole, rows))
+    @cached_property
+    def spans(self) -> dict[range, range]:
+        """The keys that each piece of queries, of any rank, may attend to, judged by position."""
+        return {rows: visible(self.whole, rows) for held in self.query_pieces for rows in held}
 
     def sees(self, rows: range, keys: Pieces) -> bool:
-        """May any of these queries attend to any of these keys, judged by position?"""
-        return any(common(self.span(rows), piece) for piece in keys)
+        """May any query of this piece attend to any of these keys, judged by position?"""
+        return any(common(self.spans[rows], piece) for piece in keys)
+
+    @cached_property
+    def needed(self) -> list[list[range]]:
+        """The keys that any of a rank's queries may attend to, in runs, by rank."""
+        return [union([self.spans[rows] for rows in held]) for held in self.query_pieces]
+
+    @cached_property
+    def hops(self) -> list[int]:
+        """How many steps around the ring each rank's keys must travel, by rank."""
+        world = self.ranks.world
+
+        def reached(owner: int, step: int) -> bool:
+            return any(self.sees(rows, self.key_pieces[owner]) for rows in self.query_pieces[(owner + step) % world])
+
+        return [max((step for step in range(world) if reached(owner, step)), default=0) for owner in range(world)]
 
     def dense(self) -> dict[str, Array]:
         """Bias and mask as they were given, (batch or 1, heads or 1, this rank's queries, all keys)."""
@@ -183,7 +196,7 @@ class Shards:
 def held_places(chosen: range, held: Pieces) -> slice | Array:
     """Where the chosen positions that a rank holds lie in its shard."""
     parts = [(where.start - piece.start, within(chosen, piece)) for where, piece in placed(held)]
-    return as_places(np.concatenate([np.arange(0), *(np.asarray(kept, np.int64) + shift for shift, kept in parts)]))
+    return as_places(positions_of(range(x.start + shift, x.stop + shift, x.step) for shift, x in parts))
 
 
 def kind(name: str, x: Array, **sizes: int) -> Kind:
@@ -241,13 +254,16 @@ def read(
     whole = replace(whole, device=device_of(one.q), num_threads=one.problem.num_threads)
     content = {name: value for name, value in rules.items() if name in _SHARDED and value is not None}
     parts: dict[str, Any] = {}
+    lead: dict[str, tuple[int, int]] = {}
     if content:
 
-        def fields() -> tuple[dict[str, Array], dict[str, Any]]:
-            read_fields = _content(q, k, content, sum(keys))
-            return read_fields, _kinds(whole, content, read_fields)
+        def fields() -> tuple[tuple[dict[str, Any], dict[str, tuple[int, int]]], dict[str, Any]]:
+            made, leads = _content(q, k, content, sum(keys)), _leads(whole, content)
+            compared = {name: fingerprint(name, x) for name, x in made.items() if not _in_pieces(name)}
+            compared |= {f"{name}'s dtype": str(made[name].dtype) for name in DENSE if name in made}
+            return (made, leads), compared | {f"{name}'s batches and heads": [*pair] for name, pair in leads.items()}
 
-        parts, _ = agreed(ranks, what, fields)
+        (parts, lead), _ = agreed(ranks, what, fields)
     values: dict[str, Any] = {name: x for name, x in parts.items() if _in_pieces(name)}
     whole = replace(whole, **{name: x for name, x in parts.items() if name not in values})
     chosen: Any = engines.get(engines.choose(replace(whole, **values), engine).engine)  # with all rules in use
@@ -259,7 +275,7 @@ def read(
         v=None if one.v is None else on_cpu(one.v),
         device=q.device,
         values=values,
-        lead=_leads(whole, content),
+        lead=lead,
         prefix=one.problem.prefix,
         query_pieces=pieces(queries, layout),
         key_pieces=pieces(keys, layout),
@@ -281,13 +297,8 @@ def _signature(q: Tensor, k: Tensor, v: Tensor | None, rules: Rules) -> dict[str
     shapes = {name: None if x is None else [*x.shape[:-2], x.shape[-1]] for name, x in tensors.items()}
     signature: dict[str, Any] = {f"{name}'s shape without its length": shape for name, shape in shapes.items()}
     signature |= {"dtype": str(q.dtype), "queries": q.shape[-2], "keys": k.shape[-2]}
-    for name in TABLE:
-        value = rules.get(name)
-        if name in _SHARDED:
-            signature[name] = "given" if value is not None else "not given"
-        else:
-            signature[name] = fingerprint(name, value)
-    return signature
+    sharded = {name: "not given" if rules.get(name) is None else "given" for name in _SHARDED}
+    return signature | {name: sharded.get(name) or fingerprint(name, rules.get(name)) for name in TABLE}
 
 
 @torch.no_grad()
@@ -339,10 +350,3 @@ def _leads(whole: Problem, content: Mapping[str, Any]) -> dict[str, tuple[int, i
             shape = (1, 1, 1, *np.shape(content[name][2] if name == "spans" else content[name]))
             given_for[name] = whole.batch if prod(shape[:-3]) > 1 else 1, shape[-3]
     return given_for
-
-
-def _kinds(whole: Problem, content: Mapping[str, Any], fields: Mapping[str, Array]) -> dict[str, Any]:
-    """What of these rules must be the same on all ranks, as text and numbers that an error can show."""
-    kinds: dict[str, Any] = {name: fingerprint(name, x) for name, x in fields.items() if not _in_pieces(name)}
-    kinds |= {f"{name}'s dtype": str(fields[name].dtype) for name in DENSE if name in fields}
-    return kinds | {f"{name}'s batches and heads": [*lead] for name, lead in _leads(whole, content).items()}

@@ -1,22 +1,25 @@
 """The interface of an engine, and helpers for engines. An engine is a module that has the names of `Engine`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from functools import wraps
+from typing import Concatenate, NamedTuple, ParamSpec, Protocol, cast
 
 import numpy as np
 
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import WEIGHTS, Array
 from clearhead.core.directions import Directions
-from clearhead.core.effects import Others, Terms, WantedEffects
+from clearhead.core.effects import EFFECTS, Others, Terms, WantedEffects
 from clearhead.core.problem import Problem
 from clearhead.core.rules import RULES, refusals
-from clearhead.core.statistics import PER_QUERY, STATISTICS, Wanted, arrays_of
+from clearhead.core.statistics import Wanted, arrays_of
 from clearhead.errors import EngineError
 
 Answers = Mapping[str, Array]
+_P = ParamSpec("_P")
 _INT64 = np.dtype(np.int64)
+Pass = Callable[Concatenate[Problem, Array, Array, Array | None, _P], dict[str, Array]]  # over problem, q, k, v, …
 Kind = tuple[tuple[int, ...], np.dtype[np.generic]]  # an array's shape and dtype
 
 
@@ -128,16 +131,9 @@ class TangentEngine(Engine, Protocol):
     """
 
     def tangents(
-        self,
-        problem: Problem,
-        q: Array,
-        k: Array,
-        v: Array | None,
-        along: Directions,
-        want: Wanted,
-        logsumexp: Array | None = None,
-        output: Array | None = None,
-    ) -> Answers:
+        self, problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, want: Wanted,
+        logsumexp: Array | None = None, output: Array | None = None,
+    ) -> Answers:  # fmt: skip
         """What `rows` answers, and the tangent of each smooth statistic asked for, as "output_tangent" and so on.
 
         Without `logsumexp` the statistics themselves are answered too. With it only their tangents are; `output`, where
@@ -150,16 +146,9 @@ class TangentEngine(Engine, Protocol):
         """The tangents of the column statistics asked for, by the statistics' names."""
 
     def gradient_tangents(
-        self,
-        problem: Problem,
-        q: Array,
-        k: Array,
-        v: Array | None,
-        along: Directions,
-        kept: Kept,
-        upstream: Upstream,
+        self, problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, kept: Kept, upstream: Upstream,
         changing: Upstream,
-    ) -> Answers:
+    ) -> Answers:  # fmt: skip
         """The tangents of "q", "k", "v", "bias" and "spans" as `gradients` answers them, along a direction.
 
         changing    the tangents of `upstream`, of which a part may be missing: that is zero
@@ -184,55 +173,54 @@ def scales_differ(problem: Problem) -> bool:
     return problem.heads > 1 and bool((problem.scale != problem.scale[0]).any())
 
 
-def needs_one_scale(who: str, problem: Problem) -> list[str]:
-    """Why `who`, which takes one scale for all heads, cannot compute this problem; empty where it can."""
-    return [f"{who} takes one `scale` for all heads."] if scales_differ(problem) else []
-
-
 def elsewhere(problem: Problem) -> str:
     """Why an engine on the CPU cannot read the arrays; "" where it can."""
     return "" if problem.device == "cpu" else f"the arrays are on device {problem.device}: this engine runs on the CPU."
 
 
-def widened(problem: Problem, v: Array) -> Problem:
-    """The same problem in a dtype that holds both its own and that of v: float64 if one of them is, else float32."""
-    return replace(problem, dtype=np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32))
+def in_one_dtype(pass_: Pass[_P]) -> Pass[_P]:
+    """Let a pass take a v, or a gradient of the output, that has another dtype than q and k.
 
+    All are converted to float64 if v or the problem is in float64, else to float32, and the answers rounded to the
+    dtypes that the problem's answers have.
+    """
 
-def converted(problem: Problem, *arguments: Any) -> list[Any]:
-    """Arrays, directions and upstream gradients in the problem's dtype."""
-    return [x.astype(problem.dtype) for x in arguments]
+    @wraps(pass_)
+    def run(
+        problem: Problem, q: Array, k: Array, v: Array | None, *more: _P.args, **named: _P.kwargs
+    ) -> dict[str, Array]:
+        gradients = [x.output for x in more if isinstance(x, Upstream) and x.output is not None]
+        reads_v = bool(gradients) or any(isinstance(x, Wanted) and x.output for x in more)
+        if v is None or not reads_v or all(x.dtype == problem.dtype for x in (v, *gradients)):
+            return pass_(problem, q, k, v, *more, **named)
+        wide = np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32)
+        rest = [x.astype(wide) if isinstance(x, (Directions, Upstream)) else x for x in more]
+        in_wide = cast("Callable[..., dict[str, Array]]", pass_)
+        answers = in_wide(replace(problem, dtype=wide), *(x.astype(wide) for x in (q, k, v)), *rest, **named)
+        usual = statistics_dtype(problem.dtype)
+        values = usual if any(getattr(x, "keep_float32", False) for x in more) else problem.dtype
+        dtypes = dict.fromkeys(("output", "output_tangent", "q", "k", "v"), values) | {"top_indices": _INT64}
+        return {name: array.astype(dtypes.get(name, usual), copy=False) for name, array in answers.items()}
 
-
-def narrowed(problem: Problem, answers: Answers, *, keep_float32: bool) -> dict[str, Array]:
-    """The answers of a `widened` problem, rounded to the dtypes that the original problem's answers have."""
-    usual = statistics_dtype(problem.dtype)
-    values = usual if keep_float32 else problem.dtype
-    dtypes = dict.fromkeys(("output", "q", "k", "v"), values) | {"top_indices": np.dtype(np.int64)}
-    return {name: array.astype(dtypes.get(name, usual), copy=False) for name, array in answers.items()}
+    return cast("Pass[_P]", run)
 
 
 def kinds(
-    problem: Problem, want: Wanted, names: Iterable[str], declared: frozenset[str], d_v: int = 0
+    problem: Problem, want: Wanted | WantedEffects, names: Iterable[str], declared: Collection[str], d_v: int = 0
 ) -> dict[str, Kind]:
-    """The shape and dtype of each array of these statistics, by the array's name.
+    """The shape and dtype of each array of these statistics or effects, by the array's name.
 
     Raises EngineError for a statistic that is not among the declared ones.
     """
-    usual = statistics_dtype(problem.dtype)
-    rows = problem.batch, problem.heads, problem.queries
+    usual, sizes = statistics_dtype(problem.dtype), {axis: getattr(problem, axis) for axis in WEIGHTS} | {"d_v": d_v}
     result: dict[str, Kind] = {}
     for name in names:
         if name not in declared:
             raise EngineError(f"this engine does not compute {name}.", "leave `engine` out to let clearhead choose.")
-        one = STATISTICS[name]
-        if one.axes == PER_QUERY:
-            result[name] = rows, usual
-        elif name == "output":
-            result[name] = (*rows, d_v), usual if want.keep_float32 else problem.dtype
-        else:
-            shape = want.shape(name, sizes_of(problem))
-            result |= {array: (shape, _INT64 if array == "top_indices" else usual) for array in arrays_of(name)}
+        for array in arrays_of(name, want.table):
+            result[array] = want.shape(name, sizes), _INT64 if array.endswith("_indices") else usual
+    if "output" in result and isinstance(want, Wanted) and not want.keep_float32:
+        result["output"] = result["output"][0], problem.dtype
     return result
 
 
@@ -246,17 +234,10 @@ def row_kinds(problem: Problem, v: Array | None, want: Wanted, declared: frozens
 
 def room_for_effects(problem: Problem, want: WantedEffects) -> dict[str, Array]:
     """Arrays of zeros, in float64, in which a pass over effects adds up its answers, by name; indices start at -1."""
-    room: dict[str, Array] = {}
-    for name in want.names():
-        for array in arrays_of(name, want.table):
-            shape = want.shape(name, sizes_of(problem))
-            room[array] = np.full(shape, -1, _INT64) if array.endswith("_indices") else np.zeros(shape)
-    return room
-
-
-def sizes_of(problem: Problem) -> dict[str, int]:
-    """The problem's sizes by axis."""
-    return {axis: getattr(problem, axis) for axis in WEIGHTS}
+    each = kinds(problem, want, want.names(), EFFECTS)
+    return {
+        name: np.full(shape, -1, dtype) if dtype == _INT64 else np.zeros(shape) for name, (shape, dtype) in each.items()
+    }
 
 
 def room_for_rows(problem: Problem, v: Array | None, want: Wanted, declared: frozenset[str]) -> dict[str, Array]:

@@ -1,10 +1,12 @@
 """The native engine: passes arrays to the compiled kernel; no arithmetic of its own.
 
 The kernel computes in float32 (float64 for float64; pairs of bfloat16 where the processor multiplies them), packs keys
-once for all the queries that read them, and splits work among threads without changing a bit of the result.
+once for all the queries that read them, and splits work among threads without changing a bit of the result. Derivatives
+along a direction are computed in the same passes, and in the same numbers: core/directions.py has the formulas.
 """
 
 import os
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,41 +16,28 @@ import numpy as np
 
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
+from clearhead.core.directions import Directions
+from clearhead.core.effects import ORDERS, Others, Terms, WantedEffects, no_keys
 from clearhead.core.problem import Problem
-from clearhead.core.statistics import Wanted
+from clearhead.core.statistics import Wanted, smooth
 from clearhead.engines.base import (
+    Kept,
     Upstream,
-    converted,
     elsewhere,
-    narrowed,
+    in_one_dtype,
     room_for_columns,
+    room_for_effects,
     room_for_rows,
     unsupported,
-    widened,
 )
-from clearhead.engines.native_calls import (
-    RULES,
-    TYPES,
-    bits,
-    call,
-    described,
-    gradients_of,
-    import_error,
-    labels,
-    room_for_gradients,
-)
+from clearhead.engines.native_calls import RULES as RULES
+from clearhead.engines.native_calls import TYPES, bits, call, import_error, labels, table
+from clearhead.engines.native_calls import described as described
 from clearhead.engines.native_calls import kernel as _native
-from clearhead.engines.native_effects import effect_product, effect_tile, effects, others
-from clearhead.engines.native_tangents import column_tangents, gradient_tangents, tangents
 
-__all__ = [  # what an engine answers, and what only this one has
-    "ALL_LEVELS", "RULES", "STATISTICS", "absent_levels", "column_tangents", "columns", "compiled_levels", "described",
-    "effect_product", "effect_tile", "effects", "engine_named", "gradient_tangents", "gradients", "level",
-    "levels", "missing", "others", "reasons_not", "repeatable", "rows", "tangents", "transposed", "weights",
-]  # fmt: skip
-STATISTICS: frozenset[str] = (
-    frozenset() if _native is None else frozenset(_native.statistics())
-)  # as the kernel lists them
+STATISTICS: frozenset[str] = frozenset(() if _native is None else _native.statistics())  # as the kernel lists them
+_SMOOTH = frozenset(smooth())
+_SUMMED = ("by_key", "by_query", "groups")  # effects in float64; the kernel fills all others in the statistics' dtype
 ALL_LEVELS = "pip install . -C cmake.define.CLEARHEAD_LEVELS=all compiles every instruction set"
 _MANY_QUERIES, _MANY_KEYS = 64, 1 << 15  # limits within which the row pass computes `received`
 
@@ -110,16 +99,16 @@ def reasons_not(problem: Problem) -> list[str]:
     return against + unsupported("the native engine", RULES, problem)
 
 
+@in_one_dtype
 def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> dict[str, Array]:
     """The output and the row statistics, in one pass over the keys."""
-    if want.output and v is not None and v.dtype != problem.dtype:
-        return _rows_in_common(problem, q, k, v, want)
     dtype = statistics_dtype(problem.dtype)
     results = room_for_rows(problem, v, want, STATISTICS)
     answers: dict[str, Any] = dict(results)
     if "output" in results:
         answers["output"] = bits(results["output"])
-    if _receives(problem, want):
+    few_rows = problem.queries < _MANY_QUERIES or problem.keys > _MANY_KEYS
+    if want.received and not few_rows and want.columns() == ["received"]:  # else a column pass follows anyway
         answers["received"] = np.zeros((problem.batch, problem.heads, problem.keys))
         answers.setdefault("logsumexp", np.empty((problem.batch, problem.heads, problem.queries), dtype))
     call("rows", problem, bits(q), bits(k), bits(v) if "output" in results else None, answers)
@@ -128,32 +117,47 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
     return results
 
 
-def _receives(problem: Problem, want: Wanted) -> bool:
-    """Whether the row pass computes `received` too: not if a column pass follows anyway, nor beyond _MANY_*."""
-    few_rows = problem.queries < _MANY_QUERIES or problem.keys > _MANY_KEYS
-    return want.received and not few_rows and want.columns() == ["received"]
-
-
-def _rows_in_common(problem: Problem, q: Array, k: Array, v: Array, want: Wanted) -> dict[str, Array]:
-    """For v of another dtype: convert q, k and v to a common dtype, and the results to the problem's."""
-    wide = widened(problem, v)
-    q, k, v = converted(wide, q, k, v)
-    return narrowed(problem, rows(wide, q, k, v, want), keep_float32=want.keep_float32)
+@in_one_dtype
+def tangents(
+    problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, want: Wanted,
+    logsumexp: Array | None = None, output: Array | None = None,
+) -> dict[str, Array]:  # fmt: skip
+    """The row statistics and their tangents, in one pass over the keys; with the log-sum-exp, only the tangents."""
+    results = room_for_rows(problem, v, replace(want, logsumexp=True), STATISTICS & _SMOOTH)
+    moved = {name: np.empty_like(x) for name, x in results.items()}
+    answers, asked = ({name: bits(x) for name, x in side.items()} for side in (results, moved))
+    values = v if "output" in results else None
+    direction = _direction(problem, along, values)
+    exact = output is not None and output.dtype == statistics_dtype(problem.dtype) == problem.dtype
+    if exact and logsumexp is not None and values is not None:  # a rounded output would lose digits
+        direction["known"] = np.ascontiguousarray(output)
+        del answers["output"]
+    call("rows", problem, bits(q), bits(k), bits(values), answers, direction | asked)
+    known = {} if logsumexp is not None else results
+    return known | {f"{name}_tangent": x for name, x in moved.items()}
 
 
 def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> dict[str, Array]:
     """The column statistics, from weights recomputed with the log-sum-exp."""
     results = room_for_columns(problem, want, STATISTICS)
-    _columns(problem, q, k, logsumexp, results, **labels(want.groups))
-    dtype = statistics_dtype(problem.dtype)
-    return {name: array.astype(dtype, copy=False) for name, array in results.items()}
+    _columns(problem, q, k, logsumexp, results, labels(want.groups))
+    return _rounded(problem, results)
+
+
+def column_tangents(
+    problem: Problem, q: Array, k: Array, along: Directions, kept: Kept, want: Wanted
+) -> dict[str, Array]:
+    """The tangents of the column statistics, from tangents of weights."""
+    results = room_for_columns(problem, want, STATISTICS & _SMOOTH)
+    _columns(problem, q, k, kept.logsumexp, results, labels(want.groups), _direction(problem, along, None, kept))
+    return _rounded(problem, results)
 
 
 def weights(problem: Problem, q: Array, k: Array, logsumexp: Array) -> Array:
     """Every weight of this (small) problem: exp(logit - log-sum-exp)."""
     shape = (problem.batch, problem.heads, problem.queries, problem.keys)
     results = {"weights": np.zeros(shape, statistics_dtype(problem.dtype))}
-    _columns(problem, q, k, logsumexp, results)
+    _columns(problem, q, k, logsumexp, results, {})
     return results["weights"]
 
 
@@ -161,41 +165,163 @@ def transposed(problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array)
     """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d)."""
     shape = (problem.batch, problem.heads, problem.keys, g.shape[-1])
     results = {"transposed": np.zeros(shape, statistics_dtype(problem.dtype))}
-    _columns(problem, q, k, logsumexp, results, x=bits(g), x_type=TYPES[g.dtype])
+    _columns(problem, q, k, logsumexp, results, {"x": bits(g), "x_type": TYPES[g.dtype]})
     return results["transposed"]
 
 
+def _columns(
+    problem: Problem, q: Array, k: Array, logsumexp: Array, answers: dict[str, Array], more: dict[str, Any], *along: Any
+) -> None:
+    """Run the column pass, which fills `answers`; `more` holds the labels of groups, or x and its type."""
+    known = {"logsumexp": np.ascontiguousarray(logsumexp, statistics_dtype(problem.dtype)), **more}
+    call("columns", problem, bits(q), bits(k), known, answers, *along)
+
+
+def _rounded(problem: Problem, results: dict[str, Array]) -> dict[str, Array]:
+    """Sums in the statistics' dtype; indices as they are."""
+    dtype = statistics_dtype(problem.dtype)
+    return {name: x if x.dtype == np.int64 else x.astype(dtype, copy=False) for name, x in results.items()}
+
+
+@in_one_dtype
 def gradients(
     problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream
 ) -> dict[str, Array]:
-    """The gradients of q, k, v and the bias, in one pass over the blocks of keys."""
-    dtype, output = statistics_dtype(problem.dtype), upstream.output
-    if v is not None and output is not None and not v.dtype == output.dtype == problem.dtype:
-        return _gradients_in_common(problem, q, k, v, logsumexp, upstream)
-    values = None if output is None else v
-    room = room_for_gradients(problem, q, k, values, upstream)
-    per_line = {"rows": upstream.rows, "keys": upstream.keys}
-    per_line |= {"entropy": upstream.entropy, "distance": upstream.distance, "logsumexp": logsumexp}
-    known: dict[str, Any] = {name: np.ascontiguousarray(x, dtype) for name, x in per_line.items() if x is not None}
-    if values is not None:
-        known |= {"v": bits(values), "output": bits(output)}
-    call("gradients", problem, bits(q), bits(k), known, room)
-    return gradients_of(problem, room, upstream)
+    """The gradients of q, k, v, the bias and the table of spans, in one pass over the blocks of keys."""
+    return _gradients(problem, q, k, None if upstream.output is None else v, logsumexp, upstream)
 
 
-def _gradients_in_common(
-    problem: Problem, q: Array, k: Array, v: Array, logsumexp: Array, upstream: Upstream
+@in_one_dtype
+def gradient_tangents(
+    problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, kept: Kept, upstream: Upstream,
+    changing: Upstream,
+) -> dict[str, Array]:  # fmt: skip
+    """The tangents of the gradients, in one pass over the blocks of keys."""
+    values = v if upstream.output is not None or changing.output is not None else None
+    direction = _direction(problem, along, values, kept)
+    each = _numbers(problem, changing)
+    direction |= {name if name == "rows" else f"{name}_gradient": x for name, x in each.items()}
+    if changing.output is not None:
+        direction["output_gradient"] = bits(changing.output)
+    return _gradients(problem, q, k, values, kept.logsumexp, upstream, direction)
+
+
+def _gradients(
+    problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream, *along: dict[str, Any]
 ) -> dict[str, Array]:
-    """For v or dO of another dtype: as `_rows_in_common`."""
-    wide = widened(problem, v)
-    q, k, v, loss = converted(wide, q, k, v, upstream)
-    return narrowed(problem, gradients(wide, q, k, v, logsumexp, loss), keep_float32=upstream.keep_float32)
+    """Run the backward pass; v is None where neither the output's gradient nor its tangent is given."""
+    dtype = statistics_dtype(problem.dtype)
+    room = {name: np.zeros(x.shape, dtype) for name, x in (("q", q), ("k", k), ("v", v)) if x is not None}
+    if upstream.bias is not None:  # the kernel sums over keys where the bias is broadcast
+        full = (problem.batch, problem.heads, problem.queries, 1)
+        room["bias"] = np.zeros(full if upstream.bias[3] == 1 else upstream.bias, dtype)
+    if upstream.spans is not None:
+        room["span_table"] = np.zeros((problem.batch, problem.heads, *upstream.spans[2:]))
+    known: dict[str, Any] = {"logsumexp": np.ascontiguousarray(logsumexp, dtype), **_numbers(problem, upstream)}
+    if v is not None:
+        output = upstream.output
+        if output is None:  # only its tangent is given
+            output = np.broadcast_to(np.zeros((), q.dtype), (*q.shape[:3], v.shape[-1]))
+        known |= {"v": bits(v), "output": bits(output)}
+    call("gradients", problem, bits(q), bits(k), known, room, *along)
+    inputs = dtype if upstream.keep_float32 else problem.dtype
+    answers = {name: array.astype(inputs, copy=False) for name, array in room.items() if name in "qkv"}
+    if upstream.bias is not None:
+        answers["bias"] = _summed(room["bias"], upstream.bias)
+    if upstream.spans is not None:
+        answers["spans"] = _summed(room["span_table"], upstream.spans).astype(dtype, copy=False)
+    return answers
 
 
-def _columns(problem: Problem, q: Array, k: Array, logsumexp: Array, answers: dict[str, Array], **more: Any) -> None:
-    """Run the column pass, which fills `answers`; `more` holds the labels of groups, or x and its type."""
-    known = {"logsumexp": np.ascontiguousarray(logsumexp, statistics_dtype(problem.dtype)), **more}
-    call("columns", problem, bits(q), bits(k), known, answers)
+@np.errstate(invalid="ignore")  # inf - inf
+def _summed(x: Array, shape: tuple[int, ...]) -> Array:
+    """Sum over the axes along which what x is the gradient of was broadcast from `shape`."""
+    shared = tuple(axis for axis, size in enumerate(shape) if size == 1 != x.shape[axis])
+    total: Array = x.sum(axis=shared, keepdims=True) if shared else x
+    return total
+
+
+def _numbers(problem: Problem, upstream: Upstream) -> dict[str, Array]:
+    """The upstream gradient's numbers per query and per key, by name."""
+    names = ("rows", "keys", "entropy", "distance", "diagonal")
+    dtype = statistics_dtype(problem.dtype)
+    numbers = {name: getattr(upstream, name) for name in names}
+    return {name: np.ascontiguousarray(x, dtype) for name, x in numbers.items() if x is not None}
+
+
+def _direction(problem: Problem, along: Directions, v: Array | None, kept: Kept | None = None) -> dict[str, Any]:
+    """The direction as the kernel reads it; that of v only where the pass reads v."""
+    dtype, tangents = statistics_dtype(problem.dtype), along.nonzero
+    moved: dict[str, Any] = {name: bits(x) for name, x in tangents.items() if name in ("qk" if v is None else "qkv")}
+    if along.bias is not None:
+        bias = along.bias if along.bias.dtype in TYPES else along.bias.astype(dtype)
+        moved |= {"bias": bits(bias), "bias_type": TYPES[bias.dtype]}
+    if along.spans is not None:
+        moved["spans"] = np.broadcast_to(table(along.spans, dtype), along.spans.shape)
+    if along.sinks is not None and problem.sinks is not None:
+        moved["sinks"] = np.ascontiguousarray(along.sinks, np.float64)
+    if kept is not None:
+        moved["kept"] = np.ascontiguousarray(kept.tangent, dtype)
+    return moved
+
+
+def others(problem: Problem, q: Array, k: Array, v: Array, g: Array) -> Others:
+    """Each row's strongest key and what all its other keys answer, in one pass over the keys."""
+    results = no_keys((problem.batch, problem.heads, problem.queries))
+    call("others", problem, bits(q), bits(k), bits(v), bits(g), results._asdict())
+    return results
+
+
+def effects(
+    problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms, want: WantedEffects
+) -> dict[str, Array]:
+    """What is wanted of the matrix of effects, in one pass over weights recomputed with the log-sum-exp."""
+    dtype = statistics_dtype(problem.dtype)
+    results = room_for_effects(problem, want)
+    rounded = {name: x for name, x in results.items() if x.dtype != np.int64 and name not in _SUMMED}
+    results |= {name: np.zeros(x.shape, dtype) for name, x in rounded.items()}
+    more: dict[str, Any] = labels(want.groups)
+    if want.top is not None:
+        more["order"] = ORDERS.index(want.order)
+    answers = {"received" if name == "by_key" else name: x for name, x in results.items()}
+    _effects(problem, q, k, v, g, terms, answers, **more)
+    return _rounded(problem, results)
+
+
+def effect_tile(problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms) -> Array:
+    """Every effect of this (small) problem, (batch, heads, queries, keys)."""
+    shape = (problem.batch, problem.heads, problem.queries, problem.keys)
+    tile = np.zeros(shape, statistics_dtype(problem.dtype))
+    _effects(problem, q, k, v, g, terms, {"weights": tile})
+    return tile
+
+
+def effect_product(
+    problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms, x: Array, *, transposed: bool
+) -> Array:
+    """E·x, (batch, heads, queries, d), or with `transposed` Eᵀ·x, (batch, heads, keys, d)."""
+    dtype = statistics_dtype(problem.dtype)
+    size = problem.keys if transposed else problem.queries
+    product = np.zeros((problem.batch, problem.heads, size, x.shape[-1]), dtype if transposed else np.float64)
+    answers = {"transposed" if transposed else "product": product}
+    _effects(problem, q, k, v, g, terms, answers, x=bits(x), x_type=TYPES[x.dtype])
+    return product.astype(dtype, copy=False)
+
+
+def _effects(
+    problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms, answers: dict[str, Array], **more: Any
+) -> None:
+    """Run the pass over effects, which fills `answers`; `more` holds labels, an order, or x and its type.
+
+    The kernel goes through the queries in segments that do not depend on the number of threads, and adds what each
+    gives to the sums in their order; so no bit depends on it either.
+    """
+    dtype = statistics_dtype(problem.dtype)
+    known = {"logsumexp": terms.logsumexp, "whole": terms.whole, "others": terms.others}
+    known = {name: np.ascontiguousarray(x, dtype) for name, x in known.items() if x is not None}
+    if terms.strongest is not None:
+        known["strongest"] = np.ascontiguousarray(terms.strongest, np.int64)
+    call("effects", problem, bits(q), bits(k), bits(v), bits(g), {**known, **more}, answers)
 
 
 def repeatable(tensor_type: type | None) -> Any:

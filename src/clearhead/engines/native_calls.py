@@ -7,11 +7,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from clearhead.core import rules, visibility
-from clearhead.core.arrays import bfloat16, statistics_dtype
+from clearhead.core.arrays import bfloat16, statistics_dtype, unrepeated
 from clearhead.core.axes import WEIGHTS, Array
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Groups
-from clearhead.engines.base import Upstream, one_scale, scales_differ
+from clearhead.engines.base import one_scale, scales_differ
 from clearhead.engines.threads import get_num_threads, openmp_of_torch
 from clearhead.errors import SizeError
 
@@ -81,16 +81,19 @@ def _describe(problem: Problem) -> Any:
 
 
 def _spans(problem: Problem) -> dict[str, Array | None]:
-    """The labels, and the table in the numbers that the kernel computes with, each row contiguous, not broadcast."""
-    table = problem.span_table
-    if table is None or problem.query_spans is None or problem.key_spans is None:
+    """The labels, and the table in the numbers that the kernel computes with."""
+    if problem.span_table is None or problem.query_spans is None or problem.key_spans is None:
         return dict.fromkeys(("query_spans", "key_spans", "span_table"))
-    stored = tuple(slice(None, 1) if step == 0 else slice(None) for step in table.strides[:2])
     return {
         "query_spans": np.ascontiguousarray(problem.query_spans),
         "key_spans": np.ascontiguousarray(problem.key_spans),
-        "span_table": np.ascontiguousarray(table[stored], statistics_dtype(problem.dtype)),
+        "span_table": table(problem.span_table, statistics_dtype(problem.dtype)),
     }
+
+
+def table(x: Array, dtype: np.dtype[Any]) -> Array:
+    """A table of spans with each row contiguous, and size 1 along batch and heads where it is broadcast."""
+    return np.ascontiguousarray(unrepeated(x, 2), dtype)
 
 
 @cache
@@ -138,37 +141,3 @@ def bits(x: Array | None) -> Array | None:
     ):
         x = x.copy()
     return x.view(np.uint16) if x.dtype == bfloat16 else x
-
-
-def room_for_gradients(
-    problem: Problem, q: Array, k: Array, values: Array | None, upstream: Upstream
-) -> dict[str, Array]:
-    """Arrays of zeros in which the kernel adds up the gradients that are asked for, by its names for them."""
-    dtype = statistics_dtype(problem.dtype)
-    room = {name: np.zeros(x.shape, dtype) for name, x in (("q", q), ("k", k), ("v", values)) if x is not None}
-    if upstream.bias is not None:  # the kernel sums over keys where the bias is broadcast; `gradients_of` the rest
-        full = (problem.batch, problem.heads, problem.queries, 1)
-        room["bias"] = np.zeros(full if upstream.bias[3] == 1 else upstream.bias, dtype)
-    if upstream.spans is not None:
-        room["span_table"] = np.zeros((problem.batch, problem.heads, *upstream.spans[2:]))
-    return room
-
-
-def gradients_of(problem: Problem, room: dict[str, Array], upstream: Upstream) -> dict[str, Array]:
-    """The gradients as an engine answers them, from what the kernel has added up."""
-    dtype = statistics_dtype(problem.dtype)
-    dtype_of_inputs = dtype if upstream.keep_float32 else problem.dtype
-    answers = {name: array.astype(dtype_of_inputs, copy=False) for name, array in room.items() if name in "qkv"}
-    if upstream.bias is not None:
-        answers["bias"] = _summed(room["bias"], upstream.bias)
-    if upstream.spans is not None:
-        answers["spans"] = _summed(room["span_table"], upstream.spans).astype(dtype, copy=False)
-    return answers
-
-
-@np.errstate(invalid="ignore")  # inf - inf
-def _summed(x: Array, shape: tuple[int, ...]) -> Array:
-    """Sum over the axes along which what x is the gradient of was broadcast from `shape`."""
-    shared = tuple(axis for axis, size in enumerate(shape) if size == 1 != x.shape[axis])
-    total: Array = x.sum(axis=shared, keepdims=True) if shared else x
-    return total

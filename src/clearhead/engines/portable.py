@@ -20,7 +20,7 @@ from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Kept, Upstream, elsewhere, room_for_columns, room_for_rows, unsupported
 from clearhead.engines.dual import dual, dual_call, dual_upstream, tangent, values_alone, wide
 from clearhead.engines.online_softmax import OnlineSoftmax, Values, mix
-from clearhead.engines.portable_effects import effect_product, effect_tile, effects, others
+from clearhead.engines.portable_effects import effect_product, effect_tile, effects, others, turned_values
 from clearhead.engines.portable_tiles import (
     KEY_BLOCK,
     QUERY_BLOCK,
@@ -37,7 +37,7 @@ from clearhead.engines.portable_tiles import (
     softcap_grad,
     weight_tiles,
 )
-from clearhead.engines.products import pieces, product
+from clearhead.engines.products import product
 
 __all__ = [  # what an engine answers
     "RULES", "STATISTICS", "column_tangents", "columns", "effect_product", "effect_tile", "effects",
@@ -83,15 +83,9 @@ def rows(
 
 
 def tangents(
-    problem: Problem,
-    q: Array,
-    k: Array,
-    v: Array | None,
-    along: Directions,
-    want: Wanted,
-    logsumexp: Array | None = None,
-    output: Array | None = None,  # noqa: ARG001 it is computed in float64
-) -> dict[str, Array]:
+    problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, want: Wanted,
+    logsumexp: Array | None = None, output: Array | None = None,  # noqa: ARG001 it is computed in float64
+) -> dict[str, Array]:  # fmt: skip
     """The tangents of the row statistics, and without the log-sum-exp these statistics too."""
     want = replace(want, logsumexp=True)
     result = {} if logsumexp is not None else rows(problem, q, k, v, want)
@@ -159,14 +153,9 @@ def transposed(problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array)
 
 @_quiet
 def gradients(
-    problem: Problem,
-    q: Array,
-    k: Array,
-    v: Array | None,
-    logsumexp: Array,
-    upstream: Upstream,
+    problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream,
     part: Part = values_alone,
-) -> dict[str, Array]:
+) -> dict[str, Array]:  # fmt: skip
     """The gradients of q, k, v, the bias and the table of spans, in one pass over the recomputed weights."""
     values = None if upstream.output is None else v
     shapes = {name: x.shape for name, x in (("q", q), ("k", k), ("v", values)) if x is not None}
@@ -178,7 +167,7 @@ def gradients(
         keys = [Values.of(block) for block in packed(k[key_place])]
         group = 1 if values is None else group_size(problem.heads, values.shape[1])
         value_place = head.batch, head.index // group
-        turned = None if values is None else [pieces(block.T) for block in packed(values[value_place])]
+        turned = None if values is None else turned_values(problem, head, values)
         for rows, cols, logs in log_weight_tiles(problem, head, q, logsumexp):
             block, height, width = cols.start // KEY_BLOCK, rows.stop - rows.start, cols.stop - cols.start
             visible, weights = ~np.isneginf(logs.real), np.exp(logs)
@@ -216,15 +205,9 @@ def gradients(
 
 
 def gradient_tangents(
-    problem: Problem,
-    q: Array,
-    k: Array,
-    v: Array | None,
-    along: Directions,
-    kept: Kept,
-    upstream: Upstream,
+    problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, kept: Kept, upstream: Upstream,
     changing: Upstream,
-) -> dict[str, Array]:
+) -> dict[str, Array]:  # fmt: skip
     """The tangents of the gradients of q, k, v, the bias and the table of spans."""
     arrays = dual_call(problem, q, k, v, along)
     return gradients(*arrays, dual(*kept), dual_upstream(upstream, changing), tangent)

@@ -38,7 +38,7 @@ def others(problem: Problem, q: Array, k: Array, v: Array, g: Array) -> Others:
     """Each row's strongest key and what all its other keys answer, in one pass over the keys."""
     result = no_keys((problem.batch, problem.heads, problem.queries))
     for head in heads_of(problem, k):
-        values = _values(problem, head, v)
+        values = turned_values(problem, head, v)
         for block in blocks(problem.queries, QUERY_BLOCK):
             queries, along = (padded(x[head.batch, head.index, block], QUERY_BLOCK) for x in (q, g))
             state = no_keys((QUERY_BLOCK,))
@@ -123,7 +123,8 @@ def effect_product(
     return result.astype(statistics_dtype(problem.dtype), copy=False)
 
 
-def _values(problem: Problem, head: Head, v: Array) -> list[Array]:
+def turned_values(problem: Problem, head: Head, v: Array) -> list[Array]:
+    """The pieces of vᵀ for each block of the keys that a head attends to."""
     return [pieces(block.T) for block in packed(v[head.batch, head.index // group_size(problem.heads, v.shape[1])])]
 
 
@@ -133,15 +134,13 @@ def _tiles(
     """(head, queries, keys, effects, which pairs are visible) for every block that is not fully masked."""
     for head in heads_of(problem, k):
         here = head.batch, head.index
-        values = _values(problem, head, v)
+        values = turned_values(problem, head, v)
         for block, cols, logs in log_weight_tiles(problem, head, q, terms.logsumexp):
             height, width = block.stop - block.start, cols.stop - cols.start
-            along = product(padded(g[here][block], QUERY_BLOCK), values[cols.start // KEY_BLOCK], KEY_BLOCK)[
-                :height, :width
-            ]
-            visible = ~np.isneginf(logs[:height, :width])
-            weights = np.exp(logs[:height, :width])
-            yield head, block, cols, np.where(visible, _effects(terms, here, block, cols, weights, along), 0.0), visible
+            along = product(padded(g[here][block], QUERY_BLOCK), values[cols.start // KEY_BLOCK], KEY_BLOCK)
+            visible, weights = ~np.isneginf(logs[:height, :width]), np.exp(logs[:height, :width])
+            effects = _effects(terms, here, block, cols, weights, along[:height, :width])
+            yield head, block, cols, np.where(visible, effects, 0.0), visible
 
 
 def _effects(terms: Terms, here: tuple[int, int], block: slice, cols: slice, weights: Array, along: Array) -> Array:

@@ -11,11 +11,6 @@ from clearhead.core.directions import Directions
 from clearhead.core.effects import Terms
 from clearhead.engines.base import Engine, Kept, Upstream
 
-_STAYING = (
-    "spans",
-    "sinks",
-)  # an engine reads the tangents of these rules in the CPU's memory, as the rules themselves
-
 
 class Remote:
     """A GPU's engine, called with arrays in the CPU's memory; `like` is any array on the device that computes."""
@@ -36,7 +31,7 @@ class Remote:
     def _sent(self, x: Any) -> Any:
         if isinstance(x, (Upstream, Terms)):
             return replace(x, **{f.name: self._sent(getattr(x, f.name)) for f in fields(x)})
-        if isinstance(x, Directions):
+        if isinstance(x, Directions):  # an engine reads the tangents of rules in the CPU's memory, as the rules
             return replace(x, **{name: self._sent(x.nonzero[name]) for name in "qkv" if name in x.nonzero})
         if isinstance(x, Kept):
             return Kept(*(self._sent(part) for part in x))

@@ -37,7 +37,10 @@ def get_num_threads() -> int:
     """
     global _chosen
     if _chosen is None:
-        _chosen = _given()
+        affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+        limits = [affinity, *([int(asked)] if asked.isdigit() and int(asked) > 0 else []), *_cgroup()]
+        _chosen = max(1, min(*limits, MOST_THREADS))
     return _chosen
 
 
@@ -58,13 +61,6 @@ def openmp_of_torch() -> tuple[int, int] | None:
     except AttributeError:
         return None
     return (results[0], results[1]) if results[0] and results[1] else None
-
-
-def _given() -> int:
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    limits = [affinity, *([int(asked)] if asked.isdigit() and int(asked) > 0 else []), *_cgroup()]
-    return max(1, min(*limits, MOST_THREADS))
 
 
 def _cgroup() -> list[int]:

@@ -7,7 +7,7 @@ CPU's memory: slowly, for tests.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import ParamSpec, TypeVar
 
 import numpy as np
@@ -18,20 +18,19 @@ from clearhead.core.directions import Directions
 from clearhead.core.effects import Others, Terms, WantedEffects, merged, no_keys
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Wanted
-from clearhead.engines.base import Kept, Upstream, converted, narrowed, row_kinds, unsupported, widened
+from clearhead.engines.base import Kept, Upstream, in_one_dtype, unsupported
 
 try:
     import torch
     import triton
 
     from clearhead.engines.gpu import columns as column_kernels
-    from clearhead.engines.gpu import library, row_pass
+    from clearhead.engines.gpu import row_pass
     from clearhead.engines.gpu import rows as row_kernels
     from clearhead.engines.gpu import tensors as gpu
     from clearhead.engines.gpu.backward import Derivatives, Moving, in_parts
     from clearhead.engines.gpu.causes import Edges
     from clearhead.engines.gpu.column_pass import ColumnPass
-    from clearhead.engines.gpu.tangents import rows as along_rows
 
     STATISTICS = row_kernels.STATISTICS | column_kernels.STATISTICS
 except ImportError:
@@ -74,37 +73,11 @@ def reasons_not(problem: Problem) -> list[str]:
 
 
 @_there
+@in_one_dtype
 def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> dict[str, Array]:
     """The output and the row statistics, in one pass over the keys."""
-    if want.output and v is not None and v.dtype != problem.dtype:
-        wide = widened(problem, v)
-        q, k, v = converted(wide, q, k, v)
-        return narrowed(problem, rows(wide, q, k, v, want), keep_float32=want.keep_float32)
-    if want.output and v is not None and v.shape[-1] > MOST_D:
-        return _rows_in_parts(problem, q, k, v, want)
-    if v is not None and not library.reasons_not(problem, q, k, v, want):
-        output = library.output(problem, q, k, v)
-        if output is not None:
-            if problem.causal:
-                row_pass.launch(problem, q, k, v, 0, {"output": output}, repair=True)
-            return {"output": gpu.from_tensor(output, q)}
-    device = gpu.device_of(q)
-    room = {
-        name: torch.empty(shape, dtype=gpu.torch_dtype(dtype), device=device)
-        for name, (shape, dtype) in row_kinds(problem, v, want, STATISTICS).items()
-    }
-    if problem.batch * problem.heads * problem.queries:
-        row_pass.launch(problem, q, k, v if want.output else None, want.top or 0, room)
-    return _arrays(room, q)
-
-
-def _rows_in_parts(problem: Problem, q: Array, k: Array, v: Array, want: Wanted) -> dict[str, Array]:
-    """For d_v above MOST_D: the output in slices of d_v."""
-    first, *others = (v[..., start : start + MOST_D] for start in range(0, v.shape[-1], MOST_D))
-    results = rows(problem, q, k, first, want)
-    rest = Wanted(output=True, keep_float32=want.keep_float32)
-    parts = [results["output"], *(rows(problem, q, k, part, rest)["output"] for part in others)]
-    return {**results, "output": gpu.from_tensor(torch.cat([gpu.strided(part).tensor for part in parts], -1), q)}
+    run = partial(row_pass.answers, problem, q, k)
+    return _arrays(row_pass.in_slices(run, want, MOST_D, v if want.output else None), q)
 
 
 @_there
@@ -130,14 +103,11 @@ def _arrays(tensors: "dict[str, torch.Tensor]", like: Array) -> dict[str, Array]
 
 
 @_there
+@in_one_dtype
 def gradients(
     problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream
 ) -> dict[str, Array]:
     """The gradients of q, k, v, bias and spans. Each element has one writer: results are deterministic."""
-    if v is not None and upstream.output is not None and not v.dtype == upstream.output.dtype == problem.dtype:
-        wide = widened(problem, v)
-        q, k, v, loss = converted(wide, q, k, v, upstream)
-        return narrowed(problem, gradients(wide, q, k, v, logsumexp, loss), keep_float32=upstream.keep_float32)
     return _derivatives(problem, q, k, v, logsumexp, upstream)
 
 
@@ -145,7 +115,7 @@ def _derivatives(
     problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream,
     moving: "Moving | None" = None,
 ) -> dict[str, Array]:  # fmt: skip
-    number = gpu.statistics(problem) if upstream.keep_float32 else gpu.input_dtype(problem)
+    number = gpu.statistics(problem) if upstream.keep_float32 else gpu.torch_dtype(problem.dtype)
     if v is None or upstream.output is None or v.shape[-1] <= MOST_D:
         return _arrays(Derivatives(problem, q, k, v, logsumexp, upstream, moving).all(number), q)
     parts = in_parts(problem, q, k, v, logsumexp, upstream, moving, MOST_D)
@@ -153,18 +123,12 @@ def _derivatives(
 
 
 @_there
+@in_one_dtype
 def tangents(
     problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, want: Wanted,
     logsumexp: Array | None = None, output: Array | None = None,
 ) -> dict[str, Array]:  # fmt: skip
     """The tangents of the output and of the row statistics; a row pass first where the log-sum-exp is unknown."""
-    if v is not None and v.dtype != problem.dtype:
-        wide = widened(problem, v)
-        q, k, v, along = converted(wide, q, k, v, along)
-        results = tangents(wide, q, k, v, along, want, logsumexp, None)
-        if "output_tangent" in results and not want.keep_float32:
-            results["output_tangent"] = results["output_tangent"].astype(problem.dtype)
-        return narrowed(problem, results, keep_float32=want.keep_float32)
     values = v if want.output else None
     results = {}
     exact = output is not None and output.dtype == statistics_dtype(problem.dtype)  # a rounded one would lose digits
@@ -173,7 +137,11 @@ def tangents(
         results = rows(problem, q, k, v, replace(asked, keep_float32=True))
         output = results.get("output")
     known = results["logsumexp"] if logsumexp is None else logsumexp
-    moved = along_rows(problem, q, k, values, along, want, known, output, MOST_D)
+
+    def run(want: Wanted, v: Array | None, moved: Array | None, output: Array | None) -> "dict[str, torch.Tensor]":
+        return row_pass.tangents(problem, q, k, v, replace(along, v=moved), want, known, output)
+
+    moved = row_pass.in_slices(run, want, MOST_D, values, along.v, output)
     answers = {f"{name}_tangent": gpu.from_tensor(tensor, q) for name, tensor in moved.items()}
     if logsumexp is not None:
         return answers
@@ -190,22 +158,16 @@ def column_tangents(
 
 
 @_there
+@in_one_dtype
 def gradient_tangents(
     problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, kept: Kept, upstream: Upstream,
     changing: Upstream,
 ) -> dict[str, Array]:  # fmt: skip
     """The tangents of the gradients. Each element has one writer: results are deterministic."""
     values = v if upstream.output is not None or changing.output is not None else None
-    if values is None:
-        return _derivatives(problem, q, k, None, kept.logsumexp, upstream, Moving(along, kept, changing))
     if upstream.output is None and changing.output is not None:
         moved = gpu.strided(changing.output).tensor
         upstream = replace(upstream, output=gpu.from_tensor(torch.zeros(changing.output.shape).to(moved), q))
-    if any(x is not None and x.dtype != problem.dtype for x in (values, upstream.output, changing.output)):
-        wide = widened(problem, values)
-        q, k, values, along, loss, change = converted(wide, q, k, values, along, upstream, changing)
-        results = gradient_tangents(wide, q, k, values, along, kept, loss, change)
-        return narrowed(problem, results, keep_float32=upstream.keep_float32)
     return _derivatives(problem, q, k, values, kept.logsumexp, upstream, Moving(along, kept, changing))
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clearhead.changing.edits import Cut, Edit, off
+from clearhead.changing.edits import Edit, cut, off
 from clearhead.core.axes import Array
 from clearhead.core.rule_values import read_place
 from clearhead.explaining.derivatives import Target, check_run, difference
@@ -43,8 +43,8 @@ def cut_again(model: Model, run: ForwardPass, target: Target, edges: Iterable[Ed
     chosen = [Edge(*map(read_place, Edge._fields, edge, sizes)) for edge in edges]
     changes = []
     for layer, head, query, key in chosen:
-        cut = Cut(queries=(query,), keys=(key,), layers=(layer,), heads=(head,))
-        changes.append(_change(model, run, target, cut, layer, query) if key <= query <= target.position else 0.0)
+        edit = cut(queries=query, keys=key, layers=[layer], heads=[head])
+        changes.append(_change(model, run, target, edit, layer, query) if key <= query <= target.position else 0.0)
     return np.array(changes, np.float64)
 
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clearhead.changing.edits import Boost, Cut, Edit, Off, Scaled, Tempered
 from clearhead.core.axes import Array
 from clearhead.core.rule_values import read_place
 from clearhead.errors import FileError, RuleError, SelectionError
@@ -125,18 +124,12 @@ def check_run(run: ForwardPass) -> None:
             "ch.watch(model, causes=True) finds causes in PyTorch's models.",
         )
     for edit in run.edits:
-        if not _differentiable(edit):
+        if edit.kind not in ("boost", "cut", "off", "scaled", "tempered") or edit.to == "mean":
             raise RuleError(
                 "{edit}: no derivative is taken through this edit.",
                 "cut, boost, tempered, scaled and off(to='zero') have one.",
                 edit=edit,
             )
-
-
-def _differentiable(edit: Edit) -> bool:
-    if isinstance(edit, Off):
-        return edit.to == "zero"
-    return isinstance(edit, (Boost, Cut, Scaled, Tempered))
 
 
 def _likeliest(logits: Array, besides: int | None) -> int:

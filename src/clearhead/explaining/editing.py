@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from clearhead.changing.applying import acts, check_layers, check_places
-from clearhead.changing.edits import Boost, Cut, Edit, Off, Scaled, Share, Tempered, read_edits
+from clearhead.changing.edits import Edit, read_edits
 from clearhead.changing.places import Text, find
 from clearhead.core.axes import Array
 from clearhead.errors import RuleError, SelectionError, Sentence
@@ -16,14 +16,14 @@ from clearhead.models.edits import acting, choices, place_of
 from clearhead.models.protocol import ForwardPass, LanguageModel, LayerRun, Token, probabilities
 
 SHOWN = 8  # next tokens that edits moved, in the terminal and on a page
-_SHOWABLE = (Boost, Cut, Off, Scaled, Share, Tempered)
+_SHOWABLE = ("boost", "cut", "off", "scaled", "share", "tempered")
 
 
 def checked(edits: Any, layers: int, heads: int, model: str) -> tuple[Edit, ...]:
     """The edits as a tuple, () for None. Raises for what is no edit, cannot be shown, or names no layer or head."""
     read = () if edits is None else read_edits(edits)
     for edit in read:
-        if not isinstance(edit, _SHOWABLE) or (isinstance(edit, Off) and edit.to != "zero"):
+        if edit.kind not in _SHOWABLE or edit.to == "mean":
             raise RuleError(
                 "{edit}: explain shows cut, boost, share, tempered, scaled and off(to='zero').",
                 "ch.change runs it.",
@@ -46,7 +46,7 @@ def by_position(edits: Sequence[Edit], tokens: list[Token], text: str) -> tuple[
         except SelectionError as error:  # of a position it would say how to wait for a generated token
             hint = "positions are 0 to {last}." if "position" in error.what else error.hint
             raise SelectionError(error.what, hint, last=len(tokens) - 1) from None
-        words = {name: getattr(edit, name) for name in ("queries", "keys") if getattr(edit, name, None) is not None}
+        words = {name: value for name in ("queries", "keys") if (value := getattr(edit, name)) is not None}
         places = {name: find(name, value, whole).members(range(len(tokens)))[0] for name, value in words.items()}
         empty = next((name for name, members in places.items() if not members.any()), None)
         if empty:

@@ -6,7 +6,7 @@ formula that gives its output. All of it is checked by sums: where these are not
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.explaining.stream import Norm, NoWay, Stream, Written
+from clearhead.explaining.stream import Norm, NoWay, PartKind, Stream, Written
 from clearhead.models.modules import attention_modules, is_attention, is_norm, output_module
 from clearhead.models.protocol import ForwardPass, LayerRun
 
@@ -24,7 +24,6 @@ _TOLERANCE = 1e-4  # float32's rounding over a whole model stays far below, and 
 class Call(NamedTuple):
     """What a module read and returned at the position; `input` is None for what is no vector."""
 
-    name: str
     module: Any
     input: Array | None
     output: Array
@@ -47,34 +46,31 @@ class Recording:
 def recorded(inner: Any, layers: int, position: int) -> Iterator[Recording]:
     """Inside, a run of the model is recorded at one position: O(layers·d_model) memory."""
     kept = Recording(inner, position, _blocks(inner, layers))
-    kept.children = [[] for _ in kept.layers]
-    hooks: list[Any] = []
+    hooks = ExitStack()
 
-    def follow(name: str, module: Any, keep: Any) -> None:
+    def follow(module: Any, keep: Any) -> None:
         def behind(module: Any, args: Any, named: Any, out: Any) -> None:
             read = args[0] if args else named.get("hidden_states")
             output = _vector(out[0] if isinstance(out, tuple) else out, position)
             if output is not None:
-                keep(Call(name, module, _vector(read, position), output))
+                keep(Call(module, _vector(read, position), output))
 
-        hooks.append(module.register_forward_hook(behind, with_kwargs=True))
+        hooks.callback(module.register_forward_hook(behind, with_kwargs=True).remove)
 
-    inside = {id(module) for block in kept.layers for module in block.modules()}
-    for number, block in enumerate(kept.layers):
-        follow("", block, kept.blocks.append)
-        for name, child in block.named_children():
-            follow(name, child, kept.children[number].append)
-    for name, module in inner.named_modules():
-        if id(module) not in inside and is_norm(module):
-            follow(name, module, kept.norms.append)
-    head = inner.get_output_embeddings() if kept.layers else None
-    if head is not None:
-        follow("", head, lambda call: setattr(kept, "head", call))
-    try:
+    with hooks:
+        for block in kept.layers:
+            follow(block, kept.blocks.append)
+            kept.children.append([])
+            for child in block.children():
+                follow(child, kept.children[-1].append)
+        inside = {id(module) for block in kept.layers for module in block.modules()}
+        for module in inner.modules():
+            if id(module) not in inside and is_norm(module):
+                follow(module, kept.norms.append)
+        head = inner.get_output_embeddings() if kept.layers else None
+        if head is not None:
+            follow(head, lambda call: setattr(kept, "head", call))
         yield kept
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def of_transformers(kept: Recording, run: ForwardPass) -> Stream | NoWay:
@@ -95,7 +91,7 @@ def of_transformers(kept: Recording, run: ForwardPass) -> Stream | NoWay:
     first, last = kept.blocks[0].input, kept.head.input
     assert first is not None
     end = next((call for call in reversed(kept.norms) if _same(call.output, last)), None)
-    norm = None if end is None else _fitted(end)
+    norm = _fitted(end)
     if end is None or norm is None:
         return NoWay("no way norm", {})
     off = _off(first + sum(part.vector for part in written), end.input)
@@ -123,24 +119,25 @@ def _layer(number: int, block: Call, calls: list[Call], ran: LayerRun | None, po
     mlps = [call for call, attends in kinds if not attends and "Dropout" not in type(call.module).__name__]
     if block.input is None or len(attending) != 1 or not mlps:
         return None
-    attention, mlp = attending[0], mlps[-1]
-    ends = [next((norm for norm in norms if _same(norm.input, call.output)), None) for call in (attention, mlp)]
-    wrote = [None if end is None else _fitted(end) for end in ends]
-    if any(end is not None and norm is None for end, norm in zip(ends, wrote, strict=True)):
+
+    def part(kind: PartKind, call: Call, inputs: list[Call]) -> Written | None:
+        before = next((norm for norm in norms if any(_same(norm.output, each.input) for each in inputs)), None)
+        after = next((norm for norm in norms if _same(norm.input, call.output)), None)
+        wrote = _fitted(after)
+        if after is not None and wrote is None:
+            return None
+        return Written(kind, number, (after or call).output, read=_fitted(before), wrote=wrote)
+
+    attention, mlp = part("attention", attending[0], attending), part("mlp", mlps[-1], mlps)
+    if attention is None or mlp is None:
         return None
-    outputs = [call.output if end is None else end.output for call, end in zip((attention, mlp), ends, strict=True)]
-    inputs = [[attention.input], [call.input for call in mlps]]
-    reads = [next((norm for norm in norms if any(_same(norm.output, x) for x in each)), None) for each in inputs]
-    read = [None if norm is None else _fitted(norm) for norm in reads]
-    heads, bias = (None, None) if ran is None else _heads(attention, ran, position)
-    if heads is not None and bias is not None and wrote[0] is not None:
-        shift = 0 if wrote[0].bias is None else wrote[0].bias
-        heads, bias = wrote[0].linear(heads), wrote[0].linear(bias) + shift
+    heads, bias = (None, None) if ran is None else _heads(attending[0], ran, position)
+    if heads is not None and bias is not None and attention.wrote is not None:
+        shift = 0 if attention.wrote.bias is None else attention.wrote.bias
+        heads, bias = attention.wrote.linear(heads), attention.wrote.linear(bias) + shift
     sizes = () if ran is None else (len(ran.q), ran.q.shape[-1])
-    return [
-        Written("attention", number, outputs[0], heads, bias, sizes, read[0], wrote[0]),
-        Written("mlp", number, outputs[1], sizes=_inner(mlp, len(outputs[1])), read=read[1], wrote=wrote[1]),
-    ]
+    inner = _inner(mlps[-1], len(mlp.vector))
+    return [attention._replace(heads=heads, bias=bias, sizes=sizes), mlp._replace(sizes=inner)]
 
 
 def _heads(attention: Call, ran: LayerRun, position: int) -> tuple[Array | None, Array | None]:
@@ -165,11 +162,11 @@ def _heads(attention: Call, ran: LayerRun, position: int) -> tuple[Array | None,
     return (by_head, rest) if _off(by_head.sum(0) + rest, attention.output) < _TOLERANCE else (None, None)
 
 
-def _fitted(call: Call) -> Norm | None:
-    """The norm as a formula, with the σ that gives this output; None where no formula does."""
-    x, y = call.input, call.output
-    if x is None:
+def _fitted(call: Call | None) -> Norm | None:
+    """The norm as a formula, with the σ that gives this output; None where no formula does, or there is no norm."""
+    if call is None or call.input is None:
         return None
+    x, y = call.input, call.output
     weight, shift = (getattr(call.module, name, None) for name in ("weight", "bias"))
     bias = None if shift is None else _numbers(shift)
     rest = y if bias is None else y - bias

@@ -1,8 +1,7 @@
 """The attention layers of Transformers' models: how they are named, called, recorded and kept.
 
-switching   sets the model's attention to ours and back
-attending   the attention function that Transformers calls; compiled, packed: in compiled models, in batches without
-            padding
+switching   sets the model's attention to ours and back; which modules are attention
+attending   the attention function that Transformers calls; packed: in batches without padding
 masks       Transformers' masks as rules
 passes      which layer is running, and for which time
 naming      what layers are called
@@ -10,5 +9,4 @@ recording   one layer while it runs
 derivatives the derivative by each layer's outputs, as backward passes bring it
 layer       one layer afterwards; run: all layers of a model, and saved: their file
 pieces      the tokens' texts, and their words and sentences
-unseen      attention that does not go through Transformers' interface
 """

@@ -13,7 +13,6 @@ from transformers import masking_utils as theirs
 from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.rules import flat
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError
-from clearhead.layers.compiled import attend_compiled
 from clearhead.layers.derivatives import check_dropout
 from clearhead.layers.masks import RuledMask, from_tensor, keep_rules
 from clearhead.layers.packed import PACKING, PAGED, attend_packed, is_packed
@@ -130,12 +129,43 @@ def attend(
     if traced and more.get("cache") is None:
         _check(more, HARMLESS)
         _check_mask(attention_mask, (*query.shape[:3], key.shape[2]))
-        output = attend_compiled(query, key, value, attention_mask, position_bias, dropout, scores, causal=causal)
+        output = _attend_compiled(query, key, value, attention_mask, position_bias, dropout, scores, causal=causal)
     else:
         output = _attend(
             module, (query, key, value), attention_mask, position_bias, dropout, scores, more, causal=causal
         )
     return output.transpose(1, 2).contiguous(), None
+
+
+def _attend_compiled(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    position_bias: Tensor | None,
+    dropout: float,
+    scores: dict[str, Any],
+    *,
+    causal: bool,
+) -> Tensor:
+    """The output (batch, heads, queries, d_v) as one graph, for the masks that Transformers makes itself.
+
+    Without a mask, `causal` counts from the first query on; keys behind it are a static cache's unused room. A float
+    mask is added to the scores, and its lowest number forbids.
+    """
+    queries, rules = query.shape[2], dict(scores)
+    if causal and mask is None and queries > 1:
+        rules["causal"] = True
+        if key.shape[2] > queries:
+            key, value = key[:, :, :queries], value[:, :, :queries]
+            position_bias = None if position_bias is None else position_bias[..., :queries]
+    if mask is not None and mask.dtype != torch.bool:
+        allowed = mask > torch.finfo(mask.dtype).min
+        added = torch.where(allowed, mask, 0.0)
+        position_bias = added if position_bias is None else position_bias + added
+        mask = allowed
+    rules |= {name: x for name, x in (("mask", mask), ("bias", position_bias)) if x is not None}
+    return _output(query, key, value, dropout, rules)
 
 
 @torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
@@ -170,7 +200,9 @@ def _attend(
                 )
             return attend_packed(module, *arrays, scores, more, causal=causal)
         _check(more, HARMLESS)
-        start = _start(recording, change, arrays[0].shape[2])
+        start = None if change is None or change.start is None else change.start(arrays[0].shape[2])
+        if recording is not None and recording.cross:
+            start = recording.length
         call = _read(*arrays, mask, bias, causal=causal, start=start)
         call.scores.update(scores)
         if change is not None:
@@ -187,13 +219,6 @@ def _attend(
     if recording is not None and seen is not None:
         recording.add(call, seen)
     return output
-
-
-def _start(recording: Recording | None, change: Change | None, queries: int) -> int | None:
-    """The position of a call's first query in cross-attention; None where its mask says it."""
-    if recording is not None and recording.cross:
-        return recording.length
-    return None if change is None or change.start is None else change.start(queries)
 
 
 def _check(more: dict[str, Any], known: frozenset[str]) -> None:

@@ -1,6 +1,5 @@
 """One layer of a watched model: what was observed, and the arrays and rules of its matrix."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ class Layer:
     padding: Any  # (batch, queries), True where a query is padding; or None
     note: str  # why a mask is stored in full, or ""
     other_keys: int = 0  # merged attention: so many keys, the last ones, are not the sequence's own but an encoder's
-    derivative: Callable[[], Any] | None = None  # gives g, or raises; None where it was not watched
+    derivative: Any = None  # gives g, or raises, or is g, of a file; None where it was not watched
 
     def __repr__(self) -> str:
         arrays = {"q": self.q, "k": self.k, "v": self.v, "padding": self.padding}
@@ -52,7 +51,7 @@ class Layer:
         """
         if self.derivative is None:
             raise RuleError(f"layer {self.name} was watched without derivatives: there are no causes.", "causes=True")
-        return self.derivative()
+        return self.derivative() if callable(self.derivative) else self.derivative
 
     def contributions(self) -> "CauseMatrix":
         """a_ij·(g_i·v_j) of each edge, (batch, heads, queries, keys). Raises what `g` raises."""
@@ -71,16 +70,6 @@ class Layer:
                 f"layer {self.name} was watched without its queries and keys: there is no matrix.", "keep=True"
             )
         return with_logsumexp(AttentionMatrix(self.q, self.k, **self.rules), self.observation.logsumexp)
-
-
-@dataclass(frozen=True, eq=False)
-class Stored:
-    """The derivative of a layer that was read from a file."""
-
-    g: Any  # (batch, heads, queries, d_v)
-
-    def __call__(self) -> Any:
-        return self.g
 
 
 def _shown(value: Any) -> str:

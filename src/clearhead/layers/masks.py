@@ -5,7 +5,7 @@ returns a tensor that has the shape and dtype of eager attention's additive mask
 reads the rules; any other operation on the tensor works on the additive mask itself, which is made at that moment.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from inspect import getclosurevars
@@ -45,7 +45,10 @@ class Pattern:
         if self.beside is not None:  # causal would forbid the keys behind, a window as well
             rules["mask"] = self.full(queries, keys)
         else:
-            rules |= self._near()
+            if self.causal:
+                rules["causal"] = True
+            if self.left is not None or self.right is not None:
+                rules["window"] = (self.left, self.right)
             rules |= self._segments(queries, keys)
             rules |= _padding_rules(self.padding, keys)
             if self.dense is not None:
@@ -55,12 +58,6 @@ class Pattern:
             rules["query_offset"] = offset
         if self.bias is not None:
             rules["bias"] = self.bias
-        return rules
-
-    def _near(self) -> RuleDict:
-        rules: RuleDict = {"causal": self.causal} if self.causal else {}
-        if self.left is not None or self.right is not None:
-            rules["window"] = (self.left, self.right)
         return rules
 
     def first_visible(self, query: int, least: int) -> int:
@@ -86,12 +83,9 @@ class Pattern:
         """What both allow; None where both have segments, since the rules hold one kind of segments only."""
         if self.segmented and other.segmented:
             return None
-        return replace(
-            self if self.segmented else other,
-            causal=self.causal or other.causal,
-            left=_least(self.left, other.left),
-            right=_least(self.right, other.right),
-        )
+        sides = ((self.left, other.left), (self.right, other.right))
+        left, right = (min((x for x in side if x is not None), default=None) for side in sides)
+        return replace(self if self.segmented else other, causal=self.causal or other.causal, left=left, right=right)
 
     def full(self, queries: range, keys: range) -> Tensor | None:
         """The mask in full, (batch, heads or 1, queries, keys); None where these queries see all of these keys."""
@@ -175,14 +169,9 @@ def _merged(tensors: Any, dim: int = 0, *, axis: int | None = None, **more: Any)
     if more or (dim if axis is None else axis) not in (-1, 3) or len(tensors) != 2:
         return None
     first, other = tensors
-    if (
-        not isinstance(first, RuledMask)
-        or not first.untouched
-        or not first.pattern.causal
-        or first.pattern.beside is not None
-    ):
+    if not isinstance(first, RuledMask) or not first.untouched or first.pattern.beside is not None:
         return None
-    if first.shape[:3] != other.shape[:3] or first.dtype != other.dtype:
+    if not first.pattern.causal or first.shape[:3] != other.shape[:3] or first.dtype != other.dtype:
         return None
     pattern = other.meaning() if isinstance(other, RuledMask) else from_tensor(other, causal=False)
     if pattern.causal or pattern.beside is not None or pattern.bias is not None:
@@ -254,16 +243,23 @@ def keep_rules(
 
 
 @cache
-def _known() -> dict[Any, str]:
-    """The code objects of the mask functions that Transformers' factories make, by which they are recognised."""
+def _meanings() -> dict[Any, Callable[[Mapping[str, Any]], Pattern | None]]:
+    """Patterns by the code of the mask functions that Transformers' factories make, from what these functions hold."""
     some = torch.zeros(1, dtype=torch.int64)
     return {
-        theirs.and_masks().__code__: "and",
-        theirs.sliding_window_overlay(1).__code__: "window",
-        theirs.sliding_window_bidirectional_overlay(1).__code__: "both sides",
-        theirs.chunked_overlay(1, some).__code__: "chunk",
-        theirs.packed_sequence_mask_function(some).__code__: "packed",
-        theirs.remap_positions_for_packed_sequence(theirs.causal_mask_function, some).__code__: "remap",
+        theirs.and_masks().__code__: lambda held: _joined(map(_read, held["mask_functions"])),
+        theirs.sliding_window_overlay(1).__code__: lambda held: Pattern(left=held["sliding_window"] - 1),
+        theirs.sliding_window_bidirectional_overlay(1).__code__: lambda held: Pattern(
+            left=held["sliding_window"], right=held["sliding_window"]
+        ),
+        theirs.chunked_overlay(1, some).__code__: lambda held: Pattern(
+            chunk=held["chunk_size"], before=held["left_padding"]
+        ),
+        theirs.packed_sequence_mask_function(some).__code__: lambda held: Pattern(packed=held["packed_sequence_mask"]),
+        # positions within a packed sequence: the same distances, the same order
+        theirs.remap_positions_for_packed_sequence(theirs.causal_mask_function, some).__code__: lambda held: (
+            None if (inner := _read(held["mask_function"])) is None or inner.segmented else inner
+        ),
     }
 
 
@@ -273,25 +269,15 @@ def _read(function: Callable[..., Any]) -> Pattern | None:
         return Pattern(causal=True)
     if function is theirs.bidirectional_mask_function:
         return Pattern()
-    kind = _known().get(getattr(function, "__code__", None))
-    if kind is None:
-        return None
-    held = getclosurevars(function).nonlocals
-    if kind == "window":
-        return Pattern(left=held["sliding_window"] - 1)
-    if kind == "both sides":
-        return Pattern(left=held["sliding_window"], right=held["sliding_window"])
-    if kind == "chunk":
-        return Pattern(chunk=held["chunk_size"], before=held["left_padding"])
-    if kind == "packed":
-        return Pattern(packed=held["packed_sequence_mask"])
-    if kind == "remap":  # positions within a packed sequence: the same distances, the same order
-        inner = _read(held["mask_function"])
-        return None if inner is None or inner.segmented else inner
+    meaning = _meanings().get(getattr(function, "__code__", None))
+    return None if meaning is None else meaning(getclosurevars(function).nonlocals)
+
+
+def _joined(parts: Iterable[Pattern | None]) -> Pattern | None:
+    """What all of them allow; None where one is not known, or the rules cannot hold them together."""
     joined: Pattern | None = Pattern()
-    for part in held["mask_functions"]:
-        inner = _read(part)
-        joined = None if inner is None or joined is None else joined.both(inner)
+    for part in parts:
+        joined = None if part is None or joined is None else joined.both(part)
     return joined
 
 
@@ -322,7 +308,3 @@ def _padding_rules(padding: Tensor | None, keys: range) -> RuleDict:
     if bool((lengths.numpy() == last).all()):
         return {"kv_lengths": lengths}
     return {"mask": real[:, None, None, :]}
-
-
-def _least(a: int | None, b: int | None) -> int | None:
-    return b if a is None else a if b is None else min(a, b)

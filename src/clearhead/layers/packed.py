@@ -56,11 +56,8 @@ def attend_packed(
             rules = {"causal": True, "query_offset": m - n} if causal and n > 1 else {}
             if window is not None and m > window:
                 rules |= {"window": (window - 1, None), "query_offset": m - n}
-            rows, columns = (
-                (slice(None), slice(None), slice(first, last)),
-                (slice(None), slice(None), slice(start, stop)),
-            )
-            output[rows] = attention(query[rows], key[columns], value[columns], **scores, **rules)
+            q, k, v = query[:, :, first:last], key[:, :, start:stop], value[:, :, start:stop]
+            output[:, :, first:last] = attention(q, k, v, **scores, **rules)
     return output
 
 

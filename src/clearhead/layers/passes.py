@@ -1,7 +1,7 @@
 """A model's forward passes, followed by hooks: the tokens of each, and which call of which layer an attention is."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from inspect import signature
 from typing import Any, NamedTuple
@@ -10,7 +10,6 @@ import torch
 
 from clearhead.layers import switching
 from clearhead.layers.naming import LayerNames, ModulePath
-from clearhead.layers.unseen import mixes_tokens, unseen
 
 Ids = torch.Tensor | None
 
@@ -57,8 +56,11 @@ class Passes:
         self._places: dict[tuple[Any, int], LayerCall] = {}
 
     @contextmanager
-    def followed(self) -> Iterator[None]:
-        """Inside, every attention of the model is ours, and its passes are followed; then the model is as before."""
+    def followed(self, registry: MutableMapping[Any, Any], attention: Callable[[Any], Any]) -> Iterator[None]:
+        """Inside, every attention of the model is ours and asks `attention`; then the model is as before.
+
+        registry   `watchers` or `changers` of attending.py
+        """
         before = switching.switch(self.model)
         self.implementations = {id(config): implementation for config, implementation in before}
         with ExitStack() as after:
@@ -66,6 +68,9 @@ class Passes:
             after.enter_context(torch.compiler.set_stance("force_eager"))
             for hook in self._hooks(switching.models(self.model)):
                 after.callback(hook.remove)
+            for module in self.model.modules():
+                registry[module] = attention
+                after.callback(registry.pop, module, None)
             yield
 
     def was_eager(self, module: Any) -> bool:
@@ -102,8 +107,19 @@ class Passes:
         return path.removeprefix(self.root)
 
     def unseen(self) -> tuple[tuple[str, str], ...]:
-        """(path, class) of the attention that ran without Transformers' interface."""
-        return unseen(self.paths, self.ran, self.went_through)
+        """(path, class) of each attention that ran without Transformers' interface, in the model's order.
+
+        A module counts as seen if it, a module inside it or a module around it went through the interface. Of modules
+        inside one another the innermost is listed.
+        """
+        seen = [self.paths[module] for module in self.went_through]
+        apart = {
+            path: type(module).__name__
+            for module, path in self.paths.items()
+            if module in self.ran and not any(_within(one, path) or _within(path, one) for one in seen)
+        }
+        around = {path for path in apart if any(other != path and _within(other, path) for other in apart)}
+        return tuple((path, kind) for path, kind in apart.items() if path not in around)
 
     def _hooks(self, models: Iterable[Any]) -> Iterator[Any]:
         """Hooks that say when a forward pass begins and ends, and which attention modules run in it."""
@@ -111,7 +127,7 @@ class Passes:
             yield module.register_forward_pre_hook(self._enter, with_kwargs=True)
             yield module.register_forward_hook(self._leave, always_call=True)
         for module in self.paths:
-            if mixes_tokens(module):
+            if switching.mixes_tokens(module):
                 yield module.register_forward_pre_hook(lambda module, _: self.ran.add(module))
 
     def _enter(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -143,6 +159,10 @@ class Passes:
             self.take_tokens(None, ids)
         else:
             self.take_tokens(ids, None)
+
+
+def _within(path: str, outer: str) -> bool:
+    return not outer or path == outer or path.startswith(f"{outer}.")
 
 
 def _ids(x: Any) -> Ids:

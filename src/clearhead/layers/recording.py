@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,12 +104,14 @@ class Recording:
                 "are another encoder's output, or the model adds to them as it goes on.",
                 "watch one forward pass with use_cache=False: its matrix has every query.",
             )
-        if not self.cross and call.keys.stop == before.keys.stop and not self._same_keys(local):
-            raise RuleError(
-                f"layer {self.name}: queries were added and no keys: the cache has room to spare, and the mask does "
-                "not say which of it is used.",
-                "generate without cache_implementation='static'.",
-            )
+        if not self.cross and call.keys.stop == before.keys.stop:  # as in cross-attention, if the keys are the same
+            first, sums = self.first_sums, local.detach().sum(-1)
+            if first is None or first.shape != sums.shape or not torch.allclose(sums, first):
+                raise RuleError(
+                    f"layer {self.name}: queries were added and no keys: the cache has room to spare, and the mask "
+                    "does not say which of it is used.",
+                    "generate without cache_implementation='static'.",
+                )
         if place >= 0 and self.last_key is not None and not torch.equal(call.k[:, :, place], self.last_key):
             raise RuleError(
                 f"layer {self.name}: keys that were seen are other keys now: the cache was reordered, as beam search "
@@ -128,11 +129,6 @@ class Recording:
         calls = [] if self.derivative is None else self.derivative.calls
         return [(kept.q, call) for kept, call in zip(self.calls, calls, strict=False) if call.graphless]
 
-    def _same_keys(self, k: Tensor) -> bool:
-        """Are these the keys of the first call, as in cross-attention?"""
-        first = self.first_sums
-        return first is not None and first.shape == k.shape[:3] and torch.allclose(k.detach().sum(-1), first)
-
     def add(self, call: AttentionCall, seen: Observation) -> None:
         """Keep this call's observation, its queries, and the keys that the calls before did not have."""
         known = self.calls[-1].keys.stop if self.calls else call.keys.start
@@ -142,11 +138,9 @@ class Recording:
         new = slice(max(known - call.keys.start, 0), len(call.keys))
         q, k, v = call.q, call.k[:, :, new], call.v[:, :, new] if self.values and call.v is not None else None
         if call.pattern.others and not self.calls:
-            behind = np.s_[:, :, len(call.keys) :]
-            self.other_k, self.other_v = (
-                _kept_copy(call.k[behind]),
-                _kept_copy(call.v[behind]) if self.values and call.v is not None else None,
-            )
+            self.other_k = _kept_copy(call.k[:, :, len(call.keys) :])
+            if self.values and call.v is not None:
+                self.other_v = _kept_copy(call.v[:, :, len(call.keys) :])
         if k.shape[2]:
             self.first_sums = None if self.calls else k.detach().sum(-1)
             self.last_key = k[:, :, -1].detach().clone()
@@ -160,16 +154,8 @@ class Recording:
         bias = None if call.pattern.bias is None else call.pattern.bias.detach()
         pattern = replace(call.pattern, bias=bias)
         q, k, v = _kept(q, k, v)
-        kept = replace(
-            call,
-            q=q,
-            k=k,
-            v=v,
-            pattern=pattern,
-            scores=scores,
-            terms=tuple(term.kept(new, old) for term, old in zip(call.terms, before, strict=True)),
-        )
-        self.calls.append(kept)
+        terms = tuple(term.kept(new, old) for term, old in zip(call.terms, before, strict=True))
+        self.calls.append(replace(call, q=q, k=k, v=v, pattern=pattern, scores=scores, terms=terms))
         self.parts.append(seen if self.heads is None else seen.heads(list(self.heads)))
 
     def _check_whole(self, call: AttentionCall) -> None:

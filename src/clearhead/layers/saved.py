@@ -14,7 +14,7 @@ from clearhead.core.problem import describe
 from clearhead.core.rules import flat
 from clearhead.core.statistics import STATISTICS, Top, arrays_of, joined_arrays, separate_arrays
 from clearhead.errors import ClearheadError, FileError, Sentence
-from clearhead.layers.layer import Layer, Stored
+from clearhead.layers.layer import Layer
 from clearhead.ops.observation import Observation
 from clearhead.version import __version__
 
@@ -133,5 +133,5 @@ def _layer(stored: dict[str, Array], words: dict[str, Any]) -> Layer:
         padding=stored.get("padding"),
         note=str(words["note"]),
         other_keys=int(words.get("other_keys", 0)),
-        derivative=None if g is None else Stored(g),
+        derivative=g,
     )

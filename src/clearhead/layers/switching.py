@@ -1,5 +1,6 @@
 """Sets a model's attention to ours through Transformers' public interface, and back to exactly what it was."""
 
+import re
 from typing import Any
 
 from torch import nn
@@ -7,9 +8,14 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from clearhead.errors import DtypeError, RuleError
 from clearhead.layers.attending import NAME, register
-from clearhead.layers.unseen import mixes_tokens
 
 Implementations = list[tuple[PretrainedConfig, Any]]
+
+_NAMES = re.compile(r"(Attention|Attn|Mixer|DeltaNet|Retention|RecurrentBlock|ShortConv)(V?\d+D?)?$")
+_QUERIES = ("q", "query", "q_proj", "q_lin", "to_q", "wq", "query_proj", "q_a_proj")
+_KEYS = ("k", "key", "k_proj", "k_lin", "to_k", "wk", "key_proj")
+_VALUES = ("v", "value", "v_proj", "v_lin", "to_v", "wv", "value_proj")
+_FUSED = ("qkv", "qkv_proj", "c_attn", "query_key_value", "in_proj_qkv", "in_proj_qkvz", "Wqkv", "key_value", "kv")
 
 
 def check(model: Any) -> None:
@@ -57,6 +63,19 @@ def restore(before: Implementations) -> None:
     """Set every config back; outer configs come first, since setting one sets those inside it too."""
     for config, implementation in before:
         config._attn_implementation = implementation
+
+
+def mixes_tokens(module: nn.Module) -> bool:
+    """Is this module attention, or what a hybrid model has in its place?
+
+    It is if the name of its class says so, or if it has projections for two of queries, keys and values, or one
+    projection for several of them. Modules without parameters (a kernel inside an attention) do not count.
+    """
+    children = {name for name, _ in module.named_children()}
+    sides = sum(not children.isdisjoint(names) for names in (_QUERIES, _KEYS, _VALUES))
+    called_so = _NAMES.search(type(module).__name__) is not None
+    result = called_so or sides > 1 or not children.isdisjoint(_FUSED)
+    return result and next(module.parameters(), None) is not None
 
 
 def _attentions(model: nn.Module) -> str:

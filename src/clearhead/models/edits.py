@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.changing.applying import EditedCall, Heads, acting_in, edited
-from clearhead.changing.edits import Edit, Off, Scaled
+from clearhead.changing.edits import Edit
 from clearhead.changing.places import Place, Text
 from clearhead.core.axes import Array
 
@@ -25,10 +25,10 @@ def call(
 
 def factors(edits: list[tuple[Edit, Heads]], heads: int) -> Array | None:
     """What each head's output is multiplied by, (heads,); None where no edit of the layer changes outputs."""
-    changing = [(edit, chosen) for edit, chosen in edits if isinstance(edit, (Off, Scaled))]
+    changing = [(edit, chosen) for edit, chosen in edits if edit.kind in ("off", "scaled")]
     numbers = np.ones(heads)
     for edit, chosen in changing:
-        numbers[slice(None) if chosen is None else list(chosen)] *= edit.by if isinstance(edit, Scaled) else 0.0
+        numbers[slice(None) if chosen is None else list(chosen)] *= edit.by if edit.kind == "scaled" else 0.0
     return numbers if changing else None
 
 

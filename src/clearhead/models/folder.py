@@ -183,9 +183,9 @@ def _rope(read: _Reader, stated: Mapping[str, Any], key: str, d_k: int, position
     else:
         base = _Reader(read.path, stated, {}).number("rope_theta", 10_000.0, 1.0)
     original = read.data.get("original_max_position_embeddings")
-    given = {**stated, **({} if original is None else {"original_max_position_embeddings": original})}
+    parameters = {**stated, **({} if original is None else {"original_max_position_embeddings": original})}
     try:
-        rope = of_parameters(given, base, int(d_k * float(share)), positions)
+        rope = of_parameters(parameters, base, int(d_k * float(share)), positions)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         values = {"path": read.path, "reason": Sentence(" ".join(str(error).split()) or type(error).__name__)}
         raise FileError("{path}: its rotary positions cannot be read: {reason}.", **values) from None

@@ -277,12 +277,9 @@ class KVCache:
             size *= 2
         for name in ("keys", "values"):
             old = getattr(self, name)
-            kept = old[:, :, needed - self.start :]
-            if size == room:
-                kept = kept.clone()  # source and target overlap
-                old[:, :, : kept.shape[2]] = kept
-            else:
+            kept, fresh = old[:, :, needed - self.start :], old
+            if size > room:
                 fresh = old.new_zeros(*old.shape[:2], size, old.shape[3])
-                fresh[:, :, : kept.shape[2]] = kept
-                setattr(self, name, fresh)
+            fresh[:, :, : kept.shape[2]] = kept.clone() if fresh is old else kept  # source and target overlap there
+            setattr(self, name, fresh)
         self.start = needed

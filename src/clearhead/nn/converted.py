@@ -108,7 +108,9 @@ class ConvertedAttention(MultiHeadAttention, nn.MultiheadAttention):  # type: ig
     ) -> tuple[Tensor, Tensor | None]:
         """As torch.nn.MultiheadAttention's. Raises ShapeError and DtypeError for inputs that do not fit the layer."""
         if self._pytorch_computes(query, key, value, need_weights=need_weights):
-            return self._pytorchs().forward(
+            layer = nn.MultiheadAttention.__new__(nn.MultiheadAttention)  # the same, of PyTorch's class
+            layer.__dict__ = self.__dict__
+            return layer.forward(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
             )
         if is_causal and attn_mask is None:
@@ -124,12 +126,6 @@ class ConvertedAttention(MultiHeadAttention, nn.MultiheadAttention):  # type: ig
             query, key, value, need_weights=need_weights, average_weights=average_attn_weights, **rules
         )
         return (result[0], result[1].to(result[0].dtype)) if need_weights else (result, None)
-
-    def _pytorchs(self) -> nn.MultiheadAttention:
-        """The same layer, with the same attributes, as PyTorch's class."""
-        layer = nn.MultiheadAttention.__new__(nn.MultiheadAttention)
-        layer.__dict__ = self.__dict__
-        return layer
 
     def _pytorch_computes(self, query: Tensor, key: Tensor, value: Tensor, *, need_weights: bool) -> bool:
         """Is this one of the calls that clearhead's layer does not take?"""

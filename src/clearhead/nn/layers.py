@@ -352,23 +352,15 @@ class MultiHeadAttention(nn.Module):
             device=theirs.out_proj.weight.device,
             dtype=theirs.out_proj.weight.dtype,
         )
-        apart = theirs.in_proj_weight is None
-        weights = (
-            (theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight)
-            if apart
-            else theirs.in_proj_weight.chunk(3)
-        )
+        apart = theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight
+        weights = apart if theirs.in_proj_weight is None else theirs.in_proj_weight.chunk(3)
         biases = (None,) * 3 if theirs.in_proj_bias is None else theirs.in_proj_bias.chunk(3)
-        with torch.no_grad():
-            for linear, weight, bias in zip((ours.q_proj, ours.k_proj, ours.v_proj), weights, biases, strict=True):
-                linear.weight.copy_(weight)
-                if bias is not None:
-                    linear.bias.copy_(bias)
-            assert ours.out_proj is not None
-            ours.out_proj.load_state_dict(theirs.out_proj.state_dict())
-            for extra, learned in ((ours.extra_key, theirs.bias_k), (ours.extra_value, theirs.bias_v)):
-                if extra is not None and learned is not None:
-                    extra.copy_(learned.view(heads, 1, -1))
+        state = {f"out_proj.{name}": x for name, x in theirs.out_proj.state_dict().items()}
+        for name, weight, bias in zip("qkv", weights, biases, strict=True):
+            state |= {f"{name}_proj.weight": weight, f"{name}_proj.bias": bias}
+        for name, learned in (("extra_key", theirs.bias_k), ("extra_value", theirs.bias_v)):
+            state[name] = None if learned is None else learned.view(heads, 1, -1)
+        ours.load_state_dict({name: x for name, x in state.items() if x is not None})
         return ours.train(theirs.training)
 
 

@@ -1,18 +1,18 @@
 """The public operations: attention, AttentionMatrix, rollout, their derivatives, and the operators for PyTorch.
 
 attention          attention() and plan(); fast_calls: the same call again goes straight to the kernel
-matrix             AttentionMatrix; matrix_data: its arrays and rules; indexing: its indices; transposed: its transpose
+matrix             AttentionMatrix; matrix_data: its arrays and rules; indexing: its indices
 observable         one method for each statistic and each effect
 causes             CauseMatrix: what each edge did; cause_inputs: what it is made of; spans_cut: whole spans cut at once
 edited             A.cut, A.boost and A.tempered; span_terms: several rules `spans` as one; softcap_per_head
 given_logsumexp    a log-sum-exp that another kernel computed, checked
-numpy_functions    what NumPy's functions and Python's operators do with a matrix; reductions: its sums and extremes
+numpy_functions    NumPy's functions and Python's operators on a matrix, its transpose; reductions: its sums
 observation        the result of AttentionMatrix.observe, and how partial results are merged
-rollout            attention rollout of one token through many layers
+rollout            attention rollout and relevance of one token through many layers
 backward           gradients of a loss with respect to the inputs, from those with respect to the results
-torch_operators    two PyTorch operators; torch_arguments: what they take; torch_graph: their callers;
+torch_operators    PyTorch's operator; torch_arguments: what it takes; torch_graph: its caller;
                    torch_derivatives: nodes of PyTorch's graph (torch_nodes); torch_batching: torch.vmap
 graphed            whether PyTorch records, traces or transforms a call
-jax_derivatives    two primitives for JAX; jax_call: what they compute; jax_host: how the host is called
+jax_derivatives    a primitive for JAX; jax_call: what it computes; jax_host: how the host is called
 tangents           derivatives along a direction: forward mode and second order
 """

@@ -93,13 +93,7 @@ def _graphed(key: Hashable, q: Any, k: Any, v: Any, rules: Rules, engine: str | 
 
 
 def plan(
-    q: Any,
-    k: Any,
-    v: Any = None,
-    *,
-    engine: str | None = None,
-    num_threads: int | None = None,
-    **rules: Unpack[Rules],
+    q: Any, k: Any, v: Any = None, *, engine: str | None = None, num_threads: int | None = None, **rules: Unpack[Rules]
 ) -> engines.Plan:
     """Which engine `attention` takes for these inputs, and why each faster one cannot run; nothing is computed.
 

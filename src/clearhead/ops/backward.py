@@ -39,6 +39,7 @@ READS = frozenset(  # the results that the backward pass reads; where the larges
     for name, one in STATISTICS.items() if one.derivative in ("row", "entries") and name != "max_logit"
     for array in arrays_of(name)
 )  # fmt: skip
+_PARTS = {"keys": "received", "entropy": "entropy", "distance": "distance"}  # of Upstream: what it is upstream of
 _PEAK_KEYS = 256  # keys whose weights are computed at a time to find each key's peak
 
 
@@ -100,73 +101,64 @@ def gradients(
     bias     the bias's own shape, 1 where it is broadcast, if its gradient is requested
     spans    the own shape of the table of spans, 1 where it is broadcast, if its gradient is requested
     keep_float32  return gradients in the statistics' dtype, to be summed over ranks
-    Gradients of empty inputs are zero. Raises DerivativeError when a result in `by` has no gradient.
+    Gradients of empty inputs are zero. Raises DerivativeError when a result in `by` has no gradient. On a GPU, top
+    weights, peaks, maxima, images and groups go through the CPU and copy O(queries + keys) numbers.
     O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory beyond inputs and answers.
     """
     check_derivatives(by)
+    shapes: Any = {"bias": bias, "spans": spans}
     if not prod((problem.batch, problem.heads, problem.queries, problem.keys)):  # no weights: gradients are zero
         return {name: to_device_of(x, arrays[0]) for name, x in zeros(problem, arrays, bias, spans).items()}
-    if isinstance(arrays[0], DeviceArray):
-        return _on_device(engine, problem, arrays, answers, by, groups, {"bias": bias, "spans": spans})
+    on_device, kept, loss, sinks = isinstance(arrays[0], DeviceArray), answers, by, problem.sinks
+    if on_device and not {*by} <= {*listed(derivative="row"), *listed(derivative="key")}:  # rarely used
+        near = nearby((arrays, answers, by))
+        return gradients(Remote(engine, arrays[0]), problem, *near, groups=groups, **shapes)
+    xp: Any = sys.modules["torch"] if on_device else np
     dtype = statistics_dtype(problem.dtype)
     low = _low_rank(problem, by, groups)
     entries = _entries(engine, problem, arrays, answers, by)
-    rows = _row_terms(np, problem, answers, by, lambda x: _mixed(engine, problem, arrays, x), low, entries)
-    upstream = Upstream(
-        rows=rows.astype(dtype),
-        output=by.get("output"),
-        keys=_in(dtype, by.get("received")),
-        entropy=_in(dtype, by.get("entropy")),
-        distance=_in(dtype, by.get("distance")),
-        bias=bias,
-        spans=spans,
-        keep_float32=keep_float32,
-    )
+    if on_device:
+        real = getattr(xp, dtype.name)
+        kept, loss = ({name: cast("Any", x).tensor.to(real) for name, x in part.items()} for part in (answers, by))
+        sinks = None if sinks is None else kept["logsumexp"].new_tensor(sinks)
+
+    def arranged(x: Any) -> Any:
+        return DeviceArray(x) if on_device else np.ascontiguousarray(x, dtype)
+
+    def mixed(x: Any) -> Any:
+        product: Any = _mixed(engine, problem, arrays, arranged(x))
+        return product.tensor if on_device else product
+
+    rows = _row_terms(xp, replace(problem, sinks=sinks), kept, loss, mixed, low, entries)
+    parts = {part: arranged(loss[name]) for part, name in _PARTS.items() if name in by}
+    upstream = Upstream(arranged(rows), by.get("output"), **parts, **shapes, keep_float32=keep_float32)
     if low is None:
         result = dict(engine.gradients(problem, *arrays, answers["logsumexp"], upstream))
-    else:
-        result = _with_low_rank(engine, problem, arrays, answers["logsumexp"], upstream, low)
+    else:  # X and Y as further columns of dO and v, in the statistics' dtype, since they do not fit half precision
+        q, k, v = arrays
+        v = v if "output" in by else None
+        output, values = with_columns(problem, v, upstream.output, [low])
+        wide = replace(problem, dtype=dtype), q.astype(dtype, copy=False), k.astype(dtype, copy=False), values
+        result = dict(engine.gradients(*wide, answers["logsumexp"], replace(upstream, output=output)))
+        by_values = result.pop("v")
+        result |= {} if v is None else {"v": without_columns(v, by_values)}
     if entries:
         result = {name: array.astype(np.float64) for name, array in result.items()}
         for one in entries:
             _add_entries(problem, arrays, result, one)
-    if problem.sinks is not None:
-        result["sinks"] = _by_sinks(np, problem.sinks, answers["logsumexp"], rows, upstream.entropy)
-    return result
-
-
-def _on_device(
-    engine: Engine,
-    problem: Problem,
-    arrays: tuple[Array, Array, Array | None],
-    answers: Mapping[str, Array],
-    by: Mapping[str, Array],
-    groups: Groups | None,
-    asked: dict[str, Any],
-) -> dict[str, Array]:
-    """`gradients` for arrays on a GPU; rarely used results go through the CPU and copy O(queries + keys) numbers."""
-    torch = sys.modules["torch"]
-    if not {*by} <= {*listed(derivative="row"), *listed(derivative="key")}:
-        near = tuple(None if x is None else on_cpu(x) for x in arrays)
-        known, slopes = ({name: on_cpu(x) for name, x in part.items()} for part in (answers, by))
-        remote = Remote(engine, arrays[0])
-        return gradients(remote, problem, near, known, slopes, groups=groups, **asked)  # type: ignore[arg-type]
-    wide = torch.float64 if problem.dtype == np.float64 else torch.float32
-    wrap: Any = DeviceArray
-    kept, loss = ({name: cast("Any", x).tensor.to(wide) for name, x in part.items()} for part in (answers, by))
-
-    def mixed(x: Any) -> Any:
-        return cast("Any", _mixed(engine, problem, arrays, wrap(x))).tensor
-
-    sinks = None if problem.sinks is None else kept["logsumexp"].new_tensor(problem.sinks)
-    rows = _row_terms(torch, replace(problem, sinks=sinks), kept, loss, mixed)
-    names = {"keys": "received", "entropy": "entropy", "distance": "distance"}
-    parts: Any = {name: wrap(loss[part]) for name, part in names.items() if part in by}
-    upstream = Upstream(rows=wrap(rows), output=by.get("output"), **asked, **parts)
-    result = dict(engine.gradients(problem, *arrays, answers["logsumexp"], upstream))
     if sinks is not None:
-        result["sinks"] = wrap(_by_sinks(torch, sinks, kept["logsumexp"], rows, loss.get("entropy")))
+        total: Any = _by_sinks(xp, sinks, kept["logsumexp"], rows, loss.get("entropy"))
+        result["sinks"] = cast("Array", DeviceArray(total)) if on_device else total
     return result
+
+
+def nearby(x: Any) -> Any:
+    """Arrays on a GPU, also in tuples and dicts, copied to the CPU; what is there already stays as it is."""
+    if isinstance(x, Mapping):
+        return {name: nearby(one) for name, one in x.items()}
+    if isinstance(x, tuple):
+        return tuple(map(nearby, x))
+    return None if x is None else on_cpu(x)
 
 
 def _row_terms(
@@ -262,28 +254,6 @@ def _one_hot(labels: Array, count: int) -> Array:
     return member
 
 
-def _with_low_rank(
-    engine: Engine,
-    problem: Problem,
-    arrays: tuple[Array, Array, Array | None],
-    logsumexp: Array,
-    upstream: Upstream,
-    low: LowRank,
-) -> dict[str, Array]:
-    """The engine's gradients with X and Y appended to dO and v as extra columns.
-
-    Computed in the statistics' dtype, since X and Y do not fit half precision.
-    """
-    dtype = statistics_dtype(problem.dtype)
-    q, k, v = arrays
-    v = None if upstream.output is None else v
-    output, values = with_columns(problem, v, upstream.output, [low])
-    narrow = q.astype(dtype, copy=False), k.astype(dtype, copy=False), values
-    result = dict(engine.gradients(replace(problem, dtype=dtype), *narrow, logsumexp, replace(upstream, output=output)))
-    by_values = result.pop("v")
-    return result if v is None else {**result, "v": without_columns(v, by_values)}
-
-
 def with_columns(
     problem: Problem, v: Array | None, output: Array | None, parts: Sequence[tuple[Array, Array]]
 ) -> tuple[Array, Array]:
@@ -327,7 +297,9 @@ def _entries(
         flat = np.where(there, slopes, 0.0).reshape(shape)
         result.append(Entries(queries.reshape(shape), np.where(there, keys, 0).reshape(shape), flat, softmax=True))
     if "diagonal" in by:
-        keys, there = _own_keys(problem)
+        positions = [visibility.positions(problem, batch, slice(0, problem.queries)) for batch in range(problem.batch)]
+        keys, rest = np.divmod(np.stack(positions)[:, None] - problem.cols.start, problem.cols.step)
+        there = (rest == 0) & (keys >= 0) & (keys < problem.keys)
         there = there & (answers["diagonal"] != 0)  # a row that does not see its own key may have any upstream gradient
         slopes = np.where(there, by["diagonal"] * answers["diagonal"].astype(np.float64), 0.0)
         keys = np.broadcast_to(np.where(there, keys, 0), slopes.shape)
@@ -342,14 +314,6 @@ def _entries(
         slopes = by["peak"] * answers["peak"].astype(np.float64)
         result.append(Entries(queries, keys, slopes, softmax=True))
     return result
-
-
-def _own_keys(problem: Problem) -> tuple[Array, Array]:
-    """The key at each query's own position, (batch, 1, queries), and whether there is one."""
-    queries = slice(0, problem.queries)
-    positions = np.stack([visibility.positions(problem, batch, queries) for batch in range(problem.batch)])[:, None]
-    keys, rest = np.divmod(positions - problem.cols.start, problem.cols.step)
-    return keys, (rest == 0) & (keys >= 0) & (keys < problem.keys)
 
 
 def _peaks(engine: Engine, problem: Problem, arrays: tuple[Array, Array, Array | None], logsumexp: Array) -> Array:
@@ -393,7 +357,3 @@ def _add_entries(
             ]
             there = (labels[0] >= 0) & (labels[1] >= 0)
             np.add.at(total, tuple(side[there] for side in labels), slopes[used][there])
-
-
-def _in(dtype: np.dtype[np.generic], x: Array | None) -> Array | None:
-    return None if x is None else np.ascontiguousarray(x, dtype)

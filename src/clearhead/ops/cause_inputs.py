@@ -5,16 +5,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.core import room
-from clearhead.core.arrays import (
-    FLOATS,
-    as_array,
-    autocast,
-    broadcast,
-    device_of,
-    on_cpu,
-    statistics_dtype,
-    to_device_of,
-)
+from clearhead.core.arrays import FLOATS, as_array, broadcast, device_of, on_cpu, statistics_dtype, to_device_of
 from clearhead.core.axes import Array, blocks, group_size
 from clearhead.core.effects import Kind
 from clearhead.core.operands import operand
@@ -39,7 +30,8 @@ def contributions(factors: MatrixData, v: Any, g: Any, output: Any) -> tuple[Kin
 
 def along_g(factors: MatrixData, v: Any, g: Any) -> Inputs:
     """Validated v and g, in one dtype with q and k."""
-    values, problem = _values(factors, v), factors.problem
+    problem = factors.problem
+    values = factors.read_values(v, problem.kv_heads, problem.heads)
     along = operand(problem, as_array(g, "g", problem.device)[0], "g", problem.queries, (problem.heads,))[0]
     if along.shape[-1] != values.shape[-1]:
         raise ShapeError(
@@ -53,20 +45,13 @@ def along_g(factors: MatrixData, v: Any, g: Any) -> Inputs:
 
 def norms(factors: MatrixData, v: Any, output: Any) -> Inputs:
     """‖v_j‖, or ‖v_j·W_O‖ for every query head, as values of one column; g is 1."""
-    values = _values(factors, v)
-    weights = None if output is None else _projection(factors, output, values.shape[-1])
     problem = factors.problem
+    values = factors.read_values(v, problem.kv_heads, problem.heads)
+    weights = None if output is None else _projection(factors, output, values.shape[-1])
     _check_room(values, np.dtype(np.float64))
     result = _norms(on_cpu(values), weights, problem.heads).astype(statistics_dtype(values.dtype))
     ones = broadcast(np.ones((), result.dtype), (problem.batch, problem.heads, problem.queries, 1))
     return _in_one_dtype(factors, to_device_of(result, values), to_device_of(ones, values))
-
-
-def _values(factors: MatrixData, v: Any) -> Array:
-    """The values as the head's output was computed from it: narrowed where autocast is on, as q and k are."""
-    problem = factors.problem
-    array = as_array(autocast(v), "v", problem.device)[0]
-    return operand(problem, array, "v", problem.keys, (problem.kv_heads, problem.heads))[0]
 
 
 def _in_one_dtype(factors: MatrixData, v: Array, g: Array) -> Inputs:

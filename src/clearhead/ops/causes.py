@@ -29,27 +29,19 @@ from clearhead.core.operands import operand
 from clearhead.core.statistics import joined_arrays
 from clearhead.engines.base import EffectEngine, room_for_effects
 from clearhead.errors import DtypeError, RuleError
-from clearhead.ops import cause_inputs
-from clearhead.ops.indexing import check_weights, expand
+from clearhead.ops.indexing import check_weights, read_index
 from clearhead.ops.matrix_data import MatrixData
-from clearhead.ops.numpy_functions import NumpyFunctions, Words
+from clearhead.ops.numpy_functions import NumpyFunctions, TransposedMatrix, words
 from clearhead.ops.observable import ObservableEffects
 from clearhead.ops.reductions import read_axes, shaped, total
 from clearhead.ops.spans_cut import cut_spans
-from clearhead.ops.transposed import TransposedMatrix
 
-WORDS = Words(
-    "E",
-    "effect",
-    {
-        **dict.fromkeys(("sort", "argsort", "partition", "argpartition"), "E.top(8): each query's strongest keys."),
-        **dict.fromkeys(("transpose", "swapaxes", "moveaxis", "matrix_transpose"), "E.T"),
-        **dict.fromkeys(("dot", "inner", "tensordot", "einsum", "vdot"), "E @ x, E.T @ x"),
-        **dict.fromkeys(("max", "min", "amax", "amin", "argmax", "argmin"), 'E.top(1, "largest"), E.strongest(1).'),
-        "matmul": "E @ x, and E.T @ x for what stands on the left: x.mT @ E is (E.T @ x).mT",
-        "reduce": 'np.sum(E, axis=-1), and mean; E.top(1, "largest"), E.strongest(1).',
-    },
-)
+_LARGEST = 'E.top(1, "largest"), E.strongest(1).'
+WORDS = words(
+    "E", "effect", "x", "x",
+    reduce=f"np.sum(E, axis=-1), and mean; {_LARGEST}",
+    **dict.fromkeys(("max", "min", "amax", "amin", "argmax", "argmin"), _LARGEST),
+)  # fmt: skip
 
 
 class CauseMatrix(ObservableEffects, NumpyFunctions):
@@ -72,7 +64,8 @@ class CauseMatrix(ObservableEffects, NumpyFunctions):
 
     _words = WORDS
 
-    def __init__(self, factors: MatrixData, kind: Kind, v: Array, g: Array) -> None:
+    def __init__(self, kind: Kind, factors: MatrixData, v: Array, g: Array) -> None:
+        engines.with_effects(factors.engine, factors.problem, factors.asked_engine)  # raises where it was asked for
         self.kind = kind
         self._factors, self._v, self._g = factors, v, g
 
@@ -98,7 +91,7 @@ class CauseMatrix(ObservableEffects, NumpyFunctions):
     @property
     def T(self) -> "TransposedMatrix[Self]":  # noqa: N802
         """Eᵀ, the last two axes swapped: (…, heads, keys, queries), for E.T @ x. What NumPy calls `mT`."""
-        return TransposedMatrix(self, self._effects, self._transposed, self._reduced, self._words)
+        return TransposedMatrix(self)
 
     mT = T  # noqa: N815
 
@@ -115,7 +108,7 @@ class CauseMatrix(ObservableEffects, NumpyFunctions):
         >>> ch.AttentionMatrix(np.eye(3), np.eye(3)).contributions(np.array([1.0, 0.0, 4.0]))[0, ::-1].round(3)
         array([1.058, 0.   , 0.471])
         """
-        return self._effects(key)
+        return self._by_index(key)
 
     def __matmul__(self, x: Any) -> Any:
         """E·x, (…, heads, queries, d); x (…, heads or kv_heads, keys, d), or one for all heads, (keys,) or (keys, d).
@@ -199,26 +192,25 @@ class CauseMatrix(ObservableEffects, NumpyFunctions):
     def _engine(self) -> EffectEngine:
         return engines.with_effects(self._factors.engine, self._factors.problem, self._factors.asked_engine)
 
-    def _effects(self, key: Any, swapped: bool = False) -> Any:  # noqa: FBT001
+    def _by_index(self, key: Any, *, transposed: bool = False) -> Any:
         factors = self._factors
-        picked = expand(key, self.shape, WEIGHTS)
+        picked, swap = read_index(key, self.shape, transposed=transposed)
         shape = tuple(len(p) for p in picked if not isinstance(p, int))
         if 0 in shape:
             tile = empty(factors.q, shape, self.dtype)
         else:
             check_weights(shape, self.dtype, factors.problem.device, "effects")
             tile = self._tile(*[range(p, p + 1) if isinstance(p, int) else p for p in picked]).reshape(shape)
-        return self._restore(tile.swapaxes(-1, -2) if swapped else tile)
+        return self._restore(tile.swapaxes(-1, -2) if swap else tile)
 
     def _tile(self, *picked: range) -> Array:
         *lead, rows, cols = picked
         problem, terms = self._factors.problem, self._terms
-        *sizes, heads = problem.prefix or (1,)
         *chosen, head = lead or [range(1)]
-        batches = np.arange(problem.batch).reshape(sizes)[np.ix_(*chosen)].reshape(-1)
-        part = self._factors.take_heads(batches, head).take_queries(rows)
+        batches = self._factors.batches(chosen)
+        part = self._factors.take(batches=batches, heads=head, queries=rows)
         places, head_places, keys = as_places(batches), np.asarray(head), as_slice(cols)
-        v = self._v[places][:, head_places // group_size(heads, self._v.shape[1]), keys]
+        v = self._v[places][:, head_places // group_size(problem.heads, self._v.shape[1]), keys]
         g = self._g[places][:, as_slice(head), as_slice(rows)]
         terms = terms.part(places, as_slice(head), rows)
         if terms.strongest is not None:  # as a place among the keys picked
@@ -250,28 +242,13 @@ class CauseMatrix(ObservableEffects, NumpyFunctions):
     def _reduced(self, name: str, axis: Any, *, keepdims: bool, swapped: bool = False) -> Any:
         if name not in ("sum", "mean"):
             what = self.T if swapped else self
-            raise DtypeError(f"{name} is not answered by {what!r}.", 'E.top(1, "largest"), E.strongest(1).')
+            raise DtypeError(f"{name} is not answered by {what!r}.", _LARGEST)
         axes = read_axes(axis, self.ndim, swapped=swapped)
         result = total(self.shape, self.by_query, self.by_key, axes, mean=name == "mean")
         return shaped(result, axes, keepdims=keepdims, swapped=swapped)
-
-
-def contributions(factors: MatrixData, v: Any, g: Any, output: Any) -> CauseMatrix:
-    """The matrix of contributions along g; of norms where g is None."""
-    return _made(*cause_inputs.contributions(factors, v, g, output))
-
-
-def cuts(factors: MatrixData, v: Any, g: Any) -> CauseMatrix:
-    """The matrix of cuts along g."""
-    return _made("cut", *cause_inputs.along_g(factors, v, g))
 
 
 def check_cuts(kind: Kind) -> None:
     """Raise RuleError unless this is a matrix of cuts, whose spans do not just add up."""
     if kind != "cut":
         raise RuleError("spans are of cuts: contributions of a span are the sum of those of its edges.", "E.groups")
-
-
-def _made(kind: Kind, factors: MatrixData, v: Array, g: Array) -> CauseMatrix:
-    engines.with_effects(factors.engine, factors.problem, factors.asked_engine)  # raises here, where it was asked for
-    return CauseMatrix(factors, kind, v, g)

@@ -80,7 +80,10 @@ class Editable:
         array([[0.333, 0.333, 0.333],
                [0.5  , 0.25 , 0.25 ]])
         """
-        amount = _read_by(by)
+        hint = "A.cut(queries, keys) takes keys away altogether."
+        amount = _number("by", by, hint)
+        if abs(amount) > LARGEST:
+            raise RuleError(f"by is {amount}: expected a number from -3.4e38 to 3.4e38.", hint)
         return self._added("boost", queries, keys, amount, by=amount)
 
     def tempered(self, t: Any) -> Self:
@@ -102,8 +105,7 @@ class Editable:
         >>> A[0].round(3), A
         (array([0.881, 0.119]), AttentionMatrix(queries 2, keys 2) float64, never stored, after tempered(0.5))
         """
-        prefix = self.shape[:-2]
-        numbers = _read_t(t, prefix)
+        numbers = _read_t(t, self.shape[:-2])
         words = shown(numbers.tolist()) if has_axes(t) else float(t)
         return self._edited(f"tempered({words})", lambda q, rules: divided(rules, numbers, q))
 
@@ -191,11 +193,9 @@ def _over(name: str, value: Any, t: Array, q: Any) -> Any:
     check_room(f"{name}/t", array_bytes(np.broadcast_shapes(x.shape, by.shape), 8), "A.part(batch, head) has less.")
     if torch is None:
         x = x.astype(np.promote_types(x.dtype, wide), copy=False)
+        largest = np.finfo(x.dtype).max
         with np.errstate(over="ignore", invalid="ignore"):
-            result = np.asarray(x / by.astype(x.dtype))
-        largest = np.finfo(result.dtype).max
-        np.copyto(result, np.clip(result, -largest, largest), where=~np.isinf(x))
-        return result
+            return np.where(np.isinf(x), x, np.clip(x / by.astype(x.dtype), -largest, largest))
     x = x.to(torch.promote_types(x.dtype, getattr(torch, np.dtype(wide).name)))
     largest = torch.finfo(x.dtype).max
     result = (x / torch.as_tensor(by, dtype=x.dtype, device=x.device)).clamp(-largest, largest)
@@ -230,14 +230,6 @@ def _like(x: Any, q: Any) -> Any:
     if library_of(q) != "torch" or q.device.type == "cpu" or not isinstance(x, np.ndarray):
         return x
     return sys.modules["torch"].from_numpy(np.require(x, requirements=("C", "W"))).to(q.device)
-
-
-def _read_by(value: Any) -> float:
-    hint = "A.cut(queries, keys) takes keys away altogether."
-    number = _number("by", value, hint)
-    if abs(number) > LARGEST:
-        raise RuleError(f"by is {number}: expected a number from -3.4e38 to 3.4e38.", hint)
-    return number
 
 
 def _read_t(value: Any, prefix: tuple[int, ...]) -> Array:

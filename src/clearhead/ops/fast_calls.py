@@ -128,19 +128,10 @@ def _plain(q: Any, k: Any, v: Any) -> bool:
 
 def unobserved(*tensors: Any) -> bool:
     """Are these plain tensors that nothing casts, transforms, traces or compiles? They may carry tangents."""
-    torch = sys.modules["torch"]
-    kinds = (torch.Tensor, torch.nn.Parameter)
-    if _traced(torch) or any(type(x) not in kinds for x in tensors):
+    torch, c = sys.modules["torch"], sys.modules["torch"]._C
+    traced = torch.compiler.is_compiling() or c._are_functorch_transforms_active()
+    if traced or c._get_tracing_state() is not None or c._len_torch_dispatch_stack():
+        return False
+    if any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in tensors):
         return False
     return not (torch.is_autocast_enabled("cpu") or any(x.is_neg() for x in tensors))
-
-
-def _traced(torch: Any) -> bool:
-    """Does PyTorch record, transform or compile what runs now, apart from forward mode?"""
-    c = torch._C
-    return bool(
-        torch.compiler.is_compiling()
-        or c._are_functorch_transforms_active()
-        or c._get_tracing_state() is not None
-        or c._len_torch_dispatch_stack()
-    )

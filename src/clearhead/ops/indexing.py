@@ -6,17 +6,28 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.core.axes import named
+from clearhead.core.axes import TRANSPOSED, WEIGHTS, named
 from clearhead.core.room import array_bytes, check_room
 from clearhead.core.rule_values import read_slice
 from clearhead.errors import SelectionError
 
 
-def expand(key: Any, shape: tuple[int, ...], axes: Sequence[str]) -> list[int | range]:
-    """Expand a basic index to one integer or range per axis; integers are counted from 0.
+def read_index(key: Any, shape: tuple[int, ...], *, transposed: bool = False) -> tuple[list[int | range], bool]:
+    """A basic index as one integer or range per axis of a matrix of this shape; integers are counted from 0.
+
+    transposed   it is an index into the transpose; the second answer says whether to swap the result's last two axes
 
     Raises SelectionError for anything else, for too many indices, and for an integer outside its axis.
     """
+    if not transposed:
+        return _expand(key, shape, WEIGHTS), False
+    picked = _expand(key, (*shape[:-2], shape[-1], shape[-2]), TRANSPOSED)
+    picked[-1], picked[-2] = picked[-2], picked[-1]
+    both = not isinstance(picked[-1], int) and not isinstance(picked[-2], int)
+    return picked, both
+
+
+def _expand(key: Any, shape: tuple[int, ...], axes: Sequence[str]) -> list[int | range]:
     parts = list(key) if isinstance(key, tuple) else [key]
     dots = [place for place, part in enumerate(parts) if part is Ellipsis]
     if len(dots) > 1:

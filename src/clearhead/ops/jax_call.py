@@ -1,8 +1,7 @@
 """One call that JAX traces: what is known of it while JAX traces, and what the host computes when it runs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -41,10 +40,17 @@ class Traced:
         """The names of the arrays that answer what is wanted."""
         return [array for name in self.want.names() for array in arrays_of(name)]
 
-    def kinds(self) -> dict[str, Kind]:
-        """Their shapes and dtypes."""
+    def kinds(self) -> list[Kind]:
+        """The shapes and dtypes of what it answers."""
         result = kinds(self.problem, self.want, self.want.names(), frozenset(STATISTICS), self.d_v)
-        return {name: ((*self.problem.prefix, *result[name][0][2:]), result[name][1]) for name in self.arrays()}
+        return [((*self.problem.prefix, *result[name][0][2:]), result[name][1]) for name in self.arrays()]
+
+    def run(self, *arrays: Array) -> list[Array]:
+        """The arrays that answer what is wanted."""
+        problem, (q, k, v) = self.read(dict(zip(self.names, arrays, strict=True)))
+        engine = engines.get(engines.choose(problem, self.engine, self.want).engine)
+        result = engines.answer(engine, problem, q, k, v, self.want)
+        return [problem.restore(result[name]) for name in self.arrays()]
 
     def describe(self, arrays: Arrays) -> Described:
         """The problem of all queries; what all calls of a mapped axis share has there an axis of size 1, or none."""
@@ -75,26 +81,17 @@ class Traced:
         if TABLE in along:
             every = {**self.rules, **arrays}
             moved |= {name: every[name] for name in ("spans[0]", "spans[1]")} | {TABLE: along[TABLE]}
-        plain = replace(self, rules={})
-        read = plain.describe({name: arrays[name] for name in ("q", "k")} | moved)
-        chosen = read.problem.take(queries=self.rows)
-        return Directions(
-            q=read.q[:, :, as_slice(self.rows)] if "q" in along else None,
-            k=read.k if "k" in along else None,
-            v=read.v,
-            bias=chosen.bias,
-            spans=chosen.span_table,
-            sinks=chosen.sinks,
-        )
+        read = replace(self, rules={}).describe({name: arrays[name] for name in ("q", "k")} | moved)
+        return tangents.directions(read, self.rows, along)
 
-    def mapped(self, count: int, shapes: Mapping[str, Kind]) -> "Traced":
-        """The call that makes `count` calls at once, with one more batch axis in front; shapes are its arrays'."""
+    def mapped(self, count: int, arrays: Sequence[Kind]) -> "Traced":
+        """The call that makes `count` calls at once, of arrays of these shapes with one more batch axis in front."""
         groups = self.want.groups
         if groups is not None:
             groups = Groups(np.tile(groups.queries, (count, 1)), np.tile(groups.keys, (count, 1)), groups.counts)
         call = replace(self, batch=(count, *self.batch), want=replace(self.want, groups=groups))
-        zeros = {name: np.broadcast_to(np.zeros((), dtype), shape) for name, (shape, dtype) in shapes.items()}
-        return replace(call, problem=call.read(zeros)[0])
+        zeros = [np.broadcast_to(np.zeros((), dtype), shape) for shape, dtype in arrays]
+        return replace(call, problem=call.read(dict(zip(self.names, zeros, strict=True)))[0])
 
 
 def axes_of(name: str) -> tuple[str, ...]:
@@ -105,24 +102,9 @@ def axes_of(name: str) -> tuple[str, ...]:
     return FIELDS[[*RULES[rule].fields][int(part[:-1]) if part else 0]]
 
 
-def answers(call: Traced, *arrays: Array) -> list[Array]:
-    """The arrays that answer what is wanted."""
-    problem, (q, k, v) = call.read(dict(zip(call.names, arrays, strict=True)))
-    engine = engines.get(engines.choose(problem, call.engine, call.want).engine)
-    result = engines.answer(engine, problem, q, k, v, call.want)
-    return [problem.restore(result[name]) for name in call.arrays()]
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Derivative:
-    """A derivative of a call, a linear map of `along` and `changing` to `asked` and `moved`:
-
-        asked = H·along + Jᵀ·changing
-        moved = J·along
-
-    J is the derivative of the results by the inputs, H the second derivative of Σ by·results by the inputs. So forward
-    mode is J, a gradient Jᵀ, and the gradient's tangent all of it. H is symmetric: the map's transpose is the same map,
-    from asked and moved to along and changing.
+    """A derivative of a call, the linear map of tangents.Derivative: of `along` and `changing` to `asked` and `moved`.
 
     known     results that are known, by name; the log-sum-exp is among them
     by        upstream gradients of results
@@ -140,57 +122,56 @@ class Derivative:
     asked: dict[str, Kind]
     moved: tuple[str, ...]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the map's arguments: the call's own arrays, known, by, along and changing."""
+        return *self.call.names, *self.known, *self.by, *self.along, *self.changing
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        return self.call.batch
+
     def split(self, arguments: Sequence[Any]) -> list[dict[str, Any]]:
-        """Values in the order of the map's arguments: the call's own arrays, known, by, along, changing; by name."""
+        """Values in the order of the arguments, by name: the call's own arrays, known, by, along, changing."""
         rest, parts = iter(arguments), (self.call.names, self.known, self.by, self.along, self.changing)
         return [{name: next(rest) for name in names} for names in parts]
 
     def kinds(self) -> list[Kind]:
-        """Shapes and dtypes of what it answers."""
-        results = self.call.kinds()
+        """The shapes and dtypes of what it answers."""
+        results = dict(zip(self.call.arrays(), self.call.kinds(), strict=True))
         return [*self.asked.values(), *(results[name] for name in self.moved)]
+
+    def mapped(self, count: int, arrays: Sequence[Kind]) -> "Derivative":
+        """The derivative of `count` calls at once, as `Traced.mapped`."""
+        asked = {name: ((count, *shape), dtype) for name, (shape, dtype) in self.asked.items()}
+        return replace(self, call=self.call.mapped(count, arrays[: len(self.call.names)]), asked=asked)
 
     def check(self) -> None:
         """Raise DerivativeError for a result that has no such derivative."""
         hint = "jax.lax.stop_gradient of what comes of it."
         if self.moved:
-            tangents.check_smooth(map(_statistic, self.moved), "forward-mode derivative", hint)
+            tangents.check_smooth(self.moved, "forward-mode derivative", hint)
         if self.by:
-            tangents.check_smooth(map(_statistic, (*self.by, *self.changing)), "second derivative", hint)
+            tangents.check_smooth((*self.by, *self.changing), "second derivative", hint)
         backward.check_derivatives(self.changing)
 
-
-def _statistic(name: str) -> str:
-    return "top" if name.startswith("top_") else name
-
-
-def derivative(form: Derivative, *arrays: Array) -> list[Array]:
-    """What a derivative's map answers."""
-    call = form.call
-    inputs, *results, along, changing = form.split(arrays)
-    problem, operands = call.read(inputs)
-    known, by, changing = (call.blocks(side) for side in (*results, changing))
-    name = "gradients" if not form.along else "gradient_tangents" if form.asked else "tangents"
-    engine: Any = engines.get(engines.choose_for(name, problem, call.engine).engine)
-    direction = call.directions(inputs, along) if along else Directions()
-    bias, spans = _shapes(form, problem)
-    groups = call.want.groups
-    one = tangents.Derivative(engine, problem, operands, known, by, direction, changing, groups, bias, spans)
-    gradients, moved, _ = tangents.derivative(one, call.want.only(form.moved))
-    return [_as_asked(call, gradients, *each) for each in form.asked.items()] + [
-        problem.restore(moved[name]) for name in form.moved
-    ]
-
-
-def _shapes(form: Derivative, problem: Problem) -> Iterator[tuple[int, int, int, int] | None]:
-    """The shapes in which gradients of the bias and of the table of spans are asked for, 1 where it is broadcast."""
-    for name in ("bias", TABLE):
-        if name not in form.asked:
-            yield None
-            continue
-        *lead, heads, height, width = form.asked[name][0]
-        batch = problem.batch if prod(lead) != 1 else 1
-        yield batch, heads, problem.queries if name == "bias" and height != 1 else height, width
+    def run(self, *arrays: Array) -> list[Array]:
+        """What the map answers."""
+        call = self.call
+        inputs, *results, along, changing = self.split(arrays)
+        problem, operands = call.read(inputs)
+        known, by, changing = (call.blocks(side) for side in (*results, changing))
+        name = "gradients" if not self.along else "gradient_tangents" if self.asked else "tangents"
+        engine: Any = engines.get(engines.choose_for(name, problem, call.engine).engine)
+        direction = call.directions(inputs, along) if along else Directions()
+        shapes = {name: shape for name, (shape, _) in self.asked.items()}
+        bias, spans = (tangents.shared_shape(problem, name, shapes.get(name)) for name in ("bias", TABLE))
+        parts = problem, operands, known, by, direction, changing, call.want.groups, bias, spans
+        one = tangents.Derivative(engine, *parts)
+        gradients, moved, _ = tangents.derivative(one, call.want.only(self.moved))
+        return [_as_asked(call, gradients, *each) for each in self.asked.items()] + [
+            problem.restore(moved[name]) for name in self.moved
+        ]
 
 
 def _as_asked(call: Traced, gradients: Mapping[str, Array], name: str, kind: Kind) -> Array:
@@ -201,18 +182,10 @@ def _as_asked(call: Traced, gradients: Mapping[str, Array], name: str, kind: Kin
         return np.zeros(shape, dtype)
     if name == "sinks":
         return part
-    if name == "q" or (name == "bias" and shape[-2] != 1):
-        part = _among(part, call.rows, call.queries)
+    if call.rows != range(call.queries) and (name == "q" or (name == "bias" and shape[-2] != 1)):
+        chosen, part = part, np.zeros((*part.shape[:-2], call.queries, part.shape[-1]), part.dtype)
+        part[..., as_slice(call.rows), :] = chosen  # all other queries' are zero
     lead = call.batch if part.shape[0] == call.problem.batch else (1,) * len(call.batch)
     part = part.reshape(*lead, *part.shape[1:])
     shared = tuple(axis for axis, size in enumerate(shape) if size == 1 != part.shape[axis])
     return part.astype(statistics_dtype(part.dtype)).sum(shared, keepdims=True) if shared else part
-
-
-def _among(part: Array, rows: range, queries: int) -> Array:
-    """Rows of the chosen queries among all queries; the others are zero."""
-    if rows == range(queries):
-        return part
-    full = np.zeros((*part.shape[:-2], queries, part.shape[-1]), part.dtype)
-    full[..., as_slice(rows), :] = part
-    return full

@@ -1,6 +1,6 @@
-"""Attention's derivatives in JAX: two primitives, and the rules of JAX's transformations for each.
+"""Attention in JAX: one primitive for calls and their derivatives (jax_call.py), and its rules for transformations.
 
-    call         its tangents are a derivative of it (jax_call.py), which is linear in the inputs' tangents
+    call         its tangents are a derivative of it, which is linear in the inputs' tangents
     derivative   its transpose is a derivative of the same call; a gradient's tangents are such derivatives too
 
 Forward mode evaluates what the first rule makes, reverse mode transposes it. jax.vmap makes one call of the mapped
@@ -14,14 +14,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from clearhead import engines
 from clearhead.errors import DerivativeError, RuleError
 from clearhead.ops import backward, jax_host
-from clearhead.ops.jax_call import Derivative, Traced, answers, axes_of, derivative
+from clearhead.ops.jax_call import Derivative, Traced, axes_of
 from clearhead.ops.jax_host import Kind
 
 Values = dict[str, Any]
@@ -29,7 +28,7 @@ Values = dict[str, Any]
 
 def called(call: Traced, arrays: Sequence[Any]) -> Values:
     """The arrays that answer what is wanted, by name."""
-    return dict(zip(call.arrays(), _call.bind(*arrays, call=call), strict=True)) if call.want.names() else {}
+    return dict(zip(call.arrays(), _attention.bind(*arrays, form=call), strict=True)) if call.want.names() else {}
 
 
 def _along(
@@ -51,16 +50,13 @@ def _along(
         return {}
     form = Derivative(call, tuple(known), tuple(by), tuple(along), tuple(changing), asked, moved)
     parts = (x for side in (inputs, known, by, along, changing) for x in side.values())
-    return dict(zip([*asked, *moved], _derivative.bind(*parts, form=form), strict=True))
+    return dict(zip([*asked, *moved], _attention.bind(*parts, form=form), strict=True))
 
 
 def _moving(names: Sequence[str], tangents: Sequence[Any]) -> Values:
     """The tangents that are not zero."""
-    return {name: x for name, x in zip(names, tangents, strict=True) if not _is_zero(x)}
-
-
-def _is_zero(tangent: Any) -> bool:
-    return type(tangent) is ad.Zero or tangent.dtype == jax.dtypes.float0
+    each = zip(names, tangents, strict=True)
+    return {name: x for name, x in each if type(x) is not ad.Zero and x.dtype != jax.dtypes.float0}
 
 
 def _is_linear(x: Any) -> bool:
@@ -68,15 +64,11 @@ def _is_linear(x: Any) -> bool:
     return isinstance(x, ad.UndefinedPrimal)
 
 
-def _kinds(arrays: Values) -> dict[str, Kind]:
-    return {name: (x.shape, x.dtype) for name, x in arrays.items()}
-
-
 def _or_zero(x: Any, like: Any) -> Any:
     return ad.Zero(jax.typeof(like).to_tangent_aval()) if x is None else x
 
 
-def _call_jvp(arrays: Sequence[Any], tangents: Sequence[Any], *, call: Traced) -> tuple[Any, Any]:
+def _call_jvp(arrays: Sequence[Any], tangents: Sequence[Any], call: Traced) -> tuple[Any, Any]:
     moving = _moving(call.names, tangents)
     if "alibi_slopes" in moving:
         raise RuleError(
@@ -94,7 +86,7 @@ def _call_jvp(arrays: Sequence[Any], tangents: Sequence[Any], *, call: Traced) -
     return results, [_or_zero(moved.get(name), x) for name, x in zip(call.arrays(), results, strict=True)]
 
 
-def _derivative_jvp(arrays: Sequence[Any], tangents: Sequence[Any], *, form: Derivative) -> tuple[Any, Any]:
+def _derivative_jvp(arrays: Sequence[Any], tangents: Sequence[Any], form: Derivative) -> tuple[Any, Any]:
     """The map's tangent: the map of its tangents, and of the same arguments as the inputs move."""
     primal, known, by, along, changing = form.split(arrays)
     parts = [_moving([*names], [*side.values()]) for names, side in zip(
@@ -108,7 +100,7 @@ def _derivative_jvp(arrays: Sequence[Any], tangents: Sequence[Any], *, form: Der
             "jax.jvp of jax.grad, jax.grad of jax.grad and jax.hessian are there. jax.nn.dot_product_attention has "
             "derivatives of every order; its axes are (batch, length, heads, d).",
         )
-    results = _derivative.bind(*arrays, form=form)
+    results = _attention.bind(*arrays, form=form)
     sides = {"by": changing, "along": inputs} if inputs else {"by": by, "along": along_moved}
     moved = _along(form.call, primal, known, **sides, changing=changing_moved, asked=form.asked, moved=form.moved)
     names = [*form.asked, *form.moved]
@@ -134,52 +126,28 @@ def _derivative_transpose(upstream: Sequence[Any], *arrays: Any, form: Derivativ
     ]
 
 
-def _call_mapped(arrays: Sequence[Any], axes: Sequence[Any], *, call: Traced) -> tuple[Any, Any]:
-    size = _size(arrays, axes)
-    if _per_head(call.names, axes):
-        return _one_by_one(partial(_call.bind, call=call), arrays, axes)
-    each = zip(call.names, arrays, axes, strict=True)
-    wide = {name: _wide(x, axis, _rank(name, call)) for name, x, axis in each}
-    result = _call.bind(*wide.values(), call=call.mapped(size, _kinds(wide)))
+def _mapped(arrays: Sequence[Any], axes: Sequence[Any], *, form: Traced | Derivative) -> tuple[Any, Any]:
+    """One call of the mapped axis; one for each element where a rule with a number for each head is mapped."""
+    moving = {name for name, axis in zip(form.names, axes, strict=True) if axis is not None}
+    if any(axes_of(name) == ("heads",) for name in moving) or "sinks" in getattr(form, "asked", ()):
+        return _one_by_one(partial(_attention.bind, form=form), arrays, axes)
+    size = next(int(x.shape[axis]) for x, axis in zip(arrays, axes, strict=True) if axis is not None)
+    each = zip(form.names, arrays, axes, strict=True)
+    wide = [_wide(x, axis, axes_of(name), len(form.batch)) for name, x, axis in each]
+    result = _attention.bind(*wide, form=form.mapped(size, [(x.shape, x.dtype) for x in wide]))
     return result, [0] * len(result)
 
 
-def _derivative_mapped(arrays: Sequence[Any], axes: Sequence[Any], *, form: Derivative) -> tuple[Any, Any]:
-    size, call = _size(arrays, axes), form.call
-    names = [*call.names, *form.known, *form.by, *form.along, *form.changing]
-    if _per_head(names, axes) or "sinks" in form.asked:
-        return _one_by_one(partial(_derivative.bind, form=form), arrays, axes)
-    wide = [_wide(x, axis, _rank(name, call)) for name, x, axis in zip(names, arrays, axes, strict=True)]
-    count = len(call.names)
-    asked = {name: ((size, *shape), dtype) for name, (shape, dtype) in form.asked.items()}
-    whole = call.mapped(size, _kinds(dict(zip(call.names, wide[:count], strict=True))))
-    result = _derivative.bind(*wide, form=replace(form, call=whole, asked=asked))
-    return result, [0] * len(result)
+def _wide(x: Any, axis: int | None, rule: tuple[str, ...], lead: int) -> Any:
+    """An array with the mapped axis in front, of size 1 where all calls share it, and all axes of one call.
 
-
-def _size(arrays: Sequence[Any], axes: Sequence[Any]) -> int:
-    return next(int(x.shape[axis]) for x, axis in zip(arrays, axes, strict=True) if axis is not None)
-
-
-def _per_head(names: Sequence[str], axes: Sequence[Any]) -> bool:
-    """Is a rule mapped that has a number for each head, and none for each batch entry?"""
-    return any(axis is not None and axes_of(name) == ("heads",) for name, axis in zip(names, axes, strict=True))
-
-
-def _rank(name: str, call: Traced) -> int | None:
-    """How many axes an array needs so that one more in front can be told from them; None where it has them all."""
-    axes = axes_of(name)
-    if axes == ("heads",):
-        return -1
-    return len(call.batch) + len(axes) - 1 if axes else None
-
-
-def _wide(x: Any, axis: int | None, rank: int | None) -> Any:
-    """An array with the mapped axis in front, of size 1 where all calls share it, and all axes of one call."""
-    if rank == -1:
+    rule   the axes of the rule that it is a value of, () for other arrays; lead: the batch axes of one call
+    """
+    if rule == ("heads",):
         return x
-    lead = jnp.expand_dims(x, 0) if axis is None else jnp.moveaxis(x, axis, 0)
-    return lead if rank is None else lead.reshape(lead.shape[0], *(1,) * (rank + 1 - lead.ndim), *lead.shape[1:])
+    wide = jnp.expand_dims(x, 0) if axis is None else jnp.moveaxis(x, axis, 0)
+    missing = lead + len(rule) - wide.ndim if rule else 0
+    return wide.reshape(wide.shape[0], *(1,) * missing, *wide.shape[1:])
 
 
 def _one_by_one(bind: Callable[..., Any], arrays: Sequence[Any], axes: Sequence[Any]) -> tuple[Any, Any]:
@@ -194,41 +162,22 @@ def _one_by_one(bind: Callable[..., Any], arrays: Sequence[Any], axes: Sequence[
     return result, [0] * len(result)
 
 
-def _on_host_call(*arrays: Any, call: Traced) -> list[Any]:
-    return jax_host.call(partial(answers, call), [*call.kinds().values()], *arrays)
+def _jvp(arrays: Sequence[Any], tangents: Sequence[Any], *, form: Traced | Derivative) -> tuple[Any, Any]:
+    rule: Any = _call_jvp if isinstance(form, Traced) else _derivative_jvp
+    return rule(arrays, tangents, form)
 
 
-def _on_host_derivative(*arrays: Any, form: Derivative) -> list[Any]:
-    form.check()
-    return jax_host.call(partial(derivative, form), form.kinds(), *arrays)
+def _function(form: Traced | Derivative) -> jax_host.Function:
+    if isinstance(form, Derivative):
+        form.check()
+    return form.run
 
 
-def _shaped(kinds: Sequence[Kind]) -> list[ShapedArray]:
-    return [ShapedArray(shape, jax.dtypes.canonicalize_dtype(dtype)) for shape, dtype in kinds]
-
-
-def _primitive(name: str, evaluate: Callable[..., Any], kinds: Callable[..., Sequence[Kind]], **rules: Any) -> Any:
-    """A primitive of JAX's that is computed by `evaluate`; its other rules are for jvp, transpose and mapped."""
-    made: Any = Primitive(name)
-    made.multiple_results = True
-    made.def_impl(evaluate)
-    made.def_abstract_eval(lambda *_, **params: _shaped(kinds(**params)))
-    mlir.register_lowering(made, mlir.lower_fun(evaluate, multiple_results=True))
-    ad.primitive_jvps[made] = rules["jvp"]
-    batching.primitive_batchers[made] = rules["mapped"]
-    if "transpose" in rules:
-        ad.primitive_transposes[made] = rules["transpose"]
-    return made
-
-
-_call = _primitive(
-    "clearhead", _on_host_call, lambda call: [*call.kinds().values()], jvp=_call_jvp, mapped=_call_mapped
-)
-_derivative = _primitive(
-    "clearhead_derivative",
-    _on_host_derivative,
-    lambda form: form.kinds(),
-    jvp=_derivative_jvp,
-    mapped=_derivative_mapped,
-    transpose=_derivative_transpose,
-)
+_attention: Any = Primitive("clearhead")
+_attention.multiple_results = True
+_attention.def_impl(lambda *arrays, form: jax_host.now(_function(form), form.kinds(), *arrays))
+_attention.def_abstract_eval(lambda *_, form: jax_host.avals(form.kinds()))
+mlir.register_lowering(_attention, lambda ctx, *values, form: jax_host.compiled(ctx, _function(form), *values))
+ad.primitive_jvps[_attention] = _jvp
+ad.primitive_transposes[_attention] = _derivative_transpose
+batching.primitive_batchers[_attention] = _mapped

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
-from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from clearhead.core.axes import Array
@@ -22,40 +21,39 @@ Function = Callable[..., Sequence[Array]]
 Kind = tuple[tuple[int, ...], Any]  # an array's shape and dtype
 
 
-def call(function: Function, results: Sequence[Kind], *arrays: Any) -> list[Any]:
-    """Call `function` with NumPy arrays, now or when the compiled program runs.
+def now(function: Function, results: Sequence[Kind], *arrays: Any) -> list[Any]:
+    """What a function answers outside of jax.jit: it reads JAX's arrays, and its results become JAX's, without a copy.
 
-    function  of as many arrays as are given, which it must neither keep nor write to
+    function  of as many NumPy arrays as are given, which it must neither keep nor write to
     results   the shape and dtype of each array that it returns
 
-    It can be neither mapped nor differentiated: the primitives of jax_derivatives.py are, and call it at last.
-    Compiling it for another device than the CPU raises EngineError.
+    Raises EngineError for arrays on another device than the CPU.
     """
-    kinds = tuple(ShapedArray(shape, jax.dtypes.canonicalize_dtype(dtype)) for shape, dtype in results)
-    return list(_host.bind(*arrays, function=function, results=kinds))
+    _check_platforms({device.platform for x in arrays if isinstance(x, jax.Array) for device in x.devices()})
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        return [jnp.asarray(x) for x in _returned(function, avals(results), [np.asarray(x) for x in arrays])]
+
+
+def compiled(ctx: Any, function: Function, *values: Any) -> Any:
+    """The same where a compiled program runs. Raises EngineError where that is for another device than the CPU."""
+    _check_platforms(ctx.module_context.platforms)
+
+    def run(*arrays: Any) -> tuple[Array, ...]:
+        return _returned(function, ctx.avals_out, [np.asarray(x) for x in arrays])
+
+    return mlir.emit_python_callback(ctx, run, None, list(values), ctx.avals_in, ctx.avals_out, has_side_effect=False)[
+        0
+    ]
+
+
+def avals(kinds: Sequence[Kind]) -> tuple[ShapedArray, ...]:
+    """What JAX knows of arrays of these shapes and dtypes while it traces."""
+    return tuple(ShapedArray(shape, jax.dtypes.canonicalize_dtype(dtype)) for shape, dtype in kinds)
 
 
 def _returned(function: Function, results: Sequence[ShapedArray], arrays: Sequence[Array]) -> tuple[Array, ...]:
     result = function(*arrays)
     return tuple(np.asarray(x, one.dtype, order="C") for x, one in zip(result, results, strict=True))
-
-
-def _now(*arrays: Any, function: Function, results: Sequence[ShapedArray]) -> list[Any]:
-    """Outside of jax.jit: JAX's arrays are read, and the results become JAX's, without a copy."""
-    _check_platforms({device.platform for x in arrays if isinstance(x, jax.Array) for device in x.devices()})
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        return [jnp.asarray(x) for x in _returned(function, results, [np.asarray(x) for x in arrays])]
-
-
-def _compiled(ctx: Any, *values: Any, function: Function, results: Sequence[ShapedArray]) -> Any:
-    _check_platforms(ctx.module_context.platforms)
-
-    def run(*arrays: Any) -> tuple[Array, ...]:
-        return _returned(function, results, [np.asarray(x) for x in arrays])
-
-    return mlir.emit_python_callback(ctx, run, None, list(values), ctx.avals_in, ctx.avals_out, has_side_effect=False)[
-        0
-    ]
 
 
 def _check_platforms(platforms: Any) -> None:
@@ -65,10 +63,3 @@ def _check_platforms(platforms: Any) -> None:
             f"clearhead.jax computes on the CPU, and this call is for {', '.join(others)}.",
             'jax.device_put(x, jax.devices("cpu")[0]) for each array, or JAX_PLATFORMS=cpu.',
         )
-
-
-_host: Any = Primitive("clearhead")
-_host.multiple_results = True
-_host.def_impl(_now)
-_host.def_abstract_eval(lambda *_, results, **__: results)
-mlir.register_lowering(_host, _compiled)

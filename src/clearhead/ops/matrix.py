@@ -13,17 +13,16 @@ from clearhead.core.rule_values import read_place, read_slice
 from clearhead.core.rules import Rules, flat
 from clearhead.core.statistics import Asked, askable, explained
 from clearhead.errors import RuleError, SelectionError, shown
-from clearhead.ops import causes
+from clearhead.ops import cause_inputs
 from clearhead.ops.causes import CauseMatrix
 from clearhead.ops.edited import Edit, Editable
 from clearhead.ops.graphed import graphed
-from clearhead.ops.indexing import expand
+from clearhead.ops.indexing import read_index
 from clearhead.ops.matrix_data import Answers, MatrixData
-from clearhead.ops.numpy_functions import NumpyFunctions
+from clearhead.ops.numpy_functions import NumpyFunctions, TransposedMatrix
 from clearhead.ops.observable import Observable
 from clearhead.ops.observation import Observation
 from clearhead.ops.reductions import reduced
-from clearhead.ops.transposed import TransposedMatrix
 from clearhead.view.display import Display
 from clearhead.view.long import ShownLayer, ShownRun
 
@@ -71,7 +70,7 @@ class AttentionMatrix(NumpyFunctions, Display, Editable, Observable):
     ) -> None:
         self._given: Any = q, k, rules, engine, num_threads
         self._edits: tuple[str, ...] = ()
-        self._graph = self._graph_with() if logsumexp is None else self._graph_with(logsumexp)
+        self._graph = self._graph_with(logsumexp)
         if logsumexp is not None and self._graph is not None:
             raise RuleError(
                 "logsumexp is given, and PyTorch records or traces a graph: its derivative would be missing.",
@@ -166,7 +165,7 @@ class AttentionMatrix(NumpyFunctions, Display, Editable, Observable):
     @property
     def T(self) -> "TransposedMatrix[AttentionMatrix]":  # noqa: N802
         """Aᵀ, the last two axes swapped: (…, heads, keys, queries), for A.T @ g. What NumPy calls `mT`."""
-        return TransposedMatrix(self, self._weights, self._transposed, self._reduced)
+        return TransposedMatrix(self)
 
     mT = T  # noqa: N815
 
@@ -186,12 +185,13 @@ class AttentionMatrix(NumpyFunctions, Display, Editable, Observable):
         array([[0.36 , 0.64 ],
                [0.264, 0.264]])
         """
-        return self._weights(key)
+        return self._by_index(key)
 
-    def _weights(self, key: Any, swapped: bool = False) -> Any:  # noqa: FBT001
+    def _by_index(self, key: Any, *, transposed: bool = False) -> Any:
         factors = self.factors
-        tile = factors.weights(expand(key, factors.shape, WEIGHTS))
-        return factors.restore(tile.swapaxes(-1, -2) if swapped else tile)
+        picked, swap = read_index(key, factors.shape, transposed=transposed)
+        tile = factors.weights(picked)
+        return factors.restore(tile.swapaxes(-1, -2) if swap else tile)
 
     def __matmul__(self, v: Any) -> Any:
         """A·v, (…, heads, queries, d_v), the same bits as `attention`.
@@ -258,7 +258,8 @@ class AttentionMatrix(NumpyFunctions, Display, Editable, Observable):
         array([[2., 0.],
                [1., 3.]])
         """
-        return causes.contributions(self._factors_for("contributions", "A.contributions(v, g)"), v, g, output)
+        factors = self._factors_for("contributions", "A.contributions(v, g)")
+        return CauseMatrix(*cause_inputs.contributions(factors, v, g, output))
 
     def cuts(self, v: Any, g: Any) -> CauseMatrix:
         """What g_i·o_i changes by when query i may not see key j, (…, heads, queries, keys), exact and never stored.
@@ -274,7 +275,7 @@ class AttentionMatrix(NumpyFunctions, Display, Editable, Observable):
         array([[-2.,  0.],
                [ 2., -2.]])
         """
-        return causes.cuts(self._factors_for("cuts", "A.cuts(v, g)"), v, g)
+        return CauseMatrix("cut", *cause_inputs.along_g(self._factors_for("cuts", "A.cuts(v, g)"), v, g))
 
     def plot(self, head: int = 0, *, batch: int = 0, ax: Any = None) -> Any:
         """One head drawn on matplotlib axes (extra `plot`), for papers; returns the axes.
@@ -304,10 +305,11 @@ class AttentionMatrix(NumpyFunctions, Display, Editable, Observable):
         """
         factors = self.factors
         batches = np.array([read_place("batch", batch, factors.problem.batch)])
-        if head is None:
-            return AttentionMatrix._of(factors.take_batches(batches), self._edits)
-        head = read_place("head", head, factors.problem.heads)
-        return AttentionMatrix._of(factors.take_heads(batches, range(head, head + 1)), self._edits)
+        heads = None
+        if head is not None:
+            place = read_place("head", head, factors.problem.heads)
+            heads = range(place, place + 1)
+        return AttentionMatrix._of(factors.take(batches=batches, heads=heads), self._edits)
 
 
 def with_logsumexp(matrix: AttentionMatrix, logsumexp: Any) -> AttentionMatrix:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Union, cast
 
 import numpy as np
 
@@ -30,27 +30,10 @@ from clearhead.ops.given_logsumexp import checked
 from clearhead.ops.indexing import check_weights
 from clearhead.ops.observation import Observation, observation
 
+if TYPE_CHECKING:
+    from clearhead.ops.torch_graph import Graph
 
-class Answers(Protocol):
-    """What AttentionMatrix delegates to: MatrixData, or torch_graph.Graph for tensors with a PyTorch graph."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-
-    def mix(self, v: Any) -> Any:
-        """A·v."""
-
-    def transposed(self, g: Any) -> Any:
-        """Aᵀ·g."""
-
-    def row_sums(self) -> Any:
-        """Σ_j a_ij, (…, heads, queries), in the statistics' dtype."""
-
-    def observe(self, v: Any, asked: Mapping[str, Any], queries: slice = slice(None)) -> Observation:
-        """The requested statistics; `queries` has been validated."""
+Answers = Union["MatrixData", "Graph"]  # what AttentionMatrix delegates to: a Graph for tensors with a PyTorch graph
 
 
 @dataclass(eq=False)
@@ -89,12 +72,11 @@ class MatrixData:
         self.__dict__.update(state)
         problem: Problem = state["problem"]
         sizes = {name: getattr(problem, name) for name in WEIGHTS}
-        again: dict[str, Any] = {}
-        for name in BROADCAST:
-            x = getattr(problem, name)
-            if x is not None:
-                shape = tuple(sizes.get(axis, n) for axis, n in zip(FIELDS[name], x.shape, strict=True))
-                again[name] = broadcast(x, shape)
+        once = {name: x for name in BROADCAST if (x := getattr(problem, name)) is not None}
+        again: dict[str, Any] = {
+            name: broadcast(x, tuple(sizes.get(axis, n) for axis, n in zip(FIELDS[name], x.shape, strict=True)))
+            for name, x in once.items()
+        }
         self.problem = replace(problem, **again)
         self.engine = _chosen(self.problem, self.asked_engine)
 
@@ -137,33 +119,29 @@ class MatrixData:
             made.logsumexp = self.logsumexp
         return made
 
-    def take_queries(self, queries: range) -> "MatrixData":
-        """The factors of some queries, with their part of the log-sum-exp if it is known."""
-        if queries == range(self.problem.queries):
+    def take(
+        self, *, batches: Array | None = None, heads: range | None = None, queries: range | None = None
+    ) -> "MatrixData":
+        """The data of some batch items, heads or queries, with their part of the log-sum-exp if it is known.
+
+        What is left out stays whole; choosing heads gives each of them a key head of its own.
+        """
+        queries = None if queries == range(self.problem.queries) else queries
+        if batches is None and heads is None and queries is None:
             return self
-        rows = as_slice(queries)
-        part = self.changed(self.problem.take(queries=queries), self.q[:, :, rows], self.k)
+        places = slice(None) if batches is None else as_places(batches)
+        chosen, rows = (slice(None) if one is None else as_slice(one) for one in (heads, queries))
+        k = self.k if heads is None else self.k[:, as_places(self.problem.kv_head_of(np.asarray(heads)))]
+        problem = self.problem.take(queries=queries, batches=batches, heads=heads)
+        part = self.changed(problem, self.q[:, chosen, rows][places], k[places])
         if self.known_logsumexp is not None:
-            part.logsumexp = self.logsumexp[:, :, rows]
+            part.logsumexp = self.logsumexp[:, chosen, rows][places]
         return part
 
-    def take_batches(self, batches: Array) -> "MatrixData":
-        """The factors of some batch items, all heads, with their part of the log-sum-exp if it is known."""
-        places = as_places(batches)
-        part = self.changed(self.problem.take(batches=batches), self.q[places], self.k[places])
-        if self.known_logsumexp is not None:
-            part.logsumexp = self.logsumexp[places]
-        return part
-
-    def take_heads(self, batches: Array, heads: range) -> "MatrixData":
-        """The factors of some batch items and heads, with the log-sum-exp if known; each head gets its own key head."""
-        places, chosen = as_places(batches), as_slice(heads)
-        shared = as_places(self.problem.kv_head_of(np.asarray(heads)))
-        q, k = self.q[:, chosen][places], self.k[:, shared][places]
-        part = self.changed(self.problem.take(batches=batches, heads=heads), q, k)
-        if self.known_logsumexp is not None:
-            part.logsumexp = self.logsumexp[:, chosen][places]
-        return part
+    def batches(self, lead: Sequence[range]) -> Array:
+        """The batch items at one range for each of the caller's batch axes."""
+        sizes = self.problem.prefix[:-1]
+        return np.arange(self.problem.batch).reshape(sizes)[np.ix_(*lead)].reshape(-1)
 
     def weights(self, picked: Sequence[int | range]) -> Array:
         """Exact weights for one integer or range per axis; integers drop their axis.
@@ -175,17 +153,15 @@ class MatrixData:
         if 0 in shape:
             return empty(self.q, shape, self.dtype)
         check_weights(shape, self.dtype, self.problem.device)
-        part = self.take_queries(rows)._take_lead(lead)
+        whole = all(p == range(size) for p, size in zip(lead, self.shape[:-2], strict=True))
+        part = (
+            self.take(queries=rows)
+            if whole
+            else self.take(batches=self.batches(lead[:-1]), heads=lead[-1], queries=rows)
+        )
         logsumexp = part.logsumexp
         tile = part.problem.take(keys=cols)
         return self.engine.weights(tile, part.q, part.k[:, :, as_slice(cols)], logsumexp).reshape(shape)
-
-    def _take_lead(self, lead: Sequence[range]) -> "MatrixData":
-        sizes = self.shape[:-2]
-        if all(len(p) == size for p, size in zip(lead, sizes, strict=True)) and all(p.step == 1 for p in lead):
-            return self
-        batches = np.arange(self.problem.batch).reshape(sizes[:-1])[np.ix_(*lead[:-1])].reshape(-1)
-        return self.take_heads(batches, lead[-1])
 
     def mix(self, v: Any) -> Any:
         """A·v."""
@@ -219,31 +195,28 @@ class MatrixData:
 
     def observe(self, v: Any, asked: Mapping[str, Any], queries: slice = slice(None)) -> Observation:
         """The requested statistics as an Observation; parameters and errors as `AttentionMatrix.observe`."""
-        want = wanted(self.problem, asked, output=v is not None)
         rows = range(self.problem.queries)[queries]
-        want = want.for_queries(rows)
-        values = None if v is None else self._values(v)
-        return self.take_queries(rows)._observe(values, want)
+        want = wanted(self.problem, asked, output=v is not None).for_queries(rows)
+        values = None if v is None else self.read_values(v, self.problem.kv_heads)
+        part = self.take(queries=rows)
+        engine = engines.able(part.engine, part.problem, want, part.asked_engine)
+        result = engines.answer(engine, part.problem, part.q, part.k, values, want, part.known_logsumexp)
+        if "logsumexp" in result:
+            part.logsumexp = result.pop("logsumexp")
+        if want.logsumexp:
+            result["logsumexp"] = part.logsumexp.copy()
+        answers = {name: part.restore(part.problem.restore(array)) for name, array in result.items()}
+        return observation(answers, part.problem.queries, part.problem.keys, sinks=part.problem.sinks is not None)
 
     def values(self, v: Any) -> Array:
         """Validated v, (batch, kv_heads, keys, d_v). Raises ShapeError or DtypeError where it does not fit."""
-        problem, result = self.problem, self._values(v)
+        problem, result = self.problem, self.read_values(v, self.problem.kv_heads)
         return broadcast(result, (problem.batch, problem.kv_heads, *result.shape[2:]))
 
-    def _values(self, v: Any) -> Array:
-        """(batch, 1 or kv_heads, keys, d_v)."""
+    def read_values(self, v: Any, *heads: int) -> Array:
+        """Validated v, (batch, 1 or one of these numbers of heads, keys, d_v), narrowed by autocast as q and k are."""
         array = as_array(autocast(v), "v", self.problem.device)[0]
-        return operand(self.problem, array, "v", self.shape[-1], (self.problem.kv_heads,))[0]
-
-    def _observe(self, v: Array | None, want: Wanted) -> Observation:
-        engine = engines.able(self.engine, self.problem, want, self.asked_engine)
-        result = engines.answer(engine, self.problem, self.q, self.k, v, want, self.known_logsumexp)
-        if "logsumexp" in result:
-            self.logsumexp = result.pop("logsumexp")
-        if want.logsumexp:
-            result["logsumexp"] = self.logsumexp.copy()
-        answers = {name: self.restore(self.problem.restore(array)) for name, array in result.items()}
-        return observation(answers, self.problem.queries, self.problem.keys, sinks=self.problem.sinks is not None)
+        return operand(self.problem, array, "v", self.problem.keys, heads)[0]
 
 
 def _chosen(problem: Problem, engine: str | None) -> Engine:

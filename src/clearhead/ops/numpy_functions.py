@@ -1,4 +1,4 @@
-"""What NumPy's functions and Python's operators do with a matrix that is never stored.
+"""What NumPy's functions and Python's operators do with a matrix that is never stored, and its transpose.
 
 np.asarray(A) computes and stores every weight, and so does torch.as_tensor(A). Functions that need no stored weight are
 answered: np.sum, mean, max, min, argmax, argmin, np.matmul, np.shape, np.ndim, np.size. All others, and arithmetic, are
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import signature
 from math import prod
 from numbers import Number
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -24,16 +24,7 @@ _SYMBOLS = {
     "remainder": "%", "power": "**", "matmul": "@", "equal": "==", "not_equal": "!=", "less": "<", "less_equal": "<=",
     "greater": ">", "greater_equal": ">=",
 }  # fmt: skip
-_INSTEAD = {
-    **dict.fromkeys(("sort", "argsort", "partition", "argpartition"), "A.top(8): each query's strongest keys."),
-    **dict.fromkeys(
-        ("diagonal", "trace"), "A.diagonal(): the weight that each query gives the key at its own position."
-    ),
-    **dict.fromkeys(("transpose", "swapaxes", "moveaxis", "matrix_transpose"), "A.T"),
-    **dict.fromkeys(("dot", "inner", "tensordot", "einsum", "vdot"), "A @ v, A.T @ g"),
-    "matmul": "A @ v, and A.T @ g for what stands on the left: g.mT @ A is (A.T @ g).mT",
-    "reduce": "np.sum(A, axis=-1), and mean, max, min, argmax, argmin",
-}
+M_co = TypeVar("M_co", bound="Refusing", covariant=True)
 
 
 class Words(NamedTuple):
@@ -44,11 +35,29 @@ class Words(NamedTuple):
     instead: Mapping[str, str]
 
 
-WEIGHTS = Words("A", "weight", _INSTEAD)
+def words(letter: str, one: str, right: str, left: str, **more: str) -> Words:
+    """How errors speak of a matrix that is multiplied by `right`, its transpose by `left`; more: other functions."""
+    product, transposed = f"{letter} @ {right}", f"{letter}.T @ {left}"
+    instead = {
+        **dict.fromkeys(
+            ("sort", "argsort", "partition", "argpartition"), f"{letter}.top(8): each query's strongest keys."
+        ),
+        **dict.fromkeys(("transpose", "swapaxes", "moveaxis", "matrix_transpose"), f"{letter}.T"),
+        **dict.fromkeys(("dot", "inner", "tensordot", "einsum", "vdot"), f"{product}, {transposed}"),
+        "matmul": f"{product}, and {transposed} for what stands on the left: {left}.mT @ {letter} is ({transposed}).mT",
+    }
+    return Words(letter, one, instead | more)
+
+
+_OWN = "A.diagonal(): the weight that each query gives the key at its own position."
+WEIGHTS = words(
+    "A", "weight", "v", "g",
+    reduce="np.sum(A, axis=-1), and mean, max, min, argmax, argmin", diagonal=_OWN, trace=_OWN,
+)  # fmt: skip
 
 
 class Refusing(NDArrayOperatorsMixin):
-    """What every matrix refuses, those of shards too: comparisons and arithmetic; each subclass has `shape` and `@`."""
+    """What every matrix refuses, those of shards too: comparisons and arithmetic; each subclass has what follows."""
 
     _words: Words = WEIGHTS
 
@@ -57,7 +66,14 @@ class Refusing(NDArrayOperatorsMixin):
         @property
         def shape(self) -> tuple[int, ...]: ...
 
+        @property
+        def dtype(self) -> np.dtype[Any]: ...
+
         def __matmul__(self, v: Any) -> Any: ...
+
+        def _transposed(self, g: Any) -> Any: ...
+
+        def _by_index(self, key: Any, *, transposed: bool = False) -> Any: ...
 
     @property
     def ndim(self) -> int:
@@ -112,7 +128,7 @@ class NumpyFunctions(Refusing):
 
         def __getitem__(self, key: Any) -> Any: ...
 
-        def _reduced(self, name: str, axis: Any, *, keepdims: bool) -> Any:
+        def _reduced(self, name: str, axis: Any, *, keepdims: bool, swapped: bool = False) -> Any:
             """The reduction of that name; arguments are not checked yet, except keepdims."""
 
     def __len__(self) -> int:
@@ -213,24 +229,61 @@ class NumpyFunctions(Refusing):
         return answer(self, **_arguments(func, args, kwargs))
 
 
-def _reduction(name: str) -> Callable[..., Any]:
-    def reduce(matrix: NumpyFunctions, axis: Any = None, *, keepdims: bool = False) -> Any:
-        return getattr(matrix, name)(axis, keepdims=keepdims)
+class TransposedMatrix(NumpyFunctions, Generic[M_co]):
+    """Aᵀ, (…, heads, keys, queries): the matrix with its last two axes swapped, never stored. Made by `A.T`.
 
-    return reduce
+    T, mT     the matrix itself
+
+    >>> import numpy as np, clearhead as ch
+    >>> A = ch.AttentionMatrix(np.zeros((2, 1)), np.zeros((4, 1)))
+    >>> A.T.shape, A.T @ np.ones(2)
+    ((4, 2), array([0.5, 0.5, 0.5, 0.5]))
+    """
+
+    def __init__(self, matrix: M_co) -> None:
+        self.T = self.mT = matrix
+        self._words = matrix._words
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *lead, queries, keys = self.T.shape
+        return (*lead, keys, queries)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.T.dtype
+
+    def _reduced(self, name: str, axis: Any, *, keepdims: bool, swapped: bool = False) -> Any:
+        if not isinstance(self.T, NumpyFunctions):
+            raise DtypeError(f"{name} is not answered by {self!r}.", "received() and peak() are, of the matrix itself.")
+        return self.T._reduced(name, axis, keepdims=keepdims, swapped=not swapped)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {self.T!r}"
+
+    def __getitem__(self, key: Any) -> Any:
+        """Exact weights: A[…] with its last two axes swapped; indices and errors as in the matrix."""
+        return self.T._by_index(key, transposed=True)
+
+    def __matmul__(self, g: Any) -> Any:
+        """Aᵀ·g: g (…, heads, queries, d), or one for all heads, (queries,) or (queries, d); gives (…, heads, keys, d).
+
+        The result is in the weights' dtype. For a sharded sequence, g holds this rank's queries and the result this
+        rank's keys, summed over the queries of all ranks. Raises ShapeError or DtypeError for a g that does not fit,
+        SizeError when the result does not fit in memory. O(queries·keys·(d_k + d)) time, less where blocks of rows of
+        g are zero; O(queries + keys) memory.
+        """
+        return self.T._transposed(g)
 
 
-def _size(matrix: NumpyFunctions, axis: Any = None) -> int:
-    return matrix.size if axis is None else np.size(np.broadcast_to(0, matrix.shape), axis)
-
-
+_REDUCTIONS = ("sum", "mean", "max", "min", "argmax", "argmin")
 _ANSWERED: dict[Any, Callable[..., Any]] = {
-    **{getattr(np, name): _reduction(name) for name in ("sum", "mean", "max", "min", "argmax", "argmin")},
-    np.amax: _reduction("max"),
-    np.amin: _reduction("min"),
+    **{getattr(np, name): getattr(NumpyFunctions, name) for name in _REDUCTIONS},
+    np.amax: NumpyFunctions.max,
+    np.amin: NumpyFunctions.min,
     np.shape: lambda matrix: matrix.shape,
     np.ndim: lambda matrix: matrix.ndim,
-    np.size: _size,
+    np.size: lambda matrix, axis=None: np.size(np.broadcast_to(0, matrix.shape), axis),
 }
 
 

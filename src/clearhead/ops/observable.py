@@ -83,7 +83,7 @@ class Observable:
         >>> ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True).top(2).indices.tolist()
         [[0, -1], [1, 0], [2, 0]]
         """
-        return cast("Top", self.observe(top=_counted(k)).top)
+        return cast("Top", self.observe(top=0 if k is None else k).top)  # None would ask for nothing
 
     def received(self) -> Any:
         """Σ_i a_ij, the sum of the weights that each key receives, (…, heads, keys).
@@ -175,7 +175,7 @@ class ObservableEffects:
         >>> A.cuts(np.array([1.0, 0.0, 4.0]), np.ones(3)).top(2, "smallest").indices.tolist()
         [[0, -1], [0, 1], [2, 0]]
         """
-        return cast("Ranked", self.observe(top=_counted(k), order=order).top)
+        return cast("Ranked", self.observe(top=0 if k is None else k, order=order).top)
 
     def strongest(self, k: int) -> Strongest:
         """The k edges of largest magnitude in the whole matrix: batch, head, query, key and value, each (≤ k,).
@@ -189,7 +189,7 @@ class ObservableEffects:
         >>> E.strongest(2).key, E.strongest(2).value.round(3)
         (array([2, 2]), array([1.884, 1.058]))
         """
-        return cast("Strongest", self.observe(strongest=_counted(k)).strongest)
+        return cast("Strongest", self.observe(strongest=0 if k is None else k).strongest)
 
     def image(self, height: int, width: int) -> SignedImage:
         """The matrix as a picture, (…, heads, height, width): the mean under each pixel, and what is largest there.
@@ -212,8 +212,3 @@ class ObservableEffects:
         DtypeError or RuleError for labels that do not fit.
         """
         return self.observe(groups=(query_groups, key_groups)).groups
-
-
-def _counted(k: Any) -> Any:
-    """What to ask of `observe`, which checks it: None, which there asks for nothing, is as wrong as 0."""
-    return 0 if k is None else k

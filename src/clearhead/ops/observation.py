@@ -104,7 +104,13 @@ class Observation(Answers):
                 "observe both with the same sinks.",
             )
         if self.image is not None and other.image is not None:
-            _check_pixels(self, other)
+            (high, wide), (high_other, wide_other) = (tuple(part.image.shape[-2:]) for part in (self, other))
+            if self.queries * high_other != other.queries * high or wide != wide_other:
+                raise RuleError(
+                    f"the images' pixels differ: {self.queries} queries on {high} rows and {other.queries} on "
+                    f"{high_other}.",
+                    "choose heights so that each pixel covers equally many queries, and one width.",
+                )
         result = merging.over_queries(self._found(), other._found())
         return Observation(**result, queries=self.queries + other.queries, keys=self.keys, sinks=self.sinks)
 
@@ -183,15 +189,6 @@ def among(seen: Observation, keys: int, start: int = 0, *, last: int = 0) -> Obs
         top = Top(top.weights, restore(np.where(indices < 0, -1, places[indices])))
     spread = {name: _spread(getattr(seen, name), places, keys) for name in per_key}
     return replace(seen, top=top, keys=keys, **spread)
-
-
-def _check_pixels(a: Observation, b: Observation) -> None:
-    (high_a, wide_a), (high_b, wide_b) = (as_host_array(part.image, "image")[0].shape[-2:] for part in (a, b))
-    if a.queries * high_b != b.queries * high_a or wide_a != wide_b:
-        raise RuleError(
-            f"the images' pixels differ: {a.queries} queries on {high_a} rows and {b.queries} on {high_b}.",
-            "choose heights so that each pixel covers equally many queries, and one width.",
-        )
 
 
 def _spread(x: Any, places: Array, keys: int) -> Any:

@@ -59,7 +59,8 @@ def reduced(
         result = largest(answers(), axes)
     else:
         source = answers()
-        result = total(source.shape, source.row_sums, lambda: _received(source), axes, mean=name == "mean")
+        by_key = lambda: source.observe(None, {"received": True}).received  # noqa: E731
+        result = total(source.shape, source.row_sums, by_key, axes, mean=name == "mean")
     return shaped(result, axes, keepdims=keepdims, swapped=swapped)
 
 
@@ -92,10 +93,6 @@ def read_axes(axis: Any, ndim: int, *, swapped: bool = False) -> tuple[int, ...]
         )
     turned = {ndim - 1: ndim - 2, ndim - 2: ndim - 1} if swapped else {}
     return tuple(sorted(turned.get(one, one) for one in axes))
-
-
-def _received(answers: Answers) -> Any:
-    return answers.observe(None, {"received": True}).received
 
 
 def total(

@@ -112,10 +112,7 @@ def _with_zeros(table: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(table, torch.Tensor):
         return torch.nn.functional.pad(table, (0, 1, 0, 1))
-    batch, heads, rows, columns = table.shape
-    padded = np.zeros((batch, heads, rows + 1, columns + 1), table.dtype)
-    padded[:, :, :-1, :-1] = table
-    return padded
+    return np.pad(table, ((0, 0), (0, 0), (0, 1), (0, 1)))
 
 
 def _cat(labels: Sequence[Array]) -> Array:

@@ -28,10 +28,9 @@ def cut_spans(factors: MatrixData, v: Array, g: Array, groups: Groups) -> Array:
     step = max(1, _NUMBERS // (problem.heads * counts[1]))
     along = on_cpu(g)
     for batch in range(problem.batch):
-        one = factors.take_batches(np.array([batch]))
         for start in range(0, problem.queries, step):
             rows = slice(start, min(start + step, problem.queries))
-            part = one.take_queries(range(rows.start, rows.stop))
+            part = factors.take(batches=np.array([batch]), queries=range(rows.start, rows.stop))
             arrays = part.q, part.k, v[batch : batch + 1]
             answers = of_spans(part.engine, part.problem, arrays, along[batch, :, rows], groups.keys[batch], counts[1])
             add_changes(result[batch], changes(*answers, problem.sinks), groups.queries[batch, rows])
@@ -53,10 +52,15 @@ def of_spans(
     lse = np.full((problem.heads, problem.queries, count + 1), -np.inf)
     mean = np.zeros(lse.shape)
     edges = np.flatnonzero(np.diff(labels)) + 1
-    for start, stop in zip([0, *edges], [*edges, len(labels)], strict=True):
+    want = Wanted(output=True, logsumexp=True, keep_float32=True)
+    q, k, v = arrays
+    for start, stop in zip([0, *map(int, edges)], [*map(int, edges), len(labels)], strict=True):
         span = int(labels[start]) if labels[start] >= 0 else count
-        one = _answer(engine, problem, arrays, g, range(int(start), int(stop)))
-        lse[..., span], mean[..., span] = joined((lse[..., span], mean[..., span]), one)
+        values = v[:, :, start:stop].astype(statistics_dtype(problem.dtype))  # so that no engine rounds its weights
+        part = replace(problem.take(keys=range(start, stop)), sinks=None)
+        result = engine.rows(part, q, k[:, :, start:stop], values, want)
+        one, output = (on_cpu(result[name])[0].astype(np.float64) for name in ("logsumexp", "output"))
+        lse[..., span], mean[..., span] = joined((lse[..., span], mean[..., span]), (one, (output * g).sum(axis=-1)))
     return lse, mean
 
 
@@ -81,23 +85,6 @@ def add_changes(total: Array, change: Array, labels: Array) -> None:
     """Add the changes (heads, queries, spans) of the queries of each group to found (heads, groups, spans)."""
     for into, each in zip(total, change, strict=True):
         np.add.at(into, labels[labels >= 0], each[labels >= 0])
-
-
-def _answer(
-    engine: Engine, problem: Problem, arrays: tuple[Array, Array, Array], g: Array, keys: range
-) -> tuple[Array, Array]:
-    """The log-sum-exp and g·o of some keys alone, (heads, queries) each.
-
-    Values in the statistics' dtype keep an engine from rounding the weights to half precision for its product.
-    """
-    q, k, v = arrays
-    part_of_keys = slice(keys.start, keys.stop)
-    values = v[:, :, part_of_keys].astype(statistics_dtype(problem.dtype))
-    part = replace(problem.take(keys=keys), sinks=None)
-    want = Wanted(output=True, logsumexp=True, keep_float32=True)
-    result = engine.rows(part, q, k[:, :, part_of_keys], values, want)
-    lse, output = (on_cpu(result[name])[0].astype(np.float64) for name in ("logsumexp", "output"))
-    return lse, (output * g).sum(axis=-1)
 
 
 def _running(lse: Array, mean: Array) -> list[Array]:

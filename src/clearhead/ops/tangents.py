@@ -8,20 +8,20 @@ logits, dS_ij = a_ij·(dO_i·v_j + X_i·Y_j + rows_i - …), becomes by the prod
 so an engine needs the tangents of the same few numbers. What keys received is here a product of rank 1, X_i = 1.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, cast
 
 import numpy as np
 
-from clearhead.core.arrays import on_cpu, statistics_dtype, to_device_of
-from clearhead.core.axes import Array
+from clearhead.core.arrays import statistics_dtype, to_device_of
+from clearhead.core.axes import Array, as_slice
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.directions import Directions
 from clearhead.core.merging import sink_weights
-from clearhead.core.problem import Problem
-from clearhead.core.statistics import ROW_TERMS, Groups, Wanted, smooth
+from clearhead.core.problem import Described, Problem
+from clearhead.core.statistics import ROW_TERMS, Groups, Wanted, arrays_of, smooth
 from clearhead.engines.base import Kept, TangentEngine, Upstream
 from clearhead.engines.remote import Remote
 from clearhead.errors import DerivativeError
@@ -33,13 +33,13 @@ Arrays = tuple[Array, Array, Array | None]
 
 
 def check_smooth(names: Iterable[str], what: str, hint: str = "observe it under torch.no_grad().") -> None:
-    """Raise DerivativeError for a result that jumps from key to key, and so has no such derivative."""
-    missing = sorted({*names} - {*SMOOTH})
+    """Raise DerivativeError for a result that jumps from key to key, and so has no such derivative.
+
+    names   of statistics or of their arrays
+    """
+    missing = sorted({"top" if name in arrays_of("top") else name for name in names} - {*SMOOTH})
     if missing:
-        raise DerivativeError(
-            f"{', '.join(missing)} has no {what} here, since it jumps from one key to another.",
-            hint,
-        )
+        raise DerivativeError(f"{', '.join(missing)} has no {what} here, since it jumps from one key to another.", hint)
 
 
 @np.errstate(all="ignore")  # NaN and infinity are legal values
@@ -75,12 +75,38 @@ def forward(
     return answers, moved
 
 
+def directions(moving: Described, rows: range, along: Container[str]) -> Directions:
+    """Tangents that were read as the inputs and rules are, as engines take them; `along` says which of q and k move."""
+    chosen = moving.problem.take(queries=rows)
+    return Directions(
+        q=moving.q[:, :, as_slice(rows)] if "q" in along else None,
+        k=moving.k if "k" in along else None,
+        v=moving.v,
+        bias=chosen.bias,
+        spans=chosen.span_table,
+        sinks=chosen.sinks,
+    )
+
+
+def shared_shape(problem: Problem, name: str, shape: Sequence[int] | None) -> tuple[int, int, int, int] | None:
+    """The shape in which a bias's or a table's gradient is asked for, from the input's: 1 where it is broadcast."""
+    if shape is None:
+        return None
+    *lead, heads, height, width = 1, 1, 1, *shape
+    batch = problem.batch if any(size != 1 for size in lead) else 1
+    return batch, heads, problem.queries if name == "bias" and height != 1 else height, width
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Derivative:
-    """A linear map of the inputs' tangents and of upstream gradients, to H·along + Jᵀ·changing and J·along.
+    """A linear map of the inputs' tangents and of upstream gradients.
+
+        asked = H·along + Jᵀ·changing          gradients of inputs, or their tangents
+        moved = J·along                        tangents of results
 
     J is the derivative of the results by the inputs, H the second derivative of Σ by·results. So a gradient is Jᵀ,
-    forward mode J, and the tangent of a gradient all of it; what is missing is zero.
+    forward mode J, and the tangent of a gradient all of it; what is missing is zero. H is symmetric: the map's
+    transpose is the same map, from asked and moved to along and changing.
 
     answers   results of the forward pass: the log-sum-exp, and every result in `by` or `changing`
     by        upstream gradients of results; changing: upstream gradients, or the tangents of those in `by`
@@ -124,11 +150,17 @@ def gradient_tangents(call: Derivative) -> tuple[dict[str, Array], dict[str, Arr
     """The tangents of the gradients of "q", "k", "v", "sinks", "bias" and "spans"; and those of the row statistics.
 
     Raises DerivativeError for a result without a second derivative. O(queries·keys·(d_k + d_v)) time,
-    O(queries + keys) memory beyond inputs and answers.
+    O(queries + keys) memory beyond inputs and answers. On a GPU it copies O((queries + keys)·(d_k + d_v)) numbers.
     """
     check_smooth({*call.by, *call.changing}, "second derivative")
-    if isinstance(call.arrays[0], DeviceArray):
-        return _on_device(call)
+    like = call.arrays[0]
+    if isinstance(like, DeviceArray):  # the passes are there, what is between them is on the CPU
+        along = {name: x for name, x in call.along.nonzero.items() if name in "qkv"}
+        named = {name: getattr(call, name) for name in ("arrays", "answers", "by", "changing")}
+        near: Any = backward.nearby(named) | {"along": replace(call.along, **backward.nearby(along))}
+        pair = gradient_tangents(replace(call, engine=cast("TangentEngine", Remote(call.engine, like)), **near))
+        by, changes = ({name: to_device_of(x, like) for name, x in part.items()} for part in pair)
+        return by, changes
     problem, known = call.problem, call.answers
     if not prod((problem.batch, problem.heads, problem.queries, problem.keys)):
         still = {"logsumexp": known["logsumexp"], **call.by, **call.changing}
@@ -183,9 +215,7 @@ def upstreams(
         Upstream(
             rows=np.ascontiguousarray(np.broadcast_to(total, kept.logsumexp.shape), dtype),
             output=side.get("output"),
-            entropy=_in(dtype, side.get("entropy")),
-            distance=_in(dtype, side.get("distance")),
-            diagonal=_in(dtype, side.get("diagonal")),
+            **{name: np.ascontiguousarray(side[name], dtype) for name in ROWS if name in side},
             bias=bias,
             spans=spans,
             keep_float32=keep_float32,
@@ -197,34 +227,6 @@ def upstreams(
     logit, logit_moved = (total + side.get("entropy", 0.0) for side, total in ((by, rows), (changing, rows_moved)))
     each = np.where(sinks == 0, 0.0, sinks_moved * logit + sinks * logit_moved)
     return upstream, moving, each.sum((0, 2))
-
-
-def _on_device(call: Derivative) -> tuple[dict[str, Array], dict[str, Array]]:
-    """`gradient_tangents` for arrays on a GPU: the passes are there, what is between them is on the CPU.
-
-    Copies O((queries + keys)·(d_k + d_v)) numbers.
-    """
-
-    def near(arrays: Mapping[str, Array]) -> dict[str, Array]:
-        return {name: on_cpu(x) for name, x in arrays.items()}
-
-    like = call.arrays[0]
-    q, k, v = (None if x is None else on_cpu(x) for x in call.arrays)
-    assert q is not None
-    assert k is not None
-    pair = gradient_tangents(
-        replace(
-            call,
-            engine=cast("TangentEngine", Remote(call.engine, like)),
-            arrays=(q, k, v),
-            answers=near(call.answers),
-            by=near(call.by),
-            along=replace(call.along, **near({name: x for name, x in call.along.nonzero.items() if name in "qkv"})),
-            changing=near(call.changing),
-        )
-    )
-    by, moved = ({name: to_device_of(x, like) for name, x in part.items()} for part in pair)
-    return by, moved
 
 
 def _with_products(call: Derivative) -> tuple[Derivative, int]:
@@ -300,7 +302,3 @@ def _row_terms(by: Mapping[str, Array], parts: Mapping[str, Any], dtype: Any) ->
             np.einsum("bhnd,bhnd->bhn", wide, part.astype(dtype, copy=False)) if name == "output" else wide * part
         )
     return total
-
-
-def _in(dtype: Any, x: Array | None) -> Array | None:
-    return None if x is None else np.ascontiguousarray(x, dtype)

@@ -36,7 +36,7 @@ def from_flat(flat: Sequence[Any], *kinds: type[Any]) -> list[Any]:
 
 
 class Given(NamedTuple):
-    """The score rules, the engine and its threads, each an argument of both operators."""
+    """The score rules, the engine and its threads, each an argument of the operator."""
 
     bias: Tensor | None = None
     alibi_slopes: Tensor | None = None
@@ -79,7 +79,6 @@ RULES = frozenset({*Given._fields, "window", "spans"}) - {
     "engine",
     "num_threads",
 }  # fmt: skip  rules that the operators take
-WITH_GRADIENTS = ("bias", "sinks", "span_table")  # fields of Given
 TENSORS = tuple(name for name, kind in get_type_hints(Given).items() if kind == Tensor | None)
 
 
@@ -118,14 +117,5 @@ class Known(NamedTuple):
     answers: list[Tensor]
     used: str
     derivatives: list[Tensor]
-    by_bias: bool
-    by_spans: bool
-
-
-class KnownProduct(NamedTuple):
-    """Further arguments of `transposed`'s backward."""
-
-    logsumexp: Tensor
-    d_product: Tensor
     by_bias: bool
     by_spans: bool

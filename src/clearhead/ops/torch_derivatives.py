@@ -1,12 +1,6 @@
 """Attention's derivatives in PyTorch: two kinds of nodes, the values and one linear map, and what each becomes.
 
-With J the derivative of the results by the inputs, and H the second derivative of Σ by·results by them, the map is
-
-    asked = H·along + Jᵀ·changing          gradients of inputs, or their tangents
-    moved = J·along                        tangents of results
-
-So a gradient is Jᵀ, forward mode J, and a gradient's tangent all of it. Second derivatives are symmetric: the map's
-transpose is the same map, from asked and moved to along and changing. A third derivative is refused.
+The map is that of tangents.Derivative. A third derivative is refused.
 
     bundle           "known:" results (the log-sum-exp is among them), "by:" upstream gradients of results, "along:"
                      tangents of inputs, "changing:" upstream gradients, or tangents of those in "by:"; "asked" and
@@ -73,8 +67,8 @@ def map_of(
     return compute(MAP, {**_without(bundle, *ROLES), **roles, "asked": wanted, "moved": shifted})
 
 
-def _asked(needed: Iterable[str]) -> tuple[str, ...]:
-    """The inputs among these names."""
+def differentiable(needed: Iterable[str]) -> tuple[str, ...]:
+    """The inputs among these names. Raises RuleError for the one that has no derivative."""
     names = {*needed}
     if "alibi_slopes" in names:
         raise RuleError(
@@ -97,13 +91,13 @@ def _without(bundle: Bundle, *roles: str) -> Bundle:
 
 def _values_backward(bundle: Bundle, results: Tensors, grads: Tensors, needed: set[str]) -> Bundle:
     backward.check_derivatives(grads)
-    return gradients({**bundle, **_known(results)}, grads, _asked(needed))
+    return gradients({**bundle, **_known(results)}, grads, differentiable(needed))
 
 
 def _values_along(bundle: Bundle, results: Tensors | None, tangents: Tensors) -> tuple[Tensors, Tensors]:
-    _asked(tangents)
+    differentiable(tangents)
     names = options_of(bundle).arrays()
-    check_smooth(("top" if name.startswith("top_") else name for name in names), "forward-mode derivative")
+    check_smooth(names, "forward-mode derivative")
     if results is None and any(is_batched(x) for x in tangents.values()):
         results = compute(VALUES, bundle)  # one result, many tangents
     known = {} if results is None else parts("known", {x: results[x] for x in ("logsumexp", "output") if x in results})
@@ -115,7 +109,7 @@ def _map_backward(bundle: Bundle, results: Tensors, grads: Tensors, needed: set[
     if bundle.get("product"):
         return _product_backward(bundle, grads["product"], needed)
     by, along, changing = (part(bundle, role) for role in ROLES)
-    inputs, directions, changed = _asked(needed), _of("along", needed), _of("changing", needed)
+    inputs, directions, changed = differentiable(needed), _of("along", needed), _of("changing", needed)
     upstream = {name: x for name, x in grads.items() if name in bundle["asked"]}
     moved = part(grads, "moved")
     if by:
@@ -135,7 +129,7 @@ def _map_backward(bundle: Bundle, results: Tensors, grads: Tensors, needed: set[
 def _map_along(bundle: Bundle, results: Tensors | None, tangents: Tensors) -> tuple[Tensors, Tensors]:
     if part(bundle, "along"):
         no_third()
-    inputs = {name: tangents[name] for name in _asked(tangents)}  # what is known changes with these
+    inputs = {name: tangents[name] for name in differentiable(tangents)}  # what is known changes with these
     answers = compute(MAP, bundle) if results is None else results
     changes = part(tangents, "changing")
     return answers, map_of(bundle, by=part(bundle, "changing"), along=inputs, changing=changes, asked=bundle["asked"])
@@ -145,7 +139,7 @@ def _product_backward(bundle: Bundle, upstream: Tensor, needed: set[str]) -> Bun
     """The gradients of u·Aᵀ·g, which is g·A·u; along a direction likewise."""
     wide = {**in_statistics_dtype({**bundle, "v": upstream}), "product": False}
     by, along, changing = (part(wide, role) for role in ROLES)
-    inputs, still = _asked(needed - {"v"}), _without(wide, *ROLES)
+    inputs, still = differentiable(needed - {"v"}), _without(wide, *ROLES)
     if by:
         values = compute(MAP, {**_without(still, "known"), **parts("along", along), "asked": (), "moved": ("output",)})
     else:

@@ -5,6 +5,7 @@ the part they play, as "by:output". torch_derivatives.py says which parts there 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -24,11 +25,6 @@ from clearhead.ops.torch_arguments import Given, Options
 
 Bundle = dict[str, Any]
 INPUTS = ("q", "k", "v", "bias", "sinks", "span_table")  # what has a derivative, as arguments name it
-
-
-def given_of(bundle: Bundle) -> Given:
-    """The rules of a bundle."""
-    return Given(**{name: bundle[name] for name in Given._fields})
 
 
 def options_of(bundle: Bundle) -> Options:
@@ -60,7 +56,7 @@ class Call(NamedTuple):
     @staticmethod
     def read(bundle: Bundle, answering: str = "", queries: slice = slice(None)) -> "Call":
         """The call of a bundle; `answering` names what its engine must have, such as "gradients"."""
-        settings = given_of(bundle)
+        settings = Given(**{name: bundle[name] for name in Given._fields})
         read = describe(bundle["q"], bundle["k"], None, settings.rules(), settings.num_threads)
         whole = read.problem
         v = None if bundle["v"] is None else values_of(whole, bundle["v"])
@@ -106,16 +102,19 @@ def derivative(bundle: Bundle) -> dict[str, Tensor]:
     known, by, changing = (blocks(call.problem, part(bundle, role)) for role in ("known", "by", "changing"))
     labels = {} if options.query_groups is None else {"groups": (options.query_groups, options.key_groups)}
     want = wanted(call.whole, options.keywords() | labels, output=call.v is not None).for_queries(call.rows)
+    sizes = {name: tuple(bundle[name].shape) for name in bundle["asked"]}
+    bias, spans = (tangents.shared_shape(call.problem, name, sizes.get(name)) for name in ("bias", "span_table"))
     form = tangents.Derivative(
         call.engine,
         call.problem,
         (call.q, call.k, call.v),
         known,
         by,
-        directions(call, bundle),
+        directions(call, bundle) if along else Directions(),
         changing,
         want.groups,
-        **shapes(call, bundle),
+        bias,
+        spans,
     )
     gradients, slopes, values = tangents.derivative(form, want.only(moved) if known else want)
     answers = as_inputs(call, gradients, bundle) | (
@@ -131,16 +130,8 @@ def directions(call: Call, bundle: Bundle) -> Directions:
     if "span_table" in along:
         rules["spans"] = bundle["query_spans"], bundle["key_spans"], along["span_table"]
     read = describe(along.get("q", bundle["q"]), along.get("k", bundle["k"]), None, rules)
-    moving = read.problem if call.problem is call.whole else read.problem.take(queries=call.rows)
-    rows = slice(call.rows.start, call.rows.stop, call.rows.step)
-    return Directions(
-        q=read.q[:, :, rows] if "q" in along else None,
-        k=read.k if "k" in along else None,
-        v=values_of(call.whole, along["v"]) if "v" in along else None,
-        bias=moving.bias,
-        spans=moving.span_table,
-        sinks=moving.sinks,
-    )
+    v = values_of(call.whole, along["v"]) if "v" in along else None
+    return tangents.directions(replace(read, v=v), call.rows, along)
 
 
 def _transposed(bundle: Bundle) -> Tensor:
@@ -182,7 +173,7 @@ def tensor(array: Array) -> Tensor:
 
 def as_inputs(call: Call, gradients: Mapping[str, Array], bundle: Bundle) -> dict[str, Tensor]:
     """Gradients of the inputs in "asked", each with the shape and dtype of its tensor in the bundle."""
-    made = {}
+    made, prefix, queries = {}, call.problem.prefix, call.whole.queries
     for name in bundle["asked"]:
         x: Tensor = bundle[name]
         array = gradients.get("spans" if name == "span_table" else name)
@@ -190,48 +181,14 @@ def as_inputs(call: Call, gradients: Mapping[str, Array], bundle: Bundle) -> dic
             made[name] = torch.zeros_like(x, memory_format=torch.contiguous_format)
             continue
         gradient = tensor(array)
-        if name == "q" or (name == "bias" and x.ndim > 1 and x.shape[-2] != 1):
-            gradient = _among(gradient, call)
-        if name in ("bias", "span_table"):
-            gradient = _joined(gradient, call.problem, x)
+        if call.rows != range(queries) and (name == "q" or (name == "bias" and x.ndim > 1 and x.shape[-2] != 1)):
+            full = gradient.new_zeros((*gradient.shape[:-2], queries, gradient.shape[-1]))  # but for the chosen queries
+            rows = torch.tensor(call.rows, dtype=torch.int64, device=gradient.device)
+            gradient = full.index_copy(-2, rows, gradient)
+        if name in ("bias", "span_table") and gradient.shape[0] != 1:  # summed over batch axes that share a value
+            sizes = (1,) * (len(prefix) + 2 - x.ndim) + tuple(x.shape)
+            shared = tuple(axis for axis, size in enumerate(sizes[:-3]) if size == 1)
+            gradient = gradient.reshape(*prefix[:-1], *gradient.shape[1:])
+            gradient = gradient.sum(dim=shared) if shared else gradient
         made[name] = gradient.contiguous().to(x.device, x.dtype).reshape(x.shape)
     return made
-
-
-def shapes(call: Call, bundle: Bundle) -> dict[str, Any]:
-    """The shapes in which gradients of the bias and of the table of spans are asked for, 1 where it is broadcast."""
-    bias = _shared_shape(call.problem, bundle["bias"]) if "bias" in bundle["asked"] else None
-    spans = _shared_shape(call.problem, bundle["span_table"]) if "span_table" in bundle["asked"] else None
-    if bias is not None and bias[2] != 1:
-        bias = (*bias[:2], call.problem.queries, bias[3])
-    return {"bias": bias, "spans": spans}
-
-
-def _shared_shape(problem: Problem, x: Tensor) -> tuple[int, int, int, int]:
-    """The shape of a bias or table as (batch, heads, …, …), 1 where broadcast; batch: along every batch axis."""
-    shape = _own_shape(problem, x)
-    batch = problem.batch if any(size != 1 for size in shape[:-3]) else 1
-    heads, height, width = (1, *shape)[-3:]
-    return batch, heads, height, width
-
-
-def _own_shape(problem: Problem, x: Tensor) -> tuple[int, ...]:
-    return (1,) * (len(problem.prefix) + 2 - x.ndim) + tuple(x.shape)
-
-
-def _joined(whole: Tensor, problem: Problem, x: Tensor) -> Tensor:
-    """A gradient of a bias or table with its leading batch axes, summed over those along which it is broadcast."""
-    sizes = _own_shape(problem, x)
-    if whole.shape[0] == 1:
-        return whole
-    apart = whole.reshape(*problem.prefix[:-1], *whole.shape[1:])
-    shared = tuple(axis for axis, size in enumerate(sizes[:-3]) if size == 1)
-    return apart.sum(dim=shared) if shared else apart
-
-
-def _among(rows: Tensor, call: Call) -> Tensor:
-    """Scatter rows of the chosen queries to all queries; the others are zero."""
-    if call.rows == range(call.whole.queries):
-        return rows
-    full = rows.new_zeros((*rows.shape[:-2], call.whole.queries, rows.shape[-1]))
-    return full.index_copy(-2, torch.tensor(call.rows, dtype=torch.int64, device=rows.device), rows)

@@ -23,7 +23,7 @@ from clearhead.ops.observation import Observation, observation
 from clearhead.ops.torch_arguments import RULES, SPANS, TENSORS, Given, Options
 from clearhead.ops.torch_derivatives import VALUES, product
 from clearhead.ops.torch_nodes import called_plainly, compute
-from clearhead.ops.torch_operators import bundle_of, observe, transposed_product
+from clearhead.ops.torch_operators import PRODUCT, bundle_of, observe
 
 _INSTEAD = {
     "scale": "scale=1.0 and (q * scale, k) give the same scores.",
@@ -80,7 +80,7 @@ class Graph:
         if called_plainly(self.q):
             result = product(bundle_of(self.q, self.k, None, self.given), columns)[0]
         else:
-            result = transposed_product(self.q, self.k, columns, *self.given)[0]
+            result = observe(self.q, self.k, columns, *self.given, *PRODUCT)[0]
         return result[..., 0] if vector else result
 
     def _answers(self, v: Tensor | None, request: Options, dtype: torch.dtype | None = None) -> dict[str, Tensor]:

@@ -131,7 +131,9 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-        bundle, results = (_still(saved) for saved in _saved(ctx))
+        bundle, results = (  # without the tangents that tensors carry
+            {name: unpack(x).primal if isinstance(x, Tensor) else x for name, x in side.items()} for side in _saved(ctx)
+        )
         moving = {name: x for name, x in zip(ctx.names, tangents[1:], strict=True) if x is not None}
         moved = ctx.kind.along(bundle, results, moving)[1]
         return tuple(moved.get(name) for name in results)
@@ -164,11 +166,6 @@ def _saved(ctx: Any) -> tuple[Bundle, Tensors]:
     tensors, count = ctx.saved_tensors, len(ctx.names)  # a checkpoint lets them be read once
     bundle = ctx.rest.bundle(tensors[:count])
     return bundle, dict(zip(ctx.kind.names(bundle), tensors[count:], strict=True))
-
-
-def _still(bundle: Bundle) -> Bundle:
-    """Without the tangents that tensors carry."""
-    return {name: unpack(x).primal if isinstance(x, Tensor) else x for name, x in bundle.items()}
 
 
 def _at(bundle: Bundle, mapped: dict[str, int | None], place: int) -> Bundle:

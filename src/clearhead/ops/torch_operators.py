@@ -1,11 +1,12 @@
-"""Two PyTorch operators through which torch.compile and torch.export see attention.
+"""The PyTorch operator through which torch.compile and torch.export see attention.
 
-`clearhead::observe` computes what `AttentionMatrix.observe` does, `clearhead::transposed` is Aᵀ·g. Each has a function
-for its shapes in tracing, and its backward as another operator. Outside of compilers torch_nodes.py stands in for them,
-since PyTorch's dispatcher adds about 0.2 ms to each call of an operator.
+`clearhead::observe` computes what `AttentionMatrix.observe` does, and Aᵀ·g, with g in v's place, where "product" is
+asked for. It has a function for its shapes in tracing, and its backward is another operator. Outside of compilers
+torch_nodes.py stands in for them, since PyTorch's dispatcher adds about 0.2 ms to each call of an operator.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import compress
 from typing import Any, NoReturn
 
 import torch
@@ -14,10 +15,12 @@ from torch import Tensor
 from clearhead.core.statistics import STATISTICS, arrays_of
 from clearhead.errors import DerivativeError, RuleError
 from clearhead.ops import backward
-from clearhead.ops.torch_arguments import WITH_GRADIENTS, Given, Known, KnownProduct, Options, from_flat, schema
+from clearhead.ops.torch_arguments import Given, Known, Options, from_flat, schema
 from clearhead.ops.torch_batching import one_by_one
-from clearhead.ops.torch_derivatives import MAP, gradients, product
+from clearhead.ops.torch_derivatives import MAP, differentiable, gradients, product
 from clearhead.ops.torch_functions import INPUTS, Bundle, parts, values
+
+PRODUCT = Options("product logsumexp")  # Aᵀ·g, and the log-sum-exp that its backward needs
 
 
 def bundle_of(q: Tensor, k: Tensor, v: Tensor | None, rules: Given, options: Options | None = None) -> Bundle:
@@ -27,7 +30,11 @@ def bundle_of(q: Tensor, k: Tensor, v: Tensor | None, rules: Given, options: Opt
 
 def _observe(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
     """The requested arrays, in the order of their names."""
-    return [*values(bundle_of(q, k, v, *from_flat(rest, Given, Options))).values()]
+    rules, options = from_flat(rest, Given, Options)
+    if v is not None and "product" in options.arrays():
+        with torch.no_grad():
+            return [*product(bundle_of(q, k, None, rules), v)]
+    return [*values(bundle_of(q, k, v, rules, options)).values()]
 
 
 def _observe_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
@@ -42,6 +49,7 @@ def _observe_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[
         context = torch.library.get_ctx()
         sizes |= {"query groups": context.new_dynamic_size(), "key groups": context.new_dynamic_size()}
     axes = {array: one.axes[1:] for name, one in STATISTICS.items() for array in arrays_of(name)}  # heads lead
+    axes["product"] = "keys", "d_v"
     dtypes = {"output": q.dtype, "top_indices": torch.int64}
     usual = torch.float64 if q.dtype == torch.float64 else torch.float32
     return [
@@ -50,22 +58,24 @@ def _observe_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[
     ]
 
 
-def _observe_backward(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
-    """Gradients of q, k, v and WITH_GRADIENTS; `names` are the saved results, `used` those with upstream gradients."""
+def _backward(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
+    """Gradients of INPUTS, empty where none is asked for; `names` are the saved results, `used` have upstream ones."""
     rules, options, handed = from_flat(rest, Given, Options, Known)
     known = parts("known", dict(zip(options.arrays(), handed.answers, strict=True)))
     upstream = dict(zip(handed.used.split(), handed.derivatives, strict=True))
+    there = v is not None, handed.by_bias, rules.sinks is not None, handed.by_spans
+    asked = ("q", "k", *compress(INPUTS[2:], there))
     with torch.no_grad():
-        result = gradients({**bundle_of(q, k, v, rules, options), **known}, upstream, _asked(v, rules, handed))
-    return _in_order(result, q)
+        if "product" in upstream:
+            bundle = {**bundle_of(q, k, None, rules), **known, "changing:output": v, "product": True}
+            result = MAP.backward(bundle, {}, upstream, {*asked} - {"v"} | {"changing:output"})
+            result["v"] = result["changing:output"]
+        else:
+            result = gradients({**bundle_of(q, k, v, rules, options), **known}, upstream, asked)
+    return [result[name] if name in result else q.new_empty(0) for name in INPUTS]
 
 
-def _in_order(gradients_of: dict[str, Tensor], q: Tensor) -> list[Tensor]:
-    """Gradients in the order of INPUTS, empty where none was asked for."""
-    return [gradients_of[name] if name in gradients_of else q.new_empty(0) for name in INPUTS]
-
-
-def _derivative_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
+def _backward_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
     rules = Given(*rest[: len(Given._fields)])
     like = (q, k, v, rules.bias if rest[-2] else None, rules.sinks, rules.span_table if rest[-1] else None)
     return [
@@ -73,106 +83,33 @@ def _derivative_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> li
     ]
 
 
-def _asked(v: Tensor | None, rules: Given, handed: Known | KnownProduct) -> tuple[str, ...]:
-    """The inputs whose gradients are asked for."""
-    there = {
-        "v": v is not None,
-        "bias": handed.by_bias,
-        "sinks": rules.sinks is not None,
-        "span_table": handed.by_spans,
-    }
-    return tuple(name for name in INPUTS if there.get(name, True))
-
-
-def _transposed(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
-    """Aᵀ·g (…, heads, keys, d), and the log-sum-exp that its backward needs."""
-    with torch.no_grad():
-        return [*product(bundle_of(q, k, None, *from_flat(rest, Given)), g)]
-
-
-def _transposed_shapes(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
-    del rest
-    usual = torch.float64 if q.dtype == torch.float64 else torch.float32
-    shapes = (*q.shape[:-2], k.shape[-2], g.shape[-1]), q.shape[:-1]
-    return [q.new_empty(shape, dtype=usual) for shape in shapes]
-
-
-def _transposed_backward(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
-    rules, handed = from_flat(rest, Given, KnownProduct)
-    bundle = {**bundle_of(q, k, None, rules), "known:logsumexp": handed.logsumexp, "changing:output": g}
-    needed = {"changing:output" if name == "v" else name for name in _asked(g, rules, handed)}
-    with torch.no_grad():
-        result = MAP.backward({**bundle, "product": True}, {}, {"product": handed.d_product}, needed)
-    return _in_order({**result, "v": result["changing:output"]}, q)
-
-
-def _observe_saves(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+def _saves(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     _, options = from_flat(inputs[3:], Given, Options)
     results = dict(zip(options.arrays(), output, strict=True))
     ctx.kept = [name for name in results if name in backward.READS]
-    _save(ctx, inputs, [results[name] for name in ctx.kept])
-
-
-def _observe_derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    q, k, v, rules, rest, saved = _saved(ctx)
-    options, kept = Options(*rest), dict(zip(ctx.kept, saved, strict=True))
-    by = {name: grad for name, grad in zip(options.arrays(), grads, strict=True) if grad is not None}
-    if not by:
-        return (None,) * len(ctx.needs_input_grad)
-    backward.check_derivatives(by)
-    needed = {"logsumexp": True} | {each: True for name in by for each in _arrays_with(name) if each in kept}
-    request = options._replace(names=" ".join(needed))
-    known = Known([kept[name] for name in needed], " ".join(by), list(by.values()), *_needs(ctx, "bias", "span_table"))
-    return _places(ctx, ctx.backward(q, k, v, *rules, *request, *known))
-
-
-def _arrays_with(array: str) -> tuple[str, ...]:
-    """All arrays of the statistic to which this array belongs."""
-    return next(arrays for name in STATISTICS if array in (arrays := arrays_of(name)))
-
-
-def _transposed_saves(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    _save(ctx, inputs, [output[1]])
-
-
-def _transposed_derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    q, k, g, rules, _, (logsumexp,) = _saved(ctx)
-    if grads[0] is None:
-        return (None,) * len(ctx.needs_input_grad)
-    return _places(
-        ctx, ctx.backward(q, k, g, *rules, *KnownProduct(logsumexp, grads[0], *_needs(ctx, "bias", "span_table")))
-    )
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], answers: list[Tensor | None]) -> None:
     ctx.set_materialize_grads(False)
     ctx.numbers = [None if isinstance(x, Tensor) else x for x in inputs]
-    ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in inputs), *answers)
+    tensors = (x if isinstance(x, Tensor) else None for x in inputs)
+    ctx.save_for_backward(*tensors, *(results[name] for name in ctx.kept))
 
 
-def _saved(ctx: Any) -> tuple[Any, ...]:
-    count = len(ctx.numbers)
-    tensors = ctx.saved_tensors
-    q, k, third, *rest = (x if y is None else y for x, y in zip(ctx.numbers, tensors[:count], strict=True))
-    rules = len(Given._fields)
-    return q, k, third, Given(*rest[:rules]), rest[rules:], tensors[count:]
-
-
-def _needs(ctx: Any, *fields: str) -> list[bool]:
-    return [bool(ctx.needs_input_grad[3 + Given._fields.index(field)]) for field in fields]
-
-
-def _places(ctx: Any, result: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+def _derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     """The gradients in the order of the operator's arguments, None for those that need none."""
-    places: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
-    indices = (0, 1, 2, *(3 + Given._fields.index(field) for field in WITH_GRADIENTS))
-    for place, derivative in zip(indices, result, strict=True):
-        if ctx.needs_input_grad[place]:
-            places[place] = derivative
-    if any(_needs(ctx, "alibi_slopes")):
-        raise RuleError(
-            "alibi_slopes requires grad, and has no derivative here.", "alibi_slopes.detach(), or put them in `bias`."
-        )
+    tensors, count = ctx.saved_tensors, len(ctx.numbers)
+    inputs = [x if y is None else y for x, y in zip(ctx.numbers, tensors[:count], strict=True)]
+    rules, options = from_flat(inputs[3:], Given, Options)
+    by = {name: grad for name, grad in zip(options.arrays(), grads, strict=True) if grad is not None}
+    places: list[Tensor | None] = [None] * count
+    if not by:
+        return tuple(places)
+    backward.check_derivatives({*by} - {"product"})
+    needs = dict(zip(("q", "k", "v", *Given._fields), ctx.needs_input_grad, strict=False))
+    differentiable(name for name, need in needs.items() if need)  # raises for what has no derivative
+    request, by_rules = options._replace(names=" ".join(ctx.kept)), (needs["bias"], needs["span_table"])
+    known = Known([*tensors[count:]], " ".join(by), [*by.values()], *by_rules)
+    result = dict(zip(INPUTS, observe_backward(*inputs[:3], *rules, *request, *known), strict=True))
+    for place, (name, need) in enumerate(needs.items()):
+        places[place] = result.get(name) if need else None
     return tuple(places)
 
 
@@ -185,49 +122,20 @@ def _refuse_second(ctx: Any, *_: Any) -> NoReturn:
     )
 
 
-def _operator(
-    name: str,
-    schemas: tuple[str, str],
-    functions: tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any], Callable[..., Any]],
-    derivative: tuple[Callable[..., Any], Callable[..., Any]],
-) -> Callable[..., Sequence[Tensor]]:
-    """Register a PyTorch operator and its backward.
-
-    functions   the function, its shapes for tracing, its backward, and the backward's shapes
-    derivative  how the inputs are saved for the backward, and how the backward is called
-    """
-    forward, shapes, backward, backward_shapes = functions
-    saves, by_inputs = derivative
-    whole = torch.library.custom_op(f"clearhead::{name}", forward, mutates_args=(), schema=schemas[0])
-    whole.register_fake(shapes)
-    back = torch.library.custom_op(f"clearhead::{name}_backward", backward, mutates_args=(), schema=schemas[1])
-    back.register_fake(backward_shapes)
-    back.register_autograd(_refuse_second)
-
-    def setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-        ctx.backward = back
-        saves(ctx, inputs, output)
-
-    whole.register_autograd(by_inputs, setup_context=setup)
-    whole.register_vmap(lambda info, dims, *inputs: tuple(map(list, one_by_one(whole, info.batch_size, dims, inputs))))
-    return whole
-
-
-observe = _operator(
-    "observe",
-    (
-        f"(Tensor q, Tensor k, Tensor? v, {schema(Given, Options)}) -> Tensor[]",
-        f"(Tensor q, Tensor k, Tensor? v, {schema(Given, Options, Known)}) -> Tensor[]",
-    ),
-    (_observe, _observe_shapes, _observe_backward, _derivative_shapes),
-    (_observe_saves, _observe_derivative),
+observe = torch.library.custom_op(
+    "clearhead::observe",
+    _observe,
+    mutates_args=(),
+    schema=f"(Tensor q, Tensor k, Tensor? v, {schema(Given, Options)}) -> Tensor[]",
 )
-transposed_product = _operator(
-    "transposed",
-    (
-        f"(Tensor q, Tensor k, Tensor g, {schema(Given)}) -> Tensor[]",
-        f"(Tensor q, Tensor k, Tensor g, {schema(Given, KnownProduct)}) -> Tensor[]",
-    ),
-    (_transposed, _transposed_shapes, _transposed_backward, _derivative_shapes),
-    (_transposed_saves, _transposed_derivative),
+observe_backward = torch.library.custom_op(
+    "clearhead::observe_backward",
+    _backward,
+    mutates_args=(),
+    schema=f"(Tensor q, Tensor k, Tensor? v, {schema(Given, Options, Known)}) -> Tensor[]",
 )
+observe.register_fake(_observe_shapes)
+observe.register_autograd(_derivative, setup_context=_saves)
+observe.register_vmap(lambda info, dims, *inputs: tuple(map(list, one_by_one(observe, info.batch_size, dims, inputs))))
+observe_backward.register_fake(_backward_shapes)
+observe_backward.register_autograd(_refuse_second)

@@ -6,7 +6,8 @@ row pass, and one node for the backward pass; or, in forward mode, one pass for 
 derivatives and their bits are the same.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -19,7 +20,6 @@ from clearhead.core.problem import Problem, describe
 from clearhead.core.rules import Rules
 from clearhead.core.statistics import Wanted
 from clearhead.engines import native
-from clearhead.engines.base import Engine
 from clearhead.ops import backward
 from clearhead.ops.fast_calls import unobserved
 from clearhead.ops.torch_arguments import Given
@@ -55,11 +55,17 @@ def remember(key: Hashable, q: Tensor, k: Any, v: Any, rules: Rules, arguments: 
     """Let the next call with the same rules, shapes and dtypes be repeated, where these tensors allow it."""
     if not _dense(q, k, v):
         return
-    if may_carry(top_transform()):
-        with apart({"q": q, "k": k, "v": v}) as (still, _):
-            _remember(key, still["q"], still["k"], still["v"], rules, arguments)
-    else:
-        _remember(key, q, k, v, rules, arguments)
+    tensors = {"q": q, "k": k, "v": v}
+    sides: Any = apart(tensors) if may_carry(top_transform()) else nullcontext((tensors, {}))
+    with sides as (still, _):
+        q, k, v = still.values()
+        if not unobserved(q, k, v) or {q.ndim, k.ndim, v.ndim} != {4} or q.device.type != "cpu" or not q.numel():
+            return
+        problem = describe(q.detach(), k.detach(), None, rules).problem
+        if v.dtype == q.dtype and problem.keys and engines.choose_for("gradients", problem).engine == "native":
+            if len(_calls) >= _MOST:
+                _calls.pop(next(iter(_calls)))
+            _calls[_kind(key, q, k, v)] = problem, arguments
 
 
 def _dense(*tensors: Any) -> bool:
@@ -67,18 +73,6 @@ def _dense(*tensors: Any) -> bool:
     if torch.compiler.is_compiling():
         return False
     return all(isinstance(x, Tensor) and not x.is_nested and x.layout == torch.strided for x in tensors)
-
-
-def _remember(key: Hashable, q: Tensor, k: Any, v: Any, rules: Rules, arguments: Given) -> None:
-    if not unobserved(q, k, v) or {q.ndim, k.ndim, v.ndim} != {4} or q.device.type != "cpu" or not q.numel():
-        return
-    if v.dtype != q.dtype:
-        return
-    problem = describe(q.detach(), k.detach(), None, rules).problem
-    if problem.keys and engines.choose_for("gradients", problem).engine == "native":
-        if len(_calls) >= _MOST:
-            _calls.pop(next(iter(_calls)))
-        _calls[_kind(key, q, k, v)] = problem, arguments
 
 
 def _kind(key: Hashable, *tensors: Tensor) -> Hashable:
@@ -103,15 +97,11 @@ def _output_along(
     return {"output": output}, {"output": tangent}
 
 
-def _native() -> Engine:
-    return engines.get("native")
-
-
 class _Output(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, problem: Problem, arguments: Given, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         arrays = as_array(q.detach(), "q")[0], as_array(k.detach(), "k")[0], as_array(v.detach(), "v")[0]
-        result = engines.answer(_native(), problem, *arrays, _WANT)
+        result = engines.answer(engines.get("native"), problem, *arrays, _WANT)
         output, logsumexp = (to_torch(torch, result[name]) for name in ("output", "logsumexp"))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, output, logsumexp)  # as the long way: a checkpoint may come here again
@@ -122,25 +112,15 @@ class _Output(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None) -> Any:
         if grad is None:
             return (None,) * 5
-        needed = ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled() or is_batched(grad):
-            result = _with_graph(ctx.given, *ctx.saved_tensors, grad)
+        q, k, v, output, logsumexp = ctx.saved_tensors
+        if torch.is_grad_enabled() or is_batched(grad):  # as a node that can be differentiated again
+            known = {"known:output": output, "known:logsumexp": logsumexp}
+            result = gradients({**bundle_of(q, k, v, ctx.given), **known}, {"output": grad}, "qkv")
         else:
-            result = _gradients(ctx.problem, *ctx.saved_tensors, grad)
-        return None, None, *(x if need else None for x, need in zip(result, needed, strict=True))
-
-
-def _gradients(problem: Problem, *tensors: Tensor) -> Sequence[Tensor]:
-    """The gradients of q, k and v, from q, k, v, the output, the log-sum-exp and the output's gradient."""
-    q, k, v, output, logsumexp, grad = (as_array(x.detach(), "gradient")[0] for x in tensors)
-    answers = {"output": output, "logsumexp": logsumexp}
-    result = backward.gradients(_native(), problem, (q, k, v), answers, {"output": grad})
-    return [to_torch(torch, result[name]) for name in "qkv"]
-
-
-def _with_graph(arguments: Given, *tensors: Tensor) -> Sequence[Tensor]:
-    """The same as a node that can be differentiated again."""
-    q, k, v, output, logsumexp, grad = tensors
-    known = {"known:output": output, "known:logsumexp": logsumexp}
-    result = gradients({**bundle_of(q, k, v, arguments), **known}, {"output": grad}, "qkv")
-    return [result[name] for name in "qkv"]
+            tensors = {"q": q, "k": k, "v": v, "output": output, "logsumexp": logsumexp, "grad": grad}
+            near = {name: as_array(x.detach(), "gradient")[0] for name, x in tensors.items()}
+            arrays, upstream = (near["q"], near["k"], near["v"]), {"output": near["grad"]}
+            made = backward.gradients(engines.get("native"), ctx.problem, arrays, near, upstream)
+            result = {name: to_torch(torch, made[name]) for name in "qkv"}
+        needed = zip("qkv", ctx.needs_input_grad[2:], strict=True)
+        return None, None, *(result[name] if need else None for name, need in needed)

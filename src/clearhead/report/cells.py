@@ -1,7 +1,7 @@
 """What the lines of a report are made of: headings, names of tokens, numbers, bars and shades, in columns."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.cells import cell_len, set_cell_size
@@ -11,21 +11,15 @@ from rich.style import Style
 from rich.text import Text
 
 from clearhead.core.axes import Array
-from clearhead.digits import fixed, signed
+from clearhead.digits import fixed
 from clearhead.explaining.texts import parts_of
-from clearhead.models.protocol import Token
 from clearhead.report.streams import bare, shown, spelled
 
+if TYPE_CHECKING:
+    from clearhead.explaining.explanation import Explanation
+    from clearhead.explaining.why import Why
+
 Colour = tuple[int, int, int]
-
-
-class OfTokens(Protocol):
-    """What has a text and its tokens."""
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def tokens(self) -> list[Token]: ...
 
 
 def title(text: str) -> Text:
@@ -38,7 +32,7 @@ def note(text: str) -> Text:
     return Text(text, style="dim")
 
 
-def token_name(seen: OfTokens, token: int) -> str:
+def token_name(seen: "Explanation | Why", token: int) -> str:
     """A token's position and text: 3 ␣sat."""
     return f"{token} {spelled(parts_of(seen.tokens, seen.text).names[token])}"
 
@@ -51,26 +45,18 @@ def label(text: str, width: int) -> str:
     return set_cell_size(name, width)
 
 
-def fill(text: str, width: int, *, right: bool = False) -> str:
-    """Text as a column of this width."""
-    text = shown(text)
-    space = " " * max(0, width - cell_len(text))
-    return space + text if right else text + space
-
-
 def columns(widths: Sequence[int], cells: Sequence[str]) -> str:
     """A line of cells, each filled to the width of its column; those of negative width are right-aligned."""
-    return "".join(fill(cell, abs(width), right=width < 0) for width, cell in zip(widths, cells, strict=False))
+    line = ""
+    for width, cell in zip(widths, map(shown, cells), strict=False):
+        space = " " * max(0, abs(width) - cell_len(cell))
+        line += space + cell if width < 0 else cell + space
+    return line
 
 
 def figure(number: float, decimals: int, width: int) -> str:
-    """A number, right-aligned in its column, with a space before it."""
-    return fixed(float(number), decimals, width - 1).rjust(width)
-
-
-def difference(number: float, decimals: int, width: int) -> str:
-    """A number with its sign, right-aligned in its column."""
-    return signed(float(number), decimals).rjust(width)
+    """A number for a column of this width, in which a space stands before it."""
+    return fixed(float(number), decimals, width - 1)
 
 
 def bar(share: float, width: int) -> str:

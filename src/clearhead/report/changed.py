@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.text import Text
 
 from clearhead.core.axes import named
-from clearhead.digits import percent
+from clearhead.digits import percent, signed
 from clearhead.explaining.editing import SHOWN
 from clearhead.explaining.explanation import Explanation
 from clearhead.explaining.texts import parts_of
-from clearhead.report.cells import columns, difference, figure, fill, label, note, title, token_name
-from clearhead.report.console import put
+from clearhead.report.cells import columns, figure, label, note, title, token_name
+from clearhead.report.console import sections
 from clearhead.report.explained import opening
 from clearhead.report.heat import matrices
 from clearhead.report.streams import printable, spelled
@@ -25,16 +25,12 @@ _SHOWN_KEYS = 8
 
 def show(console: Console, seen: Explanation, language: Language) -> None:
     """Print all of it, for an explanation with edits."""
-    for part in (_opening, _next, _heads, _matrices, _row):
-        lines = list(part(console, seen, language))
-        put(console, lines)
-        if lines and part is not _row:
-            console.print()
+    sections(console, (part(console, seen, language) for part in (_opening, _next, _heads, _matrices, _row)))
 
 
 def _opening(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     yield from opening(console, seen, language)
-    lead = fill(say(language, "edits"), cell_len(say(language, "tokens"))) + "  "
+    lead = columns([cell_len(say(language, "tokens")) + 2], [say(language, "edits")])
     for place, edit in enumerate(seen.edits):
         yield Text((lead if place == 0 else " " * cell_len(lead)) + printable(repr(edit)))
 
@@ -44,22 +40,23 @@ def _next(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     if not seen.moved.next:
         return
     yield title(say(language, "moved next"))
-    yield note(columns((14, -11, -11, -17), ["", *(say(language, key) for key in ("before", "after", "points"))]))
+    widths = (14, -11, -11, -17)
+    yield note(columns(widths, ["", *(say(language, key) for key in ("before", "after", "points"))]))
     for token in seen.moved.next[:SHOWN]:
-        figures = f"{percent(token.before):>11}{percent(token.after):>11}"
-        points = difference(100 * (token.after - token.before), 2, 17)
-        yield Text(f"  {label(spelled(token.text), 12)}{figures}{points}")
+        shares = percent(token.before), percent(token.after), signed(100 * (token.after - token.before))
+        yield Text(columns(widths, [f"  {label(spelled(token.text), 12)}", *shares]))
 
 
 def _heads(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     assert seen.moved is not None
     heads = seen.moved.heads(_SHOWN_HEADS)
     yield title(say(language, "moved heads" if heads else "no head moved", token=token_name(seen, seen.token)))
+    widths = (22, -11, -11)
     if heads:
-        yield note(columns((22, -11, -11), ["", say(language, "moved by"), "|o|"]))
+        yield note(columns(widths, ["", say(language, "moved by"), "|o|"]))
     for head in heads:
         name = say(language, "moved head", layer=head.layer, head=head.head)
-        yield Text(f"  {fill(name, 20)}{figure(head.distance, 4, 11)}{figure(head.length, 4, 11)}")
+        yield Text(columns(widths, [f"  {name}", figure(head.distance, 4, 11), figure(head.length, 4, 11)]))
 
 
 def _matrices(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
@@ -81,22 +78,21 @@ def _matrices(console: Console, seen: Explanation, language: Language) -> Iterat
 
 def _row(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     assert seen.before is not None
-    names = parts_of(seen.tokens, seen.text).names
     yield title(say(language, "row", token=token_name(seen, seen.token)))
-    yield note(columns((14, -11, -11, -11), ["", *(say(language, key) for key in ("before", "after", "change"))]))
+    widths = (14, -11, -11, -11)
+    yield note(columns(widths, ["", *(say(language, key) for key in ("before", "after", "change"))]))
     rows = seen.before.row, seen.row
     weights = np.stack([row.weights for row in rows]).astype(np.float64)
     masked = np.isneginf(np.stack([row.masked for row in rows]))
     change = weights[1] - weights[0]
     visible = np.flatnonzero(~masked.all(axis=0))
     order = visible[np.lexsort((visible, -weights[:, visible].max(axis=0), -np.abs(change[visible])))]
-    hidden = fill(say(language, "masked weight"), 11, right=True)
+    hidden = say(language, "masked weight")
     for j in order[:_SHOWN_KEYS]:
         cells = [hidden if masked[side, j] else figure(weights[side, j], 4, 11) for side in (0, 1)]
-        yield Text(f"  {label(f'{j} {spelled(names[j])}', 12)}{''.join(cells)}{difference(change[j], 4, 11)}")
+        yield Text(columns(widths, [f"  {label(token_name(seen, j), 12)}", *cells, signed(change[j], 4)]))
     rest = order[_SHOWN_KEYS:]
     if len(rest):
-        sums = "".join(figure(side[rest].sum(), 4, 11) for side in weights)
-        name = fill(f"  {say(language, 'more', count=len(rest))}", 14)
-        yield Text(f"{name}{sums}{difference(change[rest].sum(), 4, 11)}")
-    yield title(fill("  Σ", 14) + "".join(figure(side.sum(), 4, 11) for side in weights))
+        sums = [*(figure(side[rest].sum(), 4, 11) for side in weights), signed(change[rest].sum(), 4)]
+        yield Text(columns(widths, [f"  {say(language, 'more', count=len(rest))}", *sums]))
+    yield title(columns(widths, ["  Σ", *(figure(side.sum(), 4, 11) for side in weights)]))

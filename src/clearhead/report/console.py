@@ -1,6 +1,6 @@
 """The console on which reports are printed, with lines wrapped between words."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -19,6 +19,14 @@ def console() -> Console:
     if made.color_system == "standard":  # sixteen colours are too few for a scale, and nearly all terminals have 256
         made = _Console(highlight=False, markup=False, emoji=False, color_system="256")
     return made
+
+
+def sections(console: Console, parts: Iterable[Iterator[Text]]) -> None:
+    """Print parts of a report, with an empty line between them; a part may be empty."""
+    for place, lines in enumerate(filter(None, map(list, parts))):
+        if place:
+            console.print()
+        put(console, lines)
 
 
 def put(console: Console, lines: Iterable[Text]) -> None:

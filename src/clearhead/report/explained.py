@@ -16,8 +16,8 @@ from clearhead.explaining.head_captions import CaptionedHead, clearest
 from clearhead.explaining.texts import Split, parts_of
 from clearhead.models.model import SHIPPED
 from clearhead.models.protocol import LanguageModel
-from clearhead.report.cells import bar, columns, figure, fill, label, note, title, token_name, wrapped
-from clearhead.report.console import put
+from clearhead.report.cells import bar, columns, figure, label, note, title, token_name, wrapped
+from clearhead.report.console import sections
 from clearhead.report.heat import matrices
 from clearhead.report.shaded import shaded_text
 from clearhead.report.streams import printable, shown, spelled
@@ -29,10 +29,7 @@ _SHOWN_KEYS = 8
 
 def show(console: Console, seen: Explanation, language: Language) -> None:
     """Print all of it, the answer first."""
-    for part in (answer, opening, _layer, _weights, _arithmetic):
-        put(console, part(console, seen, language))
-        if part is not _arithmetic:
-            console.print()
+    sections(console, (part(console, seen, language) for part in (answer, opening, _layer, _weights, _arithmetic)))
 
 
 def answer(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
@@ -122,7 +119,7 @@ def opening(console: Console, seen: Explanation, language: Language) -> Iterator
 def _layer(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     yield title(say(language, "layer", layer=seen.layer, heads=seen.model.config.heads))
     for step in seen.steps:
-        yield Text(f"  {fill(formula(language, step.formula), 38)}{named(step.shape, step.axes)}")
+        yield Text(columns((40, 0), [f"  {formula(language, step.formula)}", named(step.shape, step.axes)]))
         yield note(f"      {say(language, step.words)}")
 
 
@@ -153,7 +150,7 @@ def sum_words(language: Language, sums: Array, *, rows: bool, sinks: bool = Fals
 
 
 def _arithmetic(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
-    row, names = seen.row, parts_of(seen.tokens, seen.text).names
+    row = seen.row
     yield title(say(language, "how", token=token_name(seen, seen.token)))
     width = row.contributions.shape[-1]
     count = min(_SHOWN_VALUES, width)
@@ -163,17 +160,20 @@ def _arithmetic(_: Console, seen: Explanation, language: Language) -> Iterator[T
     scale = shown(f"q·k/√{d_k}" if default else "scale·q·k") if plain else "logit"
     heads = [say(language, "key"), "q·k", scale if len(scale) < 10 else "scaled", say(language, "weight")]
     values = say(language, "contribution", count=count, width=width)
-    yield Text(f"  {columns((12, -9, -10, -10), heads)}  {values}")
+    widths = (12, -9, -10, -10)
+    yield Text(f"  {columns(widths, heads)}  {values}")
     visible = np.flatnonzero(~np.isneginf(row.masked))
     order = visible[np.argsort(-row.weights[visible], kind="stable")]
     for j in order[:_SHOWN_KEYS]:
-        figures = figure(row.scores[j], 3, 9) + figure(row.masked[j], 4, 10) + figure(row.weights[j], 4, 10)
-        yield Text(f"  {label(f'{j} {spelled(names[j])}', 12)}{figures}  {_values(row.contributions[j], count)}")
+        figures = figure(row.scores[j], 3, 9), figure(row.masked[j], 4, 10), figure(row.weights[j], 4, 10)
+        cells = columns(widths, [label(token_name(seen, j), 12), *figures])
+        yield Text(f"  {cells}  {_values(row.contributions[j], count)}")
     rest = order[_SHOWN_KEYS:]
     sums = [(say(language, "more", count=len(rest)), row.weights[rest].sum(), row.contributions[rest].sum(axis=0), "")]
     sums.append(("Σ = o", row.weights.sum(), row.output, "bold"))
     for name, weight, output, style in sums if len(rest) else sums[1:]:
-        yield Text(f"{fill(f'  {name}', 33)}{figure(weight, 4, 10)}  {_values(output, count)}", style=style)
+        lead = columns((33, -10), [f"  {name}", figure(weight, 4, 10)])
+        yield Text(f"{lead}  {_values(output, count)}", style=style)
     yield note(say(language, "agree", difference=row.difference))
     engine, difference = seen.trace.check
     yield note(say(language, "check", engine=engine, difference=difference))

@@ -4,7 +4,6 @@ Nothing needs colour to be understood: without it the numbers stay, and pixels b
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, cast
 
 import numpy as np
 from rich.cells import cell_len, set_cell_size
@@ -43,16 +42,13 @@ def matrices(
     sides      of each the weights (queries, keys) and which of them are masked
     headings   above them, where there are two
     """
-    room = console
-    if len(sides) > 1:
-        colours = cast("Literal['256', 'truecolor'] | None", console.color_system)
-        room = Console(width=(console.width - _GAP) // 2, color_system=colours, no_color=console.no_color)
-    pictured = not (_cell_width(room, len(cols)) and len(rows) <= 2 * _MOST_NUMBERS)
-    size = _pixels_of(room, len(rows), len(cols)) if pictured else (len(rows), len(cols))
+    space = console.width if len(sides) == 1 else (console.width - _GAP) // 2
+    pictured = not (_cell_width(space, len(cols)) and len(rows) <= 2 * _MOST_NUMBERS)
+    size = _pixels_of(space, len(rows), len(cols)) if pictured else (len(rows), len(cols))
     cells = [pool(weights, *size) for weights, _ in sides]
     high = max(float(each.max(initial=0.0, where=np.isfinite(each))) for each in cells)
     draw = _pixels if pictured else _numbers
-    drawn = [draw(room, each, masked, rows, cols, high) for each, (_, masked) in zip(cells, sides, strict=True)]
+    drawn = [draw(console, space, x, masked, rows, cols, high) for x, (_, masked) in zip(cells, sides, strict=True)]
     yield from drawn[0] if len(drawn) == 1 else _side_by_side(headings, drawn)
     yield from _legend(console, sides, language, pictured=pictured)
     if size != (len(rows), len(cols)):
@@ -84,19 +80,19 @@ def _legend(
     yield note("  ".join(legend))
 
 
-def _cell_width(console: Console, count: int) -> int:
+def _cell_width(space: int, count: int) -> int:
     """The width of a cell in a table of numbers, its space included; 0 where so many columns do not fit."""
     widths = (7, 6) if count <= _MOST_NUMBERS else ()
-    return next((width for width in widths if _LEAST_LEAD + 1 + width * count <= console.width), 0)
+    return next((width for width in widths if _LEAST_LEAD + 1 + width * count <= space), 0)
 
 
 def _numbers(
-    console: Console, cells: Array, masked: Array, rows: Sequence[str], cols: Sequence[str], high: float
+    console: Console, space: int, cells: Array, masked: Array, rows: Sequence[str], cols: Sequence[str], high: float
 ) -> list[Text]:
     """A table with a number in every cell, coloured by the square root of the weight; masked cells marked."""
-    width = _cell_width(console, len(cols))
+    width = _cell_width(space, len(cols))
     longest = max((cell_len(bare(row)) for row in rows), default=_LEAST_LEAD)
-    lead = max(_LEAST_LEAD, min(12, console.width - width * len(cols) - 1, longest))
+    lead = max(_LEAST_LEAD, min(12, space - width * len(cols) - 1, longest))
     heads = [label(name, width - 2).strip() for name in cols]
     above = "".join(" " * (width - 1 - cell_len(name)) + name + " " for name in heads)
     lines = [Text(" " * (lead + 1) + above.rstrip())]
@@ -113,9 +109,9 @@ def _numbers(
     return lines
 
 
-def _pixels_of(console: Console, rows: int, cols: int) -> tuple[int, int]:
+def _pixels_of(space: int, rows: int, cols: int) -> tuple[int, int]:
     """How many rows and columns of pixels there is room for: all of them, or as many as keep the matrix's shape."""
-    room = console.width - _LEAD - 1
+    room = space - _LEAD - 1
     if 2 * cols <= room and rows <= room:
         return rows, cols
     width = min(cols, room)
@@ -123,13 +119,13 @@ def _pixels_of(console: Console, rows: int, cols: int) -> tuple[int, int]:
 
 
 def _pixels(
-    console: Console, cells: Array, masked: Array, rows: Sequence[str], cols: Sequence[str], high: float
+    console: Console, space: int, cells: Array, masked: Array, rows: Sequence[str], cols: Sequence[str], high: float
 ) -> list[Text]:
     """The cells (height, width) as pixels; rows and cols name the whole matrix.
 
     Two characters to a cell and every row named where there is room; else two rows to a line.
     """
-    (height, width), room = cells.shape, console.width - _LEAD - 1
+    (height, width), room = cells.shape, space - _LEAD - 1
     wide = 2 if 2 * len(cols) <= room and len(rows) <= room else 1
     step = 2 if wide == 1 and colourful(console) else 1
     shades, hidden = shade(cells, high), pool(masked.astype(np.float64), height, width) > 1 - 1e-9

@@ -12,7 +12,7 @@ from clearhead.core.axes import Array
 from clearhead.diagnosing.claims import CheckedExample
 from clearhead.digits import fixed, percent, significant
 from clearhead.explaining.learning import Learning
-from clearhead.report.cells import bar, between, colourful, columns, fill, note, rgb, title
+from clearhead.report.cells import bar, between, colourful, columns, note, rgb, title
 from clearhead.report.console import put
 from clearhead.report.explained import share_line
 from clearhead.report.streams import shown, spelled
@@ -48,7 +48,7 @@ def _shapes(shapes: LayerShapes, language: Language) -> Iterator[Text]:
     yield Text()
     for name, pair in shapes.parameters.items():
         count = say(language, "parameters", count=_both(*zip(pair)))
-        yield Text(f"{fill(f'W^{name[-1].upper()}', 6)}{count}")
+        yield Text(columns((6, 0), [f"W^{name[-1].upper()}", count]))
     yield Text(say(language, "parameters in all", count=_both(*zip(*shapes.parameters.values(), strict=True))))
     work, stored = (
         _both(*([getattr(step, name) for step in each if name != "bytes" or step.name == "weights"] for each in both))

@@ -74,9 +74,11 @@ def pieces_of(text: str, tokens: Sequence[Token], row: tuple[Array, Array, int])
     pieces: list[Piece] = []
     reached, apart = 0, False  # where the last token ends, and whether what follows it stands apart
     for place, token in enumerate(tokens):
-        marked = (float(weights[place]), bool(masked[place]), place == chosen)
+        marked = float(weights[place]), bool(masked[place]), place == chosen
         if token.start < token.stop <= reached and pieces:
-            pieces[-1] = _joined(pieces[-1], Piece(False, "", *marked))
+            last = pieces[-1]
+            both = last.weight + marked[0], last.masked and marked[1], last.chosen or marked[2]
+            pieces[-1] = Piece(last.gap, last.text, *both)
             continue
         if token.start == token.stop:  # a special token, such as [CLS]
             pieces.append(Piece(bool(pieces), bare(token.text), *marked))
@@ -89,12 +91,6 @@ def pieces_of(text: str, tokens: Sequence[Token], row: tuple[Array, Array, int])
         pieces.append(Piece(gap, printable(skipped.strip()) + spelled(part[leading:]), *marked))
         reached, apart = token.stop, part.endswith("\n")
     return pieces
-
-
-def _joined(piece: Piece, more: Piece) -> Piece:
-    """A piece with one more token."""
-    both = piece.weight + more.weight, piece.masked and more.masked, piece.chosen or more.chosen
-    return Piece(piece.gap, piece.text, *both)
 
 
 def _lines(pieces: Sequence[Piece], width: int) -> list[list[Piece]]:
@@ -147,7 +143,8 @@ def _drawn(console: Console, line: Sequence[Piece], high: float) -> Iterator[Tex
     text, bars = Text(" " * _INDENT), " " * _INDENT
     for place, piece in enumerate(line):
         space = " " if piece.gap and place else ""
-        step = 0 if piece.masked else _step(piece.weight, high)
+        share = 0.0 if piece.masked else float(shade(np.array([piece.weight]), high)[0])
+        step = round(share * _STEPS)  # 0: too little for a mark
         style = Style(dim=True) if piece.masked else _ink(step) if colour and step else Style()
         text.append(space)
         text.append(piece.said, style + Style(bold=True) if piece.chosen else style)
@@ -167,11 +164,6 @@ def _legend(console: Console, high: float, language: Language) -> Text:
     for step, mark in enumerate(ramp, 1):
         line.append(" " if colourful(console) else mark, _ink(step) if colourful(console) else None)
     return line.append(after)
-
-
-def _step(weight: float, high: float) -> int:
-    """From 0, too little for a mark, to the last mark, by the square root of the weight."""
-    return round(float(shade(np.array([weight]), high)[0]) * _STEPS)
 
 
 def _ink(step: int) -> Style:

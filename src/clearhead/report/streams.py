@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PATIENCE = 2.0  # seconds before a progress bar is drawn
+_CHINESE = "查询关注键"
 _MOST = 600  # characters of a message about a mistake
 _INSTEAD = str.maketrans({
     "ᵀ": "T", "␣": "_", "⏎": "/", "…": "~", "·": ".", "×": "x", "√": "sqrt", "∞": "inf", "Σ": "sum", "σ": "sigma",
@@ -71,16 +72,12 @@ def bare(text: str) -> str:
 
 def shown(text: str) -> str:
     """The text as standard output will show it; the widths of columns are measured on this text."""
-    encoding = _encoding()
-    try:
-        return text.encode(encoding).decode(encoding)
-    except UnicodeEncodeError:
-        return "".join(c if _known(c, encoding) else _instead(c) for c in text)
+    return text.encode(_encoding(), "clearhead").decode(_encoding())
 
 
 def can_show(language: Language) -> bool:
     """Whether standard output's encoding has the language's characters."""
-    return language == "en" or _known("查询关注键", _encoding())
+    return language == "en" or shown(_CHINESE) == _CHINESE
 
 
 def _encoding() -> str:
@@ -132,7 +129,6 @@ def deliver(
 @contextmanager
 def readable() -> Iterator[None]:
     """Inside, characters that standard output's or standard error's encoding lacks are replaced by others."""
-    codecs.register_error("clearhead", _substitute)
     with ExitStack() as after:
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
@@ -179,18 +175,11 @@ def _restore(stream: io.TextIOWrapper, errors: str) -> None:
         stream.reconfigure(errors=errors)
 
 
-def _known(text: str, encoding: str) -> bool:
-    try:
-        return bool(text.encode(encoding))
-    except UnicodeEncodeError:
-        return False
-
-
-def _instead(text: str) -> str:
-    return text.translate(_INSTEAD).encode("ascii", "backslashreplace").decode()
-
-
 def _substitute(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return _instead(error.object[error.start : error.end]), error.end
+    text = error.object[error.start : error.end].translate(_INSTEAD)
+    return text.encode("ascii", "backslashreplace").decode(), error.end
+
+
+codecs.register_error("clearhead", _substitute)

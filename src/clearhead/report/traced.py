@@ -9,13 +9,13 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from clearhead.core.axes import TRANSPOSED, WEIGHTS, Array, named
+from clearhead.core.axes import Array, named
 from clearhead.diagnosing.claims import CheckedExample, Verdict, is_consequence
 from clearhead.diagnosing.fitting import differences
 from clearhead.diagnosing.verdict import Diagnosis
 from clearhead.digits import fixed
-from clearhead.errors import SelectionError
-from clearhead.report.cells import columns, figure, fill, label, note, title
+from clearhead.errors import SelectionError, Sentence
+from clearhead.report.cells import columns, figure, label, note, title
 from clearhead.report.console import put
 from clearhead.report.explained import sum_words
 from clearhead.report.heat import matrices
@@ -26,6 +26,7 @@ from clearhead.words import Language, formula, say
 
 _ROWS, _COLS = 8, 8
 _SEPARATOR = {"en": ", ", "zh": "，"}
+_NOUNS = {"batch": ("batch", "batch entries"), "head": ("head", "heads"), "query": ("query", "queries")}
 _STYLES = {"did": "bold", "mend": "green", "note": "dim"}
 _VERDICTS = {"right": "bold green", "mistake": "bold red", "ambiguous": "bold red", "unexplained": "bold yellow"}
 
@@ -38,22 +39,6 @@ class Chosen(NamedTuple):
     query: int
 
 
-_OUTSIDE = {  # the error for a place that the file has not, by whether it has one or several
-    "batch": (
-        "batch {value} is outside 0..{last}: the file has {count} batch.",
-        "batch {value} is outside 0..{last}: the file has {count} batch entries.",
-    ),
-    "head": (
-        "head {value} is outside 0..{last}: the file has {count} head.",
-        "head {value} is outside 0..{last}: the file has {count} heads.",
-    ),
-    "query": (
-        "query {value} is outside 0..{last}: the file has {count} query.",
-        "query {value} is outside 0..{last}: the file has {count} queries.",
-    ),
-}
-
-
 def chosen(case: CheckedExample, batch: int | None, head: int | None, query: int | None = None) -> Chosen:
     """The batch entry, head and query that were asked for, else those of the worst number of the first wrong claim.
 
@@ -63,8 +48,9 @@ def chosen(case: CheckedExample, batch: int | None, head: int | None, query: int
     asked = {"batch": (batch, problem.batch), "head": (head, problem.heads), "query": (query, problem.queries)}
     for name, (value, size) in asked.items():
         if value is not None and not 0 <= value < size:
-            values = {"value": value, "last": size - 1, "count": size}
-            raise SelectionError(_OUTSIDE[name][size != 1], **values)
+            values: dict[str, object] = {"value": value, "last": size - 1, "count": size}
+            values |= {"name": Sentence(_NOUNS[name][0]), "noun": Sentence(_NOUNS[name][size != 1])}
+            raise SelectionError("{name} {value} is outside 0..{last}: the file has {count} {noun}.", **values)
     return _worst(case)._replace(**{name: value for name, (value, _) in asked.items() if value is not None})
 
 
@@ -131,19 +117,13 @@ def _worst(case: CheckedExample) -> Chosen:
         return Chosen(0, 0, 0)
     off = differences(wrong.claimed, wrong.truth)
     index = [int(place) for place in np.unravel_index(off.argmax(), off.shape)]
-    axes: Sequence[str] = next((s.axes for s in case.trace.steps if s.name == wrong.name), ())
-    axes = axes or _axes(case, off.ndim)
+    axes_of = {step.name: step.axes for step in case.trace.steps}
+    axes = axes_of.get(wrong.name, axes_of["weights"])  # a step that is not used, such as capped, has those of weights
     lead = [place for place, name in enumerate(axes) if name == "batch"]
     batch = np.ravel_multi_index([index[axis] for axis in lead], [off.shape[axis] for axis in lead]) if lead else 0
     place = dict(zip(axes, index, strict=True))
     head = place.get("heads", place.get("kv_heads", 0) * problem.group)
     return Chosen(int(batch), head, place.get("queries", 0))
-
-
-def _axes(case: CheckedExample, count: int) -> tuple[str, ...]:
-    """The axes of scores and weights, where the step of a claim is not used and so not listed."""
-    last = WEIGHTS[-2:] if case.trace.convention == "rows" else TRANSPOSED[-2:]
-    return (*("batch",) * (count - 3), *WEIGHTS[1:2][: max(0, count - 2)], *last)
 
 
 def _step(console: Console, picture: _Picture, verdict: Verdict | None, language: Language) -> Iterator[Text]:
@@ -232,13 +212,14 @@ def _one_query(case: CheckedExample, place: Chosen, language: Language) -> Itera
     yield title(say(language, "geometry", query=f"{place.query} {query}" if case.tokens else str(place.query)))
     yield note("  " + say(language, "norm", norm=norm))
     heads = [f"  {say(language, 'key')}", "‖k‖", "cos θ", "q·k", say(language, "weight")]
-    yield Text(columns((14, *[-11] * 4), heads))
-    hidden = fill(say(language, "masked weight"), 11, right=True)
+    widths = (14, *[-11] * 4)
+    yield Text(columns(widths, heads))
     for j in np.arange(m) if m <= _ROWS else np.argsort(-weights, kind="stable")[:_ROWS]:
         key = _name(case, "keys", j)
         lead = label(key if case.sources is None else f"{j} {spelled(key)}", 12)
-        numbers = "".join(figure(x, 4, 11) for x in (lengths[j], cosines[j], scores[j]))
-        yield Text(f"  {lead}{numbers}{hidden if np.isneginf(masked[j]) else figure(weights[j], 4, 11)}")
+        numbers = [figure(x, 4, 11) for x in (lengths[j], cosines[j], scores[j])]
+        weight = say(language, "masked weight") if np.isneginf(masked[j]) else figure(weights[j], 4, 11)
+        yield Text(columns(widths, [f"  {lead}", *numbers, weight]))
     if m > _ROWS:
         yield note("  " + say(language, "more", count=m - _ROWS))
     yield Text()

@@ -12,20 +12,8 @@ from clearhead.digits import fixed, percent, signed
 from clearhead.explaining.texts import parts_of
 from clearhead.explaining.why import EdgeEffect, HeadEffect, Why
 from clearhead.report.attribution import show_ways
-from clearhead.report.cells import (
-    background,
-    between,
-    colourful,
-    columns,
-    difference,
-    figure,
-    fill,
-    label,
-    note,
-    title,
-    token_name,
-)
-from clearhead.report.console import put
+from clearhead.report.cells import background, between, colourful, columns, label, note, title, token_name
+from clearhead.report.console import sections
 from clearhead.report.explained import about, split_note
 from clearhead.report.streams import printable, shown, spelled
 from clearhead.words import Language, say
@@ -42,10 +30,7 @@ _EFFECT = ("why estimate", "why truth", "why helped")
 
 def show(console: Console, seen: Why, language: Language) -> None:
     """Print all of it."""
-    for part in (_answer, _tokens, _edges, _heads, _weights):
-        put(console, part(console, seen, language))
-        if part is not _weights:
-            console.print()
+    sections(console, (part(console, seen, language) for part in (_answer, _tokens, _edges, _heads, _weights)))
     show_ways(console, seen.ways, token_name(seen, len(seen.tokens) - 1), language)
 
 
@@ -109,8 +94,8 @@ def _edges(console: Console, seen: Why, language: Language) -> Iterator[Text]:
     width = min(12, max(cell_len(printable(token_name(seen, effect.query))) for effect in seen.edges))
     for effect in seen.edges:
         query, key = label(token_name(seen, effect.query), width), label(token_name(seen, effect.key), 12)
-        ends = fill(f"{query}{shown(' → ')}{key}", 27)
-        yield Text(f"{_place(effect)}{ends}{figure(effect.weight, 3, 8)}") + _effect(console, seen, effect)
+        cells = [_place(effect), f"{query} → {key}", fixed(effect.weight, 3, 7)]
+        yield Text(columns((9, 27, -8), cells)) + _effect(console, seen, effect)
     first = seen.edges[0]
     yield note(say(language, "why notation", layer=first.layer, head=first.head))
     if seen.agreement is not None:
@@ -121,15 +106,16 @@ def _heads(console: Console, seen: Why, language: Language) -> Iterator[Text]:
     yield title(say(language, "why heads"))
     yield _heading(language, (9, -10, -11, 17), *_EFFECT)
     for head in seen.heads[:_SHOWN_HEADS]:
-        yield Text(_place(head)) + _effect(console, seen, head)
+        yield Text(columns((9,), [_place(head)])) + _effect(console, seen, head)
 
 
 def _weights(_: Console, seen: Why, language: Language) -> Iterator[Text]:
     yield title(say(language, "why weights", query=token_name(seen, len(seen.tokens) - 1)))
-    yield _heading(language, (9, 12, -10, -11, -24), "key", "weight", "why truth", "why rank", count=seen.run_again)
+    widths = (9, 12, -10, -11, -24)
+    yield _heading(language, widths, "key", "weight", "why truth", "why rank", count=seen.run_again)
     for effect in seen.weights_alone[:_SHOWN_WEIGHTS]:
-        key, weight = label(token_name(seen, effect.key), 12), figure(effect.weight, 3, 8)
-        yield Text(f"{_place(effect)}{key}{weight:>10}{difference(effect.truth, 2, 11)}{effect.rank:>24}")
+        numbers = fixed(effect.weight, 3, 7), signed(effect.truth), str(effect.rank)
+        yield Text(columns(widths, [_place(effect), label(token_name(seen, effect.key), 12), *numbers]))
 
 
 def _heading(language: Language, widths: tuple[int, ...], *keys: str, **values: object) -> Text:
@@ -139,12 +125,12 @@ def _heading(language: Language, widths: tuple[int, ...], *keys: str, **values: 
 
 
 def _place(effect: EdgeEffect | HeadEffect) -> str:
-    return f"  {effect.layer}.{effect.head}".ljust(9)
+    return f"  {effect.layer}.{effect.head}"
 
 
 def _effect(console: Console, seen: Why, effect: EdgeEffect | HeadEffect) -> Text:
     """The estimate, the truth, and which of both tokens that helped."""
-    line = Text(difference(effect.estimate, 2, 10) + difference(effect.truth, 2, 11))
+    line = Text(columns((-10, -11), [signed(effect.estimate), signed(effect.truth)]))
     helped = seen.token if effect.truth < 0 else seen.against
     if effect.truth:
         truths = [edge.truth for edge in seen.edges] + [head.truth for head in seen.heads]

@@ -1,6 +1,7 @@
 """`assert_attention`: somebody's attention function against the reference, on problems that break kernels."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, Unpack
 
 import numpy as np
@@ -10,13 +11,13 @@ from clearhead.core.axes import KEY, QUERY, VALUE, named
 from clearhead.core.rule_values import is_whole, listed, read_flag, read_number, whole_number
 from clearhead.core.rules import RULES, Rules, check_names
 from clearhead.diagnosing.diagnose import diagnose
-from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError, shown, unknown
-from clearhead.testing.calling import Arrays, Caller, Layout, check_library, dtype_name
+from clearhead.errors import ClearheadError, DtypeError, MissingExtraError, RuleError, ShapeError, shown, unknown
+from clearhead.testing.calling import Arrays, Caller, Layout
 from clearhead.testing.drawing import KINDS, WIDTHS, Draws, Plan, planned, possible_kinds, smaller
 from clearhead.testing.judging import Failure, judged
 
 _SHRINKS = 150  # calls of the function while a failing problem is made smaller
-_DTYPES = {dtype_name(dtype): dtype for dtype in FLOATS}
+_DTYPES = {dtype.name: dtype for dtype in FLOATS}
 _SIZES = "lengths=[1, 64, 100], widths=[64, (40, 24)]"
 _LONGEST = 100_000  # queries, keys or columns of a drawn problem
 _SINGLE = ("scale", "softcap", "causal", "window", "query_offset")  # rules whose value may fit every size
@@ -84,12 +85,21 @@ def assert_attention(
     whole_number("examples", examples, hint="examples=50")
     read_flag("smallest", smallest)
     first = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else whole_number("seed", seed, 0)
+
+    def tried(plan: Plan) -> Failure | None:
+        failure = judged(caller, draws, plan)
+        if failure is None and gradients:
+            from clearhead.testing.gradients import gradients_judged
+
+            return gradients_judged(caller, draws, plan)
+        return failure
+
     for place in range(examples if seed is None else 1):
-        failure = _tried(caller, draws, planned(draws, first + place), gradients=gradients)
+        failure = tried(planned(draws, first + place))
         if failure is not None:
             if seed is None:
-                failure = _clearest(caller, draws, failure, gradients=gradients)
-            small = _shrunk(caller, draws, failure, gradients=gradients) if smallest else failure
+                failure = _clearest(tried, draws, failure)
+            small = _shrunk(tried, draws, failure) if smallest else failure
             raise AssertionError(_message(caller, failure, small)) from failure.error
 
 
@@ -101,7 +111,12 @@ def _caller(fn: Any, arrays: Any, layout: Any, device: str, *, gradients: Any) -
             raise unknown(name, value, known)
     if read_flag("gradients", gradients) and arrays != "torch":
         raise RuleError(f'gradients=True with arrays="{arrays}": only tensors have them.', 'arrays="torch"')
-    check_library(arrays)
+    try:
+        import_module(arrays)
+    except ImportError as error:
+        raise MissingExtraError(
+            f'arrays="{arrays}" needs a package: {error}.', f"pip install 'clearhead[{arrays}]'"
+        ) from None
     return Caller(fn, arrays, layout, device)
 
 
@@ -113,21 +128,17 @@ def _draws(rules: Rules, optional: Any, kinds: Any, dtypes: Any, lengths: Any, w
         if not (value is None or isinstance(value, bool) or name in _SINGLE):
             raise RuleError(f"{name} is {shown(value)}: its size differs from problem to problem.", f"{name}=True")
     fixed = {name: value for name, value in rules.items() if value is not None and value is not False}
-    if not isinstance(fixed.get("scale"), bool) and not callable(fixed.get("scale")):
-        fixed |= {"scale": read_number("scale", fixed["scale"], 1.0)} if "scale" in fixed else {}
+    if "scale" in fixed and fixed["scale"] is not True and not callable(fixed["scale"]):
+        fixed["scale"] = read_number("scale", fixed["scale"], 1.0)
     segments = {"query_segments", "kv_segments"}
     fixed |= dict.fromkeys(segments if segments & fixed.keys() else (), True)
     chosen = optional + (("query_segments",) if "kv_segments" in optional else ())
     chosen = tuple(name for name in dict.fromkeys(chosen) if name not in fixed and name != "kv_segments")
     sizes = None if lengths is None else _sizes("lengths", lengths)
-    pairs: tuple[Any, ...] = tuple(
-        (width, width) if is_whole(width) else _sizes("widths", width) for width in _list("widths", widths)
-    )
-    for width in (width for pair in pairs for width in pair):
-        whole_number("a size", width, 1, _LONGEST)
+    pairs: Any = [_sizes("widths", [w, w] if is_whole(w) else w) for w in _list("widths", widths)]
     if not pairs or any(len(pair) != 2 for pair in pairs) or sizes == ():
         raise ShapeError("lengths or widths hold no sizes to draw from.", _SIZES)
-    draws = Draws(fixed, chosen, kinds, tuple(_DTYPES[name] for name in dtypes), sizes, pairs, grouped)
+    draws = Draws(fixed, chosen, kinds, tuple(_DTYPES[name] for name in dtypes), sizes, tuple(pairs), grouped)
     if not draws.dtypes or not possible_kinds(draws):
         raise RuleError("no problem is left to draw: these rules and sizes allow none of the kinds.")
     return draws
@@ -136,9 +147,7 @@ def _draws(rules: Rules, optional: Any, kinds: Any, dtypes: Any, lengths: Any, w
 def _list(argument: str, value: Any) -> list[Any]:
     """A list of sizes. Raises RuleError for what is none."""
     try:
-        if isinstance(value, (str, bytes, Mapping)):
-            raise TypeError
-        return listed(value)
+        return listed(None if isinstance(value, Mapping) else value)
     except TypeError:
         raise RuleError(f"{argument} is {shown(value)}: expected a list of whole numbers.", _SIZES) from None
 
@@ -150,8 +159,6 @@ def _sizes(argument: str, value: Any) -> tuple[int, ...]:
 def _names(argument: str, value: Any, known: Mapping[str, Any]) -> tuple[str, ...]:
     """A list of names. Raises RuleError for what is none, UnknownNameError for another name."""
     try:
-        if isinstance(value, (str, bytes)):
-            raise TypeError
         names = listed(value)
     except TypeError:
         hint = f"{argument}=[{value!r}]" if isinstance(value, str) else f"{argument}=[{next(iter(known))!r}]"
@@ -162,38 +169,24 @@ def _names(argument: str, value: Any, known: Mapping[str, Any]) -> tuple[str, ..
     return tuple(names)
 
 
-def _tried(caller: Caller, draws: Draws, plan: Plan, *, gradients: bool) -> Failure | None:
-    failure = judged(caller, draws, plan)
-    if failure is None and gradients:
-        from clearhead.testing.gradients import gradients_judged
-
-        return gradients_judged(caller, draws, plan)
-    return failure
-
-
-def _clearest(caller: Caller, draws: Draws, failure: Failure, *, gradients: bool) -> Failure:
+def _clearest(tried: Callable[[Plan], Failure | None], draws: Draws, failure: Failure) -> Failure:
     """Of some problems that fail in the same way the one with the most weights, which tells mistakes apart best."""
     step = len(possible_kinds(draws))
     for seed in range(failure.plan.seed + step, failure.plan.seed + 9 * step, step):
-        result = _tried(caller, draws, planned(draws, seed), gradients=gradients)
+        result = tried(planned(draws, seed))
         if result is not None and result.kind == failure.kind and result.weights > failure.weights:
             failure = result
     return failure
 
 
-def _shrunk(caller: Caller, draws: Draws, failure: Failure, *, gradients: bool) -> Failure:
+def _shrunk(tried: Callable[[Plan], Failure | None], draws: Draws, failure: Failure) -> Failure:
     """The smallest problem found that fails in the same way."""
-    calls, better = 0, True
-    while better:
-        better = False
-        for plan in smaller(draws, failure.plan):
-            calls += 1
-            if calls > _SHRINKS:
-                return failure
-            result = _tried(caller, draws, plan, gradients=gradients)
-            if result is not None and result.kind == failure.kind:
-                failure, better = result, True
-                break
+    plans = smaller(draws, failure.plan)
+    for _ in range(_SHRINKS):
+        plan = next(plans, None)
+        result = None if plan is None else tried(plan)
+        if result is not None and result.kind == failure.kind:
+            failure, plans = result, smaller(draws, result.plan)
     return failure
 
 
@@ -214,14 +207,14 @@ def _described(failure: Failure) -> list[str]:
     axes = {"q": QUERY, "k": KEY, "v": VALUE}
     inputs = ", ".join(f"{name} {named(getattr(problem, name).shape, axis)}" for name, axis in axes.items())
     rules = ", ".join(f"{name}={_brief(value)}" for name, value in problem.rules.items()) or "none"
-    return [f"given: {inputs}, {dtype_name(problem.q.dtype)}", f"rules: {rules}"]
+    return [f"given: {inputs}, {problem.q.dtype}", f"rules: {rules}"]
 
 
 def _brief(value: Any) -> str:
     if isinstance(value, tuple) and any(isinstance(part, np.ndarray) for part in value):
         return f"({', '.join(map(_brief, value))})"
     if isinstance(value, np.ndarray):
-        return str(value.tolist()) if value.size <= 4 else f"{dtype_name(value.dtype)} {value.shape}"
+        return str(value.tolist()) if value.size <= 4 else f"{value.dtype} {value.shape}"
     return repr(value)
 
 

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from clearhead.core.arrays import FLOATS, as_array, bfloat16, on_cpu, to_torch
+from clearhead.core.arrays import FLOATS, as_array, on_cpu, to_torch
 from clearhead.core.axes import Array, named
-from clearhead.errors import DtypeError, MissingExtraError, ShapeError
+from clearhead.errors import DtypeError, ShapeError
 from clearhead.testing.drawing import Drawn
 
 Arrays = Literal["numpy", "torch", "jax"]
@@ -75,20 +75,3 @@ class Caller:
         if array.shape != shape:
             raise ShapeError(f"{name} has shape {array.shape}: expected {named(shape, _OUTPUT[self.layout])}.")
         return array if self.layout == "bhnd" else array.swapaxes(1, 2)
-
-
-def check_library(arrays: Arrays) -> None:
-    """Import the library whose arrays are given. Raises MissingExtraError."""
-    if arrays == "numpy":
-        return
-    try:
-        import_module(arrays)
-    except ImportError as error:
-        raise MissingExtraError(
-            f'arrays="{arrays}" needs a package: {error}.', f"pip install 'clearhead[{arrays}]'"
-        ) from None
-
-
-def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Its name, "bfloat16" too."""
-    return "bfloat16" if dtype == bfloat16 else dtype.name

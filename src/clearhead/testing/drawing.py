@@ -26,8 +26,8 @@ KINDS: dict[str, str] = {  # what a kind of problem is about
 LENGTHS = (1, 2, 3, 5, 7, 8, 16, 17, 31, 33, 63, 64, 65, 100, 127, 129)
 WIDTHS = (16, 64, (40, 24))
 _LONG = (1000, 1024, 1025, 2047)
-_EMPTYING = ("mask", "kv_lengths", "query_lengths", "query_segments", "bias")
 _HIDING = ("mask", "kv_lengths", "query_lengths", "query_segments")
+_NEEDED = {"empty rows": (*_HIDING, "bias"), "NaN behind the mask": _HIDING}  # kinds, and rules of which they need one
 _MOST = 300_000  # weights of one problem
 
 
@@ -77,27 +77,20 @@ RuleDraw = Callable[[np.random.Generator, Plan], dict[str, Any]]
 class Drawn(NamedTuple):
     """One problem: q (batch, heads, queries, d_k), k and v (batch, kv_heads, keys, …), and its rules.
 
-    `hidden_q` (batch, 1, queries, 1) and `hidden_k` (batch, 1, keys, 1) are where nobody may look; `empty` (batch,
-    heads, queries, 1) are the rows that see nothing.
+    `empty` (batch, heads, queries, 1) are the rows that see nothing.
     """
 
     q: Array
     k: Array
     v: Array
     rules: dict[str, Any]
-    hidden_q: Array
-    hidden_k: Array
     empty: Array
 
 
 def possible_kinds(draws: Draws) -> tuple[str, ...]:
     """The kinds that these rules and sizes can have."""
     names = {*draws.rules, *draws.optional}
-    lacking = set()
-    if not names & set(_EMPTYING):
-        lacking.add("empty rows")
-    if not names & set(_HIDING):
-        lacking.add("NaN behind the mask")
+    lacking = {kind for kind, needed in _NEEDED.items() if names.isdisjoint(needed)}
     if (_square(draws, set(draws.rules))) or (draws.lengths is not None and 1 not in draws.lengths):
         lacking.add("one query")
     return tuple(kind for kind in draws.kinds if kind not in lacking)
@@ -108,7 +101,7 @@ def planned(draws: Draws, seed: int) -> Plan:
     kinds, rng = possible_kinds(draws), np.random.default_rng([seed, 0])
     kind = kinds[seed % len(kinds)]
     names = {*draws.rules, *(name for name in draws.optional if rng.random() < 0.5)}
-    needed = {"empty rows": _EMPTYING, "NaN behind the mask": _HIDING}.get(kind, ())
+    needed = _NEEDED.get(kind, ())
     if needed and not names & set(needed):
         names.add(str(rng.choice([name for name in needed if name in draws.optional])))
     if kind == "one query" and _square(draws, names):
@@ -189,14 +182,14 @@ def drawn(draws: Draws, plan: Plan) -> Drawn:
         q = 0 * q
     q, k, v = (x.astype(plan.dtype) for x in (q, k, v))
     seen = dense(describe(q, k, v, cast("Rules", rules)).problem)
-    hidden_q = ~np.asarray(seen.any(axis=(1, 3), keepdims=True))
-    hidden_k = ~np.asarray(seen.any(axis=(1, 2), keepdims=True)).swapaxes(2, 3)
     if plan.kind == "NaN behind the mask":
         poison = rng.choice([np.nan, np.inf, -np.inf])
+        hidden_k = ~np.asarray(seen.any(axis=(1, 2), keepdims=True)).swapaxes(2, 3)
         k, v = (np.where(hidden_k, poison, x.astype(np.float64)).astype(plan.dtype) for x in (k, v))
         if "query_lengths" in rules:
+            hidden_q = ~np.asarray(seen.any(axis=(1, 3), keepdims=True))
             q = np.where(hidden_q, poison, q.astype(np.float64)).astype(plan.dtype)
-    return Drawn(q, k, v, rules, hidden_q, hidden_k, ~np.asarray(seen.any(axis=-1, keepdims=True)))
+    return Drawn(q, k, v, rules, ~np.asarray(seen.any(axis=-1, keepdims=True)))
 
 
 def _rules(draws: Draws, plan: Plan, rng: np.random.Generator) -> dict[str, Any]:

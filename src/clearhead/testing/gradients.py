@@ -34,9 +34,9 @@ def gradients_judged(caller: Caller, draws: Draws, plan: Plan) -> Failure | None
     arrays = [clean(x) for x in problem[:3]]
     q, k, v = arrays
     stated = describe(q, k, v, cast("Rules", problem.rules)).problem
-    truth = _plain(stated, arrays, upstream, torch.float64)
     narrow = getattr(torch, str(problem.q.dtype))
     orders = [np.arange(stated.keys), *(rng.permutation(stated.keys) for _ in range(_RUNS - 1))]
+    truth = _plain(stated, arrays, upstream, torch.float64, orders[0])
     runs = [_plain(stated, arrays, upstream, narrow, order) for order in orders]
     rounding = _rounding(stated, arrays, upstream)
     for place, name in enumerate(("dq", "dk", "dv")):
@@ -84,13 +84,11 @@ def _rounding(problem: Problem, arrays: list[Array], upstream: Array) -> list[fl
     return [largest(moved @ k), *map(largest, grouped)]
 
 
-def _plain(
-    problem: Problem, arrays: list[Array], upstream: Array, dtype: Any, order: Array | None = None
-) -> list[Array]:
+def _plain(problem: Problem, arrays: list[Array], upstream: Array, dtype: Any, order: Array) -> list[Array]:
     """The derivatives of attention as its formulas are written, with the keys in an order."""
     leaves = [to_torch(torch, np.ascontiguousarray(x)).to(dtype).requires_grad_() for x in arrays]
     with torch.enable_grad():
-        output = _attend(problem, leaves, dtype, np.arange(problem.keys) if order is None else order)
+        output = _attend(problem, leaves, dtype, order)
         g = to_torch(torch, np.ascontiguousarray(upstream)).to(dtype)
         result = torch.autograd.grad(output, leaves, g)
     return [x.double().numpy() for x in result]

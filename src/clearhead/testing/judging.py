@@ -7,12 +7,12 @@ import numpy as np
 from clearhead.core import reference
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
-from clearhead.core.problem import Problem, describe
+from clearhead.core.problem import describe
 from clearhead.core.rules import Rules
 from clearhead.diagnosing.fitting import FACTOR, Fit, coarser, differences, largest
 from clearhead.diagnosing.recipe import RIGHT, Inputs, Selection
 from clearhead.diagnosing.softmaxes import eps
-from clearhead.testing.calling import Caller, dtype_name
+from clearhead.testing.calling import Caller
 from clearhead.testing.drawing import Drawn, Draws, Plan, drawn
 
 
@@ -62,14 +62,9 @@ def _measured(problem: Drawn, theirs: Array) -> tuple[Array, Array, Array, np.dt
         right = fit.exact.answer(RIGHT, everything)
         _, allowed = fit.measure(RIGHT, everything, right)
         logsumexp = reference.attend(described.problem, described.q, described.k).logsumexp
-        rounded = rounding_of_logsumexp(described.problem, logsumexp)[..., None] * largest(v)
+        size = np.where(np.isfinite(logsumexp), np.abs(logsumexp), 0.0)
+        rounded = eps(statistics_dtype(described.problem.dtype)) * size[..., None] * largest(v)
         return right, differences(fit.theirs(everything), right), allowed + FACTOR * rounded, dtype
-
-
-def rounding_of_logsumexp(problem: Problem, logsumexp: Array) -> Array:
-    """By what share a row's weights are off where L is rounded to the dtype of statistics, (batch, heads, queries)."""
-    size = np.where(np.isfinite(logsumexp), np.abs(logsumexp), 0.0)
-    return np.asarray(eps(statistics_dtype(problem.dtype)) * size)
 
 
 def clean(x: Array) -> Array:
@@ -91,17 +86,13 @@ def described(
     share = f"{len(wrong):,} of {gaps.size:,} numbers of the {name} are wrong"
     broken = ~np.isfinite(theirs.astype(np.float64))
     if broken.any():
-        return (
-            "NaN",
-            f"{share}; {int(broken.sum()):,} of them are NaN or infinite",
-            first,
-        )
+        return "NaN", f"{share}; {int(broken.sum()):,} of them are NaN or infinite", first
     units = np.broadcast_to(allowed / FACTOR, gaps.shape)
     position = np.unravel_index(int(np.argmax(gaps / np.maximum(units, 1e-300))), gaps.shape)
     unit, worst = float(units[position]), float(gaps[position])
     times = f"{worst / unit:,.3g} times" if unit else "more than"
     off = (
-        f"{share}, by up to {worst:.3g}: {times} the error of a plain run in {dtype_name(dtype)} ({unit:.2g}), "
+        f"{share}, by up to {worst:.3g}: {times} the error of a plain run in {dtype} ({unit:.2g}), "
         f"where {FACTOR:g} times pass"
     )
     return "numbers", off, first

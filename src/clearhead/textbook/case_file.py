@@ -54,21 +54,19 @@ def inputs_of(place: Path, names: Collection[str]) -> tuple[str, ...]:
         values = {"file": place.name, "one": plain[0], "other": layer[0]}
         raise FileError("{file} holds both {one} and {other}: give q, k, v, or a layer's x, w_q, w_k, w_v.", **values)
     if missing:
-        values = {"file": place.name, "names": ", ".join(missing)}
-        raise FileError(
-            "{file} lacks {names}.", "it needs q, k, v, or a layer's x, w_q, w_k, w_v, or weights and v.", **values
-        )
+        hint = "it needs q, k, v, or a layer's x, w_q, w_k, w_v, or weights and v."
+        raise FileError("{file} lacks {names}.", hint, file=place.name, names=", ".join(missing))
     return needed
 
 
 def check_alone(place: Path, others: Collection[str]) -> None:
     """Raise FileError where a file of weights and values holds anything that acts before weights are there."""
     for name in others:
-        values = {"file": place.name, "name": name}
         raise FileError(
             "{file} holds weights without q and k, and {name}, which acts before there are weights.",
             "leave {name} out, or give q, k and v: then the weights are checked.",
-            **values,
+            file=place.name,
+            name=name,
         )
 
 
@@ -103,9 +101,9 @@ def numbers(name: str, value: Any) -> Array:
         flat = [-np.inf if cell is None else cell for cell in flat]
     if name == "theirs":
         flat = [np.nan if cell is None else cell for cell in flat]
-    if any(isinstance(cell, bool) or not isinstance(cell, (int, float, Decimal)) for cell in flat):
-        odd = next(c for c in flat if isinstance(c, bool) or not isinstance(c, (int, float, Decimal)))
-        raise FileError("{name} holds {value!r}: expected numbers.", name=name, value=odd)
+    for cell in flat:
+        if isinstance(cell, bool) or not isinstance(cell, (int, float, Decimal)):
+            raise FileError("{name} holds {value!r}: expected numbers.", name=name, value=cell)
     if all(isinstance(cell, int) and abs(cell) < 2**63 for cell in flat):
         return np.array(flat, dtype=np.int64 if flat else None).reshape(cells.shape)
     return np.array([_float(name, cell) for cell in flat]).reshape(cells.shape)
@@ -184,9 +182,7 @@ def _wanted(place: Path) -> str:
     with suppress(FileError):
         if read_bytes(place)[:4] in (b"PK\x03\x04", b"\x93NUM"):
             return "it is NumPy's: np.savez writes a .npz file, which needs that ending."
-    return (
-        'a .json file holds {"q": [[…]], "k": [[…]], "v": [[…]]}; .npz, .safetensors and .pt files need their endings.'
-    )
+    return _JSON
 
 
 def _read_safetensors(place: Path) -> dict[str, Any]:
@@ -227,6 +223,7 @@ def _refused(place: Path) -> dict[str, Any]:
     )
 
 
+_JSON = 'a .json file holds {"q": [[…]], "k": [[…]], "v": [[…]]}; .npz, .safetensors and .pt files need their endings.'
 _PLAIN = (
     'np.savez("case.npz", q=q, k=k, v=v, theirs=out), or torch.save({"q": q, "k": k, "v": v, "theirs": out}, "case.pt")'
 )

@@ -16,7 +16,7 @@ class LayerShapes(NamedTuple):
 
     symbols: Steps
     numbers: Steps | None  # None where no size is known
-    parameters: dict[str, tuple[Size, Size]]  # of w_q, w_k, w_v and w_o: in symbols, and with numbers
+    parameters: dict[str, tuple[Size, ...]]  # of w_q, w_k, w_v and w_o: in symbols, and with numbers
 
     def to_json(self) -> dict[str, Any]:
         """Steps and parameters as plain numbers and text: a size is a number, or a symbol's text."""
@@ -63,8 +63,8 @@ def layer_shapes(sizes: Mapping[str, int | None]) -> LayerShapes:
     more = {name for name in ("B", "m", "h_kv") if name in sizes}
     symbols = {name: name for name in NAMES if name not in ("B", "m", "h_kv") or name in more}
     values: dict[str, Size] = {name: known.get(name, name) for name in symbols}
-    each = zip(_parameters(symbols), _parameters(values), strict=True)
-    parameters = dict(zip(("w_q", "w_k", "w_v", "w_o"), each, strict=True))
+    both = [_weights(each) for each in (symbols, values)]
+    parameters = {name: tuple(prod(map(read_size, each[name])) for each in both) for name in both[0]}
     return LayerShapes(_steps(symbols), _steps(values) if known else None, parameters)
 
 
@@ -83,28 +83,18 @@ def _completed(known: dict[str, int]) -> dict[str, int]:
     return sizes
 
 
-def _weights(sizes: Mapping[str, Size]) -> dict[str, tuple[Any, ...]]:
+def _weights(sizes: Mapping[str, Size]) -> dict[str, Any]:
     d_model, kv = sizes["d_model"], sizes.get("h_kv", sizes["h"])
     return {
-        "w_q": (d_model, _times(sizes["h"], sizes["d_k"])),
-        "w_k": (d_model, _times(kv, sizes["d_k"])),
-        "w_v": (d_model, _times(kv, sizes["d_v"])),
-        "w_o": (_times(sizes["h"], sizes["d_v"]), d_model),
+        "w_q": (d_model, f"{sizes['h']}·{sizes['d_k']}"),
+        "w_k": (d_model, f"{kv}·{sizes['d_k']}"),
+        "w_v": (d_model, f"{kv}·{sizes['d_v']}"),
+        "w_o": (f"{sizes['h']}·{sizes['d_v']}", d_model),
     }
-
-
-def _times(a: Size, b: Size) -> Size:
-    """The product of two numbers or names, as `shapes` reads it."""
-    return a * b if not isinstance(a, str) and not isinstance(b, str) else f"{a}·{b}"
 
 
 def _steps(sizes: Mapping[str, Size]) -> Steps:
     lead = (sizes["B"],) if "B" in sizes else ()
     x = (*lead, sizes["n"], sizes["d_model"])
     context = (*lead, sizes["m"], sizes["d_model"]) if "m" in sizes else None
-    w_q, w_k, w_v, w_o = _weights(sizes).values()
-    return shapes(x=x, w_q=w_q, w_k=w_k, w_v=w_v, w_o=w_o, num_heads=sizes["h"], context=context)
-
-
-def _parameters(sizes: Mapping[str, Size]) -> list[Size]:
-    return [prod(map(read_size, shape)) for shape in _weights(sizes).values()]
+    return shapes(x=x, **_weights(sizes), num_heads=sizes["h"], context=context)

@@ -19,7 +19,7 @@ from clearhead.view.container import Document
 from clearhead.view.long import OPENING, ShownLayer, ShownRun
 from clearhead.view.long import described as described_runs
 from clearhead.view.packing import packed
-from clearhead.words import Language, in_columns, in_formulas, say
+from clearhead.words import LANGUAGES, Language, in_columns, in_formulas, say
 
 _STEPS = ("x", "context", "q", "k", "v", "scores", "scaled", "capped", "biased", "masked", "weights", "heads", "concat")
 _SENTENCES = (*_STEPS, "beside", "scaled by", "weights with sink", "output", "layer output", "illustration")
@@ -76,19 +76,11 @@ def story(layers: Sequence[PageLayer], scene: Scene, edited: Edited | None = Non
         every += edited.layers
         other = {"edits": list(edited.edits), "layers": again, "facts": dict(edited.facts)}
     arrays |= {f"claimed.{name}": array for name, array in scene.claimed.items()}
-    header = {
-        **OPENING,
-        "served": False,
-        "runs": shown,
-        "title": scene.title,
-        "language": scene.language,
+    header = _opening(shown, scene.title, scene.language) | {
         "convention": scene.convention,
         "tokens": None if scene.tokens is None else list(scene.tokens),
         "sources": None if scene.sources is None else list(scene.sources),
-        "words": {
-            language: _words(language, (*layers, *(edited.layers if edited else ())), scene.convention)
-            for language in ("en", "zh")
-        },
+        "words": {each: _words(each, every, scene.convention) for each in LANGUAGES},
         "layers": described,
         "chosen": {"layer": 0, "head": 0, "query": -1} | dict(scene.chosen),
         "facts": dict(scene.facts),
@@ -123,7 +115,7 @@ def _shown(layer: PageLayer, batch: int, *, cross: bool) -> ShownLayer:
 
 def both(key: str, **values: object) -> Translations:
     """One sentence in both languages."""
-    return {"en": say("en", key, **values), "zh": say("zh", key, **values)}
+    return {language: say(language, key, **values) for language in LANGUAGES}
 
 
 def capitalised(text: str, stop: Language | None = None) -> str:
@@ -133,8 +125,12 @@ def capitalised(text: str, stop: Language | None = None) -> str:
 
 def lesson(name: str, data: Mapping[str, Any], language: Language, arrays: Mapping[str, Array]) -> Document:
     """The document of a page whose only entry is this; its words are in both languages, with the title."""
-    header = {**OPENING, "served": False, "runs": [], "title": data["words"][language]["title"], "language": language}
-    return Document({**header, name: data}, arrays)
+    return Document(_opening([], data["words"][language]["title"], language) | {name: data}, arrays)
+
+
+def _opening(runs: list[Any], title: str, language: Language) -> dict[str, Any]:
+    """The entries that every page's header has."""
+    return {**OPENING, "served": False, "runs": runs, "title": title, "language": language}
 
 
 def _words(language: Language, layers: Sequence[PageLayer], convention: Convention) -> dict[str, Any]:

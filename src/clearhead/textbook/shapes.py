@@ -193,16 +193,13 @@ def layer_sizes(
                 other=other,
             )
     if tuple(x[:-2]) != tuple(context[:-2]):
-        values: dict[str, object] = {"context": tuple(context[:-2]), "x": tuple(x[:-2])}
-        raise ShapeError("context has batch {context} but x has batch {x}: they must be equal.", **values)
+        what = "context has batch {context} but x has batch {x}: they must be equal."
+        raise ShapeError(what, context=tuple(context[:-2]), x=tuple(x[:-2]))
     d_k = _share("w_q", w_q[1], num_heads, Sentence("num_heads {heads}", heads=num_heads))
     kv_heads = _share("w_k", w_k[1], d_k, Sentence("d_k {width}, the width of one query head", width=d_k))
     if kv_heads == 0 or num_heads % kv_heads:
-        values = {"keys": kv_heads, "heads": num_heads}
-        raise ShapeError(
-            "w_k makes {keys} key heads but num_heads is {heads}: query heads must be a multiple of key heads.",
-            **values,
-        )
+        what = "w_k makes {keys} key heads but num_heads is {heads}: query heads must be a multiple of key heads."
+        raise ShapeError(what, keys=kv_heads, heads=num_heads)
     d_v = _share("w_v", w_v[1], kv_heads, Sentence("{count} key heads", count=kv_heads))
     if w_o is not None and (len(w_o) != 2 or w_o[0] != num_heads * d_v):
         values = {"shape": named(w_o, ("d_in", "d_out")), "heads": num_heads, "width": d_v, "joined": num_heads * d_v}
@@ -217,37 +214,32 @@ def layer_sizes(
 def attention_steps(sizes: Sizes, used: Used, convention: Convention, itemsize: int) -> Steps:
     """The steps from Q, K, V to A·V."""
     rows = convention == "rows"
-    n, m, d_k, d_v = sizes.queries, sizes.keys, sizes.d_k, sizes.d_v
-    cells = prod(sizes.lead) * (1 if sizes.heads is None else sizes.heads) * n * m
+    cells = prod(sizes.lead) * (1 if sizes.heads is None else sizes.heads) * sizes.queries * sizes.keys
     write = _Writer(sizes, convention, itemsize)
-    q, k, v = ("queries", "d_k"), ("keys", "d_k"), ("keys", "d_v")
     a = ("queries", "keys")
     scale = used.scale if isinstance(used.scale, str | None) else f"{used.scale:.6g}"
     scaling = ("S' = S/√d_k", "scaled") if used.scale is None else (f"S' = {scale}·S", "scaled by")
     steps = [
-        write("q", "Q", "Q", q, (n, d_k), 0),
-        write("k", "K", "K", k, (m, d_k), 0, kv=True),
-        write("v", "V", "V", v, (m, d_v), 0, kv=True),
-        write("scores", "S", "S = Q·Kᵀ" if rows else "S = Kᵀ·Q", a, (n, m), cells * d_k),
-        write("scaled", "S'", scaling[0], a, (n, m), cells, words=scaling[1]),
+        write("q", "Q", ("queries", "d_k"), 0),
+        write("k", "K", ("keys", "d_k"), 0),
+        write("v", "V", ("keys", "d_v"), 0),
+        write("scores", "S = Q·Kᵀ" if rows else "S = Kᵀ·Q", a, cells * sizes.d_k),
+        write("scaled", scaling[0], a, cells, scaling[1]),
     ]
-    last = "S'"
     if used.softcap is not None:
         cap = f"{used.softcap:.6g}"
-        steps.append(write("capped", "C", f"C = {cap}·tanh({last}/{cap})", a, (n, m), 2 * cells))
-        last = "C"
+        steps.append(write("capped", f"C = {cap}·tanh({steps[-1].symbol}/{cap})", a, 2 * cells))
     if used.biased:
         words = "biased by spans" if used.biased == ("spans",) else "biased"
-        steps.append(write("biased", "B", f"B = {last} + {' + '.join(used.biased)}", a, (n, m), cells, words=words))
-        last = "B"
+        steps.append(write("biased", f"B = {steps[-1].symbol} + {' + '.join(used.biased)}", a, cells, words))
     if used.masked:
-        steps.append(write("masked", "M", f"M = {last}, -∞ where forbidden ({', '.join(used.masked)})", a, (n, m), 0))
-        last = "M"
-    inside = f"[{last}, sink]" if used.sinks else last
+        forbidden = f"-∞ where forbidden ({', '.join(used.masked)})"
+        steps.append(write("masked", f"M = {steps[-1].symbol}, {forbidden}", a, 0))
+    inside = f"[{steps[-1].symbol}, sink]" if used.sinks else steps[-1].symbol
     per = "row" if rows else "column"
     words = "weights with sink" if used.sinks else "weights"
-    steps.append(write("weights", "A", f"A = softmax({inside}), each {per}", a, (n, m), cells, words=words))
-    steps.append(write("output", "O", "O = A·V" if rows else "O = V·A", ("queries", "d_v"), (n, d_v), cells * d_v))
+    steps.append(write("weights", f"A = softmax({inside}), each {per}", a, cells, words))
+    steps.append(write("output", "O = A·V" if rows else "O = V·A", ("queries", "d_v"), cells * sizes.d_v))
     return Steps(steps)
 
 
@@ -288,10 +280,9 @@ def layer_steps(
         product = f"{tokens}·W^{symbol}{plus}" if rows else f"W^{symbol}·{tokens}{plus}"
         return f"{symbol} = {used.through.format(product) if symbol in 'QK' else product}"
 
-    said = "x normalised" if normalised else "x"
-    steps = [flat("x", "X", "X", ("queries", "d_model"), (n, x[-1]), 0, words=said)]
+    steps = [flat("x", "X", ("queries", "d_model"), 0, "x normalised" if normalised else "x", wide=x[-1])]
     if cross:
-        steps.append(flat("context", "C", "C", ("keys", "d_model"), (m, context[-1]), 0))
+        steps.append(flat("context", "C", ("keys", "d_model"), 0, wide=context[-1]))
     inner = attention_steps(sizes, used, convention, itemsize)
     made = {
         "q": (project("Q", "X", "b_q"), many * n * x[-1] * heads * sizes.d_k),
@@ -305,45 +296,38 @@ def layer_steps(
     wide = heads * sizes.d_v
     last = f"{{{heads}-1}}" if is_symbolic([heads]) else heads - 1
     together = "O_0" if heads == 1 else f"concat(O_0 … O_{last})"
-    steps.append(flat("concat", "H", f"H = {together}", ("queries", "heads·d_v"), (n, wide), 0))
-    if w_o is None:
-        said = "layer output joined"
-        steps.append(flat("output", "U", "U = H", ("queries", "d_model"), (n, wide), 0, words=said))
-    else:
-        plus = " + b^O" if "b_o" in biases else ""
-        formula = f"U = H·W^O{plus}" if rows else f"U = W^O·H{plus}"
-        work, said = many * n * wide * w_o[1], "layer output"
-        steps.append(flat("output", "U", formula, ("queries", "d_model"), (n, w_o[1]), work, words=said))
+    steps.append(flat("concat", f"H = {together}", ("queries", "heads·d_v"), 0, wide=wide))
+    plus = " + b^O" if "b_o" in biases else ""
+    formula, work, said = "U = H", 0, "layer output joined"
+    if w_o is not None:
+        formula, work, said = (
+            f"U = H·W^O{plus}" if rows else f"U = W^O·H{plus}",
+            many * n * wide * w_o[1],
+            "layer output",
+        )
+        wide = w_o[1]
+    steps.append(flat("output", formula, ("queries", "d_model"), work, said, wide=wide))
     return Steps(steps)
 
 
 class _Writer:
-    """Makes steps: adds the leading axes, and swaps the last two in columns convention."""
+    """Makes steps: adds the leading axes, finds the sizes, and swaps the last two axes in columns convention."""
 
     def __init__(self, sizes: Sizes, convention: Convention, itemsize: int) -> None:
         self.sizes, self.turn, self.itemsize = sizes, convention == "columns", itemsize
 
     def __call__(
-        self,
-        name: str,
-        symbol: str,
-        formula: str,
-        axes: tuple[str, str],
-        shape: tuple[Size, Size],
-        work: Size,
-        *,
-        kv: bool = False,
-        words: str = "",
+        self, name: str, formula: str, axes: tuple[str, str], work: Size, words: str = "", *, wide: Size = None
     ) -> Step:
-        count = self.sizes.kv_heads if kv else self.sizes.heads
-        lead_axes = ("batch",) * len(self.sizes.lead) + (() if count is None else ("kv_heads" if kv else "heads",))
-        lead = self.sizes.lead + (() if count is None else (count,))
-        if self.turn:
-            axes, shape = (axes[1], axes[0]), (shape[1], shape[0])
-        size = prod((*lead, *shape))
-        described = (*lead_axes, *axes), (*lead, *shape), work, size * self.itemsize
+        """A step; `words` is what is said of it, else its name; `wide` the size of a last axis that is not in Sizes."""
+        heads = "kv_heads" if name in ("k", "v") else "heads"
+        count = getattr(self.sizes, heads)
+        last = getattr(self.sizes, axes[1]) if wide is None else wide
+        lead = [*(("batch", size) for size in self.sizes.lead), *([] if count is None else [(heads, count)])]
+        matrix = [(axes[0], getattr(self.sizes, axes[0])), (axes[1], last)]
+        names, shape = zip(*lead, *(reversed(matrix) if self.turn else matrix), strict=True)
         said = in_columns(words or name) if self.turn else words or name
-        return Step(name, symbol, formula, *described, said)
+        return Step(name, formula.partition(" = ")[0], formula, names, shape, work, prod(shape) * self.itemsize, said)
 
 
 def turned(array: Array, convention: Convention) -> Array:

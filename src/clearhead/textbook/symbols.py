@@ -1,6 +1,7 @@
 """Sizes as symbols: n, 2·n·m, d_model/h. They multiply and divide like numbers, so that one computation serves both."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -27,9 +28,8 @@ class Term:
         term = _term(other)
         if term is None:
             return NotImplemented
-        together = dict(self.powers)
-        for symbol, power in term.powers:
-            together[symbol] = together.get(symbol, 0) + power
+        together = Counter(dict(self.powers))
+        together.update(dict(term.powers))  # which adds
         return _made(self.number * term.number, together)
 
     __rmul__ = __mul__

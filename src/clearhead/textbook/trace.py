@@ -15,12 +15,12 @@ from clearhead.core.rule_values import has_axes, read_language, read_members, re
 from clearhead.core.rules import Rules
 from clearhead.core.statistics import Wanted
 from clearhead.digits import fixed
-from clearhead.errors import RuleError, ShapeError
+from clearhead.errors import RuleError
 from clearhead.textbook.page import PageLayer, Scene, both, story
 from clearhead.textbook.shapes import Convention, Sizes, Steps, Used, attention_steps, check_convention, turned
 from clearhead.view import images, notebook, page
 from clearhead.view.container import Document
-from clearhead.view.names import token_names
+from clearhead.view.names import check_count, token_names
 from clearhead.words import Language, say
 
 _INPUTS = ("x", "context", "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
@@ -70,7 +70,10 @@ class TokenTrace:
         head, count = read_place("head", head, len(rows)), whole_number("count", count, 0)
         weights, output = rows[head], outputs[head]
         strongest = [j for j in np.argsort(-weights, kind="stable") if weights[j] > 0]
-        names = [str(j) for j in range(len(weights))] if tokens is None else _names(tokens, len(weights))
+        names = [str(j) for j in range(len(weights))]
+        if tokens is not None:
+            names = read_members("tokens", tokens, (str,), "a list of strings", "tokens=['the', ' cat', ' sat']")
+            check_count("tokens", names, len(weights), "keys")
         terms = [f"{fixed(float(weights[j]), 4, 8)}·v_{names[j].strip()}" for j in strongest[:count]]
         if len(strongest) > count:
             rest = float(weights[strongest[count:]].sum())
@@ -283,14 +286,16 @@ def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: U
     ([[6.5, 10.0], [2.0, 3.5]], [[0.9224, 2.1553], [0.7428, 2.5144]])
     """
     check_convention(convention)
-    q, k, v = (_turn(x, name, convention) for x, name in ((q, "q"), (k, "k"), (v, "v")))
+    if convention == "columns":
+        read = [as_array(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
+        q, k, v = (restore(turned(array, convention)) for array, restore in read)
     described, _ = describe_whole(q, k, v, rules)
     problem = described.problem
     book = reference.attend(problem, described.q, described.k, described.v)
     raw = {name: as_array(x, name)[0] for name, x in (("q", q), ("k", k), ("v", v))}
     sizes = Sizes.of(*(x.shape for x in raw.values()))
     steps = attention_steps(sizes, used_rules(rules), convention, problem.dtype.itemsize)
-    return Trace(described, book, steps, raw | intermediates(problem, book, "output"), convention)
+    return Trace(described, book, steps, raw | intermediates(problem, book), convention)
 
 
 def fast_output(described: Described) -> tuple[str, Array]:
@@ -299,15 +304,6 @@ def fast_output(described: Described) -> tuple[str, Array]:
     q, k, v = described.q, described.k, described.v
     output = engines.get(name).rows(described.problem, q, k, v, Wanted(output=True))["output"]
     return name, output.astype(np.float64)
-
-
-def _names(tokens: Any, keys: int) -> list[str]:
-    names = read_members("tokens", tokens, (str,), "a list of strings", "tokens=['the', ' cat', ' sat']")
-    if len(names) != keys:
-        raise ShapeError(
-            "tokens has {strings} strings for {count} keys: expected one for each.", strings=len(names), count=keys
-        )
-    return names
 
 
 def values_of(traced: Trace) -> Array:
@@ -327,9 +323,9 @@ def listed(x: Any) -> Any:
     return cells.tolist()
 
 
-def intermediates(problem: Problem, book: reference.Textbook, *more: str) -> dict[str, Array]:
-    """The intermediates from the scores to the weights, and `more`, by name, with the axes of the caller's inputs."""
-    names = ("scores", "scaled", "capped", "biased", "masked", "logsumexp", "weights", *more)
+def intermediates(problem: Problem, book: reference.Textbook) -> dict[str, Array]:
+    """The intermediates from the scores to the output by name, with the axes of the caller's inputs."""
+    names = ("scores", "scaled", "capped", "biased", "masked", "logsumexp", "weights", "output")
     return {name: problem.restore(getattr(book, name)) for name in names}
 
 
@@ -350,13 +346,6 @@ def used_rules(rules: Rules) -> Used:
         masked=active("causal", "window", "mask", "kv_lengths", "query_lengths", "query_segments"),
         sinks=rules.get("sinks") is not None,
     )
-
-
-def _turn(x: Any, name: str, convention: Convention) -> Any:
-    if convention == "rows":
-        return x
-    array, restore = as_array(x, name)
-    return restore(turned(array, convention))
 
 
 def largest_difference(a: Array, b: Array) -> float:

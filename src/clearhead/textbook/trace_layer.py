@@ -61,7 +61,12 @@ def trace_layer(
     if w_o is None and b_o is not None:
         raise RuleError("b_o is given but w_o is not: a bias of the output projection needs one.")
     parts = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v} | _present(w_o=w_o, context=context)
-    read = {name: turned(_matrix(value, name), convention) for name, value in parts.items()}
+    read: dict[str, Array] = {}
+    for name, value in parts.items():
+        array = read_numbers(name, value)
+        if array.ndim < 2:
+            raise ShapeError("{name} has {count} axes: expected at least two.", name=name, count=array.ndim)
+        read[name] = turned(array, convention)
     biases = {name: read_numbers(name, value) for name, value in _present(b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o).items()}
     x, out = read["x"], read.get("w_o")
     source = read.get("context", x)
@@ -73,21 +78,13 @@ def trace_layer(
     described = replace(describe(q, k, v, rules), restore=restore)
     problem = described.problem
     book = reference.attend(problem, described.q, described.k, described.v)
-    weights = {name: w for name, w in read.items() if name.startswith("w_")} | biases
     used, cross, names = used_rules(rules), context is not None, frozenset(biases)
     steps = layer_steps(sizes, x.shape, source.shape, out_shape, used, names, convention, x.itemsize, cross=cross)
-    arrays = {"x": x, "context": source, **weights, "q": q, "k": k, "v": v, **intermediates(problem, book, "output")}
+    arrays = {**read, **biases, "context": source, "q": q, "k": k, "v": v, **intermediates(problem, book)}
     heads = arrays["output"]
     arrays |= {"heads": heads, "concat": joined(heads)}
     arrays["output"] = arrays["concat"] if out is None else _project(arrays["concat"], out, biases, "b_o")
     return Trace(described, book, steps, arrays, convention)
-
-
-def _matrix(x: Any, name: str) -> Array:
-    array = read_numbers(name, x)
-    if array.ndim < 2:
-        raise ShapeError("{name} has {count} axes: expected at least two.", name=name, count=array.ndim)
-    return array
 
 
 def _present(**arrays: Any) -> dict[str, Any]:

@@ -38,7 +38,8 @@ class WeightsTrace(Trace):
         output = mix(weights, values, weights > 0)
         book = Textbook(zeros, zeros, zeros, zeros, zeros, np.log(sums), weights, output)
         arrays = {"weights": weights, "v": v, "output": output}
-        restored = {name: x.reshape(*_lead(problem.prefix, x.shape[1]), *x.shape[-2:]) for name, x in arrays.items()}
+        axes = 1 if problem.prefix else 2  # two axes are one head without an axis of its own
+        restored = {name: x.reshape(*problem.prefix[:-1], *x.shape[axes:]) for name, x in arrays.items()}
         sizes = Sizes.of(restored["output"].shape, restored["v"].shape, restored["v"].shape)
         steps = weights_steps(sizes, convention, problem.dtype.itemsize)
         super().__init__(described, book, steps, restored, convention)
@@ -148,8 +149,3 @@ def _check(a: Array, v: Array) -> None:
             **shapes,
             axis=KEY[1],
         )
-
-
-def _lead(prefix: tuple[int, ...], heads: int) -> tuple[int, ...]:
-    """The caller's leading axes, with so many heads."""
-    return (*prefix[:-1], heads) if prefix else ()

@@ -39,9 +39,7 @@ def activate() -> None:
     tensor([1., 0.])
     >>> clearhead.torch.deactivate()
     """
-    with _switch.lock:
-        _switch.kept = True
-        _switch.update()
+    _switch.turn(kept=True)
 
 
 def deactivate() -> None:
@@ -52,9 +50,7 @@ def deactivate() -> None:
     >>> import clearhead.torch
     >>> clearhead.torch.deactivate()
     """
-    with _switch.lock:
-        _switch.kept = False
-        _switch.update()
+    _switch.turn(kept=False)
 
 
 @contextmanager
@@ -72,15 +68,11 @@ def active() -> Iterator[None]:
     clearhead, 1 call: scaled_dot_product_attention itself.
         float32, query (1, 1, 2, 2), key (1, 1, 2, 2), value (1, 1, 2, 2)
     """
-    with _switch.lock:
-        _switch.blocks += 1
-        _switch.update()
+    _switch.turn(blocks=1)
     try:
         yield
     finally:
-        with _switch.lock:
-            _switch.blocks -= 1
-            _switch.update()
+        _switch.turn(blocks=-1)
 
 
 def explain() -> Calls:
@@ -111,8 +103,14 @@ class _Switch:
         self.library: Library | None = None
         self.on = False
 
-    def update(self) -> None:
-        """Turn clearhead on or off, as `kept` and `blocks` say."""
+    def turn(self, *, kept: bool | None = None, blocks: int = 0) -> None:
+        """Turn clearhead on or off, as `kept` and the number of blocks, `blocks` more now, say."""
+        with self.lock:
+            self.kept = self.kept if kept is None else kept
+            self.blocks += blocks
+            self._update()
+
+    def _update(self) -> None:
         wanted = self.kept or self.blocks > 0
         if wanted == self.on:
             return

@@ -57,19 +57,18 @@ class _Seen(NamedTuple):
 
 
 _lock = Lock()
-_counts: dict[tuple[str, str], int] = {}
-_latest: dict[tuple[str, str], deque[_Seen]] = {}
+_routes: dict[tuple[str, str], tuple[int, deque[_Seen]]] = {}  # how many calls, and the latest
 
 
 def count(computed_by: str, reason: str, query: Tensor, *others: Tensor | None, note: str = "") -> None:
     """Count a call with this query, key, value and mask. There are few reasons, and each is kept."""
     route, seen = (computed_by, reason), _Seen(query.dtype, tuple(map(_shape, (query, *others))), note)
     with _lock:
-        _counts[route] = _counts.get(route, 0) + 1
-        latest = _latest.setdefault(route, deque(maxlen=LATEST))
+        number, latest = _routes.get(route, (0, deque(maxlen=LATEST)))
         if seen in latest:
             latest.remove(seen)
         latest.appendleft(seen)
+        _routes[route] = number + 1, latest
 
 
 def _shape(x: Tensor | None) -> tuple[int, ...] | str | None:
@@ -79,12 +78,11 @@ def _shape(x: Tensor | None) -> tuple[int, ...] | str | None:
 def counted() -> tuple[Route, ...]:
     """All routes, those of clearhead first, the most frequent first."""
     with _lock:
-        routes = [Route(*route, number, tuple(map(str, _latest[route]))) for route, number in _counts.items()]
+        routes = [Route(*route, number, tuple(map(str, latest))) for route, (number, latest) in _routes.items()]
     return tuple(sorted(routes, key=lambda route: (route.computed_by != "clearhead", -route.count)))
 
 
 def forget() -> None:
     """Start counting anew."""
     with _lock:
-        _counts.clear()
-        _latest.clear()
+        _routes.clear()

@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
 from clearhead import engines
-from clearhead.core.arrays import as_array, to_torch
+from clearhead.core.arrays import as_array, carries_tangent, to_torch
 from clearhead.core.observations import check_room
 from clearhead.core.problem import describe_whole
 from clearhead.core.statistics import Wanted
@@ -63,7 +63,8 @@ def attend(
     if not why:
         try:
             fusible = torch._fused_sdp_choice(*inputs, **named) != SDPBackend.MATH.value
-            if fusible and _recorded(query, key, value) and not _moving(query, key, value):
+            moving = forward_ad._current_level >= 0 and any(carries_tangent(torch, x) for x in (query, key, value))
+            if fusible and _recorded(query, key, value) and not moving:
                 return _pytorchs(inputs, named)  # counted in `fused`
             output = scaled_dot_product_attention(*inputs, **named)
         except (ShapeError, DtypeError, RuleError) as error:
@@ -124,12 +125,6 @@ def _watched() -> bool:
 
 def _recorded(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-
-
-def _moving(*tensors: Tensor) -> bool:
-    """Does one of them carry a tangent of forward mode?"""
-    level = forward_ad._current_level >= 0
-    return level and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)  # type: ignore[no-untyped-call]
 
 
 def _strided_as(query: Tensor, output: Tensor) -> Tensor:

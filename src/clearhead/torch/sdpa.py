@@ -134,10 +134,11 @@ def _mask_rules(query: Tensor, key: Tensor, attn_mask: Tensor | None) -> dict[st
 def _broadcast(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Broadcast the leading axes, as PyTorch's matrix product does; the heads axis only where heads are not grouped."""
     fixed = 3 if enable_gqa else 2
-    for name, x in (("query", query), ("key", key), ("value", value)):
+    named = {"query": query, "key": key, "value": value}
+    for name, x in named.items():
         check_tensor(x, name)
-    query, key, value = (autocast(x) for x in (query, key, value))
-    for name, x in (("query", query), ("key", key), ("value", value)):
+    query, key, value = map(autocast, named.values())
+    for name, x in zip(named, (query, key, value), strict=True):
         if x.dtype != query.dtype:
             raise DtypeError(f"{name} is {x.dtype} but query is {query.dtype}: they must have one dtype.")
         if x.ndim < fixed:

@@ -78,13 +78,11 @@ def _caption(head: dict[str, float], even: dict[str, float]) -> Caption | None:
     name = MIXED if kind is None else kind.name
     key = "mixed without distance" if name == MIXED and not np.isfinite(head["distance"]) else name
     said: dict[Language, str] = {language: say(language, f"caption {key}", **numbers) for language in LANGUAGES}
-    return Caption(name, 0.0 if kind is None else _clearness(kind, head[kind.statistic], even[kind.statistic]), said)
-
-
-def _clearness(kind: Kind, share: float, even: float) -> float:
-    if kind.most is not None:
-        return 1 - share / even
-    return 0.0 if kind.excess is None else _excess(share, even)
+    clearness = 0.0
+    if kind is not None and (kind.most is not None or kind.excess is not None):
+        share, level = head[kind.statistic], even[kind.statistic]
+        clearness = 1 - share / level if kind.excess is None else _excess(share, level)
+    return Caption(name, clearness, said)
 
 
 def _holds(kind: Kind, share: float, even: float) -> bool:

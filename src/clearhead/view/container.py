@@ -37,7 +37,10 @@ def parts(document: Document, block: int = BLOCK) -> Iterator[tuple[str, str, st
     """
     table, data = _concatenated(document.arrays, packed=document.packed)
     header = {**document.header, "format": FORMAT, "block": block, "arrays": table}
-    yield "clearhead", "application/json", _inert(header)
+    text = json.dumps(header, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    for mark in "<>&":  # so that `</script>` and `<!--` cannot occur in it
+        text = text.replace(mark, f"\\u{ord(mark):04x}")
+    yield "clearhead", "application/json", text
     for number, start in enumerate(range(0, len(data), block)):
         yield f"clearhead-{number}", "application/octet-stream", base85(data[start : start + block])
 
@@ -119,9 +122,3 @@ def stored(values: Array) -> Array:
     if array.dtype not in _DTYPES:
         raise TypeError(f"a page cannot hold {array.dtype}")
     return array if array.dtype.byteorder in "=|<" else array.astype(array.dtype.newbyteorder("<"))
-
-
-def _inert(header: dict[str, Any]) -> str:
-    """The header as ASCII JSON that is safe inside HTML: `</script>` and `<!--` cannot occur in it."""
-    text = json.dumps(header, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -108,24 +108,22 @@ class Display:
         for name in options:
             if name not in Page.__annotations__:
                 raise unknown("option", name, Page.__annotations__)
-        more: Page = {**options}
-        names = more.pop("tokens", None), more.pop("source_tokens", None)
-        batch, beside, each = more.pop("batch", 0), more.pop("beside", None), more.pop("each", iter)
+        batch, each, beside = options.get("batch", 0), options.get("each", iter), options.get("beside")
         batch = whole_number("batch", batch, 0)
         if beside is not None and not isinstance(beside, Display):
             raise DtypeError(f"beside is {shown(beside)}: expected what was seen in a second run.", "beside=other")
         if not callable(each):
             raise RuleError(f"each is {shown(each)}: expected what walks the layers.", "each=tqdm")
-        v = more.pop("v", None)
-        runs = [_renamed(self._run(batch, v), *names)]
-        if beside is not None:
-            runs.append(_renamed(run_of(beside, batch), *names))
-        wish = PageOptions(**{"title": runs[0].name, **more})  # type: ignore[arg-type]
-        return runs, wish if v is None else replace(wish, room=None), each
+        seen = [self._run(batch, options.get("v")), *([] if beside is None else [beside._run(batch)])]
+        runs = [_renamed(run, options.get("tokens"), options.get("source_tokens")) for run in seen]
+        wish: Any = {name: options[name] for name in ("exact", "dtype", "language", "title") if name in options}
+        room = {} if options.get("v") is None else {"room": None}
+        return runs, PageOptions(**{"title": runs[0].name, **wish, **room}), each
 
     def _cells(self, layer: int | str, head: int, batch: int, side: int) -> tuple[plots.Cells, ShownRun, ShownLayer]:
         run = self._run(whole_number("batch", batch, 0))
-        part = _layer_of(run, layer)
+        names = [each.name for each in run.layers]
+        part = run.layers[names.index(layer_name(layer, names))]
         head = whole_number("head", head, 0)
         if head not in part.heads:
             raise SelectionError(f"there is no head {head}: the matrix has {', '.join(map(str, part.heads))}.")
@@ -147,14 +145,13 @@ class Display:
             return {"text/plain": str(self), "text/html": hint}
         first = run.layers[0]
         runs, wish = self._wished({})[:2]
-        wishes = (replace(wish, room=notebook.MOST_BYTES), replace(wish, room=notebook.MOST_BYTES, exact=[]))
-        pages = [partial(_html, runs, each) for each in wishes]
+
+        def written(exact: Any) -> str:
+            return page.html(document(runs, replace(wish, room=notebook.MOST_BYTES, exact=exact)))
+
+        pages = [partial(written, None), partial(written, [])]
         picture = partial(self.to_svg, first.heads[0], layer=first.name or 0)
         return notebook.bundle(str(self), pages, picture, prod(first.matrix.shape[-2:]))
-
-
-def _html(runs: list[ShownRun], wish: PageOptions) -> str:
-    return page.html(document(runs, wish))
 
 
 def run_of(seen: Display, batch: int = 0) -> ShownRun:
@@ -172,11 +169,6 @@ def _renamed(run: ShownRun, tokens: Any, source_tokens: Any) -> ShownRun:
     for layer in layers:
         token_names(tokens, source_tokens if layer.cross else None, layer.matrix.factors.problem)
     return replace(run, layers=layers, tokens=tokens, sources=run.sources if source_tokens is None else source_tokens)
-
-
-def _layer_of(run: ShownRun, layer: int | str) -> ShownLayer:
-    names = [part.name for part in run.layers]
-    return run.layers[names.index(layer_name(layer, names))]
 
 
 def _names(run: ShownRun, layer: ShownLayer) -> tuple[Sequence[str] | None, Sequence[str] | None]:

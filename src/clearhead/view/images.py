@@ -94,8 +94,9 @@ def png(weights: Array, masked: Array | None = None, cell: int = 8, high: float 
     height, width = image.shape[:2]
     lines = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], axis=1).tobytes()
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunks = (b"IHDR", head), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks)
+    chunks = b"IHDR" + head, b"IDAT" + zlib.compress(lines, 9), b"IEND"
+    framed = (struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(framed)
 
 
 def strips(statistics: Mapping[str, Array]) -> str:
@@ -119,10 +120,6 @@ def strips(statistics: Mapping[str, Array]) -> str:
         + "\n".join(out)
         + "</svg>"
     )
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def colours(weights: Array, high: float) -> Array:

@@ -212,39 +212,33 @@ def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
         arrays["received"] = small.received[with_rows].astype(np.float32)
     names = {name: f"{chosen.prefix}{place}.{name}" for name in arrays}
     chosen.arrays.update({names[name]: array for name, array in arrays.items()})
-    return (
-        entry
-        | _numbers(layer, seen, first)
-        | {
-            "name": layer.name,
-            "heads": list(layer.heads),
-            "cross": layer.cross,
-            "note": layer.note,
-            "queries": problem.queries,
-            "keys": problem.keys,
-            "d_k": problem.d_k,
-            "dtype": problem.dtype.name,
-            "values": None if layer.v is None else layer.v.dtype.name if chosen.values else "",
-            "first": first,
-            "masked": forbids(problem),
-            "sinks": problem.sinks is not None,
-            "rules": plain,
-            "exact": exact,
-            "arrays": names,
-        }
-    )
+    return {
+        **entry,
+        **_numbers(layer, seen, first),
+        "name": layer.name,
+        "heads": list(layer.heads),
+        "cross": layer.cross,
+        "note": layer.note,
+        **{name: getattr(problem, name) for name in ("queries", "keys", "d_k")},
+        "dtype": problem.dtype.name,
+        "values": None if layer.v is None else layer.v.dtype.name if chosen.values else "",
+        "first": first,
+        "masked": forbids(problem),
+        "sinks": problem.sinks is not None,
+        "rules": plain,
+        "exact": exact,
+        "arrays": names,
+    }
 
 
 def _numbers(layer: ShownLayer, seen: Answers, first: int) -> dict[str, Any]:
     """The statistics of a layer's heads, their captions, and where their colour scales end."""
     means = summarise_heads(layer.matrix, seen, layer.padding, cross=layer.cross)
     each = captions(means, even_heads(layer.matrix, layer.padding, cross=layer.cross))
-    rounded = {
-        name: [float(f"{x:.4g}") if isfinite(x) else None for x in values] for name, values in means._asdict().items()
-    }
+    numbers = means._asdict().items()
     return {
         "reach": _reaches(seen, first),
-        "statistics": rounded,
+        "statistics": {n: [float(f"{x:.4g}") if isfinite(x) else None for x in each] for n, each in numbers},
         "captions": [caption and caption.said for caption in each],
         "kinds": [caption and caption.kind for caption in each],
     }
@@ -331,21 +325,22 @@ def _fitting(chosen: _Chosen, room: int | None) -> _Chosen:
         first = chosen.layers[0]
         halves = (chosen.dtype or first.matrix.factors.q.dtype).itemsize > 2
         hint = (
-            "exact=[({name!r}, {head})] chooses (layer, head) pairs: about {fit} fit; "
+            "exact=[({name!r}, {head})] chooses (layer, head) pairs: about {fit} fit; dtype='bfloat16' halves it; "
+            "`clearhead view` serves any number."
+            if halves
+            else "exact=[({name!r}, {head})] chooses (layer, head) pairs: about {fit} fit; "
             "`clearhead view` serves any number."
         )
-        if halves:
-            hint = (
-                "exact=[({name!r}, {head})] chooses (layer, head) pairs: about {fit} fit; dtype='bfloat16' halves it; "
-                "`clearhead view` serves any number."
-            )
-        words: dict[str, object] = {"size": whole / 1e6, "count": count, "most": LIMIT / 1e6}
-        words |= {"name": first.name, "head": first.heads[0], "fit": fit}
         raise SelectionError(
             "the page would have about {size:.0f} MB with {count} exact heads, and above {most:.0f} MB "
             "browsers are slow to open it.",
             hint,
-            **words,
+            size=whole / 1e6,
+            count=count,
+            most=LIMIT / 1e6,
+            name=first.name,
+            head=first.heads[0],
+            fit=fit,
         )
     return chosen
 

@@ -22,8 +22,8 @@ def token_names(tokens: Any, source_tokens: Any, problem: Problem) -> tuple[Name
     if other is not None:
         if texts is None:
             raise RuleError("source_tokens is given, but tokens, which name the queries, are not.", "tokens=[…]")
-        _check("tokens", texts, n, "queries")
-        _check("source_tokens", other, m, "keys")
+        check_count("tokens", texts, n, "queries")
+        check_count("source_tokens", other, m, "keys")
         return texts, other
     if texts is None:
         return None, None
@@ -31,13 +31,13 @@ def token_names(tokens: Any, source_tokens: Any, problem: Problem) -> tuple[Name
     start = min(offsets)
     inside = len(offsets) == 1 and start >= 0 and start + n <= m
     if not inside or (n != m and not problem.causal and problem.window == (None, None)):
-        values = {"queries": n, "keys": m}
         raise ShapeError(
             "tokens cannot name {queries} queries and {keys} keys at once: they are not one text.",
             "tokens=[…] for the queries, source_tokens=[…] for the keys.",
-            **values,
+            queries=n,
+            keys=m,
         )
-    _check("tokens", texts, m, "keys")
+    check_count("tokens", texts, m, "keys")
     return texts[start : start + n], texts
 
 
@@ -54,7 +54,8 @@ def _strings(name: str, value: Any) -> list[str] | None:
     return strings
 
 
-def _check(name: str, strings: list[str], size: int, axis: str) -> None:
+def check_count(name: str, strings: list[str], size: int, axis: str) -> None:
+    """Raise ShapeError unless there is one string for each query or key."""
     if len(strings) != size:
         values = {"name": name, "strings": len(strings), "count": size}
         if axis == "keys":

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.core import visibility
-from clearhead.core.axes import Array
+from clearhead.core.axes import Array, blocks
 from clearhead.core.problem import Problem
 from clearhead.core.rules import FIELDS, check_supported, take
 
@@ -38,11 +38,8 @@ def forbids(problem: Problem) -> bool:
     """Whether the rules mask any weight of the first batch item. O(queries·keys) to read mask, bias and spans."""
     each_head = any(x is not None and _once(x).shape[1] > 1 for x in (problem.mask, problem.bias, problem.span_table))
     heads = problem.heads if each_head else 1
-    blocks = (range(0, size, _BLOCK) for size in (problem.queries, problem.keys))
-    return any(
-        visibility.tile(problem, 0, head, slice(i, i + _BLOCK), slice(j, j + _BLOCK)) is not True
-        for head, i, j in product(range(heads), *blocks)
-    )
+    parts = product(range(heads), blocks(problem.queries, _BLOCK), blocks(problem.keys, _BLOCK))
+    return any(visibility.tile(problem, 0, head, rows, cols) is not True for head, rows, cols in parts)
 
 
 def _once(array: Array) -> Array:

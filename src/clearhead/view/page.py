@@ -25,6 +25,7 @@ def html(document: Document) -> str:
     kind = document.header["kind"]
     program, style = _asset(f"{kind}.js"), _asset(f"{kind}.css")
     language = str(document.header.get("language", "en"))
+    title = "".join(c if c.isprintable() else " " for c in str(document.header.get("title", "clearhead")))[:200]
     data = "\n".join(f'<script type="{kind}" id="{name}">{text}</script>' for name, kind, text in parts(document))
     return f"""<!doctype html>
 <html lang="{"zh-Hans" if language == "zh" else "en"}">
@@ -33,7 +34,7 @@ def html(document: Document) -> str:
 <meta http-equiv="Content-Security-Policy" content="{policy(document)}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="referrer" content="no-referrer">
-<title>{_title(str(document.header.get("title", "clearhead")))}</title>
+<title>{escape(title)}</title>
 <style>{style}</style>
 </head>
 <body>
@@ -71,10 +72,6 @@ def write(path: str | os.PathLike[str], document: Callable[[], Document]) -> Non
             "{file} is no name for a page, which is HTML.", 'save("{stem}.html")', file=place.name, stem=place.stem
         )
     write_whole(path, encoded(document()))
-
-
-def _title(text: str) -> str:
-    return escape("".join(c if c.isprintable() else " " for c in text)[:200])
 
 
 def _hash(text: str) -> str:

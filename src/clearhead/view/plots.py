@@ -66,10 +66,11 @@ def plot(shown: Cells, shape: tuple[int, int], rows: Sequence[str] | None, cols:
 
     Raises MissingExtraError without matplotlib, DtypeError when `ax` is no axes.
     """
-    colors = _matplotlib()
     ax = _axes(ax)
+    from matplotlib.colors import PowerNorm
+
     weights = np.ma.masked_array(shown.weights, shown.masked)
-    norm = colors.PowerNorm(0.5, vmin=0.0, vmax=shown.high)
+    norm = PowerNorm(0.5, vmin=0.0, vmax=shown.high)
     extent = (-0.5, shape[1] - 0.5, shape[0] - 0.5, -0.5)
     image = ax.imshow(weights, cmap="Purples", norm=norm, extent=extent, interpolation="nearest")
     wrong = ~np.isfinite(shown.weights) & ~shown.masked
@@ -78,8 +79,9 @@ def plot(shown: Cells, shape: tuple[int, int], rows: Sequence[str] | None, cols:
     ax.set_facecolor("0.9")
     ax.set(title=shown.name, xlabel="key", ylabel="query")
     for axis, names, size in ((ax.xaxis, cols, shape[1]), (ax.yaxis, rows, shape[0])):
-        if names is not None and size <= 40:
-            axis.set_ticks(range(size), [_plain(name) for name in names[:size]], rotation=90 if axis is ax.xaxis else 0)
+        if names is not None and size <= 40:  # a dollar would begin a formula
+            labels = [bare(name)[:16].replace("$", r"\$") for name in names[:size]]
+            axis.set_ticks(range(size), labels, rotation=90 if axis is ax.xaxis else 0)
     label = f"weight; the colours end at {shown.high:.3g}:\n{images.ENDS_AT}"
     ax.figure.colorbar(image, ax=ax, label=label, extend="max")
     return ax
@@ -87,7 +89,6 @@ def plot(shown: Cells, shape: tuple[int, int], rows: Sequence[str] | None, cols:
 
 def plot_grid(values: Array, layers: Sequence[str], name: str, ax: Any) -> Any:
     """Draw values (layers, heads) on matplotlib axes and return them; nan stays white. Raises as `plot`."""
-    _matplotlib()
     ax = _axes(ax)
     image = ax.imshow(values, cmap="Purples", interpolation="nearest", aspect="auto")
     ax.set(title=name, xlabel="head", ylabel="layer")
@@ -96,22 +97,12 @@ def plot_grid(values: Array, layers: Sequence[str], name: str, ax: Any) -> Any:
     return ax
 
 
-def _plain(name: str) -> str:
-    """A token as a label for matplotlib: no formulas, no invisible characters, 16 characters at most."""
-    return bare(name)[:16].replace("$", r"\$")
-
-
-def _matplotlib() -> Any:
+def _axes(ax: Any) -> Any:
     try:
-        from matplotlib import colors
+        from matplotlib import pyplot
+        from matplotlib.axes import Axes
     except ImportError:
         raise MissingExtraError("the plot needs matplotlib.", 'pip install "clearhead[plot]"') from None
-    return colors
-
-
-def _axes(ax: Any) -> Any:
-    from matplotlib import pyplot
-    from matplotlib.axes import Axes
 
     if isinstance(ax, Axes):
         return ax

@@ -12,44 +12,24 @@ class MatrixData(Protocol):
     """The arrays and rules that weights are computed from."""
 
     @property
-    def problem(self) -> Problem:
-        """The shapes and the score rules."""
-
+    def problem(self) -> Problem: ...  # the shapes and the score rules
     @property
-    def q(self) -> Array:
-        """(batch, heads, queries, d_k)."""
-
+    def q(self) -> Array: ...  # (batch, heads, queries, d_k)
     @property
-    def k(self) -> Array:
-        """(batch, kv_heads, keys, d_k)."""
-
+    def k(self) -> Array: ...  # (batch, kv_heads, keys, d_k)
     @property
-    def logsumexp(self) -> Array:
-        """(batch, heads, queries)."""
-
-    def changed(self, problem: Problem, q: Array, k: Array) -> Self:
-        """A copy with another problem, q and k."""
-
-    def observe(self, v: Any, asked: Mapping[str, Any]) -> Answers:
-        """The requested statistics."""
+    def logsumexp(self) -> Array: ...  # (batch, heads, queries)
+    def changed(self, problem: Problem, q: Array, k: Array) -> Self: ...  # the same with another problem, q and k
+    def observe(self, v: Any, asked: Mapping[str, Any]) -> Answers: ...
 
 
 class Weights(Protocol):
     """An attention matrix, (batch, heads, queries, keys), never stored."""
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """(batch, heads, queries, keys)."""
-
+    def shape(self) -> tuple[int, ...]: ...  # (batch, heads, queries, keys)
     @property
-    def factors(self) -> MatrixData:
-        """The arrays and rules that its weights are computed from."""
-
-    def __getitem__(self, key: Any) -> Any:
-        """Exact weights by integers and slices."""
-
-    def observe(self, v: Any = None, *, queries: slice = slice(None), **asked: Unpack[Asked]) -> Answers:
-        """The requested statistics."""
-
-    def part(self, batch: int, head: int | None = None) -> Self:
-        """The matrix of one batch item, with all heads or one."""
+    def factors(self) -> MatrixData: ...
+    def __getitem__(self, key: Any) -> Any: ...  # exact weights by integers and slices
+    def observe(self, v: Any = None, *, queries: slice = slice(None), **asked: Unpack[Asked]) -> Answers: ...
+    def part(self, batch: int, head: int | None = None) -> Self: ...  # of one batch item, with all heads or one

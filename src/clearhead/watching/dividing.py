@@ -81,7 +81,8 @@ def divide(name: str, groups: Any, text: Text, what: str) -> Division:
             raise RuleError(
                 f"{name} is {groups!r}, and {text.why}.", "ch.watch(model, causes=True, tokenizer=…), or labels."
             )
-        labels = np.array([_padded(DIVISIONS[groups](row), text.length) for row in text.pieces])
+        rows = [DIVISIONS[groups](row) for row in text.pieces]
+        labels = np.array([row + [-1] * (text.length - len(row)) for row in rows])
         return Division(labels, _texts(labels, text))
     if isinstance(groups, Mapping):
         return Division(_labels_of_places(name, groups, text), [list(map(str, groups))])
@@ -136,10 +137,6 @@ def _flat(inputs: Any) -> Any:
     if not isinstance(inputs, (list, tuple)) or not any(isinstance(one, range) for one in inputs):
         return inputs
     return [place for one in inputs for place in (one if isinstance(one, range) else [one])]
-
-
-def _padded(labels: list[int], length: int) -> list[int]:
-    return labels + [-1] * (length - len(labels))
 
 
 def _texts(labels: Array, text: Text) -> list[list[str]]:

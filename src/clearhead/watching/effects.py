@@ -34,12 +34,8 @@ class Edges(list[One]):
         self.tokens = tuple(tokens)  # the texts of each edge's query and key
 
     def __str__(self) -> str:
-        width = min(max((len(edge.layer) for edge in self), default=5), 24)
-        table = [f"{'layer':<{width}} head batch  query    key      effect"]
-        for edge, words in zip(self, self.tokens or [("", "")] * len(self), strict=True):
-            place = f"{edge.head:>4} {edge.batch:>5} {edge.query:>6} {edge.key:>6}"
-            table.append(with_words(f"{end_of(edge.layer, width):<{width}} {place} {edge.value:>11.4g}", words))
-        return "\n".join(table)
+        lines = [(x.layer, f"{x.head:>4} {x.batch:>5} {x.query:>6} {x.key:>6} {x.value:>11.4g}") for x in self]
+        return table("head batch  query    key      effect", lines, self.tokens)
 
 
 class HeadEffect(NamedTuple):
@@ -55,13 +51,31 @@ class HeadEffects(list[HeadEffect]):
     """Every head's effect, in the order in which the layers ran; `str` makes a table."""
 
     def __str__(self) -> str:
-        width = min(max((len(line.layer) for line in self), default=5), 24)
-        table = [f"{'layer':<{width}} head contribution  switched off"]
-        table += [
-            f"{end_of(line.layer, width):<{width}} {line.head:>4} {line.contribution:>12.4g} {line.off:>13.4g}"
-            for line in self
-        ]
-        return "\n".join(table)
+        lines = [(x.layer, f"{x.head:>4} {x.contribution:>12.4g} {x.off:>13.4g}") for x in self]
+        return table("head contribution  switched off", lines)
+
+
+def table(header: str, lines: Sequence[tuple[str, str]], tokens: Sequence[tuple[str, str]] = ()) -> str:
+    """A table of at most 80 columns: layers' names, of which only the end may be there, and what is said of each.
+
+    tokens   the texts of each line's query and key, where they are known
+    """
+    width = min(max((len(layer) for layer, _ in lines), default=5), 24)
+    rows = [f"{'layer':<{width}} {header}"]
+    for (layer, said), words in zip(lines, tokens or [("", "")] * len(lines), strict=True):
+        name = layer if len(layer) <= width else "…" + layer[1 - width :]
+        row = f"{name:<{width}} {said}"
+        if any(words):
+            query, key = (" ".join(text.split()) or repr(text)[1:-1] for text in words)
+            room = max(80 - len(row) - len("   ← "), 8)
+            first = min(len(query), max(room // 2, room - len(key)))
+            row += f"  {_start(query, first)} ← {_start(key, room - first)}"
+        rows.append(row.rstrip())
+    return "\n".join(rows)
+
+
+def _start(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def strongest_edges(layers: Iterable[Layer], k: int) -> list[Edge]:
@@ -92,16 +106,6 @@ def words_of(edge: Edge, layer: Layer, tokens: list[list[Any]], sources: list[li
     return query, _word(texts[other], edge.batch, edge.key, seen.keys)
 
 
-def with_words(line: str, words: tuple[str, str]) -> str:
-    """A line of a table with the texts of query and key behind it, cut so that it has at most 80 columns."""
-    if not any(words):
-        return line.rstrip()
-    query, key = (" ".join(text.split()) or repr(text)[1:-1] for text in words)
-    room = max(80 - len(line) - len("   ← "), 8)
-    first = min(len(query), max(room // 2, room - len(key)))
-    return f"{line}  {_start(query, first)} ← {_start(key, room - first)}"
-
-
 def _word(rows: list[list[Any]], batch: int, place: int, count: int) -> str:
     row = rows[batch] if batch < len(rows) else []
     return str(row[place]) if len(row) == count else ""
@@ -112,12 +116,3 @@ def head_effects(layer: Layer) -> list[HeadEffect]:
     rows = as_host_array(layer.contributions().by_query(), "by_query")[0]
     sums: Any = rows.sum(axis=(0, 2), dtype=np.float64)
     return [HeadEffect(layer.name, head, float(x), -float(x)) for head, x in zip(layer.heads, sums, strict=True)]
-
-
-def end_of(name: str, width: int) -> str:
-    """A layer's name, its beginning cut off where it is too long."""
-    return name if len(name) <= width else "…" + name[1 - width :]
-
-
-def _start(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"

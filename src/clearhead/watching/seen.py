@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from clearhead.core.arrays import as_array
-from clearhead.core.axes import WEIGHTS, Array, named
+from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.rule_values import is_whole, read_members, read_path, whole_number
 from clearhead.errors import FileError, RuleError, SelectionError, shown, unknown
-from clearhead.layers.layer import Layer
 from clearhead.layers.run import LAYERS, Run
 from clearhead.layers.saved import write
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
-from clearhead.ops.relevance import relevance
-from clearhead.ops.rollout import rollout
+from clearhead.ops.rollout import relevance, rollout
 from clearhead.view import plots
 from clearhead.view.display import Display, Page
 from clearhead.view.long import ShownLayer, ShownRun
@@ -69,7 +67,10 @@ class Seen(Run, Display):
         Raises SelectionError for an unknown layer, and for a head that was not kept.
         """
         chosen = self.layer(layer)
-        return chosen.observation.heads(self._head_index(chosen, head))
+        if not is_whole(head) or head not in chosen.heads:
+            kept = ", ".join(map(str, chosen.heads))
+            raise SelectionError(f"layer {chosen.name} has no head {shown(head)}: kept are {kept}.")
+        return chosen.observation.heads(chosen.heads.index(int(head)))
 
     def matrix(self, layer: int | str) -> AttentionMatrix:
         """The layer's attention matrix, (batch, heads, queries, keys), which computes any weight on demand.
@@ -154,8 +155,7 @@ class Seen(Run, Display):
         >>> spans[0].shape, [names for names in spans.names(0)[0]], len(spans.strongest(3))
         (torch.Size([1, 2, 2, 2]), ['user', 'model'], 3)
         """
-        asked = None if layers is None else read_members("layers", layers, *LAYERS)
-        names = self.layers if asked is None else [self.layer_name(layer) for layer in asked]
+        names = self._names(layers)
         texts = Sequences(self.tokens, self.source_tokens, self.written)
         return Spans(spanned(map(self.layer, names), groups, source_groups, texts))
 
@@ -287,8 +287,12 @@ class Seen(Run, Display):
                 raise SelectionError(f"batch {batch} is outside 0..{matrix.shape[0] - 1}.")
             padding = None if layer.padding is None else as_array(layer.padding, "padding")[0][[batch]]
             part = matrix.part(batch)
-            v, g = _values_and_derivative(layer, batch)
-            results.append(ShownLayer(layer.name, layer.heads, part, padding, layer.cross, layer.note, v, g))
+            try:
+                g = layer.g
+            except RuleError:  # there is none yet
+                g = None
+            arrays = (None if x is None else as_array(x, name)[0][[batch]] for name, x in (("v", layer.v), ("g", g)))
+            results.append(ShownLayer(layer.name, layer.heads, part, padding, layer.cross, layer.note, *arrays))
         return ShownRun(self.model or "watched", results, _texts(self.tokens, batch), _texts(self.source_tokens, batch))
 
     def told_unseen(self) -> str:
@@ -310,7 +314,8 @@ class Seen(Run, Display):
             shape = named((len(layers[0].heads), first.queries, first.keys), WEIGHTS)
             lines = [f"Seen({len(layers)} layers of {self.model}, {sum(len(x.heads) for x in layers)} heads)"]
             lines.append(f"  layers    {_few(self.layers)}; the first is {shape}")
-            texts = [f"{len(rows)} × {len(rows[0])} {which}" for which, rows in self._texts_given() if rows]
+            rows_of = ("tokens", self.tokens), ("source tokens", self.source_tokens)
+            texts = [f"{len(rows)} × {len(rows[0])} {which}" for which, rows in rows_of if rows]
             lines.append(f"  tokens    {', '.join(texts) or 'none'}")
             asked = [x.name for x in fields(first) if getattr(first, x.name) is not None]
             lines.append(f"  observed  {', '.join(name for name in asked if name not in ('queries', 'keys'))}")
@@ -320,9 +325,7 @@ class Seen(Run, Display):
 
     def _chain(self, layers: Iterable[int | str] | None, what: str) -> list[str]:
         """The layers of self-attention that a token's content goes through. Raises SelectionError where unclear."""
-        asked = None if layers is None else read_members("layers", layers, *LAYERS)
-        names = self.layers if asked is None else [self.layer_name(layer) for layer in asked]
-        chosen = [name for name in names if not self.layer(name).cross]
+        chosen = [name for name in self._names(layers) if not self.layer(name).cross]
         again = next((name for name in chosen if self.layer(name).call > 1), None)
         if layers is None and again:
             raise SelectionError(
@@ -338,25 +341,10 @@ class Seen(Run, Display):
             )
         return chosen
 
-    def _texts_given(self) -> list[tuple[str, list[list[Any]]]]:
-        return [("tokens", self.tokens), ("source tokens", self.source_tokens)]
-
-    @staticmethod
-    def _head_index(layer: Layer, head: int) -> int:
-        if is_whole(head) and head in layer.heads:
-            return layer.heads.index(int(head))
-        kept = ", ".join(map(str, layer.heads))
-        raise SelectionError(f"layer {layer.name} has no head {shown(head)}: kept are {kept}.")
-
-
-def _values_and_derivative(layer: Layer, batch: int) -> tuple[Array | None, Array | None]:
-    """The layer's v and g of one text, (1, heads, …); None for what is not known."""
-    try:
-        g = layer.g
-    except RuleError:
-        g = None
-    v, g = (None if x is None else as_array(x, name)[0][[batch]] for name, x in (("v", layer.v), ("g", g)))
-    return v, g
+    def _names(self, layers: Iterable[int | str] | None) -> list[str]:
+        """The names of the layers that were asked for; None is all."""
+        asked = None if layers is None else read_members("layers", layers, *LAYERS)
+        return self.layers if asked is None else [self.layer_name(layer) for layer in asked]
 
 
 def _few(names: list[str]) -> str:

@@ -9,6 +9,7 @@ from clearhead.core.arrays import as_host_array
 from clearhead.digits import fixed
 from clearhead.layers.layer import Layer
 from clearhead.view.head_summary import summarise_heads
+from clearhead.watching.effects import table
 
 
 class Head(NamedTuple):
@@ -31,16 +32,13 @@ class Summary(list[Head]):
         self.unseen = tuple(unseen)
 
     def __str__(self) -> str:
-        width = min(max((len(line.layer) for line in self), default=5), 24)
-        table = [f"{'layer':<{width}} head   sink  previous diagonal   distance  entropy"]
+        lines = []
         for line in self:
-            name = line.layer if len(line.layer) <= width else "…" + line.layer[1 - width :]
-            shares = f"{_share(line.sink):>6} {_share(line.previous):>9} {_share(line.diagonal):>8}"
-            table.append(
-                f"{name:<{width}} {line.head:>4} {shares} {_number(line.distance):>10} {_number(line.entropy):>8}"
-            )
-        table += [f"not seen: {path} ({kind})" for path, kind in self.unseen]
-        return "\n".join(table)
+            digits = [(3, 6)] * 3 + [(2, 8)] * 2  # of shares, and of the distance and the entropy
+            said = ["-" if np.isnan(x) else fixed(x, *one) for x, one in zip(line[2:], digits, strict=True)]
+            lines.append((line.layer, "{:>4} {:>6} {:>9} {:>8} {:>10} {:>8}".format(line.head, *said)))
+        whole = table("head   sink  previous diagonal   distance  entropy", lines)
+        return "\n".join([whole, *(f"not seen: {path} ({kind})" for path, kind in self.unseen)])
 
 
 def heads_of(layer: Layer) -> list[Head]:
@@ -50,11 +48,3 @@ def heads_of(layer: Layer) -> list[Head]:
     if layer.other_keys:  # which are near to no query
         means = means._replace(distance=[np.nan] * len(layer.heads))
     return [Head(layer.name, head, *(mean[place] for mean in means)) for place, head in enumerate(layer.heads)]
-
-
-def _share(x: float) -> str:
-    return "-" if np.isnan(x) else fixed(x, 3, 6)
-
-
-def _number(x: float) -> str:
-    return "-" if np.isnan(x) else fixed(x, 2, 8)

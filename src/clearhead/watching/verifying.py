@@ -1,13 +1,13 @@
 """What cutting edges really changes: the model is run again without each, and the truth stands beside the estimate."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from clearhead.changing.change import change
-from clearhead.changing.edits import Cut
+from clearhead.changing.edits import cut
 from clearhead.core.agreement import spearman
 from clearhead.errors import DtypeError, RuleError, shown
-from clearhead.watching.effects import Edge, Edges, end_of, with_words
+from clearhead.watching.effects import Edge, Edges, table
 from clearhead.watching.spans import SpanEdge
 
 _HINT = "seen.verify(seen.strongest(20), lambda: logit_of(model(ids)))"
@@ -24,12 +24,8 @@ class VerifiedEdge(NamedTuple):
     truth: float
 
 
-class Verified(list[VerifiedEdge]):
+class Verified(Edges[VerifiedEdge]):
     """Edges with estimate and truth; `str` makes a table, with the tokens where known, and their rank correlation."""
-
-    def __init__(self, edges: Iterable[VerifiedEdge] = (), tokens: Sequence[tuple[str, str]] = ()) -> None:
-        super().__init__(edges)
-        self.tokens = tuple(tokens)
 
     @property
     def agreement(self) -> float | None:
@@ -37,14 +33,11 @@ class Verified(list[VerifiedEdge]):
         return spearman([edge.estimate for edge in self], [edge.truth for edge in self])
 
     def __str__(self) -> str:
-        width = min(max((len(edge.layer) for edge in self), default=5), 24)
-        table = [f"{'layer':<{width}} head  query    key    estimate       truth"]
-        for edge, words in zip(self, self.tokens or [("", "")] * len(self), strict=True):
-            numbers = f"{edge.head:>4} {edge.query:>6} {edge.key:>6} {edge.estimate:>11.4g} {edge.truth:>11.4g}"
-            table.append(with_words(f"{end_of(edge.layer, width):<{width}} {numbers}", words))
-        if self.agreement is not None:
-            table.append(f"rank correlation of estimate and truth: {self.agreement:.2f}")
-        return "\n".join(table)
+        lines = [(x.layer, f"{x.head:>4} {x.query:>6} {x.key:>6} {x.estimate:>11.4g} {x.truth:>11.4g}") for x in self]
+        said = table("head  query    key    estimate       truth", lines, self.tokens)
+        if self.agreement is None:
+            return said
+        return f"{said}\nrank correlation of estimate and truth: {self.agreement:.2f}"
 
 
 def verified(model: Any, edges: Any, run: Callable[[], Any], batch: int) -> Verified:
@@ -61,8 +54,7 @@ def verified(model: Any, edges: Any, run: Callable[[], Any], batch: int) -> Veri
     before, result = _number(run), []
     for edge in edges:
         whole = (edge.queries, edge.keys) if isinstance(edge, SpanEdge) else ((edge.query,), (edge.key,))
-        cut = Cut(queries=whole[0], keys=whole[1], layers=(edge.layer,), heads=(edge.head,))
-        with change(model, cut):
+        with change(model, cut(queries=whole[0], keys=whole[1], layers=[edge.layer], heads=[edge.head])):
             after = _number(run)
         result.append(VerifiedEdge(edge.layer, edge.head, edge.query, edge.key, edge.value, after - before))
     return Verified(result, edges.tokens if isinstance(edges, Edges) else ())

@@ -1,17 +1,19 @@
 """`ch.watch`: a model's attention observed while it runs inside a block."""
 
 import warnings
-from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 from weakref import ref
 
 import numpy as np
 
+from clearhead.changing.texts import check_tokenizer
 from clearhead.core.observations import check_asked
 from clearhead.core.rule_values import read_members
 from clearhead.core.statistics import Watched, explained
-from clearhead.errors import DtypeError, MissingExtraError, RuleError, SelectionError, shown
+from clearhead.errors import MissingExtraError, RuleError, SelectionError, shown
 from clearhead.layers.run import LAYERS
 from clearhead.watching.dividing import Written
 from clearhead.watching.seen import Seen
@@ -99,55 +101,49 @@ def watch(
     switching.check(model)
     if any(module in attending.watchers for module in model.modules()):
         raise RuleError("the model is being watched already.", "one `with ch.watch(…)` for one model at a time.")
-    watching = _Watching(model, asked, layers, chosen, keep=keep, values=values, causes=causes, tokenizer=tokenizer)
-    with _looking_on(watching):
+    watching = _Watching(model, asked, layers, chosen, keep, values or causes, causes, tokenizer)
+    with watching.block(attending.watchers):
         yield watching.seen
     if watching.seen.unseen:
         warnings.warn(watching.seen.told_unseen(), stacklevel=3)
 
 
-@contextmanager
-def _looking_on(watching: "_Watching") -> Iterator[None]:
-    """Inside, every attention of the model is ours and reports to `watching`; afterwards the model is as before."""
-    from clearhead.layers.attending import watchers
-
-    with ExitStack() as after:
-        after.callback(watching.finish)
-        after.enter_context(watching.passes.followed())
-        for module in watching.passes.model.modules():
-            watchers[module] = watching.attention
-            after.callback(watchers.pop, module, None)
-        yield
-        watching.check_chosen()
-
-
+@dataclass(eq=False)
 class _Watching:
     """The state of one block: which layers ran, their recordings, and the tokens."""
 
-    def __init__(
-        self,
-        model: Any,
-        asked: dict[str, Any],
-        layers: Collection[int | str] | None,
-        heads: list[int] | None,
-        *,
-        keep: bool,
-        values: bool,
-        causes: bool,
-        tokenizer: Any,
-    ) -> None:
+    model: Any
+    asked: dict[str, Any]
+    layers: Collection[int | str] | None
+    heads: list[int] | None
+    keep: bool
+    values: bool
+    causes: bool
+    tokenizer: Any
+
+    def __post_init__(self) -> None:
         from clearhead.layers.derivatives import Arrivals
         from clearhead.layers.passes import Passes
 
-        self.asked, self.layers, self.keep, self.tokenizer = asked, layers, keep, tokenizer
-        self.heads, self.values = heads, values or causes
-        self.arrivals = Arrivals() if causes else None
-        self.passes = Passes(model, self._take_tokens, self._begin_pass)
+        self.arrivals = Arrivals() if self.causes else None
+        self.passes = Passes(self.model, self._take_tokens, self._begin_pass)
         self.recordings: dict[LayerCall, Recording | None] = {}
         self.found: set[int | str] = set()  # which of `layers` ran
         self.parts: dict[str, Recording] = {}
-        written = None if tokenizer is None else Written(tokenizer)
-        self.seen = Seen(self.parts, model=type(model).__name__, watched=ref(model), written=written)
+        written = None if self.tokenizer is None else Written(self.tokenizer)
+        self.seen = Seen(self.parts, model=type(self.model).__name__, watched=ref(self.model), written=written)
+
+    @contextmanager
+    def block(self, watchers: MutableMapping[Any, Any]) -> Iterator[None]:
+        """Inside, the model is watched; in the end the observations of each layer's calls are joined."""
+        try:
+            with self.passes.followed(watchers, self.attention):
+                yield
+                self._check_chosen()
+        finally:
+            self.seen.parts = {name: part.finished() for name, part in self.parts.items() if part.calls}
+            self.seen.unseen = self.passes.unseen()
+            self.recordings.clear()
 
     def _begin_pass(self, _: Any = None) -> None:
         """Raise RuleError where derivatives are wanted and none could come."""
@@ -219,7 +215,7 @@ class _Watching:
             if read is not None:
                 read[place] += more
 
-    def check_chosen(self) -> None:
+    def _check_chosen(self) -> None:
         """At the block's end: raise where no attention was seen, or a chosen layer was not."""
         passes = self.passes
         if passes.entered and not passes.went_through:
@@ -230,12 +226,6 @@ class _Watching:
         if passes.went_through and missing:
             raise SelectionError(f"layers: there is no {missing[0]!r} in {self.seen.model}.")
 
-    def finish(self) -> None:
-        """Join the observations of each layer's calls, and release the recordings."""
-        self.seen.parts = {name: part.finished() for name, part in self.parts.items() if part.calls}
-        self.seen.unseen = self.passes.unseen()
-        self.recordings.clear()
-
 
 def _check_options(*, keep: Any, values: Any, causes: Any, tokenizer: Any) -> None:
     """Raise RuleError or DtypeError for values that are not what `watch` says."""
@@ -244,11 +234,7 @@ def _check_options(*, keep: Any, values: Any, causes: Any, tokenizer: Any) -> No
             raise RuleError(f"{name} is {shown(value)}: expected True or False.")
     if causes and not keep:
         raise RuleError("keep is False, and causes=True needs queries, keys and values.", "keep=True")
-    if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
-        raise DtypeError(
-            f"tokenizer is a {type(tokenizer).__name__}: expected something with decode(list of ids).",
-            "tokenizer=transformers.AutoTokenizer.from_pretrained(…)",
-        )
+    check_tokenizer(tokenizer)
 
 
 def _heads(inputs: Any) -> list[int]:

@@ -6,18 +6,6 @@ from functools import cache
 from clearhead.errors import Sentence
 from clearhead.words import table
 
-_FILLED_IN = (  # what Python's argparse and json say comes as a whole: these are its templates
-    "argument {argument}: {reason}",
-    "the following arguments are required: {arguments}",
-    "unrecognized arguments: {arguments}",
-    "invalid choice: {value} (choose from {choices})",
-    "ignored explicit argument {value}",
-    "ambiguous option: {option} could match {options}",
-    "expected a whole number, not {value}",
-    "{reason}: line {line} column {column} (char {place})",
-    "Exceeds the limit ({limit} digits) for integer string conversion: value has {digits} digits; "
-    "use sys.set_int_max_str_digits() to increase the limit",
-)
 _HAN = re.compile(r"[\u4e00-\u9fff]")
 
 
@@ -35,7 +23,7 @@ def in_chinese(sentence: str) -> str:
             values[name] = said = in_chinese(value)
             template = template.replace(f" {{{name}}}", f"{{{name}}}") if _HAN.match(said) else template
             template = template.replace(f"{{{name}}} ", f"{{{name}}}") if _HAN.match(said[-1:]) else template
-    return template.format(**values) if values else template
+    return str(Sentence(template, **values))
 
 
 def _recognised(sentence: Sentence) -> Sentence:
@@ -50,5 +38,7 @@ def _recognised(sentence: Sentence) -> Sentence:
 
 @cache
 def _patterns() -> list[tuple[str, re.Pattern[str]]]:
-    parts = [(template, re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+?)", re.escape(template))) for template in _FILLED_IN]
+    """What Python's argparse and json say comes as a whole: the templates of which it is made."""
+    filled = [template for template in table("python") if "{" in template]
+    parts = [(template, re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+?)", re.escape(template))) for template in filled]
     return [(template, re.compile(pattern, re.DOTALL)) for template, pattern in parts]

@@ -12,10 +12,8 @@ from clearhead.engines.base import Kept, Upstream
 from clearhead.engines.gpu import gradients, passes
 from clearhead.engines.gpu import tensors as gpu
 from clearhead.engines.gpu.arguments import Sizes
-from clearhead.engines.gpu.gradients import Loss, Places
+from clearhead.engines.gpu.gradients import Loss
 from clearhead.engines.gpu.passes import Pass
-
-_NONE = Loss(*(None,) * len(Loss._fields))
 
 
 class Moving(NamedTuple):
@@ -40,7 +38,7 @@ class Derivatives(Pass):
         self.shapes = {"q": q.shape, "k": k.shape, "v": None if values is None else values.shape}
         self.upstream = upstream
         self.loss = self._loss(logsumexp, upstream)
-        self.change = _NONE if moving is None else self._loss(moving.kept.tangent, moving.changing)
+        self.change = Loss() if moving is None else self._loss(moving.kept.tangent, moving.changing)
         self.sizes = gpu.sizes(problem, "gradients" if moving is None else "gradient tangents", self.d_v)
 
     def all(self, number: torch.dtype) -> dict[str, Any]:
@@ -68,9 +66,10 @@ class Derivatives(Pass):
     def _launch(self, room: dict[str, Any], together: int) -> None:
         problem, sizes = self.problem, self.sizes
         arguments: dict[str, Any] = {"loss": self.loss, "change": self.change, "along": self.direction}
-        to = Places(room["k"], room.get("v"))
-        heads = self.heads // together
-        self.launch(gradients.keys, problem.keys, sizes, heads=heads, **arguments, to=to, together=together)
+        self.launch(
+            gradients.keys, problem.keys, sizes, heads=self.heads // together, **arguments, out_k=room["k"],
+            out_v=room.get("v"), together=together,
+        )  # fmt: skip
         self.launch(gradients.queries, problem.queries, sizes, **arguments, out=room["q"])
         square = sizes._replace(M=sizes.N)
         if self.upstream.bias is not None:

@@ -6,14 +6,14 @@ import torch
 from triton import next_power_of_2
 
 from clearhead.core.axes import Array
-from clearhead.core.effects import Order, Terms, WantedEffects
+from clearhead.core.effects import EFFECTS, Order, Terms, WantedEffects
 from clearhead.core.problem import Problem
-from clearhead.core.statistics import arrays_of
-from clearhead.engines.base import sizes_of
-from clearhead.engines.gpu import effects, passes, pixels
+from clearhead.engines.base import kinds
+from clearhead.engines.gpu import columns, effects, passes
 from clearhead.engines.gpu import tensors as gpu
 from clearhead.engines.gpu.arguments import Sizes
-from clearhead.engines.gpu.column_pass import NOTHING, WIDTH, ColumnPass
+from clearhead.engines.gpu.column_pass import WIDTH, ColumnPass
+from clearhead.engines.gpu.columns import Columns
 from clearhead.engines.gpu.effects import ByQuery, Others
 from clearhead.engines.gpu.lists import FREE
 from clearhead.engines.gpu.tiles import RowTerms
@@ -30,10 +30,9 @@ class Edges(ColumnPass):
         self.split = split
         self.splits = 1 if split is None else -(-problem.keys // split)
         if terms is not None:
-            numbers = (self.contiguous(x) for x in (terms.logsumexp, terms.whole, terms.others))
-            logsumexp, whole, others = numbers
+            logsumexp, whole, others = (self.contiguous(x) for x in (terms.logsumexp, terms.whole, terms.others))
             strongest = None if terms.strongest is None else gpu.contiguous(terms.strongest, torch.int32)
-            self.terms = RowTerms(logsumexp, None, whole, others, strongest)
+            self.terms = RowTerms(logsumexp, whole=whole, others=others, strongest=strongest)
 
     def sizes(self, width: int) -> Sizes:
         """The sizes of this pass with `width` columns of a product."""
@@ -54,24 +53,17 @@ class Edges(ColumnPass):
         for start in range(0, x.shape[-1], WIDTH):
             part = x[..., start : start + WIDTH]
             result = self.zeros(*product.shape[:3], part.shape[-1])
-            self._by_queries(ByQuery(None, result, None, None, None, None), part)
+            self._by_queries(ByQuery(product=result), part)
             product[..., start : start + WIDTH] = result
         return product
 
     def effects(self, want: WantedEffects) -> dict[str, torch.Tensor]:
         """What is wanted, by the names of core/effects.arrays_of."""
-        results = {
-            array: self.zeros(
-                *want.shape(name, sizes_of(self.problem)),
-                dtype=torch.int64 if array.endswith("_indices") else self.number,
-            )
-            for name in want.names()
-            for array in arrays_of(name, want.table)
-        }
+        results = self.rooms(kinds(self.problem, want, want.names(), EFFECTS))
         if want.by_query or want.top is not None or want.strongest is not None:
             self._observe_queries(want, results)
         if want.by_key:
-            self.columns(NOTHING._replace(received=results["by_key"]))
+            self.columns(Columns(received=results["by_key"]))
         if want.image is not None:
             self._signed_image(results["image_mean"], results["image_largest"])
         if want.groups is not None:
@@ -85,7 +77,6 @@ class Edges(ColumnPass):
         lists = *rows[:3], -(-problem.queries // self.sizes(0).M), kept
         to = ByQuery(
             sums=self.zeros(*rows) if want.by_query else None,
-            product=None,
             top=None if want.top is None else self.room(*rows, top),
             top_keys=None if want.top is None else self.room(*rows, top, dtype=torch.int32),
             strongest=None if want.strongest is None else self.room(*lists),
@@ -121,11 +112,11 @@ class Edges(ColumnPass):
             shape = problem.batch, problem.heads, problem.keys, count
             means, most = self.room(*shape), self.room(*shape)
             self.launch(
-                pixels.pixels, problem.keys, sizes, heads=count * self.heads, along=self.direction, terms=self.terms,
+                columns.pixels, problem.keys, sizes, heads=count * self.heads, along=self.direction, terms=self.terms,
                 mean=means, largest=most, first=first, count=count, height=height,
             )  # fmt: skip
             passes.pool(means, mean, first, (None, None))
-            pixels.pool_largest[(width * self.heads,)](
+            columns.pool_largest[(width * self.heads,)](
                 most, largest, problem.keys, width, count, first, height, D=gpu.padded(count), FLOAT=sizes.FLOAT, N=32
             )
 

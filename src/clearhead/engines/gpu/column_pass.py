@@ -14,7 +14,6 @@ from clearhead.engines.gpu.columns import Columns, Factor
 from clearhead.engines.gpu.passes import Pass
 from clearhead.engines.gpu.tiles import RowTerms
 
-NOTHING = Columns(None, None, None, None)
 WIDTH = 128  # columns of g per launch, and of values in a tile of effects
 
 
@@ -30,17 +29,14 @@ class ColumnPass(Pass):
         if kept is not None:
             logsumexp, tangent = kept
             self.kind = self.of_products = "column tangents"
-        self.terms = RowTerms(self.contiguous(logsumexp), self.contiguous(tangent), None, None, None)
+        self.terms = RowTerms(self.contiguous(logsumexp), self.contiguous(tangent))
 
     def answers(self, want: Wanted) -> dict[str, torch.Tensor]:
         """The statistics asked for, by name; images are computed in bands of queries."""
-        results = {
-            name: self.zeros(*shape, dtype=gpu.torch_dtype(dtype))
-            for name, (shape, dtype) in kinds(self.problem, want, want.columns(), columns.STATISTICS).items()
-        }
+        results = self.rooms(kinds(self.problem, want, want.columns(), columns.STATISTICS))
         per_key = {name: tensor for name, tensor in results.items() if name in Columns._fields}
         if per_key:  # apart, so that no bit of them depends on what else is asked for
-            self.columns(NOTHING._replace(**per_key))
+            self.columns(Columns(**per_key))
         if "image" in results:
             self._image(results["image"])
         if want.groups is not None:
@@ -51,7 +47,7 @@ class ColumnPass(Pass):
         """Every element of this (small) problem, (batch, heads, queries, keys)."""
         problem = self.problem
         elements = self.zeros(problem.batch, problem.heads, problem.queries, problem.keys)
-        self.columns(NOTHING._replace(weights=elements))
+        self.columns(Columns(weights=elements))
         return elements
 
     def transposed(self, g: Array) -> torch.Tensor:
@@ -59,7 +55,7 @@ class ColumnPass(Pass):
         product = self.zeros(self.problem.batch, self.problem.heads, self.problem.keys, g.shape[-1])
         for start in range(0, g.shape[-1], WIDTH):
             part = g[..., start : start + WIDTH]
-            product[..., start : start + WIDTH] = self._product(part.shape[-1], gpu.strided(part, self.problem))
+            product[..., start : start + WIDTH] = self._product(Factor(part.shape[-1], gpu.strided(part, self.problem)))
         return product
 
     def groups(self, groups: Groups, sums: torch.Tensor) -> None:
@@ -67,15 +63,14 @@ class ColumnPass(Pass):
         labels = gpu.to_device(groups.queries, "int32", self.device)
         order = passes.in_order(groups.keys, groups.counts[1], self.device)
         for first, count, span in passes.bands(groups.queries, groups.counts[0]):
-            passes.pool(self._product(count, None, labels, first, 1, span), sums, first, order)
+            passes.pool(self._product(Factor(count, labels=labels, first=first), span), sums, first, order)
 
     def sizes(self, width: int) -> Sizes:
         """The sizes of this pass with `width` columns of a product."""
         return gpu.sizes(self.problem, self.of_products if width else self.kind, 0, width)
 
-    def columns(self, to: Columns, factor: Factor | None = None, span: tuple[int, int] | None = None) -> None:
+    def columns(self, to: Columns, factor: Factor = Factor(), span: tuple[int, int] | None = None) -> None:  # noqa: B008
         """Run the kernel; with `span`, over these queries only."""
-        factor = factor or Factor(None, None, 0, 1, 0)
         sizes = self.sizes(factor.columns)
         if not self.empty:
             self.launch(
@@ -84,13 +79,9 @@ class ColumnPass(Pass):
                 span=None if span is None else passes.rounded(span, sizes.N),
             )  # fmt: skip
 
-    def _product(
-        self, count: int, g: Any, labels: Any = None, first: int = 0, height: int = 1,
-        span: tuple[int, int] | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        product = self.zeros(self.problem.batch, self.problem.heads, self.problem.keys, count)
-        factor = Factor(g, labels, first, height, count)
-        self.columns(NOTHING._replace(product=product), factor, span)
+    def _product(self, factor: Factor, span: tuple[int, int] | None = None) -> torch.Tensor:
+        product = self.zeros(self.problem.batch, self.problem.heads, self.problem.keys, factor.columns)
+        self.columns(Columns(product=product), factor, span)
         return product
 
     def _image(self, image: torch.Tensor) -> None:
@@ -99,4 +90,5 @@ class ColumnPass(Pass):
         for first in range(0, height, passes.BAND):
             count = min(passes.BAND, height - first)
             span = first * queries // height, -(-(first + count) * queries // height)
-            passes.pool(self._product(count, None, None, first, height, span), image, first, (None, None))
+            product = self._product(Factor(count, first=first, height=height), span)
+            passes.pool(product, image, first, (None, None))

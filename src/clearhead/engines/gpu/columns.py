@@ -1,7 +1,9 @@
 """The column pass: sums over the queries of weights, of their tangents or of effects, by what tiles.values is told.
 
 Images and groups use the product Aᵀ·g too: there g is the share of each query in each pixel row or group, computed in
-the kernel, and `pool` sums over the keys of each pixel column or group.
+the kernel, and `pool` sums over the keys of each pixel column or group. An image of effects has a pass of its own: the
+mean under each pixel, and what core/effect_lists.larger leaves there. A program of `pixels` owns the queries of one
+pixel row and a tile of keys; `pool_largest` goes through the keys of each pixel column, as `pool` does for the mean.
 """
 
 from typing import Any, NamedTuple
@@ -20,7 +22,8 @@ from clearhead.engines.gpu.inputs import (
     shared_out,
     store_rows,
 )
-from clearhead.engines.gpu.sweeps import key_strip, over_queries, placed
+from clearhead.engines.gpu.rules import any_seen, query_range
+from clearhead.engines.gpu.sweeps import key_strip, over_queries, placed, strip_of
 from clearhead.engines.gpu.tiles import indices, values
 
 STATISTICS = frozenset(("received", "peak", "image", "groups"))  # image and groups through Aᵀ·g
@@ -29,10 +32,10 @@ STATISTICS = frozenset(("received", "peak", "image", "groups"))  # image and gro
 class Columns(NamedTuple):
     """Where the results are written: contiguous (batch, heads, …); None where not requested."""
 
-    received: Any  # (batch, heads, keys)
-    peak: Any
-    weights: Any  # (batch, heads, queries, keys)
-    product: Any  # (batch, heads, keys, columns)
+    received: Any = None  # (batch, heads, keys)
+    peak: Any = None
+    weights: Any = None  # (batch, heads, queries, keys)
+    product: Any = None  # (batch, heads, keys, columns)
 
 
 class Factor(NamedTuple):
@@ -41,11 +44,11 @@ class Factor(NamedTuple):
     These are the `columns` groups or rows from `first` on: groups where there are labels, rows of an image elsewhere.
     """
 
-    g: Any  # Strided
-    labels: Any  # (batch, queries)
-    first: Any
-    height: Any  # of the image
-    columns: Any
+    columns: Any = 0
+    g: Any = None  # Strided
+    labels: Any = None  # (batch, queries)
+    first: Any = 0
+    height: Any = 1  # of the image
 
 
 @triton.jit
@@ -54,6 +57,14 @@ def share_of(pixel, pixels, cell, cells):
     low, high = pixel.to(tl.float64) * cells / pixels, (pixel + 1).to(tl.float64) * cells / pixels
     place = cell.to(tl.float64)
     return tl.maximum(tl.minimum(high, place + 1) - tl.maximum(low, place), 0.0) / (high - low)
+
+
+@triton.jit
+def _under(pixel, pixels, cells):
+    """The first cell that a pixel covers, if only in part, and their end."""
+    pixel = pixel.to(tl.int64)
+    low, high = pixel * cells // pixels, ((pixel + 1) * cells + pixels - 1) // pixels
+    return low.to(tl.int32), high.to(tl.int32)
 
 
 @triton.jit
@@ -133,8 +144,8 @@ def pool(product, out, order, starts, keys, parts, width, columns, first, height
         table = starts + line // width * (parts + 1) + part
         low, high = tl.load(table), tl.load(table + 1)
     else:
-        low, high = part.to(tl.int64) * keys // parts, ((part + 1).to(tl.int64) * keys + parts - 1) // parts
-    for start in range(low.to(tl.int32), high.to(tl.int32), N):
+        low, high = _under(part, parts, keys)
+    for start in range(low, high, N):
         number = start + tl.arange(0, N)
         here = number < high
         if order is not None:
@@ -147,3 +158,63 @@ def pool(product, out, order, starts, keys, parts, width, columns, first, height
         block = tl.load(rows, mask=here[:, None] & (e < columns)[None, :], other=0.0)
         total += tl.sum(block * share[:, None], axis=0)
     tl.store(out + (line * height + first + e) * parts + part, total, mask=e < columns)
+
+
+@triton.jit
+def _extremes(most, least, e):
+    """The largest and the smallest effect of each column so far, with a block e more; of the largest, NaN counts."""
+    known = tl.where(e == e, e, 0.0)
+    unknown = tl.max((e != e).to(tl.int32), axis=0) > 0
+    highest = tl.where(unknown, float("nan"), tl.max(known, axis=0))
+    return tl.maximum(most, highest, tl.PropagateNan.ALL), tl.minimum(least, tl.min(known, axis=0))
+
+
+@triton.jit
+def _larger(most, least):
+    return tl.where(-least > most, least, most)
+
+
+@triton.jit
+def pixels(inputs, rules, along, terms, mean, largest, first, count, height, sizes):
+    """Program (strip of keys × pixel row first … first + count × batch · heads), into (batch · heads, keys, count)."""
+    number, rest = placed(tl.cdiv(rules.keys, sizes.M))
+    row, head = rest % count, rest // count
+    strip = strip_of(rules, head // rules.heads, head % rules.heads, number * sizes.M, rules.keys, sizes.M)
+    keys = key_block(of_keys(inputs, strip.b, strip.h), strip.index, rules, sizes)
+    queries = of_queries(inputs, strip.b, strip.h)
+    begin, end = _under(first + row, height, rules.queries)
+    low, _, _, high = query_range(rules, strip.b, strip.first, strip.last, sizes.N, sizes.M)
+    total = tl.zeros((sizes.M,), sizes.FLOAT)
+    most, least = total, total  # 0 is what is masked
+    for start in range(tl.maximum(begin, low), tl.minimum(end, high), sizes.N):
+        i = start + tl.arange(0, sizes.N)
+        if any_seen(rules, strip.b, strip.h, i[:, None], strip.index[None, :], strip.first, sizes.M):
+            block = query_block(queries, i, rules, sizes)
+            e, visible = values(block, keys, terms, along, rules, strip.b, strip.h, False, True, sizes)
+            e = tl.where(visible & (i < end)[:, None], e, 0.0)
+            share = tl.where(i < end, share_of(first + row, height, i, rules.queries), 0.0).to(sizes.FLOAT)
+            total += tl.sum(e * share[:, None], axis=0)
+            most, least = _extremes(most, least, e)
+    place = strip.line * count + row
+    tl.store(mean + place, total, mask=strip.inside)
+    tl.store(largest + place, _larger(most, least), mask=strip.inside)
+
+
+@triton.jit
+def pool_largest(largest, out, keys, width, columns, first, height, D: tl.constexpr, FLOAT: tl.constexpr,
+                 N: tl.constexpr):  # fmt: skip
+    """What core/effect_lists.larger leaves of (batch · heads, keys, columns) among the keys of each pixel column.
+
+    Program (pixel column × batch · heads); into out (batch · heads, height, width), in rows first … first + columns.
+    """
+    part, head = placed(width)
+    line = head.to(tl.int64)
+    c = tl.arange(0, D)
+    most, least = tl.zeros((D,), FLOAT), tl.zeros((D,), FLOAT)
+    low, high = _under(part, width, keys)
+    for start in range(low, high, N):
+        j = start + tl.arange(0, N)
+        here = (j < high)[:, None] & (c < columns)[None, :]
+        block = tl.load(largest + (line * keys + j)[:, None] * columns + c[None, :], mask=here, other=0.0)
+        most, least = _extremes(most, least, block)
+    tl.store(out + (line * height + first + c) * width + part, _larger(most, least), mask=c < columns)

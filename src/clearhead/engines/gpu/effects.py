@@ -25,12 +25,12 @@ from clearhead.engines.gpu.tiles import inner_products, values
 class ByQuery(NamedTuple):
     """Where `by_queries` writes: contiguous; None where not requested."""
 
-    sums: Any  # (splits, batch, heads, queries)
-    product: Any  # (batch, heads, queries, columns)
-    top: Any  # values (splits, batch, heads, queries, TOP), and their keys, -1 and below where free
-    top_keys: Any
-    strongest: Any  # values (splits, batch, heads, strips, STRONGEST), and their places, FREE and above where free
-    strongest_places: Any
+    sums: Any = None  # (splits, batch, heads, queries)
+    product: Any = None  # (batch, heads, queries, columns)
+    top: Any = None  # values (splits, batch, heads, queries, TOP), and their keys, -1 and below where free
+    top_keys: Any = None
+    strongest: Any = None  # values (splits, batch, heads, strips, STRONGEST), and places, FREE and above where free
+    strongest_places: Any = None
 
 
 class Others(NamedTuple):
@@ -56,7 +56,7 @@ def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
         rows = load_rows(head, columns, block.index, rules.keys, total.shape[1]).to(sizes.FLOAT)
         total = mixed(total, e, visible, rows, MASKED, True, sizes.PRECISION)
     if to.top is not None:
-        top = insert(top, ranks_of(e, visible, job[1]), e, start, sizes.N)
+        top = insert(top, ranks_of(e, visible, job[1]), e, block.index[None, :])
     if to.strongest is not None:
         rank = ranks_of(e, visible, "magnitude")
         strongest = keep(strongest, rank, e, strip.index, block.index, rules.keys)
@@ -76,11 +76,8 @@ def by_queries(inputs, rules, along, terms, x, columns, to, split, sizes, D: tl.
     lists = no_list(sizes.M, TOP, sizes.FLOAT), (none - float("inf"), none, kept + FREE)
     state = tl.zeros((sizes.M,), sizes.FLOAT), tl.zeros((sizes.M, D), sizes.FLOAT), lists[0], lists[1]
     keys = of_keys(inputs, strip.b, strip.h)
-    part = split
-    if split is not None:
-        part = split_of(split)
     job = queries, keys, terms, along, (rows, columns), to
-    sums, total, top, strongest = over_keys(_absorb, state, (job, ORDER), rules, strip, part, True, sizes)
+    sums, total, top, strongest = over_keys(_absorb, state, (job, ORDER), rules, strip, split_of(split), True, sizes)
     if to.product is not None:
         store_rows(to.product, strip.line, strip.inside, total, columns)
     strips = tl.cdiv(rules.queries, sizes.M)
@@ -138,11 +135,8 @@ def others(inputs, rules, to, split, sizes):
     queries = query_block(of_queries(inputs, strip.b, strip.h), strip.index, rules, sizes)
     none = tl.zeros((sizes.M,), sizes.FLOAT)
     state = tl.zeros((sizes.M,), tl.int32) - 1, none - float("inf"), none, none - float("inf"), none, none
-    part = split
-    if split is not None:
-        part = split_of(split)
     job = queries, of_keys(inputs, strip.b, strip.h)
-    state = over_keys(_apart, state, job, rules, strip, part, True, sizes)
+    state = over_keys(_apart, state, job, rules, strip, split_of(split), True, sizes)
     strongest, top, term, highest, total, mass = state
     alone = total == 0
     heads = tl.num_programs(0) // tl.cdiv(rules.queries, sizes.M)

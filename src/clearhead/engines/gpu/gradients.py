@@ -29,19 +29,12 @@ class Loss(NamedTuple):
     None where zero; all are None in the tangents of a pass that is not along a direction.
     """
 
-    logsumexp: Any  # that of the forward pass, or its tangent
-    rows: Any
-    keys: Any
-    entropy: Any
-    distance: Any
-    diagonal: Any
-
-
-class Places(NamedTuple):
-    """Where the gradients are written, contiguous; None where not requested."""
-
-    k: Any  # (batch, heads / together, keys, d_k)
-    v: Any  # likewise, d_v
+    logsumexp: Any = None  # that of the forward pass, or its tangent
+    rows: Any = None
+    keys: Any = None
+    entropy: Any = None
+    distance: Any = None
+    diagonal: Any = None
 
 
 class Slopes(NamedTuple):
@@ -119,14 +112,14 @@ def slopes(left, right, loss, change, along, rules, b, h, BY_KEYS: tl.constexpr,
 @triton.jit
 def _add_queries(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     by_k, by_v = state
-    keys, queries, loss, change, along, to = job
+    keys, queries, loss, change, along = job
     block = query_block(queries, start + tl.arange(0, sizes.N), rules, sizes)
     tile = slopes(keys, block, loss, change, along, rules, strip.b, strip.h, True, MASKED, sizes)
     rows = whole(block, sizes.QUERIES, sizes)
     by_k = mixed(by_k, tile.by_score, tile.visible, rows.x, MASKED, False, sizes.PRECISION)
     if sizes.QUERIES.moved_x:
         by_k = mixed(by_k, tile.still_score, tile.visible, rows.moved_x, MASKED, False, sizes.PRECISION)
-    if to.v is not None:
+    if sizes.QUERIES.y:
         by_v = mixed(by_v, tile.weights, tile.visible, rows.y, MASKED, False, sizes.PRECISION)
         if sizes.QUERIES.moved_y:
             by_v = mixed(by_v, tile.still_weights, tile.visible, rows.moved_y, MASKED, False, sizes.PRECISION)
@@ -134,8 +127,11 @@ def _add_queries(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
 
 
 @triton.jit
-def keys(inputs, rules, loss, change, along, to, together, sizes):
-    """Compute dK and dV. Program (strip of keys × batch · heads / together); `together` query heads share keys."""
+def keys(inputs, rules, loss, change, along, out_k, out_v, together, sizes):
+    """Compute dK and dV, contiguous (batch, heads / together, keys, d_k or d_v). `together` query heads share keys.
+
+    Program (strip of keys × batch · heads / together); out_v is None where there is no gradient of the output.
+    """
     groups = rules.heads // together
     number, group = placed(tl.cdiv(rules.keys, sizes.M))
     b, first = group // groups, group % groups * together
@@ -145,13 +141,13 @@ def keys(inputs, rules, loss, change, along, to, together, sizes):
     state = tl.zeros((sizes.M, sizes.DK), sizes.FLOAT), tl.zeros((sizes.M, sizes.DV), sizes.FLOAT)
     for head in range(together):
         strip = strip_of(rules, b, first + head, start, rules.keys, sizes.M)
-        job = block, of_queries(inputs, b, first + head), loss, change, along, to
+        job = block, of_queries(inputs, b, first + head), loss, change, along
         state = over_queries(_add_queries, state, job, rules, strip, None, sizes)
     by_k, by_v = state
     line, here = group.to(tl.int64) * rules.keys + j, j < rules.keys
-    store_rows(to.k, line, here, by_k, sizes.d_k)
-    if to.v is not None:
-        store_rows(to.v, line, here, by_v, sizes.d_v)
+    store_rows(out_k, line, here, by_k, sizes.d_k)
+    if out_v is not None:
+        store_rows(out_v, line, here, by_v, sizes.d_v)
 
 
 @triton.jit

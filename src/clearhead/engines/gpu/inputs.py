@@ -17,16 +17,7 @@ class Head(NamedTuple):
 
 
 class Side(NamedTuple):
-    """The q and g of one head, or its k and v, and their tangents; what is not there is x again."""
-
-    x: Any
-    y: Any
-    moved_x: Any
-    moved_y: Any
-
-
-class Tiles(NamedTuple):
-    """Tiles of the arrays of a Side; what is not there is x again."""
+    """The q and g of one head, or its k and v, and their tangents, or tiles of them; what is not there is x again."""
 
     x: Any
     y: Any
@@ -85,7 +76,7 @@ def load_rows(head, d, index, size, D: tl.constexpr):
 
 @triton.jit
 def _load(side, index, size, there, sizes):
-    """The Tiles of these rows of a side."""
+    """Tiles of these rows of a side."""
     x = load_rows(side.x, sizes.d_k, index, size, sizes.DK)
     y, moved_x, moved_y = x, x, x
     if there.y:
@@ -94,7 +85,7 @@ def _load(side, index, size, there, sizes):
         moved_x = load_rows(side.moved_x, sizes.d_k, index, size, sizes.DK)
     if there.moved_y:
         moved_y = load_rows(side.moved_y, sizes.d_v, index, size, sizes.DV)
-    return Tiles(x, y, moved_x, moved_y)
+    return Side(x, y, moved_x, moved_y)
 
 
 @triton.jit
@@ -117,7 +108,7 @@ def key_block(side, index, rules, sizes):
 
 @triton.jit
 def whole(block, there, sizes):
-    """The Tiles of a Block, loaded where products read chunks."""
+    """The tiles of a Block, loaded where products read chunks."""
     tiles = block.tiles
     if sizes.CHUNK > 0:
         tiles = _load(block.side, block.index, block.size, there, sizes)

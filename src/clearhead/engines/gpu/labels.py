@@ -7,7 +7,7 @@ labels that may see some of it. They take O(queries + keys) memory and the size 
 
 import numpy as np
 
-from clearhead.core.arrays import statistics_dtype
+from clearhead.core.arrays import statistics_dtype, unrepeated
 from clearhead.core.axes import Array
 from clearhead.core.problem import Problem
 
@@ -58,7 +58,7 @@ def spans(problem: Problem) -> Fields:
     queries, keys = problem.query_spans, problem.key_spans
     if queries is None or keys is None or problem.span_table is None:
         return {}
-    table = narrow(problem.span_table)
+    table = unrepeated(problem.span_table, 2)
     no_query, no_key = table.shape[2:]
     most = np.finfo(statistics_dtype(problem.dtype)).max / 2  # so that a finite number stays finite in units of ln 2
     table = with_none(np.where(np.isneginf(table), table, np.clip(table, -most, most)))
@@ -69,11 +69,6 @@ def spans(problem: Problem) -> Fields:
         fields |= dict(zip(RANGES, _ranges(queries, keys, np.any(allowed, axis=1)), strict=True))
         fields["key_sets"], fields["sets"] = _sets(keys, allowed)
     return fields
-
-
-def narrow(table: Array) -> Array:
-    """A table (batch, heads, query labels, key labels) with size 1 along batch and heads where they share it."""
-    return table[tuple(slice(0, 1) if step == 0 else slice(None) for step in table.strides[:2])]
 
 
 def with_none(table: Array) -> Array:
@@ -121,11 +116,3 @@ def _sets(keys: Array, allowed: Array) -> tuple[Array, Array]:
     for column in labels[:, : (labels != labels[:, -1:]).sum(axis=1).max()].T:
         sets |= seen_by[item, column]
     return numbers.reshape(batch, blocks), sets
-
-
-def ordered(labels: Array, count: int) -> tuple[Array, Array]:
-    """The tokens in order of their labels, (batch, tokens); where each of `count` labels starts, and the end."""
-    order = np.argsort(labels, axis=-1, kind="stable")
-    ranks = np.take_along_axis(labels, order, axis=-1)
-    starts = np.array([np.searchsorted(row, np.arange(count + 1)) for row in ranks]).reshape(len(ranks), -1)
-    return order, starts

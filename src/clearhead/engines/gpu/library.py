@@ -10,7 +10,7 @@ from clearhead.core.axes import Array
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Wanted, lacking
-from clearhead.engines.base import needs_one_scale, one_scale, unsupported
+from clearhead.engines.base import one_scale, scales_differ, unsupported
 
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]  # fastest first
 DEVICES = ["cuda"]
@@ -21,7 +21,9 @@ STATISTICS = frozenset(("output",))
 def reasons_not(problem: Problem, q: Array, k: Array, v: Array, want: Wanted) -> list[str]:
     """Why PyTorch's kernels cannot be used, a sentence each; empty if they can."""
     who = "PyTorch's library of kernels"
-    reasons = unsupported(who, RULES, problem) + needs_one_scale(who, problem)
+    reasons = unsupported(who, RULES, problem)
+    if scales_differ(problem):
+        reasons.append(f"{who} takes one `scale` for all heads.")
     more = lacking(want, STATISTICS)
     if more or not want.output:
         reasons.append(f"they answer for the output alone, not for {', '.join(more) or 'nothing'}.")

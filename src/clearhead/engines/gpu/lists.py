@@ -27,23 +27,23 @@ def ranks_of(values, visible, ORDER: tl.constexpr):
 
 
 @triton.jit
-def insert(top, rank, values, start, N: tl.constexpr):
+def insert(top, rank, values, places):
     """Merge a tile (queries, keys) into the queries' lists; of equal ranks the earlier key stays.
 
     values   of the tile, or None where the lists' values do not matter
+    places   the tile's keys, as they broadcast to it: all later than those in the lists
     """
     ranks, listed, keys = top
-    columns = tl.arange(0, N)[None, :]
     weakest, best = tl.min(ranks, axis=1), tl.max(rank, axis=1)
     while tl.max((best > weakest).to(tl.int32), axis=0) > 0:
-        column = tl.min(tl.where(rank == best[:, None], columns, N), axis=1)
-        here = columns == column[:, None]
+        key = tl.min(tl.where(rank == best[:, None], places, 2147483647), axis=1)
+        here = places == key[:, None]
         last = tl.max(tl.where(ranks == weakest[:, None], keys, -2147483647), axis=1)
         taken = (keys == last[:, None]) & (ranks == weakest[:, None]) & (best > weakest)[:, None]
         ranks = tl.where(taken, best[:, None], ranks)
         if values is not None:
             listed = tl.where(taken, tl.sum(tl.where(here, values, 0.0), axis=1)[:, None], listed)
-        keys = tl.where(taken, (start + column)[:, None], keys)
+        keys = tl.where(taken, key[:, None], keys)
         rank = tl.where(here, -float("inf"), rank)
         weakest, best = tl.min(ranks, axis=1), tl.max(rank, axis=1)
     return ranks, listed, keys

@@ -7,10 +7,11 @@ import numpy as np
 import torch
 from triton import language
 
-from clearhead.core.arrays import statistics_dtype
+from clearhead.core.arrays import statistics_dtype, unrepeated
 from clearhead.core.axes import Array
 from clearhead.core.directions import Directions
 from clearhead.core.problem import Problem
+from clearhead.engines.base import Kind
 from clearhead.engines.gpu import columns, labels
 from clearhead.engines.gpu import tensors as gpu
 from clearhead.engines.gpu.arguments import Direction, Inputs, Sizes, There
@@ -33,7 +34,13 @@ class Pass:
         along = along or Directions()
         arrays = q, k, v, g, along.q, along.k, None if v is None else along.v, moved_g
         self.inputs = Inputs(*(None if x is None else gpu.strided(x, problem) for x in arrays))
-        self.direction = _direction(problem, along, self.device)
+        number = statistics_dtype(problem.dtype)
+        table, sinks = along.spans, None if problem.sinks is None else along.sinks
+        self.direction = Direction(
+            bias=None if along.bias is None else gpu.strided(along.bias, device=self.device),
+            table=None if table is None else gpu.table(labels.with_none(unrepeated(table, 2)), number, self.device),
+            sinks=None if sinks is None else gpu.to_device(sinks, number, self.device),
+        )
 
     def launch(
         self, kernel: Any, length: int, sizes: Sizes, *, heads: int | None = None, splits: int = 1, **arguments: Any
@@ -54,6 +61,10 @@ class Pass:
     def room(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A tensor for results, uninitialised."""
         return torch.empty(shape, dtype=dtype or self.number, device=self.device)
+
+    def rooms(self, kinds: dict[str, Kind]) -> dict[str, torch.Tensor]:
+        """Tensors for results of these shapes and dtypes, by name; 0 where nothing is written."""
+        return {name: self.zeros(*shape, dtype=gpu.torch_dtype(dtype)) for name, (shape, dtype) in kinds.items()}
 
     def zeros(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A tensor for results, 0 where nothing is written."""
@@ -81,8 +92,11 @@ def bands(labelled: Array, count: int) -> Iterator[tuple[int, int, tuple[int, in
 
 
 def in_order(labelled: Array, count: int, device: torch.device) -> list[torch.Tensor]:
-    """The tokens in order of their labels, and where each of `count` labels starts, as `pool` takes them."""
-    return [gpu.to_device(x, np.int32, device) for x in labels.ordered(labelled, count)]
+    """The tokens in order of their labels, (batch, tokens), and where each of `count` labels starts, and the end."""
+    order = np.argsort(labelled, axis=-1, kind="stable")
+    ranks = np.take_along_axis(labelled, order, axis=-1)
+    starts = np.array([np.searchsorted(row, np.arange(count + 1)) for row in ranks]).reshape(len(ranks), -1)
+    return [gpu.to_device(x, np.int32, device) for x in (order, starts)]
 
 
 def pool(product: torch.Tensor, out: torch.Tensor, first: int, order: Sequence[torch.Tensor | None]) -> None:
@@ -97,13 +111,3 @@ def pool(product: torch.Tensor, out: torch.Tensor, first: int, order: Sequence[t
             product, out, *order, keys, parts, heads, count, first, height, D=gpu.padded(count),
             FLOAT=language.float64 if out.dtype == torch.float64 else language.float32, N=32,
         )  # fmt: skip
-
-
-def _direction(problem: Problem, along: Directions, device: torch.device) -> Direction:
-    number = statistics_dtype(problem.dtype)
-    table, sinks = along.spans, None if problem.sinks is None else along.sinks
-    return Direction(
-        bias=None if along.bias is None else gpu.strided(along.bias, device=device),
-        table=None if table is None else gpu.table(labels.with_none(labels.narrow(table)), number, device),
-        sinks=None if sinks is None else gpu.to_device(sinks, number, device),
-    )

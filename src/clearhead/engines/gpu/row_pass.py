@@ -1,5 +1,10 @@
-"""Launches the row pass: over packed heads where rows are few, over splits of the keys where these are many."""
+"""Launches the row pass: over packed heads where rows are few, over splits of the keys where these are many.
 
+Along a direction it is a pass of its own; the other passes along one are in column_pass.py and backward.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
 from math import gcd
 from typing import Any
 
@@ -7,15 +12,56 @@ import torch
 from triton import next_power_of_2
 
 from clearhead.core.axes import Array
+from clearhead.core.directions import Directions
 from clearhead.core.problem import Problem
-from clearhead.engines.gpu import rows
+from clearhead.core.statistics import Wanted, smooth
+from clearhead.engines.base import row_kinds
+from clearhead.engines.gpu import library, row_tangents, rows
 from clearhead.engines.gpu import tensors as gpu
 from clearhead.engines.gpu.passes import Pass, constant
-from clearhead.engines.gpu.rows import Rows
+from clearhead.engines.gpu.row_tangents import RowTangents
+from clearhead.engines.gpu.rows import Rows, State
 
 FEW_ROWS = 64  # up to so many rows, the heads that share a key head are packed into one tile (decoding)
 LONG = 4096  # with few rows, more keys than this are split among at most SPLITS programs
 SPLITS, SPLIT = 64, 256
+
+
+def in_slices(
+    run: Callable[..., dict[str, torch.Tensor]], want: Wanted, most: int, v: Array | None, *others: Array | None
+) -> dict[str, torch.Tensor]:
+    """What run(want, v, *others) answers, the output in slices of at most `most` columns of v and of the other arrays.
+
+    All else that is wanted is answered with the first slice.
+    """
+    if v is None or v.shape[-1] <= most:
+        return run(want, v, *others)
+    results: dict[str, torch.Tensor] = {}
+    outputs = []
+    for start in range(0, v.shape[-1], most):
+        part = run(want, *(None if x is None else x[..., start : start + most] for x in (v, *others)))
+        outputs.append(part.pop("output"))
+        results = results or part
+        want = Wanted(output=True, keep_float32=want.keep_float32)
+    return {**results, "output": torch.cat(outputs, -1)}
+
+
+def answers(problem: Problem, q: Array, k: Array, want: Wanted, v: Array | None) -> dict[str, torch.Tensor]:
+    """The output and the row statistics; by PyTorch's kernels where the output alone is wanted and they can."""
+    if v is not None and not library.reasons_not(problem, q, k, v, want):
+        output = library.output(problem, q, k, v)
+        if output is not None:
+            if problem.causal:
+                launch(problem, q, k, v, 0, {"output": output}, repair=True)
+            return {"output": output}
+    device = gpu.device_of(q)
+    room = {
+        name: torch.empty(shape, dtype=gpu.torch_dtype(dtype), device=device)
+        for name, (shape, dtype) in row_kinds(problem, v, want, rows.STATISTICS).items()
+    }
+    if problem.batch * problem.heads * problem.queries:
+        launch(problem, q, k, v if want.output else None, want.top or 0, room)
+    return room
 
 
 def launch(
@@ -32,11 +78,16 @@ def launch(
     slots = max(2, next_power_of_2(top)) if top else 2
     lines = run.heads * problem.queries
 
-    def make(*tail: int, dtype: torch.dtype | None = None) -> torch.Tensor | None:
-        return run.room(splits, lines, *tail, dtype=dtype) if split else None
+    def kept(of: str | None, *tail: int, dtype: torch.dtype | None = None) -> torch.Tensor | None:
+        """Where the states of the splits are kept, as far as the results need them."""
+        return run.room(splits, lines, *tail, dtype=dtype) if split and (of is None or of in results) else None
 
-    want = Rows(**{**dict.fromkeys(Rows._fields), **results})
-    common = {"want": want, "part": rows.kept(make, want, slots, run.d_v), "count": top, "TOP": slots}
+    part = State(
+        maximum=kept(None), total=kept(None), centred=kept("entropy"), far=kept("distance"), diagonal=kept("diagonal"),
+        top=kept("top_weights", slots), places=kept("top_weights", slots, dtype=torch.int32),
+        output=kept("output", run.d_v),
+    )  # fmt: skip
+    common = {"want": Rows(**results), "part": part, "count": top, "TOP": slots}
     run.launch(
         rows.rows, pack * problem.queries, sizes, heads=run.heads // pack, splits=splits, **common, pack=pack,
         split=split, REPAIR=repair,
@@ -45,6 +96,22 @@ def launch(
         rows.merge[(-(-lines // 16),)](
             rules=run.rules, **common, lines=lines, splits=splits, sizes=constant(sizes), M=16
         )
+
+
+def tangents(
+    problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, want: Wanted, logsumexp: Array,
+    output: Array | None,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """The tangents of the row statistics asked for and of the log-sum-exp, by the statistics' names."""
+    run = Pass(problem, q, k, v, along=along)
+    results = run.rooms(row_kinds(problem, v, replace(want, logsumexp=True), frozenset(smooth(computed="rows"))))
+    if not run.empty:
+        run.launch(
+            row_tangents.rows, problem.queries, gpu.sizes(problem, "row tangents", run.d_v), along=run.direction,
+            logsumexp=run.contiguous(logsumexp), known=None if v is None else run.contiguous(output),
+            to=RowTangents(**results),
+        )  # fmt: skip
+    return results
 
 
 def split_of(problem: Problem, pack: int) -> int | None:

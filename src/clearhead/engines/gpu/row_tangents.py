@@ -21,11 +21,11 @@ from clearhead.engines.gpu.tiles import indices
 class RowTangents(NamedTuple):
     """Where the tangents are written: contiguous (batch, heads, queries, …); None where not requested."""
 
-    output: Any
-    logsumexp: Any
-    entropy: Any
-    distance: Any
-    diagonal: Any
+    output: Any = None
+    logsumexp: Any = None
+    entropy: Any = None
+    distance: Any = None
+    diagonal: Any = None
 
 
 class _Sums(NamedTuple):

@@ -5,14 +5,12 @@ heads that share keys are packed into one tile, the keys are split among program
 splits depend on the number of keys only, so no bit depends on the batch.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 
-from clearhead.engines.gpu.inputs import head_of, mixed, product, store_rows
+from clearhead.engines.gpu.inputs import head_of, load_rows, mixed, product, store_rows
 from clearhead.engines.gpu.lists import insert, no_list
 from clearhead.engines.gpu.rules import LN2, LOG2E, distances, logits
 from clearhead.engines.gpu.sweeps import Strip, over_keys, placed, split_of
@@ -23,14 +21,14 @@ STATISTICS = frozenset(("output", "logsumexp", "max_logit", "entropy", "distance
 class Rows(NamedTuple):
     """Where the results are written: contiguous (batch, heads, queries, …); None where not requested."""
 
-    output: Any
-    logsumexp: Any
-    max_logit: Any
-    entropy: Any
-    distance: Any
-    diagonal: Any
-    top_weights: Any
-    top_indices: Any
+    output: Any = None
+    logsumexp: Any = None
+    max_logit: Any = None
+    entropy: Any = None
+    distance: Any = None
+    diagonal: Any = None
+    top_weights: Any = None
+    top_indices: Any = None
 
 
 class State(NamedTuple):
@@ -49,21 +47,6 @@ class State(NamedTuple):
     output: Any  # Σ p·v
 
 
-def kept(make: Callable[..., Any], want: Rows, slots: int, d_v: int) -> State:
-    """Where the states that the requested results need are kept, allocated with `make`."""
-    ranked = want.top_weights is not None
-    return State(
-        maximum=make(),
-        total=make(),
-        centred=None if want.entropy is None else make(),
-        far=None if want.distance is None else make(),
-        diagonal=None if want.diagonal is None else make(),
-        top=make(slots) if ranked else None,
-        places=make(slots, dtype=torch.int32) if ranked else None,
-        output=None if want.output is None else make(d_v),
-    )
-
-
 @triton.jit
 def _fresh(TOP: tl.constexpr, M: tl.constexpr, sizes):
     """The initial state, before any key."""
@@ -71,12 +54,6 @@ def _fresh(TOP: tl.constexpr, M: tl.constexpr, sizes):
     top, _, places = no_list(M, TOP, sizes.FLOAT)
     return State(none - float("inf"), none, none, none, none - float("inf"), top, places,
                  tl.zeros((M, sizes.DV), sizes.FLOAT))  # fmt: skip
-
-
-@triton.jit
-def _recentred(centred, total, drop):
-    """Σ p·(s - maximum), of which entropy is made, after the maximum rises by -drop and before p is rescaled."""
-    return centred + total * drop
 
 
 @triton.jit
@@ -92,15 +69,15 @@ def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     scores = product(q, tl.load(place, mask=here, other=0.0), sizes.PRECISION)
     s = logits(scores, rules, b, h, i, j[None, :], MASKED)
     if want.top_weights is not None:
-        top, _, places = insert((top, top, places), s, None, start, sizes.N)
+        top, _, places = insert((top, top, places), s, None, j[None, :])
     higher = tl.maximum(maximum, tl.max(s, axis=1))
     safe = tl.where(higher == -float("inf"), 0.0, higher)
     lower = s - safe[:, None]
     p = tl.exp2(lower)
     shrink = tl.exp2(maximum - safe)
     if want.entropy is not None:
-        drop = tl.where(maximum == -float("inf"), 0.0, maximum - safe)
-        centred = shrink * _recentred(centred, total, drop) + tl.sum(p * tl.maximum(lower, -1e30), axis=1)
+        drop = tl.where(maximum == -float("inf"), 0.0, maximum - safe)  # the maximum rises by -drop
+        centred = shrink * (centred + total * drop) + tl.sum(p * tl.maximum(lower, -1e30), axis=1)
     if want.distance is not None:
         away = distances(rules, b, i, j[None, :]).to(p.dtype)
         far = far * shrink + tl.sum(p * away, axis=1)
@@ -175,9 +152,6 @@ def rows(inputs, rules, want, part, pack, split, count, sizes, TOP: tl.constexpr
     here = r < pack * rules.queries
     i = tl.where(here, r % rules.queries, rules.queries)  # rows past the end have no visible keys
     h = first_head + tl.minimum(r // rules.queries, pack - 1)
-    c = tl.arange(0, sizes.DK)
-    q = head_of(inputs.q, b, h[:, None])
-    place = q.start + i.to(tl.int64)[:, None] * q.row + c.to(tl.int64)[None, :] * q.column
     line = (b * rules.heads + h).to(tl.int64) * rules.queries + i
     if REPAIR:
         e = tl.arange(0, sizes.DV)
@@ -185,7 +159,7 @@ def rows(inputs, rules, want, part, pack, split, count, sizes, TOP: tl.constexpr
         answer = tl.load(place_o, mask=here[:, None] & (e < sizes.d_v)[None, :], other=0.0).to(sizes.FLOAT)
         if tl.sum(tl.sum((tl.abs(answer) < float("inf")).to(tl.int32), axis=1), axis=0) == sizes.M * sizes.DV:
             return
-    block = tl.load(place, mask=here[:, None] & (c < sizes.d_k)[None, :], other=0.0)
+    block = load_rows(head_of(inputs.q, b, h[:, None]), sizes.d_k, i, rules.queries, sizes.DK)
     keys = head_of(inputs.k, b, first_head)
     values = keys
     if want.output is not None:
@@ -194,11 +168,8 @@ def rows(inputs, rules, want, part, pack, split, count, sizes, TOP: tl.constexpr
     if pack > 1:
         first, last = 0 * first, 0 * last + rules.queries - 1
     strip = Strip(b, h[:, None], first, last, i, here, line)
-    span = split
-    if split is not None:
-        span = split_of(split)
     state = _fresh(TOP, sizes.M, sizes)
-    state = over_keys(_absorb, state, (block, keys, values, want), rules, strip, span, True, sizes)
+    state = over_keys(_absorb, state, (block, keys, values, want), rules, strip, split_of(split), True, sizes)
     if split is None:
         _finish(state, rules, h, want, line, here, count, sizes)
     else:
@@ -238,13 +209,16 @@ def merge(rules, want, part, lines, splits, count, sizes, M: tl.constexpr, TOP: 
             drop = tl.where(maximum == -float("inf"), 0.0, maximum - safe)
             fall = tl.where(other_maximum == -float("inf"), 0.0, other_maximum - safe)
             other = tl.load(part.centred + place, mask=here, other=0.0)
-            centred = shrink * _recentred(centred, total, drop) + grow * _recentred(other, more, fall)
+            centred = shrink * (centred + total * drop) + grow * (other + more * fall)
         if part.far is not None:
             far = far * shrink + grow * tl.load(part.far + place, mask=here, other=0.0)
         if part.diagonal is not None:
             diagonal = tl.maximum(diagonal, tl.load(part.diagonal + place, mask=here, other=-float("inf")))
         if part.top is not None:
-            top, places = _join(top, places, part, place, here, slots, TOP)
+            lists = place[:, None] * TOP + slots
+            later = tl.load(part.top + lists, mask=here[:, None], other=-float("inf"))
+            keys = tl.load(part.places + lists, mask=here[:, None], other=-1)
+            top, _, places = insert((top, top, places), later, None, keys)
         if part.output is not None:
             inside = here[:, None] & (e < sizes.d_v)
             block = tl.load(part.output + place[:, None] * sizes.d_v + e, mask=inside, other=0.0)
@@ -254,21 +228,3 @@ def merge(rules, want, part, lines, splits, count, sizes, M: tl.constexpr, TOP: 
         place += lines
     state = State(maximum, total, centred, far, diagonal, top, places, output)
     _finish(state, rules, h, want, line, here, count, sizes)
-
-
-@triton.jit
-def _join(top, places, part, place, here, slots, TOP: tl.constexpr):
-    """Merge two lists of largest logits; all keys of the second list come later."""
-    later = tl.load(part.top + place[:, None] * TOP + slots, mask=here[:, None], other=-float("inf"))
-    keys = tl.load(part.places + place[:, None] * TOP + slots, mask=here[:, None], other=-1)
-    for _ in range(TOP):
-        weakest, best = tl.min(top, axis=1), tl.max(later, axis=1)
-        tied = tl.where(later == best[:, None], keys, 2147483647)
-        earliest = tl.min(tied, axis=1)
-        last = tl.max(tl.where(top == weakest[:, None], places, -2147483647), axis=1)
-        better = best > weakest
-        taken = (places == last[:, None]) & (top == weakest[:, None]) & better[:, None]
-        top = tl.where(taken, best[:, None], top)
-        places = tl.where(taken, earliest[:, None], places)
-        later = tl.where(tied == earliest[:, None], -float("inf"), later)
-    return top, places

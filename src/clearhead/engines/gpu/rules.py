@@ -46,9 +46,7 @@ class Rules(NamedTuple):
     first_query: Any  # (batch, keys): the first query that may see the key, and the end
     end_query: Any
     table: Any  # (batch or 1, heads or 1, query labels, key labels), Strided
-    sets: Any  # (sets, heads or 1, bytes): which query labels may see some key of a block
-    sets_n: Any
-    sets_h: Any
+    sets: Any  # (sets, heads or 1, 1, bytes), Strided: which query labels may see some key of a block
     slopes: Any  # (heads,)
     sinks: Any  # (heads,)
     bias: Any  # (batch, heads, queries, keys), Strided
@@ -135,7 +133,7 @@ def _spans_meet(rules, b, h, i, start_j, KEYS: tl.constexpr):
     blocks = rules.key_sets + b.to(tl.int64) * tl.cdiv(rules.keys, SET_KEYS)
     for part in tl.static_range(0, KEYS, SET_KEYS):
         number = tl.load(blocks + tl.minimum(start_j + part, rules.keys - 1) // SET_KEYS).to(tl.int64)
-        place = rules.sets + number * rules.sets_n + h.to(tl.int64) * rules.sets_h + (label >> 3)
+        place = rules.sets.tensor + number * rules.sets.batch + h.to(tl.int64) * rules.sets.head + (label >> 3)
         allowed |= (tl.load(place, mask=i < rules.queries, other=0).to(tl.int32) >> (label & 7)) & 1
     return tl.max(tl.max(allowed, axis=1), axis=0) > 0
 

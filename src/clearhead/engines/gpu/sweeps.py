@@ -59,8 +59,11 @@ def key_strip(rules, M: tl.constexpr):
 
 @triton.jit
 def split_of(split):
-    """The part of the keys that this program reads, where there are `split` for each along the grid's second axis."""
-    return tl.program_id(1) * split, (tl.program_id(1) + 1) * split
+    """The part of the keys that this program reads: `split` for each along the grid's second axis, or None: all."""
+    part = split
+    if split is not None:
+        part = tl.program_id(1) * split, (tl.program_id(1) + 1) * split
+    return part
 
 
 @triton.jit
@@ -69,31 +72,24 @@ def over_keys(step: tl.constexpr, state, job, rules, strip, part, FULL: tl.const
 
     With FULL, blocks that are visible as a whole are absorbed without masks, by a loop of their own.
     """
-    low, full_low, full_high, high = key_range(rules, strip.b, strip.first, strip.last, sizes.N, sizes.M)
-    if part is not None:
-        low, full_low, full_high, high = _within(part, low, full_low, full_high, high)
-    return _sweep(step, state, job, rules, strip, (low, full_low, full_high, high), True, FULL, sizes)
+    ranges = key_range(rules, strip.b, strip.first, strip.last, sizes.N, sizes.M)
+    return _sweep(step, state, job, rules, strip, ranges, part, True, FULL, sizes)
 
 
 @triton.jit
 def over_queries(step: tl.constexpr, state, job, rules, strip, part, sizes):
     """The state after all queries that may see the keys of a strip, likewise."""
-    low, full_low, full_high, high = query_range(rules, strip.b, strip.first, strip.last, sizes.N, sizes.M)
-    if part is not None:
-        low, full_low, full_high, high = _within(part, low, full_low, full_high, high)
-    return _sweep(step, state, job, rules, strip, (low, full_low, full_high, high), False, True, sizes)
+    ranges = query_range(rules, strip.b, strip.first, strip.last, sizes.N, sizes.M)
+    return _sweep(step, state, job, rules, strip, ranges, part, False, True, sizes)
 
 
 @triton.jit
-def _within(part, low, full_low, full_high, high):
-    low, high = tl.maximum(low, part[0]), tl.minimum(high, part[1])
-    full_low = tl.minimum(tl.maximum(full_low, low), tl.maximum(high, low))
-    return low, full_low, tl.maximum(tl.minimum(full_high, high), full_low), high
-
-
-@triton.jit
-def _sweep(step: tl.constexpr, state, job, rules, strip, ranges, KEYS: tl.constexpr, FULL: tl.constexpr, sizes):
+def _sweep(step: tl.constexpr, state, job, rules, strip, ranges, part, KEYS: tl.constexpr, FULL: tl.constexpr, sizes):
     low, full_low, full_high, high = ranges
+    if part is not None:
+        low, high = tl.maximum(low, part[0]), tl.minimum(high, part[1])
+        full_low = tl.minimum(tl.maximum(full_low, low), tl.maximum(high, low))
+        full_high = tl.maximum(tl.minimum(full_high, high), full_low)
     if not FULL:
         full_low = high
     for start in range(low, full_low, sizes.N):

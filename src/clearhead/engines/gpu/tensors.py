@@ -8,7 +8,7 @@ import torch
 from triton import knobs, language, next_power_of_2
 
 from clearhead.core import visibility
-from clearhead.core.arrays import bfloat16, statistics_dtype, to_torch
+from clearhead.core.arrays import bfloat16, statistics_dtype, to_torch, unrepeated
 from clearhead.core.axes import Array, group_size
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.problem import Problem
@@ -96,9 +96,8 @@ def strided(x: Array, problem: Problem | None = None, device: torch.device | Non
     if isinstance(x, DeviceArray):
         tensor = x.tensor.view(torch.uint8) if x.tensor.dtype == torch.bool else x.tensor
         return Strided._make((tensor, *tensor.stride(), share))
-    broadcast = [size > 1 and step == 0 for size, step in zip(x.shape, x.strides, strict=True)]
-    tensor = _from_numpy(x[tuple(slice(0, 1) if shared else slice(None) for shared in broadcast)])
-    strides = [0 if shared else step for shared, step in zip(broadcast, tensor.stride(), strict=True)]
+    tensor = _from_numpy(unrepeated(x))
+    strides = [0 if step == 0 else once for step, once in zip(x.strides, tensor.stride(), strict=True)]
     return Strided._make((tensor if device is None else tensor.to(device), *strides, share))
 
 
@@ -131,11 +130,6 @@ def statistics(problem: Problem) -> torch.dtype:
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     """PyTorch's name for a dtype."""
     return _TORCH[dtype]
-
-
-def input_dtype(problem: Problem) -> torch.dtype:
-    """The dtype of q, k and v."""
-    return _TORCH[problem.dtype]
 
 
 def padded(width: int) -> int:
@@ -229,9 +223,7 @@ def _describe(problem: Problem, device: torch.device) -> Rules:
         query_lengths=sent(problem.query_lengths, np.int32),
         **{name: sent(_narrower(name, segments, spans), np.int32) for name in _LABELS},
         table=None if "table" not in spans else table(spans["table"], number, device),
-        sets=sent(sets, np.uint8),
-        sets_n=None if sets is None else _steps(sets)[0],
-        sets_h=None if sets is None else _steps(sets)[1],
+        sets=None if sets is None else table(sets[:, :, None], np.uint8, device),
         slopes=sent(problem.alibi_slopes, number),
         sinks=sent(problem.sinks, number),
         bias=bias,
@@ -240,14 +232,10 @@ def _describe(problem: Problem, device: torch.device) -> Rules:
 
 
 def table(x: Array, number: Any, device: torch.device) -> Strided:
-    """A table of spans on the device, Strided and contiguous, with steps of 0 along axes of size 1 but the last."""
-    return Strided._make((to_device(x, number, device), *_steps(x)[:3], 1, 1))
-
-
-def _steps(x: Array) -> list[int]:
-    """An array's strides once it is contiguous, in elements; 0 along axes of size 1."""
-    steps = np.ascontiguousarray(x).strides
-    return [0 if size == 1 else step // x.itemsize for size, step in zip(x.shape, steps, strict=True)]
+    """A table of four axes on the device, Strided and contiguous, with steps of 0 along axes of size 1 but the last."""
+    tensor = to_device(x, number, device)
+    steps = [0 if size == 1 else step for size, step in zip(x.shape, tensor.stride(), strict=True)]
+    return Strided._make((tensor, *steps[:3], 1, 1))
 
 
 def _narrower(name: str, *sources: labels.Fields) -> Array | None:

@@ -17,10 +17,10 @@ class RowTerms(NamedTuple):
     """
 
     logsumexp: Any
-    tangent: Any
-    whole: Any
-    others: Any
-    strongest: Any  # int32
+    tangent: Any = None
+    whole: Any = None
+    others: Any = None
+    strongest: Any = None  # int32
 
 
 @triton.jit

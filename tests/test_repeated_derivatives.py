@@ -1,10 +1,11 @@
-"""A forward-mode derivative whose call was seen before skips the checks: its bits and its refusals stay the same."""
+"""Derivatives whose call was seen before skip the checks: their bits and their refusals stay the same."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import forward_ad
@@ -14,14 +15,8 @@ from clearhead.errors import ClearheadError, DerivativeError
 from clearhead.ops import torch_output
 from composed import by_math
 from seeds import fresh
+from test_repeated import DTYPES, long_way, same, sdpa, tensors
 
-DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-RULES: list[dict[str, Any]] = [
-    {},
-    {"scale": 0.3, "softcap": 2.0},
-    {"causal": True, "query_offset": 0},
-    {"window": (3, 1), "query_offset": 1},
-]
 Tensors = list[torch.Tensor]
 
 
@@ -43,10 +38,34 @@ def by_dual(attend: Callable[..., torch.Tensor], x: Tensors, along: dict[int, to
         return forward_ad.unpack_dual(result)
 
 
-def long_way(*x: torch.Tensor, **rules: Any) -> torch.Tensor:
-    """The same call with every check: naming an engine always goes there."""
-    result: torch.Tensor = ch.attention(*x, engine="native", **rules)
-    return result
+RULES: list[dict[str, Any]] = [
+    {},
+    {"scale": 0.3, "softcap": 2.0},
+    {"causal": True, "query_offset": 0},
+    {"window": (3, 1), "query_offset": 1},
+]
+
+
+@given(data=st.data())
+@settings(max_examples=40)
+def test_repeated_gradients_have_the_bits_of_checked_ones(data: st.DataObject):
+    b, h, n, m, d, d_v = (data.draw(st.integers(1, most)) for most in (3, 3, 20, 20, 9, 9))
+    dtype, rules = data.draw(st.sampled_from(DTYPES)), data.draw(st.sampled_from(RULES))
+    needed = data.draw(st.lists(st.booleans(), min_size=3, max_size=3).filter(any))
+    for _ in range(3):
+        arrays = [
+            torch.from_numpy(fresh().standard_normal((b, length, h, width))).to(dtype).transpose(1, 2)
+            for length, width in ((n, d), (m, d), (m, d_v))
+        ]
+        result, checked = ([x.detach().requires_grad_(on) for x, on in zip(arrays, needed, strict=True)] for _ in "ab")
+        output, expected = ch.attention(*result, **rules), long_way(*checked, **rules)
+        grad = torch.from_numpy(fresh().standard_normal(output.shape)).to(dtype)
+        output.backward(grad)
+        expected.backward(grad)
+        assert same(output.detach(), expected.detach())
+        for x, y in zip(result, checked, strict=True):
+            assert (x.grad is None) == (y.grad is None)
+            assert x.grad is None or same(x.grad, y.grad)
 
 
 @pytest.fixture
@@ -59,8 +78,61 @@ def outputs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return result
 
 
+def trained(*shape: int) -> list[torch.Tensor]:
+    return [x.requires_grad_() for x in tensors(*shape)]
+
+
+def test_what_a_repeated_call_with_a_graph_leaves_to_the_long_way(outputs: list[Any], monkeypatch: pytest.MonkeyPatch):
+    q, k, v = trained(2, 3, 7, 5)
+    for _ in range(2):
+        sdpa(q, k, v)
+    assert [output is not None for output in outputs] == [False, True]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert sdpa(q, k, v).dtype == torch.bfloat16
+    monkeypatch.setenv("CLEARHEAD_ENGINE", "portable")
+    sdpa(q, k, v)
+    monkeypatch.delenv("CLEARHEAD_ENGINE")
+    torch.func.grad(lambda x: sdpa(x, k, v).sum())(q)
+    q_meta, k_meta, v_meta = (x.detach().to("meta").requires_grad_() for x in (q, k, v))
+    assert sdpa(q_meta, k_meta, v_meta).is_meta
+    assert not any(output is not None for output in outputs[2:])
+    with pytest.raises(ClearheadError):
+        sdpa(q, k.double(), v)
+    with pytest.raises(ClearheadError):
+        sdpa(q, k, v.to_sparse())
+
+
+def test_a_repeated_call_has_second_derivatives_and_sees_changed_inputs(outputs: list[Any]):
+    q, k, v = trained(1, 2, 6, 4)
+    second = []
+    for _ in range(2):
+        output = sdpa(q, k, v)
+        (first,) = torch.autograd.grad(output.square().sum(), q, create_graph=True)
+        second.append(torch.autograd.grad(first.sum(), (q, k, v)))
+    assert all(torch.equal(x, y) for x, y in zip(*second, strict=True))
+    output = sdpa(q, k, v)
+    with torch.no_grad():
+        k.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+    assert all(output is not None for output in outputs[1:])
+
+
+@pytest.mark.parametrize("rules", [{"is_causal": False}, {"is_causal": True}], ids=str)
+def test_a_checkpoint_may_repeat_a_first_call_as_a_repeated_one(rules: Any, outputs: list[Any]):
+    inputs = trained(1, 2, 13, 4 + rules["is_causal"])
+    checkpointed = torch.utils.checkpoint.checkpoint(sdpa, *inputs, **rules, use_reentrant=False)
+    result = [torch.autograd.grad(checkpointed.square().sum(), inputs)]
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
+        result.append(torch.autograd.grad(sdpa(*inputs, **rules).square().sum(), inputs))
+    checked = long_way(*inputs, causal=rules["is_causal"])
+    known = torch.autograd.grad(checked.square().sum(), inputs)
+    assert all(torch.equal(a, b) for one in result for a, b in zip(one, known, strict=True))
+    assert [output is not None for output in outputs] == [False, True]  # the checkpoint's own ends before it returns
+
+
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_repeated_tangents_have_the_bits_of_checked_ones(data: st.DataObject):
     b, h, n, m, d, d_v = (data.draw(st.integers(1, most)) for most in (3, 3, 20, 20, 9, 9))
     dtype, rules = data.draw(st.sampled_from(DTYPES)), data.draw(st.sampled_from(RULES))
