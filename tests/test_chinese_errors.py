@@ -27,9 +27,9 @@ HAN = re.compile(r"[\u4e00-\u9fff]")
 FIELD = re.compile(r"(?<!\{)\{(\w+)(?:![rsa])?(?::[^{}]*)?\}(?!\})")
 REACHED = """
 cli.py arguments.py lessons.py report/*.py explaining/*.py models/*.py textbook/*.py diagnosing/*.py
-changing/edits_text.py changing/edits.py changing/places.py changing/applying.py core/files.py core/array_files.py core/room.py
-core/problem.py core/rules.py core/rule_values.py core/spans.py core/arrays.py core/reference.py layers/saved.py
-view/long.py view/names.py view/page.py view/server.py
+changing/edits_text.py changing/edits.py changing/places.py changing/applying.py core/files.py core/array_files.py
+core/room.py core/problem.py core/rules.py core/rule_values.py core/spans.py core/arrays.py core/reference.py
+layers/saved.py view/long.py view/names.py view/page.py view/server.py
 """  # whose errors a command that speaks Chinese can print
 NAMES = """
 batch bias biased bool boost by cap capped causal clearhead concat context convention cut dict dtype exact explain

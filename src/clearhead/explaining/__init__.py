@@ -1,9 +1,7 @@
-"""Models and texts: how one token's output came to be.
+"""Texts through models: how one token's output came to be.
 
 explain         ch.explain; explanation: what it gives, with its page; head_captions: what each head does
 why             ch.why: one token against another; why_page: its page; derivatives of their logits, ablation of edges
-model           what is needed of a model; gpt2: one in NumPy, functions: between its linear maps
-hub             models through Transformers; modules: their attention; checkpoint: what is checked before one is loaded
 forward         a forward pass, one of its heads, all of them for the long page
 editing         edits of attention: checked, in force, and what they moved
 stream          what a run wrote to the residual stream; recorded: the same from a Transformers model's modules

@@ -1,1 +1,12 @@
-"""Decoders that run in NumPy and this library's own attention: GGUF files, checkpoint folders, the shipped model."""
+"""Language models, and what is asked of them.
+
+protocol        what `explain` needs of a model: tokens, and every layer's attention in one forward pass
+finding         load_model: a model by its path or name; those on this machine
+model           a decoder in NumPy with its tokenizer; chat: messages as one text; tokens: the tokenizer of a GGUF file
+decoder         its forward pass, with keys and values kept; backward: derivatives; edits: edits of attention in a layer
+config          its sizes; families: what differs between Llama, Gemma and the others, as data
+rope functions  rotary positions; norms and activations, with their derivatives
+weights         packed and memory-mapped tensors; layout: which of them a decoder has
+gguf folder     the two forms in which decoders are stored
+hub             models through Transformers; modules: their attention; checkpoint: what is checked before one is loaded
+"""

@@ -63,7 +63,9 @@ def through(decoder: Decoder, run: ForwardPass, by_last: Array) -> Back:
 
     by_last   (tokens, d_model), the derivative by the residual stream after the last layer
     """
-    residual, g, outputs = [by_last], [], []
+    residual = [by_last]
+    g: list[Array] = []
+    outputs: list[Array] = []
     for number in reversed(range(decoder.config.layers)):
         hidden, ran, upstream = run.hidden[number], run.layers[number], residual[0]
         middle = hidden + decoder.added(number, ran.output, "post_attention_norm")

@@ -4,7 +4,7 @@ One layer is norm → attention → W^O (→ norm) → added → norm → MLP (�
 each token by itself, so that `before` and `after` take (…, tokens, d_model).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
@@ -197,7 +197,7 @@ class Decoder:
         """The name of the matrix whose products are the logits."""
         return "token_embd.weight" if self.config.tied else "output.weight"
 
-    def steps(self, ids: Sequence[int]) -> Iterator[Array]:
+    def steps(self, ids: Sequence[int]) -> Generator[Array, list[int], None]:
         """The logits after the last token, (vocabulary,), step by step; each step is sent the tokens that follow.
 
         Keys and values are kept, so that a step takes its own tokens through the layers only.

@@ -127,10 +127,10 @@ OTHER_NAMES = {"gemma3_text": "gemma3"}  # of the same families in config.json
 
 def windows_of(kind: Windows, window: int | None, layers: int) -> tuple[int | None, ...]:
     """Which layers have the window, where nothing lists them."""
-    has = {
-        "none": lambda _: False,
-        "all": lambda _: True,
-        "every second": lambda layer: layer % 2 == 0,
-        "five of six": lambda layer: layer % 6 != 5,
-    }[kind]
-    return tuple(window if has(layer) else None for layer in range(layers))
+    chosen = {
+        "none": [False] * layers,
+        "all": [True] * layers,
+        "every second": [layer % 2 == 0 for layer in range(layers)],
+        "five of six": [layer % 6 != 5 for layer in range(layers)],
+    }
+    return tuple(window if has else None for has in chosen[kind])

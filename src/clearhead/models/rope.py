@@ -4,7 +4,7 @@ Pairs are half the rotated width apart, (x_i, x_{i + dims/2}), as in safetensors
 this order when a file is read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import log, pi, sqrt
 from typing import Any, NamedTuple
 
@@ -90,7 +90,7 @@ def of_parameters(parameters: Mapping[str, Any], base: float, dims: int, positio
     return str(kind)
 
 
-def longrope(rates: Array, short: Sequence[float], long: Sequence[float], magnitude: float, original: int) -> Rope:
+def longrope(rates: Array, short: Any, long: Any, magnitude: float, original: int) -> Rope:
     """Phi-3's: one factor for each pair, others for texts beyond `original` positions. ValueError for wrong counts."""
     factors = [np.asarray(each, np.float32).reshape(rates.shape) for each in (short, long)]
     return Rope(rates / factors[0], magnitude, rates / factors[1], original)

@@ -110,7 +110,7 @@ class Weights:
         """The tensor, or None where the model has none of that name."""
         return self[name] if name in self.stored else None
 
-    def rows(self, name: str, chosen: Sequence[int]) -> Array:
+    def rows(self, name: str, chosen: Sequence[int] | Array) -> Array:
         """Some rows of a matrix; only they are unpacked."""
         return (
             self.kept[name][chosen]
