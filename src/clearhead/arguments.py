@@ -13,7 +13,7 @@ from clearhead.report.streams import can_show, complain, in_language
 from clearhead.version import __version__
 from clearhead.words import LANGUAGES, Language, table
 
-_IN_ENGLISH = ("bench", "info")  # commands without --lang
+_IN_ENGLISH = ("bench", "info", "models")  # commands without --lang
 
 
 class _Parser(argparse.ArgumentParser):
@@ -111,7 +111,7 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
         "--windows": _FLAG,
         "--exact": _text("L.H,…"),
         "--dtype": _text("NAME"),
-        "--model": _text("DIR|NAME"),
+        "--model": _text("PATH|NAME"),
         "--layer": _WHOLE,
         "--head": _WHOLE,
         "--token": _text("N|WORD"),
@@ -148,6 +148,7 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
         "--device": {"choices": ("cpu", "cuda"), **_HIDDEN},
         **{name: {"type": _name, **_HIDDEN} for name in ("--peers", "--only", "--save")},
     },
+    "models": {"--json": _FLAG},
     "info": {"--json": _FLAG},
 }
 

@@ -1,4 +1,5 @@
-"""The command line: explain a text, shapes, scales and learning, trace a file, diagnose a file, view, bench, info.
+"""The command line: explain a text, shapes, scales and learning, trace a file, diagnose a file, view, bench, info,
+models.
 
 Data goes to standard output, messages about problems to standard error.
 
@@ -303,6 +304,21 @@ def _info(options: argparse.Namespace) -> int:
     return 0
 
 
+def _models(options: argparse.Namespace) -> int:
+    """List the models on this machine."""
+    from clearhead.models.finding import models_here
+
+    listed = models_here()
+    if options.json:
+        print(json.dumps([each._asdict() for each in listed], ensure_ascii=False))
+        return 0
+    wide = max(len(each.name) for each in listed)
+    for each in listed:
+        facts = f"{each.family}, {each.parameters / 1e6:,.1f} million parameters, {each.kind}, {each.size}"
+        print(f"{each.name:<{wide}}  {streams.printable(each.reason) or facts}")
+    return 0
+
+
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "explain": _explain,
     "shapes": lessons.shapes,
@@ -313,6 +329,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "view": _view,
     "bench": _bench,
     "info": _info,
+    "models": _models,
 }
 
 if __name__ == "__main__":

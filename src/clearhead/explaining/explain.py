@@ -42,8 +42,8 @@ def explain(
 ) -> Explanation:
     """Run `text` through a model and show one token's attention step by step: `clearhead explain` as an object.
 
-    model         a directory in GPT-2 layout, a name that Transformers loads (extra `hf`), or a loaded model; None is
-                  the small one that ships with clearhead, trained on nursery rhymes, for illustration
+    model         a path or a name, as `load_model` takes them, or a loaded model; None is the small one that ships with
+                  clearhead, trained on nursery rhymes, for illustration
     layer, head   from 0; None takes the one whose row for the token has the least entropy; with edits the one of theirs
                   whose output for the token moved furthest
     token         a position (negative counts from the end) or a word of the text; None is the last

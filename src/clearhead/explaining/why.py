@@ -149,7 +149,8 @@ def why(
     changes by when query i may not see key j: a_ij/(1 − a_ij)·(g_i·o_i − g_i·v_j), as `A.cuts(v, g)` has it, exact at
     the head's output and first order beyond. What is listed is run again with that edge cut, for the true effect.
 
-    model     a directory in GPT-2 layout or a loaded one; None is the small one that ships with clearhead
+    model     a path or a name, as `load_model` takes them, or a loaded one; None is the small one that ships with
+              clearhead
     token     a word of the vocabulary or an id; a word without a leading space stands for the likelier of both
               spellings. None is the likeliest next token
     against   likewise; None is the likeliest other one
