@@ -260,7 +260,7 @@ REFUSED = {  # commands, and what each is refused with
     "explain a --token zebra": "'zebra' is neither a position",
     "explain a --lang fr": "invalid choice: 'fr'",
     f"explain '{'la ' * 400}'": "but the model has 256 positions",
-    "explain a --model no/such/place": "is not a directory",
+    "explain a --model no/such/place": "there is no such file or folder",
     "explain a --json no/such/place.json": "cannot be written",
     "trace no-such-file.json": "does not exist",
     "trace": "required: FILE",
@@ -431,7 +431,7 @@ def test_tokens_that_are_part_of_a_character_show_that_character():
 def test_ctrl_c_ends_without_a_traceback(tmp_path):
     started = tmp_path.parent / f"{tmp_path.name}-started"
     code = "import sys, time, pathlib, clearhead.cli, clearhead.models.model as m\n"
-    code += f"m.load = lambda place=None: (pathlib.Path({str(started)!r}).touch(), time.sleep(30))\n"
+    code += f"m.load = lambda place=None, memory=None: (pathlib.Path({str(started)!r}).touch(), time.sleep(30))\n"
     code += "sys.exit(clearhead.cli.main(['explain', 'a']))"
     running = subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True, cwd=tmp_path, env=PLAIN)
     while not started.exists():

@@ -1,5 +1,4 @@
-"""The command line: explain a text, shapes, scales and learning, trace a file, diagnose a file, view, bench, info,
-models.
+"""The command line: explain a text, shapes, scales and learning, trace a file, diagnose, view, bench, info, models.
 
 Data goes to standard output, messages about problems to standard error.
 

@@ -20,6 +20,7 @@ from clearhead.models.rope import Rope, of_parameters
 from clearhead.models.weights import Stored
 
 _MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million
+_MOST_LAYERS = 4096
 _BUFFERS = (".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")  # GPT-2's and old Llamas': no weights
 
 
@@ -39,6 +40,10 @@ class _Reader:
         """A whole number from 1 on."""
         key = self.keys.get(key, key)
         return whole_number(f"{self.path}: {key}", self.data.get(key, default), error=FileError)
+
+    def layers(self, key: str) -> int:
+        """The number of layers; so many that a list of them would fill the memory are refused."""
+        return check_layers(self.path, self.keys.get(key, key), self.whole(key))
 
     def number(self, key: str, default: float, low: float = 0.0, high: float = 1e12) -> float:
         """A number between two bounds."""
@@ -68,7 +73,7 @@ def config_of(path: Path, data: Mapping[str, Any]) -> Config:
     family = FAMILIES[name]
     stated = {key: value for key, value in data.items() if value is not None}
     read = _Reader(path, {**family.defaults, **stated}, family.keys)
-    layers, heads = read.whole("num_hidden_layers"), read.whole("num_attention_heads")
+    layers, heads = read.layers("num_hidden_layers"), read.whole("num_attention_heads")
     d_model, kv_heads = read.whole("hidden_size"), read.whole("num_key_value_heads", heads)
     positions = read.whole("max_position_embeddings")
     if "head_dim" not in read.data and d_model % heads:
@@ -103,6 +108,14 @@ def config_of(path: Path, data: Mapping[str, Any]) -> Config:
         added_scale=read.number("residual_multiplier", 1.0),
         logit_scale=1 / read.number("logits_scaling", 1.0, 1e-9),
     )
+
+
+def check_layers(path: object, key: str, layers: int) -> int:
+    """The number of layers; raises FileError beyond any decoder's."""
+    if layers > _MOST_LAYERS:
+        values = {"path": path, "key": key, "layers": layers, "most": _MOST_LAYERS}
+        raise FileError("{path}: {key} is {layers:,}: expected at most {most:,}.", **values)
+    return layers
 
 
 def heads_error(path: object, heads: int, kv_heads: int) -> FileError:

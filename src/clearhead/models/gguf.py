@@ -16,7 +16,7 @@ from clearhead.core.axes import Array
 from clearhead.errors import FileError, Sentence
 from clearhead.models.config import Config
 from clearhead.models.families import FAMILIES, Family, windows_of
-from clearhead.models.folder import heads_error, rope_error
+from clearhead.models.folder import check_layers, heads_error, rope_error
 from clearhead.models.rope import Rope, longrope, longrope_magnitude, plain_rates
 from clearhead.models.weights import Stored, packings
 
@@ -171,7 +171,7 @@ def config_of(file: GGUF) -> Config:
             **values,
         )
     read = _Keys(file, architecture)
-    family, layers = FAMILIES[architecture], read.whole("block_count")
+    family, layers = FAMILIES[architecture], check_layers(file.path, "block_count", read.whole("block_count"))
     if read.has("expert_count") and read.number("expert_count") > 0:
         raise FileError("{path} has experts, which are not computed here.", "Transformers runs it.", path=file.path)
     heads, d_model = read.whole("attention.head_count"), read.whole("embedding_length")
@@ -251,7 +251,10 @@ class _Keys:
         if tensor.shape != (pairs,):
             values = {"name": name, "shape": tensor.shape, "pairs": pairs, "path": self.file.path}
             raise FileError("{path}: `{name}` has shape {shape} for {pairs} rotated pairs.", **values)
-        return tensor.rows()
+        factors = tensor.rows()
+        if not (np.isfinite(factors).all() and factors.all()):
+            raise FileError("{path}: `{name}` holds 0, NaN or infinity.", name=name, path=self.file.path)
+        return factors
 
 
 def _windows(read: _Keys, family: Family, architecture: str, layers: int) -> tuple[int | None, ...]:
