@@ -72,7 +72,6 @@ class ShardedMatrix(Refusing):
 
     # What computes a tile, and what it needs of own queries: arrays (batch, heads, own queries, …).
     _known: Callable[[], tuple[Compute, Sequence[Array]]]
-    _transposed: Callable[[Any], Any]  # the product of the transpose
 
     def _by_index(self, key: Any, *, transposed: bool = False) -> Tensor:
         """The entries at an index that all ranks give, into the matrix or its transpose; the same on every rank.
