@@ -16,6 +16,7 @@ _FEW = 32  # with fewer numbers, nothing can be said about how errors are distri
 _ROWS = 512  # the most whose weights are solved for
 _DECIDED, _DECIDED_IN_PAIRS = 12, 64  # the fewest weights that must be decided, alone and beside another mistake
 _CLUSTERED = 8.0  # standard deviations by which the zeros of the keys may differ from chance
+_BY_CHANCE = 4.0  # standard deviations by which rounding may go with the numbers
 _SHARPNESS = 0.05  # a solved weight is decided where its error is at most this part of the weight itself
 
 
@@ -78,12 +79,20 @@ def somewhere(fit: Fit, base: Recipe, dtype: str, selection: Selection) -> float
 
 
 def follows(error: Array, exact: Array) -> bool:
-    """Does an error have a mean, or go with the numbers themselves or with their neighbours, as rounding does not?"""
+    """Does an error have a mean, or go with the numbers themselves or with their neighbours, as rounding does not?
+
+    A row's numbers are off together, as its scores and its total are rounded once for all columns. So whole rows tell
+    by how much rounding goes with the numbers by chance; an error that is half theirs is never taken for chance.
+    """
     limit = max(0.25, 6 / np.sqrt(error.size))
     if abs(float(error.mean())) > limit * rms(error):
         return True
-    beside = (exact, *(np.roll(exact, 1, axis) for axis in range(4) if exact.shape[axis] > 1))
-    return any(abs(correlation(error, x)) > limit for x in beside)
+    for x in (exact, *(np.roll(exact, 1, axis) for axis in range(4) if exact.shape[axis] > 1)):
+        rows, size = (error * x).sum(axis=-1), float(np.linalg.norm(error) * np.linalg.norm(x))
+        by_chance = _BY_CHANCE * float(np.linalg.norm(rows))
+        if abs(float(rows.sum())) > max(limit * size, min(by_chance, 0.5 * size)):
+            return True
+    return False
 
 
 def correlation(a: Array, b: Array) -> float:
