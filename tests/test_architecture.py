@@ -25,7 +25,7 @@ PACKAGE = Path(clearhead.__file__).parent
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 TREE = README.partition("\nsrc/clearhead/\n")[2].partition("\nnative/")[0]
 ORDER = re.findall(
-    r"(?<![\w/])(\w+)(?:/|\.py)(?=[ \n])", re.sub(r"(?m)(?<=\S)  .*$|^ {6,}.*$", "", TREE)
+    r"(?<![\w/])(\w+)(?:/|\.py)(?=[ \n]|$)", re.sub(r"(?m)(?<=\S)  .*$|^ {6,}.*$", "", TREE)
 )  # lowest first
 FLOOR = {name: floor for floor, name in enumerate(ORDER)}
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}

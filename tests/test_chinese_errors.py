@@ -33,7 +33,7 @@ layers/saved.py view/long.py view/names.py view/page.py view/server.py
 """  # whose errors a command that speaks Chinese can print
 NAMES = """
 batch bias biased bool boost by cap capped causal clearhead concat context convention cut dict dtype exact explain
-fast float gelu generate heads inf int keys learn length list logit mask masked model nan ndarray numbers off on
+fast float gelu generate heads inf int keys learn length list logit mask masked model models nan ndarray numbers off on
 output pickle queries relu reshape rhymes rotary safetensors sat scale scaled scores shape share silu sinks softcap
 softmax source spans stage str tanh tempered theirs token tokens torch trace transformers value view weights widths
 window zip

@@ -122,4 +122,15 @@ def check(arguments: list[str], encoding: str) -> None:
 
 
 def test_every_command_is_tested_here():
-    assert sorted(CHOICES) == ["bench", "diagnose", "explain", "info", "learn", "models", "scale", "shapes", "trace", "view"]
+    assert sorted(CHOICES) == [
+        "bench",
+        "diagnose",
+        "explain",
+        "info",
+        "learn",
+        "models",
+        "scale",
+        "shapes",
+        "trace",
+        "view",
+    ]

@@ -286,9 +286,11 @@ def test_paths_that_lead_to_no_file_are_refused(tmp_path: Path):
         }.items():
             with pytest.raises(FileError, match=words):
                 reader(tmp_path / name)
-    for name in ("file", "loop.json", "nothing", "a\0b"):
+    for name in ("loop.json", "nothing", "a\0b"):
         with pytest.raises(FileError, match="is not a directory"):
             load(tmp_path / name)
+    with pytest.raises(FileError, match="cannot be read: it is empty"):
+        load(tmp_path / "file")
 
 
 def test_files_without_read_permission_are_refused(tmp_path: Path):
@@ -337,10 +339,10 @@ def rewritten(place: Path, **changes: object) -> Path:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"n_layer": 10**9}, "the weights lack `transformer.h.2."),
-        ({"n_embd": 10**6, "n_head": 1}, "config.json makes it"),
-        ({"n_positions": 10**12}, "config.json makes it (1000000000000, 512)"),
-        ({"vocab_size": 10**12}, "config.json makes it (1000000000000, 512)"),
+        ({"n_layer": 10**9}, "n_layer is 1,000,000,000: expected at most 4,096"),
+        ({"n_embd": 10**6, "n_head": 1}, "the sizes make it"),
+        ({"n_positions": 10**12}, "the sizes make it (1000000000000, 512)"),
+        ({"vocab_size": 10**12}, "the sizes make it (1000000000000, 512)"),
         ({"n_inner": -1}, "n_inner is -1"),
         ({"n_inner": "wide"}, "n_inner is 'wide'"),
         ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon is nan"),

@@ -1,5 +1,6 @@
 """The way to a logit in Transformers' decoders: its parts against the models' own logits, and refusals."""
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,16 @@ import pytest
 import torch
 import transformers as hf
 from rich.cells import cell_len
+from rich.console import Console
 
 from clearhead.changing.edits import off
 from clearhead.explaining.attribution import way
 from clearhead.explaining.explain import explain
 from clearhead.explaining.recorded import of_transformers, recorded
 from clearhead.explaining.stream import NoWay, Stream
+from clearhead.models import hub
 from clearhead.models.hub import HubConfig, HubModel
+from clearhead.report import attribution
 from problems import of_tiers
 from seeds import fresh
 from small_models import save, small
@@ -155,11 +159,12 @@ def test_a_model_without_a_way_says_why_in_one_line(tmp_path: Path):
     granite = small(hf.GraniteForCausalLM)
     granite.config.residual_multiplier = 0.5
     place = saved(tmp_path, granite)
-    seen = explain("humpty dumpty sat", place)
+    seen = explain("humpty dumpty sat", hub.load(place))
     assert seen.way is None
     assert seen.no_way is not None
     assert seen.to_json()["no_way"] == seen.no_way.said("en")
-    printed = call("explain", "humpty dumpty sat", "--model", place, "--lang", "zh").stdout
-    assert seen.no_way.said("zh") in printed.splitlines()
+    console = Console(file=StringIO(), width=80)
+    attribution.show(console, seen, "zh")
+    assert seen.no_way.said("zh") in console.file.getvalue().splitlines()
     seen.save(tmp_path / "page.html")
     assert seen.no_way.said("en")[1:] in (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -39,8 +39,9 @@ def forward_pass(model: LanguageModel, tokens: list[Token], each: Each, edits: S
             raise FileError(
                 "{name}: layer {number} gives NaN or infinity: its weights are damaged, or too large.", **values
             )
-    last = run.logits if isinstance(run.logits, np.ndarray) or run.logits is None else run.logits[-1]
-    if last is not None and not np.isfinite(last).all():
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite = run.logits is None or all(np.isfinite(row).all() for row in run.logits)
+    if not finite:
         raise FileError(
             "{name}: its logits are NaN or infinite: its weights are damaged, or too large.", name=model.name
         )
