@@ -84,6 +84,8 @@ def derivatives(model: Model, run: ForwardPass, target: Target) -> Derivatives:
 
     Raises RuleError for a run with another edit or without its residual stream, FileError where derivatives are NaN or
     infinite. Time in proportion to the forward pass, O(tokens) memory for each layer.
+
+    >>> from clearhead.models.model import load
     >>> model = load()
     >>> run = model.run([token.id for token in model.tokens("humpty dumpty sat on a")])
     >>> d = derivatives(model, run, target_of(run))
