@@ -39,7 +39,7 @@ def _lines(ways: Sequence[Way], token: str, language: Language) -> Iterator[Text
     yield title(say(language, "way", next=spelled(way.text), token=token))
     heads = ["", say(language, "way adds"), say(language, "way sums")]
     if other:
-        heads.append(say(language, "way minus", token=label(spelled(other.text), 7).rstrip()))
+        heads.append(say(language, "way minus", token=label(spelled(other.text), 6).rstrip()))
     yield note(columns(_WIDTHS, heads))
     tokens, d_model = way.shape
     yield note(f"  {say(language, 'way stream', tokens=tokens, d_model=d_model, token=token)}")
