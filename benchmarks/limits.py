@@ -96,7 +96,17 @@ def _products(dtype: str, threads: int) -> Iterator[tuple[str, Call]]:
     if find_spec("torch"):
         import torch
 
-        a, b, to = (torch.ones(SIDE, SIDE, dtype=getattr(torch, dtype)) / SIDE for _ in range(3))
+        def seconds(kind: Any) -> float:
+            small = torch.ones(SIDE // 8, SIDE // 8, dtype=kind)
+            torch.mm(small, small)
+            start = perf_counter()
+            torch.mm(small, small)
+            return perf_counter() - start
+
+        kind = getattr(torch, dtype)
+        if seconds(kind) > 8 * seconds(torch.float32):  # without instructions for it, number by number: no limit
+            return
+        a, b, to = (torch.ones(SIDE, SIDE, dtype=kind) / SIDE for _ in range(3))
 
         def call() -> object:
             torch.set_num_threads(threads)
