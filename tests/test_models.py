@@ -17,6 +17,7 @@ from clearhead.models.backward import of_logits, through  # noqa: E402
 from clearhead.models.finding import models_here  # noqa: E402
 from clearhead.models.folder import tokenizer_of  # noqa: E402
 from clearhead.models.model import load  # noqa: E402
+from clearhead.models.variants import Variant  # noqa: E402
 from gguf_files import write  # noqa: E402
 from seeds import fresh  # noqa: E402
 
@@ -126,11 +127,14 @@ def test_logits_derivatives_and_decoding_are_those_of_transformers(tmp_path, nam
     np.testing.assert_allclose(np.asarray(run.logits), logits, atol=1e-4 * max(1, np.abs(logits).max()))
     upstream = {N - 1: np.zeros(97), N // 2: np.zeros(97)}
     upstream[N - 1][[5, 9]], upstream[N // 2][3] = (1, -2), 1
-    back = through(model.decoder, run, of_logits(model.decoder, run, upstream))
-    for ours, theirs in zip(back.g, heads, strict=True):
+    by_last = of_logits(model.decoder, run.hidden[-1], upstream)
+    variants = [Variant(), Variant()]
+    back = list(through(model.decoder, [np.stack([x, x]) for x in run.hidden], variants, np.stack([by_last, by_last])))
+    back = [layer[place % 2] for place, layer in enumerate(reversed(back))]  # either of the two variants
+    for ours, theirs in zip((layer.g for layer in back), heads, strict=True):
         joined = ours.swapaxes(0, 1).reshape(N, -1)
         np.testing.assert_allclose(joined, theirs, atol=1e-4 * np.abs(theirs).max())
-    for ours, theirs in zip(back.residual, streams, strict=False):  # the last is not kept by Transformers
+    for ours, theirs in zip((layer.residual for layer in back), streams, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max())
     made = model.generate(ids, 12)
     whole = np.asarray(model.run(ids + made).logits)[N - 1 : -1]

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 import clearhead as ch
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
-from clearhead.explaining.why import spearman
+from clearhead.core.agreement import spearman
 from clearhead.models import model as gpt2
 from clearhead.models.functions import ACTIVATIONS
 from clearhead.models.hub import HubConfig, HubModel

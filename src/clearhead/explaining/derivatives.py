@@ -16,6 +16,7 @@ from clearhead.errors import FileError, RuleError, SelectionError
 from clearhead.models.backward import of_logits, through
 from clearhead.models.model import Model
 from clearhead.models.protocol import ForwardPass
+from clearhead.models.variants import Variant
 
 
 class Target(NamedTuple):
@@ -93,18 +94,21 @@ def derivatives(model: Model, run: ForwardPass, target: Target) -> Derivatives:
     (' wall', ' great', 6.8, (8, 5, 64))
     """
     check_run(run)
+    layers: list[LayerDerivatives] = []
     with np.errstate(over="ignore", invalid="ignore"):
         by_logits = np.zeros(model.config.vocabulary, np.float32)
         by_logits[[target.token, target.against]] = 1, -1
-        back = through(model.decoder, run, of_logits(model.decoder, run, {target.position: by_logits}))
-    if not all(np.isfinite(array).all() for array in (back.residual[0], *back.g)):
+        by_last = of_logits(model.decoder, run.hidden[-1], {target.position: by_logits})
+        back = through(model.decoder, [x[None] for x in run.hidden], [Variant(run.edits)], by_last[None])
+        for (layer,) in back:
+            layers.append(LayerDerivatives(layer.g, np.einsum("hnd,hnd->hn", layer.g, layer.attended.output)))
+            embeddings = layer.residual
+    if not all(np.isfinite(array).all() for array in (embeddings, *(layer.g for layer in layers))):
         raise FileError(
             "{name}: its derivatives are NaN or infinite: its weights are damaged, or too large.", name=model.name
         )
-    pairs = zip(back.g, back.outputs, strict=True)
-    layers = [LayerDerivatives(g, np.einsum("hnd,hnd->hn", g, output)) for g, output in pairs]
     z = difference(model, run.hidden[-1][target.position], target)
-    return Derivatives(run, target, z, layers, back.residual[0])
+    return Derivatives(run, target, z, layers[::-1], embeddings)
 
 
 def difference(model: Model, row: Array, target: Target) -> float:

@@ -3,10 +3,11 @@
 import re
 from contextlib import suppress
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from clearhead.core.rule_values import is_whole
-from clearhead.errors import FileError, SelectionError, expected
+from clearhead.errors import DtypeError, FileError, SelectionError, expected
+from clearhead.models.chat import places, read_messages
 from clearhead.models.protocol import LanguageModel, Token
 
 
@@ -42,6 +43,31 @@ class TextPart(NamedTuple):
     text: str
     tokens: list[Token]
     window: Window | None = None
+
+
+class Reading(NamedTuple):
+    """What a model is given: a text or a chat's, its tokens, and where the contents of a chat's messages stand."""
+
+    text: str
+    tokens: list[Token]
+    turns: list[tuple[int, int]]
+
+
+def read(model: LanguageModel, text: Any) -> Reading:
+    """A text as it is, or a list of messages by the model's template.
+
+    Raises DtypeError for anything else, FileError for what is not Unicode, and what `model.tokens` and `model.chat` do.
+    """
+    if isinstance(text, str):
+        check_unicode("text", text)
+        return Reading(text, model.tokens(text), [])
+    if not isinstance(text, (list, tuple)):
+        raise DtypeError(expected("text", text, "a string or a list of messages"), 'explain("humpty dumpty sat on")')
+    messages = read_messages(text)
+    for message in messages:
+        check_unicode("text", message["content"])
+    whole, tokens = model.chat(messages)
+    return Reading(whole, tokens, places(whole, messages))
 
 
 def check_unicode(name: str, text: str) -> None:

@@ -5,43 +5,27 @@ matrices of causes of one layer are `A.contributions(v, g)` and `A.cuts(v, g)`. 
 engine, so that the memory of a layer is O(tokens); what else a layer computed is computed again on the way back.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from clearhead import engines
 from clearhead.core.axes import Array
-from clearhead.core.problem import describe_whole
-from clearhead.core.rules import Rules
-from clearhead.core.statistics import Wanted
-from clearhead.models.decoder import Decoder, join, split
+from clearhead.models import gates
+from clearhead.models.decoder import Angles, Decoder, join, product, split
 from clearhead.models.functions import ACTIVATIONS
-from clearhead.models.protocol import ForwardPass, LayerRun
+from clearhead.models.gates import LayerBack
+from clearhead.models.protocol import Variant
 from clearhead.models.rope import turned_back
-from clearhead.ops import backward
+from clearhead.models.variants import attend
 
 
-class Back(NamedTuple):
-    """Derivatives of one number.
-
-    g          of each layer (heads, tokens, d_v): by A·v, before edits of outputs and before W^O
-    outputs    of each layer A·v itself, (heads, tokens, d_v)
-    residual   by the residual stream before each layer and after the last, each (tokens, d_model); the first is by the
-               embeddings
-    """
-
-    g: list[Array]
-    outputs: list[Array]
-    residual: list[Array]
-
-
-def of_logits(decoder: Decoder, run: ForwardPass, upstream: Mapping[int, Array]) -> Array:
+def of_logits(decoder: Decoder, hidden: Array, upstream: Mapping[int, Array]) -> Array:
     """The derivative by the residual stream after the last layer, (tokens, d_model).
 
+    hidden     (tokens, d_model), that residual stream
     upstream   by position, the derivative by the logits there, (vocabulary,)
     """
-    config, hidden = decoder.config, run.hidden[-1]
+    config = decoder.config
     norm = decoder.norm("output_norm")
     assert norm is not None
     result = np.zeros_like(hidden)
@@ -58,23 +42,36 @@ def of_logits(decoder: Decoder, run: ForwardPass, upstream: Mapping[int, Array])
     return result
 
 
-def through(decoder: Decoder, run: ForwardPass, by_last: Array) -> Back:
-    """Differentiate through all layers, with the run's edits in force.
+def through(
+    decoder: Decoder, hidden: Sequence[Array], variants: Sequence[Variant], by_last: Array
+) -> Iterator[list[LayerBack]]:
+    """Differentiate through all layers, the last first; of each layer the attention of each variant.
 
-    by_last   (tokens, d_model), the derivative by the residual stream after the last layer
+    hidden     the residual stream before each layer and after the last, (variants, tokens, d_model) each
+    by_last    (variants, tokens, d_model), the derivative by the last of these
+    A layer is computed again from the residual stream, so that nothing of it is kept when the next one is asked for.
     """
-    residual = [by_last]
-    g: list[Array] = []
-    outputs: list[Array] = []
+    upstream = by_last
     for number in reversed(range(decoder.config.layers)):
-        hidden, ran, upstream = run.hidden[number], run.layers[number], residual[0]
-        middle = hidden + decoder.added(number, ran.output, "post_attention_norm")
+        before = hidden[number]
+        x = decoder.read(number, before)
+        angles = decoder.angles(number, 0, x.shape[-2])
+        projected = {part: decoder.projected(number, x, part) for part in "qkv"}
+        q, k = (decoder.scored(number, projected[part], part, angles) for part in "qk")
+        seen = [attend(decoder, number, *each) for each in zip(variants, q, k, projected["v"], strict=True)]
+        ones = np.ones((q.shape[1], 1, 1), q.dtype)
+        scales = np.stack([ones if by is None else by[:, None, None].astype(q.dtype) for _, by in seen])
+        output = decoder.linear(join(scales * np.stack([part.output for part, _ in seen])), f"blk.{number}.attn_output")
+        middle = before + decoder.added(number, output, "post_attention_norm")
         upstream = upstream + _through_mlp(decoder, number, middle, upstream)
-        by_heads, output, by_hidden = _through_attention(decoder, number, ran, hidden, upstream)
-        residual.insert(0, upstream + by_hidden)
-        g.insert(0, by_heads)
-        outputs.insert(0, output)
-    return Back(g, outputs, residual)
+        by_output = _by_output(decoder, number, "post_attention_norm", output, upstream)
+        by_heads = product(by_output, decoder.weights[f"blk.{number}.attn_output.weight"])
+        g = scales * split(by_heads, decoder.config.d_k)
+        found = [gates.through(part, by) for (part, _), by in zip(seen, g, strict=True)]
+        by = {part: np.stack([each[part] for each, _ in found]) for part in "qkv"}
+        upstream = upstream + _through_projections(decoder, number, before, projected, by, angles)
+        parts = zip((part for part, _ in seen), g, (gate for _, gate in found), upstream, strict=True)
+        yield [LayerBack(*each) for each in parts]
 
 
 def _by_output(decoder: Decoder, number: int, norm: str, output: Array, upstream: Array) -> Array:
@@ -95,49 +92,34 @@ def _through_mlp(decoder: Decoder, number: int, middle: Array, upstream: Array) 
         upstream = _by_output(decoder, number, "post_ffw_norm", output, upstream)
     else:
         upstream = _by_output(decoder, number, "post_ffw_norm", upstream, upstream)
-    by_inner = upstream @ w[name + "ffn_down.weight"]
+    by_inner = product(upstream, w[name + "ffn_down.weight"])
     if gate is None:
-        by_y = (by_inner * slope) @ w[name + "ffn_up.weight"]
+        by_y = product(by_inner * slope, w[name + "ffn_up.weight"])
     else:
-        by_y = (by_inner * value) @ w[name + "ffn_up.weight"] + (by_inner * up * slope) @ w[name + "ffn_gate.weight"]
+        by_y = product(by_inner * value, w[name + "ffn_up.weight"])
+        by_y = by_y + product(by_inner * up * slope, w[name + "ffn_gate.weight"])
     norm = decoder.norm(name + "ffn_norm")
     return by_y if norm is None else norm.backward(middle, by_y)
 
 
-def _through_attention(
-    decoder: Decoder, number: int, ran: LayerRun, hidden: Array, upstream: Array
-) -> tuple[Array, Array, Array]:
-    """The derivative by a layer's heads, their outputs, and the derivative by the residual stream before the layer."""
-    w, name, config = decoder.weights, f"blk.{number}.", decoder.config
-    by_output = _by_output(decoder, number, "post_attention_norm", ran.output, upstream)
-    g = np.ascontiguousarray(split(by_output @ w[name + "attn_output.weight"], config.d_k))
-    if ran.factors is not None:
-        g = g * ran.factors[:, None, None].astype(g.dtype)
-    output, by_input = of_attention(ran, g)
-    angles = decoder.angles(number, 0, len(hidden))
-    by_x = join(by_input["v"][0]) @ w[name + "attn_v.weight"]
+def _through_projections(
+    decoder: Decoder,
+    number: int,
+    before: Array,
+    projected: Mapping[str, Array],
+    by: Mapping[str, Array],
+    angles: Angles,
+) -> Array:
+    """The derivative by the residual stream before a layer from those by its queries, keys and values."""
+    name, w = f"blk.{number}.", decoder.weights
+    by_x = product(join(by["v"]), w[name + "attn_v.weight"])
     for part in "qk":
-        turned = by_input[part][0]
-        plain = turned if angles is None else turned_back(turned, angles)
+        plain = by[part] if angles is None else turned_back(by[part], angles)
         norm = decoder.norm(f"{name}attn_{part}_norm")
-        if norm is not None:
-            projected = decoder.projected(number, ran.x, part)
-            each = len(norm.weight) == config.d_k
-            plain = (
-                norm.backward(projected, plain)
-                if each
-                else split(norm.backward(join(projected), join(plain)), config.d_k)
-            )
-        by_x = by_x + join(plain) @ w[f"{name}attn_{part}.weight"]
+        if norm is not None and len(norm.weight) == decoder.config.d_k:
+            plain = norm.backward(projected[part], plain)
+        elif norm is not None:
+            plain = split(norm.backward(join(projected[part]), join(plain)), decoder.config.d_k)
+        by_x = by_x + product(join(plain), w[f"{name}attn_{part}.weight"])
     norm = decoder.norm(name + "attn_norm")
-    return g, output, by_x if norm is None else norm.backward(hidden, by_x)
-
-
-def of_attention(ran: LayerRun, g: Array) -> tuple[Array, Mapping[str, Array]]:
-    """A·v, (heads, tokens, d_v), and the derivatives by q, k and v, (1, heads, tokens, …), from g, that by A·v."""
-    described, values = describe_whole(ran.q, ran.k, ran.v, cast("Rules", ran.rules))
-    problem, arrays = described.problem, (described.q, described.k, values)
-    engine = engines.get(engines.choose_for("gradients", problem).engine)
-    answers = engines.answer(engine, problem, *arrays, Wanted(output=True, logsumexp=True))
-    upstream: dict[str, Any] = {"output": np.ascontiguousarray(g)[None]}
-    return answers["output"][0], backward.gradients(engine, problem, arrays, answers, upstream)
+    return by_x if norm is None else norm.backward(before, by_x)

@@ -75,18 +75,24 @@ def rendered(template: str, messages: Sequence[dict[str, str]], name: object, **
     return text
 
 
-def marked(tokens: Sequence[Token], text: str, messages: Sequence[dict[str, str]]) -> list[Token]:
-    """The tokens of a chat's text, those marked that stand in no message; templates may strip spaces around these."""
-    places, reached = [], 0
+def places(text: str, messages: Sequence[dict[str, str]]) -> list[tuple[int, int]]:
+    """Where the contents of messages stand in a chat's text; templates may strip spaces around these."""
+    found, reached = [], 0
     for message in messages:
         content = message["content"]
         words = content if text.find(content, reached) >= 0 else content.strip()
         start = text.find(words, reached)
         if start >= 0:
             reached = start + len(words)
-            places.append((start, reached))
+            found.append((start, reached))
+    return found
+
+
+def marked(tokens: Sequence[Token], text: str, messages: Sequence[dict[str, str]]) -> list[Token]:
+    """The tokens of a chat's text, those marked that stand in no message."""
+    spans = places(text, messages)
     return [
-        token._replace(template=not any(start <= token.start and token.stop <= stop for start, stop in places))
+        token._replace(template=not any(start <= token.start and token.stop <= stop for start, stop in spans))
         for token in tokens
     ]
 

@@ -46,7 +46,7 @@ class Decoder:
 
     def linear(self, x: Array, name: str) -> Array:
         """x·Wᵀ + b, with b where the model has one."""
-        made = x @ self.weights[f"{name}.weight"].T
+        made = product(x, self.weights[f"{name}.weight"].T)
         bias = self.weights.get(f"{name}.bias")
         return made if bias is None else made + bias
 
@@ -168,7 +168,7 @@ class Decoder:
             run, after = self.layer(number, hidden[-1], edits)
             runs.append(run)
             hidden.append(after)
-        return ForwardPass(runs, Logits(self, hidden[-1]), hidden, tuple(edits))
+        return ForwardPass(runs, Logits(self, hidden[-1]), hidden, tuple(edits), tuple(ids))
 
     def final(self, hidden: Array) -> Array:
         """The last norm, (…, d_model), which the logits are products of."""
@@ -289,6 +289,11 @@ def normalised(norm: NormWeights, x: Array) -> Array:
     """Queries or keys (…, heads, tokens, d_k) through a norm of each head, or of all heads together (OLMo 2)."""
     d_k = x.shape[-1]
     return norm.value(x) if len(norm.weight) == d_k else split(norm.value(join(x)), d_k)
+
+
+def product(x: Array, w: Array) -> Array:
+    """x·W for x (…, tokens, d_in) and W (d_in, d_out), as one product of matrices."""
+    return (x.reshape(-1, x.shape[-1]) @ w).reshape(*x.shape[:-1], w.shape[-1])
 
 
 def split(x: Array, d_k: int) -> Array:

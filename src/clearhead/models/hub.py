@@ -20,8 +20,9 @@ from clearhead.errors import FileError, MissingExtraError, RuleError, Sentence, 
 from clearhead.models import checkpoint
 from clearhead.models import edits as editing
 from clearhead.models.chat import marked, read_messages
+from clearhead.models.gates import LayerBack
 from clearhead.models.modules import attention_modules, output_module, projections
-from clearhead.models.protocol import Each, ForwardPass, LayerRun, Token, token_text, too_long
+from clearhead.models.protocol import Each, ForwardPass, LayerRun, Slope, Token, Variant, token_text, too_long
 from clearhead.watching.watch import watch
 
 
@@ -48,6 +49,7 @@ class HubModel:
     config: HubConfig
     inner: Any
     tokenizer: Any
+    exact_heads: bool = False  # each variant is a run of its own
 
     def tokens(self, text: str) -> list[Token]:
         """Cut `text` into tokens, special ones included. Raises ShapeError for an empty or too long text."""
@@ -121,6 +123,25 @@ class HubModel:
             made = self.inner.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **sizes)
         return [int(token) for token in made[0, len(ids) :]]
 
+    def continuation(self, text: str) -> list[int]:
+        """The ids of a text that follows another, without special tokens."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def differentiated(
+        self, ids: list[int], variants: Sequence[Variant], rows: range, slope: Slope
+    ) -> Iterator[tuple[int, int, LayerBack]]:
+        """Derivatives of a number of the logits of some rows, by autograd; see `Model.differentiated`."""
+        from clearhead.models import hub_variants
+
+        return hub_variants.differentiated(self.inner, ids, variants, rows, slope)
+
+    def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range) -> Iterator[Array]:
+        """The logits of some rows in each variant of a run, (rows, vocabulary)."""
+        from clearhead.models import hub_variants
+
+        return hub_variants.again(self.inner, run.ids, variants, rows)
+
     def run(self, ids: list[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
         """The forward pass: (tokens, vocabulary) logits, or None where the model has none, and each attention layer.
 
@@ -163,7 +184,9 @@ class HubModel:
             made = projections(paths, layer.path)
             layers.append(LayerRun(x, q, k, v, attended, output, rules, made.biases, made.through, factors=factors))
         logits = getattr(out, "logits", None)
-        return ForwardPass(layers, None if logits is None else logits[0].float().numpy(), edits=tuple(edits))
+        return ForwardPass(
+            layers, None if logits is None else logits[0].float().numpy(), edits=tuple(edits), ids=tuple(ids)
+        )
 
 
 def of_loaded(inner: Any, tokenizer: Any) -> HubModel:

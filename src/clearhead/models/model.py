@@ -1,7 +1,7 @@
 """A decoder with its tokenizer and name: what `explain` and `why` are given. It runs in NumPy, without PyTorch."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -14,9 +14,12 @@ from clearhead.core.axes import Array
 from clearhead.core.files import json_of
 from clearhead.errors import FileError, RuleError, ShapeError
 from clearhead.models import chat, folder, gguf, layout, tokens
+from clearhead.models.backward import of_logits, through
 from clearhead.models.config import Config
 from clearhead.models.decoder import Decoder
-from clearhead.models.protocol import Each, ForwardPass, LayerRun, Token, token_text, too_long
+from clearhead.models.gates import LayerBack
+from clearhead.models.protocol import Each, ForwardPass, LayerRun, Slope, Token, Variant, token_text, too_long
+from clearhead.models.variants import again, hidden_of
 from clearhead.models.weights import Stored, Weights, half_of_free_memory
 
 SHIPPED = "rhymes"
@@ -31,6 +34,7 @@ class Model:
     tokenizer: Any
     template: str | None = None
     ends: tuple[str, str] = ("", "")  # the texts of the tokens that begin and end a text
+    exact_heads: bool = True
 
     @property
     def config(self) -> Config:
@@ -115,6 +119,32 @@ class Model:
     def run(self, ids: list[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
         """The forward pass in float32; see `Decoder.run`."""
         return self.decoder.run(ids, each, edits)
+
+    def continuation(self, text: str) -> list[int]:
+        """The ids of a text that follows another, without special tokens."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def differentiated(
+        self, ids: list[int], variants: Sequence[Variant], rows: range, slope: Slope
+    ) -> Iterator[tuple[int, int, LayerBack]]:
+        """Run variants of a text, then differentiate a number of the logits of some rows; the last layer comes first.
+
+        slope   from the logits of these rows of one variant, (rows, vocabulary), the number's derivative by them
+        """
+        hidden = hidden_of(self.decoder, ids, variants)
+        some = slice(rows.start, rows.stop)
+        slopes = [slope(self.decoder.logits(last[some])) for last in hidden[-1]]
+        pairs = zip(hidden[-1], slopes, strict=True)
+        by_last = [of_logits(self.decoder, last, dict(zip(rows, each, strict=True))) for last, each in pairs]
+        layers = through(self.decoder, hidden, variants, np.stack(by_last))
+        for number, parts in zip(reversed(range(self.config.layers)), layers, strict=True):
+            yield from ((number, place, part) for place, part in enumerate(parts))
+
+    def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range) -> Iterator[Array]:
+        """The logits of some rows in each variant of a run, (rows, vocabulary)."""
+        for start, last in again(self.decoder, run, variants):
+            yield self.decoder.logits(last[rows.start - start : rows.stop - start])
 
     def layer(
         self, number: int, hidden: Array, edits: Sequence[Edit] = (), past: tuple[Array, Array] | None = None

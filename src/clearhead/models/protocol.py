@@ -1,8 +1,8 @@
 """What `explain` needs of a model, whoever runs it: its tokens, and every layer's attention in one forward pass."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -10,7 +10,11 @@ from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.errors import ShapeError
 
+if TYPE_CHECKING:
+    from clearhead.models.gates import LayerBack
+
 Each = Callable[[range], Iterable[int]]  # iterates over numbers, such as a progress bar
+Slope = Callable[[Array], Array]  # of a number by the logits of some rows, (rows, vocabulary)
 
 _VISIBLE = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that GPT-2's vocabulary spells as themselves
 _BYTES = {chr(byte): byte for byte in _VISIBLE} | {
@@ -56,6 +60,27 @@ class ForwardPass:
     logits: Any  # (tokens, vocabulary), an array or computed by row; None where the model says no next token
     hidden: Sequence[Array] = ()  # (tokens, d_model): the residual stream before each layer and after the last
     edits: tuple[Edit, ...] = ()  # that were in force
+    ids: Sequence[int] = ()  # of the tokens
+
+
+class Variant(NamedTuple):
+    """What is other than in a run.
+
+    edits    of attention, in force in all layers; the run's own too
+    gates    (tokens,) ln α of each key, or None
+    first    the first row that can be other than in the run
+    added    to heads' outputs from row `first` on: of each (layer, head), (rows, d_v)
+    """
+
+    edits: tuple[Edit, ...] = ()
+    gates: Array | None = None
+    first: int = 0
+    added: Mapping[tuple[int, int], Array] = {}
+
+    @property
+    def layer(self) -> int:
+        """The first layer that can give anything else than in the run."""
+        return min((layer for layer, _ in self.added), default=0)
 
 
 class LanguageModel(Protocol):
@@ -75,7 +100,12 @@ class LanguageModel(Protocol):
     def text(self, token: int) -> str: ...
     def projections(self, layer: int) -> dict[str, Array]: ...
     def generate(self, ids: list[int], count: int) -> list[int]: ...
+    def continuation(self, text: str) -> list[int]: ...
     def run(self, ids: list[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass: ...
+    def differentiated(
+        self, ids: list[int], variants: Sequence[Variant], rows: range, slope: Slope
+    ) -> Iterator[tuple[int, int, "LayerBack"]]: ...
+    def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range) -> Iterator[Array]: ...
 
 
 def too_long(tokens: int, positions: int) -> ShapeError:

@@ -1,0 +1,157 @@
+"""The number that `ch.why` explains: how likely an answer is, or how far one answer is ahead of another.
+
+With P the probability of an answer after the text, the product of its tokens' probabilities, it is ln P − ln(1 − P),
+the logit of P, which does not saturate where P is near 1 (Cohen-Wang et al. 2024, ContextCite). Against another answer
+it is ln P less ln of the other's; for two single tokens that is the difference of their logits.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from clearhead.core.axes import Array
+from clearhead.core.rule_values import is_whole, read_place
+from clearhead.errors import RuleError, SelectionError, ShapeError, shown
+from clearhead.explaining.texts import check_unicode
+from clearhead.models.protocol import ForwardPass, LanguageModel, Token, probabilities
+
+
+class Target(NamedTuple):
+    """One run whose logits give (a part of) the number.
+
+    ids       of the text and of all but the last token of the answer
+    answer    the ids of the answer's tokens
+    against   the id of one other token, for the difference of two logits
+    odds      ln P − ln(1 − P) rather than ln P
+    sign      −1 for the answer that the other is compared with
+    """
+
+    ids: list[int]
+    answer: tuple[int, ...]
+    against: int | None
+    odds: bool
+    sign: int = 1
+
+    @property
+    def rows(self) -> range:
+        """The rows whose logits say the answer's tokens."""
+        return range(len(self.ids) - len(self.answer), len(self.ids))
+
+    def value(self, logits: Array) -> tuple[float, Array]:
+        """The number, and its derivative by the logits of its rows, (rows, vocabulary), in float64."""
+        exact = np.asarray(logits, np.float64)
+        slopes, picked = np.zeros(exact.shape), list(self.answer)
+        rows = np.arange(len(picked))
+        slopes[rows, picked] = self.sign
+        if self.against is not None:
+            slopes[0, self.against] -= self.sign
+            return float((slopes * exact).sum()), slopes
+        high = exact.max(axis=-1, keepdims=True)
+        powers = np.exp(exact - high)
+        if self.odds and len(rows) == 1:  # the logit less the log-sum-exp of all others: no difference of near numbers
+            powers[0, picked] = 0.0
+            total = powers.sum()
+            value = float(exact[0, picked[0]] - high[0, 0] - np.log(total))
+            return self.sign * value, slopes - self.sign * powers / total
+        sums = powers.sum(axis=-1, keepdims=True)
+        log_p = float((exact[rows, picked] - high[:, 0] - np.log(sums[:, 0])).sum())
+        slopes -= self.sign * powers / sums
+        if not self.odds:
+            return self.sign * log_p, slopes
+        rest = max(-np.expm1(log_p), np.finfo(np.float64).tiny)
+        return self.sign * float(log_p - np.log(rest)), slopes / rest
+
+
+class Answers(NamedTuple):
+    """What was asked: the runs that give the number, and both answers' ids; no ids where there is no other."""
+
+    targets: list[Target]
+    answer: tuple[int, ...]
+    against: tuple[int, ...]
+
+
+def read_answers(
+    model: LanguageModel,
+    tokens: list[Token],
+    run: ForwardPass,
+    answer: str | None,
+    token: int | str | None,
+    against: int | str | None,
+) -> Answers:
+    """What to explain after a text's run; the likeliest next token where neither answer nor token is given.
+
+    Raises RuleError for a model that says no next token and for answer with token, SelectionError for a token that is
+    no single one and where both answers are the same, ShapeError for an answer without tokens, or too long.
+    """
+    if run.logits is None:
+        raise RuleError(
+            "{name} says no next token, so there is no answer to explain.", "a decoder has one.", name=model.name
+        )
+    if answer is not None and token is not None:
+        raise RuleError("answer and token are given together.", "token= names one token, answer= a text of any length.")
+    ids, logits = [each.id for each in tokens], run.logits[-1]
+    if answer is not None:
+        first = _text_ids(model, logits, "answer", answer)
+    else:
+        chosen = int(np.argmax(logits)) if token is None else _token_id(model, logits, "token", token)
+        first = (chosen,)
+    second: tuple[int, ...] = ()
+    if against is not None:
+        lone = answer is None or is_whole(against)
+        second = (
+            (_token_id(model, logits, "against", against),)
+            if lone
+            else _text_ids(model, logits, "against", str(against))
+        )
+    if first == second:
+        raise SelectionError(
+            "token and against are both {token}: their difference is always 0.", token=shown(model.text(first[0]))
+        )
+    if second and len(first) == len(second) == 1:
+        return Answers([Target(ids, first, second[0], odds=False)], first, second)
+    targets = [Target([*ids, *first[:-1]], first, None, odds=not second)]
+    if second:
+        targets.append(Target([*ids, *second[:-1]], second, None, odds=False, sign=-1))
+    return Answers(targets, first, second)
+
+
+def runner_up(logits: Array, answer: int) -> int:
+    """The likeliest token besides one."""
+    order = np.argsort(-logits, kind="stable")[:2].tolist()
+    return int(next((i for i in order if i != answer), answer))
+
+
+def _text_ids(model: LanguageModel, logits: Array, name: str, text: str) -> tuple[int, ...]:
+    """The ids of an answer's tokens; without a leading space it stands for the likelier of both spellings."""
+    check_unicode(name, text)
+    if not text.strip():
+        raise ShapeError("{name} is empty: there is no token to explain.", f'{name}=" Paris"', name=name)
+    spellings = [text] if text[0].isspace() else [text, f" {text}"]
+    made = [tuple(model.continuation(spelling)) for spelling in spellings]
+    return max((ids for ids in made if ids), key=lambda ids: float(logits[ids[0]]))
+
+
+def _token_id(model: LanguageModel, logits: Array, name: str, wanted: int | str) -> int:
+    """The id of a token that a reader names: " wall", "␣wall", or "wall" for the likelier of "wall" and " wall"."""
+    if not isinstance(wanted, str):
+        return read_place(name, wanted, len(logits))
+    check_unicode(name, wanted)
+    word = wanted.replace("␣", " ")
+    spellings = [word] if not word or word.startswith(" ") else [word, f" {word}"]
+    cut = [model.continuation(spelling) for spelling in spellings]
+    plain = word.strip().casefold()
+    whole = [ids[0] for ids in cut if len(ids) == 1 and model.text(ids[0]).strip().casefold() == plain]
+    if not whole:
+        parts = ", ".join(repr(model.text(i)) for i in cut[-1][:8]) or "nothing"
+        values = {"name": name, "token": shown(wanted), "parts": parts}
+        raise SelectionError(
+            "{name} {token} is not one token: the model's vocabulary cuts it into {parts}.",
+            "name one token, such as the first of these, or answer= with a text.",
+            **values,
+        )
+    return max(whole, key=lambda i: float(logits[i]))
+
+
+def share_of(logits: Array, token: int) -> float:
+    """The probability of a token."""
+    return float(probabilities(np.asarray(logits))[token])

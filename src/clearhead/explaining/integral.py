@@ -1,0 +1,66 @@
+"""What parts of a text did to an answer: the derivative by gates on their keys, integrated from all shut to all open.
+
+With α the factor on every gated key's weights, and y the number that is explained, φ_j = ∫ ∂y/∂α_j dα along the
+straight way from 0 to 1, so that Σ φ_j = y(everything) − y(nothing of it): integrated gradients (Sundararajan et al.
+2017), the value of Aumann and Shapley (1974) of this game. The derivative is a sum over edges, so that the same runs
+give φ by head and by edge. The integral is taken at points of Gauss and Legendre.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from clearhead.changing.edits import Edit
+from clearhead.core.axes import Array
+from clearhead.errors import FileError
+from clearhead.explaining.answers import Target
+from clearhead.models.protocol import Each, LanguageModel, Variant
+
+_TOGETHER = 1024  # tokens of all points that run at once
+
+
+@dataclass(eq=False, slots=True)
+class Integral:
+    """φ of one target's run.
+
+    heads   (layers, heads, tokens): by head and key, of all queries; 0 for a key that has no gate
+    edges   (layers, heads, rows, tokens): of the edges from the rows that say the answer
+    """
+
+    heads: Array
+    edges: Array
+
+
+def integral(
+    model: LanguageModel,
+    target: Target,
+    gated: Sequence[int],
+    points: int,
+    edits: tuple[Edit, ...],
+    each: Each,
+) -> Integral:
+    """φ at so many points, each a forward and a backward pass; O(tokens) memory.
+
+    Raises FileError where derivatives are NaN or infinite.
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(points)
+    ways = [(float(node + 1) / 2, float(weight) / 2) for node, weight in zip(nodes, weights, strict=True)]
+    tokens, sizes = len(target.ids), (model.config.layers, model.config.heads)
+    inside = np.zeros(tokens, np.float32)
+    inside[list(gated)] = 1
+    found = Integral(np.zeros((*sizes, tokens)), np.zeros((*sizes, len(target.rows), tokens), np.float32))
+    step = max(1, _TOGETHER // tokens)
+    for start in each(range(0, points, step)):
+        some = ways[start : start + step]
+        variants = [Variant(edits, inside * np.float32(np.log(alpha))) for alpha, _ in some]
+        backward = model.differentiated(target.ids, variants, target.rows, lambda rows: target.value(rows)[1])
+        for layer, place, part in backward:
+            alpha, weight = some[place]
+            found.heads[layer] += weight / alpha * part.gates * inside
+            found.edges[layer] += weight / alpha * part.attended.edges(target.rows, part.g) * inside
+    if not np.isfinite(found.heads).all():
+        raise FileError(
+            "{name}: its derivatives are NaN or infinite: its weights are damaged, or too large.", name=model.name
+        )
+    return found

@@ -1,0 +1,113 @@
+"""What is shown as a cause, run again: parts of the text hidden, heads off in the rows that answer, edges without."""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from clearhead.changing.edits import Edit
+from clearhead.core.axes import Array, group_size
+from clearhead.explaining.answers import Target
+from clearhead.models.protocol import ForwardPass, LanguageModel, Variant
+from clearhead.ops.matrix import AttentionMatrix
+
+Rest = Literal["first", "renormalise"]
+
+
+class Edge(NamedTuple):
+    """One weight of one head: query `query` attends to key `key`."""
+
+    layer: int
+    head: int
+    query: int
+    key: int
+
+
+class Based(NamedTuple):
+    """A target with its run and its number there."""
+
+    target: Target
+    run: ForwardPass
+    value: float
+
+
+class Again(NamedTuple):
+    """A variant of the run: the number, and the logits of the first token of the answer there."""
+
+    value: float
+    logits: Array
+
+
+def hidden(
+    model: LanguageModel, based: Sequence[Based], parts: Sequence[Sequence[int]], edits: tuple[Edit, ...]
+) -> list[Again]:
+    """Runs in which no later token sees the keys of each list."""
+
+    def variant(keys: Sequence[int], tokens: int) -> Variant:
+        gates = np.zeros(tokens, np.float32)
+        gates[list(keys)] = -np.inf
+        return Variant(edits, gates, min(keys))
+
+    return _summed(model, based, [[variant(keys, len(each.target.ids)) for keys in parts] for each in based])
+
+
+def heads_off(
+    model: LanguageModel, based: Sequence[Based], heads: Sequence[tuple[int, int]], edits: tuple[Edit, ...]
+) -> list[Again]:
+    """Runs in which one head's output is 0 in the rows that say the answer."""
+
+    def variant(each: Based, layer: int, head: int) -> Variant:
+        rows = each.target.rows
+        output = each.run.layers[layer].heads[head, rows.start : rows.stop]
+        return Variant(edits, None, rows.start, {(layer, head): -output})
+
+    return _summed(model, based, [[variant(each, *head) for head in heads] for each in based])
+
+
+def edges_without(
+    model: LanguageModel, based: Sequence[Based], edges: Sequence[Edge], edits: tuple[Edit, ...], rest: Rest = "first"
+) -> list[Again]:
+    """Runs without one edge of a row that says the answer.
+
+    rest   "first": its weight goes to the first token, where idle heads rest; "renormalise": to all others by theirs
+
+    An edge of a row that one target's run does not share leaves that run as it is.
+    """
+    return _summed(model, based, [[_without(each, edge, edits, rest) for edge in edges] for each in based])
+
+
+def row_weights(run: ForwardPass, layer: int, row: int) -> Array:
+    """The weights of one row of a layer, float64 (heads, keys)."""
+    ran = run.layers[layer]
+    return np.asarray(AttentionMatrix(ran.q, ran.k, **ran.rules)[:, row], np.float64)
+
+
+def _without(based: Based, edge: Edge, edits: tuple[Edit, ...], rest: Rest) -> Variant:
+    run, rows = based.run, based.target.rows
+    ran = run.layers[edge.layer]
+    place = edge.layer, edge.head
+    if edge.query not in rows or (edge.query > rows.start and based.target.sign < 0):
+        return Variant(edits, None, rows.stop - 1, {place: np.zeros((1, ran.heads.shape[-1]), np.float32)})
+    values = ran.v[edge.head // group_size(len(ran.q), len(ran.v))]
+    weight = float(row_weights(run, edge.layer, edge.query)[edge.head, edge.key])
+    factor = 1.0 if ran.factors is None else float(ran.factors[edge.head])
+    if rest == "first":
+        other = np.zeros_like(values[0]) if ran.rules.get("sinks") is not None else values[0]
+        moved = weight * (other - values[edge.key])
+    else:
+        output = ran.heads[edge.head, edge.query] / (factor or 1.0)
+        moved = weight / (1 - weight) * (output - values[edge.key]) if weight < 1 else -output
+    return Variant(edits, None, edge.query, {place: (factor * moved)[None].astype(np.float32)})
+
+
+def _summed(model: LanguageModel, based: Sequence[Based], variants: Sequence[Sequence[Variant]]) -> list[Again]:
+    """The number in each variant, all targets together, and the logits after the text."""
+    made: list[Again] = []
+    for each, chosen in zip(based, variants, strict=True):
+        for place, rows in enumerate(model.again(each.run, chosen, each.target.rows)):
+            value = each.target.value(rows)[0]
+            if place < len(made):
+                made[place] = made[place]._replace(value=made[place].value + value)
+            else:
+                made.append(Again(value, np.asarray(rows[0])))
+    return made
