@@ -26,6 +26,7 @@ from clearhead.bench.measure import Call
 from clearhead.errors import EngineError
 
 SIDE = 2048  # of the squares that are multiplied
+_MOST = 2.0  # seconds: a product that would take longer is not measured
 READ = 1 << 26  # float32 numbers: 256 MiB, more than any cache
 READS, MULTIPLY_ADDS = "reads", "float32 multiply-adds"
 _GENERATIONS = {  # by vendor, family and model, 0 for any: a virtual machine's model name often leaves it out
@@ -96,16 +97,10 @@ def _products(dtype: str, threads: int) -> Iterator[tuple[str, Call]]:
     if find_spec("torch"):
         import torch
 
-        def seconds(kind: Any) -> float:
-            small = torch.ones(SIDE // 8, SIDE // 8, dtype=kind)
-            torch.mm(small, small)
-            start = perf_counter()
-            torch.mm(small, small)
-            return perf_counter() - start
-
         kind = getattr(torch, dtype)
-        if seconds(kind) > 8 * seconds(torch.float32):  # without instructions for it, number by number: no limit
-            return
+        small = torch.ones(SIDE // 8, SIDE // 8, dtype=kind)
+        if 512 / _measured("torch", lambda: torch.mm(small, small), 1.0).rate > _MOST:
+            return  # without instructions for it a product goes number by number: that is no limit
         a, b, to = (torch.ones(SIDE, SIDE, dtype=kind) / SIDE for _ in range(3))
 
         def call() -> object:

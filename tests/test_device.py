@@ -17,7 +17,7 @@ from clearhead.engines.gpu import library
 from clearhead.errors import DtypeError, EngineError
 from seeds import fresh
 
-pytestmark = pytest.mark.gate  # Triton's interpreter is slow
+pytestmark = pytest.mark.gate  # but for what is marked long; Triton's interpreter is slow
 
 RULES: dict[str, Any] = {
     "scale": -0.6, "softcap": 2.0, "causal": True, "window": (9, None), "query_offset": np.array([[0], [4]]),
@@ -83,7 +83,7 @@ def test_cpu_engines_refuse_device_tensors_and_all_arrays_must_share_a_device():
 
 
 @pytest.mark.parametrize("asked", ["entropy logsumexp output", "received", "distance output", "image peak max_logit"])
-@pytest.mark.parametrize("queries", [slice(None), slice(-2, 1, -3)])
+@pytest.mark.parametrize("queries", [slice(-2, 1, -3), pytest.param(slice(None), marks=pytest.mark.long)])
 def test_gradients_on_the_device_equal_those_of_the_cpu(asked: str, queries: slice, monkeypatch: pytest.MonkeyPatch):
     """With CPU tensors that are treated as a device's."""
     arrays, rules = inputs()
@@ -108,7 +108,7 @@ def test_gradients_on_the_device_equal_those_of_the_cpu(asked: str, queries: sli
         np.testing.assert_allclose(result[name], x, 1e-8, 1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("second", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("asked", [{"entropy": True}, {"received": True, "image": (3, 4)}], ids=str)
 def test_derivatives_along_a_direction_on_the_device_equal_those_of_the_cpu(
     asked: dict[str, Any],

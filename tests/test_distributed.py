@@ -53,7 +53,7 @@ def test_bits_bytes_exactness_and_refused_derivatives(tmp_path: Path):
     all_well(tmp_path, [(names, world, "7") for world, names in jobs.items()], ATTENTION)
 
 
-@pytest.mark.gate  # Triton's interpreter on several ranks
+@pytest.mark.long  # Triton's interpreter on several ranks
 @pytest.mark.parametrize("script", [ATTENTION, CAUSES])
 def test_tensors_on_a_device_are_computed_there(tmp_path: Path, script: Path):
     all_well(tmp_path, [("device", "2", "0")], script)
@@ -65,7 +65,7 @@ def test_ranks_called_with_different_arguments_are_told_which_rank_and_argument(
     all_well(tmp_path, [("differently", world, "0") for world in worlds], ATTENTION)
 
 
-@pytest.mark.gate
+@pytest.mark.long
 def test_a_fault_on_one_rank_ends_every_rank_with_an_error_that_names_it(tmp_path: Path):
     everything = run(tmp_path, [("fault", "3", str(wrong), kind, method) for kind, wrong, method in FAULTS], ATTENTION)
     for (kind, wrong, method), said in zip(FAULTS, everything, strict=True):
@@ -85,7 +85,7 @@ def long_context(ranks: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*launch, str(example), *limits], capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.gate
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited as Linux counts it")
 def test_four_processes_hold_a_text_too_large_for_one():
     together, alone = long_context(4), long_context(1)
@@ -97,7 +97,7 @@ def test_four_processes_hold_a_text_too_large_for_one():
     assert "llocate" in alone.stderr, alone.stderr[-3000:]
 
 
-@pytest.mark.gate
+@pytest.mark.long
 def test_the_predicted_bytes_equal_the_counted_bytes():
     script = Path(__file__).parents[1] / "benchmarks" / "scale.py"
     said = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=True).stdout

@@ -54,7 +54,7 @@ def test_gradients_of_compiled_models(name: str):
     )
 
 
-@pytest.mark.gate
+@pytest.mark.long
 def test_training_with_dropout_is_traced_too():
     model = set_to(build("gpt2", attn_pdrop=0.3), "clearhead").train()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -137,7 +137,7 @@ def wrapped(model: Any) -> Any:
     return torch.compile(model, backend="eager", fullgraph=True)
 
 
-@pytest.mark.gate
+@pytest.mark.long
 @pytest.mark.parametrize("implementation", ["clearhead", "sdpa"])
 @pytest.mark.parametrize("compiled", [wrapped, in_place, its_forward, layers_in_place])
 def test_a_compiled_model_can_be_changed_and_runs_compiled_again(compiled: Any, implementation: str):
@@ -165,7 +165,7 @@ def test_an_exported_model_has_the_operator():
         same(exported.module()(tokens).logits, theirs(tokens).logits)
 
 
-@pytest.mark.gate  # this runs a C++ compiler
+@pytest.mark.long  # this runs a C++ compiler
 def test_the_default_backend():
     name = str(fresh().choice(WHOLE))
     ours, theirs = both(name, **no_dropout(name))

@@ -18,6 +18,7 @@ from clearhead.diagnosing.search import BUDGET
 from clearhead.diagnosing.verdict import Diagnosis, said
 from clearhead.errors import FileError
 from diagnosing import qkv, softmax
+from problems import of_tiers
 from seeds import fresh
 
 CODES = [(kind, name) for kind, codes in honesty.KINDS.items() for name in codes]
@@ -50,7 +51,7 @@ def test_mistakes_outside_the_catalogue_are_hardly_ever_given_a_name():
     hardly_ever_wrong(honesty.unlisted([int(fresh().integers(2))], 5, int(fresh().integers(2**31))))
 
 
-@pytest.mark.gate
+@pytest.mark.long
 def test_an_entry_that_is_left_out_is_not_taken_for_another():
     hardly_ever_wrong(honesty.left_out([1], 5, int(fresh().integers(2**31))))
 
@@ -325,7 +326,7 @@ def test_a_hundred_right_programs_are_not_accused():
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize("part", of_tiers((), range(5)))
 def test_thousands_of_right_programs_are_not_accused(part: int):
     """`python -m benchmarks.honesty --only right` asks five thousand."""
     assert accusations(540) == []

@@ -40,7 +40,7 @@ def without_compiler(folder: Path) -> dict[str, str]:
     return {"CC": "/bin/false", "CXX": "/bin/false", "PATH": str(folder)}
 
 
-@pytest.mark.gate
+@pytest.mark.long
 def test_sdist_and_wheel_in_an_empty_environment(tmp_path: Path) -> None:
     """In one test, so that everything is built once. A build folder that lies in the source tree is used again."""
     sdist = built("sdist", tmp_path / "sdist")

@@ -87,7 +87,7 @@ def test_more_heads_than_the_second_grid_axis_holds(monkeypatch: pytest.MonkeyPa
     assert backward == [2 * [(22_000 * 5, 1)], *[2 * [(66_000, 1)]] * 3]
 
 
-@pytest.mark.gate
+@pytest.mark.long
 def test_32_bit_offsets_are_used_along_one_axis_only(monkeypatch: pytest.MonkeyPatch):
     """A product of the sizes of several axes may exceed 2^31 although no single axis does."""
     longest, add = 0, InterpreterBuilder.create_addptr

@@ -16,7 +16,7 @@ from clearhead.core import visibility
 from clearhead.core.arrays import FLOATS
 from clearhead.engines import native
 from passes import PASSES, Answers, Question, each_unreached, nothing, unseen
-from problems import INTERPRETED, RULES, Case, cases, each_engine, examples, in_the_gate, refused
+from problems import INTERPRETED, RULES, Case, cases, examples, in_the_gate, refused
 from seeds import normal
 from slack import Slack, assert_close, rounding
 
@@ -28,7 +28,7 @@ Run = Callable[[Question], Answers]
 NONFINITE = st.sampled_from((np.nan, np.inf, -np.inf))
 
 
-MOST = {"cuts": 3000}  # weights of a problem; of the other passes 20,000
+MOST = {"cuts": 3000, "second": 3000, "tangents": 6000}  # weights of a problem; of the other passes 20,000
 
 
 def same_bits(actual: Answers, expected: Answers) -> None:
@@ -116,8 +116,13 @@ LAWS = (
 )
 
 
-@each_engine()
-@pytest.mark.parametrize("over", PASSES)
+def tier(over: str, engine: str) -> Any:
+    """Triton's interpreter is slow: two of its passes are tested in the gate, the others in the long run."""
+    slow = pytest.mark.gate if over in ("weights", "gradients") else pytest.mark.long
+    return pytest.param(over, engine, marks=slow if engine == "triton" else ())
+
+
+@pytest.mark.parametrize(("over", "engine"), [tier(over, engine) for over in PASSES for engine in engines.NAMES])
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_every_pass_on_every_engine_obeys_every_law(law: Any, over: str, engine: str):
     needs, answers = PASSES[over]

@@ -375,7 +375,7 @@ def test_damaged_files_of_every_format_give_a_result_or_a_library_error():
     read_damaged_files(60)
 
 
-@pytest.mark.gate
+@pytest.mark.long
 def test_many_damaged_files_of_every_format_give_a_result_or_a_library_error():
     read_damaged_files(3_000)
 

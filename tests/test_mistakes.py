@@ -104,7 +104,7 @@ def pairs(rng):
             continue
 
 
-@pytest.mark.gate
+@pytest.mark.long
 def test_a_hundred_random_pairs_of_mistakes_are_named():
     """At least 95 % are named, as far as a sample can tell (two standard deviations).
 

@@ -191,7 +191,7 @@ def test_skipping_blocks_changes_no_bit(monkeypatch: pytest.MonkeyPatch):
                 np.testing.assert_array_equal(result[answer], truth, f"{rules}, {name}: {answer}", strict=True)
 
 
-@pytest.mark.gate
+@pytest.mark.long
 def test_segments_and_spans_of_zero_give_the_same_bits_as_an_equivalent_mask():
     zero = np.where(np.isneginf(FORBIDDEN), FORBIDDEN, 0.0)
     for rules, name in [*dealt(("packed", "in turns", "alone", "spans")), ("spans", "gradients")]:

@@ -15,7 +15,7 @@ from clearhead.engines.gpu import tensors as gpu
 from seeds import fresh
 from test_native_tangents import Question, all_rules, close, spans_of
 
-SLOW = pytest.mark.gate
+SLOW = pytest.mark.long
 
 
 def far(n: int, m: int) -> dict[str, Any]:

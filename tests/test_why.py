@@ -10,8 +10,8 @@ import pytest
 from rich.cells import cell_len
 
 import clearhead as ch
-from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
 from clearhead.core.agreement import spearman
+from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
 from clearhead.models import model as gpt2
 from clearhead.models.functions import ACTIVATIONS
 from clearhead.models.hub import HubConfig, HubModel

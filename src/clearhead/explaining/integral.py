@@ -3,7 +3,8 @@
 With α the factor on every gated key's weights, and y the number that is explained, φ_j = ∫ ∂y/∂α_j dα along the
 straight way from 0 to 1, so that Σ φ_j = y(everything) − y(nothing of it): integrated gradients (Sundararajan et al.
 2017), the value of Aumann and Shapley (1974) of this game. The derivative is a sum over edges, so that the same runs
-give φ by head and by edge. The integral is taken at points of Gauss and Legendre.
+give φ by head and by edge. y is smooth in ln α, and there the points of Gauss and Legendre lie; they begin where y is
+nearly what it is with nothing of the text: what a model does with less than that is noise, and stays in the gap.
 """
 
 from collections.abc import Sequence
@@ -37,28 +38,28 @@ def integral(
     target: Target,
     gated: Sequence[int],
     points: int,
+    low: float,
     edits: tuple[Edit, ...],
     each: Each,
 ) -> Integral:
-    """φ at so many points, each a forward and a backward pass; O(tokens) memory.
+    """φ from α = `low` to 1 at so many points, each a forward and a backward pass; O(tokens) memory.
 
     Raises FileError where derivatives are NaN or infinite.
     """
     nodes, weights = np.polynomial.legendre.leggauss(points)
-    ways = [(float(node + 1) / 2, float(weight) / 2) for node, weight in zip(nodes, weights, strict=True)]
+    logs, widths = np.log(low) * (1 - nodes) / 2, -np.log(low) * weights / 2
     tokens, sizes = len(target.ids), (model.config.layers, model.config.heads)
     inside = np.zeros(tokens, np.float32)
     inside[list(gated)] = 1
     found = Integral(np.zeros((*sizes, tokens)), np.zeros((*sizes, len(target.rows), tokens), np.float32))
     step = max(1, _TOGETHER // tokens)
     for start in each(range(0, points, step)):
-        some = ways[start : start + step]
-        variants = [Variant(edits, inside * np.float32(np.log(alpha))) for alpha, _ in some]
+        variants = [Variant(edits, inside * np.float32(log)) for log in logs[start : start + step]]
         backward = model.differentiated(target.ids, variants, target.rows, lambda rows: target.value(rows)[1])
         for layer, place, part in backward:
-            alpha, weight = some[place]
-            found.heads[layer] += weight / alpha * part.gates * inside
-            found.edges[layer] += weight / alpha * part.attended.edges(target.rows, part.g) * inside
+            width = widths[start + place]
+            found.heads[layer] += width * part.gates * inside
+            found.edges[layer] += width * part.attended.edges(target.rows, part.g) * inside
     if not np.isfinite(found.heads).all():
         raise FileError(
             "{name}: its derivatives are NaN or infinite: its weights are damaged, or too large.", name=model.name

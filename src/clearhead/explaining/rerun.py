@@ -39,16 +39,21 @@ class Again(NamedTuple):
 
 
 def hidden(
-    model: LanguageModel, based: Sequence[Based], parts: Sequence[Sequence[int]], edits: tuple[Edit, ...]
+    model: LanguageModel,
+    based: Sequence[Based],
+    parts: Sequence[Sequence[int]],
+    edits: tuple[Edit, ...],
+    factors: Sequence[float] | None = None,
 ) -> list[Again]:
-    """Runs in which no later token sees the keys of each list."""
+    """Runs in which later tokens see the keys of each list with their weights times a factor, or not at all."""
 
-    def variant(keys: Sequence[int], tokens: int) -> Variant:
+    def variant(keys: Sequence[int], factor: float, tokens: int) -> Variant:
         gates = np.zeros(tokens, np.float32)
-        gates[list(keys)] = -np.inf
+        gates[list(keys)] = np.log(factor) if factor else -np.inf
         return Variant(edits, gates, min(keys))
 
-    return _summed(model, based, [[variant(keys, len(each.target.ids)) for keys in parts] for each in based])
+    pairs = list(zip(parts, factors or [0.0] * len(parts), strict=True))
+    return _summed(model, based, [[variant(*pair, len(each.target.ids)) for pair in pairs] for each in based])
 
 
 def heads_off(

@@ -29,27 +29,33 @@ class Part(NamedTuple):
 
 
 def parts_of_text(
-    kind: str | Sequence[Any], text: str, tokens: Sequence[Token], turns: Sequence[Slice], hide: Sequence[Slice]
+    kind: str | Sequence[Any],
+    text: str,
+    tokens: Sequence[Token],
+    turns: Sequence[Slice],
+    hide: Sequence[Slice],
+    first: int,
 ) -> list[Part]:
     """The parts that hold a token which can be hidden, in the order of the text.
 
     kind     one of `KINDS`, or slices of the text: (start, stop) pairs or slice objects, that do not overlap
     turns    where the contents of a chat's messages stand; () for a plain text
     hide     where tokens can be hidden: what of the text is neither the question nor a template
+    first    the first token that can be
 
-    The first token, where idle heads rest, the last, which answers, and those of a template are in no part. A token is
-    of the part that holds its first character which is no space. Raises SelectionError for another kind, and for
+    The last token, which answers, and those of a template are in no part. A token is of the part that holds its first
+    character which is no space. Raises SelectionError for another kind, and for
     slices that overlap or are outside the text.
     """
     spans = read_slices("parts", kind, text) if not isinstance(kind, str) else _spans(kind, text, tokens, turns)
     held: dict[Slice, list[int]] = {span: [] for span in spans}
     for place, token in enumerate(tokens[:-1]):
-        if not place or token.template or token.stop <= token.start:
+        if place < first or token.template or token.stop <= token.start:
             continue
         inside = text[token.start : token.stop]
-        first = token.start + len(inside) - len(inside.lstrip()) if inside.strip() else token.start
-        span = next((span for span in spans if span[0] <= first < span[1]), None)
-        if span is not None and any(start <= first < stop for start, stop in hide):
+        letter = token.start + len(inside) - len(inside.lstrip()) if inside.strip() else token.start
+        span = next((span for span in spans if span[0] <= letter < span[1]), None)
+        if span is not None and any(start <= letter < stop for start, stop in hide):
             held[span].append(place)
     return [Part(text[slice(*span)], *span, tuple(places)) for span, places in held.items() if places]
 

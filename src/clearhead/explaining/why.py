@@ -18,16 +18,18 @@ from clearhead.core.axes import Array, brief
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import RuleError, SelectionError, expected
 from clearhead.explaining import editing, rerun, why_page
-from clearhead.explaining.answers import Answers, read_answers, runner_up
-from clearhead.explaining.attribution import Way, way
+from clearhead.explaining.answers import read_answers, runner_up
+from clearhead.explaining.attribution import Way
+from clearhead.explaining.attribution import way as way_to
+from clearhead.explaining.effects import Candidate, EdgeEffect, HeadEffect, PartEffect, Trust
 from clearhead.explaining.forward import forward_pass
 from clearhead.explaining.integral import integral
 from clearhead.explaining.rerun import Based, Edge
 from clearhead.explaining.stream import of_decoder
-from clearhead.explaining.text_parts import Part, parts_of_text, read_slices
+from clearhead.explaining.text_parts import parts_of_text, read_slices
 from clearhead.explaining.texts import Reading, read
 from clearhead.models.model import Model
-from clearhead.models.protocol import Each, LanguageModel, Token, probabilities
+from clearhead.models.protocol import ForwardPass, LanguageModel, Token, probabilities
 from clearhead.view import page
 from clearhead.view.container import Document
 from clearhead.words import Language
@@ -36,72 +38,10 @@ if TYPE_CHECKING:
     from clearhead.models.hub import HubModel
 
 _MOST_POINTS = 16
+_LOWS, _NEAR = (0.1, 0.03, 0.01, 1e-3, 1e-4), 0.05  # the integral begins at the first where y is so near to y(nothing)
 _GAP = 0.05  # of the total: points double while the parts' sum misses more
 _ESTIMATED = 20  # edges that the integral names for a run
-_HEADS = 6  # whose largest weights are run again too, four each
-
-
-class Candidate(NamedTuple):
-    """A token that may come next, its probability and its logit."""
-
-    id: int
-    text: str
-    probability: float
-    logit: float
-
-
-class PartEffect(NamedTuple):
-    """A part of the text, its characters, and what it did to the number y.
-
-    effect   φ: above 0 where the part speaks for the answer; all parts' add up to total − gap
-    hidden   what y changes by when no later token may see the part, in a run; None where it was not run
-    share    the answer's probability then: of its first token
-    likeliest   the likeliest next token then
-    """
-
-    text: str
-    start: int
-    stop: int
-    tokens: tuple[int, ...]
-    effect: float
-    hidden: float | None = None
-    share: float | None = None
-    likeliest: Candidate | None = None
-
-
-class HeadEffect(NamedTuple):
-    """One head: its share of the effect φ, and what y changes by when it is off in the rows that answer.
-
-    truth is None where it was not run.
-    """
-
-    layer: int
-    head: int
-    effect: float
-    truth: float | None
-
-
-class EdgeEffect(NamedTuple):
-    """One edge of a row that answers: its weight, its share of φ, and what y changes by without it, in a run."""
-
-    layer: int
-    head: int
-    query: int
-    key: int
-    weight: float
-    effect: float
-    truth: float
-    share: float  # the probability of the answer's first token then
-
-
-class Trust(NamedTuple):
-    """How far a list of parts says what happens when random halves of the text are hidden.
-
-    score    the linear datamodeling score: Spearman's correlation between the sum of the kept parts' effects and y
-    """
-
-    score: float | None
-    masks: int
+_HEADS, _KEYS = 6, 4  # the first heads, and of each so many of its largest weights, are run again too
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
@@ -131,6 +71,7 @@ class Why:
     gap: float  # total less the sum of all effects
     points: int
     sinks: int  # heads that give the first token over half of their weight in the row that answers
+    sink: bool  # are these half of all heads or more? Then the first token is set aside
     missed: bool  # is the strongest edge none of the 20 that the effects name?
     edits: tuple[Edit, ...] = ()  # of the attention, in force in all runs
     ways: Sequence[Way] = ()  # to the first token and to the other one, where the model's parts can be added up
@@ -145,6 +86,11 @@ class Why:
     def layers(self) -> Array:
         """φ by layer, (layers,)."""
         return np.asarray(self.by_head.sum(axis=1))
+
+    @property
+    def probability(self) -> float:
+        """The answer's; where two answers are compared, that of its first token."""
+        return self.token.probability if self.compared else float(1 / (1 + np.exp(-self.value)))
 
     @property
     def lead(self) -> float:
@@ -236,8 +182,8 @@ def why(
     against   another answer, as `answer` or as `token`; None explains the answer alone
     parts     "tokens", "words", "sentences", "paragraphs", "turns" (of a chat), or (start, stop) pairs of characters
     hide      (start, stop) pairs: what of the text may be hidden. None: all of it; of a chat all but the last message
-              of the user, which is the question, where there is anything else. The first token, where idle heads rest,
-              the last, which answers, and those of a chat's template are never hidden
+              of the user, which is the question, where there is anything else. Never hidden are the last token, which
+              answers, those of a chat's template, and the first one where most heads rest on it
     points    of the integral, 2 passes each; they double while the gap is above 5 % of the total, up to 16
     verify    how many of the strongest parts to hide in a run of their own
     count     how many heads and edges to list at most
@@ -246,7 +192,7 @@ def why(
 
     Returns a Why: `parts` in the order of the text, `heads`, `edges`, `layers`, `by_token`, `total`, `gap`, `sinks`,
     `trust()`; `save`, `to_html`, `to_json`. Heads are off, and edges are without their weight, in the rows that say the
-    answer; an edge's weight goes to the first token, so that edges to it have no effect.
+    answer. An edge's weight goes to the first token where most heads rest on it, else to the row's other keys.
     Raises as `explain`; RuleError for a model without next tokens, for attention that is not causal, and for an edit
     without a derivative; SelectionError for a word that is not one token, for parts that overlap or are outside the
     text, and where both answers are the same; ShapeError for an empty answer. O(points) passes, O(tokens) memory.
@@ -270,15 +216,85 @@ def why(
     run = forward_pass(loaded, reading.tokens, iter, placed)
     editing.check_acts(acting, placed, run.layers)
     asked = read_answers(loaded, reading.tokens, run, answer, token, against)
-    found = parts_of_text(parts, reading.text, reading.tokens, reading.turns, _hidden_where(reading, hide))
+    sinks = _sinks(run, len(reading.tokens) - 1)
+    sink = 2 * sinks >= loaded.config.layers * loaded.config.heads
+    where = _hidden_where(reading, hide)
+    found = parts_of_text(parts, reading.text, reading.tokens, reading.turns, where, first=int(sink))
+    gated = [place for part in found for place in part.tokens]
+    if not gated:
+        raise SelectionError(
+            "the text has no part that can be hidden: a sink at its start and its last token never are."
+        )
     based = []
     for target in asked.targets:
-        own = (
-            run if list(target.ids) == [token.id for token in reading.tokens] else loaded.run(target.ids, iter, placed)
-        )
+        own = run if target.ids == list(run.ids) else loaded.run(target.ids, iter, placed)
         rows = np.stack([np.asarray(own.logits[row]) for row in target.rows])
         based.append(Based(target, own, target.value(rows)[0]))
-    return _explained(loaded, reading, asked, based, found, acting, placed, (points, verify, count), each)
+    value = sum(one.value for one in based)
+    shut, *ways = (one.value for one in rerun.hidden(loaded, based, [gated] * (1 + len(_LOWS)), placed, [0.0, *_LOWS]))
+    total = value - shut
+    low = next((low for low, way in zip(_LOWS, ways, strict=True) if abs(way - shut) <= _NEAR * abs(total)), _LOWS[-1])
+    while True:
+        made = [integral(loaded, target, gated, points, low, placed, each) for target in asked.targets]
+        by_key = np.sum([one.heads[:, :, : len(reading.tokens)] for one in made], axis=0)
+        gap = total - float(by_key.sum())
+        if abs(gap) <= _GAP * abs(total) or points >= _MOST_POINTS:
+            break
+        points = min(2 * points, _MOST_POINTS)
+    rerunning = _Rerun(loaded, based, placed, value, "first" if sink else "renormalise", count)
+    by_token, by_head = by_key.sum(axis=(0, 1)), by_key.sum(axis=2)
+    effects = [PartEffect(*part, float(by_token[list(part.tokens)].sum())) for part in found]
+    heads, heads_run = _heads(rerunning, by_head)
+    edges, missed = _edges(rerunning, made[0].edges, heads)
+    base = np.asarray(run.logits[-1])
+    other = asked.against[0] if asked.against else runner_up(base, asked.answer[0])
+    candidates = [_candidate(loaded, base, i) for i in (asked.answer[0], other)]
+    return Why(
+        model=loaded,
+        text=reading.text,
+        tokens=reading.tokens,
+        answer="".join(map(loaded.text, asked.answer)),
+        token=candidates[0],
+        against=candidates[1],
+        compared=bool(asked.against),
+        value=value,
+        parts=_hidden(rerunning, effects, verify),
+        by_token=by_token,
+        by_head=by_head,
+        heads=heads,
+        heads_run=heads_run,
+        edges=edges,
+        total=total,
+        gap=gap,
+        points=points,
+        sinks=sinks,
+        sink=sink,
+        missed=missed,
+        edits=acting,
+        ways=_ways(loaded, based[0], candidates),
+        next=[_candidate(loaded, base, int(i)) for i in np.argsort(-base, kind="stable")[:5]],
+        based=based,
+    )
+
+
+class _Rerun(NamedTuple):
+    """What is run again, and what the results are compared with."""
+
+    model: LanguageModel
+    based: list[Based]
+    edits: tuple[Edit, ...]
+    value: float
+    rest: rerun.Rest
+    count: int  # of heads and edges to list
+
+    def share(self, logits: Array) -> float:
+        """The probability of the answer's first token."""
+        return float(probabilities(logits)[self.based[0].target.answer[0]])
+
+
+def _sinks(run: ForwardPass, row: int) -> int:
+    """How many heads give the first token over half of a row's weight."""
+    return int(sum((rerun.row_weights(run, layer, row)[:, 0] > 0.5).sum() for layer in range(len(run.layers))))
 
 
 def _hidden_where(reading: Reading, hide: Any) -> list[tuple[int, int]]:
@@ -288,135 +304,55 @@ def _hidden_where(reading: Reading, hide: Any) -> list[tuple[int, int]]:
     return reading.turns[:-1] or reading.turns or [(0, len(reading.text))]
 
 
-def _explained(
-    model: LanguageModel,
-    reading: Reading,
-    asked: Answers,
-    based: list[Based],
-    parts: list[Part],
-    edits: tuple[Edit, ...],
-    placed: tuple[Edit, ...],
-    counts: tuple[int, int, int],
-    each: Each,
-) -> Why:
-    points, verify, count = counts
-    value = sum(one.value for one in based)
-    gated = [token for part in parts for token in part.tokens]
-    if not gated:
-        raise SelectionError("the text has no part that can be hidden: its first token and its last never are.")
-    total = value - rerun.hidden(model, based, [gated], placed)[0].value
-    last = len(reading.tokens)
-    while True:
-        made = [integral(model, one.target, gated, points, placed, each) for one in based]
-        by_head = sum(one.heads[:, :, :last] for one in made)
-        gap = total - float(by_head.sum())
-        if abs(gap) <= _GAP * abs(total) or points >= _MOST_POINTS:
-            break
-        points = min(2 * points, _MOST_POINTS)
-    by_token = by_head.sum(axis=(0, 1))
-    effects = [PartEffect(*part, float(by_token[list(part.tokens)].sum())) for part in parts]
-    base = np.asarray(based[0].run.logits[last - 1])
-    heads, heads_run = _heads(model, based, by_head.sum(axis=2), placed, count)
-    edges, missed = _edges(model, based, made[0].edges, heads, placed, count)
-    other = asked.against[0] if asked.against else runner_up(base, asked.answer[0])
-    candidates = [_candidate(model, base, i) for i in (asked.answer[0], other)]
-    return Why(
-        model=model,
-        text=reading.text,
-        tokens=reading.tokens,
-        answer="".join(map(model.text, asked.answer)),
-        token=candidates[0],
-        against=candidates[1],
-        compared=bool(asked.against),
-        value=value,
-        parts=_verified(model, based, effects, placed, verify),
-        by_token=by_token,
-        by_head=by_head.sum(axis=2),
-        heads=heads,
-        heads_run=heads_run,
-        edges=edges,
-        total=total,
-        gap=gap,
-        points=points,
-        sinks=int(
-            sum((rerun.row_weights(based[0].run, layer, last - 1)[:, 0] > 0.5).sum() for layer in range(len(by_head)))
-        ),
-        missed=missed,
-        edits=edits,
-        ways=_ways(model, based[0], candidates),
-        next=[_candidate(model, base, int(i)) for i in np.argsort(-base, kind="stable")[:5]],
-        based=based,
-    )
-
-
 def _candidate(model: LanguageModel, logits: Array, token: int) -> Candidate:
     return Candidate(token, model.text(token), float(probabilities(logits)[token]), float(logits[token]))
 
 
-def _verified(
-    model: LanguageModel, based: Sequence[Based], parts: list[PartEffect], edits: tuple[Edit, ...], count: int
-) -> list[PartEffect]:
+def _hidden(ran: _Rerun, parts: list[PartEffect], count: int) -> list[PartEffect]:
     """The parts, the strongest of them hidden in a run of their own."""
-    value, answer = sum(one.value for one in based), based[0].target.answer[0]
     strongest = sorted(range(len(parts)), key=lambda place: -abs(parts[place].effect))[:count]
-    ran = rerun.hidden(model, based, [parts[place].tokens for place in strongest], edits)
+    again = rerun.hidden(ran.model, ran.based, [parts[place].tokens for place in strongest], ran.edits)
     result = list(parts)
-    for place, (then, logits) in zip(strongest, ran, strict=True):
-        likeliest = _candidate(model, logits, int(np.argmax(logits)))
-        share = float(probabilities(logits)[answer])
-        result[place] = parts[place]._replace(hidden=then - value, share=share, likeliest=likeliest)
+    for place, (value, logits) in zip(strongest, again, strict=True):
+        likeliest = _candidate(ran.model, logits, int(np.argmax(logits)))
+        result[place] = parts[place]._replace(hidden=value - ran.value, share=ran.share(logits), likeliest=likeliest)
     return result
 
 
-def _heads(
-    model: LanguageModel, based: Sequence[Based], by_head: Array, edits: tuple[Edit, ...], count: int
-) -> tuple[list[HeadEffect], Array]:
+def _heads(ran: _Rerun, by_head: Array) -> tuple[list[HeadEffect], Array]:
     """The heads by what y changes by when each is off in the rows that answer, and all these changes."""
-    value = sum(one.value for one in based)
     order = [divmod(int(place), by_head.shape[1]) for place in np.argsort(-np.abs(by_head), axis=None, kind="stable")]
-    chosen = order if model.exact_heads else order[: 2 * count]
+    chosen = order if ran.model.exact_heads else order[: 2 * ran.count]
     truths = np.full(by_head.shape, np.nan)
-    for place, ran in zip(chosen, rerun.heads_off(model, based, chosen, edits), strict=True):
-        truths[place] = ran.value - value
-    listed = sorted(chosen, key=lambda place: -abs(truths[place]))[:count]
+    for place, again in zip(chosen, rerun.heads_off(ran.model, ran.based, chosen, ran.edits), strict=True):
+        truths[place] = again.value - ran.value
+    listed = sorted(chosen, key=lambda place: -abs(truths[place]))[: ran.count]
     return [HeadEffect(*place, float(by_head[place]), float(truths[place])) for place in listed], truths
 
 
-def _edges(
-    model: LanguageModel,
-    based: Sequence[Based],
-    effects: Array,
-    heads: Sequence[HeadEffect],
-    edits: tuple[Edit, ...],
-    count: int,
-) -> tuple[list[EdgeEffect], bool]:
-    """The edges of the rows that answer by what y changes by without each, and whether the effects missed the first.
+def _edges(ran: _Rerun, effects: Array, heads: Sequence[HeadEffect]) -> tuple[list[EdgeEffect], bool]:
+    """The edges of the rows that answer by what y changes by without each; did the effects miss the first of them?
 
-    Those are run that the effects name, and the largest weights of the heads that did most.
+    effects   (layers, heads, rows, keys): φ; the strongest are run again, and the largest weights of the first heads
     """
-    rows, value = based[0].target.rows, sum(one.value for one in based)
-    order = np.argsort(-np.abs(effects), axis=None, kind="stable")[:_ESTIMATED]
-    named = [
-        Edge(int(i), int(h), rows[int(r)], int(k))
-        for i, h, r, k in zip(*np.unravel_index(order, effects.shape), strict=True)
-    ]
-    chosen = {edge: None for edge in named if effects[edge.layer, edge.head, edge.query - rows.start, edge.key]}
-    estimated = set(chosen)
-    weights: dict[tuple[int, int], Array] = {}
-    for head in heads[:_HEADS]:
-        row = rerun.row_weights(based[0].run, head.layer, rows.start)[head.head]
-        keys = [int(key) for key in np.argsort(-row)[:5] if key and row[key]]
-        chosen |= {Edge(head.layer, head.head, rows.start, key): None for key in keys[:4]}
-    listed, answer, made = list(chosen), based[0].target.answer[0], []
-    for edge, (then, logits) in zip(listed, rerun.edges_without(model, based, listed, edits), strict=True):
-        place = edge.layer, edge.query
-        if place not in weights:
-            weights[place] = rerun.row_weights(based[0].run, *place)
+    rows, run = ran.based[0].target.rows, ran.based[0].run
+    order = np.unravel_index(np.argsort(-np.abs(effects), axis=None, kind="stable")[:_ESTIMATED], effects.shape)
+    named = [Edge(layer, head, rows[row], key) for layer, head, row, key in np.transpose(order).tolist()]
+    estimated = {edge for edge in named if effects[edge.layer, edge.head, edge.query - rows.start, edge.key]}
+    chosen = dict.fromkeys(edge for edge in named if edge in estimated)
+    for layer, head, *_ in heads[:_HEADS]:
+        row = rerun.row_weights(run, layer, rows.start)[head]
+        keys = [int(key) for key in np.argsort(-row)[: _KEYS + 1] if row[key] and (key or ran.rest != "first")]
+        chosen |= dict.fromkeys(Edge(layer, head, rows.start, key) for key in keys[:_KEYS])
+    made = []
+    for edge, again in zip(
+        chosen, rerun.edges_without(ran.model, ran.based, list(chosen), ran.edits, ran.rest), strict=True
+    ):
+        weight = float(rerun.row_weights(run, edge.layer, edge.query)[edge.head, edge.key])
         effect = float(effects[edge.layer, edge.head, edge.query - rows.start, edge.key])
-        share = float(probabilities(logits)[answer])
-        made.append(EdgeEffect(*edge, float(weights[place][edge.head, edge.key]), effect, then - value, share))
+        made.append(EdgeEffect(*edge, weight, effect, again.value - ran.value, ran.share(again.logits)))
     made.sort(key=lambda edge: -abs(edge.truth))
-    return made[:count], bool(made) and Edge(*made[0][:4]) not in estimated
+    return made[: ran.count], bool(made) and Edge(*made[0][:4]) not in estimated
 
 
 def _ways(model: LanguageModel, based: Based, candidates: Sequence[Candidate]) -> list[Way]:
@@ -424,4 +360,4 @@ def _ways(model: LanguageModel, based: Based, candidates: Sequence[Candidate]) -
     if not isinstance(model, Model):
         return []
     stream = of_decoder(model, list(based.run.ids), based.run, based.target.rows.start)
-    return [way(stream, candidate.id, candidate.text) for candidate in candidates]
+    return [way_to(stream, candidate.id, candidate.text) for candidate in candidates]

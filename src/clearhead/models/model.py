@@ -23,6 +23,7 @@ from clearhead.models.variants import again, hidden_of
 from clearhead.models.weights import Stored, Weights, half_of_free_memory
 
 SHIPPED = "rhymes"
+_LOGITS = 2**23  # numbers that are computed at a time
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -143,8 +144,10 @@ class Model:
 
     def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range) -> Iterator[Array]:
         """The logits of some rows in each variant of a run, (rows, vocabulary)."""
-        for start, last in again(self.decoder, run, variants):
-            yield self.decoder.logits(last[rows.start - start : rows.stop - start])
+        lasts = [x[rows.start - start : rows.stop - start] for start, x in again(self.decoder, run, variants)]
+        step = max(1, _LOGITS // (len(rows) * self.config.vocabulary))
+        for start in range(0, len(lasts), step):
+            yield from self.decoder.logits(np.stack(lasts[start : start + step]))
 
     def layer(
         self, number: int, hidden: Array, edits: Sequence[Edit] = (), past: tuple[Array, Array] | None = None

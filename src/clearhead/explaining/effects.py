@@ -1,0 +1,63 @@
+"""What `ch.why` lists: parts of the text, heads and edges, each with its effect and what a run without it gives."""
+
+from typing import NamedTuple
+
+
+class Candidate(NamedTuple):
+    """A token that may come next, its probability and its logit."""
+
+    id: int
+    text: str
+    probability: float
+    logit: float
+
+
+class PartEffect(NamedTuple):
+    """A part of the text, its characters, and what it did to the number y.
+
+    effect   φ: above 0 where the part speaks for the answer; all parts' add up to total − gap
+    hidden   what y changes by when no later token may see the part, in a run; None where it was not run
+    share    the answer's probability then: of its first token
+    likeliest   the likeliest next token then
+    """
+
+    text: str
+    start: int
+    stop: int
+    tokens: tuple[int, ...]
+    effect: float
+    hidden: float | None = None
+    share: float | None = None
+    likeliest: Candidate | None = None
+
+
+class HeadEffect(NamedTuple):
+    """One head: its share of the effect φ, and what y changes by when it is off in the rows that answer."""
+
+    layer: int
+    head: int
+    effect: float
+    truth: float
+
+
+class EdgeEffect(NamedTuple):
+    """One edge of a row that answers: its weight, its share of φ, and what y changes by without it, in a run."""
+
+    layer: int
+    head: int
+    query: int
+    key: int
+    weight: float
+    effect: float
+    truth: float
+    share: float  # the probability of the answer's first token then
+
+
+class Trust(NamedTuple):
+    """How far a list of parts says what happens when random halves of the text are hidden.
+
+    score    the linear datamodeling score: Spearman's correlation between the sum of the kept parts' effects and y
+    """
+
+    score: float | None
+    masks: int
