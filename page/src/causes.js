@@ -1,12 +1,12 @@
-// Why one token and not another follows the text: the text shaded by signed effects, and the edges and heads that did
-// most; each is a button that opens its place in the steps below.
+// Why an answer follows the text: the text shaded by signed effects, its parts, and the edges and heads that did most;
+// each edge and head is a button that opens its place in the steps below.
 
 import { columnHead, h, table, tableRow } from "./dom.js";
 import { asRun, isAsRun } from "./head.js";
 import { filled, fmt, isolated, short, spelled, withSign } from "./numbers.js";
 import { openStep } from "./stepmap.js";
 
-/** @typedef {{layer: number, head: number, query?: number, key?: number, weight: number, estimate: number, truth: number, rank: number}} Effect */
+/** @typedef {{layer: number, head: number, query?: number, key?: number, weight: number, effect: number, truth: number}} Effect */
 
 const signed = (/** @type {number} */ x) => withSign(x, short);
 const largest = (/** @type {number[]} */ list) => Math.max(...list.map(Math.abs)) || 1;
@@ -44,7 +44,7 @@ export function causes(s) {
   };
   const most = largest(why.by_token);
   const shaded = why.by_token.map((/** @type {number} */ x, /** @type {number} */ i) =>
-    h("li", tint(x, most), name(i), h("span.figures", signed(x))),
+    h("li", tint(-x, most), name(i), h("span.figures", signed(x))),
   );
   const update = () => {
     for (const [button, place] of buttons) {
@@ -53,9 +53,9 @@ export function causes(s) {
     }
   };
   const legend = h("p.aside", h("span", tint(-1), words.helped), " ", h("span", tint(1), words.hurt), ` ${words.sum}`);
-  const edges = block(words.edges, why.edges, ["estimate", "truth", "weight"]);
-  const heads = block(words.heads, why.heads, ["estimate", "truth"]);
-  const alone = block(words.alone, why.weights_alone, ["weight", "truth", "rank"]);
+  const edges = block(words.edges, why.edges, ["effect", "truth", "weight"]);
+  const heads = block(words.heads, why.heads, ["effect", "truth"]);
+  const parts = partsOf(why.parts, words);
   const element = h(
     "section",
     { id: "step-why", class: "step causes", "aria-labelledby": "step-why-title" },
@@ -63,8 +63,8 @@ export function causes(s) {
     h("p.says", words.lead),
     h("div.block", h("h3", words.tokens), h("ol.tokens", shaded), legend),
     h("p.aside", words.open),
-    h("div.hold", edges, h("div", heads, alone)),
-    h("p.aside", `${words.exact} ${words.agreement}`),
+    h("div.hold", parts, h("div", edges, heads)),
+    h("p.aside", `${words.exact} ${words.gap} ${words.sink}`),
   );
   update();
   const still = () => {};
@@ -74,15 +74,25 @@ export function causes(s) {
 /** The sentences, with the names of the tokens in them. @param {Story} s @returns {Record<string, string>} */
 function wordsOf({ page: { header }, shell }) {
   const { why, tokens } = header;
-  const last = tokens.length - 1;
   const spoken = (/** @type {string} */ text) => isolated(spelled(text));
-  const texts = {
-    token: spoken(why.token.text),
-    against: spoken(why.against.text),
-    query: `${last} ${spoken(tokens[last])}`,
-  };
+  const texts = { token: spoken(why.token.text), against: spoken(why.against.text), first: `0 ${spoken(tokens[0])}` };
   const words = Object.entries(/** @type {Record<string, string>} */ (why.words[shell.language()]));
   return Object.fromEntries(words.map(([key, text]) => [key, filled(text, texts)]));
+}
+
+/** The parts of the text, the strongest first: what each did, and what a run without it gave. @param {any[]} parts @param {Record<string, string>} words */
+function partsOf(parts, words) {
+  const sorted = [...parts].sort((a, b) => Math.abs(b.effect) - Math.abs(a.effect)).slice(0, 12);
+  const heads = [words.part, words.effect, words.hidden, words.share].map(columnHead);
+  const most = largest(sorted.map(({ hidden }) => hidden ?? 0));
+  const rows = sorted.map(({ text, effect, hidden, share }) =>
+    tableRow(h("bdi", spelled(text, 24)), [
+      signed(effect),
+      hidden === null ? "" : h("td", tint(hidden, most), signed(hidden)),
+      share === null ? "" : `${short(100 * share)}%`,
+    ]),
+  );
+  return h("div.block", h("h3", words.parts), h("div.pan", table("table", heads, rows)));
 }
 
 /** The numbers of an effect in a table of several. @param {Effect} effect @param {Effect[]} list @param {(keyof Effect)[]} columns */
@@ -91,7 +101,7 @@ const cellsOf = (effect, list, columns) =>
     const x = Number(effect[column]);
     if (column === "truth") return h("td", tint(x, largest(list.map(({ truth }) => truth))), signed(x));
     const weight = x < 0.001 ? fmt(x, 1) : x.toFixed(3);
-    return column === "estimate" ? signed(x) : column === "weight" ? weight : x;
+    return column === "effect" ? signed(x) : weight;
   });
 
 /** Where the weights of a head or an edge are shown. @param {Story} s @param {number} number      of the layer @param {number} head @param {number} [query] @param {number} [key] @returns {Partial<State>} */

@@ -92,6 +92,17 @@ def _whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"expected a whole number, not {short!r}") from None
 
 
+def _gigabytes(text: str) -> int:
+    """A size in gigabytes as bytes."""
+    try:
+        size = float(text)
+    except ValueError:
+        size = -1.0
+    if not 0 <= size < 1e6:
+        raise argparse.ArgumentTypeError(f"expected a number of gigabytes, such as 1.5, not {text[:30]!r}")
+    return int(size * 1e9)
+
+
 def _text(metavar: str, **more: Any) -> dict[str, Any]:
     return {"type": _name, "metavar": metavar, **more}
 
@@ -111,7 +122,10 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
         "--windows": _FLAG,
         "--exact": _text("L.H,…"),
         "--dtype": _text("NAME"),
+        "--chat": _text("MESSAGE"),
+        "--system": _text("MESSAGE"),
         "--model": _text("PATH|NAME"),
+        "--memory": {"type": _gigabytes, "metavar": "GB"},
         "--layer": _WHOLE,
         "--head": _WHOLE,
         "--token": _text("N|WORD"),
@@ -121,6 +135,9 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
         "--off": _edit("off", "L.H,…", nargs="?", const=("off", "")),
         "--why": _text("TOKEN", nargs="?", const=True),
         "--against": _text("TOKEN"),
+        "--answer": _text("ANSWER"),
+        "--parts": {"choices": ("tokens", "words", "sentences", "paragraphs", "turns"), "metavar": "KIND"},
+        "--trust": _FLAG,
         **_RESULTS,
     },
     "shapes": {"sizes": _text("SIZE", nargs="*"), "--json": _FILE},

@@ -28,6 +28,8 @@ from clearhead.words import Language
 if TYPE_CHECKING:
     from clearhead.view.long import ShownRun
 
+_REPLY = 24  # tokens that a chat's answer has at most, where --generate does not say how many
+
 
 def main(typed: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
@@ -83,25 +85,39 @@ def _explain(options: argparse.Namespace) -> int:
     from clearhead.explaining.texts import check_unicode
 
     check_unicode("TEXT", options.text or "")
-    if isinstance(options.why, str) and options.text is None and options.file is None:
+    chat = options.chat is not None
+    if isinstance(options.why, str) and options.text is None and options.file is None and not chat:
         raise FileError("expected TEXT: {token!r} follows --why.", "clearhead explain TEXT --why", token=options.why)
-    if (options.text is None) == (options.file is None):
+    if (options.text is None) == (options.file is None) and not (chat and options.text is None):
         raise FileError("expected TEXT or --file, one of them.", 'clearhead explain "humpty dumpty sat on"')
+    if options.text is not None and chat:
+        raise FileError("TEXT and --chat are given together.", 'clearhead explain --chat "MESSAGE"')
+    if options.system is not None and not chat:
+        raise FileError("--system is for --chat.", 'clearhead explain --system "be short" --chat "MESSAGE"')
     edits = edits_from_options(options.edits or (), options.layer, options.head) or None
-    causes = options.why is not None or options.against is not None
-    long = options.file is not None and options.html is not None and not causes
+    causes = any(x is not None for x in (options.why, options.against, options.answer, options.parts)) or options.trust
+    long = options.file is not None and options.html is not None and not causes and not chat
     if edits and (options.windows or long):
         raise FileError(
             "--cut, --boost and --off are for one run of a text, not for windows or the page of a file's every head.",
             'clearhead explain TEXT --cut "on>sat" --html PAGE',
         )
-    if options.windows and options.file is None:
+    if options.windows and (options.file is None or chat):
         raise FileError("--windows is for the text of a file.", "clearhead explain --file FILE --windows")
     if options.file is not None:
         options.text = read_text(options.file)
-    if not options.text.strip():
+    if not chat and not options.text.strip():
         raise FileError("the text is empty: there is no token to explain.", 'clearhead explain "humpty dumpty sat on"')
     return _why(options, edits) if causes else _long_page(options) if long else _one_token(options, edits)
+
+
+def _given(options: argparse.Namespace) -> Any:
+    """The text, or with --chat the messages, of which a file's text is the beginning of the user's."""
+    if options.chat is None:
+        return options.text
+    content = options.chat if options.text is None else f"{options.text}\n\n{options.chat}"
+    system = [] if options.system is None else [{"role": "system", "content": options.system}]
+    return [*system, {"role": "user", "content": content}]
 
 
 def _one_token(options: argparse.Namespace, edits: Any) -> int:
@@ -113,12 +129,12 @@ def _one_token(options: argparse.Namespace, edits: Any) -> int:
     if options.exact is not None or options.dtype is not None:
         raise FileError("--exact and --dtype are for the page of a long text.", "--file FILE --html PAGE")
     chosen = {"layer": options.layer, "head": options.head, "token": options.token}
-    model, each = load_model(options.model), partial(progress, what="layers")
+    model, each = load_model(options.model, memory=options.memory), partial(progress, what="layers")
     if options.windows:
         runs = explain_windows(model, options.text, **chosen, each=each)
         deliver(options, lambda: {"windows": [seen.to_json() for seen in runs]}, runs[0].save)
     else:
-        runs = [explain(options.text, model, **chosen, edits=edits, generate=options.generate, each=each)]
+        runs = [explain(_given(options), model, **chosen, edits=edits, generate=options.generate, each=each)]
         deliver(options, runs[0].to_json, runs[0].save)
     if console is not None:
         from clearhead.report import attribution, changed, explained
@@ -135,24 +151,35 @@ def _one_token(options: argparse.Namespace, edits: Any) -> int:
 
 
 def _why(options: argparse.Namespace, edits: Any) -> int:
-    """Say why one token follows the text and not another."""
+    """Say why an answer follows the text, or the chat, whose answer the model gives first."""
+    from clearhead.explaining.texts import read
     from clearhead.explaining.why import why
+    from clearhead.models.finding import load_model
 
-    if options.why is None:
-        raise FileError("--against is for --why.", "clearhead explain TEXT --why --against TOKEN")
+    if options.why is None and options.against is not None and options.answer is None:
+        raise FileError("--against is for --why and --answer.", "clearhead explain TEXT --why --against TOKEN")
     for name in ("windows", "exact", "dtype", "token", *(() if edits else ("layer", "head"))):
         if getattr(options, name) is not None and getattr(options, name) is not False:
             hint = "end TEXT with that token." if name == "token" else "leave --{name} out."
             raise FileError("--why is for what follows a whole text, not for --{name}.", hint, name=name)
-    console = console_of(options)
-    each = partial(progress, what="runs")
-    token = None if options.why is True else options.why
-    seen = why(options.text, options.model, token=token, against=options.against, edits=edits, each=each)
-    deliver(options, seen.to_json, seen.save)
+    console, model, given = console_of(options), load_model(options.model, memory=options.memory), _given(options)
+    token, answer, hide = options.why if isinstance(options.why, str) else None, options.answer, None
+    if options.chat is not None:
+        whole = read(model, given)
+        if answer is None and token is None:
+            answer = model.reply([each.id for each in whole.tokens], options.generate or _REPLY)
+        if options.text is not None:
+            start = whole.text.index(options.text.strip())
+            hide = [(start, start + len(options.text.strip()))]
+    parts = options.parts or ("sentences" if options.file is not None else "words")
+    asked = {"token": token, "answer": answer, "against": options.against, "parts": parts, "hide": hide}
+    seen = why(given, model, **asked, edits=edits, each=partial(progress, what="points"))
+    trust = seen.trust() if options.trust else None
+    deliver(options, lambda: seen.to_json() | ({} if trust is None else {"trust": trust._asdict()}), seen.save)
     if console is not None:
         from clearhead.report.why import show
 
-        show(console, seen, options.lang)
+        show(console, seen, options.lang, whole=True, trust=trust)
     return 0
 
 

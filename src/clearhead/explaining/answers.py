@@ -107,6 +107,7 @@ def read_answers(
         raise SelectionError(
             "token and against are both {token}: their difference is always 0.", token=shown(model.text(first[0]))
         )
+    model.fits(len(ids) + max(len(first), len(second)) - 1)
     if second and len(first) == len(second) == 1:
         return Answers([Target(ids, first, second[0], odds=False)], first, second)
     targets = [Target([*ids, *first[:-1]], first, None, odds=not second)]

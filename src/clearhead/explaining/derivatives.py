@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.core.rule_values import read_place
 from clearhead.errors import FileError, RuleError, SelectionError
@@ -128,7 +129,12 @@ def check_run(run: ForwardPass) -> None:
             "the run has no residual stream: only decoders that run in NumPy keep theirs.",
             "ch.watch(model, causes=True) finds causes in PyTorch's models.",
         )
-    for edit in run.edits:
+    check_edits(run.edits)
+
+
+def check_edits(edits: Sequence[Edit]) -> None:
+    """Raise RuleError for an edit that no derivative is taken through."""
+    for edit in edits:
         if edit.kind not in ("boost", "cut", "off", "scaled", "tempered") or edit.to == "mean":
             raise RuleError(
                 "{edit}: no derivative is taken through this edit.",

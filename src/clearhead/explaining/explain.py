@@ -15,9 +15,10 @@ from clearhead.explaining import editing
 from clearhead.explaining.attribution import way
 from clearhead.explaining.editing import moved
 from clearhead.explaining.explanation import Choice, Explanation
-from clearhead.explaining.forward import check_arguments, entropy_of, rules_of_head, steps_of, with_stream
+from clearhead.explaining.forward import check_each, entropy_of, rules_of_head, steps_of, with_stream
+from clearhead.explaining.rerun import resting, without_heads
 from clearhead.explaining.stream import NoWay, Stream
-from clearhead.explaining.texts import TextPart, find_token, token_in, windows
+from clearhead.explaining.texts import TextPart, find_token, read, token_in, windows
 from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Token, probabilities
 from clearhead.textbook.trace import trace
 
@@ -29,7 +30,7 @@ _SAMPLED = 10  # next tokens that a page shows at any temperature
 
 
 def explain(
-    text: str,
+    text: Any,
     model: "str | os.PathLike[str] | Model | HubModel | None" = None,
     *,
     layer: int | None = None,
@@ -42,10 +43,13 @@ def explain(
 ) -> Explanation:
     """Run `text` through a model and show one token's attention step by step: `clearhead explain` as an object.
 
+    text          a text, or a list of messages: {"role": "system", "user" or "assistant", "content": a text}
     model         a path or a name, as `load_model` takes them, or a loaded model; None is the small one that ships with
                   clearhead, trained on nursery rhymes, for illustration
-    layer, head   from 0; None takes the one whose row for the token has the least entropy; with edits the one of theirs
-                  whose output for the token moved furthest
+    layer, head   from 0; None takes the one that did most for the likeliest token after the chosen one: the model is
+                  run again without each head there (of models in PyTorch, without the eight that by their derivatives
+                  bring most). With edits it is the one of theirs whose output for the token moved furthest, in a model
+                  that says no next token the one whose row has the least entropy
     token         a position (negative counts from the end) or a word of the text; None is the last
     count         how many next tokens to list
     edits         an edit or a list of edits, such as ch.cut(queries="on", keys="sat", layers=[0], heads=[3]): the text
@@ -73,19 +77,20 @@ def explain(
     >>> seen.before.next[0].text, seen.next[0].text, seen.moved.heads(1)[0][:2]
     (' lamb', ' nut', (0, 3))
     """
-    check_arguments(text, each)
+    check_each(each)
     from clearhead.models.finding import load_model
 
     loaded, count = load_model(model), whole_number("count", count, 0)
-    read = editing.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
+    read_as = editing.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
     more = whole_number("generate", generate, 0)
-    if more and read:
+    if more and read_as:
         raise RuleError("generate and edits are given together: edits are of the text alone.", "one of them.")
-    tokens = continued(loaded, loaded.tokens(text), more)
-    text += "".join(token.text for token in tokens[len(tokens) - more :])
-    part, asked = TextPart(text, tokens), _Asked(layer, head, find_token(tokens, text, token), count)
-    if read:
-        return _edited(loaded, part, asked, each, read)
+    reading = read(loaded, text)
+    tokens = continued(loaded, reading.tokens, more)
+    whole = reading.text + "".join(token.text for token in tokens[len(tokens) - more :])
+    part, asked = TextPart(whole, tokens), _Asked(layer, head, find_token(tokens, whole, token), count)
+    if read_as:
+        return _edited(loaded, part, asked, each, read_as)
     return replace(_explained(loaded, part, asked, each), generated=more)
 
 
@@ -141,11 +146,15 @@ class _Asked(NamedTuple):
 
 
 class _Ran(NamedTuple):
-    """A run, its residual stream at the token, and the entropy of the token's row, (layers, heads)."""
+    """A run, its residual stream at the token, and the entropy of the token's row, (layers, heads).
+
+    sinks   how many heads give the first token over half of that row's weight
+    """
 
     run: ForwardPass
     stream: Stream | NoWay | None
     entropy: Array
+    sinks: int
 
 
 def _ran(model: LanguageModel, part: TextPart, asked: _Asked, each: Each, edits: Sequence[Edit] = ()) -> _Ran:
@@ -157,13 +166,19 @@ def _ran(model: LanguageModel, part: TextPart, asked: _Asked, each: Each, edits:
             head = "head {value} is outside 0..{last}: the model has {count} heads."
             raise SelectionError(layer if name == "layer" else head, **values)
     run, stream = with_stream(model, part.tokens, each, asked.token, edits)
-    return _Ran(run, stream, entropy_of(run, asked.token))
+    return _Ran(run, stream, entropy_of(run, asked.token), resting(run, asked.token))
 
 
 def _explained(model: LanguageModel, part: TextPart, asked: _Asked, each: Each) -> Explanation:
-    """One run, and its sharpest head where layer and head are not chosen."""
+    """One run, and the head that did most where layer and head are not chosen."""
     ran = _ran(model, part, asked, each)
-    return _explanation(model, part, asked, ran, _least(ran.entropy, asked))
+    if asked.layer is not None and asked.head is not None:
+        return _explanation(model, part, asked, ran, (asked.layer, asked.head))
+    if ran.run.logits is None or ran.entropy.size == 1:
+        return _explanation(model, part, asked, ran, _least(ran.entropy, asked))
+    changes = without_heads(model, ran.run, asked.token)
+    place = _least(-np.nan_to_num(np.abs(changes), nan=-1.0), asked)
+    return replace(_explanation(model, part, asked, ran, place), change=float(changes[place]))
 
 
 def _edited(model: LanguageModel, part: TextPart, asked: _Asked, each: Each, edits: tuple[Edit, ...]) -> Explanation:
@@ -180,7 +195,7 @@ def _edited(model: LanguageModel, part: TextPart, asked: _Asked, each: Each, edi
 
 
 def _explanation(model: LanguageModel, part: TextPart, asked: _Asked, ran: _Ran, place: tuple[int, int]) -> Explanation:
-    (layer, head), (run, stream, entropy) = place, ran
+    (layer, head), (run, stream, entropy, _) = place, ran
     chosen = run.layers[layer]
     shared = head // group_size(len(chosen.q), len(chosen.k))
     steps = trace(chosen.q[head], chosen.k[shared], chosen.v[shared], **rules_of_head(chosen.rules, head))
@@ -202,6 +217,7 @@ def _explanation(model: LanguageModel, part: TextPart, asked: _Asked, ran: _Ran,
         trace=steps,
         row=steps.token(asked.token),
         entropy=entropy,
+        sinks=ran.sinks,
         window=part.window,
         following=[choice[: asked.most] for choice in choices],
         logits=None if run.logits is None else run.logits[-1],

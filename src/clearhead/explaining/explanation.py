@@ -57,7 +57,7 @@ class Explanation:
     after: list[Choice]  # after the chosen token
     layer: int
     head: int
-    chosen: tuple[bool, bool]  # whether layer and head were chosen here, by sharpness
+    chosen: tuple[bool, bool]  # whether layer and head were chosen here
     token: int
     run: LayerRun
     runs: list[LayerRun]  # every layer
@@ -65,6 +65,8 @@ class Explanation:
     trace: Trace  # the chosen head, with its numbers
     row: TokenTrace  # the chosen token, computed alone
     entropy: Array  # (layers, heads): of the chosen token's row, in nats
+    sinks: int = 0  # heads that give the first token over half of that row's weight
+    change: float | None = None  # what the logit of the next token's probability changes by without the head, in a run
     generated: int = 0  # how many of the last tokens the model put there
     window: Window | None = None  # None: the whole text
     logits: Array | None = None  # (vocabulary,): of what follows the whole text

@@ -8,9 +8,9 @@ import numpy as np
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.core.rules import FIELDS, Rules, take
-from clearhead.errors import DtypeError, FileError, RuleError, expected
+from clearhead.errors import FileError, RuleError, expected
 from clearhead.explaining.stream import NoWay, Stream, of_decoder
-from clearhead.explaining.texts import check_unicode, windows
+from clearhead.explaining.texts import windows
 from clearhead.models.model import Model
 from clearhead.models.protocol import Each, ForwardPass, LanguageModel, LayerRun, Token
 from clearhead.ops.matrix import AttentionMatrix
@@ -20,13 +20,10 @@ from clearhead.textbook.trace import used_rules
 from clearhead.view.long import ShownLayer, ShownRun
 
 
-def check_arguments(text: str, each: Each) -> None:
-    """Raise for a text that is no string or not Unicode, and for an `each` that cannot be called."""
-    if not isinstance(text, str):
-        raise DtypeError(expected("text", text, "a string"), 'explain("humpty dumpty sat on")')
+def check_each(each: Each) -> None:
+    """Raise RuleError for an `each` that cannot be called."""
     if not callable(each):
         raise RuleError(expected("each", each, "what walks the layers"), "each=tqdm")
-    check_unicode("text", text)
 
 
 def forward_pass(model: LanguageModel, tokens: list[Token], each: Each, edits: Sequence[Edit] = ()) -> ForwardPass:

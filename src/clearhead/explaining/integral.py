@@ -49,12 +49,12 @@ def integral(
     nodes, weights = np.polynomial.legendre.leggauss(points)
     logs, widths = np.log(low) * (1 - nodes) / 2, -np.log(low) * weights / 2
     tokens, sizes = len(target.ids), (model.config.layers, model.config.heads)
-    inside = np.zeros(tokens, np.float32)
+    inside = np.zeros(tokens)
     inside[list(gated)] = 1
-    found = Integral(np.zeros((*sizes, tokens)), np.zeros((*sizes, len(target.rows), tokens), np.float32))
+    found = Integral(np.zeros((*sizes, tokens)), np.zeros((*sizes, len(target.rows), tokens)))
     step = max(1, _TOGETHER // tokens)
     for start in each(range(0, points, step)):
-        variants = [Variant(edits, inside * np.float32(log)) for log in logs[start : start + step]]
+        variants = [Variant(edits, inside * log) for log in logs[start : start + step]]
         backward = model.differentiated(target.ids, variants, target.rows, lambda rows: target.value(rows)[1])
         for layer, place, part in backward:
             width = widths[start + place]

@@ -12,6 +12,7 @@ from clearhead.models.protocol import ForwardPass, LanguageModel, Variant
 from clearhead.ops.matrix import AttentionMatrix
 
 Rest = Literal["first", "renormalise"]
+_FIRST = 8
 
 
 class Edge(NamedTuple):
@@ -48,7 +49,7 @@ def hidden(
     """Runs in which later tokens see the keys of each list with their weights times a factor, or not at all."""
 
     def variant(keys: Sequence[int], factor: float, tokens: int) -> Variant:
-        gates = np.zeros(tokens, np.float32)
+        gates = np.zeros(tokens)
         gates[list(keys)] = np.log(factor) if factor else -np.inf
         return Variant(edits, gates, min(keys))
 
@@ -81,6 +82,33 @@ def edges_without(
     return _summed(model, based, [[_without(each, edge, edits, rest) for edge in edges] for each in based])
 
 
+def without_heads(model: LanguageModel, run: ForwardPass, row: int) -> Array:
+    """What the logit of the likeliest next token's probability changes by without each head in a row, (layers, heads).
+
+    NaN for heads that were not run: of models in PyTorch all but the eight with the largest derivatives.
+    """
+    logits = np.asarray(run.logits[row])
+    target = Target(list(run.ids[: row + 1]), (int(np.argmax(logits)),), None, odds=True)
+    sizes = model.config.layers, model.config.heads
+    chosen = list(np.ndindex(sizes))
+    if not model.exact_heads:
+        first = np.zeros(sizes)
+        variant, some = Variant(run.edits), range(row, row + 1)
+        for layer, _, part in model.differentiated(list(run.ids), [variant], some, lambda rows: target.value(rows)[1]):
+            first[layer] = np.einsum("hd,hd->h", part.g[:, row], part.attended.output[:, row])
+        chosen = [divmod(int(place), sizes[1]) for place in np.argsort(-np.abs(first), axis=None)[:_FIRST]]
+    changes = np.full(sizes, np.nan)
+    value = target.value(logits[None])[0]
+    for place, again in zip(chosen, heads_off(model, [Based(target, run, value)], chosen, run.edits), strict=True):
+        changes[place] = again.value - value
+    return changes
+
+
+def resting(run: ForwardPass, row: int) -> int:
+    """How many heads give the first token over half of a row's weight."""
+    return int(sum((row_weights(run, layer, row)[:, 0] > 0.5).sum() for layer in range(len(run.layers))))
+
+
 def row_weights(run: ForwardPass, layer: int, row: int) -> Array:
     """The weights of one row of a layer, float64 (heads, keys)."""
     ran = run.layers[layer]
@@ -92,7 +120,7 @@ def _without(based: Based, edge: Edge, edits: tuple[Edit, ...], rest: Rest) -> V
     ran = run.layers[edge.layer]
     place = edge.layer, edge.head
     if edge.query not in rows or (edge.query > rows.start and based.target.sign < 0):
-        return Variant(edits, None, rows.stop - 1, {place: np.zeros((1, ran.heads.shape[-1]), np.float32)})
+        return Variant(edits, None, rows.stop - 1, {place: np.zeros((1, ran.heads.shape[-1]), ran.heads.dtype)})
     values = ran.v[edge.head // group_size(len(ran.q), len(ran.v))]
     weight = float(row_weights(run, edge.layer, edge.query)[edge.head, edge.key])
     factor = 1.0 if ran.factors is None else float(ran.factors[edge.head])
@@ -102,7 +130,7 @@ def _without(based: Based, edge: Edge, edits: tuple[Edit, ...], rest: Rest) -> V
     else:
         output = ran.heads[edge.head, edge.query] / (factor or 1.0)
         moved = weight / (1 - weight) * (output - values[edge.key]) if weight < 1 else -output
-    return Variant(edits, None, edge.query, {place: (factor * moved)[None].astype(np.float32)})
+    return Variant(edits, None, edge.query, {place: (factor * moved)[None].astype(values.dtype)})
 
 
 def _summed(model: LanguageModel, based: Sequence[Based], variants: Sequence[Sequence[Variant]]) -> list[Again]:

@@ -16,20 +16,21 @@ from clearhead.changing.edits_json import edits_to_json
 from clearhead.core.agreement import spearman
 from clearhead.core.axes import Array, brief
 from clearhead.core.rule_values import whole_number
-from clearhead.errors import RuleError, SelectionError, expected
+from clearhead.errors import SelectionError
 from clearhead.explaining import editing, rerun, why_page
 from clearhead.explaining.answers import read_answers, runner_up
 from clearhead.explaining.attribution import Way
 from clearhead.explaining.attribution import way as way_to
+from clearhead.explaining.derivatives import check_edits
 from clearhead.explaining.effects import Candidate, EdgeEffect, HeadEffect, PartEffect, Trust
-from clearhead.explaining.forward import forward_pass
+from clearhead.explaining.forward import check_each, forward_pass
 from clearhead.explaining.integral import integral
 from clearhead.explaining.rerun import Based, Edge
 from clearhead.explaining.stream import of_decoder
 from clearhead.explaining.text_parts import parts_of_text, read_slices
 from clearhead.explaining.texts import Reading, read
 from clearhead.models.model import Model
-from clearhead.models.protocol import ForwardPass, LanguageModel, Token, probabilities
+from clearhead.models.protocol import LanguageModel, Token, probabilities
 from clearhead.view import page
 from clearhead.view.container import Document
 from clearhead.words import Language
@@ -76,6 +77,7 @@ class Why:
     edits: tuple[Edit, ...] = ()  # of the attention, in force in all runs
     ways: Sequence[Way] = ()  # to the first token and to the other one, where the model's parts can be added up
     next: Sequence[Candidate] = ()
+    given: Any = None  # the text or the messages, as they were given
     based: Sequence[Based] = field(default=(), repr=False)  # the runs that effects are changes of
 
     def __repr__(self) -> str:
@@ -203,20 +205,20 @@ def why(
     >>> cause.answer, max(cause.parts, key=lambda part: part.effect).text
     (' lamb', 'had')
     """
-    if not callable(each):
-        raise RuleError(expected("each", each, "what walks the points"), "each=tqdm")
+    check_each(each)
     from clearhead.models.finding import load_model
 
     loaded = load_model(model)
     points, verify = whole_number("points", points, 1), whole_number("verify", verify, 0)
     count = whole_number("count", count, 1)
     acting = editing.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
+    check_edits(acting)
     reading = read(loaded, text)
     placed = editing.by_position(acting, reading.tokens, reading.text)
     run = forward_pass(loaded, reading.tokens, iter, placed)
     editing.check_acts(acting, placed, run.layers)
     asked = read_answers(loaded, reading.tokens, run, answer, token, against)
-    sinks = _sinks(run, len(reading.tokens) - 1)
+    sinks = rerun.resting(run, len(reading.tokens) - 1)
     sink = 2 * sinks >= loaded.config.layers * loaded.config.heads
     where = _hidden_where(reading, hide)
     found = parts_of_text(parts, reading.text, reading.tokens, reading.turns, where, first=int(sink))
@@ -273,6 +275,7 @@ def why(
         edits=acting,
         ways=_ways(loaded, based[0], candidates),
         next=[_candidate(loaded, base, int(i)) for i in np.argsort(-base, kind="stable")[:5]],
+        given=text,
         based=based,
     )
 
@@ -290,11 +293,6 @@ class _Rerun(NamedTuple):
     def share(self, logits: Array) -> float:
         """The probability of the answer's first token."""
         return float(probabilities(logits)[self.based[0].target.answer[0]])
-
-
-def _sinks(run: ForwardPass, row: int) -> int:
-    """How many heads give the first token over half of a row's weight."""
-    return int(sum((rerun.row_weights(run, layer, row)[:, 0] > 0.5).sum() for layer in range(len(run.layers))))
 
 
 def _hidden_where(reading: Reading, hide: Any) -> list[tuple[int, int]]:

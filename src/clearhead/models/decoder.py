@@ -6,6 +6,7 @@ each token by itself, so that `before` and `after` take (…, tokens, d_model).
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, overload
 
 import numpy as np
@@ -214,15 +215,17 @@ class Decoder:
             start += len(new)
             new = yield self.logits(hidden[-1])
 
-    def greedy(self, ids: Sequence[int], count: int) -> list[int]:
-        """The ids that the model puts after these, each the likeliest."""
-        if not count:
-            return []
+    def likeliest(self, ids: Sequence[int]) -> Iterator[int]:
+        """The ids that the model puts after these, each the likeliest, without end."""
         steps = self.steps(ids)
-        made = [int(np.argmax(next(steps)))]
-        while len(made) < count:
-            made.append(int(np.argmax(steps.send(made[-1:]))))
-        return made
+        token = int(np.argmax(next(steps)))
+        while True:
+            yield token
+            token = int(np.argmax(steps.send([token])))
+
+    def greedy(self, ids: Sequence[int], count: int) -> list[int]:
+        """The first `count` of them."""
+        return list(islice(self.likeliest(ids), count))
 
 
 @dataclass(slots=True)

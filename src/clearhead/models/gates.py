@@ -84,7 +84,7 @@ def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None 
         why = "this attention is not causal" if not other else f"this attention has {other[0]}"
         raise RuleError("parts of a text are hidden from all later tokens, and {why}.", why=why)
     xp = library(q)
-    earlier = rules | {"bias": xp.asarray(gates)[None, None], "query_offset": (rules.get("query_offset") or 0) - 1}
+    earlier = rules | {"bias": numbers_like(gates, q)[None, None], "query_offset": (rules.get("query_offset") or 0) - 1}
     if rules.get("window") is not None:
         earlier["window"] = rules["window"][0] - 1, None
     seen = AttentionMatrix(q, k, **earlier).observe(v, logsumexp=True)

@@ -54,7 +54,7 @@ class HubModel:
     def tokens(self, text: str) -> list[Token]:
         """Cut `text` into tokens, special ones included. Raises ShapeError for an empty or too long text."""
         tokens = self._tokens(text)[0]
-        self._check_positions(len(tokens))
+        self.fits(len(tokens))
         return tokens
 
     def windows(self, text: str) -> list[list[Token]]:
@@ -74,7 +74,8 @@ class HubModel:
                 counts.append(module.num_embeddings - module.padding_idx - 1)
         return min((count for count in counts if count is not None), default=None)
 
-    def _check_positions(self, tokens: int) -> None:
+    def fits(self, tokens: int) -> None:
+        """Raise ShapeError for more tokens than the model has positions."""
         most = self._positions()
         if most is not None and tokens > most:
             raise too_long(tokens, most)
@@ -101,7 +102,7 @@ class HubModel:
             raise RuleError("{name} has no chat template.", "give it a text.", name=self.name)
         text = self.tokenizer.apply_chat_template(read, tokenize=False, add_generation_prompt=True)
         cut = self._tokens(text, add_special_tokens=False)[0]
-        self._check_positions(len(cut))
+        self.fits(len(cut))
         return text, marked(cut, text, read)
 
     def projections(self, _layer: int) -> dict[str, Array]:
@@ -116,12 +117,18 @@ class HubModel:
             raise RuleError(
                 "{name} predicts no next token, so it cannot continue the text.", "leave generate out.", name=self.name
             )
-        self._check_positions(len(ids) + count)
+        self.fits(len(ids) + count)
         prompt = torch.tensor([ids])
         sizes = {"min_new_tokens": count, "max_new_tokens": count, "pad_token_id": 0}
         with torch.inference_mode():
             made = self.inner.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **sizes)
         return [int(token) for token in made[0, len(ids) :]]
+
+    def reply(self, ids: list[int], most: int) -> str:
+        """The model's answer to a chat, greedy: up to the token that ends it, or so many tokens."""
+        made = self.generate(ids, most)
+        ends = made.index(self.tokenizer.eos_token_id) if self.tokenizer.eos_token_id in made else most
+        return str(self.tokenizer.decode(made[:ends]))
 
     def continuation(self, text: str) -> list[int]:
         """The ids of a text that follows another, without special tokens."""

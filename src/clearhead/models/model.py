@@ -72,9 +72,13 @@ class Model:
             self.tokenizer.no_truncation()
         return [self._tokens(part, text) for part in (encoded, *encoded.overflowing)]
 
+    def fits(self, tokens: int) -> None:
+        """Raise ShapeError for more tokens than the model has positions."""
+        if tokens > self.config.positions:
+            raise too_long(tokens, self.config.positions)
+
     def _fitting(self, cut: list[Token]) -> list[Token]:
-        if len(cut) > self.config.positions:
-            raise too_long(len(cut), self.config.positions)
+        self.fits(len(cut))
         return cut
 
     def _tokens(self, encoded: Any, text: str) -> list[Token]:
@@ -113,13 +117,21 @@ class Model:
 
     def generate(self, ids: list[int], count: int) -> list[int]:
         """The ids that the model puts after these, each the likeliest (greedy). Raises ShapeError for too many."""
-        if len(ids) + count > self.config.positions:
-            raise too_long(len(ids) + count, self.config.positions)
+        self.fits(len(ids) + count)
         return self.decoder.greedy(ids, count)
 
     def run(self, ids: list[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
         """The forward pass in float32; see `Decoder.run`."""
         return self.decoder.run(ids, each, edits)
+
+    def reply(self, ids: list[int], most: int) -> str:
+        """The model's answer to a chat, greedy: up to the token that ends it, or so many tokens."""
+        made: list[int] = []
+        for token in self.decoder.likeliest(ids):
+            if len(made) == most or (self.ends[1] and self.text(token) == self.ends[1]):
+                break
+            made.append(token)
+        return str(self.tokenizer.decode(made))
 
     def continuation(self, text: str) -> list[int]:
         """The ids of a text that follows another, without special tokens."""

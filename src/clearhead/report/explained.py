@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from clearhead.core.axes import Array, named
-from clearhead.digits import fixed, percent
+from clearhead.digits import fixed, percent, signed
 from clearhead.explaining.explanation import Explanation
 from clearhead.explaining.head_captions import CaptionedHead, clearest
 from clearhead.explaining.texts import Split, parts_of
@@ -78,6 +78,8 @@ def _heads(seen: Explanation, language: Language) -> Iterator[Text]:
     yield Text()
     yield title(say(language, "what heads do"))
     kinds = clearest(heads)
+    if 2 * seen.sinks >= seen.entropy.size:
+        yield note("  " + say(language, "resting", sinks=seen.sinks, heads=seen.entropy.size))
     yield _caption(chosen, next((more for head, more in kinds if head is chosen), 0), language)
     yield from (_caption(head, more, language) for head, more in kinds if head is not chosen)
 
@@ -109,8 +111,11 @@ def opening(console: Console, seen: Explanation, language: Language) -> Iterator
     yield from about(seen.model, language)
     yield Text()
     names, split = parts_of(seen.tokens, seen.text)
-    words = [f"{i} {spelled(name)}   " for i, name in enumerate(names)]
+    forms = ["({})" if token.template else "{}" for token in seen.tokens]
+    words = [f"{i} {form.format(spelled(name))}   " for i, (name, form) in enumerate(zip(names, forms, strict=True))]
     yield from wrapped(console, say(language, "tokens") + "  ", words)
+    if any(token.template for token in seen.tokens):
+        yield note(say(language, "template"))
     yield from split_note(split, language)
     if seen.generated:
         yield note(say(language, "generated", count=seen.generated))
@@ -129,7 +134,9 @@ def _weights(console: Console, seen: Explanation, language: Language) -> Iterato
     visible = int((~np.isneginf(seen.row.masked)).sum())
     entropy = float(seen.entropy[seen.layer, seen.head])
     facts = {"token": seen.token, "entropy": entropy, "most": float(np.log(max(1, visible)))}
-    yield note(say(language, "sharpest" if seen.chosen[1] else "entropy", **facts))
+    yield note(say(language, "sharpest" if seen.chosen[1] and seen.change is None else "entropy", **facts))
+    if seen.change is not None:
+        yield note(say(language, "chosen", token=seen.token, change=signed(seen.change)))
     names = parts_of(seen.tokens, seen.text).names
     masked = np.isneginf(seen.trace.masked)
     yield from matrices(console, [(seen.trace.weights, masked)], names, names, language)

@@ -7,7 +7,7 @@ from rich.style import Style
 from rich.text import Text
 
 from clearhead.digits import fixed, percent, signed
-from clearhead.explaining.effects import EdgeEffect
+from clearhead.explaining.effects import EdgeEffect, Trust
 from clearhead.explaining.texts import parts_of
 from clearhead.explaining.why import Why
 from clearhead.report.attribution import show_ways
@@ -23,20 +23,26 @@ _FOR = (214, 228, 250), (38, 96, 200)  # speaks for the answer, weakly and stron
 _OTHER = (252, 226, 200), (202, 92, 12)  # against it: orange, told apart by all eyes
 
 
-def show(console: Console, seen: Why, language: Language, *, whole: bool = False) -> None:
+def show(console: Console, seen: Why, language: Language, *, whole: bool = False, trust: Trust | None = None) -> None:
     """Print the answer; with `whole` all parts, edges and heads that were listed, and the way to both tokens."""
     counts = (None, None, None) if whole else (SHOWN_PARTS, SHOWN_EDGES, SHOWN_HEADS)
     opening = [_answer(seen, language), _parts(console, seen, language, counts[0])]
     causes = [_edges(console, seen, language, counts[1]), _heads(console, seen, language, counts[2])]
-    sections(console, [*opening, *causes, _conclusion(seen, language)])
+    sections(console, [*opening, *causes, _conclusion(seen, language, trust)])
     if whole:
         show_ways(console, seen.ways, token_name(seen, len(seen.tokens) - 1), language)
 
 
 def _answer(seen: Why, language: Language) -> Iterator[Text]:
     facts = {"answer": spelled(seen.answer), "share": percent(seen.probability), "against": spelled(seen.against.text)}
-    facts |= {"other": percent(seen.against.probability), "lead": fixed(abs(seen.value), 2, 9)}
-    key = "why" if not seen.compared else "why against" if seen.value >= 0 else "why trails"
+    facts |= {
+        "other": percent(seen.against.probability),
+        "lead": fixed(abs(seen.value), 2, 9),
+        "odds": signed(seen.value),
+    }
+    key = "why against" if seen.value >= 0 else "why trails"
+    if not seen.compared:
+        key = "why" if seen.answer == seen.token.text else "why long"
     yield title(say(language, key, **facts))
     yield from about(seen.model, language)
     for edit in seen.edits:
@@ -92,17 +98,21 @@ def _heads(console: Console, seen: Why, language: Language, most: int | None) ->
         yield _with_bar(console, columns(widths, cells), head.truth, high)
 
 
-def _conclusion(seen: Why, language: Language) -> Iterator[Text]:
+def _conclusion(seen: Why, language: Language, trust: Trust | None) -> Iterator[Text]:
     hidden = [part for part in seen.parts if part.hidden is not None and part.hidden < 0]
     strongest = min(hidden, key=lambda part: part.hidden or 0.0, default=None)
     if strongest is not None:
         facts = {"part": spelled(strongest.text.strip()), "share": percent(strongest.share or 0.0)}
-        yield Text(say(language, "why so", token=spelled(seen.token.text), **facts))
+        facts |= {"token": spelled(seen.token.text), "change": signed(strongest.hidden or 0.0)}
+        yield Text(say(language, "why so" if seen.answer == seen.token.text else "why so long", **facts))
     edge = seen.edges[0] if seen.edges else None
     if edge is not None and edge.truth:
         facts = {"edge": _edge(seen, edge), "head": f"{edge.layer}.{edge.head}", "share": percent(edge.share)}
         yield Text(say(language, "why through" if edge.truth < 0 else "why held", **facts))
     yield note(say(language, "why gap", gap=signed(seen.gap), total=signed(seen.total), points=seen.points))
+    if trust is not None:
+        score = "–" if trust.score is None else f"{trust.score:.2f}"
+        yield note(say(language, "why trust", masks=trust.masks, score=score))
 
 
 def _heading(language: Language, widths: Sequence[int], names: dict[str, str]) -> Text:
@@ -124,11 +134,11 @@ def _with_bar(console: Console, line: str, change: float, high: float) -> Text:
 
 
 def _edge(seen: Why, edge: EdgeEffect) -> str:
-    """Is ← France: the query attends to the key. A row of the answer itself is named by its token."""
+    """Is ← France: the query attends to the key."""
     names = parts_of(seen.tokens, seen.text).names
-    query = names[edge.query] if edge.query < len(names) else f"+{edge.query - len(names) + 1}"
-    key = names[edge.key] if edge.key < len(names) else f"+{edge.key - len(names) + 1}"
-    return f"{spelled(query.strip() or query)} ← {spelled(key.strip() or key)}"
+    names += [seen.model.text(token) for token in seen.based[0].run.ids[len(names) :]]
+    query, key = (spelled(names[place].strip() or names[place]) for place in edge[2:4])
+    return f"{query} ← {key}"
 
 
 def _ink(console: Console, x: float) -> Style | None:
