@@ -70,7 +70,7 @@ def test_each_sentence_is_there_in_both_languages(token, against):
 
 
 def test_one_token_the_same_text_twice_and_a_page_without_causes():
-    seen = ch.why("mary had", shipped())
+    seen = ch.why("mary had a", shipped())
     assert "why" not in json.loads(scripts(ch.explain("mary had").to_html())["clearhead"])
     assert seen.to_html() == seen.to_html()
     assert json.loads(scripts(seen.to_html("zh"))["clearhead"])["why"]["by_token"] == seen.by_token.tolist()
@@ -79,7 +79,7 @@ def test_one_token_the_same_text_twice_and_a_page_without_causes():
 def test_the_command_writes_the_page_beside_or_in_place_of_the_report(tmp_path):
     path, text = tmp_path / "why.html", tmp_path / "text.txt"
     text.write_text(f"{TEXT}\n", encoding="utf-8")
-    arguments = "--why", "lamb", "--against", "nut", "--html"
+    arguments = "--why", "lamb", "--against", "nut", "--parts", "words", "--html"
     done = call("explain", TEXT, *arguments, path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Why ␣lamb (99.70%) rather than ␣nut")
