@@ -17,7 +17,7 @@ from clearhead.models.backward import of_logits, through  # noqa: E402
 from clearhead.models.finding import models_here  # noqa: E402
 from clearhead.models.folder import tokenizer_of  # noqa: E402
 from clearhead.models.model import load  # noqa: E402
-from clearhead.models.variants import Variant  # noqa: E402
+from clearhead.models.protocol import Variant  # noqa: E402
 from gguf_files import write  # noqa: E402
 from seeds import fresh  # noqa: E402
 

@@ -77,7 +77,7 @@ def test_parts_are_the_integral_of_the_derivative_by_their_gates(asked):
     nodes, weights = np.polynomial.legendre.leggauss(points)
     for target in asked_of(model, text, **asked):
         gated = [place for place in range(len(target.ids) - len(target.answer)) if rng.integers(3)] or [0]
-        found = integral(model, target, gated, points, low, (), iter)
+        result = integral(model, target, gated, points, low, (), iter)
         expected = np.zeros(len(target.ids))
         for node, weight in zip(np.log(low) * (1 - nodes) / 2, -np.log(low) * weights / 2, strict=True):
             for key in gated:
@@ -88,9 +88,9 @@ def test_parts_are_the_integral_of_the_derivative_by_their_gates(asked):
                     sides.append(number_of(model, target.ids, target, np.exp(logs)))
                 expected[key] += weight * (sides[0] - sides[1]) / (2 * STEP)
         size = max(1.0, np.abs(expected).max())
-        np.testing.assert_allclose(found.heads.sum(axis=(0, 1)), expected, atol=1e-5 * size)
-        last = found.edges[-1].sum(axis=(0, 1))  # in the last layer only the rows that answer have a derivative
-        np.testing.assert_allclose(last, found.heads[-1].sum(axis=0), atol=1e-9 * size)
+        np.testing.assert_allclose(result.heads.sum(axis=(0, 1)), expected, atol=1e-5 * size)
+        last = result.edges[-1].sum(axis=(0, 1))  # in the last layer only the rows that answer have a derivative
+        np.testing.assert_allclose(last, result.heads[-1].sum(axis=0), atol=1e-9 * size)
 
 
 @pytest.mark.parametrize("asked", [{}, {"answer": "lamb its fleece"}, {"against": "girl"}])
@@ -118,8 +118,8 @@ def test_what_is_run_again_is_what_a_dense_model_gives(asked, sink, monkeypatch)
         assert part.hidden == pytest.approx(number_of(model, ids, target, gates) - whole, **close)
     for (layer, head), truth in np.ndenumerate(seen.heads_run):
 
-        def off(at, a, layer=layer, head=head):
-            if at == layer:
+        def off(number, a, layer=layer, head=head):
+            if number == layer:
                 a[head, rows.start :] = 0
             return a
 
@@ -127,8 +127,8 @@ def test_what_is_run_again_is_what_a_dense_model_gives(asked, sink, monkeypatch)
     assert [abs(head.truth) for head in seen.heads] == sorted(map(abs, seen.heads_run.ravel()), reverse=True)[:4]
     for layer, head, query, key, weight, _, truth, _ in seen.edges:
 
-        def without(at, a, layer=layer, head=head, query=query, key=key):
-            if at == layer:
+        def without(number, a, layer=layer, head=head, query=query, key=key):
+            if number == layer:
                 moved, a[head, query, key] = a[head, query, key], 0.0
                 if sink:
                     a[head, query, 0] += moved
@@ -172,13 +172,13 @@ def test_pytorch_gives_the_same(tmp_path):
 @given(st.text(alphabet="ab .!?\n。猫犬", max_size=60), st.sampled_from(["tokens", "words", "sentences", "paragraphs"]))
 def test_parts_follow_one_another_and_hold_every_letter(text, kind):
     tokens = [Token(7, letter, place, place + 1) for place, letter in enumerate(text)] + [Token(7, "x", 0, 0)]
-    found = parts_of_text(kind, text, tokens, [], [(0, len(text))], 0)
-    assert all(one.stop <= two.start for one, two in pairwise(found))
-    assert all(part.text == text[part.start : part.stop] for part in found)
-    held = [place for part in found for place in part.tokens]
+    result = parts_of_text(kind, text, tokens, [], [(0, len(text))], 0)
+    assert all(one.stop <= two.start for one, two in pairwise(result))
+    assert all(part.text == text[part.start : part.stop] for part in result)
+    held = [place for part in result for place in part.tokens]
     assert held == sorted(set(held))
     assert {place for place, letter in enumerate(text) if not letter.isspace()} <= {*held}
-    assert all(part.start <= place < part.stop for part in found for place in part.tokens)
+    assert all(part.start <= place < part.stop for part in result for place in part.tokens)
 
 
 def test_sentences_paragraphs_and_words_of_two_scripts():

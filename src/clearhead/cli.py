@@ -111,7 +111,7 @@ def _explain(options: argparse.Namespace) -> int:
     return _why(options, edits) if causes else _long_page(options) if long else _one_token(options, edits)
 
 
-def _given(options: argparse.Namespace) -> Any:
+def _prompt(options: argparse.Namespace) -> Any:
     """The text, or with --chat the messages, of which a file's text is the beginning of the user's."""
     if options.chat is None:
         return options.text
@@ -134,7 +134,7 @@ def _one_token(options: argparse.Namespace, edits: Any) -> int:
         runs = explain_windows(model, options.text, **chosen, each=each)
         deliver(options, lambda: {"windows": [seen.to_json() for seen in runs]}, runs[0].save)
     else:
-        runs = [explain(_given(options), model, **chosen, edits=edits, generate=options.generate, each=each)]
+        runs = [explain(_prompt(options), model, **chosen, edits=edits, generate=options.generate, each=each)]
         deliver(options, runs[0].to_json, runs[0].save)
     if console is not None:
         from clearhead.report import attribution, changed, explained
@@ -162,10 +162,10 @@ def _why(options: argparse.Namespace, edits: Any) -> int:
         if getattr(options, name) is not None and getattr(options, name) is not False:
             hint = "end TEXT with that token." if name == "token" else "leave --{name} out."
             raise FileError("--why is for what follows a whole text, not for --{name}.", hint, name=name)
-    console, model, given = console_of(options), load_model(options.model, memory=options.memory), _given(options)
+    console, model, prompt = console_of(options), load_model(options.model, memory=options.memory), _prompt(options)
     token, answer, hide = options.why if isinstance(options.why, str) else None, options.answer, None
     if options.chat is not None:
-        whole = read(model, given)
+        whole = read(model, prompt)
         if answer is None and token is None:
             answer = model.reply([each.id for each in whole.tokens], options.generate or _REPLY)
         if options.text is not None:
@@ -173,7 +173,7 @@ def _why(options: argparse.Namespace, edits: Any) -> int:
             hide = [(start, start + len(options.text.strip()))]
     parts = options.parts or ("sentences" if options.file is not None else "words")
     asked = {"token": token, "answer": answer, "against": options.against, "parts": parts, "hide": hide}
-    seen = why(given, model, **asked, edits=edits, each=partial(progress, what="points"))
+    seen = why(prompt, model, **asked, edits=edits, each=partial(progress, what="points"))
     trust = seen.trust() if options.trust else None
     deliver(options, lambda: seen.to_json() | ({} if trust is None else {"trust": trust._asdict()}), seen.save)
     if console is not None:

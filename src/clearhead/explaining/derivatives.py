@@ -16,8 +16,7 @@ from clearhead.core.rule_values import read_place
 from clearhead.errors import FileError, RuleError, SelectionError
 from clearhead.models.backward import of_logits, through
 from clearhead.models.model import Model
-from clearhead.models.protocol import ForwardPass
-from clearhead.models.variants import Variant
+from clearhead.models.protocol import ForwardPass, Variant
 
 
 class Target(NamedTuple):

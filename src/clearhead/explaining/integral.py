@@ -51,17 +51,17 @@ def integral(
     tokens, sizes = len(target.ids), (model.config.layers, model.config.heads)
     inside = np.zeros(tokens)
     inside[list(gated)] = 1
-    found = Integral(np.zeros((*sizes, tokens)), np.zeros((*sizes, len(target.rows), tokens)))
+    result = Integral(np.zeros((*sizes, tokens)), np.zeros((*sizes, len(target.rows), tokens)))
     step = max(1, _TOGETHER // tokens)
     for start in each(range(0, points, step)):
         variants = [Variant(edits, inside * log) for log in logs[start : start + step]]
         backward = model.differentiated(target.ids, variants, target.rows, lambda rows: target.value(rows)[1])
         for layer, place, part in backward:
             width = widths[start + place]
-            found.heads[layer] += width * part.gates * inside
-            found.edges[layer] += width * part.attended.edges(target.rows, part.g) * inside
-    if not np.isfinite(found.heads).all():
+            result.heads[layer] += width * part.gates * inside
+            result.edges[layer] += width * part.attended.edges(target.rows, part.g) * inside
+    if not np.isfinite(result.heads).all():
         raise FileError(
             "{name}: its derivatives are NaN or infinite: its weights are damaged, or too large.", name=model.name
         )
-    return found
+    return result

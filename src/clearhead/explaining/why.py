@@ -6,7 +6,7 @@ Everything here is data, taken from runs; `report` prints it.
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from clearhead.core.axes import Array, brief
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import SelectionError
 from clearhead.explaining import editing, rerun, why_page
-from clearhead.explaining.answers import read_answers, runner_up
+from clearhead.explaining.answers import Answers, read_answers, runner_up
 from clearhead.explaining.attribution import Way
 from clearhead.explaining.attribution import way as way_to
 from clearhead.explaining.derivatives import check_edits
@@ -27,10 +27,10 @@ from clearhead.explaining.forward import check_each, forward_pass
 from clearhead.explaining.integral import integral
 from clearhead.explaining.rerun import Based, Edge
 from clearhead.explaining.stream import of_decoder
-from clearhead.explaining.text_parts import parts_of_text, read_slices
+from clearhead.explaining.text_parts import Part, parts_of_text, read_slices
 from clearhead.explaining.texts import Reading, read
 from clearhead.models.model import Model
-from clearhead.models.protocol import LanguageModel, Token, probabilities
+from clearhead.models.protocol import Each, LanguageModel, Token, probabilities
 from clearhead.view import page
 from clearhead.view.container import Document
 from clearhead.words import Language
@@ -71,13 +71,13 @@ class Why:
     total: float  # y with everything less y with nothing of the parts
     gap: float  # total less the sum of all effects
     points: int
-    sinks: int  # heads that give the first token over half of their weight in the row that answers
-    sink: bool  # are these half of all heads or more? Then the first token is set aside
     missed: bool  # is the strongest edge none of the 20 that the effects name?
+    sinks: int = 0  # heads that give the first token over half of their weight in the row that answers
+    sink: bool = False  # are these half of all heads or more? Then the first token is set aside
     edits: tuple[Edit, ...] = ()  # of the attention, in force in all runs
     ways: Sequence[Way] = ()  # to the first token and to the other one, where the model's parts can be added up
     next: Sequence[Candidate] = ()
-    given: Any = None  # the text or the messages, as they were given
+    prompt: Any = None  # the text or the messages, as they came
     based: Sequence[Based] = field(default=(), repr=False)  # the runs that effects are changes of
 
     def __repr__(self) -> str:
@@ -209,8 +209,7 @@ def why(
     from clearhead.models.finding import load_model
 
     loaded = load_model(model)
-    points, verify = whole_number("points", points, 1), whole_number("verify", verify, 0)
-    count = whole_number("count", count, 1)
+    counts = whole_number("points", points, 1), whole_number("verify", verify, 0), whole_number("count", count, 1)
     acting = editing.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
     check_edits(acting)
     reading = read(loaded, text)
@@ -220,67 +219,79 @@ def why(
     asked = read_answers(loaded, reading.tokens, run, answer, token, against)
     sinks = rerun.resting(run, len(reading.tokens) - 1)
     sink = 2 * sinks >= loaded.config.layers * loaded.config.heads
-    where = _hidden_where(reading, hide)
-    found = parts_of_text(parts, reading.text, reading.tokens, reading.turns, where, first=int(sink))
-    gated = [place for part in found for place in part.tokens]
-    if not gated:
-        raise SelectionError(
-            "the text has no part that can be hidden: a sink at its start and its last token never are."
-        )
+    shown = reading.text, reading.tokens, reading.turns
+    cut = parts_of_text(parts, *shown, _hidden_where(reading, hide), first=int(sink))
+    if not cut:
+        what = "the text has no part that can be hidden: a sink at its start and its last token never are."
+        raise SelectionError(what)
     based = []
     for target in asked.targets:
-        own = run if target.ids == list(run.ids) else loaded.run(target.ids, iter, placed)
-        rows = np.stack([np.asarray(own.logits[row]) for row in target.rows])
-        based.append(Based(target, own, target.value(rows)[0]))
-    value = sum(one.value for one in based)
-    shut, *ways = (one.value for one in rerun.hidden(loaded, based, [gated] * (1 + len(_LOWS)), placed, [0.0, *_LOWS]))
-    total = value - shut
-    low = next((low for low, way in zip(_LOWS, ways, strict=True) if abs(way - shut) <= _NEAR * abs(total)), _LOWS[-1])
-    while True:
-        made = [integral(loaded, target, gated, points, low, placed, each) for target in asked.targets]
-        by_key = np.sum([one.heads[:, :, : len(reading.tokens)] for one in made], axis=0)
-        gap = total - float(by_key.sum())
-        if abs(gap) <= _GAP * abs(total) or points >= _MOST_POINTS:
-            break
-        points = min(2 * points, _MOST_POINTS)
-    rerunning = _Rerun(loaded, based, placed, value, "first" if sink else "renormalise", count)
+        ran = run if target.ids == list(run.ids) else loaded.run(target.ids, iter, placed)
+        rows = np.stack([np.asarray(ran.logits[row]) for row in target.rows])
+        based.append(Based(target, ran, target.value(rows)[0]))
+    rest: rerun.Rest = "first" if sink else "renormalise"
+    again = _Again(loaded, based, placed, sum(one.value for one in based), rest, counts[2])
+    made = _explained(again, asked, reading, cut, counts, each)
+    return replace(made, sinks=sinks, sink=sink, edits=acting, prompt=text)
+
+
+def _explained(
+    again: "_Again", asked: Answers, reading: Reading, cut: list[Part], counts: tuple[int, int, int], each: Each
+) -> Why:
+    """All of it but what the text alone says."""
+    model, base = again.model, np.asarray(again.based[0].run.logits[len(reading.tokens) - 1])
+    by_key, by_edge, total, points = _integrated(
+        again, [place for part in cut for place in part.tokens], counts[0], each
+    )
     by_token, by_head = by_key.sum(axis=(0, 1)), by_key.sum(axis=2)
-    effects = [PartEffect(*part, float(by_token[list(part.tokens)].sum())) for part in found]
-    heads, heads_run = _heads(rerunning, by_head)
-    edges, missed = _edges(rerunning, made[0].edges, heads)
-    base = np.asarray(run.logits[-1])
+    effects = [PartEffect(*part, float(by_token[list(part.tokens)].sum())) for part in cut]
+    heads, heads_run = _heads(again, by_head)
+    edges, missed = _edges(again, by_edge, heads)
     other = asked.against[0] if asked.against else runner_up(base, asked.answer[0])
-    candidates = [_candidate(loaded, base, i) for i in (asked.answer[0], other)]
+    candidates = [_candidate(model, base, i) for i in (asked.answer[0], other)]
     return Why(
-        model=loaded,
+        model=model,
         text=reading.text,
         tokens=reading.tokens,
-        answer="".join(map(loaded.text, asked.answer)),
+        answer="".join(map(model.text, asked.answer)),
         token=candidates[0],
         against=candidates[1],
         compared=bool(asked.against),
-        value=value,
-        parts=_hidden(rerunning, effects, verify),
+        value=again.value,
+        parts=_hidden(again, effects, counts[1]),
         by_token=by_token,
         by_head=by_head,
         heads=heads,
         heads_run=heads_run,
         edges=edges,
         total=total,
-        gap=gap,
+        gap=total - float(by_key.sum()),
         points=points,
-        sinks=sinks,
-        sink=sink,
         missed=missed,
-        edits=acting,
-        ways=_ways(loaded, based[0], candidates),
-        next=[_candidate(loaded, base, int(i)) for i in np.argsort(-base, kind="stable")[:5]],
-        given=text,
-        based=based,
+        ways=_ways(model, again.based[0], candidates),
+        next=[_candidate(model, base, int(i)) for i in np.argsort(-base, kind="stable")[:5]],
+        based=again.based,
     )
 
 
-class _Rerun(NamedTuple):
+def _integrated(again: "_Again", gated: list[int], points: int, each: Each) -> tuple[Array, Array, float, int]:
+    """φ by head and key of all targets together and by edge of the first, y(everything) − y(nothing), the points."""
+    lists = [gated] * (1 + len(_LOWS))
+    runs = rerun.hidden(again.model, again.based, lists, again.edits, [0.0, *_LOWS])
+    shut, *ways = (one.value for one in runs)
+    total = again.value - shut
+    low = next((low for low, way in zip(_LOWS, ways, strict=True) if abs(way - shut) <= _NEAR * abs(total)), _LOWS[-1])
+    last = again.based[0].target.rows.start + 1
+    while True:
+        targets = [one.target for one in again.based]
+        made = [integral(again.model, target, gated, points, low, again.edits, each) for target in targets]
+        by_key = np.sum([one.heads[:, :, :last] for one in made], axis=0)
+        if abs(total - float(by_key.sum())) <= _GAP * abs(total) or points >= _MOST_POINTS:
+            return by_key, made[0].edges, total, points
+        points = min(2 * points, _MOST_POINTS)
+
+
+class _Again(NamedTuple):
     """What is run again, and what the results are compared with."""
 
     model: LanguageModel
@@ -288,7 +299,7 @@ class _Rerun(NamedTuple):
     edits: tuple[Edit, ...]
     value: float
     rest: rerun.Rest
-    count: int  # of heads and edges to list
+    listed: int  # heads and edges to list
 
     def share(self, logits: Array) -> float:
         """The probability of the answer's first token."""
@@ -306,51 +317,54 @@ def _candidate(model: LanguageModel, logits: Array, token: int) -> Candidate:
     return Candidate(token, model.text(token), float(probabilities(logits)[token]), float(logits[token]))
 
 
-def _hidden(ran: _Rerun, parts: list[PartEffect], count: int) -> list[PartEffect]:
+def _hidden(again: _Again, parts: list[PartEffect], count: int) -> list[PartEffect]:
     """The parts, the strongest of them hidden in a run of their own."""
     strongest = sorted(range(len(parts)), key=lambda place: -abs(parts[place].effect))[:count]
-    again = rerun.hidden(ran.model, ran.based, [parts[place].tokens for place in strongest], ran.edits)
+    runs = rerun.hidden(again.model, again.based, [parts[place].tokens for place in strongest], again.edits)
     result = list(parts)
-    for place, (value, logits) in zip(strongest, again, strict=True):
-        likeliest = _candidate(ran.model, logits, int(np.argmax(logits)))
-        result[place] = parts[place]._replace(hidden=value - ran.value, share=ran.share(logits), likeliest=likeliest)
+    for place, (value, logits) in zip(strongest, runs, strict=True):
+        likeliest = _candidate(again.model, logits, int(np.argmax(logits)))
+        result[place] = parts[place]._replace(
+            hidden=value - again.value, share=again.share(logits), likeliest=likeliest
+        )
     return result
 
 
-def _heads(ran: _Rerun, by_head: Array) -> tuple[list[HeadEffect], Array]:
+def _heads(again: _Again, by_head: Array) -> tuple[list[HeadEffect], Array]:
     """The heads by what y changes by when each is off in the rows that answer, and all these changes."""
     order = [divmod(int(place), by_head.shape[1]) for place in np.argsort(-np.abs(by_head), axis=None, kind="stable")]
-    chosen = order if ran.model.exact_heads else order[: 2 * ran.count]
+    chosen = order if again.model.exact_heads else order[: 2 * again.listed]
     truths = np.full(by_head.shape, np.nan)
-    for place, again in zip(chosen, rerun.heads_off(ran.model, ran.based, chosen, ran.edits), strict=True):
-        truths[place] = again.value - ran.value
-    listed = sorted(chosen, key=lambda place: -abs(truths[place]))[: ran.count]
-    return [HeadEffect(*place, float(by_head[place]), float(truths[place])) for place in listed], truths
+    for place, one in zip(chosen, rerun.heads_off(again.model, again.based, chosen, again.edits), strict=True):
+        truths[place] = one.value - again.value
+    listed = sorted(chosen, key=lambda place: -abs(truths[place]))[: again.listed]
+    return [
+        HeadEffect(layer, head, float(by_head[layer, head]), float(truths[layer, head])) for layer, head in listed
+    ], truths
 
 
-def _edges(ran: _Rerun, effects: Array, heads: Sequence[HeadEffect]) -> tuple[list[EdgeEffect], bool]:
+def _edges(again: _Again, effects: Array, heads: Sequence[HeadEffect]) -> tuple[list[EdgeEffect], bool]:
     """The edges of the rows that answer by what y changes by without each; did the effects miss the first of them?
 
     effects   (layers, heads, rows, keys): φ; the strongest are run again, and the largest weights of the first heads
     """
-    rows, run = ran.based[0].target.rows, ran.based[0].run
+    rows, run = again.based[0].target.rows, again.based[0].run
     order = np.unravel_index(np.argsort(-np.abs(effects), axis=None, kind="stable")[:_ESTIMATED], effects.shape)
     named = [Edge(layer, head, rows[row], key) for layer, head, row, key in np.transpose(order).tolist()]
     estimated = {edge for edge in named if effects[edge.layer, edge.head, edge.query - rows.start, edge.key]}
     chosen = dict.fromkeys(edge for edge in named if edge in estimated)
     for layer, head, *_ in heads[:_HEADS]:
         row = rerun.row_weights(run, layer, rows.start)[head]
-        keys = [int(key) for key in np.argsort(-row)[: _KEYS + 1] if row[key] and (key or ran.rest != "first")]
+        keys = [int(key) for key in np.argsort(-row)[: _KEYS + 1] if row[key] and (key or again.rest != "first")]
         chosen |= dict.fromkeys(Edge(layer, head, rows.start, key) for key in keys[:_KEYS])
     made = []
-    for edge, again in zip(
-        chosen, rerun.edges_without(ran.model, ran.based, list(chosen), ran.edits, ran.rest), strict=True
-    ):
+    runs = rerun.edges_without(again.model, again.based, list(chosen), again.edits, again.rest)
+    for edge, one in zip(chosen, runs, strict=True):
         weight = float(rerun.row_weights(run, edge.layer, edge.query)[edge.head, edge.key])
         effect = float(effects[edge.layer, edge.head, edge.query - rows.start, edge.key])
-        made.append(EdgeEffect(*edge, weight, effect, again.value - ran.value, ran.share(again.logits)))
+        made.append(EdgeEffect(*edge, weight, effect, one.value - again.value, again.share(one.logits)))
     made.sort(key=lambda edge: -abs(edge.truth))
-    return made[: ran.count], bool(made) and Edge(*made[0][:4]) not in estimated
+    return made[: again.listed], bool(made) and Edge(*made[0][:4]) not in estimated
 
 
 def _ways(model: LanguageModel, based: Based, candidates: Sequence[Candidate]) -> list[Way]:

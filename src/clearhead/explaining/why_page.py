@@ -1,7 +1,7 @@
 """The page's document of `ch.why`: the steps of the run, and above them what made the answer."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -45,7 +45,7 @@ def document(seen: "Why", language: Language) -> Document:
     causes = seen.to_json()
     first: Mapping[str, Any] = next((edge for edge in causes["edges"] if edge["query"] < len(seen.tokens)), {})
     chosen: dict[str, Any] = {"layer": first.get("layer"), "head": first.get("head"), "token": first.get("query")}
-    steps = explain(seen.given, seen.model, **chosen, edits=list(seen.edits) or None)
+    steps = explain(seen.prompt, cast("Any", seen.model), **chosen, edits=list(seen.edits) or None)
     made = explained(steps, language, _derivatives(seen))
     of_run = made.header["edited"] if seen.edits else made.header
     of_run["facts"]["way"] = for_page(seen.ways)

@@ -67,10 +67,10 @@ def through(
         by_output = _by_output(decoder, number, "post_attention_norm", output, upstream)
         by_heads = product(by_output, decoder.weights[f"blk.{number}.attn_output.weight"])
         g = scales * split(by_heads, decoder.config.d_k)
-        found = [gates.through(part, by) for (part, _), by in zip(seen, g, strict=True)]
-        by = {part: np.stack([each[part] for each, _ in found]) for part in "qkv"}
+        results = [gates.through(part, by) for (part, _), by in zip(seen, g, strict=True)]
+        by = {part: np.stack([each[part] for each, _ in results]) for part in "qkv"}
         upstream = upstream + _through_projections(decoder, number, before, projected, by, angles)
-        parts = zip((part for part, _ in seen), g, (gate for _, gate in found), upstream, strict=True)
+        parts = zip((part for part, _ in seen), g, (gate for _, gate in results), upstream, strict=True)
         yield [LayerBack(*each) for each in parts]
 
 

@@ -77,15 +77,15 @@ def rendered(template: str, messages: Sequence[dict[str, str]], name: object, **
 
 def places(text: str, messages: Sequence[dict[str, str]]) -> list[tuple[int, int]]:
     """Where the contents of messages stand in a chat's text; templates may strip spaces around these."""
-    found, reached = [], 0
+    spans, reached = [], 0
     for message in messages:
         content = message["content"]
         words = content if text.find(content, reached) >= 0 else content.strip()
         start = text.find(words, reached)
         if start >= 0:
             reached = start + len(words)
-            found.append((start, reached))
-    return found
+            spans.append((start, reached))
+    return spans
 
 
 def marked(tokens: Sequence[Token], text: str, messages: Sequence[dict[str, str]]) -> list[Token]:

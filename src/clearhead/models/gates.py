@@ -88,9 +88,9 @@ def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None 
     if rules.get("window") is not None:
         earlier["window"] = rules["window"][0] - 1, None
     seen = AttentionMatrix(q, k, **earlier).observe(v, logsumexp=True)
-    own = _own(q, k, rules)[0]
-    whole = xp.logaddexp(seen.logsumexp, own)
-    share = numbers_like(xp.exp(own - whole), q)[..., None]
+    to_self = _own(q, k, rules)[0]
+    whole = xp.logaddexp(seen.logsumexp, to_self)
+    share = numbers_like(xp.exp(to_self - whole), q)[..., None]
     return Attended(q, k, v, earlier, seen.output + share * (_of_queries(v, q) - seen.output), whole, gates)
 
 
@@ -108,14 +108,14 @@ def through(part: Attended, g: Array) -> tuple[dict[str, Array], Array]:
     heads, tokens = len(part.q), part.k.shape[1]
     bias = None if part.gates is None else (1, heads, 1, tokens)
     upstream: dict[str, Any] = {"output": np.ascontiguousarray(g, part.q.dtype)[None]}
-    found = backward.gradients(engine, problem, arrays, answers, upstream, bias=bias)
-    by = {name: found[name][0] for name in "qkv"}
+    gradients = backward.gradients(engine, problem, arrays, answers, upstream, bias=bias)
+    by = {name: gradients[name][0] for name in "qkv"}
     if part.gates is None:
         return by, np.zeros((heads, tokens))
     rows, group = part.q.shape[1], heads // len(part.k)
     keys, values = _of_queries(part.k, part.q), _of_queries(part.v, part.q)
-    own, slope = _own(part.q, part.k, part.rules)
-    weight = np.exp(own - part.logsumexp)
+    to_self, slope = _own(part.q, part.k, part.rules)
+    weight = np.exp(to_self - part.logsumexp)
     by_logit = weight * np.einsum("hnd,hnd->hn", g, values - part.output) * slope
 
     def grouped(x: Array) -> Array:
@@ -125,7 +125,7 @@ def through(part: Attended, g: Array) -> tuple[dict[str, Array], Array]:
     for name, more in (("k", by_logit[..., None] * part.q), ("v", weight[..., None] * g)):
         by[name] = by[name].copy()
         by[name][:, -rows:] += grouped(more)
-    return by, found["bias"][0, :, 0].astype(np.float64)
+    return by, gradients["bias"][0, :, 0].astype(np.float64)
 
 
 def _of_queries(x: Any, q: Any) -> Any:

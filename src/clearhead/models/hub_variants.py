@@ -6,6 +6,7 @@ Each variant is a run of its own, whose attention is ours: `ch.change` reads eac
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ def _varied(inner: Any, variant: Variant, kept: list[tuple[Any, Any]] | None) ->
 
     with change(inner, variant.edits or [scaled(1.0)]):  # an edit that does nothing: all calls are read the same way
         for module, before in list(attending.changers.items()):
-            attending.changers[module] = lambda called, before=before: of_layer(before, called)
+            attending.changers[module] = partial(of_layer, before)
         yield
 
 
