@@ -14,7 +14,7 @@ from clearhead.errors import SelectionError
 from clearhead.explaining.explain import explain, explain_windows
 from clearhead.explaining.texts import parts_of
 from clearhead.models.model import load
-from dense_gpt2 import gpt2_weights
+from dense_gpt2 import dense, gpt2_weights, in_float64, softmax
 
 TEXT = "humpty dumpty sat on a wall"
 
@@ -50,18 +50,34 @@ def test_the_numbers_shown_are_those_of_the_model(model):
     assert seen.trace.check.largest_difference < 1e-5
 
 
-def test_the_default_is_the_last_token_and_the_sharpest_head(model):
+def test_the_default_is_the_last_token_and_the_head_that_did_most(model):
+    """Without it the odds of the likeliest next token change most; its output is 0 for the last token only."""
     seen = explain(TEXT, model)
     assert seen.token == len(seen.tokens) - 1
-    run = model.run([t.id for t in seen.tokens])
+    run, changes = model.run([t.id for t in seen.tokens]), np.zeros(seen.entropy.shape)
     for layer, part in enumerate(run.layers):
         scores = part.q.astype(np.float64) @ part.k.swapaxes(-1, -2) / 8
         last = np.exp(scores[:, -1] - scores[:, -1].max(axis=-1, keepdims=True))
         last /= last.sum(axis=-1, keepdims=True)
         np.testing.assert_allclose(seen.entropy[layer], -(last * np.log(last)).sum(axis=-1), atol=1e-5)
-    assert seen.entropy[seen.layer, seen.head] == seen.entropy.min()
-    assert explain(TEXT, model, layer=1).head == seen.entropy[1].argmin()
-    assert explain(TEXT, model, head=3).layer == seen.entropy[:, 3].argmin()
+    exact = in_float64(model)
+
+    def odds(**changed):
+        p = softmax(dense(exact, list(run.ids), **changed)[0][-1])[seen.next[0].id]
+        return np.log(p / (1 - p))
+
+    for place in np.ndindex(changes.shape):
+
+        def weigh(layer, a, place=place):
+            if layer == place[0]:
+                a[place[1], -1] = 0
+            return a
+
+        changes[place] = odds(weigh=weigh) - odds()
+    assert seen.change == pytest.approx(changes[seen.layer, seen.head], abs=1e-3)
+    assert abs(seen.change) == pytest.approx(np.abs(changes).max(), abs=1e-3)
+    assert explain(TEXT, model, layer=1).head == np.abs(changes[1]).argmax()
+    assert explain(TEXT, model, head=3).layer == np.abs(changes[:, 3]).argmax()
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ export function causes(s) {
     h("div.block", h("h3", words.tokens), h("ol.tokens", shaded), legend),
     h("p.aside", words.open),
     h("div.hold", parts, h("div", edges, heads)),
-    h("p.aside", `${words.exact} ${words.gap} ${words.sink}`),
+    h("p.aside", words.exact, " ", words.gap, " ", words.sink),
   );
   update();
   const still = () => {};
@@ -80,17 +80,14 @@ function wordsOf({ page: { header }, shell }) {
   return Object.fromEntries(words.map(([key, text]) => [key, filled(text, texts)]));
 }
 
-/** The parts of the text, the strongest first: what each did, and what a run without it gave. @param {any[]} parts @param {Record<string, string>} words */
+/** The parts of the text: what each did, and what a run without it gave. @param {any[]} parts @param {Record<string, string>} words */
 function partsOf(parts, words) {
-  const sorted = [...parts].sort((a, b) => Math.abs(b.effect) - Math.abs(a.effect)).slice(0, 12);
   const heads = [words.part, words.effect, words.hidden, words.share].map(columnHead);
-  const most = largest(sorted.map(({ hidden }) => hidden ?? 0));
-  const rows = sorted.map(({ text, effect, hidden, share }) =>
-    tableRow(h("bdi", spelled(text, 24)), [
-      signed(effect),
-      hidden === null ? "" : h("td", tint(hidden, most), signed(hidden)),
-      share === null ? "" : `${short(100 * share)}%`,
-    ]),
+  const rows = parts.map(({ text, effect, hidden, share }) =>
+    tableRow(
+      h("bdi", spelled(text)),
+      [effect, hidden, share].map((x, i) => x !== null && (i < 2 ? signed(x) : `${short(100 * x)}%`)),
+    ),
   );
   return h("div.block", h("h3", words.parts), h("div.pan", table("table", heads, rows)));
 }

@@ -126,7 +126,7 @@ def _text_ids(model: LanguageModel, logits: Array, name: str, text: str) -> tupl
     """The ids of an answer's tokens; without a leading space it stands for the likelier of both spellings."""
     check_unicode(name, text)
     if not text.strip():
-        raise ShapeError("{name} is empty: there is no token to explain.", f'{name}=" Paris"', name=name)
+        raise ShapeError("{name} is empty: there is no token to explain.", 'answer=" Paris"', name=name)
     spellings = [text] if text[0].isspace() else [text, f" {text}"]
     made = [tuple(model.continuation(spelling)) for spelling in spellings]
     return max((ids for ids in made if ids), key=lambda ids: float(logits[ids[0]]))

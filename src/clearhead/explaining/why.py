@@ -203,7 +203,7 @@ def why(
     >>> import clearhead as ch
     >>> cause = ch.why("mary had a little", against=" girl")
     >>> cause.answer, max(cause.parts, key=lambda part: part.effect).text
-    (' lamb', 'had')
+    (' lamb', 'mary')
     """
     check_each(each)
     from clearhead.models.finding import load_model
@@ -222,8 +222,9 @@ def why(
     shown = reading.text, reading.tokens, reading.turns
     cut = parts_of_text(parts, *shown, _hidden_where(reading, hide), first=int(sink))
     if not cut:
-        what = "the text has no part that can be hidden: a sink at its start and its last token never are."
-        raise SelectionError(what)
+        raise SelectionError(
+            "the text has no part that can be hidden: a sink at its start and its last token never are."
+        )
     based = []
     for target in asked.targets:
         ran = run if target.ids == list(run.ids) else loaded.run(target.ids, iter, placed)

@@ -1,7 +1,7 @@
 """The page's document of `ch.why`: the steps of the run, and above them what made the answer."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from clearhead.models.model import Model
 from clearhead.textbook.page import capitalised
 from clearhead.view.container import Document
 from clearhead.words import LANGUAGES, Language, say
-
-if TYPE_CHECKING:
-    from clearhead.explaining.why import Why
 
 _SHOWN = ("token", "against", "parts", "edges", "by_token", "heads")
 _FOR_PAGE = {name: f"{{{name}}}" for name in ("token", "against", "first")}  # the page puts these texts in
@@ -40,20 +37,21 @@ _WORDS = {  # the page's names of sentences that have nothing else to put in
 _HEADINGS = ("parts", "edges", "heads", "tokens")
 
 
-def document(seen: "Why", language: Language) -> Document:
-    """The page's document with the entry `why`; the text is run again for its steps and derivatives."""
+def document(seen: Any, language: Language) -> Document:
+    """The page's document of a Why, with the entry `why`; the text is run again for its steps and derivatives."""
     causes = seen.to_json()
     first: Mapping[str, Any] = next((edge for edge in causes["edges"] if edge["query"] < len(seen.tokens)), {})
     chosen: dict[str, Any] = {"layer": first.get("layer"), "head": first.get("head"), "token": first.get("query")}
-    steps = explain(seen.prompt, cast("Any", seen.model), **chosen, edits=list(seen.edits) or None)
+    steps = explain(seen.prompt, seen.model, **chosen, edits=list(seen.edits) or None)
     made = explained(steps, language, _derivatives(seen))
     of_run = made.header["edited"] if seen.edits else made.header
     of_run["facts"]["way"] = for_page(seen.ways)
     words = {each: _words(each, seen) for each in LANGUAGES}
+    causes["parts"].sort(key=lambda part: -abs(part["effect"]))
     return Document({**made.header, "why": {name: causes[name] for name in _SHOWN} | {"words": words}}, made.arrays)
 
 
-def _derivatives(seen: "Why") -> list[Array] | None:
+def _derivatives(seen: Any) -> list[Array] | None:
     """Of each layer the derivative of the lead by its heads' outputs, (heads, tokens, d_v); none through PyTorch."""
     run = seen.based[0].run
     if not isinstance(seen.model, Model) or len(run.ids) != len(seen.tokens):
@@ -62,7 +60,7 @@ def _derivatives(seen: "Why") -> list[Array] | None:
     return [np.asarray(layer.g) for layer in derivatives(seen.model, run, target).layers]
 
 
-def _words(language: Language, seen: "Why") -> dict[str, str]:
+def _words(language: Language, seen: Any) -> dict[str, str]:
     """Every sentence of the section and the names of its columns."""
     facts = {"logit": _number(seen.token.logit), "other": _number(seen.against.logit), "lead": _number(abs(seen.lead))}
     shares = {"share": percent(seen.token.probability), "other_share": percent(seen.against.probability)}

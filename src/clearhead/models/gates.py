@@ -13,7 +13,7 @@ from clearhead.changing.tensors import library, numbers_like
 from clearhead.core.axes import Array
 from clearhead.core.problem import describe_whole
 from clearhead.core.rules import Rules
-from clearhead.errors import RuleError
+from clearhead.errors import RuleError, Sentence
 from clearhead.ops import backward
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.span_terms import SpanTerm, combined
@@ -81,7 +81,9 @@ def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None 
         return Attended(q, k, v, rules, seen.output, seen.logsumexp)
     other = sorted(name for name, value in rules.items() if value is not None and name not in _KNOWN)
     if not rules.get("causal") or other:
-        why = "this attention is not causal" if not other else f"this attention has {other[0]}"
+        why = (
+            Sentence("this attention has {rule}", rule=other[0]) if other else Sentence("this attention is not causal")
+        )
         raise RuleError("parts of a text are hidden from all later tokens, and {why}.", why=why)
     xp = library(q)
     earlier = rules | {"bias": numbers_like(gates, q)[None, None], "query_offset": (rules.get("query_offset") or 0) - 1}
