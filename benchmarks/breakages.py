@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 TIERS: dict[str, list[str]] = {  # in the order in which they run: each one's options for pytest
     "default": ["-m", "not gate and not long"],
-    "gate": ["-m", "gate", "--hypothesis-profile=gate"],
+    "gate": ["-m", "gate and not long", "--hypothesis-profile=gate"],
 }
 PAGE_TIER = "gate"  # the page's own tests run with it, for breakages of the page
 PYTEST = ["-x", "-q", "-rfE", "--tb=no", "--no-header", "-p", "no:cacheprovider"]
