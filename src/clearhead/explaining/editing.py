@@ -84,7 +84,7 @@ def heads_of(edits: Sequence[Edit], layers: int, heads: int) -> Array:
     return named
 
 
-def check_acts(edits: Sequence[Edit], placed: Sequence[Edit], runs: list[LayerRun]) -> None:
+def check_acts(edits: Sequence[Edit], placed: Sequence[Edit], runs: Sequence[LayerRun]) -> None:
     """Raise SelectionError for an edit whose queries see none of its keys in any of its layers and heads.
 
     placed   the edits by position

@@ -60,7 +60,7 @@ class Explanation:
     chosen: tuple[bool, bool]  # whether layer and head were chosen here
     token: int
     run: LayerRun
-    runs: list[LayerRun]  # every layer
+    runs: Sequence[LayerRun]  # every layer
     steps: Steps  # the steps of the whole layer, all heads, without numbers
     trace: Trace  # the chosen head, with its numbers
     row: TokenTrace  # the chosen token, computed alone

@@ -30,8 +30,8 @@ def forward_pass(model: LanguageModel, tokens: list[Token], each: Each, edits: S
     """The forward pass, with edits. Raises FileError where it gives NaN or infinity."""
     with np.errstate(over="ignore", invalid="ignore"):
         run = model.run([token.id for token in tokens], each, edits)
-    for number, layer in enumerate(run.layers):
-        if not all(np.isfinite(array).all() for array in (layer.x, layer.q, layer.k, layer.v, layer.output)):
+    for number in range(len(run.layers)):
+        if not all(np.isfinite(array).all() for array in _numbers_of(run, number)):
             values = {"number": number, "name": model.name}
             raise FileError(
                 "{name}: layer {number} gives NaN or infinity: its weights are damaged, or too large.", **values
@@ -43,6 +43,14 @@ def forward_pass(model: LanguageModel, tokens: list[Token], each: Each, edits: S
             "{name}: its logits are NaN or infinite: its weights are damaged, or too large.", name=model.name
         )
     return run
+
+
+def _numbers_of(run: ForwardPass, number: int) -> tuple[Array, ...]:
+    """A layer's numbers: of a run that has it the residual stream, which everything in the layer reaches."""
+    if run.hidden:
+        return (run.hidden[number + 1],)
+    layer = run.layers[number]
+    return layer.x, layer.q, layer.k, layer.v, layer.output
 
 
 def with_stream(

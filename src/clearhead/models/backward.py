@@ -61,7 +61,7 @@ def through(
         seen = [attend(decoder, number, *each) for each in zip(variants, q, k, projected["v"], strict=True)]
         ones = np.ones((q.shape[1], 1, 1), q.dtype)
         scales = np.stack([ones if by is None else by[:, None, None].astype(q.dtype) for _, by in seen])
-        output = decoder.linear(join(scales * np.stack([part.output for part, _ in seen])), f"blk.{number}.attn_output")
+        output = decoder.mixed(number, scales * np.stack([part.output for part, _ in seen]))
         middle = before + decoder.added(number, output, "post_attention_norm")
         upstream = upstream + _through_mlp(decoder, number, middle, upstream)
         by_output = _by_output(decoder, number, "post_attention_norm", output, upstream)

@@ -22,6 +22,7 @@ from clearhead.models.weights import Weights
 from clearhead.ops.attention import attention
 
 Angles = tuple[Array, Array] | None
+_KEPT = 2**25  # tokens · layers · d_model, up to which a run keeps the attention of all layers
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -89,15 +90,14 @@ class Decoder:
         q, k = (self.scored(number, self.projected(number, x, part), part, angles) for part in "qk")
         return x, q, k, self.projected(number, x, "v")
 
-    def after(self, number: int, hidden: Array, heads: Array) -> tuple[Array, Array]:
-        """Attention's output after W^O, and the residual stream after the layer, each (…, tokens, d_model).
+    def mixed(self, number: int, heads: Array) -> Array:
+        """Attention's output after W^O, (…, tokens, d_model), from what its heads give, (…, heads, tokens, d_k)."""
+        return self.linear(join(heads), f"blk.{number}.attn_output")
 
-        hidden   (…, tokens, d_model), the residual stream before the layer
-        heads    (…, heads, tokens, d_k), what its heads give
-        """
-        output = self.linear(join(heads), f"blk.{number}.attn_output")
+    def after(self, number: int, hidden: Array, output: Array) -> Array:
+        """The residual stream after a layer, (…, tokens, d_model), from that before it and attention's output."""
         middle = hidden + self.added(number, output, "post_attention_norm")
-        return output, middle + self.added(number, self.mlp(number, middle), "post_ffw_norm")
+        return middle + self.added(number, self.mlp(number, middle), "post_ffw_norm")
 
     def added(self, number: int, output: Array, norm: str) -> Array:
         """What is added to the residual stream of what attention or the MLP gave."""
@@ -120,21 +120,20 @@ class Decoder:
             made = act(up) if gate is None else act(gate) * up
         return self.linear(made, f"blk.{number}.ffn_down")
 
-    def layer(
+    def attended(
         self,
         number: int,
         hidden: Array,
         edits: Sequence[Edit] = (),
         past: tuple[Array, Array] | None = None,
-        start: int = 0,
-    ) -> tuple[LayerRun, Array]:
-        """One layer: its attention, and the residual stream after it, (tokens, d_model).
+    ) -> LayerRun:
+        """One layer's attention.
 
         hidden   (tokens, d_model), the residual stream before it: of the last tokens where `past` is given
         past     the keys and values of the tokens before these, each (kv_heads, tokens before, d_k)
         """
         config = self.config
-        first = start if past is None else past[0].shape[1]
+        first = 0 if past is None else past[0].shape[1]
         x, q, k, v = self.before(number, hidden, self.angles(number, first, len(hidden)))
         rules = self.rules(number)
         if past is not None:
@@ -146,10 +145,17 @@ class Decoder:
             heads, rules = call.output()[0], call.whole_rules()
         else:
             heads = attention(q, k, v, **rules)
-        output, after = self.after(number, hidden, heads)
         factors = editing.factors(acting, config.heads)
         biases, through = self.words(number)
-        return LayerRun(x, q, k, v, heads, output, rules, biases, through, x is not hidden, factors), after
+        output = self.mixed(number, heads)
+        return LayerRun(x, q, k, v, heads, output, rules, biases, through, x is not hidden, factors)
+
+    def layer(
+        self, number: int, hidden: Array, edits: Sequence[Edit] = (), past: tuple[Array, Array] | None = None
+    ) -> tuple[LayerRun, Array]:
+        """One layer: its attention, and the residual stream after it, (tokens, d_model); see `attended`."""
+        run = self.attended(number, hidden, edits, past)
+        return run, self.after(number, hidden, run.output)
 
     def words(self, number: int) -> tuple[frozenset[str], str]:
         """Which biases a layer's projections have, and what is applied to queries and keys, for the formulas."""
@@ -164,12 +170,15 @@ class Decoder:
         `each` iterates over the layers, such as a progress bar; `edits` of attention have positions, no words.
         """
         hidden = [self.embedded(ids)]
-        runs = []
+        kept: dict[int, LayerRun] = {}
         for number in each(range(self.config.layers)):
             run, after = self.layer(number, hidden[-1], edits)
-            runs.append(run)
+            if len(ids) * self.config.layers * self.config.d_model <= _KEPT:
+                kept[number] = run
             hidden.append(after)
-        return ForwardPass(runs, Logits(self, hidden[-1]), hidden, tuple(edits), tuple(ids))
+        return ForwardPass(
+            Layers(self, hidden, edits, kept), Logits(self, hidden[-1]), hidden, tuple(edits), tuple(ids)
+        )
 
     def final(self, hidden: Array) -> Array:
         """The last norm, (…, d_model), which the logits are products of."""
@@ -211,7 +220,7 @@ class Decoder:
                 _, q, k, v = self.before(number, hidden, self.angles(number, start, len(new)))
                 keys, values = kept.grown(k, v)
                 heads = attention(q, keys, values, **self.rules(number), query_offset=start)
-                hidden = self.after(number, hidden, heads)[1]
+                hidden = self.after(number, hidden, self.mixed(number, heads))
             start += len(new)
             new = yield self.logits(hidden[-1])
 
@@ -226,6 +235,35 @@ class Decoder:
     def greedy(self, ids: Sequence[int], count: int) -> list[int]:
         """The first `count` of them."""
         return list(islice(self.likeliest(ids), count))
+
+
+@dataclass(eq=False, slots=True)
+class Layers(Sequence[LayerRun]):
+    """The attention of every layer of a run; of a long text it is computed again from the residual stream.
+
+    All of it would take more memory than the model. The layer that was asked for last is kept.
+    """
+
+    decoder: Decoder
+    hidden: Sequence[Array]
+    edits: Sequence[Edit]
+    kept: dict[int, LayerRun]
+
+    def __len__(self) -> int:
+        return self.decoder.config.layers
+
+    @overload
+    def __getitem__(self, place: int) -> LayerRun: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[LayerRun]: ...
+    def __getitem__(self, place: int | slice) -> LayerRun | Sequence[LayerRun]:
+        if isinstance(place, slice):
+            return [self[number] for number in range(*place.indices(len(self)))]
+        number = range(len(self))[place]
+        if number not in self.kept:
+            self.kept.clear()
+            self.kept[number] = self.decoder.attended(number, self.hidden[number], self.edits)
+        return self.kept[number]
 
 
 @dataclass(slots=True)

@@ -56,7 +56,7 @@ class LayerRun:
 class ForwardPass:
     """The result of one text's pass through the model."""
 
-    layers: list[LayerRun]
+    layers: Sequence[LayerRun]
     logits: Any  # (tokens, vocabulary), an array or computed by row; None where the model says no next token
     hidden: Sequence[Array] = ()  # (tokens, d_model): the residual stream before each layer and after the last
     edits: tuple[Edit, ...] = ()  # that were in force

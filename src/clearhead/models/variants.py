@@ -66,7 +66,8 @@ def _again(decoder: Decoder, run: ForwardPass, variants: Sequence[Variant], star
     for number in range(variants[0].layer, decoder.config.layers):
         here = sum(variant.layer <= number for variant in variants)
         new = np.broadcast_to(run.hidden[number][start:], (here - len(hidden), *hidden.shape[1:]))
-        past = run.layers[number].k[:, :start], run.layers[number].v[:, :start]
+        ran = run.layers[number]
+        past = ran.k[:, :start], ran.v[:, :start]
         hidden = _layer(decoder, number, variants[:here], np.concatenate([hidden, new]), past)
     return hidden
 
@@ -91,4 +92,4 @@ def _layer(
             if layer == number:
                 first = variant.first - start
                 heads[place, head, first : first + len(added)] += added
-    return decoder.after(number, hidden, heads)[1]
+    return decoder.after(number, hidden, decoder.mixed(number, heads))
