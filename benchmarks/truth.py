@@ -5,17 +5,20 @@ token over the second likeliest. All edges on which that lead depends are cut on
 which some edges, drawn at random, are cut. Nothing is timed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from clearhead.changing.edits import cut
 from clearhead.core.agreement import spearman
 from clearhead.digits import fixed
-from clearhead.explaining.ablation import Edge, cut_again
-from clearhead.explaining.derivatives import Derivatives, derivatives, target_of
+from clearhead.explaining.derivatives import Derivatives, Target, derivatives, difference, target_of
+from clearhead.explaining.rerun import Edge
 from clearhead.models.model import Model, load
+from clearhead.models.protocol import ForwardPass, Variant
+from clearhead.models.variants import again
 from clearhead.ops.matrix import AttentionMatrix
 
 RHYMES = Path(__file__).parent.parent / "training" / "rhymes.txt"
@@ -105,6 +108,17 @@ def _cut(model: Model, ids: list[int], drawn: int | None = None) -> Text:
         chosen = np.random.default_rng(len(ids)).choice(len(edges), min(drawn, len(edges)), replace=False)
         edges, estimates = [edges[place] for place in chosen], {name: x[chosen] for name, x in estimates.items()}
     return Text(len(ids), edges, cut_again(model, run, result.target, edges), estimates)
+
+
+def cut_again(model: Model, run: ForwardPass, target: Target, edges: Sequence[Edge]) -> Any:
+    """What the lead changes by when each edge alone is cut and its row normalised anew, float64 (edges,)."""
+    last = target.position
+    cuts = [cut(queries=edge.query, keys=edge.key, layers=[edge.layer], heads=[edge.head]) for edge in edges]
+    variants = [Variant((*run.edits, one), first=edge.query) for one, edge in zip(cuts, edges, strict=True)]
+    made = [*again(model.decoder, run, [each for each in variants if each.first <= last])]
+    leads = iter([difference(model, rows[last - start], target) for start, rows in made])
+    before = difference(model, run.hidden[-1][last], target)
+    return np.array([next(leads) - before if edge.query <= last else 0.0 for edge in edges])
 
 
 def _of_layer(text: Text, number: int) -> Text:

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import clearhead as ch
+from benchmarks.truth import cut_again
 from clearhead.errors import FileError, RuleError, SelectionError
-from clearhead.explaining.ablation import Edge, cut_again
 from clearhead.explaining.derivatives import derivatives, difference, target_of
+from clearhead.explaining.rerun import Edge
 from clearhead.models.decoder import Decoder
 from clearhead.models.folder import config_of
 from clearhead.models.functions import ACTIVATIONS, NormWeights
@@ -254,16 +255,6 @@ def test_cutting_again_is_the_whole_model_run_with_that_edge_cut(trial, dtype, n
     np.testing.assert_allclose(cut_again(model, run, target, edges), expected, rtol=near, atol=near)
 
 
-def test_cutting_again_computes_no_layer_before_the_edge_and_no_row_before_its_query(monkeypatch):
-    rng = fresh()
-    model = drawn(rng, layers=3)
-    run = model.run([1] * 12)
-    computed, layer = [], Model.layer
-    monkeypatch.setattr(Model, "layer", lambda *args: (computed.append((args[1], len(args[2]))), layer(*args))[1])
-    cut_again(model, run, target_of(run), [Edge(1, 0, 9, 4), Edge(2, 0, 11, 0), Edge(2, 0, 3, 7)])
-    assert computed == [(1, 3), (2, 3), (2, 1)]
-
-
 def test_the_target_is_the_likeliest_token_against_the_next_or_what_is_asked_for():
     model = shipped()
     run = model.run([t.id for t in model.tokens("humpty dumpty sat on")])
@@ -299,9 +290,8 @@ def test_what_has_no_derivative_is_refused_by_name():
     run = model.run([1, 2, 3])
     for edit in (ch.share(keys=(0,), at_least=0.5), ch.off(to="mean")):
         again = model.run([1, 2, 3], edits=(edit,))
-        for call in (lambda r: derivatives(model, r, target_of(r)), lambda r: cut_again(model, r, target_of(r), [])):
-            with pytest.raises(RuleError, match=rf"^{edit.kind}\(.*no derivative is taken through this edit"):
-                call(again)
+        with pytest.raises(RuleError, match=rf"^{edit.kind}\(.*no derivative is taken through this edit"):
+            derivatives(model, again, target_of(again))
     with pytest.raises(RuleError, match="the run has no residual stream"):
         derivatives(model, ForwardPass(run.layers, run.logits), target_of(run))
     with pytest.raises(RuleError, match="the model gives no next token"):
@@ -311,8 +301,6 @@ def test_what_has_no_derivative_is_refused_by_name():
             target_of(run, **wrong)
     with pytest.raises(SelectionError, match="token and against are both 4"):
         target_of(run, token=4, against=4)
-    with pytest.raises(SelectionError, match="head 9 is outside"):
-        cut_again(model, run, target_of(run), [Edge(0, 9, 0, 0)])
 
 
 def test_derivatives_that_are_not_finite_are_an_error():
@@ -334,10 +322,10 @@ def test_memory_grows_with_the_tokens_and_not_with_their_square():
 
 def test_neither_pytorch_nor_transformers_is_loaded():
     program = (
-        "import sys; from clearhead.explaining import ablation, derivatives as d; from clearhead.models import model\n"
+        "import sys; from clearhead.explaining import derivatives as d; from clearhead.models import model\n"
         "model = model.load(); run = model.run([5, 6, 7])\n"
         "target = d.target_of(run); d.derivatives(model, run, target)\n"
-        "ablation.cut_again(model, run, target, [ablation.Edge(0, 0, 1, 0)])\n"
+        "import clearhead; clearhead.why('mary had a little', model)\n"
         "print(*({'torch', 'transformers', 'jax'} & set(sys.modules)))"
     )
     assert not python(program).split()
