@@ -53,7 +53,7 @@ def costs(threads: int, *, quick: bool) -> list[ModelCost]:
     for tokens in SIZES[: 1 if quick else None]:
         for task in ("prefill", "run"):
             calls = {"ours": partial(ours[task], tokens), "sdpa": partial(theirs[task], tokens)}
-            timings = interleaved(calls, rounds=5 if quick else 15, slice_seconds=0.0)
+            timings = interleaved(calls, rounds=5 if quick else 9, slice_seconds=0.0)
             seconds, times = timings["ours"].median, ratio(timings["ours"], timings["sdpa"])
             results.append(ModelCost(task, tokens, seconds, times, None, None))
     chains = [(ours["decode"](BEFORE), theirs["decode"](BEFORE)) for _ in range(3 if quick else 11)]
