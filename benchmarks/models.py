@@ -61,8 +61,8 @@ def costs(threads: int, *, quick: bool) -> list[ModelCost]:
     results.append(ModelCost("decode", BEFORE, steps, median(a / b for a, b in chains), None, None))
     tokens = 1024 if quick else LONG
     for task in ("prefill", "run"):
-        mine, peers = (apart("benchmarks.models", who, task, tokens, threads) for who in ("ours", "sdpa"))
-        results.append(ModelCost(task, tokens, mine.seconds, None, mine.peak_bytes, peers.peak_bytes))
+        local, peers = (apart("benchmarks.models", who, task, tokens, threads) for who in ("ours", "sdpa"))
+        results.append(ModelCost(task, tokens, local.seconds, None, local.peak_bytes, peers.peak_bytes))
     whole = [_command() for _ in range(1 if quick else 5)]
     seconds, bytes_held = (median(values) for values in zip(*whole, strict=True))
     return [*results, ModelCost("explain", 5, seconds, None, int(bytes_held), None)]
