@@ -40,7 +40,7 @@ def bench(*, quick: bool, chosen: str | None, only: str | None, save: str | None
         if name not in (*groups, *GROUPS):
             raise unknown("group", name, ("cases", *groups, *GROUPS))
         if name in GROUPS and name not in installed_too:
-            raise MissingExtraError(f"the group {name} needs {GROUPS[name].needs}.", 'pip install "clearhead[hf]"')
+            raise MissingExtraError(f"the group {name} needs {GROUPS[name].needs}.", GROUPS[name].install)
     folder = None if save is None else make_folder(save)
     result = machine(threads)
     known = limits(threads)

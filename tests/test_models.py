@@ -1,6 +1,5 @@
 """Decoders in NumPy against Transformers' eager attention: logits, derivatives, decoding; folders and GGUF files."""
 
-import json
 from contextlib import suppress
 from pathlib import Path
 
@@ -227,55 +226,6 @@ def test_models_are_found_where_ollama_and_lm_studio_keep_them(tmp_path, monkeyp
     assert not listed["ollama:tiny:1b"].reason
     assert "GGUF" in listed["lmstudio:someone/tiny"].reason
     assert listed["(the shipped model)"].family == "gpt2"
-
-
-@pytest.mark.parametrize("pre", ["default", "smollm", "llama-bpe", "qwen2"])
-def test_byte_level_tokenizers_are_those_of_hugging_face(tmp_path, pre):
-    """The same vocabulary in Hugging Face's form, whose splits are written as its own files have them, and in GGUF."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
-    llama3 = (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-        r"\s+(?!\S)|\s+"
-    )
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre in ("default", "smollm"))
-    steps = {
-        "default": [level],
-        "smollm": [pre_tokenizers.Digits(individual_digits=True), level],
-        "llama-bpe": [pre_tokenizers.Split(Regex(llama3), "isolated"), level],
-        "qwen2": [pre_tokenizers.Split(Regex(llama3.replace("{1,3}", "")), "isolated"), level],
-    }[pre]
-    theirs = Tokenizer(models.BPE())
-    theirs.normalizer = normalizers.NFC() if pre == "qwen2" else None
-    theirs.pre_tokenizer, theirs.decoder = pre_tokenizers.Sequence(steps), decoders.ByteLevel()
-    text = (Path(ch.__file__).parents[2] / "README.zh-CN.md").read_text() + "don't 2024 12345 I'll é e\u0301 🙂 " * 50
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    theirs.train_from_iterator(
-        [text], trainers.BpeTrainer(vocab_size=1500, initial_alphabet=alphabet, special_tokens=["<|x|>"])
-    )
-    words = [theirs.id_to_token(number) for number in range(theirs.get_vocab_size())]
-    merges = [" ".join(pair) for pair in json.loads(theirs.to_str())["model"]["merges"]]
-    peer = peer_of("llama 3")
-
-    def vocabulary(writer):
-        writer.kv_data[0].pop("tokenizer.ggml.tokens"), writer.kv_data[0].pop("tokenizer.ggml.merges")
-        writer.kv_data[0].pop("tokenizer.ggml.pre")
-        writer.add_tokenizer_pre(pre)
-        writer.add_token_list(words)
-        writer.add_token_merges(merges)
-        writer.add_token_types([3, *[1] * (len(words) - 1)])
-        writer.add_add_bos_token(False)
-
-    peer.resize_token_embeddings(len(words))
-    model = load(write(tmp_path / "model.gguf", peer, more=vocabulary))
-    rng, pieces = (
-        fresh(),
-        [*text[:3000], "  ", "\n\n", "\t", "1234567", "don't", "I'LL", "e\u0301", "<|x|>", "🙂🙂", "你好，", "ſ"],
-    )
-    for _ in range(1000):
-        line = "".join(rng.choice(pieces, int(rng.integers(1, 30))))
-        assert model.tokenizer.encode(line).ids == theirs.encode(line).ids
-        assert model.tokenizer.decode(model.tokenizer.encode(line).ids) == theirs.decode(theirs.encode(line).ids)
 
 
 def test_the_tokenizer_of_a_folder_is_read():

@@ -44,11 +44,11 @@ _DIGITS = Cut(digits=True)
 CUTS = {
     "default": Cut(),
     "gpt-2": Cut(),
-    "olmo": Cut(),
+    "olmo": Cut(composed=True),
     "smollm": _DIGITS,
     "starcoder": _DIGITS,
     "refact": _DIGITS,
-    "command-r": _DIGITS,
+    "command-r": _DIGITS._replace(composed=True),
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,

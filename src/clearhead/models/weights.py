@@ -15,6 +15,7 @@ from clearhead.core.axes import Array
 from clearhead.core.room import free_bytes
 from clearhead.errors import MissingExtraError
 
+_UNPACKED = 2**17  # numbers that are unpacked at a time where they are kept, which a processor's cache holds
 _ROWS = 2**22  # numbers that are unpacked at a time where a whole matrix would take too much
 
 
@@ -50,6 +51,14 @@ class Stored:
         numbers = np.require(numbers, dtype, "A")  # a file may store numbers at odd places
         return numbers + dtype(self.plus) if self.plus else numbers
 
+    def columns(self, dtype: type[np.floating[Any]]) -> Array:
+        """The matrix, (d_out, d_in), with its columns contiguous: BLAS multiplies one token by it faster so."""
+        made = np.empty(self.shape[::-1], dtype)
+        step = max(1, _UNPACKED // self.shape[-1])
+        for start in range(0, self.shape[0], step):
+            made[:, start : start + step] = self.rows(slice(start, start + step), dtype).T
+        return made.T
+
     def part(self, start: int, stop: int) -> "Stored":
         """Some of its rows as a tensor of its own, such as the queries of a fused projection."""
         order = np.arange(start, stop) if self.order is None else self.order[start:stop]
@@ -62,8 +71,10 @@ def _widened(numbers: Array) -> Array:
 
 
 def _unpacked(blocks: Array, kind: str) -> Array:
+    """The numbers of packed rows, given to gguf as one row: of many it takes 16 at a time, which is slow."""
     quants, kinds = packings()
-    return np.asarray(quants.dequantize(np.ascontiguousarray(blocks), kinds[kind]), np.float32)
+    numbers = quants.dequantize(np.ascontiguousarray(blocks).reshape(1, -1), kinds[kind])
+    return np.asarray(numbers.reshape(quants.quant_shape_from_byte_shape(blocks.shape, kinds[kind])), np.float32)
 
 
 def packings() -> tuple[Any, Any]:
@@ -99,7 +110,8 @@ class Weights:
         if name in self.kept:
             return self.kept[name]
         tensor = self.stored[name]
-        array = tensor.rows(dtype=self.dtype)
+        copied = len(tensor.shape) == 2 and (tensor.kind != "F32" or tensor.order is not None)
+        array = tensor.columns(self.dtype) if copied else tensor.rows(dtype=self.dtype)
         size = 0 if np.may_share_memory(array, tensor.data) else array.nbytes
         if self.used + size <= self.budget:
             self.kept[name] = array
@@ -112,11 +124,7 @@ class Weights:
 
     def rows(self, name: str, chosen: Sequence[int] | Array) -> Array:
         """Some rows of a matrix; only they are unpacked."""
-        return (
-            self.kept[name][chosen]
-            if name in self.kept
-            else self.stored[name].rows(np.asarray(chosen, np.intp), self.dtype)
-        )
+        return self.stored[name].rows(np.asarray(chosen, np.intp), self.dtype)
 
     def product(self, x: Array, name: str) -> Array:
         """x·Wᵀ for x (…, d_in); a matrix that the budget cannot hold is unpacked some rows at a time."""
