@@ -117,7 +117,9 @@ class Decoder:
         act = ACTIVATIONS[self.config.activation].value
         gate, up = self.inner(number, middle)
         with np.errstate(over="ignore"):  # exp of a large number is infinite, and its share 0
-            made = act(up) if gate is None else act(gate) * up
+            made = act(up if gate is None else gate)
+        if gate is not None:
+            made *= up
         return self.linear(made, f"blk.{number}.ffn_down")
 
     def attended(

@@ -31,8 +31,11 @@ class NormWeights(NamedTuple):
 
     def value(self, x: Array) -> Array:
         """weight·(x − mean)/σ + bias, (…, d)."""
-        y = self.standardised(x)[0] * self.weight
-        return y if self.bias is None else y + self.bias
+        y = self.standardised(x)[0]
+        y *= self.weight
+        if self.bias is not None:
+            y += self.bias
+        return y
 
     def backward(self, x: Array, upstream: Array) -> Array:
         """The derivative by x, (…, d), from that by value(x).
@@ -78,7 +81,10 @@ def _gelu_slope(x: Array) -> Array:
 
 
 def _silu(x: Array) -> Array:
-    return x / (1 + np.exp(-x))
+    y = np.negative(x)  # one array for every step: at thousands of tokens, new ones cost more than the arithmetic
+    np.exp(y, out=y)
+    y += 1
+    return np.divide(x, y, out=y)
 
 
 def _silu_slope(x: Array) -> Array:
