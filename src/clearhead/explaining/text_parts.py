@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from clearhead.core.rule_values import is_whole
 from clearhead.errors import SelectionError, expected
-from clearhead.models.protocol import Token
+from clearhead.models.protocol import Token, first_letter
 
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uff66-\uff9f"  # written without spaces: each character is a word here
 _PATTERNS = {
@@ -52,8 +52,7 @@ def parts_of_text(
     for place, token in enumerate(tokens[:-1]):
         if place < first or token.template or token.stop <= token.start:
             continue
-        inside = text[token.start : token.stop]
-        letter = token.start + len(inside) - len(inside.lstrip()) if inside.strip() else token.start
+        letter = first_letter(token, text)
         span = next((span for span in spans if span[0] <= letter < span[1]), None)
         if span is not None and any(start <= letter < stop for start, stop in hide):
             held[span].append(place)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from clearhead.errors import FileError, MissingExtraError, RuleError, Sentence, expected
-from clearhead.models.protocol import Token
+from clearhead.models.protocol import Token, first_letter
 
 _SECONDS, _MOST = 2.0, 2**22
 ROLES = ("system", "user", "assistant")
@@ -92,7 +92,7 @@ def marked(tokens: Sequence[Token], text: str, messages: Sequence[dict[str, str]
     """The tokens of a chat's text, those marked that stand in no message."""
     spans = places(text, messages)
     return [
-        token._replace(template=not any(start <= token.start and token.stop <= stop for start, stop in spans))
+        token._replace(template=not any(start <= first_letter(token, text) < stop for start, stop in spans))
         for token in tokens
     ]
 

@@ -32,6 +32,12 @@ class Token(NamedTuple):
     template: bool = False
 
 
+def first_letter(token: Token, text: str) -> int:
+    """Where a token's first character stands that is no space; a word's token may begin with the space before it."""
+    inside = text[token.start : token.stop]
+    return token.start + (len(inside) - len(inside.lstrip()) if inside.strip() else 0)
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class LayerRun:
     """The inputs and outputs of one layer's attention: x (tokens, d_model); q, k, v (heads, tokens, d_k).

@@ -1,0 +1,86 @@
+"""Messages in place of a text: the template's tokens are marked, the question is not hidden, the answer comes first."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import clearhead as ch
+from clearhead.models import finding
+from clearhead.models.model import load
+from terminal import call
+
+TEMPLATE = """
+{%- for message in messages %}{{ message.role }} : {{ message.content }} {% endfor %}man :"""
+PLACE, QUESTION = "humpty dumpty sat on a wall", "jack and jill went up the"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return replace(load(), template=TEMPLATE)
+
+
+@pytest.fixture
+def by_default(monkeypatch, model):
+    """The commands load this model."""
+    monkeypatch.setattr(finding, "load_model", lambda *_, **__: model)
+
+
+def text_of(tokens, *, template):
+    return " ".join("".join(token.text for token in tokens if token.template == template).split())
+
+
+def test_the_templates_tokens_are_marked_wherever_tokens_are(model):
+    seen = ch.explain([{"role": "user", "content": QUESTION}], model)
+    assert text_of(seen.tokens, template=False) == QUESTION
+    assert [token["template"] for token in seen.to_json()["tokens"]] == [token.template for token in seen.tokens]
+
+
+def test_the_question_is_hidden_only_where_there_is_nothing_else(model):
+    alone = ch.why([{"role": "user", "content": QUESTION}], model, verify=0)
+    assert [part.text for part in alone.parts] == QUESTION.split()
+    messages = [{"role": "system", "content": PLACE}, {"role": "user", "content": QUESTION}]
+    both = ch.why(messages, model, verify=0)
+    assert [part.text for part in both.parts] == PLACE.split()
+    turns = ch.why([*messages, {"role": "assistant", "content": "hill"}, messages[1]], model, parts="turns", verify=0)
+    assert [part.text for part in turns.parts] == [PLACE, QUESTION, "hill"]
+    chosen = ch.why(messages, model, hide=[(0, len(both.text))], verify=0)
+    assert [part.text for part in chosen.parts] == [*PLACE.split(), *QUESTION.split()]
+
+
+@pytest.mark.usefixtures("by_default")
+def test_the_commands_take_messages_and_a_file_before_them(tmp_path):
+    (tmp_path / "text.txt").write_text(f"{PLACE}. {PLACE}.\n", encoding="utf-8")
+    shown = call("explain", "--chat", QUESTION, "--system", PLACE)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "in brackets: tokens of the chat's template" in shown.stdout
+    assert "0 (" in shown.stdout
+    place = tmp_path / "why.json"
+    asked = "--file", tmp_path / "text.txt", "--chat", QUESTION, "--why", "--generate", "3", "--trust", "--json", place
+    done = call("explain", *asked)
+    assert (done.returncode, done.stderr) == (0, "")
+    data = json.loads(place.read_text(encoding="utf-8"))
+    assert [part["text"] for part in data["parts"]] == [f"{PLACE}.", f"{PLACE}."]
+    assert data["trust"]["masks"] == 16
+    assert 1 <= len(data["answer"].split()) <= 3
+    words = call("explain", "--chat", QUESTION, "--answer", "hill to fetch", "--parts", "words", "--memory", "0.5")
+    assert words.stdout.startswith("Why hill to fetch? The logarithm of its odds is -")
+
+
+@pytest.mark.usefixtures("by_default")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["mary", "--chat", "had"], "TEXT and --chat are given together"),
+        (["mary", "--system", "had"], "--system is for --chat"),
+        (["mary", "--memory", "much"], "expected a number of gigabytes"),
+        (["mary had a", "--why", "--parts", "chapters"], "invalid choice"),
+        (["mary had a", "--why", "--answer", "lamb"], "answer and token"),
+    ],
+)
+def test_what_does_not_fit_is_named(options, said):
+    if "--answer" in options:
+        options = [*options[:1], "--why", "lamb", *options[2:]]
+    done = call("explain", *options)
+    assert done.returncode == 2
+    assert said in done.stderr
