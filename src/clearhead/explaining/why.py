@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from clearhead.models.hub import HubModel
 
 _MOST_POINTS = 16
-_LOWS, _NEAR = (0.1, 0.03, 0.01, 1e-3, 1e-4), 0.05  # the integral begins at the first where y is so near to y(nothing)
+_LOWS = 0.1, 0.03, 0.01, 1e-3, 1e-4  # the integral begins at the first of them where y is near y(nothing):
+_NEAR = 0.05  # nearer than this share of the range that y has on the way
 _GAP = 0.05  # of the total: points double while the parts' sum misses more
 _ESTIMATED = 20  # edges that the integral names for a run
 _HEADS, _KEYS = 6, 4  # the first heads, and of each so many of its largest weights, are run again too
@@ -281,7 +282,8 @@ def _integrated(again: "_Again", gated: list[int], points: int, each: Each) -> t
     runs = rerun.hidden(again.model, again.based, lists, again.edits, [0.0, *_LOWS])
     shut, *ways = (one.value for one in runs)
     total = again.value - shut
-    low = next((low for low, way in zip(_LOWS, ways, strict=True) if abs(way - shut) <= _NEAR * abs(total)), _LOWS[-1])
+    near = _NEAR * np.ptp([again.value, shut, *ways])
+    low = next((low for low, way in zip(_LOWS, ways, strict=True) if abs(way - shut) <= near), _LOWS[-1])
     last = again.based[0].target.rows.start + 1
     while True:
         targets = [one.target for one in again.based]
