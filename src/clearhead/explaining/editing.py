@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -12,6 +11,7 @@ from clearhead.changing.edits import Edit, read_edits
 from clearhead.changing.places import Text, find
 from clearhead.core.axes import Array
 from clearhead.errors import RuleError, SelectionError, Sentence
+from clearhead.explaining.texts import pieces
 from clearhead.models.edits import acting, choices, place_of
 from clearhead.models.protocol import ForwardPass, LanguageModel, LayerRun, Token, probabilities
 
@@ -38,7 +38,7 @@ def checked(edits: Any, layers: int, heads: int, model: str) -> tuple[Edit, ...]
 
 def by_position(edits: Sequence[Edit], tokens: list[Token], text: str) -> tuple[Edit, ...]:
     """The same edits, their queries and keys as positions. Raises SelectionError for those that the text has not."""
-    whole = Text(len(tokens), [_pieces(tokens, text)])
+    whole = Text(len(tokens), [pieces(tokens, text)])
     placed: list[Edit] = []
     for edit in edits:
         try:
@@ -60,19 +60,6 @@ def by_position(edits: Sequence[Edit], tokens: list[Token], text: str) -> tuple[
         positions = {name: tuple(np.flatnonzero(members).tolist()) for name, members in places.items()}
         placed.append(replace(edit, **cast("Any", positions)))
     return tuple(placed)
-
-
-def _pieces(tokens: list[Token], text: str) -> list[str]:
-    """Each token's part of the text, which follow one another; of a character's bytes, the last token has it."""
-    last = [token.stop != after.stop for token, after in pairwise(tokens)] + [True]
-    pieces, reached = [], 0
-    for token, ends in zip(tokens, last, strict=True):
-        if token.stop <= token.start:  # a special token
-            pieces.append(token.text)
-            continue
-        pieces.append(text[reached : token.stop] if ends else "")
-        reached = token.stop if ends else reached
-    return pieces
 
 
 def heads_of(edits: Sequence[Edit], layers: int, heads: int) -> Array:

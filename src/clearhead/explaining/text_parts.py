@@ -1,21 +1,21 @@
 """A text cut into parts: tokens, words, sentences, paragraphs, turns of a chat, or slices; and the tokens of each."""
 
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from clearhead.core.rule_values import is_whole
 from clearhead.errors import SelectionError, expected
+from clearhead.explaining.texts import pieces
+from clearhead.layers.pieces import paragraphs, sentences, words
 from clearhead.models.protocol import Token, first_letter
 
-_CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uff66-\uff9f"  # written without spaces: each character is a word here
-_PATTERNS = {
-    "words": rf"[{_CJK}]|[^\s{_CJK}]+",
-    "sentences": r"\S(?:[^.!?。！？\n]|[.!?](?!\s|$))*[.!?。！？]*[\"'”’)」』]*",
-    "paragraphs": r"\S(?:[^\n]|\n(?![^\S\n]*\n))*",
+_DIVIDED: dict[str, Callable[[Sequence[str]], list[int]]] = {
+    "words": words,
+    "sentences": sentences,
+    "paragraphs": paragraphs,
 }
-KINDS = ("tokens", *_PATTERNS, "turns")
+KINDS = ("tokens", *_DIVIDED, "turns")
 Slice = tuple[int, int]
 
 
@@ -44,19 +44,23 @@ def parts_of_text(
     first    the first token that can be
 
     The last token, which answers, and those of a template are in no part. A token is of the part that holds its first
-    character which is no space. Raises SelectionError for another kind, and for
-    slices that overlap or are outside the text.
+    character which is no space. Raises SelectionError for another kind, and for slices that overlap or are outside the
+    text.
     """
-    spans = read_slices("parts", kind, text) if not isinstance(kind, str) else _spans(kind, text, tokens, turns)
-    held: dict[Slice, list[int]] = {span: [] for span in spans}
-    for place, token in enumerate(tokens[:-1]):
-        if place < first or token.template or token.stop <= token.start:
-            continue
-        letter = first_letter(token, text)
-        span = next((span for span in spans if span[0] <= letter < span[1]), None)
-        if span is not None and any(start <= letter < stop for start, stop in hide):
-            held[span].append(place)
-    return [Part(text[slice(*span)], *span, tuple(places)) for span, places in held.items() if places]
+    letters = [first_letter(token, text) for token in tokens]
+    turn = [_inside(turns, letter) for letter in letters]
+    held: dict[tuple[int, int], list[int]] = {}
+    for place, label in enumerate(_labels(kind, text, tokens, letters, turn)):
+        token, letter = tokens[place], letters[place]
+        can = first <= place < len(tokens) - 1 and not token.template and token.stop > token.start
+        if can and label >= 0 and _inside(hide, letter) >= 0:
+            held.setdefault((turn[place], label), []).append(place)
+    parts = []
+    for places in held.values():
+        start, stop = letters[places[0]], max(tokens[place].stop for place in places)
+        stop = start + max(1, len(text[start:stop].rstrip()))
+        parts.append(Part(text[start:stop], start, stop, tuple(places)))
+    return parts
 
 
 def read_slices(name: str, value: Any, text: str) -> list[Slice]:
@@ -78,16 +82,25 @@ def read_slices(name: str, value: Any, text: str) -> list[Slice]:
     return spans
 
 
-def _spans(kind: str, text: str, tokens: Sequence[Token], turns: Sequence[Slice]) -> list[Slice]:
-    if kind not in KINDS:
+def _labels(
+    kind: str | Sequence[Any], text: str, tokens: Sequence[Token], letters: Sequence[int], turn: list[int]
+) -> list[int]:
+    """The number of each token's part; below 0 for none."""
+    if not isinstance(kind, str):
+        spans = read_slices("parts", kind, text)
+        return [_inside(spans, letter) for letter in letters]
+    if kind in _DIVIDED:
+        return _DIVIDED[kind](pieces(list(tokens), text))
+    if kind == "tokens":
+        return [token.start for token in tokens]
+    if kind != "turns":
         wanted = f"one of {', '.join(KINDS)}, or (start, stop) pairs"
         raise SelectionError(expected("parts", kind, wanted), 'parts="words"')
-    if kind == "turns":
-        if not turns:
-            raise SelectionError("parts='turns' is for a chat, and this is a text.", 'parts="sentences"')
-        return list(turns)
-    if kind == "tokens":
-        return list(dict.fromkeys((token.start, token.stop) for token in tokens if token.stop > token.start))
-    within = turns or [(0, len(text))]
-    pattern = re.compile(_PATTERNS[kind])
-    return [match.span() for start, stop in within for match in pattern.finditer(text, start, stop)]
+    if max(turn, default=-1) < 0:
+        raise SelectionError("parts='turns' is for a chat, and this is a text.", 'parts="sentences"')
+    return turn
+
+
+def _inside(spans: Sequence[Slice], letter: int) -> int:
+    """Which of these spans has the character; -1 for none."""
+    return next((number for number, (start, stop) in enumerate(spans) if start <= letter < stop), -1)

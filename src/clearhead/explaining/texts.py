@@ -2,7 +2,7 @@
 
 import re
 from contextlib import suppress
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from clearhead.core.rule_values import is_whole
@@ -96,6 +96,19 @@ def parts_of(tokens: list[Token], text: str) -> Parts:
         names += parts
     count = len({split.character for split in firsts})
     return Parts(names, firsts[0]._replace(characters=count) if firsts else None)
+
+
+def pieces(tokens: list[Token], text: str) -> list[str]:
+    """Each token's part of the text, which follow one another; of a character's bytes, the last token has it."""
+    last = [token.stop != after.stop for token, after in pairwise(tokens)] + [True]
+    parts, reached = [], 0
+    for token, ends in zip(tokens, last, strict=True):
+        if token.stop <= token.start:  # a special token
+            parts.append(token.text)
+            continue
+        parts.append(text[reached : token.stop] if ends else "")
+        reached = token.stop if ends else reached
+    return parts
 
 
 def find_token(tokens: list[Token], text: str, wanted: int | str | None) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 _UNREADABLE = "\ufffd"  # what decoders write for a part of a character
 _APART = ("CJK", "HIRAGANA", "KATAKANA", "THAI")  # written without spaces
 _END = re.compile(r"[.!?…]+[\"'”’»)\]]*\s+|[。！？]+[”’」』）]*\s*|\n\s*\n\s*")  # of a sentence, and the gap behind it
+_GAP = re.compile(r"\n\s*\n\s*")  # between paragraphs
 
 
 def pieces_of(ids: Sequence[int], decode: Callable[[list[int]], str]) -> list[str]:
@@ -71,7 +72,21 @@ def sentences(pieces: Sequence[str]) -> list[int]:
     >>> sentences(["Who", "?", " He", " said", " 3", ".", "5", ".", "\n", "Yes"])
     [0, 0, 1, 1, 1, 1, 1, 1, 1, 2]
     """
-    ends = [match.end() for match in _END.finditer("".join(pieces))]
+    return _numbered(pieces, _END)
+
+
+def paragraphs(pieces: Sequence[str]) -> list[int]:
+    r"""The number of each token's paragraph; an empty line ends one.
+
+    >>> paragraphs(["One", "\n", "two", "\n\n", "Three"])
+    [0, 0, 0, 0, 1]
+    """
+    return _numbered(pieces, _GAP)
+
+
+def _numbered(pieces: Sequence[str], end: re.Pattern[str]) -> list[int]:
+    """The number of the part, each of which ends so, in which each token's first letter or mark stands."""
+    ends = [match.end() for match in end.finditer("".join(pieces))]
     starts = np.cumsum([0, *map(len, pieces)])[:-1]
     gaps = [len(piece) - len(piece.lstrip()) if piece.strip() else 0 for piece in pieces]
     number = np.searchsorted(ends, starts + gaps, side="right")
