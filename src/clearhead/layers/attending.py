@@ -1,9 +1,8 @@
 """The attention function that Transformers calls: the same meaning as its eager attention, and observed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from clearhead.layers.derivatives import check_dropout
 from clearhead.layers.masks import RuledMask, from_tensor, keep_rules
 from clearhead.layers.packed import PACKING, PAGED, attend_packed, is_packed
 from clearhead.layers.recording import AttentionCall, Recording
+from clearhead.ops import fast_calls
 from clearhead.ops.attention import attention
 from clearhead.ops.graphed import graphed
 from clearhead.ops.matrix import AttentionMatrix
@@ -30,6 +30,8 @@ cache_position cu_seq_lens_k cu_seq_lens_q deterministic logits_to_keep max_leng
 output_hidden_states output_router_logits position_embeddings position_ids return_dict seq_idx sliding_window use_cache
 """
 HARMLESS = frozenset(_WORDS.split())  # models pass these to every attention, and no score depends on them
+_PLAIN = HARMLESS - {"cu_seq_lens_k", "cu_seq_lens_q"}
+_NUMBER = (float, type(None))
 
 Finish = Callable[[Tensor], Tensor]
 
@@ -67,8 +69,8 @@ class Watch(NamedTuple):
 
 
 Watcher = Callable[[nn.Module], Watch]
-watchers: WeakKeyDictionary[nn.Module, Watcher] = WeakKeyDictionary()  # by attention module, while it is watched
-changers: WeakKeyDictionary[nn.Module, Callable[[nn.Module], Change]] = WeakKeyDictionary()  # while it is changed
+watchers: dict[nn.Module, Watcher] = {}  # by attention module, while it is watched
+changers: dict[nn.Module, Callable[[nn.Module], Change]] = {}  # while it is changed
 
 
 def register() -> None:
@@ -122,6 +124,12 @@ def attend(
     Returns the output (batch, queries, heads, d_v), and None in place of the weights. A compiler traces it as operators
     on tensors. Only a mask that was made outside the compiled part, and carries rules, breaks the graph.
     """
+    unchanged = not (torch.compiler.is_compiling() or watchers or changers or dropout) and position_bias is None
+    if unchanged and type(attention_mask) is RuledMask and type(scaling) in _NUMBER and type(softcap) in _NUMBER:
+        known = _known(attention_mask, query, key, scaling, softcap, more)
+        output = None if known is None else _repeated((query, key, value), s_aux, *known)
+        if output is not None:
+            return output.transpose(1, 2).contiguous(), None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     named_scores = (("scale", scaling), ("softcap", softcap), ("sinks", s_aux))
     scores = {name: x for name, x in named_scores if x is not None}
@@ -138,16 +146,9 @@ def attend(
 
 
 def _attend_compiled(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    position_bias: Tensor | None,
-    dropout: float,
-    scores: dict[str, Any],
-    *,
-    causal: bool,
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, position_bias: Tensor | None, dropout: float,
+    scores: dict[str, Any], *, causal: bool,
+) -> Tensor:  # fmt: skip
     """The output (batch, heads, queries, d_v) as one graph, for the masks that Transformers makes itself.
 
     Without a mask, `causal` counts from the first query on; keys behind it are a static cache's unused room. A float
@@ -172,16 +173,9 @@ def _attend_compiled(
     reason="clearhead: the mask was made outside the compiled part and carries rules"
 )
 def _attend(
-    module: nn.Module,
-    arrays: tuple[Tensor, Tensor, Tensor],
-    mask: Tensor | None,
-    bias: Tensor | None,
-    dropout: float,
-    scores: dict[str, Any],
-    more: dict[str, Any],
-    *,
-    causal: bool,
-) -> Tensor:
+    module: nn.Module, arrays: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, bias: Tensor | None, dropout: float,
+    scores: dict[str, Any], more: dict[str, Any], *, causal: bool,
+) -> Tensor:  # fmt: skip
     """The output (batch, heads, queries, d_v), outside compilers; observed where the module is watched."""
     watcher, changer = watchers.get(module), changers.get(module)
     recording, asked, was_eager, follow = watcher(module) if watcher else Watch()
@@ -221,6 +215,35 @@ def _attend(
     return output
 
 
+def _known(
+    mask: RuledMask, query: Tensor, key: Tensor, scale: float | None, softcap: float | None, more: Iterable[str]
+) -> tuple[dict[str, Any], Hashable] | None:
+    """The rules that `_attend` finds where nobody watches or changes a layer, and their key: read once for all layers.
+
+    They stay with the mask, which is another one in each forward pass. None where a call needs a closer look: shapes
+    that differ, a cache with room, arguments that may mean something, a mask that code may have written into.
+    """
+    asked, known = (query.shape, key.shape, scale, softcap, *more), mask.known
+    if known is None or known[0] != asked:
+        (batch, _, n, m), (row, col) = mask.sizes, mask.start
+        known, sizes = (asked, None), (query.shape[0], query.shape[2], key.shape[2])
+        if (batch, n, m) == sizes and not mask.has_room and _PLAIN.issuperset(more):
+            rules = mask.pattern.rules(range(row, row + n), range(col, col + m - mask.pattern.others))
+            rules = dict(fast_calls.without_position({"scale": scale, "softcap": softcap, **rules}, query, key))
+            known = asked, (rules, fast_calls.rules_key(rules))
+        mask.known = known
+    return known[1] if mask.untouched else None
+
+
+def _repeated(arrays: tuple[Tensor, ...], sinks: Tensor | None, rules: dict[str, Any], key: Hashable) -> Tensor | None:
+    """The output (batch, heads, queries, d_v) under known rules, whose key this is; None where they do not fit."""
+    output: Tensor | None = fast_calls.repeat(key, *arrays) if sinks is None else None
+    try:
+        return attention(*arrays, sinks=sinks, **rules) if output is None else output
+    except ClearheadError:
+        return None  # `_attend` raises it again, and says where
+
+
 def _check(more: dict[str, Any], known: frozenset[str]) -> None:
     """Refuse arguments that may change the scores: none is dropped silently."""
     if more.pop("output_attentions", None):
@@ -240,15 +263,9 @@ def _check(more: dict[str, Any], known: frozenset[str]) -> None:
 
 
 def _read(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    *,
-    causal: bool,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None, *, causal: bool,
     start: int | None,
-) -> AttentionCall:
+) -> AttentionCall:  # fmt: skip
     """The call as a record: the positions of its queries and keys in the sequence, and its mask as a pattern."""
     n, m = query.shape[2], key.shape[2]
     _check_mask(mask, (*query.shape[:3], m))

@@ -71,7 +71,7 @@ class Pattern:
 
     def _segments(self, queries: range, keys: range) -> RuleDict:
         sides = []
-        for positions in (queries, keys):
+        for positions in (queries, keys) if self.segmented else ():
             index = torch.arange(positions.start, positions.stop)
             if self.chunk is not None and self.before is not None:
                 sides.append((index[None, :] - self.before[:, None]) // self.chunk)
@@ -121,7 +121,9 @@ class RuledMask(torch.Tensor):
 
     pattern: Pattern
     start: tuple[int, int]  # the positions of the first query and the first key
+    sizes: torch.Size  # its shape, which is read at once
     whole: Tensor | None
+    known: tuple[Any, Any] | None  # what the latest layer asked, and the answer: see attending.py
 
     @classmethod
     def __torch_function__(
@@ -144,7 +146,7 @@ class RuledMask(torch.Tensor):
     @property
     def has_room(self) -> bool:
         """Are there keys behind the last query that it may not see, as in a static cache?"""
-        return self.pattern.causal and self.start[1] + self.shape[-1] > self.start[0] + self.shape[-2]
+        return self.pattern.causal and self.start[1] + self.sizes[-1] > self.start[0] + self.sizes[-2]
 
     @property
     def untouched(self) -> bool:
@@ -187,7 +189,7 @@ def _merged(tensors: Any, dim: int = 0, *, axis: int | None = None, **more: Any)
 def _ruled(looks: Tensor, pattern: Pattern, start: tuple[int, int]) -> RuledMask:
     """A mask that looks like `looks` and means `pattern`."""
     mask = looks.as_subclass(RuledMask)
-    mask.pattern, mask.start, mask.whole = pattern, start, None
+    mask.pattern, mask.start, mask.sizes, mask.whole, mask.known = pattern, start, looks.shape, None, None
     return mask
 
 
@@ -220,6 +222,7 @@ def keep_rules(
 ) -> RuledMask:
     """A RuledMask from the arguments that Transformers' `eager_mask` gets."""
     start = int(q_offset), int(kv_offset)
+    attention_mask = None if attention_mask is None else attention_mask.clone()  # which the caller may write into
 
     def make() -> Tensor:
         settings = {**more, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
@@ -300,7 +303,8 @@ def _padding_rules(padding: Tensor | None, keys: range) -> RuleDict:
     if padding is None:
         return {}
     real = padding[:, keys.start : keys.stop].to(device="cpu", dtype=torch.bool)
-    real = pad(real, (0, len(keys) - real.shape[1]))  # a static cache has more positions
+    if real.shape[1] < len(keys):  # a static cache has more positions
+        real = pad(real, (0, len(keys) - real.shape[1]))
     if bool(real.all()):
         return {}
     lengths = real.sum(-1)
