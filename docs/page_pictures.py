@@ -122,7 +122,7 @@ def main(names: list[str]) -> None:
             shot, page_file = SHOTS[name], Path(folder) / f"{Path(name).stem}.html"
             write(shot, page_file)
             options = {"color_scheme": shot.theme, "device_scale_factor": shot.scale, "reduced_motion": "reduce"}
-            with opened(running, page_file, *shot.size, wait="h1", place=shot.place, **options) as (page, _):
+            with opened(running, page_file, *shot.size, wait="h1", place=shot.place, **options) as page:
                 page.wait_for_timeout(500)
                 shot.act(page)
                 page.wait_for_timeout(500)

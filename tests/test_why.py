@@ -169,6 +169,35 @@ def test_pytorch_gives_the_same(tmp_path):
     assert ch.explain("mary had a little", model).head == ch.explain("mary had a little").head
 
 
+@pytest.mark.parametrize("name", ["GPTNeoX", "GptOss"])
+def test_what_is_hidden_in_pytorch_is_what_cutting_its_keys_gives(name):
+    """Rotary positions without grouped keys; learned sinks, a window and experts."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(int(fresh().integers(2**31)))
+    sizes = {"vocab_size": 2400, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 24, "max_position_embeddings": 64, "pad_token_id": 0}
+    if name == "GptOss":
+        sizes |= {"num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 3, "num_experts_per_tok": 2}
+        sizes |= {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4, "rope_scaling": None}
+    inner = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**sizes)).eval()
+    for parameter in inner.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(SHIPPED)
+    seen = ch.why("jack and jill went up the hill", of_loaded(inner, tokenizer), verify=3)
+    ids = torch.tensor([[token.id for token in seen.tokens]])
+
+    def number(*edits):
+        with torch.inference_mode(), ch.change(inner, [ch.scaled(1.0), *edits]):
+            logits = inner(ids, use_cache=False).logits[0, -1].double()
+        rest = torch.cat([logits[: seen.token.id], logits[seen.token.id + 1 :]])
+        return float(logits[seen.token.id] - rest.logsumexp(0))
+
+    assert seen.value == pytest.approx(number(), abs=1e-3)
+    for part in seen.parts:
+        if part.hidden is not None:
+            assert part.hidden == pytest.approx(number(ch.cut(keys=list(part.tokens))) - number(), abs=1e-3)
+
+
 @given(st.text(alphabet="ab .!?\n。猫犬", max_size=60), st.sampled_from(["tokens", "words", "sentences", "paragraphs"]))
 def test_parts_follow_one_another_and_hold_every_letter(text, kind):
     tokens = [Token(7, letter, place, place + 1) for place, letter in enumerate(text)] + [Token(7, "x", 0, 0)]

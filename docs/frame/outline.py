@@ -34,7 +34,11 @@ GROUPS = (
             "guides/adding",
         ),
     ),
-    Group("Concepts", "概念", ("looking", "matrix", "causes", "change", "spans", "derivatives", "textbook", "scale")),
+    Group(
+        "Concepts",
+        "概念",
+        ("looking", "models", "matrix", "causes", "change", "spans", "derivatives", "textbook", "scale"),
+    ),
     Group(
         "Reference",
         "参考",

@@ -62,6 +62,7 @@ class Why:
     token: Candidate  # the answer's first token
     against: Candidate  # the other answer's first token, or the runner-up
     compared: bool  # is y about the other answer too?
+    other: str  # the text of the other answer, or of the runner-up
     value: float
     parts: list[PartEffect]  # in the order of the text
     by_token: Array  # (tokens,): φ
@@ -141,7 +142,7 @@ class Why:
             return {k: plain(v) for k, v in value._asdict().items()} if hasattr(value, "_asdict") else value
 
         listed = {name: [plain(each) for each in getattr(self, name)] for name in ("parts", "heads", "edges", "next")}
-        whole = ("text", "answer", "compared", "value", "lead", "total", "gap", "points", "sinks", "missed")
+        whole = ("text", "answer", "other", "compared", "value", "lead", "total", "gap", "points", "sinks", "missed")
         return {
             "model": {"name": self.model.name, **self.model.config.facts()},
             "tokens": [token._asdict() for token in self.tokens],
@@ -259,6 +260,7 @@ def _explained(
         token=candidates[0],
         against=candidates[1],
         compared=bool(asked.against),
+        other="".join(map(model.text, asked.against or (other,))),
         value=again.value,
         parts=_hidden(again, effects, counts[1]),
         by_token=by_token,

@@ -87,13 +87,17 @@ def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None 
         raise RuleError("parts of a text are hidden from all later tokens, and {why}.", why=why)
     xp = library(q)
     earlier = rules | {"bias": numbers_like(gates, q)[None, None], "query_offset": (rules.get("query_offset") or 0) - 1}
+    sinks = earlier.pop("sinks", None)
     if rules.get("window") is not None:
         earlier["window"] = rules["window"][0] - 1, None
     seen = AttentionMatrix(q, k, **earlier).observe(v, logsumexp=True)
     to_self = _own(q, k, rules)[0]
     whole = xp.logaddexp(seen.logsumexp, to_self)
-    share = numbers_like(xp.exp(to_self - whole), q)[..., None]
-    return Attended(q, k, v, earlier, seen.output + share * (_of_queries(v, q) - seen.output), whole, gates)
+    if sinks is not None:  # of the whole row, once
+        whole = xp.logaddexp(whole, numbers_like(sinks, whole)[:, None])
+    shares = [numbers_like(xp.exp(one - whole), q)[..., None] for one in (seen.logsumexp, to_self)]
+    output = shares[0] * seen.output + shares[1] * _of_queries(v, q)
+    return Attended(q, k, v, earlier, output, whole, gates)
 
 
 def through(part: Attended, g: Array) -> tuple[dict[str, Array], Array]:

@@ -82,7 +82,11 @@ def _varied(inner: Any, variant: Variant, kept: list[tuple[Any, Any]] | None) ->
 
 def _plain(rules: dict[str, Any]) -> dict[str, Any]:
     """Rules with arrays in place of tensors."""
-    made = {name: np.asarray(value) if hasattr(value, "numpy") else value for name, value in rules.items()}
-    if made.get("spans") is not None:
-        made["spans"] = tuple(map(np.asarray, made["spans"]))
-    return {name: value for name, value in made.items() if value is not None}
+
+    def plain(value: Any) -> Any:
+        return value.detach().numpy() if isinstance(value, torch.Tensor) else value
+
+    made = {name: plain(value) for name, value in rules.items() if value is not None}
+    if "spans" in made:
+        made["spans"] = tuple(map(plain, made["spans"]))
+    return made

@@ -34,15 +34,14 @@ def show(console: Console, seen: Why, language: Language, *, whole: bool = False
 
 
 def _answer(seen: Why, language: Language) -> Iterator[Text]:
-    facts = {"answer": spelled(seen.answer), "share": percent(seen.probability), "against": spelled(seen.against.text)}
-    facts |= {
-        "other": percent(seen.against.probability),
-        "lead": fixed(abs(seen.value), 2, 9),
-        "odds": signed(seen.value),
-    }
+    facts = {"answer": spelled(seen.answer), "share": percent(seen.probability), "against": spelled(seen.other)}
+    facts |= {"other": percent(seen.against.probability), "odds": signed(seen.value)}
+    facts["lead"] = fixed(abs(seen.value), 2, 9)
+    one = seen.answer == seen.token.text and seen.other == seen.against.text
     key = "why against" if seen.value >= 0 else "why trails"
+    key = key if one else f"{key} long"
     if not seen.compared:
-        key = "why" if seen.answer == seen.token.text else "why long"
+        key = "why" if one else "why long"
     yield title(say(language, key, **facts))
     yield from about(seen.model, language)
     for edit in seen.edits:
