@@ -42,6 +42,7 @@ _MOST_POINTS = 16
 _LOWS = 0.1, 0.03, 0.01, 1e-3, 1e-4  # the integral begins at the first of them where y is near y(nothing):
 _NEAR = 0.05  # nearer than this share of the range that y has on the way
 _GAP = 0.05  # of the total: points double while the parts' sum misses more
+_NOISY, _ALL = 0.25, 32  # where they miss more than this, up to so many parts are hidden in runs of their own
 _ESTIMATED = 20  # edges that the integral names for a run
 _HEADS, _KEYS = 6, 4  # the first heads, and of each so many of its largest weights, are run again too
 
@@ -85,6 +86,11 @@ class Why:
     def __repr__(self) -> str:
         parts = {"": repr(self.text), "answer": repr(self.answer), "value": f"{self.value:.3g}"}
         return brief("Why", parts | {"parts": len(self.parts)}).replace("( ", "(")
+
+    @property
+    def noisy(self) -> bool:
+        """Do the effects miss so much that only what was run again says anything?"""
+        return abs(self.gap) > _NOISY * abs(self.total)
 
     @property
     def layers(self) -> Array:
@@ -189,7 +195,7 @@ def why(
               of the user, which is the question, where there is anything else. Never hidden are the last token, which
               answers, those of a chat's template, and the first one where most heads rest on it
     points    of the integral, 2 passes each; they double while the gap is above 5 % of the total, up to 16
-    verify    how many of the strongest parts to hide in a run of their own
+    verify    how many of the strongest parts to hide in a run of their own; 32 where the gap is above 25 % of the total
     count     how many heads and edges to list at most
     edits     an edit or a list of edits that are in force in all runs: cut, boost, tempered, scaled or off
     each      iterates over points, such as a progress bar
@@ -249,6 +255,8 @@ def _explained(
     by_token, by_head = by_key.sum(axis=(0, 1)), by_key.sum(axis=2)
     effects = [PartEffect(*part, float(by_token[list(part.tokens)].sum())) for part in cut]
     heads, heads_run = _heads(again, by_head)
+    gap = total - float(by_key.sum())
+    verify = max(counts[1], _ALL) if counts[1] and abs(gap) > _NOISY * abs(total) else counts[1]
     edges, missed = _edges(again, by_edge, heads)
     other = asked.against[0] if asked.against else runner_up(base, asked.answer[0])
     candidates = [_candidate(model, base, i) for i in (asked.answer[0], other)]
@@ -262,14 +270,14 @@ def _explained(
         compared=bool(asked.against),
         other="".join(map(model.text, asked.against or (other,))),
         value=again.value,
-        parts=_hidden(again, effects, counts[1]),
+        parts=_hidden(again, effects, verify),
         by_token=by_token,
         by_head=by_head,
         heads=heads,
         heads_run=heads_run,
         edges=edges,
         total=total,
-        gap=total - float(by_key.sum()),
+        gap=gap,
         points=points,
         missed=missed,
         ways=_ways(model, again.based[0], candidates),

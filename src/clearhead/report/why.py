@@ -51,9 +51,8 @@ def _answer(seen: Why, language: Language) -> Iterator[Text]:
 def _parts(console: Console, seen: Why, language: Language, most: int | None) -> Iterator[Text]:
     yield title(say(language, "why parts"))
     listed = sorted(seen.parts, key=lambda part: -abs(part.effect))[:most]
-    widths = (22, -8, _BAR + 2, -9, -9, 0)
-    share = f"p({spelled(seen.token.text)})"
-    names = {"part": "  {}", "effect": "{}", "": "", "hidden": "{}", "share": share, "then": "  {}"}
+    widths = (22, -8, _BAR + 2, -9, -11, 0)
+    names = {"part": "  {}", "effect": "{}", "": "", "hidden": "{}", "share": _share_of(seen), "then": "  {}"}
     yield _heading(language, widths, names)
     high = _largest(part.effect for part in listed)
     for part in listed:
@@ -74,14 +73,20 @@ def _parts(console: Console, seen: Why, language: Language, most: int | None) ->
 
 
 def _edges(console: Console, seen: Why, language: Language, most: int | None) -> Iterator[Text]:
-    listed, widths = seen.edges[:most], (9, 29, -8, -11, -9)
+    listed, widths = seen.edges[:most], (9, 28, -8, -11, -11)
     yield title(say(language, "why edges sink" if seen.sink else "why edges", first=token_name(seen, 0)))
-    names = {"head": "  {}", "edge": "{}", "weight": "{}", "changes": "{}", "share": f"p({spelled(seen.token.text)})"}
+    names = {
+        "head": "  {}",
+        "edge": "{}",
+        "weight": "{}",
+        "changes": "{}",
+        "share": f"p({label(spelled(seen.token.text), 7).rstrip()})",
+    }
     yield _heading(language, widths, names)
     high = _largest(edge.truth for edge in listed)
     for edge in listed:
         numbers = [fixed(edge.weight, 2, 7), signed(edge.truth), percent(edge.share)]
-        cells = [f"  {edge.layer}.{edge.head}", label(_edge(seen, edge), 28), *numbers]
+        cells = [f"  {edge.layer}.{edge.head}", label(_edge(seen, edge), 27), *numbers]
         yield _with_bar(console, columns(widths, cells), edge.truth, high)
     if seen.missed:
         yield note(say(language, "why missed"))
@@ -108,10 +113,16 @@ def _conclusion(seen: Why, language: Language, trust: Trust | None) -> Iterator[
     if edge is not None and edge.truth:
         facts = {"edge": _edge(seen, edge), "head": f"{edge.layer}.{edge.head}", "share": percent(edge.share)}
         yield Text(say(language, "why through" if edge.truth < 0 else "why held", **facts))
+    if seen.noisy:
+        yield note(say(language, "why noise"))
     yield note(say(language, "why gap", gap=signed(seen.gap), total=signed(seen.total), points=seen.points))
     if trust is not None:
         score = "–" if trust.score is None else f"{trust.score:.2f}"
         yield note(say(language, "why trust", masks=trust.masks, score=score))
+
+
+def _share_of(seen: Why) -> str:
+    return f"p({label(spelled(seen.token.text), 7).rstrip()})"
 
 
 def _heading(language: Language, widths: Sequence[int], names: dict[str, str]) -> Text:
