@@ -13,7 +13,7 @@ from clearhead.core.axes import Array
 from clearhead.core.rule_values import is_whole, read_place
 from clearhead.errors import RuleError, SelectionError, ShapeError, shown
 from clearhead.explaining.texts import check_unicode
-from clearhead.models.protocol import ForwardPass, LanguageModel, Token, probabilities
+from clearhead.models.protocol import ForwardPass, LanguageModel, Token
 
 
 class Target(NamedTuple):
@@ -151,8 +151,3 @@ def _token_id(model: LanguageModel, logits: Array, name: str, wanted: int | str)
             **values,
         )
     return max(whole, key=lambda i: float(logits[i]))
-
-
-def share_of(logits: Array, token: int) -> float:
-    """The probability of a token."""
-    return float(probabilities(np.asarray(logits))[token])

@@ -81,16 +81,16 @@ def explain(
     from clearhead.models.finding import load_model
 
     loaded, count = load_model(model), whole_number("count", count, 0)
-    read_as = editing.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
+    acting = editing.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
     more = whole_number("generate", generate, 0)
-    if more and read_as:
+    if more and acting:
         raise RuleError("generate and edits are given together: edits are of the text alone.", "one of them.")
     reading = read(loaded, text)
     tokens = continued(loaded, reading.tokens, more)
     whole = reading.text + "".join(token.text for token in tokens[len(tokens) - more :])
     part, asked = TextPart(whole, tokens), _Asked(layer, head, find_token(tokens, whole, token), count)
-    if read_as:
-        return _edited(loaded, part, asked, each, read_as)
+    if acting:
+        return _edited(loaded, part, asked, each, acting)
     return replace(_explained(loaded, part, asked, each), generated=more)
 
 

@@ -120,10 +120,9 @@ class Why:
             [token for part, keep in zip(self.parts, row, strict=True) if not keep for token in part.tokens]
             for row in kept
         ]
-        ran = [
-            rerun.hidden(self.model, self.based, [keys], self._placed())[0].value if keys else self.value
-            for keys in off
-        ]
+        lists = [keys for keys in off if keys]
+        runs = iter(rerun.hidden(self.model, self.based, lists, self._placed()))
+        ran = [next(runs).value if keys else self.value for keys in off]
         effects = np.array([part.effect for part in self.parts])
         return Trust(spearman((kept @ effects).tolist(), ran), count)
 

@@ -80,7 +80,7 @@ def _edges(console: Console, seen: Why, language: Language, most: int | None) ->
         "edge": "{}",
         "weight": "{}",
         "changes": "{}",
-        "share": f"p({label(spelled(seen.token.text), 7).rstrip()})",
+        "share": _share_of(seen),
     }
     yield _heading(language, widths, names)
     high = _largest(edge.truth for edge in listed)
