@@ -8,6 +8,7 @@ import pytest
 
 import clearhead as ch
 from browser import axe, number, opened, until
+from clearhead.explaining.derivatives import derivatives, target_of
 from clearhead.models import model as gpt2
 from clearhead.view.long import PageOptions, ShownLayer, ShownRun, document
 from seeds import fresh
@@ -111,17 +112,23 @@ def test_an_effect_of_minus_one_is_no_masked_cell(running):
 
 
 def test_the_pages_of_why_and_of_watched_runs_have_causes(running):
-    seen = ch.why(TEXT, gpt2.load())
+    model = gpt2.load()
+    seen = ch.why(TEXT, model)
     header = json.loads(scripts(seen.to_html())["clearhead"])
     assert all("g" in layer["arrays"] for layer in header["runs"][0]["layers"])
     first = seen.edges[0]
+    run = model.run([token.id for token in model.tokens(TEXT)])
+    made = derivatives(model, run, target_of(run, seen.token.id, seen.against.id))
+    layer = run.layers[first.layer]
+    cuts = ch.AttentionMatrix(layer.q, layer.k, causal=True).cuts(layer.v, made.layers[first.layer].g)
+    cut = pytest.approx(cuts[first.head, first.query, first.key], rel=6e-3)
     with opened(running, seen.to_html(), wait=".map-of", color_scheme="dark", bypass_csp=True) as page:
         until(page, "document.querySelector('#readout')?.textContent.includes('rank')")
         now = [int(x) for x in re.findall(r"(?:query|key) (\d+)", page.locator("#readout").text_content())]
         step_to(page, first.query, first.key, now)
         choose(page, "cuts")
         assert page.locator("#head").text_content() == f"Layer {first.layer}, head {first.head}"
-        assert read(page, "cut") == (first.query, first.key, pytest.approx(first.estimate, rel=6e-3))
+        assert read(page, "cut") == (first.query, first.key, cut)
         assert axe(page) == []
 
 

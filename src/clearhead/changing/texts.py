@@ -83,7 +83,8 @@ class Texts:
 
 def check_tokenizer(tokenizer: Any) -> None:
     """Raise DtypeError for something that makes no text of ids; None is no tokenizer."""
-    if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
+    decodes = callable(getattr(tokenizer, "decode", None)) and not isinstance(tokenizer, (bytes, bytearray))
+    if tokenizer is not None and not decodes:
         raise DtypeError(
             f"tokenizer is a {type(tokenizer).__name__}: expected something with decode(list of ids).",
             "tokenizer=transformers.AutoTokenizer.from_pretrained(…)",

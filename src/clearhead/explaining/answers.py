@@ -5,13 +5,13 @@ the logit of P, which does not saturate where P is near 1 (Cohen-Wang et al. 202
 it is ln P less ln of the other's; for two single tokens that is the difference of their logits.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.core.rule_values import is_whole, read_place
-from clearhead.errors import RuleError, SelectionError, ShapeError, shown
+from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError, expected, shown
 from clearhead.explaining.texts import check_unicode
 from clearhead.models.protocol import ForwardPass, LanguageModel, Token
 
@@ -99,13 +99,13 @@ def read_answers(
     if against is not None:
         lone = answer is None or is_whole(against)
         second = (
-            (_token_id(model, logits, "against", against),)
-            if lone
-            else _text_ids(model, logits, "against", str(against))
+            (_token_id(model, logits, "against", against),) if lone else _text_ids(model, logits, "against", against)
         )
     if first == second:
         raise SelectionError(
-            "token and against are both {token}: their difference is always 0.", token=shown(model.text(first[0]))
+            "{name} and against are both {token}: their difference is always 0.",
+            name="token" if answer is None else "answer",
+            token=shown("".join(map(model.text, first))),
         )
     model.fits(len(ids) + max(len(first), len(second)) - 1)
     if second and len(first) == len(second) == 1:
@@ -122,8 +122,10 @@ def runner_up(logits: Array, answer: int) -> int:
     return int(next((i for i in order if i != answer), answer))
 
 
-def _text_ids(model: LanguageModel, logits: Array, name: str, text: str) -> tuple[int, ...]:
+def _text_ids(model: LanguageModel, logits: Array, name: str, text: Any) -> tuple[int, ...]:
     """The ids of an answer's tokens; without a leading space it stands for the likelier of both spellings."""
+    if not isinstance(text, str):
+        raise DtypeError(expected(name, text, "a text"), 'answer=" Paris"')
     check_unicode(name, text)
     if not text.strip():
         raise ShapeError("{name} is empty: there is no token to explain.", 'answer=" Paris"', name=name)
