@@ -73,7 +73,8 @@ def target_of(run: ForwardPass, token: int | None = None, against: int | None = 
     chosen = _likeliest(logits, other) if token is None else read_place("token", token, logits.size)
     other = _likeliest(logits, chosen) if other is None else other
     if chosen == other:
-        raise SelectionError("token and against are both {token}: their difference is always 0.", token=chosen)
+        what = "{name} and against are both {token}: their difference is always 0."
+        raise SelectionError(what, name="token", token=chosen)
     return Target(place, chosen, other)
 
 
