@@ -72,6 +72,7 @@ def test_forces_train_as_with_pytorchs_math_path(monkeypatch: pytest.MonkeyPatch
         torch.testing.assert_close(actual, theirs)
 
 
+@pytest.mark.long
 def test_the_spectrum_is_that_of_the_whole_hessian():
     curvature = example("hessian_spectrum")
     torch.manual_seed(0)

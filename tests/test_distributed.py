@@ -24,8 +24,10 @@ FAULTS = (  # which fault happens on which of three ranks, and during which meth
     ("dies_backward", 1, "gather"),
 )
 
+MORE = pytest.param("14", marks=pytest.mark.long)  # one process alone, and four
 
-@pytest.mark.parametrize("worlds", ["2", pytest.param("134", marks=pytest.mark.gate)])
+
+@pytest.mark.parametrize("worlds", ["2", pytest.param("3", marks=pytest.mark.gate), MORE])
 @pytest.mark.parametrize(("script", "scenario"), [(ATTENTION, "rules"), (DERIVATIVES, "gradients")])
 def test_every_rule_with_every_method(tmp_path: Path, script: Path, scenario: str, worlds: str):
     seed = str(fresh().integers(2**31))
@@ -33,24 +35,26 @@ def test_every_rule_with_every_method(tmp_path: Path, script: Path, scenario: st
 
 
 @pytest.mark.gate
-def test_effects_over_shards_are_those_of_one_process(tmp_path: Path):
+@pytest.mark.parametrize("worlds", ["23", MORE])
+def test_effects_over_shards_are_those_of_one_process(tmp_path: Path, worlds: str):
     seed = str(fresh().integers(2**31))
-    jobs = dict.fromkeys("1234", "causes,dtypes,graphs,differently") | {"1": "causes,dtypes,graphs"}
-    all_well(tmp_path, [(names, world, seed) for world, names in jobs.items()], CAUSES)
+    names = {world: "causes,dtypes,graphs" + ",differently" * (world != "1") for world in worlds}
+    all_well(tmp_path, [(names[world], world, seed) for world in worlds], CAUSES)
 
 
 @pytest.mark.gate
-def test_forward_mode_and_second_derivatives_are_those_of_one_process(tmp_path: Path):
+@pytest.mark.parametrize("worlds", ["23", MORE])
+def test_forward_mode_and_second_derivatives_are_those_of_one_process(tmp_path: Path, worlds: str):
     seed = str(fresh().integers(2**31))
-    jobs = dict.fromkeys("134", "both") | {"2": "both,differing,ways,narrow"}
-    all_well(tmp_path, [(names, world, seed) for world, names in jobs.items()], DERIVATIVES)
+    names = {world: "both" + ",differing,ways,narrow" * (world == "2") for world in worlds}
+    all_well(tmp_path, [(names[world], world, seed) for world in worlds], DERIVATIVES)
 
 
 @pytest.mark.gate
-def test_bits_bytes_exactness_and_refused_derivatives(tmp_path: Path):
-    jobs = dict.fromkeys("1234", "bits,exact,windows,counts,cutting,decoding,passes")
-    jobs["2"] += ",refused"
-    all_well(tmp_path, [(names, world, "7") for world, names in jobs.items()], ATTENTION)
+@pytest.mark.parametrize("worlds", ["23", MORE])
+def test_bits_bytes_exactness_and_refused_derivatives(tmp_path: Path, worlds: str):
+    names = "bits,exact,windows,counts,cutting,decoding,passes"
+    all_well(tmp_path, [(names + ",refused" * (world == "2"), world, "7") for world in worlds], ATTENTION)
 
 
 @pytest.mark.long  # Triton's interpreter on several ranks
@@ -59,7 +63,7 @@ def test_tensors_on_a_device_are_computed_there(tmp_path: Path, script: Path):
     all_well(tmp_path, [("device", "2", "0")], script)
 
 
-@pytest.mark.parametrize("worlds", ["2", "34"])
+@pytest.mark.parametrize("worlds", ["2", pytest.param("34", marks=pytest.mark.long)])
 @pytest.mark.gate
 def test_ranks_called_with_different_arguments_are_told_which_rank_and_argument(tmp_path: Path, worlds: str):
     all_well(tmp_path, [("differently", world, "0") for world in worlds], ATTENTION)

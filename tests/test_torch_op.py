@@ -164,7 +164,7 @@ def everything(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, 
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.long), True])
 def test_compiled_forward_and_backward(*, dynamic: bool):
     compiled = torch.compile(everything, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     for length in (5, 7) if dynamic else (5,):

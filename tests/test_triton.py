@@ -48,7 +48,7 @@ RULES: dict[str, dict[str, Any]] = {
     "far": {"query_offset": 2**40, "causal": True, "window": (2**41, None), "alibi_slopes": np.full(4, 1e-13)},
 }
 PAIRS: list[Any] = [(rules, DTYPES[0]) for rules in ("soft",)]
-PAIRS += [pytest.param("", dtype, marks=pytest.mark.gate) for dtype in DTYPES]  # any of the rules
+PAIRS += [pytest.param("", dtype, marks=pytest.mark.long) for dtype in DTYPES]  # any of the rules
 
 
 @pytest.mark.gate
@@ -72,7 +72,7 @@ def check_rows(case: Case) -> None:
     ("dtype", "queries"),
     [
         (DTYPES[0], 1),
-        *[pytest.param(*case, marks=pytest.mark.gate) for case in zip(DTYPES, (3, 1, 3, 1), strict=True)],
+        *[pytest.param(*case, marks=pytest.mark.long) for case in zip(DTYPES, (3, 1, 3, 1), strict=True)],
     ],
     ids=str,
 )
@@ -117,7 +117,7 @@ def test_wide_values_are_processed_in_parts(halves: bool, monkeypatch: pytest.Mo
 
 @pytest.mark.gate
 @pytest.mark.parametrize(
-    "sizes", [(1, 2), *(pytest.param(x, marks=pytest.mark.gate) for x in ((1, 1), (2, 1), (2, 2)))]
+    "sizes", [(1, 2), *(pytest.param(x, marks=pytest.mark.long) for x in ((1, 1), (2, 1), (2, 2)))]
 )
 def test_the_gradient_of_a_table_with_more_labels_than_one_launch_takes(sizes: tuple[int, int]):
     rng = fresh()
