@@ -35,7 +35,9 @@ class Causes:
 
     def made(self, kind: str, **changes: Any) -> CauseMatrix:
         A = self.case.matrix(**changes)
-        return A.cuts(self.case.v, self.g) if kind == "cut" else A.contributions(self.case.v, self.g)
+        if kind == "contribution":
+            return A.contributions(self.case.v, self.g)
+        return A.cuts(self.case.v, self.g, rest="first" if kind == "moved" else "renormalise")
 
     @property
     def four(self) -> tuple[Array, Array]:
@@ -45,8 +47,14 @@ class Causes:
 
     def truth(self, kind: str) -> Array:
         """(batch, heads, queries, keys) in float64."""
-        function = reference.cuts if kind == "cut" else reference.contributions
-        return function(self.case.problem, self.case.book, *self.four)
+        if kind == "cut":
+            return reference.cuts(self.case.problem, self.case.book, *self.four)
+        result = reference.contributions(self.case.problem, self.case.book, *self.four)
+        if kind == "contribution" or self.case.problem.sinks is not None:
+            return result if kind == "contribution" else -result
+        v, g = (x.astype(np.float64) for x in self.four)
+        first = np.repeat(v[:, :, :1], self.case.problem.heads // max(1, v.shape[1]), axis=1) * g
+        return self.case.book.weights * first.sum(-1, keepdims=True) - result if v.shape[2] else result
 
     @cached_property
     def allowed(self) -> Array:
@@ -56,7 +64,8 @@ class Causes:
         """
         slack, (v, g) = Slack(self.case), (np.abs(x.astype(np.float64)) for x in self.four)
         values = np.repeat(v, self.case.problem.heads // max(1, v.shape[1]), axis=1)
-        moved = np.where(visibility.dense(self.case.problem), g @ values.swapaxes(-1, -2), 0.0)
+        moving = visibility.dense(self.case.problem) | (np.arange(v.shape[2]) == 0)
+        moved = np.where(moving, g @ values.swapaxes(-1, -2), 0.0)
         largest: Array = 8 * slack.weights * (1e-30 + moved.max(axis=-1, initial=0.0, keepdims=True))
         return largest + slack.tiny
 

@@ -26,7 +26,7 @@ from problems import Case, on_every_engine
 from seeds import fresh, normal
 from slack import Slack, assert_close
 
-KIND = st.sampled_from(("cut", "contribution"))
+KIND = st.sampled_from(("cut", "contribution", "moved"))
 SMALL = {"most": 3000}  # the reference's cuts take O(queries·keys²)
 FEW = {"most": 80, "most_heads": 6}  # every edge is forbidden in turn
 
