@@ -34,10 +34,7 @@ class Causes:
         return LAYOUTS[sorted(LAYOUTS)[rng.integers(len(LAYOUTS))]](g)
 
     def made(self, kind: str, **changes: Any) -> CauseMatrix:
-        A = self.case.matrix(**changes)
-        if kind == "contribution":
-            return A.contributions(self.case.v, self.g)
-        return A.cuts(self.case.v, self.g, rest="first" if kind == "moved" else "renormalise")
+        return effects(self.case.matrix(**changes), kind, self.case.v, self.g)
 
     @property
     def four(self) -> tuple[Array, Array]:
@@ -68,6 +65,12 @@ class Causes:
         moved = np.where(moving, g @ values.swapaxes(-1, -2), 0.0)
         largest: Array = 8 * slack.weights * (1e-30 + moved.max(axis=-1, initial=0.0, keepdims=True))
         return largest + slack.tiny
+
+
+def effects(A: ch.AttentionMatrix, kind: str, v: Any, g: Any) -> CauseMatrix:
+    if kind == "contribution":
+        return A.contributions(v, g)
+    return A.cuts(v, g, rest="first" if kind == "moved" else "renormalise")
 
 
 def in_float64(case: Case) -> Case:
