@@ -66,10 +66,8 @@ class Layer:
         """
         g = self.g
         if rest == "first" and self.padding is not None and bool(self.padding[:, 0].any()):
-            raise RuleError(
-                f"layer {self.name} has a text that begins with padding: its first token is not the first key.",
-                'pad on the right, or rest="renormalise".',
-            )
+            what = f"layer {self.name} has a text that begins with padding: its first token is not the first key."
+            raise RuleError(what, 'pad on the right, or rest="renormalise".')
         return self.matrix().cuts(self.v, g, rest=rest)
 
     def matrix(self) -> AttentionMatrix:

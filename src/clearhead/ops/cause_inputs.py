@@ -5,16 +5,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.core import room
-from clearhead.core.arrays import (
-    FLOATS,
-    as_array,
-    broadcast,
-    device_of,
-    on_cpu,
-    statistics_dtype,
-    to_device_of,
-    unrepeated,
-)
+from clearhead.core.arrays import FLOATS, as_array, broadcast, device_of, on_cpu, statistics_dtype, to_device_of
 from clearhead.core.axes import Array, blocks, group_size
 from clearhead.core.effects import Kind, read_rest
 from clearhead.core.operands import operand
@@ -39,15 +30,15 @@ def contributions(factors: MatrixData, v: Any, g: Any, output: Any) -> tuple[Kin
 
 def cuts(factors: MatrixData, v: Any, g: Any, rest: Any) -> tuple[Kind, MatrixData, Array, Array]:
     """The inputs of cuts; with rest="first" values that are v_0 - v_j, or -v_j where there are learned sinks."""
-    moved, (factors, values, along) = read_rest(rest) == "first", along_g(factors, v, g)
-    if not moved:
+    factors, values, along = along_g(factors, v, g)
+    if read_rest(rest) == "renormalise":
         return "cut", factors, values, along
     dtype = statistics_dtype(values.dtype)
     _check_room(values, dtype)
-    once = unrepeated(on_cpu(values)).astype(dtype)
+    own = on_cpu(values).astype(dtype)
     with np.errstate(invalid="ignore", over="ignore"):
-        once = (once[:, :, :1] if factors.problem.sinks is None else 0) - once
-    return "moved", *_in_one_dtype(factors, to_device_of(broadcast(once, values.shape), values), along)
+        own = (own[:, :, :1] if factors.problem.sinks is None else 0) - own
+    return "moved", *_in_one_dtype(factors, to_device_of(own, values), along)
 
 
 def along_g(factors: MatrixData, v: Any, g: Any) -> Inputs:

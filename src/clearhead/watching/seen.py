@@ -31,6 +31,8 @@ from clearhead.watching.verifying import Verified, verified
 if TYPE_CHECKING:
     from clearhead.ops.causes import CauseMatrix
 
+Layers = Iterable[int | str] | None  # None is all
+
 
 @dataclass(eq=False)
 class Seen(Run, Display):
@@ -81,7 +83,7 @@ class Seen(Run, Display):
         """
         return self.layer(layer).matrix()
 
-    def rollout(self, query: int, *, residual: float = 0.5, layers: Iterable[int | str] | None = None) -> Any:
+    def rollout(self, query: int, *, residual: float = 0.5, layers: Layers = None) -> Any:
         """How much each token contributes to one query through all self-attention layers, (batch, tokens).
 
         query      the query's position
@@ -136,12 +138,7 @@ class Seen(Run, Display):
         return Edges(edges, [words_of(edge, self.layer(edge.layer), self.tokens, self.source_tokens) for edge in edges])
 
     def spans(
-        self,
-        groups: Any,
-        source_groups: Any = None,
-        *,
-        layers: Iterable[int | str] | None = None,
-        rest: Rest = "renormalise",
+        self, groups: Any, source_groups: Any = None, *, layers: Layers = None, rest: Rest = "renormalise"
     ) -> Spans:
         """What g·o changes by when a query may see no key of a whole span of tokens; it prints as a table.
 
@@ -208,7 +205,7 @@ class Seen(Run, Display):
         """
         return HeadEffects(line for name in self.layers for line in head_effects(self.layer(name)))
 
-    def relevance(self, query: int, *, layers: Iterable[int | str] | None = None) -> Any:
+    def relevance(self, query: int, *, layers: Layers = None) -> Any:
         """How much each token spoke for what was differentiated, seen from one query, (batch, tokens).
 
         r ← r + r·Ā from the last self-attention layer to the first, beginning with 1 at the query; Ā is the mean over
