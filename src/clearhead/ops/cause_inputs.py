@@ -35,10 +35,10 @@ def cuts(factors: MatrixData, v: Any, g: Any, rest: Any) -> tuple[Kind, MatrixDa
         return "cut", factors, values, along
     dtype = statistics_dtype(values.dtype)
     _check_room(values, dtype)
-    own = on_cpu(values).astype(dtype)
+    shifted = on_cpu(values).astype(dtype)
     with np.errstate(invalid="ignore", over="ignore"):
-        own = (own[:, :, :1] if factors.problem.sinks is None else 0) - own
-    return "moved", *_in_one_dtype(factors, to_device_of(own, values), along)
+        shifted = (shifted[:, :, :1] if factors.problem.sinks is None else 0) - shifted
+    return "moved", *_in_one_dtype(factors, to_device_of(shifted, values), along)
 
 
 def along_g(factors: MatrixData, v: Any, g: Any) -> Inputs:
@@ -68,7 +68,7 @@ def norms(factors: MatrixData, v: Any, output: Any) -> Inputs:
 
 
 def _in_one_dtype(factors: MatrixData, v: Array, g: Array) -> Inputs:
-    """All in a dtype that holds q's, v's and g's: their own where all are one, else float64 or float32."""
+    """All in a dtype that holds q's, v's and g's: their shifted where all are one, else float64 or float32."""
     dtypes = {factors.problem.dtype, v.dtype, g.dtype}
     if len(dtypes) == 1:
         return factors, v, g
