@@ -225,7 +225,8 @@ def test_moved_weights_are_those_of_dense_rows_and_change_what_the_cuts_say(sink
     rules = {"causal": True, "query_offset": 3, "softcap": 3.0, "mask": mask}
     rules |= {"sinks": rng.standard_normal(4), "window": (6, None)} if sinks else {}
     queries, keys = (np.sort(rng.choice(n, 5, replace=False)) for n in (9, 12))
-    call = edited(q, k, v, rules, acting([ch.cut(queries=list(queries), keys=list(keys), rest="first")]), place(9, 12))
+    edits = acting([ch.cut(queries=list(queries), keys=list(keys), rest="first")])
+    call = edited(q, k, v, rules, edits, place(9, 12))
     A, after = ch.AttentionMatrix(q, k, **rules), ch.AttentionMatrix(call.q, call.k, **call.whole_rules())[...]
     expected, chosen = A[...], np.ix_(range(2), range(4), queries, keys[keys > 0] if not sinks else keys)
     moved, expected[chosen] = expected[chosen].sum(-1), 0
@@ -235,6 +236,8 @@ def test_moved_weights_are_those_of_dense_rows_and_change_what_the_cuts_say(sink
     E = A.cuts(v, g, rest="first")
     np.testing.assert_allclose(change[:, :, queries], E[...][:, :, queries][..., keys].sum(-1), rtol=0, atol=1e-12)
     np.testing.assert_allclose(E.spans(np.zeros(9, int), np.arange(12))[:, :, 0], E.by_key(), rtol=0, atol=1e-12)
+    tensors = [torch.from_numpy(x).requires_grad_() for x in (q, k, v)]
+    torch.autograd.gradcheck(lambda *x: edited(*x, rules, edits, place(9, 12)).output(), tensors, fast_mode=True)
 
 
 @pytest.mark.parametrize("gap", [1.0, 30.0, 69.0, 300.0])
