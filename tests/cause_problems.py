@@ -47,11 +47,11 @@ class Causes:
         if kind == "cut":
             return reference.cuts(self.case.problem, self.case.book, *self.four)
         result = reference.contributions(self.case.problem, self.case.book, *self.four)
-        if kind == "contribution" or self.case.problem.sinks is not None:
+        if kind == "contribution" or self.case.problem.sinks is not None or not result.size:
             return result if kind == "contribution" else -result
         v, g = (x.astype(np.float64) for x in self.four)
         first = np.repeat(v[:, :, :1], self.case.problem.heads // max(1, v.shape[1]), axis=1) * g
-        return self.case.book.weights * first.sum(-1, keepdims=True) - result if v.shape[2] else result
+        return self.case.book.weights * first.sum(-1, keepdims=True) - result
 
     @cached_property
     def allowed(self) -> Array:

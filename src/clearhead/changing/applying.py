@@ -179,11 +179,7 @@ def _meet(problem: Problem, batch: int, head: int, queries: Array, keys: Array) 
 
 
 def _cut(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall:
-    """-inf added to the logits of these queries and keys; their weights move where the edit says.
-
-    What they had goes to the first token where its logit grows by ln(1 + Σ a_j/a_0), and to a sink of weight s where
-    all logits but the sink's shrink by ln(1 + Σ a_j/s): both come from log-sum-exps over the keys themselves.
-    """
+    """-inf added to these logits; where the weights move, it is by ch.cut's formulas, from log-sum-exps."""
     if edit.rest is None:
         return _added(call, edit, heads, place)
     queries, keys = (labels >= 0 for labels in _labels(edit, place))

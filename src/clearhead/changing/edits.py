@@ -110,8 +110,8 @@ def cut(
     """
     if queries is None and keys is None:
         raise RuleError("cut has neither queries nor keys: no weight would be left.", "ch.off(heads=[3])")
-    where = None if read_rest(rest) == "renormalise" else rest
-    return _made("cut", layers, heads, queries=queries, keys=keys, rest=where)
+    moved = None if read_rest(rest) == "renormalise" else rest
+    return _made("cut", layers, heads, queries=queries, keys=keys, rest=moved)
 
 
 def boost(*, keys: Any, by: float, queries: Any = None, layers: Any = None, heads: Any = None) -> Edit:
