@@ -28,7 +28,7 @@ LARGER: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("rules", LARGER)
 def test_problems_of_several_tiles(rules: str):
-    dtype, kind = (str(fresh().choice(names)) for names in (("float32", "float64"), ("cut", "contribution")))
+    dtype, kind = (str(fresh().choice(names)) for names in (("float32", "float64"), ("cut", "contribution", "moved")))
     q, k, v = (normal(heads, n, d, dtype=dtype) for heads, n, d in ((2, 70, 5), (1, 75, 5), (1, 75, 4)))
     case = Case(q, k, v, LARGER[rules], int(fresh().integers(2**31)))
     check_elements("triton", case, kind)
