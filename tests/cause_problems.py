@@ -34,8 +34,7 @@ class Causes:
         return LAYOUTS[sorted(LAYOUTS)[rng.integers(len(LAYOUTS))]](g)
 
     def made(self, kind: str, **changes: Any) -> CauseMatrix:
-        A = self.case.matrix(**changes)
-        return A.cuts(self.case.v, self.g) if kind == "cut" else A.contributions(self.case.v, self.g)
+        return effects(self.case.matrix(**changes), kind, self.case.v, self.g)
 
     @property
     def four(self) -> tuple[Array, Array]:
@@ -45,8 +44,14 @@ class Causes:
 
     def truth(self, kind: str) -> Array:
         """(batch, heads, queries, keys) in float64."""
-        function = reference.cuts if kind == "cut" else reference.contributions
-        return function(self.case.problem, self.case.book, *self.four)
+        if kind == "cut":
+            return reference.cuts(self.case.problem, self.case.book, *self.four)
+        result = reference.contributions(self.case.problem, self.case.book, *self.four)
+        if kind == "contribution" or self.case.problem.sinks is not None or not result.size:
+            return result if kind == "contribution" else -result
+        v, g = (x.astype(np.float64) for x in self.four)
+        first = np.repeat(v[:, :, :1], self.case.problem.heads // max(1, v.shape[1]), axis=1) * g
+        return self.case.book.weights * first.sum(-1, keepdims=True) - result
 
     @cached_property
     def allowed(self) -> Array:
@@ -56,9 +61,16 @@ class Causes:
         """
         slack, (v, g) = Slack(self.case), (np.abs(x.astype(np.float64)) for x in self.four)
         values = np.repeat(v, self.case.problem.heads // max(1, v.shape[1]), axis=1)
-        moved = np.where(visibility.dense(self.case.problem), g @ values.swapaxes(-1, -2), 0.0)
+        moving = visibility.dense(self.case.problem) | (np.arange(v.shape[2]) == 0)
+        moved = np.where(moving, g @ values.swapaxes(-1, -2), 0.0)
         largest: Array = 8 * slack.weights * (1e-30 + moved.max(axis=-1, initial=0.0, keepdims=True))
         return largest + slack.tiny
+
+
+def effects(A: ch.AttentionMatrix, kind: str, v: Any, g: Any) -> CauseMatrix:
+    if kind == "contribution":
+        return A.contributions(v, g)
+    return A.cuts(v, g, rest="first" if kind == "moved" else "renormalise")
 
 
 def in_float64(case: Case) -> Case:

@@ -130,6 +130,26 @@ def shared(part: float, queries: Any, keys: Any, heads: Any = None) -> Callable[
     return change
 
 
+def rested(queries: Any, keys: Any, heads: Any = None) -> Callable[[Scores], Scores]:
+    """The weights of these queries, keys and heads moved to the sink, or to key 0, which keeps its own."""
+
+    def change(scores: Scores) -> Scores:
+        logits, sinks = scores
+        moving = added(1.0, queries, keys, heads)((torch.zeros_like(logits), sinks))[0]
+        moving = torch.cat([moving, torch.zeros_like(moving[..., :1])], -1)
+        learned = bool(torch.isfinite(sinks).any())
+        moving[..., 0] *= learned
+        whole = torch.cat([logits, sinks[None, :, None, None].expand(*logits.shape[:3], 1)], -1).double()
+        weights = torch.softmax(whole, -1).nan_to_num(0.0)
+        moved = (moving * weights).sum(-1)
+        weights = (1 - moving) * weights
+        weights[..., -1 if learned else 0] += moved
+        result = weights[..., :-1].log()
+        return (result - weights[..., -1:].log() + sinks[:, None, None] if learned else result), sinks
+
+    return change
+
+
 def divided(t: float, heads: Any = None) -> Callable[[Scores], Scores]:
     """All logits of these heads, their sink's too, divided by t."""
 

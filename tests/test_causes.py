@@ -16,6 +16,7 @@ from cause_problems import (
     check_observed,
     covered,
     each_engine,
+    effects,
     in_float64,
     signed_largest,
     without,
@@ -26,7 +27,7 @@ from problems import Case, on_every_engine
 from seeds import fresh, normal
 from slack import Slack, assert_close
 
-KIND = st.sampled_from(("cut", "contribution"))
+KIND = st.sampled_from(("cut", "contribution", "moved"))
 SMALL = {"most": 3000}  # the reference's cuts take O(queries·keys²)
 FEW = {"most": 80, "most_heads": 6}  # every edge is forbidden in turn
 
@@ -190,7 +191,7 @@ def test_nonfinite_numbers_that_are_seen_reach_the_rows_that_see_them(
     q, k, v, g = case.q, case.k.copy(), case.v.copy(), causes.g.copy()
     {"k": k, "v": v, "g": g}[where][..., 0, :] = np.nan if where == "k" else bad
     A = ch.AttentionMatrix(q, k, engine=engine, **case.rules)
-    E = A.cuts(v, g) if kind == "cut" else A.contributions(v, g)
+    E = effects(A, kind, v, g)
     clean, dirty = causes.made(kind, engine=engine)[...], E[...]
     visible = case.restore(np.broadcast_to(visibility.dense(case.problem), case.book.weights.shape))
     reached = np.zeros_like(visible)
@@ -198,6 +199,8 @@ def test_nonfinite_numbers_that_are_seen_reach_the_rows_that_see_them(
         reached[..., 0, :] = True
     elif kind == "contribution" and where == "v":
         reached[..., 0] = True
+    elif kind == "moved" and where == "v" and case.problem.sinks is None:
+        reached[...] = True
     else:
         reached |= visible[..., :1]
     np.testing.assert_array_equal(dirty[~visible], 0)

@@ -29,7 +29,7 @@ LARGER: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("rules", ["any", *(pytest.param(name, marks=pytest.mark.long) for name in LARGER)])
 def test_problems_of_several_tiles(rules: str):
     rules = str(fresh().choice(list(LARGER))) if rules == "any" else rules
-    dtype, kind = (str(fresh().choice(names)) for names in (("float32", "float64"), ("cut", "contribution")))
+    dtype, kind = (str(fresh().choice(names)) for names in (("float32", "float64"), ("cut", "contribution", "moved")))
     q, k, v = (normal(heads, n, d, dtype=dtype) for heads, n, d in ((2, 70, 5), (1, 75, 5), (1, 75, 4)))
     case = Case(q, k, v, LARGER[rules], int(fresh().integers(2**31)))
     check_elements("triton", case, kind)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import clearhead as ch
-from changed import ByHand, Letters, added, by_hand, divided, mean, shared, times
+from changed import ByHand, Letters, added, by_hand, divided, mean, rested, shared, times
 from clearhead.changing.edits import Edit
-from clearhead.errors import ShapeError
+from clearhead.errors import RuleError, ShapeError
 from test_hf import same_gradients
 from watched import FAMILY, Family, build, greedy, inputs, logits, run_watched, seen_of
 
@@ -122,6 +122,37 @@ def generated(model: Any, passed: dict[str, torch.Tensor], steps: int) -> torch.
         ids = torch.cat([ids, out.logits[:, -1:].argmax(-1)], 1)
         mask = torch.cat([mask, mask[:, -1:]], 1)
     return ids
+
+
+RESTED = [ch.boost(keys=[2, 4], by=2), ch.cut(queries=slice(5, None), keys=slice(0, 5), heads=[0, 1, 3], rest="first")]
+RESTED_BY_HAND = ByHand([added(2.0, None, [2, 4]), rested(range(5, 99), range(5), [0, 1, 3]), divided(0.8)])
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gpt-oss"])
+@pytest.mark.parametrize("padding", ["", "right"])
+def test_weights_move_to_the_first_token_or_to_a_learned_sink(family: str, padding: str):
+    edits = [*RESTED, ch.tempered(0.8)]
+    RESTED_BY_HAND.kept.clear()
+    edited(FAMILY[family], edits, RESTED_BY_HAND, padding=padding)
+    model, passed = build(family), inputs(family)
+    with ch.change(model, edits), ch.watch(model) as seen:
+        result = model.generate(**passed, **greedy(4))
+    with by_hand(model, RESTED_BY_HAND) as hand, torch.no_grad():
+        torch.testing.assert_close(result, generated(model, passed, 4))
+    for layer, (weights, _) in enumerate(hand.kept.values()):
+        close(torch.as_tensor(seen.matrix(layer)[...])[:, :, -1], weights[:, :, -1])
+
+
+@pytest.mark.parametrize(("family", "padding"), [("mistral", ""), ("llama", "left")])
+def test_weights_move_to_no_first_token_that_a_query_does_not_see(family: str, padding: str):
+    model, passed, edit = build(family), inputs(family, padding), ch.cut(queries=10, keys=8, rest="first")
+    with pytest.raises(RuleError, match="does not see the first token"), ch.change(model, edit):
+        model(**passed)
+    with ch.watch(model, causes=True) as seen:
+        logits(model(**passed)).sum().backward()
+    if padding:
+        with pytest.raises(RuleError, match="begins with padding"):
+            seen.cuts(0, rest="first")
 
 
 @pytest.mark.parametrize("order", ["inside", "outside"])

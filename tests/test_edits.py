@@ -20,7 +20,7 @@ EDITS = [
     ch.cut(queries="on", keys="sat", layers=[0]),
     ch.cut(keys=[True, False, True], heads={0: [3, 1], "decoder.1.cross": [2]}),
     ch.cut(queries=np.array([3, -1]), keys=torch.tensor([True, False])),
-    ch.cut(queries=["on", 4, slice(-3, None, 2)]),
+    ch.cut(queries=["on", 4, slice(-3, None, 2)], rest="first"),
     ch.boost(keys=slice(0, 12), by=2, queries=slice(None, -4), layers=[-1, "encoder.0"]),
     ch.share(keys="sat#2", at_least=0.3, heads=(0, 0, 2)),
     ch.tempered(0.5, layers=[1]),
@@ -57,6 +57,7 @@ def test_edits_survive_json():
 
 WRONG: list[tuple[Any, type[ClearheadError], str]] = [
     (lambda: ch.cut(), RuleError, "cut has neither queries nor keys"),
+    (lambda: ch.cut(keys=1, rest="last"), UnknownNameError, "unknown rest `last`"),
     (lambda: ch.cut(keys=[]), SelectionError, "keys is empty"),
     (lambda: ch.cut(keys=[False, False]), SelectionError, "keys is all False"),
     (lambda: ch.cut(keys=" "), SelectionError, "keys is ' ': expected a word"),
@@ -155,6 +156,7 @@ CALL = [
     ch.cut(queries=slice(3, None), keys=[0, 2], heads=[0, 3]),
     ch.share(keys=[1, 4], at_least=0.4),
     ch.tempered(1.7, heads=[1]),
+    ch.cut(queries=[4, 8], keys=slice(0, 3), heads=[1, 2], rest="first"),
     ch.boost(keys=slice(2, 5), by=-1, heads=[1, 2]),
     ch.share(keys=[5], at_least=0.25, heads=[2]),
     ch.off(to="mean", heads=[2]),
@@ -210,8 +212,32 @@ def test_an_edit_acts_where_the_rules_let_it_change_the_output(rule: str):
 def test_the_rules_fit_a_call_without_a_batch_axis():
     rng = fresh()
     q, k, v = rng.standard_normal((3, 4, 9, 8)).astype(np.float32)
-    call = edited(q[None], k[None], v[None], {"causal": True}, acting(CALL[:5]), place(9, 9))
+    call = edited(q[None], k[None], v[None], {"causal": True}, acting(CALL[:6]), place(9, 9))
     np.testing.assert_allclose(call.output()[0], ch.attention(q, k, v, **call.whole_rules()), atol=1e-6)
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+def test_moved_weights_are_those_of_dense_rows_and_change_what_the_cuts_say(sinks: bool):  # noqa: FBT001
+    rng = fresh()
+    q, k, v, g = (rng.standard_normal((2, h, n, 8)) for h, n in ((4, 9), (2, 12), (2, 12), (4, 9)))
+    mask = rng.random((2, 4, 9, 12)) < 0.7
+    mask[..., 0] |= not sinks
+    rules = {"causal": True, "query_offset": 3, "softcap": 3.0, "mask": mask}
+    rules |= {"sinks": rng.standard_normal(4), "window": (6, None)} if sinks else {}
+    queries, keys = (np.sort(rng.choice(n, 5, replace=False)) for n in (9, 12))
+    edits = acting([ch.cut(queries=list(queries), keys=list(keys), rest="first")])
+    call = edited(q, k, v, rules, edits, place(9, 12))
+    A, after = ch.AttentionMatrix(q, k, **rules), ch.AttentionMatrix(call.q, call.k, **call.whole_rules())[...]
+    expected, chosen = A[...], np.ix_(range(2), range(4), queries, keys[keys > 0] if not sinks else keys)
+    moved, expected[chosen] = expected[chosen].sum(-1), 0
+    expected[:, :, queries, 0] += 0 if sinks else moved
+    np.testing.assert_allclose(after, expected, rtol=0, atol=1e-13)
+    change = (g * (call.output() - ch.attention(q, k, v, **rules))).sum(-1)
+    E = A.cuts(v, g, rest="first")
+    np.testing.assert_allclose(change[:, :, queries], E[...][:, :, queries][..., keys].sum(-1), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(E.spans(np.zeros(9, int), np.arange(12))[:, :, 0], E.by_key(), rtol=0, atol=1e-12)
+    tensors = [torch.from_numpy(x).requires_grad_() for x in (q, k, v)]
+    torch.autograd.gradcheck(lambda *x: edited(*x, rules, edits, place(9, 12)).output(), tensors, fast_mode=True)
 
 
 @pytest.mark.parametrize("gap", [1.0, 30.0, 69.0, 300.0])

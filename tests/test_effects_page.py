@@ -46,9 +46,9 @@ def step_to(page, i, j, now):
     page.wait_for_timeout(80)
 
 
-def choose(page, kind):
+def choose(page, kind, word=None):
     page.locator("#shows").select_option(kind)
-    until(page, f"document.querySelector('#readout').textContent.includes('{kind[:-1]}')")
+    until(page, f"document.querySelector('#readout').textContent.includes('{word or kind[:-1]}')")
     page.wait_for_timeout(100)
 
 
@@ -60,14 +60,18 @@ def test_every_cell_has_the_number_of_the_matrix_of_causes(running, rules):
     with opened(running, page_of(matrix, v, g, n), wait=".map-of", place="#at=0.0.1&cell=1.0") as page:
         until(page, "document.querySelector('#readout')?.textContent.includes('rank')")
         now = 1, 0
-        for kind, effects in (("contributions", matrix.contributions(v, g)), ("cuts", matrix.cuts(v, g))):
-            choose(page, kind)
+        for kind, word, effects in (
+            ("moved", "cut", matrix.cuts(v, g, rest="first")),
+            ("contributions", "contribution", matrix.contributions(v, g)),
+            ("cuts", "cut", matrix.cuts(v, g)),
+        ):
+            choose(page, kind, word)
             expected = np.asarray(effects)[0, 1]
             for _ in range(4):
                 i = int(rng.integers(n))
                 j = int(rng.integers(i + 1 if "causal" in RULES[rules] else n))
                 step_to(page, i, j, now)
-                *now, value = read(page, kind[:-1])
+                *now, value = read(page, word)
                 assert value == pytest.approx(expected[i, j], rel=6e-3, abs=1e-6)
             keys = page.locator(".strongest").first.locator(".place").all_text_contents()
             values = [number(x) for x in page.locator(".strongest").first.locator(".num").all_text_contents()]

@@ -220,6 +220,24 @@ def test_edits_that_explain_does_not_show_are_refused(edits, error, what):
         explain(TEXT, shipped(), edits=edits)
 
 
+def test_weights_move_to_the_first_token_in_numpy_as_in_transformers():
+    from clearhead.models import hub
+
+    other = hub.load(str(Path(gpt2.__file__).parents[1] / "models" / gpt2.SHIPPED))
+    edits = edits_from_options([("cut", "2:>1,2@0.4"), ("cut", "little>had@1")], None, None, "first")
+    one, two = (explain(TEXT, model, layer=0, head=4, edits=edits) for model in (shipped(), other))
+    for ours, theirs in zip(one.runs, two.runs, strict=True):
+        np.testing.assert_allclose(ours.heads, theirs.heads, atol=1e-4)
+    weights = np.array([softmax(row) for row in explain(TEXT, shipped(), layer=0, head=4).trace.masked])
+    weights[2:, 0] += weights[2:, 1:3].sum(-1)
+    weights[2:, 1:3] = 0
+    np.testing.assert_allclose(one.trace.weights, weights, atol=2e-5)
+    with pytest.raises(RuleError, match="no derivative"):
+        ch.why(TEXT, shipped(), edits=edits)
+    assert "--rest is for --cut" in call("explain", TEXT, "--rest", "first").stderr
+    assert "rest='first'" in call("explain", TEXT, "--cut", "little>had", "--rest", "first").stdout
+
+
 def test_share_and_tempered_are_shown_too():
     edits = [ch.share(keys="had", at_least=0.7, layers=[0]), ch.tempered(2)]
     seen = explain(TEXT, shipped(), layer=0, head=4, edits=edits)

@@ -58,9 +58,12 @@ def test_several_layers_and_heads_agree_with_the_edit_by_hand():
     with ch.watch(model, causes=True) as seen:
         number().backward()
     state = {name: x.clone() for name, x in model.state_dict().items()}
-    result = seen.verify(seen.strongest(6), number)
-    for edge in result:
-        cut = ch.cut(queries=edge.query, keys=edge.key, layers=[edge.layer], heads=[edge.head])
+    both = seen.strongest(6) + seen.strongest(3, rest="first")
+    for edge in both[6:]:
+        assert edge.value == float(seen.cuts(edge.layer, rest="first")[0, edge.head, edge.query, edge.key])
+    result = seen.verify(both, number)
+    for edge, edited in zip(result, both, strict=True):
+        cut = ch.cut(queries=edge.query, keys=edge.key, layers=[edge.layer], heads=[edge.head], rest=edited.rest)
         with torch.no_grad(), ch.change(model, cut):
             after = number()
         with torch.no_grad():

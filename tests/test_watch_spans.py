@@ -174,7 +174,8 @@ def test_a_long_text_is_cut_to_the_table():
     assert all(len(line) == 80 and line.count("…") == 2 for line in lines)
 
 
-def test_spans_are_verified_by_running_the_model_without_them():
+@pytest.mark.parametrize("rest", ["renormalise", "first"])
+def test_spans_are_verified_by_running_the_model_without_them(rest: Any):
     model, ids = build("gpt2"), torch.from_numpy(fresh().integers(2, 59, (1, 9)))
 
     def number() -> torch.Tensor:
@@ -182,15 +183,17 @@ def test_spans_are_verified_by_running_the_model_without_them():
 
     with ch.watch(model, causes=True) as seen:
         number().backward()
-    pairs = seen.spans({"a": slice(0, 2), "b": [2, 5, 6], "c": [slice(3, 5), slice(7, None)]}).strongest(4)
+    pairs = seen.spans({"a": slice(0, 2), "b": [2, 5, 6], "c": [slice(3, 5), slice(7, None)]}, rest=rest).strongest(4)
     result = seen.verify(pairs, number)
     for pair, line in zip(pairs, result, strict=True):
-        cut = ch.cut(queries=pair.queries, keys=pair.keys, layers=[pair.layer], heads=[pair.head])
+        cut = ch.cut(queries=pair.queries, keys=pair.keys, layers=[pair.layer], heads=[pair.head], rest=rest)
         with torch.no_grad(), ch.change(model, cut):
             after = number()
         with torch.no_grad():
             assert line.truth == pytest.approx(float(after - number()), abs=1e-6)
-        assert line.estimate == pair.value
+        rows, cols = (np.isin(np.arange(9), side) - 1 for side in (pair.queries, pair.keys))
+        estimate = float(seen.cuts(pair.layer, rest=rest).spans(rows, cols)[0, pair.head, 0, 0])
+        assert line.estimate == pair.value == pytest.approx(estimate, rel=1e-4, abs=1e-6)
     assert "c ← " in str(result)
 
 

@@ -10,7 +10,7 @@ type Rows = { data: Numbers; start: number; width: number }; // rows of `width` 
 type Cell = (i: number, j: number) => number;
 type Test = (i: number, j: number) => boolean;
 type Scale = "sqrt" | "linear" | "log";
-type Shows = "weights" | "contributions" | "cuts";
+type Shows = "weights" | "contributions" | "cuts" | "moved";
 
 /** A layer of a run to show; docs/page-format.md says what the fields of a header hold. */
 interface Layer {

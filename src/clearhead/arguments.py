@@ -131,6 +131,7 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
         "--token": _text("N|WORD"),
         "--generate": {**_WHOLE, "default": 0},
         "--cut": _edit("cut", "Q>K[@L.H]"),
+        "--rest": {"choices": ("renormalise", "first"), "metavar": "WHERE"},
         "--boost": _edit("boost", "K=X[@L.H]"),
         "--off": _edit("off", "L.H,…", nargs="?", const=("off", "")),
         "--why": _text("TOKEN", nargs="?", const=True),

@@ -94,7 +94,9 @@ def _explain(options: argparse.Namespace) -> int:
         raise FileError("TEXT and --chat are given together.", 'clearhead explain --chat "MESSAGE"')
     if options.system is not None and not chat:
         raise FileError("--system is for --chat.", 'clearhead explain --system "be short" --chat "MESSAGE"')
-    edits = edits_from_options(options.edits or (), options.layer, options.head) or None
+    if options.rest and "cut" not in [kind for kind, _ in options.edits or ()]:
+        raise FileError("--rest is for --cut.", 'clearhead explain TEXT --cut "on>sat" --rest first')
+    edits = edits_from_options(options.edits or (), options.layer, options.head, options.rest or "renormalise") or None
     causes = any(x is not None for x in (options.why, options.against, options.answer, options.parts)) or options.trust
     long = options.file is not None and options.html is not None and not causes and not chat
     if edits and (options.windows or long):

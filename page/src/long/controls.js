@@ -1,7 +1,7 @@
 // The controls above the map.
 
 import { byId, h, select, tickbox } from "../dom.js";
-import { hasEffects } from "./effects.js";
+import { hasEffects, SHOWS } from "./effects.js";
 import { toLink } from "./link.js";
 import { nearer } from "./mapbox.js";
 import { areAlike } from "./source.js";
@@ -21,7 +21,7 @@ export function controls(look) {
   const turn = (/** @type {string} */ name, /** @type {string} */ sign, /** @type {number} */ by) =>
     press(name, sign, () => look.pick({ ...state.address, head: state.address.head + by }));
   const zooms = h("span.zooms", near("nearer", "+", 0.5), near("farther", "−", 2), near("whole", "⤢", 0));
-  const effects = ["weights", "contributions", "cuts"].map((name) => [name, t(`shows ${name}`)]);
+  const effects = SHOWS.map((name) => [name, t(`shows ${name}`)]);
   return h(
     "div.picks.controls",
     head.layer.heads.length > 1 && h("span.zooms", turn("head before", "‹", -1), turn("head after", "›", 1)),

@@ -1,8 +1,11 @@
 // What single edges did, in place of their weights: the formulas of core/effects.py, in float64.
-// With t_ij = g_i·v_j, the contribution of an edge is a_ij·t_ij, and its cut what g_i·o_i changes by when i may not see j.
+// With t_ij = g_i·v_j, the contribution of an edge is a_ij·t_ij, and its cut what g_i·o_i changes by when i may not see j:
+// the row is normalised anew, or of "moved" the edge's weight goes to the first key, or to a learned sink.
 
 import { logit, logsumexp, MASKED } from "../attention.js";
 import { COMPUTED, dots, KEPT } from "./supposing.js";
+
+export const SHOWS = ["weights", "contributions", "cuts", "moved"];
 
 /** Whether a page has what the effects of a layer's edges need. @param {any} layer @param {number} place      the head's place */
 export const hasEffects = ({ arrays, exact }, place) => Boolean(arrays.g && arrays.v && exact.includes(place));
@@ -16,12 +19,12 @@ export function showing(head, shows) {
   if (shows === "weights" || !c?.g || !c.v) return head;
   const made = known.get(head) ?? {};
   known.set(head, made);
-  const kept = n * m <= KEPT ? new Float32Array(n * m) : null;
-  const line = new Float32Array(m);
+  const kept = n * m <= KEPT;
+  const rows = new Float32Array(kept ? n * m : m);
   const there = new Uint8Array(n);
   /** @param {number} i @param {number} from @param {number} to @param {Float32Array} out @param {number} place */
   const rowInto = (i, from, to, out, place) => {
-    const row = kept ? kept.subarray(i * m, (i + 1) * m) : line;
+    const row = kept ? rows.subarray(i * m, (i + 1) * m) : rows;
     if (!kept || !there[i]) effects(head, shows, i, row);
     there[i] = 1;
     out.set(row.subarray(from, to), place);
@@ -52,15 +55,12 @@ function effects({ computing, rules, n, m }, shows, i, out) {
   const ratio = Math.exp(lost - top); // of the others to the strongest, as sums of exponentials
   const most = 1 / (1 + ratio);
   const whole = most * (strong + ratio * others);
+  const first = rules.sink === -Infinity ? term(i, 0) : 0; // what an edge's weight brings where it moves
   for (let j = 0; j < m; j++) {
-    if (x[j] === -Infinity) {
-      out[j] = MASKED;
-      continue;
-    }
     const a = Math.exp(x[j] - top) * most;
-    const effect =
-      shows === "contributions" ? a * t[j] : j === best ? a * (others - strong) : (a / (1 - a)) * (whole - t[j]);
-    out[j] = effect;
-    if (out[j] === MASKED) out[j] = MASKED + 2 ** -24; // an effect, and not the sign of a masked cell
+    const cut = j === best ? a * (others - strong) : (a / (1 - a)) * (whole - t[j]);
+    out[j] = shows === "cuts" ? cut : a * (shows === "moved" ? first - t[j] : t[j]);
+    if (out[j] === MASKED) out[j] += 2 ** -24; // an effect, and not the sign of a masked cell
+    if (x[j] === -Infinity) out[j] = MASKED;
   }
 }

@@ -1,5 +1,6 @@
 // Keeps what is shown in the page's address, so that a link leads back to it.
 
+import { SHOWS } from "./effects.js";
 import { PICTURES } from "./grid.js";
 
 /** @type {ReturnType<typeof setTimeout> | undefined} */
@@ -37,7 +38,7 @@ export function fromLink(state, runs) {
     (parts.get(name) ?? "").split(by).map(Number);
   const [run, layer, head] = numbers("at", ".");
   if (runs[run]?.layers[layer]?.heads[head] === undefined) return;
-  Object.assign(state, { address: { run, layer, head } });
+  state.address = { run, layer, head };
   const [query, key] = numbers("cell", ".");
   const layerShown = runs[run].layers[layer];
   if (query >= 0 && query < layerShown.queries && key >= 0 && key < layerShown.keys)
@@ -47,8 +48,8 @@ export function fromLink(state, runs) {
   const [rule, scale, aside, whole, shows] = (parts.get("show") ?? "").split(".");
   if (["most", "mean"].includes(rule)) state.rule = rule;
   if (["sqrt", "linear", "log"].includes(scale)) state.scale = scale;
-  if (layerShown.arrays.g && ["contributions", "cuts"].includes(shows)) state.shows = shows;
-  Object.assign(state, { aside: aside === "1", words: whole === "1" });
+  if (layerShown.arrays.g && SHOWS.includes(shows)) state.shows = shows;
+  [state.aside, state.words] = [aside === "1", whole === "1"];
   if (Object.hasOwn({ ...layerShown.statistics, [PICTURES]: 0 }, parts.get("by") ?? ""))
     state.statistic = parts.get("by");
 }

@@ -20,16 +20,17 @@ export function readout(shown, t) {
   const { shows } = shown.head;
   const effects = shows !== "weights";
   const parts = [read(effects ? `${t(`one ${shows}`)} ${fmt(reading.value)}` : within(reading.value, reading.off))];
-  if (!Number.isFinite(reading.value)) return [...parts, t("nonfinite cell")].join(" · ");
-  if (!reading.exact) parts.push(t("of pixel"));
-  if (row) {
+  const finite = Number.isFinite(reading.value);
+  if (!finite) parts.push(t("nonfinite cell"));
+  else if (!reading.exact) parts.push(t("of pixel"));
+  if (finite && row) {
     const { rank, of, sum } = placeIn(row, keys, reading.value);
     const { layer, rules, served } = shown.head;
     const sink = layer.sinks && (served || rules.sink > -Infinity);
     parts.push(t("rank here", { rank, of }));
     if (shows === "contributions") parts.push(t("contributions sum", { sum: fmt(sum, 4) }));
-    if (effects) return parts.join(" · ");
-    parts.push(t(sink ? "sums with sink" : "sums to", { sum: fmt(sum, 6), sink: fmt(Math.max(0, 1 - sum), 4) }));
+    if (!effects)
+      parts.push(t(sink ? "sums with sink" : "sums to", { sum: fmt(sum, 6), sink: fmt(Math.max(0, 1 - sum), 4) }));
   }
   return parts.join(" · ");
 }

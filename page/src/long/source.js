@@ -102,16 +102,14 @@ const drawn = () => new Promise((go) => requestAnimationFrame(() => setTimeout(g
 /** @param {Page} page @param {any} layer @param {number} place @param {Rules} rules */
 export async function computed(page, layer, place, rules) {
   const { queries: n, keys: m, d_k: width, arrays } = layer;
-  const loaded = ["q", "k", "logsumexp", "v"].map((name) => (arrays[name] ? load(page, arrays[name]) : null));
-  const [q, k, lse, values] = /** @type {NumberArray[]} */ (await Promise.all(loaded));
-  const rows = {
-    q: { data: q.data, start: place * n * width, width },
-    k: { data: k.data, start: layer.key_of[place] * m * width, width },
-  };
-  const wide = values ? values.shape[2] : 0;
-  const v = values && { data: values.data, start: layer.key_of[place] * m * wide, width: wide };
-  const effects = arrays.g && values ? await load(page, arrays.g) : null;
-  const g = effects && { data: effects.data, start: place * n * wide, width: wide };
+  const loaded = ["q", "k", "logsumexp", "v", "g"].map((name) => (arrays[name] ? load(page, arrays[name]) : null));
+  const [q, k, lse, values, effects] = /** @type {NumberArray[]} */ (await Promise.all(loaded));
+  /** @param {NumberArray} x @param {number} start @param {number} wide */
+  const part = (x, start, wide) => x && { data: x.data, start: start * wide, width: wide };
+  const [query, key] = [place * n, layer.key_of[place] * m];
+  const rows = { q: part(q, query, width), k: part(k, key, width) };
+  const wide = values?.shape[2] ?? 0;
+  const [v, g] = [part(values, key, wide), part(effects, query, wide)];
   const { L, know, rowInto } = computing(rows, rules, n, m, lse?.data.subarray(place * n, (place + 1) * n));
   const lost = (/** @type {string} */ name, /** @type {string} */ original) => {
     const stored = page.header.arrays[arrays[name]]?.dtype;

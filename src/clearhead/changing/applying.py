@@ -20,7 +20,7 @@ from clearhead.core.axes import Array, blocks
 from clearhead.core.problem import Problem, describe
 from clearhead.core.rules import RULES
 from clearhead.core.rules import Rules as RuleNames
-from clearhead.errors import ClearheadError, SelectionError
+from clearhead.errors import ClearheadError, RuleError, SelectionError
 from clearhead.ops.attention import attention
 from clearhead.ops.edited import divided
 from clearhead.ops.graphed import ungraphed
@@ -178,6 +178,29 @@ def _meet(problem: Problem, batch: int, head: int, queries: Array, keys: Array) 
     return False
 
 
+def _cut(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall:
+    """-inf added to these logits; where the weights move, it is by ch.cut's formulas, from log-sum-exps."""
+    if edit.rest is None:
+        return _added(call, edit, heads, place)
+    queries, keys = (labels >= 0 for labels in _labels(edit, place))
+    sinks = call.rules.get("sinks")
+    first = np.broadcast_to(np.asarray(place.keys) == 0, keys.shape)
+    keys = keys & ~first if sinks is None else keys
+    moved = _logsumexp_of(call, queries, keys, heads)
+    rest = _logsumexp_of(call, queries, first, heads) if sinks is None else numbers_like(sinks, moved)[:, None]
+    xp = library(moved)
+    moves = xp.isfinite(moved)
+    if not bool((xp.isfinite(rest) | ~moves).all()):
+        raise RuleError("a query that sees these keys does not see the first token.", 'rest="renormalise"')
+    odds = xp.where(moves, moved, 0.0) - xp.where(moves, rest, 0.0)
+    gain = xp.where(moves, xp.logaddexp(odds, xp.zeros_like(odds)), 0.0)
+    cut = xp.zeros_like(gain) + numbers_like(_per_head(-np.inf, 0.0, heads, call.q.shape[1]), gain)[:, None]
+    table = xp.stack([cut, gain if sinks is None else -gain], -1)
+    labels = np.where(keys, 0, np.where(first | (sinks is not None), 1, -1))
+    term = SpanTerm(np.where(queries, np.arange(len(place.queries)), -1), labels, table, by_row=True)
+    return replace(call, terms=(*call.terms, term))
+
+
 def _added(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall:
     """A number added to the logits of these queries and keys: -inf cuts."""
     queries, keys = _labels(edit, place)
@@ -274,7 +297,7 @@ def _values_like(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> Ed
 
 
 _APPLY: dict[str, Callable[[EditedCall, Edit, Heads, Place], EditedCall]] = {
-    "cut": _added,
+    "cut": _cut,
     "boost": _added,
     "share": _shared,
     "tempered": _tempered,

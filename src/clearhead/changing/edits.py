@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.changing.places import Places, read_places
+from clearhead.core.effects import Rest, read_rest
 from clearhead.core.rule_values import check_size, is_whole, listed, read_members, read_number, read_path
 from clearhead.errors import DtypeError, RuleError, SelectionError, Sentence, expected, shown
 from clearhead.layers.run import LAYERS, Run
@@ -21,7 +22,7 @@ _HEADS = (int, np.integer), "a list of whole numbers from 0 up, or a dictionary 
 class Edit:
     """An edit: its kind, which is the name of the function that makes it, where it acts, and what that was given.
 
-    queries, keys   of cut, boost and share
+    queries, keys   of cut, boost and share; rest is of cut, None for "renormalise"
     by              of boost and scaled; at_least is of share, t of tempered, to of off
     seen            of like and values_like: another run, or the path of its file
     """
@@ -31,6 +32,7 @@ class Edit:
     heads: Heads = None
     queries: Places = None
     keys: Places = None
+    rest: Rest | None = None
     by: Any = None
     at_least: Any = None
     t: Any = None
@@ -78,7 +80,9 @@ class Edit:
         return tuple(sorted({head for layer, heads in self.heads.items() if str(layer) in choices for head in heads}))
 
 
-def cut(*, queries: Any = None, keys: Any = None, layers: Any = None, heads: Any = None) -> Edit:
+def cut(
+    *, queries: Any = None, keys: Any = None, layers: Any = None, heads: Any = None, rest: Rest = "renormalise"
+) -> Edit:
     """These queries no longer see these keys; their weights go to the other keys they see.
 
     queries   positions in the text, None for all: a whole number (negative ones count from the end), a slice, a word, a
@@ -87,20 +91,27 @@ def cut(*, queries: Any = None, keys: Any = None, layers: Any = None, heads: Any
     layers    the layers' numbers or names, as `seen.layers` of ch.watch lists them; negative ones count from the end of
               their stack; None is all
     heads     a list of heads, or a dictionary of layer to such a list; None is all
+    rest      "renormalise": the other weights grow in proportion. "first": they stay, and what the keys had goes to the
+              first token, where idle heads rest, or to a learned sink: -∞ added to the keys' logits, and
+              ln(1 + Σ a_j/a_0) to that of the first token (itself never cut). With a sink of weight s,
+              -ln(1 + Σ a_j/s) is added to all keys' logits. A row that may not see the first token is refused
 
     Words are those of the text that a model is given first, whole and by upper and lower case. One that the text has
     several times is refused: "sat#2" is the second, "sat#all" all of them. Positions are those that ch.watch shows.
 
     Returns the edit, for `ch.change`. Raises RuleError where neither queries nor keys are given, DtypeError for a value
-    of another kind, SelectionError for one that chooses nothing.
+    of another kind, SelectionError for one that chooses nothing, UnknownNameError for another rest.
 
     >>> import clearhead as ch
     >>> ch.cut(queries="on", keys="sat", layers=[0], heads=[3])
     cut(queries='on', keys='sat', layers=[0], heads=[3])
+    >>> ch.cut(queries="on", keys="sat", rest="first")
+    cut(queries='on', keys='sat', rest='first')
     """
     if queries is None and keys is None:
         raise RuleError("cut has neither queries nor keys: no weight would be left.", "ch.off(heads=[3])")
-    return _made("cut", layers, heads, queries=queries, keys=keys)
+    moved = None if read_rest(rest) == "renormalise" else rest
+    return _made("cut", layers, heads, queries=queries, keys=keys, rest=moved)
 
 
 def boost(*, keys: Any, by: float, queries: Any = None, layers: Any = None, heads: Any = None) -> Edit:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from clearhead.changing.edits import Edit, boost, cut, off
+from clearhead.core.effects import Rest
 from clearhead.errors import ClearheadError, RuleError, Sentence, shown
 
 _WHERE = re.compile(r"(\d*)(?:\.(\d+))?")
@@ -16,10 +17,13 @@ _HINT = {
 _SIGNS = {"cut": "QUERIES>KEYS", "boost": "KEYS=NUMBER", "off": "LAYER.HEAD"}
 
 
-def edits_from_options(options: Iterable[tuple[str, str]], layer: int | None, head: int | None) -> list[Edit]:
+def edits_from_options(
+    options: Iterable[tuple[str, str]], layer: int | None, head: int | None, rest: Rest = "renormalise"
+) -> list[Edit]:
     """Edits from pairs of a name and its text: ("cut", "on>sat@0.3"), ("boost", "sat=2"), ("off", "0.3").
 
     layer, head   where an edit acts that does not say it; None is every layer, or every head
+    rest          where the weights of cuts go, as in ch.cut
     Raises RuleError where a text does not have the form, and what ch.cut, ch.boost and ch.off raise.
 
     >>> edits_from_options([("cut", "on>sat@0.3"), ("boost", "sat,0:2=2"), ("off", "0.3,1.2")], None, None)
@@ -28,10 +32,10 @@ def edits_from_options(options: Iterable[tuple[str, str]], layer: int | None, he
      boost(keys=['sat', slice(0, 2)], by=2.0),
      off(to='zero', heads={0: [3], 1: [2]})]
     """
-    return [_edit(kind, text, layer, head) for kind, text in options]
+    return [_edit(kind, text, layer, head, rest) for kind, text in options]
 
 
-def _edit(kind: str, text: str, layer: int | None, head: int | None) -> Edit:
+def _edit(kind: str, text: str, layer: int | None, head: int | None, rest: Rest) -> Edit:
     everywhere = {"layers": None if layer is None else [layer], "heads": None if head is None else [head]}
     try:
         if kind == "off":
@@ -50,7 +54,7 @@ def _edit(kind: str, text: str, layer: int | None, head: int | None) -> Edit:
         queries, sign, keys = what.partition(">")
         if not sign:
             raise _form(kind)
-        return cut(queries=_places(queries), keys=_places(keys), **where)
+        return cut(queries=_places(queries), keys=_places(keys), rest=rest, **where)
     except ClearheadError as error:
         raise type(error)(
             "--{kind} {text}: {what}", _HINT[kind], kind=kind, text=shown(text), what=error.what

@@ -6,20 +6,32 @@ a_ij·t_ij, and its cut what g_i·o_i changes by when query i may not see key j:
 1 - a_ij may have no digits left where a_ij is near 1, which only the largest weight of a row can be. For that key, the
 answer of all other keys is computed apart: m_i = g_i·o'_i, by their own log-sum-exp. Then the cut is a_ij·(m_i - t_ij),
 where nothing is subtracted from 1. A sink is one more of the others, which adds nothing to m_i.
+
+Where a cut edge's weight moves to the row's sink instead, e_ij = a_ij·(g_i·v_0 - t_ij), or -a_ij·t_ij with learned
+sinks: contributions of the values v_0 - v_j, or -v_j, of the kind "moved".
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypedDict, get_args
+from typing import Any, Literal, NamedTuple, TypedDict, cast, get_args
 
 import numpy as np
 
 from clearhead.core.arrays import on_cpu, to_device_of
 from clearhead.core.axes import Array, as_slice, brief
 from clearhead.core.statistics import PER_KEY, PER_QUERY, Request, Statistic
+from clearhead.errors import unknown
 
-Kind = Literal["contribution", "cut", "norm"]
+Kind = Literal["contribution", "cut", "moved", "norm"]
+Rest = Literal["renormalise", "first"]
 Order = Literal["magnitude", "largest", "smallest"]
 ORDERS: tuple[str, ...] = get_args(Order)
+
+
+def read_rest(rest: Any) -> Rest:
+    """Where a cut edge's weight goes. Raises UnknownNameError for another word."""
+    if not isinstance(rest, str) or rest not in get_args(Rest):
+        raise unknown("rest", rest, get_args(Rest))
+    return cast("Rest", rest)
 
 
 class Ranked(NamedTuple):

@@ -213,7 +213,7 @@ class ShardedAttentionMatrix(ShardedMatrix, Observable):
         return effects_of("A.contributions", self._shards, self._method, self._logsumexp, made, output)
 
     def cuts(self, v: Tensor, g: Tensor) -> ShardedCauseMatrix:
-        """What g_i·o_i changes by when query i may not see key j, as by `AttentionMatrix.cuts`; v and g as above.
+        """What g_i·o_i changes by when i may not see j, as `AttentionMatrix.cuts` renormalised; v and g as above.
 
         Returns a matrix of effects, which carry no graph. Raises as said above. It computes nothing.
         """

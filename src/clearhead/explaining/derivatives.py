@@ -135,7 +135,7 @@ def check_run(run: ForwardPass) -> None:
 def check_edits(edits: Sequence[Edit]) -> None:
     """Raise RuleError for an edit that no derivative is taken through."""
     for edit in edits:
-        if edit.kind not in ("boost", "cut", "off", "scaled", "tempered") or edit.to == "mean":
+        if edit.kind not in ("boost", "cut", "off", "scaled", "tempered") or edit.to == "mean" or edit.rest:
             raise RuleError(
                 "{edit}: no derivative is taken through this edit.",
                 "cut, boost, tempered, scaled and off(to='zero') have one.",

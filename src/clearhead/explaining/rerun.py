@@ -1,17 +1,17 @@
 """What is shown as a cause, run again: parts of the text hidden, heads off in the rows that answer, edges without."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, group_size
+from clearhead.core.effects import Rest
 from clearhead.explaining.answers import Target
 from clearhead.models.protocol import ForwardPass, LanguageModel, Variant
 from clearhead.ops.matrix import AttentionMatrix
 
-Rest = Literal["first", "renormalise"]
 _FIRST = 8
 
 

@@ -15,6 +15,7 @@ from clearhead.changing.edits import Edit
 from clearhead.changing.edits_json import edits_to_json
 from clearhead.core.agreement import spearman
 from clearhead.core.axes import Array, brief
+from clearhead.core.effects import Rest
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import SelectionError
 from clearhead.explaining import editing, rerun, why_page
@@ -237,7 +238,7 @@ def why(
         ran = run if target.ids == list(run.ids) else loaded.run(target.ids, iter, placed)
         rows = np.stack([np.asarray(ran.logits[row]) for row in target.rows])
         based.append(Based(target, ran, target.value(rows)[0]))
-    rest: rerun.Rest = "first" if sink else "renormalise"
+    rest: Rest = "first" if sink else "renormalise"
     again = _Again(loaded, based, placed, sum(one.value for one in based), rest, counts[2])
     made = _explained(again, asked, reading, cut, counts, each)
     return replace(made, sinks=sinks, sink=sink, edits=acting, prompt=text)
@@ -310,7 +311,7 @@ class _Again(NamedTuple):
     based: list[Based]
     edits: tuple[Edit, ...]
     value: float
-    rest: rerun.Rest
+    rest: Rest
     listed: int  # heads and edges to list
 
     def share(self, logits: Array) -> float:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from clearhead.core.effects import Rest
 from clearhead.errors import RuleError
 from clearhead.ops.matrix import AttentionMatrix, with_logsumexp
 from clearhead.ops.observation import Observation
@@ -58,10 +59,16 @@ class Layer:
         g = self.g
         return self.matrix().contributions(self.v, g)
 
-    def cuts(self) -> "CauseMatrix":
-        """What g_i·o_i changes by when i may not see j, (batch, heads, queries, keys). Raises what `g` raises."""
+    def cuts(self, rest: Rest = "renormalise") -> "CauseMatrix":
+        """What g_i·o_i changes by when i may not see j, (batch, heads, queries, keys), as `AttentionMatrix.cuts`.
+
+        Raises what `g` raises, RuleError for rest="first" where a text begins with padding.
+        """
         g = self.g
-        return self.matrix().cuts(self.v, g)
+        if rest == "first" and self.padding is not None and bool(self.padding[:, 0].any()):
+            what = f"layer {self.name} has a text that begins with padding: its first token is not the first key."
+            raise RuleError(what, 'pad on the right, or rest="renormalise".')
+        return self.matrix().cuts(self.v, g, rest=rest)
 
     def matrix(self) -> AttentionMatrix:
         """The attention matrix, (batch, heads, queries, keys). Raises RuleError where `watch` had keep=False."""

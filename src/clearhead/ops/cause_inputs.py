@@ -7,7 +7,7 @@ import numpy as np
 from clearhead.core import room
 from clearhead.core.arrays import FLOATS, as_array, broadcast, device_of, on_cpu, statistics_dtype, to_device_of
 from clearhead.core.axes import Array, blocks, group_size
-from clearhead.core.effects import Kind
+from clearhead.core.effects import Kind, read_rest
 from clearhead.core.operands import operand
 from clearhead.errors import DtypeError, RuleError, ShapeError
 from clearhead.ops.matrix_data import MatrixData
@@ -26,6 +26,19 @@ def contributions(factors: MatrixData, v: Any, g: Any, output: Any) -> tuple[Kin
             "output is given together with g: it is for norms, and g has been carried through W_O.", "leave it out."
         )
     return "contribution", *along_g(factors, v, g)
+
+
+def cuts(factors: MatrixData, v: Any, g: Any, rest: Any) -> tuple[Kind, MatrixData, Array, Array]:
+    """The inputs of cuts; with rest="first" values that are v_0 - v_j, or -v_j where there are learned sinks."""
+    factors, values, along = along_g(factors, v, g)
+    if read_rest(rest) == "renormalise":
+        return "cut", factors, values, along
+    dtype = statistics_dtype(values.dtype)
+    _check_room(values, dtype)
+    shifted = on_cpu(values).astype(dtype)
+    with np.errstate(invalid="ignore", over="ignore"):
+        shifted = (shifted[:, :, :1] if factors.problem.sinks is None else 0) - shifted
+    return "moved", *_in_one_dtype(factors, to_device_of(shifted, values), along)
 
 
 def along_g(factors: MatrixData, v: Any, g: Any) -> Inputs:
@@ -55,7 +68,7 @@ def norms(factors: MatrixData, v: Any, output: Any) -> Inputs:
 
 
 def _in_one_dtype(factors: MatrixData, v: Array, g: Array) -> Inputs:
-    """All in a dtype that holds q's, v's and g's: their own where all are one, else float64 or float32."""
+    """All in a dtype that holds q's, v's and g's: their shifted where all are one, else float64 or float32."""
     dtypes = {factors.problem.dtype, v.dtype, g.dtype}
     if len(dtypes) == 1:
         return factors, v, g

@@ -48,7 +48,7 @@ class CauseMatrix(ObservableEffects, NumpyFunctions):
     """The effect of every edge, (…, heads, queries, keys), as an array-like object that is never stored.
 
     Made by `AttentionMatrix.contributions` and `AttentionMatrix.cuts`, which have the formulas. `kind` is
-    "contribution", "cut" or "norm". Where query i may not see key j, e_ij is 0.
+    "contribution", "cut", "moved" (a cut with rest="first") or "norm". Where query i may not see key j, e_ij is 0.
 
     Elements have the statistics' dtype; answers are of q's kind, products of x's. Creating it computes nothing; what
     cuts need of every row is computed once, when first needed, and kept: O(queries) memory. It has no derivative.
@@ -125,8 +125,8 @@ class CauseMatrix(ObservableEffects, NumpyFunctions):
         With a = Σ_J a_ij and n = Σ_J a_ij·t_ij over a span J, that is (g_i·o_i - n)/(1 - a) - g_i·o_i for one query,
         computed as a·(m - n/a), where m is what all keys outside the span answer by themselves: 0 if there are none.
         Returns (…, heads, query groups, key groups); labels as in `groups`. Raises RuleError for contributions, which
-        just add up (`groups`), and what `groups` raises. One pass over the keys, cut into the runs of neighbouring keys
-        of one group; O(queries·key groups) memory, in blocks of queries.
+        just add up (`groups`), as cuts with rest="first" do; and what `groups` raises. One pass over the keys, cut into
+        the runs of neighbouring keys of one group; O(queries·key groups) memory, in blocks of queries.
 
         >>> import numpy as np, clearhead as ch
         >>> E = ch.AttentionMatrix(np.eye(3), np.eye(3), scale=0).cuts(np.array([1.0, 0.0, 4.0]), np.ones(3))
@@ -135,6 +135,8 @@ class CauseMatrix(ObservableEffects, NumpyFunctions):
                [ 4.667, -2.333]]), array([[ 1.167, -1.167],
                [ 2.333, -2.333]]))
         """
+        if self.kind == "moved":
+            return self.groups(query_groups, key_groups)
         check_cuts(self.kind)
         factors = self._factors
         want = wanted_effects(factors.problem, {"groups": (query_groups, key_groups)})

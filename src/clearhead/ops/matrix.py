@@ -9,6 +9,7 @@ import numpy as np
 
 from clearhead.core.arrays import as_array
 from clearhead.core.axes import WEIGHTS, named
+from clearhead.core.effects import Rest
 from clearhead.core.rule_values import read_place, read_slice
 from clearhead.core.rules import Rules, flat
 from clearhead.core.statistics import Asked, askable, explained
@@ -261,21 +262,28 @@ class AttentionMatrix(NumpyFunctions, Display, Editable, Observable):
         factors = self._factors_for("contributions", "A.contributions(v, g)")
         return CauseMatrix(*cause_inputs.contributions(factors, v, g, output))
 
-    def cuts(self, v: Any, g: Any) -> CauseMatrix:
+    def cuts(self, v: Any, g: Any, *, rest: Rest = "renormalise") -> CauseMatrix:
         """What g_i·o_i changes by when query i may not see key j, (…, heads, queries, keys), exact and never stored.
 
         v and g as in `contributions`. e_ij = a_ij/(1 - a_ij)·(g_i·o_i - g_i·v_j): the rest of the row is normalised
         anew, a sink with it; -g_i·o_i where j is all that i sees. A row's largest weight may be so near 1 that 1 - a_ij
         has no digits left, so for that key the answer m_i of all other keys is computed apart: e_ij = a_ij·(m_i -
-        g_i·v_j). Exact at the head's output; what comes after the head is linear in g. Raises as `contributions`.
+        g_i·v_j). Exact at the head's output; what comes after the head is linear in g.
+
+        rest   "renormalise", or "first": the weight moves to the first key, where idle heads rest, also in rows that
+               may not see it: e_ij = a_ij·(g_i·v_0 - g_i·v_j). With learned sinks it moves there: e_ij = -a_ij·g_i·v_j
+
+        Raises as `contributions`, UnknownNameError for another rest.
 
         >>> import numpy as np, clearhead as ch
         >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True)
         >>> A.cuts(np.array([2.0, 6.0]), np.ones(2))[...]
         array([[-2.,  0.],
                [ 2., -2.]])
+        >>> A.cuts(np.array([2.0, 6.0]), np.ones(2), rest="first")[1]
+        array([ 0., -2.])
         """
-        return CauseMatrix("cut", *cause_inputs.along_g(self._factors_for("cuts", "A.cuts(v, g)"), v, g))
+        return CauseMatrix(*cause_inputs.cuts(self._factors_for("cuts", "A.cuts(v, g)"), v, g, rest))
 
     def plot(self, head: int = 0, *, batch: int = 0, ax: Any = None) -> Any:
         """One head drawn on matplotlib axes (extra `plot`), for papers; returns the axes.

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from clearhead.core.arrays import as_host_array
+from clearhead.core.effects import Rest
 from clearhead.layers.layer import Layer
 from clearhead.layers.naming import ModulePath
 
@@ -21,6 +22,7 @@ class Edge(NamedTuple):
     query: int
     key: int
     value: float
+    rest: Rest = "renormalise"  # where the edge's weight goes
 
 
 One = TypeVar("One", bound=Any)  # an Edge, or a SpanEdge
@@ -78,14 +80,14 @@ def _start(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def strongest_edges(layers: Iterable[Layer], k: int) -> list[Edge]:
+def strongest_edges(layers: Iterable[Layer], k: int, rest: Rest) -> list[Edge]:
     """The k cuts of all layers with the largest effect; of equal ones the first by place. O(layers·k) memory."""
     results: list[Edge] = []
     for layer in layers:
-        cuts = layer.cuts().strongest(k)
+        cuts = layer.cuts(rest).strongest(k)
         batch, head, query, key, value = (as_host_array(x, "strongest")[0].tolist() for x in cuts)
         heads = [layer.heads[place] for place in head]
-        results += map(Edge, [layer.name] * len(head), batch, heads, query, key, value)
+        results += map(Edge, [layer.name] * len(head), batch, heads, query, key, value, [rest] * len(head))
         results = sorted(results, key=lambda edge: -abs(edge.value))[:k]
     return results
 

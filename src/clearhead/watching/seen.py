@@ -11,6 +11,7 @@ import numpy as np
 
 from clearhead.core.arrays import as_array
 from clearhead.core.axes import WEIGHTS, named
+from clearhead.core.effects import Rest
 from clearhead.core.rule_values import is_whole, read_members, read_path, whole_number
 from clearhead.errors import FileError, RuleError, SelectionError, shown, unknown
 from clearhead.layers.run import LAYERS, Run
@@ -29,6 +30,8 @@ from clearhead.watching.verifying import Verified, verified
 
 if TYPE_CHECKING:
     from clearhead.ops.causes import CauseMatrix
+
+Layers = Iterable[int | str] | None  # None is all
 
 
 @dataclass(eq=False)
@@ -80,7 +83,7 @@ class Seen(Run, Display):
         """
         return self.layer(layer).matrix()
 
-    def rollout(self, query: int, *, residual: float = 0.5, layers: Iterable[int | str] | None = None) -> Any:
+    def rollout(self, query: int, *, residual: float = 0.5, layers: Layers = None) -> Any:
         """How much each token contributes to one query through all self-attention layers, (batch, tokens).
 
         query      the query's position
@@ -104,11 +107,13 @@ class Seen(Run, Display):
         """
         return self.layer(layer).contributions()
 
-    def cuts(self, layer: int | str) -> "CauseMatrix":
+    def cuts(self, layer: int | str, *, rest: Rest = "renormalise") -> "CauseMatrix":
         """What g_i·o_i changes by when query i may not see key j, (batch, heads, queries, keys), never stored.
 
-        Exact at the head's output, its row renormalised; what comes after the head is taken to first order. Between
-        words, sentences or speakers: `seen.spans`. Otherwise as `contributions`.
+        Exact at the head's output, its row renormalised, or with rest="first" the edge's weight moved to the first
+        token, where idle heads rest (to a learned sink where there is one); what comes after the head is taken to first
+        order. Between words, sentences or speakers: `seen.spans`. Otherwise as `contributions`; UnknownNameError for
+        another rest, RuleError for "first" where a text begins with padding.
 
         >>> import torch, transformers, clearhead as ch
         >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0)
@@ -119,19 +124,22 @@ class Seen(Run, Display):
         >>> seen.cuts(0).shape, bool((seen.cuts(0)[:, :, :3] == 0).all()), len(seen.strongest(3)), len(seen.heads())
         ((1, 2, 4, 4), True, 3, 2)
         """
-        return self.layer(layer).cuts()
+        return self.layer(layer).cuts(rest)
 
-    def strongest(self, k: int = 20) -> Edges[Edge]:
+    def strongest(self, k: int = 20, *, rest: Rest = "renormalise") -> Edges[Edge]:
         """The k edges of all layers, heads and batch items whose cut changes most; it prints as a table.
 
-        Each is (layer, batch, head, query, key, value), the largest magnitude first. Raises RuleError unless k is a
+        Each is (layer, batch, head, query, key, value, rest), the largest magnitude first. Renormalised, edges to the
+        first token often come first; rest="first" says what a row takes from elsewhere. Raises RuleError unless k is a
         positive integer, and as `cuts`. O(queries·keys·(d_k + d_v)) for each layer and head, O(k) memory.
         """
         k = whole_number("k", k, 1, hint="seen.strongest(20)")
-        edges = strongest_edges(map(self.layer, self.layers), k)
+        edges = strongest_edges(map(self.layer, self.layers), k, rest)
         return Edges(edges, [words_of(edge, self.layer(edge.layer), self.tokens, self.source_tokens) for edge in edges])
 
-    def spans(self, groups: Any, source_groups: Any = None, *, layers: Iterable[int | str] | None = None) -> Spans:
+    def spans(
+        self, groups: Any, source_groups: Any = None, *, layers: Layers = None, rest: Rest = "renormalise"
+    ) -> Spans:
         """What g·o changes by when a query may see no key of a whole span of tokens; it prints as a table.
 
         groups   "words" or "sentences", where `watch` had a tokenizer; a label for each token, (tokens,) or
@@ -139,6 +147,7 @@ class Seen(Run, Display):
                  {"user": slice(0, 9), "model": [slice(9, 20), slice(31, 40)]}
         source_groups   the same for an encoder's text; None where there is none, or groups is a word
         layers   None is all
+        rest     as in `cuts`
 
         Gives a Spans: `spans[layer]` (batch, heads, query spans, key spans) is exact at the head's output, added over
         the queries of a span; `spans.strongest(20)` for `seen.verify`. Nothing is computed before that: then
@@ -157,7 +166,7 @@ class Seen(Run, Display):
         """
         names = self._names(layers)
         texts = Sequences(self.tokens, self.source_tokens, self.written)
-        return Spans(spanned(map(self.layer, names), groups, source_groups, texts))
+        return Spans(spanned(map(self.layer, names), groups, source_groups, texts, rest))
 
     def verify(self, edges: Iterable[Edge | SpanEdge], run: Callable[[], Any]) -> Verified:
         """What cutting each edge really changes, beside its estimate; it prints as a table with their rank correlation.
@@ -165,7 +174,8 @@ class Seen(Run, Display):
         edges   of `seen.strongest` or `seen.spans(…).strongest`, or some of them
         run     runs the model on the same text and returns the number whose derivative was taken
 
-        `run` is called once, and once more for each edge inside `ch.change` with that edge cut, under no_grad. Each
+        `run` is called once, and once more for each edge inside `ch.change` with that edge cut, under no_grad, its
+        weight going where the estimate says (an edge's `rest`). Each
         line is (layer, head, query, key, estimate, truth); truth is the number with the cut, less the number without.
         Raises DtypeError for other edges or another run, RuleError where several texts were watched together or the
         model is gone, and what `ch.change` raises.
@@ -195,7 +205,7 @@ class Seen(Run, Display):
         """
         return HeadEffects(line for name in self.layers for line in head_effects(self.layer(name)))
 
-    def relevance(self, query: int, *, layers: Iterable[int | str] | None = None) -> Any:
+    def relevance(self, query: int, *, layers: Layers = None) -> Any:
         """How much each token spoke for what was differentiated, seen from one query, (batch, tokens).
 
         r ← r + r·Ā from the last self-attention layer to the first, beginning with 1 at the query; Ā is the mean over

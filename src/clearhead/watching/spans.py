@@ -7,6 +7,7 @@ import numpy as np
 
 from clearhead.changing.places import Text
 from clearhead.core.arrays import as_host_array
+from clearhead.core.effects import Rest
 from clearhead.core.rule_values import layer_name, whole_number
 from clearhead.errors import RuleError
 from clearhead.layers.layer import Layer
@@ -28,6 +29,7 @@ class SpanEdge(NamedTuple):
     value: float
     queries: tuple[int, ...]  # the positions of the span's tokens
     keys: tuple[int, ...]
+    rest: Rest = "renormalise"  # where the cut edges' weights go
 
 
 class SpannedLayer(NamedTuple):
@@ -37,6 +39,7 @@ class SpannedLayer(NamedTuple):
     heads: tuple[int, ...]
     queries: Division
     keys: Division
+    rest: Rest
 
     def effects(self) -> Any:
         """(batch, heads, query spans, key spans)."""
@@ -95,7 +98,9 @@ class Spans(Mapping[str, Any]):
         return self._parts[layer_name(layer, list(self._parts))]
 
 
-def spanned(layers: Iterable[Layer], groups: Any, source_groups: Any, sequences: Sequences) -> dict[str, SpannedLayer]:
+def spanned(
+    layers: Iterable[Layer], groups: Any, source_groups: Any, sequences: Sequences, rest: Rest
+) -> dict[str, SpannedLayer]:
     """The layers with their tokens divided. Raises as `Seen.spans`."""
     has_source = source_groups is not None or bool(sequences.source_tokens)
     if source_groups is None and isinstance(groups, str):
@@ -120,13 +125,13 @@ def spanned(layers: Iterable[Layer], groups: Any, source_groups: Any, sequences:
 
     parts = {}
     for layer in layers:
-        cuts = layer.cuts()
+        cuts = layer.cuts(rest)
         (local, other), (queries, keys) = sides_of(layer, has_source=has_source), cuts.shape[-2:]
         rows = divided(layer, local, "queries", queries)
         cols = divided(layer, other, "keys", keys - layer.other_keys)
         if layer.other_keys:
             cols = joined(cols, divided(layer, "source", "last keys", layer.other_keys))
-        parts[layer.name] = SpannedLayer(cuts, layer.heads, rows, cols)
+        parts[layer.name] = SpannedLayer(cuts, layer.heads, rows, cols, rest)
     return parts
 
 
@@ -141,6 +146,6 @@ def _strongest(layer: str, part: SpannedLayer, k: int) -> list[tuple[SpanEdge, t
     for batch, head, query, key in zip(*(x.tolist() for x in np.unravel_index(places, effects.shape)), strict=True):
         value = float(effects[batch, head, query, key])
         positions = part.queries.positions(batch, query), part.keys.positions(batch, key)
-        edge = SpanEdge(layer, batch, part.heads[head], query, key, value, *positions)
+        edge = SpanEdge(layer, batch, part.heads[head], query, key, value, *positions, part.rest)
         results.append((edge, (part.queries.of_text(batch)[query], part.keys.of_text(batch)[key])))
     return results

@@ -54,7 +54,8 @@ def verified(model: Any, edges: Any, run: Callable[[], Any], batch: int) -> Veri
     before, result = _number(run), []
     for edge in edges:
         whole = (edge.queries, edge.keys) if isinstance(edge, SpanEdge) else ((edge.query,), (edge.key,))
-        with change(model, cut(queries=whole[0], keys=whole[1], layers=[edge.layer], heads=[edge.head])):
+        without = cut(queries=whole[0], keys=whole[1], layers=[edge.layer], heads=[edge.head], rest=edge.rest)
+        with change(model, without):
             after = _number(run)
         result.append(VerifiedEdge(edge.layer, edge.head, edge.query, edge.key, edge.value, after - before))
     return Verified(result, edges.tokens if isinstance(edges, Edges) else ())
