@@ -130,8 +130,11 @@ class Seen(Run, Display):
         """The k edges of all layers, heads and batch items whose cut changes most; it prints as a table.
 
         Each is (layer, batch, head, query, key, value, rest), the largest magnitude first. Renormalised, edges to the
-        first token often come first; rest="first" says what a row takes from elsewhere. Raises RuleError unless k is a
-        positive integer, and as `cuts`. O(queries·keys·(d_k + d_v)) for each layer and head, O(k) memory.
+        first token often come first; rest="first" says what a row takes from elsewhere. Beyond the head, effects are of
+        first order: they hold in the last layers, where few steps follow, and of large models can have the wrong sign
+        elsewhere. So `seen.verify` them, and ask `ch.why` which part of a text made an answer.
+        Raises RuleError unless k is a positive integer, and as `cuts`. O(queries·keys·(d_k + d_v)) for each layer and
+        head, O(k) memory.
         """
         k = whole_number("k", k, 1, hint="seen.strongest(20)")
         edges = strongest_edges(map(self.layer, self.layers), k, rest)
@@ -149,6 +152,8 @@ class Seen(Run, Display):
         layers   None is all
         rest     as in `cuts`
 
+        First order holds as for `strongest`: in the last layers. Sums over all layers of a large model say little of
+        what hiding a span does; `ch.why` does.
         Gives a Spans: `spans[layer]` (batch, heads, query spans, key spans) is exact at the head's output, added over
         the queries of a span; `spans.strongest(20)` for `seen.verify`. Nothing is computed before that: then
         O(queries·keys·(d_k + d_v)) for each head, O(queries·spans) memory and what is returned.
@@ -175,8 +180,8 @@ class Seen(Run, Display):
         run     runs the model on the same text and returns the number whose derivative was taken
 
         `run` is called once, and once more for each edge inside `ch.change` with that edge cut, under no_grad, its
-        weight going where the estimate says (an edge's `rest`). Each
-        line is (layer, head, query, key, estimate, truth); truth is the number with the cut, less the number without.
+        weight going where the estimate says (an edge's `rest`). Each line is (layer, head, query, key, estimate,
+        truth); truth is the number with the cut, less the number without.
         Raises DtypeError for other edges or another run, RuleError where several texts were watched together or the
         model is gone, and what `ch.change` raises.
 
@@ -200,8 +205,9 @@ class Seen(Run, Display):
     def heads(self) -> HeadEffects:
         """Each head's Σ g·o, and -Σ g·o, the effect of switching it off to first order; it prints as a table.
 
-        Sums over queries and batch items, as (layer, head, contribution, off). O(queries·keys·(d_k + d_v)) for each
-        head. Raises as `contributions`.
+        Sums over queries and batch items, as (layer, head, contribution, off). First order holds as for `strongest`;
+        the heads of `ch.why` were switched off in runs. O(queries·keys·(d_k + d_v)) for each head. Raises as
+        `contributions`.
         """
         return HeadEffects(line for name in self.layers for line in head_effects(self.layer(name)))
 
