@@ -28,14 +28,11 @@ _OTHER = (252, 226, 200), (202, 92, 12)  # against it: orange, told apart by all
 def show(console: Console, seen: Why, language: Language, *, whole: bool = False, more: Sequence[Text] = ()) -> None:
     """Print the answer on one screen, or with `whole` all parts, heads and edges that were listed; then more lines."""
     for parts, heads in [(None, None)] if whole else _COUNTS:
-        tables = [
-            _parts(console, seen, language, parts),
-            _causes(console, seen, language, "carried", seen.heads[:heads]),
-        ]
-        tables += [_causes(console, seen, language, "edges", seen.edges)] * whole
-        opening = _answer(seen, language, None if whole else _ANSWER)
-        screen = [*map(list, (opening, *tables, _conclusion(seen, language)))]
-        screen[-1] += more
+        listed = sorted(seen.parts, key=lambda part: -abs(part.effect))[:parts]
+        screen = [[*_answer(seen, language, whole)], [*_parts(console, seen, language, listed)]]
+        screen.append([*_causes(console, seen, language, "carried", seen.heads[:heads])])
+        screen += [[*_causes(console, seen, language, "edges", seen.edges)]] * whole
+        screen.append([*_conclusion(seen, language, listed), *more])
         if sum(len(folded(console, line)) for part in screen for line in part) + len(screen) - 1 <= _LINES:
             break
     sections(console, map(iter, screen))
@@ -47,10 +44,10 @@ def trust_note(trust: Trust, language: Language) -> Text:
     return note(say(language, "why trust", masks=trust.masks, score=score))
 
 
-def _answer(seen: Why, language: Language, width: int | None) -> Iterator[Text]:
-    answer, other = (
-        text if width is None else label(text, width).rstrip() for text in map(spelled, (seen.answer, seen.other))
-    )
+def _answer(seen: Why, language: Language, whole: bool) -> Iterator[Text]:
+    answer, other = map(spelled, (seen.answer, seen.other))
+    if not whole:
+        answer, other = (label(text, _ANSWER).rstrip() for text in (answer, other))
     single, lead = _single(seen), seen.lead if _single(seen) else seen.value
     key = ("why against" if lead >= 0 else "why trails") if single or seen.compared else "why"
     facts = {"answer": answer, "share": percent(seen.probability), "against": other, "odds": signed(lead)}
