@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
@@ -20,7 +21,7 @@ _LINES = 25  # of the first screen
 _COUNTS = ((6, 5), (6, 4), (5, 4), (5, 3), (4, 3), (3, 3), (2, 2), (1, 1))  # parts and heads on it: the most that fit
 _ANSWER, _PART = 60, 32  # columns of the answer and of a part in a sentence of it
 _NEXT = 4  # likeliest next tokens
-_BAR = 10
+_BAR, _NAME = 10, 19
 _FOR = (214, 228, 250), (38, 96, 200)  # speaks for the answer, weakly and strongly: blue
 _OTHER = (252, 226, 200), (202, 92, 12)  # against it: orange, told apart by all eyes
 
@@ -29,7 +30,8 @@ def show(console: Console, seen: Why, language: Language, *, whole: bool = False
     """Print the answer on one screen, or with `whole` all parts, heads and edges that were listed; then more lines."""
     for parts, heads in [(None, None)] if whole else _COUNTS:
         listed = sorted(seen.parts, key=lambda part: -abs(part.effect))[:parts]
-        screen = [[*_answer(seen, language, whole)], [*_parts(console, seen, language, listed)]]
+        opening = _answer(seen, language, None if whole else _ANSWER)
+        screen = [[*opening], [*_parts(console, seen, language, listed)]]
         screen.append([*_causes(console, seen, language, "carried", seen.heads[:heads])])
         screen += [[*_causes(console, seen, language, "edges", seen.edges)]] * whole
         screen.append([*_conclusion(seen, language, listed), *more])
@@ -44,10 +46,8 @@ def trust_note(trust: Trust, language: Language) -> Text:
     return note(say(language, "why trust", masks=trust.masks, score=score))
 
 
-def _answer(seen: Why, language: Language, whole: bool) -> Iterator[Text]:
-    answer, other = map(spelled, (seen.answer, seen.other))
-    if not whole:
-        answer, other = (label(text, _ANSWER).rstrip() for text in (answer, other))
+def _answer(seen: Why, language: Language, width: int | None) -> Iterator[Text]:
+    answer, other = (label(spelled(x), width or len(x) + 80).rstrip() for x in (seen.answer, seen.other))
     single, lead = _single(seen), seen.lead if _single(seen) else seen.value
     key = ("why against" if lead >= 0 else "why trails") if single or seen.compared else "why"
     facts = {"answer": answer, "share": percent(seen.probability), "against": other, "odds": signed(lead)}
@@ -62,13 +62,17 @@ def _answer(seen: Why, language: Language, whole: bool) -> Iterator[Text]:
 
 def _parts(console: Console, seen: Why, language: Language, listed: Sequence[PartEffect]) -> Iterator[Text]:
     yield title(say(language, "why parts"))
-    widths, change = (22, -8, _BAR + 2, -9, -11, 0), "lead column" if _single(seen) else "hidden"
+    wide = any(cell_len(printable(part.text)) > _NAME for part in listed)  # then there is no room for bars
+    size, high = 0 if wide else _BAR + 2, _largest(part.effect for part in listed)
+    name = _NAME + _BAR + 2 - size
+    widths, change = (name + 3, -8, size, -9, -11, 0), "lead column" if _single(seen) else "hidden"
     names = {"part": "  {}", "effect": "{}", "": "", change: "{}", "share": _share_of(seen), "then": "  {}"}
     yield _heading(language, widths, names)
-    high = _largest(part.effect for part in listed)
     for part in listed:
-        line = Text(columns(widths[:2], [f"  {label(printable(part.text), 19)}", signed(part.effect)]))
-        line.append(columns((-_BAR - 2,), [bar(abs(part.effect) / high, _BAR).ljust(_BAR)]), _ink(console, part.effect))
+        line = Text(columns(widths[:2], [f"  {label(printable(part.text), name)}", signed(part.effect)]))
+        if not wide:
+            shape = bar(abs(part.effect) / high, _BAR).ljust(_BAR)
+            line.append(columns((-size,), [shape]), _ink(console, part.effect))
         if part.share is not None and part.likeliest is not None:
             then = f"  {label(spelled(part.likeliest.text), 9).rstrip()} {percent(part.likeliest.probability)}"
             line.append(columns(widths[3:], [signed(_cost(seen, part)), percent(part.share), then]))
@@ -85,7 +89,7 @@ def _causes(
     console: Console, seen: Why, language: Language, kind: str, listed: Sequence[HeadEffect | EdgeEffect]
 ) -> Iterator[Text]:
     """Heads, each with its strongest edge, or edges."""
-    key, widths = f"why {kind} sink" if seen.sink else f"why {kind}", (8, 25, -7, -11, -9, -10)
+    key, widths = f"why {kind} sink" if seen.sink else f"why {kind}", (8, 24, -7, -11, -10, -10)
     yield title(say(language, key, first=token_name(seen, 0)))
     names = {"head": "  {}", "edge": "{}", "weight": "{}", "share": _share_of(seen)}
     names["lead column" if _single(seen) else "changes"] = "{}"
@@ -96,7 +100,7 @@ def _causes(
         twice = kind == "edges" and not _single(seen)  # then it stands in the column before
         cells = [f"  {one.layer}.{one.head}", *[""] * 4, "" if twice else signed(one.truth)]
         if edge is not None:
-            cells[1:3] = label(_edge(seen, edge), 24), fixed(edge.weight, 2, 6)
+            cells[1:3] = label(_edge(seen, edge), 23), fixed(edge.weight, 2, 6)
             cells[3:5] = percent(edge.share), signed(_cost(seen, edge))
         line = Text(f"{columns(widths, cells)}  ")
         line.append(bar(abs(one.truth) / high, 8), _ink(console, -one.truth))
@@ -122,10 +126,12 @@ def _cost(seen: Why, one: PartEffect | EdgeEffect) -> float:
 
 def _conclusion(seen: Why, language: Language, listed: Sequence[PartEffect]) -> Iterator[Text]:
     yield from _decides(seen, language, listed)
-    edge = seen.carrier.edge or (seen.edges[0] if seen.edges else None)
-    if edge is not None and edge.truth:
-        facts = {"edge": _edge(seen, edge), "head": f"{edge.layer}.{edge.head}", "share": percent(edge.share)}
-        yield Text(say(language, "why through" if edge.truth < 0 else "why held", **facts))
+    head, edge = seen.carrier, seen.carrier.edge
+    facts = {"head": f"{head.layer}.{head.head}", "cost": fixed(-head.truth, 2, 9)}
+    if edge is not None and _single(seen) and 4 * edge.truth < head.truth < 0:
+        yield Text(say(language, "why through", edge=_edge(seen, edge), share=percent(edge.share), **facts))
+    elif head.truth < 0:
+        yield Text(say(language, "why carries", **facts))
     if seen.noisy:
         yield note(say(language, "why noise"))
     yield note(say(language, "why gap", gap=signed(seen.gap), total=signed(seen.total), points=seen.points))
@@ -149,7 +155,7 @@ def _decides(seen: Why, language: Language, listed: Sequence[PartEffect]) -> Ite
     for place, (key, part) in enumerate(keys.items()):
         facts = {"part": label(spelled(part.text.strip()), _PART).rstrip(), "share": percent(part.share or 0.0)}
         facts |= {"token": spelled(seen.token.text), "against": label(spelled(seen.against.text), 20).rstrip()}
-        facts |= {"change": signed(costs[part]), "left": fixed(seen.lead + costs[part], 2, 9)}
+        facts |= {"cost": fixed(-costs[part], 2, 9), "left": fixed(seen.lead + costs[part], 2, 9)}
         said = say(language, key, lead=fixed(seen.lead, 2, 9), **facts)
         yield Text(said if place else say(language, "why so", said=said))
 
