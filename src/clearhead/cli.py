@@ -27,7 +27,6 @@ from clearhead.report.streams import console_of, deliver, progress
 from clearhead.words import Language
 
 if TYPE_CHECKING:
-    from clearhead.explaining.effects import HeadEffect
     from clearhead.explaining.explanation import Explanation
     from clearhead.explaining.why import Why
     from clearhead.view.long import ShownRun
@@ -133,7 +132,7 @@ def _answered(options: argparse.Namespace, edits: Any, given: set[str]) -> int:
         deliver(options, lambda: cause.to_json() | tried, cause.save)
     runs = []
     if steps or way or cause is None or not (of_answer or given.isdisjoint(("json", "html"))):
-        runs = _seen(options, model, edits, cause.carrier if cause is not None and (steps or way) else None)
+        runs = _seen(options, model, edits, cause if steps or way else None)
     if runs and not of_answer:
         whole = (lambda: {"windows": [seen.to_json() for seen in runs]}) if options.windows else runs[0].to_json
         deliver(options, whole, runs[0].save)
@@ -142,9 +141,7 @@ def _answered(options: argparse.Namespace, edits: Any, given: set[str]) -> int:
     from clearhead.report import attribution, changed, explained, why
 
     if cause is not None:
-        more = [] if trust is None else [why.trust_note(trust, options.lang)]
-        more += [] if steps else [explained.more_note(cause.carrier, options.lang)]
-        why.show(console, cause, options.lang, whole=bool(options.why or options.all), more=more)
+        why.show(console, cause, options.lang, whole=bool(options.why or options.all), trust=trust, more=not steps)
     elif not steps:
         explained.show_opening(console, runs[0], options.lang)
     for seen in runs if steps or way else ():
@@ -168,15 +165,15 @@ def _cause(options: argparse.Namespace, model: Any, edits: Any) -> "Why":
         reading = read(model, prompt)
         if answer is None and token is None:
             answer = model.reply([each.id for each in reading.tokens], options.generate or _REPLY) or None
-        if options.file is not None and len(reading.turns) == len(prompt):  # a template may have rewritten the text
+        if (options.text or "").strip() and len(reading.turns) == len(prompt):  # a template may have rewritten the text
             start, stop = reading.turns[-1]
-            hide = [(start, stop - len(options.chat.strip()))]
+            hide = [(start, stop - len(f"\n\n{options.chat.strip()}"))]
     parts = options.parts or ("sentences" if options.file is not None else "words")
     asked = {"token": token, "answer": answer, "against": options.against, "parts": parts, "hide": hide}
     return why(prompt, model, **asked, edits=edits, each=partial(progress, what="points"))
 
 
-def _seen(options: argparse.Namespace, model: Any, edits: Any, head: "HeadEffect | None") -> "list[Explanation]":
+def _seen(options: argparse.Namespace, model: Any, edits: Any, cause: "Why | None") -> "list[Explanation]":
     """One token of a text, or of each of its windows, in the chosen head, or in the one that carries the answer."""
     from clearhead.explaining.explain import explain, explain_windows
 
@@ -184,9 +181,13 @@ def _seen(options: argparse.Namespace, model: Any, edits: Any, head: "HeadEffect
     each = partial(progress, what="layers")
     if options.windows:
         return explain_windows(model, options.text, **chosen, each=each)
-    if head is not None and not edits and not options.generate and (options.layer, options.head) == (None, None):
-        chosen |= {"layer": head.layer, "head": head.head}
-    return [explain(_prompt(options), model, **chosen, edits=edits, generate=options.generate, each=each)]
+    free = (options.layer, options.head) == (None, None) and not edits and not options.generate
+    if cause is not None and free:
+        chosen |= {"layer": cause.carrier.layer, "head": cause.carrier.head}
+    seen = explain(_prompt(options), model, **chosen, edits=edits, generate=options.generate, each=each)
+    if cause is not None and free and cause.answer == cause.next[0].text and not cause.compared:
+        seen = replace(seen, change=cause.carrier.truth, chosen=(True, True))
+    return [seen]
 
 
 def _long_page(options: argparse.Namespace) -> int:

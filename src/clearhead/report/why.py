@@ -11,9 +11,9 @@ from clearhead.digits import fixed, percent, signed
 from clearhead.explaining.effects import EdgeEffect, HeadEffect, PartEffect, Trust
 from clearhead.explaining.texts import parts_of
 from clearhead.explaining.why import Why
-from clearhead.report.cells import background, bar, between, colourful, columns, label, note, title, token_name
+from clearhead.report.cells import bar, colourful, columns, label, note, rgb, title, token_name
 from clearhead.report.console import folded, sections
-from clearhead.report.explained import about, split_note
+from clearhead.report.explained import about, more_note, split_note
 from clearhead.report.streams import printable, spelled
 from clearhead.words import Language, say
 
@@ -22,28 +22,28 @@ _COUNTS = ((6, 5), (6, 4), (5, 4), (5, 3), (4, 3), (3, 3), (2, 2), (1, 1))  # pa
 _ANSWER, _PART = 60, 32  # columns of the answer and of a part in a sentence of it
 _NEXT = 4  # likeliest next tokens
 _BAR, _NAME = 10, 19
-_FOR = (214, 228, 250), (38, 96, 200)  # speaks for the answer, weakly and strongly: blue
-_OTHER = (252, 226, 200), (202, 92, 12)  # against it: orange, told apart by all eyes
+_FOR, _OTHER = (38, 96, 200), (202, 92, 12)  # blue speaks for the answer, orange against it: all eyes tell them apart
 
 
-def show(console: Console, seen: Why, language: Language, *, whole: bool = False, more: Sequence[Text] = ()) -> None:
-    """Print the answer on one screen, or with `whole` all parts, heads and edges that were listed; then more lines."""
+def show(console: Console, seen: Why, language: Language, *, whole: bool, more: bool, trust: Trust | None) -> None:
+    """Print the answer on one screen, or with `whole` all parts, heads and edges that were listed.
+
+    more   end with the options that show more
+    """
+    last = [more_note(seen.carrier, language)] * more
+    if trust is not None:
+        score = "–" if trust.score is None else f"{trust.score:.2f}"
+        last.insert(0, note(say(language, "why trust", masks=trust.masks, score=score)))
     for parts, heads in [(None, None)] if whole else _COUNTS:
         listed = sorted(seen.parts, key=lambda part: -abs(part.effect))[:parts]
         opening = _answer(seen, language, None if whole else _ANSWER)
         screen = [[*opening], [*_parts(console, seen, language, listed)]]
         screen.append([*_causes(console, seen, language, "carried", seen.heads[:heads])])
         screen += [[*_causes(console, seen, language, "edges", seen.edges)]] * whole
-        screen.append([*_conclusion(seen, language, listed), *more])
+        screen.append([*_conclusion(seen, language, listed), *last])
         if sum(len(folded(console, line)) for part in screen for line in part) + len(screen) - 1 <= _LINES:
             break
     sections(console, map(iter, screen))
-
-
-def trust_note(trust: Trust, language: Language) -> Text:
-    """How far to believe the list of parts, in a line."""
-    score = "–" if trust.score is None else f"{trust.score:.2f}"
-    return note(say(language, "why trust", masks=trust.masks, score=score))
 
 
 def _answer(seen: Why, language: Language, width: int | None) -> Iterator[Text]:
@@ -184,6 +184,4 @@ def _edge(seen: Why, edge: EdgeEffect) -> str:
 
 def _ink(console: Console, x: float) -> Style | None:
     """Blue for what speaks for the answer, orange for what speaks against it."""
-    if not colourful(console):
-        return None
-    return Style(color=background(between(*(_FOR if x > 0 else _OTHER), 1.0)).bgcolor)
+    return Style(color=rgb(_FOR if x > 0 else _OTHER)) if colourful(console) else None
