@@ -25,7 +25,7 @@ ROUNDING = re.compile(r'textLength="[\d.]+"|(?<=deviation&#160;)[\d.e-]+|(?<=dif
 def draw(name: str, text: str) -> str:
     """One run as SVG; the fonts that rich would fetch from the network are left to the reader's own."""
     console = Console(width=80, record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    answered.show(console, why(text, load()), "en")
+    answered.show(console, why(text, load()), "en", whole=False, more=False, trust=None)
     console.print()
     explained.show(console, explain(text, load()), "en")
     frame = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)

@@ -127,15 +127,14 @@ def _answered(options: argparse.Namespace, edits: Any, given: set[str]) -> int:
                 raise
             steps |= isinstance(error, RuleError)  # else nothing of the text can be hidden: its opening is shown
     trust = cause.trust() if cause is not None and options.trust else None
-    if cause is not None and of_answer:
-        tried = {} if trust is None else {"trust": trust._asdict()}
-        deliver(options, lambda: cause.to_json() | tried, cause.save)
     runs = []
     if steps or way or cause is None or not (of_answer or given.isdisjoint(("json", "html"))):
         runs = _seen(options, model, edits, cause if steps or way else None)
-    if runs and not of_answer:
-        whole = (lambda: {"windows": [seen.to_json() for seen in runs]}) if options.windows else runs[0].to_json
-        deliver(options, whole, runs[0].save)
+    result, tried = cause if of_answer else (*runs, None)[0], {} if trust is None else {"trust": trust._asdict()}
+    if options.windows:
+        deliver(options, lambda: {"windows": [seen.to_json() for seen in runs]}, runs[0].save)
+    elif result is not None:
+        deliver(options, lambda: result.to_json() | tried, result.save)
     if console is None:
         return 0
     from clearhead.report import attribution, changed, explained, why
@@ -293,8 +292,8 @@ def _bench(options: argparse.Namespace) -> int:
 
     if options.threads is not None:
         set_num_threads(options.threads)  # says what is wrong with the number
-    contest = {f"--{name}": getattr(options, name) for name in ("quick", "device", "peers", "only", "save")}
-    contest = {name: value for name, value in contest.items() if value is not None}
+    names = ("quick", "device", "peers", "only", "save")
+    contest = {f"--{name}": value for name in names if (value := getattr(options, name)) is not None}
     if contest:
         typed = [part for name, value in contest.items() for part in (name, value) if part is not True]
         threads = [] if options.threads is None else ["--threads", str(options.threads)]

@@ -15,8 +15,6 @@ from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError, 
 from clearhead.explaining.texts import check_unicode
 from clearhead.models.protocol import ForwardPass, LanguageModel, Token
 
-_LIKELIEST = 50  # tokens among which another answer of the same kind is looked for
-
 
 class Target(NamedTuple):
     """One run whose logits give (a part of) the number.
@@ -119,8 +117,8 @@ def read_answers(
 
 
 def runner_up(model: LanguageModel, logits: Array, answer: int) -> int:
-    """The likeliest other token of an answer's kind: " London" for " Paris", not " the"; of any kind where none is."""
-    others = [i for i in np.argsort(-logits, kind="stable")[:_LIKELIEST].tolist() if i != answer]
+    """The likeliest other token of an answer's kind, among 50: " London" for " Paris", not " the"; else of any kind."""
+    others = [i for i in np.argsort(-logits, kind="stable")[:50].tolist() if i != answer]
     wanted = _kind(model.text(answer))
     return next((i for i in others if _kind(model.text(i)) == wanted), others[0] if others else answer)
 

@@ -89,18 +89,18 @@ def _causes(
     console: Console, seen: Why, language: Language, kind: str, listed: Sequence[HeadEffect | EdgeEffect]
 ) -> Iterator[Text]:
     """Heads, each with its strongest edge, or edges."""
-    key, widths = f"why {kind} sink" if seen.sink else f"why {kind}", (8, 24, -7, -11, -10, -10)
+    key, widths = f"why {kind} sink" if seen.sink else f"why {kind}", (8, 23, -7, -11, -10, -11)
     yield title(say(language, key, first=token_name(seen, 0)))
     names = {"head": "  {}", "edge": "{}", "weight": "{}", "share": _share_of(seen)}
     names["lead column" if _single(seen) else "changes"] = "{}"
-    yield _heading(language, widths, names | {"off" if kind == "carried" else "changes": "{}"})
+    twice = kind == "edges" and (seen.compared or not _single(seen))  # the change is in the column before
+    yield _heading(language, widths, names | ({} if twice else {"off" if kind == "carried" else "changes": "{}"}))
     high = _largest(one.truth for one in listed)
     for one in listed:
         edge = one if isinstance(one, EdgeEffect) else one.edge
-        twice = kind == "edges" and not _single(seen)  # then it stands in the column before
         cells = [f"  {one.layer}.{one.head}", *[""] * 4, "" if twice else signed(one.truth)]
         if edge is not None:
-            cells[1:3] = label(_edge(seen, edge), 23), fixed(edge.weight, 2, 6)
+            cells[1:3] = label(_edge(seen, edge), 22), fixed(edge.weight, 2, 6)
             cells[3:5] = percent(edge.share), signed(_cost(seen, edge))
         line = Text(f"{columns(widths, cells)}  ")
         line.append(bar(abs(one.truth) / high, 8), _ink(console, -one.truth))
