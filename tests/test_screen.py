@@ -62,8 +62,8 @@ def test_what_more_is_asked_for_follows_the_answer():
     assert any(line.startswith("head 5 of layer 0: A") for line in chosen)
     assert way[len(answer) + 2].startswith("the way to ␣lamb")
     whole = "\n".join(lines_of(TEXT, "--all"))
-    found = [whole.index(part) for part in ("Why ␣lamb", "The edges:", "So:", "S = Q·Kᵀ", "the way to ␣lamb")]
-    assert found == sorted(found)
+    places = [whole.index(part) for part in ("Why ␣lamb", "The edges:", "So:", "S = Q·Kᵀ", "the way to ␣lamb")]
+    assert places == sorted(places)
     assert whole.count("the way to") == "\n".join(steps).count("the way to") == 1
     every = "\n".join(lines_of(TEXT, "--why"))
     assert all(f"\n  {head.layer}.{head.head} " in every for head in cause().heads)

@@ -181,7 +181,7 @@ _EDITS = "--cut, --boost and --off are for one run of a text, not for windows or
 _WINDOWS = Sentence("--windows is for the text of a file."), "clearhead explain --file FILE --windows"
 _EXACT = Sentence("--exact and --dtype are for the page of a long text."), "--file FILE --html PAGE"
 _PAGE = Sentence("--{name} is for one token, and --file with --html shows every head of all tokens."), ""
-_CONFLICTS = (  # of explain: options given (one of a|b), options not given, what is wrong then, a hint
+_CONFLICTS = (  # of explain: options that are set (one of a|b), others that are not, what is wrong then, a hint
     ("target", "text file chat", Sentence("expected TEXT: {token!r} follows --why."), "clearhead explain TEXT --why"),
     ("", "text file chat", _MISSING, EXAMPLE),
     ("text file", "", _MISSING, EXAMPLE),
@@ -197,17 +197,18 @@ _CONFLICTS = (  # of explain: options given (one of a|b), options not given, wha
 )
 
 
-def given_of(options: argparse.Namespace) -> set[str]:
-    """The options of explain that are given, and "page" for that of a file's every head; FileError where two clash."""
-    given = {name for name, value in vars(options).items() if value is not None and value is not False}
-    given |= {"target"} if isinstance(options.why, str) else set()
-    if {"file", "html"} <= given and not given & {*OF_ANSWER, "steps", "way", "chat"}:
-        given.add("page")
-    for present, absent, what, hint in _CONFLICTS:
-        found = [next((name for name in names.split("|") if name in given), "") for names in present.split()]
-        if all(found) and given.isdisjoint(absent.split()):
-            raise FileError(what.template, hint, token=options.why, other="".join(found[:1]), name="".join(found[-1:]))
-    return given
+def asked_for(options: argparse.Namespace) -> set[str]:
+    """The options of explain that are set, and "page" for that of a file's every head; FileError where two clash."""
+    asked = {name for name, value in vars(options).items() if value is not None and value is not False}
+    asked |= {"target"} if isinstance(options.why, str) else set()
+    if {"file", "html"} <= asked and not asked & {*OF_ANSWER, "steps", "way", "chat"}:
+        asked.add("page")
+    for together, absent, what, hint in _CONFLICTS:
+        chosen = [next((name for name in names.split("|") if name in asked), "") for names in together.split()]
+        if all(chosen) and asked.isdisjoint(absent.split()):
+            names = {"other": "".join(chosen[:1]), "name": "".join(chosen[-1:])}
+            raise FileError(what.template, hint, token=options.why, **names)
+    return asked
 
 
 def read(arguments: list[str]) -> argparse.Namespace:

@@ -88,12 +88,12 @@ def _explain(options: argparse.Namespace) -> int:
     from clearhead.explaining.texts import check_unicode
 
     check_unicode("TEXT", options.text or "")
-    edits, given = edits_from_options(options.edits or (), options.layer, options.head), arguments.given_of(options)
+    edits, asked = edits_from_options(options.edits or (), options.layer, options.head), arguments.asked_for(options)
     if options.file is not None:
         options.text = read_text(options.file)
     if options.chat is None and not options.text.strip():
         raise FileError("the text is empty: there is no token to explain.", arguments.EXAMPLE)
-    return _long_page(options) if "page" in given else _answered(options, edits or None, given)
+    return _long_page(options) if "page" in asked else _answered(options, edits or None, asked)
 
 
 def _prompt(options: argparse.Namespace) -> Any:
@@ -105,7 +105,7 @@ def _prompt(options: argparse.Namespace) -> Any:
     return [*system, {"role": "user", "content": content}]
 
 
-def _answered(options: argparse.Namespace, edits: Any, given: set[str]) -> int:
+def _answered(options: argparse.Namespace, edits: Any, asked: set[str]) -> int:
     """Say why the answer follows, then what more is asked for.
 
     There are steps alone for a chosen token, windows, edits, what is generated, and a model that says no next token.
@@ -113,11 +113,11 @@ def _answered(options: argparse.Namespace, edits: Any, given: set[str]) -> int:
     from clearhead.models.finding import load_model
 
     console, model = console_of(options), load_model(options.model, memory=options.memory)
-    of_answer, way = not given.isdisjoint(arguments.OF_ANSWER), options.way or options.all
-    alone = not given.isdisjoint(("token", "windows"))
+    of_answer, way = not asked.isdisjoint(arguments.OF_ANSWER), options.way or options.all
+    alone = not asked.isdisjoint(("token", "windows"))
     if not (of_answer or way):
         alone |= bool(edits and not options.steps) or bool(options.generate and options.chat is None)
-    steps = options.steps or options.all or alone or (not edits and not given.isdisjoint(("layer", "head")))
+    steps = options.steps or options.all or alone or (not edits and not asked.isdisjoint(("layer", "head")))
     cause = None
     if not alone and (of_answer or way or steps or console is not None):
         try:
@@ -128,7 +128,7 @@ def _answered(options: argparse.Namespace, edits: Any, given: set[str]) -> int:
             steps |= isinstance(error, RuleError)  # else nothing of the text can be hidden: its opening is shown
     trust = cause.trust() if cause is not None and options.trust else None
     runs = []
-    if steps or way or cause is None or not (of_answer or given.isdisjoint(("json", "html"))):
+    if steps or way or cause is None or not (of_answer or asked.isdisjoint(("json", "html"))):
         runs = _seen(options, model, edits, cause if steps or way else None)
     result, tried = cause if of_answer else (*runs, None)[0], {} if trust is None else {"trust": trust._asdict()}
     if options.windows:

@@ -182,7 +182,7 @@ def why(
     edits: Any = None,
     each: Callable[[range], Iterable[int]] = iter,
 ) -> Why:
-    """Say why a model gives an answer to a text: `clearhead explain --why` as an object.
+    """Say why a model gives an answer to a text: `clearhead explain` as an object.
 
     Every weight on a key of the text is multiplied by a factor α before its row is normalised, and the derivative of y
     by it is integrated from α = 0, where nothing of the text can be seen, to α = 1: Σ φ = y(everything) − y(nothing).
