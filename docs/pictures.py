@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from clearhead.explaining.explain import explain
+from clearhead.explaining.why import why
 from clearhead.models.model import load
 from clearhead.report import explained
+from clearhead.report import why as answered
 
 HERE = Path(__file__).parent
 PICTURES = {"explain.svg": "humpty dumpty sat on"}
@@ -23,11 +25,13 @@ ROUNDING = re.compile(r'textLength="[\d.]+"|(?<=deviation&#160;)[\d.e-]+|(?<=dif
 def draw(name: str, text: str) -> str:
     """One run as SVG; the fonts that rich would fetch from the network are left to the reader's own."""
     console = Console(width=80, record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    answered.show(console, why(text, load()), "en", whole=False, more=False, trust=None)
+    console.print()
     explained.show(console, explain(text, load()), "en")
     frame = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     frame = frame.replace("Fira Code", "DejaVu Sans Mono, Menlo, Consolas")
     return console.export_svg(
-        title=f'clearhead explain "{text}"', theme=MONOKAI, code_format=frame, unique_id=name.split(".")[0]
+        title=f'clearhead explain "{text}" --steps', theme=MONOKAI, code_format=frame, unique_id=name.split(".")[0]
     )
 
 

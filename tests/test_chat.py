@@ -51,7 +51,7 @@ def test_the_question_is_hidden_only_where_there_is_nothing_else(model):
 @pytest.mark.usefixtures("by_default")
 def test_the_commands_take_messages_and_a_file_before_them(tmp_path):
     (tmp_path / "text.txt").write_text(f"{PLACE}. {PLACE}.\n", encoding="utf-8")
-    shown = call("explain", "--chat", QUESTION, "--system", PLACE)
+    shown = call("explain", "--chat", QUESTION, "--system", PLACE, "--steps")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "in brackets: tokens of the chat's template" in shown.stdout
     assert "0 (" in shown.stdout

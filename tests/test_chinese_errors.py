@@ -160,7 +160,12 @@ def check(*arguments: object) -> str:
         *(shlex.split(each) for each in test_cli.REFUSED if not each.startswith(("bench", "--lang"))),
         *(["shapes", "nn=3"], ["shapes", "n=0"], ["shapes", "d_model=3", "h=2"], ["view", "--port", "-1"]),
         *(["trace", "."], ["explain", "a", "--generate", "-1"], ["explain", "a", "--why", "zebra crossing"]),
-        *(["explain", "--file", "none.txt"], ["explain", "a", "--exact", "0.0"], ["explain", "a", "--windows"]),
+        *(
+            ["explain", "a", "--way", "--windows"],
+            ["explain", "--file", "none.txt"],
+            ["explain", "a", "--exact", "0.0"],
+            ["explain", "a", "--windows"],
+        ),
         ["explain", "a", "--json", "/", "--html", "/"],
     ],
 )

@@ -32,7 +32,7 @@ def run(*arguments, text=True, **environment):
 
 
 def test_explain_prints_every_section():
-    done = run("explain", "humpty dumpty sat on")
+    done = run("explain", "humpty dumpty sat on", "--steps")
     assert (done.returncode, done.stderr) == (0, "")
     sections = ["humpty   1 ␣dumpty   2 ␣sat   3 ␣on", "most likely next", "S = Q·Kᵀ", "S' = S/√d_k", "A = softmax(M)"]
     sections += ["O = A·V", "U = H·W^O + b^O", "(heads 8, queries 4, keys 4)", "· masked", "Σ = o", "rows sum to 1"]
@@ -41,7 +41,7 @@ def test_explain_prints_every_section():
 
 
 REPORTS = {  # the options of each, Chinese words that it has, and English ones that it may not have (_ is a space)
-    "steps": ([], "逐步计算 被遮蔽 最大偏差", "forbidden row largest chosen"),
+    "steps": (["--steps"], "逐步计算 被遮蔽 最大偏差", "forbidden row largest chosen"),
     "why": (
         ["--why"],
         "为什么是 原文 作用 重新运行 隐藏 几率 未能解释",
@@ -71,7 +71,7 @@ def test_every_line_of_a_report_fits_eighty_columns_and_chinese_is_complete(repo
 
 
 def test_formulas_are_in_chinese():
-    said = call("explain", "humpty dumpty sat on", "--lang", "zh").stdout
+    said = call("explain", "humpty dumpty sat on", "--steps", "--lang", "zh").stdout
     assert [words for words in ("M = S'，不可关注处为 -∞ (causal)", "A = softmax(M)，逐行") if words not in said] == []
 
 
@@ -97,7 +97,7 @@ def test_up_to_twelve_columns_are_numbers_and_more_are_a_picture():
     texts = [" ".join(words[:count]) for count in range(1, len(words))]
     sizes = {len(model.tokens(text)): text for text in texts}
     for size in (12, 13):
-        said = call("explain", sizes[size]).stdout
+        said = call("explain", sizes[size], "--steps").stdout
         assert ("each cell" in said or "«" in said) == (size > 12)
 
 
@@ -267,11 +267,13 @@ REFUSED = {  # commands, and what each is refused with
     "trace": "required: FILE",
     "unknown": "invalid choice: 'unknown'",
     "explain --why 'mary had'": "expected TEXT: 'mary had' follows --why",
-    "explain 'mary had' --against a": "--against is for --why",
     "explain 'mary had' --why ''": "it is empty",
     "explain 'mary had' --why --token mary": "not for --token. hint: end TEXT with that token",
-    "explain 'mary had' --why --layer 0": "not for --layer",
-    "explain 'mary had' --why --head 0": "not for --head",
+    "explain 'mary had' --way --token mary": "--way is for what follows a whole text, not for --token",
+    "explain --file text.txt --all --windows": "--all is for what follows a whole text, not for --windows",
+    "explain 'mary had' --trust --dtype float16": "--trust is for what follows a whole text, not for --dtype",
+    "explain mary --file text.txt": "expected TEXT or --file, one of them",
+    "explain --chat mary --windows": "--windows is for the text of a file",
     "explain 'mary had' --why --exact 0.0": "not for --exact",
     "explain --file text.txt --why --windows": "not for --windows",
     "explain 'mary had' --why --html page.html --dtype float16": "not for --dtype",
@@ -362,12 +364,12 @@ def test_every_encoding_prints_the_numbers(encoding, words):
 
 def test_the_c_locale_prints_the_numbers():
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    assert "S = Q.KT" in run("explain", "humpty dumpty", **plain).stdout
+    assert "S = Q.KT" in run("explain", "humpty dumpty", "--steps", **plain).stdout
 
 
 def test_chinese_is_refused_where_the_encoding_lacks_it(tmp_path):
     for encoding, code in (("gbk", 0), ("cp1252", 2)):
-        done = run("--lang", "zh", "explain", "humpty", text=False, PYTHONIOENCODING=encoding)
+        done = run("--lang", "zh", "explain", "humpty", "--steps", text=False, PYTHONIOENCODING=encoding)
         assert done.returncode == code
         assert ("逐步计算" in done.stdout.decode(encoding)) == (code == 0)
     numbers = run("explain", "humpty", "--lang", "zh", "--json", "-", PYTHONIOENCODING="ascii").stdout
@@ -422,7 +424,7 @@ def test_help_names_the_extras_within_eighty_columns(command):
 
 def test_tokens_that_are_part_of_a_character_show_that_character():
     for language, words in (("en", "has not learned 猫 and splits it into its bytes"), ("zh", "没有学过“猫”")):
-        said = call("explain", "猫 sat", "--lang", language).stdout
+        said = call("explain", "猫 sat", "--steps", "--lang", language).stdout
         assert "0 猫1/3   1 猫2/3   2 猫3/3   3 ␣sat" in said
         assert words in " ".join(said.split())
         assert not set("çĮ«") & set(said)

@@ -146,7 +146,7 @@ def test_a_projection_with_an_unknown_name_is_refused(tmp_path: Path, old: str, 
 def test_explain_model_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     place, _ = saved(tmp_path / "model", FAMILY["gemma3"])
     page, numbers = tmp_path / "page.html", tmp_path / "numbers.json"
-    assert main(["explain", TEXT, "--model", place, "--html", str(page), "--json", str(numbers)]) == 0
+    assert main(["explain", TEXT, "--model", place, "--steps", "--html", str(page), "--json", str(numbers)]) == 0
     said = capsys.readouterr().out
     assert "RoPE(norm(X·W^Q))" in said
     assert "step by step against the" in said

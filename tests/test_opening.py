@@ -186,7 +186,7 @@ def test_json_has_the_answer(capsys):
 
 
 def test_without_a_block_character_the_bars_are_ascii():
-    plain = call("explain", TEXT, encoding="ascii").stdout
+    plain = call("explain", TEXT, "--token", "snow", encoding="ascii").stdout
     assert plain.isascii()
     bars, text = plain.splitlines()[2:4]
     assert text == "  mary had a little lamb its fleece was white as [snow]"

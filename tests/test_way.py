@@ -109,7 +109,7 @@ def test_why_prints_the_way_to_its_token_and_the_difference_from_the_other():
     assert [each.text for each in why.ways] == [" lamb", " girl"]
     less = against(*why.ways)
     assert less.sums[-1] == pytest.approx(why.lead, abs=1e-4)
-    done = call("explain", "mary had a little", "--why", "lamb", "--against", "girl")
+    done = call("explain", "mary had a little", "--why", "lamb", "--against", "girl", "--way")
     assert "minus ␣girl" in done.stdout
     for part in less.parts:
         if abs(part.adds) > 0.1:
@@ -129,7 +129,7 @@ def test_the_way_is_to_what_follows_the_chosen_token():
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_the_terminal_prints_every_part_in_80_columns(language: str):
-    printed = call("explain", TEXT, "--lang", language).stdout
+    printed = call("explain", TEXT, "--way", "--lang", language).stdout
     assert ("layer 1" if language == "en" else "第 1 层") in printed
     assert all(cell_len(line) <= 80 for line in printed.splitlines())
     data: dict[str, Any] = json.loads(call("explain", TEXT, "--json", "-").stdout)["way"]

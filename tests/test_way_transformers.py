@@ -137,7 +137,7 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_the_terminal_folds_many_layers_into_a_line_each(deep: str, language: str):
     seen = explain("humpty dumpty sat", deep)
     assert seen.way is not None
-    printed = call("explain", "humpty dumpty sat", "--model", deep, "--lang", language).stdout.splitlines()
+    printed = call("explain", "humpty dumpty sat", "--way", "--model", deep, "--lang", language).stdout.splitlines()
     assert all(cell_len(line) <= 80 for line in printed)
     for layer in range(5):
         whole = sum(part.adds for part in seen.way.parts if part.layer == layer)

@@ -116,6 +116,7 @@ def test_what_is_run_again_is_what_a_dense_model_gives(asked, sink, monkeypatch)
     for part in run:
         gates = np.where(np.isin(np.arange(n), part.tokens), 0.0, 1.0)
         assert part.hidden == pytest.approx(number_of(model, ids, target, gates) - whole, **close)
+        assert not seen.compared or part.lead == pytest.approx(part.hidden, **close)
     for (layer, head), truth in np.ndenumerate(seen.heads_run):
 
         def off(number, a, layer=layer, head=head):
@@ -125,7 +126,7 @@ def test_what_is_run_again_is_what_a_dense_model_gives(asked, sink, monkeypatch)
 
         assert truth == pytest.approx(number_of(model, ids, target, weigh=off) - whole, **close)
     assert [abs(head.truth) for head in seen.heads] == sorted(map(abs, seen.heads_run.ravel()), reverse=True)[:4]
-    for layer, head, query, key, weight, _, truth, _ in seen.edges:
+    for layer, head, query, key, weight, _, truth, _, lead in seen.edges:
 
         def without(number, a, layer=layer, head=head, query=query, key=key):
             if number == layer:
@@ -137,6 +138,7 @@ def test_what_is_run_again_is_what_a_dense_model_gives(asked, sink, monkeypatch)
             return a
 
         assert truth == pytest.approx(number_of(model, ids, target, weigh=without) - whole, **close)
+        assert not seen.compared or lead == pytest.approx(truth, **close)
         assert weight == pytest.approx(dense(model, ids)[1][layer, head, query, key], abs=1e-9)
 
 
@@ -288,17 +290,21 @@ def test_terminal_and_json_have_the_same_numbers(tmp_path):
     assert data == json.loads(json.dumps(seen.to_json()))
     assert (data["token"]["text"], data["against"]["text"]) == (" lamb", " girl")
     lines = done.stdout.splitlines()
-    assert lines[0] == "Why ␣lamb (99.70%)?"
+    assert lines[0] == "Why ␣lamb (99.70%) rather than ␣girl (0.10%)? It leads by 6.90."
     rows = [line.split() for line in lines if re.match(r"  \d+\.\d+ ", line)]
-    edges, heads = rows[: len(data["edges"])], rows[len(data["edges"]) :]
+    heads, edges = rows[: len(data["heads"])], rows[len(data["heads"]) :]
     for row, edge in zip(edges, data["edges"], strict=True):
         assert row[0] == f"{edge['layer']}.{edge['head']}"
-        assert list(map(float, row[4:6])) == pytest.approx([edge["weight"], edge["truth"]], abs=6e-3)
+        numbers = [float(row[4]), *map(float, row[6:8])]
+        assert numbers == pytest.approx([edge["weight"], edge["lead"], edge["truth"]], abs=6e-3)
     for row, head in zip(heads, data["heads"], strict=True):
-        assert list(map(float, row[1:3])) == pytest.approx([head["effect"], head["truth"]], abs=6e-3)
+        assert row[0] == f"{head['layer']}.{head['head']}"
+        others = [each for each in data["edges"] if (each["layer"], each["head"]) == (head["layer"], head["head"])]
+        assert not others or head["edge"] == max(others, key=lambda each: abs(each["truth"]))
+        assert [float(row[6]), float(row[7])] == pytest.approx([head["edge"]["lead"], head["truth"]], abs=6e-3)
     for part in data["parts"]:
         row = next(line.split() for line in lines if line.startswith(f"  {part['text']} "))
-        assert [float(row[1]), float(row[3])] == pytest.approx([part["effect"], part["hidden"]], abs=6e-3)
+        assert [float(row[1]), float(row[3])] == pytest.approx([part["effect"], part["lead"]], abs=6e-3)
     printed = call("explain", "mary had a little", "--why", "--json", "-").stdout
     assert json.loads(printed) == data
 

@@ -43,7 +43,7 @@ def near(result, expected):
 
 def test_the_header_has_the_numbers_of_the_json_and_every_layer_that_it_names():
     rng = fresh()
-    seen = ch.why(random_text(rng, 2), random_model(rng), count=int(rng.integers(1, 9)))
+    seen = ch.why(random_text(rng, 3), random_model(rng), count=int(rng.integers(1, 9)))
     made, data = document(seen).header, seen.to_json()
     data["parts"].sort(key=lambda part: -abs(part["effect"]))
     assert {name: made["why"][name] for name in made["why"] if name != "words"} == {

@@ -134,7 +134,10 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
         "--rest": {"choices": ("renormalise", "first"), "metavar": "WHERE"},
         "--boost": _edit("boost", "K=X[@L.H]"),
         "--off": _edit("off", "L.H,…", nargs="?", const=("off", "")),
+        "--steps": _FLAG,
+        "--way": _FLAG,
         "--why": _text("TOKEN", nargs="?", const=True),
+        "--all": _FLAG,
         "--against": _text("TOKEN"),
         "--answer": _text("ANSWER"),
         "--parts": {"choices": ("tokens", "words", "sentences", "paragraphs", "turns"), "metavar": "KIND"},
@@ -169,6 +172,46 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
     "models": {"--json": _FLAG},
     "info": {"--json": _FLAG},
 }
+
+OF_ANSWER = frozenset(("why", "against", "answer", "parts", "trust", "all"))  # options of ch.why: its data, its page
+EXAMPLE = 'clearhead explain "humpty dumpty sat on"'
+_ANY = "|".join(("way", *sorted(OF_ANSWER)))
+_LONE = Sentence("--{other} is for what follows a whole text, not for --{name}.")
+_MISSING = Sentence("expected TEXT or --file, one of them.")
+_EDITS = "--cut, --boost and --off are for one run of a text, not for windows or the page of a file's every head."
+_WINDOWS = Sentence("--windows is for the text of a file."), "clearhead explain --file FILE --windows"
+_EXACT = Sentence("--exact and --dtype are for the page of a long text."), "--file FILE --html PAGE"
+_PAGE = Sentence("--{name} is for one token, and --file with --html shows every head of all tokens."), ""
+_CONFLICTS = (  # of explain: options that are set (one of a|b), others that are not, what is wrong then, a hint
+    ("target", "text file chat", Sentence("expected TEXT: {token!r} follows --why."), "clearhead explain TEXT --why"),
+    ("", "text file chat", _MISSING, EXAMPLE),
+    ("text file", "", _MISSING, EXAMPLE),
+    ("text chat", "", Sentence("TEXT and --chat are given together."), 'clearhead explain --chat "MESSAGE"'),
+    ("system", "chat", Sentence("--system is for --chat."), 'clearhead explain --system "be short" --chat "MESSAGE"'),
+    (f"{_ANY} token", "", _LONE, "end TEXT with that token."),
+    (f"{_ANY} windows|exact|dtype", "", _LONE, "leave --{name} out."),
+    ("edits windows|page", "", Sentence(_EDITS), 'clearhead explain TEXT --cut "on>sat" --html PAGE'),
+    ("rest", "cut", Sentence("--rest is for --cut."), 'clearhead explain TEXT --cut "on>sat" --rest first'),
+    ("windows", "file", *_WINDOWS),
+    ("windows chat", "", *_WINDOWS),
+    ("exact|dtype", "page", *_EXACT),
+    ("page json|layer|head|token", "", *_PAGE),
+)
+
+
+def asked_for(options: argparse.Namespace) -> set[str]:
+    """The options of explain that are set, and "page" for that of a file's every head; FileError where two clash."""
+    asked = {name for name, value in vars(options).items() if value is not None and value is not False}
+    asked |= {"target"} if isinstance(options.why, str) else set()
+    asked |= {kind for kind, _ in options.edits or ()}
+    if {"file", "html"} <= asked and not asked & {*OF_ANSWER, "steps", "way", "chat"}:
+        asked.add("page")
+    for together, absent, what, hint in _CONFLICTS:
+        chosen = [next((name for name in names.split("|") if name in asked), "") for names in together.split()]
+        if all(chosen) and asked.isdisjoint(absent.split()):
+            names = {"other": "".join(chosen[:1]), "name": "".join(chosen[-1:])}
+            raise FileError(what.template, hint, token=options.why, **names)
+    return asked
 
 
 def read(arguments: list[str]) -> argparse.Namespace:

@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,12 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead import __version__, arguments, lessons
 from clearhead.core.files import check_writable, read_text, write_whole
-from clearhead.errors import ClearheadError, FileError, MissingExtraError, Sentence
+from clearhead.errors import ClearheadError, FileError, MissingExtraError, RuleError, SelectionError, Sentence
 from clearhead.report import streams
 from clearhead.report.streams import console_of, deliver, progress
 from clearhead.words import Language
 
 if TYPE_CHECKING:
+    from clearhead.explaining.explanation import Explanation
+    from clearhead.explaining.why import Why
     from clearhead.view.long import ShownRun
 
 _REPLY = 24  # tokens that a chat's answer has at most, where --generate does not say how many
@@ -85,115 +88,112 @@ def _explain(options: argparse.Namespace) -> int:
     from clearhead.explaining.texts import check_unicode
 
     check_unicode("TEXT", options.text or "")
-    chat = options.chat is not None
-    if isinstance(options.why, str) and options.text is None and options.file is None and not chat:
-        raise FileError("expected TEXT: {token!r} follows --why.", "clearhead explain TEXT --why", token=options.why)
-    if (options.text is None) == (options.file is None) and not (chat and options.text is None):
-        raise FileError("expected TEXT or --file, one of them.", 'clearhead explain "humpty dumpty sat on"')
-    if options.text is not None and chat:
-        raise FileError("TEXT and --chat are given together.", 'clearhead explain --chat "MESSAGE"')
-    if options.system is not None and not chat:
-        raise FileError("--system is for --chat.", 'clearhead explain --system "be short" --chat "MESSAGE"')
-    if options.rest and "cut" not in [kind for kind, _ in options.edits or ()]:
-        raise FileError("--rest is for --cut.", 'clearhead explain TEXT --cut "on>sat" --rest first')
-    edits = edits_from_options(options.edits or (), options.layer, options.head, options.rest or "renormalise") or None
-    causes = any(x is not None for x in (options.why, options.against, options.answer, options.parts)) or options.trust
-    long = options.file is not None and options.html is not None and not causes and not chat
-    if edits and (options.windows or long):
-        raise FileError(
-            "--cut, --boost and --off are for one run of a text, not for windows or the page of a file's every head.",
-            'clearhead explain TEXT --cut "on>sat" --html PAGE',
-        )
-    if options.windows and (options.file is None or chat):
-        raise FileError("--windows is for the text of a file.", "clearhead explain --file FILE --windows")
+    asked, rest = arguments.asked_for(options), options.rest or "renormalise"
+    edits = edits_from_options(options.edits or (), options.layer, options.head, rest)
     if options.file is not None:
         options.text = read_text(options.file)
-    if not chat and not options.text.strip():
-        raise FileError("the text is empty: there is no token to explain.", 'clearhead explain "humpty dumpty sat on"')
-    return _why(options, edits) if causes else _long_page(options) if long else _one_token(options, edits)
+    if options.chat is None and not options.text.strip():
+        raise FileError("the text is empty: there is no token to explain.", arguments.EXAMPLE)
+    return _long_page(options) if "page" in asked else _answered(options, edits or None, asked)
 
 
 def _prompt(options: argparse.Namespace) -> Any:
     """The text, or with --chat the messages, of which a file's text is the beginning of the user's."""
     if options.chat is None:
         return options.text
-    content = options.chat if options.text is None else f"{options.text}\n\n{options.chat}"
+    content = options.chat if options.text is None else f"{options.text.strip()}\n\n{options.chat.strip()}"
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
     return [*system, {"role": "user", "content": content}]
 
 
-def _one_token(options: argparse.Namespace, edits: Any) -> int:
-    """Explain one token of a text, or of each of its windows."""
-    from clearhead.explaining.explain import explain, explain_windows
+def _answered(options: argparse.Namespace, edits: Any, asked: set[str]) -> int:
+    """Say why the answer follows, then what more is asked for.
+
+    There are steps alone for a chosen token, windows, edits, what is generated, and a model that says no next token.
+    """
     from clearhead.models.finding import load_model
 
-    console = console_of(options)
-    if options.exact is not None or options.dtype is not None:
-        raise FileError("--exact and --dtype are for the page of a long text.", "--file FILE --html PAGE")
-    chosen = {"layer": options.layer, "head": options.head, "token": options.token}
-    model, each = load_model(options.model, memory=options.memory), partial(progress, what="layers")
+    console, model = console_of(options), load_model(options.model, memory=options.memory)
+    of_answer, way = not asked.isdisjoint(arguments.OF_ANSWER), options.way or options.all
+    alone = not asked.isdisjoint(("token", "windows"))
+    if not (of_answer or way):
+        alone |= bool(edits and not options.steps) or bool(options.generate and options.chat is None)
+    steps = options.steps or options.all or alone or (not edits and not asked.isdisjoint(("layer", "head")))
+    cause = None
+    if not alone and (of_answer or way or steps or console is not None):
+        try:
+            cause = _cause(options, model, edits)
+        except (RuleError, SelectionError) as error:
+            if of_answer or way:
+                raise
+            steps |= isinstance(error, RuleError)  # else nothing of the text can be hidden: its opening is shown
+    trust = cause.trust() if cause is not None and options.trust else None
+    runs = []
+    if steps or way or cause is None or not (of_answer or asked.isdisjoint(("json", "html"))):
+        runs = _seen(options, model, edits, cause if steps or way else None)
+    result, tried = cause if of_answer else (*runs, None)[0], {} if trust is None else {"trust": trust._asdict()}
     if options.windows:
-        runs = explain_windows(model, options.text, **chosen, each=each)
         deliver(options, lambda: {"windows": [seen.to_json() for seen in runs]}, runs[0].save)
-    else:
-        runs = [explain(_prompt(options), model, **chosen, edits=edits, generate=options.generate, each=each)]
-        deliver(options, runs[0].to_json, runs[0].save)
-    if console is not None:
-        from clearhead.report import attribution, changed, explained
+    elif result is not None:
+        deliver(options, lambda: result.to_json() | tried, result.save)
+    if console is None:
+        return 0
+    from clearhead.report import attribution, changed, explained, why
 
-        for seen in runs:
-            if seen is not runs[0]:
-                console.print()
-            if edits:
-                changed.show(console, seen, options.lang)
-            else:
-                explained.show(console, seen, options.lang)
-                attribution.show(console, seen, options.lang)
+    if cause is not None:
+        why.show(console, cause, options.lang, whole=bool(options.why or options.all), trust=trust, more=not steps)
+    elif not steps:
+        explained.show_opening(console, runs[0], options.lang)
+    for seen in runs if steps or way else ():
+        if steps and (cause is not None or seen is not runs[0]):
+            console.print()
+        if steps:
+            (changed if edits else explained).show(console, seen, options.lang)
+        if way or not edits:
+            attribution.show(console, replace(seen, ways=cause.ways) if cause and cause.ways else seen, options.lang)
     return 0
 
 
-def _why(options: argparse.Namespace, edits: Any) -> int:
-    """Say why an answer follows the text, or the chat, whose answer the model gives first."""
+def _cause(options: argparse.Namespace, model: Any, edits: Any) -> "Why":
+    """Why an answer follows the text, or the chat, whose answer the model gives first."""
     from clearhead.explaining.texts import read
     from clearhead.explaining.why import why
-    from clearhead.models.finding import load_model
 
-    if options.why is None and options.against is not None and options.answer is None:
-        raise FileError("--against is for --why and --answer.", "clearhead explain TEXT --why --against TOKEN")
-    for name in ("windows", "exact", "dtype", "token", *(() if edits else ("layer", "head"))):
-        if getattr(options, name) is not None and getattr(options, name) is not False:
-            hint = "end TEXT with that token." if name == "token" else "leave --{name} out."
-            raise FileError("--why is for what follows a whole text, not for --{name}.", hint, name=name)
-    console, model, prompt = console_of(options), load_model(options.model, memory=options.memory), _prompt(options)
-    token, answer, hide = options.why if isinstance(options.why, str) else None, options.answer, None
-    if options.chat is not None:
-        whole = read(model, prompt)
+    prompt, answer, hide = _prompt(options), options.answer, None
+    token = options.why if isinstance(options.why, str) else None
+    if options.chat is not None or options.generate:
+        reading = read(model, prompt)
         if answer is None and token is None:
-            answer = model.reply([each.id for each in whole.tokens], options.generate or _REPLY)
-        if options.text is not None:
-            start = whole.text.index(options.text.strip())
-            hide = [(start, start + len(options.text.strip()))]
+            answer = model.reply([each.id for each in reading.tokens], options.generate or _REPLY) or None
+        if (options.text or "").strip() and len(reading.turns) == len(prompt):  # a template may have rewritten the text
+            start, stop = reading.turns[-1]
+            hide = [(start, stop - len(f"\n\n{options.chat.strip()}"))]
     parts = options.parts or ("sentences" if options.file is not None else "words")
     asked = {"token": token, "answer": answer, "against": options.against, "parts": parts, "hide": hide}
-    seen = why(prompt, model, **asked, edits=edits, each=partial(progress, what="points"))
-    trust = seen.trust() if options.trust else None
-    deliver(options, lambda: seen.to_json() | ({} if trust is None else {"trust": trust._asdict()}), seen.save)
-    if console is not None:
-        from clearhead.report.why import show
+    return why(prompt, model, **asked, edits=edits, each=partial(progress, what="points"))
 
-        show(console, seen, options.lang, whole=True, trust=trust)
-    return 0
+
+def _seen(options: argparse.Namespace, model: Any, edits: Any, cause: "Why | None") -> "list[Explanation]":
+    """One token of a text, or of each of its windows, in the chosen head, or in the one that carries the answer."""
+    from clearhead.explaining.explain import explain, explain_windows
+
+    chosen = {"layer": options.layer, "head": options.head, "token": options.token}
+    each = partial(progress, what="layers")
+    if options.windows:
+        return explain_windows(model, options.text, **chosen, each=each)
+    free = (options.layer, options.head) == (None, None) and not edits and not options.generate
+    if cause is not None and free:
+        chosen |= {"layer": cause.carrier.layer, "head": cause.carrier.head}
+    seen = explain(_prompt(options), model, **chosen, edits=edits, generate=options.generate, each=each)
+    if cause is not None and free and cause.answer == cause.next[0].text and not cause.compared:
+        seen = replace(seen, change=cause.carrier.truth, chosen=(True, True))
+    return [seen]
 
 
 def _long_page(options: argparse.Namespace) -> int:
     """Write every head of a whole text as one page."""
     from clearhead.view import page
 
-    for name in ("json", "layer", "head", "token"):
-        if getattr(options, name) is not None:
-            raise FileError(
-                "--{name} is for one token, and --file with --html shows every head of all tokens.", name=name
-            )
     exact = None if options.exact is None else arguments.pairs(options.exact)
     runs = _runs(options, options.model, options.text)
     data = page.encoded(_document(options, runs, options.file, exact=exact, dtype=options.dtype))
@@ -293,8 +293,8 @@ def _bench(options: argparse.Namespace) -> int:
 
     if options.threads is not None:
         set_num_threads(options.threads)  # says what is wrong with the number
-    contest = {f"--{name}": getattr(options, name) for name in ("quick", "device", "peers", "only", "save")}
-    contest = {name: value for name, value in contest.items() if value is not None}
+    names = ("quick", "device", "peers", "only", "save")
+    contest = {f"--{name}": value for name in names if (value := getattr(options, name)) is not None}
     if contest:
         typed = [part for name, value in contest.items() for part in (name, value) if part is not True]
         threads = [] if options.threads is None else ["--threads", str(options.threads)]

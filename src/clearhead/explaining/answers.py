@@ -116,10 +116,17 @@ def read_answers(
     return Answers(targets, first, second)
 
 
-def runner_up(logits: Array, answer: int) -> int:
-    """The likeliest token besides one."""
-    order = np.argsort(-logits, kind="stable")[:2].tolist()
-    return int(next((i for i in order if i != answer), answer))
+def runner_up(model: LanguageModel, logits: Array, answer: int) -> int:
+    """The likeliest other token of an answer's kind, among 50: " London" for " Paris", not " the"; else of any kind."""
+    others = [i for i in np.argsort(-logits, kind="stable")[:50].tolist() if i != answer]
+    wanted = _kind(model.text(answer))
+    return next((i for i in others if _kind(model.text(i)) == wanted), others[0] if others else answer)
+
+
+def _kind(text: str) -> tuple[bool, ...]:
+    """Does a token begin a word, and is it one of letters, in capitals, or a number?"""
+    word = text.strip()
+    return text[:1].isspace(), word.isalpha(), word[:1].isupper(), word.isdigit()
 
 
 def _text_ids(model: LanguageModel, logits: Array, name: str, text: Any) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ class PartEffect(NamedTuple):
     hidden   what y changes by when no later token may see the part, in a run; None where it was not run
     share    the answer's probability then: of its first token
     likeliest   the likeliest next token then
+    lead     what the lead of the answer's first token over the other one changes by, in logits
     """
 
     text: str
@@ -29,15 +30,7 @@ class PartEffect(NamedTuple):
     hidden: float | None = None
     share: float | None = None
     likeliest: Candidate | None = None
-
-
-class HeadEffect(NamedTuple):
-    """One head: its share of the effect φ, and what y changes by when it is off in the rows that answer."""
-
-    layer: int
-    head: int
-    effect: float
-    truth: float
+    lead: float | None = None
 
 
 class EdgeEffect(NamedTuple):
@@ -51,6 +44,20 @@ class EdgeEffect(NamedTuple):
     effect: float
     truth: float
     share: float  # the probability of the answer's first token then
+    lead: float  # what its lead over the other one changes by, in logits
+
+
+class HeadEffect(NamedTuple):
+    """One head: its share of the effect φ, and what y changes by when it is off in the rows that answer.
+
+    edge   its strongest of those that were run again; None for none
+    """
+
+    layer: int
+    head: int
+    effect: float
+    truth: float
+    edge: EdgeEffect | None = None
 
 
 class Trust(NamedTuple):

@@ -41,7 +41,7 @@ def explain(
     generate: int = 0,
     each: Callable[[range], Iterable[int]] = iter,
 ) -> Explanation:
-    """Run `text` through a model and show one token's attention step by step: `clearhead explain` as an object.
+    """Run `text` through a model and show one token's attention step by step: `clearhead explain --steps` as an object.
 
     text          a text, or a list of messages: {"role": "system", "user" or "assistant", "content": a text}
     model         a path or a name, as `load_model` takes them, or a loaded model; None is the small one that ships with

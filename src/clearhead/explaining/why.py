@@ -62,7 +62,7 @@ class Why:
     tokens: list[Token]
     answer: str
     token: Candidate  # the answer's first token
-    against: Candidate  # the other answer's first token, or the runner-up
+    against: Candidate  # the other answer's first token, or the runner-up of the same kind
     compared: bool  # is y about the other answer too?
     other: str  # the text of the other answer, or of the runner-up
     value: float
@@ -107,6 +107,11 @@ class Why:
     def lead(self) -> float:
         """How far the answer's first token is ahead of the other one, in logits."""
         return self.token.logit - self.against.logit
+
+    @property
+    def carrier(self) -> HeadEffect:
+        """The head that carries the answer: without it y falls most."""
+        return min(self.heads, key=lambda head: head.truth)
 
     def trust(self, masks: int = 16, *, seed: int = 0) -> Trust:
         """How far to believe the list of parts: `masks` runs in which each part is hidden with probability ½.
@@ -178,7 +183,7 @@ def why(
     edits: Any = None,
     each: Callable[[range], Iterable[int]] = iter,
 ) -> Why:
-    """Say why a model gives an answer to a text: `clearhead explain --why` as an object.
+    """Say why a model gives an answer to a text: `clearhead explain` as an object.
 
     Every weight on a key of the text is multiplied by a factor α before its row is normalised, and the derivative of y
     by it is integrated from α = 0, where nothing of the text can be seen, to α = 1: Σ φ = y(everything) − y(nothing).
@@ -227,8 +232,7 @@ def why(
     asked = read_answers(loaded, reading.tokens, run, answer, token, against)
     sinks = rerun.resting(run, len(reading.tokens) - 1)
     sink = 2 * sinks >= loaded.config.layers * loaded.config.heads
-    shown = reading.text, reading.tokens, reading.turns
-    cut = parts_of_text(parts, *shown, _hidden_where(reading, hide), first=int(sink))
+    cut = parts_of_text(parts, *reading, _hidden_where(reading, hide), first=int(sink))
     if not cut:
         raise SelectionError(
             "the text has no part that can be hidden: a sink at its start and its last token never are."
@@ -238,8 +242,11 @@ def why(
         ran = run if target.ids == list(run.ids) else loaded.run(target.ids, iter, placed)
         rows = np.stack([np.asarray(ran.logits[row]) for row in target.rows])
         based.append(Based(target, ran, target.value(rows)[0]))
+    base = np.asarray(based[0].run.logits[len(reading.tokens) - 1])
+    pair = asked.answer[0], asked.against[0] if asked.against else runner_up(loaded, base, asked.answer[0])
+    value = sum(one.value for one in based)
     rest: Rest = "first" if sink else "renormalise"
-    again = _Again(loaded, based, placed, sum(one.value for one in based), rest, counts[2])
+    again = _Again(loaded, based, placed, value, rest, counts[2], pair)
     made = _explained(again, asked, reading, cut, counts, each)
     return replace(made, sinks=sinks, sink=sink, edits=acting, prompt=text)
 
@@ -258,8 +265,7 @@ def _explained(
     gap = total - float(by_key.sum())
     verify = max(counts[1], _ALL) if counts[1] and abs(gap) > _NOISY * abs(total) else counts[1]
     edges, missed = _edges(again, by_edge, heads)
-    other = asked.against[0] if asked.against else runner_up(base, asked.answer[0])
-    candidates = [_candidate(model, base, i) for i in (asked.answer[0], other)]
+    candidates = [_candidate(model, base, i) for i in again.pair]
     return Why(
         model=model,
         text=reading.text,
@@ -268,14 +274,14 @@ def _explained(
         token=candidates[0],
         against=candidates[1],
         compared=bool(asked.against),
-        other="".join(map(model.text, asked.against or (other,))),
+        other="".join(map(model.text, asked.against or again.pair[1:])),
         value=again.value,
         parts=_hidden(again, effects, verify),
         by_token=by_token,
         by_head=by_head,
-        heads=heads,
+        heads=[head._replace(edge=next((one for one in edges if one[:2] == head[:2]), None)) for head in heads],
         heads_run=heads_run,
-        edges=edges,
+        edges=edges[: again.listed],
         total=total,
         gap=gap,
         points=points,
@@ -313,10 +319,16 @@ class _Again(NamedTuple):
     value: float
     rest: Rest
     listed: int  # heads and edges to list
+    pair: tuple[int, int]  # the answer's first token and the other one
 
     def share(self, logits: Array) -> float:
         """The probability of the answer's first token."""
-        return float(probabilities(logits)[self.based[0].target.answer[0]])
+        return float(probabilities(logits)[self.pair[0]])
+
+    def lead(self, logits: Array) -> float:
+        """What the lead of the first of the pair changes by, in logits."""
+        base, (one, other) = self.based[0].run.logits[self.based[0].target.rows.start], self.pair
+        return float(logits[one]) - float(logits[other]) - (float(base[one]) - float(base[other]))
 
 
 def _hidden_where(reading: Reading, hide: Any) -> list[tuple[int, int]]:
@@ -337,9 +349,8 @@ def _hidden(again: _Again, parts: list[PartEffect], count: int) -> list[PartEffe
     result = list(parts)
     for place, (value, logits) in zip(strongest, runs, strict=True):
         likeliest = _candidate(again.model, logits, int(np.argmax(logits)))
-        result[place] = parts[place]._replace(
-            hidden=value - again.value, share=again.share(logits), likeliest=likeliest
-        )
+        now = value - again.value, again.share(logits), likeliest, again.lead(logits)
+        result[place] = PartEffect(*parts[place][:5], *now)
     return result
 
 
@@ -375,9 +386,10 @@ def _edges(again: _Again, effects: Array, heads: Sequence[HeadEffect]) -> tuple[
     for edge, one in zip(chosen, runs, strict=True):
         weight = float(rerun.row_weights(run, edge.layer, edge.query)[edge.head, edge.key])
         effect = float(effects[edge.layer, edge.head, edge.query - rows.start, edge.key])
-        made.append(EdgeEffect(*edge, weight, effect, one.value - again.value, again.share(one.logits)))
+        now = again.share(one.logits), again.lead(one.logits)
+        made.append(EdgeEffect(*edge, weight, effect, one.value - again.value, *now))
     made.sort(key=lambda edge: -abs(edge.truth))
-    return made[: again.listed], bool(made) and Edge(*made[0][:4]) not in estimated
+    return made, bool(made) and Edge(*made[0][:4]) not in estimated
 
 
 def _ways(model: LanguageModel, based: Based, candidates: Sequence[Candidate]) -> list[Way]:

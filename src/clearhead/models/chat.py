@@ -89,8 +89,8 @@ def places(text: str, messages: Sequence[dict[str, str]]) -> list[tuple[int, int
 
 
 def marked(tokens: Sequence[Token], text: str, messages: Sequence[dict[str, str]]) -> list[Token]:
-    """The tokens of a chat's text, those marked that stand in no message."""
-    spans = places(text, messages)
+    """The tokens of a chat's text, those marked that stand in no message; none where the template rewrites them all."""
+    spans = places(text, messages) or [(0, len(text))]
     return [
         token._replace(template=not any(start <= first_letter(token, text) < stop for start, stop in spans))
         for token in tokens

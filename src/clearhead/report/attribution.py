@@ -10,7 +10,6 @@ from clearhead.digits import fixed, signed
 from clearhead.explaining.attribution import Way, WayPart, against
 from clearhead.explaining.attribution_words import norm_name, notes, part_name
 from clearhead.explaining.explanation import Explanation
-from clearhead.explaining.stream import NoWay
 from clearhead.report.cells import columns, label, note, title, token_name
 from clearhead.report.console import put
 from clearhead.report.streams import spelled
@@ -21,17 +20,11 @@ _WIDTHS = (50, -8, -9, -13)  # what a part is called, what it adds, the sum so f
 
 
 def show(console: Console, seen: Explanation, language: Language) -> None:
-    """Print the way to the likeliest next token and its difference from the next, after an empty line."""
-    show_ways(console, seen.ways[:2], token_name(seen, seen.token), language, seen.no_way)
-
-
-def show_ways(
-    console: Console, ways: Sequence[Way], token: str, language: Language, no_way: NoWay | None = None
-) -> None:
-    """Print one way, and its difference from the second; in one line why there is none."""
-    if ways or no_way is not None:
+    """Print the way to the likeliest next token and its difference from the next, or why there is none, in a line."""
+    if seen.ways or seen.no_way is not None:
         console.print()
-        put(console, _lines(ways, token, language) if no_way is None else [note(no_way.said(language))])
+        way = _lines(seen.ways[:2], token_name(seen, seen.token), language)
+        put(console, way if seen.no_way is None else [note(seen.no_way.said(language))])
 
 
 def _lines(ways: Sequence[Way], token: str, language: Language) -> Iterator[Text]:

@@ -32,10 +32,16 @@ def sections(console: Console, parts: Iterable[Iterator[Text]]) -> None:
 def put(console: Console, lines: Iterable[Text]) -> None:
     """Print lines; the rest of a long one follows below, indented by two more characters."""
     for line in lines:
-        if cell_len(line.plain) <= console.width:
-            console.print(line, soft_wrap=True, highlight=False)
-            continue
-        indent = len(line.plain) - len(line.plain.lstrip())
-        for place, part in enumerate(line[indent:].wrap(console, max(20, console.width - indent - 2))):
-            part.rstrip()
-            console.print(" " * (indent + (2 if place else 0)), part, sep="", soft_wrap=True, highlight=False)
+        for part in folded(console, line):
+            console.print(part, soft_wrap=True, highlight=False)
+
+
+def folded(console: Console, line: Text) -> list[Text]:
+    """A line as it is printed: in so many lines as it needs."""
+    if cell_len(line.plain) <= console.width:
+        return [line]
+    indent = len(line.plain) - len(line.plain.lstrip())
+    parts = line[indent:].wrap(console, max(20, console.width - indent - 2))
+    for part in parts:
+        part.rstrip()
+    return [Text(" " * (indent + (2 if place else 0))) + part for place, part in enumerate(parts)]

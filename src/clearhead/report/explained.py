@@ -11,6 +11,7 @@ from rich.text import Text
 
 from clearhead.core.axes import Array, named
 from clearhead.digits import fixed, percent, signed
+from clearhead.explaining.effects import HeadEffect
 from clearhead.explaining.explanation import Explanation
 from clearhead.explaining.head_captions import CaptionedHead, clearest
 from clearhead.explaining.texts import Split, parts_of
@@ -30,6 +31,16 @@ _SHOWN_KEYS = 8
 def show(console: Console, seen: Explanation, language: Language) -> None:
     """Print all of it, the answer first."""
     sections(console, (part(console, seen, language) for part in (answer, opening, _layer, _weights, _arithmetic)))
+
+
+def show_opening(console: Console, seen: Explanation, language: Language) -> None:
+    """Print the answer alone."""
+    sections(console, [answer(console, seen, language), iter([more_note(seen, language)])])
+
+
+def more_note(seen: Explanation | HeadEffect, language: Language) -> Text:
+    """Which options show more, and the head whose steps these are."""
+    return note(say(language, "why more", head=f"{seen.layer}.{seen.head}"))
 
 
 def answer(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
