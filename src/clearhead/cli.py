@@ -88,8 +88,8 @@ def _explain(options: argparse.Namespace) -> int:
     from clearhead.explaining.texts import check_unicode
 
     check_unicode("TEXT", options.text or "")
-    asked, rest = arguments.asked_for(options), options.rest or "renormalise"
-    edits = edits_from_options(options.edits or (), options.layer, options.head, rest)
+    asked = arguments.asked_for(options)
+    edits = edits_from_options(options.edits or (), options.layer, options.head, options.rest or "renormalise")
     if options.file is not None:
         options.text = read_text(options.file)
     if options.chat is None and not options.text.strip():
