@@ -1,5 +1,6 @@
 """Decoders in NumPy against Transformers' eager attention: logits, derivatives, decoding; folders and GGUF files."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +12,8 @@ hf = pytest.importorskip("transformers")
 pytest.importorskip("gguf")
 
 import clearhead as ch  # noqa: E402
+from clearhead.arguments import columns  # noqa: E402
+from clearhead.cli import main  # noqa: E402
 from clearhead.errors import ClearheadError, FileError  # noqa: E402
 from clearhead.models.backward import of_logits, through  # noqa: E402
 from clearhead.models.finding import models_here  # noqa: E402
@@ -201,7 +204,7 @@ def test_damaged_gguf_files_get_one_error(tmp_path):
     assert kept < 2000
 
 
-def test_models_are_found_where_ollama_and_lm_studio_keep_them(tmp_path, monkeypatch):
+def test_models_are_found_where_ollama_and_lm_studio_keep_them(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("OLLAMA_MODELS", raising=False)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -226,6 +229,11 @@ def test_models_are_found_where_ollama_and_lm_studio_keep_them(tmp_path, monkeyp
     assert not listed["ollama:tiny:1b"].reason
     assert "GGUF" in listed["lmstudio:someone/tiny"].reason
     assert listed["(the shipped model)"].family == "gpt2"
+    assert main(["models", "--lang", "zh"]) == 0
+    shown = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert shown["（自带的模型）"].strip() == "gpt2，399 万个参数，F16，8.0 MB"
+    assert re.search("[\u4e00-\u9fff]", shown["lmstudio:someone/tiny"])
+    assert len({columns(name + facts) - columns(facts.lstrip()) for name, facts in shown.items()}) == 1
 
 
 def test_the_tokenizer_of_a_folder_is_read():
