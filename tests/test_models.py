@@ -21,6 +21,7 @@ from clearhead.models.folder import tokenizer_of  # noqa: E402
 from clearhead.models.model import load  # noqa: E402
 from clearhead.models.protocol import Variant  # noqa: E402
 from gguf_files import write  # noqa: E402
+from programs import peak_of  # noqa: E402
 from seeds import fresh  # noqa: E402
 
 SIZES = {
@@ -202,6 +203,16 @@ def test_damaged_gguf_files_get_one_error(tmp_path):
             load(place)
             kept += 1
     assert kept < 2000
+
+
+def test_a_run_keeps_no_weights_and_no_logits_of_every_token(tmp_path):
+    """Four times the tokens take at most four times the memory, less than either matrix would."""
+    config = hf.LlamaConfig(**{**SIZES, "vocab_size": 5000, "max_position_embeddings": 8000})
+    made = ch.load_model(write(tmp_path / "wide.gguf", hf.LlamaForCausalLM(config)))
+    ids = np.random.default_rng(0).integers(0, 5000, 8000).tolist()
+    short, long = (peak_of(lambda count=count: made.run(ids[:count]).logits[-1]) for count in (2000, 8000))
+    assert long < 4.2 * short, f"{short} bytes, then {long}"
+    assert long < 8000 * 5000 * 4
 
 
 def test_models_are_found_where_ollama_and_lm_studio_keep_them(tmp_path, monkeypatch, capsys):
