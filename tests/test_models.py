@@ -1,5 +1,7 @@
 """Decoders in NumPy against Transformers' eager attention: logits, derivatives, decoding; folders and GGUF files."""
 
+import json
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +17,7 @@ import clearhead as ch  # noqa: E402
 from clearhead.arguments import columns  # noqa: E402
 from clearhead.cli import main  # noqa: E402
 from clearhead.errors import ClearheadError, FileError  # noqa: E402
+from clearhead.models import hub  # noqa: E402
 from clearhead.models.backward import of_logits, through  # noqa: E402
 from clearhead.models.finding import models_here  # noqa: E402
 from clearhead.models.folder import tokenizer_of  # noqa: E402
@@ -203,6 +206,27 @@ def test_damaged_gguf_files_get_one_error(tmp_path):
             load(place)
             kept += 1
     assert kept < 2000
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(tmp_path, name):
+    (tmp_path / "config.json").write_text(json.dumps(peer_of("qwen2").config.to_dict()), encoding="utf-8")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"x": "model.safetensors"}}')
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(FileError, match=f"{name} is no ordinary file"):
+        load(tmp_path)
+
+
+def test_transformers_draws_no_bar(tmp_path, capfd):
+    peer_of("qwen2").save_pretrained(tmp_path)
+    capfd.readouterr()
+    drawn = hf.utils.logging.is_progress_bar_enabled()
+    with suppress(FileError):  # it has no tokenizer
+        hub.load(str(tmp_path))
+    assert "it/s" not in capfd.readouterr().err
+    assert hf.utils.logging.is_progress_bar_enabled() == drawn
 
 
 def test_a_run_keeps_no_weights_and_no_logits_of_every_token(tmp_path):
