@@ -1,10 +1,7 @@
-// The row pass with the statistic `received`, the sum of the weights on each key. What is known of a block of rows
-// stays in the cache until the log-sum-exp of the rows is known. With an output that is their weights, each relative to
-// its row's maximum at the time, so the sums cost a multiply-add for each weight. Without one, where a column pass may
-// answer instead, it is their scores: an exponential more, and the bits of that pass.
-//
-// The sums are taken in the order of the column pass (columns.hpp): over the queries of a strip in T, over the strips
-// of a segment in double, and then segment by segment.
+// The row pass with the statistic `received`, the sum of the weights on each key, in the order of the column pass
+// (columns.hpp). What it needs of a block of rows stays in the cache until their log-sum-exp is known. With an output
+// that is their weights, each relative to its row's maximum at the time: the sums cost a multiply-add each. Without
+// one, where a column pass may answer instead, it is the scores, for the bits of that pass.
 #pragma once
 
 #include "rates.hpp"
@@ -12,20 +9,6 @@
 
 namespace clearhead {
 namespace {
-
-// line[j] = Σ weight(r, x[r][j]) over the rows r.
-template <class T, class Weight>
-CLEARHEAD_INLINE void sum_weights(const T* x, int rows, int first, int last, T* line, Weight weight) {
-    for (int j = first; j < last; j += kPanel<T>) {
-        Vec<T> a = {}, b = {};
-        for (int r = 0; r < rows; ++r) {
-            a = a + weight(r, load(x + r * kPitch<T> + j));
-            b = b + weight(r, load(x + r * kPitch<T> + j + kLanes<T>));
-        }
-        store(line + j, a);
-        store(line + j + kLanes<T>, b);
-    }
-}
 
 // What weights relative to this maximum are multiplied by. The row pass rounds maximum · log2_scale, except far from 0.
 template <class T> Vec<T> factor(const Normalizer<T>& normalizer, T maximum) {
@@ -42,13 +25,11 @@ template <class M> void add_received(RowTask<M>& task, double* received) {
         const Strip& strip = task.strips[s];
         const Row* strip_rows = task.rows + s * kStrip;
         Normalizer<T> normalizers[kStrip];
-        bool is_nan = false;
         for (int r = 0; r < strip.rows; ++r) {
             const Row& row = strip_rows[r];
             const int64_t index = (task.batch * p.heads + row.head) * p.queries + row.query;
             normalizers[r] = Normalizer<T>(static_cast<const T*>(task.job.rows.logsumexp)[index],
                                            task.rules.scale_of(row.head).log2);
-            is_nan |= normalizers[r].is_nan;
         }
         for (int64_t j0 = strip.low / kBlock * kBlock; j0 < strip.high; j0 += kBlock) {
             const int64_t low = max_of(strip.low, j0), high = min_of(strip.high, j0 + kBlock), block = j0 / kBlock;
@@ -58,14 +39,20 @@ template <class M> void add_received(RowTask<M>& task, double* received) {
             Vec<T> factors[kStrip];
             for (int r = 0; task.maxima && r < strip.rows; ++r)
                 factors[r] = factor(normalizers[r], task.maxima[block * task.padded_rows + s * kStrip + r]);
-            const auto sum = [&](auto weight) { sum_weights(x, strip.rows, first, last, line, weight); };
+            const auto sum = [&](auto weight) {  // line[j] = Σ weight(r, x[r][j])
+                for (int j = first; j < last; j += kLanes<T>) {
+                    Vec<T> total = {};
+                    for (int r = 0; r < strip.rows; ++r) total = total + weight(r, load(x + r * kPitch<T> + j));
+                    store(line + j, total);
+                }
+            };
             if (!task.maxima)
                 sum([&](int r, Vec<T> score) { return normalizers[r].weight(score); });
-            else if (!is_nan)
-                sum([&](int r, Vec<T> weight) { return weight * factors[r]; });
-            else  // a hidden key's weight is -0
+            else  // -0 is the weight of a key that a row with NaN may not see
                 sum([&](int r, Vec<T> weight) {
-                    return (IntVec<T>)weight == (IntVec<T>)broadcast<T>(T(-0.0)) ? Vec<T>{} : weight * factors[r];
+                    const auto hidden = (IntVec<T>)weight == (IntVec<T>)broadcast<T>(T(-0.0));
+                    const Vec<T> x = weight * factors[r];
+                    return normalizers[r].is_nan ? (hidden ? Vec<T>{} : x) : x;
                 });
             for (int64_t j = low; j < high; ++j) received[j] += double(line[j - j0]);
         }

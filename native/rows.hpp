@@ -180,9 +180,11 @@ template <class M> struct RowTask {
         for (int r = 0; r < row_count; ++r) rescaling.log2_scale[r] = rules.scale_of(rows[n + r].head).log2;
         rescaling.apply(n, row_count, state, rescale);
         const bool statistics = job.rows.entropy || job.rows.distance;
-        for (int r = 0; r < row_count; ++r) {
-            update_weights(n, r, j0, first, last, rescaling, statistics);
-            if (maxima) keep_maximum(n, r, j0, first, last, rescaling.maximum[r]);
+        for (int r = 0; r < row_count; ++r) update_weights(n, r, j0, first, last, rescaling, statistics);
+        for (int r = 0; maxima && r < row_count; ++r) {
+            maxima[j0 / kBlock * padded_rows + n + r] = rescaling.maximum[r];
+            for (int j = first; blocks.separate_nonfinite && j < last; ++j)  // -0: may not be seen
+                if (!visible[r * kBlock + j]) strip_scores[r * pitch + j] = T(-0.0);
         }
     }
 
@@ -195,13 +197,6 @@ template <class M> struct RowTask {
         else
             compute_weights<false, false>(n, r, j0, first, last, rescaling);
         tangents.multiply(n + r, r, rows[n + r], j0, first, last, scores + r * pitch, rescaling);
-    }
-
-    // Keeps what row r's weights are relative to; where NaN may come, -0 is the weight of a key that it may not see.
-    void keep_maximum(int64_t n, int r, int64_t j0, int first, int last, T maximum) {
-        maxima[j0 / kBlock * padded_rows + n + r] = maximum;
-        for (int j = first; blocks.separate_nonfinite && j < last; ++j)
-            if (!visible[r * kBlock + j]) strip_scores[r * pitch + j] = T(-0.0);
     }
 
     // Keeps the number of the key at the row's own position, where columns first … last hold it.

@@ -56,10 +56,9 @@ void enter_short_list(float* top, int64_t* key, uint32_t used, const float* scor
     __m512 list = _mm512_mask_loadu_ps(_mm512_set1_ps(-kInfinity<float>), __mmask16(used), top);
     __m512i sources = _mm512_add_epi32(one_by_one, _mm512_set1_epi32(kBlock));
     const __m512 none = _mm512_set1_ps(kInfinity<float>);
-    for (int at = 0; count; --count) {
-        const int column = starts[at] + __builtin_ctzll(words[at]);
-        words[at] &= words[at] - 1;
-        at += words[at] == 0;
+    for (int i = 0; count; --count) {
+        const int column = starts[i] + __builtin_ctzll(words[i]);
+        i += (words[i] &= words[i] - 1) == 0;
         const __m512 x = _mm512_set1_ps(scores[column]);
         const __m512 back = (__m512)_mm512_alignr_epi32((__m512i)list, (__m512i)none, 15);
         const __m512i sources_back = _mm512_alignr_epi32(sources, sources, 15);

@@ -17,7 +17,6 @@ import clearhead as ch  # noqa: E402
 from clearhead.arguments import columns  # noqa: E402
 from clearhead.cli import main  # noqa: E402
 from clearhead.errors import ClearheadError, FileError  # noqa: E402
-from clearhead.models import hub  # noqa: E402
 from clearhead.models.backward import of_logits, through  # noqa: E402
 from clearhead.models.finding import models_here  # noqa: E402
 from clearhead.models.folder import tokenizer_of  # noqa: E402
@@ -219,18 +218,7 @@ def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(tmp_path, name):
         load(tmp_path)
 
 
-def test_transformers_draws_no_bar(tmp_path, capfd):
-    peer_of("qwen2").save_pretrained(tmp_path)
-    capfd.readouterr()
-    drawn = hf.utils.logging.is_progress_bar_enabled()
-    with suppress(FileError):  # it has no tokenizer
-        hub.load(str(tmp_path))
-    assert "it/s" not in capfd.readouterr().err
-    assert hf.utils.logging.is_progress_bar_enabled() == drawn
-
-
 def test_a_run_keeps_no_weights_and_no_logits_of_every_token(tmp_path):
-    """Four times the tokens take at most four times the memory, less than either matrix would."""
     config = hf.LlamaConfig(**{**SIZES, "vocab_size": 5000, "max_position_embeddings": 8000})
     made = ch.load_model(write(tmp_path / "wide.gguf", hf.LlamaForCausalLM(config)))
     ids = np.random.default_rng(0).integers(0, 5000, 8000).tolist()
