@@ -1,9 +1,7 @@
-// The row pass with the statistic `received`, the sum of the weights on each key. The scores of a block of rows stay in
-// the cache until the log-sum-exp of the rows is known, so the sums cost an exponential and an addition for each weight
-// instead of a second q·kᵀ.
-//
-// They are taken in the order of the column pass (columns.hpp), to the same bits: over the queries of a strip in T,
-// over the strips of a segment in double, and then segment by segment.
+// The row pass with the statistic `received`, the sum of the weights on each key, in the order of the column pass
+// (columns.hpp). What it needs of a block of rows stays in the cache until their log-sum-exp is known. With an output
+// that is their weights, each relative to its row's maximum at the time: the sums cost a multiply-add each. Without
+// one, where a column pass may answer instead, it is the scores, for the bits of that pass.
 #pragma once
 
 #include "rates.hpp"
@@ -12,29 +10,50 @@
 namespace clearhead {
 namespace {
 
+// What weights relative to this maximum are multiplied by. The row pass rounds maximum · log2_scale, except far from 0.
+template <class T> Vec<T> factor(const Normalizer<T>& normalizer, T maximum) {
+    const Vec<T> x = broadcast<T>(maximum);
+    if (normalizer.is_nan || normalizer.is_far || maximum == -kInfinity<T>) return normalizer.weight(x);
+    return power_of_two<T>(x * normalizer.log2_scale + normalizer.high - normalizer.low);
+}
+
 template <class M> void add_received(RowTask<M>& task, double* received) {
     using T = typename M::T;
-    constexpr int64_t pitch = kPitch<T>;
     const Problem& p = task.p;
     T line[kBlock];
     for (int s = 0; s < task.strip_count; ++s) {
         const Strip& strip = task.strips[s];
         const Row* strip_rows = task.rows + s * kStrip;
+        Normalizer<T> normalizers[kStrip];
+        for (int r = 0; r < strip.rows; ++r) {
+            const Row& row = strip_rows[r];
+            const int64_t index = (task.batch * p.heads + row.head) * p.queries + row.query;
+            normalizers[r] = Normalizer<T>(static_cast<const T*>(task.job.rows.logsumexp)[index],
+                                           task.rules.scale_of(row.head).log2);
+        }
         for (int64_t j0 = strip.low / kBlock * kBlock; j0 < strip.high; j0 += kBlock) {
-            const int64_t low = max_of(strip.low, j0), high = min_of(strip.high, j0 + kBlock);
+            const int64_t low = max_of(strip.low, j0), high = min_of(strip.high, j0 + kBlock), block = j0 / kBlock;
             if (task.rules.content_visibility(strip_rows, strip.rows, j0, low, high) == Visibility::none) continue;
             const int first = int(low - j0) / kPanel<T> * kPanel<T>, last = int(up_to_multiple(high - j0, kPanel<T>));
-            const T* scores = task.all_scores + (s * key_blocks(p) + j0 / kBlock) * kStrip * pitch;
-            for (int j = first; j < last; ++j) line[j] = 0;
-            for (int r = 0; r < strip.rows; ++r) {
-                const Row& row = strip_rows[r];
-                const int64_t index = (task.batch * p.heads + row.head) * p.queries + row.query;
-                const Normalizer<T> normalizer(static_cast<const T*>(task.job.rows.logsumexp)[index],
-                                               task.rules.scale_of(row.head).log2);
-                const T* x = scores + r * pitch;
-                for (int j = first; j < last; j += kLanes<T>)
-                    store(line + j, load(line + j) + normalizer.weight(load(x + j)));
-            }
+            const T* x = task.kept + (s * key_blocks(p) + block) * kStrip * kPitch<T>;
+            Vec<T> factors[kStrip];
+            for (int r = 0; task.maxima && r < strip.rows; ++r)
+                factors[r] = factor(normalizers[r], task.maxima[block * task.padded_rows + s * kStrip + r]);
+            const auto sum = [&](auto weight) {  // line[j] = Σ weight(r, x[r][j])
+                for (int j = first; j < last; j += kLanes<T>) {
+                    Vec<T> total = {};
+                    for (int r = 0; r < strip.rows; ++r) total = total + weight(r, load(x + r * kPitch<T> + j));
+                    store(line + j, total);
+                }
+            };
+            if (!task.maxima)
+                sum([&](int r, Vec<T> score) { return normalizers[r].weight(score); });
+            else  // -0 is the weight of a key that a row with NaN may not see
+                sum([&](int r, Vec<T> weight) {
+                    const auto hidden = (IntVec<T>)weight == (IntVec<T>)broadcast<T>(T(-0.0));
+                    const Vec<T> x = weight * factors[r];
+                    return normalizers[r].is_nan ? (hidden ? Vec<T>{} : x) : x;
+                });
             for (int64_t j = low; j < high; ++j) received[j] += double(line[j - j0]);
         }
     }

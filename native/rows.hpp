@@ -36,9 +36,11 @@ template <class M> struct RowTask {
     Cell* queries = arena.take<Cell>(padded_rows * blocks.depth + kLanes<T>);  // (strip, depth, kStrip)
     // scores
     T* scores = arena.take<T>(kStrip * pitch);  // (kStrip, pitch); the weights overwrite them
-    // (strip, block, kStrip, pitch): kept for the column sums that follow, else null
-    T* all_scores = job.segment_sums ? arena.take<T>(padded_rows * key_blocks(p) * pitch) : nullptr;
-    T* strip_scores = nullptr;  // those of the present strip and block, in `all_scores` or in `scores`
+    // Kept for the column sums that follow, else null: (strip, block, kStrip, pitch), the scores, or with an output the
+    // weights; and the maxima that these are relative to, (block, rows).
+    T* kept = job.segment_sums ? arena.take<T>(padded_rows * key_blocks(p) * pitch) : nullptr;
+    T* maxima = job.segment_sums && blocks.has_values ? arena.take<T>(padded_rows * key_blocks(p)) : nullptr;
+    T* strip_scores = nullptr;  // those of the present strip and block, in `kept` or in `scores`
     // (kStrip, kBlock): which of them are not -infinity, with blocks.separate_nonfinite
     uint8_t* visible = arena.take<uint8_t>(kStrip * kBlock);
     Prefetch prefetch = {};  // of the next block, beside the scores
@@ -116,7 +118,8 @@ template <class M> struct RowTask {
         const int from = int(low - j0) / kPanel<T>, to = int(high - j0 + kPanel<T> - 1) / kPanel<T>;
         const int first = from * kPanel<T>, last = to * kPanel<T>;
         const Cell* strip_queries = queries + s * kStrip * blocks.depth;
-        strip_scores = all_scores ? all_scores + (s * key_blocks(p) + j0 / kBlock) * kStrip * pitch : scores;
+        strip_scores = kept ? kept + (s * key_blocks(p) + j0 / kBlock) * kStrip * pitch : scores;
+        if (maxima && M::per_cell == 1) scores = strip_scores;  // else `scores` has the rounded weights
         if (blocks.direct_keys)
             score_keys_in_place(strip_queries, strip.rows, j0, first, last);
         else
@@ -178,6 +181,11 @@ template <class M> struct RowTask {
         rescaling.apply(n, row_count, state, rescale);
         const bool statistics = job.rows.entropy || job.rows.distance;
         for (int r = 0; r < row_count; ++r) update_weights(n, r, j0, first, last, rescaling, statistics);
+        for (int r = 0; maxima && r < row_count; ++r) {
+            maxima[j0 / kBlock * padded_rows + n + r] = rescaling.maximum[r];
+            for (int j = first; blocks.separate_nonfinite && j < last; ++j)  // -0: may not be seen
+                if (!visible[r * kBlock + j]) strip_scores[r * pitch + j] = T(-0.0);
+        }
     }
 
     void update_weights(int64_t n, int r, int64_t j0, int first, int last, const Rescaling<T>& rescaling,
@@ -203,7 +211,7 @@ template <class M> struct RowTask {
     template <bool STATISTICS, bool FAR>
     void compute_weights(int64_t n, int r, int64_t j0, int first, int last, const Rescaling<T>& rescaling) {
         constexpr int side = kLanes<T>;
-        const T* x = strip_scores + r * pitch;
+        T* x = strip_scores + r * pitch;
         const Row& row = rows[n + r];
         const Vec<T> log2_scale = broadcast<T>(rescaling.log2_scale[r]), factor = broadcast<T>(rescaling.factor[r]);
         const Vec<T> minus_reference = broadcast<T>(rescaling.minus_reference[r]), lowest = broadcast<T>(T(-1e30));
@@ -234,6 +242,10 @@ template <class M> struct RowTask {
                 if (job.rows.distance)
                     distance_sum =
                         fma(a, rules.distance(row, j0 + j), fma(b, rules.distance(row, j0 + j + side), distance_sum));
+            }
+            if (M::per_cell == 2 && maxima) {
+                store(x + j, a);
+                store(x + j + side, b);
             }
             M::store_weights(scores + r * pitch, j, a, b);
         }

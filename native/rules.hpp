@@ -224,6 +224,7 @@ template <class T> struct Normalizer {
     bool is_nan;  // the row saw NaN: its weights are NaN, except 0 for keys that it may not see
     bool is_far;  // the log-sum-exp is so far from 0 that its rounding shows in the weights: none exceeds 1
 
+    Normalizer() = default;
     Normalizer(T logsumexp, T log2) : log2_scale(broadcast<T>(log2)) {
         const double exact = logsumexp == -kInfinity<T> ? 0 : double(logsumexp) * kLog2e;
         const bool is_finite = exact - exact == 0;

@@ -149,7 +149,7 @@ bool attend(Job job, bool (*stop)()) {
     job.segment_rows = segment_rows(job, kernel);
     job.runs = p.batch * p.heads / job.group;
     job.run_rows = job.group * p.queries;
-    job.block_rows = job.rows.received ? (p.keys > 2048 ? 2 : 4) * kernel.strip_rows : rows_of_task(job, kernel);
+    job.block_rows = job.rows.received ? 4 * kernel.strip_rows : rows_of_task(job, kernel);
     job.blocks = ceil_div(job.run_rows, job.block_rows);
     job.spans = ceil_div(p.keys, kernel.span_keys);
     job.direct_values = job.has_values() && kernel.values_in_place(job);

@@ -36,6 +36,17 @@ def test_the_templates_tokens_are_marked_wherever_tokens_are(model):
     assert [token["template"] for token in seen.to_json()["tokens"]] == [token.template for token in seen.tokens]
 
 
+def test_a_template_may_strip_the_spaces_around_a_message(model):
+    stripping = replace(model, template=TEMPLATE.replace("message.content", "message.content | trim"))
+    messages = [{"role": "system", "content": f"\n {PLACE} \n"}, {"role": "user", "content": f"  {QUESTION}\n"}]
+    text, tokens = stripping.chat(messages)
+    assert text_of(tokens, template=False) == f"{PLACE} {QUESTION}"
+    assert f"{PLACE} user" in text
+    cause = ch.why(messages, stripping, verify=0)
+    assert [part.text for part in cause.parts] == PLACE.split()
+    assert cause.answer == ch.why(text, stripping, verify=0).answer
+
+
 def test_the_question_is_hidden_only_where_there_is_nothing_else(model):
     alone = ch.why([{"role": "user", "content": QUESTION}], model, verify=0)
     assert [part.text for part in alone.parts] == QUESTION.split()

@@ -1,5 +1,8 @@
 """Decoders in NumPy against Transformers' eager attention: logits, derivatives, decoding; folders and GGUF files."""
 
+import json
+import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +14,8 @@ hf = pytest.importorskip("transformers")
 pytest.importorskip("gguf")
 
 import clearhead as ch  # noqa: E402
+from clearhead.arguments import columns  # noqa: E402
+from clearhead.cli import main  # noqa: E402
 from clearhead.errors import ClearheadError, FileError  # noqa: E402
 from clearhead.models.backward import of_logits, through  # noqa: E402
 from clearhead.models.finding import models_here  # noqa: E402
@@ -18,6 +23,7 @@ from clearhead.models.folder import tokenizer_of  # noqa: E402
 from clearhead.models.model import load  # noqa: E402
 from clearhead.models.protocol import Variant  # noqa: E402
 from gguf_files import write  # noqa: E402
+from programs import peak_of  # noqa: E402
 from seeds import fresh  # noqa: E402
 
 SIZES = {
@@ -201,7 +207,27 @@ def test_damaged_gguf_files_get_one_error(tmp_path):
     assert kept < 2000
 
 
-def test_models_are_found_where_ollama_and_lm_studio_keep_them(tmp_path, monkeypatch):
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(tmp_path, name):
+    (tmp_path / "config.json").write_text(json.dumps(peer_of("qwen2").config.to_dict()), encoding="utf-8")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"x": "model.safetensors"}}')
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(FileError, match=f"{name} is no ordinary file"):
+        load(tmp_path)
+
+
+def test_a_run_keeps_no_weights_and_no_logits_of_every_token(tmp_path):
+    config = hf.LlamaConfig(**{**SIZES, "vocab_size": 5000, "max_position_embeddings": 8000})
+    made = ch.load_model(write(tmp_path / "wide.gguf", hf.LlamaForCausalLM(config)))
+    ids = np.random.default_rng(0).integers(0, 5000, 8000).tolist()
+    short, long = (peak_of(lambda count=count: made.run(ids[:count]).logits[-1]) for count in (2000, 8000))
+    assert long < 4.2 * short, f"{short} bytes, then {long}"
+    assert long < 8000 * 5000 * 4
+
+
+def test_models_are_found_where_ollama_and_lm_studio_keep_them(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("OLLAMA_MODELS", raising=False)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -226,6 +252,11 @@ def test_models_are_found_where_ollama_and_lm_studio_keep_them(tmp_path, monkeyp
     assert not listed["ollama:tiny:1b"].reason
     assert "GGUF" in listed["lmstudio:someone/tiny"].reason
     assert listed["(the shipped model)"].family == "gpt2"
+    assert main(["models", "--lang", "zh"]) == 0
+    shown = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert shown["（自带的模型）"].strip() == "gpt2，399 万个参数，F16，8.0 MB"
+    assert re.search("[\u4e00-\u9fff]", shown["lmstudio:someone/tiny"])
+    assert len({columns(name + facts) - columns(facts.lstrip()) for name, facts in shown.items()}) == 1
 
 
 def test_the_tokenizer_of_a_folder_is_read():

@@ -66,7 +66,7 @@ RULES: list[dict[str, Any]] = [
     ("queries", "keys"),
     [(64, 130), *(pytest.param(*sizes, marks=pytest.mark.gate) for sizes in ((300, 2400), (1500, 700)))],
 )
-def test_received_has_the_same_bits_from_the_row_pass_and_the_column_pass(
+def test_received_agrees_in_both_passes_and_has_the_same_bits_where_either_may_answer(
     dtype: Any, rules: dict[str, Any], queries: int, keys: int
 ) -> None:
     q, k, v = (normal(2, h, size, 32, dtype=dtype) for h, size in ((4, queries), (2, keys), (2, keys)))
@@ -77,11 +77,24 @@ def test_received_has_the_same_bits_from_the_row_pass_and_the_column_pass(
     one_pass = make().observe(v, received=True, entropy=True)
     A = make()
     A.logsumexp()
-    same(one_pass.received, A.received())
-    same(one_pass.received, make().received())
+    same(make().received(), A.received())
     same(one_pass.output, ch.attention(q, k, v, engine="native", **rules))
     truth = make()[...].astype(np.float64).sum(-2)
-    np.testing.assert_allclose(one_pass.received, truth, rtol=1e-5, atol=1e-6)
+    for sums in (one_pass.received, A.received()):
+        np.testing.assert_allclose(sums, truth, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("large", [np.nan, np.inf, 1e9])
+@pytest.mark.parametrize("place", ["q", "k"])
+def test_received_beside_an_output_is_that_alone_where_scores_are_far_or_not_finite(place: str, large: float) -> None:
+    arrays = {name: normal(1, 2, 300, 16) for name in "qkv"}
+    arrays[place][0, 1, 150, 3] = large
+    q, k, v = arrays.values()
+    make = lambda: ch.AttentionMatrix(q, k, causal=True, engine="native")  # noqa: E731
+    alone = make().received()
+    np.testing.assert_allclose(make().observe(v, received=True).received, alone, rtol=2e-5, atol=1e-6)
+    assert np.isnan(alone).any() == (not np.isfinite(large))
+    assert np.isfinite(alone[0, 1, 151:]).all() or place == "k"
 
 
 @pytest.mark.parametrize(

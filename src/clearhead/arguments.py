@@ -13,7 +13,7 @@ from clearhead.report.streams import can_show, complain, in_language
 from clearhead.version import __version__
 from clearhead.words import LANGUAGES, Language, table
 
-_IN_ENGLISH = ("bench", "info", "models")  # commands without --lang
+_IN_ENGLISH = ("bench", "info")  # commands without --lang
 
 
 class _Parser(argparse.ArgumentParser):

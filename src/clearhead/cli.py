@@ -24,7 +24,7 @@ from clearhead.core.files import check_writable, read_text, write_whole
 from clearhead.errors import ClearheadError, FileError, MissingExtraError, RuleError, SelectionError, Sentence
 from clearhead.report import streams
 from clearhead.report.streams import console_of, deliver, progress
-from clearhead.words import Language
+from clearhead.words import Language, say
 
 if TYPE_CHECKING:
     from clearhead.explaining.explanation import Explanation
@@ -340,10 +340,14 @@ def _models(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([each._asdict() for each in listed], ensure_ascii=False))
         return 0
-    wide = max(len(each.name) for each in listed)
-    for each in listed:
-        facts = f"{each.family}, {each.parameters / 1e6:,.1f} million parameters, {each.kind}, {each.size}"
-        print(f"{each.name:<{wide}}  {streams.printable(each.reason) or facts}")
+    streams.check_encoding(options.lang)
+    names = [say(options.lang, "shipped model"), *(streams.printable(each.name) for each in listed[1:])]
+    wide = max(map(arguments.columns, names))
+    for name, each in zip(names, listed, strict=True):
+        sizes = {"millions": each.parameters / 1e6, "ten_thousands": each.parameters / 1e4}
+        facts = say(options.lang, "model facts", **sizes, **each._asdict())
+        reason = streams.printable(streams.in_language(options.lang, each.reason))
+        print(f"{name}{' ' * (wide - arguments.columns(name))}  {reason or facts}")
     return 0
 
 

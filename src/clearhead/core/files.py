@@ -76,6 +76,8 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None, *, first: 
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             data = _limited(sys.stdin.buffer, allowed)
         else:
+            if first is not None:
+                check_waits(name)
             with open(name, "rb") as file:
                 if first is not None:
                     return file.read(first)
@@ -86,6 +88,12 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None, *, first: 
                 "{path} cannot be read: it has more than {size}.", path=path, size=written(allowed, OF_FILES)
             )
         return data
+
+
+def check_waits(path: str | os.PathLike[str]) -> None:
+    """Raise FileError for a pipe or a device where a file of a model is expected: opening it may wait for ever."""
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise FileError("{path} is no ordinary file.", path=path)
 
 
 def read_text(path: str) -> str:

@@ -1,7 +1,8 @@
 """What is shown as a cause, run again: parts of the text hidden, heads off in the rows that answer, edges without."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from clearhead.explaining.answers import Target
 from clearhead.models.protocol import ForwardPass, LanguageModel, Variant
 from clearhead.ops.matrix import AttentionMatrix
 
+Place = TypeVar("Place", bound=tuple[int, ...])  # a layer first
 _FIRST = 8
 
 
@@ -25,11 +27,12 @@ class Edge(NamedTuple):
 
 
 class Based(NamedTuple):
-    """A target with its run and its number there."""
+    """A target with its run, its number there, and the run's `row_weights`, each computed once."""
 
     target: Target
     run: ForwardPass
     value: float
+    weights: Callable[[int, int], Array]
 
 
 class Again(NamedTuple):
@@ -37,6 +40,12 @@ class Again(NamedTuple):
 
     value: float
     logits: Array
+
+
+def based_on(target: Target, run: ForwardPass) -> Based:
+    """A target in its run."""
+    value = target.value(np.stack([np.asarray(run.logits[row]) for row in target.rows]))[0]
+    return Based(target, run, value, cache(partial(row_weights, run)))
 
 
 def hidden(
@@ -62,12 +71,12 @@ def heads_off(
 ) -> list[Again]:
     """Runs in which one head's output is 0 in the rows that say the answer."""
 
-    def variant(each: Based, layer: int, head: int) -> Variant:
-        rows = each.target.rows
+    def variant(each: Based, place: tuple[int, int]) -> Variant:
+        rows, (layer, head) = each.target.rows, place
         output = each.run.layers[layer].heads[head, rows.start : rows.stop]
-        return Variant(edits, None, rows.start, {(layer, head): -output})
+        return Variant(edits, None, rows.start, {place: -output})
 
-    return _summed(model, based, [[variant(each, *head) for head in heads] for each in based])
+    return _summed(model, based, [_by_layer(partial(variant, each), heads) for each in based])
 
 
 def edges_without(
@@ -79,7 +88,28 @@ def edges_without(
 
     An edge of a row that one target's run does not share leaves that run as it is.
     """
-    return _summed(model, based, [[_without(each, edge, edits, rest) for edge in edges] for each in based])
+    return _summed(model, based, [_by_layer(partial(_without, each, edits, rest), edges) for each in based])
+
+
+def _by_layer(variant: Callable[[Place], Variant], places: Sequence[Place]) -> list[Variant]:
+    """The variant of each place; made layer by layer, since of a long text each layer is computed again."""
+    made = {place: variant(place) for place in sorted(places)}
+    return [made[place] for place in places]
+
+
+def changes_off(
+    model: LanguageModel, based: Sequence[Based], effects: Array, count: int, edits: tuple[Edit, ...]
+) -> Array:
+    """What the number changes by without each head in the rows that answer, (layers, heads).
+
+    A model in PyTorch runs only the `count` heads of the largest effects, (layers, heads); NaN for the others.
+    """
+    order = np.argsort(-np.abs(effects), axis=None, kind="stable").tolist()
+    chosen = [divmod(place, effects.shape[1]) for place in (order if model.exact_heads else order[:count])]
+    changes, value = np.full(effects.shape, np.nan), sum(one.value for one in based)
+    for place, again in zip(chosen, heads_off(model, based, chosen, edits), strict=True):
+        changes[place] = again.value - value
+    return changes
 
 
 def without_heads(model: LanguageModel, run: ForwardPass, row: int) -> Array:
@@ -87,21 +117,13 @@ def without_heads(model: LanguageModel, run: ForwardPass, row: int) -> Array:
 
     NaN for heads that were not run: of models in PyTorch all but the eight with the largest derivatives.
     """
-    logits = np.asarray(run.logits[row])
-    target = Target(list(run.ids[: row + 1]), (int(np.argmax(logits)),), None, odds=True)
-    sizes = model.config.layers, model.config.heads
-    chosen = list(np.ndindex(sizes))
+    target = Target(list(run.ids[: row + 1]), (int(np.argmax(run.logits[row])),), None, odds=True)
+    first = np.zeros((model.config.layers, model.config.heads))
     if not model.exact_heads:
-        first = np.zeros(sizes)
         variant, some = Variant(run.edits), range(row, row + 1)
         for layer, _, part in model.differentiated(list(run.ids), [variant], some, lambda rows: target.value(rows)[1]):
             first[layer] = np.einsum("hd,hd->h", part.g[:, row], part.attended.output[:, row])
-        chosen = [divmod(int(place), sizes[1]) for place in np.argsort(-np.abs(first), axis=None)[:_FIRST]]
-    changes = np.full(sizes, np.nan)
-    value = target.value(logits[None])[0]
-    for place, again in zip(chosen, heads_off(model, [Based(target, run, value)], chosen, run.edits), strict=True):
-        changes[place] = again.value - value
-    return changes
+    return changes_off(model, [based_on(target, run)], first, _FIRST, run.edits)
 
 
 def resting(run: ForwardPass, row: int) -> int:
@@ -115,14 +137,14 @@ def row_weights(run: ForwardPass, layer: int, row: int) -> Array:
     return np.asarray(AttentionMatrix(ran.q, ran.k, **ran.rules)[:, row], np.float64)
 
 
-def _without(based: Based, edge: Edge, edits: tuple[Edit, ...], rest: Rest) -> Variant:
+def _without(based: Based, edits: tuple[Edit, ...], rest: Rest, edge: Edge) -> Variant:
     run, rows = based.run, based.target.rows
     ran = run.layers[edge.layer]
     place = edge.layer, edge.head
     if edge.query not in rows or (edge.query > rows.start and based.target.sign < 0):
         return Variant(edits, None, rows.stop - 1, {place: np.zeros((1, ran.heads.shape[-1]), ran.heads.dtype)})
     values = ran.v[edge.head // group_size(len(ran.q), len(ran.v))]
-    weight = float(row_weights(run, edge.layer, edge.query)[edge.head, edge.key])
+    weight = float(based.weights(edge.layer, edge.query)[edge.head, edge.key])
     factor = 1.0 if ran.factors is None else float(ran.factors[edge.head])
     if rest == "first":
         other = np.zeros_like(values[0]) if ran.rules.get("sinks") is not None else values[0]

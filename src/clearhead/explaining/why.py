@@ -240,8 +240,7 @@ def why(
     based = []
     for target in asked.targets:
         ran = run if target.ids == list(run.ids) else loaded.run(target.ids, iter, placed)
-        rows = np.stack([np.asarray(ran.logits[row]) for row in target.rows])
-        based.append(Based(target, ran, target.value(rows)[0]))
+        based.append(rerun.based_on(target, ran))
     base = np.asarray(based[0].run.logits[len(reading.tokens) - 1])
     pair = asked.answer[0], asked.against[0] if asked.against else runner_up(loaded, base, asked.answer[0])
     value = sum(one.value for one in based)
@@ -356,15 +355,10 @@ def _hidden(again: _Again, parts: list[PartEffect], count: int) -> list[PartEffe
 
 def _heads(again: _Again, by_head: Array) -> tuple[list[HeadEffect], Array]:
     """The heads by what y changes by when each is off in the rows that answer, and all these changes."""
-    order = [divmod(int(place), by_head.shape[1]) for place in np.argsort(-np.abs(by_head), axis=None, kind="stable")]
-    chosen = order if again.model.exact_heads else order[: 2 * again.listed]
-    truths = np.full(by_head.shape, np.nan)
-    for place, one in zip(chosen, rerun.heads_off(again.model, again.based, chosen, again.edits), strict=True):
-        truths[place] = one.value - again.value
-    listed = sorted(chosen, key=lambda place: -abs(truths[place]))[: again.listed]
-    return [
-        HeadEffect(layer, head, float(by_head[layer, head]), float(truths[layer, head])) for layer, head in listed
-    ], truths
+    truths = rerun.changes_off(again.model, again.based, by_head, 2 * again.listed, again.edits)
+    run = [(int(layer), int(head)) for layer, head in np.argwhere(~np.isnan(truths))]
+    listed = sorted(run, key=lambda place: (-abs(truths[place]), -abs(by_head[place])))[: again.listed]
+    return [HeadEffect(*place, float(by_head[place]), float(truths[place])) for place in listed], truths
 
 
 def _edges(again: _Again, effects: Array, heads: Sequence[HeadEffect]) -> tuple[list[EdgeEffect], bool]:
@@ -372,19 +366,19 @@ def _edges(again: _Again, effects: Array, heads: Sequence[HeadEffect]) -> tuple[
 
     effects   (layers, heads, rows, keys): φ; the strongest are run again, and the largest weights of the first heads
     """
-    rows, run = again.based[0].target.rows, again.based[0].run
+    rows, weights = again.based[0].target.rows, again.based[0].weights
     order = np.unravel_index(np.argsort(-np.abs(effects), axis=None, kind="stable")[:_ESTIMATED], effects.shape)
     named = [Edge(layer, head, rows[row], key) for layer, head, row, key in np.transpose(order).tolist()]
     estimated = {edge for edge in named if effects[edge.layer, edge.head, edge.query - rows.start, edge.key]}
     chosen = dict.fromkeys(edge for edge in named if edge in estimated)
     for layer, head, *_ in heads[:_HEADS]:
-        row = rerun.row_weights(run, layer, rows.start)[head]
+        row = weights(layer, rows.start)[head]
         keys = [int(key) for key in np.argsort(-row)[: _KEYS + 1] if row[key] and (key or again.rest != "first")]
         chosen |= dict.fromkeys(Edge(layer, head, rows.start, key) for key in keys[:_KEYS])
     made = []
     runs = rerun.edges_without(again.model, again.based, list(chosen), again.edits, again.rest)
     for edge, one in zip(chosen, runs, strict=True):
-        weight = float(rerun.row_weights(run, edge.layer, edge.query)[edge.head, edge.key])
+        weight = float(weights(edge.layer, edge.query)[edge.head, edge.key])
         effect = float(effects[edge.layer, edge.head, edge.query - rows.start, edge.key])
         now = again.share(one.logits), again.lead(one.logits)
         made.append(EdgeEffect(*edge, weight, effect, one.value - again.value, *now))

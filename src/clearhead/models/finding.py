@@ -225,6 +225,6 @@ def _listed(here: Here) -> Listed:
             sizes[tensor.kind] = sizes.get(tensor.kind, 0) + tensor.size
         parameters, kind = sum(sizes.values()), max(sizes, key=lambda name: sizes[name])
     except ClearheadError as error:
-        paths, reason = [here.place] if here.place.is_file() else [], str(error.what)
+        paths, reason = [here.place] if here.place.is_file() else [], error.what
     size = written(sum(path.stat().st_size for path in paths), ("GB", "MB"))
     return Listed(here.name, family, parameters, kind, size, str(here.place), reason)

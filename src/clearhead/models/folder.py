@@ -47,11 +47,7 @@ class _Reader:
 
     def number(self, key: str, default: float, low: float = 0.0, high: float = 1e12) -> float:
         """A number between two bounds."""
-        value = self.data.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-            values = {"path": self.path, "key": key, "value": value, "low": low, "high": high}
-            raise FileError("{path}: {key} is {value!r}: expected a number from {low:g} to {high:g}.", **values)
-        return float(value)
+        return float(check_number(self.path, key, self.data.get(key, default), low, high))
 
     def maybe(self, key: str) -> float | None:
         """A number above 0, or None where there is none."""
@@ -116,6 +112,14 @@ def check_layers(path: object, key: str, layers: int) -> int:
         values = {"path": path, "key": key, "layers": layers, "most": _MOST_LAYERS}
         raise FileError("{path}: {key} is {layers:,}: expected at most {most:,}.", **values)
     return layers
+
+
+def check_number(path: object, key: str, value: Any, low: float, high: float) -> float:
+    """The number that a file gives; raises FileError where it is none, or not between two bounds."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        values = {"path": path, "key": key, "value": value, "low": low, "high": high}
+        raise FileError("{path}: {key} is {value!r}: expected a number from {low:g} to {high:g}.", **values)
+    return value
 
 
 def heads_error(path: object, heads: int, kv_heads: int) -> FileError:

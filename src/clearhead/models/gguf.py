@@ -16,7 +16,7 @@ from clearhead.core.axes import Array
 from clearhead.errors import FileError, Sentence
 from clearhead.models.config import Config
 from clearhead.models.families import FAMILIES, Family, windows_of
-from clearhead.models.folder import check_layers, heads_error, rope_error
+from clearhead.models.folder import check_layers, check_number, heads_error, rope_error
 from clearhead.models.rope import Rope, longrope, longrope_magnitude, plain_rates
 from clearhead.models.weights import Stored, packings
 
@@ -228,12 +228,9 @@ class _Keys:
         value = self.file.metadata.get(name, default)
         if isinstance(value, list) and value and value.count(value[0]) == len(value):
             value = value[0]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-            values = {"path": self.file.path, "key": name, "value": value, "low": low, "high": high}
-            if value is None:
-                raise FileError("{path} does not say {key}.", **values)
-            raise FileError("{path}: {key} is {value!r}: expected a number from {low:g} to {high:g}.", **values)
-        return value
+        if value is None:
+            raise FileError("{path} does not say {key}.", path=self.file.path, key=name)
+        return check_number(self.file.path, name, value, low, high)
 
     def whole(self, key: str, default: int | None = None) -> int:
         """A whole number from 1 on."""

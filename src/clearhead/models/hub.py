@@ -6,6 +6,7 @@ Weights load from safetensors only, never from a pickle, and run in float32.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -246,11 +247,25 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any]:
     kind: Any = transformers.AutoModelForCausalLM if decodes else transformers.AutoModel
     with torch.device("meta"):
         checkpoint.check_sizes(place, kind.from_config(config))
-    inner, info = kind.from_pretrained(
-        place, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **files
-    )
+    with _no_bar():
+        inner, info = kind.from_pretrained(
+            place, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **files
+        )
     checkpoint.check_filled(name, list(info["missing_keys"]))
     return inner.eval(), transformers.AutoTokenizer.from_pretrained(place, **files)
+
+
+@contextmanager
+def _no_bar() -> Iterator[None]:
+    """Inside, Transformers draws no progress bar: in a pipe it would stand among the errors."""
+    logging: Any = import_module("transformers.utils.logging")
+    drawn = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if drawn:
+            logging.enable_progress_bar()
 
 
 def _check(name: str, config: Any) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
-from clearhead.core.files import json_of
+from clearhead.core.files import check_waits, json_of
 from clearhead.errors import FileError, RuleError, ShapeError
 from clearhead.models import chat, folder, gguf, layout, tokens
 from clearhead.models.backward import of_logits, through
@@ -205,6 +205,7 @@ def _of_folder(place: Path, name: str, budget: int) -> Model:
             place=place,
         )
     path = place / "config.json"
+    check_waits(path)
     config = folder.config_of(path, json_of(path))
     stored = folder.stored(place, config)
     config = config._replace(tied=config.tied or "output.weight" not in stored)
