@@ -137,6 +137,7 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
         "--against": _text("TOKEN"),
         "--answer": _text("ANSWER"),
         "--parts": {"choices": ("tokens", "words", "sentences", "paragraphs", "turns"), "metavar": "KIND"},
+        "--effort": _text("KIND|N"),
         "--trust": _FLAG,
         **_RESULTS,
     },

@@ -95,7 +95,8 @@ def _explain(options: argparse.Namespace) -> int:
     if options.system is not None and not chat:
         raise FileError("--system is for --chat.", 'clearhead explain --system "be short" --chat "MESSAGE"')
     edits = edits_from_options(options.edits or (), options.layer, options.head) or None
-    causes = any(x is not None for x in (options.why, options.against, options.answer, options.parts)) or options.trust
+    causes = any(x is not None for x in (options.why, options.against, options.answer, options.parts, options.effort))
+    causes = causes or options.trust
     long = options.file is not None and options.html is not None and not causes and not chat
     if edits and (options.windows or long):
         raise FileError(
@@ -173,6 +174,8 @@ def _why(options: argparse.Namespace, edits: Any) -> int:
             hide = [(start, start + len(options.text.strip()))]
     parts = options.parts or ("sentences" if options.file is not None else "words")
     asked = {"token": token, "answer": answer, "against": options.against, "parts": parts, "hide": hide}
+    if options.effort is not None:
+        asked["effort"] = int(options.effort) if options.effort.isdecimal() else options.effort
     seen = why(prompt, model, **asked, edits=edits, each=partial(progress, what="points"))
     trust = seen.trust() if options.trust else None
     deliver(options, lambda: seen.to_json() | ({} if trust is None else {"trust": trust._asdict()}), seen.save)

@@ -31,6 +31,19 @@ class PartEffect(NamedTuple):
     likeliest: Candidate | None = None
 
 
+class PairEffect(NamedTuple):
+    """Two parts that stand in for each other: y changes much more without both than by their own changes together.
+
+    hidden, share, likeliest   as those of a part, in a run without both
+    """
+
+    first: PartEffect
+    second: PartEffect
+    hidden: float
+    share: float
+    likeliest: Candidate
+
+
 class HeadEffect(NamedTuple):
     """One head: its share of the effect φ, and what y changes by when it is off in the rows that answer."""
 

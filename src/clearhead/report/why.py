@@ -109,6 +109,7 @@ def _conclusion(seen: Why, language: Language, trust: Trust | None) -> Iterator[
         facts = {"part": spelled(strongest.text.strip()), "share": percent(strongest.share or 0.0)}
         facts |= {"token": spelled(seen.token.text), "change": signed(strongest.hidden or 0.0)}
         yield Text(say(language, "why so" if seen.answer == seen.token.text else "why so long", **facts))
+    yield from _either(seen, language)
     edge = seen.edges[0] if seen.edges else None
     if edge is not None and edge.truth:
         facts = {"edge": _edge(seen, edge), "head": f"{edge.layer}.{edge.head}", "share": percent(edge.share)}
@@ -119,6 +120,15 @@ def _conclusion(seen: Why, language: Language, trust: Trust | None) -> Iterator[
     if trust is not None:
         score = "–" if trust.score is None else f"{trust.score:.2f}"
         yield note(say(language, "why trust", masks=trust.masks, score=score))
+
+
+def _either(seen: Why, language: Language) -> Iterator[Text]:
+    """The strongest pair of parts of which either is enough."""
+    for pair in seen.pairs[:1]:
+        first, second = (label(spelled(part.text.strip()), 30).rstrip() for part in pair[:2])
+        one, other = (signed(part.hidden or 0.0) for part in pair[:2])
+        facts = {"first": first, "second": second, "one": one, "other": other, "both": signed(pair.hidden)}
+        yield Text(say(language, "why either", **facts, token=spelled(seen.token.text), share=percent(pair.share)))
 
 
 def _share_of(seen: Why) -> str:
