@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,19 @@ if TYPE_CHECKING:
 _SHARES = ("clearhead", "torch")  # the contestants whose shares are printed; the files have all
 
 
-def bench(*, quick: bool, chosen: str | None, only: str | None, save: str | None, threads: int) -> None:
-    """Measure and report: messages and progress go to standard error, the table to standard output."""
+def bench(
+    *,
+    quick: bool,
+    chosen: str | None,
+    only: str | None,
+    save: str | None,
+    threads: int,
+    faithful: dict[str, Any] | None = None,
+) -> None:
+    """Measure and report: messages and progress go to standard error, the table to standard output.
+
+    faithful   what is asked of that group, which takes days and is run only by its name
+    """
     from clearhead.report.console import console
 
     installed = peers.available()
@@ -34,7 +46,8 @@ def bench(*, quick: bool, chosen: str | None, only: str | None, save: str | None
     every = cases(quick=quick)
     groups = list(dict.fromkeys(case.group for case in every))
     installed_too = [name for name, group in GROUPS.items() if find_spec(group.needs)]
-    asked = [*groups, *([] if quick else installed_too)] if only is None else only.split(",")
+    usual = [] if quick else [name for name in installed_too if name != "faithful"]
+    asked = [*groups, *usual] if only is None else only.split(",")
     wanted = [name for one in asked for name in (groups if one == "cases" else [one])]
     for name in wanted:
         if name not in (*groups, *GROUPS):
@@ -46,7 +59,11 @@ def bench(*, quick: bool, chosen: str | None, only: str | None, save: str | None
     known = limits(threads)
     rows = _measured([case for case in every if case.group in wanted], names, known, threads, quick=quick)
     costs = {
-        name: _status(group.title, group.costs, threads, quick) for name, group in GROUPS.items() if name in wanted
+        name: _status(
+            group.title, partial(group.costs, **((faithful or {}) if name == "faithful" else {})), threads, quick
+        )
+        for name, group in GROUPS.items()
+        if name in wanted
     }
     report = run.Report(rows, costs, result, known, origin("benchmarks"))
     show(console(), report)

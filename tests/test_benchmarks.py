@@ -18,6 +18,7 @@ from benchmarks.cases import Case
 from benchmarks.causes import CauseCost
 from benchmarks.change import ChangeCost
 from benchmarks.derivatives import DerivativeCost
+from benchmarks.faithful import Faithful
 from benchmarks.groups import GROUPS
 from benchmarks.limits import Limit
 from benchmarks.memory import Single
@@ -27,6 +28,7 @@ from benchmarks.spans import SpanCost
 from benchmarks.steps import StepCost
 from benchmarks.truth import Agreement
 from benchmarks.watching import Cost
+from benchmarks.whole_truth import Whole
 from clearhead.bench.measure import Timing, interleaved
 from clearhead.errors import MissingExtraError
 
@@ -89,10 +91,15 @@ FOUND = {
     "steps": [StepCost(256, "causes", 0.9, 1.05, 1.01, 10**9)],
     "change": [ChangeCost(4096, "cut", 5.4, 1.02, 10**8)],
     "models": [ModelCost("prefill", 128, 0.3, 0.95, None, None), ModelCost("explain", 5, 3.5, None, 10**9, None)],
+    "faithful": [
+        Faithful(12, "4 points, 32 runs", 8, 0.9, 1.0, None, [10.2, 10.9, 11.2], 0.04, 0.06, 46, 9.5),
+        Faithful(36, "BM25", 8, 0.8, 0.5, 0.5, [1.2, 0.9, 1.2], None, None, 0, 0.0),
+    ],
     "truth": [
         Agreement("all", "cut", 3, 900, 0.97, 0.95, 0.9, 0.93, 0.875),
         Agreement("all", "weight", 3, 900, 0.1, 0.2, 3.0, 0.5, 0.5),
     ],
+    "whole-truth": [Whole("edges", "derivative at α = 1", 20, 0.5, -0.1, 167.5, 1324, 0.05)],
 }
 
 

@@ -141,6 +141,7 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
         "--against": _text("TOKEN"),
         "--answer": _text("ANSWER"),
         "--parts": {"choices": ("tokens", "words", "sentences", "paragraphs", "turns"), "metavar": "KIND"},
+        "--effort": _text("KIND|N"),
         "--trust": _FLAG,
         **_RESULTS,
     },
@@ -173,7 +174,9 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
     "info": {"--json": _FLAG},
 }
 
-OF_ANSWER = frozenset(("why", "against", "answer", "parts", "trust", "all"))  # options of ch.why: its data, its page
+OF_ANSWER = frozenset(
+    ("why", "against", "answer", "parts", "effort", "trust", "all")
+)  # options of ch.why: its data, its page
 EXAMPLE = 'clearhead explain "humpty dumpty sat on"'
 _ANY = "|".join(("way", *sorted(OF_ANSWER)))
 _LONE = Sentence("--{other} is for what follows a whole text, not for --{name}.")

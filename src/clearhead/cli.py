@@ -170,6 +170,8 @@ def _cause(options: argparse.Namespace, model: Any, edits: Any) -> "Why":
             hide = [(start, stop - len(f"\n\n{options.chat.strip()}"))]
     parts = options.parts or ("sentences" if options.file is not None else "words")
     asked = {"token": token, "answer": answer, "against": options.against, "parts": parts, "hide": hide}
+    if options.effort is not None:
+        asked["effort"] = int(options.effort) if options.effort.isdecimal() else options.effort
     return why(prompt, model, **asked, edits=edits, each=partial(progress, what="points"))
 
 

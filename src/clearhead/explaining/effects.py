@@ -33,6 +33,20 @@ class PartEffect(NamedTuple):
     lead: float | None = None
 
 
+class PairEffect(NamedTuple):
+    """Two parts that stand in for each other: y changes much more without both than by their own changes together.
+
+    hidden, share, likeliest   as those of a part, in a run without both
+    """
+
+    first: PartEffect
+    second: PartEffect
+    hidden: float
+    share: float
+    likeliest: Candidate
+    lead: float
+
+
 class EdgeEffect(NamedTuple):
     """One edge of a row that answers: its weight, its share of φ, and what y changes by without it, in a run."""
 

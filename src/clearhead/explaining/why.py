@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,20 +18,20 @@ from clearhead.core.axes import Array, brief
 from clearhead.core.effects import Rest
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import SelectionError
-from clearhead.explaining import editing, rerun, why_page
-from clearhead.explaining.answers import Answers, read_answers, runner_up
+from clearhead.explaining import editing, part_runs, rerun, why_page
+from clearhead.explaining.answers import Answers, Target, read_answers, runner_up
 from clearhead.explaining.attribution import Way
 from clearhead.explaining.attribution import way as way_to
 from clearhead.explaining.derivatives import check_edits
-from clearhead.explaining.effects import Candidate, EdgeEffect, HeadEffect, PartEffect, Trust
+from clearhead.explaining.effects import Candidate, EdgeEffect, HeadEffect, PairEffect, PartEffect, Trust
 from clearhead.explaining.forward import check_each, forward_pass
-from clearhead.explaining.integral import integral
+from clearhead.explaining.part_runs import Again, candidate
 from clearhead.explaining.rerun import Based, Edge
 from clearhead.explaining.stream import of_decoder
 from clearhead.explaining.text_parts import Part, parts_of_text, read_slices
 from clearhead.explaining.texts import Reading, read
 from clearhead.models.model import Model
-from clearhead.models.protocol import Each, LanguageModel, Token, probabilities
+from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Token
 from clearhead.view import page
 from clearhead.view.container import Document
 from clearhead.words import Language
@@ -39,10 +39,6 @@ from clearhead.words import Language
 if TYPE_CHECKING:
     from clearhead.models.hub import HubModel
 
-_MOST_POINTS = 16
-_LOWS = 0.1, 0.03, 0.01, 1e-3, 1e-4  # the integral begins at the first of them where y is near y(nothing):
-_NEAR = 0.05  # nearer than this share of the range that y has on the way
-_GAP = 0.05  # of the total: points double while the parts' sum misses more
 _NOISY, _ALL = 0.25, 32  # where they miss more than this, up to so many parts are hidden in runs of their own
 _ESTIMATED = 20  # edges that the integral names for a run
 _HEADS, _KEYS = 6, 4  # the first heads, and of each so many of its largest weights, are run again too
@@ -67,13 +63,14 @@ class Why:
     other: str  # the text of the other answer, or of the runner-up
     value: float
     parts: list[PartEffect]  # in the order of the text
-    by_token: Array  # (tokens,): φ
+    pairs: list[PairEffect]  # of parts that stand in for each other, the strongest first
+    by_token: Array  # (tokens,): φ, of the integral alone
     by_head: Array  # (layers, heads): φ
     heads: list[HeadEffect]  # the strongest in a run first
     heads_run: Array  # (layers, heads): what y changes by when each is off; NaN where it was not run
     edges: list[EdgeEffect]  # the strongest in a run first
     total: float  # y with everything less y with nothing of the parts
-    gap: float  # total less the sum of all effects
+    gap: float  # total less the sum of the parts' effects
     points: int
     missed: bool  # is the strongest edge none of the 20 that the effects name?
     sinks: int = 0  # heads that give the first token over half of their weight in the row that answers
@@ -120,17 +117,12 @@ class Why:
         >>> ch.why("mary had a little").trust(8).score > 0
         True
         """
-        count = whole_number("masks", masks, 1)
-        kept = np.random.default_rng(seed).random((count, len(self.parts))) < 0.5
-        off = [
-            [token for part, keep in zip(self.parts, row, strict=True) if not keep for token in part.tokens]
-            for row in kept
-        ]
-        lists = [keys for keys in off if keys]
-        runs = iter(rerun.hidden(self.model, self.based, lists, self._placed()))
-        ran = [next(runs).value if keys else self.value for keys in off]
+        again = Again(
+            self.model, list(self.based), self._placed(), self.value, "first", 0, (self.token.id, self.against.id)
+        )
+        kept, ran = part_runs.halves(again, self.parts, whole_number("masks", masks, 1), seed)
         effects = np.array([part.effect for part in self.parts])
-        return Trust(spearman((kept @ effects).tolist(), ran), count)
+        return Trust(spearman((kept @ effects).tolist(), ran.tolist()), len(ran))
 
     def _placed(self) -> tuple[Edit, ...]:
         return editing.by_position(self.edits, self.tokens, self.text)
@@ -152,7 +144,9 @@ class Why:
         def plain(value: Any) -> Any:
             return {k: plain(v) for k, v in value._asdict().items()} if hasattr(value, "_asdict") else value
 
-        listed = {name: [plain(each) for each in getattr(self, name)] for name in ("parts", "heads", "edges", "next")}
+        listed = {
+            name: [plain(each) for each in getattr(self, name)] for name in ("parts", "pairs", "heads", "edges", "next")
+        }
         whole = ("text", "answer", "other", "compared", "value", "lead", "total", "gap", "points", "sinks", "missed")
         return {
             "model": {"name": self.model.name, **self.model.config.facts()},
@@ -179,6 +173,7 @@ def why(
     hide: Any = None,
     points: int = 4,
     verify: int = 6,
+    effort: str | int = "quick",
     count: int = 8,
     edits: Any = None,
     each: Callable[[range], Iterable[int]] = iter,
@@ -201,16 +196,20 @@ def why(
               answers, those of a chat's template, and the first one where most heads rest on it
     points    of the integral, 2 passes each; they double while the gap is above 5 % of the total, up to 16
     verify    how many of the strongest parts to hide in a run of their own; 32 where the gap is above 25 % of the total
+    effort    "quick": the integral; "careful": 32 more passes with random halves of the parts hidden, which correct the
+              parts' effects; or how many such passes
     count     how many heads and edges to list at most
     edits     an edit or a list of edits that are in force in all runs: cut, boost, tempered, scaled or off
     each      iterates over points, such as a progress bar
 
-    Returns a Why: `parts` in the order of the text, `heads`, `edges`, `layers`, `by_token`, `total`, `gap`, `sinks`,
-    `trust()`; `save`, `to_html`, `to_json`. Heads are off, and edges are without their weight, in the rows that say the
-    answer. An edge's weight goes to the first token where most heads rest on it, else to the row's other keys.
+    Returns a Why: `parts` in the order of the text, `pairs` of parts of which either is enough, `heads`, `edges`,
+    `layers`, `by_token`, `total`, `gap`, `sinks`, `trust()`; `save`, `to_html`, `to_json`. Heads are off, and edges are
+    without their weight, in the rows that say the answer. An edge's weight goes to the first token where most heads
+    rest on it, else to the row's other keys.
     Raises as `explain`; RuleError for a model without next tokens, for attention that is not causal, and for an edit
-    without a derivative; SelectionError for a word that is not one token, for parts that overlap or are outside the
-    text, and where both answers are the same; ShapeError for an empty answer. O(points) passes, O(tokens) memory.
+    without a derivative; UnknownNameError for another effort; SelectionError for a word that is not one token, for
+    parts that overlap or are outside the text, and where both answers are the same; ShapeError for an empty answer.
+    O(points) passes, O(tokens) memory.
     Source: integrated gradients (Sundararajan et al. 2017) over gates of attention; Aumann and Shapley 1974.
 
     >>> import clearhead as ch
@@ -222,7 +221,8 @@ def why(
     from clearhead.models.finding import load_model
 
     loaded = load_model(model)
-    counts = whole_number("points", points, 1), whole_number("verify", verify, 0), whole_number("count", count, 1)
+    counts = whole_number("points", points, 1), whole_number("verify", verify, 0), part_runs.read_effort(effort)
+    listed = whole_number("count", count, 1)
     acting = editing.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
     check_edits(acting)
     reading = read(loaded, text)
@@ -237,34 +237,38 @@ def why(
         raise SelectionError(
             "the text has no part that can be hidden: a sink at its start and its last token never are."
         )
-    based = []
-    for target in asked.targets:
-        ran = run if target.ids == list(run.ids) else loaded.run(target.ids, iter, placed)
-        based.append(rerun.based_on(target, ran))
+    based = [_based(loaded, target, run, placed) for target in asked.targets]
     base = np.asarray(based[0].run.logits[len(reading.tokens) - 1])
     pair = asked.answer[0], asked.against[0] if asked.against else runner_up(loaded, base, asked.answer[0])
-    value = sum(one.value for one in based)
     rest: Rest = "first" if sink else "renormalise"
-    again = _Again(loaded, based, placed, value, rest, counts[2], pair)
+    again = Again(loaded, based, placed, sum(one.value for one in based), rest, listed, pair)
     made = _explained(again, asked, reading, cut, counts, each)
     return replace(made, sinks=sinks, sink=sink, edits=acting, prompt=text)
 
 
+def _based(model: LanguageModel, target: Target, run: ForwardPass, edits: tuple[Edit, ...]) -> Based:
+    """A target with its run, which is this one where it has the same tokens."""
+    return rerun.based_on(target, run if target.ids == list(run.ids) else model.run(target.ids, iter, edits))
+
+
 def _explained(
-    again: "_Again", asked: Answers, reading: Reading, cut: list[Part], counts: tuple[int, int, int], each: Each
+    again: Again, asked: Answers, reading: Reading, cut: list[Part], counts: tuple[int, int, int], each: Each
 ) -> Why:
     """All of it but what the text alone says."""
     model, base = again.model, np.asarray(again.based[0].run.logits[len(reading.tokens) - 1])
-    by_key, by_edge, total, points = _integrated(
+    by_key, by_edge, total, points = part_runs.integrated(
         again, [place for part in cut for place in part.tokens], counts[0], each
     )
     by_token, by_head = by_key.sum(axis=(0, 1)), by_key.sum(axis=2)
     effects = [PartEffect(*part, float(by_token[list(part.tokens)].sum())) for part in cut]
+    if counts[2]:
+        effects = part_runs.fitted(again, effects, counts[2])
     heads, heads_run = _heads(again, by_head)
-    gap = total - float(by_key.sum())
+    gap = total - sum(part.effect for part in effects)
     verify = max(counts[1], _ALL) if counts[1] and abs(gap) > _NOISY * abs(total) else counts[1]
+    parts = part_runs.hidden(again, effects, verify)
     edges, missed = _edges(again, by_edge, heads)
-    candidates = [_candidate(model, base, i) for i in again.pair]
+    candidates = [candidate(model, base, i) for i in again.pair]
     return Why(
         model=model,
         text=reading.text,
@@ -275,7 +279,8 @@ def _explained(
         compared=bool(asked.against),
         other="".join(map(model.text, asked.against or again.pair[1:])),
         value=again.value,
-        parts=_hidden(again, effects, verify),
+        parts=parts,
+        pairs=part_runs.pairs(again, parts, total) if counts[1] else [],
         by_token=by_token,
         by_head=by_head,
         heads=[head._replace(edge=next((one for one in edges if one[:2] == head[:2]), None)) for head in heads],
@@ -286,48 +291,9 @@ def _explained(
         points=points,
         missed=missed,
         ways=_ways(model, again.based[0], candidates),
-        next=[_candidate(model, base, int(i)) for i in np.argsort(-base, kind="stable")[:5]],
+        next=[candidate(model, base, int(i)) for i in np.argsort(-base, kind="stable")[:5]],
         based=again.based,
     )
-
-
-def _integrated(again: "_Again", gated: list[int], points: int, each: Each) -> tuple[Array, Array, float, int]:
-    """φ by head and key of all targets together and by edge of the first, y(everything) − y(nothing), the points."""
-    lists = [gated] * (1 + len(_LOWS))
-    runs = rerun.hidden(again.model, again.based, lists, again.edits, [0.0, *_LOWS])
-    shut, *ways = (one.value for one in runs)
-    total = again.value - shut
-    near = _NEAR * np.ptp([again.value, shut, *ways])
-    low = next((low for low, way in zip(_LOWS, ways, strict=True) if abs(way - shut) <= near), _LOWS[-1])
-    last = again.based[0].target.rows.start + 1
-    while True:
-        targets = [one.target for one in again.based]
-        made = [integral(again.model, target, gated, points, low, again.edits, each) for target in targets]
-        by_key = np.sum([one.heads[:, :, :last] for one in made], axis=0)
-        if abs(total - float(by_key.sum())) <= _GAP * abs(total) or points >= _MOST_POINTS:
-            return by_key, made[0].edges, total, points
-        points = min(2 * points, _MOST_POINTS)
-
-
-class _Again(NamedTuple):
-    """What is run again, and what the results are compared with."""
-
-    model: LanguageModel
-    based: list[Based]
-    edits: tuple[Edit, ...]
-    value: float
-    rest: Rest
-    listed: int  # heads and edges to list
-    pair: tuple[int, int]  # the answer's first token and the other one
-
-    def share(self, logits: Array) -> float:
-        """The probability of the answer's first token."""
-        return float(probabilities(logits)[self.pair[0]])
-
-    def lead(self, logits: Array) -> float:
-        """What the lead of the first of the pair changes by, in logits."""
-        base, (one, other) = self.based[0].run.logits[self.based[0].target.rows.start], self.pair
-        return float(logits[one]) - float(logits[other]) - (float(base[one]) - float(base[other]))
 
 
 def _hidden_where(reading: Reading, hide: Any) -> list[tuple[int, int]]:
@@ -337,23 +303,7 @@ def _hidden_where(reading: Reading, hide: Any) -> list[tuple[int, int]]:
     return reading.turns[:-1] or reading.turns or [(0, len(reading.text))]
 
 
-def _candidate(model: LanguageModel, logits: Array, token: int) -> Candidate:
-    return Candidate(token, model.text(token), float(probabilities(logits)[token]), float(logits[token]))
-
-
-def _hidden(again: _Again, parts: list[PartEffect], count: int) -> list[PartEffect]:
-    """The parts, the strongest of them hidden in a run of their own."""
-    strongest = sorted(range(len(parts)), key=lambda place: -abs(parts[place].effect))[:count]
-    runs = rerun.hidden(again.model, again.based, [parts[place].tokens for place in strongest], again.edits)
-    result = list(parts)
-    for place, (value, logits) in zip(strongest, runs, strict=True):
-        likeliest = _candidate(again.model, logits, int(np.argmax(logits)))
-        now = value - again.value, again.share(logits), likeliest, again.lead(logits)
-        result[place] = PartEffect(*parts[place][:5], *now)
-    return result
-
-
-def _heads(again: _Again, by_head: Array) -> tuple[list[HeadEffect], Array]:
+def _heads(again: Again, by_head: Array) -> tuple[list[HeadEffect], Array]:
     """The heads by what y changes by when each is off in the rows that answer, and all these changes."""
     truths = rerun.changes_off(again.model, again.based, by_head, 2 * again.listed, again.edits)
     run = [(int(layer), int(head)) for layer, head in np.argwhere(~np.isnan(truths))]
@@ -361,7 +311,7 @@ def _heads(again: _Again, by_head: Array) -> tuple[list[HeadEffect], Array]:
     return [HeadEffect(*place, float(by_head[place]), float(truths[place])) for place in listed], truths
 
 
-def _edges(again: _Again, effects: Array, heads: Sequence[HeadEffect]) -> tuple[list[EdgeEffect], bool]:
+def _edges(again: Again, effects: Array, heads: Sequence[HeadEffect]) -> tuple[list[EdgeEffect], bool]:
     """The edges of the rows that answer by what y changes by without each; did the effects miss the first of them?
 
     effects   (layers, heads, rows, keys): φ; the strongest are run again, and the largest weights of the first heads

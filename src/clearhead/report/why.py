@@ -126,6 +126,7 @@ def _cost(seen: Why, one: PartEffect | EdgeEffect) -> float:
 
 def _conclusion(seen: Why, language: Language, listed: Sequence[PartEffect]) -> Iterator[Text]:
     yield from _decides(seen, language, listed)
+    yield from _either(seen, language)
     head, edge = seen.carrier, seen.carrier.edge
     facts = {"head": f"{head.layer}.{head.head}", "cost": fixed(-head.truth, 2, 9)}
     if edge is not None and _single(seen) and 4 * edge.truth < head.truth < 0:
@@ -158,6 +159,15 @@ def _decides(seen: Why, language: Language, listed: Sequence[PartEffect]) -> Ite
         facts |= {"cost": fixed(-costs[part], 2, 9), "left": fixed(seen.lead + costs[part], 2, 9)}
         said = say(language, key, lead=fixed(seen.lead, 2, 9), **facts)
         yield Text(said if place else say(language, "why so", said=said))
+
+
+def _either(seen: Why, language: Language) -> Iterator[Text]:
+    """The strongest pair of parts of which either is enough."""
+    for pair in seen.pairs[:1]:
+        first, second = (label(spelled(part.text.strip()), 30).rstrip() for part in pair[:2])
+        one, other = (signed(part.hidden or 0.0) for part in pair[:2])
+        facts = {"first": first, "second": second, "one": one, "other": other, "both": signed(pair.hidden)}
+        yield Text(say(language, "why either", **facts, token=spelled(seen.token.text), share=percent(pair.share)))
 
 
 def _share_of(seen: Why) -> str:

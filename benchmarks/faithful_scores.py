@@ -1,0 +1,212 @@
+"""What is asked about one prompt, and how every way to score its parts is run, for the group `faithful`.
+
+All runs with parts hidden are the library's, in batches, for us and for the peers alike.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import clearhead as ch
+from benchmarks.faithful_measures import bm25, context_cite
+from benchmarks.faithful_tasks import Item
+from clearhead.explaining import rerun
+from clearhead.explaining.answers import Target
+from clearhead.explaining.integral import integral
+from clearhead.explaining.part_runs import _LOWS, _NEAR, corrected
+from clearhead.explaining.text_parts import parts_of_text
+from clearhead.models.model import Model
+from clearhead.models.protocol import ForwardPass, Variant
+from clearhead.models.weights import Weights
+from clearhead.ops.rollout import relevance
+
+MASKS = 64  # ContextCite's
+STEP = 8  # masks in one batch
+
+
+class Score(NamedTuple):
+    """One way's scores, (parts,), what it took: forward passes and backward passes, and seconds of
+    the process's own time, which other programs on a busy machine do not lengthen."""
+
+    scores: list[float]
+    passes: int
+    seconds: float
+
+
+class Asked:
+    """One prompt with its run, and y with parts hidden; what was run once is kept."""
+
+    def __init__(self, model: Model, item: Item) -> None:
+        self.model, self.item = model, item
+        tokens = model.tokens(item.text)
+        self.ids = [token.id for token in tokens]
+        start = time.process_time()
+        self.run: ForwardPass = model.run(self.ids)
+        last = np.asarray(self.run.logits[len(self.ids) - 1])
+        self.seconds = time.process_time() - start  # of one forward pass
+        self.likeliest = int(last.argmax())
+        target = Target(self.ids, (self.likeliest,), None, odds=True)
+        self.based = based_on(target, self.run)
+        self.value = self.based.value
+        cut = parts_of_text(item.parts, item.text, tokens, (), [(0, len(item.text))], first=1)
+        self.parts = [part.tokens for part in cut]
+        self.question = self.ids[max(map(max, self.parts)) + 1 :]
+        self.kept: dict[frozenset[int], float] = {frozenset(): self.value}
+        self.likely: dict[frozenset[int], int] = {frozenset(): self.likeliest}
+
+    def hidden(self, lists: Sequence[Sequence[int]]) -> list[float]:
+        """y with each list of parts hidden."""
+        new = list(dict.fromkeys(each for each in map(frozenset, lists) if each not in self.kept))
+        new.sort(key=min)
+        for start in range(0, len(new), STEP):
+            some = new[start : start + STEP]
+            keys = [[token for part in each for token in self.parts[part]] for each in some]
+            for each, one in zip(some, rerun.hidden(self.model, [self.based], keys, ()), strict=True):
+                self.kept[each], self.likely[each] = one.value, int(one.logits.argmax())
+        return [self.kept[frozenset(each)] for each in lists]
+
+    def hold(self) -> bool:
+        """Is the likeliest answer the planted one, and another one without its sources?"""
+        if len(self.parts) != len(self.item.parts):
+            return False
+        said = self.model.text(self.likeliest)
+        self.hidden([self.item.sources])
+        other = self.likely[frozenset(self.item.sources)]
+        return bool(said.strip()) and self.item.answer.startswith(said) and other != self.likeliest
+
+    def summed(self, by_token: Any) -> list[float]:
+        """A number for each part, from one for each token."""
+        return [float(sum(by_token[token] for token in part)) for part in self.parts]
+
+
+def masks(asked: Asked, count: int, seed: int) -> Any:
+    """Random halves: (count, parts), true where a part is seen."""
+    return np.random.default_rng([seed, asked.item.seed]).random((count, len(asked.parts))) < 0.5
+
+
+def off(kept: Any) -> list[list[int]]:
+    """The parts that each mask hides."""
+    return [np.flatnonzero(~row).tolist() for row in kept]
+
+
+def timed(call: Callable[[], tuple[Any, int]]) -> Score:
+    """Scores and passes, with the seconds that they took."""
+    start = time.process_time()
+    scores, passes = call()
+    return Score([float(score) for score in scores], passes, time.process_time() - start)
+
+
+def by_runs(asked: Asked, quick: Score) -> dict[str, Score]:
+    """Leave one out; ContextCite with 16, 32 and 64 runs, and ours corrected by the first 16 and 32 of them."""
+    count = len(asked.parts)
+    start = time.process_time()
+    alone = asked.hidden([[part] for part in range(count)])
+    result = {"leave one out": Score([asked.value - y for y in alone], count, time.process_time() - start)}
+    kept, seconds = masks(asked, MASKS, 1), 0.0
+    for more in (16, 32, 64):
+        start = time.process_time()
+        values = np.array(asked.hidden(off(kept[:more])))
+        seconds += time.process_time() - start
+        start = time.process_time()
+        scores = context_cite(kept[:more], values)
+        result[f"ContextCite, {more}"] = Score(scores.tolist(), more, seconds + time.process_time() - start)
+        if more < MASKS:
+            start = time.process_time()
+            scores = corrected(np.array(quick.scores), kept[:more], values)
+            took = quick.seconds + seconds + time.process_time() - start
+            result[f"4 points, {more} runs"] = Score(scores.tolist(), quick.passes + more, took)
+    return result
+
+
+def by_derivatives(asked: Asked) -> dict[str, Score]:
+    """What one pass forward and one back give: the gates at α = 1, gradient times input, sums of cuts, relevance."""
+    model, run, target = asked.model, asked.run, asked.based.target
+    heads, tokens = model.config.heads, len(asked.ids)
+    gates, cuts = np.zeros(tokens), np.zeros(tokens)
+    seconds, causes = dict.fromkeys(("gates", "cuts", "relevance"), 0.0), []
+    start = time.process_time()
+    variant = Variant((), np.zeros(tokens))
+    embeddings = None
+    for _, _, part in model.differentiated(asked.ids, [variant], target.rows, lambda rows: target.value(rows)[1]):
+        gates += part.gates.sum(axis=0)
+        causes.append(part.g)
+        embeddings = part.residual
+    both = time.process_time() - start
+    by_input = (embeddings * run.hidden[0]).sum(axis=-1)
+    matrices = [ch.AttentionMatrix(ran.q, ran.k, **ran.rules) for ran in run.layers]
+    start = time.process_time()
+    for matrix, ran, g in zip(matrices, run.layers, reversed(causes), strict=True):
+        cuts -= np.asarray(matrix.cuts(ran.v, g).by_key()).reshape(heads, tokens).sum(axis=0)
+    seconds["cuts"] = time.process_time() - start
+    start = time.process_time()
+    added = [
+        ch.AttentionMatrix(ran.q[None], ran.k[None], **ran.rules).contributions(ran.v[None], g[None])
+        for ran, g in zip(run.layers, reversed(causes), strict=True)
+    ]
+    flow = np.asarray(relevance(added, query=-1))[0]
+    seconds["relevance"] = time.process_time() - start
+    return {
+        "gates at α = 1": Score(asked.summed(gates), 2, both),
+        "gradient × input": Score(asked.summed(by_input), 2, both),
+        "sums of cuts": Score(asked.summed(cuts), 2, both + seconds["cuts"]),
+        "relevance": Score(asked.summed(flow), 2, both + seconds["relevance"]),
+    }
+
+
+def by_weights(asked: Asked) -> dict[str, Score]:
+    """What one forward pass gives: received weights and rollout; and BM25, which needs none."""
+    matrices = [ch.AttentionMatrix(ran.q, ran.k, **ran.rules) for ran in asked.run.layers]
+
+    def received() -> tuple[Any, int]:
+        total = sum(np.asarray(matrix.received()).sum(axis=0) for matrix in matrices)
+        return asked.summed(total), 1
+
+    def rolled() -> tuple[Any, int]:
+        return asked.summed(np.asarray(ch.rollout(matrices, query=-1))), 1
+
+    def words() -> tuple[Any, int]:
+        return bm25(asked.question, [[asked.ids[token] for token in part] for part in asked.parts]), 0
+
+    result = {"received weights": timed(received), "rollout": timed(rolled), "BM25": timed(words)}
+    return {
+        name: score._replace(seconds=score.seconds + asked.seconds * bool(score.passes))
+        for name, score in result.items()
+    }
+
+
+def integrated(asked: Asked, points: int = 4) -> Score:
+    """Ours: the integral at so many points, and the six runs that say where it begins."""
+
+    def call() -> tuple[Any, int]:
+        gated = [token for part in asked.parts for token in part]
+        shut, *ways = (y.value for y in rerun.hidden(asked.model, [asked.based], [gated] * 6, (), [0.0, *_LOWS]))
+        near = _NEAR * np.ptp([asked.value, shut, *ways])
+        low = next((low for low, way in zip(_LOWS, ways, strict=True) if abs(way - shut) <= near), _LOWS[-1])
+        made = integral(asked.model, asked.based.target, gated, points, low, (), iter)
+        return asked.summed(made.heads.sum(axis=(0, 1))), 6 + 2 * points
+
+    return timed(call)
+
+
+def shuffled(model: Model, seed: int = 0) -> Model:
+    """The same model, the numbers of each matrix of its layers in a random order: no estimate from it can be right."""
+    rng, stored = np.random.default_rng(seed), model.decoder.weights.stored
+    mixed = {
+        name: rng.permuted(model.decoder.weights[name].ravel()).reshape(model.decoder.weights[name].shape)
+        for name, tensor in stored.items()
+        if name.startswith("blk.") and len(tensor.shape) == 2
+    }
+    weights = Weights(stored, model.decoder.weights.budget, kept=mixed, used=sum(x.nbytes for x in mixed.values()))
+    return replace(model, decoder=replace(model.decoder, weights=weights))
+
+
+def by_random(asked: Asked, random: Model) -> Score:
+    """Ours, in the model with random weights, of the answer that the real one gives."""
+    other = Asked(random, asked.item)
+    target = asked.based.target
+    other.based = based_on(target, other.run)
+    other.value = other.based.value
+    return integrated(other)

