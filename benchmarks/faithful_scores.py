@@ -17,6 +17,7 @@ from clearhead.explaining import rerun
 from clearhead.explaining.answers import Target
 from clearhead.explaining.integral import integral
 from clearhead.explaining.part_runs import _LOWS, _NEAR, corrected
+from clearhead.explaining.rerun import based_on
 from clearhead.explaining.text_parts import parts_of_text
 from clearhead.models.model import Model
 from clearhead.models.protocol import ForwardPass, Variant

@@ -77,14 +77,15 @@ def test_formulas_are_in_chinese():
 
 @pytest.mark.gate
 def test_the_environment_turns_colour_on_and_off():
-    assert "\x1b" not in run("explain", LONG).stdout
-    full = run("explain", f"{LONG} {LONG} {LONG}", FORCE_COLOR="1", COLORTERM="truecolor", TERM="xterm-256color").stdout
+    assert "\x1b" not in run("explain", LONG, "--steps").stdout
+    steps, coloured = ("explain", f"{LONG} {LONG} {LONG}", "--steps"), {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    full = run(*steps, **coloured, COLORTERM="truecolor").stdout
     assert "▀" in full
     assert "\x1b[38;2;" in full
-    limited = run("explain", f"{LONG} {LONG} {LONG}", FORCE_COLOR="1", TERM="xterm-256color").stdout
+    limited = run(*steps, **coloured).stdout
     assert "38;5;" in limited
     assert "38;2;" not in limited
-    none = run("explain", LONG, FORCE_COLOR="1", NO_COLOR="1", TERM="xterm-256color").stdout
+    none = run(*steps, **coloured, NO_COLOR="1").stdout
     assert "38;" not in none
     assert "▀" not in none
     assert ".:-=+*#%@" in none
@@ -350,9 +351,9 @@ def test_the_version_is_printed():
 
 @pytest.mark.gate
 @pytest.mark.parametrize("encoding", ["gbk", "cp1252", "ascii"])
-@pytest.mark.parametrize("words", ["explain 猫_sat_on_two", "trace examples/wrong.json", "explain --help"])
+@pytest.mark.parametrize("words", ["explain --steps 猫_sat_on_two", "trace examples/wrong.json", "explain --help"])
 def test_every_encoding_prints_the_numbers(encoding, words):
-    done = run(*words.replace("_", " ").split(" ", 1), text=False, PYTHONIOENCODING=encoding)
+    done = run(*[word.replace("_", " ") for word in words.split()], text=False, PYTHONIOENCODING=encoding)
     assert (done.returncode, done.stderr) == (1 if "wrong" in words else 0, b"")
     said = done.stdout.decode(encoding)
     assert "A = softmax(" in said or "usage:" in said

@@ -133,7 +133,8 @@ def made_again(monkeypatch, y):
         rerun, "hidden", lambda model, based, lists, edits: [rerun.Again(model.y(set(each)), logits) for each in lists]
     )
     monkeypatch.setattr(part_runs.Again, "share", lambda *_: 0.25)
-    return part_runs.Again(Made(y), [], (), y(set()), "first", 1)
+    monkeypatch.setattr(part_runs.Again, "lead", lambda *_: 0.0)
+    return part_runs.Again(Made(y), [], (), y(set()), "first", 1, (0, 1))
 
 
 def test_pairs_are_parts_that_stand_in_for_each_other(monkeypatch):
@@ -177,14 +178,14 @@ def test_an_effort_is_a_word_or_a_number_of_runs():
 
 def printed(seen, language):
     console = Console(width=300, file=io.StringIO())
-    show(console, seen, language)
+    show(console, seen, language, whole=False, more=True, trust=None)
     return console.file.getvalue()
 
 
 def test_the_report_says_either_of_these():
     seen = ch.why("humpty dumpty sat on")
     first, second = seen.parts[:2]
-    pair = part_runs.PairEffect(first, second, -8.5, 0.125, seen.next[0])
+    pair = part_runs.PairEffect(first, second, -8.5, 0.125, seen.next[0], -8.5)
     paired = replace(seen, pairs=[pair])
     assert paired.to_json()["pairs"][0]["first"]["text"] == "humpty"
     assert "Either of these: humpty or dumpty." in printed(paired, "en")

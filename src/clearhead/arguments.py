@@ -174,9 +174,7 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
     "info": {"--json": _FLAG},
 }
 
-OF_ANSWER = frozenset(
-    ("why", "against", "answer", "parts", "effort", "trust", "all")
-)  # options of ch.why: its data, its page
+OF_ANSWER = frozenset(("why", "against", "answer", "parts", "effort", "trust", "all"))  # they ask for ch.why
 EXAMPLE = 'clearhead explain "humpty dumpty sat on"'
 _ANY = "|".join(("way", *sorted(OF_ANSWER)))
 _LONE = Sentence("--{other} is for what follows a whole text, not for --{name}.")

@@ -346,8 +346,8 @@ def _models(options: argparse.Namespace) -> int:
     names = [say(options.lang, "shipped model"), *(streams.printable(each.name) for each in listed[1:])]
     wide = max(map(arguments.columns, names))
     for name, each in zip(names, listed, strict=True):
-        sizes = {"millions": each.parameters / 1e6, "ten_thousands": each.parameters / 1e4}
-        facts = say(options.lang, "model facts", **sizes, **each._asdict())
+        count = each.parameters / (1e4 if options.lang == "zh" else 1e6)
+        facts = say(options.lang, "model facts", count=count, **each._asdict())
         reason = streams.printable(streams.in_language(options.lang, each.reason))
         print(f"{name}{' ' * (wide - arguments.columns(name))}  {reason or facts}")
     return 0

@@ -234,9 +234,7 @@ def why(
     sink = 2 * sinks >= loaded.config.layers * loaded.config.heads
     cut = parts_of_text(parts, *reading, _hidden_where(reading, hide), first=int(sink))
     if not cut:
-        raise SelectionError(
-            "the text has no part that can be hidden: a sink at its start and its last token never are."
-        )
+        raise SelectionError("the text has no part to hide: a sink at its start and its last token never are hidden.")
     based = [_based(loaded, target, run, placed) for target in asked.targets]
     base = np.asarray(based[0].run.logits[len(reading.tokens) - 1])
     pair = asked.answer[0], asked.against[0] if asked.against else runner_up(loaded, base, asked.answer[0])

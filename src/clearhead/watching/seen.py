@@ -133,6 +133,7 @@ class Seen(Run, Display):
         first token often come first; rest="first" says what a row takes from elsewhere. Beyond the head, effects are of
         first order: they hold in the last layers, where few steps follow, and of large models can have the wrong sign
         elsewhere. So `seen.verify` them, and ask `ch.why` which part of a text made an answer.
+
         Raises RuleError unless k is a positive integer, and as `cuts`. O(queries·keys·(d_k + d_v)) for each layer and
         head, O(k) memory.
         """
@@ -154,6 +155,7 @@ class Seen(Run, Display):
 
         First order holds as for `strongest`: in the last layers. Sums over all layers of a large model say little of
         what hiding a span does; `ch.why` does.
+
         Gives a Spans: `spans[layer]` (batch, heads, query spans, key spans) is exact at the head's output, added over
         the queries of a span; `spans.strongest(20)` for `seen.verify`. Nothing is computed before that: then
         O(queries·keys·(d_k + d_v)) for each head, O(queries·spans) memory and what is returned.
