@@ -363,4 +363,5 @@ def in_frameworks() -> dict[str, Call]:
         "values_like": of(ch.values_like, seen=seen()),
         **methods(lambda: seen().spans([0, 1, 1]), Spans),
         **methods(seen, Seen),
+        **methods(lambda: seen().layer("0"), Layer, "cuts"),
     }

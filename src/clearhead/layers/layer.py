@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clearhead.core.effects import Rest
+from clearhead.core.effects import Rest, read_rest
 from clearhead.errors import RuleError
 from clearhead.ops.matrix import AttentionMatrix, with_logsumexp
 from clearhead.ops.observation import Observation
@@ -65,7 +65,7 @@ class Layer:
         Raises what `g` raises, RuleError for rest="first" where a text begins with padding.
         """
         g = self.g
-        if rest == "first" and self.padding is not None and bool(self.padding[:, 0].any()):
+        if read_rest(rest) == "first" and self.padding is not None and bool(self.padding[:, 0].any()):
             what = f"layer {self.name} has a text that begins with padding: its first token is not the first key."
             raise RuleError(what, 'pad on the right, or rest="renormalise".')
         return self.matrix().cuts(self.v, g, rest=rest)
