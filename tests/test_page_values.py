@@ -13,7 +13,7 @@ from browser import opened, until
 from clearhead.core.arrays import bfloat16
 from clearhead.digits import percent
 from clearhead.errors import DtypeError, RuleError, ShapeError
-from clearhead.view import long, page
+from clearhead.view import container, long, page
 from seeds import fresh
 from test_page import scripts
 from test_rooms import results, settled, vector
@@ -130,6 +130,15 @@ def test_a_saved_weights_arithmetic_ends_at_the_output_within_its_bound(dtype, s
         assert (np.abs(result["value"] - value) <= np.abs(value) * result["lost"] + 1e-7).all()
         near = np.array(result["off"]) * (1 + result["bound"]) + 1e-7
         assert (np.abs(result["output"] - truth.output[batch, head, i]) <= near).all()
+
+
+@pytest.mark.parametrize("dtype", [">f8", ">f4", ">u4", ">i2", "<f4", "?"])
+def test_a_page_holds_numbers_of_any_byte_order(dtype):
+    x = (np.arange(6) % 2 + np.arange(6)).reshape(2, 3).T.astype(dtype)
+    held = container.stored(x)
+    assert held.flags.c_contiguous
+    assert held.dtype in (np.float64, np.float32, np.uint32, np.int32, np.uint8)
+    np.testing.assert_array_equal(np.frombuffer(held.tobytes(), held.dtype.newbyteorder("<")).reshape(3, 2), x)
 
 
 def test_v_is_checked_before_a_file_is_written(tmp_path):

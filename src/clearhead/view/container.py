@@ -114,11 +114,11 @@ def narrowed(array: Array) -> Array:
 
 def stored(values: Array) -> Array:
     """The array row-major and little-endian; bool as uint8, other integers as int32. Raises TypeError for others."""
-    array = np.ascontiguousarray(values).reshape(np.shape(values))
+    array = np.ascontiguousarray(values, values.dtype.newbyteorder("<")).reshape(values.shape)
     if array.dtype == np.bool_:
         return array.astype(np.uint8)
     if array.dtype.kind in "iu" and array.dtype not in _DTYPES:
         return array.astype(np.int32)
     if array.dtype not in _DTYPES:
         raise TypeError(f"a page cannot hold {array.dtype}")
-    return array if array.dtype.byteorder in "=|<" else array.astype(array.dtype.newbyteorder("<"))
+    return array
