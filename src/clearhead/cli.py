@@ -172,7 +172,7 @@ def _cause(options: argparse.Namespace, model: Any, edits: Any) -> "Why":
     asked = {"token": token, "answer": answer, "against": options.against, "parts": parts, "hide": hide}
     if options.effort is not None:
         asked["effort"] = int(options.effort) if options.effort.isdecimal() else options.effort
-    return why(prompt, model, **asked, edits=edits, each=partial(progress, what="points"))
+    return why(prompt, model, **asked, edits=edits, each=partial(progress, what="runs"))
 
 
 def _seen(options: argparse.Namespace, model: Any, edits: Any, cause: "Why | None") -> "list[Explanation]":

@@ -10,7 +10,7 @@ from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, group_size
 from clearhead.core.effects import Rest
 from clearhead.explaining.answers import Target
-from clearhead.models.protocol import ForwardPass, LanguageModel, Variant
+from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Variant
 from clearhead.ops.matrix import AttentionMatrix
 
 Place = TypeVar("Place", bound=tuple[int, ...])  # a layer first
@@ -27,12 +27,16 @@ class Edge(NamedTuple):
 
 
 class Based(NamedTuple):
-    """A target with its run, its number there, and the run's `row_weights`, each computed once."""
+    """A target with its run, its number there, and the run's `row_weights`, each computed once.
+
+    each   iterates over layers, or variants, of what is run again, such as a progress bar
+    """
 
     target: Target
     run: ForwardPass
     value: float
     weights: Callable[[int, int], Array]
+    each: Each = iter
 
 
 class Again(NamedTuple):
@@ -42,10 +46,10 @@ class Again(NamedTuple):
     logits: Array
 
 
-def based_on(target: Target, run: ForwardPass) -> Based:
+def based_on(target: Target, run: ForwardPass, each: Each = iter) -> Based:
     """A target in its run."""
     value = target.value(np.stack([np.asarray(run.logits[row]) for row in target.rows]))[0]
-    return Based(target, run, value, cache(partial(row_weights, run)))
+    return Based(target, run, value, cache(partial(row_weights, run)), each)
 
 
 def hidden(
@@ -158,9 +162,9 @@ def _without(based: Based, edits: tuple[Edit, ...], rest: Rest, edge: Edge) -> V
 def _summed(model: LanguageModel, based: Sequence[Based], variants: Sequence[Sequence[Variant]]) -> list[Again]:
     """The number in each variant, all targets together, and the logits after the text."""
     made: list[Again] = []
-    for each, chosen in zip(based, variants, strict=True):
-        for place, rows in enumerate(model.again(each.run, chosen, each.target.rows)):
-            value = each.target.value(rows)[0]
+    for one, chosen in zip(based, variants, strict=True):
+        for place, rows in enumerate(model.again(one.run, chosen, one.target.rows, one.each)):
+            value = one.target.value(rows)[0]
             if place < len(made):
                 made[place] = made[place]._replace(value=made[place].value + value)
             else:

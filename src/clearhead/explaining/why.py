@@ -200,7 +200,7 @@ def why(
               parts' effects; or how many such passes
     count     how many heads and edges to list at most
     edits     an edit or a list of edits that are in force in all runs: cut, boost, tempered, scaled or off
-    each      iterates over points, such as a progress bar
+    each      iterates over points, and over the layers of what is run again, such as a progress bar
 
     Returns a Why: `parts` in the order of the text, `pairs` of parts of which either is enough, `heads`, `edges`,
     `layers`, `by_token`, `total`, `gap`, `sinks`, `trust()`; `save`, `to_html`, `to_json`. Heads are off, and edges are
@@ -227,7 +227,7 @@ def why(
     check_edits(acting)
     reading = read(loaded, text)
     placed = editing.by_position(acting, reading.tokens, reading.text)
-    run = forward_pass(loaded, reading.tokens, iter, placed)
+    run = forward_pass(loaded, reading.tokens, each, placed)
     editing.check_acts(acting, placed, run.layers)
     asked = read_answers(loaded, reading.tokens, run, answer, token, against)
     sinks = rerun.resting(run, len(reading.tokens) - 1)
@@ -235,7 +235,7 @@ def why(
     cut = parts_of_text(parts, *reading, _hidden_where(reading, hide), first=int(sink))
     if not cut:
         raise SelectionError("the text has no part to hide: a sink at its start and its last token never are hidden.")
-    based = [_based(loaded, target, run, placed) for target in asked.targets]
+    based = [_based(loaded, target, run, placed, each) for target in asked.targets]
     base = np.asarray(based[0].run.logits[len(reading.tokens) - 1])
     pair = asked.answer[0], asked.against[0] if asked.against else runner_up(loaded, base, asked.answer[0])
     rest: Rest = "first" if sink else "renormalise"
@@ -244,9 +244,9 @@ def why(
     return replace(made, sinks=sinks, sink=sink, edits=acting, prompt=text)
 
 
-def _based(model: LanguageModel, target: Target, run: ForwardPass, edits: tuple[Edit, ...]) -> Based:
+def _based(model: LanguageModel, target: Target, run: ForwardPass, edits: tuple[Edit, ...], each: Each) -> Based:
     """A target with its run, which is this one where it has the same tokens."""
-    return rerun.based_on(target, run if target.ids == list(run.ids) else model.run(target.ids, iter, edits))
+    return rerun.based_on(target, run if target.ids == list(run.ids) else model.run(target.ids, each, edits), each)
 
 
 def _explained(

@@ -144,11 +144,11 @@ class HubModel:
 
         return hub_variants.differentiated(self.inner, ids, variants, rows, slope)
 
-    def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range) -> Iterator[Array]:
-        """The logits of some rows in each variant of a run, (rows, vocabulary)."""
+    def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter) -> Iterator[Array]:
+        """The logits of some rows in each variant of a run, (rows, vocabulary); `each` iterates over variants."""
         from clearhead.models import hub_variants
 
-        return hub_variants.again(self.inner, run.ids, variants, rows)
+        return hub_variants.again(self.inner, run.ids, variants, rows, each)
 
     def run(self, ids: list[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
         """The forward pass: (tokens, vocabulary) logits, or None where the model has none, and each attention layer.

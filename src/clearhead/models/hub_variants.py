@@ -17,7 +17,7 @@ from clearhead.changing.edits import scaled
 from clearhead.core.axes import Array
 from clearhead.layers import attending
 from clearhead.models.gates import LayerBack, attended, through
-from clearhead.models.protocol import Slope, Variant
+from clearhead.models.protocol import Each, Slope, Variant
 
 
 def differentiated(
@@ -37,10 +37,10 @@ def differentiated(
             yield number, place, LayerBack(part, g, through(part, g)[1], np.zeros((0, 0), g.dtype))
 
 
-def again(inner: Any, ids: Sequence[int], variants: Sequence[Variant], rows: range) -> Iterator[Array]:
-    """See `Model.again`; each variant takes a whole run."""
-    for variant in variants:
-        with torch.inference_mode(), _varied(inner, variant, None):
+def again(inner: Any, ids: Sequence[int], variants: Sequence[Variant], rows: range, each: Each) -> Iterator[Array]:
+    """See `HubModel.again`; each variant takes a whole run."""
+    for place in each(range(len(variants))):
+        with torch.inference_mode(), _varied(inner, variants[place], None):
             yield inner(torch.tensor([list(ids)]), use_cache=False).logits[0, rows.start : rows.stop].float().numpy()
 
 

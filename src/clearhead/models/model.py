@@ -154,9 +154,9 @@ class Model:
         for number, parts in zip(reversed(range(self.config.layers)), layers, strict=True):
             yield from ((number, place, part) for place, part in enumerate(parts))
 
-    def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range) -> Iterator[Array]:
-        """The logits of some rows in each variant of a run, (rows, vocabulary)."""
-        lasts = [x[rows.start - start : rows.stop - start] for start, x in again(self.decoder, run, variants)]
+    def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter) -> Iterator[Array]:
+        """The logits of some rows in each variant of a run, (rows, vocabulary); `each` iterates over layers."""
+        lasts = [x[rows.start - start : rows.stop - start] for start, x in again(self.decoder, run, variants, each)]
         step = max(1, _LOGITS // (len(rows) * self.config.vocabulary))
         for start in range(0, len(lasts), step):
             yield from self.decoder.logits(np.stack(lasts[start : start + step]))

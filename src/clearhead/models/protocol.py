@@ -116,7 +116,9 @@ class LanguageModel(Protocol):
     def differentiated(
         self, ids: list[int], variants: Sequence[Variant], rows: range, slope: Slope
     ) -> Iterator[tuple[int, int, "LayerBack"]]: ...
-    def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range) -> Iterator[Array]: ...
+    def again(
+        self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter
+    ) -> Iterator[Array]: ...
 
 
 def too_long(tokens: int, positions: int) -> ShapeError:

@@ -38,10 +38,13 @@ def hidden_of(decoder: Decoder, ids: Sequence[int], variants: Sequence[Variant],
     return hidden
 
 
-def again(decoder: Decoder, run: ForwardPass, variants: Sequence[Variant]) -> Iterator[tuple[int, Array]]:
+def again(
+    decoder: Decoder, run: ForwardPass, variants: Sequence[Variant], each: Each = iter
+) -> Iterator[tuple[int, Array]]:
     """Each variant's first row and the residual stream from it on, after the last layer, (rows, d_model); in order.
 
     run   what they are variants of: the rows before their first are its own, with its keys and values
+    each  iterates over the layers of as many variants as are run at once
     """
     tokens, largest = len(run.hidden[0]), max(decoder.config.d_mlp, decoder.config.d_model)
     order = sorted(range(len(variants)), key=lambda place: (-variants[place].first, variants[place].layer))
@@ -55,15 +58,15 @@ def again(decoder: Decoder, run: ForwardPass, variants: Sequence[Variant]) -> It
             step, start = step + 1, lowest
         places = sorted(order[:step], key=lambda place: variants[place].layer)
         order = order[step:]
-        rows = _again(decoder, run, [variants[place] for place in places], start)
+        rows = _again(decoder, run, [variants[place] for place in places], start, each)
         made |= {place: (start, row) for place, row in zip(places, rows, strict=True)}
     return (made[place] for place in range(len(variants)))
 
 
-def _again(decoder: Decoder, run: ForwardPass, variants: Sequence[Variant], start: int) -> Array:
+def _again(decoder: Decoder, run: ForwardPass, variants: Sequence[Variant], start: int, each: Each) -> Array:
     """`again` for variants in the order of their first layers, all at once: (variants, rows, d_model)."""
     hidden = np.empty((0, *run.hidden[0][start:].shape), run.hidden[0].dtype)
-    for number in range(variants[0].layer, decoder.config.layers):
+    for number in each(range(variants[0].layer, decoder.config.layers)):
         here = sum(variant.layer <= number for variant in variants)
         new = np.broadcast_to(run.hidden[number][start:], (here - len(hidden), *hidden.shape[1:]))
         ran = run.layers[number]
