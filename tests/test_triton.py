@@ -151,7 +151,7 @@ USUAL, UNUSUAL = ([name for name, case in compiled.CASES.items() if case.usual i
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("cases", [USUAL, UNUSUAL], ids=["usual", "unusual"])
+@pytest.mark.parametrize("cases", [USUAL, pytest.param(UNUSUAL, marks=pytest.mark.long)], ids=["usual", "unusual"])
 def test_kernels_compile_for_a_gpu_and_take_no_more_than_allowed(cases: list[str]):
     """Also on machines without a GPU: the compiler may refuse what the interpreter accepts.
 

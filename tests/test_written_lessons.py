@@ -105,7 +105,7 @@ def test_every_figure_is_in_a_lesson_and_becomes_a_frame():
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("language", ["en", pytest.param("zh", marks=pytest.mark.long)])
 def test_every_figure_opens_at_its_place_within_a_lesson(running, tmp_path, language):
     figures.figures(tmp_path / "_figures", language)
     folder = LESSONS if language == "en" else CHINESE
