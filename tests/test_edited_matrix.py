@@ -385,3 +385,13 @@ def test_edits_inside_of_torch_func():
     result = torch.func.grad(lambda q: _edited(q, k, v).sum())(q)
     _edited(q.requires_grad_(), k, v).sum().backward()
     torch.testing.assert_close(result, q.grad)
+
+
+KEYS = [np.s_[:, :, 3], np.s_[..., 3], np.s_[1, :, -2, 1:], np.s_[:, 0, 2, 4], np.s_[..., 1:4, ::2]]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_the_transposed_matrix_is_indexed_as_numpys(key):
+    q, k = (fresh().standard_normal((2, 3, n, 4)) for n in (5, 6))
+    A = ch.AttentionMatrix(q, k, causal=True, query_offset=1)
+    np.testing.assert_array_equal(A.T[key], np.asarray(A).swapaxes(-1, -2)[key])
