@@ -130,7 +130,7 @@ class Made:
 def made_again(monkeypatch, y):
     logits = np.array([1.0, 2.0])
     monkeypatch.setattr(
-        rerun, "hidden", lambda model, based, lists, edits: [rerun.Again(model.y(set(each)), logits) for each in lists]
+        rerun, "hidden", lambda model, based, lists, edits: [rerun.Rerun(model.y(set(each)), logits) for each in lists]
     )
     monkeypatch.setattr(part_runs.Again, "share", lambda *_: 0.25)
     monkeypatch.setattr(part_runs.Again, "lead", lambda *_: 0.0)

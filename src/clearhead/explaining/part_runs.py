@@ -45,7 +45,7 @@ class Again(NamedTuple):
         base, (one, other) = self.based[0].run.logits[self.based[0].target.rows.start], self.pair
         return float(logits[one]) - float(logits[other]) - (float(base[one]) - float(base[other]))
 
-    def changed(self, one: rerun.Again) -> dict[str, Any]:
+    def changed(self, one: rerun.Rerun) -> dict[str, Any]:
         """What a run without some of the text says of it."""
         likeliest = candidate(self.model, one.logits, int(np.argmax(one.logits)))
         now = {"share": self.share(one.logits), "likeliest": likeliest, "lead": self.lead(one.logits)}

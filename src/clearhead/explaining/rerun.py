@@ -39,7 +39,7 @@ class Based(NamedTuple):
     each: Each = iter
 
 
-class Again(NamedTuple):
+class Rerun(NamedTuple):
     """A variant of the run: the number, and the logits of the first token of the answer there."""
 
     value: float
@@ -58,7 +58,7 @@ def hidden(
     parts: Sequence[Sequence[int]],
     edits: tuple[Edit, ...],
     factors: Sequence[float] | None = None,
-) -> list[Again]:
+) -> list[Rerun]:
     """Runs in which later tokens see the keys of each list with their weights times a factor, or not at all."""
 
     def variant(keys: Sequence[int], factor: float, tokens: int) -> Variant:
@@ -72,7 +72,7 @@ def hidden(
 
 def heads_off(
     model: LanguageModel, based: Sequence[Based], heads: Sequence[tuple[int, int]], edits: tuple[Edit, ...]
-) -> list[Again]:
+) -> list[Rerun]:
     """Runs in which one head's output is 0 in the rows that say the answer."""
 
     def variant(each: Based, place: tuple[int, int]) -> Variant:
@@ -85,7 +85,7 @@ def heads_off(
 
 def edges_without(
     model: LanguageModel, based: Sequence[Based], edges: Sequence[Edge], edits: tuple[Edit, ...], rest: Rest = "first"
-) -> list[Again]:
+) -> list[Rerun]:
     """Runs without one edge of a row that says the answer.
 
     rest   "first": its weight goes to the first token, where idle heads rest; "renormalise": to all others by theirs
@@ -159,14 +159,14 @@ def _without(based: Based, edits: tuple[Edit, ...], rest: Rest, edge: Edge) -> V
     return Variant(edits, None, edge.query, {place: (factor * moved)[None].astype(values.dtype)})
 
 
-def _summed(model: LanguageModel, based: Sequence[Based], variants: Sequence[Sequence[Variant]]) -> list[Again]:
+def _summed(model: LanguageModel, based: Sequence[Based], variants: Sequence[Sequence[Variant]]) -> list[Rerun]:
     """The number in each variant, all targets together, and the logits after the text."""
-    made: list[Again] = []
+    made: list[Rerun] = []
     for one, chosen in zip(based, variants, strict=True):
         for place, rows in enumerate(model.again(one.run, chosen, one.target.rows, one.each)):
             value = one.target.value(rows)[0]
             if place < len(made):
                 made[place] = made[place]._replace(value=made[place].value + value)
             else:
-                made.append(Again(value, np.asarray(rows[0])))
+                made.append(Rerun(value, np.asarray(rows[0])))
     return made
