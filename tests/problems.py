@@ -177,9 +177,11 @@ def of_tiers(quick: Iterable[str], others: Iterable[str], every: int = 5) -> lis
     return [*quick, *(pytest.param(name, marks=mark) for name, mark in zip(others, marks, strict=False))]
 
 
-def each_engine(names: Sequence[str] = engines.NAMES) -> Any:
-    """One test for each engine; Triton's interpreter is slow."""
-    return pytest.mark.parametrize("engine", in_the_gate(names, "triton"))
+def each_engine(names: Sequence[str] = engines.NAMES, tier: Any = pytest.mark.gate) -> Any:
+    """One test for each engine; Triton's interpreter is slow, and runs in this tier."""
+    return pytest.mark.parametrize(
+        "engine", [pytest.param(name, marks=tier) if name == "triton" else name for name in names]
+    )
 
 
 def refused(engine: str, case: Case) -> bool:

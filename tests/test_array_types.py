@@ -51,7 +51,7 @@ def everything(engine: str, q: Any, k: Any, v: Any, g: Any) -> dict[str, Any]:
     return result
 
 
-@each_engine()
+@each_engine(tier=pytest.mark.long)
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_results_have_the_library_of_the_inputs_and_the_numbers_of_arrays(engine: str, library: str):
     if engine == "triton" and library != fresh().choice(list(LIBRARIES)):  # slow in the interpreter

@@ -161,7 +161,7 @@ def test_a_real_model_is_compared_with_transformers(monkeypatch: pytest.MonkeyPa
     assert all(cost.ratio > 0 for cost in result[:3])
 
 
-@pytest.mark.gate
+@pytest.mark.long
 def test_cutting_a_model_is_compared_with_eager_attention(monkeypatch: pytest.MonkeyPatch):
     measured_once(monkeypatch, change, QUICK=change.SPAN.stop + 6, FEW=change.SPAN.stop + 6)
     result = change.costs(1, quick=True)
@@ -193,7 +193,7 @@ def test_estimates_are_compared_by_layer_and_by_length(monkeypatch: pytest.Monke
     assert by["all", "cut"].spearman > 0.8
 
 
-@pytest.mark.gate
+@pytest.mark.long
 def test_a_small_gpu_run_goes_from_check_to_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ):

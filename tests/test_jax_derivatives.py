@@ -14,6 +14,7 @@ from clearhead.core.arrays import bfloat16
 from clearhead.core.axes import Array
 from clearhead.errors import DerivativeError
 from clearhead.jax import attention, observe
+from problems import of_tiers
 from seeds import fresh
 
 jax.config.update("jax_disable_most_optimizations", True)  # compiling takes most of these tests' time
@@ -26,7 +27,7 @@ Path = Callable[[Given], Any]
 
 
 def slow(*values: str) -> list[Any]:
-    return [pytest.param(value, marks=pytest.mark.gate) for value in sorted(values)]
+    return of_tiers([], sorted(values), every=2)
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from clearhead.core import visibility
 from clearhead.core.arrays import FLOATS
 from clearhead.engines import native
 from passes import PASSES, Answers, Question, each_unreached, nothing, unseen
-from problems import INTERPRETED, RULES, Case, cases, examples, in_the_gate, refused
+from problems import INTERPRETED, RULES, Case, cases, examples, refused
 from seeds import normal
 from slack import Slack, assert_close, rounding
 
@@ -117,8 +117,8 @@ LAWS = (
 
 
 def tier(over: str, engine: str) -> Any:
-    """Triton's interpreter is slow: two of its passes are tested in the gate, the others in the long run."""
-    slow = pytest.mark.gate if over in ("weights", "gradients") else pytest.mark.long
+    """Triton's interpreter is slow: one of its passes is tested in the gate, the others in the long run."""
+    slow = pytest.mark.gate if over == "weights" else pytest.mark.long
     return pytest.param(over, engine, marks=slow if engine == "triton" else ())
 
 
@@ -139,23 +139,24 @@ def test_every_pass_on_every_engine_obeys_every_law(law: Any, over: str, engine:
     check()
 
 
+TIERS = {"weights": (), "cuts": pytest.mark.long}
 LONG: tuple[dict[str, Any], ...] = (
     {},
     {"causal": True},
     {"causal": True, "window": (100, None), "softcap": 20.0},
     {"kv_lengths": [300, 2100], "sinks": [0.5, 1.0, -1.0, 0.0]},
-    {"mask": np.random.default_rng(0).random((150, 2400)) < 0.01},
+    {"mask": np.random.default_rng(0).random((70, 2400)) < 0.01},
 )
 
 
 @pytest.mark.skipif(bool(native.missing()), reason="the compiled kernel is not here")
-@pytest.mark.parametrize("over", in_the_gate(PASSES, *[name for name in PASSES if name != "weights"]))
+@pytest.mark.parametrize("over", [pytest.param(name, marks=TIERS.get(name, pytest.mark.gate)) for name in PASSES])
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_rows_of_several_blocks_obey_the_laws(law: Any, over: str):
     """The native engine cuts long rows, and gives parts of few of them to several threads."""
 
     @examples(0.1)
-    @given(st.sampled_from(FLOATS), st.sampled_from(LONG), st.sampled_from((150, 2)), st.data())
+    @given(st.sampled_from(FLOATS), st.sampled_from(LONG), st.sampled_from((70, 2)), st.data())
     def check(dtype: Any, rules: dict[str, Any], queries: int, data: st.DataObject) -> None:
         rng = np.random.default_rng(0)
         sizes = (4, queries), (2, 2400), (2, 2400)

@@ -259,8 +259,7 @@ def test_markup_in_tokens_is_shown_as_text(running, tmp_path):
 
 
 @pytest.mark.parametrize("motion", ["no-preference", "reduce"])
-@pytest.mark.parametrize("window", [(1280, 900), (390, 700)])
-@pytest.mark.parametrize("step", ["weights", "output"])
+@pytest.mark.parametrize(("window", "step"), [((1280, 900), "weights"), ((390, 700), "output")])
 def test_the_step_bar_leads_to_its_step_on_a_fresh_page(running, explained, step, window, motion):
     with opened(running, explained, *window, reduced_motion=motion) as page:
         page.locator(f".map a[data-step={step}]").evaluate("link => link.click()")

@@ -109,7 +109,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers():
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("name", of_tiers([], PROMPTS, every=3))
+@pytest.mark.parametrize("name", of_tiers([], PROMPTS, every=7))
 def test_100_greedy_tokens_are_those_of_transformers(name):
     check(PROMPTS[name], 100)
 
@@ -125,8 +125,7 @@ def test_every_tensor_is_unpacked_to_the_bits_of_gguf():
         np.testing.assert_array_equal(ours, array)
 
 
-@pytest.mark.gate
-@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("language", of_tiers([], ["en", "zh"]))
 def test_the_answer_is_on_one_screen(language):
     """Hidden, France costs the lead over London, and capital the probability: both were measured by hand before."""
     done = call("explain", PROMPTS["fact"], "--model", "smollm2", "--lang", language)

@@ -19,7 +19,7 @@ from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines import triton
 from clearhead.engines.base import Upstream
 from clearhead.engines.gpu import gradients, labels, row_pass, sweeps
-from problems import Case, in_the_gate
+from problems import Case, in_the_gate, of_tiers
 from seeds import fresh
 
 MODULES = sweeps, gradients
@@ -47,7 +47,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 OFTEN = ("packed",)
-every_rule = pytest.mark.parametrize("rules", in_the_gate(RULES, *(RULES.keys() - {*OFTEN})))
+every_rule = pytest.mark.parametrize("rules", of_tiers(OFTEN, [name for name in RULES if name not in OFTEN], every=2))
 
 
 def drawn(rules: str, queries: int = N) -> Case:

@@ -97,7 +97,7 @@ def odd() -> Array:
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("halves", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_wide_values_are_processed_in_parts(halves: bool, monkeypatch: pytest.MonkeyPatch):  # noqa: FBT001
     dtype = DTYPES[int(fresh().integers(1, 3))] if halves else DTYPES[0]
     spans = np.arange(9) // 2, np.arange(40) // 9, np.eye(5)
