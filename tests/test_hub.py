@@ -89,6 +89,15 @@ def test_the_values_and_outputs_shown_are_those_of_the_model(tmp_path: Path, nam
     assert formulas.items() <= {step.name: step.formula for step in seen.steps}.items()
 
 
+def test_loading_draws_no_bar_of_transformers_and_leaves_its_setting(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    place, _ = saved(tmp_path, FAMILY["gpt-oss"])
+    hf.utils.logging.enable_progress_bar()
+    capfd.readouterr()
+    hub.load(place)
+    assert capfd.readouterr().err == ""
+    assert hf.utils.logging.is_progress_bar_enabled()
+
+
 @pytest.mark.parametrize("name", ["llama", "bert", pytest.param("gpt-oss", marks=pytest.mark.gate)])
 def test_an_edited_run_is_that_of_edits_made_by_hand(tmp_path: Path, name: str):
     place, model = saved(tmp_path, FAMILY[name])

@@ -201,10 +201,10 @@ def _long_page(options: argparse.Namespace) -> int:
     data = page.encoded(_document(options, runs, options.file, exact=exact, dtype=options.dtype))
     write_whole(options.html, data)
     heads, tokens = sum(len(layer.heads) for layer in runs[0].layers), sum(len(run.tokens or ()) for run in runs)
-    cut = f" in {len(runs)} windows" if options.windows else ""
-    size = f"{len(runs[0].layers)} layers, {heads} heads, {tokens} tokens{cut}, {len(data) / 1e6:.1f} MB"
+    sizes = {"layers": len(runs[0].layers), "heads": heads, "tokens": tokens, "megabytes": f"{len(data) / 1e6:.1f}"}
     if options.html != "-":
-        print(f"{streams.printable(options.html)}: {size}")
+        key = "page of windows" if len(runs) > 1 else "page of a text"
+        print(say(options.lang, key, file=streams.printable(options.html), windows=len(runs), **sizes))
     return 0
 
 
