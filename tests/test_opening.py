@@ -50,7 +50,7 @@ def test_tokens_of_spaces_and_invisible_characters_are_told_apart():
     texts = [" ", "  ", "   ", "        ", "\t", "\n", "\u200b", "\u00a0", "", " a", "  a", "a", "a "]
     assert len({spelled(text) for text in texts}) == len(texts)
     blank = [text for text in texts if not text.strip(" ")]
-    assert len({label(text, 12) for text in blank}) == len(blank)
+    assert len({label(spelled(text), 12) for text in blank}) == len(blank)
     assert all(cell_len(spelled(text)) > 0 and spelled(text).isprintable() for text in texts)
 
 

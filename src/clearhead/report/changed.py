@@ -11,8 +11,8 @@ from clearhead.core.axes import named
 from clearhead.digits import percent, signed
 from clearhead.explaining.editing import SHOWN
 from clearhead.explaining.explanation import Explanation
-from clearhead.explaining.texts import parts_of
-from clearhead.report.cells import columns, figure, label, note, title, token_name
+from clearhead.explaining.texts import parts_of, token_name
+from clearhead.report.cells import columns, figure, label, note, title
 from clearhead.report.console import sections
 from clearhead.report.explained import opening
 from clearhead.report.heat import matrices

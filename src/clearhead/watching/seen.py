@@ -22,6 +22,7 @@ from clearhead.ops.rollout import relevance, rollout
 from clearhead.view import plots
 from clearhead.view.display import Display, Page
 from clearhead.view.long import ShownLayer, ShownRun
+from clearhead.watching.cell import cell
 from clearhead.watching.dividing import Sequences, Written
 from clearhead.watching.effects import Edge, Edges, HeadEffects, head_effects, strongest_edges, words_of
 from clearhead.watching.spans import SpanEdge, Spans, spanned
@@ -312,6 +313,9 @@ class Seen(Run, Display):
             arrays = (None if x is None else as_array(x, name)[0][[batch]] for name, x in (("v", layer.v), ("g", g)))
             results.append(ShownLayer(layer.name, layer.heads, part, padding, layer.cross, layer.note, *arrays))
         return ShownRun(self.model or "watched", results, _texts(self.tokens, batch), _texts(self.source_tokens, batch))
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": cell(self)}
 
     def told_unseen(self) -> str:
         """One sentence on the attention that was not seen; "" where all was seen."""
