@@ -80,35 +80,32 @@ export const withSign = (x, format) => (x > 0 ? "+" : x < 0 ? "−" : "") + form
 export const filled = (text, values) => text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
 
 // what cannot be seen, and what stands for something else here
-const ODD =
-  /[\p{Cc}\p{Cf}\p{Cn}\p{Co}\p{Cs}\p{Zl}\p{Zp}\p{Zs}\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\ufe00-\ufe0f\u{e0100}-\u{e01ef}␣⏎⇥␍]|(?<= )×(?=[0-9])|^∅$/gu;
-const BACKSLASHES = /(\\+)(?=\0|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})/g; // before what is escaped, or seems so
-const MARKS = new Map(Object.entries({ "\n": "⏎", "\t": "⇥", "\r": "␍", " ": " " }));
+const ODD = /[\p{C}\p{Z}\p{DI}\u2800␣⏎⇥␍]|(?<= )×(?=\d)|^∅$/gu;
+const BACKSLASHES = /\\+(?=\0|[xuU][\da-f])/g; // before what is escaped, or seems so
+/** @type {Record<string, string>} */
+const MARKS = { "\n": "⏎", "\t": "⇥", "\r": "␍", " ": " " };
 
 /**
- * A token as text that stays in its place, cut: outer and repeated spaces marked, newlines as ⏎, what is invisible escaped,
- * ∅ for no text. The rule of spelled in spelling.py, so that a page and the terminal print the same.
+ * A token as text that stays in its place, cut: outer and repeated spaces marked, those before a digit not counted,
+ * newlines as ⏎, what is invisible escaped, ∅ for no text. The rule of spelled in spelling.py, so that a page and the terminal print the same.
  * @param {string} token
  * @param {number} [most] characters
  */
 export function spelled(token, most = 24) {
-  const seen = token.slice(0, 400).replace(ODD, (c) => MARKS.get(c) ?? escaped(/** @type {number} */ (c.codePointAt(0))));
-  const marked = seen.replace(BACKSLASHES, "$1$1").replace(/^ +| +$| {2,}/g, marks).replaceAll("\0", "\\");
-  const characters = [...marked];
-  return (characters.length > most ? `${characters.slice(0, most - 1).join("")}…` : marked) || "∅";
+  const seen = token.slice(0, 400).replace(ODD, (c) => MARKS[c] ?? escaped(/** @type {number} */ (c.codePointAt(0))));
+  const counted = seen.replace(BACKSLASHES, "$&$&").replace(/ {4,}(?![ \d])/g, (run) => "␣×" + run.length);
+  const marked = counted.replace(/^ +| +$|  +/g, (run) => "␣".repeat(run.length)).replaceAll("\0", "\\");
+  const shown = [...marked];
+  return (shown[most] ? `${shown.slice(0, most - 1).join("")}…` : marked) || "∅";
 }
 
 /** A token as the name of a row or a column: without its outer spaces, unless it is nothing else. @param {string} token @param {number} [most] */
 export const bare = (token, most) => spelled(token.replace(/^ +| +$/g, "") || token, most);
 
-/** A run of spaces; a digit behind its number would be read as part of it. @param {string} run @param {number} start @param {string} text */
-const marks = (run, start, text) =>
-  run.length < 4 || /[0-9]/.test(text[start + run.length] ?? "") ? "␣".repeat(run.length) : `␣×${run.length}`;
-
 /** With a NUL in place of the backslash. @param {number} code */
 const escaped = (code) => {
-  const [letter, width] = code < 0x100 ? ["x", 2] : code < 0x10000 ? ["u", 4] : ["U", 8];
-  return `\0${letter}${code.toString(16).padStart(width, "0")}`;
+  const width = code < 0x100 ? 2 : code < 0x10000 ? 4 : 8;
+  return `\0${"xuU"[width >> 2]}${code.toString(16).padStart(width, "0")}`;
 };
 
 /** [each(0), …, each(size − 1)]. @template T @param {number} size @param {(at: number) => T} each */

@@ -7,12 +7,12 @@ from itertools import accumulate
 from unicodedata import east_asian_width
 
 _SPACES = re.compile("^ +| +$|  +")
-_ONE_BY_ONE = 3  # spaces that are marked each; longer runs are counted
+_MANY = re.compile(" {4,}(?![ 0-9])")  # are counted; a digit behind the number would be read as part of it
 _MARKS = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
-_BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+_BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\uffa0\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 _NUL = re.compile("\0")
-_ALIKE = re.compile("[\0␣⏎⇥␍]|(?<= )×(?=[0-9])|^∅$")  # what stands for something else here
-_BACKSLASHES = re.compile(r"(\\+)(?=\0|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")  # before what is escaped, or seems so
+_ALIKE = re.compile("[\0␣⏎⇥␍]|(?<= )×(?=[0-9])|\\A∅\\Z")  # what stands for something else here
+_BACKSLASHES = re.compile(r"\\+(?=\0|[xuU][0-9a-f])")  # before what is escaped, or seems so
 
 
 def spelled(token: str) -> str:
@@ -23,8 +23,9 @@ def spelled(token: str) -> str:
     >>> [spelled(token) for token in ("␣", r"\t", r"\u200b")]
     ['\\u2423', '\\t', '\\\\u200b']
     """
-    escaped = _BACKSLASHES.sub(r"\1\1", _escaped(token, _ALIKE))
-    return _SPACES.sub(_marks, escaped).replace("\0", "\\") or "∅"
+    escaped = _BACKSLASHES.sub(r"\g<0>\g<0>", _escaped(token, _ALIKE))
+    counted = _MANY.sub(lambda run: f"␣×{len(run[0])}", escaped)
+    return _SPACES.sub(lambda run: "␣" * len(run[0]), counted).replace("\0", "\\") or "∅"
 
 
 def bare(token: str) -> str:
@@ -65,9 +66,3 @@ def _escaped(text: str, alike: re.Pattern[str]) -> str:
 
 def _code(character: str) -> str:
     return f"\0{character.encode('unicode_escape').decode()[1:]}"
-
-
-def _marks(run: re.Match[str]) -> str:
-    """A run of spaces; a digit behind its number would be read as part of it."""
-    spaces, after = len(run[0]), run.string[run.end() : run.end() + 1]
-    return "␣" * spaces if spaces <= _ONE_BY_ONE or "0" <= after <= "9" else f"␣×{spaces}"
