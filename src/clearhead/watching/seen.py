@@ -25,6 +25,7 @@ from clearhead.view.long import ShownLayer, ShownRun
 from clearhead.watching.cell import cell
 from clearhead.watching.dividing import Sequences, Written
 from clearhead.watching.effects import Edge, Edges, HeadEffects, head_effects, strongest_edges, words_of
+from clearhead.watching.shares import with_tokens
 from clearhead.watching.spans import SpanEdge, Spans, spanned
 from clearhead.watching.summary import Head, Summary, heads_of
 from clearhead.watching.verifying import Verified, verified
@@ -96,7 +97,8 @@ class Seen(Run, Display):
         `ch.rollout` raises.
         """
         chosen = self._chain(layers, "rollout")
-        return rollout([self.matrix(name) for name in chosen], query=query, residual=residual)
+        matrices = [self.matrix(name) for name in chosen]
+        return with_tokens(rollout(matrices, query=query, residual=residual), self.tokens)
 
     def contributions(self, layer: int | str) -> "CauseMatrix":
         """What each edge brought along g, a_ij·(g_i·v_j), as a matrix (batch, heads, queries, keys), never stored.
@@ -225,7 +227,7 @@ class Seen(Run, Display):
         Source: Chefer, Gur & Wolf 2021 (arXiv 2103.15679).
         """
         chosen = self._chain(layers, "relevance")
-        return relevance([self.contributions(name) for name in chosen], query=query)
+        return with_tokens(relevance([self.contributions(name) for name in chosen], query=query), self.tokens)
 
     def summary(self) -> Summary:
         """One line for each head: sink, previous-token and self mass, mean distance, entropy; it prints as a table.
