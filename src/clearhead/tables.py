@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from clearhead.words import Language, of_locale, say
 
 QUICK = 2**26  # a notebook computes what it shows of an object by itself for at most so many weights
-_ROWS = 20  # that are shown
+_ROWS, _WIDE = 20, 40  # rows that are shown, and characters that stay on one line
 _BAR_CELL = "<td aria-hidden=true class={}>{}"
 _NUMBER = re.compile(r"[+-]?(?:[\d.,]+(?:e-?\d+)?%?|∞)|NaN|[-–]?")
 _STYLE = (
     ".clearhead table{border-collapse:collapse;margin:.2em 0 .7em;font-variant-numeric:tabular-nums}"
-    ".clearhead :is(th,td){padding:.12em .7em;text-align:left;border-bottom:1px solid #8886;white-space:pre-wrap}"
-    ".clearhead th{font-weight:400;opacity:.75}.clearhead .number{text-align:right}.clearhead p{margin:.2em 0}"
+    ".clearhead :is(th,td){padding:.12em .7em;text-align:left;border-bottom:1px solid #8886;white-space:nowrap}"
+    ".clearhead th{font-weight:400;opacity:.75}.clearhead .number{text-align:right}"
+    ".clearhead .wide{white-space:pre-wrap}.clearhead p{margin:.2em 0}.clearhead b{display:block;margin-top:.5em}"
     ".clearhead .up{color:#4a86e8}.clearhead .down{color:#d9730d}"  # on white and on black
 )
 
@@ -68,22 +69,25 @@ def _one(language: Language, table: Table) -> str:
     below = "".join(f"<p>{escape(each)}</p>" for each in (*said, *more, *notes))
     if not rows:
         return above + below
-    numeric = [all(map(_NUMBER.fullmatch, cells)) for cells in zip(*rows, strict=True)]
+    marks = [_mark(cells) for cells in zip(*rows, strict=True)]
     high = max(map(abs, bars), default=0.0) or 1.0
-    body = [_row(cells, numeric) for cells in rows[:_ROWS]]
+    body = [_row(cells, marks) for cells in rows[:_ROWS]]
     if bars:
         signs = ("up" if x > 0 else "down" for x in bars)
         drawn = (_BAR_CELL.format(sign, bar(abs(x) / high, 10)) for sign, x in zip(signs, bars, strict=True))
         body = list(map(str.__add__, body, drawn))
-    head = _cells("th scope=col", map(escape, columns), numeric)
+    head = _cells("th scope=col", map(escape, columns), marks)
     return f"{above}<table><tr>{head}<tr>{'<tr>'.join(body)}</table>{below}"
 
 
-def _row(cells: Sequence[str], numeric: Sequence[bool]) -> str:
+def _mark(cells: Sequence[str]) -> str:
+    return " class=number" if all(map(_NUMBER.fullmatch, cells)) else " class=wide" * (max(map(len, cells)) > _WIDE)
+
+
+def _row(cells: Sequence[str], marks: Sequence[str]) -> str:
     ends = (escape(cell).split(" ← ") for cell in cells)  # an edge's are written each in its own direction
-    return _cells("td", (f"<bdi>{'</bdi> ← <bdi>'.join(each)}</bdi>" for each in ends), numeric)
+    return _cells("td", (f"<bdi>{'</bdi> ← <bdi>'.join(each)}</bdi>" for each in ends), marks)
 
 
-def _cells(tag: str, words: Iterable[str], numeric: Sequence[bool]) -> str:
-    marks = (" class=number" if number else "" for number in numeric)
+def _cells(tag: str, words: Iterable[str], marks: Sequence[str]) -> str:
     return "".join(f"<{tag}{mark}>{word}" for word, mark in zip(words, marks, strict=True))

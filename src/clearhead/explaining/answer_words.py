@@ -7,11 +7,11 @@ import numpy as np
 from clearhead.digits import fixed, percent
 from clearhead.explaining.head_captions import CaptionedHead, clearest
 from clearhead.explaining.texts import token_name
-from clearhead.spelling import spelled
+from clearhead.spelling import cut, spelled, visible
 from clearhead.tables import Table
 from clearhead.words import Language, say
 
-_KEYS = 8
+_KEYS, _TEXT = 8, 100  # keys, and columns of the text
 
 
 def attending(seen: Any, language: Language) -> str:
@@ -44,10 +44,12 @@ def kinds_of(seen: Any) -> list[tuple[CaptionedHead, int]]:
 
 def tables(seen: Any, language: Language) -> list[Table]:
     """What follows, what the chosen token attends to, what heads do."""
+    result = [Table(cut(visible(seen.text), _TEXT))]
     shares = [choice.probability for choice in seen.after]
     names = [say(language, key) for key in ("key", "weight")]
     rows = [(spelled(choice.text), percent(choice.probability)) for choice in seen.after]
-    result = [Table(following(seen, language), [say(language, "column token"), "p"], rows, shares)] if rows else []
+    if rows:
+        result.append(Table(following(seen, language), [say(language, "column token"), "p"], rows, shares))
     order = np.argsort(-seen.row.weights, kind="stable")[:_KEYS]
     weights = seen.row.weights[order]
     rows = [(token_name(seen, j), fixed(float(x), 4, 9)) for j, x in zip(order.tolist(), weights, strict=True)]
