@@ -17,9 +17,8 @@ from clearhead.explaining.head_captions import clearest
 from clearhead.models.model import load
 from clearhead.models.protocol import Token
 from clearhead.report import explained
-from clearhead.report.cells import label
 from clearhead.report.shaded import BARS, pieces_of, shaded_text
-from clearhead.report.streams import printable, spelled
+from clearhead.report.streams import printable
 from seeds import fresh
 from terminal import call
 
@@ -44,14 +43,6 @@ def random_row(count):
     chosen = int(rng.integers(count))
     weights = np.where(np.arange(count) <= chosen, rng.random(count) ** 6, 0.0)
     return weights / weights.sum(), np.arange(count) > chosen, chosen
-
-
-def test_tokens_of_spaces_and_invisible_characters_are_told_apart():
-    texts = [" ", "  ", "   ", "        ", "\t", "\n", "\u200b", "\u00a0", "", " a", "  a", "a", "a "]
-    assert len({spelled(text) for text in texts}) == len(texts)
-    blank = [text for text in texts if not text.strip(" ")]
-    assert len({label(spelled(text), 12) for text in blank}) == len(blank)
-    assert all(cell_len(spelled(text)) > 0 and spelled(text).isprintable() for text in texts)
 
 
 def test_a_bar_above_each_token_says_its_weight():
