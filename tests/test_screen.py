@@ -109,7 +109,7 @@ LEAD = 6.901  # of " lamb" over " girl"
 def test_the_conclusion_follows_the_numbers(lead, share, said):
     seen = cause()
     parts = [seen.parts[0]._replace(lead=lead + LEAD - seen.lead, share=share)]
-    assert conclusion(replace(seen, parts=parts), "en", parts).columns[0] == said
+    assert conclusion(replace(seen, parts=parts), "en", parts)[0][0] == said
 
 
 def test_the_runner_up_is_of_the_answers_kind():

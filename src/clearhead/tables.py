@@ -6,6 +6,7 @@ Plain HTML without a script: it is there where scripts are off, and takes its co
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
+from math import inf, isnan
 from typing import TYPE_CHECKING, NamedTuple
 
 from clearhead.words import Language, of_locale, say
@@ -24,7 +25,7 @@ _STYLE = (
 
 
 class Table(NamedTuple):
-    """A sentence, and rows under the names of their columns; without rows, `columns` are sentences.
+    """A sentence, and rows under the names of their columns.
 
     bars    a number for each row: blue above 0, orange below
     notes   sentences below
@@ -62,15 +63,15 @@ def bar(share: float, width: int) -> str:
 
 
 def _one(language: Language, table: Table) -> str:
-    heading, columns, rows, bars, notes = table
-    said = [] if rows else columns
+    heading, columns, rows, numbers, notes = table
+    bars = [0.0 if isnan(x) else x for x in numbers[:_ROWS]]
     more = [say(language, "rows more", count=len(rows) - _ROWS)] if len(rows) > _ROWS else []
     above = f"<p><b>{escape(heading)}</b></p>" if heading else ""
-    below = "".join(f"<p>{escape(each)}</p>" for each in (*said, *more, *notes))
+    below = "".join(f"<p>{escape(each)}</p>" for each in (*more, *notes))
     if not rows:
         return above + below
     marks = [_mark(cells) for cells in zip(*rows, strict=True)]
-    high = max(map(abs, bars), default=0.0) or 1.0
+    high = max((abs(x) for x in numbers if abs(x) < inf), default=0.0) or 1.0
     body = [_row(cells, marks) for cells in rows[:_ROWS]]
     if bars:
         signs = ("up" if x > 0 else "down" for x in bars)

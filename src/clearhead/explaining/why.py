@@ -93,8 +93,8 @@ class Why(Tabular, Framing):
         parts, heads = sorted(self.parts, key=lambda part: -abs(part.effect))[:_SHOWN], self.heads[:_SHOWN]
         tables = parts_table(self, language, parts), causes_table(self, language, "carried", heads)
         opening = Table(question(self, language), notes=[most_likely(self, language)])
-        whole = Table("", notes=[say(language, "whole page")])
-        return [opening, *tables, conclusion(self, language, parts), whole]
+        said, notes = conclusion(self, language, parts)
+        return [opening, *tables, Table("", notes=[*said, *notes, say(language, "whole page")])]
 
     @property
     def noisy(self) -> bool:

@@ -73,8 +73,8 @@ def causes_table(seen: Any, language: Language, kind: str, listed: Sequence[Head
     return Table(heading, columns, rows, [-one.truth for one in listed], notes)
 
 
-def conclusion(seen: Any, language: Language, listed: Sequence[PartEffect]) -> Table:
-    """What decides, as sentences in place of rows, and how far to believe it."""
+def conclusion(seen: Any, language: Language, listed: Sequence[PartEffect]) -> tuple[list[str], list[str]]:
+    """What decides, and how far to believe it."""
     said = [*_decides(seen, language, listed), *_either(seen, language)]
     head, edge = seen.carrier, seen.carrier.edge
     facts = {"head": f"{head.layer}.{head.head}", "cost": fixed(-head.truth, 2, 9)}
@@ -84,7 +84,7 @@ def conclusion(seen: Any, language: Language, listed: Sequence[PartEffect]) -> T
         said.append(say(language, "why carries", **facts))
     notes = [say(language, "why noise")] if seen.noisy else []
     gap = say(language, "why gap", gap=signed(seen.gap), total=signed(seen.total), points=seen.points)
-    return Table("", said, notes=[*notes, gap])
+    return said, [*notes, gap]
 
 
 def _single(seen: Any) -> bool:

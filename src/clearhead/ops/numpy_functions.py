@@ -268,7 +268,9 @@ class TransposedMatrix(Tabular, NumpyFunctions, Generic[M_co]):
         table = Table(say(language, "transposed table"), notes=[repr(self)])
         if not (isinstance(self.T, NumpyFunctions) and 0 < self.size <= QUICK):
             return [table]
-        sums = as_host_array(self.sum(axis=-1), "sum")[0].astype(np.float64).reshape(-1, self.shape[-2])
+        result = self.sum(axis=-1)
+        result = result.detach() if hasattr(result, "detach") else result  # from PyTorch's graph
+        sums = as_host_array(result, "sum")[0].astype(np.float64).reshape(-1, self.shape[-2])
         order = np.argsort(-np.abs(sums), axis=None, kind="stable")[:10]
         places = np.transpose(np.unravel_index(order, sums.shape)).tolist()
         rows = [(str(head), str(key), significant(float(sums[head, key]), 4)) for head, key in places]

@@ -40,8 +40,8 @@ def show(console: Console, seen: Why, language: Language, *, whole: bool, more: 
         screen = [[*opening], [*_parts(console, seen, language, listed)]]
         for kind, some in (("carried", seen.heads[:heads]), ("edges", seen.edges))[: 1 + whole]:
             screen.append([*_causes(console, why_words.causes_table(seen, language, kind, some))])
-        end = why_words.conclusion(seen, language, listed)
-        screen.append([*map(Text, map(shown, end.columns)), *map(note, map(shown, end.notes)), *last])
+        said, notes = why_words.conclusion(seen, language, listed)
+        screen.append([*map(Text, map(shown, said)), *map(note, map(shown, notes)), *last])
         if sum(len(folded(console, line)) for part in screen for line in part) + len(screen) - 1 <= _LINES:
             break
     sections(console, map(iter, screen))
