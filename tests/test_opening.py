@@ -17,6 +17,7 @@ from clearhead.explaining.head_captions import clearest
 from clearhead.models.model import load
 from clearhead.models.protocol import Token
 from clearhead.report import explained
+from clearhead.report.cells import listed
 from clearhead.report.shaded import BARS, pieces_of, shaded_text
 from clearhead.report.streams import printable
 from seeds import fresh
@@ -43,6 +44,12 @@ def random_row(count):
     chosen = int(rng.integers(count))
     weights = np.where(np.arange(count) <= chosen, rng.random(count) ** 6, 0.0)
     return weights / weights.sum(), np.arange(count) > chosen, chosen
+
+
+def test_tokens_that_begin_alike_are_told_apart_in_a_list():
+    names = [listed(f" international{end}") for end in ("", "ly", "ization", "izations")]
+    assert len(set(names)) == 4
+    assert [cell_len(name) for name in (*names, listed(" a"), listed("x" * 99))] == [14, 16, 21, 22, 12, 30]
 
 
 def test_a_bar_above_each_token_says_its_weight():

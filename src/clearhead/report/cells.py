@@ -11,7 +11,7 @@ from rich.text import Text
 
 from clearhead.core.axes import Array
 from clearhead.digits import fixed
-from clearhead.report.streams import shown
+from clearhead.report.streams import shown, spelled
 from clearhead.spelling import cut
 
 Colour = tuple[int, int, int]
@@ -30,6 +30,12 @@ def note(text: str) -> Text:
 def label(text: str, width: int) -> str:
     """What `spelled` or `bare` gives, cut or filled to `width` cells."""
     return set_cell_size(cut(shown(text), width), width)
+
+
+def listed(token: str) -> str:
+    """A token in a list: filled to 12 cells, and cut at 30, so that two that begin alike are told apart."""
+    name = spelled(token)
+    return label(name, max(12, min(30, cell_len(name))))
 
 
 def columns(widths: Sequence[int], cells: Sequence[str]) -> str:

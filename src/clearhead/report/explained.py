@@ -18,7 +18,7 @@ from clearhead.explaining.head_captions import CaptionedHead
 from clearhead.explaining.texts import Split, parts_of, token_name
 from clearhead.models.model import SHIPPED
 from clearhead.models.protocol import LanguageModel
-from clearhead.report.cells import columns, figure, label, note, title, wrapped
+from clearhead.report.cells import columns, figure, label, listed, note, title, wrapped
 from clearhead.report.console import sections
 from clearhead.report.heat import matrices
 from clearhead.report.shaded import shaded_text
@@ -73,7 +73,7 @@ def _next(seen: Explanation, language: Language) -> Iterator[Text]:
 
 def share_line(token: str, share: float) -> Text:
     """A token that may come next, its probability and a bar."""
-    return Text(f"  {label(spelled(token), 12)} {percent(share):>7}  {bar(share, 24)}".rstrip())
+    return Text(f"  {listed(token)} {percent(share):>7}  {bar(share, 24)}".rstrip())
 
 
 def _heads(seen: Explanation, language: Language) -> Iterator[Text]:
