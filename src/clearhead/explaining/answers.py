@@ -153,7 +153,7 @@ def _token_id(model: LanguageModel, logits: Array, name: str, wanted: int | str)
     plain = word.strip().casefold()
     whole = [ids[0] for ids in cut if len(ids) == 1 and model.text(ids[0]).strip().casefold() == plain]
     if not whole:
-        parts = ", ".join(spelled(model.text(i)) for i in cut[-1][:8]) or "nothing"
+        parts = ", ".join(f"'{spelled(model.text(i))}'" for i in cut[-1][:8]) or "nothing"
         values = {"name": name, "token": shown(wanted), "parts": parts}
         raise SelectionError(
             "{name} {token} is not one token: the model's vocabulary cuts it into {parts}.",
