@@ -44,9 +44,9 @@ def results():
     lists = {"edges": edges, "heads": seen.heads(), "summary": seen.summary(), "spans": seen.spans("words")}
     lists["verified"] = seen.verify(seen.strongest(4), lambda: model(ids).logits[0, -1, 5])
     lists |= {"relevance": seen.relevance(-1), "rollout": seen.rollout(-1)}
-    found = {"cuts": E, "moved": A.cuts(v, v, rest="first"), "strongest": E.strongest(5), "A.T": A.T, "E.T": E.T}
-    found |= {"contributions": A.contributions(v, v), "norms": A.contributions(v), "plan": ch.plan(q, k, v)}
-    return found | lists | {"seen": seen, "plain": plain, "why": ch.why(TEXT), "explain": ch.explain(TEXT)}
+    made = {"cuts": E, "moved": A.cuts(v, v, rest="first"), "strongest": E.strongest(5), "A.T": A.T, "E.T": E.T}
+    made |= {"contributions": A.contributions(v, v), "norms": A.contributions(v), "plan": ch.plan(q, k, v)}
+    return made | lists | {"seen": seen, "plain": plain, "why": ch.why(TEXT), "explain": ch.explain(TEXT)}
 
 
 def shown(result):
