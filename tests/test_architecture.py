@@ -106,6 +106,7 @@ PUBLIC_UNDERSCORES = {
     "_make": "of named tuples",
     "_C": "PyTorch's compiled part: what functorch and autograd are doing has no public name",
     "_functorch": "in torch._C, as above",
+    "_disabled_torch_function_impl": "in torch._C: operations of a subclass of Tensor give plain tensors",
     "_are_functorch_transforms_active": "in torch._C, as above",
     "_len_torch_dispatch_stack": "in torch._C: is a mode of PyTorch's dispatcher about?",
     "_get_dispatch_mode": "in torch._C, as above",

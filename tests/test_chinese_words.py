@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.arguments import broken, columns, command_line, of_locale
-from clearhead.words import REPORTS, table
+from clearhead.arguments import broken, columns, command_line
+from clearhead.words import REPORTS, of_locale, table
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.zh-CN.md", *sorted((ROOT / "docs/zh").rglob("*.md"))]

@@ -17,9 +17,9 @@ from clearhead.explaining.head_captions import clearest
 from clearhead.models.model import load
 from clearhead.models.protocol import Token
 from clearhead.report import explained
-from clearhead.report.cells import label
+from clearhead.report.cells import listed
 from clearhead.report.shaded import BARS, pieces_of, shaded_text
-from clearhead.report.streams import printable, spelled
+from clearhead.report.streams import printable
 from seeds import fresh
 from terminal import call
 
@@ -46,12 +46,10 @@ def random_row(count):
     return weights / weights.sum(), np.arange(count) > chosen, chosen
 
 
-def test_tokens_of_spaces_and_invisible_characters_are_told_apart():
-    texts = [" ", "  ", "   ", "        ", "\t", "\n", "\u200b", "\u00a0", "", " a", "  a", "a", "a "]
-    assert len({spelled(text) for text in texts}) == len(texts)
-    blank = [text for text in texts if not text.strip(" ")]
-    assert len({label(text, 12) for text in blank}) == len(blank)
-    assert all(cell_len(spelled(text)) > 0 and spelled(text).isprintable() for text in texts)
+def test_tokens_that_begin_alike_are_told_apart_in_a_list():
+    names = [listed(f" international{end}") for end in ("", "ly", "ization", "izations")]
+    assert len(set(names)) == 4
+    assert [cell_len(name) for name in (*names, listed(" a"), listed("x" * 99))] == [14, 16, 21, 22, 12, 30]
 
 
 def test_a_bar_above_each_token_says_its_weight():

@@ -11,9 +11,9 @@ from rich.cells import cell_len
 
 import clearhead as ch
 from clearhead.explaining.answers import runner_up
+from clearhead.explaining.why_words import conclusion
 from clearhead.models import finding
 from clearhead.models import model as gpt2
-from clearhead.report import why as report
 from terminal import call
 
 TEXT = "mary had a little"
@@ -109,7 +109,7 @@ LEAD = 6.901  # of " lamb" over " girl"
 def test_the_conclusion_follows_the_numbers(lead, share, said):
     seen = cause()
     parts = [seen.parts[0]._replace(lead=lead + LEAD - seen.lead, share=share)]
-    assert next(report._conclusion(replace(seen, parts=parts), "en", parts)).plain == said
+    assert conclusion(replace(seen, parts=parts), "en", parts)[0][0] == said
 
 
 def test_the_runner_up_is_of_the_answers_kind():

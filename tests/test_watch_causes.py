@@ -18,6 +18,7 @@ from transformers import masking_utils as theirs
 import clearhead as ch
 from changed import Letters
 from clearhead.errors import RuleError, SelectionError, ShapeError
+from clearhead.spelling import spelled
 from seeds import fresh
 from small_models import small, taken
 from watched import FAMILIES, FAMILY, Family, build, eager, in_pieces, inputs, logits
@@ -583,7 +584,7 @@ def test_chosen_heads_keep_their_numbers_and_tokens_are_named():
         local = seen.source_tokens if edge.layer.startswith("encoder") else seen.tokens
         other = seen.tokens if edge.layer.startswith("decoder") and "self" in edge.layer else seen.source_tokens
         assert (query, key) == (local[edge.batch][edge.query], other[edge.batch][edge.key])
-    query, key = (text.strip() for text in edges.tokens[0])
+    query, key = map(spelled, edges.tokens[0])
     assert f"{query} ← {key}" in str(edges).splitlines()[1]
     with pytest.raises(RuleError, match="k is 0"):
         seen.strongest(0)

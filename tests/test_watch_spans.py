@@ -164,7 +164,7 @@ def test_the_strongest_pairs_are_those_of_all_layers_and_heads():
         assert max(map(len, table.splitlines())) <= 80
     assert len(str(spans).splitlines()) == 21
     assert "<s>Humpty sat. ← <s>Humpty sat." in str(seen.spans("sentences"))
-    assert "\\n" in str(spans.strongest(10**6))
+    assert "⏎" in str(spans.strongest(10**6))
     assert repr(spans) == "Spans(2 layers; the first has 9 × 9 spans)"
 
 

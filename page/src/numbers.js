@@ -79,40 +79,33 @@ export const withSign = (x, format) => (x > 0 ? "+" : x < 0 ? "−" : "") + form
 /** A text with values in place of its {names}. @param {string} text @param {Record<string, string>} values */
 export const filled = (text, values) => text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
 
-const HIDDEN = /[\p{Cc}\p{Cf}\p{Cn}\p{Co}\p{Cs}\p{Zl}\p{Zp}\p{Zs}]/u;
-const NAMED = new Map([
-  ["\n", "⏎"],
-  ["\t", "\\t"],
-  ["\r", "\\r"],
-  [" ", " "],
-  ["\u200d", "\u200d"],
-]); // the last joins emojis
+// what cannot be seen, and what stands for something else here
+const ODD = /[\p{C}\p{Z}\p{DI}\u2800␣⏎⇥␍]|(?<= )×(?=\d)|^∅$/gu;
+const BACKSLASHES = /\\+(?=\0|[xuU][\da-f])/g; // before what is escaped, or seems so
+/** @type {Record<string, string>} */
+const MARKS = { "\n": "⏎", "\t": "⇥", "\r": "␍", " ": " " };
 
 /**
- * A token as text that stays in its place, cut: outer and repeated spaces marked, newlines as ⏎, what is invisible escaped,
- * ∅ for no text. The rule of spelled in spelling.py, so that a page and the terminal print the same.
+ * A token as text that stays in its place, cut: outer and repeated spaces marked, those before a digit not counted,
+ * newlines as ⏎, what is invisible escaped, ∅ for no text. The rule of spelled in spelling.py, so that a page and the terminal print the same.
  * @param {string} token
  * @param {number} [most] characters
  */
 export function spelled(token, most = 24) {
-  const shown = [];
-  for (const c of token.slice(0, 400).replace(/^ +| +$| {2,}/g, marks)) {
-    shown.push(NAMED.get(c) ?? (HIDDEN.test(c) ? escaped(/** @type {number} */ (c.codePointAt(0))) : c));
-    if (shown.length > most) return `${shown.slice(0, most - 1).join("")}…`;
-  }
-  return shown.join("") || "∅";
+  const seen = token.slice(0, 400).replace(ODD, (c) => MARKS[c] ?? escaped(/** @type {number} */ (c.codePointAt(0))));
+  const counted = seen.replace(BACKSLASHES, "$&$&").replace(/ {4,}(?![ \d])/g, (run) => "␣×" + run.length);
+  const marked = counted.replace(/^ +| +$|  +/g, (run) => "␣".repeat(run.length)).replaceAll("\0", "\\");
+  const shown = [...marked];
+  return (shown[most] ? `${shown.slice(0, most - 1).join("")}…` : marked) || "∅";
 }
 
 /** A token as the name of a row or a column: without its outer spaces, unless it is nothing else. @param {string} token @param {number} [most] */
 export const bare = (token, most) => spelled(token.replace(/^ +| +$/g, "") || token, most);
 
-/** @param {string} spaces */
-const marks = (spaces) => (spaces.length > 3 ? `␣×${spaces.length}` : "␣".repeat(spaces.length));
-
-/** @param {number} code */
+/** With a NUL in place of the backslash. @param {number} code */
 const escaped = (code) => {
-  const [letter, width] = code < 0x100 ? ["x", 2] : code < 0x10000 ? ["u", 4] : ["U", 8];
-  return `\\${letter}${code.toString(16).padStart(width, "0")}`;
+  const width = code < 0x100 ? 2 : code < 0x10000 ? 4 : 8;
+  return `\0${"xuU"[width >> 2]}${code.toString(16).padStart(width, "0")}`;
 };
 
 /** [each(0), …, each(size − 1)]. @template T @param {number} size @param {(at: number) => T} each */

@@ -1,17 +1,15 @@
 """The command line's arguments: those of every command, their help, and their errors."""
 
 import argparse
-import os
 import re
 import sys
-from collections.abc import Mapping
 from typing import Any, NoReturn
-from unicodedata import east_asian_width
 
 from clearhead.errors import FileError, Sentence, expected
 from clearhead.report.streams import can_show, complain, in_language
+from clearhead.spelling import cells
 from clearhead.version import __version__
-from clearhead.words import LANGUAGES, Language, table
+from clearhead.words import LANGUAGES, Language, of_locale, table
 
 _IN_ENGLISH = ("bench", "info")  # commands without --lang
 
@@ -274,17 +272,9 @@ def numbers(name: str, text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def of_locale(environment: Mapping[str, str] = os.environ) -> str:
-    """The language that a process's locale asks for, "en" or "zh", as gettext reads it."""
-    locale = next(filter(None, map(environment.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "C")
-    if locale.partition(".")[0] in ("C", "POSIX"):  # then LANGUAGE does not count
-        return "en"
-    return "zh" if (environment.get("LANGUAGE") or locale).lower().startswith("zh") else "en"
-
-
 def columns(text: str) -> int:
     """How many columns of a terminal the text takes."""
-    return sum(2 if east_asian_width(character) in "WF" else 1 for character in text)
+    return sum(cells(text))
 
 
 def broken(text: str, width: int) -> list[str]:

@@ -1,18 +1,31 @@
-"""How a token is spelled, all its characters visible: terminal, pictures and page (numbers.js) print the same."""
+"""How a token is spelled, all its characters visible: terminal, notebooks, pictures and page (numbers.js) alike."""
 
 import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import accumulate
+from unicodedata import east_asian_width
 
 _SPACES = re.compile("^ +| +$|  +")
-_ONE_BY_ONE = 3  # spaces that are marked each; longer runs are counted
+_MANY = re.compile(" {4,}(?![ 0-9])")  # are counted; a digit behind the number would be read as part of it
+_MARKS = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
+_BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\uffa0\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+_NUL = re.compile("\0")
+_ALIKE = re.compile("[\0␣⏎⇥␍]|(?<= )×(?=[0-9])|\\A∅\\Z")  # what stands for something else here
+_BACKSLASHES = re.compile(r"\\+(?=\0|[xuU][0-9a-f])")  # before what is escaped, or seems so
 
 
 def spelled(token: str) -> str:
-    r"""The token on one line: outer and repeated spaces marked, newlines as ⏎, the invisible escaped, ∅ for no text.
+    r"""The token on one line, no other one alike: outer and repeated spaces marked, the invisible escaped, ∅ for none.
 
-    >>> [spelled(token) for token in (" wall", "  ", "        return", "a b", "\n", "\u200b", "")]
-    ['␣wall', '␣␣', '␣×8return', 'a b', '⏎', '\\u200b', '∅']
+    >>> [spelled(token) for token in (" wall", "  ", "        return", "a b", "\n", "\t", "\u200b", "")]
+    ['␣wall', '␣␣', '␣×8return', 'a b', '⏎', '⇥', '\\u200b', '∅']
+    >>> [spelled(token) for token in ("␣", r"\t", r"\u200b")]
+    ['\\u2423', '\\t', '\\\\u200b']
     """
-    return visible(_SPACES.sub(lambda run: _marks(len(run[0])), token)) or "∅"
+    escaped = _BACKSLASHES.sub(r"\g<0>\g<0>", _escaped(token, _ALIKE))
+    counted = _MANY.sub(lambda run: f"␣×{len(run[0])}", escaped)
+    return _SPACES.sub(lambda run: "␣" * len(run[0]), counted).replace("\0", "\\") or "∅"
 
 
 def bare(token: str) -> str:
@@ -26,8 +39,30 @@ def bare(token: str) -> str:
 
 def visible(text: str) -> str:
     """The text without anything that moves a cursor or cannot be seen: newlines as ⏎, such characters escaped."""
-    return "".join("⏎" if c == "\n" else c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return _escaped(text, _NUL).replace("\0", "\\")
 
 
-def _marks(spaces: int) -> str:
-    return "␣" * spaces if spaces <= _ONE_BY_ONE else f"␣×{spaces}"
+def cells(text: str) -> Iterator[int]:
+    """How many columns of a terminal each character takes."""
+    return (2 if east_asian_width(character) in "WF" else 1 for character in text)
+
+
+def cut(text: str, width: int) -> str:
+    """The text in at most `width` columns of a terminal, … for what is left out.
+
+    >>> cut("international", 6), cut("词元词元", 6)
+    ('inter…', '词元…')
+    """
+    used = list(accumulate(cells(text)))
+    return text if not used or used[-1] <= width else f"{text[: bisect_right(used, width - 1)]}…"
+
+
+def _escaped(text: str, alike: re.Pattern[str]) -> str:
+    """With a NUL in place of the backslash that begins what is escaped."""
+    text = alike.sub(lambda match: _code(match[0]), text)
+    kept = (c == "\0" or (c.isprintable() and not _BLANK.match(c)) for c in text)
+    return "".join(_MARKS.get(c) or (c if keep else _code(c)) for c, keep in zip(text, kept, strict=True))
+
+
+def _code(character: str) -> str:
+    return f"\0{character.encode('unicode_escape').decode()[1:]}"

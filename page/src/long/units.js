@@ -41,7 +41,7 @@ export function unitOf(u, token) {
 export function unitName(u, name, unit) {
   let text = "";
   for (let token = tokenAt(u, unit); token < tokenAt(u, unit + 1); token++) text += name(token).replace(/^##/, "");
-  return text.replace(/^[ ▁Ġ]+(?=.)/s, "");
+  return text.replace(/^[ ▁Ġ]+(?! |$)/, "");
 }
 
 /** The same in few characters, as it stands beside the map. @param {Units} u @param {(token: number) => string} name @param {number} unit @param {number} most */

@@ -12,13 +12,16 @@ from clearhead.core.statistics import Wanted, lacking
 from clearhead.engines.base import EffectEngine, Engine
 from clearhead.errors import EngineError, unknown
 from clearhead.loading import load
+from clearhead.tables import Table, Tabular
+from clearhead.words import Language, say
+from clearhead.words.errors import in_chinese
 
 NAMES = ("native", "portable", "triton")
 EXPERIMENTAL = {"triton": "its kernels are tested in Triton's interpreter and compiled, and have never run on a GPU."}
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Tabular):
     """Which engine a call takes, and why each faster one can't."""
 
     engine: str
@@ -33,6 +36,14 @@ class Plan:
         lines = [f"engine: {self.engine}", *([f"experimental: {self.experimental}"] if self.experimental else [])]
         lines += [f"not {name}: {reason}" for name, reasons in self.reasons.items() for reason in reasons]
         return "\n".join(lines)
+
+    def _tables(self, language: Language) -> list[Table]:
+        against = [(name, reason) for name, reasons in self.reasons.items() for reason in reasons]
+        rows = [*((name, in_chinese(x) if language == "zh" else x) for name, x in against)]
+        rows.append((self.engine, say(language, "plan takes")))
+        columns = [say(language, f"column {name}") for name in ("engine", "reason")]
+        heading = say(language, "plan table", engine=self.engine)
+        return [Table(heading, columns, rows, notes=[self.experimental] if self.experimental else [])]
 
 
 @cache

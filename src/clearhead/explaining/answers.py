@@ -14,6 +14,7 @@ from clearhead.core.rule_values import is_whole, read_place
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError, expected, shown
 from clearhead.explaining.texts import check_unicode
 from clearhead.models.protocol import ForwardPass, LanguageModel, Token
+from clearhead.spelling import spelled
 
 
 class Target(NamedTuple):
@@ -152,7 +153,7 @@ def _token_id(model: LanguageModel, logits: Array, name: str, wanted: int | str)
     plain = word.strip().casefold()
     whole = [ids[0] for ids in cut if len(ids) == 1 and model.text(ids[0]).strip().casefold() == plain]
     if not whole:
-        parts = ", ".join(repr(model.text(i)) for i in cut[-1][:8]) or "nothing"
+        parts = ", ".join(f"'{spelled(model.text(i))}'" for i in cut[-1][:8]) or "nothing"
         values = {"name": name, "token": shown(wanted), "parts": parts}
         raise SelectionError(
             "{name} {token} is not one token: the model's vocabulary cuts it into {parts}.",

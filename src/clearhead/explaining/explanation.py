@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -18,6 +17,7 @@ from clearhead.changing.edits_json import edits_to_json
 from clearhead.core.axes import Array, brief
 from clearhead.core.problem import describe
 from clearhead.core.rules import Rules
+from clearhead.explaining.answer_words import tables
 from clearhead.explaining.attribution import Way
 from clearhead.explaining.attribution_words import for_page
 from clearhead.explaining.editing import SHOWN, Moved
@@ -28,12 +28,14 @@ from clearhead.explaining.texts import Window, parts_of
 from clearhead.models.model import SHIPPED
 from clearhead.models.protocol import LanguageModel, LayerRun, Token
 from clearhead.ops.matrix import AttentionMatrix
+from clearhead.tables import Table, Tabular
 from clearhead.textbook.page import Edited, PageLayer, Scene, both, story
 from clearhead.textbook.shapes import Steps
 from clearhead.textbook.trace import TokenTrace, Trace, listed
-from clearhead.view import images, notebook, page
+from clearhead.view import page
 from clearhead.view.container import Document, narrowed
-from clearhead.words import Language
+from clearhead.view.notebook import Framing
+from clearhead.words import Language, say
 
 _MOST_WEIGHTS = 16 * 2**20  # bytes of W^Q … W^O that go into a page
 
@@ -47,7 +49,7 @@ class Choice(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
-class Explanation:
+class Explanation(Tabular, Framing):
     """A text, the model's next tokens, and one head of one layer, step by step; made by `explain`."""
 
     model: LanguageModel
@@ -87,13 +89,8 @@ class Explanation:
         """A page that explains every step, as one self-contained HTML text. Raises RuleError for another language."""
         return page.html(document(self, language))
 
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        names = parts_of(self.tokens, self.text).names
-        masked = np.isneginf(self.trace.masked)
-        name = f"layer {self.layer}, head {self.head}"
-        said = f"{self.text}: {name}" + (f", next {self.next[0].text!r}" if self.next else "")
-        draw = partial(images.svg, self.trace.weights, masked, names, names, name=name)
-        return notebook.bundle(said, [self.to_html], draw, masked.size)
+    def _tables(self, language: Language) -> list[Table]:
+        return [*tables(self, language), Table("", notes=[say(language, "whole page")])]
 
     def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
         """Write that page to an .html file, whole or not at all. Raises FileError, RuleError for another language."""

@@ -9,6 +9,7 @@ from clearhead.core.rule_values import is_whole
 from clearhead.errors import DtypeError, FileError, SelectionError, expected
 from clearhead.models.chat import places, read_messages
 from clearhead.models.protocol import LanguageModel, Token
+from clearhead.spelling import spelled
 
 
 class Parts(NamedTuple):
@@ -98,6 +99,11 @@ def parts_of(tokens: list[Token], text: str) -> Parts:
     return Parts(names, firsts[0]._replace(characters=count) if firsts else None)
 
 
+def token_name(seen: Any, token: int) -> str:
+    """A token's position and text: 3 ␣sat. `seen` has the tokens and the text."""
+    return f"{token} {spelled(parts_of(seen.tokens, seen.text).names[token])}"
+
+
 def pieces(tokens: list[Token], text: str) -> list[str]:
     """Each token's part of the text, which follow one another; of a character's bytes, the last token has it."""
     last = [token.stop != after.stop for token, after in pairwise(tokens)] + [True]
@@ -126,7 +132,7 @@ def find_token(tokens: list[Token], text: str, wanted: int | str | None) -> int:
         places = [place for place, token in enumerate(tokens) if ends and token.start < ends[-1] <= token.stop]
         if places:
             return places[-1]
-    names = " ".join(name.strip() for name in parts_of(tokens, text).names)
+    names = " ".join(map(spelled, parts_of(tokens, text).names))
     values = {"token": wanted, "last": len(tokens) - 1, "tokens": names}
     raise SelectionError(
         "token {token!r} is neither a position 0..{last} nor a word of the text.", "the tokens are: {tokens}", **values

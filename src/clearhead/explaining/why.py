@@ -30,22 +30,26 @@ from clearhead.explaining.rerun import Based, Edge
 from clearhead.explaining.stream import of_decoder
 from clearhead.explaining.text_parts import Part, parts_of_text, read_slices
 from clearhead.explaining.texts import Reading, read
+from clearhead.explaining.why_words import causes_table, conclusion, most_likely, parts_table, question
 from clearhead.models.model import Model
 from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Token
+from clearhead.tables import Table, Tabular
 from clearhead.view import page
 from clearhead.view.container import Document
-from clearhead.words import Language
+from clearhead.view.notebook import Framing
+from clearhead.words import Language, say
 
 if TYPE_CHECKING:
     from clearhead.models.hub import HubModel
 
 _NOISY, _ALL = 0.25, 32  # where they miss more than this, up to so many parts are hidden in runs of their own
 _ESTIMATED = 20  # edges that the integral names for a run
+_SHOWN = 8  # parts and heads in a notebook
 _HEADS, _KEYS = 6, 4  # the first heads, and of each so many of its largest weights, are run again too
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
-class Why:
+class Why(Tabular, Framing):
     """Why an answer follows a text; made by `why`.
 
     `value` is y: ln P − ln(1 − P) of the answer's probability P, or with `compared` how far the answer is ahead of the
@@ -84,6 +88,13 @@ class Why:
     def __repr__(self) -> str:
         parts = {"": repr(self.text), "answer": repr(self.answer), "value": f"{self.value:.3g}"}
         return brief("Why", parts | {"parts": len(self.parts)}).replace("( ", "(")
+
+    def _tables(self, language: Language) -> list[Table]:
+        parts, heads = sorted(self.parts, key=lambda part: -abs(part.effect))[:_SHOWN], self.heads[:_SHOWN]
+        tables = parts_table(self, language, parts), causes_table(self, language, "carried", heads)
+        opening = Table(question(self, language), notes=[most_likely(self, language)])
+        said, notes = conclusion(self, language, parts)
+        return [opening, *tables, Table("", notes=[*said, *notes, say(language, "whole page")])]
 
     @property
     def noisy(self) -> bool:

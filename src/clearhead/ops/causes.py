@@ -22,6 +22,7 @@ from clearhead.core.effects import (
     Strongest,
     Terms,
     WantedEffects,
+    strongest_table,
     terms_of_cuts,
 )
 from clearhead.core.observations import wanted_effects
@@ -35,6 +36,8 @@ from clearhead.ops.numpy_functions import NumpyFunctions, TransposedMatrix, word
 from clearhead.ops.observable import ObservableEffects
 from clearhead.ops.reductions import read_axes, shaped, total
 from clearhead.ops.spans_cut import cut_spans
+from clearhead.tables import QUICK, Table, Tabular
+from clearhead.words import Language, say
 
 _LARGEST = 'E.top(1, "largest"), E.strongest(1).'
 WORDS = words(
@@ -44,7 +47,7 @@ WORDS = words(
 )  # fmt: skip
 
 
-class CauseMatrix(ObservableEffects, NumpyFunctions):
+class CauseMatrix(Tabular, ObservableEffects, NumpyFunctions):
     """The effect of every edge, (…, heads, queries, keys), as an array-like object that is never stored.
 
     Made by `AttentionMatrix.contributions` and `AttentionMatrix.cuts`, which have the formulas. `kind` is
@@ -97,6 +100,13 @@ class CauseMatrix(ObservableEffects, NumpyFunctions):
 
     def __repr__(self) -> str:
         return f"CauseMatrix({self.kind}, {named(self.shape, WEIGHTS)[1:]} {self.dtype}"
+
+    def _tables(self, language: Language) -> list[Table]:
+        heading = say(language, f"{self.kind} table")
+        if 0 < self.size <= QUICK:
+            return [strongest_table(self.strongest(10), heading, language)._replace(notes=[repr(self)])]
+        more = [say(language, "too many", hint="E.strongest(10)")] if self.size else []
+        return [Table(heading, notes=[repr(self), *more])]
 
     def __getitem__(self, key: Any) -> Any:
         """Exact effects by integers, slices with steps and Ellipsis; only those asked for are computed.

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from clearhead.core.arrays import as_rule_array
+from clearhead.core.arrays import as_host_array, as_rule_array
 from clearhead.core.axes import Array
 from clearhead.core.rule_values import read_flag
+from clearhead.digits import significant
 from clearhead.errors import DtypeError, RuleError, shown
+from clearhead.tables import QUICK, Table, Tabular
+from clearhead.words import Language, say
 
 _SYMBOLS = {
     "add": "+", "subtract": "-", "multiply": "*", "true_divide": "/", "divide": "/", "floor_divide": "//",
@@ -229,7 +232,7 @@ class NumpyFunctions(Refusing):
         return answer(self, **_arguments(func, args, kwargs))
 
 
-class TransposedMatrix(NumpyFunctions, Generic[M_co]):
+class TransposedMatrix(Tabular, NumpyFunctions, Generic[M_co]):
     """Aᵀ, (…, heads, keys, queries): the matrix with its last two axes swapped, never stored. Made by `A.T`.
 
     T, mT     the matrix itself
@@ -260,6 +263,19 @@ class TransposedMatrix(NumpyFunctions, Generic[M_co]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {self.T!r}"
+
+    def _tables(self, language: Language) -> list[Table]:
+        table = Table(say(language, "transposed table"), notes=[repr(self)])
+        if not (isinstance(self.T, NumpyFunctions) and 0 < self.size <= QUICK):
+            return [table]
+        result = self.sum(axis=-1)
+        result = result.detach() if hasattr(result, "detach") else result  # from PyTorch's graph
+        sums = as_host_array(result, "sum")[0].astype(np.float64).reshape(-1, self.shape[-2])
+        order = np.argsort(-np.abs(sums), axis=None, kind="stable")[:10]
+        places = np.transpose(np.unravel_index(order, sums.shape)).tolist()
+        rows = [(str(head), str(key), significant(float(sums[head, key]), 4)) for head, key in places]
+        names = [say(language, f"column {name}") for name in ("head", "key", "sum")]
+        return [table._replace(columns=names, rows=rows, bars=sums.flat[order].tolist())]
 
     def __getitem__(self, key: Any) -> Any:
         """Exact weights: A[…] with its last two axes swapped; indices and errors as in the matrix."""

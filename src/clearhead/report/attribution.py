@@ -10,7 +10,8 @@ from clearhead.digits import fixed, signed
 from clearhead.explaining.attribution import Way, WayPart, against
 from clearhead.explaining.attribution_words import norm_name, notes, part_name
 from clearhead.explaining.explanation import Explanation
-from clearhead.report.cells import columns, label, note, title, token_name
+from clearhead.explaining.texts import token_name
+from clearhead.report.cells import columns, label, note, title
 from clearhead.report.console import put
 from clearhead.report.streams import spelled
 from clearhead.words import Language, say

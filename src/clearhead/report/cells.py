@@ -1,7 +1,6 @@
 """What the lines of a report are made of: headings, names of tokens, numbers, bars and shades, in columns."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.cells import cell_len, set_cell_size
@@ -12,12 +11,8 @@ from rich.text import Text
 
 from clearhead.core.axes import Array
 from clearhead.digits import fixed
-from clearhead.explaining.texts import parts_of
-from clearhead.report.streams import bare, shown, spelled
-
-if TYPE_CHECKING:
-    from clearhead.explaining.explanation import Explanation
-    from clearhead.explaining.why import Why
+from clearhead.report.streams import shown, spelled
+from clearhead.spelling import cut
 
 Colour = tuple[int, int, int]
 
@@ -32,17 +27,15 @@ def note(text: str) -> Text:
     return Text(text, style="dim")
 
 
-def token_name(seen: "Explanation | Why", token: int) -> str:
-    """A token's position and text: 3 ␣sat."""
-    return f"{token} {spelled(parts_of(seen.tokens, seen.text).names[token])}"
-
-
 def label(text: str, width: int) -> str:
-    """A token's text cut or filled to `width` cells; spaces, newlines and control characters stay visible."""
-    name = bare(text)
-    if cell_len(name) > width:
-        name = set_cell_size(name, max(0, width - 1)) + "…"
-    return set_cell_size(name, width)
+    """What `spelled` or `bare` gives, cut or filled to `width` cells."""
+    return set_cell_size(cut(shown(text), width), width)
+
+
+def listed(token: str) -> str:
+    """A token in a list: filled to 12 cells, and cut at 30, so that two that begin alike are told apart."""
+    name = spelled(token)
+    return label(name, max(12, min(30, cell_len(name))))
 
 
 def columns(widths: Sequence[int], cells: Sequence[str]) -> str:
@@ -57,12 +50,6 @@ def columns(widths: Sequence[int], cells: Sequence[str]) -> str:
 def figure(number: float, decimals: int, width: int) -> str:
     """A number for a column of this width, in which a space stands before it."""
     return fixed(float(number), decimals, width - 1)
-
-
-def bar(share: float, width: int) -> str:
-    """A bar of up to `width` cells, in eighths."""
-    eighths = round(max(0.0, min(1.0, share)) * width * 8)
-    return "█" * (eighths // 8) + ("" if eighths % 8 == 0 else " ▏▎▍▌▋▊▉"[eighths % 8])
 
 
 def wrapped(console: Console, lead: str, words: Sequence[str]) -> Iterator[Text]:

@@ -11,12 +11,12 @@ from clearhead.core.axes import named
 from clearhead.digits import percent, signed
 from clearhead.explaining.editing import SHOWN
 from clearhead.explaining.explanation import Explanation
-from clearhead.explaining.texts import parts_of
-from clearhead.report.cells import columns, figure, label, note, title, token_name
+from clearhead.explaining.texts import parts_of, token_name
+from clearhead.report.cells import columns, figure, label, listed, note, title
 from clearhead.report.console import sections
 from clearhead.report.explained import opening
 from clearhead.report.heat import matrices
-from clearhead.report.streams import printable, spelled
+from clearhead.report.streams import printable
 from clearhead.words import Language, say
 
 _SHOWN_HEADS = 5
@@ -44,7 +44,7 @@ def _next(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     yield note(columns(widths, ["", *(say(language, key) for key in ("before", "after", "points"))]))
     for token in seen.moved.next[:SHOWN]:
         shares = percent(token.before), percent(token.after), signed(100 * (token.after - token.before))
-        yield Text(columns(widths, [f"  {label(spelled(token.text), 12)}", *shares]))
+        yield Text(columns(widths, [f"  {listed(token.text)}", *shares]))
 
 
 def _heads(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:

@@ -11,17 +11,19 @@ from rich.text import Text
 
 from clearhead.core.axes import Array, named
 from clearhead.digits import fixed, percent, signed
+from clearhead.explaining.answer_words import attending, following, kinds_of
 from clearhead.explaining.effects import HeadEffect
 from clearhead.explaining.explanation import Explanation
-from clearhead.explaining.head_captions import CaptionedHead, clearest
-from clearhead.explaining.texts import Split, parts_of
+from clearhead.explaining.head_captions import CaptionedHead
+from clearhead.explaining.texts import Split, parts_of, token_name
 from clearhead.models.model import SHIPPED
 from clearhead.models.protocol import LanguageModel
-from clearhead.report.cells import bar, columns, figure, label, note, title, token_name, wrapped
+from clearhead.report.cells import columns, figure, label, listed, note, title, wrapped
 from clearhead.report.console import sections
 from clearhead.report.heat import matrices
 from clearhead.report.shaded import shaded_text
 from clearhead.report.streams import printable, shown, spelled
+from clearhead.tables import bar
 from clearhead.words import Language, formula, say
 
 _SHOWN_VALUES = 4
@@ -54,13 +56,7 @@ def answer(console: Console, seen: Explanation, language: Language) -> Iterator[
 
 def _attending(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     weights, masked = seen.row.weights, np.isneginf(seen.row.masked)
-    place = {"layer": seen.layer, "head": seen.head, "token": token_name(seen, seen.token)}
-    if masked.all():
-        yield title(say(language, "attends to nothing", **place))
-    else:
-        key = int(np.where(masked, -1.0, weights).argmax())
-        facts = {"most": token_name(seen, key), "share": percent(float(weights[key]))}
-        yield title(say(language, "attends most to itself" if key == seen.token else "attends most", **place, **facts))
+    yield title(shown(attending(seen, language)))
     if "sinks" in seen.run.rules:
         yield note(say(language, "sink takes", share=percent(max(0.0, 1 - float(weights.sum())))))
     yield Text()
@@ -71,28 +67,24 @@ def _next(seen: Explanation, language: Language) -> Iterator[Text]:
     if not seen.after:
         return
     yield Text()
-    last = seen.token == len(seen.tokens) - 1
-    yield title(say(language, "next" if last else "next after", token=token_name(seen, seen.token)))
+    yield title(shown(following(seen, language)))
     yield from (share_line(choice.text, choice.probability) for choice in seen.after)
 
 
 def share_line(token: str, share: float) -> Text:
     """A token that may come next, its probability and a bar."""
-    return Text(f"  {label(spelled(token), 12)} {percent(share):>7}  {bar(share, 24)}".rstrip())
+    return Text(f"  {listed(token)} {percent(share):>7}  {bar(share, 24)}".rstrip())
 
 
 def _heads(seen: Explanation, language: Language) -> Iterator[Text]:
-    heads = seen.heads()
-    chosen = next(head for head in heads if (head.layer, head.head) == (seen.layer, seen.head))
-    if chosen.caption is None:
+    kinds = kinds_of(seen)
+    if not kinds:
         return
     yield Text()
     yield title(say(language, "what heads do"))
-    kinds = clearest(heads)
     if 2 * seen.sinks >= seen.entropy.size:
         yield note("  " + say(language, "resting", sinks=seen.sinks, heads=seen.entropy.size))
-    yield _caption(chosen, next((more for head, more in kinds if head is chosen), 0), language)
-    yield from (_caption(head, more, language) for head, more in kinds if head is not chosen)
+    yield from (_caption(head, more, language) for head, more in kinds)
 
 
 def _caption(head: CaptionedHead, more: int, language: Language) -> Text:

@@ -93,12 +93,12 @@ def _numbers(
     width = _cell_width(space, len(cols))
     longest = max((cell_len(bare(row)) for row in rows), default=_LEAST_LEAD)
     lead = max(_LEAST_LEAD, min(12, space - width * len(cols) - 1, longest))
-    heads = [label(name, width - 2).strip() for name in cols]
+    heads = [label(bare(name), width - 2).strip() for name in cols]
     above = "".join(" " * (width - 1 - cell_len(name)) + name + " " for name in heads)
     lines = [Text(" " * (lead + 1) + above.rstrip())]
     shades = shade(cells, high)
     for i, row in enumerate(rows):
-        line = Text(label(row, lead) + " ")
+        line = Text(label(bare(row), lead) + " ")
         for j in range(len(cols)):
             if masked[i, j]:
                 line.append(_MASK.rjust(width - 1) + " ")
@@ -131,7 +131,7 @@ def _pixels(
     shades, hidden = shade(cells, high), pool(masked.astype(np.float64), height, width) > 1 - 1e-9
     lines = [Text(" " * (_LEAD + 1) + _ticks(cols, width, wide, room))]
     for top in range(0, height, step):
-        line = Text(label(rows[int(top * len(rows) / height)], _LEAD) + " ")
+        line = Text(label(bare(rows[int(top * len(rows) / height)]), _LEAD) + " ")
         for column in range(width):
             pixel = list(zip(shades[top : top + step, column], hidden[top : top + step, column], strict=True))
             line.append(*_pixel(console, [(float(value), bool(dark)) for value, dark in pixel], wide, step))

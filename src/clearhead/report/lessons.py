@@ -12,11 +12,12 @@ from clearhead.core.axes import Array
 from clearhead.diagnosing.claims import CheckedExample
 from clearhead.digits import fixed, percent, significant
 from clearhead.explaining.learning import Learning
-from clearhead.report.cells import bar, between, colourful, columns, note, rgb, title
+from clearhead.report.cells import between, colourful, columns, note, rgb, title
 from clearhead.report.console import put
 from clearhead.report.explained import share_line
 from clearhead.report.streams import shown, spelled
 from clearhead.report.traced import table
+from clearhead.tables import bar
 from clearhead.textbook.heads import WithHeads
 from clearhead.textbook.heads_page import entropy_range
 from clearhead.textbook.layer_shapes import LayerShapes

@@ -168,7 +168,7 @@ def table(console: Console, array: Array, language: Language, names: Sequence[st
     part = array[:_ROWS, : min(_COLS, max(1, (console.width - 1 - lead) // 9))]
     decimals = 4 if np.abs(part[np.isfinite(part)]).max(initial=0) < 100 else 2
     for place, row in enumerate(part):
-        name = "" if names is None else f"{label(names[place], lead - 1)} "
+        name = "" if names is None else f"{label(bare(names[place]), lead - 1)} "
         yield Text(f"  {name}" + " ".join(f"{shown(fixed(float(value), decimals, 8)):>8}" for value in row))
     if part.shape != array.shape:
         size = dict(zip(("rows", "cols", "all_rows", "all_cols"), (*part.shape, *array.shape), strict=True))
@@ -216,7 +216,7 @@ def _one_query(case: CheckedExample, place: Chosen, language: Language) -> Itera
     yield Text(columns(widths, heads))
     for j in np.arange(m) if m <= _ROWS else np.argsort(-weights, kind="stable")[:_ROWS]:
         key = _name(case, "keys", j)
-        lead = label(key if case.sources is None else f"{j} {spelled(key)}", 12)
+        lead = label(bare(key) if case.sources is None else f"{j} {spelled(key)}", 12)
         numbers = [figure(x, 4, 11) for x in (lengths[j], cosines[j], scores[j])]
         weight = say(language, "masked weight") if np.isneginf(masked[j]) else figure(weights[j], 4, 11)
         yield Text(columns(widths, [f"  {lead}", *numbers, weight]))

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from clearhead.core.rule_values import layer_name, whole_number
 from clearhead.errors import DtypeError, RuleError, SelectionError, shown, unknown
+from clearhead.tables import QUICK
 from clearhead.view import images, notebook, page, plots
 from clearhead.view.container import Document
 from clearhead.view.long import PageOptions, ShownLayer, ShownRun, document
 from clearhead.view.names import token_names
 from clearhead.words import Language
-
-_QUICK = 2**26  # a notebook shows a page by itself for at most so many weights
 
 
 class Page(TypedDict, total=False):
@@ -34,7 +33,7 @@ class Page(TypedDict, total=False):
     each: Callable[[Sequence[int]], Iterable[int]]
 
 
-class Display:
+class Display(notebook.Framing):
     """The display methods that AttentionMatrix shares with the result of `ch.watch`."""
 
     if TYPE_CHECKING:
@@ -140,7 +139,7 @@ class Display:
         weights = sum(prod(layer.matrix.shape) for layer in run.layers)
         if not weights:
             return {"text/plain": str(self)}
-        if weights > _QUICK:
+        if weights > QUICK:
             hint = f"<p>{escape(str(self))}: <code>.save(&quot;page.html&quot;)</code> makes the page.</p>"
             return {"text/plain": str(self), "text/html": hint}
         first = run.layers[0]

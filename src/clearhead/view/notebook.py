@@ -5,6 +5,7 @@ No widget and no network: the frame is an `<iframe srcdoc>`, so the page's style
 
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -49,6 +50,32 @@ def observed(statistics: Mapping[str, Array]) -> dict[str, str]:
         return {"text/plain": text}
     picture = strips(drawn)
     return {"text/plain": text, "image/svg+xml": picture, "text/html": framed(picture, height=320)}
+
+
+class Framing:
+    """An object with a page."""
+
+    __slots__ = ()
+    if TYPE_CHECKING:
+
+        def to_html(self) -> str: ...
+
+    def show(self, **options: Any) -> "Framed":
+        """The whole page in a notebook's cell, which keeps all of it. Options and errors as `to_html`."""
+        return Framed(self.to_html(**options))
+
+
+class Framed:
+    """A page that a notebook shows in a frame; made by `show`."""
+
+    def __init__(self, page: str) -> None:
+        self.page = page
+
+    def __repr__(self) -> str:
+        return f"Framed({len(self.page) / 2**20:.1f} MB)"
+
+    def _repr_html_(self) -> str:
+        return framed(self.page)
 
 
 def framed(page: str, height: int = 720) -> str:

@@ -1,14 +1,19 @@
 """What the edges and heads of a watched model did: the tables of `seen.strongest` and `seen.heads`."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
 from clearhead.core.arrays import as_host_array
 from clearhead.core.effects import Rest
+from clearhead.digits import significant
 from clearhead.layers.layer import Layer
 from clearhead.layers.naming import ModulePath
+from clearhead.spelling import cut, spelled
+from clearhead.tables import Table, Tabular
+from clearhead.words import Language, say
 
 _TEXT = ("", "decoder", "text_model", "language_model")  # stacks whose positions are those of the text
 
@@ -28,16 +33,51 @@ class Edge(NamedTuple):
 One = TypeVar("One", bound=Any)  # an Edge, or a SpanEdge
 
 
-class Edges(list[One]):
+class Lines(Tabular, list[One]):
+    """A list that prints as a table of at most 80 columns, and is the same table in a notebook."""
+
+    about, bars = "", ""  # the key of its sentence, and what the bars show
+    columns: ClassVar[dict[str, int]] = {}  # and their widths
+    tokens: tuple[tuple[str, str], ...] = ()  # the texts of each line's query and key, where they are known
+
+    def _cells(self, one: One) -> list[str]:
+        """A line's numbers as they are printed."""
+        return [significant(x, 4) if isinstance(x, float) else str(x) for x in map(partial(getattr, one), self.columns)]
+
+    def _notes(self, language: Language) -> list[str]:
+        """Sentences below the table."""
+        del language
+        return []
+
+    def __str__(self) -> str:
+        width = min(max((len(one.layer) for one in self), default=5), 24)  # of a layer's name only the end may be there
+        cells = [say("en", f"column {name}") for name in self.columns], *map(self._cells, self)
+        said = [" ".join(map(str.rjust, line, self.columns.values())) for line in cells]
+        rows = [f"{'layer':<{width}} {said[0]}"]
+        for one, line, words in zip(self, said[1:], self.tokens or [("", "")] * len(self), strict=True):
+            name = one.layer if len(one.layer) <= width else "…" + one.layer[1 - width :]
+            row = f"{name:<{width}} {line}"
+            if any(words):
+                query, key = _spelled(words)
+                room = max(80 - len(row) - len("   ← "), 8)
+                first = min(len(query), max(room // 2, room - len(key)))
+                row += f"  {cut(query, first)} ← {cut(key, room - first)}"
+            rows.append(row.rstrip())
+        return "\n".join([*rows, *self._notes("en")])
+
+    def _tables(self, language: Language) -> list[Table]:
+        return [table_of(self, language)]
+
+
+class Edges(Lines[One]):
     """Edges by the magnitude of their effect, largest first; `str` makes a table, with the tokens where known."""
+
+    about, bars = "edges table", "value"
+    columns: ClassVar = {"head": 4, "batch": 5, "query": 6, "key": 6, "value": 11}
 
     def __init__(self, edges: Iterable[One] = (), tokens: Sequence[tuple[str, str]] = ()) -> None:
         super().__init__(edges)
-        self.tokens = tuple(tokens)  # the texts of each edge's query and key
-
-    def __str__(self) -> str:
-        lines = [(x.layer, f"{x.head:>4} {x.batch:>5} {x.query:>6} {x.key:>6} {x.value:>11.4g}") for x in self]
-        return table("head batch  query    key      effect", lines, self.tokens)
+        self.tokens = tuple(tokens)
 
 
 class HeadEffect(NamedTuple):
@@ -49,35 +89,27 @@ class HeadEffect(NamedTuple):
     off: float  # -Σ g·o: what switching the head off changes the number by, to first order
 
 
-class HeadEffects(list[HeadEffect]):
+class HeadEffects(Lines[HeadEffect]):
     """Every head's effect, in the order in which the layers ran; `str` makes a table."""
 
-    def __str__(self) -> str:
-        lines = [(x.layer, f"{x.head:>4} {x.contribution:>12.4g} {x.off:>13.4g}") for x in self]
-        return table("head contribution  switched off", lines)
+    about, bars = "heads table", "off"
+    columns: ClassVar = {"head": 4, "contribution": 12, "off": 13}
 
 
-def table(header: str, lines: Sequence[tuple[str, str]], tokens: Sequence[tuple[str, str]] = ()) -> str:
-    """A table of at most 80 columns: layers' names, of which only the end may be there, and what is said of each.
-
-    tokens   the texts of each line's query and key, where they are known
-    """
-    width = min(max((len(layer) for layer, _ in lines), default=5), 24)
-    rows = [f"{'layer':<{width}} {header}"]
-    for (layer, said), words in zip(lines, tokens or [("", "")] * len(lines), strict=True):
-        name = layer if len(layer) <= width else "…" + layer[1 - width :]
-        row = f"{name:<{width}} {said}"
-        if any(words):
-            query, key = (" ".join(text.split()) or repr(text)[1:-1] for text in words)
-            room = max(80 - len(row) - len("   ← "), 8)
-            first = min(len(query), max(room // 2, room - len(key)))
-            row += f"  {_start(query, first)} ← {_start(key, room - first)}"
-        rows.append(row.rstrip())
-    return "\n".join(rows)
+def table_of(lines: Lines[Any], language: Language) -> Table:
+    """The same rows for a notebook."""
+    ends = ["tokens"] if lines.tokens else []
+    columns = [say(language, f"column {name}") for name in ("layer", *lines.columns, *ends)]
+    rows = [[one.layer, *lines._cells(one)] for one in lines]
+    for row, pair in zip(rows, lines.tokens, strict=False):
+        row.append(" ← ".join(_spelled(pair)) if any(pair) else "")
+    bars = [-getattr(one, lines.bars) for one in lines] if lines.bars else []
+    return Table(say(language, lines.about), columns, rows, bars, lines._notes(language))
 
 
-def _start(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+def _spelled(pair: tuple[str, str]) -> tuple[str, str]:
+    query, key = (spelled(text) if text else "" for text in pair)  # unknown
+    return query, key
 
 
 def strongest_edges(layers: Iterable[Layer], k: int, rest: Rest) -> list[Edge]:

@@ -22,8 +22,10 @@ from clearhead.ops.rollout import relevance, rollout
 from clearhead.view import plots
 from clearhead.view.display import Display, Page
 from clearhead.view.long import ShownLayer, ShownRun
+from clearhead.watching.cell import cell
 from clearhead.watching.dividing import Sequences, Written
 from clearhead.watching.effects import Edge, Edges, HeadEffects, head_effects, strongest_edges, words_of
+from clearhead.watching.shares import with_tokens
 from clearhead.watching.spans import SpanEdge, Spans, spanned
 from clearhead.watching.summary import Head, Summary, heads_of
 from clearhead.watching.verifying import Verified, verified
@@ -95,7 +97,8 @@ class Seen(Run, Display):
         `ch.rollout` raises.
         """
         chosen = self._chain(layers, "rollout")
-        return rollout([self.matrix(name) for name in chosen], query=query, residual=residual)
+        matrices = [self.matrix(name) for name in chosen]
+        return with_tokens(rollout(matrices, query=query, residual=residual), self.tokens)
 
     def contributions(self, layer: int | str) -> "CauseMatrix":
         """What each edge brought along g, a_ij·(g_i·v_j), as a matrix (batch, heads, queries, keys), never stored.
@@ -224,7 +227,7 @@ class Seen(Run, Display):
         Source: Chefer, Gur & Wolf 2021 (arXiv 2103.15679).
         """
         chosen = self._chain(layers, "relevance")
-        return relevance([self.contributions(name) for name in chosen], query=query)
+        return with_tokens(relevance([self.contributions(name) for name in chosen], query=query), self.tokens)
 
     def summary(self) -> Summary:
         """One line for each head: sink, previous-token and self mass, mean distance, entropy; it prints as a table.
@@ -312,6 +315,9 @@ class Seen(Run, Display):
             arrays = (None if x is None else as_array(x, name)[0][[batch]] for name, x in (("v", layer.v), ("g", g)))
             results.append(ShownLayer(layer.name, layer.heads, part, padding, layer.cross, layer.note, *arrays))
         return ShownRun(self.model or "watched", results, _texts(self.tokens, batch), _texts(self.source_tokens, batch))
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": cell(self)}
 
     def told_unseen(self) -> str:
         """One sentence on the attention that was not seen; "" where all was seen."""

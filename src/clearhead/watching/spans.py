@@ -11,8 +11,10 @@ from clearhead.core.effects import Rest
 from clearhead.core.rule_values import layer_name, whole_number
 from clearhead.errors import RuleError
 from clearhead.layers.layer import Layer
+from clearhead.tables import Table, Tabular
 from clearhead.watching.dividing import Division, Sequences, divide, joined
-from clearhead.watching.effects import Edges, sides_of
+from clearhead.watching.effects import Edges, sides_of, table_of
+from clearhead.words import Language
 
 if TYPE_CHECKING:
     from clearhead.ops.causes import CauseMatrix
@@ -47,7 +49,7 @@ class SpannedLayer(NamedTuple):
         return self.cuts.spans(rows, cols)
 
 
-class Spans(Mapping[str, Any]):
+class Spans(Tabular, Mapping[str, Any]):
     """What cutting whole spans of tokens changes: `spans[layer]`, (batch, heads, query spans, key spans).
 
     A layer is computed each time that it is asked for, and nothing of it is kept. `str` makes a table of the strongest.
@@ -88,6 +90,9 @@ class Spans(Mapping[str, Any]):
 
     def __str__(self) -> str:
         return str(self.strongest(20))
+
+    def _tables(self, language: Language) -> list[Table]:
+        return [table_of(self.strongest(20), language)]
 
     def __repr__(self) -> str:
         part = next(iter(self._parts.values()), None)

@@ -1,7 +1,7 @@
 """One line for each head: where its weight goes, in five numbers."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -9,7 +9,8 @@ from clearhead.core.arrays import as_host_array
 from clearhead.digits import fixed
 from clearhead.layers.layer import Layer
 from clearhead.view.head_summary import summarise_heads
-from clearhead.watching.effects import table
+from clearhead.watching.effects import Lines
+from clearhead.words import Language, say
 
 
 class Head(NamedTuple):
@@ -24,21 +25,23 @@ class Head(NamedTuple):
     entropy: float  # in nats
 
 
-class Summary(list[Head]):
+class Summary(Lines[Head]):
     """Every head that was seen; `str` makes a table of at most 80 columns, and below it lists what was not seen."""
+
+    about = "summary table"
+    columns: ClassVar = {"head": 4, "sink": 6, "previous": 9, "diagonal": 8, "distance": 10, "entropy": 8}
 
     def __init__(self, heads: Iterable[Head] = (), unseen: Iterable[tuple[str, str]] = ()) -> None:
         super().__init__(heads)
         self.unseen = tuple(unseen)
 
-    def __str__(self) -> str:
-        lines = []
-        for line in self:
-            digits = [(3, 6)] * 3 + [(2, 8)] * 2  # of shares, and of the distance and the entropy
-            said = ["-" if np.isnan(x) else fixed(x, *one) for x, one in zip(line[2:], digits, strict=True)]
-            lines.append((line.layer, "{:>4} {:>6} {:>9} {:>8} {:>10} {:>8}".format(line.head, *said)))
-        whole = table("head   sink  previous diagonal   distance  entropy", lines)
-        return "\n".join([whole, *(f"not seen: {path} ({kind})" for path, kind in self.unseen)])
+    def _cells(self, one: Head) -> list[str]:
+        digits = [(3, 6)] * 3 + [(2, 8)] * 2
+        numbers = zip(one[2:], digits, strict=True)
+        return [str(one.head), *("-" if np.isnan(x) else fixed(x, *each) for x, each in numbers)]
+
+    def _notes(self, language: Language) -> list[str]:
+        return [say(language, "not seen", path=path, kind=kind) for path, kind in self.unseen]
 
 
 def heads_of(layer: Layer) -> list[Head]:

@@ -1,14 +1,15 @@
 """What cutting edges really changes: the model is run again without each, and the truth stands beside the estimate."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from clearhead.changing.change import change
 from clearhead.changing.edits import cut
 from clearhead.core.agreement import spearman
 from clearhead.errors import DtypeError, RuleError, shown
-from clearhead.watching.effects import Edge, Edges, table
+from clearhead.watching.effects import Edge, Edges
 from clearhead.watching.spans import SpanEdge
+from clearhead.words import Language, say
 
 _HINT = "seen.verify(seen.strongest(20), lambda: logit_of(model(ids)))"
 
@@ -27,17 +28,16 @@ class VerifiedEdge(NamedTuple):
 class Verified(Edges[VerifiedEdge]):
     """Edges with estimate and truth; `str` makes a table, with the tokens where known, and their rank correlation."""
 
+    about, bars = "verified table", "truth"
+    columns: ClassVar = {"head": 4, "query": 6, "key": 6, "estimate": 11, "truth": 11}
+
     @property
     def agreement(self) -> float | None:
         """Spearman's rank correlation of estimates and truth; None for fewer than three edges or all equal ones."""
         return spearman([edge.estimate for edge in self], [edge.truth for edge in self])
 
-    def __str__(self) -> str:
-        lines = [(x.layer, f"{x.head:>4} {x.query:>6} {x.key:>6} {x.estimate:>11.4g} {x.truth:>11.4g}") for x in self]
-        said = table("head  query    key    estimate       truth", lines, self.tokens)
-        if self.agreement is None:
-            return said
-        return f"{said}\nrank correlation of estimate and truth: {self.agreement:.2f}"
+    def _notes(self, language: Language) -> list[str]:
+        return [] if self.agreement is None else [say(language, "verified rank", agreement=self.agreement)]
 
 
 def verified(model: Any, edges: Any, run: Callable[[], Any], batch: int) -> Verified:

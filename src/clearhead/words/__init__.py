@@ -9,6 +9,8 @@ An entry of a file such as learn.toml is a key with the sentence in each languag
 In errors.toml, python.toml and formulas.toml the key is the English itself.
 """
 
+import os
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from string import Formatter
@@ -18,7 +20,15 @@ from clearhead.digits import significant
 
 Language = Literal["en", "zh"]
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
-REPORTS = ("steps", "explain", "way", "why", "trace", "learn")  # the files whose sentences `say` says
+REPORTS = ("steps", "explain", "way", "why", "trace", "learn", "notebook")  # the files whose sentences `say` says
+
+
+def of_locale(environment: Mapping[str, str] = os.environ) -> Language:
+    """The language that a process's locale asks for, as gettext reads it: of commands and of a notebook's tables."""
+    locale = next(filter(None, map(environment.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "C")
+    if locale.partition(".")[0] in ("C", "POSIX"):  # then LANGUAGE does not count
+        return "en"
+    return "zh" if (environment.get("LANGUAGE") or locale).lower().startswith("zh") else "en"
 
 
 @cache

@@ -1,0 +1,94 @@
+"""Results as small tables in a notebook: sentences, named columns, the terminal's rows, signed bars.
+
+Plain HTML without a script: it is there where scripts are off, and takes its colours from the notebook's theme.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from math import inf, isnan
+from typing import TYPE_CHECKING, NamedTuple
+
+from clearhead.words import Language, of_locale, say
+
+QUICK = 2**26  # a notebook computes what it shows of an object by itself for at most so many weights
+_ROWS, _WIDE = 20, 40  # rows that are shown, and characters that stay on one line
+_BAR_CELL = "<td aria-hidden=true class={}>{}"
+_NUMBER = re.compile(r"[+-]?(?:[\d.,]+(?:e-?\d+)?%?|∞)|NaN|[-–]?")
+_STYLE = (
+    ".clearhead table{border-collapse:collapse;margin:.2em 0 .7em;font-variant-numeric:tabular-nums}"
+    ".clearhead :is(th,td){padding:.12em .7em;text-align:left;border-bottom:1px solid #8886;white-space:nowrap}"
+    ".clearhead th{font-weight:400;opacity:.75}.clearhead .number{text-align:right}"
+    ".clearhead .wide{white-space:pre-wrap}.clearhead p{margin:.2em 0}.clearhead b{display:block;margin-top:.5em}"
+    ".clearhead .up{color:#4a86e8}.clearhead .down{color:#d9730d}"  # on white and on black
+)
+
+
+class Table(NamedTuple):
+    """A sentence, and rows under the names of their columns.
+
+    bars    a number for each row: blue above 0, orange below
+    notes   sentences below
+    """
+
+    heading: str
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    bars: Sequence[float] = ()
+    notes: Sequence[str] = ()
+
+
+class Tabular:
+    """What a notebook shows as tables, in the language of its process's locale."""
+
+    __slots__ = ()
+    if TYPE_CHECKING:
+
+        def _tables(self, language: Language) -> Iterable[Table]: ...
+
+    def _repr_html_(self) -> str:
+        language = of_locale()
+        return html(language, self._tables(language))
+
+
+def html(language: Language, tables: Iterable[Table]) -> str:
+    """The tables as HTML, each with its first rows and how many more there are."""
+    return f'<div class="clearhead"><style>{_STYLE}</style>{"".join(_one(language, each) for each in tables)}</div>'
+
+
+def bar(share: float, width: int) -> str:
+    """A bar of up to `width` cells, in eighths."""
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    return "█" * (eighths // 8) + ("" if eighths % 8 == 0 else " ▏▎▍▌▋▊▉"[eighths % 8])
+
+
+def _one(language: Language, table: Table) -> str:
+    heading, columns, rows, numbers, notes = table
+    bars = [0.0 if isnan(x) else x for x in numbers[:_ROWS]]
+    more = [say(language, "rows more", count=len(rows) - _ROWS)] if len(rows) > _ROWS else []
+    above = f"<p><b>{escape(heading)}</b></p>" if heading else ""
+    below = "".join(f"<p>{escape(each)}</p>" for each in (*more, *notes))
+    if not rows:
+        return above + below
+    marks = [_mark(cells) for cells in zip(*rows, strict=True)]
+    high = max((abs(x) for x in numbers if abs(x) < inf), default=0.0) or 1.0
+    body = [_row(cells, marks) for cells in rows[:_ROWS]]
+    if bars:
+        signs = ("up" if x > 0 else "down" for x in bars)
+        drawn = (_BAR_CELL.format(sign, bar(abs(x) / high, 10)) for sign, x in zip(signs, bars, strict=True))
+        body = list(map(str.__add__, body, drawn))
+    head = _cells("th scope=col", map(escape, columns), marks)
+    return f"{above}<table><tr>{head}<tr>{'<tr>'.join(body)}</table>{below}"
+
+
+def _mark(cells: Sequence[str]) -> str:
+    return " class=number" if all(map(_NUMBER.fullmatch, cells)) else " class=wide" * (max(map(len, cells)) > _WIDE)
+
+
+def _row(cells: Sequence[str], marks: Sequence[str]) -> str:
+    ends = (escape(cell).split(" ← ") for cell in cells)  # an edge's are written each in its own direction
+    return _cells("td", (f"<bdi>{'</bdi> ← <bdi>'.join(each)}</bdi>" for each in ends), marks)
+
+
+def _cells(tag: str, words: Iterable[str], marks: Sequence[str]) -> str:
+    return "".join(f"<{tag}{mark}>{word}" for word, mark in zip(words, marks, strict=True))
