@@ -34,7 +34,7 @@ template <class M> struct KeyBlocks {
     bool direct_keys =  // scores read the keys where they lie; `keys` is null
         few_rows && depth_of<M>(p.d_k) % kLanes<T> == 0 && in_cells<M>(p.k, p.type, p.d_k);
     bool pairs_in_place =  // pairs of values are made as they are read; `values` is null
-        few_rows && has_values && M::per_cell == 2 && p.type == Type::bf16 && p.v.column == 1 &&
+        few_rows && has_values && M::per_cell == 2 && p.type == Type::bf16 && p.v.column == 1 && !p.v.runs &&
         p.d_v % (2 * kLanes<T>) == 0;
     bool separate_nonfinite = false;  // values that are not finite are listed in `nonfinite`
     // sizes
@@ -163,7 +163,7 @@ template <class M> struct KeyBlocks {
     void prefetch_rows(Prefetch& prefetch, int which, const View& x, int64_t head, int64_t d, int64_t first,
                        int64_t last) const {
         const int64_t size = bytes_of(p.type);
-        if (x.column != 1 || first >= last) return;
+        if (x.column != 1 || x.runs || first >= last) return;
         prefetch.add(which, row_of(x, p.type, batch, head, first), d * size, x.row * size, last - first);
     }
 };

@@ -57,6 +57,14 @@ class Kept(NamedTuple):
     tangent: Array
 
 
+class Layout(NamedTuple):
+    """Where the requests of a ragged batch lie: query tokens one after the other, keys likewise or in pages."""
+
+    starts: Array  # (requests + 1,), int64: where each request's queries begin
+    lengths: Array  # (requests,), int64: how many keys each has; its last query stands at the last of them
+    places: Array  # its first key, (requests,), int64; or its pages, (requests, most pages), int32
+
+
 class Engine(Protocol):
     """What every engine answers. All arrays are (batch, heads, …); q, k and v may have any strides.
 
@@ -243,6 +251,15 @@ def room_for_effects(problem: Problem, want: WantedEffects) -> dict[str, Array]:
 def room_for_rows(problem: Problem, v: Array | None, want: Wanted, declared: frozenset[str]) -> dict[str, Array]:
     """Uninitialised arrays for the answers of a row pass, by name."""
     return {name: np.empty(shape, dtype) for name, (shape, dtype) in row_kinds(problem, v, want, declared).items()}
+
+
+def room_for_ragged(
+    problem: Problem, d_v: int, want: Wanted, tokens: int, keys: int, declared: frozenset[str]
+) -> dict[str, Array]:
+    """Uninitialised arrays for the answers of a ragged batch, (tokens, heads, …) and (keys, heads), by name."""
+    whole = replace(problem, rows=range(tokens), cols=range(keys))
+    each = kinds(whole, want, want.names(), declared, d_v)
+    return {name: np.empty((*shape[2:0:-1], *shape[3:]), dtype) for name, (shape, dtype) in each.items()}
 
 
 def room_for_columns(problem: Problem, want: Wanted, declared: frozenset[str]) -> dict[str, Array]:

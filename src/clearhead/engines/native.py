@@ -22,11 +22,13 @@ from clearhead.core.problem import Problem
 from clearhead.core.statistics import Wanted, smooth
 from clearhead.engines.base import (
     Kept,
+    Layout,
     Upstream,
     elsewhere,
     in_one_dtype,
     room_for_columns,
     room_for_effects,
+    room_for_ragged,
     room_for_rows,
     unsupported,
 )
@@ -114,6 +116,20 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
     call("rows", problem, bits(q), bits(k), bits(v) if "output" in results else None, answers)
     if "received" in answers:
         results["received"] = answers["received"].astype(dtype, copy=False)
+    return results
+
+
+def ragged(problem: Problem, q: Array, k: Array, v: Array, layout: Layout, want: Wanted) -> dict[str, Array]:
+    """What `rows` and `columns` answer of each request alone, to the same bits, (tokens, heads, …) or (keys, heads).
+
+    q (tokens, heads, d_k); k and v (tokens, kv_heads, d), or pages (blocks, page, kv_heads, d). All tasks share the
+    threads, and keys and values are read where they lie. `problem` is of one query and one key.
+    """
+    results = room_for_ragged(problem, v.shape[-1], want, len(q), int(layout.lengths.sum()), STATISTICS)
+    answers = {name: bits(x) for name, x in results.items()}
+    if want.received and not want.logsumexp:
+        answers["logsumexp"] = np.empty(q.shape[:2], statistics_dtype(problem.dtype))
+    call("ragged", problem, bits(q), bits(k), bits(v), *layout, answers, _MANY_QUERIES, _MANY_KEYS)
     return results
 
 
