@@ -292,7 +292,8 @@ template <class M> int64_t packed_value_bytes(const Job& job) {
 
 template <class M> bool values_in_place(const Job& job) {
     const Problem& p = job.problem;
-    return M::per_cell == 1 && !p.v.runs && in_cells<M>(p.v, p.type, p.d_v) && p.d_v == value_columns<M>(p);
+    return M::per_cell == 1 && !(p.v.runs && job.packed) && in_cells<M>(p.v, p.type, p.d_v) &&
+           p.d_v == value_columns<M>(p);
 }
 
 CLEARHEAD_INLINE int64_t key_blocks(const Problem& p) { return (p.keys + kBlock - 1) / kBlock; }

@@ -263,6 +263,9 @@ template <class M> struct RowTask {
         const int64_t v_pitch = blocks.value_pitch(), columns = blocks.columns;
         const bool few_rows = !job.packed && !blocks.separate_nonfinite && count <= kStrip;
         Prefetch beside = few_rows ? blocks.prefetch_beside_values(low, high) : Prefetch{};
+        const bool in_pages = p.v.runs && !blocks.separate_nonfinite && (job.direct_values || blocks.pairs_in_place);
+        Runs* runs = in_pages ? &blocks.runs : nullptr;
+        blocks.runs.first = begin * M::per_cell;
         if constexpr (M::per_cell == 2)
             if (blocks.pairs_in_place && !blocks.separate_nonfinite) {
                 const int64_t key = j0 + 2 * begin;
@@ -270,13 +273,14 @@ template <class M> struct RowTask {
                 with_rows(row_count, [&]<int R>() {
                     if constexpr (R <= kDirectRows)
                         weighted_rows<M, R, pitch>(weights, reinterpret_cast<const uint16_t*>(values), p.v.row,
-                                                   high - key, rescale, out, columns, columns, beside);
+                                                   high - key, rescale, out, columns, columns, beside, runs);
                 });
                 return;
             }
+        const Cell* values = in_pages ? nullptr : blocks.values + begin * v_pitch;
         with_rows(row_count, [&]<int R>() {
-            weighted_sum<M, R, pitch, 1>(weights, blocks.values + begin * v_pitch, v_pitch, cells, rescale, out,
-                                         columns, columns, few_rows ? &beside : nullptr);
+            weighted_sum<M, R, pitch, 1>(weights, values, v_pitch, cells, rescale, out, columns, columns,
+                                         few_rows ? &beside : nullptr, runs);
         });
     }
 

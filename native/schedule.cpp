@@ -186,8 +186,8 @@ double cut_into_tasks(Job& job, const Kernel& kernel) {
     job.block_rows = job.rows.received ? 4 * kernel.strip_rows : rows_of_task(job, kernel);
     job.blocks = ceil_div(job.run_rows, job.block_rows);
     job.spans = ceil_div(p.keys, kernel.span_keys);
-    job.direct_values = job.has_values() && kernel.values_in_place(job);
     job.packed = job.rows.received || job.blocks > 1 || job.group < p.heads / p.kv_heads;
+    job.direct_values = job.has_values() && kernel.values_in_place(job);
     job.split = !job.rows.received && job.blocks == 1 && job.spans > 1 && job.runs < 4 * job.threads;
     const double bytes = double(p.batch) * double(p.keys) * double(bytes_of(p.type)) *
                          double(p.kv_heads * p.d_k + p.v_heads * p.d_v);  // of keys and values
