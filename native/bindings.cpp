@@ -296,7 +296,8 @@ NB_MODULE(_native, m) {
     m.def("engine_named", &engine_named);
     const auto none = nb::none();
     m.def("rows", &rows, "threads"_a, "described"_a, "q"_a, "k"_a, "v"_a.none(), "answers"_a, "along"_a = none);
-    m.def("ragged", &ragged);
+    m.def("ragged", &ragged, "threads"_a, "described"_a, "q"_a, "k"_a, "v"_a, "cu_seq_q"_a, "cu_seq_k"_a.none(),
+          "seqused_k"_a.none(), "block_table"_a.none(), "answers"_a, "least_queries"_a, "most_keys"_a);
     m.def("columns", &columns, "threads"_a, "described"_a, "q"_a, "k"_a, "known"_a, "answers"_a, "along"_a = none);
     m.def("gradients", &gradients, "threads"_a, "described"_a, "q"_a, "k"_a, "known"_a, "answers"_a, "along"_a = none);
     m.def("others", &others);

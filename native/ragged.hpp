@@ -16,12 +16,11 @@ struct RaggedRows {
     const int64_t page = paged ? int64_t(x.shape(1)) : 1;
     std::vector<int64_t> runs = {};  // View::runs of one request after the other
 
-    int64_t rows() const { return paged ? page : shape(0); }  // in one place
     int64_t shape(int axis) const { return int64_t(x.shape(x.ndim() - 3 + axis)); }
     int64_t stride(int axis) const { return x.stride(x.ndim() - 3 + axis); }
 
-    // A request's rows, `count` from row `first` on, or in these blocks of pages.
-    View view(int64_t first, const int32_t* blocks, int64_t count, int64_t bytes) {
+    // A request's rows, `count` from row `first` on, or in blocks of pages, whose numbers lie `step` apart.
+    View view(int64_t first, const int32_t* blocks, int64_t step, int64_t count, int64_t bytes) {
         const char* data = static_cast<const char*>(x.data());
         View view{data, 0, stride(1), stride(0), stride(2)};
         if (!paged) {
@@ -30,7 +29,7 @@ struct RaggedRows {
             return view;
         }
         view.runs = runs.data() + runs.size();  // there is room for all
-        for (int64_t row = 0; row < count; row += page, ++blocks) {
+        for (int64_t row = 0; row < count; row += page, blocks += step) {
             check(*blocks >= 0 && *blocks < int64_t(x.shape(0)), "a block number");
             for (int64_t i = 0; i < std::min(page, count - row); i += kRun)
                 runs.push_back(*blocks * x.stride(0) + i * stride(0));
@@ -81,25 +80,53 @@ void turn_received(const double* from, const int64_t* length, int64_t requests, 
             for (int64_t h = 0; h < heads; ++h) *x++ = T(from[h * length[r] + j]);
 }
 
-// `starts` (requests + 1,): where each one's queries begin; `lengths` (requests,): how many keys it has; `places`: the
-// block table (requests, blocks), else (requests,) its first key. A request's last query is at its last key. The row
-// pass computes `received` of requests with so many queries and keys, as engines/native.py says.
-inline void ragged(int threads, const Described& d, const Given& q, const Given& k, const Given& v, const Given& starts,
-                   const Given& lengths, const Given& places, nb::dict answers, int64_t least_queries,
-                   int64_t most_keys) {
+// Whole numbers of 32 or 64 bits.
+inline std::vector<int64_t> whole_numbers(const Given& x, const char* what) {
+    const bool wide = x.itemsize() == 8;
+    check(x.ndim() == 1 && (wide || x.itemsize() == 4) && x.dtype().code == uint8_t(nb::dlpack::dtype_code::Int), what);
+    std::vector<int64_t> numbers(x.size());
+    for (int64_t i = 0; i < int64_t(numbers.size()); ++i)
+        numbers[i] = wide ? static_cast<const int64_t*>(x.data())[i * x.stride(0)]
+                          : static_cast<const int32_t*>(x.data())[i * x.stride(0)];
+    return numbers;
+}
+
+// Where requests begin, checked: from 0 up to `count`.
+inline std::vector<int64_t> starts_of(const Given& ends, int64_t count, const char* what) {
+    const std::vector<int64_t> starts = whole_numbers(ends, what);
+    check(!starts.empty() && starts.front() == 0 && starts.back() == count, what);
+    check(std::is_sorted(starts.begin(), starts.end()), what);
+    return starts;
+}
+
+// `cu_seq_q` (requests + 1,): where each one's queries begin; `cu_seq_k`: likewise for keys, without the block `table`
+// (requests, pages) of int32; `used` (requests,): how many keys each has, needed with a table. A request's last query
+// is at its last key. The row pass computes `received` of requests with so many queries and keys, as
+// engines/native.py says.
+inline void ragged(int threads, const Described& d, const Given& q, const Given& k, const Given& v,
+                   const Given& cu_seq_q, std::optional<Given> cu_seq_k, std::optional<Given> used,
+                   std::optional<Given> table, nb::dict answers, int64_t least_queries, int64_t most_keys) {
     RaggedRows keys{k}, values{v};
     const Problem all = ragged_problem(d, q, keys, values);
-    const int64_t requests = int64_t(lengths.size()), n = all.heads * all.queries, bytes = bytes_of(all.type);
-    const int64_t width = keys.paged && requests ? int64_t(places.size()) / requests : 1;
-    const auto *start = whole<int64_t>(starts, requests + 1, "starts"),
-               *length = whole<int64_t>(lengths, requests, "lengths"),
-               *first = keys.paged ? nullptr : whole<int64_t>(places, requests, "places");
-    const int32_t* table = keys.paged ? whole<int32_t>(places, requests * width, "places") : nullptr;
-    check(start[0] == 0 && start[requests] == all.queries, "starts");
+    const int64_t n = all.heads * all.queries, bytes = bytes_of(all.type);
+    const std::vector<int64_t> start = starts_of(cu_seq_q, all.queries, "cu_seq_q");
+    const int64_t requests = int64_t(start.size()) - 1;
+    check(keys.paged == table.has_value() && (table ? used.has_value() : cu_seq_k.has_value()), "arguments");
+    const std::vector<int64_t> first =
+        table ? std::vector<int64_t>(requests + 1) : starts_of(*cu_seq_k, keys.shape(0), "cu_seq_k");
+    check(!table || (table->ndim() == 2 && table->itemsize() == 4 && int64_t(table->shape(0)) == requests),
+          "block_table");
+    check(int64_t(first.size()) == requests + 1, "cu_seq_k");
+    std::vector<int64_t> length(requests);
+    if (used) length = whole_numbers(*used, "seqused_k");
+    check(int64_t(length.size()) == requests, "seqused_k");
     int64_t total = 0;
-    for (int64_t r = 0; r < requests; total += length[r], ++r)
-        check(start[r] <= start[r + 1] && length[r] >= 0 && length[r] <= width * keys.rows(), "starts and lengths");
-    for (RaggedRows* rows : {&keys, &values}) rows->runs.reserve(total / kRun + 2 * requests);
+    for (int64_t r = 0; r < requests; total += length[r], ++r) {
+        const int64_t room = table ? int64_t(table->shape(1)) * keys.page : first[r + 1] - first[r];
+        if (!used) length[r] = room;
+        check(length[r] >= 0 && length[r] <= room, "seqused_k");
+    }
+    for (RaggedRows* rows : {&keys, &values}) rows->runs.reserve(table ? total / kRun + 2 * requests : 0);
 
     Named named(answers, all);
     RowAnswers want;
@@ -121,11 +148,12 @@ inline void ragged(int threads, const Described& d, const Given& q, const Given&
         p.keys = length[r];
         offsets[r] = p.keys - p.queries;
         p.query_offset = &offsets[r];
-        const int32_t* blocks = table ? table + r * width : nullptr;
+        const int64_t step = table ? table->stride(1) : 0;
+        const int32_t* blocks = table ? static_cast<const int32_t*>(table->data()) + r * table->stride(0) : nullptr;
         const char* queries = static_cast<const char*>(q.data()) + start[r] * q.stride(0) * bytes;
         p.q = {queries, 0, q.stride(1), q.stride(0), q.stride(2)};
-        p.k = keys.view(first ? first[r] : 0, blocks, p.keys, bytes);
-        p.v = values.view(first ? first[r] : 0, blocks, p.keys, bytes);
+        p.k = keys.view(first[r], blocks, step, p.keys, bytes);
+        p.v = values.view(first[r], blocks, step, p.keys, bytes);
         job.rows = answers_from(want, p, start[r], named.wide);
         double* sum = received ? sums.data() + all.heads * before : nullptr;
         const bool in_rows = p.queries >= least_queries && p.keys <= most_keys;
@@ -139,8 +167,8 @@ inline void ragged(int threads, const Described& d, const Given& q, const Given&
     work(attend, std::move(rows), threads);
     if (!columns.empty()) work(observe, std::move(columns), threads);
     if (received)
-        (named.wide == 8 ? turn_received<double> : turn_received<float>)(sums.data(), length, requests, all.heads,
-                                                                         received);
+        (named.wide == 8 ? turn_received<double> : turn_received<float>)(sums.data(), length.data(), requests,
+                                                                         all.heads, received);
 }
 
 }  // namespace clearhead

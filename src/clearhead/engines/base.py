@@ -57,14 +57,6 @@ class Kept(NamedTuple):
     tangent: Array
 
 
-class Layout(NamedTuple):
-    """Where the requests of a ragged batch lie: query tokens one after the other, keys likewise or in pages."""
-
-    starts: Array  # (requests + 1,), int64: where each request's queries begin
-    lengths: Array  # (requests,), int64: how many keys each has; its last query stands at the last of them
-    places: Array  # its first key, (requests,), int64; or its pages, (requests, most pages), int32
-
-
 class Engine(Protocol):
     """What every engine answers. All arrays are (batch, heads, …); q, k and v may have any strides.
 
