@@ -80,10 +80,12 @@ void turn_received(const double* from, const int64_t* length, int64_t requests, 
             for (int64_t h = 0; h < heads; ++h) *x++ = T(from[h * length[r] + j]);
 }
 
+inline bool is_whole(const Given& x) { return x.dtype().code == uint8_t(nb::dlpack::dtype_code::Int); }
+
 // Whole numbers of 32 or 64 bits.
 inline std::vector<int64_t> whole_numbers(const Given& x, const char* what) {
     const bool wide = x.itemsize() == 8;
-    check(x.ndim() == 1 && (wide || x.itemsize() == 4) && x.dtype().code == uint8_t(nb::dlpack::dtype_code::Int), what);
+    check(x.ndim() == 1 && (wide || x.itemsize() == 4) && is_whole(x), what);
     std::vector<int64_t> numbers(x.size());
     for (int64_t i = 0; i < int64_t(numbers.size()); ++i)
         numbers[i] = wide ? static_cast<const int64_t*>(x.data())[i * x.stride(0)]
@@ -114,7 +116,8 @@ inline void ragged(int threads, const Described& d, const Given& q, const Given&
     check(keys.paged == table.has_value() && (table ? used.has_value() : cu_seq_k.has_value()), "arguments");
     const std::vector<int64_t> first =
         table ? std::vector<int64_t>(requests + 1) : starts_of(*cu_seq_k, keys.shape(0), "cu_seq_k");
-    check(!table || (table->ndim() == 2 && table->itemsize() == 4 && int64_t(table->shape(0)) == requests),
+    check(!table || (table->ndim() == 2 && is_whole(*table) && table->itemsize() == 4 &&
+                     int64_t(table->shape(0)) == requests),
           "block_table");
     check(int64_t(first.size()) == requests + 1, "cu_seq_k");
     std::vector<int64_t> length(requests);

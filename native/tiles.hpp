@@ -125,7 +125,7 @@ struct Runs {
     const char* start[kBlock / kRun];
     int64_t first, pitch;  // bytes to the next row
 
-    template <class Number> CLEARHEAD_INLINE_MEMBER const Number* at(int64_t k) const {
+    template <class Number> CLEARHEAD_INLINE_MEMBER const Number* row(int64_t k) const {
         return reinterpret_cast<const Number*>(start[(first + k) / kRun] + (first + k) % kRun * pitch);
     }
 };
@@ -226,7 +226,7 @@ CLEARHEAD_INLINE void weighted_sum_tile(const typename M::Cell* weights, const t
             here = kDepthChunk - (runs ? (runs->first + k) % kRun : 0);
             if (depth - k < here) here = depth - k;
             if (prefetch) prefetch->issue<2>();
-            const typename M::Cell* from = runs ? runs->at<typename M::Cell>(k) : values + k * pitch;
+            const typename M::Cell* from = runs ? runs->row<typename M::Cell>(k) : values + k * pitch;
             accumulate<M, R, C, ROW, STEP>(weights + k * STEP, from + column, pitch, 2 * kLanes<T>, here, sum);
         }
     else
@@ -282,7 +282,7 @@ CLEARHEAD_INLINE void weighted_rows_tile(const typename M::Cell* weights, const 
     Vec<T> sum[R][C] = {};
     for (int64_t j = 0; j < count; j += 2, values += 2 * pitch) {
         if (j / 2 % kDepthChunk == 0) prefetch.issue<2>();
-        if (runs && (j == 0 || (runs->first + j) % kRun == 0)) values = runs->at<uint16_t>(j) + column;
+        if (runs && (j == 0 || (runs->first + j) % kRun == 0)) values = runs->row<uint16_t>(j) + column;
         const uint16_t* second = j + 1 < count ? values + pitch : zeros;
         Vec<T> right[C];
 #pragma GCC unroll 4
