@@ -176,7 +176,8 @@ def compare_ragged(seed: int) -> None:
     want = Wanted(output=True, logsumexp=True, entropy=True, received=True, top=3, diagonal=True)
     problem = describe(np.zeros((q.shape[1], 1, d_k), dtype), np.zeros((kv_heads, 1, d_k), dtype), None, rules).problem
     starts = np.array([0, *queries.cumsum()])
-    results = room_for_ragged(problem, d_v, want, len(q), int(keys.sum()), native.STATISTICS)
+    whole = replace(problem, rows=range(len(q)), cols=range(int(keys.sum())))
+    results = room_for_ragged(whole, d_v, want, native.STATISTICS)
     native.ragged(problem, q, k, v, (starts, None, keys, table), results)
     for row, (n, m) in enumerate(zip(queries, keys, strict=True)):
         near = [x[table[row, : needed[row]]].reshape(-1, *x.shape[2:])[:m].swapaxes(0, 1) for x in (k, v)]

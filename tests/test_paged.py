@@ -202,6 +202,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "other dtypes": ({"value": torch.zeros(6, 16, 2, 16).half()}, "one dtype"),
     "a window": ({"window_size": (-2, 0)}, "window_size is"),
     "another statistic": ({"image": (2, 2)}, "unknown statistic `image`"),
+    "too many": ({"top": 2**45}, "are free"),
+    "a truth": ({"top": True}, "whole number"),
     "gradients": ({"query": torch.zeros(4, 4, 16, requires_grad=True)}, "requires grad"),
 }
 
@@ -217,7 +219,7 @@ def test_what_does_not_fit_is_refused(name: str):
 @pytest.mark.parametrize("name", WRONG)
 def test_so_is_what_does_not_fit_after_a_call_that_did(name: str):
     batch = Batch([(1, 20), (3, 3)])
-    assert torch.equal(batch.attend(), batch.attend())
+    assert torch.equal(batch.attend(top=1).output, batch.attend())
     test_what_does_not_fit_is_refused(name)
 
 

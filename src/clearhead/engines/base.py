@@ -245,12 +245,12 @@ def room_for_rows(problem: Problem, v: Array | None, want: Wanted, declared: fro
     return {name: np.empty(shape, dtype) for name, (shape, dtype) in row_kinds(problem, v, want, declared).items()}
 
 
-def room_for_ragged(
-    problem: Problem, d_v: int, want: Wanted, tokens: int, keys: int, declared: frozenset[str]
-) -> dict[str, Array]:
-    """Uninitialised arrays for the answers of a ragged batch, (tokens, heads, …) and (keys, heads), by name."""
-    whole = replace(problem, rows=range(tokens), cols=range(keys))
-    each = kinds(whole, want, want.names(), declared, d_v)
+def room_for_ragged(problem: Problem, d_v: int, want: Wanted, declared: frozenset[str]) -> dict[str, Array]:
+    """Uninitialised arrays for the answers of a ragged batch, (tokens, heads, …) and (keys, heads), by name.
+
+    `problem` has all tokens and all keys.
+    """
+    each = kinds(problem, want, want.names(), declared, d_v)
     return {name: np.empty((*shape[2:0:-1], *shape[3:]), dtype) for name, (shape, dtype) in each.items()}
 
 

@@ -5,6 +5,7 @@ with its keys gathered.
 """
 
 from collections.abc import Hashable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Unpack
 
@@ -16,7 +17,7 @@ from clearhead import engines
 from clearhead.core.arrays import as_array
 from clearhead.core.axes import Array
 from clearhead.core.device_array import DeviceArray
-from clearhead.core.observations import check_asked
+from clearhead.core.observations import check_asked, check_room
 from clearhead.core.problem import Arrays, Problem, problem_of
 from clearhead.core.rule_values import as_int64, is_whole, read_flag, read_place, read_threads
 from clearhead.core.statistics import STATISTICS, Answers, Asked, Wanted, joined_arrays
@@ -102,8 +103,10 @@ def varlen_attn(
     lse = return_aux is not None and read_flag("return_aux.lse", getattr(return_aux, "lse", return_aux))
     named: dict[str, Any] = {**asked, "logsumexp": True} if lse else dict(asked)
     tensors = query, key, value, cu_seq_q, cu_seq_k, seqused_k, block_table
-    plain = all(x is None for x in (alibi_slopes, sinks, engine, num_threads))
-    call = (window_size, scale, type(scale), softcap, type(softcap), enable_gqa, *named.items()) if plain else None
+    call: Hashable = None
+    if all(x is None for x in (alibi_slopes, sinks, engine, num_threads)) and isinstance(window_size, tuple):
+        values = *window_size, scale, softcap, enable_gqa, *named.values()
+        call = *named, *values, *map(type, values)  # the types: True and 1 are equal
     results = None if call is None else _repeated(call, tensors)
     if results is None:
         want = Wanted(output=True, **check_asked(named, _OBSERVED, ()))
@@ -251,7 +254,9 @@ def _checked(
     layout = _layout(q, k, v, tensors[3:], enable_gqa)
     problem = problem_of(_arrays(q, k, v, 1, 1, num_threads), rules)
     chosen = engines.get(engines.choose(problem, engine, want).engine)
-    results = room_for_ragged(problem, v.shape[-1], want, len(q), int(layout.lengths.sum()), chosen.STATISTICS)
+    whole = replace(problem, rows=range(len(q)), cols=range(int(layout.lengths.sum())))
+    check_room(whole, want, v.shape[-1])
+    results = room_for_ragged(whole, v.shape[-1], want, chosen.STATISTICS)
     if chosen is native:
         ends, table = (None, layout.places) if k.ndim == 4 else (layout.places, None)
         native.ragged(problem, q, k, v, (layout.starts, ends, layout.lengths, table), results)
