@@ -10,11 +10,13 @@ enum class Type : int32_t { f64, f32, bf16, f16 };
 constexpr int64_t bytes_of(Type type) { return type == Type::f64 ? 8 : type == Type::f32 ? 4 : 2; }
 
 constexpr int64_t kNoLimit = int64_t{1} << 62;
+constexpr int64_t kRun = 16;  // the rows of a page are a multiple of it
 
 // An array (batch, heads, rows, columns) in any strides, counted in elements; null where the rule is not used.
 struct View {
     const void* data = nullptr;
     int64_t batch = 0, head = 0, row = 0, column = 0;
+    const int64_t* runs = nullptr;  // in pages: where each run of kRun rows begins, in elements; of one batch item
 };
 
 // A row of the table of spans as sets of labels of keys, as bits; labels that are 64 apart share a bit.
@@ -48,6 +50,7 @@ struct Problem {
     const LabelSets* span_sets;  // of each row of the table: batch · span_sets_batch + head · span_sets_head + row
     int64_t span_sets_batch, span_sets_head;
     bool large_spans;  // the table's numbers may not be divided by the scale: they could overflow
+    bool ragged;       // a request of a ragged batch: what is answered per query is (queries, heads, …); batch is 1
     View bias, mask;
     View q, k, v;
 };

@@ -125,15 +125,17 @@ inline void check_sizes(const Job& job) {
     if (heads * (queries + keys) * width > 0x1p52 || heads * queries * keys > 0x1p61) throw std::bad_alloc();
 }
 
-inline void work(bool (*how)(Job, bool (*)()), Job& job, int threads) {
+inline void work(bool (*how)(Jobs, bool (*)()), Jobs jobs, int threads) {
     check(threads > 0, "threads");
-    check_sizes(job);
-    job.threads = threads;
+    for (Job& job : jobs) {
+        check_sizes(job);
+        job.threads = threads;
+    }
     bool done;
     last_look = std::chrono::steady_clock::now();
     {
         Released released;
-        done = how(job, interrupted);
+        done = how(std::move(jobs), interrupted);
     }
     if (!done) throw nb::python_error();
 }

@@ -10,6 +10,7 @@
 
 #include "given_spans.hpp"
 #include "named.hpp"
+#include "ragged.hpp"
 #include "repeated.hpp"
 #include "threads.hpp"
 
@@ -98,7 +99,7 @@ void rows(int threads, const Described& d, const Given& q, const Given& k, std::
     check(!answers.contains("received") || answers.contains("logsumexp"), "received needs logsumexp");
     named.done();
     if (along) take_along(job, *along);
-    work(attend, job, threads);
+    work(attend, {job}, threads);
 }
 
 // `known`: the log-sum-exp, the labels of groups, x; `answers`: what is to be filled.
@@ -117,7 +118,7 @@ void columns(int threads, const Described& d, const Given& q, const Given& k, nb
     named.done();
     if (along) take_along(job, *along);
     check(!along || job.along.kept || p.batch * p.heads * p.queries == 0, "the tangent of the log-sum-exp");
-    work(observe, job, threads);
+    work(observe, {job}, threads);
 }
 
 // `known`: the log-sum-exp, v, and what is known of the loss (base.Upstream); `answers`: the derivatives.
@@ -164,7 +165,7 @@ void gradients(int threads, const Described& d, const Given& q, const Given& k, 
     named.done();
     if (along) take_along(job, *along);
     check(!along || (!want.keys && job.along.kept && job.along.rows), "gradients along a direction");
-    work(differentiate, job, threads);
+    work(differentiate, {job}, threads);
 }
 
 // The values and the derivatives g of edges.
@@ -185,7 +186,7 @@ void others(int threads, const Described& d, const Given& q, const Given& k, con
     job.others = {named.indices("strongest", count), named.sums("logit", count), named.sums("term", count),
                   named.sums("logsumexp", count), named.sums("others", count)};
     named.done();
-    work(find_others, job, threads);
+    work(find_others, {job}, threads);
 }
 
 // `known`: as for columns, and what each row must know for a cut; `answers`: what is to be filled.
@@ -225,7 +226,7 @@ void effects(int threads, const Described& d, const Given& q, const Given& k, co
     }
     inputs.done();
     named.done();
-    work(find_effects, job, threads);
+    work(find_effects, {job}, threads);
 }
 
 // Float multiply-adds on so many threads at once, `rounds` on each; returns how many were done.
@@ -295,6 +296,8 @@ NB_MODULE(_native, m) {
     m.def("engine_named", &engine_named);
     const auto none = nb::none();
     m.def("rows", &rows, "threads"_a, "described"_a, "q"_a, "k"_a, "v"_a.none(), "answers"_a, "along"_a = none);
+    m.def("ragged", &ragged, "threads"_a, "described"_a, "q"_a, "k"_a, "v"_a, "cu_seq_q"_a, "cu_seq_k"_a.none(),
+          "seqused_k"_a.none(), "block_table"_a.none(), "answers"_a, "least_queries"_a, "most_keys"_a);
     m.def("columns", &columns, "threads"_a, "described"_a, "q"_a, "k"_a, "known"_a, "answers"_a, "along"_a = none);
     m.def("gradients", &gradients, "threads"_a, "described"_a, "q"_a, "k"_a, "known"_a, "answers"_a, "along"_a = none);
     m.def("others", &others);

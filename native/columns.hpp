@@ -45,13 +45,13 @@ template <class M> struct ColumnTask {
 
     // Scores become weights, or along a direction the tangents of weights.
     void normalize(const TilePart& part) {
-        const int64_t index = head_index * p.queries + part.query;
-        const T* logsumexp = static_cast<const T*>(want.logsumexp) + index;
         for (int r = 0; r < part.rows; ++r) {
-            const Normalizer<T> normalizer(logsumexp[r], tiles.rules.scale_of(tiles.head).log2);
+            const int64_t index = answer_index(p, head_index, part.query + r);
+            const T logsumexp = static_cast<const T*>(want.logsumexp)[index];
+            const Normalizer<T> normalizer(logsumexp, tiles.rules.scale_of(tiles.head).log2);
             T* x = tiles.tile + (part.row + r) * pitch;
             for (int j = part.first; j < part.last; j += kLanes<T>) store(x + j, normalizer.weight(load(x + j)));
-            if (job.along.used) move(part, r, static_cast<const T*>(job.along.kept)[index + r], x);
+            if (job.along.used) move(part, r, static_cast<const T*>(job.along.kept)[index], x);
         }
     }
 

@@ -1,6 +1,8 @@
 // The choice of the instruction set, and the passes over a problem.
 #pragma once
 
+#include <vector>
+
 #include "attend.hpp"
 
 namespace clearhead {
@@ -14,12 +16,14 @@ const char* level_names();
 const char* compiled_names();
 const char* all_names();
 
-// The row pass, the column pass, the backward pass, and the two passes over what single edges did. They return false
-// when `stop` ended the work early, and throw std::bad_alloc.
-bool attend(Job job, bool (*stop)());
-bool observe(Job job, bool (*stop)());
-bool differentiate(Job job, bool (*stop)());
-bool find_others(Job job, bool (*stop)());
-bool find_effects(Job job, bool (*stop)());
+// The row pass and the column pass, each of any number of jobs, whose tasks share the threads; the backward pass, and
+// the two passes over what single edges did, of one job. They return false when `stop` ended the work early, and throw
+// std::bad_alloc.
+using Jobs = std::vector<Job>;
+bool attend(Jobs jobs, bool (*stop)());
+bool observe(Jobs jobs, bool (*stop)());
+bool differentiate(Jobs jobs, bool (*stop)());
+bool find_others(Jobs jobs, bool (*stop)());
+bool find_effects(Jobs jobs, bool (*stop)());
 
 }  // namespace clearhead

@@ -34,7 +34,7 @@ template <class M> struct KeyBlocks {
     bool direct_keys =  // scores read the keys where they lie; `keys` is null
         few_rows && depth_of<M>(p.d_k) % kLanes<T> == 0 && in_cells<M>(p.k, p.type, p.d_k);
     bool pairs_in_place =  // pairs of values are made as they are read; `values` is null
-        few_rows && has_values && M::per_cell == 2 && p.type == Type::bf16 && p.v.column == 1 &&
+        few_rows && has_values && M::per_cell == 2 && p.type == Type::bf16 && p.v.column == 1 && !p.v.runs &&
         p.d_v % (2 * kLanes<T>) == 0;
     bool separate_nonfinite = false;  // values that are not finite are listed in `nonfinite`
     // sizes
@@ -48,6 +48,7 @@ template <class M> struct KeyBlocks {
     Cell* staging = arena.take<Cell>(staging_cells<M>(depth));  // rows on their way into a panel or a strip
     Cell* packed_keys = job.packed ? nullptr : arena.take<Cell>(kBlock * depth);  // one block
     Cell* packed_values = arena.take<Cell>(kBlock * columns);  // one block, where the job's are not read
+    Runs runs;  // of values that are read in place from pages; the first row is set by the reader
     int64_t packed_keys_start = -1, packed_values_start = -1;  // the first key of the blocks that they hold
 
     // Forgets what is packed: another span follows.
@@ -79,7 +80,13 @@ template <class M> struct KeyBlocks {
         if (separate_nonfinite) {
             pack_values_of_block(j0, first, last);
             list_nonfinite(first / M::per_cell * M::per_cell - j0, last - j0);
-        } else if (pairs_in_place || packed_values_start == j0)
+        } else if (packed_values_start == j0)
+            return;
+        else if (p.v.runs && (pairs_in_place || job.direct_values)) {
+            runs.pitch = p.v.row * bytes_of(p.type);
+            for (int64_t j = first / kRun * kRun; j < last; j += kRun)
+                runs.start[(j - j0) / kRun] = row_of(p.v, p.type, batch, value_head % p.v_heads, j);
+        } else if (pairs_in_place)
             return;
         else if (job.direct_values)
             values = reinterpret_cast<const Cell*>(row_of(p.v, p.type, batch, value_head % p.v_heads, j0));
@@ -164,7 +171,18 @@ template <class M> struct KeyBlocks {
                        int64_t last) const {
         const int64_t size = bytes_of(p.type);
         if (x.column != 1 || first >= last) return;
-        prefetch.add(which, row_of(x, p.type, batch, head, first), d * size, x.row * size, last - first);
+        const char *row = row_of(x, p.type, batch, head, first), *data = static_cast<const char*>(x.data);
+        prefetch.add(which, row, d * size, x.row * size, last - first);
+        if (x.runs)
+            prefetch.rows[which] = {row,
+                                    d * size,
+                                    x.row * size,
+                                    last - first,
+                                    0,
+                                    data + head * x.head * size,
+                                    x.runs + first / kRun + 1,
+                                    first % kRun,
+                                    size};
     }
 };
 

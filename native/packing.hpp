@@ -30,7 +30,13 @@ CLEARHEAD_INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 CLEARHEAD_INLINE int64_t up_to_multiple(int64_t x, int64_t of) { return (x + of - 1) / of * of; }
 
 CLEARHEAD_INLINE const char* row_of(const View& x, Type type, int64_t batch, int64_t head, int64_t row) {
-    return static_cast<const char*>(x.data) + (batch * x.batch + head * x.head + row * x.row) * bytes_of(type);
+    const int64_t place = x.runs ? x.runs[row / kRun] + row % kRun * x.row : batch * x.batch + row * x.row;
+    return static_cast<const char*>(x.data) + (place + head * x.head) * bytes_of(type);
+}
+
+// Where the answers of a query of a head stand; heads count over all batches.
+CLEARHEAD_INLINE int64_t answer_index(const Problem& p, int64_t head, int64_t query) {
+    return p.ragged ? query * p.heads + head : head * p.queries + query;
 }
 
 // Reads `count` numbers of one row, converted to T.
@@ -286,7 +292,8 @@ template <class M> int64_t packed_value_bytes(const Job& job) {
 
 template <class M> bool values_in_place(const Job& job) {
     const Problem& p = job.problem;
-    return M::per_cell == 1 && in_cells<M>(p.v, p.type, p.d_v) && p.d_v == value_columns<M>(p);
+    return M::per_cell == 1 && !(p.v.runs && job.packed) && in_cells<M>(p.v, p.type, p.d_v) &&
+           p.d_v == value_columns<M>(p);
 }
 
 CLEARHEAD_INLINE int64_t key_blocks(const Problem& p) { return (p.keys + kBlock - 1) / kBlock; }

@@ -27,7 +27,7 @@ template <class M> void add_received(RowTask<M>& task, double* received) {
         Normalizer<T> normalizers[kStrip];
         for (int r = 0; r < strip.rows; ++r) {
             const Row& row = strip_rows[r];
-            const int64_t index = (task.batch * p.heads + row.head) * p.queries + row.query;
+            const int64_t index = answer_index(p, task.batch * p.heads + row.head, row.query);
             normalizers[r] = Normalizer<T>(static_cast<const T*>(task.job.rows.logsumexp)[index],
                                            task.rules.scale_of(row.head).log2);
         }

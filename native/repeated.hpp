@@ -206,7 +206,7 @@ class Repeatable {
             const Output output = room(ndim, shape + 4 - ndim, call.q.dtype);
             if (!output.data) return nb::none();
             job.rows.output = output.data;
-            work(attend, job, threads);
+            work(attend, {job}, threads);
             return output.array;
         } catch (const std::bad_alloc&) { return nb::none(); }
     }

@@ -22,7 +22,7 @@ template <class M> struct RowResults {
             want.logsumexp || want.max_logit || want.entropy || want.distance || want.diagonal || want.top;
         bool finite = true;
         for (int64_t r = 0; r < count; ++r) {
-            const int64_t index = (task.batch * p.heads + task.rows[r].head) * p.queries + task.rows[r].query;
+            const int64_t index = answer_index(p, task.batch * p.heads + task.rows[r].head, task.rows[r].query);
             const bool empty = state.sum[r] == 0;
             double keys_share = 1;
             if (statistics || p.sinks || task.tangents) keys_share = write_statistics(state, r, index, empty);

@@ -142,16 +142,17 @@ template <class M> struct RowTask {
     // The scores of a few queries. The keys are read where they lie, a square at a time, which saves packing them.
     void score_keys_in_place(const Cell* strip_queries, int row_count, int64_t j0, int first, int last) {
         constexpr int n = kLanes<T>;
-        const int64_t head = blocks.key_head % p.kv_heads, depth = blocks.depth;
+        static_assert(kRun % n == 0);  // these keys lie in one run
+        const int64_t head = blocks.key_head % p.kv_heads, depth = blocks.depth,
+                      pitch_bytes = p.k.row * bytes_of(p.type);
         Cell* zeros = blocks.staging;  // stands for keys past the end
         for (int64_t k = 0; k < depth; ++k) zeros[k] = 0;
         Prefetch beside = blocks.prefetch_beside_keys(j0 + first, min_of(j0 + last, p.keys));
         for (int j = first; j < last; j += n) {
             const T* row[n];
-            for (int i = 0; i < n; ++i) {
-                const int64_t key = j0 + j + i;
-                row[i] = key < p.keys ? reinterpret_cast<const T*>(row_of(p.k, p.type, batch, head, key)) : zeros;
-            }
+            const char* start = row_of(p.k, p.type, batch, head, j0 + j);
+            for (int i = 0; i < n; ++i)
+                row[i] = j0 + j + i < p.keys ? reinterpret_cast<const T*>(start + i * pitch_bytes) : zeros;
             with_rows(row_count, [&]<int R>() {
                 if constexpr (R <= kDirectRows) score_square<M, R>(strip_queries, row, depth, strip_scores + j, beside);
             });
@@ -263,6 +264,9 @@ template <class M> struct RowTask {
         const int64_t v_pitch = blocks.value_pitch(), columns = blocks.columns;
         const bool few_rows = !job.packed && !blocks.separate_nonfinite && count <= kStrip;
         Prefetch beside = few_rows ? blocks.prefetch_beside_values(low, high) : Prefetch{};
+        const bool in_pages = p.v.runs && !blocks.separate_nonfinite && (job.direct_values || blocks.pairs_in_place);
+        Runs* runs = in_pages ? &blocks.runs : nullptr;
+        blocks.runs.first = begin * M::per_cell;
         if constexpr (M::per_cell == 2)
             if (blocks.pairs_in_place && !blocks.separate_nonfinite) {
                 const int64_t key = j0 + 2 * begin;
@@ -270,13 +274,14 @@ template <class M> struct RowTask {
                 with_rows(row_count, [&]<int R>() {
                     if constexpr (R <= kDirectRows)
                         weighted_rows<M, R, pitch>(weights, reinterpret_cast<const uint16_t*>(values), p.v.row,
-                                                   high - key, rescale, out, columns, columns, beside);
+                                                   high - key, rescale, out, columns, columns, beside, runs);
                 });
                 return;
             }
+        const Cell* values = in_pages ? nullptr : blocks.values + begin * v_pitch;
         with_rows(row_count, [&]<int R>() {
-            weighted_sum<M, R, pitch, 1>(weights, blocks.values + begin * v_pitch, v_pitch, cells, rescale, out,
-                                         columns, columns, few_rows ? &beside : nullptr);
+            weighted_sum<M, R, pitch, 1>(weights, values, v_pitch, cells, rescale, out, columns, columns,
+                                         few_rows ? &beside : nullptr, runs);
         });
     }
 

@@ -1,5 +1,6 @@
 // Cuts a problem into tasks: runs of heads that share their keys and values, blocks of rows, waves that limit the
 // memory for packed keys and values, and spans of keys where there are few rows. No cut changes a bit of the results.
+#include <algorithm>
 #include <numeric>
 
 #include "dispatch.hpp"
@@ -21,26 +22,37 @@ const Kernel& kernel_of(const Job& job) {
     return type == Type::f64 ? here.f64 : type == Type::bf16 ? here.bf16 : here.f32;
 }
 
+// Tasks of one kind.
 struct Phase {
-    const Job& job;
-    const Pass& pass;
-    int64_t count;  // of tasks
+    const Job* job;
+    const Pass* pass;
+    int64_t count;
+    int64_t first = 0;  // in the order of all phases that run together
 };
+using Phases = std::vector<Phase>;
 
-// Runs all tasks of one kind; those of a small job on the calling thread alone.
-bool run_phase(const Phase& phase, bool single_thread, bool (*stop)()) {
-    const int64_t scratch = phase.pass.scratch_bytes ? phase.pass.scratch_bytes(phase.job) : 0;
+// Runs all tasks of these phases, in any order; those of small jobs on the calling thread alone.
+bool run_phases(Phases phases, bool single_thread, bool (*stop)()) {
+    int64_t scratch = 0, count = 0;
+    for (Phase& phase : phases) {
+        if (phase.pass->scratch_bytes) scratch = std::max(scratch, phase.pass->scratch_bytes(*phase.job));
+        phase.first = count;
+        count += phase.count;
+    }
+    if (!count) return true;
     const auto one = [](const void* context, int64_t task, void* thread_scratch) {
-        const Phase& f = *static_cast<const Phase*>(context);
-        f.pass.run(f.job, task, thread_scratch);
+        const auto after = [](int64_t index, const Phase& phase) { return index < phase.first; };
+        const Phases& all = *static_cast<const Phases*>(context);
+        const Phase& phase = *(std::upper_bound(all.begin(), all.end(), task, after) - 1);
+        phase.pass->run(*phase.job, task - phase.first, thread_scratch);
     };
-    if (!single_thread)
-        return run({phase.count, phase.job.threads, one, &phase, scratch, stop, phase.job.problem.team});
-    const auto all = [](const void* context, int64_t, void* thread_scratch) {
-        const Phase& f = *static_cast<const Phase*>(context);
-        for (int64_t i = 0; i < f.count; ++i) f.pass.run(f.job, i, thread_scratch);
+    const Job& any = *phases[0].job;
+    if (!single_thread) return run({count, any.threads, one, &phases, scratch, stop, any.problem.team});
+    const auto each = [](const void* context, int64_t, void* thread_scratch) {
+        for (const Phase& phase : *static_cast<const Phases*>(context))
+            for (int64_t i = 0; i < phase.count; ++i) phase.pass->run(*phase.job, i, thread_scratch);
     };
-    return run({1, 1, all, &phase, scratch, stop});
+    return run({1, 1, each, &phases, scratch, stop});
 }
 
 // Queries whose column sums are added up together: at most eight segments for each head, of whole tiles. They do not
@@ -83,66 +95,88 @@ Job moving_of(const Job& job, const Kernel& kernel) {
     return moving;
 }
 
-bool run_wave(Job& job, const Kernel& kernel, KeptMemory<true>& memory, bool single_thread, bool (*stop)()) {
-    const Problem& p = job.problem;
-    const int64_t blocks = ceil_div(p.keys, kernel.block_keys);
-    const int64_t batch_runs = p.heads / job.group;
-    job.first_key_head = job.first_run * p.kv_heads / batch_runs;
-    job.first_value_head = job.first_run * p.v_heads / batch_runs;
-    const int64_t key_heads = job.wave_runs * p.kv_heads / batch_runs,
-                  value_heads = job.wave_runs * p.v_heads / batch_runs;
-    Job moving = moving_of(job, kernel);
-    job.moving = job.along.used ? &moving : nullptr;
-    const auto each = [&](const Job& of, int64_t count, const Pass& pass) {
-        return run_phase({of, pass, count}, single_thread, stop);
-    };
-    const int64_t tasks = job.wave_runs * job.blocks, segments = ceil_div(p.queries, job.segment_rows);
-    const bool values = job.packed && job.has_values() && !job.direct_values;
-    const bool moving_values = job.packed && moving.has_values() && !moving.direct_values;
-    const int64_t key_bytes = kernel.packed_key_bytes(job), value_bytes = kernel.packed_value_bytes(job);
-    struct Packed {
-        Job& of;
-        char* Job::* to;
-        const Pass& pass;
-        int64_t heads, bytes;
-    } const packed[] = {
-        {job, &Job::packed_keys, kernel.pack_keys, job.packed ? key_heads : 0, key_bytes},
-        {job, &Job::packed_values, kernel.pack_values, values ? value_heads : 0, value_bytes},
-        {moving, &Job::packed_keys, kernel.pack_keys, job.packed && job.along.k.data ? key_heads : 0, key_bytes},
-        {moving, &Job::packed_values, kernel.pack_values, moving_values ? value_heads : 0, value_bytes},
-    };
-    int64_t bytes = job.rows.received ? job.wave_runs * segments * p.keys * int64_t(sizeof(double))
-                    : job.split       ? tasks * job.spans * kernel.part_bytes(job)
-                                      : 0;
-    for (const Packed& one : packed) bytes += ceil_div(one.heads * one.bytes, 64) * 64;
-    char* partial = memory.at_least(bytes);
-    for (const Packed& one : packed) {
-        one.of.*one.to = partial;
-        partial += ceil_div(one.heads * one.bytes, 64) * 64;
+// A job's tasks on some of its runs, with memory for what they share.
+struct Wave {
+    const Kernel& kernel;
+    Job job, moving;  // see moving_of
+    int64_t bytes;
+
+    Wave(const Job& whole, int64_t first_run, int64_t runs) : kernel(kernel_of(whole)), job(whole) {
+        const Problem& p = job.problem;
+        const int64_t batch_runs = p.heads / job.group;
+        job.first_run = first_run;
+        job.wave_runs = runs;
+        job.first_key_head = first_run * p.kv_heads / batch_runs;
+        job.first_value_head = first_run * p.v_heads / batch_runs;
+        if (job.along.used) moving = moving_of(job, kernel);
+        bytes = place(nullptr, nullptr);
     }
-    for (const Packed& one : packed)
-        if (one.heads && !each(one.of, one.heads * blocks, one.pass)) return false;
-    if (job.rows.received) {
-        job.segment_sums = reinterpret_cast<double*>(partial);
-        if (!each(job, job.wave_runs * segments, kernel.received)) return false;
-        for (int64_t run = 0; run < job.wave_runs; ++run)
-            for (int64_t s = 0; s < segments; ++s)
-                for (int64_t j = 0; j < p.keys; ++j)
-                    job.rows.received[(job.first_run + run) * p.keys + j] +=
-                        job.segment_sums[(run * segments + s) * p.keys + j];
-        return true;
+
+    // Uses the memory from `room` on, and adds the tasks to the phases; returns how many bytes it takes. Without room
+    // it only counts.
+    int64_t place(char* room, Phases* phases) {
+        const Problem& p = job.problem;
+        const int64_t batch_runs = p.heads / job.group, tasks = job.wave_runs * job.blocks;
+        int64_t taken = 0;
+        if (job.along.used) job.moving = &moving;
+        const auto take = [&](int64_t count) {
+            char* piece = room ? room + taken : nullptr;
+            taken += ceil_div(count, 64) * 64;
+            return piece;
+        };
+        const auto add = [&](int phase, const Job& of, const Pass& pass, int64_t count) {
+            if (phases && count) phases[phase].push_back({&of, &pass, count});
+        };
+        const auto pack = [&](Job& of, char* Job::* to, const Pass& pass, int64_t heads, int64_t head_bytes) {
+            const int64_t here = job.wave_runs * heads / batch_runs;
+            of.*to = take(here * head_bytes);
+            add(0, of, pass, here * ceil_div(p.keys, kernel.block_keys));
+        };
+        for (Job* of : {&job, &moving}) {
+            if (!job.packed || (of == &moving && !job.along.used)) continue;
+            if (of->problem.k.data)
+                pack(*of, &Job::packed_keys, kernel.pack_keys, p.kv_heads, kernel.packed_key_bytes(job));
+            if (of->has_values() && !of->direct_values)
+                pack(*of, &Job::packed_values, kernel.pack_values, p.v_heads, kernel.packed_value_bytes(job));
+        }
+        if (job.rows.received) {
+            const int64_t parts = job.wave_runs * ceil_div(p.queries, job.segment_rows);
+            job.segment_sums = reinterpret_cast<double*>(take(parts * p.keys * int64_t(sizeof(double))));
+            add(1, job, kernel.received, parts);
+        } else {
+            if (job.split) job.parts = take(tasks * job.spans * kernel.part_bytes(job));
+            add(1, job, kernel.rows, job.split ? tasks * job.spans : tasks);
+            add(2, job, kernel.merge, job.split ? tasks : 0);
+        }
+        return taken;
     }
-    if (!job.split) return each(job, tasks, kernel.rows);
-    job.parts = partial;
-    return each(job, tasks * job.spans, kernel.rows) && each(job, tasks, kernel.merge);
+
+    // Adds up what each key received.
+    void add_segments() {
+        const int64_t keys = job.problem.keys, segments = ceil_div(job.problem.queries, job.segment_rows);
+        const double* sums = job.segment_sums;
+        for (int64_t i = 0; job.rows.received && i < job.wave_runs * segments; ++i, sums += keys)
+            for (int64_t j = 0; j < keys; ++j) job.rows.received[(job.first_run + i / segments) * keys + j] += sums[j];
+    }
+};
+
+// Runs these waves together; then there are none.
+bool run_waves(std::vector<Wave>& waves, KeptMemory<true>& memory, bool single_thread, bool (*stop)()) {
+    int64_t bytes = 0;
+    for (const Wave& wave : waves) bytes += wave.bytes;
+    char* room = memory.at_least(bytes);
+    Phases phases[3];
+    for (Wave& wave : waves) room += wave.place(room, phases);
+    for (const Phases& each : phases)
+        if (!run_phases(each, single_thread, stop)) return false;
+    for (Wave& wave : waves) wave.add_segments();
+    waves.clear();
+    return true;
 }
 
-}  // namespace
-
-bool attend(Job job, bool (*stop)()) {
+// Cuts a job into tasks; returns the multiply-adds that they take, or as long.
+double cut_into_tasks(Job& job, const Kernel& kernel) {
     Problem& p = job.problem;
-    const Kernel& kernel = kernel_of(job);
-    if (p.batch * p.heads * p.queries == 0) return true;
     if (!job.has_values()) p.v_heads = p.kv_heads;
     const int64_t shared = std::gcd(p.heads / p.kv_heads, p.heads / p.v_heads);
     job.group = job.rows.received ? 1 : shared;
@@ -152,57 +186,82 @@ bool attend(Job job, bool (*stop)()) {
     job.block_rows = job.rows.received ? 4 * kernel.strip_rows : rows_of_task(job, kernel);
     job.blocks = ceil_div(job.run_rows, job.block_rows);
     job.spans = ceil_div(p.keys, kernel.span_keys);
-    job.direct_values = job.has_values() && kernel.values_in_place(job);
     job.packed = job.rows.received || job.blocks > 1 || job.group < p.heads / p.kv_heads;
+    job.direct_values = job.has_values() && kernel.values_in_place(job);
     job.split = !job.rows.received && job.blocks == 1 && job.spans > 1 && job.runs < 4 * job.threads;
     const double bytes = double(p.batch) * double(p.keys) * double(bytes_of(p.type)) *
                          double(p.kv_heads * p.d_k + p.v_heads * p.d_v);  // of keys and values
-    const bool single_thread =
-        double(p.batch * p.heads) * double(p.queries) * double(p.keys) * double(p.d_k + p.d_v) + kPerByte * bytes <
-        kSingleThread;
-    // A wave has whole key heads and whole value heads.
-    const int64_t units = p.batch * std::gcd(p.kv_heads, p.v_heads), unit_runs = job.runs / units;
-    int64_t take = units;
-    if (job.packed) {
-        const int64_t key_bytes = p.batch * p.kv_heads / units * kernel.packed_key_bytes(job);
-        const int64_t value_bytes =
-            job.direct_values || !job.has_values() ? 0 : p.batch * p.v_heads / units * kernel.packed_value_bytes(job);
-        const int64_t fit = kWaveBytes / ((key_bytes + value_bytes) * (job.along.used ? 2 : 1) + 1);
-        take = fit < 1 ? 1 : fit < units ? fit : units;
-    }
+    return double(p.batch * p.heads) * double(p.queries) * double(p.keys) * double(p.d_k + p.d_v) + kPerByte * bytes;
+}
+
+}  // namespace
+
+bool attend(Jobs jobs, bool (*stop)()) {
+    std::erase_if(jobs,
+                  [](const Job& job) { return job.problem.batch * job.problem.heads * job.problem.queries == 0; });
+    double work = 0;
+    for (Job& job : jobs) work += cut_into_tasks(job, kernel_of(job));
     KeptMemory<true> memory;
-    for (int64_t first = 0; first < units; first += take) {
-        job.first_run = first * unit_runs;
-        job.wave_runs = (first + take < units ? take : units - first) * unit_runs;
-        if (!run_wave(job, kernel, memory, single_thread, stop)) return false;
+    std::vector<Wave> waves;  // that run together
+    int64_t bytes = 0;
+    for (const Job& job : jobs) {
+        const Problem& p = job.problem;
+        const Kernel& kernel = kernel_of(job);
+        // A wave has whole key heads and whole value heads.
+        const int64_t units = p.batch * std::gcd(p.kv_heads, p.v_heads), unit_runs = job.runs / units;
+        int64_t take = units;
+        if (job.packed) {
+            const int64_t key_bytes = p.batch * p.kv_heads / units * kernel.packed_key_bytes(job);
+            const int64_t value_bytes = job.direct_values || !job.has_values()
+                                            ? 0
+                                            : p.batch * p.v_heads / units * kernel.packed_value_bytes(job);
+            const int64_t fit = kWaveBytes / ((key_bytes + value_bytes) * (job.along.used ? 2 : 1) + 1);
+            take = fit < 1 ? 1 : fit < units ? fit : units;
+        }
+        for (int64_t first = 0; first < units; first += take) {
+            const Wave wave(job, first * unit_runs, std::min(take, units - first) * unit_runs);
+            if (!waves.empty() && bytes + wave.bytes > kWaveBytes) {
+                if (!run_waves(waves, memory, work < kSingleThread, stop)) return false;
+                bytes = 0;
+            }
+            bytes += wave.bytes;
+            waves.push_back(wave);
+        }
     }
-    return true;
+    return run_waves(waves, memory, work < kSingleThread, stop);
 }
 
-bool observe(Job job, bool (*stop)()) {
-    const Problem& p = job.problem;
-    const Kernel& kernel = kernel_of(job);
-    const int64_t heads = p.batch * p.heads;
-    if (heads * p.queries * p.keys == 0) return true;
-    job.segment_rows = segment_rows(job, kernel);
-    job.key_chunk = 4 * kernel.block_keys;
-    while (job.key_chunk > kernel.block_keys && heads * ceil_div(p.keys, job.key_chunk) < 4 * job.threads)
-        job.key_chunk /= 2;
-    const bool one_task = job.columns.image || job.columns.groups;  // all chunks of a head add to the same sums
-    job.key_chunks = one_task ? 0 : ceil_div(p.keys, job.key_chunk);
-    const bool single_thread = double(heads) * double(p.queries) * double(p.keys) * double(p.d_k) < kSingleThread;
-    return run_phase({job, kernel.columns, one_task ? heads : heads * job.key_chunks}, single_thread, stop);
+bool observe(Jobs jobs, bool (*stop)()) {
+    Phases phases;
+    double work = 0;
+    for (Job& job : jobs) {
+        const Problem& p = job.problem;
+        const Kernel& kernel = kernel_of(job);
+        const int64_t heads = p.batch * p.heads;
+        if (heads * p.queries * p.keys == 0) continue;
+        job.segment_rows = segment_rows(job, kernel);
+        job.key_chunk = 4 * kernel.block_keys;
+        while (job.key_chunk > kernel.block_keys && heads * ceil_div(p.keys, job.key_chunk) < 4 * job.threads)
+            job.key_chunk /= 2;
+        const bool one_task = job.columns.image || job.columns.groups;  // all chunks of a head add to the same sums
+        job.key_chunks = one_task ? 0 : ceil_div(p.keys, job.key_chunk);
+        work += double(heads) * double(p.queries) * double(p.keys) * double(p.d_k);
+        phases.push_back({&job, &kernel.columns, one_task ? heads : heads * job.key_chunks});
+    }
+    return run_phases(phases, work < kSingleThread, stop);
 }
 
-bool find_others(Job job, bool (*stop)()) {
+bool find_others(Jobs jobs, bool (*stop)()) {
+    Job& job = jobs.front();
     const Kernel& kernel = kernel_of(job);
     const int64_t heads = job.problem.batch * job.problem.heads;
     if (heads * job.problem.queries == 0) return true;
     cut_into_segments(job, kernel);
-    return run_phase({job, kernel.others, heads * job.segments}, is_small(job.problem), stop);
+    return run_phases({{&job, &kernel.others, heads * job.segments}}, is_small(job.problem), stop);
 }
 
-bool find_effects(Job job, bool (*stop)()) {
+bool find_effects(Jobs jobs, bool (*stop)()) {
+    Job& job = jobs.front();
     const Problem& p = job.problem;
     const Kernel& kernel = kernel_of(job);
     const int64_t heads = p.batch * p.heads;
@@ -215,10 +274,11 @@ bool find_effects(Job job, bool (*stop)()) {
         for (int64_t i = 0; i < heads; ++i) job.effects.turns[i] = 0;
     }
     const int64_t pieces = sums.transposed ? job.key_chunks : job.segments;
-    return run_phase({job, kernel.effects, heads * pieces}, is_small(p), stop);
+    return run_phases({{&job, &kernel.effects, heads * pieces}}, is_small(p), stop);
 }
 
-bool differentiate(Job job, bool (*stop)()) {
+bool differentiate(Jobs jobs, bool (*stop)()) {
+    Job& job = jobs.front();
     const Problem& p = job.problem;
     GradientAnswers& want = job.gradients;
     const Kernel& kernel = kernel_of(job);
@@ -237,8 +297,8 @@ bool differentiate(Job job, bool (*stop)()) {
     want.span_turns = want.turns + heads * tiles;
     for (int64_t i = 0; i < turns; ++i) want.turns[i] = 0;
     const bool single_thread = is_small(p);
-    return run_phase({job, kernel.gradient_spans, p.batch}, single_thread, stop) &&
-           run_phase({job, kernel.gradients, blocks * job.wave_runs}, single_thread, stop);
+    return run_phases({{&job, &kernel.gradient_spans, p.batch}}, single_thread, stop) &&
+           run_phases({{&job, &kernel.gradients, blocks * job.wave_runs}}, single_thread, stop);
 }
 
 }  // namespace clearhead

@@ -2,6 +2,7 @@
 // multiply-adds along the depth, in order. So an element's bits do not depend on the shape of the tile.
 #pragma once
 
+#include "attend.hpp"
 #include "simd.hpp"
 
 namespace clearhead {
@@ -91,6 +92,9 @@ struct Prefetch {
     struct Rows {
         const char* row = nullptr;
         int64_t bytes = 0, pitch = 0, left = 0, done = 0;  // of a row; to the next; rows; bytes of the present row
+        const char* pages = nullptr;                       // where their first element is
+        const int64_t* run = nullptr;                      // in pages: the run after the present one, as View::runs
+        int64_t in_run = 0, size = 0;                      // rows of the present run that are done; bytes of an element
     } rows[2];                                             // the second follows the first
     int64_t bytes = 0;                                     // at a time
 
@@ -109,8 +113,20 @@ struct Prefetch {
             for (int64_t i = 0; i < here; i += 64) __builtin_prefetch(from + i, 0, LEVEL);
             more -= here;
             r.done += here;
-            if (r.done >= r.bytes) r.done = 0, r.row += r.pitch, --r.left;
+            if (r.done < r.bytes) continue;
+            r.done = 0, r.row += r.pitch, --r.left;
+            if (r.run && ++r.in_run == kRun) r.in_run = 0, r.row = r.pages + *r.run++ * r.size;
         }
+    }
+};
+
+// Values in pages: where the runs of a block begin, and the first row that is read, in the block.
+struct Runs {
+    const char* start[kBlock / kRun];
+    int64_t first, pitch;  // bytes to the next row
+
+    template <class Number> CLEARHEAD_INLINE_MEMBER const Number* row(int64_t k) const {
+        return reinterpret_cast<const Number*>(start[(first + k) / kRun] + (first + k) % kRun * pitch);
     }
 };
 
@@ -198,21 +214,23 @@ template <class M, int R> __attribute__((noinline)) void multiply_panels(const t
 }
 
 // out[r][c] = out[r][c]·rescale[r] + Σ_j weights[r][j]·values[j][c] for R rows and C vectors of columns; without
-// `rescale`, the sum is added. Row r's weight j lies at r·ROW + j·STEP.
+// `rescale`, the sum is added. Row r's weight j lies at r·ROW + j·STEP. Values in pages lie in runs of kRun rows.
 template <class M, int R, int C, int64_t ROW, int64_t STEP>
 CLEARHEAD_INLINE void weighted_sum_tile(const typename M::Cell* weights, const typename M::Cell* values, int64_t pitch,
                                         int64_t depth, const typename M::T* rescale, typename M::T* out,
-                                        int64_t out_pitch, Prefetch* prefetch) {
+                                        int64_t out_pitch, Prefetch* prefetch, const Runs* runs, int64_t column) {
     using T = typename M::T;
     Vec<T> sum[R][C] = {};
-    if (prefetch)
-        for (int64_t k = 0; k < depth; k += kDepthChunk) {
-            prefetch->issue<2>();
-            accumulate<M, R, C, ROW, STEP>(weights + k * STEP, values + k * pitch, pitch, 2 * kLanes<T>,
-                                           depth - k < kDepthChunk ? depth - k : kDepthChunk, sum);
+    if (prefetch || runs)
+        for (int64_t k = 0, here; k < depth; k += here) {
+            here = kDepthChunk - (runs ? (runs->first + k) % kRun : 0);
+            if (depth - k < here) here = depth - k;
+            if (prefetch) prefetch->issue<2>();
+            const typename M::Cell* from = runs ? runs->row<typename M::Cell>(k) : values + k * pitch;
+            accumulate<M, R, C, ROW, STEP>(weights + k * STEP, from + column, pitch, 2 * kLanes<T>, here, sum);
         }
     else
-        accumulate<M, R, C, ROW, STEP>(weights, values, pitch, 2 * kLanes<T>, depth, sum);
+        accumulate<M, R, C, ROW, STEP>(weights, values + column, pitch, 2 * kLanes<T>, depth, sum);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -227,18 +245,20 @@ template <class M, int R, int64_t ROW, int64_t STEP>
 __attribute__((noinline)) void weighted_sum(const typename M::Cell* weights, const typename M::Cell* values,
                                             int64_t pitch, int64_t depth, const typename M::T* rescale,
                                             typename M::T* out, int64_t out_pitch, int64_t columns,
-                                            Prefetch* prefetch = nullptr) {
+                                            Prefetch* prefetch = nullptr, const Runs* runs = nullptr) {
     using T = typename M::T;
     // With few rows, more columns at a time, so that enough chains run at the same time.
     constexpr int wide = kRegisters < 32 ? 2 : R <= 2 ? 8 : R <= 4 ? 4 : 2;
     int64_t c = 0;
     for (; c + wide * kLanes<T> <= columns; c += wide * kLanes<T>)
-        weighted_sum_tile<M, R, wide, ROW, STEP>(weights, values + c, pitch, depth, rescale, out + c, out_pitch,
-                                                 prefetch);
+        weighted_sum_tile<M, R, wide, ROW, STEP>(weights, values, pitch, depth, rescale, out + c, out_pitch, prefetch,
+                                                 runs, c);
     for (; c + 2 * kLanes<T> <= columns; c += 2 * kLanes<T>)
-        weighted_sum_tile<M, R, 2, ROW, STEP>(weights, values + c, pitch, depth, rescale, out + c, out_pitch, prefetch);
+        weighted_sum_tile<M, R, 2, ROW, STEP>(weights, values, pitch, depth, rescale, out + c, out_pitch, prefetch,
+                                              runs, c);
     for (; c < columns; c += kLanes<T>)
-        weighted_sum_tile<M, R, 1, ROW, STEP>(weights, values + c, pitch, depth, rescale, out + c, out_pitch, prefetch);
+        weighted_sum_tile<M, R, 1, ROW, STEP>(weights, values, pitch, depth, rescale, out + c, out_pitch, prefetch,
+                                              runs, c);
 }
 
 // The cells of two neighbouring rows of bfloat16 numbers, a vector's bytes of each: pairs in the order of the columns.
@@ -256,12 +276,13 @@ template <class T> CLEARHEAD_INLINE void pairs_of(const uint16_t* a, const uint1
 template <class M, int R, int C, int64_t ROW>
 CLEARHEAD_INLINE void weighted_rows_tile(const typename M::Cell* weights, const uint16_t* values, int64_t pitch,
                                          int64_t count, const typename M::T* rescale, typename M::T* out,
-                                         int64_t out_pitch, Prefetch& prefetch) {
+                                         int64_t out_pitch, Prefetch& prefetch, const Runs* runs, int64_t column) {
     using T = typename M::T;
     static const uint16_t zeros[C * kLanes<T>] = {};
     Vec<T> sum[R][C] = {};
     for (int64_t j = 0; j < count; j += 2, values += 2 * pitch) {
         if (j / 2 % kDepthChunk == 0) prefetch.issue<2>();
+        if (runs && (j == 0 || (runs->first + j) % kRun == 0)) values = runs->row<uint16_t>(j) + column;
         const uint16_t* second = j + 1 < count ? values + pitch : zeros;
         Vec<T> right[C];
 #pragma GCC unroll 4
@@ -287,14 +308,16 @@ CLEARHEAD_INLINE void weighted_rows_tile(const typename M::Cell* weights, const 
 template <class M, int R, int64_t ROW>
 __attribute__((noinline)) void weighted_rows(const typename M::Cell* weights, const uint16_t* values, int64_t pitch,
                                              int64_t count, const typename M::T* rescale, typename M::T* out,
-                                             int64_t out_pitch, int64_t columns, Prefetch& prefetch) {
+                                             int64_t out_pitch, int64_t columns, Prefetch& prefetch, const Runs* runs) {
     using T = typename M::T;
     constexpr int wide = R <= 2 ? 8 : R <= 6 ? 4 : 2;
     int64_t c = 0;
     for (; c + wide * kLanes<T> <= columns; c += wide * kLanes<T>)
-        weighted_rows_tile<M, R, wide, ROW>(weights, values + c, pitch, count, rescale, out + c, out_pitch, prefetch);
+        weighted_rows_tile<M, R, wide, ROW>(weights, values + c, pitch, count, rescale, out + c, out_pitch, prefetch,
+                                            runs, c);
     for (; c < columns; c += 2 * kLanes<T>)
-        weighted_rows_tile<M, R, 2, ROW>(weights, values + c, pitch, count, rescale, out + c, out_pitch, prefetch);
+        weighted_rows_tile<M, R, 2, ROW>(weights, values + c, pitch, count, rescale, out + c, out_pitch, prefetch, runs,
+                                         c);
 }
 
 }  // namespace

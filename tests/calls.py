@@ -325,6 +325,7 @@ def in_frameworks() -> dict[str, Call]:
     """Public callables of the parts for PyTorch and Transformers."""
     x, flat, layer = torch.ones(1, 2, 3, 4), torch.from_numpy(FLAT), nn.MultiHeadAttention(8, 2)
     row, column = ({k: torch.from_numpy(x) if k in "vgx" else x for k, x in each.items()} for each in (ROW, COLUMN))
+    ragged = {"query": x[0], "cu_seq_q": torch.tensor([0, 2]), "cu_seq_k": torch.tensor([0, 2])}
     shards, theirs = ch.distributed, torch.nn.MultiheadAttention(8, 2)
     functions = (shards.attention, shards.ShardedAttentionMatrix, shards.plan)
     return {
@@ -334,6 +335,8 @@ def in_frameworks() -> dict[str, Call]:
         "nn.SingleHeadAttention": of(made(nn.SingleHeadAttention)),
         "nn.KVCache": of(nn.KVCache, batch=1, kv_heads=2, d_k=4, d_v=4),
         "torch.scaled_dot_product_attention": of(ch.torch.scaled_dot_product_attention, query=x, key=x, value=x),
+        "torch.varlen_attn": of(ch.torch.varlen_attn, key=x[0], value=x[0], **ragged),
+        "torch.varlen_matrix": of(ch.torch.varlen_matrix, key=x[0], request=0, **ragged),
         **{f"distributed.{each.__name__}": of(in_a_group(each), q=flat, k=flat) for each in functions[1:]},
         "distributed.attention": of(in_a_group(shards.attention), q=flat, k=flat, v=flat),
         **methods(sharded, shards.ShardedAttentionMatrix, alone=True, **row),

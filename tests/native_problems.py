@@ -8,13 +8,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from clearhead import engines
 from clearhead.core import reference
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.directions import Directions
 from clearhead.core.problem import describe
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines import native, portable
-from clearhead.engines.base import Kept, Upstream
+from clearhead.engines.base import Kept, Upstream, room_for_ragged
 
 DTYPES = {
     np.dtype(np.float64): (1e-11, 1e-11),
@@ -153,8 +154,46 @@ def compare(seed: int) -> None:
             same(f"{title} {name}", result[name], x, (0.0, allowed * (1 + np.abs(finite).max(initial=0))))
 
 
+def compare_ragged(seed: int) -> None:
+    """A ragged batch over pages: each request's bits are those of the row and the column pass alone."""
+    rng = np.random.default_rng(seed)
+    dtype = list(DTYPES)[rng.integers(4)]
+    page, kv_heads, group = 16 * int(rng.integers(1, 5)), int(rng.integers(1, 3)), int(rng.integers(1, 4))
+    d_k, d_v = (int(rng.choice([1, 8, 16, 31, 32, 64])) for _ in range(2))
+    queries, keys = (rng.choice([0, 1, 1, 5, 16, 17, 70, 300], int(rng.integers(1, 5))) for _ in range(2))
+    keys = np.resize(keys, queries.shape)
+    if rng.random() < 0.2:
+        keys[0] = 2300
+    needed = -(-keys // page)
+    table = np.full((len(keys), needed.max() + 1), 1 << 30, np.int32)
+    blocks = rng.permutation(needed.sum()).astype(np.int32)
+    for row, (first, count) in enumerate(zip(needed.cumsum() - needed, needed, strict=True)):
+        table[row, :count] = blocks[first : first + count]
+    make = lambda *shape: rng.standard_normal(shape).astype(dtype)  # noqa: E731
+    q = make(queries.sum(), kv_heads * group, d_k)
+    k, v = (strided(rng, make(needed.sum(), page, kv_heads, d)) for d in (d_k, d_v))
+    rules: Any = {"causal": bool(rng.random() < 0.7), "sinks": rng.standard_normal(q.shape[1])}
+    want = Wanted(output=True, logsumexp=True, entropy=True, received=True, top=3, diagonal=True)
+    problem = describe(np.zeros((q.shape[1], 1, d_k), dtype), np.zeros((kv_heads, 1, d_k), dtype), None, rules).problem
+    starts = np.array([0, *queries.cumsum()])
+    whole = replace(problem, rows=range(len(q)), cols=range(int(keys.sum())))
+    results = room_for_ragged(whole, d_v, want, native.STATISTICS)
+    native.ragged(problem, q, k, v, (starts, None, keys, table), results)
+    for row, (n, m) in enumerate(zip(queries, keys, strict=True)):
+        near = [x[table[row, : needed[row]]].reshape(-1, *x.shape[2:])[:m].swapaxes(0, 1) for x in (k, v)]
+        part = q[starts[row] : starts[row + 1]].swapaxes(0, 1)
+        one = describe(part, *near, rules | {"query_offset": int(m - n)})
+        answers = engines.answer(native, one.problem, one.q, one.k, one.v, want)  # type: ignore[arg-type]
+        last = keys.cumsum()[row]
+        for name, x in results.items():
+            places = slice(last - m, last) if name == "received" else slice(*starts[row : row + 2])
+            message = f"seed {seed}, request {row}, {name}"
+            np.testing.assert_array_equal(x[places], answers[name][0].swapaxes(0, 1), message)
+
+
 if __name__ == "__main__":
     first, count = (int(x) for x in sys.argv[1:3])
     for seed in range(first, first + count):
         compare(seed)
+        compare_ragged(seed)
     print(native.level())

@@ -175,7 +175,7 @@ def describe(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = Non
     if v is not None:
         v = as_array(autocast(v), "v", device)[0]
         shapes, dtypes = (*shapes, v.shape), (*dtypes, v.dtype)
-    problem = _problem(Arrays(shapes, dtypes, device, library, num_threads), rules)
+    problem = problem_of(Arrays(shapes, dtypes, device, library, num_threads), rules)
     return Described(problem, heads_first(q), heads_first(k), None if v is None else heads_first(v), restore)
 
 
@@ -188,7 +188,7 @@ def describe_whole(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None
     return described, described.v
 
 
-def _problem(of: Arrays, rules: Rules) -> Problem:
+def problem_of(of: Arrays, rules: Rules) -> Problem:
     """The problem of a call. What does not depend on arrays is checked once per shape and kept."""
     arrays = {name: value for name, value in rules.items() if name in _ARRAYS and not _is_plain(value)}
     rest = {**rules, **dict.fromkeys(arrays, None)} if arrays else rules

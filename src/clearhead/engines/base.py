@@ -245,6 +245,15 @@ def room_for_rows(problem: Problem, v: Array | None, want: Wanted, declared: fro
     return {name: np.empty(shape, dtype) for name, (shape, dtype) in row_kinds(problem, v, want, declared).items()}
 
 
+def room_for_ragged(problem: Problem, d_v: int, want: Wanted, declared: frozenset[str]) -> dict[str, Array]:
+    """Uninitialised arrays for the answers of a ragged batch, (tokens, heads, …) and (keys, heads), by name.
+
+    `problem` has all tokens and all keys.
+    """
+    each = kinds(problem, want, want.names(), declared, d_v)
+    return {name: np.empty((*shape[2:0:-1], *shape[3:]), dtype) for name, (shape, dtype) in each.items()}
+
+
 def room_for_columns(problem: Problem, want: Wanted, declared: frozenset[str]) -> dict[str, Array]:
     """Arrays of zeros, in float64, in which a column pass adds up its answers, by name."""
     return {name: np.zeros(shape) for name, (shape, _) in kinds(problem, want, want.columns(), declared).items()}

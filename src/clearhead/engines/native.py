@@ -117,6 +117,30 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
     return results
 
 
+def ragged(
+    problem: Problem, q: Array, k: Array, v: Array, where: tuple[Array | None, ...], answers: dict[str, Array]
+) -> None:
+    """Fill in what `rows` and `columns` answer of each request alone, to the same bits: (tokens or keys, heads, …).
+
+    q (tokens, heads, d_k); k and v (tokens, kv_heads, d), or pages (blocks, page, kv_heads, d). All tasks share the
+    threads, and keys and values are read where they lie. `problem` is of one query and one key. `where` is cu_seq_q,
+    cu_seq_k, seqused_k and block_table, as in clearhead.torch.varlen_attn. Raises ValueError where one does not fit.
+    """
+    if "received" in answers and "logsumexp" not in answers:
+        answers = {**answers, "logsumexp": np.empty(q.shape[:2], statistics_dtype(problem.dtype))}
+    call(
+        "ragged",
+        problem,
+        bits(q),
+        bits(k),
+        bits(v),
+        *where,
+        {n: bits(x) for n, x in answers.items()},
+        _MANY_QUERIES,
+        _MANY_KEYS,
+    )
+
+
 @in_one_dtype
 def tangents(
     problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, want: Wanted,

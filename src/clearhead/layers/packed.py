@@ -8,14 +8,14 @@ wrapping the one method with which a batching manager chooses the model's attent
 
 from collections.abc import Mapping
 from functools import wraps
-from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from clearhead.errors import RuleError
-from clearhead.ops.attention import attention
+from clearhead.torch import varlen_attn
 
 PAGED = "clearhead_flash"
 PACKING = frozenset(("cache", "read_index", "write_index", "logits_indices", "logits_processor_args"))  # not for scores
@@ -47,18 +47,12 @@ def attend_packed(
     """
     if more.get("cache") is not None:
         key, value = more["cache"].update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=more)
-    window = more.get("sliding_window")
-    output = query.new_zeros(*query.shape[:-1], value.shape[-1])
-    starts = (pairwise(more[name].tolist()) for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
-    for (first, last), (start, stop) in zip(*starts, strict=True):
-        n, m = last - first, stop - start
-        if n:
-            rules = {"causal": True, "query_offset": m - n} if causal and n > 1 else {}
-            if window is not None and m > window:
-                rules |= {"window": (window - 1, None), "query_offset": m - n}
-            q, k, v = query[:, :, first:last], key[:, :, start:stop], value[:, :, start:stop]
-            output[:, :, first:last] = attention(q, k, v, **scores, **rules)
-    return output
+    window, ends = more.get("sliding_window"), (more["cu_seq_lens_q"], more["cu_seq_lens_k"])
+    named = (query, ends[0]), (key, ends[1]), (value, ends[1])
+    q, k, v = (x[0, :, : int(end[-1])].swapaxes(0, 1) for x, end in named)
+    sides = -1 if window is None else window - 1, 0 if causal else -1
+    output = varlen_attn(q, k, v, *ends, window_size=sides, enable_gqa=True, **scores)
+    return functional.pad(output, (0, 0, 0, 0, 0, query.shape[2] - len(output)))[None].swapaxes(1, 2)
 
 
 def serve_batching(name: str) -> None:

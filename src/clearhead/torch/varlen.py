@@ -1,0 +1,324 @@
+"""varlen_attn in PyTorch's terms: requests of different lengths in one call, whose keys may lie in pages.
+
+The native engine reads pages where they lie (native/ragged.hpp). Any other engine is given one request after the other,
+with its keys gathered.
+"""
+
+from collections.abc import Hashable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead import engines
+from clearhead.core.arrays import as_array
+from clearhead.core.axes import Array
+from clearhead.core.device_array import DeviceArray
+from clearhead.core.observations import check_asked, check_room
+from clearhead.core.problem import Arrays, Problem, problem_of
+from clearhead.core.rule_values import as_int64, is_whole, read_flag, read_place, read_threads
+from clearhead.core.statistics import STATISTICS, Answers, Asked, Wanted, joined_arrays
+from clearhead.engines import native
+from clearhead.engines.base import Engine, room_for_ragged
+from clearhead.errors import DtypeError, RuleError, ShapeError, expected, shown
+from clearhead.ops import fast_calls
+from clearhead.ops.matrix import AttentionMatrix
+
+_KEYS = ("received",)  # what is answered for each key; all else is for each query
+_OBSERVED = tuple(name for name, one in STATISTICS.items() if one.asked != "v" and one.computed == "rows") + _KEYS
+_RUN = 16  # a page has a multiple of so many rows: kRun in native/attend.hpp
+_NAMES = ("query", "key", "value")
+_MOST = 256  # different calls
+_calls: dict[Hashable, tuple[Problem, dict[str, Any]]] = {}  # and the answers' shapes and dtypes
+Tensors = tuple[Any, ...]  # query, key, value, cu_seq_q, cu_seq_k, seqused_k, block_table
+
+
+class Layout(NamedTuple):
+    """Where the requests lie."""
+
+    starts: Array  # (requests + 1,), int64: where each one's queries begin
+    lengths: Array  # (requests,), int64: how many keys each one has
+    places: Array  # (requests + 1,), int64: where its keys begin; or (requests, most pages), int32: its pages
+
+
+def varlen_attn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None = None,
+    max_q: int | None = None,  # noqa: ARG001  PyTorch's signature
+    max_k: int | None = None,  # noqa: ARG001
+    *,
+    return_aux: Any = None,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,  # noqa: ARG001
+    softcap: float | None = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    engine: str | None = None,
+    num_threads: int | None = None,
+    **asked: Unpack[Asked],
+) -> Any:
+    """`torch.nn.attention.varlen.varlen_attn` on the CPU, with statistics: a ragged batch of requests in one call.
+
+    query         (tokens, heads, d_k): the queries of all requests, one request after the other; float64, float32,
+                  bfloat16 or float16
+    key           (blocks, page, kv_heads, d_k) with block_table, page a multiple of 16; without it (tokens, kv_heads,
+                  d_k), as the queries. Any strides: pages may lie as vLLM or FlashAttention lay them
+    value         (…, kv_heads, d_v), likewise
+    cu_seq_q      (requests + 1,): where each request's queries begin, and their number; int32 or int64, as below
+    cu_seq_k      (requests + 1,): likewise for the keys, where there is no block_table
+    seqused_k     (requests,): how many keys each request has; needed with block_table
+    block_table   (requests, most pages), int32: the pages of each request in their order. Requests may share pages;
+                  pages that lie beyond a request's keys are never looked at, nor rows beyond its keys
+    window_size   (left, right) keys around a query's position, -1 for no limit; (-1, 0) is causal. A request's last
+                  query stands at its last key
+    enable_gqa    key heads may be fewer; query head h reads key head h // group
+    scale, softcap, alibi_slopes, sinks, engine, num_threads   as in `clearhead.attention`
+    asked         logsumexp, max_logit, entropy, distance, diagonal, received (each True), top=k
+
+    Returns the output, (tokens, heads, d_v), in query's dtype; with `return_aux=AuxRequest(lse=True)` also the
+    log-sum-exp, (tokens, heads). With anything asked for, an `Answers` instead: `output`, and per query (tokens, heads)
+    or (tokens, heads, k), in float32 (float64 for float64); `received`, the sum of the weights on each key over this
+    call's queries, is (keys of all requests one after the other, heads).
+
+    Each request's numbers have the bits of the same request alone with its keys side by side, whatever else is in the
+    batch; max_q, max_k and num_splits, which PyTorch needs, change nothing. O(tokens·keys·(d_k + d_v)) time; no page is
+    copied. For inference: tensors that require grad raise DtypeError. Raises, before any number is read, ShapeError,
+    DtypeError or RuleError for arguments that do not fit, such as a block number that is out of range.
+
+    >>> import torch
+    >>> x, ends = torch.eye(2)[:, None], torch.tensor([0, 2])
+    >>> varlen_attn(x, x, x, ends, ends, window_size=(-1, 0))[0, 0]
+    tensor([1., 0.])
+    """
+    lse = return_aux is not None and read_flag("return_aux.lse", getattr(return_aux, "lse", return_aux))
+    named: dict[str, Any] = {**asked, "logsumexp": True} if lse else dict(asked)
+    tensors = query, key, value, cu_seq_q, cu_seq_k, seqused_k, block_table
+    call: Hashable = None
+    if all(x is None for x in (alibi_slopes, sinks, engine, num_threads)) and isinstance(window_size, tuple):
+        values = *window_size, scale, softcap, enable_gqa, *named.values()
+        call = *named, *values, *map(type, values)  # the types: True and 1 are equal
+    results = None if call is None else _repeated(call, tensors)
+    if results is None:
+        want = Wanted(output=True, **check_asked(named, _OBSERVED, ()))
+        rules = _rules(window_size, scale, softcap, alibi_slopes, sinks)
+        problem, results = _checked(tensors, enable_gqa, rules, engine, num_threads, want)
+        if call is not None and problem is not None:
+            _remember(call, tensors, problem, results)
+    if asked:
+        return Answers(**joined_arrays(results))
+    return (results["output"], results["logsumexp"]) if lse else results["output"]
+
+
+def varlen_matrix(
+    query: Tensor,
+    key: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None = None,
+    *,
+    request: int,
+    logsumexp: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    enable_gqa: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    engine: str | None = None,
+    num_threads: int | None = None,
+) -> AttentionMatrix:
+    """The attention matrix of one request of a ragged batch, (heads, queries, keys): any weight of it, never stored.
+
+    request     which one
+    logsumexp   (tokens, heads), what `varlen_attn` answered: only looking is paid for then
+
+    All other parameters, and the errors, as in `varlen_attn`. The request's keys are gathered from their pages once,
+    O(keys·d_k); what is written to the pages later does not change the matrix.
+
+    >>> import torch
+    >>> x, ends = torch.eye(2)[:, None], torch.tensor([0, 2])
+    >>> varlen_matrix(x, x, ends, ends, request=0, window_size=(-1, 0))[0, 0]
+    tensor([1., 0.])
+    """
+    rules = _rules(window_size, scale, softcap, alibi_slopes, sinks)
+    (q, restore), (k, _) = as_array(query, "query"), as_array(key, "key")
+    layout = _layout(q, k, k, (cu_seq_q, cu_seq_k, seqused_k, block_table), enable_gqa)
+    place = read_place("request", request, len(layout.lengths))
+    start, stop = layout.starts[place : place + 2].tolist()
+    if logsumexp is not None:
+        known = as_array(logsumexp, "logsumexp")[0]
+        if known.shape != q.shape[:2]:
+            raise ShapeError(f"logsumexp has shape {known.shape}: expected (tokens, heads), {q.shape[:2]}.")
+        rules["logsumexp"] = known[start:stop].T
+    local = q[start:stop], _keys_of(k, layout, place)
+    return AttentionMatrix(
+        *(restore(x.swapaxes(0, 1)) for x in local), engine=engine, num_threads=num_threads,
+        query_offset=int(layout.lengths[place]) - (stop - start), **rules,
+    )  # fmt: skip
+
+
+def _rules(window_size: Any, scale: Any, softcap: Any, alibi_slopes: Any, sinks: Any) -> Any:
+    """The rules of every request."""
+    sides = window_size if isinstance(window_size, (tuple, list)) else ()
+    if len(sides) != 2 or not all(is_whole(side) and side >= -1 for side in sides):
+        hint = "window_size=(-1, 0) is causal, (255, 0) sees the last 256 keys, (-1, -1) all."
+        raise RuleError(expected("window_size", window_size, "(left, right), each from 0 up, or -1 for no limit"), hint)
+    window = tuple(None if side < 0 else int(side) for side in sides)
+    return {"window": window, "scale": scale, "softcap": softcap, "alibi_slopes": alibi_slopes, "sinks": sinks}
+
+
+def _layout(q: Array, k: Array, v: Array, where: Tensors, enable_gqa: Any) -> Layout:
+    """Where the requests lie. Raises for whatever does not fit, before any number of q, k or v is read."""
+    cu_seq_q, cu_seq_k, seqused_k, block_table = where
+    keys = "(tokens, kv_heads, d)" if block_table is None else "(blocks, page, kv_heads, d)"
+    for name, x, axes in (("query", q, "(tokens, heads, d)"), ("key", k, keys), ("value", v, keys)):
+        if x.ndim != axes.count(",") + 1:
+            raise ShapeError(f"{name} has shape {x.shape}: expected {axes}.")
+        if isinstance(x, DeviceArray):
+            raise RuleError(f"{name} is on device {x.device}: ragged batches are computed on the CPU.", f"{name}.cpu()")
+    if k.shape[:-1] != v.shape[:-1]:
+        raise ShapeError(f"key is {k.shape} and value {v.shape}: all but their widths must agree.")
+    if not read_flag("enable_gqa", enable_gqa) and q.shape[1] != k.shape[-2]:
+        hint = "enable_gqa=True lets query heads share key heads."
+        raise ShapeError(f"query has {q.shape[1]} heads but key has {k.shape[-2]}.", hint)
+    starts = _ends("cu_seq_q", cu_seq_q, len(q), "query")
+    if block_table is None:
+        ends = _ends("cu_seq_k", cu_seq_k, len(k), "key")
+        room, places = np.diff(ends), ends
+    else:
+        places = as_array(block_table, "block_table")[0]
+        if places.dtype != np.int32 or places.ndim != 2:
+            raise DtypeError(f"block_table is {places.dtype} {places.shape}: expected int32, (requests, pages).")
+        if k.shape[1] % _RUN or not k.shape[1]:
+            raise ShapeError(f"key has pages of {k.shape[1]}: expected a multiple of {_RUN}.")
+        room = np.full(len(places), places.shape[1] * k.shape[1])
+    lengths = room if block_table is None and seqused_k is None else _whole("seqused_k", seqused_k)
+    for name, count in (("keys", len(room)), ("seqused_k", len(lengths))):
+        if count != len(starts) - 1:
+            raise ShapeError(f"cu_seq_q has {len(starts) - 1} requests but there are {name} of {count}.")
+    if (lengths < 0).any() or (lengths > room).any():
+        raise RuleError(f"seqused_k is {shown(lengths.tolist())}: there is room for {shown(room.tolist())}.")
+    if block_table is not None:
+        used = np.arange(places.shape[1]) < -(-lengths[:, None] // k.shape[1])
+        for request, page in np.argwhere(used & ((places < 0) | (places >= len(k))))[:1]:
+            raise RuleError(f"block_table[{request}, {page}] is {places[request, page]}: key has {len(k)} blocks.")
+    return Layout(starts, lengths, np.ascontiguousarray(places))
+
+
+def _whole(name: str, value: Any) -> Array:
+    """Whole numbers, one axis of them, as int64."""
+    array = as_array(value, name)[0]
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise DtypeError(f"{name} is {shown(value)}: expected a tensor of whole numbers with one axis.")
+    return as_int64(name, array)
+
+
+def _ends(name: str, value: Any, count: int, of: str) -> Array:
+    """Cumulative lengths, checked."""
+    ends = _whole(name, value)
+    if not len(ends) or ends[0] or ends[-1] != count or (ends[1:] < ends[:-1]).any():
+        raise RuleError(f"{name} is {shown(ends.tolist())}: expected to rise from 0 to the {count} tokens of {of}.")
+    return ends
+
+
+def _arrays(q: Array, k: Array, v: Array, queries: int, keys: int, num_threads: int | None) -> Arrays:
+    """What the problem of a request with so many queries and keys has to know of the arrays."""
+    shapes = tuple((x.shape[-2], size, x.shape[-1]) for x, size in ((q, queries), (k, keys), (v, keys)))
+    return Arrays(shapes, (q.dtype, k.dtype, v.dtype), "cpu", "torch", read_threads(num_threads))
+
+
+def _keys_of(x: Array, layout: Layout, request: int) -> Array:
+    """The keys or values of one request, (keys, kv_heads, d)."""
+    place, count = layout.places[request], int(layout.lengths[request])
+    if x.ndim == 3:
+        return x[place : place + count]
+    return x[place[: -(-count // x.shape[1])]].reshape(-1, *x.shape[2:])[:count]
+
+
+def _checked(
+    tensors: Tensors, enable_gqa: Any, rules: Any, engine: str | None, num_threads: int | None, want: Wanted
+) -> tuple[Problem | None, dict[str, Any]]:
+    """The answers by name; and the problem of one query and key, where the native engine computed them."""
+    (q, restore), (k, _), (v, _) = (as_array(x, name) for x, name in zip(tensors[:3], _NAMES, strict=True))
+    layout = _layout(q, k, v, tensors[3:], enable_gqa)
+    problem = problem_of(_arrays(q, k, v, 1, 1, num_threads), rules)
+    chosen = engines.get(engines.choose(problem, engine, want).engine)
+    whole = replace(problem, rows=range(len(q)), cols=range(int(layout.lengths.sum())))
+    check_room(whole, want, v.shape[-1])
+    results = room_for_ragged(whole, v.shape[-1], want, chosen.STATISTICS)
+    if chosen is native:
+        ends, table = (None, layout.places) if k.ndim == 4 else (layout.places, None)
+        native.ragged(problem, q, k, v, (layout.starts, ends, layout.lengths, table), results)
+    else:
+        _one_by_one(chosen, rules, (q, k, v), layout, want, results)
+    return problem if chosen is native else None, {name: restore(x) for name, x in results.items()}
+
+
+def _one_by_one(
+    engine: Engine, rules: Any, arrays: tuple[Array, Array, Array], layout: Layout, want: Wanted,
+    results: dict[str, Array],
+) -> None:  # fmt: skip
+    """Fill in the answers of an engine that is given one request after the other."""
+    (q, k, v), first = arrays, 0
+    for request, (start, stop) in enumerate(pairwise(layout.starts.tolist())):
+        count = int(layout.lengths[request])
+        of = _arrays(q, k, v, stop - start, count, None)
+        one = problem_of(of, rules | {"query_offset": count - (stop - start)})
+        local = q[start:stop], _keys_of(k, layout, request), _keys_of(v, layout, request)
+        a, b, c = (x[None].swapaxes(1, 2) for x in local)
+        answers = engines.answer(engine, one, a, b, c, want)
+        for name, x in results.items():
+            part = slice(first, first + count) if name in _KEYS else slice(start, stop)
+            x[part] = answers[name][0].swapaxes(0, 1)
+        first += count
+
+
+def _remember(call: Hashable, tensors: Tensors, problem: Problem, results: dict[str, Any]) -> None:
+    """Let such calls be repeated on other tensors of the same kinds, where all are tensors."""
+    if all(x is None or isinstance(x, Tensor) for x in tensors):
+        if len(_calls) >= _MOST:
+            _calls.pop(next(iter(_calls)))
+        _calls[call, _kinds(*tensors[:3])] = problem, {name: (x.shape[1:], x.dtype) for name, x in results.items()}
+
+
+def _kinds(q: Tensor, k: Tensor, v: Tensor) -> Hashable:
+    return q.shape[1:], k.shape[-2:], v.shape[-2:], k.ndim, q.dtype, k.dtype, v.dtype
+
+
+def _repeated(call: Hashable, tensors: Tensors) -> dict[str, Tensor] | None:
+    """The answers, if a call like this was checked before; else, or where something does not fit, None."""
+    present = [x for x in tensors if x is not None]
+    if not fast_calls.unobserved(*present) or native.engine_named():
+        return None
+    if not all(x.is_cpu and not x.requires_grad for x in present):
+        return None
+    try:
+        known = _calls.get((call, _kinds(*tensors[:3])))
+        if known is None:
+            return None
+        q, k, v, *where = tensors
+        sizes = {name: len(q) for name in known[1]}
+        if "received" in sizes:
+            sizes["received"] = len(k) if where[2] is None else int(where[2].sum())
+        made = {name: torch.empty((sizes[name], *tail), dtype=dtype) for name, (tail, dtype) in known[1].items()}
+        answers = {name: _read(x) for name, x in made.items()}
+        native.ragged(known[0], _read(q), _read(k), _read(v), tuple(map(_read, where)), answers)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+    return made
+
+
+def _read(x: Tensor | None) -> Any:
+    """A plain tensor as an array of its bits."""
+    return None if x is None else x.view(torch.int16).numpy() if x.dtype == torch.bfloat16 else x.numpy()
