@@ -16,7 +16,7 @@ let inView = whole; // the first of the tokens in view, and their end: places am
 let shadeMore = () => {}; // the tokens that have come into view
 addEventListener("beforeprint", () => ((inView = whole), shadeMore()));
 
-/** @typedef {{by: "received" | "query" | "key", picks: "query" | "key", start: number | null, word: string, said: string, over: number | null, open: boolean}} Reading      open: its controls; over: the token under the pointer */
+/** @typedef {{by: "received" | "query" | "key" | "effect", picks: "query" | "key", start: number | null, word: string, said: string, over: number | null, open: boolean}} Reading      open: its controls; over: the token under the pointer */
 
 /** @returns {Reading} */
 export const newReading = () => ({
@@ -136,9 +136,12 @@ function shown(text) {
 export function shadeText(look, over = null) {
   const { parts, head, keys, offset, state, aside, received, row, column } = look;
   const by = over ? "query" : state.reading.by;
+  const { why } = look.page.header;
+  const caused = by === "effect"; // blue for what speaks for the answer
   const cross = head.layer.cross;
-  const values =
-    by === "received"
+  const values = caused
+    ? why.by_token.map((/** @type {number} */ x) => -x)
+    : by === "received"
       ? received
       : by === "query"
         ? (over?.row ?? row)
@@ -150,7 +153,7 @@ export function shadeText(look, over = null) {
     query: cross ? -1 : (over?.token ?? state.query + offset),
     key: over ? -1 : state.key,
     aside: aside ? head.first : -1,
-    effects: head.shows !== "weights",
+    effects: caused || head.shows !== "weights",
   });
   if (!over) parts.decoding?.update();
 }

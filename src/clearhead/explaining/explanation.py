@@ -5,7 +5,7 @@ Everything here is data, taken from the run; `report` prints it.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from clearhead.view import images, notebook, page
 from clearhead.view.container import Document, narrowed
 from clearhead.words import Language
 
+_LOOKS, _LOOK = 4, 0.005  # of each head so many keys of the row that answers, and the least weight
 _MOST_WEIGHTS = 16 * 2**20  # bytes of W^Q … W^O that go into a page
 
 
@@ -146,10 +147,13 @@ class Explanation:
         return captioned_heads(self.runs)
 
 
-def document(seen: Explanation, language: Language = "en", g: Sequence[Array] | None = None) -> Document:
+def document(
+    seen: Explanation, language: Language = "en", g: Sequence[Array] | None = None, kept: Collection[int] | None = None
+) -> Document:
     """The page's document: every head of every layer, and the projections' weights of the chosen layer.
 
-    g   of each layer the derivative of some number by its heads' outputs, (heads, tokens, d_v), in the run with edits
+    g      of each layer the derivative of some number by its heads' outputs, (heads, tokens, d_v), in the edited run
+    kept   the layers with weights and steps, where these would be too many; None: all
     """
     first, config = seen.before or seen, seen.model.config
     place = Path(seen.model.name)
@@ -172,7 +176,7 @@ def document(seen: Explanation, language: Language = "en", g: Sequence[Array] | 
     if seen.before is not None:
         logits |= _sorted_logits(seen, "edited.logits")
         edited = Edited([repr(edit) for edit in seen.edits], after, _run_facts(seen, seen.moved, "edited.logits"))
-    made = story(layers if edited else after, scene, edited)
+    made = story(layers if edited else after, scene, edited, kept)
     return replace(made, arrays={**made.arrays, **logits})
 
 
@@ -196,8 +200,18 @@ def _run_facts(seen: Explanation, moved: Moved | None, logits: str) -> dict[str,
         "check": both("check", engine=seen.trace.check.engine, difference=seen.trace.check.largest_difference),
         "moved": [[t.text, t.after, t.before] for t in moved.next[:SHOWN]] if moved and seen.edits else None,
         "way": for_page(seen.ways, seen.no_way),
+        "looks": {"query": seen.token, "heads": [_looks(run, seen.token) for run in seen.runs]},
         "sampling": None if seen.logits is None else {"logits": logits, "texts": texts},
     }
+
+
+def _looks(run: LayerRun, query: int) -> list[list[tuple[int, float]]]:
+    """The keys that a row gives most weight to, with these weights, for each head of a layer."""
+    rows = np.asarray(AttentionMatrix(run.q, run.k, **run.rules)[:, query], np.float64)
+    order = np.argsort(-rows, axis=-1, kind="stable")[:, :_LOOKS].tolist()
+    return [
+        [(key, round(row[key], 4)) for key in keys if row[key] > _LOOK] for row, keys in zip(rows, order, strict=True)
+    ]
 
 
 def _page_layer(seen: Explanation, number: int, weights: Mapping[str, Array]) -> PageLayer:
