@@ -44,18 +44,38 @@ def near(result, expected):
 # the document
 
 
-def test_the_header_has_the_numbers_of_the_json_and_every_layer_that_it_names():
+def test_the_page_opens_with_the_head_that_did_most():
     rng = fresh()
     seen = ch.why(random_text(rng, 3), random_model(rng), count=int(rng.integers(1, 9)))
-    made, data = document(seen).header, seen.to_json()
-    data["parts"].sort(key=lambda part: -abs(part["effect"]))
-    ours = {"words", "sink", "grid"}
-    assert {name: made["why"][name] for name in made["why"] if name not in ours} == {
-        name: data[name] for name in made["why"] if name not in ours
-    }
-    named = {effect["layer"] for name in ("edges", "heads") for effect in made["why"][name]}
-    assert named <= {layer["number"] for layer in made["layers"]}
+    made = document(seen).header
+    assert made["why"]["parts"] == sorted(seen.to_json()["parts"], key=lambda part: -abs(part["effect"]))
     assert tuple(made["chosen"].values()) == (*seen.heads[0][:2], len(seen.tokens) - 1)
+
+
+def test_of_a_long_text_the_first_heads_layers_have_weights_and_the_page_says_which(running, seen, monkeypatch):
+    monkeypatch.setattr(why_page, "_ROOM", 1)  # for one layer
+    first = seen.heads[0].layer
+    with opened(running, seen.to_html(), wait=SHADED) as page:
+        assert f"steps of layers {first}, with the 3 digits" in page.locator(".fold").first.text_content()
+        for summary in page.locator("details.fold > summary").all():
+            summary.click()
+        page.locator(f".effects [data-place='{1 - first} 5']").click()
+        until(page, f"document.querySelector('#head').textContent === 'Layer {1 - first}, head 5'")
+        assert "stored as an image" in page.locator(".here").text_content()
+        assert page.locator("#pick-layer option").all_text_contents() == [str(first)]
+        page.locator(f".effects [data-place='{first} 5']").click()
+        until(page, "document.querySelector('.here').textContent.includes('q, k (bfloat16)')")
+
+
+def test_a_chats_turns_are_blocks_and_its_templates_tokens_folded(running, seen):
+    made = document(seen)
+    made.header["why"]["turns"] = [("system", 1, 2), ("user", 2, 3)]
+    with opened(running, made, wait=".turn") as page:
+        assert page.locator(".turn").all_text_contents() == ["system", "user"]
+        visible = [token.is_visible() for token in page.locator(".passage .token").all()]
+        assert visible == [False, True, True, True]  # the last one answers
+        page.locator(".turn").first.click()
+        assert page.locator(".passage .token").first.is_visible()
 
 
 @pytest.mark.parametrize(("token", "against"), [("lamb", "nut"), ("nut", "lamb")])
@@ -65,19 +85,12 @@ def test_each_sentence_is_there_in_both_languages(token, against):
     for name, english in words["en"].items():
         chinese = words["zh"][name]
         names = [set(re.findall(r"{\w*}", text)) for text in (english, chinese)]
-        assert names[0] == names[1] <= {"{token}", "{against}", "{first}", "{head}"}
+        assert names[0] == names[1] <= {f"{{{name}}}" for name in why_page._FOR_PAGE}
         assert bool(re.search("[一-鿿]", chinese)) == bool(english), name
         assert "注意" not in chinese
     ahead, behind = ("{token}", "{against}") if token == "lamb" else ("{against}", "{token}")
     assert words["en"]["title"] == f"Why {ahead} and not {behind}"
     assert ("behind" in words["en"]["lead"]) == (token == "nut")
-
-
-def test_one_token_the_same_text_twice_and_a_page_without_causes():
-    seen = ch.why("mary had a", shipped())
-    assert "why" not in json.loads(scripts(ch.explain("mary had").to_html())["clearhead"])
-    assert seen.to_html() == seen.to_html()
-    assert json.loads(scripts(seen.to_html("zh"))["clearhead"])["why"]["by_token"] == seen.by_token.tolist()
 
 
 def test_the_command_writes_the_page_beside_or_in_place_of_the_report(tmp_path):
@@ -160,9 +173,7 @@ def test_a_head_that_is_pointed_at_draws_its_edges_and_says_the_row_that_answers
             ran = run.layers[layer]
             row = np.asarray(ch.AttentionMatrix(ran.q, ran.k, **ran.rules)[head, -1])
             page.locator(f".effects [data-place='{place}']").hover()
-            widths = page.locator(".edges path").evaluate_all(
-                "all => all.map((each) => +each.getAttribute('stroke-width'))"
-            )
+            widths = page.locator(".edges path").evaluate_all("all => all.map((x) => +x.getAttribute('stroke-width'))")
             assert widths == pytest.approx([1 + 4 * x for x in sorted(row, reverse=True) if x > 0.005], abs=0.051)
             caption = page.locator(".every .caption").text_content()
             strongest = seen.tokens[int(row.argmax())].text.strip()
@@ -180,6 +191,7 @@ def test_the_question_its_text_and_the_heads_share_the_first_screen(running, see
         )
         assert all(0 <= box["top"] < box["bottom"] <= height and box["right"] <= width for box in boxes)
         assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.locator(".fold").last.bounding_box()["y"] < height or width < 400
 
 
 def _ground(element):
@@ -207,10 +219,7 @@ def test_an_edge_chooses_its_layer_head_query_and_key_by_mouse_and_keyboard(runn
             assert number(said.split(": ")[-1].split(" ")[0]) == pytest.approx(float(weight), abs=1e-4)
         head = seen.heads[-1]
         page.locator(".carried button").last.press("Enter")
-        until(
-            page,
-            f"document.querySelector('.effects [aria-pressed=true]').ariaLabel.startsWith('{head.layer}.{head.head} ')",
-        )
+        until(page, f"document.querySelector('[aria-pressed=true]').ariaLabel.startsWith('{head.layer}.{head.head} ')")
         assert [_picked(page, name, 0) for name in ("layer", "head")] == [head.layer, head.head]
 
 
@@ -239,13 +248,6 @@ def test_an_edge_leads_back_to_the_run_from_a_supposition_and_from_the_other_run
         assert page.locator("#pick-edited").is_checked()
 
 
-def test_a_page_in_chinese_changes_to_english(running, seen):
-    with opened(running, seen.to_html("zh"), wait=SHADED) as page:
-        assert "查询 ← 键" in page.locator(".carried").inner_text()
-        page.locator("#language").click()
-        assert "query ← key" in page.locator(".carried").inner_text()
-
-
 def test_hostile_tokens_are_text(running, seen):
     made = document(seen)
     why = made.header["why"]
@@ -267,11 +269,7 @@ def test_the_colours_are_told_apart_by_every_kind_of_colour_vision(running, seen
             page.emulate_media(color_scheme=scheme)
             until(page, f"matchMedia('(prefers-color-scheme: {scheme})').matches")
             page.wait_for_timeout(200)  # the page draws itself again
-            result = page.evaluate(
-                '[...document.querySelectorAll(\'.effects [data-place="0 2"], .effects [data-place="0 5"]\')]'
-                ".map(x => getComputedStyle(x).backgroundColor)"
-            )
-            grounds.append([np.array([float(x) for x in re.findall(r"[\d.]+", each)[:3]]) for each in result])
+            grounds.append([np.array(_ground(page.locator(f".effects [data-place='0 {head}']"))) for head in (2, 5)])
     for blue, orange in grounds:
         scale = 1 if max(*blue, *orange) <= 1 else 255
         linear = [(colour / scale) ** 2.2 for colour in (blue, orange)]

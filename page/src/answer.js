@@ -41,6 +41,7 @@ export function answerRoom(page, shell) {
     element,
     text,
     more, // of the next tokens, where the page has another place for it
+    template: why.template,
     legend: "", // of the text's colours, where these are effects
     drawn: () => {}, // the text is there anew
     point: (/** @type {number | null} */ _token) => {}, // at a token

@@ -23,7 +23,12 @@ function tint(x, most, full = 45) {
 export function wordsOf({ header: { why, tokens } }, shell) {
   const spoken = (/** @type {string} */ text) => isolated(spelled(text));
   if (!why) return {};
-  const texts = { token: spoken(why.token.text), against: spoken(why.against.text), first: `0 ${spoken(tokens[0])}` };
+  const texts = {
+    token: spoken(why.token.text),
+    answer: isolated(spelled(why.answer, 60)),
+    against: spoken(why.against.text),
+    first: `0 ${spoken(tokens[0])}`,
+  };
   const words = Object.entries(/** @type {Record<string, string>} */ (why.words[shell.language()]));
   return Object.fromEntries(words.map(([key, text]) => [key, filled(text, { head: "{head}", ...texts })]));
 }

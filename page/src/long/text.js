@@ -31,6 +31,8 @@ export function drawText(look) {
       (token) => pointAt(look, token),
       t,
       page.header.facts?.generated ?? 0,
+      why?.turns ?? [],
+      answer.template,
     ),
     look.parts.decoding?.element,
     h(
@@ -54,7 +56,7 @@ export function drawText(look) {
   ]);
   text.classList.toggle("short", keyTexts.length <= 60);
   const box = /** @type {HTMLElement} */ (text.querySelector(".passage"));
-  if (why) box.dataset.answer = spelled(why.token.text);
+  if (why) box.dataset.answer = spelled(why.answer, 60);
   if (why?.sink) box.dataset.sink = "";
   answer.drawn();
   requestAnimationFrame(() => scrollWithin(box, spanOf(look, chosen)));

@@ -12,15 +12,18 @@ from clearhead.explaining.attribution_words import for_page
 from clearhead.explaining.derivatives import derivatives, target_of
 from clearhead.explaining.explain import explain
 from clearhead.explaining.explanation import document as explained
+from clearhead.explaining.texts import read
 from clearhead.models.model import Model
 from clearhead.models.protocol import LayerRun
 from clearhead.textbook.page import capitalised
 from clearhead.view.container import Document
 from clearhead.words import LANGUAGES, Language, say
 
-_SHOWN = ("token", "against", "parts", "edges", "by_token", "heads")
-_FOR_PAGE = {name: f"{{{name}}}" for name in ("token", "against", "first", "head")}  # the page puts these texts in
-_SAME = "shading exact parts part effect hidden share head off order find numbers map steps"  # the keys after "why"
+_SHOWN = ("token", "against", "answer", "parts", "edges", "by_token", "heads")
+_FOR_PAGE = {
+    name: f"{{{name}}}" for name in ("token", "against", "answer", "first", "head")
+}  # the page puts these texts in
+_SAME = "shading exact parts part effect hidden share head off order find numbers map steps template"  # after "why"
 _WORDS = {name: f"why {name}" for name in (*_SAME.split(), "by layer", "by effect")}  # have nothing else to put in
 _WORDS |= {"ends": "why edge", "weight": "weight", "truth": "why changes"}
 _ROOM = 9e6  # characters of a page for what its layers' weights are computed from
@@ -41,8 +44,17 @@ def document(seen: Any, language: Language) -> Document:
     words = {each: _words(each, seen, kept) for each in LANGUAGES}
     causes["parts"].sort(key=lambda part: -abs(part["effect"]))
     shown = {name: causes[name] for name in _SHOWN} | {"sink": seen.sink, "words": words}
+    shown["turns"] = _turns(seen)
     shown["grid"] = [[float(f"{x:.4g}") for x in row] for row in (-seen.heads_run if _ran(seen) else seen.by_head)]
     return replace(made, header={**made.header, "why": shown})
+
+
+def _turns(seen: Any) -> list[tuple[str, int, int]]:
+    """Who speaks in a chat, from which token to which; nothing for a text, or where the template rewrote a message."""
+    turns = [] if isinstance(seen.prompt, str) else read(seen.model, seen.prompt).turns
+    places = [[i for i, token in enumerate(seen.tokens) if token.start < b and token.stop > a] for a, b in turns]
+    spoken = zip(seen.prompt, places, strict=True) if len(turns) == len(seen.prompt) else ()
+    return [(message["role"], place[0], place[-1] + 1) for message, place in spoken if place]
 
 
 def _kept(runs: Sequence[LayerRun], named: Iterable[int]) -> list[int] | None:
@@ -73,9 +85,9 @@ def _words(language: Language, seen: Any, kept: Sequence[int] | None) -> dict[st
     facts = {name: fixed(x, 2, 9).replace("-", "−") for name, x in logits.items()}
     shares = {"share": percent(seen.token.probability), "other_share": percent(seen.against.probability)}
     words = {name: say(language, key, **_FOR_PAGE) for name, key in _WORDS.items()}
-    title = _FOR_PAGE if seen.lead >= 0 else {"token": "{against}", "against": "{token}"}
+    title = _FOR_PAGE if seen.lead >= 0 else _FOR_PAGE | {"token": "{against}", "against": "{token}"}
     words |= {
-        "title": say(language, "why title", **title),
+        "title": say(language, "why title whole" if len(seen.based[0].target.answer) > 1 else "why title", **title),
         "lead": say(language, "why lead" if seen.lead >= 0 else "why behind", **_FOR_PAGE, **facts, **shares),
         "carried": say(language, "why carried sink" if seen.sink else "why carried", **_FOR_PAGE),
         "grid": say(language, "why grid" if _ran(seen) else "why grid effects", count=seen.by_head.size),
