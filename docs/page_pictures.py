@@ -90,7 +90,7 @@ SHOTS = {
     "page-phone.png": Shot(
         ["explain", "humpty dumpty sat on", "--lang", "zh"], "#step-scores", (390, 800), "dark", step("scores")
     ),
-    "heads.png": Shot(["explain", LAMB], "#at=0.0.5", theme="dark", act=drawn),
+    "heads.png": Shot(["explain", LAMB], "#at=0.0.5", theme="dark", act=drawn, part=".front"),
     "what-if.png": Shot(["explain", LAMB], act=cut_a_word),
     "causes.png": Shot(["explain", "mary had a little", "--why"], act=cuts),
     "way.png": Shot(["explain", "humpty dumpty sat on"], "#step-way", part="#step-way"),

@@ -127,7 +127,11 @@ function gridOf(why, words, layers, choose, show, rest, shell) {
     /** @type {HTMLElement | null} */ (to)?.focus();
   };
   const pointed = { onpointerover: on(show), onfocusin: on(show), onpointerleave: rest };
-  const group = { role: "group", "aria-label": words.grid, style: { "--layers": layers.length } };
+  const group = {
+    role: "group",
+    "aria-label": words.grid,
+    style: { "--layers": layers.length, "--rows": why.grid[0].length },
+  };
   const box = h("div", { ...group, ...pointed, onclick: on(choose), onkeydown });
   const mark = (/** @type {number} */ layer, /** @type {number} */ head) => {
     const before = cellAt(chosen);
@@ -164,7 +168,7 @@ function cellsOf(values, layers, byLayer) {
   const most = largest(values.flat());
   const cells = values.flatMap((row, layer) => row.map((x, head) => ({ x, layer, head })));
   if (!byLayer) cells.sort((a, b) => Math.abs(b.x) - Math.abs(a.x));
-  const every = Math.ceil(layers.length / 16);
+  const [every, beside] = [layers, values[0]].map(({ length }) => Math.ceil(length / 16));
   const side = (/** @type {string} */ area, /** @type {Child} */ name) =>
     h("small", { style: { "grid-area": area } }, name);
   const tops = layers.map(({ name }, i) => side(`1 / ${i + 2}`, i % every === 0 && name));
@@ -174,7 +178,7 @@ function cellsOf(values, layers, byLayer) {
     const label = { "aria-label": `${name} ${signed(x)}`, "aria-pressed": "false", tabindex: -1 };
     return h("button", { style, "data-place": `${layer} ${head}`, ...label }, !byLayer && name);
   });
-  return byLayer ? [...tops, ...values[0].map((_, i) => side(`${i + 2} / 1`, i)), ...made] : made;
+  return byLayer ? [...tops, ...values[0].map((_, i) => side(`${i + 2} / 1`, i % beside === 0 && i)), ...made] : made;
 }
 
 /** A part's numbers in words. @param {any} part @param {Record<string, string>} words */

@@ -20,10 +20,11 @@ export function openRooms(page) {
   const opened = {};
   return (/** @type {Shell} */ shell) => {
     const [answer, words] = [answerRoom(page, shell), wordsOf(page, shell)];
-    const [above, below] = [h("div.rooms", answer.element), h("div.steps")];
-    if (!page.header.why) shell.main.append(above, below);
-    else {
-      const [whose, inner] = [h("b"), h("div.rooms")];
+    const [below, inner, whose] = [h("div.steps"), h("div.rooms"), h("b")];
+    if (!page.header.why) {
+      inner.append(answer.element);
+      shell.main.append(inner, below);
+    } else {
       const fold = (/** @type {string} */ name, /** @type {Child} */ title, /** @type {Child} */ body) => {
         const ontoggle = (/** @type {any} */ { target }) => {
           if (!shell.printing()) opened[name] = target.open;
@@ -34,9 +35,8 @@ export function openRooms(page) {
       const causes = causesRoom(page, shell, place, answer, (name) => (whose.textContent = name));
       const all = h("div.caused", answer.element, causes, fold("map", whose, inner), fold("steps", words.steps, below));
       shell.main.append(all);
-      map?.(shell, inner, answer);
     }
-    if (!page.header.why) map?.(shell, above, answer);
+    map?.(shell, inner, answer);
     steps?.(shell, below);
   };
 }
