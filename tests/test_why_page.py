@@ -55,10 +55,9 @@ def test_the_page_opens_with_the_head_that_did_most():
 def test_of_a_long_text_the_first_heads_layers_have_weights_and_the_page_says_which(running, seen, monkeypatch):
     monkeypatch.setattr(why_page, "_ROOM", 1)  # for one layer
     first = seen.heads[0].layer
-    with opened(running, seen.to_html(), wait=SHADED) as page:
+    with opened(running, seen.to_html(), wait=".map-of", place="#at=0.1.5") as page:  # which opens the map
         assert f"steps of layers {first}, with the 3 digits" in page.locator(".fold").first.text_content()
-        for summary in page.locator("details.fold > summary").all():
-            summary.click()
+        page.locator("details.fold > summary").last.click()
         page.locator(f".effects [data-place='{1 - first} 5']").click()
         until(page, f"document.querySelector('#head').textContent === 'Layer {1 - first}, head 5'")
         assert "stored as an image" in page.locator(".here").text_content()

@@ -17,7 +17,7 @@ export function openRooms(page) {
   const map = runs.length ? openLong(page, place) : null;
   const steps = layers ? openStory(page, place) : null;
   /** @type {Record<string, boolean>} */
-  const opened = {};
+  const opened = { map: location.hash.startsWith("#at=") }; // a link leads to a place on the map
   return (/** @type {Shell} */ shell) => {
     const [answer, words] = [answerRoom(page, shell), wordsOf(page, shell)];
     const [below, inner, whose] = [h("div.steps"), h("div.rooms"), h("b")];
