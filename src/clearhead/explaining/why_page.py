@@ -1,6 +1,5 @@
 """The page's document of `ch.why`: what made the answer, and folded below it the map and the steps of the run."""
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,6 @@ from clearhead.explaining.explain import explain
 from clearhead.explaining.explanation import document as explained
 from clearhead.explaining.texts import read
 from clearhead.models.model import Model
-from clearhead.models.protocol import LayerRun
 from clearhead.textbook.page import capitalised
 from clearhead.view.container import Document
 from clearhead.words import LANGUAGES, Language, say
@@ -26,8 +24,6 @@ _FOR_PAGE = {
 _SAME = "shading exact parts part effect hidden share head off order find numbers map steps template"  # after "why"
 _WORDS = {name: f"why {name}" for name in (*_SAME.split(), "by layer", "by effect")}  # have nothing else to put in
 _WORDS |= {"ends": "why edge", "weight": "weight", "truth": "why changes"}
-_ROOM = 9e6  # characters of a page for what its layers' weights are computed from
-_EXACT, _NARROW = 4.2, 1.7  # characters for each number of q, k, v and g: in float32, in bfloat16
 _HEADINGS = ("parts", "edges", "carried", "grid")
 
 
@@ -37,11 +33,11 @@ def document(seen: Any, language: Language) -> Document:
     first = seen.heads[0]
     chosen: dict[str, Any] = {"layer": first.layer, "head": first.head, "token": len(seen.tokens) - 1}
     steps = explain(seen.prompt, seen.model, **chosen, edits=list(seen.edits) or None)
-    kept = _kept(steps.runs, [each["layer"] for each in causes["heads"] + causes["edges"]])
-    made = explained(steps, language, _derivatives(seen), kept)
+    made = explained(steps, language, _derivatives(seen), [each["layer"] for each in causes["heads"] + causes["edges"]])
     of_run = made.header["edited"] if seen.edits else made.header
     of_run["facts"]["way"] = for_page(seen.ways)
-    words = {each: _words(each, seen, kept) for each in LANGUAGES}
+    kept = made.header["facts"]["kept"]
+    words = {each: _words(each, seen) | {"kept": kept[each] if kept else ""} for each in LANGUAGES}
     causes["parts"].sort(key=lambda part: -abs(part["effect"]))
     shown = {name: causes[name] for name in _SHOWN} | {"sink": seen.sink, "words": words}
     shown["turns"] = _turns(seen)
@@ -55,14 +51,6 @@ def _turns(seen: Any) -> list[tuple[str, int, int]]:
     places = [[i for i, token in enumerate(seen.tokens) if token.start < b and token.stop > a] for a, b in turns]
     spoken = zip(seen.prompt, places, strict=True) if len(turns) == len(seen.prompt) else ()
     return [(message["role"], place[0], place[-1] + 1) for message, place in spoken if place]
-
-
-def _kept(runs: Sequence[LayerRun], named: Iterable[int]) -> list[int] | None:
-    """The first of the named layers, as many as the page has room for with their weights; None where it has for all."""
-    sizes = [sum(x.size for x in (run.q, run.k, run.v, run.q)) for run in runs]  # g is as large as q
-    if sum(sizes) * _EXACT <= _ROOM:
-        return None
-    return list(dict.fromkeys(named))[: max(1, int(_ROOM / (_NARROW * max(sizes))))]
 
 
 def _ran(seen: Any) -> bool:
@@ -79,7 +67,7 @@ def _derivatives(seen: Any) -> list[Array] | None:
     return [np.asarray(layer.g) for layer in derivatives(seen.model, run, target).layers]
 
 
-def _words(language: Language, seen: Any, kept: Sequence[int] | None) -> dict[str, str]:
+def _words(language: Language, seen: Any) -> dict[str, str]:
     """Every sentence of the section and the names of its columns."""
     logits = {"logit": seen.token.logit, "other": seen.against.logit, "lead": abs(seen.lead)}
     facts = {name: fixed(x, 2, 9).replace("-", "−") for name, x in logits.items()}
@@ -93,7 +81,6 @@ def _words(language: Language, seen: Any, kept: Sequence[int] | None) -> dict[st
         "grid": say(language, "why grid" if _ran(seen) else "why grid effects", count=seen.by_head.size),
         "edges": say(language, "why edges sink" if seen.sink else "why edges", **_FOR_PAGE),
         "gap": say(language, "why gap", gap=signed(seen.gap), total=signed(seen.total), points=seen.points),
-        "kept": "" if kept is None else say(language, "why kept", layers=", ".join(map(str, sorted(kept)))),
         "sink": say(language, "why sink", token="{first}", sinks=seen.sinks, heads=seen.by_head.size)
         if seen.sink
         else "",
