@@ -44,7 +44,8 @@ def step(name: str) -> Callable[[Any], None]:
 
 
 def drawn(page: Any) -> None:
-    """Wait for the map and the heads' pictures."""
+    """Open what is folded, and wait for the map and the heads' pictures."""
+    page.evaluate("for (const each of document.querySelectorAll('details.fold')) each.open = true")
     until(page, "document.querySelector('.map-of').dataset.missing === '0'")
     until(page, "[...document.querySelectorAll('.heads canvas')].every((each) => each.dataset.missing === '0')")
 
@@ -53,7 +54,7 @@ def cut_a_word(page: Any) -> None:
     """Suppose that no query sees the chosen key."""
     drawn(page)
     page.locator("#dive-word").check()
-    page.evaluate("scrollTo(0, 0)")
+    page.evaluate("(document.querySelector('.fold .rooms') ?? document.body).scrollIntoView()")
 
 
 def cuts(page: Any) -> None:
@@ -81,7 +82,7 @@ def settled(name: str) -> Callable[[Any], None]:
 
 
 SHOTS = {
-    "answer.png": Shot(["explain", LAMB], act=drawn),
+    "answer.png": Shot(["explain", LAMB]),
     "long.png": Shot(
         ["explain", "--file"], "#at=0.1.3&cell=150.140&show=most.sqrt.0.0", (1240, 900), act=drawn, part="all"
     ),
@@ -89,7 +90,7 @@ SHOTS = {
     "page-phone.png": Shot(
         ["explain", "humpty dumpty sat on", "--lang", "zh"], "#step-scores", (390, 800), "dark", step("scores")
     ),
-    "heads.png": Shot(["explain", LAMB], "#at=0.0.5", theme="dark", act=drawn),
+    "heads.png": Shot(["explain", LAMB], "#at=0.0.5", theme="dark", act=drawn, part=".front"),
     "what-if.png": Shot(["explain", LAMB], act=cut_a_word),
     "causes.png": Shot(["explain", "mary had a little", "--why"], act=cuts),
     "way.png": Shot(["explain", "humpty dumpty sat on"], "#step-way", part="#step-way"),

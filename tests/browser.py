@@ -89,6 +89,7 @@ def number(text):
 def draw_all(page):
     """Scroll through the page until everything is drawn; a browser that draws no frames is not waited for."""
     empty = "document.querySelectorAll('.hold:empty').length"
+    page.evaluate("for (const each of document.querySelectorAll('details.fold')) each.open = true")
     for _ in range(20):  # a busy machine may skip the frames of some places
         page.evaluate(
             "async () => { for (let y = 0; y < document.body.scrollHeight; y += 400) {"

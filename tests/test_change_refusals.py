@@ -33,11 +33,7 @@ def test_after_an_exception_the_model_is_as_it_was():
 
 
 REFUSED: list[tuple[Any, type[Exception], str]] = [
-    (
-        ch.cut(keys=1, layers=[2]),
-        SelectionError,
-        r"cut\(keys=1, layers=\[2\]\): there is no layer 2 in Llama",
-    ),
+    (ch.cut(keys=1, layers=[2]), SelectionError, r"cut\(keys=1, layers=\[2\]\): there is no layer 2 in Llama"),
     (ch.cut(keys=1, layers=[-3]), SelectionError, "there is no layer -3"),
     (ch.cut(keys=1, layers=["decoder.0"]), SelectionError, "there is no layer 'decoder.0'"),
     (ch.off(heads=[4]), SelectionError, r"off\(.*\): there is no head 4 in LlamaForCausalLM, which has 4"),
@@ -123,11 +119,7 @@ def test_other_runs_that_differ_are_refused_by_name():
     other_padding = {**passed, "attention_mask": passed["attention_mask"].flip(0)}
     whole, some = run(passed), run(passed, heads=[1, 2])
     for edit, kind, words in (
-        (
-            ch.like(run(short)),
-            ShapeError,
-            r"\(queries 11, keys 11\) in this run and \(queries 9, keys 9\) in",
-        ),
+        (ch.like(run(short)), ShapeError, r"\(queries 11, keys 11\) in this run and \(queries 9, keys 9\) in"),
         (ch.like(run(one)), ShapeError, "the other run's q is .batch 1"),
         (ch.like(run(other_padding)), RuleError, "the other run has another padding or mask in layer 0"),
         (ch.like(some, heads=[2, 3]), SelectionError, "kept no head 3 of layer 0: kept are 1, 2"),

@@ -126,7 +126,10 @@ def test_the_pages_of_why_and_of_watched_runs_have_causes(running):
     layer = run.layers[first.layer]
     cuts = ch.AttentionMatrix(layer.q, layer.k, causal=True).cuts(layer.v, made.layers[first.layer].g)
     cut = pytest.approx(cuts[first.head, first.query, first.key], rel=6e-3)
-    with opened(running, seen.to_html(), wait=".map-of", color_scheme="dark", bypass_csp=True) as page:
+    with opened(running, seen.to_html(), wait=".passage .token[style]", color_scheme="dark", bypass_csp=True) as page:
+        for fold in page.locator("details.fold > summary").all():
+            fold.click()
+        page.locator(".fold section:nth-child(2) button").first.click()
         until(page, "document.querySelector('#readout')?.textContent.includes('rank')")
         now = [int(x) for x in re.findall(r"(?:query|key) (\d+)", page.locator("#readout").text_content())]
         step_to(page, first.query, first.key, now)

@@ -15,7 +15,7 @@ from terminal import call
 
 PAGES = {  # what writes them, and what must be on paper
     "explain": (["explain", "humpty dumpty sat on a wall"], (".map-of", ".lines .written", "#step-way")),
-    "why": (["explain", "mary had a little", "--why"], ("#causes", ".map-of", "#step-way")),
+    "why": (["explain", "mary had a little", "--why"], (".carried", ".map-of", "#step-way")),
     "edited": (["explain", "mary had a little", "--off", "0.3"], (".map-of", ".edits")),
     "generated": (["explain", "humpty dumpty", "--generate", "4"], (".map-of", ".decoding")),
     "trace": (["trace", "examples/wrong.json"], ("#step-scores .figure",)),
@@ -24,7 +24,7 @@ PAGES = {  # what writes them, and what must be on paper
 }
 KEPT = """
 MLP PyTorch QKV True WK WO WQ WV causal clearhead concat cos exp float heads layers lens ln log logit model native off
-rhymes save scores sink softmax sum text top values vj watch weights zero
+rhymes save scores sink softmax sum text top values vj watch weights zero TEXT ch explain html page why
 ably all and at bird blackbird cat curl day dishy dumpty eating fall girl great had hen humpty it lamb little looked
 mary mat nut on out outside pig put rained sat side still the then to tuffet un unbelievably wall
 """  # Latin words of Chinese pages: names, and tokens

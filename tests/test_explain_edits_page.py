@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import clearhead as ch
-from browser import opened
+from browser import opened, until
 from clearhead.digits import percent
 from clearhead.explaining.explain import explain
 from clearhead.explaining.explanation import document
@@ -51,7 +51,7 @@ def test_it_lists_the_next_tokens_that_moved_most_with_the_edits_only(running, s
         for text, each in zip(shown, seen.moved.next[:8], strict=True):
             assert text == f"{spelled(each.text)}{percent(each.after)}without the edits {percent(each.before)}"
         page.get_by_role("switch", name="with the edits").click()
-        assert page.locator(".next-of > ol.next li").count() == len(seen.before.next)
+        until(page, f"document.querySelectorAll('.next-of > ol.next li').length === {len(seen.before.next)}")
 
 
 def test_the_labels_of_switch_and_choices_stand_on_one_line(running, seen):

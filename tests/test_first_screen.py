@@ -84,15 +84,6 @@ def test_labels_below_the_heads_are_their_captions_in_short(running, pages):
         assert page.locator(".caption").text_content() == chosen
 
 
-def test_on_a_phone_one_column_follows_the_other(running, pages):
-    with opened(running, pages["few"], 390, 844, wait=".map-of") as page:
-        until(page, SETTLED)
-        boxes = page.evaluate(BOXES)
-        tops = [boxes[part][1] for part in (".passage", ".next", ".heads", ".map-of", "#readout")]
-        assert np.all(np.diff(tops) > 0)
-        assert page.evaluate("document.documentElement.scrollWidth") == 390
-
-
 def test_a_long_text_opens_where_the_chosen_token_stands(running):
     x = np.ones((1, 1, 1500, 4), np.float32)
     with opened(

@@ -315,17 +315,6 @@ def test_search_looks_in_the_text_that_is_shown(running, small):
             until(page, f"document.querySelector('#readout').textContent.startsWith('{result}')")
 
 
-def test_enter_presses_the_button_that_has_the_focus(running, written):
-    with mapped(running, written) as page:
-        page.locator(".heads .head").first.focus()
-        page.keyboard.press("ArrowDown")
-        page.keyboard.press("Enter")
-        until(page, "location.hash.includes('at=0.1.0')")
-        page.locator("details.numbers summary").focus()
-        page.keyboard.press("Enter")
-        page.wait_for_selector("details.numbers td")
-
-
 def test_a_cell_chosen_while_a_smaller_layer_opens_lies_inside_that_layer(running, small):
     layers = [long.ShownLayer(str(place), range(H), part.part(0)) for place, part in enumerate((small[0], matrix(5)))]
     with mapped(running, long.document([long.ShownRun("", layers, None)], long.PageOptions())) as page:

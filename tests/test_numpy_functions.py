@@ -32,12 +32,7 @@ def axes_of(ndim: int) -> list[Any]:
     return [None, *tuples, *negative, *(one[0] for one in (*tuples, *negative) if len(one) == 1)]
 
 
-@on_every_engine(
-    ("native", "portable", "triton"),
-    times=0.4,
-    limits={"most": 20_000},
-    data=st.data(),
-)
+@on_every_engine(("native", "portable", "triton"), times=0.4, limits={"most": 20_000}, data=st.data())
 def test_reductions_are_numpys_under_every_rule(engine: str, case: Case, data: st.DataObject):
     A = case.matrix(engine=engine)
     swapped, keepdims = data.draw(st.booleans()), data.draw(st.booleans())

@@ -29,6 +29,8 @@ WIDE, PHONE = (1280, 800), (390, 844)
 SHOTS = {  # page, window, theme
     "explain-light": ("explain", WIDE, "light"),
     "explain-phone-dark": ("explain", PHONE, "dark"),
+    "why-light": ("why", WIDE, "light"),
+    "why-phone-dark": ("why", PHONE, "dark"),
     "map-dark": ("map", WIDE, "dark"),
     "map-phone-light": ("map", PHONE, "light"),
     "scale-light": ("scale", WIDE, "light"),
@@ -83,6 +85,7 @@ def write_pages(folder):
     A = ch.AttentionMatrix(1.6 * q, k, causal=True)
     A.save(folder / "map.html", v=v, tokens=[f" w{place % 37}" for place in range(96)])
     ch.explain("humpty dumpty sat on").save(folder / "explain.html")
+    ch.why("mary had a little").save(folder / "why.html")
     assert main(["scale", "--html", str(folder / "scale.html")]) == 0
 
 

@@ -70,10 +70,7 @@ def check_rows(case: Case) -> None:
 @pytest.mark.gate
 @pytest.mark.parametrize(
     ("dtype", "queries"),
-    [
-        (DTYPES[0], 1),
-        *[pytest.param(*case, marks=pytest.mark.long) for case in zip(DTYPES, (3, 1, 3, 1), strict=True)],
-    ],
+    [(DTYPES[0], 1), *[pytest.param(*case, marks=pytest.mark.long) for case in zip(DTYPES, (3, 1, 3, 1), strict=True)]],
     ids=str,
 )
 def test_keys_are_split_when_queries_are_few(dtype: np.dtype[Any], queries: int, monkeypatch: pytest.MonkeyPatch):

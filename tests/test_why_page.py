@@ -8,7 +8,7 @@ import pytest
 
 import clearhead as ch
 from browser import number, opened, until
-from clearhead.explaining import why_page
+from clearhead.explaining import explanation, why_page
 from clearhead.view.container import Document
 from seeds import fresh
 from terminal import call
@@ -16,6 +16,7 @@ from test_page import HOSTILE, scripts
 from test_why import random_model, random_text, shipped
 
 TEXT = "mary had a little"
+SHADED = ".passage .token[style]"
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +29,11 @@ def document(seen, language="en"):
 
 
 def rows_of(page, table):
-    rows = page.locator("#step-why table").nth(table).locator("tbody tr").all()
-    cells = [[text.removesuffix("%") for text in row.locator("td").all_text_contents()] for row in rows]
-    return [[row.locator("th").text_content(), *map(number, cell)] for row, cell in zip(rows, cells, strict=True)]
+    """Of each row of a table its heading, the texts that are no numbers, and the numbers."""
+    for row in page.locator(f"{table} tbody tr").all():
+        cells = [cell.removesuffix("%") for cell in row.locator("td").all_text_contents()]
+        edge = [cell for cell in cells if "←" in cell]
+        yield [row.locator("th").text_content(), *edge, *(number(cell) for cell in cells if "←" not in cell)]
 
 
 def near(result, expected):
@@ -41,18 +44,37 @@ def near(result, expected):
 # the document
 
 
-def test_the_header_has_the_numbers_of_the_json_and_every_layer_that_it_names():
+def test_the_page_opens_with_the_head_that_did_most():
     rng = fresh()
     seen = ch.why(random_text(rng, 3), random_model(rng), count=int(rng.integers(1, 9)))
-    made, data = document(seen).header, seen.to_json()
-    data["parts"].sort(key=lambda part: -abs(part["effect"]))
-    assert {name: made["why"][name] for name in made["why"] if name != "words"} == {
-        name: data[name] for name in made["why"] if name != "words"
-    }
-    named = {effect["layer"] for name in ("edges", "heads") for effect in made["why"][name]}
-    assert named <= {layer["number"] for layer in made["layers"]}
-    if seen.edges:
-        assert tuple(made["chosen"].values()) == seen.edges[0][:3]
+    made = document(seen).header
+    assert made["why"]["parts"] == sorted(seen.to_json()["parts"], key=lambda part: -abs(part["effect"]))
+    assert tuple(made["chosen"].values()) == (*seen.heads[0][:2], len(seen.tokens) - 1)
+
+
+def test_of_a_long_text_the_first_heads_layers_have_weights_and_the_page_says_which(running, seen, monkeypatch):
+    monkeypatch.setattr(explanation, "_ROOM", 1)  # for one layer
+    first = seen.heads[0].layer
+    with opened(running, seen.to_html(), wait=".map-of", place="#at=0.1.5") as page:  # which opens the map
+        assert f"steps of layers {first}, with the 3 digits" in page.locator(".fold").first.text_content()
+        page.locator("details.fold > summary").last.click()
+        page.locator(f".effects [data-place='{1 - first} 5']").click()
+        until(page, f"document.querySelector('#head').textContent === 'Layer {1 - first}, head 5'")
+        assert "stored as an image" in page.locator(".here").text_content()
+        assert page.locator("#pick-layer option").all_text_contents() == [str(first)]
+        page.locator(f".effects [data-place='{first} 5']").click()
+        until(page, "document.querySelector('.here').textContent.includes('q, k (bfloat16)')")
+
+
+def test_a_chats_turns_are_blocks_and_its_templates_tokens_folded(running, seen):
+    made = document(seen)
+    made.header["why"]["turns"] = [("system", 1, 2), ("user", 2, 3)]
+    with opened(running, made, wait=".turn") as page:
+        assert page.locator(".turn").all_text_contents() == ["system", "user"]
+        visible = [token.is_visible() for token in page.locator(".passage .token").all()]
+        assert visible == [False, True, True, True]  # the last one answers
+        page.locator(".turn").first.click()
+        assert page.locator(".passage .token").first.is_visible()
 
 
 @pytest.mark.parametrize(("token", "against"), [("lamb", "nut"), ("nut", "lamb")])
@@ -62,19 +84,12 @@ def test_each_sentence_is_there_in_both_languages(token, against):
     for name, english in words["en"].items():
         chinese = words["zh"][name]
         names = [set(re.findall(r"{\w*}", text)) for text in (english, chinese)]
-        assert names[0] == names[1] <= {"{token}", "{against}", "{first}"}
+        assert names[0] == names[1] <= {f"{{{name}}}" for name in why_page._FOR_PAGE}
         assert bool(re.search("[一-鿿]", chinese)) == bool(english), name
         assert "注意" not in chinese
     ahead, behind = ("{token}", "{against}") if token == "lamb" else ("{against}", "{token}")
     assert words["en"]["title"] == f"Why {ahead} and not {behind}"
     assert ("behind" in words["en"]["lead"]) == (token == "nut")
-
-
-def test_one_token_the_same_text_twice_and_a_page_without_causes():
-    seen = ch.why("mary had a", shipped())
-    assert "why" not in json.loads(scripts(ch.explain("mary had").to_html())["clearhead"])
-    assert seen.to_html() == seen.to_html()
-    assert json.loads(scripts(seen.to_html("zh"))["clearhead"])["why"]["by_token"] == seen.by_token.tolist()
 
 
 def test_the_command_writes_the_page_beside_or_in_place_of_the_report(tmp_path):
@@ -99,34 +114,83 @@ def test_the_command_writes_the_page_beside_or_in_place_of_the_report(tmp_path):
 
 
 def test_text_edges_heads_and_weights_have_the_numbers_of_the_run(running, seen):
-    with opened(running, seen.to_html()) as page:
-        section = page.locator("#step-why")
-        title = section.locator("h2").inner_text()
+    def ends(edge):
+        return " ← ".join(seen.tokens[place].text.replace(" ", "␣") for place in edge[2:4])
+
+    with opened(running, seen.to_html(), wait=SHADED) as page:
+        title = page.locator("h1").inner_text()
         assert re.sub("[\u2068\u2069]", "", title) == "Why ␣lamb and not ␣nut"
-        assert f"a lead of {seen.lead:.2f}" in section.locator(".says").text_content()
-        assert page.locator(".answer #step-why").count() == 1
-        tokens = section.locator("ol.tokens li").all()
-        for index, (token, effect) in enumerate(zip(tokens, seen.by_token, strict=True)):
-            assert token.locator("bdi").text_content() == f"{index} {seen.tokens[index].text.replace(' ', '␣')}"
-            assert near(number(token.locator(".figures").text_content()), effect)
+        assert f"a lead of {seen.lead:.2f}" in page.locator(".fold").first.text_content()
+        assert page.locator(".passage").get_attribute("data-answer") == "␣lamb"
+        for token, effect in zip(page.locator(".passage .token").all(), seen.by_token, strict=True):
             red, _, blue = _ground(token)
-            assert (blue > red) == (effect > 0) or not effect
+            assert (blue > red) == (effect > 0) or abs(effect) < 1e-3 * np.abs(seen.by_token).max()
         strongest = sorted(seen.parts, key=lambda part: -abs(part.effect))
-        for row, part in zip(rows_of(page, 0), strongest, strict=True):
+        for row, part in zip(rows_of(page, ".fold section:first-child"), strongest, strict=True):
             assert row[0] == part.text
-            assert near(row[1], part.effect)
-            assert near(row[2], part.hidden)
-            assert near(row[3], 100 * part.share)
-        for row, edge in zip(rows_of(page, 1), seen.edges, strict=True):
-            query, key = (f"{index} {seen.tokens[index].text.replace(' ', '␣')}" for index in edge[2:4])
-            assert row[0] == f"{edge.layer}.{edge.head} {query} ← {key}"
-            assert near(row[1], edge.effect)
-            assert near(row[2], edge.truth)
-            assert row[3] == pytest.approx(edge.weight, abs=6e-4)
-        for row, head in zip(rows_of(page, 2), seen.heads, strict=True):
-            assert row[0] == f"{head.layer}.{head.head}"
-            assert near(row[1], head.effect)
-            assert near(row[2], head.truth)
+            assert all(map(near, row[1:], (part.effect, part.hidden, 100 * part.share)))
+        page.locator(".passage .token").first.hover()
+        until(page, "document.querySelector('.every .caption').textContent.startsWith('mary: effect +')")
+        assert f"{100 * seen.parts[0].share:.2g}"[:3] in page.locator(".every .caption").text_content()
+        for row, edge in zip(rows_of(page, ".fold section:nth-child(2)"), seen.edges, strict=True):
+            assert row[:2] == [f"{edge.layer}.{edge.head}", ends(edge)]
+            assert row[2] == pytest.approx(edge.weight, abs=6e-4)
+            assert all(map(near, row[3:], (edge.effect, edge.truth)))
+        for row, head in zip(rows_of(page, ".carried"), seen.heads, strict=True):
+            assert row[:2] == [f"{head.layer}.{head.head}", ends(head.edge)]
+            assert row[2] == pytest.approx(head.edge.weight, abs=6e-4)
+            assert all(map(near, row[3:], (100 * head.edge.share, head.truth)))
+
+
+def test_every_head_is_in_one_grid_by_layer_or_by_effect_and_is_found_by_typing(running, seen):
+    with opened(running, seen.to_html(), wait=SHADED) as page:
+        cells = page.locator(".effects button")
+        said = [label.split() for label in cells.evaluate_all("all => all.map((each) => each.ariaLabel)")]
+        changes = {f"{layer}.{head}": -x for (layer, head), x in np.ndenumerate(seen.heads_run)}
+        assert [name for name, _ in said] == list(changes)
+        assert all(near(number(effect), changes[name]) for name, effect in said)
+        page.locator("#order").select_option("effect")
+        names = cells.all_text_contents()
+        assert names == sorted(changes, key=lambda name: -abs(changes[name]))
+        page.locator("h1").click()
+        page.keyboard.type("1.6")  # from anywhere: it goes into the field
+        assert page.locator("#find").input_value() == "1.6"
+        assert page.locator(".effects [aria-pressed=true]").text_content() == "1.6"
+        assert "of head 1.6" in page.locator(".fold > summary").nth(1).text_content()
+        page.locator("#order").select_option("layer")
+        page.locator(".effects [data-place='1 6']").focus()
+        page.keyboard.press("ArrowLeft")
+        page.keyboard.press("ArrowUp")
+        assert page.evaluate("document.activeElement.dataset.place") == "0 5"
+
+
+def test_a_head_that_is_pointed_at_draws_its_edges_and_says_the_row_that_answers(running, seen):
+    with opened(running, seen.to_html(), wait=SHADED) as page:
+        run = shipped().run([token.id for token in seen.tokens])
+        for place in ("0 4", "1 5"):
+            layer, head = map(int, place.split())
+            ran = run.layers[layer]
+            row = np.asarray(ch.AttentionMatrix(ran.q, ran.k, **ran.rules)[head, -1])
+            page.locator(f".effects [data-place='{place}']").hover()
+            widths = page.locator(".edges path").evaluate_all("all => all.map((x) => +x.getAttribute('stroke-width'))")
+            assert widths == pytest.approx([1 + 4 * x for x in sorted(row, reverse=True) if x > 0.005], abs=0.051)
+            caption = page.locator(".every .caption").text_content()
+            strongest = seen.tokens[int(row.argmax())].text.strip()
+            assert f"at “little”: {strongest} {100 * row.max():.0f}%" in caption
+            assert caption.count("over the text: ") == 1
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+def test_the_question_its_text_and_the_heads_share_the_first_screen(running, seen, width, height):
+    made = document(seen)
+    with opened(running, made, width, height, wait=SHADED) as page:
+        boxes = page.evaluate(
+            "() => ['h1', '.passage', '.next', '.carried .pan', '.effects']"
+            ".map((name) => document.querySelector(name).getBoundingClientRect().toJSON())"
+        )
+        assert all(0 <= box["top"] < box["bottom"] <= height and box["right"] <= width for box in boxes)
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.locator(".fold").last.bounding_box()["y"] < height or width < 400
 
 
 def _ground(element):
@@ -135,38 +199,32 @@ def _ground(element):
 
 
 @pytest.mark.smoke
-def test_an_edge_opens_its_layer_head_query_and_key_by_mouse_and_keyboard(running):
+def test_an_edge_chooses_its_layer_head_query_and_key_by_mouse_and_keyboard(running):
     rng = fresh()
     model = random_model(rng)
     seen = ch.why(random_text(rng, 4), model, count=4)
     run = model.run([token.id for token in seen.tokens])
-    with opened(running, seen.to_html(), reduced_motion="reduce") as page:
+    with opened(running, seen.to_html(), reduced_motion="reduce", wait=SHADED) as page:
+        for fold in page.locator("details.fold > summary").all():
+            fold.click()
         for place, edge in enumerate(seen.edges):
-            button = page.locator("#step-why table").nth(1).locator("button").nth(place)
-            if place % 2:
-                button.focus()
-                page.keyboard.press("Enter")
-            else:
-                button.click()
+            button = page.locator(".fold section:nth-child(2) button").nth(place)
+            button.press("Enter") if place % 2 else button.click()
             _at(page, edge)
             layer = run.layers[edge.layer]
             weight = ch.AttentionMatrix(layer.q, layer.k, **layer.rules)[edge.head, edge.query, edge.key]
-            written = page.locator("#step-weights .written").text_content()
-            assert written.startswith(f"a{edge.query},{edge.key} =")
-            assert number(written.split("= ")[-1].split("rank")[0]) == pytest.approx(float(weight), abs=1e-4)
-            assert button.get_attribute("aria-pressed") == "true"
+            until(page, f"document.querySelector('#readout').textContent.startsWith('query {edge.query} ')")
+            said = page.locator("#readout").text_content()
+            assert number(said.split(": ")[-1].split(" ")[0]) == pytest.approx(float(weight), abs=1e-4)
         head = seen.heads[-1]
-        page.locator("#step-why table").nth(2).locator("button").last.press("Enter")
-        assert _picked(page, "layer", 0) == head.layer
-        assert _picked(page, "head", 0) == head.head
-        page.keyboard.press("[")
-        assert page.locator("#step-why table").nth(2).locator("[aria-pressed=true]").count() <= 1
-        page.locator(".map [data-step=why]").click()
-        assert page.evaluate("document.activeElement.id") == "step-why-title"
+        page.locator(".carried button").last.press("Enter")
+        until(page, f"document.querySelector('[aria-pressed=true]').ariaLabel.startsWith('{head.layer}.{head.head} ')")
+        assert [_picked(page, name, 0) for name in ("layer", "head")] == [head.layer, head.head]
 
 
 def _at(page, edge):
-    until(page, "document.activeElement.id === 'step-weights-title'")
+    until(page, f"document.querySelector('.effects [aria-pressed=true]').dataset.place === '{edge.layer} {edge.head}'")
+    page.wait_for_timeout(200)  # the steps follow when the pointer rests
     assert [_picked(page, name, 0) for name in ("layer", "head", "query")] == list(edge[:3])
 
 
@@ -179,21 +237,14 @@ def _picked(page, name, otherwise):
 def test_an_edge_leads_back_to_the_run_from_a_supposition_and_from_the_other_run(running):
     edits = ch.cut(queries="little", keys="mary", layers=[0], heads=[3])
     seen = ch.why(TEXT, shipped(), edits=edits)
-    with opened(running, seen.to_html(), reduced_motion="reduce") as page:
+    with opened(running, seen.to_html(), reduced_motion="reduce", wait=SHADED) as page:
+        page.locator(".fold > summary").last.click()
         page.locator("#pick-edited").click()
         page.locator("#if-scale").click()
         assert page.locator(".ribbon").count() == 1
-        page.locator("#step-why button").first.click()
-        _at(page, seen.edges[0])
+        page.locator(".carried button").first.click()
+        until(page, "document.querySelectorAll('.ribbon').length === 0")
         assert page.locator("#pick-edited").is_checked()
-        assert page.locator(".ribbon").count() == 0
-
-
-def test_a_page_in_chinese_changes_to_english(running, seen):
-    with opened(running, seen.to_html("zh")) as page:
-        assert "查询 ← 键" in page.locator("#step-why").inner_text()
-        page.locator("#language").click()
-        assert "query ← key" in page.locator("#step-why").inner_text()
 
 
 def test_hostile_tokens_are_text(running, seen):
@@ -201,7 +252,7 @@ def test_hostile_tokens_are_text(running, seen):
     why = made.header["why"]
     why |= {name: {**why[name], "text": HOSTILE[1]} for name in ("token", "against")}
     header = {**made.header, "why": why, "tokens": [*HOSTILE[2:]][: len(seen.tokens)], "title": HOSTILE[0]}
-    with opened(running, Document(header, made.arrays), 390) as page:
+    with opened(running, Document(header, made.arrays, packed=True), 390, wait=SHADED) as page:
         assert page.evaluate("window.bad") is None
         assert page.locator("main img").count() == 0
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -211,16 +262,13 @@ def test_the_colours_are_told_apart_by_every_kind_of_colour_vision(running, seen
     """The two of the legend, as seen without one kind of cones (Viénot, Brettel and Mollon 1999)."""
     protan = [[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]]
     deutan = [[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]]
-    with opened(running, seen.to_html()) as page:
+    with opened(running, seen.to_html(), wait=SHADED) as page:
         grounds = []
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
             until(page, f"matchMedia('(prefers-color-scheme: {scheme})').matches")
             page.wait_for_timeout(200)  # the page draws itself again
-            result = page.evaluate(
-                "[...document.querySelectorAll('#step-why p span')].map(x => getComputedStyle(x).backgroundColor)"
-            )
-            grounds.append([np.array([float(x) for x in re.findall(r"[\d.]+", each)[:3]]) for each in result])
+            grounds.append([np.array(_ground(page.locator(f".effects [data-place='0 {head}']"))) for head in (2, 5)])
     for blue, orange in grounds:
         scale = 1 if max(*blue, *orange) <= 1 else 255
         linear = [(colour / scale) ** 2.2 for colour in (blue, orange)]

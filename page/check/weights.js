@@ -2,9 +2,11 @@
 //   node page/check/weights.js page.html
 import { rowInto, rulesOf } from "../src/attention.js";
 import { asRun, headOf } from "../src/head.js";
+import { load } from "../src/packed.js";
 import { openFile } from "./file.js";
 
 const page = openFile(process.argv[2]);
+for (const name of Object.keys(page.header.arrays)) await load(page, name);
 const plain = (x) => (Number.isFinite(x) ? x : String(x));
 const grid = (rows, cols, value) =>
   Array.from({ length: rows }, (_, i) => Array.from({ length: cols }, (_, j) => plain(value(i, j))));

@@ -1,7 +1,9 @@
 // The first room: what was asked, the text, and what the model says comes next after the chosen token.
 
+import { wordsOf } from "./causes.js";
 import { h } from "./dom.js";
 import { bare, percent, spelled } from "./numbers.js";
+import { load } from "./packed.js";
 import { sampling } from "./sampling.js";
 import { showWay } from "./way.js";
 
@@ -10,10 +12,18 @@ import { showWay } from "./way.js";
 /** @param {Page} page @param {Shell} shell */
 export function answerRoom(page, shell) {
   const { t } = shell;
-  const { title, facts, edited, layers, words } = page.header;
+  const { title, facts, edited, layers, words, runs } = page.header;
+  const untold = !page.header.why && runs[0]?.tokens && runs[0].layers[0].name && !runs[0].layers[0].statistics.effect;
   const explained = facts?.text !== undefined;
-  const [text, next] = [h("div.text-of"), h("div.next-of")];
-  const heading = explained ? t("title explain") : layers ? t("title trace") : spelled(title, 80);
+  const [text, next, more] = [h("div.text-of"), h("div.next-of"), h("div")];
+  const why = wordsOf(page, shell);
+  const heading = why.title
+    ? why.title
+    : explained
+      ? t("title explain")
+      : layers
+        ? t("title trace")
+        : spelled(title, 80);
   const language = shell.language();
   const note = facts?.illustration ? ` — ${words[language].illustration}` : null;
   const edits = edited?.edits.map((/** @type {string} */ edit) => h("li", h("code", edit)));
@@ -24,12 +34,17 @@ export function answerRoom(page, shell) {
     facts?.model && h("p.model", facts.model[language], note),
     edited && h("ul.edits", edits),
     h("div.answered", text, next),
-    h("div", { id: "causes" }),
+    untold && h("p.note", t("no causes")),
   );
   let shown = "";
   return {
     element,
     text,
+    more, // of the next tokens, where the page has another place for it
+    template: why.template,
+    legend: "", // of the text's colours, where these are effects
+    drawn: () => {}, // the text is there anew
+    point: (/** @type {number | null} */ _token) => {}, // at a token
     /** What the model says comes after a token. @param {boolean} withEdits @param {number} token @param {string} name */
     follow(withEdits, token, name) {
       if (!facts) return;
@@ -50,7 +65,9 @@ export function answerRoom(page, shell) {
       });
       const title = atEnd ? t(run.moved ? "moved most" : "next") : t("next after", { token: bare(name, 20) });
       next.replaceChildren(h("h2", title), h("ol.next", rows));
-      if (atEnd && run.sampling) next.append(sampling(page, shell, run.sampling));
+      if (atEnd && run.sampling)
+        load(page, run.sampling.logits).then(() => more.replaceChildren(sampling(page, shell, run.sampling)));
+      if (!why.title) next.append(more);
     },
   };
 }

@@ -1,114 +1,238 @@
-// Why an answer follows the text: the text shaded by signed effects, its parts, and the edges and heads that did most;
-// each edge and head is a button that opens its place in the steps below.
+// What made an answer: the heads that carry it, run again, and every head by what it did. A head that is pointed at, or
+// chosen, draws its edges in the text; all numbers are in tables below, folded.
 
-import { columnHead, h, table, tableRow } from "./dom.js";
+import { ARROWS, columnHead, h, svg, table, tableRow, write } from "./dom.js";
 import { asRun, isAsRun } from "./head.js";
-import { filled, fmt, isolated, short, spelled, withSign } from "./numbers.js";
-import { openStep } from "./stepmap.js";
+import { choice } from "./long/controls.js";
+import { captionOf, looksOf, nameOfHead } from "./long/grid.js";
+import { bare, filled, fmt, isolated, short, spelled, withSign } from "./numbers.js";
 
-/** @typedef {{layer: number, head: number, query?: number, key?: number, weight: number, effect: number, truth: number}} Effect */
+/** @typedef {{layer: number, head: number, query?: number, key?: number, weight: number, effect: number, truth: number, share: number, edge?: any}} Effect */
 
 const signed = (/** @type {number} */ x) => withSign(x, short);
 const largest = (/** @type {number[]} */ list) => Math.max(...list.map(Math.abs)) || 1;
+const share = (/** @type {number} */ x) => `${short(100 * x)}%`;
 
-/** Blue where it helped the token, orange where it helped the other; by the square root. @param {number} x @param {number} [most] */
-function tint(x, most = 1) {
-  const share = 45 * Math.sqrt(Math.abs(x) / most);
-  return { style: { background: `color-mix(in srgb, var(--${x < 0 ? "query" : "key"}) ${share}%, var(--paper))` } };
+/** Blue where it spoke for the token, orange where against it; by the square root. @param {number} x @param {number} most @param {number} [full] */
+function tint(x, most, full = 45) {
+  const part = full * Math.sqrt(Math.abs(x) / most);
+  return { background: `color-mix(in srgb, var(--${x > 0 ? "query" : "key"}) ${part}%, var(--paper))` };
 }
 
-/** The section of causes; none where the page holds none. @param {Story} s @returns {Section[]} */
-export function causes(s) {
-  const { t, state, page } = s;
-  const { why, tokens } = page.header;
-  if (!why) return [];
-  const words = wordsOf(s);
-  /** @type {[HTMLElement, Partial<State>][]} */
-  const buttons = [];
-  const name = (/** @type {number} */ i) => h("bdi", `${i} ${spelled(tokens[i], 14)}`);
-  /** A button for an edge or a head. @param {Effect} effect */
-  const opener = ({ layer, head, query, key }) => {
-    const place = placeOf(s, layer, head, query, key);
-    const label = `${layer}.${head}`;
-    const edge = query !== undefined && key !== undefined && [h("small", label), " ", name(query), " ← ", name(key)];
-    const button = h("button", { onclick: () => openPlace(s, place) }, edge || label);
-    buttons.push([button, place]);
-    return button;
-  };
-  /** @param {string} title @param {Effect[]} list @param {(keyof Effect)[]} columns */
-  const block = (title, list, columns) => {
-    const ends = list[0]?.key === undefined ? "" : `, ${words.ends}`;
-    const heads = [`${t("layer")}.${t("head")}${ends}`, ...columns.map((column) => words[column])].map(columnHead);
-    const rows = list.map((effect) => tableRow(opener(effect), cellsOf(effect, list, columns)));
-    return h("div.block", h("h3", title), h("div.pan", table("table", heads, rows)));
-  };
-  const most = largest(why.by_token);
-  const shaded = why.by_token.map((/** @type {number} */ x, /** @type {number} */ i) =>
-    h("li", tint(-x, most), name(i), h("span.figures", signed(x))),
-  );
-  const update = () => {
-    for (const [button, place] of buttons) {
-      const chosen = Object.entries(place).every(([key, to]) => state[/** @type {keyof State} */ (key)] === to);
-      button.setAttribute("aria-pressed", String(chosen));
-    }
-  };
-  const legend = h("p.aside", h("span", tint(-1), words.helped), " ", h("span", tint(1), words.hurt), ` ${words.sum}`);
-  const edges = block(words.edges, why.edges, ["effect", "truth", "weight"]);
-  const heads = block(words.heads, why.heads, ["effect", "truth"]);
-  const parts = partsOf(why.parts, words);
-  const element = h(
-    "section",
-    { id: "step-why", class: "step causes", "aria-labelledby": "step-why-title" },
-    h("h2", { id: "step-why-title", tabindex: "-1" }, words.title),
-    h("p.says", words.lead),
-    h("div.block", h("h3", words.tokens), h("ol.tokens", shaded), legend),
-    h("p.aside", words.open),
-    h("div.hold", parts, h("div", edges, heads)),
-    h("p.aside", words.exact, " ", words.gap, " ", words.sink),
-  );
-  update();
-  const still = () => {};
-  return [{ id: "why", symbol: t("why"), element, draw: still, stale: () => false, outdate: still, update }];
-}
-
-/** The sentences, with the names of the tokens in them. @param {Story} s @returns {Record<string, string>} */
-function wordsOf({ page: { header }, shell }) {
-  const { why, tokens } = header;
+/** The sentences, with the names of the tokens in them; nothing where the page holds no causes. @param {Page} page @param {Shell} shell @returns {Record<string, string>} */
+export function wordsOf({ header: { why, tokens } }, shell) {
   const spoken = (/** @type {string} */ text) => isolated(spelled(text));
-  const texts = { token: spoken(why.token.text), against: spoken(why.against.text), first: `0 ${spoken(tokens[0])}` };
+  if (!why) return {};
+  const texts = {
+    token: spoken(why.token.text),
+    answer: isolated(spelled(why.answer, 60)),
+    against: spoken(why.against.text),
+    first: `0 ${spoken(tokens[0])}`,
+  };
   const words = Object.entries(/** @type {Record<string, string>} */ (why.words[shell.language()]));
-  return Object.fromEntries(words.map(([key, text]) => [key, filled(text, texts)]));
+  return Object.fromEntries(words.map(([key, text]) => [key, filled(text, { head: "{head}", ...texts })]));
 }
 
-/** The parts of the text: what each did, and what a run without it gave. @param {any[]} parts @param {Record<string, string>} words */
-function partsOf(parts, words) {
-  const heads = [words.part, words.effect, words.hidden, words.share].map(columnHead);
-  const rows = parts.map(({ text, effect, hidden, share }) =>
-    tableRow(
-      h("bdi", spelled(text)),
-      [effect, hidden, share].map((x, i) => x !== null && (i < 2 ? signed(x) : `${short(100 * x)}%`)),
-    ),
-  );
-  return h("div.block", h("h3", words.parts), h("div.pan", table("table", heads, rows)));
+/**
+ * Its elements, in the order of the page.
+ * @param {Page} page @param {Shell} shell @param {Place} place @param {Answer} answer
+ * @param {(name: string) => void} rename      says whose map is folded below
+ */
+export function causesRoom(page, shell, place, answer, rename) {
+  const { why, tokens, runs, edited } = page.header;
+  const words = wordsOf(page, shell);
+  const run = runs.findIndex((each) => each.edited === Boolean(edited));
+  const { layers } = runs[run];
+  const query = tokens.length - 1;
+  const said = h("p.caption", { "aria-live": "off" });
+  /** @param {number} layer      its place @param {number} head @param {Partial<Chosen>} [edge] */
+  const choose = (layer, head, edge) => {
+    if (!isAsRun(place.what)) place.suppose("", asRun());
+    place.choose("", { run, layer, head, query, key: -1, ...edge });
+  };
+  /** What is said of a head, and its edges in the text. @param {number} layer @param {number} head */
+  const show = (layer, head) => {
+    const name = nameOfHead(layers, layer, head, shell.t);
+    write(said, `${name} (${signed(why.grid[layer][head])}): ${captionOf(page, run, layer, head, shell)}`);
+    drawEdges(answer.text, query, looksOf(page, run)?.heads[layer][head] ?? []);
+  };
+  const showChosen = () => show(place.chosen.layer, place.chosen.head);
+  const grid = gridOf(why, words, layers, choose, show, showChosen, shell);
+  const tables = tablesOf(page, words, layers, choose, show, showChosen);
+  const follow = () => {
+    const { layer, head } = place.chosen;
+    grid.mark(layer, head);
+    rename(filled(words.map, { head: `${layers[layer].name}.${head}` }));
+    showChosen();
+  };
+  Object.assign(answer, { drawn: showChosen, legend: `${words.shading} ${words.sink}` });
+  answer.point = (token) => {
+    const part = why.parts.find((/** @type {any} */ each) => each.tokens.includes(token));
+    if (part) write(said, `${bare(part.text, 30)}: ${numbersOf(part, words).join(" · ")}`);
+    else showChosen();
+  };
+  place.follow("causes", follow);
+  addEventListener("resize", showChosen);
+  follow();
+  tables.folded.append(h("p.aside", words.lead), answer.more);
+  return [tables.carried, h("section.every", grid.element, said), tables.folded];
 }
 
-/** The numbers of an effect in a table of several. @param {Effect} effect @param {Effect[]} list @param {(keyof Effect)[]} columns */
-const cellsOf = (effect, list, columns) =>
-  columns.map((column) => {
-    const x = Number(effect[column]);
-    if (column === "truth") return h("td", tint(x, largest(list.map(({ truth }) => truth))), signed(x));
-    const weight = x < 0.001 ? fmt(x, 1) : x.toFixed(3);
-    return column === "effect" ? signed(x) : weight;
+/** Arcs from the query to what it attends to. @param {HTMLElement} text @param {number} query @param {[number, number][]} looks */
+function drawEdges(text, query, looks) {
+  const box = text.querySelector(".passage");
+  const corner = box?.getBoundingClientRect();
+  if (!box || !corner) return;
+  const topOf = (/** @type {number} */ token) => {
+    const place = box.querySelector(`[data-token="${token}"]`)?.getClientRects()[0];
+    return place && [place.left + place.width / 2 - corner.left, place.top - corner.top + box.scrollTop];
+  };
+  const to = topOf(query);
+  const arcs = looks.map(([key, weight]) => {
+    const from = topOf(key);
+    if (!from || !to) return null;
+    const [x, y] = key === query ? [from[0] - 12, from[1]] : from;
+    const lift = 8 + Math.min(16, Math.abs(to[0] - x) / 12);
+    const d = `M${to[0]} ${to[1]}C${to[0]} ${to[1] - lift} ${x} ${y - lift} ${x} ${y}`;
+    return svg("path", { d, "stroke-width": (1 + 4 * weight).toFixed(1), opacity: Math.sqrt(weight).toFixed(2) });
   });
-
-/** Where the weights of a head or an edge are shown. @param {Story} s @param {number} number      of the layer @param {number} head @param {number} [query] @param {number} [key] @returns {Partial<State>} */
-function placeOf({ page: { header } }, number, head, query, key) {
-  const layer = header.layers.findIndex((/** @type {any} */ each) => each.number === number);
-  return { edited: Boolean(header.edited), head, layer, ...(key === undefined ? {} : { query, key }) };
+  box.querySelector("svg")?.remove();
+  box.prepend(svg("svg.edges", { "aria-hidden": "true" }, arcs));
 }
 
-/** @param {Story} s @param {Partial<State>} place */
-function openPlace(s, place) {
-  s.commit({ key: -1, ...place, ...(isAsRun(s.state.what) ? {} : { what: asRun() }) });
-  openStep("weights");
+/**
+ * Every head as a square of one grid: by layer, or with its name and the largest first.
+ * @param {any} why @param {Record<string, string>} words @param {Layer[]} layers @param {(layer: number, head: number) => void} choose
+ * @param {(layer: number, head: number) => void} show @param {() => void} rest @param {Shell} shell
+ */
+function gridOf(why, words, layers, choose, show, rest, shell) {
+  let [order, chosen] = ["layer", ""];
+  const placeOf = (/** @type {Event} */ { target }) =>
+    /** @type {HTMLElement} */ (target).dataset.place?.split(" ").map(Number);
+  /** @param {(layer: number, head: number) => void} act */
+  const on = (act) => (/** @type {Event} */ event) => {
+    const place = placeOf(event);
+    if (place) act(place[0], place[1]);
+  };
+  const cellAt = (/** @type {string} */ place) =>
+    /** @type {HTMLElement | null} */ (box.querySelector(`[data-place="${place}"]`));
+  const onkeydown = (/** @type {KeyboardEvent} */ event) => {
+    const [step, place] = [ARROWS[event.key], placeOf(event)];
+    if (!step || !place) return;
+    const index = [...box.children].indexOf(/** @type {Element} */ (event.target));
+    const to =
+      order === "layer" ? cellAt(`${place[0] + step[1]} ${place[1] + step[0]}`) : box.children[index + step[1]];
+    event.preventDefault();
+    event.stopPropagation();
+    /** @type {HTMLElement | null} */ (to)?.focus();
+  };
+  const pointed = { onpointerover: on(show), onfocusin: on(show), onpointerleave: rest };
+  const group = {
+    role: "group",
+    "aria-label": words.grid,
+    style: { "--layers": layers.length, "--rows": why.grid[0].length },
+  };
+  const box = h("div", { ...group, ...pointed, onclick: on(choose), onkeydown });
+  const mark = (/** @type {number} */ layer, /** @type {number} */ head) => {
+    const before = cellAt(chosen);
+    before?.setAttribute("aria-pressed", "false");
+    if (before) before.tabIndex = -1;
+    const now = cellAt((chosen = `${layer} ${head}`));
+    now?.setAttribute("aria-pressed", "true");
+    if (now) now.tabIndex = 0;
+  };
+  const draw = () => {
+    box.className = `effects by-${order}`;
+    box.replaceChildren(...cellsOf(why.grid, layers, order === "layer"));
+    const [layer, head] = chosen.split(" ").map(Number);
+    mark(layer, head);
+  };
+  const find = (/** @type {any} */ { target }) => {
+    const [layer, head] = target.value.trim().split(".");
+    const place = layers.findIndex(({ name }) => name === layer);
+    if (!cellAt(`${place} ${head}`)) return;
+    choose(place, Number(head));
+    cellAt(chosen)?.scrollIntoView({ block: "nearest" });
+  };
+  const named = { placeholder: words.find, "aria-label": words.find };
+  const field = h("input", { type: "search", id: "find", ...named, oninput: find });
+  for (const digit of "123456789") shell.key(digit, () => (field.focus(), false)); // which types it there
+  const orders = ["layer", "effect"].map((name) => [name, words[`by ${name}`]]);
+  const pick = choice(words.order, "order", orders, order, (to) => ((order = to), draw()));
+  draw();
+  return { element: h("div", h("div.headed", h("h2", words.grid), h("div.picks", pick, field)), box), mark };
+}
+
+/** The squares, and of a grid by layer the numbers along its sides. @param {number[][]} values @param {Layer[]} layers @param {boolean} byLayer */
+function cellsOf(values, layers, byLayer) {
+  const most = largest(values.flat());
+  const cells = values.flatMap((row, layer) => row.map((x, head) => ({ x, layer, head })));
+  if (!byLayer) cells.sort((a, b) => Math.abs(b.x) - Math.abs(a.x));
+  const [every, beside] = [layers, values[0]].map(({ length }) => Math.ceil(length / 16));
+  const side = (/** @type {string} */ area, /** @type {Child} */ name) =>
+    h("small", { style: { "grid-area": area } }, name);
+  const tops = layers.map(({ name }, i) => side(`1 / ${i + 2}`, i % every === 0 && name));
+  const made = cells.map(({ x, layer, head }) => {
+    const name = `${layers[layer].name}.${head}`;
+    const style = byLayer ? { ...tint(x, most, 90), "grid-area": `${head + 2} / ${layer + 2}` } : tint(x, most);
+    const label = { "aria-label": `${name} ${signed(x)}`, "aria-pressed": "false", tabindex: -1 };
+    return h("button", { style, "data-place": `${layer} ${head}`, ...label }, !byLayer && name);
+  });
+  return byLayer ? [...tops, ...values[0].map((_, i) => side(`${i + 2} / 1`, i % beside === 0 && i)), ...made] : made;
+}
+
+/** A part's numbers in words. @param {any} part @param {Record<string, string>} words */
+const numbersOf = ({ effect, hidden, share: then }, words) => [
+  `${words.effect} ${signed(effect)}`,
+  ...(hidden === null ? [] : [`${words.hidden} ${signed(hidden)}`, `${words.share} ${share(then)}`]),
+];
+
+/**
+ * The heads that carry it; and folded, the parts of the text, the edges, and what the numbers are.
+ * @param {Page} page @param {Record<string, string>} words @param {Layer[]} layers
+ * @param {(layer: number, head: number, edge?: Partial<Chosen>) => void} choose
+ * @param {(layer: number, head: number) => void} show @param {() => void} rest
+ */
+function tablesOf({ header: { why, tokens } }, words, layers, choose, show, rest) {
+  const name = (/** @type {number} */ i) => h("bdi", spelled(tokens[i], 14));
+  /** @param {Effect} edge */
+  const ends = (edge) => [name(Number(edge.query)), " ← ", name(Number(edge.key))];
+  /** A row about a head or an edge, which a click chooses. @param {Effect} effect @param {Child[]} cells */
+  const rowOf = ({ layer: number, head, query, key }, cells) => {
+    const layer = layers.findIndex((each) => each.name === String(number));
+    const onclick = () => choose(layer, head, key === undefined ? {} : { query, key });
+    const row = tableRow(h("button", { onclick, onfocus: () => show(layer, head) }, `${number}.${head}`), cells);
+    row.addEventListener("pointerenter", () => show(layer, head));
+    row.addEventListener("pointerleave", rest);
+    return row;
+  };
+  /** @param {string} title @param {Effect[]} list @param {(effect: Effect) => Child[]} cells @param {string[]} columns */
+  const block = (title, list, columns, cells) => {
+    const most = largest(list.map(({ truth }) => truth));
+    const last = (/** @type {Effect} */ { truth }) => h("td", { style: tint(-truth, most) }, signed(truth));
+    const rows = list.map((effect) => rowOf(effect, [...cells(effect), last(effect)]));
+    return h("section.block", h("h2", title), h("div.pan", table("table", columns.map(columnHead), rows)));
+  };
+  const weight = (/** @type {number} */ x) => (x < 0.001 ? fmt(x, 1) : x.toFixed(3));
+  const { head, ends: edge, weight: a, effect, share: then, off, truth } = words;
+  const carried = block(words.carried, why.heads, [head, edge, a, then, off], ({ edge: one }) =>
+    one ? [h("td", ends(one)), weight(one.weight), share(one.share)] : ["", "", ""],
+  );
+  carried.classList.add("carried");
+  const edges = block(words.edges, why.edges, [head, edge, a, effect, truth], (one) => [
+    h("td", ends(one)),
+    weight(one.weight),
+    signed(one.effect),
+  ]);
+  const parts = why.parts.map((/** @type {any} */ { text, effect, hidden, share: now }) =>
+    tableRow(h("bdi", spelled(text)), [signed(effect), hidden !== null && signed(hidden), now !== null && share(now)]),
+  );
+  const columns = [words.part, effect, words.hidden, then].map(columnHead);
+  const folded = h(
+    "details.fold",
+    h("summary", words.numbers),
+    h("div.hold", h("section.block", h("h2", words.parts), h("div.pan", table("table", columns, parts))), edges),
+    h("p.aside", words.exact, " ", words.gap, " ", words.kept),
+  );
+  return { carried, folded };
 }

@@ -70,10 +70,8 @@ const block = (/** @type {string} */ title, /** @type {Child[]} */ ...content) =
 function learn(page, { gradient, steepest, next, names, matrices, tokens, curve, ticks, groups, words: said }, shell) {
   const words = said[shell.language()];
   const mark = svg("circle.shape.role-weights", { r: 5 });
-  const following = barList(
-    names.map((/** @type {string} */ name) => spelled(name)),
-    percent,
-  );
+  const spelledNames = names.map((/** @type {string} */ name) => spelled(name));
+  const following = barList(spelledNames, percent);
   const slopes = barList(matrices.map(lettered), (size) => fmt(size, 2));
   const token = (/** @type {number} */ i) => tokens[i];
   const texts = { rowName: token, colName: token, hidden: (/** @type {number} */ i, /** @type {number} */ j) => j > i };
@@ -93,6 +91,15 @@ function learn(page, { gradient, steepest, next, names, matrices, tokens, curve,
     return freeFigure({ t: shell.t, shell }, shown, between, units, shell.main.clientWidth - 28);
   };
   const figures = groups.map((/** @type {any[]} */ group) => group.map(draw));
+  const groupOf = (/** @type {string} */ title, /** @type {number} */ group) => {
+    const elements = figures[group].map((/** @type {any} */ { element }) => element);
+    return block(title, h("div.hold", elements));
+  };
+  const picture = { viewBox: "0 0 576 200", width: 576, role: "img", "aria-label": words.loss };
+  const labels = ticks.map((/** @type {any[]} */ [x, y, text]) => svg("text.middle", { x, y }, text));
+  const loss = svg("svg", picture, svg("path.bracket.role-weights", { d: `M${curve.join("L")}` }), mark, labels);
+  const beside = [block(words.next, following.list), block(words.gradient, slopes.list)];
+  const lists = h("div", { style: { flex: "1 1 20rem" } }, beside);
   return [
     words,
     (to) => {
@@ -102,37 +109,7 @@ function learn(page, { gradient, steepest, next, names, matrices, tokens, curve,
       slopes.set(gradient[step], steepest);
       for (const { paint } of figures.flat()) paint();
     },
-    [
-      h(
-        "div.hold",
-        block(
-          words.loss,
-          svg(
-            "svg",
-            { viewBox: "0 0 576 200", width: 576, role: "img", "aria-label": words.loss },
-            svg("path.bracket.role-weights", { d: `M${curve.join("L")}` }),
-            mark,
-            ticks.map((/** @type {any[]} */ [x, y, text]) => svg("text.middle", { x, y }, text)),
-          ),
-        ),
-        h(
-          "div",
-          { style: { flex: "1 1 20rem" } },
-          block(words.next, following.list),
-          block(words.gradient, slopes.list),
-        ),
-      ),
-      words.groups.map((/** @type {string} */ title, /** @type {number} */ group) =>
-        block(
-          title,
-          h(
-            "div.hold",
-            figures[group].map((/** @type {any} */ { element }) => element),
-          ),
-        ),
-      ),
-      h("p.aside", words.check),
-    ],
+    [h("div.hold", block(words.loss, loss), lists), words.groups.map(groupOf), h("p.aside", words.check)],
   ];
 }
 
@@ -143,11 +120,12 @@ function learn(page, { gradient, steepest, next, names, matrices, tokens, curve,
 function why({ parts, words: said }, shell) {
   const words = said[shell.language()];
   const columns = words.columns.map((/** @type {string} */ title) => [h("div"), h("h2.quoted", title)]);
+  const shown = columns.map((/** @type {HTMLElement[]} */ [column]) => column);
   return [
     words,
     (step) =>
       columns.forEach((/** @type {HTMLElement[]} */ [column, title], /** @type {number} */ divided) => {
-        const pictures = parts.map((/** @type {any} */ { role, bars, shown }, /** @type {number} */ place) => {
+        const pictures = parts.map((/** @type {any} */ { role, bars, shown: numbers }, /** @type {number} */ place) => {
           const [heading, name, ...ends] = words.parts[place];
           const values = bars[step][divided];
           const width = 400 / values.length;
@@ -163,17 +141,11 @@ function why({ parts, words: said }, shell) {
                 svg("text", { x: 200 * place, y: 118, class: ["", "middle", "end"][place] }, end),
               ),
             ),
-            h("p", name, " ", h("b", fmt(shown[step][divided], 3))),
+            h("p", name, " ", h("b", fmt(numbers[step][divided], 3))),
           );
         });
         column.replaceChildren(title, ...pictures);
       }),
-    [
-      h(
-        "div.hold",
-        columns.map((/** @type {HTMLElement[]} */ [column]) => column),
-      ),
-      h("p.says", words.means),
-    ],
+    [h("div.hold", shown), h("p.says", words.means)],
   ];
 }

@@ -86,7 +86,7 @@ function way(s) {
 export function closing(s) {
   const { t, facts } = s;
   const lines = [];
-  if (facts.check) lines.push(facts.check[s.shell.language()]);
+  for (const each of [facts.check, facts.kept]) if (each) lines.push(each[s.shell.language()]);
   /** The largest difference between the page's numbers and the run's. @param {string} words @param {string} name @param {number} from @param {number} size @param {(at: number) => number} value */
   const compare = (words, name, from, size, value) => {
     const run = s.named(name);

@@ -1,6 +1,7 @@
 // The rooms of a page: the answer and the map where it has runs, the steps where it has them. All share one place.
 
 import { answerRoom } from "./answer.js";
+import { causesRoom, wordsOf } from "./causes.js";
 import { h } from "./dom.js";
 import { openLesson } from "./lessons.js";
 import { openLong } from "./long/page.js";
@@ -15,11 +16,27 @@ export function openRooms(page) {
   const place = newPlace(layers ? chosenBySteps(page.header) : mostStructured(runs));
   const map = runs.length ? openLong(page, place) : null;
   const steps = layers ? openStory(page, place) : null;
+  /** @type {Record<string, boolean>} */
+  const opened = { map: location.hash.startsWith("#at=") }; // a link leads to a place on the map
   return (/** @type {Shell} */ shell) => {
-    const answer = answerRoom(page, shell);
-    const [above, below] = [h("div.rooms", answer.element), h("div.steps")];
-    shell.main.append(above, below);
-    map?.(shell, above, answer);
+    const [answer, words] = [answerRoom(page, shell), wordsOf(page, shell)];
+    const [below, inner, whose] = [h("div.steps"), h("div.rooms"), h("b")];
+    if (!page.header.why) {
+      inner.append(answer.element);
+      shell.main.append(inner, below);
+    } else {
+      const fold = (/** @type {string} */ name, /** @type {Child} */ title, /** @type {Child} */ body) => {
+        const ontoggle = (/** @type {any} */ { target }) => {
+          if (!shell.printing()) opened[name] = target.open;
+          dispatchEvent(new Event("resize")); // the map measures its room
+        };
+        return h("details.fold", { open: opened[name] || shell.printing(), ontoggle }, h("summary", title), body);
+      };
+      const causes = causesRoom(page, shell, place, answer, (name) => (whose.textContent = name));
+      const all = h("div.caused", answer.element, causes, fold("map", whose, inner), fold("steps", words.steps, below));
+      shell.main.append(all);
+    }
+    map?.(shell, inner, answer);
     steps?.(shell, below);
   };
 }

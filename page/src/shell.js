@@ -72,7 +72,7 @@ export function openShell(header, draw) {
     if (shown === "auto") document.documentElement.removeAttribute("data-theme");
     else document.documentElement.setAttribute("data-theme", shown);
     forgetColours();
-    shell.t = speaker(language);
+    shell.t = speaker(language, header.words?.[language].page);
     bar.replaceChildren(...buttons());
     main.replaceChildren();
     draw(shell);

@@ -28,7 +28,8 @@ export function stepMap(s, sections, to) {
       s.commit({ [name]: Number(value), key: -1 });
       byId(`pick-${name}`)?.focus();
     };
-    const options = listOf(size, (i) => [i, label(i)]);
+    const there = listOf(size, (i) => i).filter((i) => name !== "layer" || layers[i].arrays.q);
+    const options = there.map((i) => [i, label(i)]);
     return h("label", t(name), select(`pick-${name}`, options, state[name], set));
   };
   const turn = () => {

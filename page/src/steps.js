@@ -1,14 +1,15 @@
 // The page of steps: from X to the output, one step after the other, all drawn from one state.
 
-import { causes } from "./causes.js";
 import { byId, h } from "./dom.js";
 import { opening } from "./opening.js";
+import { load } from "./packed.js";
 import { bindKeys, highlightDimensions, markCurrentStep, stepMap } from "./stepmap.js";
 import { sectionsOf } from "./stepsections.js";
 import { begin, makeStory } from "./story.js";
 import { watchSteps } from "./stepwatch.js";
 import { ribbon } from "./whatif.js";
 
+const SOON = 2 ** 25; // bytes: of a smaller page all layers are unpacked at once
 const RESTS = 120; // milliseconds after which the steps follow a pointer on the map
 
 /** @typedef {{story: Story, sections: Section[], map: HTMLElement, band: HTMLElement, redraw: () => void}} Drawn */
@@ -25,9 +26,13 @@ export function openStory(page, place) {
   const goToPlace = () => drawn && location.hash.startsWith("#step-") && go(drawn, location.hash.replace("#step-", ""));
   addEventListener("hashchange", goToPlace);
 
+  const has = (/** @type {number} */ layer) => Boolean(page.header.layers[layer].arrays.q); // a long text's page has few
+
   /** What the pointer meant on the map is older than this. @param {Partial<State>} wanted */
   const commit = (wanted) => {
     const { what } = state;
+    const { layer: to = state.layer, head: by = state.head } = wanted;
+    if (!has(to)) return place.choose("", { layer: to, head: by, key: -1 });
     clearTimeout(resting);
     if (drawn) change(drawn, watch, wanted);
     const { layer, head, query, key, edited, batch } = state;
@@ -36,7 +41,7 @@ export function openStory(page, place) {
     if (state.what !== what) place.suppose("steps", state.what);
   };
   const follow = (/** @type {Place} */ { chosen: { run, layer, head, query, key }, what }) => {
-    if (!drawn) return;
+    if (!drawn || !has(layer)) return;
     const shown = drawn;
     const { edited, batch } = runs[run] ?? state;
     const wanted = { edited, batch, layer, head, query: query < 0 ? shown.story.head.n - 1 : query, key, what };
@@ -47,26 +52,32 @@ export function openStory(page, place) {
   };
 
   return function draw(shell, host) {
+    const { arrays, layers, edited } = page.header;
+    const every = [...layers, ...(edited?.layers ?? [])];
+    const size = Object.values(arrays).reduce((sum, { packed = 0 }) => sum + packed, 0);
+    const wanted = size < SOON ? every : [(state.edited ? edited.layers : layers)[state.layer]];
+    const claimed = Object.keys(arrays).filter((name) => name.startsWith("claimed."));
+    const names = [...wanted.flatMap((each) => Object.values(each.arrays)), ...claimed];
+    const missing = names.filter((name) => arrays[name].packed !== undefined && !page.known(name));
+    if (missing.length) return void Promise.all(missing.map((name) => load(page, name))).then(() => draw(shell, host));
     const first = !drawn;
     clearTimeout(resting);
     watch.restart();
-    const room = host.clientWidth - 2 * (host.clientWidth < 640 ? 14 : 32);
+    const wide = Math.min(1144, shell.main.clientWidth); // the host may be folded
+    const room = wide - 2 * (wide < 640 ? 14 : 32);
     const story = makeStory(page, shell, state, room, watch.whenSeen, commit);
-    const why = causes(story);
-    const steps = sectionsOf(story);
-    const sections = [...why, ...steps];
-    byId("causes")?.replaceChildren(...why.map(({ element }) => element));
+    const sections = sectionsOf(story);
     const map = stepMap(story, sections, (id) => drawn && go(drawn, id));
     const band = h("div.band");
     drawn = { story, sections, map, band, redraw: () => draw(shell, host) };
-    host.replaceChildren(map, opening(story), ...steps.map(({ element }) => element), band);
+    host.replaceChildren(map, opening(story), ...sections.map(({ element }) => element), band);
     updateBand(drawn);
     watch.drawVisited(shell.printing());
     markCurrentStep(map, sections);
     highlightDimensions(host);
     bindKeys(story);
     place.follow("steps", follow);
-    if (first && location.hash) followUntilUsed(host.previousElementSibling, goToPlace);
+    if (first && location.hash) followUntilUsed(shell.main.firstElementChild, goToPlace);
   };
 }
 
@@ -82,6 +93,7 @@ function followUntilUsed(above, go) {
 function go({ sections, map }, id) {
   const step = byId(`step-${id}`);
   if (!step) return;
+  step.closest("details")?.setAttribute("open", "");
   for (const { draw } of sections) draw();
   document.documentElement.style.scrollPaddingTop = `${map.offsetHeight}px`;
   step.scrollIntoView();

@@ -9,13 +9,11 @@ import { beforeAfterScene, letterOf, productScene, singleScene } from "./scenes.
 import { matrix, most, weightMatrix } from "./story.js";
 import { num, softmaxOf, sym } from "./written.js";
 
+/** @param {Story} s */
+const names = (s) => ({ rowName: s.queryName });
 /** @param {Story} s @param {string} symbol @param {Cell} value @param {Partial<Matrix>} [more] */
 const square = (s, symbol, value, more) =>
-  matrix(symbol, "weights", [s.head.n, "n"], [s.head.m, "m"], value, {
-    rowName: s.queryName,
-    colName: s.keyName,
-    ...more,
-  });
+  matrix(symbol, "weights", [s.head.n, "n"], [s.head.m, "m"], value, { ...names(s), colName: s.keyName, ...more });
 /** @param {Story} s */
 const Q = (s) => matrix("Q", "query", [s.head.n, "n"], [s.head.dk, "d_k"], s.head.q, { rowName: s.queryName });
 /** @param {Story} s */
@@ -47,19 +45,10 @@ export function inputScenes(s) {
     const { data, shape } = /** @type {NumberArray} */ (s.named(`w_${letter}`));
     const bias = s.named(`b_${letter}`);
     const from = (place ? s.head.shared : s.head.number) * r.cols;
-    const b = matrix(
-      `W^${r.symbol}`,
-      r.role,
-      [shape[0], "d_model"],
-      [r.cols, r.colDim],
-      (c, j) => data[c * shape[1] + from + j],
-    );
-    return /** @type {Part} */ ({
-      b,
-      r,
-      axes: [axes[place], "feature"],
-      bias: bias ? (_, j) => bias.data[from + j] : undefined,
-    });
+    const weight = (/** @type {number} */ c, /** @type {number} */ j) => data[c * shape[1] + from + j];
+    const b = matrix(`W^${r.symbol}`, r.role, [shape[0], "d_model"], [r.cols, r.colDim], weight);
+    const added = bias ? (/** @type {number} */ _, /** @type {number} */ j) => bias.data[from + j] : undefined;
+    return /** @type {Part} */ ({ b, r, axes: [axes[place], "feature"], bias: added });
   });
   const [x, context] = [X("x"), s.named("context") ? X("context") : null];
   if (!context && !s.columns) {
@@ -76,15 +65,8 @@ export function scoreScenes(s) {
     Math.hypot(...listOf(head.dk, (c) => value(i, c)));
   const extra = (/** @type {number} */ i, /** @type {number} */ j) => {
     const [q, k] = [norm(head.q, i), norm(head.k, j)];
-    return h(
-      "span.aside.line",
-      " = ‖q‖·‖k‖·cos θ = ",
-      num(q, "query"),
-      "·",
-      num(k, "key"),
-      "·",
-      num(q && k ? head.scores(i, j) / q / k : 0),
-    );
+    const cosine = num(q && k ? head.scores(i, j) / q / k : 0);
+    return h("span.aside.line", " = ‖q‖·‖k‖·cos θ = ", num(q, "query"), "·", num(k, "key"), "·", cosine);
   };
   return [
     productScene(s, Q(s), [
@@ -95,15 +77,10 @@ export function scoreScenes(s) {
 
 /** The matrices from the scores to what is masked: scores, scaled, capped, biased; those that this layer has. @param {Story} s @returns {{name: string, symbol: string, value: Cell}[]} */
 function logitSteps(s) {
-  const all = /** @type {const} */ ([
-    ["scores", "S"],
-    ["scaled", "S′"],
-    ["capped", "C"],
-    ["biased", "B"],
-  ]);
-  return all
-    .filter(([name]) => name === "scaled" || s.step(name))
-    .map(([name, symbol]) => ({ name, symbol, value: s.head[name] }));
+  const symbols = { scores: "S", scaled: "S′", capped: "C", biased: "B" };
+  const all = /** @type {(keyof typeof symbols)[]} */ (Object.keys(symbols));
+  const here = all.filter((name) => name === "scaled" || s.step(name));
+  return here.map((name) => ({ name, symbol: symbols[name], value: s.head[name] }));
 }
 
 /** One of the changes S → S′ → C → B. @param {Story} s @param {string} name @returns {Scene[]} */
@@ -166,14 +143,9 @@ export const beforeMask = (s) => logitSteps(s).slice(-1)[0].symbol;
 export function weightScenes(s) {
   const { head } = s;
   const before = square(s, insideSoftmax(s), head.masked, { hidden: s.hidden });
-  return beforeAfterScene(
-    s,
-    before,
-    weightMatrix(s),
-    "softmax",
-    (i, j) => [softmaxOf(s, i, j), inTheRun(s, "weights", i, j)],
-    true,
-  );
+  /** @type {(i: number, j: number) => Child} */
+  const written = (i, j) => [softmaxOf(s, i, j), inTheRun(s, "weights", i, j)];
+  return beforeAfterScene(s, before, weightMatrix(s), "softmax", written, true);
 }
 
 /** O = A·V. @param {Story} s @returns {Scene[]} */
@@ -187,10 +159,7 @@ export const outputScenes = (s) => [
 function joined(s) {
   const { dv } = s.head;
   const value = (/** @type {number} */ i, /** @type {number} */ c) => s.headAt(Math.floor(c / dv)).passed(i, c % dv);
-  return matrix("H", "value", [s.head.n, "n"], [s.layer.heads * dv, "h·d_v"], value, {
-    rowName: s.queryName,
-    split: dv,
-  });
+  return matrix("H", "value", [s.head.n, "n"], [s.layer.heads * dv, "h·d_v"], value, { ...names(s), split: dv });
 }
 
 /** @param {Story} s @returns {Scene[]} */
@@ -208,16 +177,10 @@ export function concatScenes(s) {
       ],
       written: ({ row, col }) => {
         const [from, c] = [Math.floor(col / dv), col % dv];
-        return [
-          sym("h", s.indices(row, col), "value"),
-          " = ",
-          sym("o", s.indices(row, c), "value"),
-          ` (${s.t("head")} ${from}) = `,
-          s.headAt(from).factor === 1
-            ? null
-            : `${fmt(s.headAt(from).factor)}·${fmt(s.headAt(from).output(row, c), 5)} = `,
-          h("b", fmt(s.headAt(from).passed(row, c), 5)),
-        ];
+        const { factor, output: of, passed } = s.headAt(from);
+        const parts = [sym("h", s.indices(row, col), "value"), " = ", sym("o", s.indices(row, c), "value")];
+        const times = factor !== 1 && `${fmt(factor)}·${fmt(of(row, c), 5)} = `;
+        return [...parts, ` (${s.t("head")} ${from}) = `, times, h("b", fmt(passed(row, c), 5))];
       },
       pin: ({ row, col }) => s.commit({ query: row, feature: col % dv, head: Math.floor(col / dv) }),
     },
@@ -232,22 +195,14 @@ export function layerOutputScenes(s) {
   const run = s.named("output");
   if (!w && run) {
     const [, n, wide] = run.shape;
-    const U = matrix(
-      "U",
-      "plain",
-      [n, "n"],
-      [wide, "d_model"],
-      (i, c) => run.data[(s.state.batch * n + i) * wide + c],
-      { rowName: s.queryName },
-    );
+    const value = (/** @type {number} */ i, /** @type {number} */ c) => run.data[(s.state.batch * n + i) * wide + c];
+    const U = matrix("U", "plain", [n, "n"], [wide, "d_model"], value, names(s));
     return [singleScene(s, U, "query", s.t("no projections"))];
   }
   if (!w) return [singleScene(s, { ...H, symbol: "U", role: "plain", split: undefined }, "query")];
   const wide = w.shape[1];
   const output = s.layerOutput();
-  const r = matrix("U", "plain", [H.rows, "n"], [wide, "d_model"], (i, c) => output[i * wide + c], {
-    rowName: s.queryName,
-  });
+  const r = matrix("U", "plain", [H.rows, "n"], [wide, "d_model"], (i, c) => output[i * wide + c], names(s));
   const b = matrix("W^O", "plain", [H.cols, "h·d_v"], [wide, "d_model"], (c, j) => w.data[c * wide + j]);
   return [productScene(s, H, [{ b, r, axes: ["query", "feature"], bias: bias ? (_, c) => bias.data[c] : undefined }])];
 }

@@ -3,10 +3,12 @@
 import WORDS from "../../src/clearhead/words/page.toml";
 
 /**
- * @param {"en" | "zh"} language
+ * @param {"en" | "zh"} language @param {Record<string, string>} [more]      that came with the document
  * @returns {(key: string, values?: Record<string, any>) => string}
  */
 export const speaker =
-  (language) =>
+  (language, more = {}) =>
   (key, values = {}) =>
-    (WORDS[key]?.[language === "zh" ? 1 : 0] ?? "").replace(/\{(\w+)\}/g, (_, name) => String(values[name] ?? ""));
+    (more[key] ?? WORDS[key]?.[language === "zh" ? 1 : 0] ?? "").replace(/\{(\w+)\}/g, (_, name) =>
+      String(values[name] ?? ""),
+    );

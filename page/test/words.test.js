@@ -1,4 +1,4 @@
-// Every sentence that the page asks for has an entry in words/page.toml, in both languages, and every entry is asked for.
+// Every sentence that the page asks for has an entry in words/page.toml or page_steps.toml, in both languages, and every entry is asked for.
 
 import assert from "node:assert/strict";
 import { readdirSync, readFileSync } from "node:fs";
@@ -6,12 +6,15 @@ import { test } from "node:test";
 import { parse } from "smol-toml";
 
 const read = (/** @type {string} */ place) => readFileSync(new URL(place, import.meta.url), "utf8");
-const WORDS = parse(read("../../src/clearhead/words/page.toml"));
+const WORDS = {
+  ...parse(read("../../src/clearhead/words/page.toml")),
+  ...parse(read("../../src/clearhead/words/page_steps.toml")),
+};
 const sources = readdirSync(new URL("../src", import.meta.url), { recursive: true })
   .filter((name) => String(name).endsWith(".js"))
   .map((name) => read(`../src/${name}`))
   .join("\n");
-const STATISTICS = ["sink", "previous", "diagonal", "distance", "entropy"]; // as the document names them
+const STATISTICS = ["sink", "previous", "diagonal", "distance", "entropy", "effect"]; // as the document names them
 const escaped = (/** @type {string} */ text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
 
 /** What t is called with: keys, and patterns for keys that are put together. */

@@ -120,7 +120,7 @@ def _answered(options: argparse.Namespace, edits: Any, asked: set[str]) -> int:
         alone |= bool(edits and not options.steps) or bool(options.generate and options.chat is None)
     steps = options.steps or options.all or alone or (not edits and not asked.isdisjoint(("layer", "head")))
     cause = None
-    if not alone and (of_answer or way or steps or console is not None):
+    if not alone and (of_answer or way or steps or console is not None or "html" in asked):
         try:
             cause = _cause(options, model, edits)
         except (RuleError, SelectionError) as error:
@@ -129,13 +129,15 @@ def _answered(options: argparse.Namespace, edits: Any, asked: set[str]) -> int:
             steps |= isinstance(error, RuleError)  # else nothing of the text can be hidden: its opening is shown
     trust = cause.trust() if cause is not None and options.trust else None
     runs = []
-    if steps or way or cause is None or not (of_answer or asked.isdisjoint(("json", "html"))):
+    page = cause if asked.isdisjoint(("layer", "head")) else None  # which opens with what made the answer
+    if steps or way or page is None or ("json" in asked and not of_answer):
         runs = _seen(options, model, edits, cause if steps or way else None)
-    result, tried = cause if of_answer else (*runs, None)[0], {} if trust is None else {"trust": trust._asdict()}
+    result = cause if cause is not None and (of_answer or not runs) else runs[0]
+    tried = {} if trust is None else {"trust": trust._asdict()}
     if options.windows:
         deliver(options, lambda: {"windows": [seen.to_json() for seen in runs]}, runs[0].save)
-    elif result is not None:
-        deliver(options, lambda: result.to_json() | tried, result.save)
+    else:
+        deliver(options, lambda: result.to_json() | tried, (page or result).save)
     if console is None:
         return 0
     from clearhead.report import attribution, changed, explained, why

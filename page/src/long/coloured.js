@@ -21,17 +21,9 @@ const sheets = new WeakMap();
 export function colouredTile(weights, other, shown, left, level) {
   const { scale, high, aside, keys, head } = shown;
   const shade = shadeOf(shown);
-  const [least, most, ground] = [shade.along(0), shade.along(1), rgb("ground")];
-  const how = [
-    scale,
-    high,
-    aside,
-    least,
-    most,
-    ground,
-    head.supposition,
-    Object.values(shown.other?.address ?? []),
-  ].join();
+  const ground = rgb("ground");
+  const place = Object.values(shown.other?.address ?? []);
+  const how = [scale, high, aside, shade.along(0), shade.along(1), ground, head.supposition, place].join();
   const known = sheets.get(weights);
   if (known?.how === how) return known.sheet;
   const first = aside && !level ? unitOf(keys, head.first) - left : -1;

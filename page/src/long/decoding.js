@@ -13,16 +13,8 @@ export function decoding(look) {
   const first = queries - count; // the first generated token; its query is the one before
   const width = (/** @type {string} */ name) => Number(page.header.arrays[arrays[name]].shape.at(-1));
   const numbers = layers.length * kv_heads * (width("k") + width("v")); // in the cache for each token
-  const slide = slider(
-    "decoding",
-    1,
-    count,
-    (step) => {
-      const query = first + step - 2;
-      look.jumpTo(query, Math.min(state.key, query));
-    },
-    { value: count },
-  );
+  const go = (/** @type {number} */ query) => look.jumpTo(query, Math.min(state.key, query));
+  const slide = slider("decoding", 1, count, (step) => go(first + step - 2), { value: count });
   const said = h("p.aside", { role: "status" });
   const update = () => {
     const step = Math.max(1, Math.min(count, state.query - first + 2));

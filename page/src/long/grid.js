@@ -3,7 +3,7 @@
 import { drawColours } from "../canvas.js";
 import { css, weighed } from "../colour.js";
 import { ARROWS, h, scrollWithin } from "../dom.js";
-import { fmt } from "../numbers.js";
+import { bare, fmt } from "../numbers.js";
 
 export const PICTURES = "weights"; // in place of a statistic
 const LABELLED = 24; // up to so many heads have their kinds below their pictures
@@ -19,12 +19,31 @@ export function nameOfHead(layers, layer, head, t) {
   return t("this matrix", { head: heads[head] });
 }
 
+/** Of an explained run what each head attends to in the row that answers. @param {Page} page @param {number} run @returns {{query: number, heads: [number, number][][][]} | undefined} */
+export const looksOf = ({ header: { runs, facts, edited } }, run) =>
+  (runs[run].edited ? edited?.facts.looks : null) ?? facts?.looks;
+
+/** What a head does where the answer is said, and over the whole text. @param {Page} page @param {number} run @param {number} layer @param {number} head @param {Shell} shell */
+export function captionOf(page, run, layer, head, { t, language }) {
+  const { tokens, layers } = page.header.runs[run];
+  const { captions, statistics } = layers[layer];
+  const known = Object.values(statistics).some((each) => each[head] !== null);
+  const usual = captions[head]?.[language()] ?? t(known ? "no caption" : "unknown");
+  const looks = looksOf(page, run);
+  if (!looks || !tokens) return usual;
+  const name = (/** @type {number} */ token) => bare(tokens[token], 14);
+  const keys = looks.heads[layer][head].map(([key, weight]) => `${name(key)} ${Math.round(100 * weight)}%`).join(", ");
+  return t("looks", { query: name(looks.query), keys, usual });
+}
+
 /**
- * @param {Run} run @param {string} statistic @param {Address} chosen
+ * @param {Page} page @param {string} statistic @param {Address} chosen
  * @param {(layer: number, head: number) => void} choose @param {Shell} shell
  * @param {ReturnType<typeof import("./thumbnails.js").thumbnails>} pictures
  */
-export function grid(run, statistic, chosen, choose, { t, say, language }, pictures) {
+export function grid(page, statistic, chosen, choose, shell, pictures) {
+  const { t, say } = shell;
+  const run = page.header.runs[chosen.run];
   const { layers } = run;
   const pictured = statistic === PICTURES;
   const every = layers.flatMap((layer) => layer.statistics[statistic] ?? []);
@@ -39,10 +58,8 @@ export function grid(run, statistic, chosen, choose, { t, say, language }, pictu
   const button = (/** @type {number} */ index, /** @type {number} */ place) => {
     const layer = layers[index];
     const value = pictured ? null : layer.statistics[statistic][place];
-    const known = Object.values(layer.statistics).some((each) => each[place] !== null);
-    const kind = layer.captions[place]?.[language()] ?? t(known ? "no caption" : "unknown");
     const number = value === null ? t("unknown") : fmt(value, 3);
-    const words = `${nameOfHead(layers, index, place, t)}: ${pictured ? kind : number}`;
+    const words = `${nameOfHead(layers, index, place, t)}: ${pictured ? captionOf(page, chosen.run, index, place, shell) : number}`;
     const here = chosen.layer === index && chosen.head === place;
     const tell = () => void (caption.textContent = words);
     if (here) tellChosen = tell;

@@ -16,28 +16,17 @@ export function bindKeys(look) {
       const far = shiftKey ? 10 : 1;
       step(look, far * down, far * right);
     });
-  for (const [key, pinned] of /** @type {[string, boolean][]} */ ([
-    ["Enter", true],
-    ["Escape", false],
-  ]))
+  for (const key of ["Enter", "Escape"])
     shell.key(key, () => {
-      cell.pinned = pinned;
+      cell.pinned = key === "Enter";
       moved(look);
     });
-  for (const [keys, factor] of /** @type {[string, number][]} */ ([
-    ["+=", 0.5],
-    ["-−", 2],
-    ["0", 0],
-  ]))
-    for (const key of keys) shell.key(key, () => nearer(look, factor));
-  for (const [key, layers, heads] of /** @type {[string, number, number][]} */ ([
-    ["[", 0, -1],
-    ["]", 0, 1],
-    ["{", -1, 0],
-    ["}", 1, 0],
-  ]))
-    shell.key(key, () =>
-      pick({ ...state.address, layer: state.address.layer + layers, head: state.address.head + heads }),
-    );
+  for (const [key, factor] of Object.entries({ "+": 0.5, "=": 0.5, "-": 2, "−": 2, 0: 0 }))
+    shell.key(key, () => nearer(look, factor));
+  for (const [key, [layers, heads]] of Object.entries({ "[": [0, -1], "]": [0, 1], "{": [-1, 0], "}": [1, 0] }))
+    shell.key(key, () => {
+      const { run, layer, head } = state.address;
+      pick({ run, layer: layer + layers, head: head + heads });
+    });
   shell.key("/", () => (byId("search") ?? byId("pick-query"))?.focus());
 }

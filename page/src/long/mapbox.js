@@ -13,16 +13,8 @@ export const frameOf = (look) => frame(look.parts.box.clientWidth, look);
 
 /** Draw the map again. @param {Look} look */
 export function refresh(look) {
-  const {
-    parts,
-    head,
-    queries,
-    keys,
-    view,
-    state,
-    rule,
-    shell: { t },
-  } = look;
+  const { parts, head, queries, keys, view, state, rule } = look;
+  const { t } = look.shell;
   const f = frameOf(look);
   settle(look, f);
   const { rows, cols, stretched, missing } = draw(parts.canvas, look, f);

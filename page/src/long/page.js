@@ -46,6 +46,8 @@ export function openLong(page, place) {
   const state = newState();
   const { run, layer, head, query, key } = place.chosen;
   Object.assign(state, { address: { run, layer, head }, query, key, quiet: Boolean(steps) });
+  if (page.header.why) state.reading.by = "effect";
+  else if (runs[0].layers[0].statistics.effect) Object.assign(state, { statistic: "effect", shows: "contributions" });
   fromLink(state, runs);
   return (/** @type {Shell} */ shell, /** @type {HTMLElement} */ host, /** @type {Answer} */ answer) => {
     const [front, here] = [h("section.front"), h("section.here", { "aria-live": "off" })];
@@ -101,7 +103,7 @@ function drawFront(room) {
   );
   const choose = (/** @type {number} */ layer, /** @type {number} */ head) =>
     pick(room, { ...state.address, layer, head });
-  const heads = grid(runs[state.address.run], state.statistic, state.address, choose, shell, pictures);
+  const heads = grid(page, state.statistic, state.address, choose, shell, pictures);
   front.replaceChildren(h("div.headed", h("h2", t("every head")), picks), heads);
   showChosen(front);
 }

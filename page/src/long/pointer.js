@@ -9,12 +9,8 @@ const SLOW = 2 ** 22; // weights: in a larger head, rows are computed only when 
 
 /** @param {Look} look */
 export function listen(look) {
-  const {
-    parts: { canvas, box },
-    cell,
-    head,
-    state,
-  } = look;
+  const { cell, head, state } = look;
+  const { canvas, box } = look.parts;
   const under = (/** @type {MouseEvent} */ event) => {
     const { left, top } = canvas.getBoundingClientRect();
     return cellAt(look, frameOf(look), event.clientX - left, event.clientY - top);

@@ -16,7 +16,7 @@ let inView = whole; // the first of the tokens in view, and their end: places am
 let shadeMore = () => {}; // the tokens that have come into view
 addEventListener("beforeprint", () => ((inView = whole), shadeMore()));
 
-/** @typedef {{by: "received" | "query" | "key", picks: "query" | "key", start: number | null, word: string, said: string, over: number | null, open: boolean}} Reading      open: its controls; over: the token under the pointer */
+/** @typedef {{by: "received" | "query" | "key" | "effect", picks: "query" | "key", start: number | null, word: string, said: string, over: number | null, open: boolean}} Reading      open: its controls; over: the token under the pointer */
 
 /** @returns {Reading} */
 export const newReading = () => ({
@@ -39,8 +39,10 @@ export const partAround = (token) => (token < MOST ? 0 : token - MOST / 4);
  * @param {(token: number | null) => void} point      the pointer is over a token, or has left the text
  * @param {Say} t
  * @param {number} generated      how many of the last tokens the model put there
+ * @param {[string, number, number][]} turns      of a chat: who speaks, the first token and the end; all others are the template's
+ * @param {string} template      what a click on a name does: it shows these or hides them
  */
-export function passage(texts, reading, pick, again, point, t, generated) {
+export function passage(texts, reading, pick, again, point, t, generated, turns, template) {
   const start = Math.max(0, Math.min(reading.start ?? 0, texts.length - MOST));
   const stop = Math.min(texts.length, start + MOST);
   const turn = (/** @type {string} */ name, /** @type {number} */ to, /** @type {boolean} */ there) =>
@@ -49,9 +51,13 @@ export function passage(texts, reading, pick, again, point, t, generated) {
   const spans = [];
   for (let index = start; index < stop; index++) {
     if (gap(index) && index > start) spans.push(" ");
+    const turn = turns.find(([, first]) => first === index);
+    const onclick = () => box.classList.toggle("whole");
+    if (turn) spans.push(h("button.turn", { onclick, title: template }, turn[0]));
+    const said = !turns.length || index === texts.length - 1 || turns.some(([, a, b]) => index >= a && index < b);
     spans.push(
       h(
-        index < texts.length - generated ? "span.token" : "span.token.generated",
+        index >= texts.length - generated ? "span.token.generated" : said ? "span.token" : "span.token.template",
         { "data-token": index, role: "button", tabindex: -1 },
         shown(texts[index].replace(/^##/, "")),
       ),
@@ -136,9 +142,12 @@ function shown(text) {
 export function shadeText(look, over = null) {
   const { parts, head, keys, offset, state, aside, received, row, column } = look;
   const by = over ? "query" : state.reading.by;
+  const { why } = look.page.header;
+  const caused = by === "effect"; // blue for what speaks for the answer
   const cross = head.layer.cross;
-  const values =
-    by === "received"
+  const values = caused
+    ? why.by_token.map((/** @type {number} */ x) => -x)
+    : by === "received"
       ? received
       : by === "query"
         ? (over?.row ?? row)
@@ -150,7 +159,7 @@ export function shadeText(look, over = null) {
     query: cross ? -1 : (over?.token ?? state.query + offset),
     key: over ? -1 : state.key,
     aside: aside ? head.first : -1,
-    effects: head.shows !== "weights",
+    effects: caused || head.shows !== "weights",
   });
   if (!over) parts.decoding?.update();
 }

@@ -1,7 +1,8 @@
 // Which head a page opens with.
 
 /**
- * The head whose weights are least like a uniform row and least on the first key.
+ * The head that did most, where that is known; else the one whose weights are least like a uniform row and least on the
+ * first key.
  * @param {any[]} runs @returns {Chosen}
  */
 export function mostStructured(runs) {
@@ -9,9 +10,9 @@ export function mostStructured(runs) {
   let most = -Infinity;
   for (const [layer, { heads, keys, statistics }] of (runs[0]?.layers ?? []).entries())
     for (const head of heads.keys()) {
-      const { entropy, sink } = statistics;
+      const { entropy, sink, effect } = statistics;
       if (entropy[head] === null) continue;
-      const structure = (Math.log(keys) - entropy[head]) * (1 - (sink[head] ?? 0));
+      const structure = effect ? Math.abs(effect[head]) : (Math.log(keys) - entropy[head]) * (1 - (sink[head] ?? 0));
       if (structure > most) {
         most = structure;
         Object.assign(best, { layer, head });

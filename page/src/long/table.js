@@ -12,16 +12,8 @@ const SIZE = 9;
 /** Fill the table if it is open. @param {Look} look */
 export async function fillTable(look) {
   const still = stillAt(look);
-  const {
-    parts: { table },
-    head,
-    queries,
-    keys,
-    queryName,
-    keyName,
-    cell,
-    shell: { t },
-  } = look;
+  const { head, queries, keys, queryName, keyName, cell } = look;
+  const [{ table }, { t }] = [look.parts, look.shell];
   if (!table.open || !head.exact) return;
   const [rows, cols] = [around(cell.i, queries.count), around(cell.j, keys.count)];
   const lines = await Promise.all(rows.map((i) => unitRow(head, queries, i)));

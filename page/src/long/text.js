@@ -4,26 +4,18 @@ import { add, byId, h, scrollWithin } from "../dom.js";
 import { follow, jump } from "./cell.js";
 import { choice } from "./controls.js";
 import { unitRow } from "./lines.js";
+import { spelled } from "../numbers.js";
 import { partAround, passage, shadeText } from "./reading.js";
 import { search, unitOf } from "./units.js";
 
 /** @param {Look} look */
 export function drawText(look) {
-  const {
-    parts: { text },
-    keyTexts,
-    head,
-    state,
-    shell: { t },
-  } = look;
-  const { reading } = state;
+  const { keyTexts, head, state, answer, page } = look;
+  const [{ text }, { t }, { reading }, { why }] = [look.parts, look.shell, state, page.header];
   text.replaceChildren();
   if (!keyTexts || !head.exact) return;
-  const modes = [
-    ["received", t("by received")],
-    ["query", t("by query")],
-    ["key", t("by key")],
-  ];
+  const modes = [...(why ? ["effect"] : []), "received", "query", "key"].map((name) => [name, t(`by ${name}`)]);
+  const roles = ["query", "key"].map((name) => [name, t(name)]);
   const chosen = head.layer.cross ? state.key : state.query + look.offset; // a token of the text
   reading.start ??= partAround(chosen);
   const again = () => {
@@ -38,12 +30,14 @@ export function drawText(look) {
       again,
       (token) => pointAt(look, token),
       t,
-      look.page.header.facts?.generated ?? 0,
+      page.header.facts?.generated ?? 0,
+      why?.turns ?? [],
+      answer.template,
     ),
     look.parts.decoding?.element,
     h(
       "div.picks",
-      h("span.note", t(head.layer.cross ? "lens cross" : "lens")),
+      h("span.note", answer.legend || t(head.layer.cross ? "lens cross" : "lens")),
       searchField(look, again),
       h(
         "details.display",
@@ -55,22 +49,17 @@ export function drawText(look) {
             reading.by = /** @type {any} */ (value);
             shadeText(look);
           }),
-          choice(
-            t("click picks"),
-            "picks",
-            [
-              ["query", t("query")],
-              ["key", t("key")],
-            ],
-            reading.picks,
-            (value) => (reading.picks = /** @type {any} */ (value)),
-          ),
+          choice(t("click picks"), "picks", roles, reading.picks, (to) => (reading.picks = /** @type {any} */ (to))),
         ),
       ),
     ),
   ]);
   text.classList.toggle("short", keyTexts.length <= 60);
-  requestAnimationFrame(() => scrollWithin(text.querySelector(".passage"), spanOf(look, chosen)));
+  const box = /** @type {HTMLElement} */ (text.querySelector(".passage"));
+  if (why) box.dataset.answer = spelled(why.answer, 60);
+  if (why?.sink) box.dataset.sink = "";
+  answer.drawn();
+  requestAnimationFrame(() => scrollWithin(box, spanOf(look, chosen)));
 }
 
 /** The text as the token under the pointer attends to it; null: as the chosen one does. @param {Look} look @param {number | null} token */
@@ -78,6 +67,7 @@ async function pointAt(look, token) {
   const { head, offset, queries, reading } = { ...look, ...look.state };
   if (reading.over === token) return;
   reading.over = token;
+  if (reading.by === "effect") return look.answer.point(token);
   const query = token === null || head.layer.cross ? -1 : token - offset;
   if (query < 0 || query >= head.n) {
     shadeText(look);
@@ -118,15 +108,8 @@ function searchField(look, again) {
 
 /** Choose the next token where the word stands, or the one before. @param {Look} look @param {string} word @param {boolean} back */
 function find(look, word, back) {
-  const {
-    keyTexts,
-    offset,
-    cell,
-    queries,
-    keys,
-    state: { reading },
-    shell: { t },
-  } = look;
+  const { keyTexts, offset, cell, queries, keys } = look;
+  const [{ reading }, { t }] = [look.state, look.shell];
   const tokens = search(/** @type {string[]} */ (keyTexts), word);
   const places = tokens.filter((token, place) => !place || unitOf(keys, token) !== unitOf(keys, tokens[place - 1])); // a word is found once
   const ahead = (/** @type {number} */ token) =>

@@ -207,10 +207,7 @@ def _find_word(name: str, word: str, pieces: Sequence[str], which: str) -> list[
         if near:
             hint = "did you mean {near!r}? Words are found whole, and by upper and lower case."
         raise SelectionError(
-            "{name} is the word {word!r}, and the text{which} has no such word.",
-            hint,
-            **values,
-            near="".join(near),
+            "{name} is the word {word!r}, and the text{which} has no such word.", hint, **values, near="".join(near)
         )
     if chosen == "all":
         return [token for start in starts for token in _tokens(pieces, ends, start, start + len(word))]

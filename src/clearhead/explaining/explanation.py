@@ -5,7 +5,7 @@ Everything here is data, taken from the run; `report` prints it.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -37,6 +37,9 @@ from clearhead.view.container import Document, narrowed
 from clearhead.view.notebook import Framing
 from clearhead.words import Language, say
 
+_LOOKS, _LOOK = 4, 0.005  # of each head so many keys of the row that answers, and the least weight
+_ROOM = 9e6  # characters of a page for what its layers' weights are computed from
+_EXACT, _NARROW = 4.2, 1.7  # characters for each number of q, k, v and g: in float32, in bfloat16
 _MOST_WEIGHTS = 16 * 2**20  # bytes of W^Q … W^O that go into a page
 
 
@@ -143,10 +146,13 @@ class Explanation(Tabular, Framing):
         return captioned_heads(self.runs)
 
 
-def document(seen: Explanation, language: Language = "en", g: Sequence[Array] | None = None) -> Document:
+def document(
+    seen: Explanation, language: Language = "en", g: Sequence[Array] | None = None, named: Sequence[int] = ()
+) -> Document:
     """The page's document: every head of every layer, and the projections' weights of the chosen layer.
 
-    g   of each layer the derivative of some number by its heads' outputs, (heads, tokens, d_v), in the run with edits
+    g      of each layer the derivative of some number by its heads' outputs, (heads, tokens, d_v), in the edited run
+    named  the layers that come after the chosen one, where the page has not the room for all layers' weights and steps
     """
     first, config = seen.before or seen, seen.model.config
     place = Path(seen.model.name)
@@ -158,6 +164,8 @@ def document(seen: Explanation, language: Language = "en", g: Sequence[Array] | 
         "generated": seen.generated,
     } | _run_facts(first, seen.moved, "logits")
     chosen = {"layer": seen.layer, "head": seen.head, "query": seen.token}
+    kept = _kept(seen.runs, [seen.layer, *named, *range(config.layers)])
+    facts["kept"] = kept and both("why kept", layers=", ".join(map(str, sorted(kept))))
     scene = Scene(seen.text, language, tokens=parts_of(seen.tokens, seen.text).names, chosen=chosen, facts=facts)
     weights = {name: narrowed(array) for name, array in seen.model.projections(seen.layer).items()}
     if sum(array.nbytes for array in weights.values()) > _MOST_WEIGHTS:
@@ -169,7 +177,7 @@ def document(seen: Explanation, language: Language = "en", g: Sequence[Array] | 
     if seen.before is not None:
         logits |= _sorted_logits(seen, "edited.logits")
         edited = Edited([repr(edit) for edit in seen.edits], after, _run_facts(seen, seen.moved, "edited.logits"))
-    made = story(layers if edited else after, scene, edited)
+    made = story(layers if edited else after, scene, edited, kept)
     return replace(made, arrays={**made.arrays, **logits})
 
 
@@ -193,8 +201,26 @@ def _run_facts(seen: Explanation, moved: Moved | None, logits: str) -> dict[str,
         "check": both("check", engine=seen.trace.check.engine, difference=seen.trace.check.largest_difference),
         "moved": [[t.text, t.after, t.before] for t in moved.next[:SHOWN]] if moved and seen.edits else None,
         "way": for_page(seen.ways, seen.no_way),
+        "looks": {"query": seen.token, "heads": [_looks(run, seen.token) for run in seen.runs]},
         "sampling": None if seen.logits is None else {"logits": logits, "texts": texts},
     }
+
+
+def _kept(runs: Sequence[LayerRun], order: Iterable[int]) -> list[int] | None:
+    """The first of the layers, as many as the page has room for with their weights; None where it has for all."""
+    sizes = [2 * run.q.size + run.k.size + run.v.size for run in runs]  # g is as large as q
+    if (sum(sizes) + sum(2 * run.x.size for run in runs)) * _EXACT <= _ROOM:  # with x and the output
+        return None
+    return list(dict.fromkeys(order))[: max(1, int(_ROOM / (_NARROW * max(sizes))))]
+
+
+def _looks(run: LayerRun, query: int) -> list[list[tuple[int, float]]]:
+    """The keys that a row gives most weight to, with these weights, for each head of a layer."""
+    rows = np.asarray(AttentionMatrix(run.q, run.k, **run.rules)[:, query], np.float64)
+    order = np.argsort(-rows, axis=-1, kind="stable")[:, :_LOOKS].tolist()
+    return [
+        [(key, round(row[key], 4)) for key in keys if row[key] > _LOOK] for row, keys in zip(rows, order, strict=True)
+    ]
 
 
 def _page_layer(seen: Explanation, number: int, weights: Mapping[str, Array]) -> PageLayer:

@@ -19,7 +19,7 @@ from clearhead.core.effects import Rest
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import SelectionError
 from clearhead.explaining import editing, part_runs, rerun, why_page
-from clearhead.explaining.answers import Answers, Target, read_answers, runner_up
+from clearhead.explaining.answers import Answers, read_answers, runner_up
 from clearhead.explaining.attribution import Way
 from clearhead.explaining.attribution import way as way_to
 from clearhead.explaining.derivatives import check_edits
@@ -32,7 +32,7 @@ from clearhead.explaining.text_parts import Part, parts_of_text, read_slices
 from clearhead.explaining.texts import Reading, read
 from clearhead.explaining.why_words import causes_table, conclusion, most_likely, parts_table, question
 from clearhead.models.model import Model
-from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Token
+from clearhead.models.protocol import Each, LanguageModel, Token
 from clearhead.tables import Table, Tabular
 from clearhead.view import page
 from clearhead.view.container import Document
@@ -243,21 +243,19 @@ def why(
     asked = read_answers(loaded, reading.tokens, run, answer, token, against)
     sinks = rerun.resting(run, len(reading.tokens) - 1)
     sink = 2 * sinks >= loaded.config.layers * loaded.config.heads
-    cut = parts_of_text(parts, *reading, _hidden_where(reading, hide), first=int(sink))
+    where = reading.turns[:-1] or reading.turns or [(0, len(reading.text))]
+    where = where if hide is None else read_slices("hide", hide, reading.text)
+    cut = parts_of_text(parts, *reading, where, first=int(sink))
     if not cut:
         raise SelectionError("the text has no part to hide: a sink at its start and its last token never are hidden.")
-    based = [_based(loaded, target, run, placed, each) for target in asked.targets]
+    runs = [run if one.ids == list(run.ids) else loaded.run(one.ids, each, placed) for one in asked.targets]
+    based = [rerun.based_on(*pair, each) for pair in zip(asked.targets, runs, strict=True)]
     base = np.asarray(based[0].run.logits[len(reading.tokens) - 1])
     pair = asked.answer[0], asked.against[0] if asked.against else runner_up(loaded, base, asked.answer[0])
     rest: Rest = "first" if sink else "renormalise"
     again = Again(loaded, based, placed, sum(one.value for one in based), rest, listed, pair)
     made = _explained(again, asked, reading, cut, counts, each)
     return replace(made, sinks=sinks, sink=sink, edits=acting, prompt=text)
-
-
-def _based(model: LanguageModel, target: Target, run: ForwardPass, edits: tuple[Edit, ...], each: Each) -> Based:
-    """A target with its run, which is this one where it has the same tokens."""
-    return rerun.based_on(target, run if target.ids == list(run.ids) else model.run(target.ids, each, edits), each)
 
 
 def _explained(
@@ -303,13 +301,6 @@ def _explained(
         next=[candidate(model, base, int(i)) for i in np.argsort(-base, kind="stable")[:5]],
         based=again.based,
     )
-
-
-def _hidden_where(reading: Reading, hide: Any) -> list[tuple[int, int]]:
-    """Where tokens can be hidden."""
-    if hide is not None:
-        return read_slices("hide", hide, reading.text)
-    return reading.turns[:-1] or reading.turns or [(0, len(reading.text))]
 
 
 def _heads(again: Again, by_head: Array) -> tuple[list[HeadEffect], Array]:

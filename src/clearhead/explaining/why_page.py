@@ -1,6 +1,6 @@
-"""The page's document of `ch.why`: the steps of the run, and above them what made the answer."""
+"""The page's document of `ch.why`: what made the answer, and folded below it the map and the steps of the run."""
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,44 +11,51 @@ from clearhead.explaining.attribution_words import for_page
 from clearhead.explaining.derivatives import derivatives, target_of
 from clearhead.explaining.explain import explain
 from clearhead.explaining.explanation import document as explained
+from clearhead.explaining.texts import read
 from clearhead.models.model import Model
 from clearhead.textbook.page import capitalised
 from clearhead.view.container import Document
 from clearhead.words import LANGUAGES, Language, say
 
-_SHOWN = ("token", "against", "parts", "edges", "by_token", "heads")
-_FOR_PAGE = {name: f"{{{name}}}" for name in ("token", "against", "first")}  # the page puts these texts in
-_WORDS = {  # the page's names of sentences that have nothing else to put in
-    "open": "why open",
-    "helped": "why minus",
-    "hurt": "why plus",
-    "sum": "why sum",
-    "exact": "why exact",
-    "parts": "why parts",
-    "part": "why part",
-    "effect": "why effect",
-    "hidden": "why hidden",
-    "share": "why share",
-    "heads": "why heads",
-    "ends": "why edge",
-    "weight": "weight",
-    "truth": "why changes",
-}
-_HEADINGS = ("parts", "edges", "heads", "tokens")
+_SHOWN = ("token", "against", "answer", "parts", "edges", "by_token", "heads")
+_FOR_PAGE = {
+    name: f"{{{name}}}" for name in ("token", "against", "answer", "first", "head")
+}  # the page puts these texts in
+_SAME = "shading exact parts part effect hidden share head off order find numbers map steps template"  # after "why"
+_WORDS = {name: f"why {name}" for name in (*_SAME.split(), "by layer", "by effect")}  # have nothing else to put in
+_WORDS |= {"ends": "why edge", "weight": "weight", "truth": "why changes"}
+_HEADINGS = ("parts", "edges", "carried", "grid")
 
 
 def document(seen: Any, language: Language) -> Document:
     """The page's document of a Why, with the entry `why`; the text is run again for its steps and derivatives."""
     causes = seen.to_json()
-    first: Mapping[str, Any] = next((edge for edge in causes["edges"] if edge["query"] < len(seen.tokens)), {})
-    chosen: dict[str, Any] = {"layer": first.get("layer"), "head": first.get("head"), "token": first.get("query")}
+    first = seen.heads[0]
+    chosen: dict[str, Any] = {"layer": first.layer, "head": first.head, "token": len(seen.tokens) - 1}
     steps = explain(seen.prompt, seen.model, **chosen, edits=list(seen.edits) or None)
-    made = explained(steps, language, _derivatives(seen))
+    made = explained(steps, language, _derivatives(seen), [each["layer"] for each in causes["heads"] + causes["edges"]])
     of_run = made.header["edited"] if seen.edits else made.header
     of_run["facts"]["way"] = for_page(seen.ways)
-    words = {each: _words(each, seen) for each in LANGUAGES}
+    kept = made.header["facts"]["kept"]
+    words = {each: _words(each, seen) | {"kept": kept[each] if kept else ""} for each in LANGUAGES}
     causes["parts"].sort(key=lambda part: -abs(part["effect"]))
-    return Document({**made.header, "why": {name: causes[name] for name in _SHOWN} | {"words": words}}, made.arrays)
+    shown = {name: causes[name] for name in _SHOWN} | {"sink": seen.sink, "words": words}
+    shown["turns"] = _turns(seen)
+    shown["grid"] = [[float(f"{x:.4g}") for x in row] for row in (-seen.heads_run if _ran(seen) else seen.by_head)]
+    return replace(made, header={**made.header, "why": shown})
+
+
+def _turns(seen: Any) -> list[tuple[str, int, int]]:
+    """Who speaks in a chat, from which token to which; nothing for a text, or where the template rewrote a message."""
+    turns = [] if isinstance(seen.prompt, str) else read(seen.model, seen.prompt).turns
+    places = [[i for i, token in enumerate(seen.tokens) if token.start < b and token.stop > a] for a, b in turns]
+    spoken = zip(seen.prompt, places, strict=True) if len(turns) == len(seen.prompt) else ()
+    return [(message["role"], place[0], place[-1] + 1) for message, place in spoken if place]
+
+
+def _ran(seen: Any) -> bool:
+    """Was the model run again without each head? Else the grid of all heads has their effects."""
+    return bool(np.isfinite(seen.heads_run).all())
 
 
 def _derivatives(seen: Any) -> list[Array] | None:
@@ -62,22 +69,20 @@ def _derivatives(seen: Any) -> list[Array] | None:
 
 def _words(language: Language, seen: Any) -> dict[str, str]:
     """Every sentence of the section and the names of its columns."""
-    facts = {"logit": _number(seen.token.logit), "other": _number(seen.against.logit), "lead": _number(abs(seen.lead))}
+    logits = {"logit": seen.token.logit, "other": seen.against.logit, "lead": abs(seen.lead)}
+    facts = {name: fixed(x, 2, 9).replace("-", "−") for name, x in logits.items()}
     shares = {"share": percent(seen.token.probability), "other_share": percent(seen.against.probability)}
     words = {name: say(language, key, **_FOR_PAGE) for name, key in _WORDS.items()}
-    title = _FOR_PAGE if seen.lead >= 0 else {"token": "{against}", "against": "{token}"}
+    title = _FOR_PAGE if seen.lead >= 0 else _FOR_PAGE | {"token": "{against}", "against": "{token}"}
     words |= {
-        "title": say(language, "why title", **title),
+        "title": say(language, "why title whole" if len(seen.based[0].target.answer) > 1 else "why title", **title),
         "lead": say(language, "why lead" if seen.lead >= 0 else "why behind", **_FOR_PAGE, **facts, **shares),
-        "tokens": say(language, "why shaded"),
+        "carried": say(language, "why carried sink" if seen.sink else "why carried", **_FOR_PAGE),
+        "grid": say(language, "why grid" if _ran(seen) else "why grid effects", count=seen.by_head.size),
         "edges": say(language, "why edges sink" if seen.sink else "why edges", **_FOR_PAGE),
         "gap": say(language, "why gap", gap=signed(seen.gap), total=signed(seen.total), points=seen.points),
-        "sink": "",
+        "sink": say(language, "why sink", token="{first}", sinks=seen.sinks, heads=seen.by_head.size)
+        if seen.sink
+        else "",
     }
-    if seen.sink:
-        words["sink"] = say(language, "why sink", token="{first}", sinks=seen.sinks, heads=seen.by_head.size)
     return {name: capitalised(text) if name in _HEADINGS else text for name, text in words.items()}
-
-
-def _number(x: float) -> str:
-    return fixed(x, 2, 9).replace("-", "−")

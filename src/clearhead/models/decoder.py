@@ -123,11 +123,7 @@ class Decoder:
         return self.linear(made, f"blk.{number}.ffn_down")
 
     def attended(
-        self,
-        number: int,
-        hidden: Array,
-        edits: Sequence[Edit] = (),
-        past: tuple[Array, Array] | None = None,
+        self, number: int, hidden: Array, edits: Sequence[Edit] = (), past: tuple[Array, Array] | None = None
     ) -> LayerRun:
         """One layer's attention.
 

@@ -31,10 +31,7 @@ _NORMS_BEHIND = {  # Gemma 2 and 3, OLMo 2: what attention and the MLP give is n
     "model.layers.{}.pre_feedforward_layernorm": "blk.{}.ffn_norm",
     "model.layers.{}.post_feedforward_layernorm": "blk.{}.post_ffw_norm",
 }
-_FUSED = {
-    "model.layers.{}.self_attn.qkv_proj": "blk.{}.attn_qkv",
-    "model.layers.{}.mlp.gate_up_proj": "blk.{}.ffn_up",
-}
+_FUSED = {"model.layers.{}.self_attn.qkv_proj": "blk.{}.attn_qkv", "model.layers.{}.mlp.gate_up_proj": "blk.{}.ffn_up"}
 _PLAIN_MLP = {"model.layers.{}.mlp.c_fc": "blk.{}.ffn_up", "model.layers.{}.mlp.c_proj": "blk.{}.ffn_down"}
 _GPT2 = {
     "wte": "token_embd",

@@ -95,9 +95,7 @@ def _place(name: str) -> Path | None:
         return cached
     if is_path or find_spec("transformers") is None:
         raise FileError(
-            "{name}: there is no such file or folder.",
-            "clearhead models lists the models on this machine.",
-            name=name,
+            "{name}: there is no such file or folder.", "clearhead models lists the models on this machine.", name=name
         )
     return None
 

@@ -3,12 +3,13 @@
 The page computes every score and weight itself, from the q, k and rules that the document holds.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import Array
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import read_language
@@ -16,11 +17,12 @@ from clearhead.ops.matrix import AttentionMatrix
 from clearhead.textbook.heads_page import one_head
 from clearhead.textbook.shapes import Convention, Steps
 from clearhead.view.container import Document
-from clearhead.view.long import OPENING, ShownLayer, ShownRun
+from clearhead.view.long import OPENING, PageOptions, ShownLayer, ShownRun
 from clearhead.view.long import described as described_runs
 from clearhead.view.packing import packed
-from clearhead.words import LANGUAGES, Language, in_columns, in_formulas, say
+from clearhead.words import LANGUAGES, Language, in_columns, in_formulas, say, table
 
+_NARROW = next(known for known in FLOATS if known.name == "bfloat16")
 _STEPS = ("x", "context", "q", "k", "v", "scores", "scaled", "capped", "biased", "masked", "weights", "heads", "concat")
 _SENTENCES = (*_STEPS, "beside", "scaled by", "weights with sink", "output", "layer output", "illustration")
 Translations = dict[Language, str]
@@ -65,14 +67,20 @@ class Edited:
     facts: Mapping[str, Any]  # those that differ
 
 
-def story(layers: Sequence[PageLayer], scene: Scene, edited: Edited | None = None) -> Document:
-    """The document of a page with steps; docs/page-format.md says what is in it."""
+def story(
+    layers: Sequence[PageLayer], scene: Scene, edited: Edited | None = None, kept: Collection[int] | None = None
+) -> Document:
+    """The document of a page with steps; docs/page-format.md says what is in it.
+
+    kept   the numbers of the layers that have steps and weights, with q, k and v in bfloat16; None: all, as they are
+    """
     runs = _runs(layers, scene) + ([] if edited is None else _runs(edited.layers, scene, edited=True))
-    shown, arrays = described_runs(runs)
-    described = [_layer(layer, str(index), arrays) for index, layer in enumerate(layers)]
+    exact = None if kept is None else [(n, head) for n in kept for head in range(layers[0].problem.heads)]
+    shown, arrays = described_runs(runs, PageOptions(exact=exact, dtype=None if kept is None else _NARROW))
+    described = [_layer(_slim(layer, kept), str(index), arrays) for index, layer in enumerate(layers)]
     every, other = list(layers), None
     if edited is not None:
-        again = [_layer(layer, f"edited.{index}", arrays) for index, layer in enumerate(edited.layers)]
+        again = [_layer(_slim(layer, kept), f"edited.{n}", arrays) for n, layer in enumerate(edited.layers)]
         every += edited.layers
         other = {"edits": list(edited.edits), "layers": again, "facts": dict(edited.facts)}
     arrays |= {f"claimed.{name}": array for name, array in scene.claimed.items()}
@@ -87,7 +95,15 @@ def story(layers: Sequence[PageLayer], scene: Scene, edited: Edited | None = Non
         "claims": list(scene.claims),
         "edited": other,
     }
-    return Document(header, arrays)
+    return Document(header, arrays, packed=True)
+
+
+def _slim(layer: PageLayer, kept: Collection[int] | None) -> PageLayer:
+    """A layer with what the page has room for: nothing where it is not kept, and X and U only with the projections."""
+    if kept is None or layer.number not in kept:
+        return layer if kept is None else replace(layer, arrays={})
+    narrow = {name: layer.arrays[name].astype(_NARROW) for name in "qkv"}
+    return replace(layer, arrays={**(layer.arrays if "w_q" in layer.arrays else {}), **narrow})
 
 
 def _runs(layers: Sequence[PageLayer], scene: Scene, *, edited: bool = False) -> list[ShownRun]:
@@ -141,7 +157,8 @@ def _words(language: Language, layers: Sequence[PageLayer], convention: Conventi
         if step.name in ("x", "biased", "output"):  # the page's controls change the rules: it chooses the others itself
             name = "layer output" if step.words.startswith("layer output") else step.name
             sentences[name] = say(language, step.words)
-    return {**sentences, "formulas": in_formulas(language)}
+    page = {key: said[language] for key, said in table("page_steps").items()}
+    return {**sentences, "page": page, "formulas": in_formulas(language)}
 
 
 def _layer(layer: PageLayer, place: str, arrays: dict[str, Array]) -> dict[str, Any]:
@@ -149,6 +166,7 @@ def _layer(layer: PageLayer, place: str, arrays: dict[str, Array]) -> dict[str, 
     problem = layer.problem
     rules, rule_arrays = packed(problem)
     one, one_arrays = one_head(problem, layer.arrays, layer.steps)
+    rule_arrays = rule_arrays if layer.arrays else {}
     named = {name: f"{place}.{name}" for name in (*layer.arrays, *rule_arrays, *one_arrays)}
     known = {id(array): name for name, array in arrays.items()}
     for name, array in {**layer.arrays, **rule_arrays, **one_arrays}.items():

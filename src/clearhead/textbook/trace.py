@@ -155,12 +155,7 @@ class Trace:
         return page.html(self._page(language, tokens, source_tokens))
 
     def save(
-        self,
-        path: str | os.PathLike[str],
-        language: Language = "en",
-        *,
-        tokens: Any = None,
-        source_tokens: Any = None,
+        self, path: str | os.PathLike[str], language: Language = "en", *, tokens: Any = None, source_tokens: Any = None
     ) -> None:
         """Write a page that explains every step to an .html file, whole or not at all.
 

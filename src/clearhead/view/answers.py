@@ -44,10 +44,6 @@ def _tile(asked: dict[str, Any], layer: ShownLayer, head: int) -> bytes:
     return _floats(tile(layer.matrix, head, rows, cols, max(step, 1), rule))
 
 
-def _row(asked: dict[str, Any], layer: ShownLayer, head: int) -> bytes:
-    return _floats(_row_of(layer, head, _number(asked, "at", layer.matrix.shape[2])))
-
-
 def _column(asked: dict[str, Any], layer: ShownLayer, head: int) -> bytes:
     j = _number(asked, "at", layer.matrix.shape[3])
     return _floats(tile(layer.matrix, head, range(layer.matrix.shape[2] + 1), [j, j + 1], 1, "most"))
@@ -101,7 +97,8 @@ def _sums(row: Array, k: Array, v: Array | None) -> dict[str, Array]:
 
 
 ANSWERS: dict[str, Callable[[dict[str, Any], ShownLayer, int], bytes]] = {
-    "tile": _tile, "row": _row, "column": _column, "operands": _operands
+    "row": lambda asked, layer, head: _floats(_row_of(layer, head, _number(asked, "at", layer.matrix.shape[2]))),
+    "tile": _tile, "column": _column, "operands": _operands,
 }  # fmt: skip
 
 

@@ -118,11 +118,11 @@ def document(
     return Document({**OPENING, **header}, chosen.arrays, packed=True)
 
 
-def described(runs: Sequence[ShownRun]) -> tuple[list[dict[str, Any]], dict[str, Array]]:
-    """The entry `runs` of a header, every head exact, and its arrays. O(queries·keys·d_k) time for every head."""
+def described(runs: Sequence[ShownRun], wish: PageOptions) -> tuple[list[dict[str, Any]], dict[str, Array]]:
+    """The entry `runs` of a header, and its arrays. O(queries·keys·d_k) time for every head."""
     if not runs:
         return [], {}
-    chosen = replace(_choose([layer for run in runs for layer in run.layers], PageOptions()), prefix="runs.")
+    chosen = replace(_choose([layer for run in runs for layer in run.layers], wish), prefix="runs.")
     return _runs(runs, chosen, iter), chosen.arrays
 
 
@@ -190,7 +190,8 @@ def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
     layer, exact = chosen.layers[place], chosen.exact[place]
     matrix, problem = layer.matrix, layer.matrix.factors.problem
     large = problem.queries * problem.keys > COMPUTED**2
-    seen = matrix.observe(entropy=True, distance=True, logsumexp=True, top=min(2, problem.keys))
+    v = None if layer.g is None else layer.v
+    seen = matrix.observe(v, entropy=True, distance=True, logsumexp=True, top=min(2, problem.keys))
     first = first_key(matrix, 0)
     entry: dict[str, Any] = {"pixels": None, "largest": None, "wide": None, "key_of": []}
     arrays: dict[str, Array] = {}
@@ -235,10 +236,14 @@ def _numbers(layer: ShownLayer, seen: Answers, first: int) -> dict[str, Any]:
     """The statistics of a layer's heads, their captions, and where their colour scales end."""
     means = summarise_heads(layer.matrix, seen, layer.padding, cross=layer.cross)
     each = captions(means, even_heads(layer.matrix, layer.padding, cross=layer.cross))
-    numbers = means._asdict().items()
+    numbers = means._asdict()
+    if layer.g is not None and seen.output is not None:  # what the heads did: all contributions, summed
+        numbers["effect"] = (
+            (np.float64(on_cpu(layer.g)) * as_host_array(seen.output, "output")[0]).sum((0, 2, 3)).tolist()
+        )
     return {
         "reach": _reaches(seen, first),
-        "statistics": {n: [float(f"{x:.4g}") if isfinite(x) else None for x in each] for n, each in numbers},
+        "statistics": {n: [float(f"{x:.4g}") if isfinite(x) else None for x in each] for n, each in numbers.items()},
         "captions": [caption and caption.said for caption in each],
         "kinds": [caption and caption.kind for caption in each],
     }
@@ -285,7 +290,8 @@ def _exact(
         v = on_cpu(layer.v)[0, keys]
         arrays["v"] = v if dtype is None or dtype == v.dtype else _rounded(v, dtype, layer.name)
         if layer.g is not None:
-            arrays["g"] = on_cpu(layer.g)[0, exact]
+            g = on_cpu(layer.g)[0, exact]
+            arrays["g"] = g if dtype is None or dtype.name == "float16" else g.astype(dtype)  # small ones would be lost
     return arrays
 
 
