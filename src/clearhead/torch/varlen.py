@@ -314,7 +314,7 @@ def _repeated(call: Hashable, tensors: Tensors) -> dict[str, Tensor] | None:
         made = {name: torch.empty((sizes[name], *tail), dtype=dtype) for name, (tail, dtype) in known[1].items()}
         answers = {name: _read(x) for name, x in made.items()}
         native.ragged(known[0], _read(q), _read(k), _read(v), tuple(map(_read, where)), answers)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
+    except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError):
         return None
     return made
 
