@@ -177,6 +177,15 @@ def test_any_weight_of_a_request_by_the_log_sum_exp_of_the_call():
         varlen_matrix(batch.query, batch.key, **batch.where, request=2)
 
 
+def test_a_scale_for_each_head_may_change_in_place():
+    batch = Batch([(1, 20), (3, 3)])
+    batch.rules = {"scale": torch.rand(4)}
+    first = batch.attend()
+    batch.rules["scale"] *= 2
+    assert not torch.equal(batch.attend(), first)
+    check_each_alone(batch)
+
+
 def test_the_signature_is_pytorchs_and_more():
     theirs, ours = (inspect.signature(each).parameters for each in (varlen.varlen_attn, varlen_attn))
     assert list(ours)[: len(theirs)] == list(theirs)

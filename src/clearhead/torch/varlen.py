@@ -31,6 +31,7 @@ _KEYS = ("received",)  # what is answered for each key; all else is for each que
 _OBSERVED = tuple(name for name, one in STATISTICS.items() if one.asked != "v" and one.computed == "rows") + _KEYS
 _RUN = 16  # a page has a multiple of so many rows: kRun in native/attend.hpp
 _NAMES = ("query", "key", "value")
+_PLAIN = (int, float, bool, type(None))
 _MOST = 256  # different calls
 _calls: dict[Hashable, tuple[Problem, dict[str, Any]]] = {}  # and the answers' shapes and dtypes
 Tensors = tuple[Any, ...]  # query, key, value, cu_seq_q, cu_seq_k, seqused_k, block_table
@@ -106,7 +107,8 @@ def varlen_attn(
     call: Hashable = None
     if all(x is None for x in (alibi_slopes, sinks, engine, num_threads)) and isinstance(window_size, tuple):
         values = *window_size, scale, softcap, enable_gqa, *named.values()
-        call = *named, *values, *map(type, values)  # the types: True and 1 are equal
+        if all(type(x) in _PLAIN for x in values):
+            call = *named, *values, *map(type, values)  # the types: True and 1 are equal
     results = None if call is None else _repeated(call, tensors)
     if results is None:
         want = Wanted(output=True, **check_asked(named, _OBSERVED, ()))
@@ -314,7 +316,7 @@ def _repeated(call: Hashable, tensors: Tensors) -> dict[str, Tensor] | None:
         made = {name: torch.empty((sizes[name], *tail), dtype=dtype) for name, (tail, dtype) in known[1].items()}
         answers = {name: _read(x) for name, x in made.items()}
         native.ragged(known[0], _read(q), _read(k), _read(v), tuple(map(_read, where)), answers)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
+    except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError):
         return None
     return made
 
