@@ -243,9 +243,7 @@ def why(
     asked = read_answers(loaded, reading.tokens, run, answer, token, against)
     sinks = rerun.resting(run, len(reading.tokens) - 1)
     sink = 2 * sinks >= loaded.config.layers * loaded.config.heads
-    where = reading.turns[:-1] or reading.turns or [(0, len(reading.text))]
-    where = where if hide is None else read_slices("hide", hide, reading.text)
-    cut = parts_of_text(parts, *reading, where, first=int(sink))
+    cut = parts_of_text(parts, *reading, _hidden_where(reading, hide), first=int(sink))
     if not cut:
         raise SelectionError("the text has no part to hide: a sink at its start and its last token never are hidden.")
     runs = [run if one.ids == list(run.ids) else loaded.run(one.ids, each, placed) for one in asked.targets]
@@ -256,6 +254,13 @@ def why(
     again = Again(loaded, based, placed, sum(one.value for one in based), rest, listed, pair)
     made = _explained(again, asked, reading, cut, counts, each)
     return replace(made, sinks=sinks, sink=sink, edits=acting, prompt=text)
+
+
+def _hidden_where(reading: Reading, hide: Any) -> list[tuple[int, int]]:
+    """Where tokens can be hidden."""
+    if hide is not None:
+        return read_slices("hide", hide, reading.text)
+    return reading.turns[:-1] or reading.turns or [(0, len(reading.text))]
 
 
 def _explained(
