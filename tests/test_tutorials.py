@@ -27,7 +27,7 @@ def test_each_row_sums_to_one_and_its_output_is_a_convex_combination_of_values()
     np.testing.assert_allclose(t.weights, softmax(q @ k.T / 2), rtol=1e-12)
     np.testing.assert_allclose(t.weights.sum(axis=-1), 1, rtol=1e-14)
     assert (t.weights >= 0).all()
-    np.testing.assert_allclose(t.output, sum(t.weights[:, [j]] * v[j] for j in range(7)), rtol=1e-12)
+    np.testing.assert_allclose(t.output, sum(t.weights[:, [j]] * v[j] for j in range(7)), rtol=1e-12, atol=1e-15)
 
 
 def test_a_score_is_the_product_of_norms_and_cosine():

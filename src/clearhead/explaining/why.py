@@ -6,7 +6,7 @@ Everything here is data, taken from runs; `report` prints it.
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -252,8 +252,7 @@ def why(
     pair = asked.answer[0], asked.against[0] if asked.against else runner_up(loaded, base, asked.answer[0])
     rest: Rest = "first" if sink else "renormalise"
     again = Again(loaded, based, placed, sum(one.value for one in based), rest, listed, pair)
-    made = _explained(again, asked, reading, cut, counts, each)
-    return replace(made, sinks=sinks, sink=sink, edits=acting, prompt=text)
+    return _explained(again, asked, reading, cut, counts, each, sinks=sinks, sink=sink, edits=acting, prompt=text)
 
 
 def _hidden_where(reading: Reading, hide: Any) -> list[tuple[int, int]]:
@@ -264,9 +263,15 @@ def _hidden_where(reading: Reading, hide: Any) -> list[tuple[int, int]]:
 
 
 def _explained(
-    again: Again, asked: Answers, reading: Reading, cut: list[Part], counts: tuple[int, int, int], each: Each
+    again: Again,
+    asked: Answers,
+    reading: Reading,
+    cut: list[Part],
+    counts: tuple[int, int, int],
+    each: Each,
+    **facts: Any,
 ) -> Why:
-    """All of it but what the text alone says."""
+    """All of it; `facts` are what the text alone says."""
     model, base = again.model, np.asarray(again.based[0].run.logits[len(reading.tokens) - 1])
     by_key, by_edge, total, points = part_runs.integrated(
         again, [place for part in cut for place in part.tokens], counts[0], each
@@ -305,6 +310,7 @@ def _explained(
         ways=_ways(model, again.based[0], candidates),
         next=[candidate(model, base, int(i)) for i in np.argsort(-base, kind="stable")[:5]],
         based=again.based,
+        **facts,
     )
 
 
