@@ -67,7 +67,7 @@ export function answerRoom(page, shell) {
       next.replaceChildren(h("h2", title), h("ol.next", rows));
       if (atEnd && run.sampling)
         load(page, run.sampling.logits).then(() => more.replaceChildren(sampling(page, shell, run.sampling)));
-      if (!why.title) next.append(more);
+      if (atEnd && !why.title) next.append(more);
     },
   };
 }
