@@ -244,6 +244,16 @@ def test_what_if_recomputes_says_so_and_can_be_undone(running, traced):
         assert page.locator("#step-weights").text_content() == before
 
 
+def test_markup_in_tokens_is_shown_as_text(running, tmp_path):
+    place = tmp_path / "hostile.html"
+    place.write_bytes(_page_with(HOSTILE).encode("utf-8", "xmlcharrefreplace"))
+    with drawn(running, place) as page:
+        page.locator("#step-one button").first.click()
+        assert page.evaluate("window.bad") is None
+        assert page.locator("main img").count() == 0
+        assert "<script>windo…" in page.locator("#pick-query").text_content()
+
+
 # the step bar
 
 
