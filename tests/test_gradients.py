@@ -44,9 +44,9 @@ def by_autograd(losses: Losses, engine: str | None, inputs: Case | None = None) 
 @pytest.mark.parametrize("answers", [*([name] for name in ANSWERS), ANSWERS])
 @pytest.mark.parametrize("left_out", ["", "softcap scale causal window query_segments kv_segments"])
 def test_gradients_under_all_rules_at_once(engine: str, dtype: np.dtype[Any], answers: list[str], left_out: str):
-    if engine == "triton":  # its interpreter is slow: a fifth of the answers alone, all of them for half of the dtypes
+    if engine == "triton":  # its interpreter is slow: a few of the answers alone, and of them all at once
         alone, other = len(answers) == 1, bool(left_out) != FLOATS.index(dtype) % 2
-        if (left_out or dtype != np.float32 if alone else other) or fresh().random() < (0.8 if alone else 0.5):
+        if (left_out or dtype != np.float32 if alone else other) or fresh().random() < (0.9 if alone else 0.75):
             return
     shape, kv = (2, 2, 4, 9, 5), (2, 2, 2, 8)
     q, k, v = (normal(*size).astype(dtype) for size in (shape, (*kv, 5), (*kv, 3)))
@@ -135,7 +135,7 @@ def test_a_bias_of_every_shape(engine: str, shape: tuple[int, ...]):
     for ndim in range(len(full) + 1):
         for ones in np.ndindex((2,) * ndim):
             local = tuple(1 if one else size for one, size in zip(ones, full[len(full) - ndim :], strict=True))
-            if engine == "triton" and rng.random() < 0.97:  # Triton's interpreter is slow
+            if engine == "triton" and rng.random() < 0.985:  # Triton's interpreter is slow
                 continue
             losses = Losses(Case(q, k, v, {"bias": rng.standard_normal(local)}, 0), list(ANSWERS))
             losses.check(by_autograd(losses, engine))

@@ -47,7 +47,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 OFTEN = ("packed",)
-every_rule = pytest.mark.parametrize("rules", of_tiers(OFTEN, [name for name in RULES if name not in OFTEN], every=2))
+every_rule = pytest.mark.parametrize("rules", of_tiers(OFTEN, [name for name in RULES if name not in OFTEN], every=4))
 
 
 def drawn(rules: str, queries: int = N) -> Case:
@@ -177,9 +177,10 @@ def test_blocks_between_different_segments_are_never_visited(rule: str, name: st
     assert done["looks"] == kernels * blocks(case) == kernels * 6
 
 
-@pytest.mark.gate
-def test_skipping_blocks_changes_no_bit(monkeypatch: pytest.MonkeyPatch):
-    for rules, name in dealt(("whole blocks", "scattered", "row of biases", "packed and causal", "spans")):
+@pytest.mark.parametrize("count", of_tiers((), (2, len(PASSES))))
+def test_skipping_blocks_changes_no_bit(count: int, monkeypatch: pytest.MonkeyPatch):
+    rules_of_passes = dealt(("whole blocks", "scattered", "row of biases", "packed and causal", "spans"))
+    for rules, name in rules_of_passes[:count]:
         case = drawn(rules)
         for x, place, what in ((case.k, 3, np.nan), (case.v, 90, np.inf), (case.q, 33, -np.inf)):
             x[:, 0, place, 2] = what  # in one head

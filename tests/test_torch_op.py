@@ -13,6 +13,7 @@ from clearhead import engines
 from clearhead.errors import ClearheadError, DtypeError, RuleError, SelectionError
 from clearhead.ops.torch_arguments import Given, Options
 from clearhead.ops.torch_operators import PRODUCT
+from problems import of_tiers
 
 F64 = torch.float64
 
@@ -163,8 +164,7 @@ def everything(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, 
     return seen.output, seen.entropy, seen.received, seen.top.indices, mixed, ch.attention(q, k, v, scale=0.5)
 
 
-@pytest.mark.gate
-@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.parametrize("dynamic", of_tiers((), (False, True)))
 def test_compiled_forward_and_backward(*, dynamic: bool):
     compiled = torch.compile(everything, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     for length in (5, 7) if dynamic else (5,):
