@@ -15,7 +15,7 @@ from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.models import edits as editing
 from clearhead.models.config import Config
-from clearhead.models.functions import ACTIVATIONS, NormWeights
+from clearhead.models.functions import ACTIVATIONS, NormWeights, by_blocks
 from clearhead.models.protocol import Each, ForwardPass, LayerRun
 from clearhead.models.rope import turned
 from clearhead.models.weights import Weights
@@ -116,11 +116,17 @@ class Decoder:
         """What the MLP makes of the residual stream after attention, (…, tokens, d_model), before it is added."""
         act = ACTIVATIONS[self.config.activation].value
         gate, up = self.inner(number, middle)
-        with np.errstate(over="ignore"):  # exp of a large number is infinite, and its share 0
-            made = act(up if gate is None else gate)
-        if gate is not None:
-            made *= up
-        return self.linear(made, f"blk.{number}.ffn_down")
+
+        def activate(block: slice) -> None:
+            tokens = (..., block, slice(None))
+            with np.errstate(over="ignore"):  # exp of a large number is infinite, and its share 0
+                if gate is None:
+                    up[tokens] = act(up[tokens])
+                else:
+                    up[tokens] *= act(gate[tokens])
+
+        by_blocks(activate, up.shape[-2])
+        return self.linear(up, f"blk.{number}.ffn_down")
 
     def attended(
         self, number: int, hidden: Array, edits: Sequence[Edit] = (), past: tuple[Array, Array] | None = None
@@ -217,7 +223,10 @@ class Decoder:
             for number, kept in enumerate(cache):
                 _, q, k, v = self.before(number, hidden, self.angles(number, start, len(new)))
                 keys, values = kept.grown(k, v)
-                heads = attention(q, keys, values, **self.rules(number), query_offset=start)
+                if kept is cache[-1]:  # of the last layer, the others give keys and values only
+                    q, hidden = q[:, -1:], hidden[-1:]
+                offset = keys.shape[1] - q.shape[1]
+                heads = attention(q, keys, values, **self.rules(number), query_offset=offset)
                 hidden = self.after(number, hidden, self.mixed(number, heads))
             start += len(new)
             new = yield self.logits(hidden[-1])

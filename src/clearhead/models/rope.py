@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clearhead.core.axes import Array
+from clearhead.models.functions import by_blocks
 
 
 class Rope(NamedTuple):
@@ -33,11 +34,17 @@ class Rope(NamedTuple):
 
 def turned(x: Array, angles: tuple[Array, Array]) -> Array:
     """X (…, tokens, d_k) with its pairs turned; what is beyond the rotated width stays."""
-    cos, sin = angles
-    half = cos.shape[-1]
-    first, second = x[..., :half], x[..., half : 2 * half]
-    parts = [first * cos - second * sin, second * cos + first * sin, x[..., 2 * half :]]
-    return np.concatenate(parts, axis=-1)
+    half = angles[0].shape[-1]
+    made = np.empty(x.shape, np.result_type(x, *angles))
+
+    def turn(block: slice) -> None:
+        cos, sin = (angle[block] for angle in angles)
+        first, second = x[..., block, :half], x[..., block, half : 2 * half]
+        parts = first * cos - second * sin, second * cos + first * sin, x[..., block, 2 * half :]
+        np.concatenate(parts, axis=-1, out=made[..., block, :])
+
+    by_blocks(turn, x.shape[-2])
+    return made
 
 
 def turned_back(upstream: Array, angles: tuple[Array, Array]) -> Array:
