@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from transformers.generation.continuous_batching.cache_allocators import full_attention
 
 import clearhead as ch
 from clearhead.errors import RuleError
@@ -60,6 +61,15 @@ def test_ragged_requests_get_the_tokens_of_each_alone(name: str, implementation:
 def test_the_tokens_of_sdpa():
     model, requests = build("llama"), ragged(5)
     assert batched(set_to(model, "clearhead"), requests) == batched(set_to(model, "sdpa"), requests)
+
+
+def test_pages_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch):
+    pool, read = full_attention.FullAttentionCacheAllocator, []
+    stored = pool.update
+    monkeypatch.setattr(pool, "update", lambda *args: (read.append(len(args[4])), stored(*args))[1])
+    assert batched(set_to(build("llama"), "clearhead"), ragged(3))
+    assert read
+    assert not any(read)
 
 
 @pytest.mark.gate

@@ -8,8 +8,9 @@ wrapping the one method with which a batching manager chooses the model's attent
 
 from collections.abc import Mapping
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
@@ -42,17 +43,43 @@ def attend_packed(
     """The output (1, heads, queries, d_v) for the queries of all requests, one request after the other.
 
     `cu_seq_lens_q` and `cu_seq_lens_k` (requests + 1,) say where each one's queries and keys begin; a request's last
-    query is at its last key. With a cache, key and value are the new ones, which it stores, and it returns all of them.
-    Queries behind the last request are padding and get 0. Time is that of the requests alone: Σ queries·keys·d_k.
+    query is at its last key. With a cache, key and value are the new ones, which it stores, and its pages are read
+    where they lie. Queries behind the last request are padding and get 0. Time is that of the requests alone:
+    Σ queries·keys·d_k.
     """
-    if more.get("cache") is not None:
-        key, value = more["cache"].update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=more)
-    window, ends = more.get("sliding_window"), (more["cu_seq_lens_q"], more["cu_seq_lens_k"])
-    named = (query, ends[0]), (key, ends[1]), (value, ends[1])
-    q, k, v = (x[0, :, : int(end[-1])].swapaxes(0, 1) for x, end in named)
+    window, starts, cache = more.get("sliding_window"), more["cu_seq_lens_q"], more.get("cache")
+    keys: Any = None if cache is None else _in_pages(cache, cast("int", module.layer_idx), key, value, more)
+    if keys is None:
+        if cache is not None:
+            key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=more)
+        ends = more["cu_seq_lens_k"]
+        k, v = (x[0, :, : int(ends[-1])].swapaxes(0, 1) for x in (key, value))
+        keys = {"key": k, "value": v, "cu_seq_k": ends}
     sides = -1 if window is None else window - 1, 0 if causal else -1
-    output = varlen_attn(q, k, v, *ends, window_size=sides, enable_gqa=True, **scores)
+    q = query[0, :, : int(starts[-1])].swapaxes(0, 1)
+    output = varlen_attn(q, cu_seq_q=starts, window_size=sides, enable_gqa=True, **keys, **scores)
     return functional.pad(output, (0, 0, 0, 0, 0, query.shape[2] - len(output)))[None].swapaxes(1, 2)
+
+
+def _in_pages(cache: Any, layer: int, key: Tensor, value: Tensor, more: Mapping[str, Any]) -> dict[str, Tensor] | None:
+    """Store the new keys and values, (1, kv_heads, tokens, d), and say in which pages all of them lie.
+
+    None, with nothing stored, where no request has older keys, or where the cache of this layer has no pages: that of a
+    sliding window begins anew where it is full.
+    """
+    pool: Any = getattr(cache, "layer_to_allocator", {}).get(layer)
+    if not getattr(pool, "supports_block_table", False) or pool.tokens_per_page % 16:
+        return None
+    read, write = (more[name][pool.index] for name in ("read_index", "write_index"))  # places of tokens in the cache
+    if not len(read):
+        return None
+    pool.update(key[0].swapaxes(0, 1), value[0].swapaxes(0, 1), layer, read[:0], write)  # it reads nothing back
+    ends = more["cu_seq_lens_k"][pool.layer_type]
+    lengths = ends.diff()
+    starts = ends[:-1, None] + torch.arange(0, int(lengths.max()), pool.tokens_per_page)
+    table = read[starts.clamp(max=len(read) - 1)] // pool.tokens_per_page  # nobody looks beyond a request's keys
+    keys, values = pool.get_cache_for_block_table(layer)
+    return {"key": keys, "value": values, "seqused_k": lengths.int(), "block_table": table.int()}
 
 
 def serve_batching(name: str) -> None:
