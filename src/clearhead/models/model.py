@@ -156,7 +156,7 @@ class Model:
 
     def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter) -> Iterator[Array]:
         """The logits of some rows in each variant of a run, (rows, vocabulary); `each` iterates over layers."""
-        lasts = [x[rows.start - start : rows.stop - start] for start, x in again(self.decoder, run, variants, each)]
+        lasts = list(again(self.decoder, run, variants, rows, each))
         step = max(1, _LOGITS // (len(rows) * self.config.vocabulary))
         for start in range(0, len(lasts), step):
             yield from self.decoder.logits(np.stack(lasts[start : start + step]))
