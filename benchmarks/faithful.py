@@ -34,7 +34,7 @@ from clearhead.digits import fixed
 from clearhead.errors import FileError
 
 ITEMS, QUICK, PARTS, TRUTH, TRIES = 20, 1, (12, 36, 100), 32, 12
-CURVES = ("4 points", "4 points, 32 runs", "ContextCite, 64")  # what is deleted step by step: many runs
+CURVES = ("4 points", "4 points, 48 runs", "ContextCite, 64")  # what is deleted step by step: many runs
 DROPS = 1, 3, 5
 
 
@@ -144,7 +144,7 @@ def record(asked: Asked, random: Any) -> dict[str, Any]:
     """Everything about one item, as plain numbers; `random` is the model with random weights, None to leave it out."""
     began = time.perf_counter()
     ways: dict[str, Score] = {f"{points} points": integrated(asked, points) for points in (4, 8)}
-    ways |= by_runs(asked, ways["4 points"]) | by_derivatives(asked) | by_weights(asked)
+    ways |= by_runs(asked, ways) | by_derivatives(asked) | by_weights(asked)
     if random is not None:
         ways["random weights"] = by_random(asked, random)
     kept = masks(asked, TRUTH, 2)

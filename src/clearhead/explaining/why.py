@@ -209,7 +209,7 @@ def why(
               answers, those of a chat's template, and the first one where most heads rest on it
     points    of the integral, 2 passes each; they double while the gap is above 5 % of the total, up to 16
     verify    how many of the strongest parts to hide in a run of their own; 32 where the gap is above 25 % of the total
-    effort    "quick": the integral; "careful": 32 more passes with random halves of the parts hidden, which correct the
+    effort    "quick": the integral; "careful": 48 more passes with random halves of the parts hidden, which correct the
               parts' effects; or how many such passes
     count     how many heads and edges to list at most
     edits     an edit or a list of edits that are in force in all runs: cut, boost, tempered, scaled or off

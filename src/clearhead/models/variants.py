@@ -13,7 +13,7 @@ from clearhead.models.decoder import Decoder
 from clearhead.models.gates import Attended, attended
 from clearhead.models.protocol import Each, ForwardPass, Variant
 
-_ROOM = 2**25  # numbers of the MLP's inner vectors of all variants that run at once
+_ROOM = 2**22  # numbers of the MLP's inner vectors of all variants that run at once
 
 
 def attend(
