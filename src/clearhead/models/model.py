@@ -124,11 +124,13 @@ class Model:
         """The forward pass in float32; see `Decoder.run`."""
         return self.decoder.run(ids, each, edits)
 
-    def reply(self, ids: list[int], most: int) -> str:
-        """The model's answer to a chat, greedy: up to the token that ends it, or so many tokens."""
+    def reply(self, ids: list[int], most: int, each: Each = iter) -> str:
+        """The model's answer to a chat, greedy: up to the token that ends it, or so many; `each` iterates over them."""
         made: list[int] = []
-        for token in self.decoder.likeliest(ids):
-            if len(made) == most or (self.ends[1] and self.text(token) == self.ends[1]):
+        likeliest = self.decoder.likeliest(ids)
+        for _ in each(range(most)):
+            token = next(likeliest)
+            if self.ends[1] and self.text(token) == self.ends[1]:
                 break
             made.append(token)
         return str(self.tokenizer.decode(made))
