@@ -158,9 +158,9 @@ def test_the_strongest_edges_of_either_estimate_are_run_again():
     estimate = cuts(shipped(), target, (), rest)[:, :, 0]
     strongest = np.argsort(-np.abs(estimate), axis=None)[:20]
     truths = {(edge.layer, edge.head, edge.key): edge.truth for edge in seen.edges}
-    told = {place: estimate[place] for each in strongest for place in [np.unravel_index(each, estimate.shape)]}
-    assert {*told} <= {*truths}
-    assert spearman([*told.values()], [truths[place] for place in told]) > 0.5
+    named = {place: estimate[place] for each in strongest for place in [np.unravel_index(each, estimate.shape)]}
+    assert {*named} <= {*truths}
+    assert spearman([*named.values()], [truths[place] for place in named]) > 0.5
     assert not seen.missed
 
 

@@ -122,9 +122,9 @@ def corrected(effects: Array, kept: Array, values: Array) -> Array:
     sizes = np.abs(effects) + np.abs(effects).mean()
     sizes /= np.linalg.norm(sizes) or 1.0
     along = effects / ((seen @ effects).std() or 1.0)
-    own = seen * sizes
+    single = seen * sizes
     missed = values - kept @ effects
-    weights = ridge(np.column_stack([own, seen @ along]), missed, _TWO * (own @ own.T) ** 2)
+    weights = ridge(np.column_stack([single, seen @ along]), missed, _TWO * (single @ single.T) ** 2)
     made = effects + 2 * (sizes * weights[:-1] + along * weights[-1])
     scale = effects.sum() / (made.sum() or np.inf)
     return np.asarray(made * (scale if 0.5 <= scale <= 2 else 1.0))
