@@ -70,10 +70,7 @@ def integral(
 
 
 def cuts(model: LanguageModel, target: Target, edits: tuple[Edit, ...], rest: Rest) -> Array:
-    """What y changes by without each edge of the rows that answer, (layers, heads, rows, tokens), to first order.
-
-    It is the first order at the whole text, in one forward and one backward pass.
-    """
+    """What y changes by without each edge of the rows that answer, (layers, heads, rows, tokens), to first order."""
     result = np.zeros((model.config.layers, model.config.heads, len(target.rows), len(target.ids)))
     variant, some = Variant(edits), slice(target.rows.start, target.rows.stop)
     for layer, _, part in model.differentiated(target.ids, [variant], target.rows, lambda rows: target.value(rows)[1]):

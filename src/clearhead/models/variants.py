@@ -13,6 +13,7 @@ from clearhead.models.decoder import Decoder
 from clearhead.models.gates import Attended, attended
 from clearhead.models.protocol import Each, ForwardPass, Variant
 
+Seen = Sequence[tuple[Variant, Array]]  # each variant with the positions of its rows
 _ROOM = 2**22  # numbers of the MLP's inner vectors of all variants that run at once
 
 
@@ -33,10 +34,9 @@ def attend(
 def hidden_of(decoder: Decoder, ids: Sequence[int], variants: Sequence[Variant], each: Each = iter) -> list[Array]:
     """The residual stream of each variant before each layer and after the last, (variants, tokens, d_model) each."""
     hidden = [np.stack([decoder.embedded(ids)] * len(variants))]
-    seen = [np.arange(len(ids))] * len(variants)
+    seen = [(variant, np.arange(len(ids))) for variant in variants]
     for number in each(range(decoder.config.layers)):
-        made = _layer(decoder, number, variants, seen, np.concatenate(hidden[-1]), None)
-        hidden.append(made.reshape(hidden[0].shape))
+        hidden.append(_layer(decoder, number, seen, np.concatenate(hidden[-1]), None).reshape(hidden[0].shape))
     return hidden
 
 
@@ -68,16 +68,15 @@ def _again(
     decoder: Decoder, run: ForwardPass, variants: Sequence[Variant], start: int, rows: range, each: Each
 ) -> list[Array]:
     """`again` for variants in the order of their first layers, all at once."""
-    seen = [_seen(decoder, variant, start, len(run.hidden[0]), rows) for variant in variants]
+    seen = [(variant, _seen(decoder, variant, start, len(run.hidden[0]), rows)) for variant in variants]
     hidden, count = np.empty((0, decoder.config.d_model), run.hidden[0].dtype), 0
     for number in each(range(variants[0].layer, decoder.config.layers)):
         here = sum(variant.layer <= number for variant in variants)
-        hidden = np.concatenate([hidden, *(run.hidden[number][places] for places in seen[count:here])])
+        hidden = np.concatenate([hidden, *(run.hidden[number][places] for _, places in seen[count:here])])
         ran, count = run.layers[number], here
-        past = ran.k[:, :start], ran.v[:, :start]
-        hidden = _layer(decoder, number, variants[:here], seen[:here], hidden, past)
-    ends = np.cumsum([len(places) for places in seen])
-    return [part[np.isin(places, rows)] for part, places in zip(np.split(hidden, ends[:-1]), seen, strict=True)]
+        hidden = _layer(decoder, number, seen[:here], hidden, (ran.k[:, :start], ran.v[:, :start]))
+    ends = np.cumsum([len(places) for _, places in seen])
+    return [part[np.isin(places, rows)] for part, (_, places) in zip(np.split(hidden, ends[:-1]), seen, strict=True)]
 
 
 def _seen(decoder: Decoder, variant: Variant, start: int, tokens: int, rows: range) -> Array:
@@ -91,25 +90,17 @@ def _seen(decoder: Decoder, variant: Variant, start: int, tokens: int, rows: ran
     return places[(variant.gates[start:] > -np.inf) | (places >= rows.start)]
 
 
-def _layer(
-    decoder: Decoder,
-    number: int,
-    variants: Sequence[Variant],
-    seen: Sequence[Array],
-    hidden: Array,
-    past: tuple[Array, Array] | None,
-) -> Array:
+def _layer(decoder: Decoder, number: int, seen: Seen, hidden: Array, past: tuple[Array, Array] | None) -> Array:
     """The residual stream after a layer from that before it, (rows, d_model), those of all variants after each other.
 
-    seen   the positions of each variant's rows
     past   the keys and values before the first row, which all variants share; None where the first row is row 0
     """
-    start, rows = 0 if past is None else past[0].shape[1], np.concatenate(seen)
+    start, rows = 0 if past is None else past[0].shape[1], np.concatenate([places for _, places in seen])
     angles = decoder.angles(number, start, int(rows.max()) + 1 - start)
     turned = None if angles is None else (angles[0][rows - start], angles[1][rows - start])
     _, q, k, v = decoder.before(number, hidden, turned)
     heads, stop = np.empty(q.shape, q.dtype), 0
-    for variant, places in zip(variants, seen, strict=True):
+    for variant, places in seen:
         some = slice(stop, stop + len(places))
         stop, keys, values, gates = some.stop, k[:, some], v[:, some], variant.gates
         if past is not None:
