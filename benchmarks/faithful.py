@@ -4,9 +4,10 @@
 
 An item counts where the model, SmolLM2-135M, gives the planted answer, and another one when its sources are hidden. The
 log has one line for each item, so that a run can be stopped and goes on where it was; with --items 0 only its table is
-printed. Truth is y, the logit of the answer's probability, in runs with parts hidden. LDS: Spearman's correlation of y
-with the sum of the kept parts' scores over 32 random halves. Drop: what ln P falls by without the k best parts. RISE
-and MAS: areas under the curve of deletion in 20 steps, low is good.
+printed. A model with random weights is asked about the first item of a task only. Truth is y, the logit of the answer's
+probability, in runs with parts hidden. LDS: Spearman's correlation of y with the sum of the kept parts' scores over 32
+random halves. Drop: what ln P falls by without the k best parts. RISE and MAS: areas under the curve of deletion in 20
+steps, low is good.
 """
 
 import json
@@ -33,7 +34,7 @@ from clearhead.digits import fixed
 from clearhead.errors import FileError
 
 ITEMS, QUICK, PARTS, TRUTH, TRIES = 20, 1, (12, 36, 100), 32, 12
-CURVES = ("4 points", "4 points, 32 runs", "ContextCite, 64")  # what is deleted step by step: many runs
+CURVES = ("4 points", "4 points, 48 runs", "ContextCite, 64")  # what is deleted step by step: many runs
 DROPS = 1, 3, 5
 
 
@@ -72,7 +73,8 @@ def costs(
             for size in sizes:
                 for task in TASKS:
                     done = [one for one in records if one["task"] == task and one["parts"] == size]
-                    if len(done) <= number and (new := _next(model, random, task, size, done)):
+                    other = None if number else random
+                    if len(done) <= number and (new := _next(model, other, task, size, done)):
                         records.append(new)
                         write(log, new)
     return means([one for one in records if one["parts"] in sizes])
@@ -139,11 +141,12 @@ def _next(model: Any, random: Any, task: str, size: int, done: list[dict[str, An
 
 
 def record(asked: Asked, random: Any) -> dict[str, Any]:
-    """Everything about one item, as plain numbers."""
+    """Everything about one item, as plain numbers; `random` is the model with random weights, None to leave it out."""
     began = time.perf_counter()
     ways: dict[str, Score] = {f"{points} points": integrated(asked, points) for points in (4, 8)}
-    ways |= by_runs(asked, ways["4 points"]) | by_derivatives(asked) | by_weights(asked)
-    ways["random weights"] = by_random(asked, random)
+    ways |= by_runs(asked, ways) | by_derivatives(asked) | by_weights(asked)
+    if random is not None:
+        ways["random weights"] = by_random(asked, random)
     kept = masks(asked, TRUTH, 2)
     truth = asked.hidden(off(kept))
     fresh = masks(asked, 64, 1)

@@ -1,45 +1,49 @@
-"""Seconds and memory of the parts' effects over the length of a text, beside ContextCite's runs and leave one out.
+"""Seconds and memory of `ch.why` over the length of a text, by sentences, beside one run with half of them hidden.
 
     python -m benchmarks.faithful_scale [TOKENS …] [--save FILE.svg]
 
-Each number is of a process of its own that has loaded SmolLM2-135M, which has 8,192 positions. `integral` is 4 points,
-14 passes, for parts of 16 tokens; `run` is one run with a random half hidden, of which ContextCite needs 64, and leave
-one out one for each part.
+Each number is of a process of its own that has loaded SmolLM2-135M, which has 8,192 positions; a longer text is given
+to its first four layers, with more positions. `run` is one run with a random half hidden, of which ContextCite needs 64
+and leave one out one for each sentence. Seconds are the process's own, which other programs hardly lengthen.
 """
 
 import argparse
+import json
+import re
 import sys
-from typing import NamedTuple
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks.faithful_tasks import sentences
 from benchmarks.memory import Single, apart, measured
 from clearhead.digits import fixed
 
-TOKENS, PART = (500, 1000, 2000, 4000, 8000), 16
+if TYPE_CHECKING:
+    from clearhead.models.model import Model
+
+TOKENS = 500, 1000, 2000, 4000, 8000
+FACT, QUESTION = "The password of the attic is apple.", "\nThe password of the attic is"
 
 
 class Length(NamedTuple):
     """One length of text."""
 
     tokens: int
-    integral: Single
+    why: Single
     run: Single
 
 
 def lengths(tokens: list[int]) -> list[Length]:
     """Both calls at every length."""
-    return [
-        Length(n, *(apart("benchmarks.faithful_scale", "--one", way, n) for way in ("integral", "run"))) for n in tokens
-    ]
+    return [Length(n, *(apart("benchmarks.faithful_scale", "--one", way, n) for way in ("why", "run"))) for n in tokens]
 
 
 def lines(result: list[Length]) -> list[tuple[str, ...]]:
     """The rows of the table, headings first."""
-    rows: list[tuple[str, ...]] = [("tokens", "integral, s", "GB", "64 runs, s", "GB", "leave one out, s")]
+    rows: list[tuple[str, ...]] = [("tokens", "ch.why, s", "GB", "one run, s", "GB")]
     for one in result:
-        seconds = (one.integral.seconds, 64 * one.run.seconds, one.tokens // PART * one.run.seconds)
-        times, sizes = [fixed(x, 1, 9) for x in seconds], [fixed(x.peak_bytes / 1e9, 2, 6) for x in one[1:]]
-        rows.append((f"{one.tokens:,}", times[0], sizes[0], times[1], sizes[1], times[2]))
+        pairs = [(fixed(each.seconds, 1, 9), fixed(each.peak_bytes / 1e9, 2, 6)) for each in (one.why, one.run)]
+        rows.append((f"{one.tokens:,}", *pairs[0], *pairs[1]))
     return rows
 
 
@@ -50,10 +54,10 @@ def plot(result: list[Length], path: str) -> None:
     figure = Figure(figsize=(9, 4), layout="constrained")
     times, sizes = figure.subplots(1, 2)
     tokens = [one.tokens for one in result]
-    for name, count in (("ContextCite, 64 runs", lambda _: 64), ("leave one out", lambda n: n // PART)):
-        times.plot(tokens, [count(one.tokens) * one.run.seconds for one in result], "o-", label=name)
-    times.plot(tokens, [one.integral.seconds for one in result], "o-", label="integral, 4 points")
-    sizes.plot(tokens, [one.integral.peak_bytes / 1e9 for one in result], "o-", label="integral, 4 points")
+    times.plot(tokens, [64 * one.run.seconds for one in result], "o-", label="64 runs, ContextCite")
+    for axes, name in ((times, "seconds"), (sizes, "peak_bytes")):
+        scale = 1e9 if axes is sizes else 1
+        axes.plot(tokens, [getattr(one.why, name) / scale for one in result], "o-", label="ch.why")
     sizes.plot(tokens, [one.run.peak_bytes / 1e9 for one in result], "o-", label="one run")
     for axes, label in ((times, "seconds"), (sizes, "GB above the loaded model")):
         axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel=label)
@@ -63,24 +67,37 @@ def plot(result: list[Length], path: str) -> None:
 
 def _one(way: str, tokens: int) -> str:
     import clearhead as ch
-    from benchmarks.faithful_scores import Asked, integrated
-    from benchmarks.faithful_tasks import Item
+    from benchmarks.faithful_scores import Asked
+    from benchmarks.faithful_tasks import Item, sentences
     from clearhead.models.model import Model
 
     ch.set_num_threads(1)
     model = ch.load_model("smollm2")
     assert isinstance(model, Model)
-    text = " ".join(sentences() * (1 + tokens // 1000))
-    cut = model.tokens(text)[:tokens]
-    parts = [(cut[place].start, cut[place + PART - 1].stop) for place in range(1, tokens - PART - 1, PART)]
-    item = Item("length", 0, text[: cut[-1].stop], parts, [0], "")
-    model.run([token.id for token in cut[:32]])  # every weight is unpacked
+    if tokens > model.config.positions:
+        model = longer(model, tokens)
+    text = " ".join([FACT, *sentences() * (1 + tokens // 1000)])
+    room = tokens - len(model.continuation(QUESTION))
+    text = text[: model.tokenizer.encode(text).offsets[room - 1][1]]
+    ch.why(text[:100], model)  # every weight is unpacked
+    ends = [match.end() for match in re.finditer(r"\. ", text)]
+    parts = list(zip([0, *ends], [*ends, len(text)], strict=True))
+    asked = Asked(model, Item("length", 0, text + QUESTION, parts, [0], "")) if way == "run" else None
 
     def call() -> object:
-        asked = Asked(model, item)
-        return integrated(asked) if way == "integral" else asked.hidden([range(0, len(parts), 2)])
+        if asked is not None:
+            return asked.hidden([range(0, len(parts), 2)])
+        return ch.why(text + QUESTION, model, parts="sentences", hide=[(0, len(text))])
 
-    return measured(call)
+    start = time.process_time()
+    _, peak = json.loads(measured(call))
+    return json.dumps([time.process_time() - start, peak])
+
+
+def longer(model: "Model", tokens: int) -> "Model":
+    """The first four layers of a model, with so many positions."""
+    config = model.decoder.config._replace(layers=4, positions=tokens)
+    return replace(model, decoder=replace(model.decoder, config=config))
 
 
 if __name__ == "__main__":

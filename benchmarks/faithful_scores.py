@@ -26,6 +26,8 @@ from clearhead.ops.rollout import relevance
 
 MASKS = 64  # ContextCite's
 STEP = 8  # masks in one batch
+CITED = 16, 32, MASKS
+OURS = ("4 points", 16), ("4 points", 48), ("8 points", 40)  # the last two are 62 passes; the second is "careful"
 
 
 class Score(NamedTuple):
@@ -100,25 +102,26 @@ def timed(call: Callable[[], tuple[Any, int]]) -> Score:
     return Score([float(score) for score in scores], passes, time.process_time() - start)
 
 
-def by_runs(asked: Asked, quick: Score) -> dict[str, Score]:
-    """Leave one out; ContextCite with 16, 32 and 64 runs, and ours corrected by the first 16 and 32 of them."""
-    count = len(asked.parts)
-    start = time.process_time()
-    alone = asked.hidden([[part] for part in range(count)])
-    result = {"leave one out": Score([asked.value - y for y in alone], count, time.process_time() - start)}
-    kept, seconds = masks(asked, MASKS, 1), 0.0
-    for more in (16, 32, 64):
+def by_runs(asked: Asked, quick: dict[str, Score]) -> dict[str, Score]:
+    """Leave one out; ContextCite with 16, 32 and 64 runs, and ours corrected by the first of them."""
+    count, seconds, last = len(asked.parts), {0: 0.0}, 0
+    result = {
+        "leave one out": timed(lambda: ([asked.value - y for y in asked.hidden([[n] for n in range(count)])], count))
+    }
+    kept = masks(asked, MASKS, 1)
+    for more in sorted({*CITED, *(runs for _, runs in OURS)}):
         start = time.process_time()
-        values = np.array(asked.hidden(off(kept[:more])))
-        seconds += time.process_time() - start
+        asked.hidden(off(kept[last:more]))
+        seconds[more], last = seconds[last] + time.process_time() - start, more
+    values = np.array(asked.hidden(off(kept)))
+    for more in CITED:
         start = time.process_time()
-        scores = context_cite(kept[:more], values)
-        result[f"ContextCite, {more}"] = Score(scores.tolist(), more, seconds + time.process_time() - start)
-        if more < MASKS:
-            start = time.process_time()
-            scores = corrected(np.array(quick.scores), kept[:more], values)
-            took = quick.seconds + seconds + time.process_time() - start
-            result[f"4 points, {more} runs"] = Score(scores.tolist(), quick.passes + more, took)
+        scores = context_cite(kept[:more], values[:more]).tolist()
+        result[f"ContextCite, {more}"] = Score(scores, more, seconds[more] + time.process_time() - start)
+    for way, more in OURS:
+        before = quick[way]
+        scores = corrected(np.array(before.scores), kept[:more], values[:more])
+        result[f"{way}, {more} runs"] = Score(scores.tolist(), before.passes + more, before.seconds + seconds[more])
     return result
 
 

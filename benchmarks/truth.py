@@ -115,8 +115,8 @@ def cut_again(model: Model, run: ForwardPass, target: Target, edges: Sequence[Ed
     last = target.position
     cuts = [cut(queries=edge.query, keys=edge.key, layers=[edge.layer], heads=[edge.head]) for edge in edges]
     variants = [Variant((*run.edits, one), first=edge.query) for one, edge in zip(cuts, edges, strict=True)]
-    made = [*again(model.decoder, run, [each for each in variants if each.first <= last])]
-    leads = iter([difference(model, rows[last - start], target) for start, rows in made])
+    made = again(model.decoder, run, [each for each in variants if each.first <= last], range(last, last + 1))
+    leads = iter([difference(model, rows[0], target) for rows in made])
     before = difference(model, run.hidden[-1][last], target)
     return np.array([next(leads) - before if edge.query <= last else 0.0 for edge in edges])
 

@@ -86,12 +86,14 @@ def compared(model: Any, prompt: str) -> dict[str, dict[str, Any]]:
     by_key, by_edge, _, _ = integrated(again, list(range(1, row)), 4, iter)
     keys = slice(1, row)  # those that have a gate
     shape = (model.config.layers, model.config.heads)
-    slopes, cuts, by_head = np.zeros((*shape, len(ids))), np.zeros((*shape, len(ids))), np.zeros(shape)
+    slopes, cuts, moved = (np.zeros((*shape, len(ids))) for _ in range(3))
+    by_head = np.zeros(shape)
     variant = Variant((), np.zeros(len(ids)))
     for layer, _, part in model.differentiated(ids, [variant], target.rows, lambda rows: target.value(rows)[1]):
         ran = run.layers[layer]
         slopes[layer] = part.attended.edges(target.rows, part.g)[:, 0]
-        cuts[layer] = np.asarray(ch.AttentionMatrix(ran.q, ran.k, **ran.rules).cuts(ran.v, part.g)[:, row])
+        matrix = ch.AttentionMatrix(ran.q, ran.k, **ran.rules)
+        cuts[layer], moved[layer] = (matrix.cuts(ran.v, part.g, rest=rest)[:, row] for rest in ("renormalise", "first"))
         by_head[layer] = np.einsum("hd,hd->h", part.g[:, row], part.attended.output[:, row])
     places = list(np.ndindex(shape))
     edges = [Edge(layer, head, row, key) for layer, head in places for key in range(1, row)]
@@ -103,6 +105,7 @@ def compared(model: Any, prompt: str) -> dict[str, dict[str, Any]]:
             "truth": np.array([one.value - value for one in without]),
             "integral": -by_edge[:, :, 0, keys].ravel(),
             "cuts": cuts[:, :, keys].ravel(),
+            "cuts, moved": moved[:, :, keys].ravel(),
             "derivative at α = 1": -slopes[:, :, keys].ravel(),
         },
         "heads": {

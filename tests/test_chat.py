@@ -7,7 +7,9 @@ import pytest
 
 import clearhead as ch
 from clearhead.models import finding
+from clearhead.models.hub import of_loaded
 from clearhead.models.model import load
+from dense_gpt2 import SHIPPED
 from terminal import call
 
 TEMPLATE = """
@@ -57,6 +59,24 @@ def test_the_question_is_hidden_only_where_there_is_nothing_else(model):
     assert [part.text for part in turns.parts] == [PLACE, QUESTION, "hill"]
     chosen = ch.why(messages, model, hide=[(0, len(both.text))], verify=0)
     assert [part.text for part in chosen.parts] == [*PLACE.split(), *QUESTION.split()]
+
+
+def test_a_reply_is_counted_and_stops_where_it_ends(model):
+    transformers = pytest.importorskip("transformers")
+    inner = transformers.AutoModelForCausalLM.from_pretrained(SHIPPED, dtype="float32").eval()
+    theirs = of_loaded(inner, transformers.AutoTokenizer.from_pretrained(SHIPPED))
+    ids = [token.id for token in model.tokens(PLACE)]
+    last = model.generate(ids, 6)[-1]
+    inner.generation_config.eos_token_id = last
+    theirs.tokenizer.eos_token = theirs.tokenizer.convert_ids_to_tokens(last)
+    for most in (3, 20):
+        replies = []
+        for one in (replace(model, ends=("", model.text(last))), theirs):
+            steps = []
+            replies.append(one.reply(ids, most, lambda items, steps=steps: map(steps.append, items)))
+            assert steps[:3] == [0, 1, 2]
+            assert len(steps) <= 7
+        assert replies[0] == replies[1] == model.tokenizer.decode(model.generate(ids, min(most, 5)))
 
 
 @pytest.mark.usefixtures("by_default")

@@ -170,7 +170,7 @@ def test_an_effort_is_a_word_or_a_number_of_runs():
     assert careful.gap == pytest.approx(quick.gap)
     assert [part.effect for part in careful.parts] != [part.effect for part in quick.parts]
     assert careful.trust(64, seed=3).score > quick.trust(64, seed=3).score - 0.05
-    assert part_runs.read_effort("careful") == 32
+    assert part_runs.read_effort("careful") == 48
     for wrong, error in (("fast", UnknownNameError), (-1, RuleError), (1.5, RuleError)):
         with pytest.raises(error):
             ch.why("humpty dumpty", effort=wrong)

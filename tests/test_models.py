@@ -22,6 +22,7 @@ from clearhead.models.finding import models_here  # noqa: E402
 from clearhead.models.folder import tokenizer_of  # noqa: E402
 from clearhead.models.model import load  # noqa: E402
 from clearhead.models.protocol import Variant  # noqa: E402
+from clearhead.models.variants import hidden_of  # noqa: E402
 from gguf_files import write  # noqa: E402
 from programs import peak_of  # noqa: E402
 from seeds import fresh  # noqa: E402
@@ -141,6 +142,10 @@ def test_logits_derivatives_and_decoding_are_those_of_transformers(tmp_path, nam
         np.testing.assert_allclose(joined, theirs, atol=1e-4 * np.abs(theirs).max())
     for ours, theirs in zip((layer.residual for layer in back), streams, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max())
+    gates = np.where(np.arange(N) % 3 == 1, -np.inf, 0.0)  # rows of keys that no later row sees are left out
+    (left,) = model.again(run, [Variant((), gates, 1)], range(N - 1, N))
+    gated = np.asarray(model.decoder.logits(hidden_of(model.decoder, ids, [Variant((), gates)])[-1][0, -1:]))
+    np.testing.assert_allclose(left, gated, atol=1e-4 * max(1, np.abs(gated).max()))
     made = model.generate(ids, 12)
     whole = np.asarray(model.run(ids + made).logits)[N - 1 : -1]
     gaps = np.sort(whole, axis=-1)[:, -1] - whole[np.arange(12), made]  # cached decoding takes the full pass's choice

@@ -17,7 +17,7 @@ from clearhead.core.agreement import spearman
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
 from clearhead.explaining import rerun
 from clearhead.explaining.answers import read_answers
-from clearhead.explaining.integral import integral
+from clearhead.explaining.integral import cuts, integral
 from clearhead.explaining.text_parts import parts_of_text
 from clearhead.models import model as gpt2
 from clearhead.models.functions import ACTIVATIONS
@@ -150,6 +150,18 @@ def test_the_likeliest_token_is_explained_with_a_small_gap():
     assert seen.layers.sum() == pytest.approx(sum(part.effect for part in seen.parts))
     assert seen.next[0].text == " a"
     assert -1 <= seen.trust(6).score <= 1
+
+
+def test_the_strongest_edges_of_either_estimate_are_run_again():
+    text, rest = "humpty dumpty sat on", "renormalise"
+    seen, (target,) = ch.why(text, shipped(), count=1000, verify=0), asked_of(shipped(), text)
+    estimate = cuts(shipped(), target, (), rest)[:, :, 0]
+    strongest = np.argsort(-np.abs(estimate), axis=None)[:20]
+    truths = {(edge.layer, edge.head, edge.key): edge.truth for edge in seen.edges}
+    named = {place: estimate[place] for each in strongest for place in [np.unravel_index(each, estimate.shape)]}
+    assert {*named} <= {*truths}
+    assert spearman([*named.values()], [truths[place] for place in named]) > 0.5
+    assert not seen.missed
 
 
 def test_pytorch_gives_the_same(tmp_path):

@@ -166,7 +166,8 @@ def _cause(options: argparse.Namespace, model: Any, edits: Any) -> "Why":
     if options.chat is not None or options.generate:
         reading = read(model, prompt)
         if answer is None and token is None:
-            answer = model.reply([each.id for each in reading.tokens], options.generate or _REPLY) or None
+            ids, each = [token.id for token in reading.tokens], partial(progress, what="tokens")
+            answer = model.reply(ids, options.generate or _REPLY, each) or None
         if (options.text or "").strip() and len(reading.turns) == len(prompt):  # a template may have rewritten the text
             start, stop = reading.turns[-1]
             hide = [(start, stop - len(f"\n\n{options.chat.strip()}"))]

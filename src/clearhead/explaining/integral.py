@@ -14,9 +14,11 @@ import numpy as np
 
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
+from clearhead.core.effects import Rest
 from clearhead.errors import FileError
 from clearhead.explaining.answers import Target
 from clearhead.models.protocol import Each, LanguageModel, Variant
+from clearhead.ops.matrix import AttentionMatrix
 
 _TOGETHER = 1024  # tokens of all points that run at once
 
@@ -64,4 +66,14 @@ def integral(
         raise FileError(
             "{name}: its derivatives are NaN or infinite: its weights are damaged, or too large.", name=model.name
         )
+    return result
+
+
+def cuts(model: LanguageModel, target: Target, edits: tuple[Edit, ...], rest: Rest) -> Array:
+    """What y changes by without each edge of the rows that answer, (layers, heads, rows, tokens), to first order."""
+    result = np.zeros((model.config.layers, model.config.heads, len(target.rows), len(target.ids)))
+    variant, some = Variant(edits), slice(target.rows.start, target.rows.stop)
+    for layer, _, part in model.differentiated(target.ids, [variant], target.rows, lambda rows: target.value(rows)[1]):
+        ran = part.attended
+        result[layer] = AttentionMatrix(ran.q, ran.k, **ran.rules).cuts(ran.v, part.g, rest=rest)[:, some]
     return result

@@ -22,6 +22,7 @@ _LOWS = 0.1, 0.03, 0.01, 1e-3, 1e-4  # the integral begins at the first of them 
 _NEAR = 0.05  # nearer than this share of the range that y has on the way
 _TRIED = 4  # parts of which every two are hidden together
 _MUCH = 0.25  # of the total: what two parts together have to change
+_TWO = 0.1  # what two parts do only together may do, as a share of what each of them may
 _GAP = 0.05  # of the total: points double while the parts' sum misses more
 
 
@@ -52,7 +53,7 @@ class Again(NamedTuple):
         return {"hidden": one.value - self.value, **now}
 
 
-EFFORTS = {"quick": 0, "careful": 32}
+EFFORTS = {"quick": 0, "careful": 48}
 
 
 def read_effort(effort: Any) -> int:
@@ -112,28 +113,35 @@ def fitted(again: Again, parts: list[PartEffect], count: int) -> list[PartEffect
 
 
 def corrected(effects: Array, kept: Array, values: Array) -> Array:
-    """Effects and what they miss in runs, by ridge regression, the more where they are large; their sum stays.
+    """Effects and what they miss in runs, by ridge regression; their sum stays.
 
-    For that one factor is put on all, but none that is below ½ or above 2.
+    They may miss a factor on all of them, and more of a part the larger its effect is. What two parts do only together
+    is fitted as well, and belongs to neither. For the sum one factor is put on all, but none below ½ or above 2.
     """
+    seen = 2.0 * kept - 1
     sizes = np.abs(effects) + np.abs(effects).mean()
-    sizes /= sizes.mean() or 1.0
-    made = effects + sizes * ridge(kept * sizes, values - kept @ effects)
+    sizes /= np.linalg.norm(sizes) or 1.0
+    along = effects / ((seen @ effects).std() or 1.0)
+    single = seen * sizes
+    missed = values - kept @ effects
+    weights = ridge(np.column_stack([single, seen @ along]), missed, _TWO * (single @ single.T) ** 2)
+    made = effects + 2 * (sizes * weights[:-1] + along * weights[-1])
     scale = effects.sum() / (made.sum() or np.inf)
     return np.asarray(made * (scale if 0.5 <= scale <= 2 else 1.0))
 
 
-def ridge(x: Array, y: Array) -> Array:
-    """The weights w of the least |y − b − x·w|² + λ·|w|², at the λ that foretells best each row that is left out.
+def ridge(x: Array, y: Array, other: Array) -> Array:
+    """The weights w of the least |y − b − x·w − u|² + λ·|w|² + λ·uᵀ·other⁻¹·u, u what is no sum of x's columns.
 
-    Leaving a row out has a closed form (Allen 1974). O(rows³ + rows²·columns).
+    λ is the one that foretells best each row that is left out, which has a closed form (Allen 1974); `other` are inner
+    products of rows. O(rows³ + rows²·columns).
     """
-    x, rest = x - x.mean(axis=0), y - y.mean()
-    sizes, turned = np.linalg.eigh(x @ x.T)
+    x, rest, middle = x - x.mean(axis=0), y - y.mean(), np.eye(len(y)) - 1 / len(y)
+    sizes, turned = np.linalg.eigh(x @ x.T + middle @ other @ middle)
     tried = []
-    for strength in np.geomspace(0.1, 1000, 13):
+    for strength in np.geomspace(0.03, 30, 10):
         shares = sizes / (sizes + strength)
-        left = 1 - (turned**2) @ shares - 1 / len(y)
+        left = np.maximum(1 - (turned**2) @ shares - 1 / len(y), 1e-12)
         missed = (rest - turned @ (shares * (turned.T @ rest))) / left
         tried.append((float(missed @ missed), strength))
     return np.asarray(x.T @ (turned @ (turned.T @ rest / (sizes + min(tried)[1]))))

@@ -21,10 +21,12 @@ from clearhead.errors import SelectionError
 from clearhead.explaining import editing, part_runs, rerun, why_page
 from clearhead.explaining.answers import Answers, read_answers, runner_up
 from clearhead.explaining.attribution import Way
+from clearhead.explaining.attribution import against as against_other
 from clearhead.explaining.attribution import way as way_to
 from clearhead.explaining.derivatives import check_edits
 from clearhead.explaining.effects import Candidate, EdgeEffect, HeadEffect, PairEffect, PartEffect, Trust
 from clearhead.explaining.forward import check_each, forward_pass
+from clearhead.explaining.integral import cuts
 from clearhead.explaining.part_runs import Again, candidate
 from clearhead.explaining.rerun import Based, Edge
 from clearhead.explaining.stream import of_decoder
@@ -43,9 +45,9 @@ if TYPE_CHECKING:
     from clearhead.models.hub import HubModel
 
 _NOISY, _ALL = 0.25, 32  # where they miss more than this, up to so many parts are hidden in runs of their own
-_ESTIMATED = 20  # edges that the integral names for a run
+_ESTIMATED = 20  # edges that each estimate names for a run
 _SHOWN = 8  # parts and heads in a notebook
-_HEADS, _KEYS = 6, 4  # the first heads, and of each so many of its largest weights, are run again too
+_HEADS, _KEYS = 6, 4  # the first heads, run again and directly, and of each so many of its largest weights
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
@@ -76,7 +78,7 @@ class Why(Tabular, Framing):
     total: float  # y with everything less y with nothing of the parts
     gap: float  # total less the sum of the parts' effects
     points: int
-    missed: bool  # is the strongest edge none of the 20 that the effects name?
+    missed: bool  # is the strongest edge in neither estimate's first 20?
     sinks: int = 0  # heads that give the first token over half of their weight in the row that answers
     sink: bool = False  # are these half of all heads or more? Then the first token is set aside
     edits: tuple[Edit, ...] = ()  # of the attention, in force in all runs
@@ -207,7 +209,7 @@ def why(
               answers, those of a chat's template, and the first one where most heads rest on it
     points    of the integral, 2 passes each; they double while the gap is above 5 % of the total, up to 16
     verify    how many of the strongest parts to hide in a run of their own; 32 where the gap is above 25 % of the total
-    effort    "quick": the integral; "careful": 32 more passes with random halves of the parts hidden, which correct the
+    effort    "quick": the integral; "careful": 48 more passes with random halves of the parts hidden, which correct the
               parts' effects; or how many such passes
     count     how many heads and edges to list at most
     edits     an edit or a list of edits that are in force in all runs: cut, boost, tempered, scaled or off
@@ -284,8 +286,10 @@ def _explained(
     gap = total - sum(part.effect for part in effects)
     verify = max(counts[1], _ALL) if counts[1] and abs(gap) > _NOISY * abs(total) else counts[1]
     parts = part_runs.hidden(again, effects, verify)
-    edges, missed = _edges(again, by_edge, heads)
     candidates = [candidate(model, base, i) for i in again.pair]
+    ways = _ways(model, again.based[0], candidates)
+    named = [(head.layer, head.head) for head in heads[:_HEADS]] + _direct(ways)
+    edges, missed = _edges(again, [by_edge, cuts(model, again.based[0].target, again.edits, again.rest)], named)
     return Why(
         model=model,
         text=reading.text,
@@ -307,7 +311,7 @@ def _explained(
         gap=gap,
         points=points,
         missed=missed,
-        ways=_ways(model, again.based[0], candidates),
+        ways=ways,
         next=[candidate(model, base, int(i)) for i in np.argsort(-base, kind="stable")[:5]],
         based=again.based,
         **facts,
@@ -322,17 +326,22 @@ def _heads(again: Again, by_head: Array) -> tuple[list[HeadEffect], Array]:
     return [HeadEffect(*place, float(by_head[place]), float(truths[place])) for place in listed], truths
 
 
-def _edges(again: Again, effects: Array, heads: Sequence[HeadEffect]) -> tuple[list[EdgeEffect], bool]:
-    """The edges of the rows that answer by what y changes by without each; did the effects miss the first of them?
+def _edges(again: Again, estimates: Sequence[Array], heads: Sequence[tuple[int, int]]) -> tuple[list[EdgeEffect], bool]:
+    """The edges of the rows that answer by what y changes by without each; did the estimates miss the first of them?
 
-    effects   (layers, heads, rows, keys): φ; the strongest are run again, and the largest weights of the first heads
+    estimates   (layers, heads, rows, keys): φ, and others; the strongest of each are run again
+    heads       of which the largest weights are run again too
     """
     rows, weights = again.based[0].target.rows, again.based[0].weights
-    order = np.unravel_index(np.argsort(-np.abs(effects), axis=None, kind="stable")[:_ESTIMATED], effects.shape)
-    named = [Edge(layer, head, rows[row], key) for layer, head, row, key in np.transpose(order).tolist()]
-    estimated = {edge for edge in named if effects[edge.layer, edge.head, edge.query - rows.start, edge.key]}
-    chosen = dict.fromkeys(edge for edge in named if edge in estimated)
-    for layer, head, *_ in heads[:_HEADS]:
+    chosen: dict[Edge, None] = {}
+    for each in estimates:
+        order = np.argsort(-np.abs(each), axis=None, kind="stable")[:_ESTIMATED]
+        places = np.transpose(np.unravel_index(order, each.shape)).tolist()
+        chosen |= {
+            Edge(layer, head, rows[row], key): None for layer, head, row, key in places if each[layer, head, row, key]
+        }
+    effects, estimated = estimates[0], set(chosen)
+    for layer, head in heads:
         row = weights(layer, rows.start)[head]
         keys = [int(key) for key in np.argsort(-row)[: _KEYS + 1] if row[key] and (key or again.rest != "first")]
         chosen |= dict.fromkeys(Edge(layer, head, rows.start, key) for key in keys[:_KEYS])
@@ -353,3 +362,10 @@ def _ways(model: LanguageModel, based: Based, candidates: Sequence[Candidate]) -
         return []
     stream = of_decoder(model, list(based.run.ids), based.run, based.target.rows.start)
     return [way_to(stream, candidate.id, candidate.text) for candidate in candidates]
+
+
+def _direct(ways: Sequence[Way]) -> list[tuple[int, int]]:
+    """The heads that themselves add most to the lead of the first token."""
+    parts = against_other(*ways).parts if ways else []
+    adds = {(part.layer or 0, head): x for part in parts for head, x in enumerate(part.heads)}
+    return sorted(adds, key=lambda place: -abs(adds[place]))[:_HEADS]

@@ -6,12 +6,13 @@ engine, so that the memory of a layer is O(tokens); what else a layer computed i
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.models import gates
-from clearhead.models.decoder import Angles, Decoder, join, product, split
+from clearhead.models.decoder import Angles, Decoder, in_blocks, join, product, split
 from clearhead.models.functions import ACTIVATIONS
 from clearhead.models.gates import LayerBack
 from clearhead.models.protocol import Variant
@@ -63,7 +64,7 @@ def through(
         scales = np.stack([ones if by is None else by[:, None, None].astype(q.dtype) for _, by in seen])
         output = decoder.mixed(number, scales * np.stack([part.output for part, _ in seen]))
         middle = before + decoder.added(number, output, "post_attention_norm")
-        upstream = upstream + _through_mlp(decoder, number, middle, upstream)
+        upstream = upstream + in_blocks(partial(_through_mlp, decoder, number), middle, upstream)
         by_output = _by_output(decoder, number, "post_attention_norm", output, upstream)
         by_heads = product(by_output, decoder.weights[f"blk.{number}.attn_output.weight"])
         g = scales * split(by_heads, decoder.config.d_k)

@@ -4,8 +4,9 @@ One layer is norm → attention → W^O (→ norm) → added → norm → MLP (�
 each token by itself, so that `before` and `after` take (…, tokens, d_model).
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any, overload
 
@@ -22,6 +23,7 @@ from clearhead.models.weights import Weights
 from clearhead.ops.attention import attention
 
 Angles = tuple[Array, Array] | None
+_BLOCK = 1024  # tokens whose inner vectors of an MLP are there at once
 _KEPT = 2**25  # tokens · layers · d_model, up to which a run keeps the attention of all layers
 
 
@@ -97,7 +99,7 @@ class Decoder:
     def after(self, number: int, hidden: Array, output: Array) -> Array:
         """The residual stream after a layer, (…, tokens, d_model), from that before it and attention's output."""
         middle = hidden + self.added(number, output, "post_attention_norm")
-        return middle + self.added(number, self.mlp(number, middle), "post_ffw_norm")
+        return middle + self.added(number, in_blocks(partial(self.mlp, number), middle), "post_ffw_norm")
 
     def added(self, number: int, output: Array, norm: str) -> Array:
         """What is added to the residual stream of what attention or the MLP gave."""
@@ -342,6 +344,13 @@ def normalised(norm: NormWeights, x: Array) -> Array:
 def product(x: Array, w: Array) -> Array:
     """x·W for x (…, tokens, d_in) and W (d_in, d_out), as one product of matrices."""
     return (x.reshape(-1, x.shape[-1]) @ w).reshape(*x.shape[:-1], w.shape[-1])
+
+
+def in_blocks(function: Callable[..., Array], *arrays: Array) -> Array:
+    """A function of rows, (…, tokens, d), some of them at a time: what it computes between is wider than the rows."""
+    starts = range(0, arrays[0].shape[-2], _BLOCK)
+    made = [function(*(x[..., start : start + _BLOCK, :] for x in arrays)) for start in starts]
+    return made[0] if len(made) == 1 else np.concatenate(made, axis=-2)
 
 
 def split(x: Array, d_k: int) -> Array:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,6 +113,9 @@ class HubModel:
 
     def generate(self, ids: list[int], count: int) -> list[int]:
         """The ids that the model puts after these, each the likeliest. Raises RuleError, ShapeError."""
+        return self._generated(ids, count, min_new_tokens=count)
+
+    def _generated(self, ids: list[int], count: int, **options: Any) -> list[int]:
         import torch
 
         if not self.inner.can_generate():
@@ -120,16 +124,18 @@ class HubModel:
             )
         self.fits(len(ids) + count)
         prompt = torch.tensor([ids])
-        sizes = {"min_new_tokens": count, "max_new_tokens": count, "pad_token_id": 0}
+        options |= {"max_new_tokens": count, "pad_token_id": 0, "do_sample": False}
         with torch.inference_mode():
-            made = self.inner.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **sizes)
+            made = self.inner.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
         return [int(token) for token in made[0, len(ids) :]]
 
-    def reply(self, ids: list[int], most: int) -> str:
-        """The model's answer to a chat, greedy: up to the token that ends it, or so many tokens."""
-        made = self.generate(ids, most)
+    def reply(self, ids: list[int], most: int, each: Each = iter) -> str:
+        """The model's answer to a chat, greedy: up to the token that ends it, or so many; `each` iterates over them."""
+        steps = iter(each(range(most)))
+        streamer = SimpleNamespace(put=lambda _: next(steps, None), end=lambda: None)  # called for the prompt first
+        made = self._generated(ids, most, streamer=streamer)
         ends = made.index(self.tokenizer.eos_token_id) if self.tokenizer.eos_token_id in made else most
-        return str(self.tokenizer.decode(made[:ends]))
+        return str(self.tokenizer.decode(made[:ends], skip_special_tokens=True))
 
     def continuation(self, text: str) -> list[int]:
         """The ids of a text that follows another, without special tokens."""

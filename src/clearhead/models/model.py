@@ -124,11 +124,13 @@ class Model:
         """The forward pass in float32; see `Decoder.run`."""
         return self.decoder.run(ids, each, edits)
 
-    def reply(self, ids: list[int], most: int) -> str:
-        """The model's answer to a chat, greedy: up to the token that ends it, or so many tokens."""
+    def reply(self, ids: list[int], most: int, each: Each = iter) -> str:
+        """The model's answer to a chat, greedy: up to the token that ends it, or so many; `each` iterates over them."""
         made: list[int] = []
-        for token in self.decoder.likeliest(ids):
-            if len(made) == most or (self.ends[1] and self.text(token) == self.ends[1]):
+        likeliest = self.decoder.likeliest(ids)
+        for _ in each(range(most)):
+            token = next(likeliest)
+            if self.ends[1] and self.text(token) == self.ends[1]:
                 break
             made.append(token)
         return str(self.tokenizer.decode(made))
@@ -156,7 +158,7 @@ class Model:
 
     def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter) -> Iterator[Array]:
         """The logits of some rows in each variant of a run, (rows, vocabulary); `each` iterates over layers."""
-        lasts = [x[rows.start - start : rows.stop - start] for start, x in again(self.decoder, run, variants, each)]
+        lasts = list(again(self.decoder, run, variants, rows, each))
         step = max(1, _LOGITS // (len(rows) * self.config.vocabulary))
         for start in range(0, len(lasts), step):
             yield from self.decoder.logits(np.stack(lasts[start : start + step]))

@@ -13,7 +13,8 @@ from clearhead.models.decoder import Decoder
 from clearhead.models.gates import Attended, attended
 from clearhead.models.protocol import Each, ForwardPass, Variant
 
-_ROOM = 2**25  # numbers of the MLP's inner vectors of all variants that run at once
+Seen = Sequence[tuple[Variant, Array]]  # each variant with the positions of its rows
+_ROOM = 2**22  # numbers of the MLP's inner vectors of all variants that run at once
 
 
 def attend(
@@ -33,22 +34,23 @@ def attend(
 def hidden_of(decoder: Decoder, ids: Sequence[int], variants: Sequence[Variant], each: Each = iter) -> list[Array]:
     """The residual stream of each variant before each layer and after the last, (variants, tokens, d_model) each."""
     hidden = [np.stack([decoder.embedded(ids)] * len(variants))]
+    seen = [(variant, np.arange(len(ids))) for variant in variants]
     for number in each(range(decoder.config.layers)):
-        hidden.append(_layer(decoder, number, variants, hidden[-1], None))
+        hidden.append(_layer(decoder, number, seen, np.concatenate(hidden[-1]), None).reshape(hidden[0].shape))
     return hidden
 
 
 def again(
-    decoder: Decoder, run: ForwardPass, variants: Sequence[Variant], each: Each = iter
-) -> Iterator[tuple[int, Array]]:
-    """Each variant's first row and the residual stream from it on, after the last layer, (rows, d_model); in order.
+    decoder: Decoder, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter
+) -> Iterator[Array]:
+    """The residual stream of some rows after the last layer in each variant, (rows, d_model); in order.
 
     run   what they are variants of: the rows before their first are its own, with its keys and values
     each  iterates over the layers of as many variants as are run at once
     """
     tokens, largest = len(run.hidden[0]), max(decoder.config.d_mlp, decoder.config.d_model)
     order = sorted(range(len(variants)), key=lambda place: (-variants[place].first, variants[place].layer))
-    made: dict[int, tuple[int, Array]] = {}
+    made: dict[int, Array] = {}
     while order:
         step, start = 1, variants[order[0]].first
         while step < len(order):  # as many as fit into the room, each from the first row of all of them
@@ -58,41 +60,58 @@ def again(
             step, start = step + 1, lowest
         places = sorted(order[:step], key=lambda place: variants[place].layer)
         order = order[step:]
-        rows = _again(decoder, run, [variants[place] for place in places], start, each)
-        made |= {place: (start, row) for place, row in zip(places, rows, strict=True)}
+        made |= zip(places, _again(decoder, run, [variants[place] for place in places], start, rows, each), strict=True)
     return (made[place] for place in range(len(variants)))
 
 
-def _again(decoder: Decoder, run: ForwardPass, variants: Sequence[Variant], start: int, each: Each) -> Array:
-    """`again` for variants in the order of their first layers, all at once: (variants, rows, d_model)."""
-    hidden = np.empty((0, *run.hidden[0][start:].shape), run.hidden[0].dtype)
+def _again(
+    decoder: Decoder, run: ForwardPass, variants: Sequence[Variant], start: int, rows: range, each: Each
+) -> list[Array]:
+    """`again` for variants in the order of their first layers, all at once."""
+    seen = [(variant, _seen(decoder, variant, start, len(run.hidden[0]), rows)) for variant in variants]
+    hidden, count = np.empty((0, decoder.config.d_model), run.hidden[0].dtype), 0
     for number in each(range(variants[0].layer, decoder.config.layers)):
         here = sum(variant.layer <= number for variant in variants)
-        new = np.broadcast_to(run.hidden[number][start:], (here - len(hidden), *hidden.shape[1:]))
-        ran = run.layers[number]
-        past = ran.k[:, :start], ran.v[:, :start]
-        hidden = _layer(decoder, number, variants[:here], np.concatenate([hidden, new]), past)
-    return hidden
+        hidden = np.concatenate([hidden, *(run.hidden[number][places] for _, places in seen[count:here])])
+        ran, count = run.layers[number], here
+        hidden = _layer(decoder, number, seen[:here], hidden, (ran.k[:, :start], ran.v[:, :start]))
+    ends = np.cumsum([len(places) for _, places in seen])
+    return [part[np.isin(places, rows)] for part, (_, places) in zip(np.split(hidden, ends[:-1]), seen, strict=True)]
 
 
-def _layer(
-    decoder: Decoder, number: int, variants: Sequence[Variant], hidden: Array, past: tuple[Array, Array] | None
-) -> Array:
-    """The residual stream after a layer, (variants, rows, d_model), from that before it.
+def _seen(decoder: Decoder, variant: Variant, start: int, tokens: int, rows: range) -> Array:
+    """The positions that are run: a token before `rows` whose key no later one sees changes nothing, and is left out.
+
+    Edits, windows and what is added name positions, so that there all are run.
+    """
+    places = np.arange(start, tokens)
+    if variant.gates is None or variant.edits or variant.added or any(decoder.config.windows):
+        return places
+    return places[(variant.gates[start:] > -np.inf) | (places >= rows.start)]
+
+
+def _layer(decoder: Decoder, number: int, seen: Seen, hidden: Array, past: tuple[Array, Array] | None) -> Array:
+    """The residual stream after a layer from that before it, (rows, d_model), those of all variants after each other.
 
     past   the keys and values before the first row, which all variants share; None where the first row is row 0
     """
-    start = 0 if past is None else past[0].shape[1]
-    _, q, k, v = decoder.before(number, hidden, decoder.angles(number, start, hidden.shape[1]))
-    heads = np.empty(q.shape, q.dtype)
-    for place, variant in enumerate(variants):
-        keys, values = k[place], v[place]
+    start, rows = 0 if past is None else past[0].shape[1], np.concatenate([places for _, places in seen])
+    angles = decoder.angles(number, start, int(rows.max()) + 1 - start)
+    turned = None if angles is None else (angles[0][rows - start], angles[1][rows - start])
+    _, q, k, v = decoder.before(number, hidden, turned)
+    heads, stop = np.empty(q.shape, q.dtype), 0
+    for variant, places in seen:
+        some = slice(stop, stop + len(places))
+        stop, keys, values, gates = some.stop, k[:, some], v[:, some], variant.gates
         if past is not None:
             keys, values = (np.concatenate(pair, axis=1) for pair in zip(past, (keys, values), strict=True))
-        part, factors = attend(decoder, number, variant, q[place], keys, values)
-        heads[place] = part.output if factors is None else part.output * factors[:, None, None]
+        if gates is not None:
+            gates = np.concatenate([gates[:start], gates[places]])
+            gates = gates if gates.any() else None  # all that is hidden is left out
+        part, factors = attend(decoder, number, variant._replace(gates=gates), q[:, some], keys, values)
+        heads[:, some] = part.output if factors is None else part.output * factors[:, None, None]
         for (layer, head), added in variant.added.items():
             if layer == number:
-                first = variant.first - start
-                heads[place, head, first : first + len(added)] += added
+                first = some.start + variant.first - start
+                heads[head, first : first + len(added)] += added
     return decoder.after(number, hidden, decoder.mixed(number, heads))
