@@ -129,17 +129,8 @@ def ragged(
     """
     if "received" in answers and "logsumexp" not in answers:
         answers = {**answers, "logsumexp": np.empty(q.shape[:2], statistics_dtype(problem.dtype))}
-    call(
-        "ragged",
-        problem,
-        bits(q),
-        bits(k),
-        bits(v),
-        *where,
-        {n: bits(x) for n, x in answers.items()},
-        _MANY_QUERIES,
-        _MANY_KEYS,
-    )
+    room = {name: bits(x) for name, x in answers.items()}
+    call("ragged", problem, bits(q), bits(k), bits(v), *where, room, _MANY_QUERIES, _MANY_KEYS)
 
 
 @in_one_dtype

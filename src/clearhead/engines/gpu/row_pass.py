@@ -19,7 +19,6 @@ from clearhead.engines.base import row_kinds
 from clearhead.engines.gpu import library, row_tangents, rows
 from clearhead.engines.gpu import tensors as gpu
 from clearhead.engines.gpu.passes import Pass, constant
-from clearhead.engines.gpu.row_tangents import RowTangents
 from clearhead.engines.gpu.rows import Rows, State
 
 FEW_ROWS = 64  # up to so many rows, the heads that share a key head are packed into one tile (decoding)
@@ -107,7 +106,7 @@ def tangents(
         run.launch(
             row_tangents.rows, problem.queries, gpu.sizes(problem, "row tangents", run.d_v), along=run.direction,
             logsumexp=run.contiguous(logsumexp), known=None if v is None else run.contiguous(output),
-            to=RowTangents(**results),
+            to=Rows(**results),
         )  # fmt: skip
     return results
 
