@@ -26,8 +26,8 @@ from triton.runtime.jit import JITFunction
 
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.directions import Directions
-from clearhead.core.effects import Terms, WantedEffects
-from clearhead.core.problem import describe
+from clearhead.core.effects import Edges, Terms, WantedEffects
+from clearhead.core.problem import Inputs, describe
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines import triton
 from clearhead.engines.base import Kept, Upstream
@@ -100,65 +100,68 @@ class Given:
         self.along = Directions(self.q, self.k, self.v, **moved)
 
     @property
-    def arrays(self) -> tuple[Any, ...]:
-        return self.problem, self.q, self.k, self.v
+    def inputs(self) -> Inputs:
+        return Inputs(self.problem, self.q, self.k, self.v)
+
+    def edges(self, terms: Terms | None = None) -> Edges:
+        return Edges(self.problem, self.q, self.k, self.v, self.g, terms)
 
 
 def rows(x: Given) -> None:
-    triton.rows(*x.arrays, Wanted(output=True, **ROWS, top=8))
-    row_pass.launch(*x.arrays, 0, {"output": x.q.tensor}, repair=True)
+    triton.rows(x.inputs, Wanted(output=True, **ROWS, top=8))
+    row_pass.launch(x.inputs, 0, {"output": x.q.tensor}, repair=True)
 
 
 def few_rows(x: Given) -> None:
-    triton.rows(x.one, x.few, x.long, x.long, Wanted(output=True, **ROWS, top=8))
-    triton.others(x.one, x.few, x.long, x.long, x.few)
+    triton.rows(Inputs(x.one, x.few, x.long, x.long), Wanted(output=True, **ROWS, top=8))
+    triton.others(Edges(x.one, x.few, x.long, x.long, x.few))
 
 
 def columns(x: Given) -> None:
-    triton.columns(*x.arrays[:3], x.per_row, Wanted(received=True, peak=True))
-    triton.weights(*x.arrays[:3], x.per_row)
+    triton.columns(x.inputs, x.per_row, Wanted(received=True, peak=True))
+    triton.weights(x.inputs, x.per_row)
 
 
 def products(x: Given) -> None:
-    triton.columns(*x.arrays[:3], x.per_row, Wanted(image=(64, 64)))
-    triton.columns(*x.arrays[:3], x.per_row, Wanted(groups=x.groups))
-    triton.transposed(*x.arrays[:3], x.per_row, x.g)
+    triton.columns(x.inputs, x.per_row, Wanted(image=(64, 64)))
+    triton.columns(x.inputs, x.per_row, Wanted(groups=x.groups))
+    triton.transposed(x.inputs, x.per_row, x.g)
 
 
 def gradients(x: Given) -> None:
     upstream = Upstream(x.per_row, x.g, x.per_row, x.per_row, x.per_row, bias=x.bias, spans=x.table)
-    triton.gradients(*x.arrays, x.per_row, upstream)
+    triton.gradients(x.inputs, x.per_row, upstream)
 
 
 def tangents(x: Given) -> None:
     asked = Wanted(output=True, entropy=True, distance=True, diagonal=True)
-    triton.tangents(*x.arrays, x.along, asked, x.per_row, x.g if x.g.dtype == x.per_row.dtype else None)
+    triton.tangents(x.inputs, x.along, asked, x.per_row, x.g if x.g.dtype == x.per_row.dtype else None)
 
 
 def column_tangents(x: Given) -> None:
     kept = Kept(x.per_row, x.per_row)
-    triton.column_tangents(*x.arrays[:3], x.along, kept, Wanted(received=True))
-    triton.column_tangents(*x.arrays[:3], x.along, kept, Wanted(image=(64, 64), groups=x.groups))
+    triton.column_tangents(x.inputs, x.along, kept, Wanted(received=True))
+    triton.column_tangents(x.inputs, x.along, kept, Wanted(image=(64, 64), groups=x.groups))
 
 
 def gradient_tangents(x: Given) -> None:
     upstream = Upstream(x.per_row, x.g, None, x.per_row, x.per_row, x.per_row, bias=x.bias, spans=x.table)
-    triton.gradient_tangents(*x.arrays, x.along, Kept(x.per_row, x.per_row), upstream, upstream)
+    triton.gradient_tangents(x.inputs, x.along, Kept(x.per_row, x.per_row), upstream, upstream)
 
 
 def effects(x: Given) -> None:
-    triton.others(*x.arrays, x.g)
+    triton.others(x.edges())
     asked: dict[str, Any] = {"by_key": True, "by_query": True, "top": 8, "strongest": 20, "image": (256, 256)}
     for terms in (Terms("cut", *[x.per_row] * 3, x.strongest), Terms("contribution", x.per_row)):
-        triton.effects(*x.arrays, x.g, terms, WantedEffects(**asked, order="smallest"))
-        triton.effect_tile(*x.arrays, x.g, terms)
+        triton.effects(x.edges(terms), WantedEffects(**asked, order="smallest"))
+        triton.effect_tile(x.edges(terms))
 
 
 def effect_products(x: Given) -> None:
     for terms in (Terms("cut", *[x.per_row] * 3, x.strongest), Terms("contribution", x.per_row)):
-        triton.effects(*x.arrays, x.g, terms, WantedEffects(groups=x.groups))
-        triton.effect_product(*x.arrays, x.g, terms, x.v, transposed=False)
-        triton.effect_product(*x.arrays, x.g, terms, x.g, transposed=True)
+        triton.effects(x.edges(terms), WantedEffects(groups=x.groups))
+        triton.effect_product(x.edges(terms), x.v, transposed=False)
+        triton.effect_product(x.edges(terms), x.g, transposed=True)
 
 
 ROWS: Any = dict.fromkeys(("logsumexp", "max_logit", "entropy", "distance", "diagonal"), True)

@@ -61,10 +61,9 @@ def _our_backward(passed: Inputs, rules: Any) -> Call:
     """The gradients of q, k and v, from the saved results of a forward pass."""
     described = describe(*passed, rules)
     engine = engines.get(engines.choose(described.problem).engine)
-    arrays = described.q, described.k, described.v
-    answers = engine.rows(described.problem, *arrays, Wanted(output=True, logsumexp=True))
+    answers = engine.rows(described.inputs, Wanted(output=True, logsumexp=True))
     by = {"output": passed[0]}  # any upstream gradient will do
-    return lambda: gradients(engine, described.problem, arrays, answers, by)
+    return lambda: gradients(engine, described.inputs, answers, by)
 
 
 def available() -> list[str]:

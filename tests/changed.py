@@ -10,8 +10,11 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
+import clearhead as ch
+
 Scores = tuple[Tensor, Tensor]  # logits (batch, heads, queries, keys) and sinks (heads,), which may be -inf
 NAME = "by_hand"
+CUT = -torch.inf
 
 
 @dataclass
@@ -182,3 +185,19 @@ class Letters:
 
     def decode(self, ids: list[int]) -> str:
         return "".join(f" w{i}" for i in ids)
+
+
+OF_LOGITS = [  # edits of logits, one after the other; and the same by hand
+    ch.share(keys=[1, 2], at_least=0.4),
+    ch.tempered(1.5, heads=[0, 3]),
+    ch.cut(queries=slice(4, None), keys=[0, 3], heads=[0, 1]),
+    ch.boost(keys=[2, 4], by=2, heads=[1, 2]),
+    ch.share(keys=[4, 5], at_least=0.5, queries=slice(3, 9)),
+]
+LOGITS_BY_HAND = [
+    shared(0.4, None, [1, 2]),
+    divided(1.5, [0, 3]),
+    added(CUT, range(4, 99), [0, 3], [0, 1]),
+    added(2.0, None, [2, 4], [1, 2]),
+    shared(0.5, range(3, 9), [4, 5]),
+]

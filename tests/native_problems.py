@@ -93,7 +93,7 @@ def compare(seed: int) -> None:
     rng = np.random.default_rng(seed)
     q, k, v, rules = random_problem(rng)
     described = describe(q, k, v, rules)
-    p, q, k, v = described.problem, described.q, described.k, described.v
+    inputs = p, q, k, v = described.inputs
     assert native.reasons_not(p) == []
     want = wanted(rng, p.queries, p.keys, p.batch)
     book = reference.attend(p, q, k, v)
@@ -105,14 +105,14 @@ def compare(seed: int) -> None:
         result, truth = np.asarray(result, np.float64), np.asarray(truth, np.float64)
         np.testing.assert_allclose(result, truth, tolerance[0], tolerance[1], err_msg=message)
 
-    rows = native.rows(p, q, k, v, want)
+    rows = native.rows(inputs, want)
     same("output", rows["output"], book.output, (rtol, atol + rtol))
     same("top", rows["top_weights"], reference.top(book, want.top or 0)[0], stat)
     for name, x in reference.per_query(p, book).items():
         if name in rows:
             same(name, rows[name], x, (stat[0] * 4, stat[1] * (p.keys if name == "distance" else 4)))
     lse = rows["logsumexp"]
-    same("weights", native.weights(p, q, k, lse), book.weights, stat)
+    same("weights", native.weights(inputs, lse), book.weights, stat)
     stats = statistics_dtype(p.dtype)
     number = lambda *shape: rng.standard_normal(shape).astype(stats)  # noqa: E731
     maybe = lambda x: x if rng.random() < 0.7 else None  # noqa: E731
@@ -129,7 +129,7 @@ def compare(seed: int) -> None:
         sinks=None if p.sinks is None else maybe(rng.standard_normal(p.heads)),
     )  # fmt: skip
     smooth = replace(want, max_logit=False, top=None, diagonal=True)
-    truth = portable.tangents(p, q, k, v, along, smooth)
+    truth = portable.tangents(inputs, along, smooth)
     kept = Kept(truth["logsumexp"], truth["logsumexp_tangent"])
     own_bias = None if p.bias is None else (*per_query, p.keys)
     by, changing = (
@@ -137,13 +137,13 @@ def compare(seed: int) -> None:
         for _ in range(2)
     )
     passes: dict[str, Callable[[Any], Any]] = {
-        "columns": lambda engine: engine.columns(p, q, k, lse, want),
-        "transposed": lambda engine: {"": engine.transposed(p, q, k, lse, g)},
-        "gradient": lambda engine: engine.gradients(p, q, k, v, lse, upstream),
-        "along": lambda engine: engine.tangents(p, q, k, v, along, smooth),
-        "known": lambda engine: engine.tangents(p, q, k, v, along, smooth, kept.logsumexp, truth["output"]),
-        "columns along": lambda engine: engine.column_tangents(p, q, k, along, kept, replace(want, peak=False)),
-        "gradient along": lambda engine: engine.gradient_tangents(p, q, k, v, along, kept, by, changing),
+        "columns": lambda engine: engine.columns(inputs, lse, want),
+        "transposed": lambda engine: {"": engine.transposed(inputs, lse, g)},
+        "gradient": lambda engine: engine.gradients(inputs, lse, upstream),
+        "along": lambda engine: engine.tangents(inputs, along, smooth),
+        "known": lambda engine: engine.tangents(inputs, along, smooth, kept.logsumexp, truth["output"]),
+        "columns along": lambda engine: engine.column_tangents(inputs, along, kept, replace(want, peak=False)),
+        "gradient along": lambda engine: engine.gradient_tangents(inputs, along, kept, by, changing),
     }
     close = 1e-9 if p.dtype == np.float64 else 2e-3 if p.dtype == np.float32 else 0.1
     for title, ask in passes.items():
@@ -182,8 +182,8 @@ def compare_ragged(seed: int) -> None:
     for row, (n, m) in enumerate(zip(queries, keys, strict=True)):
         near = [x[table[row, : needed[row]]].reshape(-1, *x.shape[2:])[:m].swapaxes(0, 1) for x in (k, v)]
         part = q[starts[row] : starts[row + 1]].swapaxes(0, 1)
-        one = describe(part, *near, rules | {"query_offset": int(m - n)})
-        answers = engines.answer(native, one.problem, one.q, one.k, one.v, want)  # type: ignore[arg-type]
+        one = describe(part, *near, rules | {"query_offset": int(m - n)}).inputs
+        answers = engines.answer(native, one, want)  # type: ignore[arg-type]
         last = keys.cumsum()[row]
         for name, x in results.items():
             places = slice(last - m, last) if name == "received" else slice(*starts[row : row + 2])

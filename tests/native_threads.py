@@ -37,32 +37,31 @@ def questions() -> list[Ask]:
 
 
 def ask_rows(q: Array, k: Array, want: Wanted, rules: dict[str, Any]) -> Ask:
-    inputs = describe(q, k, k, rules)
+    inputs = describe(q, k, k, rules).inputs
 
     def ask() -> list[Array]:
-        return list(native.rows(inputs.problem, inputs.q, inputs.k, inputs.v, want).values())
+        return list(native.rows(inputs, want).values())
 
     return ask
 
 
 def ask_rest(q: Array, k: Array) -> Ask:
     """Column statistics, weights, a product from the keys' side, gradients; the same along a direction."""
-    inputs = describe(q, k, k, {})
-    arrays = inputs.problem, inputs.q, inputs.k
+    inputs = describe(q, k, k, {}).inputs
     direction = Directions(inputs.q[..., ::-1], inputs.k, inputs.v)
-    logsumexp = native.rows(*arrays, None, Wanted(logsumexp=True))["logsumexp"]
+    logsumexp = native.rows(inputs, Wanted(logsumexp=True))["logsumexp"]
 
     def ask() -> list[Array]:
-        columns = native.columns(*arrays, logsumexp, Wanted(received=True, peak=True))
-        slopes = native.gradients(*arrays, inputs.v, logsumexp, Upstream(logsumexp, inputs.q))
-        along = native.tangents(*arrays, inputs.v, direction, Wanted(output=True))
+        columns = native.columns(inputs, logsumexp, Wanted(received=True, peak=True))
+        slopes = native.gradients(inputs, logsumexp, Upstream(logsumexp, inputs.q))
+        along = native.tangents(inputs, direction, Wanted(output=True))
         moved = native.gradient_tangents(
-            *arrays, inputs.v, direction, Kept(logsumexp, logsumexp), Upstream(logsumexp, inputs.q), Upstream(logsumexp)
+            inputs, direction, Kept(logsumexp, logsumexp), Upstream(logsumexp, inputs.q), Upstream(logsumexp)
         )
-        bent = native.column_tangents(*arrays, direction, Kept(logsumexp, logsumexp), Wanted(received=True))
+        bent = native.column_tangents(inputs, direction, Kept(logsumexp, logsumexp), Wanted(received=True))
         parts = columns, slopes, along, moved, bent
         answers = [x for part in parts for x in part.values()]
-        return [*answers, native.transposed(*arrays, logsumexp, inputs.q)]
+        return [*answers, native.transposed(inputs, logsumexp, inputs.q)]
 
     return ask
 

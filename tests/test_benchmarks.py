@@ -1,4 +1,4 @@
-"""Small runs of benchmarks/: a few on the CPU, and those of the GPU in Triton's interpreter."""
+"""Small runs of benchmarks/: a few on the CPU, those of the GPU in Triton's interpreter; and of `clearhead bench`."""
 
 import json
 import sys
@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -29,8 +30,10 @@ from benchmarks.steps import StepCost
 from benchmarks.truth import Agreement
 from benchmarks.watching import Cost
 from benchmarks.whole_truth import Whole
+from clearhead import cli
+from clearhead.bench import self_check
 from clearhead.bench.measure import Timing, interleaved
-from clearhead.errors import MissingExtraError
+from clearhead.errors import EngineError, MissingExtraError
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))
 
@@ -285,3 +288,38 @@ def test_the_documents_say_where_figures_are_from_and_what_share_of_the_limit_th
     assert "| full | torch | 4.00 | 2.00 |\n" in every
     old = "before\n<!-- cases -->\nold\n<!-- end of cases -->\nafter\n"
     assert tables.filled(old, "cases", "1 \\2\n") == old.replace("old", "1 \\2")
+
+
+FEW = (
+    self_check.Case("4 heads, 40 tokens", 4, 2, 40, 40, "bfloat16", causal=True),
+    self_check.Case("  with statistics", 4, 4, 40, 40, observed=True),
+)
+
+
+@pytest.mark.gate
+def test_every_case_gets_a_line(capsys: pytest.CaptureFixture[str]):
+    self_check.self_check(FEW)
+    machine, head, *lines = capsys.readouterr().out.splitlines()
+    assert machine.startswith("clearhead ")
+    assert head.split()[:3] == ["case", "engine", "ms"]
+    assert [line[:31].rstrip() for line in lines] == [case.name for case in FEW]
+    assert "portable" in lines[0]
+    assert "torch" in lines[0]
+    assert "torch" not in lines[1]
+
+
+def test_a_wrong_answer_is_not_timed(monkeypatch: pytest.MonkeyPatch):
+    truth = self_check._truth
+    monkeypatch.setattr(self_check, "_truth", lambda *inputs: truth(*inputs) + 0.5)
+    with pytest.raises(EngineError, match=r"^the \w+ engine is off by 0\.\d+ in `4 heads, 40 tokens`\."):
+        self_check.measured(FEW[0])
+
+
+def test_nan_counts_as_a_wrong_answer():
+    assert not self_check._error(np.full((1, 1, 2, 3), np.nan), np.ones((1, 1, 2, 3))) <= 1
+
+
+def test_the_command_runs_the_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(self_check, "measured", lambda case: self_check.Line(case.name, "native", 2e-3, {"torch": 2.0}))
+    assert cli.main(["bench"]) == 0
+    assert capsys.readouterr().out.count("torch 2.00") == len(self_check.CASES)

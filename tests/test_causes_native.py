@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from clearhead.core import reference
 from clearhead.core.axes import Array
-from clearhead.core.effects import ORDERS, Order, Terms, WantedEffects, terms_of_cuts
+from clearhead.core.effects import ORDERS, Edges, Order, Terms, WantedEffects, terms_of_cuts
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines import native
 from problems import Case, cases, draw_layout, examples
@@ -22,43 +22,39 @@ KINDS = ("contribution", "cut")
 
 
 @dataclass(frozen=True)
-class Edges:
+class Drawn:
     """A problem with a derivative g by the output."""
 
     case: Case
     g: Array
     kind: str
 
-    @property
-    def arrays(self) -> tuple[Any, ...]:
-        return self.case.problem, self.case.given.q, self.case.given.k, self.case.given.v, self.g
-
     @cached_property
-    def terms(self) -> Terms:
-        problem, q, k, *_ = self.arrays
-        lse = native.rows(problem, q, k, None, Wanted(output=False, logsumexp=True))["logsumexp"]
+    def edges(self) -> Edges:
+        inputs: Any = self.case.given.inputs
+        lse, edges = native.rows(inputs, Wanted(logsumexp=True))["logsumexp"], Edges(*inputs, self.g)
         if self.kind == "contribution":
-            return Terms("contribution", lse)
-        return terms_of_cuts(native.others(*self.arrays), problem.sinks, lse)
+            return edges._replace(terms=Terms("contribution", lse))
+        return edges._replace(terms=terms_of_cuts(native.others(edges), edges.problem.sinks, lse))
 
     @cached_property
     def tile(self) -> Array:
-        return native.effect_tile(*self.arrays, self.terms)
+        return native.effect_tile(self.edges)
 
     def effects(self, **asked: Any) -> dict[str, Array]:
-        return dict(native.effects(*self.arrays, self.terms, WantedEffects(**asked)))
+        return dict(native.effects(self.edges, WantedEffects(**asked)))
 
 
 @st.composite
-def edges(draw: st.DrawFn, **limits: Any) -> Edges:
+def edges(draw: st.DrawFn, **limits: Any) -> Drawn:
     case = draw(cases(**limits))
     problem = case.problem
     g = case.rng.standard_normal((problem.batch, problem.heads, problem.queries, case.given.v.shape[-1]))
-    return Edges(case, draw_layout(draw, g.astype(problem.dtype)), draw(st.sampled_from(KINDS)))
+    return Drawn(case, draw_layout(draw, g.astype(problem.dtype)), draw(st.sampled_from(KINDS)))
 
 
 @given(edges(most=40_000))
-def test_sums_are_those_of_the_tile(drawn: Edges) -> None:
+def test_sums_are_those_of_the_tile(drawn: Drawn) -> None:
     """Over more keys than the definition of cuts, which takes O(queries·keys²), can be computed for."""
     problem, tile, rng = drawn.case.problem, drawn.tile, drawn.case.rng
     if not tile.size:
@@ -82,7 +78,7 @@ def test_sums_are_those_of_the_tile(drawn: Edges) -> None:
 
 @examples(2)
 @given(edges(most=40_000), st.sampled_from(ORDERS), st.integers(1, 40))
-def test_lists_are_those_of_the_tile_to_the_bit(drawn: Edges, order: Order, count: int) -> None:
+def test_lists_are_those_of_the_tile_to_the_bit(drawn: Drawn, order: Order, count: int) -> None:
     """Of equal effects the earlier key, or the earlier place."""
     if not drawn.tile.size:
         return

@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 import torch
 
+import changed
 import clearhead as ch
-from changed import ByHand, Letters, added, by_hand, divided, mean, rested, shared, times
+from changed import CUT, ByHand, Letters, added, by_hand, divided, mean, rested, shared, times
 from clearhead.changing.edits import Edit
 from clearhead.errors import RuleError, ShapeError
 from test_hf import same_gradients
 from watched import FAMILY, Family, build, greedy, inputs, logits, run_watched, seen_of
-
-CUT = -torch.inf
 
 
 def close(result: torch.Tensor, expected: torch.Tensor, rows: Any = slice(None)) -> None:
@@ -64,26 +63,8 @@ def test_each_edit_equals_the_same_edit_by_hand(family: str, edits: list[Edit], 
     edited(FAMILY[family], edits, hand)
 
 
-EVERYTHING = [
-    ch.share(keys=[1, 2], at_least=0.4),
-    ch.tempered(1.5, heads=[0, 3]),
-    ch.cut(queries=slice(5, None), keys=[0, 3], heads=[0, 1]),
-    ch.boost(keys=[2, 4], by=2, heads=[1, 2]),
-    ch.share(keys=[4, 5], at_least=0.5, queries=slice(3, 9)),
-    ch.tempered(0.8),
-    ch.scaled(1.5, heads=[3]),
-]
-BY_HAND = ByHand(
-    [
-        shared(0.4, None, [1, 2]),
-        divided(1.5, [0, 3]),
-        added(CUT, range(5, 99), [0, 3], [0, 1]),
-        added(2.0, None, [2, 4], [1, 2]),
-        shared(0.5, range(3, 9), [4, 5]),
-        divided(0.8),
-    ],
-    [times(1.5, [3])],
-)
+EVERYTHING = [*changed.OF_LOGITS, ch.tempered(0.8), ch.scaled(1.5, heads=[3])]
+BY_HAND = ByHand([*changed.LOGITS_BY_HAND, divided(0.8)], [times(1.5, [3])])
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "gemma2", "gpt-oss"])

@@ -7,31 +7,13 @@ import torch
 import transformers as hf
 
 import clearhead as ch
-from changed import ByHand, added, by_hand, divided, mean, shared, times
+from changed import CUT, LOGITS_BY_HAND, OF_LOGITS, ByHand, added, by_hand, mean, times
 from problems import of_tiers
 from small_models import small, taken
 from watched import FAMILY, build, greedy, inputs, logits
 
-CUT = -torch.inf
-EDITS = [
-    ch.share(keys=[1, 2], at_least=0.4),
-    ch.tempered(1.5, heads=[0, 3]),
-    ch.cut(queries=slice(4, None), keys=[0, 3], heads=[0, 1]),
-    ch.boost(keys=[2, 4], by=2, heads=[1, 2]),
-    ch.share(keys=[4, 5], at_least=0.5, queries=slice(3, 9)),
-    ch.off(to="mean", heads=[0]),
-    ch.scaled(1.5, heads=[3]),
-]
-HAND = ByHand(
-    [
-        shared(0.4, None, [1, 2]),
-        divided(1.5, [0, 3]),
-        added(CUT, range(4, 99), [0, 3], [0, 1]),
-        added(2.0, None, [2, 4], [1, 2]),
-        shared(0.5, range(3, 9), [4, 5]),
-    ],
-    [mean([0]), times(1.5, [3])],
-)
+EDITS = [*OF_LOGITS, ch.off(to="mean", heads=[0]), ch.scaled(1.5, heads=[3])]
+HAND = ByHand(LOGITS_BY_HAND, [mean([0]), times(1.5, [3])])
 QUICK = ["gpt2", "gemma2", "bert", "t5", "vit"]
 OTHERS = [
     "AlbertModel", "BartModel", "BioGptModel", "Cohere2Model", "Data2VecTextModel", "DeiTModel", "Dinov2Model",

@@ -1,4 +1,4 @@
-"""Models inside wrappers (adapters, training modules, sentence encoders, pipelines): in plain use, and watched."""
+"""Models inside wrappers, and compiled ones, with attn_implementation="clearhead": eager attention's numbers."""
 
 from typing import Any
 
@@ -9,9 +9,12 @@ import transformers as hf
 from torch import Tensor, nn
 
 import clearhead as ch
+from changed import ByHand, added, by_hand
 from clearhead.errors import DtypeError
-from test_hf import same, set_to
-from watched import build, greedy, inputs, seen_of
+from problems import of_tiers
+from seeds import fresh
+from test_hf import FAMILY, both, gradients, no_dropout, quick_or_slow, same, same_gradients, set_to
+from watched import build, greedy, inputs, logits, seen_of
 
 
 class Lowrank(nn.Module):
@@ -172,3 +175,166 @@ def test_anything_else_that_holds_a_model_is_refused_with_what_to_pass():
 
     with pytest.raises(DtypeError, match=r"Trainer(.|\n)*ch\.watch\(….net\) watches its Training"):
         ch.watch(Trainer()).__enter__()
+
+
+WHOLE = ["gpt2", "llama", "bert"]
+MORE = ["qwen3", "mistral", "gemma2", "gemma3", "gpt-oss", "phi3", "roberta", "distilbert", "t5", "whisper"]
+MORE += ["vit", "clip"]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+QUICK = [("llama", "left"), ("bert", "")]
+EVERY = [("gpt2", ""), *[("drawn", padding) for padding in ("", "left", "drawn")]]
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize(("name", "padding"), quick_or_slow(QUICK, EVERY))
+def test_one_graph_and_the_numbers_of_eager_attention(name: str, padding: str):
+    if name == "drawn":
+        name = str(fresh().choice(MORE))
+    family = FAMILY[name]
+    ours, theirs = both(name)
+    if padding == "drawn":
+        padding = str(fresh().choice(["", "left"]))
+    passed = inputs(family, "right" if padding and family.kind == "encoder" else padding)
+    compiled = torch.compile(ours, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        same(logits(compiled(**passed)), logits(theirs(**passed)), passed.get("attention_mask"))
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("name", WHOLE)
+def test_gradients_of_compiled_models(name: str):
+    ours, theirs = both(name, **no_dropout(name))
+    passed = inputs(name, "right")
+    compiled = torch.compile(ours.train(), fullgraph=True, backend="aot_eager")
+    same_gradients(
+        {name.replace("_orig_mod.", ""): x for name, x in gradients(compiled, passed).items()},
+        gradients(theirs, passed),
+    )
+
+
+@pytest.mark.long
+def test_training_with_dropout_is_traced_too():
+    model = set_to(build("gpt2", attn_pdrop=0.3), "clearhead").train()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    passed = inputs("gpt2")["input_ids"]
+    first, second = compiled(passed).logits, compiled(passed).logits
+    second.sum().backward()
+    assert not torch.equal(first, second)
+    assert all(bool(x.grad.isfinite().all()) for x in model.parameters() if x.grad is not None)
+
+
+@pytest.mark.gate
+def test_another_length_and_batch():
+    ours, theirs = both("llama")
+    compiled = torch.compile(ours, fullgraph=True, dynamic=True, backend="eager")
+    with torch.no_grad():
+        for batch, length in ((1, 5), (2, 9), (3, 17)):
+            tokens = torch.randint(2, 59, (batch, length))
+            same(compiled(tokens).logits, theirs(tokens).logits)
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_layers_compiled_one_by_one(name: str):
+    """Their masks are made outside and carry rules: the graph breaks there, and the numbers are right."""
+    ours, theirs = both(name)
+    passed = inputs(name, "left")
+    for layer in ours.model.layers:
+        layer.compile(backend="eager")
+    with torch.no_grad():
+        same(ours(**passed).logits, theirs(**passed).logits, passed["attention_mask"])
+
+
+@pytest.mark.parametrize("name", of_tiers([], ["llama", "gemma3"]))
+def test_generation_with_a_static_cache_and_a_compiled_forward(name: str):
+    ours, theirs = both(name)
+    passed = inputs(name, "left")
+    options = greedy(6, cache_implementation="static")
+    expected = theirs.generate(**passed, **options)
+    whole = name == "llama"  # the masks of sliding windows are made outside and carry rules
+    ours.forward = torch.compile(ours.forward, fullgraph=whole, backend="eager")
+    assert torch.equal(ours.generate(**passed, **options), expected)
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("implementation", ["clearhead", "sdpa"])
+def test_a_compiled_model_can_be_watched_and_runs_compiled_again(implementation: str):
+    plain, whole = build("llama"), inputs("llama", "left")
+    compiled = torch.compile(set_to(plain, implementation), fullgraph=True, backend="eager")
+    for batch in (1, 2):
+        passed = {name: x[:batch] for name, x in whole.items()}
+        with torch.no_grad():
+            expected, before = set_to(plain, "eager")(**passed).logits, compiled(**passed).logits
+            with ch.watch(compiled, entropy=True) as seen:
+                same(compiled(**passed).logits, expected, passed["attention_mask"])
+            with torch.compiler.set_stance("fail_on_recompile"):
+                assert torch.equal(compiled(**passed).logits, before)
+        same(before, expected, passed["attention_mask"])
+        assert seen.layer(0).path == "model.layers.0.self_attn"
+        assert (seen.tokens, seen[0].entropy.shape) == (passed["input_ids"].tolist(), (batch, 4, 11))
+
+
+def layers_in_place(model: Any) -> Any:
+    for layer in model.model.layers:
+        layer.compile(backend="eager")
+    return model
+
+
+def in_place(model: Any) -> Any:
+    model.compile(backend="eager", fullgraph=True)
+    return model
+
+
+def its_forward(model: Any) -> Any:
+    model.forward = torch.compile(model.forward, backend="eager", fullgraph=True)
+    return model
+
+
+def wrapped(model: Any) -> Any:
+    return torch.compile(model, backend="eager", fullgraph=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("implementation", ["clearhead", "sdpa"])
+@pytest.mark.parametrize("compiled", [wrapped, in_place, its_forward, layers_in_place])
+def test_a_compiled_model_can_be_changed_and_runs_compiled_again(compiled: Any, implementation: str):
+    plain, passed = build("llama"), inputs("llama", "left")
+    run = compiled(set_to(plain, implementation))
+    with torch.no_grad():
+        with by_hand(plain, ByHand([added(-torch.inf, range(6, 11), [3, 4], [1])])):
+            expected = plain(**passed).logits
+        before = run(**passed).logits
+        with ch.change(run, ch.cut(queries=slice(6, None), keys=[3, 4], heads=[1])):
+            same(run(**passed).logits, expected, passed["attention_mask"])
+        with torch.compiler.set_stance("fail_on_recompile"):
+            assert torch.equal(run(**passed).logits, before)
+    assert not torch.allclose(before, expected, atol=1e-3)
+
+
+@pytest.mark.gate
+def test_an_exported_model_has_the_operator():
+    ours, theirs = both("llama")
+    ours.config.use_cache = False
+    tokens = torch.randint(2, 59, (2, 11))
+    exported = torch.export.export(ours, (tokens,), strict=False)
+    assert sum("clearhead.observe" in str(node.target) for node in exported.graph.nodes) == 2
+    with torch.no_grad():
+        same(exported.module()(tokens).logits, theirs(tokens).logits)
+
+
+@pytest.mark.long  # this runs a C++ compiler
+def test_the_default_backend():
+    name = str(fresh().choice(WHOLE))
+    ours, theirs = both(name, **no_dropout(name))
+    passed = inputs(name, "right")
+    compiled = torch.compile(ours.train(), fullgraph=True)
+    result = gradients(compiled, passed)
+    same_gradients({name.replace("_orig_mod.", ""): x for name, x in result.items()}, gradients(theirs, passed))

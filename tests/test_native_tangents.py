@@ -11,7 +11,7 @@ import pytest
 from clearhead import engines
 from clearhead.core.axes import Array
 from clearhead.core.directions import Directions
-from clearhead.core.problem import Problem, describe
+from clearhead.core.problem import Inputs, describe
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines.base import Kept, Upstream
 from seeds import fresh, normal
@@ -45,29 +45,29 @@ class Question:
         self.rows = [*normal(6, batch, 4, n, dtype=np.float64 if dtype == np.float64 else np.float32)]
         self.groups = Groups(rng.integers(-1, 3, (batch, n)), rng.integers(-1, 4, (batch, m)), (3, 4))
 
-    def problem(self) -> Problem:
-        return describe(self.q, self.k, self.v, self.rules).problem
+    def inputs(self) -> Inputs:
+        return describe(self.q, self.k, self.v, self.rules).inputs
 
     def answers(self, engine: Any) -> Named:
         """Every answer, by a name of its own."""
-        problem, along = self.problem(), self.along
+        inputs, along = self.inputs(), self.along
+        problem = inputs.problem
         want = Wanted(output=True, logsumexp=True, entropy=True, distance=True, diagonal=True)
-        result = dict(engine.tangents(problem, self.q, self.k, self.v, along, want))
+        result = dict(engine.tangents(inputs, along, want))
         kept = Kept(result["logsumexp"], result["logsumexp_tangent"])
-        arrays = problem, self.q, self.k, self.v
-        again = engine.tangents(*arrays, along, want, kept.logsumexp)
-        known = engine.tangents(*arrays, along, want, kept.logsumexp, result["output"])
+        again = engine.tangents(inputs, along, want, kept.logsumexp)
+        known = engine.tangents(inputs, along, want, kept.logsumexp, result["output"])
         columns = Wanted(received=True, image=(3, 5), groups=self.groups)
         bias = (1, 4, problem.queries, problem.keys) if problem.bias is not None else None
         spans = None if problem.span_table is None else problem.span_table.shape
         rows, entropy, distance, diagonal, more, rows_moved = self.rows
-        inputs = Upstream(rows, self.g, None, entropy, distance, diagonal, bias, spans)
+        said = Upstream(rows, self.g, None, entropy, distance, diagonal, bias, spans)
         moving = Upstream(rows_moved, self.g_moved, None, more, None, rows, bias, spans)
         parts = {
             "again ": again,
             "known ": known,
-            "columns ": engine.column_tangents(problem, self.q, self.k, along, kept, columns),
-            "gradient ": engine.gradient_tangents(problem, self.q, self.k, self.v, along, kept, inputs, moving),
+            "columns ": engine.column_tangents(inputs, along, kept, columns),
+            "gradient ": engine.gradient_tangents(inputs, along, kept, said, moving),
         }
         return result | {title + name: x for title, part in parts.items() for name, x in part.items()}
 
@@ -107,9 +107,9 @@ def test_long_rows_equal_the_portable_engine(n: int, m: int):
 @pytest.mark.parametrize("dtype", [np.float32, BFLOAT16])
 def test_results_have_the_bits_of_the_row_pass(rules: str, dtype: Any):
     question = Question(150, 300, all_rules(150, 300) if rules == "all" else {}, dtype)
-    problem, want = question.problem(), Wanted(output=True, logsumexp=True, entropy=True, distance=True, diagonal=True)
-    truth = native.rows(problem, question.q, question.k, question.v, want)
-    result = native.tangents(problem, question.q, question.k, question.v, question.along, want)
+    inputs, want = question.inputs(), Wanted(output=True, logsumexp=True, entropy=True, distance=True, diagonal=True)
+    truth = native.rows(inputs, want)
+    result = native.tangents(inputs, question.along, want)
     for name, x in truth.items():
         np.testing.assert_array_equal(result[name], x, err_msg=name)
 

@@ -197,15 +197,13 @@ def test_the_tolerance_notices_weights_rounded_to_float16(engine: str):
 @np.errstate(over="ignore")  # derivatives may leave float16's range
 def test_float32_results_round_to_the_results_in_the_inputs_dtype(engine: str, case: Case):
     """For sums over ranks: rounded, it is the usual result or a neighbour of it, since it was rounded twice."""
-    run, problem, (q, k, v) = engines.get(engine), case.problem, (case.given.q, case.given.k, case.given.v)
+    run, problem, inputs = engines.get(engine), case.problem, case.given.inputs
     asked = Wanted(output=True, logsumexp=True)
-    usual, wide = (run.rows(problem, q, k, v, replace(asked, keep_float32=one)) for one in (False, True))
+    usual, wide = (run.rows(inputs, replace(asked, keep_float32=one)) for one in (False, True))
     assert (usual["output"].dtype, wide["output"].dtype) == (problem.dtype, np.float32)
     assert_close(wide["output"].astype(problem.dtype), usual["output"], rounding(usual["output"], problem.dtype))
     said = Upstream(case.rng.standard_normal(wide["logsumexp"].shape).astype(np.float32), usual["output"])
-    slopes = [
-        run.gradients(problem, q, k, v, wide["logsumexp"], replace(said, keep_float32=one)) for one in (False, True)
-    ]
+    slopes = [run.gradients(inputs, wide["logsumexp"], replace(said, keep_float32=one)) for one in (False, True)]
     for name, x in slopes[0].items():
         assert (x.dtype, slopes[1][name].dtype) == (problem.dtype, np.float32)
         assert_close(slopes[1][name].astype(problem.dtype), x, rounding(x, problem.dtype), name)
@@ -215,9 +213,9 @@ def test_float32_results_round_to_the_results_in_the_inputs_dtype(engine: str, c
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_float32_results_keep_digits_that_rounding_loses(engine: str, dtype: np.dtype[Any]):
     q, k, v, g = np.random.default_rng(0).standard_normal((4, 1, 2, 33, 8)).astype(dtype)
-    run, problem = engines.get(engine), describe(q, k, v, {}).problem
-    rows = run.rows(problem, q, k, v, Wanted(output=True, logsumexp=True, keep_float32=True))
+    run, inputs = engines.get(engine), describe(q, k, v, {}).inputs
+    rows = run.rows(inputs, Wanted(output=True, logsumexp=True, keep_float32=True))
     said = Upstream(np.ones((1, 2, 33), np.float32), g, keep_float32=True)
-    slopes = run.gradients(problem, q, k, v, rows["logsumexp"], said)
+    slopes = run.gradients(inputs, rows["logsumexp"], said)
     for x in (rows["output"], *slopes.values()):
         assert (x.astype(dtype).astype(np.float32) != x).mean() > 0.9

@@ -67,7 +67,7 @@ def dealt(names: Sequence[str]) -> list[tuple[str, str]]:
 
 def passes(case: Case) -> dict[str, tuple[Callable[[], dict[str, Array]], int, int]]:
     """Each pass, with the number of products and exponentials that it computes for a block."""
-    inputs, problem = case.given, case.problem
+    inputs, problem = case.given.inputs, case.problem
     lse, g = case.book.logsumexp, case.rng.standard_normal(inputs.q.shape)
     bias, table = case.rules.get("bias"), problem.span_table
     said = Upstream(
@@ -77,18 +77,17 @@ def passes(case: Case) -> dict[str, tuple[Callable[[], dict[str, Array]], int, i
         bias=None if bias is None else _four(bias),
         spans=None if table is None else table.shape,
     )
-    arrays = problem, inputs.q, inputs.k
     labels = np.zeros((1, problem.queries), int), np.zeros((1, problem.keys), int)
     backward = (9, 3) if bias is not None else (10, 3) if table is not None else (7, 2)
     every_row = Wanted(output=True, logsumexp=True, max_logit=True, entropy=True, distance=True, top=3)
     return {
-        "rows": (lambda: triton.rows(*arrays, inputs.v, every_row), 2, 1),
-        "columns": (lambda: triton.columns(*arrays, lse, Wanted(received=True, peak=True)), 1, 1),
-        "image": (lambda: triton.columns(*arrays, lse, Wanted(image=(5, 6))), 2, 1),
-        "groups": (lambda: triton.columns(*arrays, lse, Wanted(groups=Groups(*labels, (1, 1)))), 2, 1),
-        "weights": (lambda: {"weights": triton.weights(*arrays, lse)}, 1, 1),
-        "transposed": (lambda: {"product": triton.transposed(*arrays, lse, g)}, 2, 1),
-        "gradients": (lambda: triton.gradients(*arrays, inputs.v, lse, said), *backward),
+        "rows": (lambda: triton.rows(inputs, every_row), 2, 1),
+        "columns": (lambda: triton.columns(inputs, lse, Wanted(received=True, peak=True)), 1, 1),
+        "image": (lambda: triton.columns(inputs, lse, Wanted(image=(5, 6))), 2, 1),
+        "groups": (lambda: triton.columns(inputs, lse, Wanted(groups=Groups(*labels, (1, 1)))), 2, 1),
+        "weights": (lambda: {"weights": triton.weights(inputs, lse)}, 1, 1),
+        "transposed": (lambda: {"product": triton.transposed(inputs, lse, g)}, 2, 1),
+        "gradients": (lambda: triton.gradients(inputs, lse, said), *backward),
     }
 
 
@@ -250,6 +249,6 @@ def test_segment_ranges_are_found_for_each_batch_entry_separately():
     segments["query_segments"][3] = rng.permutation(segments["query_segments"][3])
     case = Case(q, k, k, segments, 0)
     truth = case.book.weights
-    np.testing.assert_allclose(triton.weights(case.problem, q, k, case.book.logsumexp), truth, 1e-9, 1e-12)
-    result = triton.rows(case.problem, q, k, k, Wanted(output=True))["output"]
+    np.testing.assert_allclose(triton.weights(case.given.inputs, case.book.logsumexp), truth, 1e-9, 1e-12)
+    result = triton.rows(case.given.inputs, Wanted(output=True))["output"]
     np.testing.assert_allclose(result, truth @ k, 1e-9, 1e-12)

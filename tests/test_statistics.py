@@ -79,12 +79,12 @@ def test_engines_compute_every_statistic_of_the_table(engine: str):
 @pytest.mark.parametrize("engine", engines.NAMES)
 def test_an_engine_refuses_an_undeclared_statistic_by_name(engine: str, want: Wanted):
     q, k, v = arrays()
-    problem, run = describe(q, k, v, {}).problem, engines.get(engine)
-    if run.reasons_not(problem):
+    inputs, run = describe(q, k, None, {}).inputs, engines.get(engine)
+    if run.reasons_not(inputs.problem):
         pytest.skip(f"{engine} does not run here")
     lse = np.zeros((2, 3, 70), np.float32)
     with pytest.raises(EngineError, match=f"does not compute {NAME}"):
-        run.rows(problem, q, k, None, want) if want.rows() else run.columns(problem, q, k, lse, want)
+        run.rows(inputs, want) if want.rows() else run.columns(inputs, lse, want)
     matrix: Any = ch.AttentionMatrix(q, k, engine=engine)
     with pytest.raises(EngineError, match=f"{engine}: it does not compute {NAME}"):
         matrix.observe(v, entropy=True, **{NAME: True})
@@ -130,7 +130,7 @@ def test_the_native_binding_passes_statistics_by_name():
 
 def test_everything_that_declares_statistics_refuses_a_new_one_by_name(want: Wanted):
     q, k, v = arrays()
-    problem, lse, asked = describe(q, k, None, {}).problem, np.zeros((2, 3, 70), np.float32), {NAME: True}
+    inputs, lse, asked = describe(q, k, None, {}).inputs, np.zeros((2, 3, 70), np.float32), {NAME: True}
     tensors = [torch.from_numpy(x) for x in (q, k)]
     whole: Any = ch.AttentionMatrix(*(x.clone().requires_grad_() for x in tensors))
     shards: Any = ch.distributed.ShardedAttentionMatrix
@@ -139,7 +139,7 @@ def test_everything_that_declares_statistics_refuses_a_new_one_by_name(want: Wan
     with pytest.raises(EngineError, match=f"does not compute {NAME}"):
         whole.observe(**asked)
     with pytest.raises(DerivativeError, match=NAME):
-        backward.gradients(portable, problem, (q, k, None), {"logsumexp": lse}, {NAME: lse})
+        backward.gradients(portable, inputs, {"logsumexp": lse}, {NAME: lse})
     with pytest.raises(EngineError, match=f"{NAME} cannot be observed of shards"):
         alone(lambda: shards(*tensors).observe(**asked), {})
     with pytest.raises(UnknownNameError, match=f"unknown statistic `{NAME}`"), watching(None, **asked):

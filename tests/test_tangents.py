@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from clearhead import engines
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
+from clearhead.core.problem import Inputs
 from clearhead.ops import tangents
 from problems import Case, on_every_engine
 from tangents import INPUTS, Along
@@ -34,16 +35,15 @@ def close(result: Array, truth: Array, name: str) -> None:
     np.testing.assert_allclose(result, truth, atol=1e-9 * scale, rtol=1e-8, err_msg=name)
 
 
-def arrays_of(along: Along) -> Any:
-    inputs = along.case.given
-    return inputs.q, inputs.k, inputs.v if "output" in along.answers else None
+def inputs_of(along: Along) -> Inputs:
+    inputs = along.case.given.inputs
+    return inputs if "output" in along.answers else inputs._replace(v=None)
 
 
 def results(engine: str, along: Along) -> Named:
     """Each result and its tangent, by name and `…, along`."""
-    values, moved = tangents.forward(
-        engines.get(engine), along.case.problem, arrays_of(along), along.directions, along.wanted
-    )
+    run: Any = engines.get(engine)
+    values, moved = tangents.forward(run, inputs_of(along), along.directions, along.wanted)
     if "logsumexp" in values:
         values["logsumexp"] = np.where(np.isneginf(values["logsumexp"]), 0.0, values["logsumexp"])
     return flat({name: (values[name], moved[name]) for name in along.answers})
@@ -56,13 +56,12 @@ def flat(pairs: dict[str, tuple[Array, Array]]) -> Named:
 def gradients(engine: str, along: Along) -> Named:
     """The tangents of the gradients of all inputs, shaped as these."""
     problem, (by, changing) = along.case.problem, along.upstream
-    known = tangents.forward(engines.get(engine), problem, arrays_of(along), along.directions, along.wanted)[0]
+    known = tangents.forward(engines.get(engine), inputs_of(along), along.directions, along.wanted)[0]
     shape = (problem.batch, problem.heads, problem.queries, problem.keys)
     result, _ = tangents.gradient_tangents(
         tangents.Derivative(
             engines.get(engine),
-            problem,
-            arrays_of(along),
+            inputs_of(along),
             known,
             by,
             along.directions,

@@ -239,9 +239,9 @@ def test_inputs_are_read_in_place(monkeypatch: pytest.MonkeyPatch):
     engine = engines.get(ch.plan(*qkv(torch.bfloat16)[:2]).engine)
     rows = engine.rows
 
-    def watched(problem: Any, q: Any, k: Any, v: Any, want: Any) -> Any:
-        seen.extend(x.__array_interface__["data"][0] for x in (q, k, v))
-        return rows(problem, q, k, v, want)
+    def watched(inputs: Any, want: Any) -> Any:
+        seen.extend(x.__array_interface__["data"][0] for x in inputs[1:])
+        return rows(inputs, want)
 
     monkeypatch.setattr(engine, "rows", watched)
     for grad in (False, True):

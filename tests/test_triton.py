@@ -103,11 +103,10 @@ def test_wide_values_are_processed_in_parts(halves: bool, monkeypatch: pytest.Mo
     rows = np.random.default_rng(2).standard_normal(by.shape[:3]).astype(np.float32)
     lse = case.book.logsumexp.astype(np.float32)
     upstream = Upstream(rows, by, bias=(1, 4, 1, 40), spans=(1, 1, 5, 5))
-    arrays = case.problem, case.given.q, case.given.k, case.given.v
-    whole = triton.gradients(*arrays, lse, upstream)
+    whole = triton.gradients(case.given.inputs, lse, upstream)
     monkeypatch.setattr(triton, "MOST_D", 16)
     check_rows(case)
-    for name, x in triton.gradients(*arrays, lse, upstream).items():
+    for name, x in triton.gradients(case.given.inputs, lse, upstream).items():
         result, truth = x.astype(np.float64), whole[name].astype(np.float64)
         assert_close(result, truth, 4 * rounding(np.abs(truth).max(), dtype), name)
 
@@ -124,8 +123,7 @@ def test_the_gradient_of_a_table_with_more_labels_than_one_launch_takes(sizes: t
     case = Case(q, k, v, {"spans": (*labels, table), "scale": rng.standard_normal(2)}, 0)
     lse, by = case.book.logsumexp, rng.standard_normal((2, 2, 20, 4))
     upstream = Upstream(rng.standard_normal(lse.shape), by, spans=(*sizes, 3, 69))
-    arrays = case.problem, case.given.q, case.given.k, case.given.v
-    result, truth = (engine.gradients(*arrays, lse, upstream)["spans"] for engine in (triton, portable))
+    result, truth = (engine.gradients(case.given.inputs, lse, upstream)["spans"] for engine in (triton, portable))
     np.testing.assert_allclose(result, truth, 1e-10, 1e-10)
 
 

@@ -64,16 +64,16 @@ def test_values_wider_than_the_weights_and_results_of_one_side_alone():
     rng = fresh()
     q, k, v, g = (rng.standard_normal((1, heads, n, 4)) for heads, n in ((4, 5), (2, 9), (4, 9), (4, 5)))
     q, k, g = (x.astype(np.float32) for x in (q, k, g))
-    problem = describe(q, k, None, {"sinks": np.ones(4)}).problem
+    operands = describe(q, k, None, {"sinks": np.ones(4)}).inputs._replace(v=v)
     along = Directions(q=g, v=rng.standard_normal(v.shape), sinks=rng.standard_normal(4))
-    arrays, want = (problem, q, k, v, along), Wanted(output=True, entropy=True)
-    result, truth = (engine.tangents(*arrays, want) for engine in (triton, portable))
+    want = Wanted(output=True, entropy=True)
+    result, truth = (engine.tangents(operands, along, want) for engine in (triton, portable))
     assert result["output_tangent"].dtype == truth["output_tangent"].dtype == np.float32
     kept = Kept(truth["logsumexp"], truth["logsumexp_tangent"])
     none, some = Upstream(kept.tangent), Upstream(kept.tangent, g, diagonal=kept.tangent)
     for inputs, moving in ((none, some), (some, none), (none, none)):
         said = replace(inputs, entropy=kept.tangent) if inputs is some else inputs
-        pair = [engine.gradient_tangents(*arrays, kept, said, moving) for engine in (triton, portable)]
+        pair = [engine.gradient_tangents(operands, along, kept, said, moving) for engine in (triton, portable)]
         assert pair[0].keys() == pair[1].keys()
         for name, x in pair[1].items():
             np.testing.assert_allclose(pair[0][name], x, 1e-4, 1e-5, err_msg=name)
@@ -86,20 +86,18 @@ def test_a_nan_reaches_only_the_groups_and_pixels_that_have_its_row():
     """One query is NaN; along a direction so are the tangents of its weights, with infinite tangents of another."""
     n, m = 6, 9
     question = Question(n, m, {"causal": True, "query_offset": 3}, np.float64, d=4)
-    problem, along = question.problem(), question.along
+    inputs, along = question.inputs(), question.along
     labels = np.broadcast_to(np.arange(n) // 2, (2, n)), np.broadcast_to(np.arange(m) // 3, (2, m))
     want = Wanted(image=(3, 3), groups=question.groups._replace(queries=labels[0], keys=labels[1], counts=(3, 3)))
-    lse = portable.rows(problem, question.q, question.k, None, Wanted(logsumexp=True))["logsumexp"]
+    lse = portable.rows(inputs, Wanted(logsumexp=True))["logsumexp"]
     kept = Kept(lse, np.zeros_like(lse))
-    spoilt, moved = question.q.copy(), question.along.q.copy()
-    spoilt[:, 1, 2], moved[:, 2, 5] = np.nan, np.inf
-    asked = problem, spoilt, question.k, replace(along, q=moved), kept, want
-    clean = problem, question.q, question.k, along, kept, want
-    for name, x in triton.column_tangents(*asked).items():
-        truth = portable.column_tangents(*clean)[name]
+    spoilt, moved = inputs._replace(q=question.q.copy()), question.along.q.copy()
+    spoilt.q[:, 1, 2], moved[:, 2, 5] = np.nan, np.inf
+    for name, x in triton.column_tangents(spoilt, replace(along, q=moved), kept, want).items():
+        truth = portable.column_tangents(inputs, along, kept, want)[name]
         check_spread(x, truth, {(1, 1), (2, 2)}, name)
-    truth = portable.columns(problem, question.q, question.k, lse, want)
-    for name, x in triton.columns(problem, spoilt, question.k, lse, want).items():
+    truth = portable.columns(inputs, lse, want)
+    for name, x in triton.columns(spoilt, lse, want).items():
         check_spread(x, truth[name], {(1, 1)}, name)
 
 

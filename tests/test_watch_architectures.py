@@ -1,5 +1,6 @@
-"""Many architectures, made small from their configurations: outputs do not change, and weights equal eager's."""
+"""Many architectures, made small: watched, their outputs do not change, and weights equal eager's; as do ours."""
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 import transformers as hf
 
 import clearhead as ch
+import clearhead.hf  # registers
 from clearhead.errors import RuleError
 from problems import of_tiers
 from small_models import small, taken
@@ -35,6 +37,7 @@ ELSEWHERE = [  # their attention does not go through the interface
     "BigBirdModel", "BlipModel", "BloomModel", "DebertaV2Model", "FalconModel", "FlaubertModel", "GPTJModel",
     "MptModel", "RoFormerModel", "ViltModel", "XGLMModel", "XLNetModel",
 ]  # fmt: skip
+RANDOM = {"SwitchTransformersModel"}  # its router draws numbers, and a compiler draws them in another order
 
 
 @pytest.mark.filterwarnings("ignore:.*was not seen:UserWarning")
@@ -112,3 +115,51 @@ def apart(matrix: np.ndarray, weights: np.ndarray, layer: Any) -> float:
     if layer.padding is not None:
         counts = counts & ~layer.padding.numpy()[:, None, :, None]
     return float(np.abs(np.where(counts, matrix - weights, 0)).max())
+
+
+def eager_outputs(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What eager attention gives; afterwards the model has ours."""
+    model.set_attn_implementation("eager")
+    expected = outputs(model, inputs)
+    model.set_attn_implementation("clearhead")
+    return expected
+
+
+def same(result: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], inputs: dict[str, Any], name: str) -> None:
+    for key, truth in expected.items():
+        close(result[key], truth, inputs.get("attention_mask"), f"{name}{key}")
+
+
+@pytest.mark.parametrize("name", of_tiers([], [*QUICK, *SLOW]))
+def test_each_architecture_gives_eagers_outputs(name: str):
+    model = small(getattr(hf, name))
+    inputs = taken(model)
+    expected = eager_outputs(model, inputs)
+    same(outputs(model, inputs), expected, inputs, name)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # the models' own code breaks graphs, and the compiler says so
+@pytest.mark.parametrize("name", sorted({*QUICK, *SLOW} - RANDOM)[::8])  # compiling all of them takes a quarter hour
+def test_each_architecture_compiled(name: str):
+    model = small(getattr(hf, name))
+    inputs = taken(model)
+    expected = eager_outputs(model, inputs)
+    torch.compiler.reset()
+    compiled = torch.compile(copy.deepcopy(model), backend="eager")
+    with torch.no_grad():
+        torch.manual_seed(7)
+        result = dict(tensors(compiled(**inputs)))
+    torch.compiler.reset()
+    same(result, expected, inputs, name)
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("name", sorted({*ELSEWHERE} - {"GPTJModel", "ViltModel"}))  # for which `taken` has no inputs
+def test_attention_outside_the_interface_computes_as_before(name: str):
+    model = small(getattr(hf, name))
+    inputs = taken(model)
+    model.config._attn_implementation = "eager"  # as from_pretrained sets it; set_attn_implementation only warns
+    expected = outputs(model, inputs)
+    model.config._attn_implementation = "clearhead"
+    same(outputs(model, inputs), expected, inputs, name)

@@ -196,11 +196,21 @@ _CONFLICTS = (  # of explain: options that are set (one of a|b), others that are
     ("exact|dtype", "page", *_EXACT),
     ("page json|layer|head|token", "", *_PAGE),
 )
+_SHOWN = (  # of explain: a part, options of which one is set, and others that are not
+    ("alone", "token windows", ""),  # steps without the answer
+    ("alone", "edits", f"steps|{_ANY}"),
+    ("alone", "generate", f"chat|{_ANY}"),
+    ("steps", "steps all", ""),
+    ("steps", "layer head", "edits"),
+    ("way", "way all", ""),
+    ("answer", " ".join(OF_ANSWER), ""),
+)
 
 
 def asked_for(options: argparse.Namespace) -> set[str]:
     """The options of explain that are set, and "page" for that of a file's every head; FileError where two clash."""
     asked = {name for name, value in vars(options).items() if value is not None and value is not False}
+    asked -= set() if options.generate else {"generate"}
     asked |= {"target"} if isinstance(options.why, str) else set()
     asked |= {kind for kind, _ in options.edits or ()}
     if {"file", "html"} <= asked and not asked & {*OF_ANSWER, "steps", "way", "chat"}:
@@ -211,6 +221,18 @@ def asked_for(options: argparse.Namespace) -> set[str]:
             names = {"other": "".join(chosen[:1]), "name": "".join(chosen[-1:])}
             raise FileError(what.template, hint, token=options.why, **names)
     return asked
+
+
+def shown(asked: set[str]) -> set[str]:
+    """The parts of explain that are shown for these options: "answer", "way", "steps"; "alone", steps without answer.
+
+    Where none is, the answer is shown too.
+    """
+    return {
+        part
+        for part, those, others in _SHOWN
+        if not asked.isdisjoint(those.split()) and asked.isdisjoint(others.split("|"))
+    }
 
 
 def read(arguments: list[str]) -> argparse.Namespace:

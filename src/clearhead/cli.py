@@ -114,13 +114,10 @@ def _answered(options: argparse.Namespace, edits: Any, asked: set[str]) -> int:
     from clearhead.models.finding import load_model
 
     console, model = console_of(options), load_model(options.model, memory=options.memory)
-    of_answer, way = not asked.isdisjoint(arguments.OF_ANSWER), options.way or options.all
-    alone = not asked.isdisjoint(("token", "windows"))
-    if not (of_answer or way):
-        alone |= bool(edits and not options.steps) or bool(options.generate and options.chat is None)
-    steps = options.steps or options.all or alone or (not edits and not asked.isdisjoint(("layer", "head")))
-    cause = None
-    if not alone and (of_answer or way or steps or console is not None or "html" in asked):
+    shown = arguments.shown(asked)
+    of_answer, way, alone = (part in shown for part in ("answer", "way", "alone"))
+    steps, cause = alone or "steps" in shown, None
+    if not alone and (shown or console is not None or "html" in asked):
         try:
             cause = _cause(options, model, edits)
         except (RuleError, SelectionError) as error:

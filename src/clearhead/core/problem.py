@@ -144,15 +144,34 @@ class Problem:
         return replace(self, **changes)
 
 
+class Inputs(NamedTuple):
+    """A problem with its arrays, as engines take them; v may have any number of heads that divides the query heads."""
+
+    problem: Problem
+    q: Array  # (batch, heads, queries, d_k)
+    k: Array  # (batch, kv_heads, keys, d_k)
+    v: Array | None = None  # (batch, kv_heads, keys, d_v)
+
+    def astype(self, dtype: np.dtype[Any]) -> "Inputs":
+        """The same in another dtype."""
+        arrays: Any = (x if x is None else x.astype(dtype, copy=False) for x in self[1:])
+        return Inputs(replace(self.problem, dtype=dtype), *arrays)
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Described:
-    """A problem with its arrays: q (batch, heads, queries, d_k), k (batch, kv_heads, keys, d_k), v or None."""
+    """A problem with its arrays, as in Inputs, and what turns a result into the kind of array that q is."""
 
     problem: Problem
     q: Array
     k: Array
     v: Array | None
     restore: Restore
+
+    @property
+    def inputs(self) -> Inputs:
+        """What engines take."""
+        return Inputs(self.problem, self.q, self.k, self.v)
 
 
 def describe(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) -> Described:

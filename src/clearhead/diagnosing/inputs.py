@@ -1,5 +1,6 @@
 """Reads what is diagnosed, from a call or a file's values: the inputs, their rules, and the numbers to be judged."""
 
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any, cast
@@ -9,12 +10,13 @@ import numpy as np
 from clearhead.core.arrays import FLOATS, as_array
 from clearhead.core.axes import WEIGHTS, Array, heads_first, named
 from clearhead.core.problem import Problem, describe, describe_whole
-from clearhead.core.rule_values import read_flag, read_number, read_numbers
+from clearhead.core.rule_values import read_flag, read_number
 from clearhead.core.rules import Rules, check_names
-from clearhead.diagnosing.recipe import STAGES, Inputs, LayerInputs, Rotary, Stage
+from clearhead.diagnosing.recipe import STAGES, Inputs, Rotary, Stage
 from clearhead.errors import DtypeError, RuleError, Sentence, ShapeError, expected, shown
 from clearhead.textbook.case_file import GIVEN_WEIGHTS, INPUTS, LAYER, check_alone, inputs_of
-from clearhead.textbook.shapes import Convention, check_convention, layer_sizes, turned
+from clearhead.textbook.shapes import Convention, check_convention, turned
+from clearhead.textbook.trace_layer import read_layer
 from clearhead.textbook.trace_weights import describe_weights
 
 
@@ -50,29 +52,11 @@ def layer_inputs(
     rules: Rules,
 ) -> Inputs:
     """The inputs of a layer's diagnosis, checked; arguments as in `diagnose_layer`."""
-    check_convention(convention)
     check_names(rules)
-    arrays = arrays | {"context": arrays["x"] if arrays["context"] is None else arrays["context"]}
-    needed = ("x", "w_q", "w_k", "w_v")
-    ready = {name: read_numbers(name, a) for name, a in arrays.items() if a is not None or name in needed}
-    for name in ("x", "context", "w_q", "w_k", "w_v", "w_o"):
-        if name in ready and ready[name].ndim < 2:
-            raise ShapeError("{name} has {count} axes: expected at least two.", name=name, count=ready[name].ndim)
-    w = {name[2:]: turned(a, convention) for name, a in ready.items() if name.startswith("w_")}
-    b = {name[2:]: a for name, a in ready.items() if name.startswith("b_")}
-    x, context = (turned(ready[name], convention) for name in ("x", "context"))
-    out = w["o"].shape if "o" in w else None
-    w_qkv = (w["q"].shape, w["k"].shape, w["v"].shape)
-    sizes = layer_sizes(x.shape, context.shape, w_qkv, out, num_heads, convention)
-    for name, bias in b.items():
-        if name not in w:
-            raise RuleError("b_o is given but w_o is not: a bias of the output projection needs one.")
-        if bias.shape != w[name].shape[-1:]:
-            values = {"shape": bias.shape, "columns": w[name].shape[-1:], "name": name}
-            raise ShapeError("b_{name} has shape {shape}: expected one number per output column, {columns}.", **values)
+    layer, sizes = read_layer(arrays, num_heads, convention)
     kv_heads = sizes.kv_heads or 1
     q, k, v = (  # only their shapes and dtype are used: `workings` computes the projections of each recipe
-        np.broadcast_to(np.zeros((), x.dtype), (*sizes.lead, heads, length, width))
+        np.broadcast_to(np.zeros((), layer.x.dtype), (*sizes.lead, heads, length, width))
         for heads, length, width in (
             (num_heads, sizes.queries, sizes.d_k),
             (kv_heads, sizes.keys, sizes.d_k),
@@ -81,11 +65,11 @@ def layer_inputs(
     )
     described = describe(q, k, v, rules)
     assert described.v is not None
-    joined = (*sizes.lead, sizes.queries, num_heads * sizes.d_v if out is None else out[1])
+    joined = (*sizes.lead, sizes.queries, num_heads * sizes.d_v if layer.out is None else layer.out[1])
     theirs = read_theirs(turned(as_array(theirs, "theirs")[0], convention), joined, described.problem, stage)
     theirs = theirs.reshape(described.problem.batch, 1 if stage == "output" else num_heads, *theirs.shape[-2:])
-    flat = [array.reshape(prod(sizes.lead), *array.shape[-2:]) for array in (x, context)]
-    layer = LayerInputs(flat[0], flat[1], w, b)
+    flat = [array.reshape(prod(sizes.lead), *array.shape[-2:]) for array in (layer.x, layer.context)]
+    layer = replace(layer, x=flat[0], context=flat[1])
     return Inputs(described.problem, described.q, described.k, described.v, theirs, stage, layer, rotary)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from clearhead.core.axes import Array
 from clearhead.core.problem import Problem
+from clearhead.textbook.trace_layer import LayerArrays
 
 Stage = Literal["scores", "scaled", "capped", "biased", "masked", "weights", "output"]
 STAGES: tuple[Stage, ...] = ("scores", "scaled", "capped", "biased", "masked", "weights", "output")
@@ -195,16 +196,6 @@ class Rotary(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class LayerInputs:
-    """A layer's arrays in rows convention; x (batch, queries, d_model), context (batch, keys, d_model)."""
-
-    x: Array
-    context: Array
-    w: dict[str, Array]  # "q", "k", "v" and, where there is one, "o"
-    b: dict[str, Array]
-
-
-@dataclass(frozen=True, eq=False, slots=True)
 class Inputs:
     """The inputs that are diagnosed: q (batch, heads, queries, d_k), k and v, their layer, and their code's numbers."""
 
@@ -214,7 +205,7 @@ class Inputs:
     v: Array
     theirs: Array  # (batch, heads, queries, …); a layer's output has one head
     stage: Stage
-    layer: LayerInputs | None = None
+    layer: LayerArrays | None = None  # x (batch, queries, d_model), context (batch, keys, d_model)
     rotary: Rotary | None = None
     per_head: bool = False  # is theirs a layer's heads, before they are joined?
     weights: Array | None = None  # (batch, heads, queries, keys), where they are given; then q and k are zeros
@@ -240,7 +231,7 @@ class Inputs:
             x = tokens(layer.x)
             context = x if layer.context is layer.x else tokens(layer.context)
             w, b = ({name: matrices(array) for name, array in arrays.items()} for arrays in (layer.w, layer.b))
-            layer = LayerInputs(x, context, w, b)
+            layer = LayerArrays(x, context, w, b)
         q, k, v = map(tokens, (self.q, self.k, self.v))
         weights = None if self.weights is None else tokens(self.weights)
         return replace(self, q=q, k=k, v=v, weights=weights, layer=layer)

@@ -11,8 +11,9 @@ import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.diagnosing.fitting import Fit, largest
-from clearhead.diagnosing.recipe import RIGHT, Inputs, LayerInputs, Recipe, Selection
+from clearhead.diagnosing.recipe import RIGHT, Inputs, Recipe, Selection
 from clearhead.diagnosing.workings import Workings
+from clearhead.textbook.trace_layer import LayerArrays
 
 _LONG, _COLUMNS = 1024, 8  # from so many keys on, so many columns of an output are compared
 
@@ -90,7 +91,7 @@ class Screen:
         return Comparison(fit, selection, self._per_head, max(threshold, 1e-3 * largest(values), noise))
 
 
-def _unprojected(layer: LayerInputs, recipe: Recipe, row: Array, heads: int) -> Array | None:
+def _unprojected(layer: LayerArrays, recipe: Recipe, row: Array, heads: int) -> Array | None:
     """The joined heads that the output projection turned into this row; None where it cannot be undone."""
     if "o" not in layer.w or recipe.w_o == "missing":
         return row

@@ -14,18 +14,17 @@ import numpy as np
 from clearhead import engines
 from clearhead.core.axes import Array, blocks
 from clearhead.core.effect_lists import larger, largest_under, merged_lists
-from clearhead.core.effects import Kind, Others, Terms, WantedEffects, joined, merged, no_keys, terms_of_cuts
+from clearhead.core.effects import Edges, Kind, Others, Terms, WantedEffects, joined, merged, no_keys, terms_of_cuts
 from clearhead.core.observations import areas
-from clearhead.core.problem import Problem
+from clearhead.core.problem import Inputs
 from clearhead.core.statistics import Groups, arrays_of
 from clearhead.distributed.messages import everywhere, total
-from clearhead.distributed.schedule import Arrays, Meeting, Parts, Question, meet
+from clearhead.distributed.schedule import Meeting, Parts, Question, meet
 from clearhead.distributed.sharded_problem import Shards
 from clearhead.engines.base import EffectEngine, Engine, room_for_effects
 from clearhead.engines.portable_tiles import sandwich
 from clearhead.ops.spans_cut import add_changes, changes, of_spans
 
-Operands = tuple[Problem, Array, Array, Array, Array, Terms]  # q, k, v, g and the terms of g's rows
 _TILE, _WIDTH = 1 << 20, 1024  # effects in a tile of a picture, all batches and heads together; and keys
 
 
@@ -53,9 +52,9 @@ class EdgeEffects:
         terms = self.terms.logsumexp, self.terms.whole, self.terms.others, self.terms.strongest
         return [self.g, *(x for x in terms if x is not None)]
 
-    def tile(self, engine: Engine, problem: Problem, arrays: Arrays, rows: Sequence[Array]) -> Array:
+    def tile(self, engine: Engine, inputs: Inputs, rows: Sequence[Array]) -> Array:
         """A tile of effects, as `by_index` asks for it."""
-        return engines.with_effects(engine, problem).effect_tile(*self._operands(problem, arrays, rows))
+        return engines.with_effects(engine, inputs.problem).effect_tile(self._edges(inputs, rows))
 
     def product(self, x: Array, *, transposed: bool) -> Array:
         """E·x in float64 for own queries, or Eᵀ·x for own keys, (batch, heads, own positions, d).
@@ -64,9 +63,8 @@ class EdgeEffects:
         """
 
         def find(one: Meeting, rows: Any) -> Parts:
-            operands = self._operands(one.problem, one.arrays, rows)
             columns = rows[-1] if transposed else one.more[0]
-            part = [self._engine.effect_product(*operands, columns, transposed=transposed)]
+            part = [self._engine.effect_product(self._edges(one.inputs, rows), columns, transposed=transposed)]
             return ([], part) if transposed else (part, [])
 
         def nothing(length: int) -> list[Array]:
@@ -114,8 +112,8 @@ class EdgeEffects:
             parts = []
             for batch in range(whole.batch):
                 problem, labels = one.problem.take(batches=np.arange(batch, batch + 1)), one.more[0][batch, 0]
-                q, k, v = (x[batch : batch + 1] for x in _with_values(one.arrays))
-                parts.append(of_spans(self._engine, problem, (q, k, v), rows[0][batch], labels, count))
+                inputs = Inputs(problem, *(x[batch : batch + 1] for x in _with_values(one.inputs)))
+                parts.append(of_spans(self._engine, inputs, rows[0][batch], labels, count))
             return [np.stack(each) for each in zip(*parts, strict=True)], []
 
         def nothing(length: int) -> list[Array]:
@@ -135,16 +133,16 @@ class EdgeEffects:
     def _ask(self, question: Question, *more: Array) -> Parts:
         return meet("merge" if self.method == "merge" else "ring", replace(self.shards, more=more), question)
 
-    def _operands(self, problem: Problem, arrays: Arrays, rows: Sequence[Array]) -> Operands:
-        """The problem, q, k, v, g and the terms of g's rows, from what travelled with some queries as `known`."""
-        terms = Terms(self.kind, *rows[1 : len(self.known)]).among(problem.cols)
-        return problem, *_with_values(arrays), rows[0], terms
+    def _edges(self, inputs: Inputs, rows: Sequence[Array]) -> Edges:
+        """The edges of these inputs, from what travelled with some queries as `known`."""
+        terms = Terms(self.kind, *rows[1 : len(self.known)]).among(inputs.problem.cols)
+        return Edges(inputs.problem, *_with_values(inputs), rows[0], terms)
 
     def _others(self) -> Others:
         """The state of own queries over all keys; the strongest key counts in the whole sequence."""
 
         def find(one: Meeting, rows: Any) -> Parts:
-            others = self._engine.others(one.problem, *_with_values(one.arrays), rows[0])
+            others = self._engine.others(Edges(one.problem, *_with_values(one.inputs), rows[0]))
             return [_moved(others.strongest, one.problem.cols.start), *others[1:]], []
 
         def nothing(length: int) -> list[Array]:
@@ -162,7 +160,7 @@ class EdgeEffects:
             asked = replace(asked, groups=Groups(rows[-1][:, 0], one.more[0][:, 0], want.groups.counts))
         if not asked.names():
             return {}
-        answers = dict(self._engine.effects(*self._operands(problem, one.arrays, rows), asked))
+        answers = dict(self._engine.effects(self._edges(one.inputs, rows), asked))
         if want.top is not None:
             answers["top_indices"] = _moved(answers["top_indices"], problem.cols.start)
         if want.strongest is not None:
@@ -176,13 +174,13 @@ class EdgeEffects:
         """Add one meeting's effects to the picture, tile by tile."""
         mean, largest = whole["image_mean"], whole["image_largest"]
         whole_rows, whole_cols = self.shards.whole.queries, self.shards.whole.keys
-        q, k, v = _with_values(one.arrays)
+        q, k, v = _with_values(one.inputs)
         width = min(_WIDTH, one.problem.keys)
         height = max(1, _TILE // max(1, one.problem.batch * one.problem.heads * width))
         for up, right in product(blocks(one.problem.queries, height), blocks(one.problem.keys, width)):
             problem = one.problem.take(queries=range(up.start, up.stop), keys=range(right.start, right.stop))
-            arrays = q[:, :, up], k[:, :, right], v[:, :, right]
-            tile = self.tile(self._engine, problem, arrays, [x[:, :, up] for x in rows])
+            inputs = Inputs(problem, q[:, :, up], k[:, :, right], v[:, :, right])
+            tile = self.tile(self._engine, inputs, [x[:, :, up] for x in rows])
             high, tall = areas(mean.shape[2], whole_rows, slice(problem.rows.start, problem.rows.stop))
             wide, broad = areas(mean.shape[3], whole_cols, slice(problem.cols.start, problem.cols.stop))
             for batch, head in np.ndindex(tile.shape[:2]):
@@ -223,7 +221,7 @@ def _joined(want: WantedEffects, a: dict[str, Array], b: dict[str, Array]) -> di
     return result
 
 
-def _with_values(arrays: Arrays) -> tuple[Array, Array, Array]:
-    q, k, v = arrays
+def _with_values(inputs: Inputs) -> tuple[Array, Array, Array]:
+    _, q, k, v = inputs
     assert v is not None
     return q, k, v

@@ -232,7 +232,7 @@ class ShardedAttentionMatrix(ShardedMatrix, Observable):
         return self._kept
 
     def _known(self) -> tuple[Compute, list[Array]]:
-        return lambda engine, problem, arrays, rows: engine.weights(problem, *arrays[:2], rows[0]), [self._logsumexp()]
+        return lambda engine, inputs, rows: engine.weights(inputs, rows[0]), [self._logsumexp()]
 
     def _transposed(self, g: Tensor) -> Any:
         """Aᵀ·g over the queries of all ranks, from g of own queries: (…, heads, own keys, d), without a graph."""

@@ -30,9 +30,9 @@ from clearhead.distributed.sharded_problem import Shards, array_of
 from clearhead.distributed.tangents import Moving
 from clearhead.errors import DerivativeError
 from clearhead.ops.tangents import ROWS, SMOOTH, check_smooth
-from clearhead.ops.torch_derivatives import no_third
+from clearhead.ops.torch_derivatives import map_backward, map_of, no_third
 from clearhead.ops.torch_duals import Tensors, unpack
-from clearhead.ops.torch_functions import Bundle, part, parts
+from clearhead.ops.torch_functions import Bundle, part
 from clearhead.ops.torch_nodes import Kind, compute
 
 _SHARED = ("bias", "spans")  # rules whose gradient some ranks may ask for and others not
@@ -127,21 +127,6 @@ def _values(bundle: Bundle) -> Tensors:
     return {name: call.shards.shaped(x) for name, x in call.answers.items()}
 
 
-def _map_of(
-    bundle: Bundle, *, by: Tensors, along: Tensors, changing: Tensors, asked: Sequence[str], moved: Sequence[str]
-) -> Tensors:
-    """The map's answers; what is missing is zero."""
-    asked = tuple(asked) if (by and along) or changing else ()
-    moved = tuple(moved) if along else ()
-    if not asked and not moved:
-        return {}
-    sides = {"by": by if asked and along else {}, "along": along, "changing": changing if asked else {}}
-    plain = {name: x for name, x in bundle.items() if ":" not in name}
-    for role, side in sides.items():
-        plain |= parts(role, side)
-    return compute(_MAP, {**plain, "asked": asked, "moved": moved})
-
-
 def _map(bundle: Bundle) -> Tensors:
     """The map, computed by all ranks together."""
     (call,), asked = bundle["made"], bundle["asked"]
@@ -216,35 +201,23 @@ def _moving(call: Call, along: Tensors) -> Moving:
 def _values_backward(bundle: Bundle, results: Tensors, grads: Tensors, needed: set[str]) -> Bundle:
     del results
     asked = [name for name in Leaves._fields if name in needed]
-    return _map_of(bundle, by={}, along={}, changing=grads, asked=asked, moved=())
+    return map_of(bundle, changing=grads, asked=asked, kind=_MAP)
 
 
 def _values_along(bundle: Bundle, results: Tensors | None, tangents: Tensors) -> tuple[Tensors, Tensors]:
     check_smooth(bundle["names"], "forward-mode derivative")
     values = compute(_VALUES, bundle) if results is None else results
-    moved = _map_of(bundle, by={}, along=tangents, changing={}, asked=(), moved=bundle["names"])
+    moved = map_of(bundle, along=tangents, moved=bundle["names"], kind=_MAP)
     return values, part(moved, "moved")
 
 
 def _map_backward(bundle: Bundle, results: Tensors, grads: Tensors, needed: set[str]) -> Bundle:
     del results
-    by, along, changing = (part(bundle, role) for role in ("by", "along", "changing"))
-    upstream, moved = {name: x for name, x in grads.items() if ":" not in name}, part(grads, "moved")
+    if "spans" in grads and bundle["made"][0].method == "merge" and not part(bundle, "by"):
+        # a rank's part is not that of its own queries
+        raise DerivativeError("the gradient by spans has no derivative by method='merge'.", 'method="ring"')
     inputs = [name for name in Leaves._fields if name in needed]
-    if by and (inputs or any(name.startswith("by:") for name in needed)):
-        no_third()
-    asked, changed = (
-        [name.partition(":")[2] for name in bundle if name.startswith(role) and name in needed]
-        for role in ("along:", "changing:")
-    )
-    if upstream and not by:  # a gradient's: H of its upstream gradient
-        if bundle["made"][0].method == "merge" and "spans" in upstream:  # a rank's part is not that of its own queries
-            raise DerivativeError("the gradient by spans has no derivative by method='merge'.", 'method="ring"')
-        answers = _map_of(bundle, by=changing, along=upstream, changing={}, asked=inputs, moved=changed)
-        return {f"changing:{x.partition(':')[2]}" if ":" in x else x: y for x, y in answers.items()}
-    answers = _map_of(bundle, by=by, along=upstream, changing=moved, asked=asked, moved=changed)
-    made = {f"changing:{x.partition(':')[2]}" if ":" in x else f"along:{x}": y for x, y in answers.items()}
-    return made | _map_of(bundle, by=moved, along=along, changing={}, asked=inputs, moved=())
+    return map_backward(bundle, grads, inputs, needed, _MAP)
 
 
 def _map_along(bundle: Bundle, results: Tensors | None, tangents: Tensors) -> tuple[Tensors, Tensors]:
@@ -254,9 +227,9 @@ def _map_along(bundle: Bundle, results: Tensors | None, tangents: Tensors) -> tu
     if by_moved or (inputs and along):
         no_third()
     answers = compute(_MAP, bundle) if results is None else results
-    sides = {"by": changing, "along": inputs} if inputs else {"by": by, "along": along_moved}
-    moved = _map_of(bundle, **sides, changing=changing_moved, asked=bundle["asked"], moved=bundle["moved"])
-    return answers, moved
+    sides: Any = {"by": changing, "along": inputs} if inputs else {"by": by, "along": along_moved}
+    sides |= {"changing": changing_moved, "asked": bundle["asked"], "moved": bundle["moved"]}
+    return answers, map_of(bundle, **sides, kind=_MAP)
 
 
 _INERT = tuple(array for name in STATISTICS if name not in SMOOTH for array in arrays_of(name))

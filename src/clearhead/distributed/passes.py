@@ -30,7 +30,7 @@ def rows(method: str, shards: Shards, want: Wanted) -> dict[str, Array]:
 
     def find(one: Meeting, _: Any) -> Parts:
         problem = one.problem if at_once else replace(one.problem, sinks=None)
-        answers = dict(shards.engine.rows(problem, *one.arrays, part))
+        answers = dict(shards.engine.rows(one.inputs._replace(problem=problem), part))
         if "top_indices" in answers:
             indices = answers["top_indices"]
             answers["top_indices"] = np.where(indices < 0, -1, indices + problem.cols.start)
@@ -66,7 +66,7 @@ def columns(method: str, shards: Shards, logsumexp: Array, want: Wanted) -> dict
     merges = [over[STATISTICS[name].over_queries] for name in names]
 
     def find(one: Meeting, rows: Any) -> Parts:
-        part = shards.engine.columns(one.problem, *one.arrays[:2], rows[0], want.only(names))
+        part = shards.engine.columns(one.inputs, rows[0], want.only(names))
         return [], [part[name] for name in names]
 
     question = Question(
@@ -82,7 +82,7 @@ def transposed(method: str, shards: Shards, logsumexp: Array, g: Array) -> Array
     """Aᵀ·g in float64, (batch, heads, own keys, d), from the log-sum-exp and g, (batch, heads or 1, own queries, d)."""
 
     def find(one: Meeting, rows: Any) -> Parts:
-        return [], [shards.engine.transposed(one.problem, *one.arrays[:2], *rows)]
+        return [], [shards.engine.transposed(one.inputs, *rows)]
 
     g = np.broadcast_to(g, (*logsumexp.shape[:2], *g.shape[2:]))
     question = Question(find, [logsumexp, g], per_key=lambda length: [shards.zeros(length, g.shape[3])])
@@ -104,7 +104,7 @@ def gradients(
         each = iter(here)
         sides = [{name: next(each) for name in side} for side in (answers, by)]
         shapes = shards.shapes(one.problem, asked)
-        return backward.gradients(shards.engine, one.problem, one.arrays, *sides, **shapes, keep_float32=True)
+        return backward.gradients(shards.engine, one.inputs, *sides, **shapes, keep_float32=True)
 
     def ask(question: Question) -> Parts:
         return meet("ring" if method == "merge" and "bias" in asked else method, shards, question)

@@ -20,14 +20,13 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.axes import Array, as_places, as_slice
-from clearhead.core.problem import Problem
+from clearhead.core.problem import Inputs, Problem
 from clearhead.core.rules import FIELDS, take
 from clearhead.distributed.layout import Placed, common, count, placed, places, positions_of
 from clearhead.distributed.messages import Kind, Messages
 from clearhead.distributed.ranks import Ranks
 from clearhead.distributed.sharded_problem import Shards, kind
 
-Arrays = tuple[Array, Array, Array | None]
 Merge = Callable[[list[Array], list[Array]], list[Array]]
 Parts = tuple[list[Array], list[Array]]  # answers per query and per key
 Keys = tuple[Placed, list[Array]]  # where pieces of keys lie in the arrays that `travelling` lists, and these
@@ -49,16 +48,18 @@ class Meeting:
     """A piece of queries and a piece of keys that they may attend to, as a problem of its own.
 
     rows, cols    where the pieces lie in the arrays of queries and of keys
-    problem       its rows and cols are their positions in the whole sequence
-    arrays        q (batch, heads, queries, d_k), k (batch, kv_heads, keys, d_k), v or None
+    inputs        its problem's rows and cols are their positions in the whole sequence
     more          what else travels with these keys, (batch, heads or 1, keys, …)
     """
 
     rows: slice
     cols: slice
-    problem: Problem
-    arrays: Arrays
+    inputs: Inputs
     more: list[Array]
+
+    @property
+    def problem(self) -> Problem:
+        return self.inputs.problem
 
 
 def _nothing(_count: int) -> list[Array]:
@@ -132,7 +133,7 @@ def meetings(shards: Shards, queries: Queries, keys: Keys) -> Iterator[Meeting]:
                 fields = take(queries.values, {"queries": rows, "keys": columns})
                 fields |= zip(shards.of_keys(), values, strict=True)
                 problem = replace(shards.whole, rows=piece, cols=positions, **fields)
-                yield Meeting(rows, cols, problem, (queries.q[:, :, rows], k, v), more)
+                yield Meeting(rows, cols, Inputs(problem, queries.q[:, :, rows], k, v), more)
 
 
 def meet(method: str, shards: Shards, question: Question) -> Parts:

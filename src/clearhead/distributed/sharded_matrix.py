@@ -9,17 +9,17 @@ from torch import Tensor
 
 from clearhead.core.axes import Array
 from clearhead.core.operands import operand
-from clearhead.core.problem import Problem
+from clearhead.core.problem import Inputs, Problem
 from clearhead.core.statistics import Request
 from clearhead.distributed.messages import total
 from clearhead.distributed.ranks import Ranks, agreed
-from clearhead.distributed.schedule import Arrays, Meeting, Parts, Question, meet
+from clearhead.distributed.schedule import Meeting, Parts, Question, meet
 from clearhead.distributed.sharded_problem import Shards, array_of, held_places
 from clearhead.engines.base import Engine
 from clearhead.ops.indexing import check_weights, read_index
 from clearhead.ops.numpy_functions import M_co, Refusing, TransposedMatrix
 
-Compute = Callable[[Engine, Problem, Arrays, Sequence[Array]], Array]
+Compute = Callable[[Engine, Inputs, Sequence[Array]], Array]
 Want = TypeVar("Want", bound=Request)
 
 
@@ -143,7 +143,7 @@ def _tile(shards: Shards, compute: Compute, known: Sequence[Array], chosen: Sequ
 
     def find(one: Meeting, known_there: Any) -> Parts:
         high, wide = _among(rows, one.problem.rows), _among(cols, one.problem.cols)
-        tile[:, :, high, wide] = compute(shards.engine, one.problem, one.arrays, known_there)
+        tile[:, :, high, wide] = compute(shards.engine, one.inputs, known_there)
         return [], []
 
     meet("merge", part, Question(find, [of_heads(x)[:, :, places] for x in known]))

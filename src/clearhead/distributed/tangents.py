@@ -121,7 +121,7 @@ class Moving:
 
         def find(one: Meeting, rows: Any) -> Parts:
             direction = without.direction(one)
-            part = self.engine.column_tangents(one.problem, *one.arrays[:2], direction, Kept(*rows), want)
+            part = self.engine.column_tangents(one.inputs, direction, Kept(*rows), want)
             return [], [part["received"]]
 
         question = Question(find, [self.logsumexp, tangent], per_key=lambda length: [self.shards.zeros(length)])
@@ -140,7 +140,7 @@ class Moving:
 
         def find(one: Meeting, rows: Any) -> Parts:
             problem = replace(one.problem, sinks=None)
-            part = self.engine.tangents(problem, *one.arrays, self.direction(one), want)
+            part = self.engine.tangents(one.inputs._replace(problem=problem), self.direction(one), want)
             part = {name: x.astype(np.float64) for name, x in part.items()}
             seen, moved = ~np.isneginf(part["logsumexp"]), part["logsumexp_tangent"]
             rise = np.where(seen, rows[0] - part["logsumexp"], 0.0)
@@ -223,7 +223,7 @@ class Moving:
         def compute(one: Meeting, rows: Any) -> Mapping[str, Array]:
             shapes = shards.shapes(one.problem, asked)
             here = [replace(_rows_of(side, one.rows), **shapes) for side in (upstream, changes)]
-            return self.engine.gradient_tangents(one.problem, *one.arrays, self.direction(one), Kept(*rows), *here)
+            return self.engine.gradient_tangents(one.inputs, self.direction(one), Kept(*rows), *here)
 
         rows = [self.logsumexp, moved["logsumexp_tangent"]]
         gradients = passes.added_up(self.ask, shards, compute, rows, asked, np.dtype(np.float64))

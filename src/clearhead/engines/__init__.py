@@ -7,7 +7,7 @@ from typing import cast
 
 from clearhead.core.axes import Array
 from clearhead.core.observations import check_room
-from clearhead.core.problem import Problem
+from clearhead.core.problem import Inputs, Problem
 from clearhead.core.statistics import Wanted, lacking
 from clearhead.engines.base import EffectEngine, Engine
 from clearhead.errors import EngineError, unknown
@@ -124,16 +124,14 @@ def with_effects(engine: Engine, problem: Problem, name: str | None = None) -> E
     return cast("EffectEngine", result)
 
 
-def answer(
-    engine: Engine, problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted, logsumexp: Array | None = None
-) -> dict[str, Array]:
+def answer(engine: Engine, inputs: Inputs, want: Wanted, logsumexp: Array | None = None) -> dict[str, Array]:
     """Everything wanted, by array name, in the fewest passes over the keys.
 
-    q (batch, heads, queries, d_k), k (batch, kv_heads, keys, d_k), v (batch, kv_heads, keys, d_v) or None. logsumexp
-    (batch, heads, queries) is passed where it is known, with the bits of this engine's own row pass; where it is not
-    known and has to be computed, it is among the answers. A row pass that is needed anyway may answer `received` too.
-    Raises SizeError where the answers are larger than memory.
+    logsumexp (batch, heads, queries) is passed where it is known, with the bits of this engine's own row pass; where it
+    is not known and has to be computed, it is among the answers. A row pass that is needed anyway may answer `received`
+    too. Raises SizeError where the answers are larger than memory.
     """
+    problem, v = inputs.problem, inputs.v
     if want.output != (v is not None):
         want = replace(want, output=v is not None)
     check_room(problem, want, 0 if v is None else v.shape[-1])
@@ -142,10 +140,10 @@ def answer(
     first = want if want.logsumexp == computed else replace(want, logsumexp=computed)
     results: dict[str, Array] = {}
     if first.rows():
-        results.update(engine.rows(problem, q, k, v, first))
+        results.update(engine.rows(inputs, first))
     if columns and "received" in results:  # the row pass has answered it too
         want = replace(want, received=False)
         columns = want.columns()
     if columns:
-        results.update(engine.columns(problem, q, k, results["logsumexp"] if logsumexp is None else logsumexp, want))
+        results.update(engine.columns(inputs, results["logsumexp"] if logsumexp is None else logsumexp, want))
     return results

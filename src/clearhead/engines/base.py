@@ -10,8 +10,8 @@ import numpy as np
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import WEIGHTS, Array
 from clearhead.core.directions import Directions
-from clearhead.core.effects import EFFECTS, Others, Terms, WantedEffects
-from clearhead.core.problem import Problem
+from clearhead.core.effects import EFFECTS, Edges, Others, WantedEffects
+from clearhead.core.problem import Inputs, Problem
 from clearhead.core.rules import RULES, refusals
 from clearhead.core.statistics import Wanted, arrays_of
 from clearhead.errors import EngineError
@@ -19,7 +19,7 @@ from clearhead.errors import EngineError
 Answers = Mapping[str, Array]
 _P = ParamSpec("_P")
 _INT64 = np.dtype(np.int64)
-Pass = Callable[Concatenate[Problem, Array, Array, Array | None, _P], dict[str, Array]]  # over problem, q, k, v, …
+Pass = Callable[Concatenate[Inputs, _P], dict[str, Array]]
 Kind = tuple[tuple[int, ...], np.dtype[np.generic]]  # an array's shape and dtype
 
 
@@ -70,7 +70,7 @@ class Engine(Protocol):
     def reasons_not(self, problem: Problem) -> list[str]:
         """Why this engine cannot run `problem`, one sentence each; empty when it can."""
 
-    def rows(self, problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> Answers:
+    def rows(self, inputs: Inputs, want: Wanted) -> Answers:
         """The output (batch, heads, queries, d_v) and the row statistics asked for; `top` as top_weights, top_indices.
 
         The output is in the problem's dtype, or in the statistics' (want.keep_float32). v may have any number of
@@ -78,18 +78,16 @@ class Engine(Protocol):
         to the bits that `columns` would give.
         """
 
-    def columns(self, problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> Answers:
+    def columns(self, inputs: Inputs, logsumexp: Array, want: Wanted) -> Answers:
         """The column statistics asked for, given the final log-sum-exp (batch, heads, queries)."""
 
-    def weights(self, problem: Problem, q: Array, k: Array, logsumexp: Array) -> Array:
+    def weights(self, inputs: Inputs, logsumexp: Array) -> Array:
         """Every weight of this (small) problem, (batch, heads, queries, keys), given the final log-sum-exp."""
 
-    def transposed(self, problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array) -> Array:
+    def transposed(self, inputs: Inputs, logsumexp: Array, g: Array) -> Array:
         """Aᵀ·g: g (batch, heads or 1, queries, d) to (batch, heads, keys, d)."""
 
-    def gradients(
-        self, problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream
-    ) -> Answers:
+    def gradients(self, inputs: Inputs, logsumexp: Array, upstream: Upstream) -> Answers:
         """The loss's derivatives by "q", "k" and "v", each shaped as its array.
 
         They are in the problem's dtype, or in the statistics' (upstream.keep_float32). "v" only where upstream.output
@@ -101,26 +99,18 @@ class Engine(Protocol):
 
 
 class EffectEngine(Engine, Protocol):
-    """An engine that also answers what single edges did; core/effects.py has the formulas.
+    """An engine that also answers what single edges did; core/effects.py has the formulas."""
 
-    v (batch, any number of heads that divides the query heads, keys, d_v) and g (batch, heads, queries, d_v) are in the
-    problem's dtype.
-    """
-
-    def others(self, problem: Problem, q: Array, k: Array, v: Array, g: Array) -> Others:
+    def others(self, edges: Edges) -> Others:
         """Each row's key of the largest logit, and what all its other keys answer, without sinks; in NumPy arrays."""
 
-    def effects(
-        self, problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms, want: WantedEffects
-    ) -> Answers:
+    def effects(self, edges: Edges, want: WantedEffects) -> Answers:
         """What is wanted, in the statistics' dtype, by the names of `effects.arrays_of`."""
 
-    def effect_tile(self, problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms) -> Array:
+    def effect_tile(self, edges: Edges) -> Array:
         """Every effect of this (small) problem, (batch, heads, queries, keys)."""
 
-    def effect_product(
-        self, problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms, x: Array, *, transposed: bool
-    ) -> Array:
+    def effect_product(self, edges: Edges, x: Array, *, transposed: bool) -> Array:
         """E·x, x (batch, heads that divide the query heads, keys, d), or Eᵀ·x, x (…, queries, d)."""
 
 
@@ -131,8 +121,8 @@ class TangentEngine(Engine, Protocol):
     """
 
     def tangents(
-        self, problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, want: Wanted,
-        logsumexp: Array | None = None, output: Array | None = None,
+        self, inputs: Inputs, along: Directions, want: Wanted, logsumexp: Array | None = None,
+        output: Array | None = None,
     ) -> Answers:  # fmt: skip
         """What `rows` answers, and the tangent of each smooth statistic asked for, as "output_tangent" and so on.
 
@@ -140,15 +130,12 @@ class TangentEngine(Engine, Protocol):
         it is known as well, saves computing it again. "logsumexp_tangent" is always among the answers.
         """
 
-    def column_tangents(
-        self, problem: Problem, q: Array, k: Array, along: Directions, kept: Kept, want: Wanted
-    ) -> Answers:
+    def column_tangents(self, inputs: Inputs, along: Directions, kept: Kept, want: Wanted) -> Answers:
         """The tangents of the column statistics asked for, by the statistics' names."""
 
     def gradient_tangents(
-        self, problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, kept: Kept, upstream: Upstream,
-        changing: Upstream,
-    ) -> Answers:  # fmt: skip
+        self, inputs: Inputs, along: Directions, kept: Kept, upstream: Upstream, changing: Upstream
+    ) -> Answers:
         """The tangents of "q", "k", "v", "bias" and "spans" as `gradients` answers them, along a direction.
 
         changing    the tangents of `upstream`, of which a part may be missing: that is zero
@@ -186,17 +173,16 @@ def in_one_dtype(pass_: Pass[_P]) -> Pass[_P]:
     """
 
     @wraps(pass_)
-    def run(
-        problem: Problem, q: Array, k: Array, v: Array | None, *more: _P.args, **named: _P.kwargs
-    ) -> dict[str, Array]:
+    def run(inputs: Inputs, *more: _P.args, **named: _P.kwargs) -> dict[str, Array]:
+        problem, v = inputs.problem, inputs.v
         gradients = [x.output for x in more if isinstance(x, Upstream) and x.output is not None]
         reads_v = bool(gradients) or any(isinstance(x, Wanted) and x.output for x in more)
         if v is None or not reads_v or all(x.dtype == problem.dtype for x in (v, *gradients)):
-            return pass_(problem, q, k, v, *more, **named)
+            return pass_(inputs, *more, **named)
         wide = np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32)
         rest = [x.astype(wide) if isinstance(x, (Directions, Upstream)) else x for x in more]
         in_wide = cast("Callable[..., dict[str, Array]]", pass_)
-        answers = in_wide(replace(problem, dtype=wide), *(x.astype(wide) for x in (q, k, v)), *rest, **named)
+        answers = in_wide(inputs.astype(wide), *rest, **named)
         usual = statistics_dtype(problem.dtype)
         values = usual if any(getattr(x, "keep_float32", False) for x in more) else problem.dtype
         dtypes = dict.fromkeys(("output", "output_tangent", "q", "k", "v"), values) | {"top_indices": _INT64}

@@ -14,7 +14,7 @@ import numpy as np
 from clearhead.core.arrays import unrepeated
 from clearhead.core.axes import Array
 from clearhead.core.directions import Directions
-from clearhead.core.problem import Problem
+from clearhead.core.problem import Inputs
 from clearhead.core.rule_values import within_range
 from clearhead.engines.base import Upstream
 
@@ -55,10 +55,9 @@ def log_add(a: Array, b: Array | float) -> Array:
     return total
 
 
-def dual_call(
-    problem: Problem, q: Array, k: Array, v: Array | None, along: Directions
-) -> tuple[Problem, Array, Array, Array | None]:
+def dual_inputs(inputs: Inputs, along: Directions) -> Inputs:
     """A problem and its arrays as dual numbers. A broadcast bias stays a broadcast view; q is complex in any case."""
+    problem, q, k, v = inputs
     rules: dict[str, Any] = {} if along.sinks is None else {"sinks": dual(problem.sinks, along.sinks)}
     for name, direction in (("bias", along.bias), ("span_table", along.spans)):
         if direction is not None:
@@ -67,7 +66,7 @@ def dual_call(
             rules[name] = np.broadcast_to(numbers, x.shape)
     keys = k if along.k is None else dual(k, along.k)
     values = v if along.v is None else dual(v, along.v)
-    return replace(problem, **rules), dual(q, along.q), keys, values
+    return Inputs(replace(problem, **rules), dual(q, along.q), keys, values)
 
 
 def dual_upstream(upstream: Upstream, changing: Upstream) -> Upstream:

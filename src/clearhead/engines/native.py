@@ -17,8 +17,8 @@ import numpy as np
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
 from clearhead.core.directions import Directions
-from clearhead.core.effects import ORDERS, Others, Terms, WantedEffects, no_keys
-from clearhead.core.problem import Problem
+from clearhead.core.effects import ORDERS, Edges, Others, WantedEffects, no_keys
+from clearhead.core.problem import Inputs, Problem
 from clearhead.core.statistics import Wanted, smooth
 from clearhead.engines.base import (
     Kept,
@@ -100,8 +100,9 @@ def reasons_not(problem: Problem) -> list[str]:
 
 
 @in_one_dtype
-def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> dict[str, Array]:
+def rows(inputs: Inputs, want: Wanted) -> dict[str, Array]:
     """The output and the row statistics, in one pass over the keys."""
+    problem, q, k, v = inputs
     dtype = statistics_dtype(problem.dtype)
     results = room_for_rows(problem, v, want, STATISTICS)
     answers: dict[str, Any] = dict(results)
@@ -128,25 +129,16 @@ def ragged(
     """
     if "received" in answers and "logsumexp" not in answers:
         answers = {**answers, "logsumexp": np.empty(q.shape[:2], statistics_dtype(problem.dtype))}
-    call(
-        "ragged",
-        problem,
-        bits(q),
-        bits(k),
-        bits(v),
-        *where,
-        {n: bits(x) for n, x in answers.items()},
-        _MANY_QUERIES,
-        _MANY_KEYS,
-    )
+    room = {name: bits(x) for name, x in answers.items()}
+    call("ragged", problem, bits(q), bits(k), bits(v), *where, room, _MANY_QUERIES, _MANY_KEYS)
 
 
 @in_one_dtype
 def tangents(
-    problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, want: Wanted,
-    logsumexp: Array | None = None, output: Array | None = None,
-) -> dict[str, Array]:  # fmt: skip
+    inputs: Inputs, along: Directions, want: Wanted, logsumexp: Array | None = None, output: Array | None = None
+) -> dict[str, Array]:
     """The row statistics and their tangents, in one pass over the keys; with the log-sum-exp, only the tangents."""
+    problem, q, k, v = inputs
     results = room_for_rows(problem, v, replace(want, logsumexp=True), STATISTICS & _SMOOTH)
     moved = {name: np.empty_like(x) for name, x in results.items()}
     answers, asked = ({name: bits(x) for name, x in side.items()} for side in (results, moved))
@@ -161,42 +153,41 @@ def tangents(
     return known | {f"{name}_tangent": x for name, x in moved.items()}
 
 
-def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> dict[str, Array]:
+def columns(inputs: Inputs, logsumexp: Array, want: Wanted) -> dict[str, Array]:
     """The column statistics, from weights recomputed with the log-sum-exp."""
-    results = room_for_columns(problem, want, STATISTICS)
-    _columns(problem, q, k, logsumexp, results, labels(want.groups))
-    return _rounded(problem, results)
+    results = room_for_columns(inputs.problem, want, STATISTICS)
+    _columns(inputs, logsumexp, results, labels(want.groups))
+    return _rounded(inputs.problem, results)
 
 
-def column_tangents(
-    problem: Problem, q: Array, k: Array, along: Directions, kept: Kept, want: Wanted
-) -> dict[str, Array]:
+def column_tangents(inputs: Inputs, along: Directions, kept: Kept, want: Wanted) -> dict[str, Array]:
     """The tangents of the column statistics, from tangents of weights."""
-    results = room_for_columns(problem, want, STATISTICS & _SMOOTH)
-    _columns(problem, q, k, kept.logsumexp, results, labels(want.groups), _direction(problem, along, None, kept))
-    return _rounded(problem, results)
+    results = room_for_columns(inputs.problem, want, STATISTICS & _SMOOTH)
+    _columns(inputs, kept.logsumexp, results, labels(want.groups), _direction(inputs.problem, along, None, kept))
+    return _rounded(inputs.problem, results)
 
 
-def weights(problem: Problem, q: Array, k: Array, logsumexp: Array) -> Array:
+def weights(inputs: Inputs, logsumexp: Array) -> Array:
     """Every weight of this (small) problem: exp(logit - log-sum-exp)."""
+    problem = inputs.problem
     shape = (problem.batch, problem.heads, problem.queries, problem.keys)
     results = {"weights": np.zeros(shape, statistics_dtype(problem.dtype))}
-    _columns(problem, q, k, logsumexp, results, {})
+    _columns(inputs, logsumexp, results, {})
     return results["weights"]
 
 
-def transposed(problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array) -> Array:
+def transposed(inputs: Inputs, logsumexp: Array, g: Array) -> Array:
     """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d)."""
+    problem = inputs.problem
     shape = (problem.batch, problem.heads, problem.keys, g.shape[-1])
     results = {"transposed": np.zeros(shape, statistics_dtype(problem.dtype))}
-    _columns(problem, q, k, logsumexp, results, {"x": bits(g), "x_type": TYPES[g.dtype]})
+    _columns(inputs, logsumexp, results, {"x": bits(g), "x_type": TYPES[g.dtype]})
     return results["transposed"]
 
 
-def _columns(
-    problem: Problem, q: Array, k: Array, logsumexp: Array, answers: dict[str, Array], more: dict[str, Any], *along: Any
-) -> None:
+def _columns(inputs: Inputs, logsumexp: Array, answers: dict[str, Array], more: dict[str, Any], *along: Any) -> None:
     """Run the column pass, which fills `answers`; `more` holds the labels of groups, or x and its type."""
+    problem, q, k, _ = inputs
     known = {"logsumexp": np.ascontiguousarray(logsumexp, statistics_dtype(problem.dtype)), **more}
     call("columns", problem, bits(q), bits(k), known, answers, *along)
 
@@ -208,32 +199,30 @@ def _rounded(problem: Problem, results: dict[str, Array]) -> dict[str, Array]:
 
 
 @in_one_dtype
-def gradients(
-    problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream
-) -> dict[str, Array]:
+def gradients(inputs: Inputs, logsumexp: Array, upstream: Upstream) -> dict[str, Array]:
     """The gradients of q, k, v, the bias and the table of spans, in one pass over the blocks of keys."""
-    return _gradients(problem, q, k, None if upstream.output is None else v, logsumexp, upstream)
+    return _gradients(inputs if upstream.output is not None else inputs._replace(v=None), logsumexp, upstream)
 
 
 @in_one_dtype
 def gradient_tangents(
-    problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, kept: Kept, upstream: Upstream,
-    changing: Upstream,
-) -> dict[str, Array]:  # fmt: skip
+    inputs: Inputs, along: Directions, kept: Kept, upstream: Upstream, changing: Upstream
+) -> dict[str, Array]:
     """The tangents of the gradients, in one pass over the blocks of keys."""
-    values = v if upstream.output is not None or changing.output is not None else None
-    direction = _direction(problem, along, values, kept)
+    problem = inputs.problem
+    if upstream.output is None and changing.output is None:
+        inputs = inputs._replace(v=None)
+    direction = _direction(problem, along, inputs.v, kept)
     each = _numbers(problem, changing)
     direction |= {name if name == "rows" else f"{name}_gradient": x for name, x in each.items()}
     if changing.output is not None:
         direction["output_gradient"] = bits(changing.output)
-    return _gradients(problem, q, k, values, kept.logsumexp, upstream, direction)
+    return _gradients(inputs, kept.logsumexp, upstream, direction)
 
 
-def _gradients(
-    problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream, *along: dict[str, Any]
-) -> dict[str, Array]:
+def _gradients(inputs: Inputs, logsumexp: Array, upstream: Upstream, *along: dict[str, Any]) -> dict[str, Array]:
     """Run the backward pass; v is None where neither the output's gradient nor its tangent is given."""
+    problem, q, k, v = inputs
     dtype = statistics_dtype(problem.dtype)
     room = {name: np.zeros(x.shape, dtype) for name, x in (("q", q), ("k", k), ("v", v)) if x is not None}
     if upstream.bias is not None:  # the kernel sums over keys where the bias is broadcast
@@ -248,8 +237,8 @@ def _gradients(
             output = np.broadcast_to(np.zeros((), q.dtype), (*q.shape[:3], v.shape[-1]))
         known |= {"v": bits(v), "output": bits(output)}
     call("gradients", problem, bits(q), bits(k), known, room, *along)
-    inputs = dtype if upstream.keep_float32 else problem.dtype
-    answers = {name: array.astype(inputs, copy=False) for name, array in room.items() if name in "qkv"}
+    number = dtype if upstream.keep_float32 else problem.dtype
+    answers = {name: array.astype(number, copy=False) for name, array in room.items() if name in "qkv"}
     if upstream.bias is not None:
         answers["bias"] = _summed(room["bias"], upstream.bias)
     if upstream.spans is not None:
@@ -289,63 +278,62 @@ def _direction(problem: Problem, along: Directions, v: Array | None, kept: Kept 
     return moved
 
 
-def others(problem: Problem, q: Array, k: Array, v: Array, g: Array) -> Others:
+def others(edges: Edges) -> Others:
     """Each row's strongest key and what all its other keys answer, in one pass over the keys."""
+    problem, *arrays, _ = edges
     results = no_keys((problem.batch, problem.heads, problem.queries))
-    call("others", problem, bits(q), bits(k), bits(v), bits(g), results._asdict())
+    call("others", problem, *map(bits, arrays), results._asdict())
     return results
 
 
-def effects(
-    problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms, want: WantedEffects
-) -> dict[str, Array]:
+def effects(edges: Edges, want: WantedEffects) -> dict[str, Array]:
     """What is wanted of the matrix of effects, in one pass over weights recomputed with the log-sum-exp."""
-    dtype = statistics_dtype(problem.dtype)
-    results = room_for_effects(problem, want)
+    dtype = statistics_dtype(edges.problem.dtype)
+    results = room_for_effects(edges.problem, want)
     rounded = {name: x for name, x in results.items() if x.dtype != np.int64 and name not in _SUMMED}
     results |= {name: np.zeros(x.shape, dtype) for name, x in rounded.items()}
     more: dict[str, Any] = labels(want.groups)
     if want.top is not None:
         more["order"] = ORDERS.index(want.order)
     answers = {"received" if name == "by_key" else name: x for name, x in results.items()}
-    _effects(problem, q, k, v, g, terms, answers, **more)
-    return _rounded(problem, results)
+    _effects(edges, answers, **more)
+    return _rounded(edges.problem, results)
 
 
-def effect_tile(problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms) -> Array:
+def effect_tile(edges: Edges) -> Array:
     """Every effect of this (small) problem, (batch, heads, queries, keys)."""
+    problem = edges.problem
     shape = (problem.batch, problem.heads, problem.queries, problem.keys)
     tile = np.zeros(shape, statistics_dtype(problem.dtype))
-    _effects(problem, q, k, v, g, terms, {"weights": tile})
+    _effects(edges, {"weights": tile})
     return tile
 
 
-def effect_product(
-    problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms, x: Array, *, transposed: bool
-) -> Array:
+def effect_product(edges: Edges, x: Array, *, transposed: bool) -> Array:
     """E·x, (batch, heads, queries, d), or with `transposed` Eᵀ·x, (batch, heads, keys, d)."""
+    problem = edges.problem
     dtype = statistics_dtype(problem.dtype)
     size = problem.keys if transposed else problem.queries
     product = np.zeros((problem.batch, problem.heads, size, x.shape[-1]), dtype if transposed else np.float64)
     answers = {"transposed" if transposed else "product": product}
-    _effects(problem, q, k, v, g, terms, answers, x=bits(x), x_type=TYPES[x.dtype])
+    _effects(edges, answers, x=bits(x), x_type=TYPES[x.dtype])
     return product.astype(dtype, copy=False)
 
 
-def _effects(
-    problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms, answers: dict[str, Array], **more: Any
-) -> None:
+def _effects(edges: Edges, answers: dict[str, Array], **more: Any) -> None:
     """Run the pass over effects, which fills `answers`; `more` holds labels, an order, or x and its type.
 
     The kernel goes through the queries in segments that do not depend on the number of threads, and adds what each
     gives to the sums in their order; so no bit depends on it either.
     """
+    problem, *arrays, terms = edges
+    assert terms is not None
     dtype = statistics_dtype(problem.dtype)
     known = {"logsumexp": terms.logsumexp, "whole": terms.whole, "others": terms.others}
     known = {name: np.ascontiguousarray(x, dtype) for name, x in known.items() if x is not None}
     if terms.strongest is not None:
         known["strongest"] = np.ascontiguousarray(terms.strongest, np.int64)
-    call("effects", problem, bits(q), bits(k), bits(v), bits(g), {**known, **more}, answers)
+    call("effects", problem, *map(bits, arrays), {**known, **more}, answers)
 
 
 def repeatable(tensor_type: type | None) -> Any:

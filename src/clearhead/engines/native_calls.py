@@ -59,12 +59,7 @@ def _describe(problem: Problem) -> Any:
     arrays["scales"] = np.ascontiguousarray(problem.scale) if scales_differ(problem) else None
     return kernel.describe(
         type=TYPES[problem.dtype],
-        batch=problem.batch,
-        heads=problem.heads,
-        kv_heads=problem.kv_heads,
-        queries=problem.queries,
-        keys=problem.keys,
-        d_k=problem.d_k,
+        **{name: getattr(problem, name) for name in ("batch", "heads", "kv_heads", "queries", "keys", "d_k")},
         row_start=problem.rows.start,
         row_step=problem.rows.step,
         column_start=problem.cols.start,

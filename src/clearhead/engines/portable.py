@@ -15,10 +15,10 @@ from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array, blocks, group_size
 from clearhead.core.directions import Directions
 from clearhead.core.observations import areas
-from clearhead.core.problem import Problem
+from clearhead.core.problem import Inputs, Problem
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Kept, Upstream, elsewhere, room_for_columns, room_for_rows, unsupported
-from clearhead.engines.dual import dual, dual_call, dual_upstream, tangent, values_alone, wide
+from clearhead.engines.dual import dual, dual_inputs, dual_upstream, tangent, values_alone, wide
 from clearhead.engines.online_softmax import OnlineSoftmax, Values, mix
 from clearhead.engines.portable_effects import effect_product, effect_tile, effects, others, turned_values
 from clearhead.engines.portable_tiles import (
@@ -62,10 +62,9 @@ def reasons_not(problem: Problem) -> list[str]:
 
 
 @_quiet
-def rows(
-    problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted, part: Part = values_alone
-) -> dict[str, Array]:
+def rows(inputs: Inputs, want: Wanted, part: Part = values_alone) -> dict[str, Array]:
     """The output and the row statistics, in one pass over the keys."""
+    problem, q, k, v = inputs
     result = room_for_rows(problem, v, want, STATISTICS)
     for head in heads_of(problem, k, v):
         for block in blocks(problem.queries, QUERY_BLOCK):
@@ -83,21 +82,20 @@ def rows(
 
 
 def tangents(
-    problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, want: Wanted,
-    logsumexp: Array | None = None, output: Array | None = None,  # noqa: ARG001 it is computed in float64
-) -> dict[str, Array]:  # fmt: skip
+    inputs: Inputs, along: Directions, want: Wanted, logsumexp: Array | None = None, output: Array | None = None
+) -> dict[str, Array]:
     """The tangents of the row statistics, and without the log-sum-exp these statistics too."""
     want = replace(want, logsumexp=True)
-    result = {} if logsumexp is not None else rows(problem, q, k, v, want)
-    moved = rows(*dual_call(problem, q, k, v, along), want, tangent)
+    del output  # it is computed in float64
+    result = {} if logsumexp is not None else rows(inputs, want)
+    moved = rows(dual_inputs(inputs, along), want, tangent)
     return result | {f"{name}_tangent": x for name, x in moved.items()}
 
 
 @_quiet
-def columns(
-    problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted, part: Part = values_alone
-) -> dict[str, Array]:
+def columns(inputs: Inputs, logsumexp: Array, want: Wanted, part: Part = values_alone) -> dict[str, Array]:
     """The column statistics, in one pass over weights recomputed with the log-sum-exp."""
+    problem, q, k, _ = inputs
     result = room_for_columns(problem, want, STATISTICS)
     for head in heads_of(problem, k):
         total = {name: array[head.batch, head.index] for name, array in result.items()}
@@ -118,17 +116,15 @@ def columns(
     return {name: array.astype(dtype, copy=False) for name, array in result.items()}
 
 
-def column_tangents(
-    problem: Problem, q: Array, k: Array, along: Directions, kept: Kept, want: Wanted
-) -> dict[str, Array]:
+def column_tangents(inputs: Inputs, along: Directions, kept: Kept, want: Wanted) -> dict[str, Array]:
     """The tangents of the column statistics, sums of the weights' tangents."""
-    problem, q, k, _ = dual_call(problem, q, k, None, along)
-    return columns(problem, q, k, dual(*kept), want, tangent)
+    return columns(dual_inputs(inputs, along), dual(*kept), want, tangent)
 
 
 @_quiet
-def weights(problem: Problem, q: Array, k: Array, logsumexp: Array) -> Array:
+def weights(inputs: Inputs, logsumexp: Array) -> Array:
     """Every weight of this (small) problem: exp(logit - log-sum-exp)."""
+    problem, q, k, _ = inputs
     shape = (problem.batch, problem.heads, problem.queries, problem.keys)
     result = np.zeros(shape, statistics_dtype(problem.dtype))
     for head in heads_of(problem, k):
@@ -138,8 +134,9 @@ def weights(problem: Problem, q: Array, k: Array, logsumexp: Array) -> Array:
 
 
 @_quiet
-def transposed(problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array) -> Array:
+def transposed(inputs: Inputs, logsumexp: Array, g: Array) -> Array:
     """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d); blocks of zero rows are skipped."""
+    problem, q, k, _ = inputs
     result = np.zeros((problem.batch, problem.heads, problem.keys, g.shape[-1]), np.float64)
     for head in heads_of(problem, k):
         rows = g[head.batch, head.index if g.shape[1] > 1 else 0]
@@ -152,11 +149,9 @@ def transposed(problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array)
 
 
 @_quiet
-def gradients(
-    problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream,
-    part: Part = values_alone,
-) -> dict[str, Array]:  # fmt: skip
+def gradients(inputs: Inputs, logsumexp: Array, upstream: Upstream, part: Part = values_alone) -> dict[str, Array]:
     """The gradients of q, k, v, the bias and the table of spans, in one pass over the recomputed weights."""
+    problem, q, k, v = inputs
     values = None if upstream.output is None else v
     shapes = {name: x.shape for name, x in (("q", q), ("k", k), ("v", values)) if x is not None}
     shapes |= {name: shape for name in ("bias", "spans") if (shape := getattr(upstream, name)) is not None}
@@ -205,9 +200,7 @@ def gradients(
 
 
 def gradient_tangents(
-    problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, kept: Kept, upstream: Upstream,
-    changing: Upstream,
-) -> dict[str, Array]:  # fmt: skip
+    inputs: Inputs, along: Directions, kept: Kept, upstream: Upstream, changing: Upstream
+) -> dict[str, Array]:
     """The tangents of the gradients of q, k, v, the bias and the table of spans."""
-    arrays = dual_call(problem, q, k, v, along)
-    return gradients(*arrays, dual(*kept), dual_upstream(upstream, changing), tangent)
+    return gradients(dual_inputs(inputs, along), dual(*kept), dual_upstream(upstream, changing), tangent)

@@ -15,8 +15,8 @@ import numpy as np
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
 from clearhead.core.directions import Directions
-from clearhead.core.effects import Others, Terms, WantedEffects, merged, no_keys
-from clearhead.core.problem import Problem
+from clearhead.core.effects import Edges, Others, WantedEffects, merged, no_keys
+from clearhead.core.problem import Inputs, Problem
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Kept, Upstream, in_one_dtype, unsupported
 
@@ -29,7 +29,7 @@ try:
     from clearhead.engines.gpu import rows as row_kernels
     from clearhead.engines.gpu import tensors as gpu
     from clearhead.engines.gpu.backward import Derivatives, Moving, in_parts
-    from clearhead.engines.gpu.causes import Edges
+    from clearhead.engines.gpu.causes import EffectPass
     from clearhead.engines.gpu.column_pass import ColumnPass
 
     STATISTICS = row_kernels.STATISTICS | column_kernels.STATISTICS
@@ -50,7 +50,7 @@ def _there(pass_: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(pass_)
     def launched(*args: _P.args, **named: _P.kwargs) -> _R:
-        device = gpu.device_of(args[1])  # type: ignore[arg-type]
+        device = gpu.device_of(args[0][1])  # type: ignore[index]
         with torch.cuda.device(device) if device.type == "cuda" else np.errstate(all="ignore"):
             return pass_(*args, **named)
 
@@ -74,28 +74,28 @@ def reasons_not(problem: Problem) -> list[str]:
 
 @_there
 @in_one_dtype
-def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> dict[str, Array]:
+def rows(inputs: Inputs, want: Wanted) -> dict[str, Array]:
     """The output and the row statistics, in one pass over the keys."""
-    run = partial(row_pass.answers, problem, q, k)
-    return _arrays(row_pass.in_slices(run, want, MOST_D, v if want.output else None), q)
+    run = partial(row_pass.answers, inputs)
+    return _arrays(row_pass.in_slices(run, want, MOST_D, inputs.v if want.output else None), inputs.q)
 
 
 @_there
-def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> dict[str, Array]:
+def columns(inputs: Inputs, logsumexp: Array, want: Wanted) -> dict[str, Array]:
     """The column statistics, from weights recomputed with the log-sum-exp; images are computed in bands of queries."""
-    return _arrays(ColumnPass(problem, q, k, logsumexp=logsumexp).answers(want), q)
+    return _arrays(ColumnPass(inputs, logsumexp=logsumexp).answers(want), inputs.q)
 
 
 @_there
-def weights(problem: Problem, q: Array, k: Array, logsumexp: Array) -> Array:
+def weights(inputs: Inputs, logsumexp: Array) -> Array:
     """Every weight of this (small) problem: exp(logit - log-sum-exp)."""
-    return gpu.from_tensor(ColumnPass(problem, q, k, logsumexp=logsumexp).tile(), q)
+    return gpu.from_tensor(ColumnPass(inputs, logsumexp=logsumexp).tile(), inputs.q)
 
 
 @_there
-def transposed(problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array) -> Array:
+def transposed(inputs: Inputs, logsumexp: Array, g: Array) -> Array:
     """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d)."""
-    return gpu.from_tensor(ColumnPass(problem, q, k, logsumexp=logsumexp).transposed(g), q)
+    return gpu.from_tensor(ColumnPass(inputs, logsumexp=logsumexp).transposed(g), inputs.q)
 
 
 def _arrays(tensors: "dict[str, torch.Tensor]", like: Array) -> dict[str, Array]:
@@ -104,42 +104,40 @@ def _arrays(tensors: "dict[str, torch.Tensor]", like: Array) -> dict[str, Array]
 
 @_there
 @in_one_dtype
-def gradients(
-    problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream
-) -> dict[str, Array]:
+def gradients(inputs: Inputs, logsumexp: Array, upstream: Upstream) -> dict[str, Array]:
     """The gradients of q, k, v, bias and spans. Each element has one writer: results are deterministic."""
-    return _derivatives(problem, q, k, v, logsumexp, upstream)
+    return _derivatives(inputs, logsumexp, upstream)
 
 
 def _derivatives(
-    problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream,
-    moving: "Moving | None" = None,
-) -> dict[str, Array]:  # fmt: skip
+    inputs: Inputs, logsumexp: Array, upstream: Upstream, moving: "Moving | None" = None
+) -> dict[str, Array]:
+    problem, q, _, v = inputs
     number = gpu.statistics(problem) if upstream.keep_float32 else gpu.torch_dtype(problem.dtype)
     if v is None or upstream.output is None or v.shape[-1] <= MOST_D:
-        return _arrays(Derivatives(problem, q, k, v, logsumexp, upstream, moving).all(number), q)
-    parts = in_parts(problem, q, k, v, logsumexp, upstream, moving, MOST_D)
+        return _arrays(Derivatives(inputs, logsumexp, upstream, moving).all(number), q)
+    parts = in_parts(inputs, logsumexp, upstream, moving, MOST_D)
     return _arrays({name: x if name in ("bias", "spans") else x.to(number) for name, x in parts.items()}, q)
 
 
 @_there
 @in_one_dtype
 def tangents(
-    problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, want: Wanted,
-    logsumexp: Array | None = None, output: Array | None = None,
-) -> dict[str, Array]:  # fmt: skip
+    inputs: Inputs, along: Directions, want: Wanted, logsumexp: Array | None = None, output: Array | None = None
+) -> dict[str, Array]:
     """The tangents of the output and of the row statistics; a row pass first where the log-sum-exp is unknown."""
+    problem, q, _, v = inputs
     values = v if want.output else None
     results = {}
     exact = output is not None and output.dtype == statistics_dtype(problem.dtype)  # a rounded one would lose digits
     if logsumexp is None or (values is not None and not exact):
         asked = replace(want, logsumexp=True) if logsumexp is None else Wanted(output=True)
-        results = rows(problem, q, k, v, replace(asked, keep_float32=True))
+        results = rows(inputs, replace(asked, keep_float32=True))
         output = results.get("output")
     known = results["logsumexp"] if logsumexp is None else logsumexp
 
     def run(want: Wanted, v: Array | None, moved: Array | None, output: Array | None) -> "dict[str, torch.Tensor]":
-        return row_pass.tangents(problem, q, k, v, replace(along, v=moved), want, known, output)
+        return row_pass.tangents(inputs._replace(v=v), replace(along, v=moved), want, known, output)
 
     moved = row_pass.in_slices(run, want, MOST_D, values, along.v, output)
     answers = {f"{name}_tangent": gpu.from_tensor(tensor, q) for name, tensor in moved.items()}
@@ -150,56 +148,51 @@ def tangents(
 
 
 @_there
-def column_tangents(
-    problem: Problem, q: Array, k: Array, along: Directions, kept: Kept, want: Wanted
-) -> dict[str, Array]:  # fmt: skip
+def column_tangents(inputs: Inputs, along: Directions, kept: Kept, want: Wanted) -> dict[str, Array]:
     """The tangents of the column statistics, from tangents of weights."""
-    return _arrays(ColumnPass(problem, q, k, kept=kept, along=along).answers(want), q)
+    return _arrays(ColumnPass(inputs, kept=kept, along=along).answers(want), inputs.q)
 
 
 @_there
 @in_one_dtype
 def gradient_tangents(
-    problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, kept: Kept, upstream: Upstream,
-    changing: Upstream,
-) -> dict[str, Array]:  # fmt: skip
+    inputs: Inputs, along: Directions, kept: Kept, upstream: Upstream, changing: Upstream
+) -> dict[str, Array]:
     """The tangents of the gradients. Each element has one writer: results are deterministic."""
-    values = v if upstream.output is not None or changing.output is not None else None
+    if upstream.output is None and changing.output is None:
+        inputs = inputs._replace(v=None)
     if upstream.output is None and changing.output is not None:
         moved = gpu.strided(changing.output).tensor
-        upstream = replace(upstream, output=gpu.from_tensor(torch.zeros(changing.output.shape).to(moved), q))
-    return _derivatives(problem, q, k, values, kept.logsumexp, upstream, Moving(along, kept, changing))
+        upstream = replace(upstream, output=gpu.from_tensor(torch.zeros(changing.output.shape).to(moved), inputs.q))
+    return _derivatives(inputs, kept.logsumexp, upstream, Moving(along, kept, changing))
 
 
 @_there
-def others(problem: Problem, q: Array, k: Array, v: Array, g: Array) -> Others:
+def others(edges: Edges) -> Others:
     """Each row's strongest key and what all its other keys answer, in the CPU's memory, in one pass over the keys."""
+    problem = edges.problem
     result = no_keys((problem.batch, problem.heads, problem.queries))
     if result.logit.size and problem.keys:
-        for part in Edges(problem, q, k, v, g, None, row_pass.split_of(problem, 1)).others():
+        for part in EffectPass(edges, row_pass.split_of(problem, 1)).others():
             strongest, *rest = (x.cpu().numpy() for x in part)
             result = merged(result, Others(strongest.astype(np.int64), *[x.astype(np.float64) for x in rest]), 0)
     return result
 
 
 @_there
-def effects(
-    problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms, want: WantedEffects
-) -> dict[str, Array]:
+def effects(edges: Edges, want: WantedEffects) -> dict[str, Array]:
     """What is wanted of the matrix of effects: one pass by queries, one by keys, and one for each band of an image."""
-    return _arrays(Edges(problem, q, k, v, g, terms, row_pass.split_of(problem, 1)).effects(want), q)
+    return _arrays(EffectPass(edges, row_pass.split_of(edges.problem, 1)).effects(want), edges.q)
 
 
 @_there
-def effect_tile(problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms) -> Array:
+def effect_tile(edges: Edges) -> Array:
     """Every effect of this (small) problem, (batch, heads, queries, keys)."""
-    return gpu.from_tensor(Edges(problem, q, k, v, g, terms).tile(), q)
+    return gpu.from_tensor(EffectPass(edges).tile(), edges.q)
 
 
 @_there
-def effect_product(
-    problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms, x: Array, *, transposed: bool
-) -> Array:
+def effect_product(edges: Edges, x: Array, *, transposed: bool) -> Array:
     """E·x, (batch, heads, queries, d), or with `transposed` Eᵀ·x, (batch, heads, keys, d)."""
-    edges = Edges(problem, q, k, v, g, terms)
-    return gpu.from_tensor(edges.transposed(x) if transposed else edges.product(x), q)
+    run = EffectPass(edges)
+    return gpu.from_tensor(run.transposed(x) if transposed else run.product(x), edges.q)

@@ -43,7 +43,8 @@ def folder(name: str) -> Path:
             cached = Path(snapshot_download(name, local_files_only=True))
             if _is_whole(cached):
                 return cached
-        offline = [key for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if _is_on(os.environ.get(key, ""))]
+        switches = {key: os.environ.get(key, "").upper() for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
+        offline = [key for key, value in switches.items() if value in ("1", "ON", "YES", "TRUE")]
         if offline:
             raise FileError(
                 "{tried}, and {variable} does not allow downloading it.", hint, **values, variable=offline[0]
@@ -120,10 +121,6 @@ def _integers(config: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
             yield from _integers(value, depth + 1)
         elif type(value) is int:
             yield str(key), value
-
-
-def _is_on(value: str) -> bool:
-    return value.upper() in ("1", "ON", "YES", "TRUE")
 
 
 def _reachable(address: str) -> bool:

@@ -7,6 +7,7 @@ its blobs; LM Studio keeps PUBLISHER/NAME/*.gguf; the Hugging Face cache models-
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -65,11 +66,7 @@ def load_model(name: Any = None, *, memory: int | None = None) -> "model.Model |
 
         return hub.load(text)
     loaded = model.load(place, memory=memory)
-    return loaded if str(place) == text else _named(loaded, text)
-
-
-def _named(loaded: "model.Model", name: str) -> "model.Model":
-    return model.Model(name, loaded.decoder, loaded.tokenizer, loaded.template, loaded.ends)
+    return loaded if str(place) == text else replace(loaded, name=text)
 
 
 def _place(name: str) -> Path | None:

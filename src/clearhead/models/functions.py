@@ -85,10 +85,6 @@ def _normal_share(x: Array) -> Array:
     return np.asarray(exact(x.astype(np.float64)), dtype=np.float64)
 
 
-def _gelu(x: Array) -> Array:
-    return (x * _normal_share(x)).astype(x.dtype)
-
-
 def _gelu_slope(x: Array) -> Array:
     exact = x.astype(np.float64)
     return (_normal_share(x) + exact * np.exp(-0.5 * exact**2) / sqrt(2 * pi)).astype(x.dtype)
@@ -109,7 +105,7 @@ def _silu_slope(x: Array) -> Array:
 ACTIVATIONS = {
     "gelu_new": Activation(_gelu_tanh, _gelu_tanh_slope),
     "gelu_pytorch_tanh": Activation(_gelu_tanh, _gelu_tanh_slope),
-    "gelu": Activation(_gelu, _gelu_slope),
+    "gelu": Activation(lambda x: (x * _normal_share(x)).astype(x.dtype), _gelu_slope),
     "relu": Activation(lambda x: np.maximum(x, 0), lambda x: (x > 0).astype(x.dtype)),
     "silu": Activation(_silu, _silu_slope),
     "tanh": Activation(np.tanh, lambda x: 1 - np.tanh(x) ** 2),

@@ -107,14 +107,13 @@ def through(part: Attended, g: Array) -> tuple[dict[str, Array], Array]:
     part is differentiated with the output and the log-sum-exp of the whole row, as blocks of keys are in FlashAttention
     (Dao et al. 2022, appendix B). Without gates, the gates' derivatives are 0.
     """
-    described, values = describe_whole(part.q, part.k, part.v, cast("Rules", part.rules))
-    problem, arrays = described.problem, (described.q, described.k, values)
-    engine = engines.get(engines.choose_for("gradients", problem).engine)
+    inputs = describe_whole(part.q, part.k, part.v, cast("Rules", part.rules))[0].inputs
+    engine = engines.get(engines.choose_for("gradients", inputs.problem).engine)
     answers = {"output": part.output[None], "logsumexp": part.logsumexp[None]}
     heads, tokens = len(part.q), part.k.shape[1]
     bias = None if part.gates is None else (1, heads, 1, tokens)
     upstream: dict[str, Any] = {"output": np.ascontiguousarray(g, part.q.dtype)[None]}
-    gradients = backward.gradients(engine, problem, arrays, answers, upstream, bias=bias)
+    gradients = backward.gradients(engine, inputs, answers, upstream, bias=bias)
     by = {name: gradients[name][0] for name in "qkv"}
     if part.gates is None:
         return by, np.zeros((heads, tokens))

@@ -65,7 +65,8 @@ def projections(paths: Mapping[str, Any], path: str) -> Projections:
     if getattr(out, "bias", None) is not None:
         biases.add("b_o")
     normed = any("norm" in name for name, _ in module.named_children())
-    rotated = any("Rotary" in type(each).__name__ for each in paths.values()) or _rotates(module)
+    rotated = any("Rotary" in type(each).__name__ for each in paths.values())
+    rotated = rotated or bool(getattr(module, "rotary_dim", None))  # by a function and a table, as GPT-J
     through = "norm({})" if normed else "{}"
     return Projections(frozenset(biases), f"RoPE({through})" if rotated else through)
 
@@ -73,8 +74,3 @@ def projections(paths: Mapping[str, Any], path: str) -> Projections:
 def _is_linear(module: Any) -> bool:
     weight = getattr(module, "weight", None)
     return weight is not None and weight.ndim == 2 and "Embedding" not in type(module).__name__
-
-
-def _rotates(module: Any) -> bool:
-    """Does a module without a class for it rotate, by a function and a table, as GPT-J's?"""
-    return bool(getattr(module, "rotary_dim", None))

@@ -72,7 +72,7 @@ def attention(
     described, values = describe_whole(q, k, v, rules, num_threads)
     check_room(described.problem, _OUTPUT, values.shape[-1])
     chosen = engines.get(engines.choose(described.problem, engine).engine)
-    output = chosen.rows(described.problem, described.q, described.k, described.v, _OUTPUT)["output"]
+    output = chosen.rows(described.inputs, _OUTPUT)["output"]
     if chosen is native:
         fast_calls.remember(key, q, k, v, described)
     return described.restore(described.problem.restore(output))

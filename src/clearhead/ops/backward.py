@@ -27,7 +27,7 @@ from clearhead.core.axes import Array, group_size
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.merging import sink_weights
 from clearhead.core.observations import areas
-from clearhead.core.problem import Problem
+from clearhead.core.problem import Inputs, Problem
 from clearhead.core.statistics import STATISTICS, Groups, Wanted, arrays_of, listed
 from clearhead.engines.base import Engine, Upstream
 from clearhead.engines.remote import Remote
@@ -67,12 +67,10 @@ def check_derivatives(by: Iterable[str]) -> None:
 
 
 def zeros(
-    problem: Problem,
-    arrays: tuple[Array, Array, Array | None],
-    bias: tuple[int, int, int, int] | None,
-    spans: tuple[int, int, int, int] | None,
+    inputs: Inputs, bias: tuple[int, int, int, int] | None, spans: tuple[int, int, int, int] | None
 ) -> dict[str, Array]:
     """Gradients of zero, by name."""
+    problem, *arrays = inputs
     shapes = {name: x.shape for name, x in zip("qkv", arrays, strict=True) if x is not None}
     shapes |= {name: shape for name, shape in (("bias", bias), ("spans", spans)) if shape is not None}
     shapes |= {} if problem.sinks is None else {"sinks": (problem.heads,)}
@@ -82,8 +80,7 @@ def zeros(
 @np.errstate(all="ignore")  # NaN and infinity are legal values, in upstream gradients too
 def gradients(
     engine: Engine,
-    problem: Problem,
-    arrays: tuple[Array, Array, Array | None],
+    inputs: Inputs,
     answers: Mapping[str, Array],
     by: Mapping[str, Array],
     *,
@@ -94,7 +91,6 @@ def gradients(
 ) -> dict[str, Array]:
     """The gradients of "q", "k", "v" and, where the problem has them, "sinks" (heads,), "bias" and "spans", by name.
 
-    arrays   q (batch, heads, queries, d_k), k (batch, kv_heads, keys, d_k), v (batch, kv_heads, keys, d_v) or None
     answers  results of the forward pass, (batch, heads, …): logsumexp always, and each result named in `by`
     by       the upstream gradients of the results, each of its result's shape
     groups   the labels; needed when `by` has groups
@@ -106,17 +102,17 @@ def gradients(
     O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory beyond inputs and answers.
     """
     check_derivatives(by)
+    problem, q, _, v = inputs
     shapes: Any = {"bias": bias, "spans": spans}
     if not prod((problem.batch, problem.heads, problem.queries, problem.keys)):  # no weights: gradients are zero
-        return {name: to_device_of(x, arrays[0]) for name, x in zeros(problem, arrays, bias, spans).items()}
-    on_device, kept, loss, sinks = isinstance(arrays[0], DeviceArray), answers, by, problem.sinks
+        return {name: to_device_of(x, q) for name, x in zeros(inputs, bias, spans).items()}
+    on_device, kept, loss, sinks = isinstance(q, DeviceArray), answers, by, problem.sinks
     if on_device and not {*by} <= {*listed(derivative="row"), *listed(derivative="key")}:  # rarely used
-        near = nearby((arrays, answers, by))
-        return gradients(Remote(engine, arrays[0]), problem, *near, groups=groups, **shapes)
+        return gradients(Remote(engine, q), *nearby((inputs, answers, by)), groups=groups, **shapes)
     xp: Any = sys.modules["torch"] if on_device else np
     dtype = statistics_dtype(problem.dtype)
     low = _low_rank(problem, by, groups)
-    entries = _entries(engine, problem, arrays, answers, by)
+    entries = _entries(engine, inputs, answers, by)
     if on_device:
         real = getattr(xp, dtype.name)
         kept, loss = ({name: cast("Any", x).tensor.to(real) for name, x in part.items()} for part in (answers, by))
@@ -125,27 +121,26 @@ def gradients(
     def arranged(x: Any) -> Any:
         return DeviceArray(x) if on_device else np.ascontiguousarray(x, dtype)
 
-    def mixed(x: Any) -> Any:
-        product: Any = _mixed(engine, problem, arrays, arranged(x))
+    def mixed(x: Any) -> Any:  # A·x in the statistics' dtype, even for half-precision inputs
+        product: Any = engine.rows(inputs._replace(v=arranged(x)).astype(dtype), Wanted(output=True))["output"]
         return product.tensor if on_device else product
 
     rows = _row_terms(xp, replace(problem, sinks=sinks), kept, loss, mixed, low, entries)
     parts = {part: arranged(loss[name]) for part, name in _PARTS.items() if name in by}
     upstream = Upstream(arranged(rows), by.get("output"), **parts, **shapes, keep_float32=keep_float32)
     if low is None:
-        result = dict(engine.gradients(problem, *arrays, answers["logsumexp"], upstream))
+        result = dict(engine.gradients(inputs, answers["logsumexp"], upstream))
     else:  # X and Y as further columns of dO and v, in the statistics' dtype, since they do not fit half precision
-        q, k, v = arrays
         v = v if "output" in by else None
         output, values = with_columns(problem, v, upstream.output, [low])
-        wide = replace(problem, dtype=dtype), q.astype(dtype, copy=False), k.astype(dtype, copy=False), values
-        result = dict(engine.gradients(*wide, answers["logsumexp"], replace(upstream, output=output)))
+        wide = inputs._replace(v=values).astype(dtype)
+        result = dict(engine.gradients(wide, answers["logsumexp"], replace(upstream, output=output)))
         by_values = result.pop("v")
         result |= {} if v is None else {"v": without_columns(v, by_values)}
     if entries:
         result = {name: array.astype(np.float64) for name, array in result.items()}
         for one in entries:
-            _add_entries(problem, arrays, result, one)
+            _add_entries(inputs, result, one)
     if sinks is not None:
         total: Any = _by_sinks(xp, sinks, kept["logsumexp"], rows, loss.get("entropy"))
         result["sinks"] = cast("Array", DeviceArray(total)) if on_device else total
@@ -156,6 +151,8 @@ def nearby(x: Any) -> Any:
     """Arrays on a GPU, also in tuples and dicts, copied to the CPU; what is there already stays as it is."""
     if isinstance(x, Mapping):
         return {name: nearby(one) for name, one in x.items()}
+    if isinstance(x, Inputs):
+        return Inputs(x.problem, *map(nearby, x[1:]))
     if isinstance(x, tuple):
         return tuple(map(nearby, x))
     return None if x is None else on_cpu(x)
@@ -211,13 +208,6 @@ def _by_sinks(xp: Any, sinks: Any, logsumexp: Any, rows: Any, entropy: Any) -> A
     by_logit = rows if entropy is None else rows + entropy
     weights = sink_weights(xp, sinks, logsumexp)
     return xp.where(weights == 0, 0.0, weights * by_logit).sum((0, 2))
-
-
-def _mixed(engine: Engine, problem: Problem, arrays: tuple[Array, Array, Array | None], values: Array) -> Array:
-    """A·values for values (batch, heads, keys, columns), in the statistics' dtype even for half-precision inputs."""
-    dtype = statistics_dtype(problem.dtype)
-    q, k, values = (x.astype(dtype, copy=False) for x in (arrays[0], arrays[1], values))
-    return engine.rows(replace(problem, dtype=dtype), q, k, values, Wanted(output=True))["output"]
 
 
 def _low_rank(problem: Problem, by: Mapping[str, Array], groups: Groups | None) -> LowRank | None:
@@ -279,15 +269,9 @@ def without_columns(v: Array, by_values: Array) -> Array:
     return np.asarray(by_head.reshape(*v.shape[:2], -1, *by_head.shape[2:]).sum(axis=2))
 
 
-def _entries(
-    engine: Engine,
-    problem: Problem,
-    arrays: tuple[Array, Array, Array | None],
-    answers: Mapping[str, Array],
-    by: Mapping[str, Array],
-) -> list[Entries]:
+def _entries(engine: Engine, inputs: Inputs, answers: Mapping[str, Array], by: Mapping[str, Array]) -> list[Entries]:
     """The single weights with upstream gradients: top weights, weights at the own position, peaks, row maxima."""
-    result = []
+    problem, result = inputs.problem, []
     rows = np.arange(problem.queries)
     if "top_weights" in by:
         keys, slopes = answers["top_indices"], by["top_weights"] * answers["top_weights"].astype(np.float64)
@@ -305,33 +289,31 @@ def _entries(
         keys = np.broadcast_to(np.where(there, keys, 0), slopes.shape)
         result.append(Entries(np.broadcast_to(rows, slopes.shape), keys, slopes, softmax=False))
     if "max_logit" in by:
-        keys = engine.rows(problem, *arrays[:2], None, Wanted(top=1))["top_indices"][..., 0]
+        keys = engine.rows(inputs._replace(v=None), Wanted(top=1))["top_indices"][..., 0]
         slopes = np.where(keys < 0, 0.0, by["max_logit"])
         result.append(Entries(np.broadcast_to(rows, keys.shape), np.maximum(keys, 0), slopes, softmax=False))
     if "peak" in by:
-        queries = _peaks(engine, problem, arrays, answers["logsumexp"])
+        queries = _peaks(engine, inputs, answers["logsumexp"])
         keys = np.broadcast_to(np.arange(problem.keys), queries.shape)
         slopes = by["peak"] * answers["peak"].astype(np.float64)
         result.append(Entries(queries, keys, slopes, softmax=True))
     return result
 
 
-def _peaks(engine: Engine, problem: Problem, arrays: tuple[Array, Array, Array | None], logsumexp: Array) -> Array:
+def _peaks(engine: Engine, inputs: Inputs, logsumexp: Array) -> Array:
     """The query with each key's largest weight, (batch, heads, keys); the first one where several are equal."""
-    q, k = arrays[:2]
+    problem, q, k, _ = inputs
     result = np.zeros((problem.batch, problem.heads, problem.keys), np.int64)
     for start in range(0, problem.keys if problem.queries else 0, _PEAK_KEYS):
         cols = slice(start, min(start + _PEAK_KEYS, problem.keys))
         part = problem.take(keys=range(cols.start, cols.stop))
-        result[:, :, cols] = engine.weights(part, q, k[:, :, cols], logsumexp).argmax(axis=-2)
+        result[:, :, cols] = engine.weights(Inputs(part, q, k[:, :, cols]), logsumexp).argmax(axis=-2)
     return result
 
 
-def _add_entries(
-    problem: Problem, arrays: tuple[Array, Array, Array | None], gradients: dict[str, Array], entries: Entries
-) -> None:
+def _add_entries(inputs: Inputs, gradients: dict[str, Array], entries: Entries) -> None:
     """Add the contributions of single logits to the gradients of q, k, bias and spans."""
-    q, k = arrays[:2]
+    problem, q, k, _ = inputs
     for batch, head in np.ndindex(q.shape[:2]):
         pair, kv = (batch, head), (batch, problem.kv_head_of(head))
         rows, cols, slopes = (x[pair] for x in entries[:3])

@@ -16,6 +16,7 @@ from clearhead.core.effect_lists import strongest_edges
 from clearhead.core.effects import (
     EFFECTS,
     AskedEffects,
+    Edges,
     Effects,
     Kind,
     Order,
@@ -187,7 +188,7 @@ class CauseMatrix(Tabular, ObservableEffects, NumpyFunctions):
         if 0 in self.shape:
             zeros = room_for_effects(factors.problem, want)
             return {name: x if x.dtype == np.int64 else x.astype(self.dtype) for name, x in zeros.items()}
-        return dict(self._engine.effects(factors.problem, factors.q, factors.k, self._v, self._g, self._terms, want))
+        return dict(self._engine.effects(self._edges(self._terms), want))
 
     def _restore(self, x: Array) -> Any:
         return self._factors.restore(to_device_of(x, self._factors.q) if isinstance(x, np.ndarray) else x)
@@ -197,8 +198,10 @@ class CauseMatrix(Tabular, ObservableEffects, NumpyFunctions):
         factors = self._factors
         if self.kind != "cut":
             return Terms(self.kind, factors.logsumexp)
-        others = self._engine.others(factors.problem, factors.q, factors.k, self._v, self._g)
-        return terms_of_cuts(others, factors.problem.sinks, factors.logsumexp)
+        return terms_of_cuts(self._engine.others(self._edges()), factors.problem.sinks, factors.logsumexp)
+
+    def _edges(self, terms: Terms | None = None) -> Edges:
+        return Edges(self._factors.problem, self._factors.q, self._factors.k, self._v, self._g, terms)
 
     @property
     def _engine(self) -> EffectEngine:
@@ -227,13 +230,13 @@ class CauseMatrix(Tabular, ObservableEffects, NumpyFunctions):
         terms = terms.part(places, as_slice(head), rows)
         if terms.strongest is not None:  # as a place among the keys picked
             terms = terms.among(cols)
-        return self._engine.effect_tile(part.problem.take(keys=cols), part.q, part.k[:, :, keys], v, g, terms)
+        return self._engine.effect_tile(Edges(part.problem.take(keys=cols), part.q, part.k[:, :, keys], v, g, terms))
 
     def _transposed(self, x: Any) -> Any:
         return self._product(x, transposed=True)
 
     def _product(self, x: Any, *, transposed: bool = False) -> Any:
-        factors, problem = self._factors, self._factors.problem
+        problem = self._factors.problem
         array, restore = as_array(x, "x", problem.device)
         long, heads, result = problem.keys, (problem.heads, problem.kv_heads), problem.queries
         if transposed:
@@ -246,8 +249,7 @@ class CauseMatrix(Tabular, ObservableEffects, NumpyFunctions):
         if 0 in (*self.shape, *size):
             product = to_device_of(np.zeros(size, self.dtype), operands)
         else:
-            arrays = factors.q, factors.k, self._v, self._g
-            product = self._engine.effect_product(problem, *arrays, self._terms, operands, transposed=transposed)
+            product = self._engine.effect_product(self._edges(self._terms), operands, transposed=transposed)
         whole = problem.restore(product)
         return restore(whole[..., 0] if vector else whole)
 

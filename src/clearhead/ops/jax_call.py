@@ -10,7 +10,7 @@ from clearhead import engines
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array, as_slice
 from clearhead.core.directions import Directions
-from clearhead.core.problem import Described, Problem, describe
+from clearhead.core.problem import Described, Inputs, Problem, describe
 from clearhead.core.rules import FIELDS, RULES, Rules, joined
 from clearhead.core.statistics import STATISTICS, Groups, Wanted, arrays_of
 from clearhead.engines.base import kinds
@@ -47,10 +47,10 @@ class Traced:
 
     def run(self, *arrays: Array) -> list[Array]:
         """The arrays that answer what is wanted."""
-        problem, (q, k, v) = self.read(dict(zip(self.names, arrays, strict=True)))
-        engine = engines.get(engines.choose(problem, self.engine, self.want).engine)
-        result = engines.answer(engine, problem, q, k, v, self.want)
-        return [problem.restore(result[name]) for name in self.arrays()]
+        inputs = self.read(dict(zip(self.names, arrays, strict=True)))
+        engine = engines.get(engines.choose(inputs.problem, self.engine, self.want).engine)
+        result = engines.answer(engine, inputs, self.want)
+        return [inputs.problem.restore(result[name]) for name in self.arrays()]
 
     def describe(self, arrays: Arrays) -> Described:
         """The problem of all queries; what all calls of a mapped axis share has there an axis of size 1, or none."""
@@ -64,10 +64,10 @@ class Traced:
         q, k, v = (each.pop(name, None) for name in "qkv")
         return describe(q, k, v, joined(each))
 
-    def read(self, arrays: Arrays) -> tuple[Problem, tuple[Array, Array, Array | None]]:
+    def read(self, arrays: Arrays) -> Inputs:
         """The problem of the chosen queries, with its arrays (batch, heads, …), now that the numbers are there."""
         read = self.describe(arrays)
-        return read.problem.take(queries=self.rows), (read.q[:, :, as_slice(self.rows)], read.k, read.v)
+        return Inputs(read.problem.take(queries=self.rows), read.q[:, :, as_slice(self.rows)], read.k, read.v)
 
     def blocks(self, results: Arrays) -> dict[str, Array]:
         """Results (…, heads, …), or what belongs to them, as arrays (batch, heads, …)."""
@@ -91,7 +91,7 @@ class Traced:
             groups = Groups(np.tile(groups.queries, (count, 1)), np.tile(groups.keys, (count, 1)), groups.counts)
         call = replace(self, batch=(count, *self.batch), want=replace(self.want, groups=groups))
         zeros = [np.broadcast_to(np.zeros((), dtype), shape) for shape, dtype in arrays]
-        return replace(call, problem=call.read(dict(zip(self.names, zeros, strict=True)))[0])
+        return replace(call, problem=call.read(dict(zip(self.names, zeros, strict=True))).problem)
 
 
 def axes_of(name: str) -> tuple[str, ...]:
@@ -158,16 +158,17 @@ class Derivative:
     def run(self, *arrays: Array) -> list[Array]:
         """What the map answers."""
         call = self.call
-        inputs, *results, along, changing = self.split(arrays)
-        problem, operands = call.read(inputs)
+        named, *results, along, changing = self.split(arrays)
+        inputs = call.read(named)
+        problem = inputs.problem
         known, by, changing = (call.blocks(side) for side in (*results, changing))
         name = "gradients" if not self.along else "gradient_tangents" if self.asked else "tangents"
         engine: Any = engines.get(engines.choose_for(name, problem, call.engine).engine)
-        direction = call.directions(inputs, along) if along else Directions()
+        direction = call.directions(named, along) if along else Directions()
         shapes = {name: shape for name, (shape, _) in self.asked.items()}
         bias, spans = (tangents.shared_shape(problem, name, shapes.get(name)) for name in ("bias", TABLE))
-        parts = problem, operands, known, by, direction, changing, call.want.groups, bias, spans
-        one = tangents.Derivative(engine, *parts)
+        sides = known, by, direction, changing
+        one = tangents.Derivative(engine, inputs, *sides, call.want.groups, bias, spans)
         gradients, moved, _ = tangents.derivative(one, call.want.only(self.moved))
         return [_as_asked(call, gradients, *each) for each in self.asked.items()] + [
             problem.restore(moved[name]) for name in self.moved

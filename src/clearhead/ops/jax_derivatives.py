@@ -32,17 +32,10 @@ def called(call: Traced, arrays: Sequence[Any]) -> Values:
 
 
 def _along(
-    call: Traced,
-    inputs: Values,
-    known: Values,
-    *,
-    by: Values,
-    along: Values,
-    changing: Values,
-    asked: Mapping[str, Kind],
-    moved: Sequence[str],
+    call: Traced, inputs: Values, known: Values, asked: Mapping[str, Kind], moved: Sequence[str], **sides: Values
 ) -> Values:
-    """What a derivative answers, by name; what is missing is zero."""
+    """What a derivative answers, by name; what is missing of the sides `by`, `along` and `changing` is zero."""
+    by, along, changing = (sides.get(role, {}) for role in ("by", "along", "changing"))
     asked = dict(asked) if (by and along) or changing else {}
     moved = tuple(moved) if along else ()
     by, changing = (by if asked and along else {}), (changing if asked else {})
@@ -81,7 +74,7 @@ def _call_jvp(arrays: Sequence[Any], tangents: Sequence[Any], call: Traced) -> t
     known = {name: x for name, x in answers.items() if name in backward.READS}
     smooth = [name for name in call.arrays() if jnp.issubdtype(answers[name].dtype, jnp.inexact)]
     inputs = dict(zip(call.names, arrays, strict=True))
-    moved = _along(wide, inputs, known, by={}, along=moving, changing={}, asked={}, moved=smooth)
+    moved = _along(wide, inputs, known, {}, smooth, along=moving)
     results = [answers[name] for name in call.arrays()]
     return results, [_or_zero(moved.get(name), x) for name, x in zip(call.arrays(), results, strict=True)]
 
@@ -102,7 +95,7 @@ def _derivative_jvp(arrays: Sequence[Any], tangents: Sequence[Any], form: Deriva
         )
     results = _attention.bind(*arrays, form=form)
     sides = {"by": changing, "along": inputs} if inputs else {"by": by, "along": along_moved}
-    moved = _along(form.call, primal, known, **sides, changing=changing_moved, asked=form.asked, moved=form.moved)
+    moved = _along(form.call, primal, known, form.asked, form.moved, **sides, changing=changing_moved)
     names = [*form.asked, *form.moved]
     return results, [_or_zero(moved.get(name), like) for name, like in zip(names, results, strict=True)]
 
@@ -111,16 +104,9 @@ def _derivative_transpose(upstream: Sequence[Any], *arrays: Any, form: Derivativ
     inputs, known, by, along, changing = form.split(arrays)
     back = _moving([*form.asked, *form.moved], upstream)
     linear, changed = ({name: x.aval for name, x in side.items() if _is_linear(x)} for side in (along, changing))
-    result = _along(
-        form.call,
-        inputs,
-        known,
-        by=by,
-        along={name: x for name, x in back.items() if name in form.asked},
-        changing={name: x for name, x in back.items() if name not in form.asked},
-        asked={name: (aval.shape, aval.dtype) for name, aval in linear.items()},
-        moved=[*changed],
-    )
+    asked = {name: (aval.shape, aval.dtype) for name, aval in linear.items()}
+    to_asked = {name: back.pop(name) for name in form.asked if name in back}
+    result = _along(form.call, inputs, known, asked, [*changed], by=by, along=to_asked, changing=back)
     return [None] * (len(inputs) + len(known) + len(by)) + [
         result.get(name, ad.Zero(x.aval)) if _is_linear(x) else None for name, x in (*along.items(), *changing.items())
     ]

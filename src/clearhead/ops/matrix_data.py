@@ -22,7 +22,7 @@ from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.observations import check_room, wanted
 from clearhead.core.operands import check_transposed, operand
-from clearhead.core.problem import Problem, describe
+from clearhead.core.problem import Inputs, Problem, describe
 from clearhead.core.rules import BROADCAST, FIELDS, Rules
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Engine
@@ -83,7 +83,11 @@ class MatrixData:
     @cached_property
     def logsumexp(self) -> Array:
         """(batch, heads, queries), computed when first needed and kept; it can be set where it is known already."""
-        return self.engine.rows(self.problem, self.q, self.k, None, Wanted(logsumexp=True))["logsumexp"]
+        return self.engine.rows(self.with_values(), Wanted(logsumexp=True))["logsumexp"]
+
+    def with_values(self, v: Array | None = None) -> Inputs:
+        """The factors, and values where they are read, as engines take them."""
+        return Inputs(self.problem, self.q, self.k, v)
 
     @property
     def known_logsumexp(self) -> Array | None:
@@ -161,7 +165,7 @@ class MatrixData:
         )
         logsumexp = part.logsumexp
         tile = part.problem.take(keys=cols)
-        return self.engine.weights(tile, part.q, part.k[:, :, as_slice(cols)], logsumexp).reshape(shape)
+        return self.engine.weights(Inputs(tile, part.q, part.k[:, :, as_slice(cols)]), logsumexp).reshape(shape)
 
     def mix(self, v: Any) -> Any:
         """A·v."""
@@ -169,7 +173,7 @@ class MatrixData:
         heads = self.problem.kv_heads, self.problem.heads
         values, vector = operand(self.problem, array, "v", self.shape[-1], heads)
         check_room(self.problem, Wanted(output=True), values.shape[-1])
-        output = self.engine.rows(self.problem, self.q, self.k, values, Wanted(output=True))["output"]
+        output = self.engine.rows(self.with_values(values), Wanted(output=True))["output"]
         whole = self.problem.restore(output)
         return restore(whole[..., 0] if vector else whole)
 
@@ -180,7 +184,7 @@ class MatrixData:
         whole = np.ones((1, 1, problem.keys, 1), self.dtype)  # in half precision, weights would be rounded to it
         ones = to_device_of(whole, self.q)
         values = broadcast(ones, (problem.batch, 1, problem.keys, 1))
-        sums = self.engine.rows(problem, self.q, self.k, values, want)["output"][..., 0]
+        sums = self.engine.rows(self.with_values(values), want)["output"][..., 0]
         return self.restore(problem.restore(sums))
 
     def transposed(self, g: Any) -> Any:
@@ -189,7 +193,7 @@ class MatrixData:
         array, restore = as_array(g, "g", problem.device)
         columns, vector = operand(problem, array, "g", problem.queries, (problem.heads, 1))
         check_transposed(problem, columns)
-        result = self.engine.transposed(problem, self.q, self.k, self.logsumexp, columns)
+        result = self.engine.transposed(self.with_values(), self.logsumexp, columns)
         whole = problem.restore(result)
         return restore(whole[..., 0] if vector else whole)
 
@@ -200,7 +204,7 @@ class MatrixData:
         values = None if v is None else self.read_values(v, self.problem.kv_heads)
         part = self.take(queries=rows)
         engine = engines.able(part.engine, part.problem, want, part.asked_engine)
-        result = engines.answer(engine, part.problem, part.q, part.k, values, want, part.known_logsumexp)
+        result = engines.answer(engine, part.with_values(values), want, part.known_logsumexp)
         if "logsumexp" in result:
             part.logsumexp = result.pop("logsumexp")
         if want.logsumexp:

@@ -20,7 +20,7 @@ from clearhead.core.axes import Array, as_slice
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.directions import Directions
 from clearhead.core.merging import sink_weights
-from clearhead.core.problem import Described, Problem
+from clearhead.core.problem import Described, Inputs, Problem
 from clearhead.core.statistics import ROW_TERMS, Groups, Wanted, arrays_of, smooth
 from clearhead.engines.base import Kept, TangentEngine, Upstream
 from clearhead.engines.remote import Remote
@@ -29,7 +29,6 @@ from clearhead.ops import backward
 
 ROWS, SMOOTH = ROW_TERMS, smooth()
 _TANGENT = "_tangent"
-Arrays = tuple[Array, Array, Array | None]
 
 
 def check_smooth(names: Iterable[str], what: str, hint: str = "observe it under torch.no_grad().") -> None:
@@ -45,8 +44,7 @@ def check_smooth(names: Iterable[str], what: str, hint: str = "observe it under 
 @np.errstate(all="ignore")  # NaN and infinity are legal values
 def forward(
     engine: TangentEngine,
-    problem: Problem,
-    arrays: Arrays,
+    inputs: Inputs,
     along: Directions,
     want: Wanted,
     logsumexp: Array | None = None,
@@ -58,11 +56,10 @@ def forward(
 
     The log-sum-exp is always among both.
 
-    arrays   q (batch, heads, queries, d_k), k (batch, kv_heads, keys, d_k), v (batch, kv_heads, keys, d_v) or None
     Raises DerivativeError for what has no tangent. O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory.
     """
     check_smooth(want.names(), "forward-mode derivative")
-    result = engine.tangents(problem, *arrays, along, replace(want, logsumexp=True), logsumexp, output)
+    result = engine.tangents(inputs, along, replace(want, logsumexp=True), logsumexp, output)
     answers = {name: x for name, x in result.items() if not name.endswith(_TANGENT)}
     moved = {name.removesuffix(_TANGENT): x for name, x in result.items() if name.endswith(_TANGENT)}
     if logsumexp is not None:
@@ -70,8 +67,8 @@ def forward(
     if want.columns():
         kept = Kept(answers["logsumexp"], moved["logsumexp"])
         if logsumexp is None:
-            answers |= engine.columns(problem, *arrays[:2], kept.logsumexp, want)
-        moved |= engine.column_tangents(problem, *arrays[:2], along, kept, want)
+            answers |= engine.columns(inputs, kept.logsumexp, want)
+        moved |= engine.column_tangents(inputs, along, kept, want)
     return answers, moved
 
 
@@ -114,8 +111,7 @@ class Derivative:
     """
 
     engine: TangentEngine
-    problem: Problem
-    arrays: Arrays
+    inputs: Inputs
     answers: Mapping[str, Array]
     by: Mapping[str, Array]
     along: Directions
@@ -133,15 +129,15 @@ def derivative(call: Derivative, want: Wanted) -> tuple[Mapping[str, Array], dic
     engine: Any = call.engine
     if not call.along.nonzero:
         shapes: Any = {"groups": call.groups, "bias": call.bias, "spans": call.spans}
-        return backward.gradients(engine, call.problem, call.arrays, call.answers, call.changing, **shapes), {}, {}
+        return backward.gradients(engine, call.inputs, call.answers, call.changing, **shapes), {}, {}
     if not call.by and not call.changing:
         known = call.answers.get("logsumexp"), call.answers.get("output")
-        values, moved = forward(engine, call.problem, call.arrays, call.along, want, *known)
+        values, moved = forward(engine, call.inputs, call.along, want, *known)
         return {}, moved, values
     gradients, moved = gradient_tangents(call)
     if want.columns():
         kept = Kept(call.answers["logsumexp"], moved["logsumexp"])
-        moved |= engine.column_tangents(call.problem, *call.arrays[:2], call.along, kept, want)
+        moved |= engine.column_tangents(call.inputs, call.along, kept, want)
     return gradients, moved, {}
 
 
@@ -153,31 +149,31 @@ def gradient_tangents(call: Derivative) -> tuple[dict[str, Array], dict[str, Arr
     O(queries + keys) memory beyond inputs and answers. On a GPU it copies O((queries + keys)·(d_k + d_v)) numbers.
     """
     check_smooth({*call.by, *call.changing}, "second derivative")
-    like = call.arrays[0]
+    like = call.inputs.q
     if isinstance(like, DeviceArray):  # the passes are there, what is between them is on the CPU
         along = {name: x for name, x in call.along.nonzero.items() if name in "qkv"}
-        named = {name: getattr(call, name) for name in ("arrays", "answers", "by", "changing")}
+        named = {name: getattr(call, name) for name in ("inputs", "answers", "by", "changing")}
         near: Any = backward.nearby(named) | {"along": replace(call.along, **backward.nearby(along))}
         pair = gradient_tangents(replace(call, engine=cast("TangentEngine", Remote(call.engine, like)), **near))
         by, changes = ({name: to_device_of(x, like) for name, x in part.items()} for part in pair)
         return by, changes
-    problem, known = call.problem, call.answers
+    problem, known = call.inputs.problem, call.answers
     if not prod((problem.batch, problem.heads, problem.queries, problem.keys)):
         still = {"logsumexp": known["logsumexp"], **call.by, **call.changing}
-        zeros = backward.zeros(problem, call.arrays, call.bias, call.spans)
+        zeros = backward.zeros(call.inputs, call.bias, call.spans)
         return zeros, {name: np.zeros(x.shape, x.dtype) for name, x in still.items()}
     wide, extra = _with_products(call)
-    named, arrays = {*call.by, *call.changing}, (wide.problem, *wide.arrays, wide.along)
+    named = {*call.by, *call.changing}
     flags: Any = {name: name in named for name in ROWS}
-    want = Wanted(output=wide.arrays[2] is not None, **flags)
+    want = Wanted(output=wide.inputs.v is not None, **flags)
     saved = (None, None) if extra else (known["logsumexp"], known.get("output"))
-    moved = dict(call.engine.tangents(*arrays, want, *saved))
+    moved = dict(call.engine.tangents(wide.inputs, wide.along, want, *saved))
     kept, sides = Kept(known["logsumexp"], moved["logsumexp_tangent"]), (wide.by, wide.changing)
     upstream, moving, by_sinks = upstreams(problem, known, sides, moved, call.along.sinks, call.bias, call.spans)
-    result = dict(call.engine.gradient_tangents(*arrays, kept, upstream, moving))
+    result = dict(call.engine.gradient_tangents(wide.inputs, wide.along, kept, upstream, moving))
     answered = {name.removesuffix(_TANGENT): x for name, x in moved.items() if name.endswith(_TANGENT)}
     if extra:
-        by_values, v = result.pop("v", None), call.arrays[2]
+        by_values, v = result.pop("v", None), call.inputs.v
         if v is not None and by_values is not None and by_values.shape[-1] > extra:
             result["v"] = backward.without_columns(v, by_values)
         if "output" in answered:
@@ -234,12 +230,12 @@ def _with_products(call: Derivative) -> tuple[Derivative, int]:
 
     Without an upstream gradient of the output it has no v besides them.
     """
-    by, changing, (q, k, v) = call.by.get("output"), call.changing.get("output"), call.arrays
+    by, changing, (problem, q, k, v) = call.by.get("output"), call.changing.get("output"), call.inputs
     if by is None and changing is None:
         v = None
     along = call.along if v is not None else replace(call.along, v=None)
     sides = [{name: x for name, x in side.items() if name in ("logsumexp", *ROWS)} for side in (call.by, call.changing)]
-    parts, problem = [*_low_rank(call)], call.problem
+    parts = [*_low_rank(call)]
     if parts:
         dtype = statistics_dtype(problem.dtype)
         still, shifted = ([(x[side], y[side]) for x, y in parts] for side in (0, 1))
@@ -251,7 +247,7 @@ def _with_products(call: Derivative) -> tuple[Derivative, int]:
         q, k = (x.astype(dtype, copy=False) for x in (q, k))
     for side, output in zip(sides, (by, changing), strict=True):
         side |= {} if output is None else {"output": output}
-    wide = replace(call, problem=problem, arrays=(q, k, v), along=along, by=sides[0], changing=sides[1])
+    wide = replace(call, inputs=Inputs(problem, q, k, v), along=along, by=sides[0], changing=sides[1])
     return wide, sum(x[0].shape[-1] for x, _ in parts)
 
 
@@ -264,10 +260,10 @@ def _low_rank(call: Derivative) -> Iterable[tuple[Any, Any]]:
         assert like is not None
         upstream, moved = (side.get(name, np.zeros_like(like)) for side in (call.by, call.changing))
         if name == "received":
-            ones = np.ones((1, 1, call.problem.queries, 1))
+            ones = np.ones((1, 1, call.inputs.problem.queries, 1))
             yield (ones, 0 * ones), (upstream[..., None], moved[..., None])
             continue
-        low, low_moved = (backward.low_rank(call.problem, name, x, call.groups) for x in (upstream, moved))
+        low, low_moved = (backward.low_rank(call.inputs.problem, name, x, call.groups) for x in (upstream, moved))
         if backward.spread_over_keys(upstream):
             yield (low.queries, 0 * low.queries), (low.keys, low_moved.keys)
         else:

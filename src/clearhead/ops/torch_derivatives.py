@@ -55,16 +55,21 @@ def map_of(
     changing: Tensors | None = None,
     asked: Iterable[str] = (),
     moved: Iterable[str] = (),
+    kind: Kind | None = None,
 ) -> Tensors:
-    """What the map answers, "moved:" in front of tangents of results; what is missing is zero."""
+    """What the map answers, "moved:" in front of tangents of results; what is missing is zero.
+
+    kind   the node that computes it; None: MAP
+    """
     product = bundle.get("product", False)
     wanted = tuple(asked) if (by and along) or changing else ()
     shifted = tuple(moved) if along else ()
     if not wanted and not shifted and not product:
         return {}
-    sides = zip(ROLES, (by if along and (wanted or product) else {}, along, changing), strict=True)
+    gradient = wanted or product
+    sides = zip(ROLES, (by if along and gradient else {}, along, changing if gradient else {}), strict=True)
     roles = {f"{role}:{name}": x for role, side in sides for name, x in (side or {}).items()}
-    return compute(MAP, {**_without(bundle, *ROLES), **roles, "asked": wanted, "moved": shifted})
+    return compute(kind or MAP, {**_without(bundle, *ROLES), **roles, "asked": wanted, "moved": shifted})
 
 
 def differentiable(needed: Iterable[str]) -> tuple[str, ...]:
@@ -78,7 +83,7 @@ def differentiable(needed: Iterable[str]) -> tuple[str, ...]:
 
 
 def _of(role: str, needed: set[str]) -> tuple[str, ...]:
-    return tuple(name.partition(":")[2] for name in needed if name.startswith(f"{role}:"))
+    return tuple(sorted(name.partition(":")[2] for name in needed if name.startswith(f"{role}:")))
 
 
 def _known(results: Tensors) -> Bundle:
@@ -108,22 +113,29 @@ def _values_along(bundle: Bundle, results: Tensors | None, tangents: Tensors) ->
 def _map_backward(bundle: Bundle, results: Tensors, grads: Tensors, needed: set[str]) -> Bundle:
     if bundle.get("product"):
         return _product_backward(bundle, grads["product"], needed)
-    by, along, changing = (part(bundle, role) for role in ROLES)
-    inputs, directions, changed = differentiable(needed), _of("along", needed), _of("changing", needed)
-    upstream = {name: x for name, x in grads.items() if name in bundle["asked"]}
-    moved = part(grads, "moved")
-    if by:
-        if inputs or _of("by", needed):
-            no_third()
-        answers = map_of(bundle, by=by, along=upstream, changing=moved, asked=directions, moved=changed)
-        return {f"changing:{name[6:]}" if ":" in name else f"along:{name}": x for name, x in answers.items()}
-    if changing:  # a gradient's: H of its upstream gradient
-        answers = map_of(bundle, by=changing, along=upstream, asked=inputs, moved=changed)
-        return {f"changing:{name[6:]}" if ":" in name else name: x for name, x in answers.items()}
+    inputs = differentiable(needed)
+    if part(bundle, "by") or part(bundle, "changing"):
+        return map_backward(bundle, grads, inputs, needed, MAP)
+    along, moved = part(bundle, "along"), part(grads, "moved")
     of_values = {name: x for name, x in grads.items() if ":" not in name}
     still = {**bundle, **(_known(results) or _known(compute(VALUES, _without(bundle, "along", "known"))))}
     answers = map_of(still, by=moved, along=along, changing=of_values, asked=inputs)
-    return {**answers, **parts("along", gradients(still, moved, directions))}
+    return {**answers, **parts("along", gradients(still, moved, _of("along", needed)))}
+
+
+def map_backward(bundle: Bundle, grads: Tensors, inputs: Iterable[str], needed: set[str], kind: Kind) -> Bundle:
+    """The gradients of a map's arguments: its transpose, which is the same map, computed by nodes of this kind."""
+    by, along, changing = (part(bundle, role) for role in ROLES)
+    upstream, moved = {name: x for name, x in grads.items() if ":" not in name}, part(grads, "moved")
+    if by and (inputs or _of("by", needed)):
+        no_third()
+    changed: Any = {"moved": _of("changing", needed), "kind": kind}
+    if upstream and not by:  # a gradient's: H of its upstream gradient
+        answers = map_of(bundle, by=changing, along=upstream, asked=inputs, **changed)
+        return {f"changing:{name[6:]}" if ":" in name else name: x for name, x in answers.items()}
+    answers = map_of(bundle, by=by, along=upstream, changing=moved, asked=_of("along", needed), **changed)
+    made = {f"changing:{name[6:]}" if ":" in name else f"along:{name}": x for name, x in answers.items()}
+    return made | map_of(bundle, by=moved, along=along, asked=inputs, kind=kind)
 
 
 def _map_along(bundle: Bundle, results: Tensors | None, tangents: Tensors) -> tuple[Tensors, Tensors]:

@@ -18,7 +18,7 @@ from clearhead.core.axes import Array
 from clearhead.core.directions import Directions
 from clearhead.core.observations import wanted
 from clearhead.core.operands import operand
-from clearhead.core.problem import Problem, describe
+from clearhead.core.problem import Inputs, Problem, describe
 from clearhead.engines.base import Engine
 from clearhead.ops import tangents
 from clearhead.ops.torch_arguments import Given, Options
@@ -43,15 +43,16 @@ def parts(role: str, tensors: dict[str, Any]) -> Bundle:
 
 
 class Call(NamedTuple):
-    """A validated call: the problem of the chosen queries, its arrays (batch, heads, …), its engine."""
+    """A validated call: the problem of the chosen queries with its arrays, its engine, and the whole problem."""
 
-    problem: Problem
-    q: Array
-    k: Array
-    v: Array | None
+    inputs: Inputs
     rows: range
     engine: Any
     whole: Problem
+
+    @property
+    def problem(self) -> Problem:
+        return self.inputs.problem
 
     @staticmethod
     def read(bundle: Bundle, answering: str = "", queries: slice = slice(None)) -> "Call":
@@ -64,7 +65,7 @@ class Call(NamedTuple):
         choose = partial(engines.choose_for, answering) if answering else engines.choose
         engine: Engine = engines.get(choose(whole, settings.engine).engine)
         problem = whole if rows == range(whole.queries) else whole.take(queries=rows)
-        return Call(problem, read.q[:, :, queries], read.k, v, rows, engine, whole)
+        return Call(Inputs(problem, read.q[:, :, queries], read.k, v), rows, engine, whole)
 
 
 def values_of(problem: Problem, v: Tensor) -> Array:
@@ -77,9 +78,9 @@ def values(bundle: Bundle) -> dict[str, Tensor]:
     """The requested arrays, by name."""
     options = options_of(bundle)
     call = Call.read(bundle, queries=options.queries())
-    want = wanted(call.whole, options.keywords(), output=call.v is not None).for_queries(call.rows)
+    want = wanted(call.whole, options.keywords(), output=call.inputs.v is not None).for_queries(call.rows)
     engine = engines.able(call.engine, call.problem, want, bundle["engine"])
-    results = engines.answer(engine, call.problem, call.q, call.k, call.v, want)
+    results = engines.answer(engine, call.inputs, want)
     return {name: tensor(call.problem.restore(results[name])) for name in options.arrays()}
 
 
@@ -101,21 +102,12 @@ def derivative(bundle: Bundle) -> dict[str, Tensor]:
     call = Call.read(bundle, answering, options.queries())
     known, by, changing = (blocks(call.problem, part(bundle, role)) for role in ("known", "by", "changing"))
     labels = {} if options.query_groups is None else {"groups": (options.query_groups, options.key_groups)}
-    want = wanted(call.whole, options.keywords() | labels, output=call.v is not None).for_queries(call.rows)
+    want = wanted(call.whole, options.keywords() | labels, output=call.inputs.v is not None).for_queries(call.rows)
     sizes = {name: tuple(bundle[name].shape) for name in bundle["asked"]}
     bias, spans = (tangents.shared_shape(call.problem, name, sizes.get(name)) for name in ("bias", "span_table"))
-    form = tangents.Derivative(
-        call.engine,
-        call.problem,
-        (call.q, call.k, call.v),
-        known,
-        by,
-        directions(call, bundle) if along else Directions(),
-        changing,
-        want.groups,
-        bias,
-        spans,
-    )
+    direction = directions(call, bundle) if along else Directions()
+    sides = known, by, direction, changing
+    form = tangents.Derivative(call.engine, call.inputs, *sides, want.groups, bias, spans)
     gradients, slopes, values = tangents.derivative(form, want.only(moved) if known else want)
     answers = as_inputs(call, gradients, bundle) | (
         {} if known else {name: tensor(call.problem.restore(values[name])) for name in options.arrays()}
@@ -140,7 +132,7 @@ def _transposed(bundle: Bundle) -> Tensor:
     problem, g = call.problem, as_array(bundle["changing:output"], "g", call.problem.device)[0]
     columns = operand(problem, g, "g", problem.queries, (problem.heads,))[0]
     logsumexp = blocks(problem, part(bundle, "known"))["logsumexp"]
-    return tensor(problem.restore(call.engine.transposed(problem, call.q, call.k, logsumexp, columns)))
+    return tensor(problem.restore(call.engine.transposed(call.inputs, logsumexp, columns)))
 
 
 def in_statistics_dtype(bundle: Bundle) -> Bundle:

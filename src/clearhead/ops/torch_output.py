@@ -16,7 +16,7 @@ from torch import Tensor
 from clearhead import engines
 from clearhead.core.arrays import as_array, to_torch
 from clearhead.core.directions import Directions
-from clearhead.core.problem import Problem, describe
+from clearhead.core.problem import Inputs, Problem, describe
 from clearhead.core.rules import Rules
 from clearhead.core.statistics import Wanted
 from clearhead.engines import native
@@ -92,7 +92,7 @@ def _output_along(
     if kinds != {(still["q"].dtype, still["q"].device, False)}:
         return None
     arrays, along = ({name: as_array(x, name)[0] for name, x in side.items()} for side in (still, moving))
-    result = native.tangents(call[0], arrays["q"], arrays["k"], arrays["v"], Directions(**along), _OUTPUT)
+    result = native.tangents(Inputs(call[0], *(arrays[x] for x in "qkv")), Directions(**along), _OUTPUT)
     output, tangent = (to_torch(torch, result[name]) for name in ("output", "output_tangent"))
     return {"output": output}, {"output": tangent}
 
@@ -101,7 +101,7 @@ class _Output(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, problem: Problem, arguments: Given, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         arrays = as_array(q.detach(), "q")[0], as_array(k.detach(), "k")[0], as_array(v.detach(), "v")[0]
-        result = engines.answer(engines.get("native"), problem, *arrays, _WANT)
+        result = engines.answer(engines.get("native"), Inputs(problem, *arrays), _WANT)
         output, logsumexp = (to_torch(torch, result[name]) for name in ("output", "logsumexp"))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, output, logsumexp)  # as the long way: a checkpoint may come here again
@@ -119,8 +119,8 @@ class _Output(torch.autograd.Function):
         else:
             tensors = {"q": q, "k": k, "v": v, "output": output, "logsumexp": logsumexp, "grad": grad}
             near = {name: as_array(x.detach(), "gradient")[0] for name, x in tensors.items()}
-            arrays, upstream = (near["q"], near["k"], near["v"]), {"output": near["grad"]}
-            made = backward.gradients(engines.get("native"), ctx.problem, arrays, near, upstream)
+            inputs = Inputs(ctx.problem, near["q"], near["k"], near["v"])
+            made = backward.gradients(engines.get("native"), inputs, near, {"output": near["grad"]})
             result = {name: to_torch(torch, made[name]) for name in "qkv"}
         needed = zip("qkv", ctx.needs_input_grad[2:], strict=True)
         return None, None, *(result[name] if need else None for name, need in needed)

@@ -296,8 +296,7 @@ def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: U
 def fast_output(described: Described) -> tuple[str, Array]:
     """The engine that `attention` takes, and its output in float64."""
     name = engines.choose(described.problem).engine
-    q, k, v = described.q, described.k, described.v
-    output = engines.get(name).rows(described.problem, q, k, v, Wanted(output=True))["output"]
+    output = engines.get(name).rows(described.inputs, Wanted(output=True))["output"]
     return name, output.astype(np.float64)
 
 

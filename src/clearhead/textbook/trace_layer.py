@@ -1,6 +1,7 @@
 """`ch.trace_layer`: every intermediate of an attention layer, from X through its heads to U."""
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -12,7 +13,7 @@ from clearhead.core.problem import describe
 from clearhead.core.rule_values import read_numbers
 from clearhead.core.rules import Rules, check_names
 from clearhead.errors import RuleError, ShapeError
-from clearhead.textbook.shapes import Convention, check_convention, layer_sizes, layer_steps, turned
+from clearhead.textbook.shapes import Convention, Sizes, check_convention, layer_sizes, layer_steps, turned
 from clearhead.textbook.trace import Trace, intermediates, used_rules
 
 
@@ -55,52 +56,70 @@ def trace_layer(
     >>> ch.trace_layer(np.eye(3, 4), w, w, w, num_heads=2).output.shape
     (3, 4)
     """
-    check_convention(convention)
     check_names(rules)
-    restore = as_array(x, "x")[1]
-    if w_o is None and b_o is not None:
-        raise RuleError("b_o is given but w_o is not: a bias of the output projection needs one.")
-    parts = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v} | _present(w_o=w_o, context=context)
-    read: dict[str, Array] = {}
-    for name, value in parts.items():
-        array = read_numbers(name, value)
-        if array.ndim < 2:
-            raise ShapeError("{name} has {count} axes: expected at least two.", name=name, count=array.ndim)
-        read[name] = turned(array, convention)
-    biases = {name: read_numbers(name, value) for name, value in _present(b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o).items()}
-    x, out = read["x"], read.get("w_o")
-    source = read.get("context", x)
-    out_shape = None if out is None else out.shape
-    w_shapes = (read["w_q"].shape, read["w_k"].shape, read["w_v"].shape)
-    sizes = layer_sizes(x.shape, source.shape, w_shapes, out_shape, num_heads, convention)
-    q = split(_project(x, read["w_q"], biases, "b_q"), num_heads)
-    k, v = (split(_project(source, read[f"w_{p}"], biases, f"b_{p}"), sizes.kv_heads or 1) for p in "kv")
-    described = replace(describe(q, k, v, rules), restore=restore)
+    values = {"x": x, "context": context, "w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o}
+    layer, sizes = read_layer(values | {"b_q": b_q, "b_k": b_k, "b_v": b_v, "b_o": b_o}, num_heads, convention)
+    q = split(layer.projected(layer.x, "q"), num_heads)
+    k, v = (split(layer.projected(layer.context, part), sizes.kv_heads or 1) for part in "kv")
+    described = replace(describe(q, k, v, rules), restore=as_array(x, "x")[1])
     problem = described.problem
-    book = reference.attend(problem, described.q, described.k, described.v)
-    used, cross, names = used_rules(rules), context is not None, frozenset(biases)
-    steps = layer_steps(sizes, x.shape, source.shape, out_shape, used, names, convention, x.itemsize, cross=cross)
-    arrays = {**read, **biases, "context": source, "q": q, "k": k, "v": v, **intermediates(problem, book)}
+    book = reference.attend(*described.inputs)
+    used, cross, names = used_rules(rules), context is not None, frozenset(f"b_{part}" for part in layer.b)
+    shapes = layer.x.shape, layer.context.shape, layer.out
+    steps = layer_steps(sizes, *shapes, used, names, convention, layer.x.itemsize, cross=cross)
+    arrays = {"x": layer.x, "context": layer.context, "q": q, "k": k, "v": v, **intermediates(problem, book)}
+    arrays |= {f"w_{part}": w for part, w in layer.w.items()} | {f"b_{part}": b for part, b in layer.b.items()}
     heads = arrays["output"]
     arrays |= {"heads": heads, "concat": joined(heads)}
-    arrays["output"] = arrays["concat"] if out is None else _project(arrays["concat"], out, biases, "b_o")
+    arrays["output"] = arrays["concat"] if layer.out is None else layer.projected(arrays["concat"], "o")
     return Trace(described, book, steps, arrays, convention)
 
 
-def _present(**arrays: Any) -> dict[str, Any]:
-    return {name: array for name, array in arrays.items() if array is not None}
+@dataclass(frozen=True, eq=False, slots=True)
+class LayerArrays:
+    """A layer's arrays in rows convention; x (…, queries, d_model), context (…, keys, d_context)."""
+
+    x: Array
+    context: Array
+    w: dict[str, Array]  # "q", "k", "v" and, where there is one, "o"
+    b: dict[str, Array]  # one number per output column
+
+    @property
+    def out(self) -> tuple[int, ...] | None:
+        """The shape of W^O; None where the joined heads are the output."""
+        return self.w["o"].shape if "o" in self.w else None
+
+    @np.errstate(invalid="ignore", over="ignore")  # infinite and NaN projections are shown in the trace
+    def projected(self, tokens: Array, part: str) -> Array:
+        """Tokens by the weight and the bias of this part, in float64."""
+        product: Array = tokens.astype(np.float64) @ self.w[part].astype(np.float64)
+        return product + self.b[part].astype(np.float64) if part in self.b else product
 
 
-@np.errstate(invalid="ignore", over="ignore")  # infinite and NaN projections are shown in the trace
-def _project(x: Array, w: Array, biases: dict[str, Array], name: str) -> Array:
-    product = x.astype(np.float64) @ w.astype(np.float64)
-    b = biases.get(name)
-    if b is None:
-        return product
-    if b.shape != (w.shape[-1],):
-        values = {"name": name, "shape": b.shape, "columns": w.shape[-1]}
-        raise ShapeError("{name} has shape {shape}: expected one number per output column, ({columns},).", **values)
-    return product + b.astype(np.float64)
+def read_layer(arrays: Mapping[str, Any], num_heads: int, convention: Convention) -> tuple[LayerArrays, Sizes]:
+    """Read x, context, w_q … w_o and b_q … b_o by name, None for what there is not; and the sizes of its attention.
+
+    Raises RuleError, ShapeError or DtypeError, which name the array that does not fit.
+    """
+    check_convention(convention)
+    needed = ("x", "w_q", "w_k", "w_v")
+    ready = {name: read_numbers(name, a) for name, a in arrays.items() if a is not None or name in needed}
+    for name, array in ready.items():
+        if array.ndim < 2 and not name.startswith("b_"):
+            raise ShapeError("{name} has {count} axes: expected at least two.", name=name, count=array.ndim)
+    w = {name[2:]: turned(array, convention) for name, array in ready.items() if name.startswith("w_")}
+    x = turned(ready["x"], convention)
+    context = turned(ready["context"], convention) if "context" in ready else x
+    layer = LayerArrays(x, context, w, {name[2:]: b for name, b in ready.items() if name.startswith("b_")})
+    if "o" in layer.b and "o" not in w:
+        raise RuleError("b_o is given but w_o is not: a bias of the output projection needs one.")
+    w_shapes = w["q"].shape, w["k"].shape, w["v"].shape
+    sizes = layer_sizes(x.shape, context.shape, w_shapes, layer.out, num_heads, convention)
+    for name, b in layer.b.items():
+        if b.shape != w[name].shape[-1:]:
+            values = {"name": name, "shape": b.shape, "columns": w[name].shape[-1:]}
+            raise ShapeError("b_{name} has shape {shape}: expected one number per output column, {columns}.", **values)
+    return layer, sizes
 
 
 def joined(heads: Array) -> Array:

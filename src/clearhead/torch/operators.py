@@ -148,7 +148,7 @@ def fused(
     described, values = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
     check_room(described.problem, _WANTED, values.shape[-1])
     engine = engines.get(engines.choose(described.problem).engine)
-    result = engine.rows(described.problem, described.q, described.k, values, _WANTED)
+    result = engine.rows(described.inputs, _WANTED)
     logsumexp = to_torch(torch, result["logsumexp"])
     if attn_mask is not None:
         logsumexp.masked_fill_(logsumexp == -torch.inf, 0.0)
@@ -175,11 +175,11 @@ def fused_backward(
     del dropout_p
     if d_output is None:  # nothing depends on the output
         return None, None, None
-    described, values = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
+    described, _ = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
     engine = engines.get(engines.choose_for("gradients", described.problem).engine)
     answers = {"output": as_array(output, "output")[0], "logsumexp": as_array(logsumexp, "logsumexp")[0]}
     upstream = {"output": as_array(d_output, "d_output")[0]}
-    result = backward.gradients(engine, described.problem, (described.q, described.k, values), answers, upstream)
+    result = backward.gradients(engine, described.inputs, answers, upstream)
     count("clearhead", _GRADIENT, query, key, value, attn_mask)
     return tuple(
         torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=x.dtype).copy_(to_torch(torch, result[name]))

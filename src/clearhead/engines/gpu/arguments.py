@@ -14,7 +14,7 @@ class Strided(NamedTuple):
     share: Any = 1  # how many query heads share one of its heads
 
 
-class Inputs(NamedTuple):
+class Operands(NamedTuple):
     """The arrays that a pass reads, each Strided or None where it has none; along a direction their tangents too."""
 
     q: Any

@@ -7,7 +7,7 @@ import torch
 
 from clearhead.core.axes import Array
 from clearhead.core.directions import Directions
-from clearhead.core.problem import Problem
+from clearhead.core.problem import Inputs
 from clearhead.engines.base import Kept, Upstream
 from clearhead.engines.gpu import gradients, passes
 from clearhead.engines.gpu import tensors as gpu
@@ -27,19 +27,18 @@ class Moving(NamedTuple):
 class Derivatives(Pass):
     """One backward pass, or its tangents."""
 
-    def __init__(
-        self, problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream,
-        moving: Moving | None = None,
-    ) -> None:  # fmt: skip
-        values = None if v is None or upstream.output is None else v
-        output = None if values is None else upstream.output
-        moved = None if moving is None or values is None else moving.changing.output
-        super().__init__(problem, q, k, values, output, None if moving is None else moving.along, moved)
-        self.shapes = {"q": q.shape, "k": k.shape, "v": None if values is None else values.shape}
+    def __init__(self, inputs: Inputs, logsumexp: Array, upstream: Upstream, moving: Moving | None = None) -> None:
+        inputs = inputs._replace(v=None) if upstream.output is None else inputs
+        output = None if inputs.v is None else upstream.output
+        moved = None if moving is None or inputs.v is None else moving.changing.output
+        super().__init__(inputs, output, None if moving is None else moving.along, moved)
+        self.shapes: dict[str, Any] = {
+            name: None if x is None else x.shape for name, x in zip("qkv", inputs[1:], strict=True)
+        }
         self.upstream = upstream
         self.loss = self._loss(logsumexp, upstream)
         self.change = Loss() if moving is None else self._loss(moving.kept.tangent, moving.changing)
-        self.sizes = gpu.sizes(problem, "gradients" if moving is None else "gradient tangents", self.d_v)
+        self.sizes = gpu.sizes(self.problem, "gradients" if moving is None else "gradient tangents", self.d_v)
 
     def all(self, number: torch.dtype) -> dict[str, Any]:
         """The gradients of q, k and v in this dtype, of bias and of spans in the statistics'."""
@@ -109,12 +108,13 @@ class Derivatives(Pass):
 
 
 def in_parts(
-    problem: Problem, q: Array, k: Array, v: Array, logsumexp: Array, upstream: Upstream, moving: Moving | None,
-    most: int,
-) -> dict[str, torch.Tensor]:  # fmt: skip
+    inputs: Inputs, logsumexp: Array, upstream: Upstream, moving: Moving | None, most: int
+) -> dict[str, torch.Tensor]:
     """For d_v above `most`: results from slices of d_v, summed in the statistics' dtype, as dS is linear in dO."""
+    problem, q, _, v = inputs
+    assert v is not None
     sums: dict[str, Any] = {}
-    by_v = []
+    by_v, number = [], gpu.statistics(problem)
     nothing = gpu.from_tensor(torch.zeros(upstream.rows.shape, device=gpu.device_of(q)), q)
     for start in range(0, v.shape[-1], most):
         columns = slice(start, start + most)
@@ -126,7 +126,7 @@ def in_parts(
         if sums:
             part = Upstream(nothing, part.output, bias=part.bias, spans=part.spans)
             moved = moved and moved._replace(changing=Upstream(nothing, moved.changing.output))
-        results = Derivatives(problem, q, k, v[..., columns], logsumexp, part, moved).all(gpu.statistics(problem))
+        results = Derivatives(inputs._replace(v=v[..., columns]), logsumexp, part, moved).all(number)
         by_v.append(results.pop("v"))
         sums = {name: sums[name] + x if sums else x for name, x in results.items()}
     return {**sums, "v": torch.cat(by_v, -1)}

@@ -6,8 +6,8 @@ import torch
 from triton import next_power_of_2
 
 from clearhead.core.axes import Array
-from clearhead.core.effects import EFFECTS, Order, Terms, WantedEffects
-from clearhead.core.problem import Problem
+from clearhead.core.effects import EFFECTS, Edges, Order, WantedEffects
+from clearhead.core.problem import Inputs
 from clearhead.engines.base import kinds
 from clearhead.engines.gpu import columns, effects, passes
 from clearhead.engines.gpu import tensors as gpu
@@ -19,14 +19,13 @@ from clearhead.engines.gpu.lists import FREE
 from clearhead.engines.gpu.tiles import RowTerms
 
 
-class Edges(ColumnPass):
+class EffectPass(ColumnPass):
     """The effects of one problem; those of its methods that ColumnPass has sum effects instead of weights."""
 
-    def __init__(
-        self, problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms | None, split: int | None = None
-    ) -> None:
-        """`terms` is None where they are what is to be found; `split` is the keys per program where queries are few."""
-        super().__init__(problem, q, k, v, g)
+    def __init__(self, edges: Edges, split: int | None = None) -> None:
+        """`split` is the keys per program where queries are few."""
+        problem, q, k, v, g, terms = edges
+        super().__init__(Inputs(problem, q, k, v), g=g)
         self.split = split
         self.splits = 1 if split is None else -(-problem.keys // split)
         if terms is not None:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from clearhead.core.axes import Array
+from clearhead.core.problem import Inputs
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines.base import Kept, kinds
 from clearhead.engines.gpu import columns, passes
@@ -22,9 +23,9 @@ class ColumnPass(Pass):
 
     kind, of_products = "columns", "column products"  # rows in the table of sizes
 
-    def __init__(self, *arrays: Any, logsumexp: Array | None = None, kept: Kept | None = None, **along: Any) -> None:
-        """`arrays` and `along` as Pass takes them; with `kept`, the tangents along that direction."""
-        super().__init__(*arrays, **along)
+    def __init__(self, inputs: Inputs, logsumexp: Array | None = None, kept: Kept | None = None, **more: Any) -> None:
+        """`more` as Pass takes it; with `kept`, the tangents along its direction. v is read only where g is given."""
+        super().__init__(inputs if "g" in more else inputs._replace(v=None), **more)
         tangent = None
         if kept is not None:
             logsumexp, tangent = kept

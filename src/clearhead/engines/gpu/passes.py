@@ -10,11 +10,11 @@ from triton import language
 from clearhead.core.arrays import statistics_dtype, unrepeated
 from clearhead.core.axes import Array
 from clearhead.core.directions import Directions
-from clearhead.core.problem import Problem
+from clearhead.core.problem import Inputs
 from clearhead.engines.base import Kind
 from clearhead.engines.gpu import columns, labels
 from clearhead.engines.gpu import tensors as gpu
-from clearhead.engines.gpu.arguments import Direction, Inputs, Sizes, There
+from clearhead.engines.gpu.arguments import Direction, Operands, Sizes, There
 
 BAND = 64  # pixel rows or labels per launch
 
@@ -23,9 +23,9 @@ class Pass:
     """What the kernels of a pass share, as gpu.strided and gpu.rules describe it; g and its tangent are per query."""
 
     def __init__(
-        self, problem: Problem, q: Array, k: Array, v: Array | None = None, g: Array | None = None,
-        along: Directions | None = None, moved_g: Array | None = None,
-    ) -> None:  # fmt: skip
+        self, inputs: Inputs, g: Array | None = None, along: Directions | None = None, moved_g: Array | None = None
+    ) -> None:
+        problem, q, k, v = inputs
         self.problem, self.device = problem, gpu.device_of(q)
         self.number, self.d_v = gpu.statistics(problem), 0 if v is None else v.shape[-1]
         self.heads = problem.batch * problem.heads
@@ -33,7 +33,7 @@ class Pass:
         self.rules = gpu.rules(problem, self.device)
         along = along or Directions()
         arrays = q, k, v, g, along.q, along.k, None if v is None else along.v, moved_g
-        self.inputs = Inputs(*(None if x is None else gpu.strided(x, problem) for x in arrays))
+        self.inputs = Operands(*(None if x is None else gpu.strided(x, problem) for x in arrays))
         number = statistics_dtype(problem.dtype)
         table, sinks = along.spans, None if problem.sinks is None else along.sinks
         self.direction = Direction(

@@ -13,13 +13,12 @@ from triton import next_power_of_2
 
 from clearhead.core.axes import Array
 from clearhead.core.directions import Directions
-from clearhead.core.problem import Problem
+from clearhead.core.problem import Inputs, Problem
 from clearhead.core.statistics import Wanted, smooth
 from clearhead.engines.base import row_kinds
 from clearhead.engines.gpu import library, row_tangents, rows
 from clearhead.engines.gpu import tensors as gpu
 from clearhead.engines.gpu.passes import Pass, constant
-from clearhead.engines.gpu.row_tangents import RowTangents
 from clearhead.engines.gpu.rows import Rows, State
 
 FEW_ROWS = 64  # up to so many rows, the heads that share a key head are packed into one tile (decoding)
@@ -46,13 +45,14 @@ def in_slices(
     return {**results, "output": torch.cat(outputs, -1)}
 
 
-def answers(problem: Problem, q: Array, k: Array, want: Wanted, v: Array | None) -> dict[str, torch.Tensor]:
+def answers(inputs: Inputs, want: Wanted, v: Array | None) -> dict[str, torch.Tensor]:
     """The output and the row statistics; by PyTorch's kernels where the output alone is wanted and they can."""
+    problem, q, k, _ = inputs = inputs._replace(v=v)
     if v is not None and not library.reasons_not(problem, q, k, v, want):
         output = library.output(problem, q, k, v)
         if output is not None:
             if problem.causal:
-                launch(problem, q, k, v, 0, {"output": output}, repair=True)
+                launch(inputs, 0, {"output": output}, repair=True)
             return {"output": output}
     device = gpu.device_of(q)
     room = {
@@ -60,15 +60,13 @@ def answers(problem: Problem, q: Array, k: Array, want: Wanted, v: Array | None)
         for name, (shape, dtype) in row_kinds(problem, v, want, rows.STATISTICS).items()
     }
     if problem.batch * problem.heads * problem.queries:
-        launch(problem, q, k, v if want.output else None, want.top or 0, room)
+        launch(inputs if want.output else inputs._replace(v=None), want.top or 0, room)
     return room
 
 
-def launch(
-    problem: Problem, q: Array, k: Array, v: Array | None, top: int, results: dict[str, Any], *, repair: bool = False
-) -> None:
+def launch(inputs: Inputs, top: int, results: dict[str, Any], *, repair: bool = False) -> None:
     """Compute these results, tensors by name; with `repair`, only the tiles of the output that are not finite."""
-    run = Pass(problem, q, k, v)
+    run, problem = Pass(inputs), inputs.problem
     sizes = gpu.sizes(problem, "rows", run.d_v)
     shared = gcd(*(x.share for x in (run.inputs.k, run.inputs.v) if x is not None))
     pack = shared if shared * problem.queries <= FEW_ROWS else 1
@@ -99,17 +97,16 @@ def launch(
 
 
 def tangents(
-    problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, want: Wanted, logsumexp: Array,
-    output: Array | None,
-) -> dict[str, torch.Tensor]:  # fmt: skip
+    inputs: Inputs, along: Directions, want: Wanted, logsumexp: Array, output: Array | None
+) -> dict[str, torch.Tensor]:
     """The tangents of the row statistics asked for and of the log-sum-exp, by the statistics' names."""
-    run = Pass(problem, q, k, v, along=along)
+    run, problem, v = Pass(inputs, along=along), inputs.problem, inputs.v
     results = run.rooms(row_kinds(problem, v, replace(want, logsumexp=True), frozenset(smooth(computed="rows"))))
     if not run.empty:
         run.launch(
             row_tangents.rows, problem.queries, gpu.sizes(problem, "row tangents", run.d_v), along=run.direction,
             logsumexp=run.contiguous(logsumexp), known=None if v is None else run.contiguous(output),
-            to=RowTangents(**results),
+            to=Rows(**results),
         )  # fmt: skip
     return results
 

@@ -18,16 +18,6 @@ from clearhead.engines.gpu.sweeps import over_keys, query_strip
 from clearhead.engines.gpu.tiles import indices
 
 
-class RowTangents(NamedTuple):
-    """Where the tangents are written: contiguous (batch, heads, queries, …); None where not requested."""
-
-    output: Any = None
-    logsumexp: Any = None
-    entropy: Any = None
-    distance: Any = None
-    diagonal: Any = None
-
-
 class _Sums(NamedTuple):
     """What has been summed of a tile of rows, after the keys so far."""
 
@@ -79,7 +69,7 @@ def _absorb(sums, job, rules, strip, start, MASKED: tl.constexpr, sizes):
 
 @triton.jit
 def rows(inputs, rules, along, logsumexp, known, to, sizes):
-    """Program (strip of queries × batch · heads); `known` is the output, contiguous, in the statistics' dtype."""
+    """Program (strip of queries × batch · heads); `to` are Rows, `known` is the output, in the statistics' dtype."""
     strip = query_strip(rules, sizes.M)
     line, here = strip.line, strip.inside
     queries = query_block(of_queries(inputs, strip.b, strip.h), strip.index, rules, sizes)
