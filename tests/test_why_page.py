@@ -113,6 +113,20 @@ def test_the_command_writes_the_page_beside_or_in_place_of_the_report(tmp_path):
 # the browser
 
 
+def test_an_answer_of_several_tokens_has_edges_that_its_own_tokens_name(running):
+    seen = ch.why(TEXT, shipped(), answer=" lamb its fleece", count=12)
+    assert max(edge.query for edge in seen.edges) >= len(seen.tokens)
+    names = [*(token.text for token in seen.tokens), " lamb", " its"]
+    with opened(running, seen.to_html(), wait=SHADED) as page:
+        page.locator(".fold > summary").first.click()
+        for row, edge in zip(rows_of(page, ".fold section:nth-child(2)"), seen.edges, strict=True):
+            assert row[1] == " ← ".join(names[place].replace(" ", "␣") for place in edge[2:4])
+        for button in page.locator(".fold >> nth=0 >> section:nth-child(2) button").all():
+            button.click()
+        head = f"{seen.edges[-1].layer} {seen.edges[-1].head}"
+        assert page.locator(".effects [aria-pressed=true]").get_attribute("data-place") == head
+
+
 def test_text_edges_heads_and_weights_have_the_numbers_of_the_run(running, seen):
     def ends(edge):
         return " ← ".join(seen.tokens[place].text.replace(" ", "␣") for place in edge[2:4])

@@ -48,7 +48,8 @@ export function causesRoom(page, shell, place, answer, rename) {
   /** @param {number} layer      its place @param {number} head @param {Partial<Chosen>} [edge] */
   const choose = (layer, head, edge) => {
     if (!isAsRun(place.what)) place.suppose("", asRun());
-    place.choose("", { run, layer, head, query, key: -1, ...edge });
+    const inText = Number(edge?.query) <= query && edge; // the answer's further tokens have no rows here
+    place.choose("", { run, layer, head, query, key: -1, ...inText });
   };
   /** What is said of a head, and its edges in the text. @param {number} layer @param {number} head */
   const show = (layer, head) => {
@@ -193,8 +194,8 @@ const numbersOf = ({ effect, hidden, share: then }, words) => [
  * @param {(layer: number, head: number, edge?: Partial<Chosen>) => void} choose
  * @param {(layer: number, head: number) => void} show @param {() => void} rest
  */
-function tablesOf({ header: { why, tokens } }, words, layers, choose, show, rest) {
-  const name = (/** @type {number} */ i) => h("bdi", spelled(tokens[i], 14));
+function tablesOf({ header: { why } }, words, layers, choose, show, rest) {
+  const name = (/** @type {number} */ i) => h("bdi", spelled(why.tokens[i], 14));
   /** @param {Effect} edge */
   const ends = (edge) => [name(Number(edge.query)), " ← ", name(Number(edge.key))];
   /** A row about a head or an edge, which a click chooses. @param {Effect} effect @param {Child[]} cells */

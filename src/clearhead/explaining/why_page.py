@@ -40,6 +40,8 @@ def document(seen: Any, language: Language) -> Document:
     words = {each: _words(each, seen) | {"kept": kept[each] if kept else ""} for each in LANGUAGES}
     causes["parts"].sort(key=lambda part: -abs(part["effect"]))
     shown = {name: causes[name] for name in _SHOWN} | {"sink": seen.sink, "words": words}
+    shown["tokens"] = [token.text for token in seen.tokens]  # and those of the answer, which edges may name
+    shown["tokens"] += [seen.model.text(token) for token in seen.based[0].run.ids[len(seen.tokens) :]]
     shown["turns"] = _turns(seen)
     shown["grid"] = [[float(f"{x:.4g}") for x in row] for row in (-seen.heads_run if _ran(seen) else seen.by_head)]
     return replace(made, header={**made.header, "why": shown})
