@@ -132,7 +132,7 @@ def made_again(monkeypatch, y):
     monkeypatch.setattr(
         rerun,
         "hidden",
-        lambda model, based, lists, edits: [rerun.Rerun(model.y(set(each)), logits, logits) for each in lists],
+        lambda model, based, lists, _: [rerun.Rerun(model.y(set(each)), logits, logits) for each in lists],
     )
     monkeypatch.setattr(part_runs.Again, "share", lambda *_: 0.25)
     monkeypatch.setattr(part_runs.Again, "lead", lambda *_: 0.0)
