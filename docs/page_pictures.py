@@ -1,7 +1,8 @@
 """Photograph the pages for the READMEs and docs: python docs/page_pictures.py writes the PNGs. Needs chromium.
 
 Each picture is of a page that a command writes: clearhead explain …, learn … or scale …, as `SHOTS` has it. Those
-of the lessons, in both languages, are of the pages that docs/lessons/figures.py writes.
+of the lessons, in both languages, are of the pages that docs/lessons/figures.py writes, and the small ones of the
+gallery of the pages that docs/gallery.md makes.
 """
 
 import subprocess
@@ -12,11 +13,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent / "tests"), str(HERE / "lessons")]
+sys.path[:0] = [str(HERE.parent / "tests"), str(HERE / "lessons"), str(HERE)]
 
 from figures import FIGURES  # noqa: E402
 
 from browser import browser, opened, until  # noqa: E402
+from frame import gallery  # noqa: E402
 
 LAMB = "mary had a little lamb its fleece was white as snow"
 RHYMES = HERE.parent / "training/rhymes.txt"
@@ -81,28 +83,32 @@ def settled(name: str) -> Callable[[Any], None]:
     return cuts if name == "why" else step("scores") if FIGURES[name].place.startswith("#step") else drawn
 
 
-SHOTS = {
-    "answer.png": Shot(["explain", LAMB]),
-    "long.png": Shot(
-        ["explain", "--file"], "#at=0.1.3&cell=150.140&show=most.sqrt.0.0", (1240, 900), act=drawn, part="all"
-    ),
-    "page.png": Shot(["explain", "humpty dumpty sat on"], "#step-scores", (1180, 700), act=step("scores")),
-    "page-phone.png": Shot(
-        ["explain", "humpty dumpty sat on", "--lang", "zh"], "#step-scores", (390, 800), "dark", step("scores")
-    ),
-    "heads.png": Shot(["explain", LAMB], "#at=0.0.5", theme="dark", act=drawn, part=".front"),
-    "what-if.png": Shot(["explain", LAMB], act=cut_a_word),
-    "causes.png": Shot(["explain", "mary had a little", "--why"], act=cuts),
-    "way.png": Shot(["explain", "humpty dumpty sat on"], "#step-way", part="#step-way"),
-    "learn.png": Shot(["learn"], act=at_step, size=(1240, 900)),
-    "scale.png": Shot(["scale"], act=wide, size=(1240, 700)),
-} | {
-    f"{home}lessons/pictures/{name}.png": Shot(
-        [*figure.command, "--lang", language], figure.place, (1000, figure.height), act=settled(name), scale=1.0
-    )
-    for home, language in (("", "en"), ("zh/", "zh"))
-    for name, figure in FIGURES.items()
-}
+SHOTS = (
+    {
+        "answer.png": Shot(["explain", LAMB]),
+        "long.png": Shot(
+            ["explain", "--file"], "#at=0.1.3&cell=150.140&show=most.sqrt.0.0", (1240, 900), act=drawn, part="all"
+        ),
+        "page.png": Shot(["explain", "humpty dumpty sat on"], "#step-scores", (1180, 700), act=step("scores")),
+        "page-phone.png": Shot(
+            ["explain", "humpty dumpty sat on", "--lang", "zh"], "#step-scores", (390, 800), "dark", step("scores")
+        ),
+        "heads.png": Shot(["explain", LAMB], "#at=0.0.5", theme="dark", act=drawn, part=".front"),
+        "what-if.png": Shot(["explain", LAMB], act=cut_a_word),
+        "causes.png": Shot(["explain", "mary had a little", "--why"], act=cuts),
+        "way.png": Shot(["explain", "humpty dumpty sat on"], "#step-way", part="#step-way"),
+        "learn.png": Shot(["learn"], act=at_step, size=(1240, 900)),
+        "scale.png": Shot(["scale"], act=wide, size=(1240, 700)),
+    }
+    | {
+        f"{home}lessons/pictures/{name}.png": Shot(
+            [*figure.command, "--lang", language], figure.place, (1000, figure.height), act=settled(name), scale=1.0
+        )
+        for home, language in (("", "en"), ("zh/", "zh"))
+        for name, figure in FIGURES.items()
+    }
+    | {f"gallery/{name}.png": Shot([], size=(1280, 800), scale=0.4) for name in gallery.commands()}
+)
 
 
 def write(shot: Shot, place: Path) -> None:
@@ -121,7 +127,10 @@ def main(names: list[str]) -> None:
     with TemporaryDirectory() as folder, browser() as running:
         for name in names or SHOTS:
             shot, page_file = SHOTS[name], Path(folder) / f"{Path(name).stem}.html"
-            write(shot, page_file)
+            if shot.command:
+                write(shot, page_file)
+            else:
+                page_file = gallery.kept(page_file.stem, gallery.commands()[page_file.stem])
             options = {"color_scheme": shot.theme, "device_scale_factor": shot.scale, "reduced_motion": "reduce"}
             with opened(running, page_file, *shot.size, wait="h1", place=shot.place, **options) as page:
                 page.wait_for_timeout(500)

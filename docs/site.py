@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 
-from frame import checking, staging, texts
+from frame import checking, gallery, staging, texts
 from frame.outline import LANGUAGES
 
 ROOT = Path(__file__).parent.parent
@@ -45,7 +45,8 @@ def main() -> int:
     staged = out.with_name(f"{out.name}-pages")
     for folder in (out, staged):
         shutil.rmtree(folder, ignore_errors=True)
-    step("pages: written, and generated from docstrings, parsers and tables")
+    made = gallery.start()
+    step("pages: written, and generated from docstrings, parsers and tables; beside them those of the gallery")
     try:
         count = staging.stage(staged)
     except ValueError as error:
@@ -57,6 +58,9 @@ def main() -> int:
     if any(each.returncode for each in running.values()):
         print("".join(said), file=sys.stderr)
         return 1
+    step("the gallery's pages")
+    for language in LANGUAGES:
+        gallery.place(made.result(), out / language / "_figures", language)
     step("the door that goes to the reader's language, and the text for machines")
     texts.write(staged / "en", out)
     step("links, anchors, and what a page loads")

@@ -12,7 +12,8 @@ const sentences = {
   name: "sentences", // a file of words/ in the Python package: by key, each in English and in Chinese
   setup: (/** @type {import("esbuild").PluginBuild} */ { onLoad }) =>
     onLoad({ filter: /\.toml$/ }, async ({ path }) => {
-      const byKey = Object.entries(parse(await readFile(path, "utf8"))).map(([key, { en, zh }]) => [key, [en, zh]]);
+      const read = Object.entries(parse(await readFile(path, "utf8")));
+      const byKey = read.map(([key, { en, zh }]) => [key, `${en}|${zh}`]);
       return { contents: `export default ${JSON.stringify(Object.fromEntries(byKey))}` };
     }),
 };

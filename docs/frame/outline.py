@@ -14,7 +14,7 @@ class Group(NamedTuple):
 
 
 GROUPS = (
-    Group("Start", "入门", ("getting-started", "install")),
+    Group("Start", "入门", ("paris", "getting-started", "gallery", "install", "models")),
     Group("Lessons", "课程", ("lessons/index", "lessons/*")),
     Group(
         "Guides",
@@ -37,7 +37,7 @@ GROUPS = (
     Group(
         "Concepts",
         "概念",
-        ("looking", "models", "matrix", "causes", "change", "spans", "derivatives", "textbook", "scale"),
+        ("looking", "matrix", "causes", "change", "spans", "derivatives", "textbook", "scale"),
     ),
     Group(
         "Reference",

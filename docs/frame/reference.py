@@ -55,7 +55,7 @@ def _documented(value: object) -> bool:
 
 
 def names() -> dict[str, Name]:
-    """Every public name, and every class that a call of theirs returns, by its full name."""
+    """Every public name by its full name, and every class that a call of theirs returns."""
     results: dict[str, Name] = {}
     for module in modules():
         loaded = importlib.import_module(module)
@@ -70,11 +70,14 @@ def names() -> dict[str, Name]:
             if id(kind) not in known:
                 known.add(id(kind))
                 todo.append(kind)
-                full = f"{kind.__module__}.{kind.__qualname__}"
-                results[full] = Name(
-                    full, f"{RETURNED}/{kind.__module__.removeprefix('clearhead.')}.{kind.__name__}", kind
-                )
+                full = _short(kind, results)
+                results[full] = Name(full, f"{RETURNED}/{full}", kind)
     return results
+
+
+def _short(kind: type, taken: dict[str, Name]) -> str:
+    """A class that calls return, and nobody imports, by its name alone; of two with one name the second says whose."""
+    return f"{kind.__module__.split('.')[1]}.{kind.__name__}" if kind.__name__ in taken else kind.__name__
 
 
 def _returned(value: Any) -> list[type]:
@@ -192,10 +195,20 @@ def described(name: Name, names: dict[str, Name]) -> str:
         made = "" if name.page.startswith(RETURNED) else signature(value, names)  # nobody makes those by hand
         text = _directive("py:class", last + made, text, options, fence=":::::")
         inner = "\n".join(_member(member, result, names) for member, result in members(value))
-        return text.replace("<!-- members -->", inner)
+        return text.replace("<!-- members -->", inner).replace("<!-- methods -->\n", _methods(name))
     if inspect.isfunction(value):
         return _directive("py:function", last + signature(value, names), text, options)
     return _directive("py:data", last, f"`{value!r}`" if len(repr(value)) < 400 else "", options)
+
+
+def _methods(name: Name) -> str:
+    """A table of what a class can be asked, each with the first line of its docstring."""
+    rows = [
+        f"| {{py:obj}}`{member} <{name.full}.{member}>` | {summary(function)} |"
+        for member, value in members(name.value)
+        if (function := _function(value)) and function.__doc__
+    ]
+    return "\n".join(("| name | what it is |", "| --- | --- |", *rows, "", "")) if len(rows) > 2 else ""
 
 
 def _member(name: str, value: Any, names: dict[str, Name]) -> str:
@@ -214,8 +227,11 @@ def _member(name: str, value: Any, names: dict[str, Name]) -> str:
 def _directive(kind: str, what: str, text: str, options: dict[str, str] | None = None, fence: str = "::::") -> str:
     """One directive of Sphinx's Python domain."""
     inputs = "".join(f":{key}: {value}\n".replace(": -\n", ":\n") for key, value in (options or {}).items() if value)
-    inner = "\n<!-- members -->\n" if fence == ":::::" else ""
-    return f"{fence}{{{kind}}} {what}\n{inputs}\n{markdown(text) if text else ''}{inner}{fence}\n"
+    made = markdown(text, example_first=True) if text else ""
+    if fence == ":::::":
+        opening = re.match(r"(.*?\n\n(?:```pycon\n.*?\n```\n\n?)*)(.*)", f"{made}\n", re.DOTALL)
+        made = f"{opening[1]}<!-- methods -->\n{opening[2]}\n<!-- members -->\n" if opening else made
+    return f"{fence}{{{kind}}} {what}\n{inputs}\n{made}{fence}\n"
 
 
 def signature(call: Any, names: dict[str, Name], *, bound: bool = False) -> str:
@@ -252,6 +268,7 @@ def typed(hint: Any, names: dict[str, Name]) -> str:
         return ""
     text = hint if isinstance(hint, str) else inspect.formatannotation(hint)
     text = re.sub(r"ForwardRef\('([^']*)'[^)]*\)", r"\1", text).replace("'", '"') if "ForwardRef" in text else text
+    text = text.replace("numpy.dtype", "np.dtype")  # else it is taken for an attribute of the class
     text = re.sub(r"(numpy\.)?ndarray\[[^\[\]]*(\[[^\[\]]*\])?\]", "np.ndarray", text)
     homes = {f"{each.value.__module__}.{each.value.__qualname__}": full for full, each in _classes(names).items()}
     ends = {home.rpartition(".")[2]: full for home, full in homes.items()}
@@ -281,7 +298,7 @@ def linked(code: str, names: dict[str, Name]) -> str:
 
 def linked_text(text: str, names: dict[str, Name]) -> str:
     """A generated page whose code in backticks, and whose errors, lead to the pages of names; its own fences stay."""
-    bare = {full.removeprefix("clearhead.") for full in names if full.count(".") == 1}
+    bare = {full.removeprefix("clearhead."): full for full in names if not full.removeprefix("clearhead.").count(".")}
 
     def link(result: re.Match[str]) -> str:
         role, code, error = result.groups()
@@ -289,7 +306,7 @@ def linked_text(text: str, names: dict[str, Name]) -> str:
             return f"{{py:exc}}`{error} <clearhead.errors.{error}>`" if hasattr(errors, error) else error
         if role or code not in bare:
             return result[0] if role else linked(result[0], names)
-        return f"{{py:obj}}`{code} <clearhead.{code}>`"
+        return f"{{py:obj}}`{code} <{bare[code]}>`"
 
     lines, inside = text.split("\n"), False
     for place, line in enumerate(lines):

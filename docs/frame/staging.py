@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from frame import chinese, commands, errors, figures, reference, tables
+from frame import chinese, commands, errors, figures, gallery, reference, tables
 from frame.outline import GROUPS, LANGUAGES, ordered
 
 ROOT = Path(__file__).parent.parent.parent
@@ -49,6 +49,7 @@ def stage(out: Path) -> int:
         text = led(path.read_text(encoding="utf-8"), path, (language, name), pages, out)
         if name.startswith("lessons/"):
             text = figures.embedded(text, language)
+        text = gallery.embedded(text, language)
         write(out / language / f"{name}.md", outside_code(text, str, lambda code: reference.linked(code, names)))
     english = {**reference.pages(names), **tables.pages(), **errors.pages()}
     generated = {"en": english | commands.pages("en"), "zh": chinese.pages(english) | commands.pages("zh")}

@@ -1,7 +1,7 @@
 // The first room: what was asked, the text, and what the model says comes next after the chosen token.
 
 import { wordsOf } from "./causes.js";
-import { h } from "./dom.js";
+import { byId, h } from "./dom.js";
 import { bare, percent, spelled } from "./numbers.js";
 import { load } from "./packed.js";
 import { sampling } from "./sampling.js";
@@ -33,6 +33,7 @@ export function answerRoom(page, shell) {
     h("h1", { id: "opening-title" }, heading),
     facts?.model && h("p.model", facts.model[language], note),
     edited && h("ul.edits", edits),
+    choices(page.header.why, why, shell),
     h("div.answered", text, next),
     untold && h("p.note", t("no causes")),
   );
@@ -70,6 +71,22 @@ export function answerRoom(page, shell) {
       if (atEnd && !why.title) next.append(more);
     },
   };
+}
+
+/** Which token of the answer is explained, or rather than which other one. @param {any} causes @param {Record<string, string>} words @param {Shell} shell */
+function choices(causes, words, shell) {
+  if (!causes?.numbers.length) return null;
+  const buttons = causes.numbers.map((/** @type {any} */ number, /** @type {number} */ index) => {
+    const id = `number-${index}`;
+    const onclick = () => {
+      Object.assign(causes, number, { chosen: index });
+      shell.redraw();
+      byId(id)?.focus();
+    };
+    const pressed = String(index === (causes.chosen ?? 0));
+    return h("button", { id, "aria-pressed": pressed, onclick }, index ? spelled(number.name, 14) : words.all);
+  });
+  return h("p.choices", words.choose, " ", buttons);
 }
 
 /** @param {Choice} choice @param {number | undefined} way      of whose token @param {string | false} otherRun @param {Say} t */

@@ -12,6 +12,9 @@ import { bare, filled, fmt, isolated, short, spelled, withSign } from "./numbers
 const signed = (/** @type {number} */ x) => withSign(x, short);
 const largest = (/** @type {number[]} */ list) => Math.max(...list.map(Math.abs)) || 1;
 const share = (/** @type {number} */ x) => `${short(100 * x)}%`;
+const FACTS = ["effect", "hidden", "share"]; // of a part; null where it was not run
+const factOf = (/** @type {any} */ part, /** @type {string} */ name) =>
+  part[name] !== null && (name === "share" ? share : signed)(part[name]);
 
 /** Blue where it spoke for the token, orange where against it; by the square root. @param {number} x @param {number} most @param {number} [full] */
 function tint(x, most, full = 45) {
@@ -48,7 +51,8 @@ export function causesRoom(page, shell, place, answer, rename) {
   /** @param {number} layer      its place @param {number} head @param {Partial<Chosen>} [edge] */
   const choose = (layer, head, edge) => {
     if (!isAsRun(place.what)) place.suppose("", asRun());
-    place.choose("", { run, layer, head, query, key: -1, ...edge });
+    const inText = Number(edge?.query) <= query && edge; // the answer's further tokens have no rows here
+    place.choose("", { run, layer, head, query, key: -1, ...inText });
   };
   /** What is said of a head, and its edges in the text. @param {number} layer @param {number} head */
   const show = (layer, head) => {
@@ -68,8 +72,9 @@ export function causesRoom(page, shell, place, answer, rename) {
   Object.assign(answer, { drawn: showChosen, legend: `${words.shading} ${words.sink}` });
   answer.point = (token) => {
     const part = why.parts.find((/** @type {any} */ each) => each.tokens.includes(token));
-    if (part) write(said, `${bare(part.text, 30)}: ${numbersOf(part, words).join(" · ")}`);
-    else showChosen();
+    if (!part) return showChosen();
+    const facts = FACTS.filter((name) => part[name] !== null).map((name) => `${words[name]} ${factOf(part, name)}`);
+    write(said, `${bare(part.text, 30)}: ${facts.join(" · ")}`);
   };
   place.follow("causes", follow);
   addEventListener("resize", showChosen);
@@ -102,8 +107,7 @@ function drawEdges(text, query, looks) {
 
 /**
  * Every head as a square of one grid: by layer, or with its name and the largest first.
- * @param {any} why @param {Record<string, string>} words @param {Layer[]} layers @param {(layer: number, head: number) => void} choose
- * @param {(layer: number, head: number) => void} show @param {() => void} rest @param {Shell} shell
+ * @param {any} why @param {Record<string, string>} words @param {Layer[]} layers @param {(layer: number, head: number) => void} choose @param {(layer: number, head: number) => void} show @param {() => void} rest @param {Shell} shell
  */
 function gridOf(why, words, layers, choose, show, rest, shell) {
   let [order, chosen] = ["layer", ""];
@@ -181,20 +185,13 @@ function cellsOf(values, layers, byLayer) {
   return byLayer ? [...tops, ...values[0].map((_, i) => side(`${i + 2} / 1`, i % beside === 0 && i)), ...made] : made;
 }
 
-/** A part's numbers in words. @param {any} part @param {Record<string, string>} words */
-const numbersOf = ({ effect, hidden, share: then }, words) => [
-  `${words.effect} ${signed(effect)}`,
-  ...(hidden === null ? [] : [`${words.hidden} ${signed(hidden)}`, `${words.share} ${share(then)}`]),
-];
-
 /**
  * The heads that carry it; and folded, the parts of the text, the edges, and what the numbers are.
- * @param {Page} page @param {Record<string, string>} words @param {Layer[]} layers
- * @param {(layer: number, head: number, edge?: Partial<Chosen>) => void} choose
+ * @param {Page} page @param {Record<string, string>} words @param {Layer[]} layers @param {(layer: number, head: number, edge?: Partial<Chosen>) => void} choose
  * @param {(layer: number, head: number) => void} show @param {() => void} rest
  */
-function tablesOf({ header: { why, tokens } }, words, layers, choose, show, rest) {
-  const name = (/** @type {number} */ i) => h("bdi", spelled(tokens[i], 14));
+function tablesOf({ header: { why } }, words, layers, choose, show, rest) {
+  const name = (/** @type {number} */ i) => h("bdi", spelled(why.tokens[i], 14));
   /** @param {Effect} edge */
   const ends = (edge) => [name(Number(edge.query)), " ← ", name(Number(edge.key))];
   /** A row about a head or an edge, which a click chooses. @param {Effect} effect @param {Child[]} cells */
@@ -224,8 +221,8 @@ function tablesOf({ header: { why, tokens } }, words, layers, choose, show, rest
     weight(one.weight),
     signed(one.effect),
   ]);
-  const parts = why.parts.map((/** @type {any} */ { text, effect, hidden, share: now }) =>
-    tableRow(h("bdi", spelled(text)), [signed(effect), hidden !== null && signed(hidden), now !== null && share(now)]),
+  const parts = why.parts.map((/** @type {any} */ part) =>
+    tableRow(h("bdi", spelled(part.text)), FACTS.map(factOf.bind(null, part))),
   );
   const columns = [words.part, effect, words.hidden, then].map(columnHead);
   const folded = h(

@@ -63,10 +63,7 @@ export function openLesson(page) {
 const block = (/** @type {string} */ title, /** @type {Child[]} */ ...content) =>
   h("div.block.way", h("h2", title), content);
 
-/**
- * How weights are learned: the loss, what comes next, the matrices, and the attention of each head.
- * @param {Page} page @param {any} learning @param {Shell} shell @returns {Lesson}
- */
+/** How weights are learned: the loss, what comes next, the matrices, and the attention of each head. @param {Page} page @param {any} learning @param {Shell} shell @returns {Lesson} */
 function learn(page, { gradient, steepest, next, names, matrices, tokens, curve, ticks, groups, words: said }, shell) {
   const words = said[shell.language()];
   const mark = svg("circle.shape.role-weights", { r: 5 });
@@ -113,10 +110,7 @@ function learn(page, { gradient, steepest, next, names, matrices, tokens, curve,
   ];
 }
 
-/**
- * Why scores are divided: scores, weights and gradients for queries and keys of one width, without and with the division.
- * @param {any} scale @param {Shell} shell @returns {Lesson}
- */
+/** Why scores are divided: scores, weights and gradients of one width, without and with the division. @param {any} scale @param {Shell} shell @returns {Lesson} */
 function why({ parts, words: said }, shell) {
   const words = said[shell.language()];
   const columns = words.columns.map((/** @type {string} */ title) => [h("div"), h("h2.quoted", title)]);

@@ -43,14 +43,10 @@ export function openRooms(page) {
 
 /** What a page with steps shows first. @param {any} header @returns {Chosen} */
 function chosenBySteps({ chosen, layers, edited, runs }) {
-  const layer = Math.max(
-    0,
-    layers.findIndex((/** @type {any} */ each) => each.number === chosen.layer),
-  );
-  const { queries } = layers[layer];
-  const run = Math.max(
-    0,
-    runs.findIndex((/** @type {any} */ each) => each.edited === Boolean(edited)),
-  );
-  return { run, layer, head: chosen.head, query: chosen.query < 0 ? queries + chosen.query : chosen.query, key: -1 };
+  const first = (/** @type {any[]} */ list, /** @type {(each: any) => boolean} */ is) =>
+    Math.max(0, list.findIndex(is));
+  const layer = first(layers, ({ number }) => number === chosen.layer);
+  const run = first(runs, (each) => each.edited === Boolean(edited));
+  const query = chosen.query + (chosen.query < 0 ? layers[layer].queries : 0);
+  return { run, layer, head: chosen.head, query, key: -1 };
 }

@@ -6,10 +6,7 @@ import { fmt, percent, spelled } from "./numbers.js";
 
 const COUNTS = [1, 2, 5, 10, 50];
 
-/**
- * @param {Page} page @param {Shell} shell
- * @param {{logits: string, texts: string[]}} given      the name of the sorted logits, and the texts of the first
- */
+/** @param {Page} page @param {Shell} shell @param {{logits: string, texts: string[]}} given      the name of the sorted logits, and the texts of the first */
 export function sampling(page, { t }, { logits, texts }) {
   const { data } = page.array(logits);
   const temperature = slider("temperature", 0.1, 2, update, { step: 0.05, value: 1 });
@@ -37,10 +34,7 @@ export function sampling(page, { t }, { logits, texts }) {
   );
 }
 
-/**
- * softmax(logits/temperature) over the first `count` of logits that are sorted, the largest first.
- * @param {ArrayLike<number>} logits @param {number} temperature @param {number} count
- */
+/** softmax(logits/temperature) over the first `count` of logits that are sorted, the largest first. @param {ArrayLike<number>} logits @param {number} temperature @param {number} count */
 export function probabilities(logits, temperature, count) {
   const shares = new Float64Array(Math.min(count, logits.length));
   let sum = 0;

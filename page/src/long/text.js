@@ -17,6 +17,7 @@ export function drawText(look) {
   const modes = [...(why ? ["effect"] : []), "received", "query", "key"].map((name) => [name, t(`by ${name}`)]);
   const roles = ["query", "key"].map((name) => [name, t(name)]);
   const chosen = head.layer.cross ? state.key : state.query + look.offset; // a token of the text
+  const [made, turns] = [page.header.facts?.generated ?? 0, why?.turns ?? []];
   reading.start ??= partAround(chosen);
   const again = () => {
     drawText(look);
@@ -26,12 +27,12 @@ export function drawText(look) {
     passage(
       keyTexts,
       reading,
-      (token) => choose(look, token),
+      choose.bind(null, look),
       again,
-      (token) => pointAt(look, token),
+      pointAt.bind(null, look),
       t,
-      page.header.facts?.generated ?? 0,
-      why?.turns ?? [],
+      made,
+      turns,
       answer.template,
     ),
     look.parts.decoding?.element,

@@ -38,6 +38,15 @@ class Target(NamedTuple):
         """The rows whose logits say the answer's tokens."""
         return range(len(self.ids) - len(self.answer), len(self.ids))
 
+    def odds_of_each(self, logits: Array) -> Array:
+        """The ln p − ln(1 − p) of each of the answer's tokens after those before it, (rows,)."""
+        rows, picked = np.arange(len(self.answer)), list(self.answer)
+        others = np.array(logits)
+        others[rows, picked] = -np.inf
+        high = others.max(axis=-1)
+        rest = np.exp(others - high[:, None]).sum(axis=-1)
+        return np.asarray(logits, np.float64)[rows, picked] - high - np.log(rest)
+
     def value(self, logits: Array) -> tuple[float, Array]:
         """The number, and its derivative by the logits of its rows, (rows, vocabulary), in float64."""
         exact = np.asarray(logits, np.float64)

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from clearhead.core.axes import Array
+
 
 class Candidate(NamedTuple):
     """A token that may come next, its probability and its logit."""
@@ -45,6 +47,20 @@ class PairEffect(NamedTuple):
     share: float
     likeliest: Candidate
     lead: float
+
+
+class OtherNumber(NamedTuple):
+    """Another question, answered by the same runs: one token of the answer, or the answer rather than another token.
+
+    token, against   the token after what stands before it, and the one that it is compared with, or its runner-up there
+    by_head   what its number changes by when each head is off, (layers, heads)
+    by_part   what it changes by when each part is hidden, (parts,); NaN where it was not run
+    """
+
+    token: Candidate
+    against: Candidate
+    by_head: Array
+    by_part: Array
 
 
 class EdgeEffect(NamedTuple):

@@ -88,14 +88,14 @@ def integrated(again: Again, gated: list[int], points: int, each: Each) -> tuple
         points = min(2 * points, _MOST_POINTS)
 
 
-def hidden(again: Again, parts: list[PartEffect], count: int) -> list[PartEffect]:
-    """The parts, the strongest of them hidden in a run of their own."""
+def hidden(again: Again, parts: list[PartEffect], count: int) -> tuple[list[PartEffect], dict[int, rerun.Rerun]]:
+    """The parts, the strongest of them hidden in a run of their own; and these runs, by the part's place."""
     strongest = sorted(range(len(parts)), key=lambda place: -abs(parts[place].effect))[:count]
     runs = rerun.hidden(again.model, again.based, [parts[place].tokens for place in strongest], again.edits)
     result = list(parts)
     for place, one in zip(strongest, runs, strict=True):
         result[place] = parts[place]._replace(**again.changed(one))
-    return result
+    return result, dict(zip(strongest, runs, strict=True))
 
 
 def halves(again: Again, parts: Sequence[PartEffect], count: int, seed: Any) -> tuple[Array, Array]:

@@ -40,10 +40,11 @@ class Based(NamedTuple):
 
 
 class Rerun(NamedTuple):
-    """A variant of the run: the number, and the logits of the first token of the answer there."""
+    """A variant of the run: the number, the logits of the answer's first token, the odds of each of its tokens."""
 
     value: float
     logits: Array
+    odds: Array  # natural logarithms
 
 
 def based_on(target: Target, run: ForwardPass, each: Each = iter) -> Based:
@@ -101,18 +102,23 @@ def _by_layer(variant: Callable[[Place], Variant], places: Sequence[Place]) -> l
     return [made[place] for place in places]
 
 
-def changes_off(
+def each_off(
     model: LanguageModel, based: Sequence[Based], effects: Array, count: int, edits: tuple[Edit, ...]
-) -> Array:
-    """What the number changes by without each head in the rows that answer, (layers, heads).
+) -> dict[tuple[int, int], Rerun]:
+    """Runs without each head in the rows that answer, by layer and head.
 
-    A model in PyTorch runs only the `count` heads of the largest effects, (layers, heads); NaN for the others.
+    A model in PyTorch runs only the `count` heads of the largest effects, (layers, heads).
     """
     order = np.argsort(-np.abs(effects), axis=None, kind="stable").tolist()
     chosen = [divmod(place, effects.shape[1]) for place in (order if model.exact_heads else order[:count])]
-    changes, value = np.full(effects.shape, np.nan), sum(one.value for one in based)
-    for place, again in zip(chosen, heads_off(model, based, chosen, edits), strict=True):
-        changes[place] = again.value - value
+    return dict(zip(chosen, heads_off(model, based, chosen, edits), strict=True))
+
+
+def changes_of(runs: dict[tuple[int, int], Rerun], value: float, shape: tuple[int, ...]) -> Array:
+    """What the number changes by in each run, (layers, heads); NaN where there is none."""
+    changes = np.full(shape, np.nan)
+    for place, one in runs.items():
+        changes[place] = one.value - value
     return changes
 
 
@@ -127,7 +133,8 @@ def without_heads(model: LanguageModel, run: ForwardPass, row: int) -> Array:
         variant, some = Variant(run.edits), range(row, row + 1)
         for layer, _, part in model.differentiated(list(run.ids), [variant], some, lambda rows: target.value(rows)[1]):
             first[layer] = np.einsum("hd,hd->h", part.g[:, row], part.attended.output[:, row])
-    return changes_off(model, [based_on(target, run)], first, _FIRST, run.edits)
+    based = based_on(target, run)
+    return changes_of(each_off(model, [based], first, _FIRST, run.edits), based.value, first.shape)
 
 
 def resting(run: ForwardPass, row: int) -> int:
@@ -168,5 +175,5 @@ def _summed(model: LanguageModel, based: Sequence[Based], variants: Sequence[Seq
             if place < len(made):
                 made[place] = made[place]._replace(value=made[place].value + value)
             else:
-                made.append(Rerun(value, np.asarray(rows[0])))
+                made.append(Rerun(value, np.array(rows[0]), one.target.odds_of_each(rows)))
     return made

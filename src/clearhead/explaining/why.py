@@ -24,11 +24,11 @@ from clearhead.explaining.attribution import Way
 from clearhead.explaining.attribution import against as against_other
 from clearhead.explaining.attribution import way as way_to
 from clearhead.explaining.derivatives import check_edits
-from clearhead.explaining.effects import Candidate, EdgeEffect, HeadEffect, PairEffect, PartEffect, Trust
+from clearhead.explaining.effects import Candidate, EdgeEffect, HeadEffect, OtherNumber, PairEffect, PartEffect, Trust
 from clearhead.explaining.forward import check_each, forward_pass
 from clearhead.explaining.integral import cuts
 from clearhead.explaining.part_runs import Again, candidate
-from clearhead.explaining.rerun import Based, Edge
+from clearhead.explaining.rerun import Based, Edge, Rerun
 from clearhead.explaining.stream import of_decoder
 from clearhead.explaining.text_parts import Part, parts_of_text, read_slices
 from clearhead.explaining.texts import Reading, read
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 _NOISY, _ALL = 0.25, 32  # where they miss more than this, up to so many parts are hidden in runs of their own
 _ESTIMATED = 20  # edges that each estimate names for a run
+_LIKELY = 5  # next tokens
 _SHOWN = 8  # parts and heads in a notebook
 _HEADS, _KEYS = 6, 4  # the first heads, run again and directly, and of each so many of its largest weights
 
@@ -84,6 +85,7 @@ class Why(Tabular, Framing):
     edits: tuple[Edit, ...] = ()  # of the attention, in force in all runs
     ways: Sequence[Way] = ()  # to the first token and to the other one, where the model's parts can be added up
     next: Sequence[Candidate] = ()
+    numbers: Sequence[OtherNumber] = ()  # what the same runs say of each token of the answer, or of other next tokens
     prompt: Any = None  # the text or the messages, as they came
     based: Sequence[Based] = field(default=(), repr=False)  # the runs that effects are changes of
 
@@ -282,10 +284,10 @@ def _explained(
     effects = [PartEffect(*part, float(by_token[list(part.tokens)].sum())) for part in cut]
     if counts[2]:
         effects = part_runs.fitted(again, effects, counts[2])
-    heads, heads_run = _heads(again, by_head)
+    heads, heads_run, off = _heads(again, by_head)
     gap = total - sum(part.effect for part in effects)
     verify = max(counts[1], _ALL) if counts[1] and abs(gap) > _NOISY * abs(total) else counts[1]
-    parts = part_runs.hidden(again, effects, verify)
+    parts, ran = part_runs.hidden(again, effects, verify)
     candidates = [candidate(model, base, i) for i in again.pair]
     ways = _ways(model, again.based[0], candidates)
     named = [(head.layer, head.head) for head in heads[:_HEADS]] + _direct(ways)
@@ -312,18 +314,49 @@ def _explained(
         points=points,
         missed=missed,
         ways=ways,
-        next=[candidate(model, base, int(i)) for i in np.argsort(-base, kind="stable")[:5]],
+        next=[candidate(model, base, int(i)) for i in np.argsort(-base, kind="stable")[:_LIKELY]],
+        numbers=_numbers(again, off, ran, by_head.shape, len(parts)),
         based=again.based,
         **facts,
     )
 
 
-def _heads(again: Again, by_head: Array) -> tuple[list[HeadEffect], Array]:
-    """The heads by what y changes by when each is off in the rows that answer, and all these changes."""
-    truths = rerun.changes_off(again.model, again.based, by_head, 2 * again.listed, again.edits)
+def _numbers(
+    again: Again, off: dict[tuple[int, int], Rerun], hidden: dict[int, Rerun], shape: tuple[int, ...], parts: int
+) -> list[OtherNumber]:
+    """What the runs say of each token of the answer, or, of a single token, of it rather than other likely ones."""
+    target, run = again.based[0][:2]
+    logits = np.stack([np.asarray(run.logits[row]) for row in target.rows])
+    answer, several = target.answer, len(target.answer) > 1
+    if not several and (target.against is not None or len(again.based) > 1):
+        return []  # it is about two answers already
+    likely = np.argsort(-logits, axis=-1, kind="stable")[:, :_LIKELY].tolist()
+    ahead = [[i for i in row if i != token] for row, token in zip(likely, answer, strict=True)]
+    asked = [(row, others[0]) for row, others in enumerate(ahead)] if several else [(0, other) for other in ahead[0]]
+
+    def said(now: Rerun) -> Array:
+        return now.odds if several else np.asarray(now.logits[answer[0]] - now.logits[[other for _, other in asked]])
+
+    base = said(Rerun(0.0, logits[0], target.odds_of_each(logits)))
+    by_head, by_part = np.full((len(asked), *shape), np.nan), np.full((len(asked), parts), np.nan)
+    for (layer, head), now in off.items():
+        by_head[:, layer, head] = said(now) - base
+    for place, now in hidden.items():
+        by_part[:, place] = said(now) - base
+    ones, others = (
+        [candidate(again.model, logits[row], i) for row, i in some]
+        for some in ([(row, answer[row]) for row, _ in asked], asked)
+    )
+    return list(map(OtherNumber, ones, others, by_head, by_part))
+
+
+def _heads(again: Again, by_head: Array) -> tuple[list[HeadEffect], Array, dict[tuple[int, int], Rerun]]:
+    """The heads by what y changes by when each is off in the rows that answer, all these changes, and their runs."""
+    off = rerun.each_off(again.model, again.based, by_head, 2 * again.listed, again.edits)
+    truths = rerun.changes_of(off, again.value, by_head.shape)
     run = [(int(layer), int(head)) for layer, head in np.argwhere(~np.isnan(truths))]
     listed = sorted(run, key=lambda place: (-abs(truths[place]), -abs(by_head[place])))[: again.listed]
-    return [HeadEffect(*place, float(by_head[place]), float(truths[place])) for place in listed], truths
+    return [HeadEffect(*place, float(by_head[place]), float(truths[place])) for place in listed], truths, off
 
 
 def _edges(again: Again, estimates: Sequence[Array], heads: Sequence[tuple[int, int]]) -> tuple[list[EdgeEffect], bool]:
