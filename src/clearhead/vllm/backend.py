@@ -21,7 +21,7 @@ from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from clearhead.errors import EngineError
 from clearhead.torch import varlen_attn
-from clearhead.vllm.records import HINT, RECORDER, Step
+from clearhead.vllm.records import HINT, RECORDER, Group, Step
 
 
 class Backend(AttentionBackend):  # type: ignore[misc]
@@ -88,7 +88,7 @@ class Builder(AttentionMetadataBuilder):  # type: ignore[misc]
         tokens, page = int(common.query_start_loc[-1]), self.kv_cache_spec.block_size
         slots = common.slot_mapping[:tokens]
         slots = slots // page, slots % page
-        return Metadata(tokens, *where, slots, bool(common.causal), RECORDER.step(*where))
+        return Metadata(tokens, *where, slots, bool(common.causal), RECORDER.step(page, where))
 
 
 class Impl(AttentionImpl):  # type: ignore[misc]
@@ -157,10 +157,23 @@ class Impl(AttentionImpl):  # type: ignore[misc]
                 query = query[group.queries]
             where = {"seqused_k": group.lengths, "block_table": group.pages}
             seen = varlen_attn(query, keys, values, group.ends, **where, **rules, **group.named)
-            of.step.keep(place, group, seen)
+            of.step.kept[place] = group, seen, self.shares(group, query, keys, seen.logsumexp)
             if group.all:
                 output[: of.tokens] = seen.output
         return output
+
+    def shares(self, group: Group, query: Tensor, keys: Tensor, logsumexp: Tensor | None) -> Tensor | None:
+        """The share of each query on each of its spans, (spans, heads): by the log-sum-exp of ranges of keys."""
+        if logsumexp is None:
+            return None
+        parts = group.parts(self.left)
+        rules: dict[str, Any] = {name: value for name, value in self.rules.items() if name != "sinks"}
+        rules |= {"seqused_k": parts.lengths, "block_table": parts.pages, "logsumexp": True}
+        # The output is of no use: one column of the keys, which are read anyway, stands for the values.
+        found = varlen_attn(query[parts.rows], keys, keys[..., :1], parts.ends, **rules).logsumexp
+        if rules["alibi_slopes"] is not None:
+            found = found - parts.gaps * rules["alibi_slopes"]
+        return parts.signs @ (found - logsumexp[parts.rows]).exp()
 
     def paged(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
         """The pages of keys and those of values, (blocks, page, kv_heads, d)."""

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from clearhead.core.axes import Array
 from clearhead.core.rule_values import is_whole, read_flag
-from clearhead.core.statistics import Answers
 from clearhead.errors import RuleError, expected, unknown
 
 HINT = "CLEARHEAD_VLLM=0 serves with vLLM's own attention."
@@ -77,45 +76,73 @@ def _spans(value: Any, length: int) -> tuple[tuple[int, int], ...]:
     raise RuleError(expected("spans", value, f"a list of [start, stop) within the prompt's {length} tokens"))
 
 
+class Parts(NamedTuple):
+    """Ranges of keys that begin with a page, as requests of their own: a span is one, or the difference of two."""
+
+    signs: Tensor  # (spans, ranges): 1, -1 for the keys of its first page that are before it, or 0
+    rows: Tensor  # (ranges,): whose they are
+    ends: Tensor  # (ranges + 1,), their queries
+    lengths: Tensor  # (ranges,)
+    pages: Tensor  # (ranges, most pages)
+    gaps: Tensor  # (ranges, 1): how far before the query the last key is, by which ALiBi counts
+
+
 class Group:
     """Requests of one step of which one layer is asked, and what is computed of their last queries."""
 
-    def __init__(self, rows: list[int], asked: list[Asked], starts: Tensor, lengths: Tensor, pages: Tensor) -> None:
-        self.rows, self.asked, self.all = rows, asked, len(rows) == len(lengths) == int(starts[-1])
+    def __init__(self, rows: list[int], asked: list[Asked], page: int, where: tuple[Tensor, Tensor, Tensor]) -> None:
+        starts, lengths, pages = where
+        self.rows, self.asked, self.page = rows, asked, page
+        self.all = len(rows) == len(lengths) == int(starts[-1])
         chosen = torch.tensor(rows)
         self.queries, self.ends = starts[1:][chosen].long() - 1, torch.arange(len(rows) + 1, dtype=torch.int32)
         self.lengths, self.pages = lengths[chosen], pages[chosen]
         named: dict[str, Any] = {"entropy": any(one.entropy for one in asked), "top": max(one.top for one in asked)}
-        named["received"] = any(one.spans for one in asked)  # with one query a request, its weights
+        named["logsumexp"] = any(one.spans for one in asked)
         self.named = {name: value for name, value in named.items() if value}
+        self._parts: dict[int, Parts] = {}
 
-    @cached_property
-    def spans(self) -> Tensor:
-        """(spans of all requests, keys of all requests): 1 where a key is in a span; its products are sums."""
-        ends = self.lengths.cumsum(0).tolist()
-        spans = torch.zeros(sum(len(one.spans) for one in self.asked), ends[-1])
-        row = 0
-        for one, first in zip(self.asked, [0, *ends], strict=False):
-            for start, stop in one.spans:
-                spans[row, first + start : first + stop] = 1
-                row += 1
-        return spans
+    def parts(self, left: int) -> Parts:
+        """The ranges of all spans, where a query sees so many keys to its left; all of them for -1."""
+        if left not in self._parts:
+            ranges: list[tuple[int, int, int]] = []
+            signs, span = [], 0  # (row, first page, last key's place behind its begin), (span, range, sign)
+            for row, one in enumerate(self.asked):
+                seen = max(0, int(self.lengths[row]) - 1 - left) if left >= 0 else 0
+                for start, stop in one.spans:
+                    first = max(start, seen)
+                    for end, sign in ((stop, 1), (first, -1)) if first < stop else ():
+                        if end > first // self.page * self.page:
+                            signs.append((span, len(ranges), sign))
+                            ranges.append((row, first // self.page, end))
+                    span += 1
+            matrix = torch.zeros(span, len(ranges))
+            for place, at, sign in signs:
+                matrix[place, at] = sign
+            rows, firsts, ends = torch.tensor(ranges, dtype=torch.int64).reshape(-1, 3).T
+            width = self.pages.shape[1]
+            pages = self.pages[rows[:, None], (firsts[:, None] + torch.arange(width)).clamp(max=width - 1)]
+            gaps = (self.lengths[rows] - ends)[:, None].float()
+            lengths = (ends - firsts * self.page).int()
+            counts = torch.arange(len(ranges) + 1, dtype=torch.int32)
+            self._parts[left] = Parts(matrix, rows, counts, lengths, pages, gaps)
+        return self._parts[left]
 
-    def seen(self, answers: Answers) -> list[dict[str, Array]]:
-        """For each request what it asked for, heads first."""
-        found: Any = answers
-        shares = (self.spans @ found.received.float()).numpy().T if "received" in self.named else None
-        seen: list[dict[str, Array]] = []
-        row = 0
+    def seen(self, found: list[tuple[Any, Tensor | None]]) -> list[dict[str, Array]]:
+        """For each request what it asked for, (layers, heads, …), of what each layer found."""
+        answers = [one for one, _ in found]
+        stacks: dict[str, Any] = {"spans": [shares for _, shares in found], "entropy": [one.entropy for one in answers]}
+        if "top" in self.named:
+            stacks["top_weights"], stacks["top_keys"] = zip(*(one.top for one in answers), strict=True)
+        whole = {name: torch.stack(tuple(x)).numpy() for name, x in stacks.items() if x[0] is not None}
+        seen, span = [], 0
         for place, one in enumerate(self.asked):
-            of: dict[str, Array] = {}
-            if one.entropy:
-                of["entropy"] = found.entropy[place].numpy()
-            if shares is not None and one.spans:
-                of["spans"] = shares[:, row : row + len(one.spans)]
-                row += len(one.spans)
+            of = {"entropy": whole["entropy"][:, place]} if one.entropy else {}
+            if one.spans:
+                of["spans"] = whole["spans"][:, span : span + len(one.spans)].swapaxes(1, 2)
+                span += len(one.spans)
             if one.top:
-                of["top_weights"], of["top_keys"] = (x[place, :, : one.top].numpy() for x in found.top)
+                of |= {name: whole[name][:, place, :, : one.top] for name in ("top_weights", "top_keys")}
             seen.append(of)
         return seen
 
@@ -123,22 +150,28 @@ class Group:
 class Step:
     """One step of vLLM: which of its requests are watched, and what their layers showed."""
 
-    def __init__(self, due: dict[int, tuple[str, Asked]], starts: Tensor, lengths: Tensor, pages: Tensor) -> None:
-        self.due, self.where = due, (starts, lengths, pages)
+    def __init__(self, due: dict[int, tuple[str, Asked]], page: int, where: tuple[Tensor, Tensor, Tensor]) -> None:
+        self.due, self.page, self.where = due, page, where
         self.groups: dict[tuple[int, ...], Group] = {}
-        self.kept: dict[int, dict[int, dict[str, Array]]] = {row: {} for row in due}  # by request and layer
-        self.positions = {row: int(lengths[row]) - 1 for row in due}
+        self.kept: dict[int, tuple[Group, Any, Tensor | None]] = {}  # by layer: what it answered, and shares
+        self.positions = {row: int(where[1][row]) - 1 for row in due}
 
     def group(self, layer: int) -> Group | None:
         """The requests that asked for this layer."""
         rows = tuple(row for row, (_, one) in self.due.items() if one.layers is None or layer in one.layers)
         if rows and rows not in self.groups:
-            self.groups[rows] = Group(list(rows), [self.due[row][1] for row in rows], *self.where)
+            self.groups[rows] = Group(list(rows), [self.due[row][1] for row in rows], self.page, self.where)
         return self.groups.get(rows)
 
-    def keep(self, layer: int, group: Group, answers: Answers) -> None:
-        for row, of in zip(group.rows, group.seen(answers), strict=True):
-            self.kept[row][layer] = of
+    def seen(self, row: int) -> list[tuple[list[int], dict[str, Array]]]:
+        """What layers showed of a request, and which."""
+        return [(layers, seen[group.rows.index(row)]) for group, layers, seen in self.by_group if row in group.rows]
+
+    @cached_property
+    def by_group(self) -> list[tuple[Group, list[int], list[dict[str, Array]]]]:
+        """Each group, its layers, and what they showed of its requests."""
+        layers = [(group, [at for at, one in self.kept.items() if one[0] is group]) for group in self.groups.values()]
+        return [(group, of, group.seen([self.kept[at][1:] for at in of])) for group, of in layers if of]
 
 
 class Recorder:
@@ -151,39 +184,42 @@ class Recorder:
         self.first_head = 0  # of this process, where several share the heads
         self._step: list[Step] = []  # one for each group of layers with a cache of its own
 
-    def step(self, starts: Tensor, lengths: Tensor, pages: Tensor) -> Step | None:
+    def step(self, page: int, where: tuple[Tensor, Tensor, Tensor]) -> Step | None:
         """What is to be watched in the step that begins: requests whose last query generates a token."""
         if self.batch is None or not self.asked:
             return None
         due = {
             row: (name, self.asked[name])
             for row, (name, length) in enumerate(self.batch())
-            if name in self.asked and int(lengths[row]) >= length
+            if name in self.asked and int(where[1][row]) >= length
         }
         if not due:
             return None
-        self._step.append(Step(due, starts, lengths, pages))
+        self._step.append(Step(due, page, where))
         return self._step[-1]
 
     def finish(self) -> None:
         """Keep what the step has shown, or write it."""
         steps, self._step = self._step, []
         for row, (name, one) in steps[0].due.items() if steps else ():
-            kept = {layer: of for step in steps for layer, of in step.kept[row].items()}
-            if kept:
-                self._record(name, one, steps[0].positions[row], dict(sorted(kept.items())))
+            found = [part for step in steps for part in step.seen(row)]
+            if found:
+                self._record(name, one, steps[0].positions[row], found)
 
-    def _record(self, name: str, one: Asked, position: int, kept: dict[int, dict[str, Array]]) -> None:
-        parts = list(kept.values())
-        here = range(self.first_head, self.first_head + len(next(iter(parts[0].values()))))
+    def _record(
+        self, name: str, one: Asked, position: int, found: list[tuple[list[int], dict[str, Array]]]
+    ) -> None:  # fmt: skip
+        layers = [layer for some, _ in found for layer in some]
+        seen: dict[str, Any] = {key: np.concatenate([of[key] for _, of in found]) for key in found[0][1]}
+        here = range(self.first_head, self.first_head + next(iter(seen.values())).shape[1])
         heads = [head for head in here if one.heads is None or head in one.heads]
         local = [head - self.first_head for head in heads]
-        seen: dict[str, Any] = {key: np.stack([part[key] for part in parts])[:, local] for key in parts[0]}
+        seen = {key: value[np.argsort(layers)][:, local] for key, value in seen.items()}
         if one.first:
             seen["first"], seen["spans"] = seen["spans"][..., 0], seen["spans"][..., 1:]
             if len(one.spans) == 1:
                 del seen["spans"]
-        record = {"request": name, "layers": list(kept), "heads": heads, "position": position} | seen
+        record = {"request": name, "layers": sorted(layers), "heads": heads, "position": position} | seen
         path = os.environ.get("CLEARHEAD_VLLM_FILE")
         if path:
             with open(path, "a", encoding="utf-8") as file:
