@@ -87,8 +87,8 @@ def compare(servers: dict[str, Server], setting: dict[str, Any], length: int, ro
     """Print the prefill of each server and, in turns, how fast each decodes, with and without statistics."""
     cold = {name: server.ask(length=length, new=NEW, seen=None, cold=True) for name, server in servers.items()}
     same = sum(a == b for a, b in zip(*(one["tokens"] for one in cold.values()), strict=True))
-    found = {name: round(one["prefill_s"], 2) for name, one in cold.items()}
-    print(json.dumps(setting | {"length": length, "prefill_s": found, "same_tokens": f"{same} of {REQUESTS}"}))
+    prefill = {name: round(one["prefill_s"], 2) for name, one in cold.items()}
+    print(json.dumps(setting | {"length": length, "prefill_s": prefill, "same_tokens": f"{same} of {REQUESTS}"}))
     steps: dict[str, list[float]] = {}
     for _ in range(rounds):  # the prompts' pages are still there, so that decoding alone is repeated
         for name, server in servers.items():
@@ -109,18 +109,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.serve:
-        serve(given.model, given.dtype[0], given.page[0], given.threads)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.model, options.dtype[0], options.page[0], options.threads)
         return
-    for dtype in given.dtype:
-        for page in given.page:
-            arguments = ["--model", given.model, "--dtype", dtype, "--page", str(page)]
-            servers = {name: Server(on, arguments, given.threads) for name, on in (("vllm", "0"), ("clearhead", "1"))}
+    for dtype in options.dtype:
+        for page in options.page:
+            arguments = ["--model", options.model, "--dtype", dtype, "--page", str(page)]
+            servers = {name: Server(on, arguments, options.threads) for name, on in (("vllm", "0"), ("clearhead", "1"))}
             for server in servers.values():
                 server.ask(length=48, new=8, seen=None, cold=True)
-            for length in given.length:
-                compare(servers, {"dtype": dtype, "page": page}, length, given.rounds)
+            for length in options.length:
+                compare(servers, {"dtype": dtype, "page": page}, length, options.rounds)
             for server in servers.values():
                 server.process.stdin.close()
                 server.process.wait()

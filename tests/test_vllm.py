@@ -85,7 +85,7 @@ class Served:
             built = [builder.build(0, common) for builder in self.builders]
             for layer, impl in enumerate(self.impls):
                 impl.process_weights_after_loading(self.dtype)
-                new = [[self.texts[name][i][layer, at] for name, at in places.items()] for i in range(3)]
+                new = [[self.texts[name][i][layer, part] for name, part in places.items()] for i in range(3)]
                 q, k, v = (torch.cat([*x, torch.full_like(x[0][:1], torch.nan).expand(3, -1, -1)]) for x in new)
                 of, output = SimpleNamespace(layer_name=f"model.layers.{layer}.self_attn.attn"), torch.zeros_like(q)
                 impl.forward(of, q, k, v, self.caches[layer], built[layer % 2], output)

@@ -21,7 +21,7 @@ from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from clearhead.errors import EngineError
 from clearhead.torch import varlen_attn
-from clearhead.vllm.records import HINT, RECORDER, Group, Step
+from clearhead.vllm.records import HINT, RECORDER, Step
 
 
 class Backend(AttentionBackend):  # type: ignore[misc]
@@ -66,7 +66,7 @@ class Metadata:
     """One step: the queries of all requests one after the other, and where their keys lie."""
 
     tokens: int
-    starts: Tensor  # (requests + 1,)
+    ends: Tensor  # (requests + 1,)
     lengths: Tensor  # (requests,)
     pages: Tensor  # (requests, most pages)
     slots: tuple[Tensor, Tensor]  # where the new keys go: the page and the row in it, each (tokens,)
@@ -145,35 +145,38 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         keys, values = self.paged(kv_cache)
         if self.writes and key is not None and value is not None:
             keys[of.slots], values[of.slots] = key[: of.tokens], value[: of.tokens]
-        rules = {**self.rules, "window_size": (self.left, 0 if of.causal else -1)}
-        query = query[: of.tokens]
-        place = layer_index(layer.layer_name)
-        group = None if of.step is None else of.step.group(place)
-        if group is None or not group.all:
-            where: dict[str, Any] = {"seqused_k": of.lengths, "block_table": of.pages}
-            output[: of.tokens] = varlen_attn(query, keys, values, of.starts, **where, **rules)
-        if group is not None and of.step is not None:
-            if not group.all:
-                query = query[group.queries]
-            where = {"seqused_k": group.lengths, "block_table": group.pages}
-            seen = varlen_attn(query, keys, values, group.ends, **where, **rules, **group.named)
-            of.step.kept[place] = group, seen, self.shares(group, query, keys, seen.logsumexp)
-            if group.all:
+        query, window = query[: of.tokens], (self.left, 0 if of.causal else -1)
+        layer_index = int(next(iter(re.findall(r"\.(\d+)\.", layer.layer_name)), 0))  # of model.layers.3.self_attn
+        step = of.step if of.step is not None and of.step.asks(layer_index) else None
+        if step is None or not step.all:
+            output[: of.tokens] = self.attend(query, keys, values, of, window)
+        if step is not None:
+            some = query if step.all else query[step.queries]
+            seen = self.attend(some, keys, values, step, window, **step.named)
+            shares = self.shares(step, some, keys, seen.logsumexp)
+            RECORDER.kept[layer_index] = seen, shares
+            if step.all:
                 output[: of.tokens] = seen.output
         return output
 
-    def shares(self, group: Group, query: Tensor, keys: Tensor, logsumexp: Tensor | None) -> Tensor | None:
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, where: Any, window: tuple[int, int], **asked: Any
+    ) -> Any:
+        pages = {"seqused_k": where.lengths, "block_table": where.pages, "window_size": window}
+        return varlen_attn(query, keys, values, where.ends, **pages, **self.rules, **asked)
+
+    def shares(self, step: Step, query: Tensor, keys: Tensor, logsumexp: Tensor | None) -> Tensor | None:
         """The share of each query on each of its spans, (spans, heads): by the log-sum-exp of ranges of keys."""
         if logsumexp is None:
             return None
-        parts = group.parts(self.left)
+        parts = step.parts(self.left)
         rules: dict[str, Any] = {name: value for name, value in self.rules.items() if name != "sinks"}
         rules |= {"seqused_k": parts.lengths, "block_table": parts.pages, "logsumexp": True}
         # The output is of no use: one column of the keys, which are read anyway, stands for the values.
-        found = varlen_attn(query[parts.rows], keys, keys[..., :1], parts.ends, **rules).logsumexp
+        sums = varlen_attn(query[parts.rows], keys, keys[..., :1], parts.ends, **rules).logsumexp
         if rules["alibi_slopes"] is not None:
-            found = found - parts.gaps * rules["alibi_slopes"]
-        return parts.signs @ (found - logsumexp[parts.rows]).exp()
+            sums = sums - parts.gaps * rules["alibi_slopes"]
+        return parts.signs @ (sums - logsumexp[parts.rows]).exp()
 
     def paged(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
         """The pages of keys and those of values, (blocks, page, kv_heads, d)."""
@@ -182,12 +185,3 @@ class Impl(AttentionImpl):  # type: ignore[misc]
             pages = kv_cache.view(blocks, heads, 2, page, width // 2)
             self.cache = kv_cache, pages[:, :, 0].swapaxes(1, 2), pages[:, :, 1].swapaxes(1, 2)
         return self.cache[1], self.cache[2]
-
-
-_PLACE = re.compile(r"\.(\d+)\.")
-
-
-def layer_index(name: str) -> int:
-    """3 of model.layers.3.self_attn.attn."""
-    found = _PLACE.search(name)
-    return int(found[1]) if found else 0

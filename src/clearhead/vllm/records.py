@@ -9,7 +9,6 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,26 +86,31 @@ class Parts(NamedTuple):
     gaps: Tensor  # (ranges, 1): how far before the query the last key is, by which ALiBi counts
 
 
-class Group:
-    """Requests of one step of which one layer is asked, and what is computed of their last queries."""
+class Step:
+    """The requests of a step that are watched, and what is computed of their last queries."""
 
-    def __init__(self, rows: list[int], asked: list[Asked], page: int, where: tuple[Tensor, Tensor, Tensor]) -> None:
+    def __init__(self, due: dict[int, tuple[str, Asked]], page: int, where: tuple[Tensor, Tensor, Tensor]) -> None:
         starts, lengths, pages = where
-        self.rows, self.asked, self.page = rows, asked, page
-        self.all = len(rows) == len(lengths) == int(starts[-1])
-        chosen = torch.tensor(rows)
-        self.queries, self.ends = starts[1:][chosen].long() - 1, torch.arange(len(rows) + 1, dtype=torch.int32)
-        self.lengths, self.pages = lengths[chosen], pages[chosen]
-        named: dict[str, Any] = {"entropy": any(one.entropy for one in asked), "top": max(one.top for one in asked)}
-        named["logsumexp"] = any(one.spans for one in asked)
+        self.names, self.asked = zip(*due.values(), strict=True)
+        self.page, self.all = page, len(due) == len(lengths) == int(starts[-1])
+        rows = torch.tensor(list(due))
+        self.queries, self.ends = starts[1:][rows].long() - 1, torch.arange(len(due) + 1, dtype=torch.int32)
+        self.lengths, self.pages = lengths[rows], pages[rows]
+        named: dict[str, Any] = {"entropy": any(one.entropy for one in self.asked)}
+        named |= {"top": max(one.top for one in self.asked), "logsumexp": any(one.spans for one in self.asked)}
         self.named = {name: value for name, value in named.items() if value}
         self._parts: dict[int, Parts] = {}
+
+    def asks(self, layer: int) -> bool:
+        """Does any of the requests ask for this layer?"""
+        return any(one.layers is None or layer in one.layers for one in self.asked)
 
     def parts(self, left: int) -> Parts:
         """The ranges of all spans, where a query sees so many keys to its left; all of them for -1."""
         if left not in self._parts:
-            ranges: list[tuple[int, int, int]] = []
-            signs, span = [], 0  # (row, first page, last key's place behind its begin), (span, range, sign)
+            ranges: list[tuple[int, int, int]] = []  # the request, the first page, and where the range ends
+            signs: list[tuple[int, int, int]] = []
+            span = 0
             for row, one in enumerate(self.asked):
                 seen = max(0, int(self.lengths[row]) - 1 - left) if left >= 0 else 0
                 for start, stop in one.spans:
@@ -117,61 +121,17 @@ class Group:
                             ranges.append((row, first // self.page, end))
                     span += 1
             matrix = torch.zeros(span, len(ranges))
-            for place, at, sign in signs:
-                matrix[place, at] = sign
+            for row, column, sign in signs:
+                matrix[row, column] = sign
             rows, firsts, ends = torch.tensor(ranges, dtype=torch.int64).reshape(-1, 3).T
-            width = self.pages.shape[1]
-            pages = self.pages[rows[:, None], (firsts[:, None] + torch.arange(width)).clamp(max=width - 1)]
-            gaps = (self.lengths[rows] - ends)[:, None].float()
-            lengths = (ends - firsts * self.page).int()
-            counts = torch.arange(len(ranges) + 1, dtype=torch.int32)
-            self._parts[left] = Parts(matrix, rows, counts, lengths, pages, gaps)
+            most = self.pages.shape[1]
+            pages = self.pages[rows[:, None], (firsts[:, None] + torch.arange(most)).clamp(max=most - 1)]
+            counts, gaps = (
+                torch.arange(len(ranges) + 1, dtype=torch.int32),
+                (self.lengths[rows] - ends)[:, None].float(),
+            )
+            self._parts[left] = Parts(matrix, rows, counts, (ends - firsts * self.page).int(), pages, gaps)
         return self._parts[left]
-
-    def seen(self, found: list[tuple[Any, Tensor | None]]) -> list[dict[str, Array]]:
-        """For each request what it asked for, (layers, heads, …), of what each layer found."""
-        answers = [one for one, _ in found]
-        stacks: dict[str, Any] = {"spans": [shares for _, shares in found], "entropy": [one.entropy for one in answers]}
-        if "top" in self.named:
-            stacks["top_weights"], stacks["top_keys"] = zip(*(one.top for one in answers), strict=True)
-        whole = {name: torch.stack(tuple(x)).numpy() for name, x in stacks.items() if x[0] is not None}
-        seen, span = [], 0
-        for place, one in enumerate(self.asked):
-            of = {"entropy": whole["entropy"][:, place]} if one.entropy else {}
-            if one.spans:
-                of["spans"] = whole["spans"][:, span : span + len(one.spans)].swapaxes(1, 2)
-                span += len(one.spans)
-            if one.top:
-                of |= {name: whole[name][:, place, :, : one.top] for name in ("top_weights", "top_keys")}
-            seen.append(of)
-        return seen
-
-
-class Step:
-    """One step of vLLM: which of its requests are watched, and what their layers showed."""
-
-    def __init__(self, due: dict[int, tuple[str, Asked]], page: int, where: tuple[Tensor, Tensor, Tensor]) -> None:
-        self.due, self.page, self.where = due, page, where
-        self.groups: dict[tuple[int, ...], Group] = {}
-        self.kept: dict[int, tuple[Group, Any, Tensor | None]] = {}  # by layer: what it answered, and shares
-        self.positions = {row: int(where[1][row]) - 1 for row in due}
-
-    def group(self, layer: int) -> Group | None:
-        """The requests that asked for this layer."""
-        rows = tuple(row for row, (_, one) in self.due.items() if one.layers is None or layer in one.layers)
-        if rows and rows not in self.groups:
-            self.groups[rows] = Group(list(rows), [self.due[row][1] for row in rows], self.page, self.where)
-        return self.groups.get(rows)
-
-    def seen(self, row: int) -> list[tuple[list[int], dict[str, Array]]]:
-        """What layers showed of a request, and which."""
-        return [(layers, seen[group.rows.index(row)]) for group, layers, seen in self.by_group if row in group.rows]
-
-    @cached_property
-    def by_group(self) -> list[tuple[Group, list[int], list[dict[str, Array]]]]:
-        """Each group, its layers, and what they showed of its requests."""
-        layers = [(group, [at for at, one in self.kept.items() if one[0] is group]) for group in self.groups.values()]
-        return [(group, of, group.seen([self.kept[at][1:] for at in of])) for group, of in layers if of]
 
 
 class Recorder:
@@ -182,44 +142,48 @@ class Recorder:
         self.seen: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()
         self.batch: Callable[[], Sequence[tuple[str, int]]] | None = None  # names and lengths of the step's requests
         self.first_head = 0  # of this process, where several share the heads
-        self._step: list[Step] = []  # one for each group of layers with a cache of its own
+        self.kept: dict[int, tuple[Any, Tensor | None]] = {}  # in this step: by layer, its answers and shares
+        self._step: Step | None = None
 
     def step(self, page: int, where: tuple[Tensor, Tensor, Tensor]) -> Step | None:
         """What is to be watched in the step that begins: requests whose last query generates a token."""
-        if self.batch is None or not self.asked:
-            return None
         due = {
             row: (name, self.asked[name])
-            for row, (name, length) in enumerate(self.batch())
+            for row, (name, length) in enumerate(self.batch() if self.batch and self.asked else ())
             if name in self.asked and int(where[1][row]) >= length
         }
-        if not due:
-            return None
-        self._step.append(Step(due, page, where))
-        return self._step[-1]
+        self._step = Step(due, page, where) if due else None
+        return self._step
 
     def finish(self) -> None:
         """Keep what the step has shown, or write it."""
-        steps, self._step = self._step, []
-        for row, (name, one) in steps[0].due.items() if steps else ():
-            found = [part for step in steps for part in step.seen(row)]
-            if found:
-                self._record(name, one, steps[0].positions[row], found)
+        step, kept, layers = self._step, self.kept, np.sort(np.array([*self.kept], np.int64))
+        self._step, self.kept = None, {}
+        if step is None or not kept:
+            return
+        stacks: dict[str, Any] = {"spans": [kept[layer][1] for layer in layers]}
+        stacks["entropy"] = [kept[layer][0].entropy for layer in layers]
+        if "top" in step.named:
+            stacks["top_weights"], stacks["top_keys"] = zip(*(kept[layer][0].top for layer in layers), strict=True)
+        whole = {name: torch.stack(tuple(x)).numpy() for name, x in stacks.items() if x[0] is not None}
+        span = 0
+        for row, (name, one) in enumerate(zip(step.names, step.asked, strict=True)):
+            seen: dict[str, Any] = {"entropy": whole["entropy"][:, row]} if one.entropy else {}
+            if one.spans:
+                shares = whole["spans"][:, span : span + len(one.spans)].swapaxes(1, 2)
+                seen |= {"first": shares[..., 0]} if one.first else {}
+                seen |= {"spans": shares[..., one.first :]} if len(one.spans) > one.first else {}
+                span += len(one.spans)
+            if one.top:
+                seen |= {name: whole[name][:, row, :, : one.top] for name in ("top_weights", "top_keys")}
+            self._record(name, one, int(step.lengths[row]) - 1, layers, seen)
 
-    def _record(
-        self, name: str, one: Asked, position: int, found: list[tuple[list[int], dict[str, Array]]]
-    ) -> None:  # fmt: skip
-        layers = [layer for some, _ in found for layer in some]
-        seen: dict[str, Any] = {key: np.concatenate([of[key] for _, of in found]) for key in found[0][1]}
-        here = range(self.first_head, self.first_head + next(iter(seen.values())).shape[1])
-        heads = [head for head in here if one.heads is None or head in one.heads]
-        local = [head - self.first_head for head in heads]
-        seen = {key: value[np.argsort(layers)][:, local] for key, value in seen.items()}
-        if one.first:
-            seen["first"], seen["spans"] = seen["spans"][..., 0], seen["spans"][..., 1:]
-            if len(one.spans) == 1:
-                del seen["spans"]
-        record = {"request": name, "layers": sorted(layers), "heads": heads, "position": position} | seen
+    def _record(self, name: str, one: Asked, position: int, layers: Array, seen: dict[str, Array]) -> None:
+        here = np.arange(next(iter(seen.values())).shape[1]) + self.first_head
+        heads = here if one.heads is None else here[np.isin(here, one.heads)]
+        chosen = slice(None) if one.layers is None else np.isin(layers, one.layers)
+        record = {"request": name, "layers": layers[chosen].tolist(), "heads": heads.tolist(), "position": position}
+        record |= {key: value[chosen][:, heads - self.first_head] for key, value in seen.items()}
         path = os.environ.get("CLEARHEAD_VLLM_FILE")
         if path:
             with open(path, "a", encoding="utf-8") as file:
