@@ -1,7 +1,8 @@
 """clearhead beside vLLM's own attention on CPUs, in one run: python -m benchmarks.serving --model FOLDER
 
 Needs an environment with vLLM and clearhead. Two servers are loaded, one of each attention, and take turns; decoding is
-the median time of a step, all requests together. Prints a line of JSON for each measurement.
+the median of a step, all requests together. Times are the processor's (of all threads), which other programs on the
+machine disturb less than a clock's. Prints a line of JSON for each measurement.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import time
 from statistics import median
 from typing import Any
 
-REQUESTS, NEW = 8, 64
+REQUESTS = 8
 SEEN: dict[str, Any] = {
     "nothing": None,
     "entropy and shares": {"entropy": True, "first": True, "spans": [[0, 16], [16, 40]]},
@@ -49,9 +50,9 @@ def serve(model: str, dtype: str, page: int, threads: int) -> None:
         count += REQUESTS
         steps, tokens, begun = [], {}, set()
         while engine.has_unfinished_requests():
-            decoding, start = len(begun) == REQUESTS, time.perf_counter()
+            decoding, start = len(begun) == REQUESTS, time.process_time()
             outputs = engine.step()
-            steps.append((decoding, time.perf_counter() - start))
+            steps.append((decoding, time.process_time() - start))
             begun |= {one.request_id for one in outputs}
             tokens |= {one.request_id: list(one.outputs[0].token_ids) for one in outputs}
         answer = {
@@ -83,9 +84,9 @@ class Server:
         raise SystemExit("a server ended early")
 
 
-def compare(servers: dict[str, Server], setting: dict[str, Any], length: int, rounds: int) -> None:
+def compare(servers: dict[str, Server], setting: dict[str, Any], length: int, rounds: int, new: int) -> None:
     """Print the prefill of each server and, in turns, how fast each decodes, with and without statistics."""
-    cold = {name: server.ask(length=length, new=NEW, seen=None, cold=True) for name, server in servers.items()}
+    cold = {name: server.ask(length=length, new=new, seen=None, cold=True) for name, server in servers.items()}
     same = sum(a == b for a, b in zip(*(one["tokens"] for one in cold.values()), strict=True))
     prefill = {name: round(one["prefill_s"], 2) for name, one in cold.items()}
     print(json.dumps(setting | {"length": length, "prefill_s": prefill, "same_tokens": f"{same} of {REQUESTS}"}))
@@ -94,7 +95,7 @@ def compare(servers: dict[str, Server], setting: dict[str, Any], length: int, ro
         for name, server in servers.items():
             for seen, asked in SEEN.items():
                 if seen == "nothing" or name == "clearhead":
-                    answer = server.ask(length=length, new=NEW, seen=asked, cold=False)
+                    answer = server.ask(length=length, new=new, seen=asked, cold=False)
                     steps.setdefault(f"{name}, {seen}", []).append(answer["step_ms"])
     rates = {name: round(1e3 * REQUESTS / median(each), 1) for name, each in steps.items()}
     print(json.dumps(setting | {"length": length, "tokens_per_s": rates}), flush=True)
@@ -107,6 +108,7 @@ def main() -> None:
     parser.add_argument("--page", nargs="+", type=int, default=[16, 32, 128])
     parser.add_argument("--length", nargs="+", type=int, default=[64, 512, 2000])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--new", type=int, default=64, help="tokens to generate")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -120,7 +122,7 @@ def main() -> None:
             for server in servers.values():
                 server.ask(length=48, new=8, seen=None, cold=True)
             for length in options.length:
-                compare(servers, {"dtype": dtype, "page": page}, length, options.rounds)
+                compare(servers, {"dtype": dtype, "page": page}, length, options.rounds, options.new)
             for server in servers.values():
                 server.process.stdin.close()
                 server.process.wait()

@@ -311,7 +311,7 @@ def test_a_request_with_wrong_choices_is_refused_before_the_engine(
     with pytest.raises(RuleError, match=message):
         platform.validate_request(prompt, params)
     platform.validate_request(prompt, SimpleNamespace(extra_args={"another": 3}))
-    platform.validate_request(prompt, SimpleNamespace())
+    platform.validate_request({"prompt_embeds": None}, SimpleNamespace())
 
 
 SERVE = """

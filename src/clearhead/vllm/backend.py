@@ -52,14 +52,6 @@ class Backend(AttentionBackend):  # type: ignore[misc]
     def supported_kv_cache_layouts(cls) -> tuple[Any, ...]:
         return (KVCacheLayout.LBHNC,)
 
-    @classmethod
-    def supports_sliding_window(cls) -> bool:
-        return True
-
-    @classmethod
-    def supports_sink(cls) -> bool:
-        return True
-
 
 @dataclass
 class Metadata:

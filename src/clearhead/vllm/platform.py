@@ -55,7 +55,8 @@ def install() -> None:
 
     def validate_request(_: Any, processed_inputs: Any, params: Any) -> None:
         if sizes:
-            read_asked(getattr(params, "extra_args", None), *sizes[0], len(processed_inputs["prompt_token_ids"]))
+            tokens = processed_inputs.get("prompt_token_ids") or ()  # a prompt may be embeddings
+            read_asked(getattr(params, "extra_args", None), *sizes[0], len(tokens))
 
     platform.check_and_update_config = classmethod(check_and_update_config)
     platform.validate_request = classmethod(validate_request)
