@@ -18,6 +18,7 @@ import torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import clearhead as ch
+import clearhead.vllm
 from clearhead import nn
 from clearhead.diagnosing.verdict import Diagnosis
 from clearhead.distributed.sharded_matrix import ShardedTransposedMatrix
@@ -337,6 +338,7 @@ def in_frameworks() -> dict[str, Call]:
         "torch.scaled_dot_product_attention": of(ch.torch.scaled_dot_product_attention, query=x, key=x, value=x),
         "torch.varlen_attn": of(ch.torch.varlen_attn, key=x[0], value=x[0], **ragged),
         "torch.varlen_matrix": of(ch.torch.varlen_matrix, key=x[0], request=0, **ragged),
+        "vllm.statistics": of(clearhead.vllm.statistics, request_id="7"),
         **{f"distributed.{each.__name__}": of(in_a_group(each), q=flat, k=flat) for each in functions[1:]},
         "distributed.attention": of(in_a_group(shards.attention), q=flat, k=flat, v=flat),
         **methods(sharded, shards.ShardedAttentionMatrix, alone=True, **row),

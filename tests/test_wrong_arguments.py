@@ -40,7 +40,7 @@ NOT_DRAWN = {
 NOT_CALLED = {
     "torch.dropped KVCache.step": "asked by clearhead's own hooks and layers, with what PyTorch has checked",
     "acts_in may_act heads_in": "asked by the engine of edits, of layers that it names itself",
-    "torch.activate torch.active torch.deactivate torch.explain get_num_threads": "take no arguments",
+    "torch.activate torch.active torch.deactivate torch.explain get_num_threads vllm.register": "take no arguments",
     "explaining.learning.learning": "takes no argument",
     "nn.convert SingleHeadAttention.forward SingleHeadAttention.from_torch": "as convert and MultiHeadAttention's",
     "CauseMatrix distributed.ShardedCauseMatrix Effects Observation explaining.learning.Learning jax.Named "

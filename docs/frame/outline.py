@@ -27,6 +27,7 @@ GROUPS = (
             "guides/training",
             "transformers",
             "pytorch",
+            "serving",
             "guides/long-text",
             "guides/experiments",
             "guides/eviction",

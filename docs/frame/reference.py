@@ -17,7 +17,13 @@ import clearhead
 from clearhead import errors
 from frame.docstrings import inline, markdown
 
-MORE = ("hf", "textbook.heads", "textbook.why_scale", "explaining.learning")  # beside those that clearhead itself loads
+MORE = (
+    "hf",
+    "vllm",
+    "textbook.heads",
+    "textbook.why_scale",
+    "explaining.learning",
+)  # clearhead loads the rest
 RETURNED = "reference/returned"
 INSIDE = (
     "clearhead.view.",

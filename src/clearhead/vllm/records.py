@@ -1,0 +1,211 @@
+"""What requests ask for, and what was seen of them. Nothing here needs vLLM.
+
+A token that is generated comes from one query, the last of its request in a step. Of these queries alone, statistics
+are computed and kept: of a step's other tokens, which are those of prompts, none.
+"""
+
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.core.axes import Array
+from clearhead.core.rule_values import is_whole, read_flag
+from clearhead.errors import RuleError, expected, unknown
+
+HINT = "CLEARHEAD_VLLM=0 serves with vLLM's own attention."
+KEY = "clearhead"  # among the extra arguments of a request
+_MOST = 1000  # requests that are kept
+_CHOICES = ("layers", "heads", "entropy", "first", "spans", "top")
+
+
+class Asked(NamedTuple):
+    """What a request asks for; of all layers and heads where it names none."""
+
+    layers: tuple[int, ...] | None
+    heads: tuple[int, ...] | None
+    entropy: bool
+    spans: tuple[tuple[int, int], ...]  # the share on the first token is that of (0, 1), the first of them
+    first: bool
+    top: int
+
+
+def read_asked(extra: Mapping[str, Any] | None, layers: int, heads: int, length: int) -> Asked | None:
+    """What a request's extra arguments ask for, in a model of so many layers and heads, of a prompt of this length."""
+    value = (extra or {}).get(KEY)
+    if value is None:
+        return None
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = json.loads(value)
+    if not isinstance(value, dict):
+        raise RuleError(expected(KEY, value, "a dictionary, or one as JSON"))
+    for name in value:
+        if name not in _CHOICES:
+            raise RuleError(expected("a choice of the request", name, ", ".join(_CHOICES)))
+    entropy, first = (read_flag(name, value.get(name, False)) for name in ("entropy", "first"))
+    top = value.get("top", 0)
+    if not is_whole(top) or not 0 <= top <= length:  # no step has fewer keys
+        raise RuleError(expected("top", top, f"a number of keys up to the prompt's {length} tokens"))
+    spans = _spans(value.get("spans", []), length)
+    if not (entropy or first or top or spans):
+        raise RuleError("clearhead has nothing to watch.", "entropy, first, spans or top: what shall be seen?")
+    chosen = _places("layers", value.get("layers"), layers), _places("heads", value.get("heads"), heads)
+    return Asked(*chosen, entropy, ((0, 1), *spans) if first else spans, first, int(top))
+
+
+def _places(name: str, value: Any, size: int) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, list) and value and all(is_whole(x) and 0 <= x < size for x in value):
+        return tuple(sorted({int(x) for x in value}))
+    raise RuleError(expected(name, value, f"a list of whole numbers from 0 to {size - 1}"))
+
+
+def _spans(value: Any, length: int) -> tuple[tuple[int, int], ...]:
+    whole = isinstance(value, list) and all(isinstance(x, list | tuple) and len(x) == 2 for x in value)
+    if whole and all(is_whole(s) and is_whole(e) and 0 <= s < e <= length for s, e in value):
+        return tuple((int(start), int(stop)) for start, stop in value)
+    raise RuleError(expected("spans", value, f"a list of [start, stop) within the prompt's {length} tokens"))
+
+
+class Parts(NamedTuple):
+    """Ranges of keys that begin with a page, as requests of their own: a span is one, or the difference of two."""
+
+    signs: Tensor  # (spans, ranges): 1, -1 for the keys of its first page that are before it, or 0
+    rows: Tensor  # (ranges,): whose they are
+    ends: Tensor  # (ranges + 1,), their queries
+    lengths: Tensor  # (ranges,)
+    pages: Tensor  # (ranges, most pages)
+    gaps: Tensor  # (ranges, 1): how far before the query the last key is, by which ALiBi counts
+
+
+class Step:
+    """The requests of a step that are watched, and what is computed of their last queries."""
+
+    def __init__(self, due: dict[int, tuple[str, Asked]], page: int, where: tuple[Tensor, Tensor, Tensor]) -> None:
+        starts, lengths, pages = where
+        self.names, self.asked = zip(*due.values(), strict=True)
+        self.page, self.all = page, len(due) == len(lengths) == int(starts[-1])
+        rows = torch.tensor(list(due))
+        self.queries, self.ends = starts[1:][rows].long() - 1, torch.arange(len(due) + 1, dtype=torch.int32)
+        self.lengths, self.pages = lengths[rows], pages[rows]
+        named: dict[str, Any] = {"entropy": any(one.entropy for one in self.asked)}
+        named |= {"top": max(one.top for one in self.asked), "logsumexp": any(one.spans for one in self.asked)}
+        self.named = {name: value for name, value in named.items() if value}
+        self._parts: dict[int, Parts] = {}
+
+    def asks(self, layer: int) -> bool:
+        """Does any of the requests ask for this layer?"""
+        return any(one.layers is None or layer in one.layers for one in self.asked)
+
+    def parts(self, left: int) -> Parts:
+        """The ranges of all spans, where a query sees so many keys to its left; all of them for -1."""
+        if left not in self._parts:
+            ranges: list[tuple[int, int, int]] = []  # the request, the first page, and where the range ends
+            signs: list[tuple[int, int, int]] = []
+            span = 0
+            for row, one in enumerate(self.asked):
+                seen = max(0, int(self.lengths[row]) - 1 - left) if left >= 0 else 0
+                for start, stop in one.spans:
+                    first = max(start, seen)
+                    for end, sign in ((stop, 1), (first, -1)) if first < stop else ():
+                        if end > first // self.page * self.page:
+                            signs.append((span, len(ranges), sign))
+                            ranges.append((row, first // self.page, end))
+                    span += 1
+            matrix = torch.zeros(span, len(ranges))
+            for row, column, sign in signs:
+                matrix[row, column] = sign
+            rows, firsts, ends = torch.tensor(ranges, dtype=torch.int64).reshape(-1, 3).T
+            most = self.pages.shape[1]
+            pages = self.pages[rows[:, None], (firsts[:, None] + torch.arange(most)).clamp(max=most - 1)]
+            counts, gaps = (
+                torch.arange(len(ranges) + 1, dtype=torch.int32),
+                (self.lengths[rows] - ends)[:, None].float(),
+            )
+            self._parts[left] = Parts(matrix, rows, counts, (ends - firsts * self.page).int(), pages, gaps)
+        return self._parts[left]
+
+
+class Recorder:
+    """The requests that are watched in this process, and what was seen of them."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, Asked] = {}
+        self.seen: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()
+        self.batch: Callable[[], Sequence[tuple[str, int]]] | None = None  # names and lengths of the step's requests
+        self.first_head = 0  # of this process, where several share the heads
+        self.kept: dict[int, tuple[Any, Tensor | None]] = {}  # in this step: by layer, its answers and shares
+        self._step: Step | None = None
+
+    def step(self, page: int, where: tuple[Tensor, Tensor, Tensor]) -> Step | None:
+        """What is to be watched in the step that begins: requests whose last query generates a token."""
+        due = {
+            row: (name, self.asked[name])
+            for row, (name, length) in enumerate(self.batch() if self.batch and self.asked else ())
+            if name in self.asked and int(where[1][row]) >= length
+        }
+        self._step = Step(due, page, where) if due else None
+        return self._step
+
+    def finish(self) -> None:
+        """Keep what the step has shown, or write it."""
+        step, kept, layers = self._step, self.kept, np.sort(np.array([*self.kept], np.int64))
+        self._step, self.kept = None, {}
+        if step is None or not kept:
+            return
+        stacks: dict[str, Any] = {"spans": [kept[layer][1] for layer in layers]}
+        stacks["entropy"] = [kept[layer][0].entropy for layer in layers]
+        if "top" in step.named:
+            stacks["top_weights"], stacks["top_keys"] = zip(*(kept[layer][0].top for layer in layers), strict=True)
+        whole = {name: torch.stack(tuple(x)).numpy() for name, x in stacks.items() if x[0] is not None}
+        span = 0
+        for row, (name, one) in enumerate(zip(step.names, step.asked, strict=True)):
+            seen: dict[str, Any] = {"entropy": whole["entropy"][:, row]} if one.entropy else {}
+            if one.spans:
+                shares = whole["spans"][:, span : span + len(one.spans)].swapaxes(1, 2)
+                seen |= {"first": shares[..., 0]} if one.first else {}
+                seen |= {"spans": shares[..., one.first :]} if len(one.spans) > one.first else {}
+                span += len(one.spans)
+            if one.top:
+                seen |= {name: whole[name][:, row, :, : one.top] for name in ("top_weights", "top_keys")}
+            self._record(name, one, int(step.lengths[row]) - 1, layers, seen)
+
+    def _record(self, name: str, one: Asked, position: int, layers: Array, seen: dict[str, Array]) -> None:
+        here = np.arange(next(iter(seen.values())).shape[1]) + self.first_head
+        heads = here if one.heads is None else here[np.isin(here, one.heads)]
+        chosen = slice(None) if one.layers is None else np.isin(layers, one.layers)
+        record = {"request": name, "layers": layers[chosen].tolist(), "heads": heads.tolist(), "position": position}
+        record |= {key: value[chosen][:, heads - self.first_head] for key, value in seen.items()}
+        path = os.environ.get("CLEARHEAD_VLLM_FILE")
+        if path:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(listed(record)) + "\n")
+            return
+        self.seen.setdefault(name, []).append(record)
+        if len(self.seen) > _MOST:
+            self.seen.popitem(last=False)
+
+    def statistics(self, request_id: str) -> dict[str, Any]:
+        """What `clearhead.vllm.statistics` answers."""
+        names = [name for name in self.seen if request_id in (name, name.rpartition("-")[0])]
+        if not names:
+            raise unknown("request", request_id, self.seen)
+        records = self.seen[names[-1]]
+        same = {key: records[0][key] for key in ("request", "layers", "heads")}
+        return same | {key: np.stack([one[key] for one in records]) for key in records[0] if key not in same}
+
+
+def listed(record: dict[str, Any]) -> dict[str, Any]:
+    """The same with lists in place of arrays."""
+    return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in record.items()}
+
+
+RECORDER = Recorder()
