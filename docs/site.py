@@ -37,7 +37,9 @@ def main() -> int:
     """Write every page, then check all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "build/site", help="where to; default: build/site")
-    out = parser.parse_args().out.resolve()
+    parser.add_argument("--gallery", metavar="NAMES", help="its pages that are made, as in paris,cut; default: all")
+    options = parser.parse_args()
+    out = options.out.resolve()
     missing = [name for name in NEEDED if not find_spec(name)]
     if missing:
         print(f'{", ".join(missing)}: not installed. hint: pip install -e ".[docs]"', file=sys.stderr)
@@ -45,10 +47,13 @@ def main() -> int:
     staged = out.with_name(f"{out.name}-pages")
     for folder in (out, staged):
         shutil.rmtree(folder, ignore_errors=True)
-    made = gallery.start()
+    known = gallery.commands()
+    if options.gallery is not None:
+        known = {name: command for name, command in known.items() if name in options.gallery.split(",")}
+    made = gallery.start(known)
     step("pages: written, and generated from docstrings, parsers and tables; beside them those of the gallery")
     try:
-        count = staging.stage(staged)
+        count = staging.stage(staged, known)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1

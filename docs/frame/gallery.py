@@ -34,10 +34,10 @@ def commands() -> dict[str, str]:
     return {name: command for command, name in COMMAND.findall(text) if real or "smollm2" not in command}
 
 
-def start() -> Future[dict[str, Path]]:
+def start(known: dict[str, str]) -> Future[dict[str, Path]]:
     """Make the pages, one after the other, while other things are done. RuntimeError says which command failed."""
     pool = ThreadPoolExecutor(1)
-    made = pool.submit(lambda some: {name: kept(name, command) for name, command in some.items()}, commands())
+    made = pool.submit(lambda some: {name: kept(name, command) for name, command in some.items()}, known)
     pool.shutdown(wait=False)
     return made
 
@@ -82,9 +82,8 @@ def place(made: dict[str, Path], folder: Path, language: str) -> None:
         (folder / f"{name}.html").write_text(text, encoding="utf-8")
 
 
-def embedded(text: str, language: str) -> str:
-    """A page of the site with the gallery's pages in the place of their pictures, or behind them."""
-    known = commands()
+def embedded(text: str, language: str, known: dict[str, str]) -> str:
+    """A page of the site with these of the gallery's pages in the place of their pictures, or behind them."""
 
     def shown(result: re.Match[str]) -> str:
         kind, name, margin, words, picture = result.groups()

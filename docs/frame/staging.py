@@ -41,15 +41,18 @@ def written() -> dict[Place, Path]:
     return results | {("en", name): path for name, path in BESIDES.items() if path.exists()}
 
 
-def stage(out: Path) -> int:
-    """Write every page below `out`, in a folder for each language; returns how many. ValueError says what is wrong."""
+def stage(out: Path, pages_made: dict[str, str]) -> int:
+    """Write every page below `out`, in a folder for each language; returns how many. ValueError says what is wrong.
+
+    pages_made   the commands of the gallery's pages that are made
+    """
     pages = written()
     names = reference.names()
     for (language, name), path in pages.items():
         text = led(path.read_text(encoding="utf-8"), path, (language, name), pages, out)
         if name.startswith("lessons/"):
             text = figures.embedded(text, language)
-        text = gallery.embedded(text, language)
+        text = gallery.embedded(text, language, pages_made)
         write(out / language / f"{name}.md", outside_code(text, str, lambda code: reference.linked(code, names)))
     english = {**reference.pages(names), **tables.pages(), **errors.pages()}
     generated = {"en": english | commands.pages("en"), "zh": chinese.pages(english) | commands.pages("zh")}
