@@ -2,3 +2,7 @@
 
 Results are ratios to the other libraries, and shares of what the hardware can do at most.
 """
+
+import os
+
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # as the command line does, before NumPy is loaded

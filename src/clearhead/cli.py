@@ -36,6 +36,8 @@ _REPLY = 24  # tokens that a chat's answer has at most, where --generate does no
 
 def main(typed: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
+    # NumPy reads this as it loads: OpenBLAS's threads would spin for 20 ms, and take a core from those of attention.
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
     language: Language = "en"
     with streams.readable():
         try:

@@ -11,6 +11,7 @@ Adding one number to every logit leaves all probabilities as they are, so only d
 Source: "direct logit attribution", Elhage et al., A Mathematical Framework for Transformer Circuits, 2021.
 """
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -140,3 +141,10 @@ def _part(written: Written, along: Array) -> WayPart:
 
 def _lengths(norm: Norm | None) -> WayNorm | None:
     return None if norm is None else WayNorm(norm.before, norm.after, norm.sigma, norm.centred)
+
+
+def heads_by_share(ways: Sequence[Way]) -> list[tuple[int, int]]:
+    """The heads, (layer, head), by what they add to the lead of the first of two tokens; none where there is no way."""
+    parts = against(*ways).parts if ways else []
+    adds = {(part.layer or 0, head): x for part in parts for head, x in enumerate(part.heads)}
+    return sorted(adds, key=lambda place: -abs(adds[place]))

@@ -20,8 +20,7 @@ from clearhead.core.rule_values import whole_number
 from clearhead.errors import SelectionError
 from clearhead.explaining import editing, part_runs, rerun, why_page
 from clearhead.explaining.answers import Answers, read_answers, runner_up
-from clearhead.explaining.attribution import Way
-from clearhead.explaining.attribution import against as against_other
+from clearhead.explaining.attribution import Way, heads_by_share
 from clearhead.explaining.attribution import way as way_to
 from clearhead.explaining.derivatives import check_edits
 from clearhead.explaining.effects import Candidate, EdgeEffect, HeadEffect, OtherNumber, PairEffect, PartEffect, Trust
@@ -290,7 +289,7 @@ def _explained(
     parts, ran = part_runs.hidden(again, effects, verify)
     candidates = [candidate(model, base, i) for i in again.pair]
     ways = _ways(model, again.based[0], candidates)
-    named = [(head.layer, head.head) for head in heads[:_HEADS]] + _direct(ways)
+    named = [(head.layer, head.head) for head in heads[:_HEADS]] + heads_by_share(ways)[:_HEADS]
     edges, missed = _edges(again, [by_edge, cuts(model, again.based[0].target, again.edits, again.rest)], named)
     return Why(
         model=model,
@@ -395,10 +394,3 @@ def _ways(model: LanguageModel, based: Based, candidates: Sequence[Candidate]) -
         return []
     stream = of_decoder(model, list(based.run.ids), based.run, based.target.rows.start)
     return [way_to(stream, candidate.id, candidate.text) for candidate in candidates]
-
-
-def _direct(ways: Sequence[Way]) -> list[tuple[int, int]]:
-    """The heads that themselves add most to the lead of the first token."""
-    parts = against_other(*ways).parts if ways else []
-    adds = {(part.layer or 0, head): x for part in parts for head, x in enumerate(part.heads)}
-    return sorted(adds, key=lambda place: -abs(adds[place]))[:_HEADS]

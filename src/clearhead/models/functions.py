@@ -1,28 +1,21 @@
 """The functions between the linear maps of a decoder, each with its derivative, in the dtype of what they are given."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from math import erf, pi, sqrt
 from typing import NamedTuple
 
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.engines.threads import get_num_threads
 
 _BLOCK = 128  # tokens whose numbers stay in a core's cache from one operation to the next
 _TANH = sqrt(2 / pi), 0.044715  # of GELU's approximation
 
 
 def by_blocks(work: Callable[[slice], None], tokens: int) -> None:
-    """work(tokens of a block) for all tokens, on as many threads as attention takes: one NumPy operation takes one."""
-    blocks = [slice(start, start + _BLOCK) for start in range(0, tokens, _BLOCK)]
-    if len(blocks) < 4 or get_num_threads() == 1:
-        for block in blocks:
-            work(block)
-        return
-    with ThreadPoolExecutor(get_num_threads()) as pool:
-        list(pool.map(work, blocks))
+    """work(tokens of a block) for all tokens."""
+    for start in range(0, tokens, _BLOCK):
+        work(slice(start, start + _BLOCK))
 
 
 class Activation(NamedTuple):
