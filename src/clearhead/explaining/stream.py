@@ -105,7 +105,7 @@ def of_decoder(model: Model, ids: Sequence[int], run: ForwardPass, position: int
         read = _norm(decoder, f"{name}.ffn_norm", middle)
         behind = None
         if f"{name}.post_ffw_norm.weight" in decoder.weights:
-            behind = _norm(decoder, f"{name}.post_ffw_norm", decoder.mlp(number, middle.astype(np.float32)))
+            behind = _norm(decoder, f"{name}.post_ffw_norm", decoder.mlp(number, middle[None].astype(np.float32))[0])
         written.append(Written("mlp", number, after - middle, sizes=(config.d_mlp,), read=read, wrote=behind))
     last = _norm(decoder, "output_norm", run.hidden[-1][position].astype(np.float64))
     assert last is not None
