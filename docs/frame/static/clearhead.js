@@ -47,10 +47,11 @@ function load(root, field) {
     });
   loading ??= (async () => {
     if (typeof Search === "undefined") {
-      const before = field.value;
+      let typed = field.value;
+      field.addEventListener("input", () => (typed = field.value));
       await script("_static/language_data.js");
       await script("_static/searchtools.js"); // which empties the field
-      field.value = before || field.value;
+      field.value = typed;
     }
     if (!Search.hasIndex()) await script("searchindex.js");
   })();
