@@ -82,7 +82,15 @@ def test_cpu_engines_refuse_device_tensors_and_all_arrays_must_share_a_device():
         ch.AttentionMatrix(q, k) @ arrays["v"]
 
 
-@pytest.mark.parametrize("asked", ["entropy logsumexp output", "received", "distance output", "image peak max_logit"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "entropy logsumexp output",
+        "received",
+        "distance output",
+        pytest.param("image peak max_logit", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("queries", [slice(-2, 1, -3), pytest.param(slice(None), marks=pytest.mark.long)])
 def test_gradients_on_the_device_equal_those_of_the_cpu(asked: str, queries: slice, monkeypatch: pytest.MonkeyPatch):
     """With CPU tensors that are treated as a device's."""
@@ -109,7 +117,9 @@ def test_gradients_on_the_device_equal_those_of_the_cpu(asked: str, queries: sli
 
 
 @pytest.mark.parametrize("second", [False, pytest.param(True, marks=pytest.mark.long)])
-@pytest.mark.parametrize("asked", [{"entropy": True}, {"received": True, "image": (3, 4)}], ids=str)
+@pytest.mark.parametrize(
+    "asked", [{"entropy": True}, pytest.param({"received": True, "image": (3, 4)}, marks=pytest.mark.long)], ids=str
+)
 def test_derivatives_along_a_direction_on_the_device_equal_those_of_the_cpu(
     asked: dict[str, Any],
     second: bool,  # noqa: FBT001
@@ -136,7 +146,7 @@ def test_derivatives_along_a_direction_on_the_device_equal_those_of_the_cpu(
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("bad", [0.0, np.nan, np.inf])
+@pytest.mark.parametrize("bad", [np.nan, *(pytest.param(x, marks=pytest.mark.long) for x in (0.0, np.inf))])
 def test_pytorch_computes_plain_outputs_and_nonfinite_values_reach_only_who_sees_them(
     causal: bool,  # noqa: FBT001
     bad: float,
