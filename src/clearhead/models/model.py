@@ -23,7 +23,7 @@ from clearhead.models.variants import again, hidden_of
 from clearhead.models.weights import Stored, Weights, half_of_free_memory
 
 SHIPPED = "rhymes"
-_LOGITS = 2**23  # numbers that are computed at a time
+_LOGITS = 2**21  # numbers that are computed at a time
 
 
 @dataclass(frozen=True, eq=False, slots=True)

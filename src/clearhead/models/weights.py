@@ -128,6 +128,8 @@ class Weights:
 
     def product(self, x: Array, name: str) -> Array:
         """x·Wᵀ for x (…, d_in); a matrix that the budget cannot hold is unpacked some rows at a time."""
+        if x.ndim > 2:  # one product, which reads the matrix once
+            return self.product(x.reshape(-1, x.shape[-1]), name).reshape(*x.shape[:-1], -1)
         tensor = self.stored[name]
         if name in self.kept or self.used + 4 * tensor.size <= self.budget:
             return x @ self[name].T
