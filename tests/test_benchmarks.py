@@ -75,7 +75,7 @@ def test_without_pytorch_the_gpu_benchmarks_name_the_extra(
     assert 'hint: pip install "clearhead[gpu]"' in capsys.readouterr().err
 
 
-@pytest.mark.gate
+@pytest.mark.long
 def test_a_few_cpu_benchmarks_run_from_setup_to_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     results = ["--quick", "--only", "tiny", "--peers", "numpy,torch", "--save", str(tmp_path)]
     assert main(results) == 0

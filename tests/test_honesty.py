@@ -45,7 +45,7 @@ def hardly_ever_wrong(outcomes) -> None:
     assert len(wrong) < 0.03 * len(answers) + 2 * (0.03 * len(answers)) ** 0.5, wrong
 
 
-@pytest.mark.gate
+@pytest.mark.long
 def test_mistakes_outside_the_catalogue_are_hardly_ever_given_a_name():
     """A tenth of them: `python -m benchmarks.honesty` tries them all, in every size."""
     hardly_ever_wrong(honesty.unlisted([int(fresh().integers(2))], 10, int(fresh().integers(2**31))))

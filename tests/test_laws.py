@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -116,14 +117,14 @@ LAWS = (
 )
 
 
-def tier(over: str, engine: str) -> Any:
-    """Triton's interpreter is slow: one of its passes is tested in the gate, the others in the long run."""
-    slow = pytest.mark.gate if over == "weights" else pytest.mark.long
-    return pytest.param(over, engine, marks=slow if engine == "triton" else ())
+def tier(law: Any, over: str, engine: str) -> Any:
+    """Triton's interpreter is slow: one of its passes is tested in the gate, by half of the laws; the rest is long."""
+    slow = pytest.mark.gate if over == "weights" and LAWS.index(law) % 2 == 0 else pytest.mark.long
+    named = f"{law.__name__}-{over}-{engine}"
+    return pytest.param(law, over, engine, id=named, marks=slow if engine == "triton" else ())
 
 
-@pytest.mark.parametrize(("over", "engine"), [tier(over, engine) for over in PASSES for engine in engines.NAMES])
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize(("law", "over", "engine"), [tier(*each) for each in product(LAWS, PASSES, engines.NAMES)])
 def test_every_pass_on_every_engine_obeys_every_law(law: Any, over: str, engine: str):
     needs, answers = PASSES[over]
     if not hasattr(engines.get(engine), needs):
