@@ -6,6 +6,7 @@ gate. Python without prompts is run here, page by page, in an empty folder. A co
 """
 
 import re
+import runpy
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,3 +75,18 @@ def test_set_up_runs_before_its_block(tmp_path: Path, monkeypatch: pytest.Monkey
     page.write_text("<!-- set-up\nx = 1\n-->\n```python\nassert x == 2\n```\n", encoding="utf-8")
     with pytest.raises(AssertionError):
         test_python_without_prompts_runs(page, tmp_path, monkeypatch)
+
+
+def test_a_transcript_may_differ_in_last_digits_and_rounding_errors_only():
+    alike = runpy.run_path(str(ROOT / "docs/transcripts.py"))["alike"]
+    for old, new in (("a 78.15% 3e-17", "a 78.16% 5e-16"), ("0.99", "1.00")):
+        assert alike(old, new)
+    for old, new in (
+        ("78.15", "78.17"),
+        ("3 x", "4 x"),
+        ("1.5", "1.50"),
+        ("a 1.5", "b 1.5"),
+        ("1.5", "1.5 2"),
+        ("0", "3e-17"),
+    ):
+        assert not alike(old, new)
