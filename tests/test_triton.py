@@ -145,8 +145,8 @@ def test_a_d_k_above_the_limit_is_refused():
 USUAL, UNUSUAL = ([name for name, case in compiled.CASES.items() if case.usual is usual] for usual in (True, False))
 
 
-@pytest.mark.gate
-@pytest.mark.parametrize("cases", [USUAL, pytest.param(UNUSUAL, marks=pytest.mark.long)], ids=["usual", "unusual"])
+@pytest.mark.long
+@pytest.mark.parametrize("cases", [USUAL, UNUSUAL], ids=["usual", "unusual"])
 def test_kernels_compile_for_a_gpu_and_take_no_more_than_allowed(cases: list[str]):
     """Also on machines without a GPU: the compiler may refuse what the interpreter accepts.
 
