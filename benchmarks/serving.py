@@ -32,6 +32,8 @@ def serve(model: str, dtype: str, page: int, threads: int) -> None:
         model=model, dtype=dtype, block_size=page, max_model_len=4096, enforce_eager=True, skip_tokenizer_init=True,
         kv_cache_memory_bytes=1 << 30,
     )  # fmt: skip
+    if (os.environ["CLEARHEAD_VLLM"] == "1") != ("clearhead.vllm.backend" in sys.modules):
+        raise SystemExit("vLLM could not load clearhead: its log says why")
     engine, count = llm.llm_engine, 0
     words = engine.model_config.get_vocab_size()
     print("ready", threads, file=sys.stderr)

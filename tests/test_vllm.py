@@ -22,7 +22,7 @@ import transformers
 import clearhead as ch
 import clearhead.vllm
 from clearhead.errors import EngineError, RuleError, UnknownNameError
-from clearhead.vllm import records
+from clearhead.vllm import export, records
 from standin import CommonAttentionMetadata, CPUWorker, a_config, vllm
 
 HEADS, KV_HEADS, D, LAYERS = 4, 2, 16, 3
@@ -182,6 +182,39 @@ def test_statistics_go_to_a_file_line_by_line(vllm: Modules, tmp_path: Path, mon
     assert np.allclose(lines[2]["first"], [watched(served, "b", layer, [1, 3], SPANS)["first"] for layer in (0, 2)])
     with pytest.raises(UnknownNameError):
         clearhead.vllm.statistics("a")
+    (tmp_path / "seen.jsonl").rename(tmp_path / "seen.1")  # as logrotate does
+    served.step(ASKED, a=1)
+    assert json.loads((tmp_path / "seen.jsonl").read_text())["position"] == 25
+
+
+def test_a_finished_requests_means_go_to_opentelemetry_and_prometheus(
+    vllm: Modules, monkeypatch: pytest.MonkeyPatch, recorder: records.Recorder
+):
+    spans, observed = [], []
+    span = SimpleNamespace(end=lambda: None)
+    tracer = SimpleNamespace(start_span=lambda name, **more: (spans.append((name, more["attributes"])), span)[1])
+    trace = SimpleNamespace(get_tracer=lambda name: tracer)
+    monkeypatch.setitem(sys.modules, "opentelemetry", SimpleNamespace(trace=trace))
+    kept = lambda name, *_, **more: SimpleNamespace(observe=lambda value: observed.append((name, value)))  # noqa: E731
+    monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(Histogram=kept))
+    export._histogram.cache_clear()
+    served, tokens = Served(), []
+    for step in range(3):
+        served.step({"a-1234abcd": {"clearhead": ALL}}, **{"a-1234abcd": [24, 1][step > 0]})
+        tokens.append([watched(served, "a-1234abcd", layer, [0, 1, 2, 3], SPANS) for layer in range(LAYERS)])
+    assert not spans
+    served.step({}, ("a-1234abcd", "another"), b=3)
+    expected = {name: np.mean([[x[name] for x in one] for one in tokens], (0, 1, 2)) for name in ("entropy", "first")}
+    expected["spans"] = np.mean([[x["spans"] for x in one] for one in tokens], (0, 1, 2))
+    ((name, attributes),) = spans
+    assert (name, attributes.pop("gen_ai.request.id"), attributes.pop("clearhead.tokens")) == ("attention", "a", 3)
+    assert {key.removeprefix("clearhead."): x for key, x in attributes.items()} == {
+        key: pytest.approx(x, rel=1e-4) for key, x in expected.items()
+    }
+    assert {name.split("_")[2]: value for name, value in observed} == {
+        key: pytest.approx(np.sum(x), rel=1e-4) for key, x in expected.items()
+    }
+    assert not recorder.means
 
 
 def test_no_more_requests_are_kept_than_a_server_can_hold(
@@ -248,6 +281,13 @@ def test_other_values_and_other_devices_are_refused(vllm: Modules, monkeypatch: 
         installed(vllm, monkeypatch)
 
 
+def test_a_version_that_nobody_tried_is_refused(vllm: Modules, monkeypatch: pytest.MonkeyPatch):
+    vllm["vllm"].__version__ = "0.33.1"  # type: ignore[attr-defined]
+    with pytest.raises(EngineError, match=r"internals of vLLM 0\.32\.x, and this is vLLM 0\.33\.1"):
+        installed(vllm, monkeypatch)
+    assert not vllm["vllm.v1.attention.backends.registry"].registered
+
+
 REFUSED: dict[str, tuple[str, Any]] = {
     "kv_cache_dtype fp8": ("cache__cache_dtype", "fp8"),
     "latent attention": ("model__use_mla", True),
@@ -308,7 +348,7 @@ def test_a_request_with_wrong_choices_is_refused_before_the_engine(
     platform = installed(vllm, monkeypatch)
     platform.check_and_update_config(a_config())
     prompt, params = {"prompt_token_ids": [0] * 30}, SimpleNamespace(extra_args={"clearhead": value})
-    with pytest.raises(RuleError, match=message):
+    with pytest.raises(vllm["vllm.exceptions"].VLLMValidationError, match=message):
         platform.validate_request(prompt, params)
     platform.validate_request(prompt, SimpleNamespace(extra_args={"another": 3}))
     platform.validate_request({"prompt_embeds": None}, SimpleNamespace())

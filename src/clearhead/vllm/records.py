@@ -16,6 +16,7 @@ import numpy as np
 from clearhead.core.axes import Array
 from clearhead.core.rule_values import is_whole, read_flag
 from clearhead.errors import RuleError, expected, unknown
+from clearhead.vllm.export import Means
 
 HINT = "CLEARHEAD_VLLM=0 serves with vLLM's own attention."
 KEY = "clearhead"  # among the extra arguments of a request
@@ -138,6 +139,7 @@ class Recorder:
         self.batch: Callable[[], Sequence[tuple[str, int]]] | None = None  # names and lengths of the step's requests
         self.first_head = 0  # of this process, where several share the heads
         self.kept: dict[int, dict[str, Array]] = {}  # what each layer has answered in this step
+        self.means: dict[str, Means] = {}
         self._step: Step | None = None
 
     def step(self, page: int, where: Where) -> Step | None:
@@ -176,14 +178,21 @@ class Recorder:
         chosen = slice(None) if one.layers is None else np.isin(layers, one.layers)
         record = {"request": name, "layers": layers[chosen].tolist(), "heads": heads.tolist(), "position": position}
         record |= {key: value[chosen][:, heads - self.first_head] for key, value in seen.items()}
+        self.means.setdefault(name, Means()).add({key: record[key] for key in seen})
         path = os.environ.get("CLEARHEAD_VLLM_FILE")
         if path:
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(listed(record)) + "\n")
+            with open(path, "ab", buffering=0) as file:  # one write, so that lines of several processes stay whole
+                file.write(f"{json.dumps(listed(record))}\n".encode())
             return
         self.seen.setdefault(name, []).append(record)
         if len(self.seen) > _MOST:
             self.seen.popitem(last=False)
+
+    def end(self, name: str) -> None:
+        """The request is finished."""
+        self.asked.pop(name, None)
+        if name in self.means:
+            self.means.pop(name).export(name)
 
     def statistics(self, request_id: str) -> dict[str, Any]:
         """What `clearhead.vllm.statistics` answers."""
