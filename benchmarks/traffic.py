@@ -36,7 +36,7 @@ def worker(options: argparse.Namespace) -> None:
     from vllm import LLM, SamplingParams
 
     llm = LLM(
-        model=options.model, dtype="float32", max_model_len=512, block_size=16, enforce_eager=True,
+        model=options.model, dtype="float32", max_model_len=512, block_size=32, enforce_eager=True,
         skip_tokenizer_init=True, kv_cache_memory_bytes=1 << 25,
     )  # fmt: skip
     engine = llm.llm_engine

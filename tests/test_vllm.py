@@ -318,7 +318,7 @@ def test_layers_that_share_a_cache_only_read_it(vllm: Modules):
     assert all(cache.isnan().all() for cache in served.caches)
 
 
-def test_so_are_layers_of_other_kinds(vllm: Modules):
+def test_layers_of_other_kinds_are_refused(vllm: Modules):
     with pytest.raises(EngineError, match="a layer of this model is of type encoder_only"):
         Served(attn_type="encoder_only")
     builder = importlib.import_module("clearhead.vllm.backend").Builder

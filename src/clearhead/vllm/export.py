@@ -9,12 +9,7 @@ import numpy as np
 
 from clearhead.core.axes import Array
 
-_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
-_METRICS = {
-    "entropy": ("nats", "Mean entropy of a request's attention", (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0)),
-    "first": ("share", "Mean share of a request's attention on its first token", _SHARES),
-    "spans": ("share", "Mean share of a request's attention on all its spans together", _SHARES),
-}
+_UNITS = {"entropy": "nats", "first": "share", "spans": "share"}
 
 
 class Means:
@@ -27,11 +22,11 @@ class Means:
     def add(self, seen: dict[str, Array]) -> None:
         """Add one token: its statistics, (layers, heads, …)."""
         self.tokens += 1
-        for name in _METRICS.keys() & seen.keys():
+        for name in _UNITS.keys() & seen.keys():
             self.sums[name] = self.sums.get(name, 0.0) + seen[name].mean((0, 1), np.float64)
 
     def export(self, request: str) -> None:
-        """Send them to whichever is on; neither has to be installed."""
+        """Send them to whichever is on; neither has to be installed. Of spans, a metric has the sum."""
         means = {name: (total / self.tokens).tolist() for name, total in self.sums.items()}
         with suppress(ImportError):
             for name, mean in means.items():
@@ -48,5 +43,4 @@ class Means:
 def _histogram(name: str) -> Any:
     from prometheus_client import Histogram
 
-    unit, said, buckets = _METRICS[name]
-    return Histogram(f"clearhead_attention_{name}_{unit}", f"{said}.", buckets=buckets)
+    return Histogram(f"clearhead_attention_{name}_{_UNITS[name]}", f"Mean of a request's attention: {name}.")
