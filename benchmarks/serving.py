@@ -107,7 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"])
-    parser.add_argument("--page", nargs="+", type=int, default=[16, 32, 128])
+    parser.add_argument("--page", nargs="+", type=int, default=[32, 128])
     parser.add_argument("--length", nargs="+", type=int, default=[64, 512, 2000])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--new", type=int, default=64, help="tokens to generate")
