@@ -113,7 +113,7 @@ def main() -> None:
         for path in seen_by:
             for line in map(json.loads, () if options.unwatched else path.open()):
                 seen.setdefault(int(line["request"].rpartition("-")[0]), []).append(line)
-    memory = [[round(own[at]["mib"]) for at in np.linspace(0, len(own) - 1, 6).astype(int)] for own in answers]
+    memory = [[round(each[i]["mib"]) for i in np.linspace(0, len(each) - 1, 6).astype(int)] for each in answers]
     print(json.dumps({"resident_mib_from_first_to_last_request": memory}))
     if options.unwatched:
         return
@@ -122,10 +122,10 @@ def main() -> None:
 
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(options.model, attn_implementation="eager").eval()
     requests = drawn(options, model.config.vocab_size)
-    tokens = {line["place"]: line["tokens"] for own in answers for line in own}
+    tokens = {line["place"]: line["tokens"] for each in answers for line in each}
     whole = all(len(tokens[place]) == len(seen[place]) == requests[place][2] for place in tokens)
     print(json.dumps({"asked": options.requests, "answered": len(tokens), "every_token_with_statistics": whole}))
-    late = np.percentile([line["late"] for own in answers for line in own], [50, 99, 100]).round(3).tolist()
+    late = np.percentile([line["late"] for each in answers for line in each], [50, 99, 100]).round(3).tolist()
     print(json.dumps({"seconds_from_arrival_to_end_p50_p99_most": late}))
     checked = np.random.default_rng(1).choice(options.requests, options.checked, replace=False).tolist()
     differences = [wrong(model, requests[place][1] + tokens[place], seen[place]) for place in checked]

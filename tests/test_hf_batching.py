@@ -65,12 +65,6 @@ def test_ragged_requests_get_the_tokens_of_each_alone(name: str, implementation:
     assert implementation != "clearhead" or model.config._attn_implementation == "clearhead"
 
 
-@pytest.mark.gate
-def test_the_tokens_of_sdpa():
-    model, requests = build("llama"), ragged(5)
-    assert batched(set_to(model, "clearhead"), requests) == batched(set_to(model, "sdpa"), requests)
-
-
 def test_pages_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch):
     pool, read = full_attention.FullAttentionCacheAllocator, []
     stored = pool.update

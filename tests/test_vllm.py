@@ -120,7 +120,7 @@ RULES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_step_gives_each_request_what_it_gets_alone(vllm: Modules, rules: str, dtype: torch.dtype):
     served = Served(32, dtype, **RULES[rules])
     for tokens in ({"a": 40}, {"a": 1, "b": 30}, {"b": 20, "c": 17, "a": 1}, {"c": 1, "a": 1, "b": 1}):
@@ -204,16 +204,11 @@ def test_a_finished_requests_means_go_to_opentelemetry_and_prometheus(
         tokens.append([watched(served, "a-1234abcd", layer, [0, 1, 2, 3], SPANS) for layer in range(LAYERS)])
     assert not spans
     served.step({}, ("a-1234abcd", "another"), b=3)
-    expected = {name: np.mean([[x[name] for x in one] for one in tokens], (0, 1, 2)) for name in ("entropy", "first")}
-    expected["spans"] = np.mean([[x["spans"] for x in one] for one in tokens], (0, 1, 2))
-    ((name, attributes),) = spans
-    assert (name, attributes.pop("gen_ai.request.id"), attributes.pop("clearhead.tokens")) == ("attention", "a", 3)
-    assert {key.removeprefix("clearhead."): x for key, x in attributes.items()} == {
-        key: pytest.approx(x, rel=1e-4) for key, x in expected.items()
-    }
-    assert {name.split("_")[2]: value for name, value in observed} == {
-        key: pytest.approx(np.sum(x), rel=1e-4) for key, x in expected.items()
-    }
+    names = "entropy", "first", "spans"
+    means = {name: np.mean([[x[name] for x in one] for one in tokens], (0, 1, 2)) for name in names}
+    expected = {f"clearhead.{name}": pytest.approx(x, rel=1e-4) for name, x in means.items()}
+    assert spans == [("attention", {**expected, "gen_ai.request.id": "a", "clearhead.tokens": 3})]
+    assert {name.split("_")[2]: x for name, x in observed} == pytest.approx({k: x.sum() for k, x in means.items()})
     assert not recorder.means
 
 
