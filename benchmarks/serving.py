@@ -32,6 +32,8 @@ def serve(model: str, dtype: str, page: int, threads: int) -> None:
         model=model, dtype=dtype, block_size=page, max_model_len=4096, enforce_eager=True, skip_tokenizer_init=True,
         kv_cache_memory_bytes=1 << 30,
     )  # fmt: skip
+    if (os.environ["CLEARHEAD_VLLM"] == "1") != ("clearhead.vllm.backend" in sys.modules):
+        raise SystemExit("vLLM could not load clearhead: its log says why")
     engine, count = llm.llm_engine, 0
     words = engine.model_config.get_vocab_size()
     print("ready", threads, file=sys.stderr)
@@ -105,7 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"])
-    parser.add_argument("--page", nargs="+", type=int, default=[16, 32, 128])
+    parser.add_argument("--page", nargs="+", type=int, default=[32, 128])
     parser.add_argument("--length", nargs="+", type=int, default=[64, 512, 2000])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--new", type=int, default=64, help="tokens to generate")

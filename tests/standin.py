@@ -95,8 +95,10 @@ def modules() -> dict[str, ModuleType]:
         "v1.worker.cpu_worker": {"CPUWorker": CPUWorker},
         "distributed.parallel_state": {"get_tensor_model_parallel_rank": lambda: 0},
         "platforms": {"current_platform": platform()},
+        "exceptions": {"VLLMValidationError": type("VLLMValidationError", (Exception,), {})},
     }  # fmt: skip
     made = {"vllm": ModuleType("vllm")}
+    made["vllm"].__version__ = "0.32.0"  # type: ignore[attr-defined]
     for name, members in contents.items():
         parts = name.split(".")
         for i in range(len(parts)):

@@ -2,7 +2,9 @@
 
 import math
 import random
+from dataclasses import fields
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -15,7 +17,7 @@ from transformers.generation.continuous_batching.cache_allocators import full_at
 from transformers.masking_utils import sliding_window_causal_mask_function
 
 import clearhead as ch
-from clearhead.errors import RuleError, ShapeError
+from clearhead.errors import ClearheadError, RuleError, ShapeError
 from clearhead.layers import attending, masks
 from clearhead.layers.attending import attend
 from clearhead.layers.packed import PAGED, attend_packed
@@ -63,12 +65,6 @@ def test_ragged_requests_get_the_tokens_of_each_alone(name: str, implementation:
     assert implementation != "clearhead" or model.config._attn_implementation == "clearhead"
 
 
-@pytest.mark.gate
-def test_the_tokens_of_sdpa():
-    model, requests = build("llama"), ragged(5)
-    assert batched(set_to(model, "clearhead"), requests) == batched(set_to(model, "sdpa"), requests)
-
-
 def test_pages_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch):
     pool, read = full_attention.FullAttentionCacheAllocator, []
     stored = pool.update
@@ -85,14 +81,73 @@ def test_sdpa_is_left_as_transformers_serves_it():
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_block_refuses_to_watch_packed_requests():
+def test_a_block_refuses_to_watch_packed_requests_without_names():
     model = set_to(build("llama"), "clearhead")
     attention, x = model.model.layers[0].self_attn, torch.randn(1, 4, 3, 8)
     ends = torch.tensor([0, 3], dtype=torch.int32)
     with ch.watch(model):
         model.config._attn_implementation = PAGED
-        with pytest.raises(RuleError, match="packs many requests"):
+        with pytest.raises(RuleError, match="they have no names"):
             attend(attention, x, x, x, None, cu_seq_lens_q=ends, cu_seq_lens_k=ends)
+
+
+WATCHED: list[Any] = [
+    ("gemma3", (4, 40), {}, {"entropy": True, "received": True, "top": 2, "peak": True}),
+    ("gpt2", (3, 50), {"max_batch_tokens": 17}, {"entropy": True, "heads": [1], "layers": [1]}),  # in chunks
+    ("gpt-oss", (4, 40), {}, {"distance": True, "keep": False}),
+    ("llama", (5, 60), {"num_blocks": 10}, {"values": True, "image": (4, 4)}),  # so that some begin again
+]
+
+
+@pytest.mark.parametrize(("name", "sizes", "room", "asked"), quick_or_slow(WATCHED[:2], WATCHED))
+def test_each_of_many_requests_is_watched_as_if_alone(name: str, sizes: Any, room: Any, asked: dict[str, Any]):
+    model, requests = set_to(build(name), "eager"), ragged(*sizes)
+    with ch.watch(model, tokenizer=SimpleNamespace(decode=str), **asked) as seen:
+        batched(model, requests, **room)
+    assert model.config._attn_implementation == "eager"
+    assert (len(seen), len(seen.requests), repr(seen)) == (0, len(requests), f"Seen({len(requests)} requests)")
+    for place, request in enumerate(requests):
+        each = seen.requests[f"req_{place}"]
+        with ch.watch(model, tokenizer=SimpleNamespace(decode=str), **asked) as one:
+            alone(model, [request])
+        assert (each.tokens, each.layers) == (one.tokens, one.layers)
+        for layer in one.layers:
+            for field in fields(one[layer]):
+                ours, expected = (getattr(x[layer], field.name) for x in (each, one))
+                torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+            if asked.get("keep", True):
+                torch.testing.assert_close(each.matrix(layer)[...], one.matrix(layer)[...], rtol=1e-4, atol=1e-5)
+
+
+def test_queries_that_another_request_computed_are_not_seen():
+    model, start = set_to(build("llama"), "clearhead"), ragged(1)[0] + [7] * 16
+    config = hf.GenerationConfig(max_new_tokens=NEW, do_sample=True, eos_token_id=-1, num_return_sequences=2)
+    room = hf.ContinuousBatchingConfig(num_blocks=40, page_size=16, max_batch_tokens=64)
+    with ch.watch(model) as seen:
+        answers = model.generate_batch(inputs=[start], generation_config=config, continuous_batching_config=room)
+    for name, one in seen.requests.items():
+        text = start + answers[name].generated_tokens[:-1]
+        with ch.watch(model) as whole, torch.no_grad():
+            model(torch.tensor([text]))
+        rows = NEW if "child" in name else len(text)
+        assert (one.tokens, one.matrix(1).shape) == ([text], (1, 4, rows, len(text)))
+        torch.testing.assert_close(one.matrix(1)[...], whole.matrix(1)[:, :, -rows:], rtol=1e-4, atol=1e-5)
+
+
+REFUSED: dict[str, tuple[Any, int, str]] = {
+    "derivatives": (lambda model: ch.watch(model, causes=True), 1, "causes=True wants a graph"),
+    "edits": (lambda model: ch.change(model, ch.cut(keys=0)), 1, "edits are of one"),
+    "a head that there is not": (lambda model: ch.watch(model, heads=[9]), 1, "there is no head 9 in layer 0"),
+    "requests with names that there are": (ch.watch, 2, "requests were watched already"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_many_requests_cannot_have_is_refused(name: str):
+    model, (block, times, message) = set_to(build("llama"), "clearhead"), REFUSED[name]
+    with pytest.raises(ClearheadError, match=message), block(model):
+        assert [batched(model, ragged(2)) for _ in range(times)]
+    assert len(batched(model, ragged(2))) == 2
 
 
 def test_generation_between_batches_keeps_its_masks():

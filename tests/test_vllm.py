@@ -22,7 +22,7 @@ import transformers
 import clearhead as ch
 import clearhead.vllm
 from clearhead.errors import EngineError, RuleError, UnknownNameError
-from clearhead.vllm import records
+from clearhead.vllm import export, records
 from standin import CommonAttentionMetadata, CPUWorker, a_config, vllm
 
 HEADS, KV_HEADS, D, LAYERS = 4, 2, 16, 3
@@ -120,7 +120,7 @@ RULES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_step_gives_each_request_what_it_gets_alone(vllm: Modules, rules: str, dtype: torch.dtype):
     served = Served(32, dtype, **RULES[rules])
     for tokens in ({"a": 40}, {"a": 1, "b": 30}, {"b": 20, "c": 17, "a": 1}, {"c": 1, "a": 1, "b": 1}):
@@ -182,6 +182,34 @@ def test_statistics_go_to_a_file_line_by_line(vllm: Modules, tmp_path: Path, mon
     assert np.allclose(lines[2]["first"], [watched(served, "b", layer, [1, 3], SPANS)["first"] for layer in (0, 2)])
     with pytest.raises(UnknownNameError):
         clearhead.vllm.statistics("a")
+    (tmp_path / "seen.jsonl").rename(tmp_path / "seen.1")  # as logrotate does
+    served.step(ASKED, a=1)
+    assert json.loads((tmp_path / "seen.jsonl").read_text())["position"] == 25
+
+
+def test_a_finished_requests_means_go_to_opentelemetry_and_prometheus(
+    vllm: Modules, monkeypatch: pytest.MonkeyPatch, recorder: records.Recorder
+):
+    spans, observed = [], []
+    span = SimpleNamespace(end=lambda: None)
+    tracer = SimpleNamespace(start_span=lambda name, **more: (spans.append((name, more["attributes"])), span)[1])
+    trace = SimpleNamespace(get_tracer=lambda name: tracer)
+    monkeypatch.setitem(sys.modules, "opentelemetry", SimpleNamespace(trace=trace))
+    kept = lambda name, *_, **more: SimpleNamespace(observe=lambda value: observed.append((name, value)))  # noqa: E731
+    monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(Histogram=kept))
+    export._histogram.cache_clear()
+    served, tokens = Served(), []
+    for step in range(3):
+        served.step({"a-1234abcd": {"clearhead": ALL}}, **{"a-1234abcd": [24, 1][step > 0]})
+        tokens.append([watched(served, "a-1234abcd", layer, [0, 1, 2, 3], SPANS) for layer in range(LAYERS)])
+    assert not spans
+    served.step({}, ("a-1234abcd", "another"), b=3)
+    names = "entropy", "first", "spans"
+    means = {name: np.mean([[x[name] for x in one] for one in tokens], (0, 1, 2)) for name in names}
+    expected = {f"clearhead.{name}": pytest.approx(x, rel=1e-4) for name, x in means.items()}
+    assert spans == [("attention", {**expected, "gen_ai.request.id": "a", "clearhead.tokens": 3})]
+    assert {name.split("_")[2]: x for name, x in observed} == pytest.approx({k: x.sum() for k, x in means.items()})
+    assert not recorder.means
 
 
 def test_no_more_requests_are_kept_than_a_server_can_hold(
@@ -248,6 +276,13 @@ def test_other_values_and_other_devices_are_refused(vllm: Modules, monkeypatch: 
         installed(vllm, monkeypatch)
 
 
+def test_a_version_that_nobody_tried_is_refused(vllm: Modules, monkeypatch: pytest.MonkeyPatch):
+    vllm["vllm"].__version__ = "0.33.1"  # type: ignore[attr-defined]
+    with pytest.raises(EngineError, match=r"internals of vLLM 0\.32\.x, and this is vLLM 0\.33\.1"):
+        installed(vllm, monkeypatch)
+    assert not vllm["vllm.v1.attention.backends.registry"].registered
+
+
 REFUSED: dict[str, tuple[str, Any]] = {
     "kv_cache_dtype fp8": ("cache__cache_dtype", "fp8"),
     "latent attention": ("model__use_mla", True),
@@ -278,7 +313,7 @@ def test_layers_that_share_a_cache_only_read_it(vllm: Modules):
     assert all(cache.isnan().all() for cache in served.caches)
 
 
-def test_so_are_layers_of_other_kinds(vllm: Modules):
+def test_layers_of_other_kinds_are_refused(vllm: Modules):
     with pytest.raises(EngineError, match="a layer of this model is of type encoder_only"):
         Served(attn_type="encoder_only")
     builder = importlib.import_module("clearhead.vllm.backend").Builder
@@ -308,7 +343,7 @@ def test_a_request_with_wrong_choices_is_refused_before_the_engine(
     platform = installed(vllm, monkeypatch)
     platform.check_and_update_config(a_config())
     prompt, params = {"prompt_token_ids": [0] * 30}, SimpleNamespace(extra_args={"clearhead": value})
-    with pytest.raises(RuleError, match=message):
+    with pytest.raises(vllm["vllm.exceptions"].VLLMValidationError, match=message):
         platform.validate_request(prompt, params)
     platform.validate_request(prompt, SimpleNamespace(extra_args={"another": 3}))
     platform.validate_request({"prompt_embeds": None}, SimpleNamespace())

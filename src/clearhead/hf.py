@@ -27,12 +27,10 @@ torch.Size([1, 5])
 from clearhead.errors import MissingExtraError
 
 try:
-    from clearhead.layers.attending import NAME, register
-    from clearhead.layers.packed import serve_batching
+    from clearhead.layers.attending import register
 except ImportError as error:
     raise MissingExtraError(
         f"clearhead.hf needs PyTorch and Transformers: {error}.", "pip install 'clearhead[hf]'"
     ) from None
 
 register()
-serve_batching(NAME)

@@ -1,7 +1,8 @@
 """The attention function that Transformers calls: the same meaning as its eager attention, and observed."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +14,8 @@ from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.rules import flat
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError
 from clearhead.layers.derivatives import check_dropout
-from clearhead.layers.masks import RuledMask, from_tensor, keep_rules
-from clearhead.layers.packed import PACKING, PAGED, attend_packed, is_packed
+from clearhead.layers.masks import Pattern, RuledMask, from_tensor, keep_rules
+from clearhead.layers.packed import PACKING, PAGED, attend_packed, is_packed, serve_batching
 from clearhead.layers.recording import AttentionCall, Recording
 from clearhead.ops import fast_calls
 from clearhead.ops.attention import attention
@@ -60,12 +61,14 @@ class Watch(NamedTuple):
     asked       what to observe
     was_eager   was the layer's attention eager before the block?
     follow      the call's output, in a graph that brings its derivative; None where none is wanted
+    requests    of a call that holds many requests, the recording of each and the position of its first query
     """
 
     recording: Recording | None = None
     asked: dict[str, Any] = {}  # noqa: RUF012  never written into
     was_eager: bool = False
     follow: Follow | None = None
+    requests: Sequence[tuple[Recording, int]] = ()
 
 
 Watcher = Callable[[nn.Module], Watch]
@@ -78,6 +81,7 @@ def register() -> None:
     for name in (NAME, PAGED):
         AttentionInterface.register(name, attend)
         AttentionMaskInterface.register(name, make_mask)
+    serve_batching(NAME)
 
 
 def make_mask(**options: Any) -> Tensor | None:
@@ -178,22 +182,26 @@ def _attend(
 ) -> Tensor:  # fmt: skip
     """The output (batch, heads, queries, d_v), outside compilers; observed where the module is watched."""
     watcher, changer = watchers.get(module), changers.get(module)
-    recording, asked, was_eager, follow = watcher(module) if watcher else Watch()
+    recording, asked, was_eager, follow, requests = watcher(module) if watcher else Watch()
     change = changer(module) if changer else None
     named = recording or change
     where = type(module).__name__ if named is None else f"layer {named.name}"
-    causal = causal and not (was_eager or (change is not None and change.was_eager))  # in eager attention, no mask
-    finish = None  # means that every query sees every key
+    finish = None
     try:
         if is_packed(module, more):
             _check(more, HARMLESS | PACKING)
             if named is not None:
                 raise RuleError(
-                    "continuous batching packs many requests into one row, and a block has one sequence or batch.",
-                    "model.generate(…)",
+                    "this call packs many requests into one row, and they have no names.",
+                    "model.generate_batch(…), or model.generate(…)",
                 )
-            return attend_packed(module, *arrays, scores, more, causal=causal)
+            window = more.get("sliding_window")
+            pattern = Pattern(causal=causal, left=None if window is None else window - 1)
+            each = partial(_observed_request, requests, pattern, scores, asked) if requests else None
+            return attend_packed(module, *arrays, scores, more, causal=causal, each=each)
         _check(more, HARMLESS)
+        if was_eager or (change is not None and change.was_eager):
+            causal = False  # in eager attention, no mask means that every query sees every key
         start = None if change is None or change.start is None else change.start(arrays[0].shape[2])
         if recording is not None and recording.cross:
             start = recording.length
@@ -209,9 +217,27 @@ def _attend(
         output = output if follow is None else follow(call, output)
         output = output if finish is None else finish(output)
     except ClearheadError as error:
-        raise type(error)(f"{where}: {error.what.removeprefix(where + ': ')}", error.hint) from error
+        raised = type(error)(f"{where}: {error.what.removeprefix(where + ': ')}", error.hint)
+        for one, _ in requests:
+            one.failed = raised  # Transformers' thread only logs it
+        raise raised from error
     if recording is not None and seen is not None:
         recording.add(call, seen)
+    return output
+
+
+def _observed_request(
+    requests: Sequence[tuple[Recording, int]], pattern: Pattern, scores: dict[str, Any], asked: dict[str, Any],
+    number: int, q: Tensor, k: Tensor, v: Tensor,
+) -> Tensor:  # fmt: skip
+    """The output of one request among many, observed."""
+    recording, first = requests[number]
+    after = first + q.shape[2]
+    call = AttentionCall(q, k, v, pattern, range(first, after), range(after - k.shape[2], after), scores)
+    recording.check(call)
+    output, seen = _answer(call, 0.0, recording.wanted(asked), observing=True)
+    assert seen is not None
+    recording.add(call, seen)
     return output
 
 

@@ -6,8 +6,9 @@ of the name wants a flash-attention package for it, so `serve_batching` sets it 
 wrapping the one method with which a batching manager chooses the model's attention.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import wraps
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -19,6 +20,8 @@ from clearhead.errors import RuleError
 from clearhead.torch import varlen_attn
 
 PAGED = "clearhead_flash"
+OfRequest = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+beginning: list[Callable[[Any, PreTrainedModel], None]] = []  # called with a batching manager and its model
 PACKING = frozenset(("cache", "read_index", "write_index", "logits_indices", "logits_processor_args"))  # not for scores
 
 
@@ -39,20 +42,28 @@ def attend_packed(
     more: dict[str, Any],
     *,
     causal: bool,
+    each: OfRequest | None = None,
 ) -> Tensor:
     """The output (1, heads, queries, d_v) for the queries of all requests, one request after the other.
 
     `cu_seq_lens_q` and `cu_seq_lens_k` (requests + 1,) say where each one's queries and keys begin; a request's last
     query is at its last key. With a cache, key and value are the new ones, which it stores, and its pages are read
     where they lie. Queries behind the last request are padding and get 0. Time is that of the requests alone:
-    Σ queries·keys·d_k.
+    Σ queries·keys·d_k. `each` attends for one request: it is given its number, and its q, k and v as a batch of one.
     """
     window, starts, cache = more.get("sliding_window"), more["cu_seq_lens_q"], more.get("cache")
-    keys: Any = None if cache is None else _in_pages(cache, cast("int", module.layer_idx), key, value, more)
+    keys: Any = None
+    if cache is not None and each is None:
+        keys = _in_pages(cache, cast("int", module.layer_idx), key, value, more)
     if keys is None:
         if cache is not None:
             key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=more)
         ends = more["cu_seq_lens_k"]
+        if each is not None:
+            places = zip(pairwise(starts.tolist()), pairwise(ends.tolist()), strict=True)
+            parts = [(query[:, :, i:j], *(x[:, :, m:n] for x in (key, value))) for (i, j), (m, n) in places if i < j]
+            whole = torch.cat([each(i, *part) for i, part in enumerate(parts)], 2)
+            return functional.pad(whole, (0, 0, 0, query.shape[2] - whole.shape[2]))
         k, v = (x[0, :, : int(ends[-1])].swapaxes(0, 1) for x in (key, value))
         keys = {"key": k, "value": v, "cu_seq_k": ends}
     sides = -1 if window is None else window - 1, 0 if causal else -1
@@ -101,6 +112,8 @@ def serve_batching(name: str) -> None:
                 f"the model is on device {model.device}: continuous batching with {name} runs on the CPU.",
                 "model.set_attn_implementation('sdpa'), or model.to('cpu')",
             )
+        for begins in beginning:
+            begins(self, model)
         model.config._attn_implementation = PAGED
         self._original_attn_impl = name
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from clearhead.layers import switching
+from clearhead.errors import RuleError
+from clearhead.layers import packed, switching
 from clearhead.layers.naming import LayerNames, ModulePath
 
 Ids = torch.Tensor | None
@@ -33,6 +34,7 @@ class Passes:
 
     take_tokens   is called with the ids (batch, length) of each pass's sequences and of its encoder's, or None
     begin_pass    is called with the keywords of each outermost forward pass
+    batches       is called with a manager of continuous batching that begins; None where that is refused
     """
 
     def __init__(
@@ -40,8 +42,9 @@ class Passes:
         model: Any,
         take_tokens: Callable[[Ids, Ids], None],
         begin_pass: Callable[[Mapping[str, Any]], None] | None = None,
+        batches: Callable[[Any], None] | None = None,
     ) -> None:
-        self.model, self.take_tokens, self.begin_pass = model, take_tokens, begin_pass
+        self.model, self.take_tokens, self.begin_pass, self.batches = model, take_tokens, begin_pass, batches
         self.paths = {module: path.replace("_orig_mod.", "") for path, module in model.named_modules()}
         self.by_path = {path: module for module, path in self.paths.items()}
         self.root = _root(self.paths)
@@ -65,6 +68,8 @@ class Passes:
         self.implementations = {id(config): implementation for config, implementation in before}
         with ExitStack() as after:
             after.callback(switching.restore, before)
+            packed.beginning.append(self._begin_batches)
+            after.callback(packed.beginning.remove, self._begin_batches)
             after.enter_context(torch.compiler.set_stance("force_eager"))
             for hook in self._hooks(switching.models(self.model)):
                 after.callback(hook.remove)
@@ -129,6 +134,13 @@ class Passes:
         for module in self.paths:
             if switching.mixes_tokens(module):
                 yield module.register_forward_pre_hook(lambda module, _: self.ran.add(module))
+
+    def _begin_batches(self, manager: Any, model: Any) -> None:
+        if model not in self.paths:
+            return
+        if self.batches is None:
+            raise RuleError("continuous batching has many requests, and edits are of one.", "model.generate(…)")
+        self.batches(manager)
 
     def _enter(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         self.entered = True

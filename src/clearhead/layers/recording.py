@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.core.axes import group_size
-from clearhead.errors import RuleError, SelectionError
+from clearhead.errors import ClearheadError, RuleError, SelectionError
 from clearhead.layers.derivatives import CallDerivative, LayerDerivative
 from clearhead.layers.layer import Layer
 from clearhead.layers.masks import Pattern, RuleDict
@@ -63,11 +63,16 @@ class Recording:
     other_k: Tensor | None = None  # (batch, kv_heads, other keys, d_k): those behind the sequence's own
     other_v: Tensor | None = None
     shared: list[int] | None = None  # the key heads of `heads`
+    failed: ClearheadError | None = None  # in continuous batching
 
     @property
     def length(self) -> int:
         """How many queries all calls had together."""
         return sum(len(call.queries) for call in self.calls)
+
+    def wanted(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """What is to be observed in the next call: the picture of several is made in the end."""
+        return {**asked, "image": None} if self.calls else asked
 
     def check(self, call: AttentionCall) -> None:
         """Raise RuleError unless this call continues the sequence of the calls before."""

@@ -1,7 +1,6 @@
 """The attention layers of one run of a model, by name."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
@@ -19,7 +18,7 @@ LAYERS = (int, np.integer, str), "a list of layers' numbers or names", "layers=[
 class Run:
     """The layers as they ran; a layer is given by its name, its number, or the path of its module."""
 
-    parts: Mapping[str, Any] = field(default_factory=dict)  # by name, as they ran; each has finished()
+    parts: dict[str, Any] = field(default_factory=dict)  # by name, as they ran; each has finished()
     tokens: list[list[Any]] = field(default_factory=list)  # (batch, length): texts with a tokenizer, ids without
     source_tokens: list[list[Any]] = field(default_factory=list)  # the encoder's, where there is one
     model: str = ""
@@ -46,7 +45,8 @@ class Run:
     def layer_name(self, layer: int | str) -> str:
         """The name of a layer given by number, name or path. Raises SelectionError for an unknown layer."""
         if not self.parts and isinstance(layer, (int, str)):
-            raise SelectionError("no attention was seen.", "run the model inside the `with` block.")
+            hint = "run the model inside the `with` block; requests of generate_batch are in seen.requests."
+            raise SelectionError("no attention was seen.", hint)
         if isinstance(layer, str) and layer not in self.parts:
             layer = next((name for name, part in self.parts.items() if part.path == layer), layer)
         return layer_name(layer, self.layers)

@@ -4,7 +4,7 @@ The native engine reads pages where they lie (native/ragged.hpp). Any other engi
 with its keys gathered.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Unpack
@@ -34,6 +34,7 @@ _NAMES = ("query", "key", "value")
 _PLAIN = (int, float, bool, type(None))
 _MOST = 256  # different calls
 _calls: dict[Hashable, tuple[Problem, dict[str, Any]]] = {}  # and the answers' shapes and dtypes
+Prepared = Callable[[Array, Array, Array, tuple[Array | None, ...], Array], dict[str, Array]]
 Tensors = tuple[Any, ...]  # query, key, value, cu_seq_q, cu_seq_k, seqused_k, block_table
 
 
@@ -267,6 +268,37 @@ def _checked(
     return problem if chosen is native else None, {name: restore(x) for name, x in results.items()}
 
 
+def prepared(dtype: torch.dtype, q: Array, k: Array, v: Array, rules: dict[str, Any], asked: Any) -> Prepared:
+    """A function that answers calls on such arrays, of what `read_bits` gives; what they have in common is read once.
+
+    It is given q, k, v, where they lie (cu_seq_q, cu_seq_k, seqused_k, block_table) and room for the output, and
+    returns by name what is asked for. `rules` are those of `varlen_attn`, with window_size.
+    """
+    want = Wanted(output=True, **check_asked(asked, _OBSERVED, ()))
+    read = _rules(*map(rules.get, ("window_size", "scale", "softcap", "alibi_slopes", "sinks")))
+
+    def tensors(*arrays: Array | None) -> list[Any]:
+        return [None if x is None else torch.from_numpy(x) for x in arrays]
+
+    (a, _), (b, _), (c, _) = (as_array(x.view(dtype), name) for x, name in zip(tensors(q, k, v), _NAMES, strict=True))
+    problem = problem_of(_arrays(a, b, c, 1, 1, None), read)
+    chosen = engines.get(engines.choose(problem, None, want).engine)
+    room = room_for_ragged(problem, v.shape[-1], want, chosen.STATISTICS)
+    kinds = {name: (x.shape[1:], x.dtype) for name, x in room.items() if name != "output"}
+
+    def answer(q: Array, k: Array, v: Array, where: tuple[Array | None, ...], output: Array) -> dict[str, Array]:
+        if chosen is native:
+            answers = {name: np.empty((len(q), *shape), dtype) for name, (shape, dtype) in kinds.items()}
+            native.ragged(problem, q, k, v, where, {**answers, "output": output})
+            return answers
+        arrays = *(x.view(dtype) for x in tensors(q, k, v)), *tensors(*where)
+        results = _checked(arrays, enable_gqa=True, rules=read, engine=None, num_threads=None, want=want)[1]
+        output[:] = read_bits(results.pop("output"))
+        return {name: x.numpy() for name, x in results.items()}
+
+    return answer
+
+
 def _one_by_one(
     engine: Engine, rules: Any, arrays: tuple[Array, Array, Array], layout: Layout, want: Wanted,
     results: dict[str, Array],
@@ -314,13 +346,13 @@ def _repeated(call: Hashable, tensors: Tensors) -> dict[str, Tensor] | None:
         if "received" in sizes:
             sizes["received"] = len(k) if where[2] is None else int(where[2].sum())
         made = {name: torch.empty((sizes[name], *tail), dtype=dtype) for name, (tail, dtype) in known[1].items()}
-        answers = {name: _read(x) for name, x in made.items()}
-        native.ragged(known[0], _read(q), _read(k), _read(v), tuple(map(_read, where)), answers)
+        answers = {name: read_bits(x) for name, x in made.items()}
+        native.ragged(known[0], read_bits(q), read_bits(k), read_bits(v), tuple(map(read_bits, where)), answers)
     except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError):
         return None
     return made
 
 
-def _read(x: Tensor | None) -> Any:
-    """A plain tensor as an array of its bits."""
+def read_bits(x: Tensor | None) -> Any:
+    """A plain tensor as an array of its bits: int16 for bfloat16."""
     return None if x is None else x.view(torch.int16).numpy() if x.dtype == torch.bfloat16 else x.numpy()

@@ -1,6 +1,6 @@
 """clearhead as the attention of vLLM on CPUs, with statistics of the requests that ask for them.
 
-    CLEARHEAD_VLLM=1 vllm serve …  # without the variable nothing happens
+    CLEARHEAD_VLLM=1 python -m vllm.entrypoints.openai.api_server …  # without the variable nothing happens
 
 vLLM finds clearhead by its entry point in vllm.general_plugins. Keys and values lie in vLLM's own pages and are read
 there (`clearhead.torch.varlen_attn`). A request asks by an extra argument:

@@ -5,9 +5,10 @@ rows of either lie side by side.
 """
 
 import re
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Hashable
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from vllm.v1.attention.backend import (
@@ -19,9 +20,10 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
+from clearhead.core.axes import Array
 from clearhead.errors import EngineError
-from clearhead.torch import varlen_attn
-from clearhead.vllm.records import HINT, RECORDER, Step
+from clearhead.torch.varlen import Prepared, prepared, read_bits
+from clearhead.vllm.records import HINT, RECORDER, Step, Where
 
 
 class Backend(AttentionBackend):  # type: ignore[misc]
@@ -53,15 +55,12 @@ class Backend(AttentionBackend):  # type: ignore[misc]
         return (KVCacheLayout.LBHNC,)
 
 
-@dataclass
-class Metadata:
+class Metadata(NamedTuple):
     """One step: the queries of all requests one after the other, and where their keys lie."""
 
     tokens: int
-    ends: Tensor  # (requests + 1,)
-    lengths: Tensor  # (requests,)
-    pages: Tensor  # (requests, most pages)
-    slots: tuple[Tensor, Tensor]  # where the new keys go: the page and the row in it, each (tokens,)
+    where: Where
+    slots: tuple[Array, Array]  # where the new keys go: the page and the row in it, each (tokens,)
     causal: bool
     step: Step | None
 
@@ -76,11 +75,10 @@ class Builder(AttentionMetadataBuilder):  # type: ignore[misc]
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: Any = False) -> Metadata:  # noqa: ARG002
         common = common_attn_metadata
-        where = common.query_start_loc, common.seq_lens, common.block_table_tensor
-        tokens, page = int(common.query_start_loc[-1]), self.kv_cache_spec.block_size
-        slots = common.slot_mapping[:tokens]
-        slots = slots // page, slots % page
-        return Metadata(tokens, *where, slots, bool(common.causal), RECORDER.step(page, where))
+        where = common.query_start_loc.numpy(), None, common.seq_lens.numpy(), common.block_table_tensor.numpy()
+        tokens, page = int(where[0][-1]), self.kv_cache_spec.block_size
+        slots = np.divmod(common.slot_mapping[:tokens].numpy(), page)
+        return Metadata(tokens, where, slots, bool(common.causal), RECORDER.step(page, where))
 
 
 class Impl(AttentionImpl):  # type: ignore[misc]
@@ -109,10 +107,11 @@ class Impl(AttentionImpl):  # type: ignore[misc]
             "scale": float(scale),
             "softcap": logits_soft_cap or None,
             "alibi_slopes": None if alibi_slopes is None else torch.tensor(alibi_slopes),
-            "enable_gqa": True,
         }
         self.left = -1 if sliding_window is None else sliding_window - 1
-        self.cache: tuple[Any, ...] = (None,)
+        self.cache: tuple[Any, ...] = (None, None, None)  # with its pages of keys and of values
+        self.layer = 0
+        self.calls: dict[Hashable, Prepared] = {}
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:  # noqa: ARG002
         if self.sinks is not None:
@@ -134,46 +133,52 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         of = attn_metadata
         if of is None:  # vLLM measures its memory
             return output
-        keys, values = self.paged(kv_cache)
+        if self.cache[0] is not kv_cache:
+            self.read(kv_cache, layer.layer_name)
+        _, keys, values = self.cache
         if self.writes and key is not None and value is not None:
-            keys[of.slots], values[of.slots] = key[: of.tokens], value[: of.tokens]
-        query, window = query[: of.tokens], (self.left, 0 if of.causal else -1)
-        layer_index = int(next(iter(re.findall(r"\.(\d+)\.", layer.layer_name)), 0))  # of model.layers.3.self_attn
-        step = of.step if of.step is not None and of.step.asks(layer_index) else None
+            keys[of.slots], values[of.slots] = read_bits(key)[: of.tokens], read_bits(value)[: of.tokens]
+        q, out, window = (
+            read_bits(query)[: of.tokens],
+            read_bits(output)[: of.tokens],
+            (self.left, 0 if of.causal else -1),
+        )
+        step = of.step if of.step is not None and of.step.asks(self.layer) else None
         if step is None or not step.all:
-            output[: of.tokens] = self.attend(query, keys, values, of, window)
+            self.attend(q, values, of.where, out, {}, window_size=window)
         if step is not None:
-            some = query if step.all else query[step.queries]
-            seen = self.attend(some, keys, values, step, window, **step.named)
-            shares = self.shares(step, some, keys, seen.logsumexp)
-            RECORDER.kept[layer_index] = seen, shares
-            if step.all:
-                output[: of.tokens] = seen.output
+            if not step.all:
+                q, out = q[step.queries], np.empty_like(out[step.queries])
+            seen = self.attend(q, values, step.where, out, step.named, window_size=window)
+            if "logsumexp" in seen:
+                seen["spans"] = self.shares(step, q, seen["logsumexp"])
+            RECORDER.kept[self.layer] = seen
         return output
 
     def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, where: Any, window: tuple[int, int], **asked: Any
-    ) -> Any:
-        pages = {"seqused_k": where.lengths, "block_table": where.pages, "window_size": window}
-        return varlen_attn(query, keys, values, where.ends, **pages, **self.rules, **asked)
+        self, q: Array, values: Array, where: Where, out: Array, asked: dict[str, Any], **rules: Any
+    ) -> dict[str, Array]:
+        """Fill in the output, (tokens, heads, d), and answer what is asked for, (tokens, heads, …)."""
+        (cache, keys, _), call = self.cache, (values.shape[-1], *asked.items(), *rules.items())
+        if call not in self.calls:
+            self.calls[call] = prepared(cache.dtype, q, keys, values, self.rules | rules, asked)
+        return self.calls[call](q, keys, values, where, out)
 
-    def shares(self, step: Step, query: Tensor, keys: Tensor, logsumexp: Tensor | None) -> Tensor | None:
+    def shares(self, step: Step, q: Array, logsumexp: Array) -> Array:
         """The share of each query on each of its spans, (spans, heads): by the log-sum-exp of ranges of keys."""
-        if logsumexp is None:
-            return None
         parts = step.parts(self.left)
-        rules: dict[str, Any] = {name: value for name, value in self.rules.items() if name != "sinks"}
-        rules |= {"seqused_k": parts.lengths, "block_table": parts.pages, "logsumexp": True}
         # The output is of no use: one column of the keys, which are read anyway, stands for the values.
-        sums = varlen_attn(query[parts.rows], keys, keys[..., :1], parts.ends, **rules).logsumexp
-        if rules["alibi_slopes"] is not None:
-            sums = sums - parts.gaps * rules["alibi_slopes"]
-        return parts.signs @ (sums - logsumexp[parts.rows]).exp()
+        values, out = self.cache[1][..., :1], np.empty((len(parts.rows), q.shape[1], 1), q.dtype)
+        rules: dict[str, Any] = {"window_size": (-1, -1), "sinks": None}
+        sums = self.attend(q[parts.rows], values, parts.where, out, {"logsumexp": True}, **rules)["logsumexp"]
+        if self.rules["alibi_slopes"] is not None:
+            sums = sums - parts.gaps * self.rules["alibi_slopes"].numpy()
+        return parts.signs @ np.exp(sums - logsumexp[parts.rows])
 
-    def paged(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """The pages of keys and those of values, (blocks, page, kv_heads, d)."""
-        if self.cache[0] is not kv_cache:
-            blocks, heads, page, width = kv_cache.shape
-            pages = kv_cache.view(blocks, heads, 2, page, width // 2)
-            self.cache = kv_cache, pages[:, :, 0].swapaxes(1, 2), pages[:, :, 1].swapaxes(1, 2)
-        return self.cache[1], self.cache[2]
+    def read(self, kv_cache: Tensor, name: str) -> None:
+        """Read once which layer this is, and its pages: those of keys and of values, (blocks, page, kv_heads, d)."""
+        self.layer = int(next(iter(re.findall(r"\.(\d+)\.", name)), 0))  # of model.layers.3.self_attn
+        blocks, heads, page, width = kv_cache.shape
+        pages = kv_cache.view(blocks, heads, 2, page, width // 2)
+        self.cache = kv_cache, *(read_bits(pages[:, :, side].swapaxes(1, 2)) for side in (0, 1))
+        self.calls = {}

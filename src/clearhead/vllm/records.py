@@ -12,12 +12,11 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from clearhead.core.axes import Array
 from clearhead.core.rule_values import is_whole, read_flag
 from clearhead.errors import RuleError, expected, unknown
+from clearhead.vllm.export import Means
 
 HINT = "CLEARHEAD_VLLM=0 serves with vLLM's own attention."
 KEY = "clearhead"  # among the extra arguments of a request
@@ -75,27 +74,28 @@ def _spans(value: Any, length: int) -> tuple[tuple[int, int], ...]:
     raise RuleError(expected("spans", value, f"a list of [start, stop) within the prompt's {length} tokens"))
 
 
+Where = tuple[Array, None, Array, Array]  # cu_seq_q, cu_seq_k, seqused_k and block_table of a ragged batch
+
+
 class Parts(NamedTuple):
     """Ranges of keys that begin with a page, as requests of their own: a span is one, or the difference of two."""
 
-    signs: Tensor  # (spans, ranges): 1, -1 for the keys of its first page that are before it, or 0
-    rows: Tensor  # (ranges,): whose they are
-    ends: Tensor  # (ranges + 1,), their queries
-    lengths: Tensor  # (ranges,)
-    pages: Tensor  # (ranges, most pages)
-    gaps: Tensor  # (ranges, 1): how far before the query the last key is, by which ALiBi counts
+    signs: Array  # (spans, ranges): 1, -1 for the keys of its first page that are before it, or 0
+    rows: Array  # (ranges,): whose they are
+    where: Where
+    gaps: Array  # (ranges, 1): how far before the query the last key is, by which ALiBi counts
 
 
 class Step:
     """The requests of a step that are watched, and what is computed of their last queries."""
 
-    def __init__(self, due: dict[int, tuple[str, Asked]], page: int, where: tuple[Tensor, Tensor, Tensor]) -> None:
-        starts, lengths, pages = where
+    def __init__(self, due: dict[int, tuple[str, Asked]], page: int, where: Where) -> None:
+        starts, _, lengths, pages = where
         self.names, self.asked = zip(*due.values(), strict=True)
         self.page, self.all = page, len(due) == len(lengths) == int(starts[-1])
-        rows = torch.tensor(list(due))
-        self.queries, self.ends = starts[1:][rows].long() - 1, torch.arange(len(due) + 1, dtype=torch.int32)
-        self.lengths, self.pages = lengths[rows], pages[rows]
+        rows = np.array(list(due))
+        self.queries, self.lengths = starts[1:][rows] - 1, lengths[rows]
+        self.where = np.arange(len(due) + 1, dtype=np.int32), None, self.lengths, pages[rows]
         named: dict[str, Any] = {"entropy": any(one.entropy for one in self.asked)}
         named |= {"top": max(one.top for one in self.asked), "logsumexp": any(one.spans for one in self.asked)}
         self.named = {name: value for name, value in named.items() if value}
@@ -108,7 +108,7 @@ class Step:
     def parts(self, left: int) -> Parts:
         """The ranges of all spans, where a query sees so many keys to its left; all of them for -1."""
         if left not in self._parts:
-            ranges: list[tuple[int, int, int]] = []  # the request, the first page, and where the range ends
+            ranges: dict[tuple[int, int, int], int] = {}  # of a request, first page and end, its number
             signs: list[tuple[int, int, int]] = []
             span = 0
             for row, one in enumerate(self.asked):
@@ -117,20 +117,16 @@ class Step:
                     first = max(start, seen)
                     for end, sign in ((stop, 1), (first, -1)) if first < stop else ():
                         if end > first // self.page * self.page:
-                            signs.append((span, len(ranges), sign))
-                            ranges.append((row, first // self.page, end))
+                            signs.append((span, ranges.setdefault((row, first // self.page, end), len(ranges)), sign))
                     span += 1
-            matrix = torch.zeros(span, len(ranges))
+            matrix = np.zeros((span, len(ranges)), np.float32)
             for row, column, sign in signs:
                 matrix[row, column] = sign
-            rows, firsts, ends = torch.tensor(ranges, dtype=torch.int64).reshape(-1, 3).T
-            most = self.pages.shape[1]
-            pages = self.pages[rows[:, None], (firsts[:, None] + torch.arange(most)).clamp(max=most - 1)]
-            counts, gaps = (
-                torch.arange(len(ranges) + 1, dtype=torch.int32),
-                (self.lengths[rows] - ends)[:, None].float(),
-            )
-            self._parts[left] = Parts(matrix, rows, counts, (ends - firsts * self.page).int(), pages, gaps)
+            rows, firsts, ends = np.array(list(ranges), np.int32).reshape(-1, 3).T
+            table = self.where[3]
+            pages = table[rows[:, None], np.minimum(firsts[:, None] + np.arange(table.shape[1]), table.shape[1] - 1)]
+            where = np.arange(len(ranges) + 1, dtype=np.int32), None, ends - firsts * self.page, pages
+            self._parts[left] = Parts(matrix, rows, where, (self.lengths[rows] - ends)[:, None])
         return self._parts[left]
 
 
@@ -142,15 +138,16 @@ class Recorder:
         self.seen: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()
         self.batch: Callable[[], Sequence[tuple[str, int]]] | None = None  # names and lengths of the step's requests
         self.first_head = 0  # of this process, where several share the heads
-        self.kept: dict[int, tuple[Any, Tensor | None]] = {}  # in this step: by layer, its answers and shares
+        self.kept: dict[int, dict[str, Array]] = {}  # what each layer has answered in this step
+        self.means: dict[str, Means] = {}
         self._step: Step | None = None
 
-    def step(self, page: int, where: tuple[Tensor, Tensor, Tensor]) -> Step | None:
+    def step(self, page: int, where: Where) -> Step | None:
         """What is to be watched in the step that begins: requests whose last query generates a token."""
         due = {
             row: (name, self.asked[name])
             for row, (name, length) in enumerate(self.batch() if self.batch and self.asked else ())
-            if name in self.asked and int(where[1][row]) >= length
+            if name in self.asked and where[2][row] >= length
         }
         self._step = Step(due, page, where) if due else None
         return self._step
@@ -161,11 +158,7 @@ class Recorder:
         self._step, self.kept = None, {}
         if step is None or not kept:
             return
-        stacks: dict[str, Any] = {"spans": [kept[layer][1] for layer in layers]}
-        stacks["entropy"] = [kept[layer][0].entropy for layer in layers]
-        if "top" in step.named:
-            stacks["top_weights"], stacks["top_keys"] = zip(*(kept[layer][0].top for layer in layers), strict=True)
-        whole = {name: torch.stack(tuple(x)).numpy() for name, x in stacks.items() if x[0] is not None}
+        whole = {name: np.stack([kept[layer][name] for layer in layers]) for name in kept[layers[0]]}
         span = 0
         for row, (name, one) in enumerate(zip(step.names, step.asked, strict=True)):
             seen: dict[str, Any] = {"entropy": whole["entropy"][:, row]} if one.entropy else {}
@@ -175,7 +168,8 @@ class Recorder:
                 seen |= {"spans": shares[..., one.first :]} if len(one.spans) > one.first else {}
                 span += len(one.spans)
             if one.top:
-                seen |= {name: whole[name][:, row, :, : one.top] for name in ("top_weights", "top_keys")}
+                top = (whole[name][:, row, :, : one.top] for name in ("top_weights", "top_indices"))
+                seen |= dict(zip(("top_weights", "top_keys"), top, strict=True))
             self._record(name, one, int(step.lengths[row]) - 1, layers, seen)
 
     def _record(self, name: str, one: Asked, position: int, layers: Array, seen: dict[str, Array]) -> None:
@@ -184,14 +178,21 @@ class Recorder:
         chosen = slice(None) if one.layers is None else np.isin(layers, one.layers)
         record = {"request": name, "layers": layers[chosen].tolist(), "heads": heads.tolist(), "position": position}
         record |= {key: value[chosen][:, heads - self.first_head] for key, value in seen.items()}
+        self.means.setdefault(name, Means()).add({key: record[key] for key in seen})
         path = os.environ.get("CLEARHEAD_VLLM_FILE")
         if path:
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(listed(record)) + "\n")
+            with open(path, "ab", buffering=0) as file:  # one write, so that lines of several processes stay whole
+                file.write(f"{json.dumps(listed(record))}\n".encode())
             return
         self.seen.setdefault(name, []).append(record)
         if len(self.seen) > _MOST:
             self.seen.popitem(last=False)
+
+    def end(self, name: str) -> None:
+        """The request is finished."""
+        self.asked.pop(name, None)
+        if name in self.means:
+            self.means.pop(name).export(name)
 
     def statistics(self, request_id: str) -> dict[str, Any]:
         """What `clearhead.vllm.statistics` answers."""

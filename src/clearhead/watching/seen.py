@@ -42,7 +42,7 @@ class Seen(Run, Display):
 
     A layer is given by its number, or by its name where a model has several stacks: `seen.layers` lists the names.
     All arrays are (batch, heads, …); generated tokens follow one another along the queries. `len(seen)` is the number
-    of layers, and iterating gives each layer's Observation.
+    of layers, and iterating gives each layer's Observation. `requests` has a Seen for each request of `generate_batch`.
 
     >>> import torch, transformers, clearhead as ch
     >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0, vocab_size=9)
@@ -55,6 +55,7 @@ class Seen(Run, Display):
 
     watched: Any = field(default=None, repr=False)  # a weak reference to the model, in the process that watched it
     written: Written | None = field(default=None, repr=False)  # likewise: what the tokenizer reads
+    requests: dict[str, "Seen"] = field(default_factory=dict, repr=False)  # of continuous batching, by its names
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"watched": None, "written": None}
@@ -331,7 +332,7 @@ class Seen(Run, Display):
         )
 
     def __repr__(self) -> str:
-        lines = ["Seen(nothing yet)"]
+        lines = [f"Seen({len(self.requests)} requests)" if self.requests else "Seen(nothing yet)"]
         if self.parts:
             layers = [self.layer(name) for name in self.layers]
             first = layers[0].observation

@@ -1,7 +1,7 @@
 """`ch.watch`: a model's attention observed while it runs inside a block."""
 
 import warnings
-from collections.abc import Collection, Iterator, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
@@ -55,11 +55,11 @@ def watch(
     tokenizer  makes texts of the ids in `seen.tokens`; anything with decode(list of ids)
 
     Gives a Seen: `seen[layer]` is an Observation, `seen.matrix(layer)` an AttentionMatrix, both (batch, heads, queries,
-    …). A block holds one sequence, or one batch of them: the steps of `model.generate` follow one another along the
-    queries. The model computes what it computed before, but for rounding; queries that see only padding get 0, where
-    eager attention takes the mean of everything. In training mode dropout acts on the output as before, and the
-    weights are observed before dropout. Masks stay rules (causal, window, padding, segments); `seen.layer(i).note` says
-    where a model's own mask has to be stored, queries × keys.
+    …). A block holds one sequence or batch: the steps of `model.generate` follow one another along the queries; of
+    `model.generate_batch`, `seen.requests[name]` is each request's own Seen. The model computes what it computed
+    before, but for rounding; queries that see only padding get 0, where eager attention takes the mean of everything.
+    In training mode dropout acts on the output as before, and the weights are observed before dropout. Masks stay rules
+    (causal, window, padding, segments); `seen.layer(i).note` says where a model's own mask has to be stored.
     A module that attends several times in one forward pass (layers that share their weights, images or windows one
     after the other) is a layer for each time: "0", "0#2", "0#3". Compiled models run uncompiled inside the block.
     Merged attention (T5Gemma2: a decoder's keys and an encoder's in one softmax) is one layer whose last
@@ -73,9 +73,9 @@ def watch(
     received, peak or image is observed. Memory is O(queries + keys) for each layer and head, and with keep or values
     that of the queries and keys, or of the values; never O(queries·keys), unless a note says so.
     Raises MissingExtraError without PyTorch and Transformers, UnknownNameError for a statistic that there is not,
-    SelectionError for layers or heads that do not exist,
-    DtypeError for a model or tokenizer that cannot be used, RuleError where the model's attention cannot be watched, or
-    a second sequence begins; with causes=True where no graph is recorded, before a layer runs, or weights have dropout.
+    SelectionError for layers or heads that do not exist, DtypeError for a model or tokenizer that cannot be used,
+    RuleError where the model's attention cannot be watched, or a second sequence begins; with causes=True where no
+    graph is recorded, before a layer runs, or weights have dropout.
 
     >>> import torch, transformers, clearhead as ch
     >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0, vocab_size=9)
@@ -126,12 +126,12 @@ class _Watching:
         from clearhead.layers.passes import Passes
 
         self.arrivals = Arrivals() if self.causes else None
-        self.passes = Passes(self.model, self._take_tokens, self._begin_pass)
-        self.recordings: dict[LayerCall, Recording | None] = {}
+        self.passes = Passes(self.model, self._take_tokens, self._begin_pass, self._begin_batches)
+        self.recordings: dict[tuple[Seen, LayerCall], Recording | None] = {}
+        self.manager: Any = None  # of continuous batching
+        self.batch: list[tuple[Seen, int]] = []  # its requests in this pass, and the position of each one's first query
         self.found: set[int | str] = set()  # which of `layers` ran
-        self.parts: dict[str, Recording] = {}
-        written = None if self.tokenizer is None else Written(self.tokenizer)
-        self.seen = Seen(self.parts, model=type(self.model).__name__, watched=ref(self.model), written=written)
+        self.seen = self._new()
 
     @contextmanager
     def block(self, watchers: MutableMapping[Any, Any]) -> Iterator[None]:
@@ -141,12 +141,39 @@ class _Watching:
                 yield
                 self._check_chosen()
         finally:
-            self.seen.parts = {name: part.finished() for name, part in self.parts.items() if part.calls}
-            self.seen.unseen = self.passes.unseen()
+            for seen in (self.seen, *self.seen.requests.values()):
+                seen.parts = {name: part.finished() for name, part in seen.parts.items() if part.calls}
+                seen.unseen = self.passes.unseen()
             self.recordings.clear()
 
-    def _begin_pass(self, _: Any = None) -> None:
-        """Raise RuleError where derivatives are wanted and none could come."""
+    def _new(self) -> Seen:
+        written = None if self.tokenizer is None else Written(self.tokenizer)
+        return Seen({}, model=type(self.model).__name__, watched=ref(self.model), written=written)
+
+    def _begin_batches(self, manager: Any) -> None:
+        """Continuous batching begins. Raises RuleError where it cannot be watched."""
+        if self.causes:
+            what = "causes=True wants a graph, and continuous batching records none."
+            raise RuleError(what, "watch the text of a request in a block of its own.")
+        if self.seen.requests and manager is not self.manager:
+            raise RuleError("requests were watched already, and others have their names.", "one generate_batch a block")
+        self.manager = manager
+
+    def _begin_pass(self, named: Mapping[str, Any]) -> None:
+        """Read whose pass it is. Raises RuleError where derivatives are wanted and none could come."""
+        ids: Any = named.get("input_ids")
+        self.batch = []
+        packed = self.manager is not None and named.get("cache") is not None
+        for one in self.manager.batch_processor.inputs_and_outputs.requests_in_batch if packed else ():
+            state, first = one.state, one.state.position_offset - one.query_length
+            seen = self.seen.requests.get(state.request_id)
+            if seen is None or len(seen.tokens[0]) != first:  # it is new, or begins again since the cache was full
+                seen = self.seen.requests[state.request_id] = self._new()
+                before = state.initial_tokens + state.generated_tokens  # computed for another with the same beginning
+                self._add(seen, np.array([before[:first]], int))
+            new, ids = ids.tensor_split([one.query_length], 1)
+            self._add(seen, new)
+            self.batch.append((seen, first))
         if self.arrivals is not None:
             from clearhead.layers.derivatives import check_graph
 
@@ -160,22 +187,28 @@ class _Watching:
         if self.passes.in_backward(module):
             return Watch(was_eager=was_eager, follow=self._follow_again(module))
         if not self.passes.running:  # a wrapper called its model's `forward`
-            self._begin_pass()
+            self._begin_pass({})
         call = self.passes.call_of(module)
-        if call not in self.recordings:
-            self.recordings[call] = self._recording(call)
-        recording = self.recordings[call]
-        if recording is None:
-            return Watch(was_eager=was_eager)
-        self.parts[recording.name] = recording
-        asked = self.asked if not recording.calls else {**self.asked, "image": None}
-        return Watch(recording, asked, was_eager, None if recording.derivative is None else recording.follow)
+        watched: list[tuple[Recording, int]] = []
+        for seen, first in self.batch or [(self.seen, 0)]:
+            if (seen, call) not in self.recordings:
+                self.recordings[seen, call] = self._recording(call)
+            recording = self.recordings[seen, call]
+            if recording is None:
+                return Watch(was_eager=was_eager)
+            seen.parts[recording.name] = recording
+            watched.append((recording, first))
+        if self.batch:
+            return Watch(asked=self.asked, was_eager=was_eager, requests=watched)
+        recording = watched[0][0]
+        follow = None if recording.derivative is None else recording.follow
+        return Watch(recording, recording.wanted(self.asked), was_eager, follow)
 
     def _follow_again(self, module: Any) -> "Follow | None":
         """How to follow an output that a checkpoint computes again, where it had no graph the first time."""
         from clearhead.layers.derivatives import computed_again
 
-        local = [one for place, one in self.recordings.items() if place.module is module and one is not None]
+        local = [one for (_, place), one in self.recordings.items() if place.module is module and one is not None]
         waiting = [result for recording in local for result in recording.graphless()]
         if not waiting:
             return None
@@ -197,26 +230,30 @@ class _Watching:
         )  # fmt: skip
 
     def _take_tokens(self, ids: Any, source: Any) -> None:
-        """Add the ids that an outermost forward pass is called with; an encoder's once."""
-        written = self.seen.written
-        if not self.seen.source_tokens:
-            self._add(self.seen.source_tokens, source, None if written is None else written.source)
-        self._add(self.seen.tokens, ids, None if written is None else written.tokens)
+        """Add the ids that an outermost forward pass is called with; those of many requests were added before."""
+        if not self.batch:
+            self._add(self.seen, ids, source)
 
-    def _add(self, rows: list[list[Any]], ids: Any, read: list[list[int]] | None) -> None:
-        """Add ids to what is shown, and to those that the tokenizer reads."""
-        if ids is None or (rows and len(rows) != len(ids)):  # another batch, refused by `Recording.check` where it must
-            return
-        for kept in (rows, read):
-            if kept is not None and not kept:
-                kept += [[] for _ in ids]
-        for place, more in enumerate(ids.tolist()):
-            rows[place] += more if read is None else [self.tokenizer.decode([token]) for token in more]
-            if read is not None:
-                read[place] += more
+    def _add(self, seen: Seen, ids: Any, source: Any = None) -> None:
+        """Add ids (batch, tokens) to what is shown, and to those that the tokenizer reads; an encoder's once."""
+        source = None if seen.source_tokens else source
+        for name, rows, new in (("tokens", seen.tokens, ids), ("source", seen.source_tokens, source)):
+            if new is None or (rows and len(rows) != len(new)):  # another batch, refused by `Recording.check`
+                continue
+            read = None if seen.written is None else getattr(seen.written, name)
+            for kept in (rows, read):
+                if kept is not None and not kept:
+                    kept += [[] for _ in new]
+            for place, more in enumerate(new.tolist()):
+                rows[place] += more if read is None else [self.tokenizer.decode([token]) for token in more]
+                if read is not None:
+                    read[place] += more
 
     def _check_chosen(self) -> None:
-        """At the block's end: raise where no attention was seen, or a chosen layer was not."""
+        """At the block's end: raise where no attention was seen, a chosen layer was not, or a request failed."""
+        for recording in self.recordings.values():
+            if recording is not None and recording.failed is not None:
+                raise recording.failed
         passes = self.passes
         if passes.entered and not passes.went_through:
             kinds = ", ".join(dict.fromkeys(kind for _, kind in passes.unseen()))
