@@ -55,16 +55,22 @@ class OtherNumber(NamedTuple):
     token, against   the token after what stands before it, and the one that it is compared with, or its runner-up there
     by_head   what its number changes by when each head is off, (layers, heads)
     by_part   what it changes by when each part is hidden, (parts,); NaN where it was not run
+    edges     of the row that says the token, the strongest first; `truth` and `share` are the token's, others NaN
     """
 
     token: Candidate
     against: Candidate
     by_head: Array
     by_part: Array
+    edges: "list[EdgeEffect]"
 
 
 class EdgeEffect(NamedTuple):
-    """One edge of a row that answers: its weight, its share of φ, and what y changes by without it, in a run."""
+    """One edge of a row that answers: its weight, its share of φ, and what y changes by without it, in a run.
+
+    share   the probability of the answer's first token then
+    lead    what its lead over the other one changes by, in logits
+    """
 
     layer: int
     head: int
@@ -73,8 +79,8 @@ class EdgeEffect(NamedTuple):
     weight: float
     effect: float
     truth: float
-    share: float  # the probability of the answer's first token then
-    lead: float  # what its lead over the other one changes by, in logits
+    share: float
+    lead: float
 
 
 class HeadEffect(NamedTuple):
