@@ -58,7 +58,10 @@ def random_model(layers: int, heads: int, width: int, positions: int) -> Model:
             ("mlp.c_fc", d, 4 * d),
             ("mlp.c_proj", 4 * d, d),
         ):
-            arrays |= {f"{name}{part}.weight": drawn(rows, columns), f"{name}{part}.bias": np.zeros(columns, np.float32)}
+            arrays |= {
+                f"{name}{part}.weight": drawn(rows, columns),
+                f"{name}{part}.bias": np.zeros(columns, np.float32),
+            }
     made = of_arrays("random", {**data, "vocab_size": size, "layer_norm_epsilon": 1e-5}, arrays)
     return Model("random", made.decoder, known.tokenizer)
 
@@ -70,11 +73,15 @@ def answered(model: Model, tokens: int) -> Why:
     read = model.tokens(text)
     run = model.run([token.id for token in read])
     order = np.argsort(-np.asarray(run.logits[-1]))[:5]
-    ahead = [Candidate(int(i), model.text(int(i)), 0.5**place, float(run.logits[-1][i])) for place, i in enumerate(order, 1)]
+    ahead = [
+        Candidate(int(i), model.text(int(i)), 0.5**place, float(run.logits[-1][i])) for place, i in enumerate(order, 1)
+    ]
     target = Target(list(run.ids), (ahead[0].id,), None, odds=True)
     places = rng.permutation(layers * heads)[:8]
     edges = [
-        EdgeEffect(*divmod(int(place), heads), len(read) - 1, int(rng.integers(len(read))), *rng.uniform(0, 1, 5).tolist())
+        EdgeEffect(
+            *divmod(int(place), heads), len(read) - 1, int(rng.integers(len(read))), *rng.uniform(0, 1, 5).tolist()
+        )
         for place in places
     ]
     parts = [
@@ -123,7 +130,10 @@ def main(arguments: list[str]) -> None:
                 for screen in SCREENS:
                     first, usual, worst, bottom = opened(running, place, screen)
                     facts = f"{place.stat().st_size / 1e6:.1f} | {screen[0]} × {screen[1]} | {first:.2f}"
-                    print(f"| {layers} × {heads} | {tokens} | {facts} | {usual:.0f} | {worst:.0f} | {bottom} |", flush=True)
+                    print(
+                        f"| {layers} × {heads} | {tokens} | {facts} | {usual:.0f} | {worst:.0f} | {bottom} |",
+                        flush=True,
+                    )
 
 
 if __name__ == "__main__":

@@ -57,6 +57,11 @@ class Why(Tabular, Framing):
     `value` is y: ln P − ln(1 − P) of the answer's probability P, or with `compared` how far the answer is ahead of the
     other, in natural logarithms. Effects φ are above 0 where something speaks for the answer; what was run again says
     what y changes by without it, below 0 where it spoke for it.
+
+    >>> import clearhead as ch
+    >>> found = ch.why("humpty dumpty sat on")
+    >>> isinstance(found, ch.Why), found.carrier[:2]
+    (True, (0, 7))
     """
 
     model: LanguageModel
