@@ -1,4 +1,4 @@
-"""Pages that explain an answer: bytes, time to the first picture, to react to the pointer, and whether they fit a screen.
+"""Pages that explain an answer: bytes, first picture, reaction to the pointer, and whether they fit a screen.
 
 python -m benchmarks.answers [--quick]      needs chromium; a second page size is that of a phone
 
@@ -99,7 +99,7 @@ def answered(model: Model, tokens: int) -> Why:
 
 
 def opened(running: Any, place: Path, screen: tuple[int, int]) -> tuple[float, float, float, int]:
-    """Seconds to the first picture; median and worst ms from the pointer to a head's words; where these end, in pixels."""
+    """Seconds to the first picture; median and worst ms from the pointer to a head's words; where these end."""
     context = running.new_context(viewport=dict(zip(("width", "height"), screen, strict=True)), offline=True)
     context.add_init_script(FIRST)
     tab = context.new_page()

@@ -66,11 +66,7 @@ class OtherNumber(NamedTuple):
 
 
 class EdgeEffect(NamedTuple):
-    """One edge of a row that answers: its weight, its share of φ, and what y changes by without it, in a run.
-
-    share   the probability of the answer's first token then
-    lead    what its lead over the other one changes by, in logits
-    """
+    """One edge of a row that answers: its weight, its share of φ, and what y changes by without it, in a run."""
 
     layer: int
     head: int
@@ -79,8 +75,8 @@ class EdgeEffect(NamedTuple):
     weight: float
     effect: float
     truth: float
-    share: float
-    lead: float
+    share: float  # the probability of the answer's first token then
+    lead: float  # what its lead over the other one changes by, in logits
 
 
 class HeadEffect(NamedTuple):

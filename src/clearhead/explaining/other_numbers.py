@@ -17,10 +17,7 @@ def other_numbers(
     without: dict[Edge, Rerun],
     shape: tuple[tuple[int, ...], int],
 ) -> list[OtherNumber]:
-    """What the runs say of each token of the answer, or, of a single token, of it rather than other likely ones.
-
-    shape   of the numbers by head, and by part
-    """
+    """What the runs say of each token of the answer, or, of a single token, of it rather than other likely ones."""
     target = again.based[0].target
     logits, answer, several = _logits(again), target.answer, len(target.answer) > 1
     if not several and (target.against is not None or len(again.based) > 1):

@@ -78,12 +78,8 @@ def _operands(asked: dict[str, Any], layer: ShownLayer, head: int) -> bytes:
     if not whole:
         row = _row_of(layer, head, i)
         sums = _sums(row[0], arrays["k"][0], arrays["v"][0] if "v" in arrays else None)
-        places = {"q": i, "logsumexp": i, "k": j, "v": j}
-        arrays = (
-            {name: arrays[name][:, place : place + 1] for name, place in places.items() if name in arrays}
-            | {"row": row}
-            | sums
-        )
+        places = {"q": i, "g": i, "logsumexp": i, "k": j, "v": j}
+        arrays = {name: x[:, places[name] : places[name] + 1] for name, x in arrays.items()} | {"row": row} | sums
         rules = packed(factors.problem.take(range(i, i + 1), range(j, j + 1)))[1]
     return framed({"whole": whole}, arrays | rules)
 
