@@ -339,7 +339,7 @@ def _heads(again: Again, by_head: Array) -> tuple[list[HeadEffect], Array, dict[
 def _edges(
     again: Again, estimates: Sequence[Array], looked: Sequence[tuple[tuple[int, int], int, int]]
 ) -> tuple[list[EdgeEffect], bool, dict[Edge, Rerun]]:
-    """The edges of the rows that answer by what y changes by without each; did the estimates miss the first? And all runs.
+    """The edges of the rows that answer by what y changes by without each; do estimates miss the first? And all runs.
 
     estimates   (layers, heads, rows, keys): φ, and others; the strongest of each are run again
     looked      (head, row, how many): the largest weights of these are run again too
