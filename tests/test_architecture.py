@@ -219,7 +219,11 @@ def described_here() -> dict[str, Any]:
 
     owners = [clearhead.nn.KVCache, clearhead.nn.MultiHeadAttention, Diagnosis, Explanation, Seen, TokenTrace, Trace]
     rooms = ("textbook", "diagnosing", "explaining", "watching", "changing")
-    functions = {n: f for n in clearhead.__all__ if (f := getattr(clearhead, n)).__module__.split(".")[1] in rooms}
+    functions = {
+        n: f
+        for n in clearhead.__all__
+        if inspect.isfunction(f := getattr(clearhead, n)) and f.__module__.split(".")[1] in rooms
+    }
     functions["scaled_dot_product_attention"] = clearhead.torch.scaled_dot_product_attention
     methods = {f"{owner.__name__}.{name}": getattr(owner, name) for owner in owners for name in vars(owner)}
     return functions | {name: f for name, f in methods.items() if "._" not in name and callable(f)}

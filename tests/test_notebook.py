@@ -89,9 +89,9 @@ def test_lists_have_the_terminals_rows_and_stay_lists():
         assert (again, str(again), shown(again)) == (result, str(result), shown(result))
         assert result == list(result) == json.loads(json.dumps(result), object_hook=dict) or result[0]._fields
         assert type(result[1:]) is list
-    inks = re.findall("class=(up|down)", shown(results()["verified"]))  # blue is what the answer loses without
-    assert inks == ["up" if edge.truth < 0 else "down" for edge in results()["verified"]]
-    assert len(set(re.findall("class=(up|down)", shown(results()["why"])))) == 2
+    inks = re.findall("color:#(4a86e8|d9730d)", shown(results()["verified"]))  # blue is what the answer loses without
+    assert inks == ["4a86e8" if edge.truth < 0 else "d9730d" for edge in results()["verified"]]
+    assert len(set(re.findall("color:#(4a86e8|d9730d)", shown(results()["why"])))) == 2
     assert "and 10 more" in shown(results()["edges"])
     assert f"{results()['verified'].agreement:.2f}" in shown(results()["verified"])
     values = [float(row[-1]) for row in rows_of(shown(results()["strongest"]))]

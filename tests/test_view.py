@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import clearhead as ch
-from browser import listened, until
+from browser import listened, number, until
 from clearhead.core.arrays import bfloat16
 from clearhead.view import answers, long
 from clearhead.view.pooling import tile
@@ -45,9 +45,10 @@ def values():
 
 
 @contextmanager
-def served(matrix, v):
+def served(matrix, v, g=None):
     """Batch item 1 of a matrix, served: its port, and what ends the server."""
-    layer = long.ShownLayer("0", range(4), matrix.part(1), v=None if v is None else v[1:])
+    arrays = {name: None if x is None else x[1:] for name, x in (("v", v), ("g", g))}
+    layer = long.ShownLayer("0", range(4), matrix.part(1), **arrays)
     run = long.ShownRun("run", [layer], [f" w{place}" for place in range(M)])
     document = long.document([run], long.PageOptions(title="served", served=True))
     listening = socket.create_server(("127.0.0.1", 0))
@@ -61,8 +62,10 @@ def served(matrix, v):
         thread.join()
         listening.close()
 
-    yield listening.getsockname()[1], end
-    end()
+    try:
+        yield listening.getsockname()[1], end
+    finally:
+        end()
 
 
 @pytest.fixture(scope="module")
@@ -261,6 +264,23 @@ def test_a_served_weight_is_written_out_to_the_output(running, port, matrix, val
         if whole:
             page.check("#dive-edge")
             assert "masked" in results(page)["mask"]
+
+
+def test_a_served_run_with_derivatives_shows_what_its_edges_did(running, matrix, values):
+    g = fresh().standard_normal((2, 4, N, 5))
+    with served(matrix, values, g) as (port, _), visited(running, port) as page:
+        for head, kind, effects in ((2, "contribution", matrix.contributions), (3, "cut", matrix.cuts)):
+            until(page, f"document.querySelector('#readout').textContent.includes('{kind}')")
+            said = page.locator("#readout").text_content()
+            i, j = map(int, re.findall(r"(?:query|key) (\d+)", said)[:2])
+            value = number(re.search(rf"{kind} (\S+)", said)[1])
+            assert value == pytest.approx(effects(values, g)[1, head, i, j], rel=6e-3, abs=1e-6)
+            if head == 2:
+                page.locator("#shows").select_option("cuts")
+                page.locator(".map-of").focus()
+                page.keyboard.press("]")
+                until(page, "document.querySelector('#head').textContent.endsWith('head 3')")
+        assert "ch.why(" in page.locator(".answer p.note").text_content()
 
 
 def test_a_page_says_when_its_server_has_ended(running, matrix):

@@ -118,6 +118,10 @@ def test_each_token_of_an_answer_and_each_other_token_is_explained_by_a_click(ru
     its, alone = whole.numbers[1], ch.why(f"{TEXT} lamb", shipped(), token="its")
     hidden = [part.hidden for part in alone.parts[: len(whole.parts)]]
     np.testing.assert_allclose(its.by_part, hidden, rtol=1e-3, atol=1e-4)
+    known = {edge[:4]: (edge.truth, edge.share) for edge in alone.edges}
+    both = [((edge.truth, edge.share), known[edge[:4]]) for edge in its.edges if edge[:4] in known]
+    assert len(both) > 3, its.edges
+    np.testing.assert_allclose(*zip(*both, strict=True), rtol=1e-3, atol=1e-4)
     single = ch.why(TEXT, shipped())
     for other in single.numbers[:2]:
         pair = ch.why(TEXT, shipped(), against=other.against.text)
@@ -127,12 +131,17 @@ def test_each_token_of_an_answer_and_each_other_token_is_explained_by_a_click(ru
     for why, place, one, title in shown:
         with opened(running, why.to_html(), wait=SHADED) as page:
             before = page.locator("h1").text_content()
+            assert " and not " not in before
             page.locator(".choices button").nth(place).click()
             assert re.sub("[\u2068\u2069]", "", page.locator("h1").text_content()) == title
             assert page.evaluate("document.activeElement.id") == f"number-{place}"
             labels = page.locator(".effects button").evaluate_all("all => all.map((each) => each.ariaLabel)")
             effects = [number(label.split()[1]) for label in labels]
             assert all(map(near, effects, -one.by_head.ravel()))
+            strongest = {f"{edge.layer}.{edge.head}": edge for edge in reversed(one.edges)}
+            for name, *row in rows_of(page, ".carried"):
+                edge = strongest[name]
+                assert all(map(near, row[1:3], (edge.weight, 100 * edge.share))), (name, row, edge)
             page.locator(".passage .token").first.hover()
             until(page, "document.querySelector('.every .caption').textContent.startsWith('mary: hidden')")
             assert near(number(page.locator(".every .caption").text_content().split()[-1]), one.by_part[0])

@@ -13,29 +13,22 @@ import { showWay } from "./way.js";
 export function answerRoom(page, shell) {
   const { t } = shell;
   const { title, facts, edited, layers, words, runs } = page.header;
-  const untold = !page.header.why && runs[0]?.tokens && runs[0].layers[0].name && !runs[0].layers[0].statistics.effect;
-  const explained = facts?.text !== undefined;
+  const first = runs[0]?.tokens && runs[0].layers[0];
   const [text, next, more] = [h("div.text-of"), h("div.next-of"), h("div")];
   const why = wordsOf(page, shell);
-  const heading = why.title
-    ? why.title
-    : explained
-      ? t("title explain")
-      : layers
-        ? t("title trace")
-        : spelled(title, 80);
+  const untitled = layers ? t(facts?.text === undefined ? "title trace" : "title explain") : spelled(title, 80);
   const language = shell.language();
   const note = facts?.illustration ? ` — ${words[language].illustration}` : null;
   const edits = edited?.edits.map((/** @type {string} */ edit) => h("li", h("code", edit)));
   const element = h(
     "section.answer",
     { "aria-labelledby": "opening-title" },
-    h("h1", { id: "opening-title" }, heading),
+    h("h1", { id: "opening-title" }, why.title ?? untitled),
     facts?.model && h("p.model", facts.model[language], note),
     edited && h("ul.edits", edits),
     choices(page.header.why, why, shell),
     h("div.answered", text, next),
-    untold && h("p.note", t("no causes")),
+    !why.title && first?.name && h("p.note", first.statistics.effect && t("first order"), t("no causes")),
   );
   let shown = "";
   return {

@@ -77,7 +77,7 @@ export function causesRoom(page, shell, place, answer, rename) {
     write(said, `${bare(part.text, 30)}: ${facts.join(" · ")}`);
   };
   place.follow("causes", follow);
-  addEventListener("resize", showChosen);
+  onresize = showChosen; // in place of that of the drawing before
   follow();
   tables.folded.append(h("p.aside", words.lead), answer.more);
   return [tables.carried, h("section.every", grid.element, said), tables.folded];
@@ -219,7 +219,7 @@ function tablesOf({ header: { why } }, words, layers, choose, show, rest) {
   const edges = block(words.edges, why.edges, [head, edge, a, effect, truth], (one) => [
     h("td", ends(one)),
     weight(one.weight),
-    signed(one.effect),
+    one.effect !== null && signed(one.effect),
   ]);
   const parts = why.parts.map((/** @type {any} */ part) =>
     tableRow(h("bdi", spelled(part.text)), FACTS.map(factOf.bind(null, part))),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from clearhead.engines.threads import get_num_threads as get_num_threads
     from clearhead.engines.threads import set_num_threads as set_num_threads
     from clearhead.explaining.explain import explain as explain
+    from clearhead.explaining.why import Why as Why
     from clearhead.explaining.why import why as why
     from clearhead.models.finding import load_model as load_model
     from clearhead.nn.converted import convert as convert
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from clearhead.textbook.trace import trace as trace
     from clearhead.textbook.trace_layer import trace_layer as trace_layer
     from clearhead.textbook.trace_weights import trace_weights as trace_weights
+    from clearhead.watching.seen import Seen as Seen
     from clearhead.watching.seen import load as load
     from clearhead.watching.watch import watch as watch
 
@@ -49,6 +51,8 @@ _HOMES = {
     "CauseMatrix": "ops.causes",
     "Effects": "core.effects",
     "Observation": "ops.observation",
+    "Seen": "watching.seen",
+    "Why": "explaining.why",
     "attention": "ops.attention",
     "boost": "changing.edits",
     "change": "changing.change",

@@ -13,14 +13,14 @@ from clearhead.words import Language, of_locale, say
 
 QUICK = 2**26  # a notebook computes what it shows of an object by itself for at most so many weights
 _ROWS, _WIDE = 20, 40  # rows that are shown, and characters that stay on one line
-_BAR_CELL = "<td aria-hidden=true class={}>{}"
+_LEFT = '"text-align:left'  # in each cell: JupyterLab has a rule of its own, and no <style> until it trusts a notebook
+_BAR_CELL = f'<td aria-hidden=true style={_LEFT};color:{{}}">{{}}'
 _NUMBER = re.compile(r"[+-]?(?:[\d.,]+(?:e-?\d+)?%?|∞)|NaN|[-–]?")
 _STYLE = (
     ".clearhead table{border-collapse:collapse;margin:.2em 0 .7em;font-variant-numeric:tabular-nums}"
-    ".clearhead :is(th,td){padding:.12em .7em;text-align:left;border-bottom:1px solid #8886;white-space:nowrap}"
-    ".clearhead th{font-weight:400;opacity:.75}.clearhead .number{text-align:right}"
+    ".clearhead :is(th,td){padding:.12em .7em;text-align:right;border-bottom:1px solid #8886;white-space:nowrap}"
+    ".clearhead th{font-weight:400;opacity:.75}"
     ".clearhead .wide{white-space:pre-wrap}.clearhead p{margin:.2em 0}.clearhead b{display:block;margin-top:.5em}"
-    ".clearhead .up{color:#4a86e8}.clearhead .down{color:#d9730d}"  # on white and on black
 )
 
 
@@ -74,7 +74,7 @@ def _one(language: Language, table: Table) -> str:
     high = max((abs(x) for x in numbers if abs(x) < inf), default=0.0) or 1.0
     body = [_row(cells, marks) for cells in rows[:_ROWS]]
     if bars:
-        signs = ("up" if x > 0 else "down" for x in bars)
+        signs = ("#4a86e8" if x > 0 else "#d9730d" for x in bars)  # on white and on black
         drawn = (_BAR_CELL.format(sign, bar(abs(x) / high, 10)) for sign, x in zip(signs, bars, strict=True))
         body = list(map(str.__add__, body, drawn))
     head = _cells("th scope=col", map(escape, columns), marks)
@@ -82,7 +82,9 @@ def _one(language: Language, table: Table) -> str:
 
 
 def _mark(cells: Sequence[str]) -> str:
-    return " class=number" if all(map(_NUMBER.fullmatch, cells)) else " class=wide" * (max(map(len, cells)) > _WIDE)
+    if all(map(_NUMBER.fullmatch, cells)):
+        return ""
+    return f' style={_LEFT}"' + " class=wide" * (max(map(len, cells)) > _WIDE)
 
 
 def _row(cells: Sequence[str], marks: Sequence[str]) -> str:

@@ -89,6 +89,7 @@ export function diveRoom({ t }, place) {
     const fill = (/** @type {Operands} */ sent) => {
       if (look !== next || !still()) return;
       part = sent;
+      if (!sent && next.state.shows !== "weights") return void next.again(); // what edges did can be computed now
       update();
     };
     operandsAt(head, spot.i, spot.j).then(fill).catch(next.failed);

@@ -30,7 +30,7 @@ export function captionOf(page, run, layer, head, { t, language }) {
   const known = Object.values(statistics).some((each) => each[head] !== null);
   const usual = captions[head]?.[language()] ?? t(known ? "no caption" : "unknown");
   const looks = looksOf(page, run);
-  if (!looks || !tokens) return usual;
+  if (!looks?.heads[layer][head].length || !tokens) return usual;
   const name = (/** @type {number} */ token) => bare(tokens[token], 14);
   const keys = looks.heads[layer][head].map(([key, weight]) => `${name(key)} ${Math.round(100 * weight)}%`).join(", ");
   return t("looks", { query: name(looks.query), keys, usual });

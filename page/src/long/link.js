@@ -48,7 +48,7 @@ export function fromLink(state, runs) {
   const [rule, scale, aside, whole, shows] = (parts.get("show") ?? "").split(".");
   if (["most", "mean"].includes(rule)) state.rule = rule;
   if (["sqrt", "linear", "log"].includes(scale)) state.scale = scale;
-  if (layerShown.arrays.g && SHOWS.includes(shows)) state.shows = shows;
+  if (layerShown.statistics.effect && SHOWS.includes(shows)) state.shows = shows;
   [state.aside, state.words] = [aside === "1", whole === "1"];
   if (Object.hasOwn({ ...layerShown.statistics, [PICTURES]: 0 }, parts.get("by") ?? ""))
     state.statistic = parts.get("by");

@@ -161,5 +161,10 @@ function fetchMore(look) {
       draw();
     });
   whenReady(() => requestAnimationFrame(draw), look.failed);
-  if (state.shows !== "weights" || !isAsRun(look.place.what)) actual.loading.then(() => suppose(look));
+  const loaded = () => {
+    const { g, v } = actual.computing ?? {};
+    if (head.shows === state.shows || !g || !v) return suppose(look);
+    if (onPage(look)) look.again(); // from here on what edges did is known, and where its colours end
+  };
+  if (state.shows !== "weights" || !isAsRun(look.place.what)) actual.loading.then(loaded);
 }

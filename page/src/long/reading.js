@@ -51,9 +51,9 @@ export function passage(texts, reading, pick, again, point, t, generated, turns,
   const spans = [];
   for (let index = start; index < stop; index++) {
     if (gap(index) && index > start) spans.push(" ");
-    const turn = turns.find(([, first]) => first === index);
+    const begun = turns.find(([, first]) => first === index);
     const onclick = () => box.classList.toggle("whole");
-    if (turn) spans.push(h("button.turn", { onclick, title: template }, turn[0]));
+    if (begun) spans.push(h("button.turn", { onclick, title: template }, begun[0]));
     const said = !turns.length || index === texts.length - 1 || turns.some(([, a, b]) => index >= a && index < b);
     spans.push(
       h(
@@ -121,13 +121,14 @@ function viewOf(box) {
 
 /** Arrows go from token to token while one of them has the focus. @param {KeyboardEvent} event */
 function walk({ key, target }) {
-  const from = /** @type {HTMLElement} */ (target);
-  const to = { ArrowLeft: from.previousElementSibling, ArrowRight: from.nextElementSibling }[key];
-  if (to === undefined) return false;
-  const token = /** @type {HTMLElement | null} */ (to);
-  if (token) from.tabIndex = -1;
-  if (token) token.tabIndex = 0;
-  token?.focus();
+  const side = { ArrowLeft: "previousElementSibling", ArrowRight: "nextElementSibling" }[key];
+  if (!side) return false;
+  let to = /** @type {any} */ (target)[side];
+  while (to && !to.offsetParent) to = to[side]; // what is folded, and the picture of the edges
+  if (!to) return true;
+  /** @type {any} */ (target).tabIndex = -1;
+  to.tabIndex = 0;
+  to.focus();
   return true;
 }
 

@@ -55,12 +55,14 @@ class OtherNumber(NamedTuple):
     token, against   the token after what stands before it, and the one that it is compared with, or its runner-up there
     by_head   what its number changes by when each head is off, (layers, heads)
     by_part   what it changes by when each part is hidden, (parts,); NaN where it was not run
+    edges     of the row that says the token, the strongest first; `truth` and `share` are the token's, others NaN
     """
 
     token: Candidate
     against: Candidate
     by_head: Array
     by_part: Array
+    edges: "list[EdgeEffect]"
 
 
 class EdgeEffect(NamedTuple):

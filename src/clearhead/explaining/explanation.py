@@ -164,12 +164,12 @@ def document(
         "generated": seen.generated,
     } | _run_facts(first, seen.moved, "logits")
     chosen = {"layer": seen.layer, "head": seen.head, "query": seen.token}
-    kept = _kept(seen.runs, [seen.layer, *named, *range(config.layers)])
-    facts["kept"] = kept and both("why kept", layers=", ".join(map(str, sorted(kept))))
-    scene = Scene(seen.text, language, tokens=parts_of(seen.tokens, seen.text).names, chosen=chosen, facts=facts)
     weights = {name: narrowed(array) for name, array in seen.model.projections(seen.layer).items()}
     if sum(array.nbytes for array in weights.values()) > _MOST_WEIGHTS:
         weights = {}
+    kept = _kept(seen.runs, [seen.layer, *named, *range(config.layers)], sum(x.size for x in weights.values()))
+    facts["kept"] = kept and both("why kept", layers=", ".join(map(str, sorted(kept))))
+    scene = Scene(seen.text, language, tokens=parts_of(seen.tokens, seen.text).names, chosen=chosen, facts=facts)
     layers, after = ([_page_layer(each, number, weights) for number in range(config.layers)] for each in (first, seen))
     if g is not None:
         after = [replace(layer, g=by_output[None]) for layer, by_output in zip(after, g, strict=True)]
@@ -206,12 +206,17 @@ def _run_facts(seen: Explanation, moved: Moved | None, logits: str) -> dict[str,
     }
 
 
-def _kept(runs: Sequence[LayerRun], order: Iterable[int]) -> list[int] | None:
-    """The first of the layers, as many as the page has room for with their weights; None where it has for all."""
+def _kept(runs: Sequence[LayerRun], order: Iterable[int], weights: int) -> list[int] | None:
+    """The first of the layers, as many as the page has room for with their weights; None where it has for all.
+
+    weights   how many numbers the projections of the first of them have
+    """
     sizes = [2 * run.q.size + run.k.size + run.v.size for run in runs]  # g is as large as q
-    if (sum(sizes) + sum(2 * run.x.size for run in runs)) * _EXACT <= _ROOM:  # with x and the output
+    streams = [2 * run.x.size for run in runs]  # x and the output
+    if (sum(sizes) + sum(streams) + weights) * _EXACT <= _ROOM:
         return None
-    return list(dict.fromkeys(order))[: max(1, int(_ROOM / (_NARROW * max(sizes))))]
+    left = _ROOM / _NARROW - weights - max(streams)
+    return list(dict.fromkeys(order))[: max(1, int(left / max(sizes)))]
 
 
 def _looks(run: LayerRun, query: int) -> list[list[tuple[int, float]]]:

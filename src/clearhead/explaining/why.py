@@ -26,6 +26,7 @@ from clearhead.explaining.derivatives import check_edits
 from clearhead.explaining.effects import Candidate, EdgeEffect, HeadEffect, OtherNumber, PairEffect, PartEffect, Trust
 from clearhead.explaining.forward import check_each, forward_pass
 from clearhead.explaining.integral import cuts
+from clearhead.explaining.other_numbers import LIKELY, of_later_tokens, other_numbers, weight_of
 from clearhead.explaining.part_runs import Again, candidate
 from clearhead.explaining.rerun import Based, Edge, Rerun
 from clearhead.explaining.stream import of_decoder
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
 _NOISY, _ALL = 0.25, 32  # where they miss more than this, up to so many parts are hidden in runs of their own
 _ESTIMATED = 20  # edges that each estimate names for a run
-_LIKELY = 5  # next tokens
 _SHOWN = 8  # parts and heads in a notebook
 _HEADS, _KEYS = 6, 4  # the first heads, run again and directly, and of each so many of its largest weights
 
@@ -57,6 +57,11 @@ class Why(Tabular, Framing):
     `value` is y: ln P − ln(1 − P) of the answer's probability P, or with `compared` how far the answer is ahead of the
     other, in natural logarithms. Effects φ are above 0 where something speaks for the answer; what was run again says
     what y changes by without it, below 0 where it spoke for it.
+
+    >>> import clearhead as ch
+    >>> found = ch.why("humpty dumpty sat on")
+    >>> isinstance(found, ch.Why), found.carrier[:2]
+    (True, (0, 7))
     """
 
     model: LanguageModel
@@ -290,7 +295,9 @@ def _explained(
     candidates = [candidate(model, base, i) for i in again.pair]
     ways = _ways(model, again.based[0], candidates)
     named = [(head.layer, head.head) for head in heads[:_HEADS]] + heads_by_share(ways)[:_HEADS]
-    edges, missed = _edges(again, [by_edge, cuts(model, again.based[0].target, again.edits, again.rest)], named)
+    looked = [(place, 0, _KEYS) for place in named] + of_later_tokens(again, off)
+    estimates = [by_edge, cuts(model, again.based[0].target, again.edits, again.rest)]
+    edges, missed, without = _edges(again, estimates, looked)
     return Why(
         model=model,
         text=reading.text,
@@ -313,40 +320,11 @@ def _explained(
         points=points,
         missed=missed,
         ways=ways,
-        next=[candidate(model, base, int(i)) for i in np.argsort(-base, kind="stable")[:_LIKELY]],
-        numbers=_numbers(again, off, ran, by_head.shape, len(parts)),
+        next=[candidate(model, base, int(i)) for i in np.argsort(-base, kind="stable")[:LIKELY]],
+        numbers=other_numbers(again, off, ran, without, (by_head.shape, len(parts))),
         based=again.based,
         **facts,
     )
-
-
-def _numbers(
-    again: Again, off: dict[tuple[int, int], Rerun], hidden: dict[int, Rerun], shape: tuple[int, ...], parts: int
-) -> list[OtherNumber]:
-    """What the runs say of each token of the answer, or, of a single token, of it rather than other likely ones."""
-    target, run = again.based[0][:2]
-    logits = np.stack([np.asarray(run.logits[row]) for row in target.rows])
-    answer, several = target.answer, len(target.answer) > 1
-    if not several and (target.against is not None or len(again.based) > 1):
-        return []  # it is about two answers already
-    likely = np.argsort(-logits, axis=-1, kind="stable")[:, :_LIKELY].tolist()
-    ahead = [[i for i in row if i != token] for row, token in zip(likely, answer, strict=True)]
-    asked = [(row, others[0]) for row, others in enumerate(ahead)] if several else [(0, other) for other in ahead[0]]
-
-    def said(now: Rerun) -> Array:
-        return now.odds if several else np.asarray(now.logits[answer[0]] - now.logits[[other for _, other in asked]])
-
-    base = said(Rerun(0.0, logits[0], target.odds_of_each(logits)))
-    by_head, by_part = np.full((len(asked), *shape), np.nan), np.full((len(asked), parts), np.nan)
-    for (layer, head), now in off.items():
-        by_head[:, layer, head] = said(now) - base
-    for place, now in hidden.items():
-        by_part[:, place] = said(now) - base
-    ones, others = (
-        [candidate(again.model, logits[row], i) for row, i in some]
-        for some in ([(row, answer[row]) for row, _ in asked], asked)
-    )
-    return list(map(OtherNumber, ones, others, by_head, by_part))
 
 
 def _heads(again: Again, by_head: Array) -> tuple[list[HeadEffect], Array, dict[tuple[int, int], Rerun]]:
@@ -358,11 +336,13 @@ def _heads(again: Again, by_head: Array) -> tuple[list[HeadEffect], Array, dict[
     return [HeadEffect(*place, float(by_head[place]), float(truths[place])) for place in listed], truths, off
 
 
-def _edges(again: Again, estimates: Sequence[Array], heads: Sequence[tuple[int, int]]) -> tuple[list[EdgeEffect], bool]:
-    """The edges of the rows that answer by what y changes by without each; did the estimates miss the first of them?
+def _edges(
+    again: Again, estimates: Sequence[Array], looked: Sequence[tuple[tuple[int, int], int, int]]
+) -> tuple[list[EdgeEffect], bool, dict[Edge, Rerun]]:
+    """The edges of the rows that answer by what y changes by without each; do estimates miss the first? And all runs.
 
     estimates   (layers, heads, rows, keys): φ, and others; the strongest of each are run again
-    heads       of which the largest weights are run again too
+    looked      (head, row, how many): the largest weights of these are run again too
     """
     rows, weights = again.based[0].target.rows, again.based[0].weights
     chosen: dict[Edge, None] = {}
@@ -373,19 +353,19 @@ def _edges(again: Again, estimates: Sequence[Array], heads: Sequence[tuple[int, 
             Edge(layer, head, rows[row], key): None for layer, head, row, key in places if each[layer, head, row, key]
         }
     effects, estimated = estimates[0], set(chosen)
-    for layer, head in heads:
-        row = weights(layer, rows.start)[head]
-        keys = [int(key) for key in np.argsort(-row)[: _KEYS + 1] if row[key] and (key or again.rest != "first")]
-        chosen |= dict.fromkeys(Edge(layer, head, rows.start, key) for key in keys[:_KEYS])
+    for (layer, head), place, count in looked:
+        row = weights(layer, rows[place])[head]
+        keys = [int(key) for key in np.argsort(-row)[: count + 1] if row[key] and (key or again.rest != "first")]
+        chosen |= dict.fromkeys(Edge(layer, head, rows[place], key) for key in keys[:count])
     made = []
     runs = rerun.edges_without(again.model, again.based, list(chosen), again.edits, again.rest)
     for edge, one in zip(chosen, runs, strict=True):
-        weight = float(weights(edge.layer, edge.query)[edge.head, edge.key])
         effect = float(effects[edge.layer, edge.head, edge.query - rows.start, edge.key])
         now = again.share(one.logits), again.lead(one.logits)
-        made.append(EdgeEffect(*edge, weight, effect, one.value - again.value, *now))
+        made.append(EdgeEffect(*edge, weight_of(again, edge), effect, one.value - again.value, *now))
     made.sort(key=lambda edge: -abs(edge.truth))
-    return made, bool(made) and Edge(*made[0][:4]) not in estimated
+    missed = bool(made) and Edge(*made[0][:4]) not in estimated
+    return made, missed, dict(zip(chosen, runs, strict=True))
 
 
 def _ways(model: LanguageModel, based: Based, candidates: Sequence[Candidate]) -> list[Way]:

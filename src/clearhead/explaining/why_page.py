@@ -22,7 +22,7 @@ _SHOWN = ("token", "against", "answer", "parts", "edges", "by_token", "heads")
 _FOR_PAGE = {
     name: f"{{{name}}}" for name in ("token", "against", "answer", "first", "head")
 }  # the page puts these texts in
-_SAME = "shading exact parts part effect hidden share head off order find numbers map steps template all"  # after "why"
+_SAME = "shading exact parts part effect hidden share head off order find numbers map steps template"  # after "why"
 _WORDS = {name: f"why {name}" for name in (*_SAME.split(), "by layer", "by effect")}  # have nothing else to put in
 _WORDS |= {"ends": "why edge", "weight": "weight", "truth": "why changes"}
 _HEADINGS = ("parts", "edges", "carried", "grid")
@@ -39,7 +39,7 @@ def document(seen: Any, language: Language) -> Document:
     of_run["facts"]["way"] = for_page(seen.ways)
     kept = made.header["facts"]["kept"]
     words = {each: _words(each, seen) | {"kept": kept[each] if kept else ""} for each in LANGUAGES}
-    numbers = [_number(each, seen, words, causes) for each in seen.numbers]
+    numbers = [_number(each, seen, words, causes["parts"]) for each in seen.numbers]
     causes["parts"].sort(key=lambda part: -abs(part["effect"]))
     shown = {name: causes[name] for name in _SHOWN} | {"sink": seen.sink, "words": words}
     shown["tokens"] = [token.text for token in seen.tokens]  # and those of the answer, which edges may name
@@ -55,18 +55,19 @@ def _short(values: Any) -> list[list[float]]:
     return [[float(f"{x:.4g}") for x in row] for row in values]
 
 
-def _number(number: OtherNumber, seen: Any, words: Any, causes: Any) -> dict[str, Any]:
+def _number(number: OtherNumber, seen: Any, words: Any, of_parts: Any) -> dict[str, Any]:
     """What the page shows in place of the whole answer: of one of its tokens, or of it rather than another token."""
-    single = len(seen.based[0].target.answer) == 1  # an edge's share is that of the first token
-    edges = {(each["layer"], each["head"]): each["edge"] for each in causes["heads"] if single}
+    single = not _several(seen)
+    edges = [edge._asdict() | {"effect": None, "lead": None} for edge in number.edges]
+    by_place = {(edge["layer"], edge["head"]): edge for edge in reversed(edges)}  # the strongest of each head
     order = np.argsort(-np.abs(number.by_head), axis=None, kind="stable")[: len(seen.heads)]
     places = [divmod(place, number.by_head.shape[1]) for place in order.tolist()]
     parts = [
-        {**causes["parts"][place], "effect": None, "hidden": float(number.by_part[place]), "share": None}
+        {**of_parts[place], "effect": None, "hidden": float(number.by_part[place]), "share": None}
         for place in np.argsort(-np.abs(number.by_part), kind="stable").tolist()  # NaN last
         if np.isfinite(number.by_part[place])
     ]
-    other = replace(seen, token=number.token, against=number.against, answer=number.token.text)
+    other = replace(seen, token=number.token, against=number.against, answer=number.token.text, compared=single)
     return {
         "name": (number.against if single else number.token).text,
         "token": number.token._asdict(),
@@ -75,11 +76,14 @@ def _number(number: OtherNumber, seen: Any, words: Any, causes: Any) -> dict[str
         "by_token": [-sum(part["hidden"] for part in parts if i in part["tokens"]) for i in range(len(seen.tokens))],
         "parts": parts,
         "heads": [
-            {"layer": place[0], "head": place[1], "truth": float(number.by_head[place]), "edge": edges.get(place)}
+            {"layer": place[0], "head": place[1], "truth": float(number.by_head[place]), "edge": by_place.get(place)}
             for place in places
         ],
+        "edges": edges[: len(seen.edges)],
         "grid": _short(-number.by_head),
-        "words": {each: {**words[each], **_words(each, other), "gap": ""} for each in LANGUAGES},
+        "words": {
+            each: {**words[each], **_words(each, other), "gap": say(each, "why runs alone")} for each in LANGUAGES
+        },
     }
 
 
@@ -89,6 +93,11 @@ def _turns(seen: Any) -> list[tuple[str, int, int]]:
     places = [[i for i, token in enumerate(seen.tokens) if token.start < b and token.stop > a] for a, b in turns]
     spoken = zip(seen.prompt, places, strict=True) if len(turns) == len(seen.prompt) else ()
     return [(message["role"], place[0], place[-1] + 1) for message, place in spoken if place]
+
+
+def _several(seen: Any) -> bool:
+    """Has the answer more than one token?"""
+    return len(seen.based[0].target.answer) > 1
 
 
 def _ran(seen: Any) -> bool:
@@ -113,8 +122,9 @@ def _words(language: Language, seen: Any) -> dict[str, str]:
     words = {name: say(language, key, **_FOR_PAGE) for name, key in _WORDS.items()}
     title = _FOR_PAGE if seen.lead >= 0 else _FOR_PAGE | {"token": "{against}", "against": "{token}"}
     words |= {
-        "choose": say(language, "why token" if len(seen.based[0].target.answer) > 1 else "why rather"),
-        "title": say(language, "why title whole" if len(seen.based[0].target.answer) > 1 else "why title", **title),
+        "choose": say(language, "why token" if _several(seen) else "why rather"),
+        "all": say(language, "why all" if _several(seen) else "why any"),
+        "title": say(language, "why title whole" if _several(seen) or not seen.compared else "why title", **title),
         "lead": say(language, "why lead" if seen.lead >= 0 else "why behind", **_FOR_PAGE, **facts, **shares),
         "carried": say(language, "why carried sink" if seen.sink else "why carried", **_FOR_PAGE),
         "grid": say(language, "why grid" if _ran(seen) else "why grid effects", count=seen.by_head.size),

@@ -72,7 +72,7 @@ def story(
 ) -> Document:
     """The document of a page with steps; docs/page-format.md says what is in it.
 
-    kept   the numbers of the layers that have steps and weights, with q, k and v in bfloat16; None: all, as they are
+    kept   the numbers of the layers that have steps and weights, in bfloat16; None: all, as they are
     """
     runs = _runs(layers, scene) + ([] if edited is None else _runs(edited.layers, scene, edited=True))
     exact = None if kept is None else [(n, head) for n in kept for head in range(layers[0].problem.heads)]
@@ -102,8 +102,8 @@ def _slim(layer: PageLayer, kept: Collection[int] | None) -> PageLayer:
     """A layer with what the page has room for: nothing where it is not kept, and X and U only with the projections."""
     if kept is None or layer.number not in kept:
         return layer if kept is None else replace(layer, arrays={})
-    narrow = {name: layer.arrays[name].astype(_NARROW) for name in "qkv"}
-    return replace(layer, arrays={**(layer.arrays if "w_q" in layer.arrays else {}), **narrow})
+    names = set(layer.arrays if "w_q" in layer.arrays else "qkv") - {"logsumexp"}
+    return replace(layer, arrays={name: x.astype(_NARROW) for name, x in layer.arrays.items() if name in names})
 
 
 def _runs(layers: Sequence[PageLayer], scene: Scene, *, edited: bool = False) -> list[ShownRun]:

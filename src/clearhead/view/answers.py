@@ -58,7 +58,7 @@ def _floats(weights: Array) -> bytes:
 
 
 def _operands(asked: dict[str, Any], layer: ShownLayer, head: int) -> bytes:
-    """A head's q, k, v, log-sum-exp and rules; where these are too many numbers, one query's and one key's.
+    """A head's q, k, v, g, log-sum-exp and rules; where these are too many numbers, one query's and one key's.
 
     Then also the query's weights and output, and by what the page bounds its error: Σ_j a_ij·|v_j|, and the length of
     the head's longest key. O(keys·(d_k + d_v)) time.
@@ -69,6 +69,8 @@ def _operands(asked: dict[str, Any], layer: ShownLayer, head: int) -> bytes:
     operands = {"q": factors.q, "k": factors.k}
     if layer.v is not None:
         operands["v"] = layer.v[:, kv_head : kv_head + 1]
+    if layer.g is not None:
+        operands["g"] = layer.g[:, head : head + 1]
     arrays = {name: on_cpu(x)[0] for name, x in operands.items()}
     rules = packed(factors.problem)[1]
     whole = sum(x.size for x in (*arrays.values(), *rules.values())) <= _MOST_NUMBERS
@@ -76,7 +78,7 @@ def _operands(asked: dict[str, Any], layer: ShownLayer, head: int) -> bytes:
     if not whole:
         row = _row_of(layer, head, i)
         sums = _sums(row[0], arrays["k"][0], arrays["v"][0] if "v" in arrays else None)
-        places = {"q": i, "logsumexp": i, "k": j, "v": j}
+        places = {"q": i, "g": i, "logsumexp": i, "k": j, "v": j}
         arrays = {name: x[:, places[name] : places[name] + 1] for name, x in arrays.items()} | {"row": row} | sums
         rules = packed(factors.problem.take(range(i, i + 1), range(j, j + 1)))[1]
     return framed({"whole": whole}, arrays | rules)

@@ -49,7 +49,8 @@ def observed(statistics: Mapping[str, Array]) -> dict[str, str]:
     if not drawn:
         return {"text/plain": text}
     picture = strips(drawn)
-    return {"text/plain": text, "image/svg+xml": picture, "text/html": framed(picture, height=320)}
+    tall = int(picture.partition(' height="')[2].partition('"')[0])
+    return {"text/plain": text, "image/svg+xml": picture, "text/html": framed(picture, height=min(320, tall + 16))}
 
 
 class Framing:
