@@ -167,7 +167,7 @@ def test_runs_of_the_rows_after_the_parts_give_the_terms_of_a_sum(monkeypatch):
     truth, firsts = fresh().standard_normal(12) * 3, set()
     again = made_again(monkeypatch, lambda off: float(truth.sum() - sum(truth[token - 1] for token in off)))
     run = rerun.hidden
-    monkeypatch.setattr(rerun, "hidden", lambda *given, first: (firsts.add(first), run(*given))[1])
+    monkeypatch.setattr(rerun, "hidden", lambda *asked, first: (firsts.add(first), run(*asked))[1])
     made = part_runs.answering(again, made_parts(np.zeros(12)), float(truth.sum()))
     np.testing.assert_allclose([part.effect for part in made], truth, rtol=1e-9)
     assert firsts == {13}

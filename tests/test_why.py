@@ -315,7 +315,7 @@ def test_words_stand_for_the_likelier_of_their_spellings_and_ids_for_themselves(
         ({"text": "mary"}, SelectionError, "no part to hide"),
         ({"answer": "lamb " * 600}, ShapeError, "positions"),
         ({"text": [{"role": "user", "content": "hello"}]}, RuleError, "rhymes has no chat template"),
-        ({"points": 0}, RuleError, "points"),
+        ({"points": -1}, RuleError, "points"),
         ({"count": 0}, RuleError, "count"),
         ({"each": 3}, RuleError, "each is 3"),
         ({"edits": ch.share(keys="had", at_least=0.5)}, RuleError, "no derivative is taken through this edit"),

@@ -71,11 +71,9 @@ def candidate(model: LanguageModel, logits: Array, token: int) -> Candidate:
 def integrated(again: Again, gated: list[int], points: int, each: Each) -> tuple[Array, Array, float, int]:
     """φ by head and key of all targets together and by edge of the first, y(everything) − y(nothing), the points."""
     rows, sizes = again.based[0].target.rows, (again.model.config.layers, again.model.config.heads)
-    last = rows.start + 1
+    last, (low, total) = rows.start + 1, begin(again, gated, LOWS if points else ())
     if not points:
-        total = again.value - rerun.hidden(again.model, again.based, [gated], again.edits)[0].value
         return np.zeros((*sizes, last)), np.zeros((*sizes, len(rows), rows.stop)), total, 0
-    low, total = begin(again, gated)
     while True:
         targets = [one.target for one in again.based]
         made = [integral(again.model, target, gated, points, low, again.edits, each) for target in targets]
@@ -85,10 +83,10 @@ def integrated(again: Again, gated: list[int], points: int, each: Each) -> tuple
         points = min(2 * points, _MOST_POINTS)
 
 
-def begin(again: Again, gated: list[int]) -> tuple[float, float]:
+def begin(again: Again, gated: list[int], lows: Sequence[float] = LOWS) -> tuple[float, float]:
     """Where the integral begins, and y(everything) − y(nothing)."""
     low, values = 0.0, [again.value]
-    for low in (0.0, *LOWS):
+    for low in (0.0, *lows):
         values.append(rerun.hidden(again.model, again.based, [gated], again.edits, [low])[0].value)
         if low and abs(values[-1] - values[1]) <= _NEAR * np.ptp(values):
             break
@@ -96,10 +94,7 @@ def begin(again: Again, gated: list[int]) -> tuple[float, float]:
 
 
 def answering(again: Again, parts: list[PartEffect], total: float) -> list[PartEffect]:
-    """Effects from runs of the rows after all parts alone, which no longer see some of them; nothing else changes.
-
-    Each part is hidden by itself, and random halves say how they add up; all together they did `total`.
-    """
+    """Effects from runs of the rows after all parts: each part hidden from these alone, and random halves of them."""
     first = 1 + max(token for part in parts for token in part.tokens)
     runs = rerun.hidden(again.model, again.based, [part.tokens for part in parts], again.edits, first=first)
     alone = [part._replace(effect=again.value - one.value) for part, one in zip(parts, runs, strict=True)]

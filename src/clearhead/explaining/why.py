@@ -229,8 +229,8 @@ def why(
     Raises as `explain`; RuleError for a model without next tokens, for attention that is not causal, and for an edit
     without a derivative; UnknownNameError for another effort; SelectionError for a word that is not one token, for
     parts that overlap or are outside the text, and where both answers are the same; ShapeError for an empty answer.
-    O(points) passes, O(tokens) memory. Source: integrated gradients (Sundararajan et al. 2017) over gates of attention;
-    Aumann and Shapley 1974.
+    O(points) passes, O(tokens) memory.
+    Source: integrated gradients (Sundararajan et al. 2017) over gates of attention; Aumann and Shapley 1974.
 
     >>> import clearhead as ch
     >>> cause = ch.why("mary had a little", against=" girl")
@@ -256,8 +256,7 @@ def why(
     if not cut:
         raise SelectionError("the text has no part to hide: a sink at its start and its last token never are hidden.")
     runs = [run if one.ids == list(run.ids) else loaded.run(one.ids, each, placed) for one in asked.targets]
-    base = np.asarray(runs[0].logits[len(reading.tokens) - 1])
-    pair = asked.answer[0], asked.against[0] if asked.against else runner_up(loaded, base, asked.answer[0])
+    pair = asked.answer[0], (asked.against or (runner_up(loaded, np.asarray(run.logits[-1]), asked.answer[0]),))[0]
     based = [rerun.based_on(*both, each, pair) for both in zip(asked.targets, runs, strict=True)]
     rest: Rest = "first" if sink else "renormalise"
     again = Again(loaded, based, placed, sum(one.value for one in based), rest, listed, pair)

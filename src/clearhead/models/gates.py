@@ -112,11 +112,11 @@ def attended_together(q: Array, k: Array, v: Array, past: tuple[Array, Array], g
 
     bias = np.repeat(gates, q.shape[1] // len(gates), axis=0)[None].astype(q.dtype)
     seen = AttentionMatrix(q, past[0], bias=bias, **rules | {"causal": False}).observe(past[1], logsumexp=True)
-    own = AttentionMatrix(apart(q), apart(k), **rules).observe(apart(v), logsumexp=True)
-    sizes, output = own.logsumexp.swapaxes(0, 1).reshape(q.shape[:2]), own.output.swapaxes(0, 1).reshape(q.shape)
+    last = AttentionMatrix(apart(q), apart(k), **rules).observe(apart(v), logsumexp=True)
+    sizes, output = last.logsumexp.swapaxes(0, 1).reshape(q.shape[:2]), last.output.swapaxes(0, 1).reshape(q.shape)
     whole = np.logaddexp(seen.logsumexp, sizes)
-    shares = [np.exp(one - whole)[..., None].astype(q.dtype) for one in (seen.logsumexp, sizes)]
-    return np.asarray(shares[0] * seen.output + shares[1] * output)
+    both = (seen.logsumexp, seen.output), (sizes, output)
+    return np.asarray(sum(np.exp(size - whole)[..., None].astype(q.dtype) * part for size, part in both))
 
 
 def through(part: Attended, g: Array) -> tuple[dict[str, Array], Array]:
