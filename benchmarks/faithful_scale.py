@@ -3,9 +3,9 @@
     python -m benchmarks.faithful_scale [TOKENS …] [--ways rows,why,run] [--log FILE.jsonl] [--save FILE.svg]
 
 Each number is of a process of its own that has loaded SmolLM2-135M, which has 8,192 positions; a longer text is given
-to its first four layers, with more positions. `rows` is `ch.why(…, points=0, verify=0)`, `why` the integral at 4 points,
-`run` one run with half of the sentences hidden, of which ContextCite needs 64 and leave one out one for each sentence.
-Seconds are the process's own, which other programs hardly lengthen. What the log has is not measured again.
+to its first four layers, with more positions. `rows` is `ch.why(…, points=0, verify=0)`, `why` the integral at 4
+points, `run` one run with half of the sentences hidden, of which ContextCite needs 64 and leave one out one for each
+sentence. Seconds are the process's own, which other programs hardly lengthen. What the log has is not measured again.
 """
 
 import argparse
@@ -107,8 +107,9 @@ def _one(way: str, tokens: int) -> str:
     def call() -> object:
         if asked is not None:
             return asked.hidden([range(0, len(parts), 2)])
-        counts = {"points": 0, "verify": 0} if way == "rows" else {}
-        return ch.why(text + QUESTION, model, parts="sentences", hide=[(0, len(text))], **counts)
+        points, verify = (0, 0) if way == "rows" else (4, 6)
+        whole = [(0, len(text))]
+        return ch.why(text + QUESTION, model, parts="sentences", hide=whole, points=points, verify=verify)
 
     start = time.process_time()
     _, peak = json.loads(measured(call))

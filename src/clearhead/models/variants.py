@@ -99,10 +99,10 @@ def _layer(decoder: Decoder, number: int, seen: Seen, hidden: Array, past: tuple
     angles = decoder.angles(number, start, int(rows.max()) + 1 - start)
     turned = None if angles is None else (angles[0][rows - start], angles[1][rows - start])
     _, q, k, v = decoder.before(number, hidden, turned)
-    gates = [variant.gates for variant, _ in seen if not (variant.gates is None or variant.edits or variant.added)]
-    alike = len(gates) == len(seen) and not any(decoder.config.windows)
-    if past is not None and alike and not np.any(gates, 0)[start:].any():
-        heads = attended_together(q, k, v, past, np.stack(gates)[:, :start], decoder.rules(number))
+    before = [variant.gates for variant, _ in seen if not (variant.gates is None or variant.edits or variant.added)]
+    alike = len(before) == len(seen) and not any(decoder.config.windows)
+    if past is not None and alike and not np.any(before, 0)[start:].any():
+        heads = attended_together(q, k, v, past, np.stack(before)[:, :start], decoder.rules(number))
         return decoder.after(number, hidden, decoder.mixed(number, heads))
     heads, stop = np.empty(q.shape, q.dtype), 0
     for variant, places in seen:
