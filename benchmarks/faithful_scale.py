@@ -55,10 +55,13 @@ def lengths(tokens: Sequence[int], ways: Sequence[str], log: Path | None) -> lis
 
 def lines(result: list[Length]) -> list[tuple[str, ...]]:
     """The rows of the table, headings first."""
-    rows: list[tuple[str, ...]] = [("way", "tokens", "seconds", "GB")]
-    for one in result:
-        rows.append((WAYS[one.way], f"{one.tokens:,}", fixed(one.seconds, 1, 9), fixed(one.peak_bytes / 1e9, 2, 6)))
-    return rows
+    return [
+        ("way", "tokens", "seconds", "GB"),
+        *(
+            (WAYS[one.way], f"{one.tokens:,}", fixed(one.seconds, 1, 9), fixed(one.peak_bytes / 1e9, 2, 6))
+            for one in result
+        ),
+    ]
 
 
 def plot(result: list[Length], path: str) -> None:
