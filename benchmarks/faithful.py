@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 
 from benchmarks.faithful_measures import curves, deleted, lds, log_p
 from benchmarks.faithful_scores import (
+    ROWS,
     Asked,
     Score,
+    answered,
     by_derivatives,
     by_random,
     by_runs,
@@ -55,7 +57,13 @@ class Faithful(NamedTuple):
 
 
 def costs(
-    threads: int, *, quick: bool, items: int | None = None, parts: str | None = None, log: str | None = None
+    threads: int,
+    *,
+    quick: bool,
+    items: int | None = None,
+    parts: str | None = None,
+    log: str | None = None,
+    few: bool = False,
 ) -> list[Faithful]:
     """Run what the log does not have yet, the first item of every task first; then the means."""
     from clearhead.engines.threads import set_num_threads
@@ -74,7 +82,7 @@ def costs(
                 for task in TASKS:
                     done = [one for one in records if one["task"] == task and one["parts"] == size]
                     other = None if number else random
-                    if len(done) <= number and (new := _next(model, other, task, size, done)):
+                    if len(done) <= number and (new := _next(model, other, task, size, done, few)):
                         records.append(new)
                         write(log, new)
     return means([one for one in records if one["parts"] in sizes])
@@ -130,22 +138,28 @@ def _mean(size: int, way: str, records: list[dict[str, Any]]) -> Faithful:
     return Faithful(size, way, len(ours), score, first, both, drops, rise, mas, passes, seconds)
 
 
-def _next(model: Any, random: Any, task: str, size: int, done: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _next(
+    model: Any, random: Any, task: str, size: int, done: list[dict[str, Any]], few: bool
+) -> dict[str, Any] | None:
     """The next item of a task that holds, scored in every way; None where many tries find none."""
     seed = max((one["seed"] for one in done), default=-1) + 1
     for tried in range(seed, seed + TRIES):
         asked = Asked(model, item(task, tried, size))
         if asked.hold():
-            return record(asked, random)
+            return record(asked, random, few)
     return None
 
 
-def record(asked: Asked, random: Any) -> dict[str, Any]:
-    """Everything about one item, as plain numbers; `random` is the model with random weights, None to leave it out."""
+def record(asked: Asked, random: Any, few: bool = False) -> dict[str, Any]:
+    """Everything about one item, as plain numbers; `random` is the model with random weights, None to leave it out.
+
+    few   only the integral at 4 points, the question's rows, ContextCite and BM25
+    """
     began = time.perf_counter()
-    ways: dict[str, Score] = {f"{points} points": integrated(asked, points) for points in (4, 8)}
-    ways |= by_runs(asked, ways) | by_derivatives(asked) | by_weights(asked)
-    if random is not None:
+    ways: dict[str, Score] = {f"{points} points": integrated(asked, points) for points in ((4,) if few else (4, 8))}
+    ways[ROWS] = answered(asked)
+    ways |= by_runs(asked, ways, few) | by_weights(asked, few) | ({} if few else by_derivatives(asked))
+    if random is not None and not few:
         ways["random weights"] = by_random(asked, random)
     kept = masks(asked, TRUTH, 2)
     truth = asked.hidden(off(kept))
@@ -160,12 +174,12 @@ def record(asked: Asked, random: Any) -> dict[str, Any]:
         "forward": asked.seconds,
         "truth": truth,
         "runs": asked.hidden(off(fresh)),
-        "ways": {name: _judged(asked, name, score, kept, truth) for name, score in ways.items()},
+        "ways": {name: _judged(asked, name, score, kept, truth, few) for name, score in ways.items()},
         "took": time.perf_counter() - began,
     }
 
 
-def _judged(asked: Asked, name: str, score: Score, kept: Any, truth: list[float]) -> dict[str, Any]:
+def _judged(asked: Asked, name: str, score: Score, kept: Any, truth: list[float], few: bool) -> dict[str, Any]:
     steps = deleted(score.scores)
     order = sorted(range(len(score.scores)), key=lambda part: -score.scores[part])
     sources = asked.item.sources
@@ -176,7 +190,7 @@ def _judged(asked: Asked, name: str, score: Score, kept: Any, truth: list[float]
         "first": float(order[0] in sources),
         "both": float(set(order[:2]) == set(sources)),
         "drops": drops,
-        "curves": curves(score.scores, steps, asked.hidden(steps)) if name in CURVES else None,
+        "curves": curves(score.scores, steps, asked.hidden(steps)) if name in CURVES and not few else None,
         "passes": score.passes,
         "seconds": score.seconds,
     }

@@ -1,10 +1,11 @@
 """Seconds and memory of `ch.why` over the length of a text, by sentences, beside one run with half of them hidden.
 
-    python -m benchmarks.faithful_scale [TOKENS …] [--save FILE.svg]
+    python -m benchmarks.faithful_scale [TOKENS …] [--ways rows,why,run] [--log FILE.jsonl] [--save FILE.svg]
 
 Each number is of a process of its own that has loaded SmolLM2-135M, which has 8,192 positions; a longer text is given
-to its first four layers, with more positions. `run` is one run with a random half hidden, of which ContextCite needs 64
-and leave one out one for each sentence. Seconds are the process's own, which other programs hardly lengthen.
+to its first four layers, with more positions. `rows` is `ch.why(…, points=0, verify=0)`, `why` the integral at 4
+points, `run` one run with half of the sentences hidden, of which ContextCite needs 64 and leave one out one for each
+sentence. Seconds are the process's own, which other programs hardly lengthen. What the log has is not measured again.
 """
 
 import argparse
@@ -12,10 +13,12 @@ import json
 import re
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks.memory import Single, apart, measured
+from benchmarks.memory import apart, measured
 from clearhead.digits import fixed
 
 if TYPE_CHECKING:
@@ -25,43 +28,63 @@ TOKENS = 500, 1000, 2000, 4000, 8000
 FACT, QUESTION = "The password of the attic is apple.", "\nThe password of the attic is"
 
 
+WAYS = {"rows": "ch.why, points=0", "why": "ch.why, 4 points", "run": "one run with half hidden"}
+
+
 class Length(NamedTuple):
-    """One length of text."""
+    """One way at one length of text."""
 
     tokens: int
-    why: Single
-    run: Single
+    way: str
+    seconds: float
+    peak_bytes: int  # above the loaded model
 
 
-def lengths(tokens: list[int]) -> list[Length]:
-    """Both calls at every length."""
-    return [Length(n, *(apart("benchmarks.faithful_scale", "--one", way, n) for way in ("why", "run"))) for n in tokens]
+def lengths(tokens: Sequence[int], ways: Sequence[str], log: Path | None) -> list[Length]:
+    """Every way at every length, and what the log has of others."""
+    have = [] if log is None or not log.exists() else [Length(*json.loads(line)) for line in log.open()]
+    for way in ways:
+        for count in tokens:
+            if not any(one[:2] == (count, way) for one in have):
+                have.append(Length(count, way, *apart("benchmarks.faithful_scale", count, "--one", way)))
+                if log is not None:
+                    with log.open("a") as file:
+                        file.write(json.dumps(have[-1]) + "\n")
+    return sorted(have, key=lambda one: (list(WAYS).index(one.way), one.tokens))
 
 
 def lines(result: list[Length]) -> list[tuple[str, ...]]:
     """The rows of the table, headings first."""
-    rows: list[tuple[str, ...]] = [("tokens", "ch.why, s", "GB", "one run, s", "GB")]
-    for one in result:
-        pairs = [(fixed(each.seconds, 1, 9), fixed(each.peak_bytes / 1e9, 2, 6)) for each in (one.why, one.run)]
-        rows.append((f"{one.tokens:,}", *pairs[0], *pairs[1]))
-    return rows
+    return [
+        ("way", "tokens", "seconds", "GB"),
+        *(
+            (WAYS[one.way], f"{one.tokens:,}", fixed(one.seconds, 1, 9), fixed(one.peak_bytes / 1e9, 2, 6))
+            for one in result
+        ),
+    ]
 
 
 def plot(result: list[Length], path: str) -> None:
     """Both pictures over the length, logarithmic."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    times, sizes = figure.subplots(1, 2)
-    tokens = [one.tokens for one in result]
-    times.plot(tokens, [64 * one.run.seconds for one in result], "o-", label="64 runs, ContextCite")
-    for axes, name in ((times, "seconds"), (sizes, "peak_bytes")):
-        scale = 1e9 if axes is sizes else 1
-        axes.plot(tokens, [getattr(one.why, name) / scale for one in result], "o-", label="ch.why")
-    sizes.plot(tokens, [one.run.peak_bytes / 1e9 for one in result], "o-", label="one run")
-    for axes, label in ((times, "seconds"), (sizes, "GB above the loaded model")):
+    figure = Figure(figsize=(9, 4), layout="constrained", facecolor="white")
+    places = figure.subplots(1, 2)
+    for way, name in WAYS.items():
+        ours = [one for one in result if one.way == way]
+        tokens = [one.tokens for one in ours]
+        if ours:
+            places[0].plot(tokens, [one.seconds for one in ours], "o-", label=name)
+            places[1].plot(tokens, [one.peak_bytes / 1e9 for one in ours], "o-", label=name)
+            if way == "run":
+                places[0].plot(tokens, [64 * one.seconds for one in ours], "o--", label="64 such runs")
+    ticks = sorted({one.tokens for one in result})
+    for axes, label in zip(places, ("seconds of the processor", "GB above the loaded model"), strict=True):
         axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel=label)
-        axes.legend()
+        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    places[0].legend()
     figure.savefig(path)
 
 
@@ -87,7 +110,9 @@ def _one(way: str, tokens: int) -> str:
     def call() -> object:
         if asked is not None:
             return asked.hidden([range(0, len(parts), 2)])
-        return ch.why(text + QUESTION, model, parts="sentences", hide=[(0, len(text))])
+        points, verify = (0, 0) if way == "rows" else (4, 6)
+        whole = [(0, len(text))]
+        return ch.why(text + QUESTION, model, parts="sentences", hide=whole, points=points, verify=verify)
 
     start = time.process_time()
     _, peak = json.loads(measured(call))
@@ -103,14 +128,16 @@ def longer(model: "Model", tokens: int) -> "Model":
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faithful_scale")
     parser.add_argument("tokens", nargs="*", type=int)
+    parser.add_argument("--ways", default=",".join(WAYS), metavar="A,B")
+    parser.add_argument("--log", type=Path, metavar="FILE")
     parser.add_argument("--save", metavar="FILE")
     parser.add_argument("--one", metavar="WAY", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
         print(_one(asked.one, asked.tokens[0]))
         sys.exit()
-    result = lengths(asked.tokens or list(TOKENS))
+    result = lengths(asked.tokens or list(TOKENS), [way for way in asked.ways.split(",") if way], asked.log)
     for words in lines(result):
-        print("  ".join(f"{word:>16}" for word in words))
+        print("  ".join(f"{word:>24}" for word in words))
     if asked.save:
         plot(result, asked.save)

@@ -13,10 +13,11 @@ import numpy as np
 import clearhead as ch
 from benchmarks.faithful_measures import bm25, context_cite
 from benchmarks.faithful_tasks import Item
-from clearhead.explaining import rerun
+from clearhead.explaining import part_runs, rerun
 from clearhead.explaining.answers import Target
+from clearhead.explaining.effects import PartEffect
 from clearhead.explaining.integral import integral
-from clearhead.explaining.part_runs import _LOWS, _NEAR, corrected
+from clearhead.explaining.part_runs import Again, corrected
 from clearhead.explaining.rerun import based_on
 from clearhead.explaining.text_parts import parts_of_text
 from clearhead.models.model import Model
@@ -27,7 +28,8 @@ from clearhead.ops.rollout import relevance
 MASKS = 64  # ContextCite's
 STEP = 8  # masks in one batch
 CITED = 16, 32, MASKS
-OURS = ("4 points", 16), ("4 points", 48), ("8 points", 40)  # the last two are 62 passes; the second is "careful"
+ROWS = "question's rows"
+OURS = ("4 points", 16), ("4 points", 48), (ROWS, 16), (ROWS, 48)  # with 48 it is "careful"
 
 
 class Score(NamedTuple):
@@ -68,8 +70,12 @@ class Asked:
             some = new[start : start + STEP]
             keys = [[token for part in each for token in self.parts[part]] for each in some]
             for each, one in zip(some, rerun.hidden(self.model, [self.based], keys, ()), strict=True):
-                self.kept[each], self.likely[each] = one.value, int(one.logits.argmax())
+                self.kept[each], self.likely[each] = one.value, one.likeliest
         return [self.kept[frozenset(each)] for each in lists]
+
+    def again(self) -> Again:
+        """What `ch.why` runs again."""
+        return Again(self.model, [self.based], (), self.value, "first", 0, (0, 0))
 
     def hold(self) -> bool:
         """Is the likeliest answer the planted one, and another one without its sources?"""
@@ -102,12 +108,13 @@ def timed(call: Callable[[], tuple[Any, int]]) -> Score:
     return Score([float(score) for score in scores], passes, time.process_time() - start)
 
 
-def by_runs(asked: Asked, quick: dict[str, Score]) -> dict[str, Score]:
+def by_runs(asked: Asked, quick: dict[str, Score], few: bool = False) -> dict[str, Score]:
     """Leave one out; ContextCite with 16, 32 and 64 runs, and ours corrected by the first of them."""
     count, seconds, last = len(asked.parts), {0: 0.0}, 0
-    result = {
-        "leave one out": timed(lambda: ([asked.value - y for y in asked.hidden([[n] for n in range(count)])], count))
-    }
+    result = {}
+    if not few:
+        left = timed(lambda: ([asked.value - y for y in asked.hidden([[n] for n in range(count)])], count))
+        result["leave one out"] = left
     kept = masks(asked, MASKS, 1)
     for more in sorted({*CITED, *(runs for _, runs in OURS)}):
         start = time.process_time()
@@ -160,7 +167,7 @@ def by_derivatives(asked: Asked) -> dict[str, Score]:
     }
 
 
-def by_weights(asked: Asked) -> dict[str, Score]:
+def by_weights(asked: Asked, few: bool = False) -> dict[str, Score]:
     """What one forward pass gives: received weights and rollout; and BM25, which needs none."""
     matrices = [ch.AttentionMatrix(ran.q, ran.k, **ran.rules) for ran in asked.run.layers]
 
@@ -174,7 +181,7 @@ def by_weights(asked: Asked) -> dict[str, Score]:
     def words() -> tuple[Any, int]:
         return bm25(asked.question, [[asked.ids[token] for token in part] for part in asked.parts]), 0
 
-    result = {"received weights": timed(received), "rollout": timed(rolled), "BM25": timed(words)}
+    result = {"BM25": timed(words)} | ({} if few else {"received weights": timed(received), "rollout": timed(rolled)})
     return {
         name: score._replace(seconds=score.seconds + asked.seconds * bool(score.passes))
         for name, score in result.items()
@@ -182,15 +189,24 @@ def by_weights(asked: Asked) -> dict[str, Score]:
 
 
 def integrated(asked: Asked, points: int = 4) -> Score:
-    """Ours: the integral at so many points, and the six runs that say where it begins."""
+    """Ours: the integral at so many points, and the runs that say where it begins."""
 
     def call() -> tuple[Any, int]:
         gated = [token for part in asked.parts for token in part]
-        shut, *ways = (y.value for y in rerun.hidden(asked.model, [asked.based], [gated] * 6, (), [0.0, *_LOWS]))
-        near = _NEAR * np.ptp([asked.value, shut, *ways])
-        low = next((low for low, way in zip(_LOWS, ways, strict=True) if abs(way - shut) <= near), _LOWS[-1])
+        low, _ = part_runs.begin(asked.again(), gated)
         made = integral(asked.model, asked.based.target, gated, points, low, (), iter)
-        return asked.summed(made.heads.sum(axis=(0, 1))), 6 + 2 * points
+        return asked.summed(made.heads.sum(axis=(0, 1))), 2 + part_runs.LOWS.index(low) + 2 * points
+
+    return timed(call)
+
+
+def answered(asked: Asked) -> Score:
+    """Ours without the integral: runs of the question's rows alone; passes are counted as if each were a whole one."""
+
+    def call() -> tuple[Any, int]:
+        parts = [PartEffect("", 0, 0, tuple(part), 0.0) for part in asked.parts]
+        made = part_runs.answering(asked.again(), parts, asked.value)
+        return [part.effect for part in made], len(parts) + part_runs.ANSWERING
 
     return timed(call)
 

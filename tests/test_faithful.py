@@ -128,13 +128,12 @@ class Made:
 
 
 def made_again(monkeypatch, y):
-    logits = np.array([1.0, 2.0])
+    rest = {0: np.log(0.25), 1: np.log(0.75)}, 1, 0.0, np.zeros(1)
     monkeypatch.setattr(
         rerun,
         "hidden",
-        lambda model, based, lists, _: [rerun.Rerun(model.y(set(each)), logits, logits) for each in lists],
+        lambda model, based, lists, *_, **__: [rerun.Rerun(model.y(set(each)), *rest) for each in lists],
     )
-    monkeypatch.setattr(part_runs.Again, "share", lambda *_: 0.25)
     monkeypatch.setattr(part_runs.Again, "lead", lambda *_: 0.0)
     return part_runs.Again(Made(y), [], (), y(set()), "first", 1, (0, 1))
 
@@ -162,6 +161,16 @@ def test_careful_effects_are_nearer_to_the_truth_and_add_up_to_the_same(monkeypa
     assert spearman(careful, truth.tolist()) > spearman(quick.tolist(), truth.tolist()) - 1e-9
     kept = rng.random((200, 12)) < 0.5
     assert lds(careful, kept, (kept @ truth).tolist()) > max(0.95, lds(quick, kept, (kept @ truth).tolist()) - 1e-9)
+
+
+def test_runs_of_the_rows_after_the_parts_give_the_terms_of_a_sum(monkeypatch):
+    truth, firsts = fresh().standard_normal(12) * 3, set()
+    again = made_again(monkeypatch, lambda off: float(truth.sum() - sum(truth[token - 1] for token in off)))
+    run = rerun.hidden
+    monkeypatch.setattr(rerun, "hidden", lambda *asked, first: (firsts.add(first), run(*asked))[1])
+    made = part_runs.answering(again, made_parts(np.zeros(12)), float(truth.sum()))
+    np.testing.assert_allclose([part.effect for part in made], truth, rtol=1e-9)
+    assert firsts == {13}
 
 
 def test_an_effort_is_a_word_or_a_number_of_runs():

@@ -142,6 +142,39 @@ def test_what_is_run_again_is_what_a_dense_model_gives(asked, sink, monkeypatch)
         assert weight == pytest.approx(dense(model, ids)[1][layer, head, query, key], abs=1e-9)
 
 
+@pytest.mark.parametrize("asked", [{}, {"answer": "lamb its fleece"}, {"against": "girl"}])
+def test_rows_after_the_parts_alone_lose_them(asked):
+    """Against a dense model whose later rows alone lose their weights on some keys, and are normalised anew."""
+    rng = fresh()
+    model, text = random_model(rng), random_text(rng, 4)
+    tokens = model.tokens(text)
+    run = model.run([token.id for token in tokens])
+    targets = asked_of(model, text, **asked)
+    based = [
+        rerun.based_on(target, run if target.ids == list(run.ids) else model.run(target.ids)) for target in targets
+    ]
+    first = int(rng.integers(1, len(tokens)))
+    lists = [np.flatnonzero(rng.random(first) < 0.5).tolist() or [0] for _ in range(3)]
+    for keys, one in zip(lists, rerun.hidden(model, based, lists, (), first=first), strict=True):
+
+        def later(_, a, keys=keys):
+            a[:, first:, keys] = 0
+            return a / a.sum(-1, keepdims=True)
+
+        expected = sum(number_of(model, target.ids, target, weigh=later) for target in targets)
+        assert one.value == pytest.approx(expected, abs=1e-7 * max(1.0, abs(expected)))
+
+
+def test_without_an_integral_parts_are_scored_by_runs():
+    text = "humpty dumpty sat on a wall humpty dumpty had a great"
+    seen, whole = (ch.why(text, points=points, verify=0) for points in (0, 4))
+    assert seen.points == 0
+    assert seen.total == pytest.approx(whole.total)
+    np.testing.assert_array_equal(seen.by_head, 0)
+    assert seen.heads[0].truth == pytest.approx(whole.heads[0].truth)
+    assert [part.effect for part in seen.parts] == pytest.approx([sum(seen.by_token[[*p.tokens]]) for p in seen.parts])
+
+
 def test_the_likeliest_token_is_explained_with_a_small_gap():
     seen = ch.why("humpty dumpty sat on", shipped())
     assert (seen.answer, seen.points) == (" a", 4)
@@ -282,7 +315,7 @@ def test_words_stand_for_the_likelier_of_their_spellings_and_ids_for_themselves(
         ({"text": "mary"}, SelectionError, "no part to hide"),
         ({"answer": "lamb " * 600}, ShapeError, "positions"),
         ({"text": [{"role": "user", "content": "hello"}]}, RuleError, "rhymes has no chat template"),
-        ({"points": 0}, RuleError, "points"),
+        ({"points": -1}, RuleError, "points"),
         ({"count": 0}, RuleError, "count"),
         ({"each": 3}, RuleError, "each is 3"),
         ({"edits": ch.share(keys="had", at_least=0.5)}, RuleError, "no derivative is taken through this edit"),

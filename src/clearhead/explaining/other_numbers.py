@@ -5,9 +5,7 @@ import numpy as np
 from clearhead.core.axes import Array
 from clearhead.explaining.effects import EdgeEffect, OtherNumber
 from clearhead.explaining.part_runs import Again, candidate
-from clearhead.explaining.rerun import Edge, Rerun
-
-LIKELY = 5  # next tokens
+from clearhead.explaining.rerun import Edge, Rerun, kept, likely
 
 
 def other_numbers(
@@ -22,14 +20,13 @@ def other_numbers(
     logits, answer, several = _logits(again), target.answer, len(target.answer) > 1
     if not several and (target.against is not None or len(again.based) > 1):
         return []  # it is about two answers already
-    likely = np.argsort(-logits, axis=-1, kind="stable")[:, :LIKELY].tolist()
-    ahead = [[i for i in row if i != token] for row, token in zip(likely, answer, strict=True)]
+    ahead = [[i for i in row if i != token] for row, token in zip(likely(logits).tolist(), answer, strict=True)]
     asked = [(row, others[0]) for row, others in enumerate(ahead)] if several else [(0, other) for other in ahead[0]]
 
     def said(now: Rerun) -> Array:
-        return now.odds if several else np.asarray(now.logits[answer[0]] - now.logits[[other for _, other in asked]])
+        return now.odds if several else np.array([now.logits[answer[0]] - now.logits[other] for _, other in asked])
 
-    base = said(Rerun(0.0, logits[0], target.odds_of_each(logits)))
+    base = said(kept(again.based[0], 0.0, logits))
     by_head, by_part = np.full((len(asked), *shape[0]), np.nan), np.full((len(asked), shape[1]), np.nan)
     for (layer, head), now in off.items():
         by_head[:, layer, head] = said(now) - base

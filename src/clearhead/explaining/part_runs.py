@@ -18,8 +18,9 @@ from clearhead.explaining.rerun import Based
 from clearhead.models.protocol import Each, LanguageModel, probabilities
 
 _MOST_POINTS = 16
-_LOWS = 0.1, 0.03, 0.01, 1e-3, 1e-4  # the integral begins at the first of them where y is near y(nothing):
+LOWS = 0.1, 0.03, 0.01, 1e-3, 1e-4  # the integral begins at the first of them where y is near y(nothing):
 _NEAR = 0.05  # nearer than this share of the range that y has on the way
+ANSWERING = 64  # runs of the rows after all parts alone, where there is no integral
 _TRIED = 4  # parts of which every two are hidden together
 _MUCH = 0.25  # of the total: what two parts together have to change
 _TWO = 0.1  # what two parts do only together may do, as a share of what each of them may
@@ -37,19 +38,16 @@ class Again(NamedTuple):
     listed: int  # heads and edges to list
     pair: tuple[int, int]  # the answer's first token and the other one
 
-    def share(self, logits: Array) -> float:
-        """The probability of the answer's first token."""
-        return float(probabilities(logits)[self.pair[0]])
-
-    def lead(self, logits: Array) -> float:
+    def lead(self, logits: dict[int, float]) -> float:
         """What the lead of the first of the pair changes by, in logits."""
         base, (one, other) = self.based[0].run.logits[self.based[0].target.rows.start], self.pair
-        return float(logits[one]) - float(logits[other]) - (float(base[one]) - float(base[other]))
+        return logits[one] - logits[other] - (float(base[one]) - float(base[other]))
 
     def changed(self, one: rerun.Rerun) -> dict[str, Any]:
         """What a run without some of the text says of it."""
-        likeliest = candidate(self.model, one.logits, int(np.argmax(one.logits)))
-        now = {"share": self.share(one.logits), "likeliest": likeliest, "lead": self.lead(one.logits)}
+        token = one.likeliest
+        likeliest = Candidate(token, self.model.text(token), one.share(token), one.logits[token])
+        now = {"share": one.share(self.pair[0]), "likeliest": likeliest, "lead": self.lead(one.logits)}
         return {"hidden": one.value - self.value, **now}
 
 
@@ -72,13 +70,10 @@ def candidate(model: LanguageModel, logits: Array, token: int) -> Candidate:
 
 def integrated(again: Again, gated: list[int], points: int, each: Each) -> tuple[Array, Array, float, int]:
     """φ by head and key of all targets together and by edge of the first, y(everything) − y(nothing), the points."""
-    lists = [gated] * (1 + len(_LOWS))
-    runs = rerun.hidden(again.model, again.based, lists, again.edits, [0.0, *_LOWS])
-    shut, *ways = (one.value for one in runs)
-    total = again.value - shut
-    near = _NEAR * np.ptp([again.value, shut, *ways])
-    low = next((low for low, way in zip(_LOWS, ways, strict=True) if abs(way - shut) <= near), _LOWS[-1])
-    last = again.based[0].target.rows.start + 1
+    rows, sizes = again.based[0].target.rows, (again.model.config.layers, again.model.config.heads)
+    last, (low, total) = rows.start + 1, begin(again, gated, LOWS if points else ())
+    if not points:
+        return np.zeros((*sizes, last)), np.zeros((*sizes, len(rows), rows.stop)), total, 0
     while True:
         targets = [one.target for one in again.based]
         made = [integral(again.model, target, gated, points, low, again.edits, each) for target in targets]
@@ -86,6 +81,24 @@ def integrated(again: Again, gated: list[int], points: int, each: Each) -> tuple
         if abs(total - float(by_key.sum())) <= _GAP * abs(total) or points >= _MOST_POINTS:
             return by_key, made[0].edges, total, points
         points = min(2 * points, _MOST_POINTS)
+
+
+def begin(again: Again, gated: list[int], lows: Sequence[float] = LOWS) -> tuple[float, float]:
+    """Where the integral begins, and y(everything) − y(nothing)."""
+    low, values = 0.0, [again.value]
+    for low in (0.0, *lows):
+        values.append(rerun.hidden(again.model, again.based, [gated], again.edits, [low])[0].value)
+        if low and abs(values[-1] - values[1]) <= _NEAR * np.ptp(values):
+            break
+    return low, again.value - values[1]
+
+
+def answering(again: Again, parts: list[PartEffect], total: float) -> list[PartEffect]:
+    """Effects from runs of the rows after all parts: each part hidden from these alone, and random halves of them."""
+    first = 1 + max(token for part in parts for token in part.tokens)
+    runs = rerun.hidden(again.model, again.based, [part.tokens for part in parts], again.edits, first=first)
+    alone = [part._replace(effect=again.value - one.value) for part, one in zip(parts, runs, strict=True)]
+    return fitted(again, alone, ANSWERING, first, total)
 
 
 def hidden(again: Again, parts: list[PartEffect], count: int) -> tuple[list[PartEffect], dict[int, rerun.Rerun]]:
@@ -98,22 +111,27 @@ def hidden(again: Again, parts: list[PartEffect], count: int) -> tuple[list[Part
     return result, dict(zip(strongest, runs, strict=True))
 
 
-def halves(again: Again, parts: Sequence[PartEffect], count: int, seed: Any) -> tuple[Array, Array]:
-    """Which parts are seen, each with probability ½, (count, parts), and y of these runs, (count,)."""
+def halves(
+    again: Again, parts: Sequence[PartEffect], count: int, seed: Any, first: int | None = None
+) -> tuple[Array, Array]:
+    """Which parts are seen, each with probability ½, (count, parts), and y of these runs (from row `first` on)."""
     kept = np.random.default_rng(seed).random((count, len(parts))) < 0.5
     off = [[token for place in np.flatnonzero(~row).tolist() for token in parts[place].tokens] for row in kept]
-    runs = iter(rerun.hidden(again.model, again.based, [keys for keys in off if keys], again.edits))
+    runs = iter(rerun.hidden(again.model, again.based, [keys for keys in off if keys], again.edits, first=first))
     return kept, np.array([next(runs).value if keys else again.value for keys in off])
 
 
-def fitted(again: Again, parts: list[PartEffect], count: int) -> list[PartEffect]:
-    """The effects, corrected by so many runs with random halves hidden."""
-    effects = corrected(np.array([part.effect for part in parts]), *halves(again, parts, count, (1, count)))
+def fitted(
+    again: Again, parts: list[PartEffect], count: int, first: int | None = None, total: float | None = None
+) -> list[PartEffect]:
+    """The effects, corrected by so many runs with random halves hidden, from row `first` on; see `corrected`."""
+    ran = halves(again, parts, count, (int(first is None), count), first)
+    effects = corrected(np.array([part.effect for part in parts]), *ran, total)
     return [part._replace(effect=float(effect)) for part, effect in zip(parts, effects, strict=True)]
 
 
-def corrected(effects: Array, kept: Array, values: Array) -> Array:
-    """Effects and what they miss in runs, by ridge regression; their sum stays.
+def corrected(effects: Array, kept: Array, values: Array, total: float | None = None) -> Array:
+    """Effects and what they miss in runs, by ridge regression; their sum stays, or becomes `total`.
 
     They may miss a factor on all of them, and more of a part the larger its effect is. What two parts do only together
     is fitted as well, and belongs to neither. For the sum one factor is put on all, but none below ½ or above 2.
@@ -126,7 +144,7 @@ def corrected(effects: Array, kept: Array, values: Array) -> Array:
     missed = values - kept @ effects
     weights = ridge(np.column_stack([single, seen @ along]), missed, _TWO * (single @ single.T) ** 2)
     made = effects + 2 * (sizes * weights[:-1] + along * weights[-1])
-    scale = effects.sum() / (made.sum() or np.inf)
+    scale = (effects.sum() if total is None else total) / (made.sum() or np.inf)
     return np.asarray(made * (scale if 0.5 <= scale <= 2 else 1.0))
 
 

@@ -37,20 +37,33 @@ class Based(NamedTuple):
     value: float
     weights: Callable[[int, int], Array]
     each: Each = iter
+    tokens: Sequence[int] = ()  # whose logits are kept of what is run again
 
 
 class Rerun(NamedTuple):
-    """A variant of the run: the number, the logits of the answer's first token, the odds of each of its tokens."""
+    """A variant of the run: the number, and what is kept of the logits of the answer's first token."""
 
     value: float
-    logits: Array
-    odds: Array  # natural logarithms
+    logits: dict[int, float]  # of `Based.tokens` and of the likeliest
+    likeliest: int
+    logsumexp: float  # of all logits
+    odds: Array  # of each of the answer's tokens, in natural logarithms
+
+    def share(self, token: int) -> float:
+        """The probability of one of these tokens."""
+        return float(np.exp(self.logits[token] - self.logsumexp))
 
 
-def based_on(target: Target, run: ForwardPass, each: Each = iter) -> Based:
-    """A target in its run."""
-    value = target.value(np.stack([np.asarray(run.logits[row]) for row in target.rows]))[0]
-    return Based(target, run, value, cache(partial(row_weights, run)), each)
+def based_on(target: Target, run: ForwardPass, each: Each = iter, tokens: Sequence[int] = ()) -> Based:
+    """A target in its run; the logits of these tokens and of the likeliest ones are kept of what is run again."""
+    logits = np.stack([np.asarray(run.logits[row]) for row in target.rows])
+    kept = *tokens, *likely(logits[0]).tolist()
+    return Based(target, run, target.value(logits)[0], cache(partial(row_weights, run)), each, kept)
+
+
+def likely(logits: Array) -> Array:
+    """The five likeliest next tokens, (…, 5), of logits (…, vocabulary)."""
+    return np.argsort(-logits, axis=-1, kind="stable")[..., :5]
 
 
 def hidden(
@@ -59,13 +72,14 @@ def hidden(
     parts: Sequence[Sequence[int]],
     edits: tuple[Edit, ...],
     factors: Sequence[float] | None = None,
+    first: int | None = None,
 ) -> list[Rerun]:
-    """Runs in which later tokens see the keys of each list with their weights times a factor, or not at all."""
+    """Runs in which later tokens, or rows from `first` on, see the keys of each list times a factor, or not at all."""
 
     def variant(keys: Sequence[int], factor: float, tokens: int) -> Variant:
         gates = np.zeros(tokens)
         gates[list(keys)] = np.log(factor) if factor else -np.inf
-        return Variant(edits, gates, min(keys))
+        return Variant(edits, gates, min(keys) if first is None else first)
 
     pairs = list(zip(parts, factors or [0.0] * len(parts), strict=True))
     return _summed(model, based, [[variant(*pair, len(each.target.ids)) for pair in pairs] for each in based])
@@ -175,5 +189,12 @@ def _summed(model: LanguageModel, based: Sequence[Based], variants: Sequence[Seq
             if place < len(made):
                 made[place] = made[place]._replace(value=made[place].value + value)
             else:
-                made.append(Rerun(value, np.array(rows[0]), one.target.odds_of_each(rows)))
+                made.append(kept(one, value, rows))
     return made
+
+
+def kept(based: Based, value: float, rows: Array) -> Rerun:
+    """What is kept of the logits of the target's rows, (rows, vocabulary)."""
+    first, likeliest = np.asarray(rows[0], np.float64), int(np.argmax(rows[0]))
+    logits = {token: float(first[token]) for token in (likeliest, *based.tokens)}
+    return Rerun(value, logits, likeliest, float(np.logaddexp.reduce(first)), based.target.odds_of_each(rows))

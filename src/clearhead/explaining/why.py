@@ -26,7 +26,7 @@ from clearhead.explaining.derivatives import check_edits
 from clearhead.explaining.effects import Candidate, EdgeEffect, HeadEffect, OtherNumber, PairEffect, PartEffect, Trust
 from clearhead.explaining.forward import check_each, forward_pass
 from clearhead.explaining.integral import cuts
-from clearhead.explaining.other_numbers import LIKELY, of_later_tokens, other_numbers, weight_of
+from clearhead.explaining.other_numbers import of_later_tokens, other_numbers, weight_of
 from clearhead.explaining.part_runs import Again, candidate
 from clearhead.explaining.rerun import Based, Edge, Rerun
 from clearhead.explaining.stream import of_decoder
@@ -75,7 +75,7 @@ class Why(Tabular, Framing):
     value: float
     parts: list[PartEffect]  # in the order of the text
     pairs: list[PairEffect]  # of parts that stand in for each other, the strongest first
-    by_token: Array  # (tokens,): φ, of the integral alone
+    by_token: Array  # (tokens,): φ, of the integral alone; without one a part's, in equal shares
     by_head: Array  # (layers, heads): φ
     heads: list[HeadEffect]  # the strongest in a run first
     heads_run: Array  # (layers, heads): what y changes by when each is off; NaN where it was not run
@@ -213,7 +213,8 @@ def why(
     hide      (start, stop) pairs: what of the text may be hidden. None: all of it; of a chat all but the last message
               of the user, which is the question, where there is anything else. Never hidden are the last token, which
               answers, those of a chat's template, and the first one where most heads rest on it
-    points    of the integral, 2 passes each; they double while the gap is above 5 % of the total, up to 16
+    points    of the integral, 2 passes each, doubled up to 16 while the gap is above 5 % of the total; 0: no integral,
+              parts are scored by runs of the rows after them alone, which is cheap where a question follows
     verify    how many of the strongest parts to hide in a run of their own; 32 where the gap is above 25 % of the total
     effort    "quick": the integral; "careful": 48 more passes with random halves of the parts hidden, which correct the
               parts' effects; or how many such passes
@@ -240,7 +241,7 @@ def why(
     from clearhead.models.finding import load_model
 
     loaded = load_model(model)
-    counts = whole_number("points", points, 1), whole_number("verify", verify, 0), part_runs.read_effort(effort)
+    counts = whole_number("points", points, 0), whole_number("verify", verify, 0), part_runs.read_effort(effort)
     listed = whole_number("count", count, 1)
     acting = editing.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
     check_edits(acting)
@@ -255,9 +256,8 @@ def why(
     if not cut:
         raise SelectionError("the text has no part to hide: a sink at its start and its last token never are hidden.")
     runs = [run if one.ids == list(run.ids) else loaded.run(one.ids, each, placed) for one in asked.targets]
-    based = [rerun.based_on(*pair, each) for pair in zip(asked.targets, runs, strict=True)]
-    base = np.asarray(based[0].run.logits[len(reading.tokens) - 1])
-    pair = asked.answer[0], asked.against[0] if asked.against else runner_up(loaded, base, asked.answer[0])
+    pair = asked.answer[0], (asked.against or (runner_up(loaded, np.asarray(run.logits[-1]), asked.answer[0]),))[0]
+    based = [rerun.based_on(*both, each, pair) for both in zip(asked.targets, runs, strict=True)]
     rest: Rest = "first" if sink else "renormalise"
     again = Again(loaded, based, placed, sum(one.value for one in based), rest, listed, pair)
     return _explained(again, asked, reading, cut, counts, each, sinks=sinks, sink=sink, edits=acting, prompt=text)
@@ -286,6 +286,10 @@ def _explained(
     )
     by_token, by_head = by_key.sum(axis=(0, 1)), by_key.sum(axis=2)
     effects = [PartEffect(*part, float(by_token[list(part.tokens)].sum())) for part in cut]
+    if not points:
+        effects = part_runs.answering(again, effects, total)
+        for part in effects:
+            by_token[list(part.tokens)] = part.effect / len(part.tokens)
     if counts[2]:
         effects = part_runs.fitted(again, effects, counts[2])
     heads, heads_run, off = _heads(again, by_head)
@@ -320,7 +324,7 @@ def _explained(
         points=points,
         missed=missed,
         ways=ways,
-        next=[candidate(model, base, int(i)) for i in np.argsort(-base, kind="stable")[:LIKELY]],
+        next=[candidate(model, base, int(i)) for i in rerun.likely(base)],
         numbers=other_numbers(again, off, ran, without, (by_head.shape, len(parts))),
         based=again.based,
         **facts,
@@ -361,7 +365,7 @@ def _edges(
     runs = rerun.edges_without(again.model, again.based, list(chosen), again.edits, again.rest)
     for edge, one in zip(chosen, runs, strict=True):
         effect = float(effects[edge.layer, edge.head, edge.query - rows.start, edge.key])
-        now = again.share(one.logits), again.lead(one.logits)
+        now = one.share(again.pair[0]), again.lead(one.logits)
         made.append(EdgeEffect(*edge, weight_of(again, edge), effect, one.value - again.value, *now))
     made.sort(key=lambda edge: -abs(edge.truth))
     missed = bool(made) and Edge(*made[0][:4]) not in estimated

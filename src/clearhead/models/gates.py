@@ -100,6 +100,25 @@ def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None 
     return Attended(q, k, v, earlier, output, whole, gates)
 
 
+def attended_together(q: Array, k: Array, v: Array, past: tuple[Array, Array], gates: Array, rules: Any) -> Array:
+    """The output of the same last rows in several variants, (heads, variants·rows, d_v), gated on earlier keys alone.
+
+    q, k and v are of these rows, a variant after the other, `past` are the keys and values before them, and gates
+    (variants, tokens before) ln α. Each row is the merge of the keys before and the variant's own rows.
+    """
+
+    def apart(x: Array) -> Array:
+        return x.reshape(len(x), len(gates), -1, x.shape[-1]).swapaxes(0, 1)
+
+    bias = np.repeat(gates, q.shape[1] // len(gates), axis=0)[None].astype(q.dtype)
+    seen = AttentionMatrix(q, past[0], bias=bias, **rules | {"causal": False}).observe(past[1], logsumexp=True)
+    last = AttentionMatrix(apart(q), apart(k), **rules).observe(apart(v), logsumexp=True)
+    sizes, output = last.logsumexp.swapaxes(0, 1).reshape(q.shape[:2]), last.output.swapaxes(0, 1).reshape(q.shape)
+    whole = np.logaddexp(seen.logsumexp, sizes)
+    both = (seen.logsumexp, seen.output), (sizes, output)
+    return np.asarray(sum(np.exp(size - whole)[..., None].astype(q.dtype) * part for size, part in both))
+
+
 def through(part: Attended, g: Array) -> tuple[dict[str, Array], Array]:
     """The derivatives by q, k and v from `g`, that by the output, and those by the gates' ln α, (heads, tokens).
 

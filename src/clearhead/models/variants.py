@@ -10,7 +10,7 @@ import numpy as np
 from clearhead.core.axes import Array
 from clearhead.models import edits as editing
 from clearhead.models.decoder import Decoder
-from clearhead.models.gates import Attended, attended
+from clearhead.models.gates import Attended, attended, attended_together
 from clearhead.models.protocol import Each, ForwardPass, Variant
 
 Seen = Sequence[tuple[Variant, Array]]  # each variant with the positions of its rows
@@ -99,6 +99,11 @@ def _layer(decoder: Decoder, number: int, seen: Seen, hidden: Array, past: tuple
     angles = decoder.angles(number, start, int(rows.max()) + 1 - start)
     turned = None if angles is None else (angles[0][rows - start], angles[1][rows - start])
     _, q, k, v = decoder.before(number, hidden, turned)
+    before = [variant.gates for variant, _ in seen if not (variant.gates is None or variant.edits or variant.added)]
+    alike = len(before) == len(seen) and not any(decoder.config.windows)
+    if past is not None and alike and not np.any(before, 0)[start:].any():
+        heads = attended_together(q, k, v, past, np.stack(before)[:, :start], decoder.rules(number))
+        return decoder.after(number, hidden, decoder.mixed(number, heads))
     heads, stop = np.empty(q.shape, q.dtype), 0
     for variant, places in seen:
         some = slice(stop, stop + len(places))
