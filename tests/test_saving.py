@@ -359,7 +359,7 @@ def test_every_file_is_written_through_write_whole():
             words = ast.unparse(node)
             name = words.partition("(")[0].rpartition(".")[2]
             assert name not in writers, f"{path}: {words}"
-            if "os.devnull" in words or "'a'" in words:  # a log grows by lines
+            if "os.devnull" in words or "'a'" in words or "'ab'" in words:  # a log grows by lines
                 continue
             assert name != "open" or not any(f"'{mode}" in words for mode in "wax"), f"{path}: {words}"
             assert not words.startswith(("np.save", "torch.save", "os.open")), f"{path}: {words}"
