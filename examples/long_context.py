@@ -108,7 +108,8 @@ def main() -> None:
         show(seen.image[0, 0])
     if end.top.indices.numel():
         weights, keys = (one[0, 0, 0].tolist() for one in end.top)
-        shown = ", ".join(f"token {key} ({weight:.3f})" for weight, key in zip(weights, keys, strict=True))
+        places = sorted(zip(keys, weights, strict=True))  # the two weigh the same, but for rounding
+        shown = ", ".join(f"token {key} ({weight:.3f})" for key, weight in places)
         print(f"token {inputs.tokens - 1}, the last, looks at {shown}", flush=True)
     dist.destroy_process_group()
 
