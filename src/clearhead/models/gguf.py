@@ -302,7 +302,7 @@ def stored(file: GGUF, config: Config) -> dict[str, Stored]:
     if not FAMILIES[config.family].neighbours:
         return result
     for name, tensor in result.items():
-        heads = {"attn_q": config.heads, "attn_k": config.kv_heads}.get(name.split(".")[-2])
+        heads = {"attn_q": config.heads, "attn_k": config.kv_heads}.get(name.rpartition(".")[0].rpartition(".")[2])
         if heads and tensor.shape[0] % (2 * heads) == 0:
             order = np.arange(tensor.shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
             result[name] = Stored(tensor.kind, tensor.shape, tensor.data, order=order)
