@@ -114,7 +114,7 @@ class Served:
 RULES: dict[str, Any] = {
     "plain": {},
     "window and softcap": {"window": 20, "softcap": 2.0},
-    "alibi": {"alibi_slopes": [0.5, 0.25, 0.1, 0.0]},
+    "alibi": {"alibi_slopes": [0.5, 0.25, 0.125, 0.0]},  # as exact in the float32 that vLLM takes
     "sinks": {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
 }
 
