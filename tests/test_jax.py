@@ -350,7 +350,7 @@ print("done")
 """
 
 
-@pytest.mark.gate
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
 def test_one_processor_is_enough():
     """A callback by jax.pure_callback can wait for ever here, for a thread of the pool that it occupies itself."""

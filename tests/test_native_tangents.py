@@ -96,7 +96,7 @@ def close(result: Named, truth: Named) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "m"), [(20, 600), *(pytest.param(*sizes, marks=pytest.mark.gate) for sizes in ((2, 4500), (130, 2200)))]
+    ("n", "m"), [(20, 600), *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((2, 4500), (130, 2200)))]
 )
 def test_long_rows_equal_the_portable_engine(n: int, m: int):
     question = Question(n, m, all_rules(n, m), np.float64)

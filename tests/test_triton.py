@@ -93,8 +93,8 @@ def odd() -> Array:
     return (np.arange(300) > 140) & (np.arange(300) % 7 > 1)
 
 
-@pytest.mark.gate
-@pytest.mark.parametrize("halves", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("halves", [False, True])
 def test_wide_values_are_processed_in_parts(halves: bool, monkeypatch: pytest.MonkeyPatch):  # noqa: FBT001
     dtype = DTYPES[int(fresh().integers(1, 3))] if halves else DTYPES[0]
     spans = np.arange(9) // 2, np.arange(40) // 9, np.eye(5)
