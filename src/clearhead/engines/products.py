@@ -40,7 +40,7 @@ def _parts(size: int) -> tuple[int, int]:
 
 def _padded(x: Array, rows: int, columns: int) -> Array:
     if x.shape == (rows, columns):
-        return x
+        return np.ascontiguousarray(x)  # BLAS has another order of sums for other strides
     full = np.zeros((rows, columns), np.result_type(x, np.float64))
     full[: x.shape[0], : x.shape[1]] = x
     return full
