@@ -127,7 +127,8 @@ def members(kind: type) -> list[tuple[str, Any]]:
     results: dict[str, Any] = {}
     for base in kind.__mro__:
         if base.__module__.startswith("clearhead"):
-            fields = {name: _Field(hint) for name, hint in inspect.get_annotations(base).items()}
+            about = _comments(base)
+            fields = {name: _Field(hint, about.get(name, "")) for name, hint in inspect.get_annotations(base).items()}
             for name, value in (fields | dict(vars(base))).items():
                 if name in fields and not isinstance(value, property):
                     value = fields[name]
@@ -139,6 +140,17 @@ def members(kind: type) -> list[tuple[str, Any]]:
 @dataclass(frozen=True)
 class _Field:
     hint: Any
+    about: str  # what the comment behind it says
+
+
+def _comments(kind: type) -> dict[str, str]:
+    """What the comment behind each field of a class says."""
+    try:
+        source = inspect.getsource(kind)
+    except (OSError, TypeError):
+        return {}
+    said = re.findall(r"^    (\w+): [^#\n]*[^#\s]  # (?!type:|noqa)(.*)$", source, re.MULTILINE)
+    return {name: re.sub(r"^\([^()]*\)", r"`\g<0>`", text) for name, text in said}  # a shape is code
 
 
 def _function(value: Any) -> Callable[..., Any] | None:
@@ -219,7 +231,7 @@ def _methods(name: Name) -> str:
 
 def _member(name: str, value: Any, names: dict[str, Name]) -> str:
     if isinstance(value, _Field):
-        return _directive("py:attribute", name, "", {"type": typed(value.hint, names)}, fence="::::")
+        return _directive("py:attribute", name, value.about, {"type": typed(value.hint, names)}, fence="::::")
     function = _function(value)
     text = inspect.getdoc(function) or ""
     if not isinstance(value, (staticmethod, classmethod)) and not inspect.isfunction(value):

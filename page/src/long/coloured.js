@@ -8,7 +8,7 @@ import { unitOf } from "./units.js";
 
 /** The colours of the map's values. @param {Shown} shown */
 export const shadeOf = ({ head, other, high, scale }) =>
-  head.shows !== "weights" ? signed("effect", high, scale) : other ? signed("weights", high) : weighed(high, scale);
+  head.shows !== "weights" ? signed(head.shows, high, scale) : other ? signed("weights", high) : weighed(high, scale);
 
 /** A tile's value, or its difference from the other head's. @param {Float32Array} weights @param {Float32Array | null} other @param {number} index */
 export const minus = (weights, other, index) =>

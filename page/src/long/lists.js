@@ -23,13 +23,13 @@ export function fillLists(look, jump) {
   ];
   if (!lists.has(parts.lists)) parts.lists.append(...made.map(({ element }) => element));
   lists.set(parts.lists, made);
-  const effects = look.head.shows !== "weights";
-  const what = t(`shows ${look.head.shows}`);
+  const { shows } = look.head;
+  const what = t(`shows ${shows}`);
   const query = { name: placed(queries, queryName, cell.i, 16), what };
   const key = { name: placed(keys, keyName, cell.j, 16), what };
-  const titles = effects ? ["query effects", "key effects"] : ["query looks", "key seen"];
-  made[0].set(t(titles[0], query), inUnits(row, keys, weightOn), keys, keyName, effects);
-  made[1].set(t(titles[1], key), inUnits(column, queries, weightFrom), queries, queryName, effects);
+  const titles = shows === "weights" ? ["query looks", "key seen"] : ["query effects", "key effects"];
+  made[0].set(t(titles[0], query), inUnits(row, keys, weightOn), keys, keyName, shows);
+  made[1].set(t(titles[1], key), inUnits(column, queries, weightFrom), queries, queryName, shows);
 }
 
 /** The ten largest of a row or column, as buttons that lead there. @param {string} role @param {(unit: number) => void} go */
@@ -46,11 +46,11 @@ function strongest(role, go) {
   let best = [];
   return {
     element,
-    /** @param {string} words @param {Float32Array | null} values      by unit @param {Units} units @param {(token: number) => string} name @param {boolean} effects */
-    set(words, values, units, name, effects) {
+    /** @param {string} words @param {Float32Array | null} values      by unit @param {Units} units @param {(token: number) => string} name @param {Shows} shows */
+    set(words, values, units, name, shows) {
       element.hidden = !values;
       if (!values) return;
-      element.className = `strongest role-${effects ? "effect" : role}`;
+      element.className = `strongest role-${shows === "weights" ? role : shows}`;
       write(title, words);
       best = largest(values);
       for (const [rank, index] of best.entries()) {
@@ -61,7 +61,7 @@ function strongest(role, go) {
         button.style.backgroundSize = `${Math.abs((100 * values[index]) / values[best[0]])}%`;
         write(place, String(index));
         write(label, name(token) === String(token) ? "" : unitLabel(units, name, index, 18));
-        write(number, (effects ? signed : percent)(values[index]));
+        write(number, (shows === "weights" ? percent : signed)(values[index]));
       }
       if (list.childElementCount !== best.length)
         list.replaceChildren(...entries.slice(0, best.length).map(({ element }) => element));

@@ -68,8 +68,9 @@ export function drawProfiles(pen, shown, f) {
   pen.rotate(-Math.PI / 2);
   pen.fillText(fmt(shown.high, 2), 0, 0);
   pen.restore();
-  const roles = shown.head.shows === "weights" ? ["query", "key"] : ["effect", "effect"];
-  const [query, key, minus] = [...roles, "effect-minus"].map((role) => css(rgb(role)));
+  const { shows } = shown.head;
+  const roles = shows === "weights" ? ["query", "key", "key"] : [shows, shows, `${shows}-minus`]; // no weight is below 0
+  const [query, key, minus] = roles.map((role) => css(rgb(role)));
   eachBar(shown, across, shown.row, weightOn, (position, size, below) => {
     pen.fillStyle = below ? minus : query;
     pen.fillRect(position, bottom, 1, size);

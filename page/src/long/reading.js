@@ -144,10 +144,10 @@ export function shadeText(look, over = null) {
   const { parts, head, keys, offset, state, aside, received, row, column } = look;
   const by = over ? "query" : state.reading.by;
   const { why } = look.page.header;
-  const caused = by === "effect"; // blue for what speaks for the answer
+  const caused = by === "effect";
   const cross = head.layer.cross;
   const values = caused
-    ? why.by_token.map((/** @type {number} */ x) => -x)
+    ? why.by_token
     : by === "received"
       ? received
       : by === "query"
@@ -160,7 +160,7 @@ export function shadeText(look, over = null) {
     query: cross ? -1 : (over?.token ?? state.query + offset),
     key: over ? -1 : state.key,
     aside: aside ? head.first : -1,
-    effects: caused || head.shows !== "weights",
+    shows: caused ? "contributions" : head.shows,
   });
   if (!over) parts.decoding?.update();
 }
@@ -169,13 +169,14 @@ export function shadeText(look, over = null) {
  * @param {HTMLElement} box
  * @param {ArrayLike<number> | null} values      of each unit
  * @param {(token: number) => number} unitAt
- * @param {{query: number, key: number, aside: number, effects: boolean}} marks      tokens; aside is left white; effects are signed
+ * @param {{query: number, key: number, aside: number, shows: string}} marks      tokens; aside is left white
  */
 function shade(box, values, unitAt, marks) {
   const aside = marks.aside < 0 ? -1 : unitAt(marks.aside);
   const sizes = values ? Array.from(values, (x) => (x === MASKED ? 0 : Math.abs(x))) : [];
   const most = sizes.reduce((most, size, index) => (index !== aside && size > most ? size : most), 0);
-  const scale = marks.effects ? signed("effect", most, "sqrt") : weighed(most || 1);
+  const plain = marks.shows === "weights";
+  const scale = plain ? weighed(most) : signed(marks.shows, most, "sqrt");
   const written = listOf(SHADES + 1, (index) => {
     const colour = scale.along(index / SHADES);
     return [css(colour), inkOn(colour) === "dark" ? "#000" : "#fff"];
@@ -204,7 +205,7 @@ function shade(box, values, unitAt, marks) {
     const value = values && unitAt(token) !== aside ? values[unitAt(token)] : 0;
     const place = Math.round(scale.shade(value) * SHADES);
     const shade =
-      value === MASKED || (marks.effects ? value === 0 : value <= 0)
+      value === MASKED || (plain ? value <= 0 : value === 0)
         ? SHADES + 2
         : Number.isNaN(place)
           ? SHADES + 1

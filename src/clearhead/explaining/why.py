@@ -65,14 +65,14 @@ class Why(Tabular, Framing):
     """
 
     model: LanguageModel
-    text: str
+    text: str  # all that the model read: of messages, by its template
     tokens: list[Token]
-    answer: str
+    answer: str  # its text
     token: Candidate  # the answer's first token
     against: Candidate  # the other answer's first token, or the runner-up of the same kind
     compared: bool  # is y about the other answer too?
     other: str  # the text of the other answer, or of the runner-up
-    value: float
+    value: float  # y, in natural logarithms
     parts: list[PartEffect]  # in the order of the text
     pairs: list[PairEffect]  # of parts that stand in for each other, the strongest first
     by_token: Array  # (tokens,): φ, of the integral alone; without one a part's, in equal shares
@@ -82,13 +82,13 @@ class Why(Tabular, Framing):
     edges: list[EdgeEffect]  # the strongest in a run first
     total: float  # y with everything less y with nothing of the parts
     gap: float  # total less the sum of the parts' effects
-    points: int
+    points: int  # of the integral; 0 without one
     missed: bool  # is the strongest edge in neither estimate's first 20?
     sinks: int = 0  # heads that give the first token over half of their weight in the row that answers
     sink: bool = False  # are these half of all heads or more? Then the first token is set aside
     edits: tuple[Edit, ...] = ()  # of the attention, in force in all runs
     ways: Sequence[Way] = ()  # to the first token and to the other one, where the model's parts can be added up
-    next: Sequence[Candidate] = ()
+    next: Sequence[Candidate] = ()  # the likeliest next tokens, the likeliest first
     numbers: Sequence[OtherNumber] = ()  # what the same runs say of each token of the answer, or of other next tokens
     prompt: Any = None  # the text or the messages, as they came
     based: Sequence[Based] = field(default=(), repr=False)  # the runs that effects are changes of
