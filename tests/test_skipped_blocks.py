@@ -47,7 +47,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 OFTEN = ("packed",)
-every_rule = pytest.mark.parametrize("rules", of_tiers(OFTEN, [name for name in RULES if name not in OFTEN], every=4))
+every_rule = pytest.mark.parametrize("rules", of_tiers(OFTEN, [name for name in RULES if name not in OFTEN], every=6))
 
 
 def drawn(rules: str, queries: int = N) -> Case:
