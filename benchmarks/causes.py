@@ -82,7 +82,7 @@ def _engine(n: int) -> str:
     return next(name for name in engines.NAMES if engines.get(name) is chosen)
 
 
-def _given(n: int, heads: int, threads: int) -> list[Any]:
+def _inputs(n: int, heads: int, threads: int) -> list[Any]:
     """q, k, v and g, (1, heads, n, d)."""
     import numpy as np
 
@@ -96,7 +96,7 @@ def _given(n: int, heads: int, threads: int) -> list[Any]:
 def _cuts(n: int, heads: int, threads: int, *, causal: bool) -> Call:
     import clearhead as ch
 
-    q, k, v, g = _given(n, heads, threads)
+    q, k, v, g = _inputs(n, heads, threads)
     matrix = ch.AttentionMatrix(q, k, causal=causal)
     matrix.logsumexp()
     return lambda: matrix.cuts(v, g).observe(**ASKED)
@@ -112,7 +112,7 @@ def _calls(n: int, heads: int, threads: int, *, causal: bool) -> dict[str, Call]
     except ImportError:
         return calls
     torch.set_num_threads(threads)
-    q, k, v, g = map(torch.from_numpy, _given(n, heads, threads))
+    q, k, v, g = map(torch.from_numpy, _inputs(n, heads, threads))
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     output = ch.attention(leaves[0], leaves[1], leaves[2], causal=causal)
     calls["backward"] = lambda: torch.autograd.grad(output, leaves, g, retain_graph=True)

@@ -208,7 +208,7 @@ def flex() -> dict[str, Cell]:
     }  # fmt: skip
 
 
-def jax_own() -> dict[str, Cell]:
+def jax_builtin() -> dict[str, Cell]:
     f = jax.nn.dot_product_attention
 
     def call(
@@ -301,7 +301,7 @@ COLUMNS: dict[str, Callable[[], dict[str, Cell]]] = {
     "SDPA, fused": lambda: sdpa(SDPBackend.FLASH_ATTENTION),
     "SDPA, math": lambda: sdpa(SDPBackend.MATH),
     "FlexAttention": flex,
-    "JAX": jax_own,
+    "JAX": jax_builtin,
     "ONNX Runtime": onnx_runtime,
 }
 

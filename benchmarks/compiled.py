@@ -76,7 +76,7 @@ CASES = {
 }
 
 
-class Given:
+class CaseArrays:
     """The arrays of a case: heads 4, kv_heads 2, LENGTH queries and keys."""
 
     def __init__(self, case: Case) -> None:
@@ -107,49 +107,49 @@ class Given:
         return Edges(self.problem, self.q, self.k, self.v, self.g, terms)
 
 
-def rows(x: Given) -> None:
+def rows(x: CaseArrays) -> None:
     triton.rows(x.inputs, Wanted(output=True, **ROWS, top=8))
     row_pass.launch(x.inputs, 0, {"output": x.q.tensor}, repair=True)
 
 
-def few_rows(x: Given) -> None:
+def few_rows(x: CaseArrays) -> None:
     triton.rows(Inputs(x.one, x.few, x.long, x.long), Wanted(output=True, **ROWS, top=8))
     triton.others(Edges(x.one, x.few, x.long, x.long, x.few))
 
 
-def columns(x: Given) -> None:
+def columns(x: CaseArrays) -> None:
     triton.columns(x.inputs, x.per_row, Wanted(received=True, peak=True))
     triton.weights(x.inputs, x.per_row)
 
 
-def products(x: Given) -> None:
+def products(x: CaseArrays) -> None:
     triton.columns(x.inputs, x.per_row, Wanted(image=(64, 64)))
     triton.columns(x.inputs, x.per_row, Wanted(groups=x.groups))
     triton.transposed(x.inputs, x.per_row, x.g)
 
 
-def gradients(x: Given) -> None:
+def gradients(x: CaseArrays) -> None:
     upstream = Upstream(x.per_row, x.g, x.per_row, x.per_row, x.per_row, bias=x.bias, spans=x.table)
     triton.gradients(x.inputs, x.per_row, upstream)
 
 
-def tangents(x: Given) -> None:
+def tangents(x: CaseArrays) -> None:
     asked = Wanted(output=True, entropy=True, distance=True, diagonal=True)
     triton.tangents(x.inputs, x.along, asked, x.per_row, x.g if x.g.dtype == x.per_row.dtype else None)
 
 
-def column_tangents(x: Given) -> None:
+def column_tangents(x: CaseArrays) -> None:
     kept = Kept(x.per_row, x.per_row)
     triton.column_tangents(x.inputs, x.along, kept, Wanted(received=True))
     triton.column_tangents(x.inputs, x.along, kept, Wanted(image=(64, 64), groups=x.groups))
 
 
-def gradient_tangents(x: Given) -> None:
+def gradient_tangents(x: CaseArrays) -> None:
     upstream = Upstream(x.per_row, x.g, None, x.per_row, x.per_row, x.per_row, bias=x.bias, spans=x.table)
     triton.gradient_tangents(x.inputs, x.along, Kept(x.per_row, x.per_row), upstream, upstream)
 
 
-def effects(x: Given) -> None:
+def effects(x: CaseArrays) -> None:
     triton.others(x.edges())
     asked: dict[str, Any] = {"by_key": True, "by_query": True, "top": 8, "strongest": 20, "image": (256, 256)}
     for terms in (Terms("cut", *[x.per_row] * 3, x.strongest), Terms("contribution", x.per_row)):
@@ -157,7 +157,7 @@ def effects(x: Given) -> None:
         triton.effect_tile(x.edges(terms))
 
 
-def effect_products(x: Given) -> None:
+def effect_products(x: CaseArrays) -> None:
     for terms in (Terms("cut", *[x.per_row] * 3, x.strongest), Terms("contribution", x.per_row)):
         triton.effects(x.edges(terms), WantedEffects(groups=x.groups))
         triton.effect_product(x.edges(terms), x.v, transposed=False)
@@ -165,7 +165,7 @@ def effect_products(x: Given) -> None:
 
 
 ROWS: Any = dict.fromkeys(("logsumexp", "max_logit", "entropy", "distance", "diagonal"), True)
-PASSES: dict[str, Callable[[Given], None]] = {
+PASSES: dict[str, Callable[[CaseArrays], None]] = {
     "rows": rows,
     "few rows": few_rows,
     "columns": columns,
@@ -222,7 +222,7 @@ def compiled(gpu: str, case: str, names: list[str]) -> dict[str, Needs]:
     Stub.capability = int(gpu.removeprefix("sm_"))
     driver.set_active(Stub())
     try:
-        inputs = Given(CASES[case])
+        inputs = CaseArrays(CASES[case])
         for now in names:
             PASSES[now](inputs)
     finally:

@@ -23,7 +23,7 @@ class DerivativeCost(NamedTuple):
     case: str
     what: str
     seconds: float
-    times_own: float  # over our output, or over our backward pass
+    times_plain: float  # over our output, or over our backward pass
     times_math: float | None  # PyTorch's time over ours; None: not timed
     peak_bytes: int  # the process's peak memory, less what it held before the call
 
@@ -57,7 +57,7 @@ def lines(result: list[DerivativeCost]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("case", "what", "ms", "times own", "times math", "peak MB")]
     for cost in result:
         math = "-" if cost.times_math is None else fixed(cost.times_math, 2, 6)
-        shown = fixed(cost.seconds * 1e3, 2, 8), fixed(cost.times_own, 2, 6), math
+        shown = fixed(cost.seconds * 1e3, 2, 8), fixed(cost.times_plain, 2, 6), math
         rows.append((cost.case, cost.what, *shown, fixed(cost.peak_bytes / 1e6, 1, 8)))
     return rows
 

@@ -64,7 +64,7 @@ def flex(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False, query_o
     return flex_attention(q, k, v, block_mask=block, enable_gqa=q.shape[1] != k.shape[1])
 
 
-def jaxs_own(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False, **_: Any) -> Any:
+def jax_attention(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False, **_: Any) -> Any:
     return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=causal)
 
 
@@ -114,7 +114,7 @@ PEERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "SDPA, math": (sdpa(SDPBackend.MATH), {"arrays": "torch"}),
     "SDPA, flash": (sdpa(SDPBackend.FLASH_ATTENTION), {"arrays": "torch"}),
     "flex_attention": (flex, {"arrays": "torch"}),
-    "JAX": (jaxs_own, {"arrays": "jax", "layout": "bnhd"}),
+    "JAX": (jax_attention, {"arrays": "jax", "layout": "bnhd"}),
     "onnxruntime Attention": (onnx_attention, {}),
     "onnxruntime MultiHeadAttention": (onnx_multi_head, {}),
 }

@@ -304,7 +304,7 @@ def _groups(c: Case, keys: Any, values: Any) -> Array:
     return softmax(c.q @ swapped(c.k[:, keys]) / np.float32(c.d**0.5)) @ c.v[:, values]
 
 
-def _own(c: Case) -> Array:
+def _key_heads(c: Case) -> Array:
     """The key head of each query head."""
     many = c.q.shape[1]
     return np.arange(many) // (many // c.k.shape[1])
@@ -319,16 +319,16 @@ def _last(c: Case) -> int:
 
 
 GROUPED: dict[str, Code] = {
-    "the first group's only": lambda c: _groups(c, 0 * _own(c), 0 * _own(c)),
-    "the last group's only": lambda c: _groups(c, 0 * _own(c) + _last(c), 0 * _own(c) + _last(c)),
-    "groups reversed": lambda c: _groups(c, _last(c) - _own(c), _last(c) - _own(c)),
-    "off by one": lambda c: _groups(c, np.roll(_own(c), 1), np.roll(_own(c), 1)),
-    "only values tiled": lambda c: _groups(c, _own(c), _tiled(c)),
-    "only keys tiled": lambda c: _groups(c, _tiled(c), _own(c)),
+    "the first group's only": lambda c: _groups(c, 0 * _key_heads(c), 0 * _key_heads(c)),
+    "the last group's only": lambda c: _groups(c, 0 * _key_heads(c) + _last(c), 0 * _key_heads(c) + _last(c)),
+    "groups reversed": lambda c: _groups(c, _last(c) - _key_heads(c), _last(c) - _key_heads(c)),
+    "off by one": lambda c: _groups(c, np.roll(_key_heads(c), 1), np.roll(_key_heads(c), 1)),
+    "only values tiled": lambda c: _groups(c, _key_heads(c), _tiled(c)),
+    "only keys tiled": lambda c: _groups(c, _tiled(c), _key_heads(c)),
     "mean of the groups": lambda c: (
         softmax(c.q @ swapped(c.k.mean(1, keepdims=True)) / np.float32(c.d**0.5)) @ c.v.mean(1, keepdims=True)
     ),
-    "values of the first": lambda c: _groups(c, _own(c), 0 * _own(c)),
+    "values of the first": lambda c: _groups(c, _key_heads(c), 0 * _key_heads(c)),
 }
 
 

@@ -47,7 +47,6 @@ _IN_CHINESE = {
     "cores": "核心数",
     "instruction set": "指令集",
 }
-_TOLD = ("processor", "threads", "cores", "instruction set", "python", "clearhead", "numpy", "torch", "onnxruntime")
 
 
 def measured(data: Data, language: str) -> list[str]:

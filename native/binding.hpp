@@ -20,21 +20,21 @@
 namespace clearhead {
 
 namespace nb = nanobind;
-using Given = nb::ndarray<nb::ro, nb::device::cpu>;
+using Input = nb::ndarray<nb::ro, nb::device::cpu>;
 using Taken = nb::ndarray<nb::device::cpu, nb::c_contig>;
 
 inline void check(bool fine, const char* what) {
     if (!fine) throw std::invalid_argument(what);
 }
 
-inline View view(const Given& x, int64_t bytes, int64_t b, int64_t h, int64_t r, int64_t c, const char* what) {
+inline View view(const Input& x, int64_t bytes, int64_t b, int64_t h, int64_t r, int64_t c, const char* what) {
     check(x.ndim() == 4 && x.itemsize() == size_t(bytes), what);
     check(int64_t(x.shape(0)) == b && int64_t(x.shape(1)) == h && int64_t(x.shape(2)) == r && int64_t(x.shape(3)) == c,
           what);
     return {x.data(), x.stride(0), x.stride(1), x.stride(2), x.stride(3)};
 }
 
-template <class T> const T* whole(const std::optional<Given>& x, int64_t count, const char* what) {
+template <class T> const T* whole(const std::optional<Input>& x, int64_t count, const char* what) {
     if (!x) return nullptr;
     check(x->size() == size_t(count) && x->itemsize() == sizeof(T), what);
     int64_t expected = 1;
@@ -65,7 +65,7 @@ struct Described {
     nb::object kept;
     std::vector<LabelSets> span_sets;
 
-    Problem with(const Given& q, const Given& k) const {
+    Problem with(const Input& q, const Input& k) const {
         Problem whole = p;
         whole.q = view(q, bytes_of(p.type), p.batch, p.heads, p.queries, p.d_k, "q");
         whole.k = view(k, bytes_of(p.type), p.batch, p.kv_heads, p.keys, p.d_k, "k");

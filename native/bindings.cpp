@@ -35,9 +35,9 @@ namespace {
 // clang-format on
 
 #define CLEARHEAD_NUMBER(type, name) type name,
-#define CLEARHEAD_ARRAY(type, name, count) std::optional<Given> name,
+#define CLEARHEAD_ARRAY(type, name, count) std::optional<Input> name,
 Described describe(CLEARHEAD_NUMBERS(CLEARHEAD_NUMBER) CLEARHEAD_ARRAYS(CLEARHEAD_ARRAY) int type, int bias_type,
-                   std::optional<Given> span_table, std::optional<Given> bias, std::optional<Given> mask,
+                   std::optional<Input> span_table, std::optional<Input> bias, std::optional<Input> mask,
                    nb::object kept) {
     Described d;
     Problem& p = d.p;
@@ -80,7 +80,7 @@ const char* const statistics[] = {
     CLEARHEAD_PER_QUERY(CLEARHEAD_NAME) "output", "top", "received", "peak", "image", "groups"};
 
 // `along`, here and below: the inputs' tangents, for an answer along a direction; of `rows`, its tangents too.
-void rows(int threads, const Described& d, const Given& q, const Given& k, std::optional<Given> v, nb::dict answers,
+void rows(int threads, const Described& d, const Input& q, const Input& k, std::optional<Input> v, nb::dict answers,
           std::optional<nb::dict> along) {
     Job job;
     job.problem = d.with(q, k);
@@ -103,7 +103,7 @@ void rows(int threads, const Described& d, const Given& q, const Given& k, std::
 }
 
 // `known`: the log-sum-exp, the labels of groups, x; `answers`: what is to be filled.
-void columns(int threads, const Described& d, const Given& q, const Given& k, nb::dict known, nb::dict answers,
+void columns(int threads, const Described& d, const Input& q, const Input& k, nb::dict known, nb::dict answers,
              std::optional<nb::dict> along) {
     Job job;
     job.problem = d.with(q, k);
@@ -122,7 +122,7 @@ void columns(int threads, const Described& d, const Given& q, const Given& k, nb
 }
 
 // `known`: the log-sum-exp, v, and what is known of the loss (base.Upstream); `answers`: the derivatives.
-void gradients(int threads, const Described& d, const Given& q, const Given& k, nb::dict known, nb::dict answers,
+void gradients(int threads, const Described& d, const Input& q, const Input& k, nb::dict known, nb::dict answers,
                std::optional<nb::dict> along) {
     Job job;
     job.problem = d.with(q, k);
@@ -169,13 +169,13 @@ void gradients(int threads, const Described& d, const Given& q, const Given& k, 
 }
 
 // The values and the derivatives g of edges.
-void take_edges(Job& job, const Given& v, const Given& g) {
+void take_edges(Job& job, const Input& v, const Input& g) {
     Problem& p = job.problem;
     take_values(p, v);
     job.effects.g = view(g, bytes_of(p.type), p.batch, p.heads, p.queries, p.d_v, "g");
 }
 
-void others(int threads, const Described& d, const Given& q, const Given& k, const Given& v, const Given& g,
+void others(int threads, const Described& d, const Input& q, const Input& k, const Input& v, const Input& g,
             nb::dict answers) {
     Job job;
     job.problem = d.with(q, k);
@@ -190,7 +190,7 @@ void others(int threads, const Described& d, const Given& q, const Given& k, con
 }
 
 // `known`: as for columns, and what each row must know for a cut; `answers`: what is to be filled.
-void effects(int threads, const Described& d, const Given& q, const Given& k, const Given& v, const Given& g,
+void effects(int threads, const Described& d, const Input& q, const Input& k, const Input& v, const Input& g,
              nb::dict known, nb::dict answers) {
     Job job;
     job.problem = d.with(q, k);
@@ -247,7 +247,7 @@ int64_t exercise(int threads, int64_t rounds) {
 }
 
 // Reads all of an array of floats with so many threads, a mebibyte at a time; returns the largest.
-float read_all(int threads, const Given& x) {
+float read_all(int threads, const Input& x) {
     constexpr int64_t piece = 1 << 18;
     struct Context {
         const float* from;

@@ -36,7 +36,7 @@ template <class T> void read_table(Problem& p, std::vector<LabelSets>& entries) 
 }
 
 // Arrays of a repeated call: NumPy's, labels of one axis as int64, a table of two axes as float32 or float64.
-struct GivenSpans {
+struct RepeatedSpans {
     using Array = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 
     std::vector<int64_t> query_labels, key_labels;

@@ -18,7 +18,7 @@ class Named {
         for (auto [name, value] : arguments) items.push_back({nb::cast<const char*>(name), value});
     }
 
-    std::optional<Given> read(const char* name) { return cast<Given>(name); }
+    std::optional<Input> read(const char* name) { return cast<Input>(name); }
     std::optional<Taken> write(const char* name) { return cast<Taken>(name); }
     int number(const char* name) { return cast<int>(name).value_or(-1); }
     Type type(const char* name) { return checked_type(number(name), name); }
@@ -76,7 +76,7 @@ class Named {
 };
 
 // Reads v (batch, heads, keys, d_v) into the problem.
-inline void take_values(Problem& p, const std::optional<Given>& v) {
+inline void take_values(Problem& p, const std::optional<Input>& v) {
     check(v && v->ndim() == 4, "v");
     p.v_heads = int64_t(v->shape(1));
     p.d_v = int64_t(v->shape(3));

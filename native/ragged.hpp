@@ -11,7 +11,7 @@ namespace clearhead {
 
 // The keys, or the values, of all requests: (tokens, heads, d), or pages (blocks, page, heads, d).
 struct RaggedRows {
-    const Given& x;
+    const Input& x;
     const bool paged = x.ndim() == 4;
     const int64_t page = paged ? int64_t(x.shape(1)) : 1;
     std::vector<int64_t> runs = {};  // View::runs of one request after the other
@@ -40,11 +40,11 @@ struct RaggedRows {
 };
 
 // The problem of all queries together; the requests' problems differ in their queries, keys and arrays.
-inline Problem ragged_problem(const Described& d, const Given& q, const RaggedRows& keys, const RaggedRows& values) {
+inline Problem ragged_problem(const Described& d, const Input& q, const RaggedRows& keys, const RaggedRows& values) {
     Problem p = d.p;
     check(q.ndim() == 3 && (keys.paged || keys.x.ndim() == 3) && keys.x.ndim() == values.x.ndim(), "axes");
     check(!keys.paged || (keys.page > 0 && keys.page % kRun == 0), "page");
-    for (const Given* x : {&q, &keys.x, &values.x}) check(x->itemsize() == size_t(bytes_of(p.type)), "type");
+    for (const Input* x : {&q, &keys.x, &values.x}) check(x->itemsize() == size_t(bytes_of(p.type)), "type");
     p.batch = 1;
     p.ragged = true;
     p.queries = int64_t(q.shape(0));
@@ -80,10 +80,10 @@ void turn_received(const double* from, const int64_t* length, int64_t requests, 
             for (int64_t h = 0; h < heads; ++h) *x++ = T(from[h * length[r] + j]);
 }
 
-inline bool is_whole(const Given& x) { return x.dtype().code == uint8_t(nb::dlpack::dtype_code::Int); }
+inline bool is_whole(const Input& x) { return x.dtype().code == uint8_t(nb::dlpack::dtype_code::Int); }
 
 // Whole numbers of 32 or 64 bits.
-inline std::vector<int64_t> whole_numbers(const Given& x, const char* what) {
+inline std::vector<int64_t> whole_numbers(const Input& x, const char* what) {
     const bool wide = x.itemsize() == 8;
     check(x.ndim() == 1 && (wide || x.itemsize() == 4) && is_whole(x), what);
     std::vector<int64_t> numbers(x.size());
@@ -94,7 +94,7 @@ inline std::vector<int64_t> whole_numbers(const Given& x, const char* what) {
 }
 
 // Where requests begin, checked: from 0 up to `count`.
-inline std::vector<int64_t> starts_of(const Given& ends, int64_t count, const char* what) {
+inline std::vector<int64_t> starts_of(const Input& ends, int64_t count, const char* what) {
     const std::vector<int64_t> starts = whole_numbers(ends, what);
     check(!starts.empty() && starts.front() == 0 && starts.back() == count, what);
     check(std::is_sorted(starts.begin(), starts.end()), what);
@@ -105,9 +105,9 @@ inline std::vector<int64_t> starts_of(const Given& ends, int64_t count, const ch
 // (requests, pages) of int32; `used` (requests,): how many keys each has, needed with a table. A request's last query
 // is at its last key. The row pass computes `received` of requests with so many queries and keys, as
 // engines/native.py says.
-inline void ragged(int threads, const Described& d, const Given& q, const Given& k, const Given& v,
-                   const Given& cu_seq_q, std::optional<Given> cu_seq_k, std::optional<Given> used,
-                   std::optional<Given> table, nb::dict answers, int64_t least_queries, int64_t most_keys) {
+inline void ragged(int threads, const Described& d, const Input& q, const Input& k, const Input& v,
+                   const Input& cu_seq_q, std::optional<Input> cu_seq_k, std::optional<Input> used,
+                   std::optional<Input> table, nb::dict answers, int64_t least_queries, int64_t most_keys) {
     RaggedRows keys{k}, values{v};
     const Problem all = ragged_problem(d, q, keys, values);
     const int64_t n = all.heads * all.queries, bytes = bytes_of(all.type);

@@ -189,7 +189,7 @@ class Repeatable {
     // `call` is a copy: another thread may add calls while this one runs.
     nb::object repeat(const Call call, const Operands& operands, nb::handle spans, int threads) const {
         Job job;
-        GivenSpans labels;
+        RepeatedSpans labels;
         Problem& p = job.problem = call.described->p;
         p.q = operands[0].view;
         p.k = operands[1].view;

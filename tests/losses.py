@@ -74,12 +74,12 @@ class Losses:
             lost = mags["output"].sum(-1) * float(rounding(np.zeros(()), problem.dtype))
         logit = unit * (book.weights * (by_weight + row[..., None]) + slack.tiny * (1 + by_weight))
         logit = logit + book.weights * lost[..., None]
-        bent = logit if problem.softcap is None else logit * (1 + 1 / problem.softcap)
+        capped = logit if problem.softcap is None else logit * (1 + 1 / problem.softcap)
         # multiplying pairs of bfloat16, a processor takes what lies below the normal range for zero, also a sum
         flushed = slack.tiny * (1 + problem.queries + problem.keys) if problem.dtype == ml_dtypes.bfloat16 else 0.0
         if problem.dtype == np.float16:  # an engine may round its operands to it, and little lies below its range
             flushed = float(ml_dtypes.finfo(np.float16).smallest_subnormal)
-        score = abs(problem.scale)[:, None, None] * bent + flushed
+        score = abs(problem.scale)[:, None, None] * capped + flushed
         output = mags["output"] if "output" in self.by else np.zeros((*row.shape, values.shape[-1]))
         result = {
             "q": score @ keys + flushed,

@@ -131,9 +131,9 @@ def compare(seed: int) -> None:
     smooth = replace(want, max_logit=False, top=None, diagonal=True)
     truth = portable.tangents(inputs, along, smooth)
     kept = Kept(truth["logsumexp"], truth["logsumexp_tangent"])
-    own_bias = None if p.bias is None else (*per_query, p.keys)
+    bias_shape = None if p.bias is None else (*per_query, p.keys)
     by, changing = (
-        Upstream(number(*per_query), like(output), None, *(maybe(number(*per_query)) for _ in range(3)), own_bias)
+        Upstream(number(*per_query), like(output), None, *(maybe(number(*per_query)) for _ in range(3)), bias_shape)
         for _ in range(2)
     )
     passes: dict[str, Callable[[Any], Any]] = {

@@ -58,8 +58,8 @@ def ask_rest(q: Array, k: Array) -> Ask:
         moved = native.gradient_tangents(
             inputs, direction, Kept(logsumexp, logsumexp), Upstream(logsumexp, inputs.q), Upstream(logsumexp)
         )
-        bent = native.column_tangents(inputs, direction, Kept(logsumexp, logsumexp), Wanted(received=True))
-        parts = columns, slopes, along, moved, bent
+        by_columns = native.column_tangents(inputs, direction, Kept(logsumexp, logsumexp), Wanted(received=True))
+        parts = columns, slopes, along, moved, by_columns
         answers = [x for part in parts for x in part.values()]
         return [*answers, native.transposed(inputs, logsumexp, inputs.q)]
 

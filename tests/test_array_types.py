@@ -210,7 +210,7 @@ def test_masked_arrays_are_refused_by_name(name: str, call: Any):
         call()
 
 
-class Own(np.ndarray):
+class Subclass(np.ndarray):
     """A user's subclass of ndarray."""
 
 
@@ -232,7 +232,7 @@ SAME: dict[str, Callable[[Array], Array]] = {
     **LAYOUTS,
     "not aligned": unaligned,
     "on disk": on_disk,
-    "a subclass": lambda x: x.view(Own),
+    "a subclass": lambda x: x.view(Subclass),
     "np.matrix": lambda x: x.view(np.matrix),
 }
 

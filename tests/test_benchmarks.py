@@ -85,7 +85,7 @@ def test_a_few_cpu_benchmarks_run_from_setup_to_table(tmp_path: Path, capsys: py
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bench.csv", "bench.json", "bench.md", "bench.svg"]
 
 
-FOUND = {
+COSTS = {
     "model": [Share("forward", 1, 128, 768, 12, 0.001, 1.5)],
     "spans": [SpanCost("n 64 d 8", "half cut", 0.001, 0.5, None)],
     "causes": [CauseCost("h8 n 64 d 64", "native", 0.001, 0.9, None, 10**6)],
@@ -111,15 +111,15 @@ ONCE: dict[str, Any] = {"rounds": 1, "slice_seconds": 0.0}
 
 
 def test_each_group_has_its_table_and_its_figures(capsys: pytest.CaptureFixture[str]):
-    assert list(FOUND) == list(GROUPS)
-    report = run.Report([], FOUND, {}, {}, ORIGIN)
+    assert list(COSTS) == list(GROUPS)
+    report = run.Report([], COSTS, {}, {}, ORIGIN)
     data, page = json.loads(run.as_json(report)), run.as_markdown(report)
     command.show(Console(width=80), report)
     shown = capsys.readouterr().out
     assert data["watching"][1] == {"tokens": 16384, "way": "sdpa", "seconds": 52.4, "ratio": None, "peak_bytes": 10**9}
     for name, group in GROUPS.items():
-        assert data[group.key] == [cost._asdict() for cost in FOUND[name]]
-        head, *rows = group.lines(FOUND[name])
+        assert data[group.key] == [cost._asdict() for cost in COSTS[name]]
+        head, *rows = group.lines(COSTS[name])
         assert f"| {' | '.join(head)} |" in page
         for words in (head, *rows):
             assert any(line.split() == " ".join(words).split() for line in shown.splitlines()), words

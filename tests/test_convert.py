@@ -172,13 +172,13 @@ def test_compiled():
     close(compiled(x), layer(x, x, x, need_weights=False)[0])
 
 
-class Own(nn.MultiheadAttention):
+class Subclass(nn.MultiheadAttention):
     pass
 
 
 def test_subclasses_stay_as_they_are():
-    model = nn.ModuleList([Own(8, 2), nn.MultiheadAttention(8, 2)])
-    assert [type(part).__name__ for part in ch.convert(model)] == ["Own", "ConvertedAttention"]
+    model = nn.ModuleList([Subclass(8, 2), nn.MultiheadAttention(8, 2)])
+    assert [type(part).__name__ for part in ch.convert(model)] == ["Subclass", "ConvertedAttention"]
 
 
 def test_wrong_arguments():

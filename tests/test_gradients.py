@@ -106,8 +106,8 @@ def by_hand(losses: Losses) -> tuple[Array, ...]:
     if "received" in losses.by:
         slope = slope + losses.wide("received")[:, :, None]
     by_logit = book.weights * slope
-    bent = 1.0 if problem.softcap is None else 1 - np.tanh(book.scaled / problem.softcap) ** 2
-    by_score = problem.scale[:, None, None] * bent * by_logit
+    cap_slope = 1.0 if problem.softcap is None else 1 - np.tanh(book.scaled / problem.softcap) ** 2
+    by_score = problem.scale[:, None, None] * cap_slope * by_logit
     by_key, by_value = by_score.swapaxes(-1, -2) @ q, book.weights.swapaxes(-1, -2) @ output
     return by_score @ np.repeat(k, group, axis=1), grouped(by_key, k), grouped(by_value, v), by_logit
 

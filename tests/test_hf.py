@@ -160,7 +160,7 @@ def test_training_under_autocast():
 def attentions(model: Any, ids: torch.Tensor, draws: int) -> torch.Tensor:
     """What the attention of a GPT-2 of one layer gives for the same input, (draws, length, channels)."""
     kept: list[torch.Tensor] = []
-    hook = model.transformer.h[0].attn.register_forward_hook(lambda _module, _given, out: kept.append(out[0]))
+    hook = model.transformer.h[0].attn.register_forward_hook(lambda _module, _inputs, out: kept.append(out[0]))
     with torch.no_grad():
         model(ids.expand(draws, -1))
     hook.remove()

@@ -95,7 +95,7 @@ THEIRS: dict[str, Callable[[], tuple[dict[str, Any], dict[str, Any]]]] = {  # ru
 }
 
 
-def jaxs_own(q: Any, k: Any, v: Any, bias: Any = None, mask: Any = None, **options: Any) -> Any:
+def jax_attention(q: Any, k: Any, v: Any, bias: Any = None, mask: Any = None, **options: Any) -> Any:
     """jax.nn.dot_product_attention, whose axes are (batch, length, heads, d), for q (batch, heads, queries, d_k)."""
     q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
     batched = [None if x is None else jnp.broadcast_to(x, (1, *x.shape)[-4:]) for x in (bias, mask)]
@@ -114,7 +114,7 @@ def test_values_and_gradients_are_those_of_jaxs_own_attention(rules: Callable[[]
 
         return jax.jit(jax.grad(loss, has_aux=True))(moving | {name: x for name, x in rest.items() if name == "bias"})
 
-    near(slopes(attention, ours), slopes(jaxs_own, theirs), FLOAT32)
+    near(slopes(attention, ours), slopes(jax_attention, theirs), FLOAT32)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, bfloat16, np.float16], ids=str)
@@ -319,7 +319,7 @@ def test_a_transformer_trains_as_with_jaxs_own_attention():
 
         return jax.jit(update)
 
-    actual, theirs = step(lambda *x: attention(*x, causal=True)), step(lambda *x: jaxs_own(*x, is_causal=True))
+    actual, theirs = step(lambda *x: attention(*x, causal=True)), step(lambda *x: jax_attention(*x, is_causal=True))
     ours, local = weights, weights
     for _ in range(3):
         (loss, ours), (expected, local) = actual(ours), theirs(local)

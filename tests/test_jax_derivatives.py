@@ -22,8 +22,8 @@ BATCH, HEADS, KV_HEADS, QUERIES, KEYS, WIDTH = 2, 4, 2, 5, 6, 3
 SMOOTH = ("output", "logsumexp", "entropy", "distance", "diagonal", "received", "image", "groups")
 LABELS = np.array([0, 1, -1, 1, 0]), np.array([0, 0, 1, 2, -1, 2])
 ASKED: dict[str, Any] = dict.fromkeys(SMOOTH[1:6], True) | {"image": (3, 4), "groups": LABELS}
-Given = dict[str, Any]
-Path = Callable[[Given], Any]
+Arrays = dict[str, Any]
+Path = Callable[[Arrays], Any]
 
 
 def slow(*values: str) -> list[Any]:
@@ -41,7 +41,7 @@ def normal(*shape: int) -> Array:
     return fresh().standard_normal(shape)
 
 
-def drawn() -> tuple[Given, Given]:
+def drawn() -> tuple[Arrays, Arrays]:
     """What is differentiated, and rules of which some are traced; every query sees its own position."""
     rng, inputs = fresh(), {"q": normal(BATCH, HEADS, QUERIES, WIDTH)}
     inputs |= {"k": normal(BATCH, KV_HEADS, KEYS, WIDTH), "v": normal(BATCH, KV_HEADS, KEYS, WIDTH + 1)}
@@ -53,14 +53,14 @@ def drawn() -> tuple[Given, Given]:
     return inputs, {name: x for name, x in every.items() if rng.random() < 0.5} | {"query_offset": 0}
 
 
-def ours(inputs: Given, rules: Given, **asked: Any) -> Any:
+def ours(inputs: Arrays, rules: Arrays, **asked: Any) -> Any:
     more = {name: inputs[name] for name in ("bias", "sinks") if name in inputs}
     if "table" in inputs:
         more["spans"] = (np.arange(QUERIES) % 3, np.arange(KEYS) % 2 - 1, inputs["table"])
     return observe(inputs["q"], inputs["k"], inputs.get("v"), **more, **rules, **asked)
 
 
-def plain(inputs: Given, rules: Given) -> Given:
+def plain(inputs: Arrays, rules: Arrays) -> Arrays:
     """The formulas of the same, each with every weight stored."""
     q, k, v = inputs["q"], *(jnp.repeat(inputs[name], HEADS // KV_HEADS, 1) for name in "kv")
     scores = q @ jnp.swapaxes(k, -1, -2) * rules.get("scale", WIDTH**-0.5)
@@ -91,7 +91,7 @@ def _areas(pixels: int, size: int) -> Any:
     return jnp.repeat(jnp.eye(pixels), size, 1).reshape(pixels, size, pixels).sum(-1) / size
 
 
-def losses(names: list[str]) -> tuple[Path, Path, Given]:
+def losses(names: list[str]) -> tuple[Path, Path, Arrays]:
     """The same curved loss of some answers, ours and by the plain formulas; and what it is of."""
     inputs, rules = drawn()
     asked = {name: ASKED[name] for name in names if name in ASKED}
@@ -100,11 +100,11 @@ def losses(names: list[str]) -> tuple[Path, Path, Given]:
     def loss(answers: Callable[[str], Any]) -> Any:
         return sum((jnp.sin(answers(name)) * by[name]).sum() for name in names)
 
-    def actual(x: Given) -> Any:
+    def actual(x: Arrays) -> Any:
         seen = ours(x, rules, **asked)
         return loss(lambda name: getattr(seen, name))
 
-    def theirs(x: Given) -> Any:
+    def theirs(x: Arrays) -> Any:
         result = plain(x, rules)
         return loss(lambda name: result[name])
 
@@ -116,7 +116,7 @@ def near(result: Any, expected: Any, most: float = 1e-8) -> None:
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=most, atol=most)
 
 
-def moved(x: Given) -> Given:
+def moved(x: Arrays) -> Arrays:
     return {name: jnp.cos(3 * x[name]) for name in x}
 
 
@@ -159,7 +159,7 @@ def test_every_answer_has_second_derivatives(name: str):
 @pytest.mark.gate
 @pytest.mark.parametrize("name", ["q", "k", "v", "bias", "sinks"])
 def test_a_tangent_of_any_argument_alone(name: str):
-    rules: Given = {"query_offset": 0, "causal": True}
+    rules: Arrays = {"query_offset": 0, "causal": True}
     inputs = {"q": normal(BATCH, HEADS, QUERIES, WIDTH), "k": normal(BATCH, KV_HEADS, KEYS, WIDTH)}
     inputs |= {"v": normal(BATCH, KV_HEADS, KEYS, 2), "bias": normal(1, QUERIES, 1), "sinks": normal(HEADS)}
     direction = jnp.asarray(normal(*inputs[name].shape))
@@ -191,8 +191,8 @@ def test_vmap_of_derivatives_is_each_alone(mapped: str):
     axes = {name: 1 if name in names else None for name in x}
     many = {name: np.stack([y, 2 * y, -y], 1) if name in names else y for name, y in x.items()}
 
-    def slopes(x: Given, n: Any) -> Any:
-        def output(y: Given) -> Any:
+    def slopes(x: Arrays, n: Any) -> Any:
+        def output(y: Arrays) -> Any:
             return attention(y["q"], y["k"], y["v"], bias=y["bias"], sinks=x["sinks"], kv_lengths=n)
 
         moving = {name: x[name] for name in ("q", "k", "v", "bias")}

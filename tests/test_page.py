@@ -67,20 +67,20 @@ def bytes_of(text):
 class _Scripts(HTMLParser):
     def __init__(self):
         super().__init__()
-        self.found, self.inside = {}, None
+        self.texts, self.inside = {}, None
 
     def handle_starttag(self, tag, attrs):
         self.inside = dict(attrs).get("id", "program") if tag == "script" else None
 
     def handle_data(self, data):
         if self.inside:
-            self.found[self.inside] = self.found.get(self.inside, "") + data
+            self.texts[self.inside] = self.texts.get(self.inside, "") + data
 
 
 def scripts(text):
     reader = _Scripts()
     reader.feed(text)
-    return reader.found
+    return reader.texts
 
 
 # the file

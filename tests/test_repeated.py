@@ -205,12 +205,12 @@ def test_errors_are_raised_after_a_plain_call():
 def test_spans_are_checked_in_every_call(wrong: dict[int, Any], message: str):
     arrays = tensors(1, 4, 6, 8)
     right = (np.zeros(6, np.int64), np.ones(6, np.int64), np.zeros((2, 2)))
-    for given_arrays in (arrays, [x.numpy() for x in arrays]):
+    for operands in (arrays, [x.numpy() for x in arrays]):
         for _ in range(2):
-            ch.attention(*given_arrays, spans=right)
+            ch.attention(*operands, spans=right)
         spans = tuple(wrong.get(place, part) for place, part in enumerate(right))
         with pytest.raises((ch.errors.ShapeError, ch.errors.RuleError, ch.errors.DtypeError), match=message):
-            ch.attention(*given_arrays, spans=spans)
+            ch.attention(*operands, spans=spans)
 
 
 def test_spans_of_another_layout_are_the_same_rule():

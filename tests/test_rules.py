@@ -203,8 +203,8 @@ def test_the_operators_refuse_a_rule_that_they_do_not_pass_on(monkeypatch: pytes
 
 def test_the_operators_pass_on_every_rule_they_declare():
     schema = torch.ops.clearhead.observe.default._schema
-    names = [argument.name for argument in schema.arguments[3 : 3 + len(torch_arguments.Given._fields)]]
-    assert names == list(torch_arguments.Given._fields)
+    names = [argument.name for argument in schema.arguments[3 : 3 + len(torch_arguments.Settings._fields)]]
+    assert names == list(torch_arguments.Settings._fields)
 
 
 def test_the_page_reads_every_declared_rule():

@@ -117,7 +117,7 @@ def test_meta_tensors_give_shapes():
         ch.attention(q, X, v)
 
 
-class Own(Tensor):
+class Subclass(Tensor):
     """A user's subclass of Tensor."""
 
 
@@ -163,7 +163,7 @@ def test_unsupported_tensors_are_refused_by_name(call: Callable[[], Any], words:
 
 
 def test_a_tensor_subclass_is_accepted():
-    x = X.as_subclass(Own)
+    x = X.as_subclass(Subclass)
     for result in (ch.attention(x, x, x), sdpa(x, x, x), ch.AttentionMatrix(x, x) @ x):
         torch.testing.assert_close(result.as_subclass(Tensor), sdpa(X, X, X))
 

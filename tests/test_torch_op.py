@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import clearhead as ch
 from clearhead import engines
 from clearhead.errors import ClearheadError, DtypeError, RuleError, SelectionError
-from clearhead.ops.torch_arguments import Given, Options
+from clearhead.ops.torch_arguments import Options, Settings
 from clearhead.ops.torch_operators import PRODUCT
 from problems import of_tiers
 
@@ -135,7 +135,7 @@ REQUESTS = {
 def test_the_operator_passes_opcheck(asked: Options):
     grad = asked.step is None  # bfloat16 gradients differ by a rounding between runs that sum in different orders
     dtype = torch.bfloat16 if asked.step else torch.float32
-    inputs = Given(
+    inputs = Settings(
         bias=normal(5, 1, dtype=dtype, grad=grad), sinks=normal(4, grad=grad), causal=True, query_offset=torch.tensor(1)
     )
     torch.library.opcheck(torch.ops.clearhead.observe.default, (*qkv(dtype, grad=grad), *inputs, *asked))
@@ -143,11 +143,11 @@ def test_the_operator_passes_opcheck(asked: Options):
 
 def test_the_operators_of_products_and_gradients_pass_opcheck():
     q, k, v = qkv()
-    inputs = Given(bias=normal(6, grad=True))
+    inputs = Settings(bias=normal(6, grad=True))
     call = (q, k, normal(2, 4, 5, 2, grad=True), *inputs, *PRODUCT)
     torch.library.opcheck(torch.ops.clearhead.observe.default, call)
     q, k, v, bias = (x.detach() for x in (q, k, v, normal(6)))
-    inputs, output = Given(bias=bias), ch.AttentionMatrix(q, k, bias=bias).observe(v, logsumexp=True)
+    inputs, output = Settings(bias=bias), ch.AttentionMatrix(q, k, bias=bias).observe(v, logsumexp=True)
     rest = [output.logsumexp, output.output], "output", [torch.ones_like(output.output)], True, False
     call = (q, k, v, *inputs, *Options("logsumexp output"), *rest)
     torch.library.opcheck(torch.ops.clearhead.observe_backward.default, call)

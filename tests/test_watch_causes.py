@@ -114,9 +114,9 @@ def test_the_derivative_equals_that_of_eager_attention(family: Family):
         model.set_experts_implementation("eager")  # the others take no float64
     truth = derivatives(model.double(), wide)
     assert len(seen) == len(truth)
-    for name, expected, theirs_own in zip(seen.layers, truth, eagers, strict=True):
+    for name, expected, by_eager in zip(seen.layers, truth, eagers, strict=True):
         layer = seen.layer(name)
-        assert apart(layer.g, expected) < max(1e-5, 3 * apart(theirs_own, expected)), name
+        assert apart(layer.g, expected) < max(1e-5, 3 * apart(by_eager, expected)), name
         assert layer.v.shape[:3] == layer.k.shape[:3]
         assert not layer.g.requires_grad
         assert not layer.v.requires_grad

@@ -47,7 +47,7 @@ NOT_CALLED = {
     "textbook.heads.WithHeads textbook.why_scale.Saturation textbook.why_scale.WhyScale": "made by calls",
 }
 CALLABLE = ("a type", "a function")
-OWN = {(name, value) for name in ("each", *RULES) for value in CALLABLE}  # a caller's function may raise anything
+CALLERS = {(name, value) for name in ("each", *RULES) for value in CALLABLE}  # a caller's function may raise anything
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -63,7 +63,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def answers(name: str, wrong: dict[str, str]) -> None:
     """Fail where a call raises an error that is not one of the library's own."""
-    if OWN & set(wrong.items()):
+    if CALLERS & set(wrong.items()):
         return
     given = {parameter: calls.WRONG[value]() for parameter, value in wrong.items()}
     try:

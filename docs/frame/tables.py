@@ -35,7 +35,7 @@ ASKED = {"flag": "True", "count": "8", "size": "(256, 256)", "labels": "(query_l
 
 def pages() -> dict[str, str]:
     """Both pages. ValueError where the docstring of `attention` lacks a rule."""
-    shown = rules_told()
+    shown = documented_rules()
     left = [name for name in RULES if name not in shown]
     if left:
         raise ValueError(f"the docstring of attention says nothing of {', '.join(left)}")
@@ -48,7 +48,7 @@ def pages() -> dict[str, str]:
     return {"reference/rules": RULES_TOP + rules, "reference/statistics": STATISTICS_TOP + seen + STATISTICS_END}
 
 
-def rules_told() -> dict[str, str]:
+def documented_rules() -> dict[str, str]:
     """What the docstring of `attention` says of each rule."""
     shown: dict[str, str] = {}
     names: list[str] = []

@@ -9,7 +9,7 @@ const THEMES = ["auto", "light", "dark"];
 const langOf = (/** @type {Language} */ language) => (language === "zh" ? "zh-Hans" : "en");
 
 /** The keys that a focused control uses itself, so that they are no shortcuts there. @param {HTMLElement} target */
-function ownKeys(target) {
+function keysUsedBy(target) {
   if (target.tagName === "SELECT") return /^(Arrow|Enter|Escape|[\w ]$)/;
   if (target.tagName !== "INPUT") return /^(BUTTON|SUMMARY)$/.test(target.tagName) ? /^(Enter| )$/ : /^$/;
   const { type } = /** @type {HTMLInputElement} */ (target);
@@ -22,7 +22,7 @@ function listenToKeys(keys) {
     const { key, defaultPrevented, metaKey, ctrlKey, altKey, target } = event;
     const act = keys.get(key);
     if (!act || defaultPrevented || metaKey || (ctrlKey && !altKey)) return;
-    if (!ownKeys(/** @type {HTMLElement} */ (target)).test(key) && act(event) !== false) event.preventDefault();
+    if (!keysUsedBy(/** @type {HTMLElement} */ (target)).test(key) && act(event) !== false) event.preventDefault();
   });
 }
 

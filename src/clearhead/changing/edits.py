@@ -46,7 +46,7 @@ class Edit:
 
     def __repr__(self) -> str:
         unnamed = [x.name for x in signature(MAKERS[self.kind]).parameters.values() if x.kind is not x.KEYWORD_ONLY]
-        words = [_told(x) if name in unnamed else f"{name}={_told(x)}" for name, x in self.arguments().items()]
+        words = [_as_code(x) if name in unnamed else f"{name}={_as_code(x)}" for name, x in self.arguments().items()]
         return f"{self.kind}({', '.join(words)})"
 
     def __hash__(self) -> int:
@@ -263,12 +263,12 @@ def read_edits(value: Any) -> tuple[Edit, ...]:
     return members
 
 
-def _told(value: Any) -> str:
+def _as_code(value: Any) -> str:
     """A field as its function takes it."""
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_told, value))}]"
+        return f"[{', '.join(map(_as_code, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{name!r}: {_told(x)}' for name, x in value.items())}}}"
+        return f"{{{', '.join(f'{name!r}: {_as_code(x)}' for name, x in value.items())}}}"
     if isinstance(value, slice):
         sides = [value.start, value.stop, *([] if value.step is None else [value.step])]
         return f"slice({', '.join(map(repr, sides))})"

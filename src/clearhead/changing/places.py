@@ -33,7 +33,7 @@ class Text:
     length: int
     pieces: Sequence[Sequence[str]] | None = None
     why: str = "there is no tokenizer"
-    searched: dict[int, tuple[Any, "Found"]] = field(default_factory=dict, repr=False)  # by the id of the places
+    searched: dict[int, tuple[Any, "Positions"]] = field(default_factory=dict, repr=False)  # by the id of the places
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class Positions:
     """The positions that an edit's queries or keys stand for; a row for each sequence of the batch, or one for all."""
 
     points: tuple[Array, ...]
@@ -134,14 +134,14 @@ def _read_place(name: str, value: Any) -> One | None:
     return slice(*(None if side is None else int(side) for side in sides))
 
 
-def find(name: str, places: Places, text: Text) -> Found:
+def find(name: str, places: Places, text: Text) -> Positions:
     """The positions of an edit's queries or keys in this text, as `search` finds them; a search is remembered."""
     if id(places) not in text.searched:
         text.searched[id(places)] = places, search(name, places, text)
     return text.searched[id(places)][1]
 
 
-def search(name: str, places: Places, text: Text) -> Found:
+def search(name: str, places: Places, text: Text) -> Positions:
     """The positions of an edit's queries or keys in this text.
 
     A position is one of the text's, and a negative one counts from its end; a slice without a stop, or with one behind
@@ -149,18 +149,18 @@ def search(name: str, places: Places, text: Text) -> Found:
     word that it has several times, and for a bool vector of another length.
     """
     if places is None:
-        return Found((np.empty(0, np.int64),), (range(_OPEN),))
+        return Positions((np.empty(0, np.int64),), (range(_OPEN),))
     listed: tuple[Any, ...] = places if isinstance(places, tuple) else (places,)
     if isinstance(listed[0], bool):
         if len(listed) != text.length:
             values = {"name": name, "listed": len(listed), "length": text.length}
             raise SelectionError("{name} has {listed} entries, and the text has {length} tokens.", **values)
-        return Found((np.flatnonzero(listed),), ())
+        return Positions((np.flatnonzero(listed),), ())
     slices = tuple(_range(place, text.length) for place in listed if isinstance(place, slice))
     shared = [_position(name, place, text.length) for place in listed if isinstance(place, int)]
     words = [place for place in listed if isinstance(place, str)]
     if not words:
-        return Found((np.array(shared, np.int64),), slices)
+        return Positions((np.array(shared, np.int64),), slices)
     if text.pieces is None:
         values = {"name": name, "word": words[0], "why": text.why}
         raise SelectionError("{name} is the word {word!r}, and {why}.", "give positions, or tokenizer=…", **values)
@@ -169,7 +169,7 @@ def search(name: str, places: Places, text: Text) -> Found:
         which = f" of sequence {number}" if len(text.pieces) > 1 else ""
         tokens = [place for word in words for place in _find_word(name, word, pieces, which)]
         rows.append(np.array(shared + tokens, np.int64))
-    return Found(tuple(rows), slices)
+    return Positions(tuple(rows), slices)
 
 
 def _position(name: str, place: int, length: int) -> int:

@@ -16,10 +16,10 @@ from clearhead.core.axes import Array
 from clearhead.core.statistics import STATISTICS, Top
 from clearhead.errors import RuleError, ShapeError
 
-Found = Mapping[str, Any]  # answers by name; what is missing or None was not asked for
+Results = Mapping[str, Any]  # answers by name; what is missing or None was not asked for
 
 
-def over_queries(a: Found, b: Found) -> dict[str, Any]:
+def over_queries(a: Results, b: Results) -> dict[str, Any]:
     """Merge two answers over disjoint queries and the same keys; b's queries follow a's.
 
     Raises RuleError where only one part has some statistic, ShapeError where more than the number of queries (for
@@ -35,7 +35,7 @@ def over_queries(a: Found, b: Found) -> dict[str, Any]:
     return joined
 
 
-def over_keys(a: Found, b: Found, keys: int) -> dict[str, Any]:
+def over_keys(a: Results, b: Results, keys: int) -> dict[str, Any]:
     """Merge two answers over disjoint keys and the same queries; a has `keys` keys, and b's keys follow them.
 
     Raises RuleError where a part has no log-sum-exp, where it has a statistic per key, or where only one part has some
@@ -52,7 +52,7 @@ def over_keys(a: Found, b: Found, keys: int) -> dict[str, Any]:
     return weighed(a, b, keys)
 
 
-def check_weighable(part: Found) -> None:
+def check_weighable(part: Results) -> None:
     """Raise RuleError unless this answer can be merged over keys: it has its log-sum-exp and no statistic per key."""
     if part["logsumexp"] is None:
         raise RuleError("a part has no logsumexp: parts over keys are weighed by it.", "observe(logsumexp=True)")
@@ -74,7 +74,7 @@ class Shares(NamedTuple):
 
 
 @np.errstate(invalid="ignore")  # -inf - -inf where neither part sees a key
-def weighed(a: Found, b: Found, keys: int) -> dict[str, Any]:
+def weighed(a: Results, b: Results, keys: int) -> dict[str, Any]:
     """`over_keys` without its checks; b may hold a log-sum-exp and nothing else, which is how a sink is merged in."""
     first, second = (as_host_array(part["logsumexp"], "logsumexp")[0].astype(np.float64) for part in (a, b))
     whole = np.logaddexp(first, second)
@@ -134,11 +134,11 @@ def _strongest(one: Top, other: Top | None, how: Shares) -> Top:
     )
 
 
-def _asked(part: Found) -> list[str]:
+def _asked(part: Results) -> list[str]:
     return [name for name in STATISTICS if part.get(name) is not None]
 
 
-def _check_alike(a: Found, b: Found) -> None:
+def _check_alike(a: Results, b: Results) -> None:
     """Raise RuleError unless both parts have the same statistics: what only one of them has could not be merged."""
     for name in STATISTICS:
         if (a[name] is None) != (b[name] is None):

@@ -22,10 +22,10 @@ from clearhead.diagnosing.fitting import largest, largest_difference
 from clearhead.diagnosing.verdict import MistakeExplanation
 from clearhead.errors import FileError, Sentence, unknown
 from clearhead.textbook.case_file import (
-    GIVEN_WEIGHTS,
     INPUTS,
     LAYER,
     NAMES,
+    WEIGHTS_AND_V,
     check_alone,
     half_a_decimal,
     inputs_of,
@@ -179,7 +179,7 @@ def _claimed(place: Path, data: dict[str, Any], needed: tuple[str, ...]) -> dict
 
 def _trace(place: Path, values: dict[str, Any], needed: tuple[str, ...]) -> Trace:
     inputs = [values.pop(name) for name in needed]
-    if needed == GIVEN_WEIGHTS:
+    if needed == WEIGHTS_AND_V:
         convention = values.pop("convention", "rows")
         check_alone(place, values)
         return trace_weights(*inputs, convention=convention)

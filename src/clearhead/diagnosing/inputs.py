@@ -14,7 +14,7 @@ from clearhead.core.rule_values import read_flag, read_number
 from clearhead.core.rules import Rules, check_names
 from clearhead.diagnosing.recipe import STAGES, Inputs, Rotary, Stage
 from clearhead.errors import DtypeError, RuleError, Sentence, ShapeError, expected, shown
-from clearhead.textbook.case_file import GIVEN_WEIGHTS, INPUTS, LAYER, check_alone, inputs_of
+from clearhead.textbook.case_file import INPUTS, LAYER, WEIGHTS_AND_V, check_alone, inputs_of
 from clearhead.textbook.shapes import Convention, check_convention, turned
 from clearhead.textbook.trace_layer import read_layer
 from clearhead.textbook.trace_weights import describe_weights
@@ -90,7 +90,7 @@ def file_inputs(place: Path, values: dict[str, Any], theirs: Array, stage: Any) 
     stage = str(stage.item()) if isinstance(stage, np.ndarray) and stage.ndim == 0 else stage
     rotation = rotary_of(values.pop("rotary", None), interleaved=values.pop("rotary_interleaved", False))
     convention = values.pop("convention", "rows")
-    if needed == GIVEN_WEIGHTS:
+    if needed == WEIGHTS_AND_V:
         weights, v = values.pop("weights"), values.pop("v")
         check_alone(place, [*values, *(["rotary"] if rotation else [])])
         return weights_inputs(weights, v, theirs, convention, stage)

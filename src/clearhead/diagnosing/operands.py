@@ -65,9 +65,9 @@ class Operands:
 
     def served(self, recipe: Recipe, role: str, heads: tuple[int, ...]) -> Array:
         """The same for each of these query heads, (batch, heads, tokens, width)."""
-        return self._held(recipe, self._given(recipe, role, heads), role)
+        return self._held(recipe, self._projections(recipe, role, heads), role)
 
-    def _given(self, recipe: Recipe, role: str, heads: tuple[int, ...]) -> Array:
+    def _projections(self, recipe: Recipe, role: str, heads: tuple[int, ...]) -> Array:
         """The same before a cache or tiles hold it."""
         name = recipe.order["qkv".index(role)]
         kv = getattr(self.inputs, name).shape[1]

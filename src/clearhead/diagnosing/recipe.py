@@ -178,7 +178,7 @@ def _shown_from(field: str, value: Any) -> int:
     return STAGES.index(by_value or stages[-1])
 
 
-def acts_on_given_weights(change: Change) -> bool:
+def acts_after_weights(change: Change) -> bool:
     """Can it be made where the weights are given: on the way from weights and values to the output?"""
     return "groups" in change or "turned" in change or ("values" not in change and not shown(change, "weights"))
 

@@ -16,7 +16,7 @@ from clearhead.diagnosing import evidence
 from clearhead.diagnosing.evidence import Reason
 from clearhead.diagnosing.fitting import Fit, coarser, largest, largest_difference, rms
 from clearhead.diagnosing.mistakes import Mistake, mistakes
-from clearhead.diagnosing.recipe import RIGHT, Change, Inputs, Recipe, Selection, acts_on_given_weights, changed, shown
+from clearhead.diagnosing.recipe import RIGHT, Change, Inputs, Recipe, Selection, acts_after_weights, changed, shown
 from clearhead.diagnosing.screening import Screen, generic, taken
 from clearhead.diagnosing.variants import tail_length
 
@@ -194,7 +194,7 @@ class Search:
             Candidate((mistake,), (change,), changed(RIGHT, change), rare=rare)
             for mistake in filter(only, mistakes())
             for change in mistake.variants(inputs, rare=rare)
-            if shown(change, inputs.stage) and (inputs.weights is None or acts_on_given_weights(change))
+            if shown(change, inputs.stage) and (inputs.weights is None or acts_after_weights(change))
         ]
 
     @property

@@ -309,7 +309,7 @@ class Workings(Operands):
         role = recipe.values
         key = ("values", self.columns, selection.heads, role, recipe.groups, _PROJECTED(recipe))
         values = self.once(
-            key, lambda: np.ascontiguousarray(self._given(recipe, role, selection.heads)[..., : self.columns])
+            key, lambda: np.ascontiguousarray(self._projections(recipe, role, selection.heads)[..., : self.columns])
         )
         return self._held(recipe, values, role)
 

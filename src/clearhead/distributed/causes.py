@@ -91,7 +91,7 @@ class ShardedCauseMatrix(ShardedMatrix, ObservableEffects):
         with self._ranks.together("E.spans"):
             self._check_spans(want)
             check_effects_room(self._shards.local(), want)
-            return self._given(self._edges.spans(want.groups))
+            return self._restored(self._edges.spans(want.groups))
 
     def observe(self, *, order: Order = "magnitude", **asked: Unpack[AskedEffects]) -> Effects:
         """Everything asked for in one call, as by `CauseMatrix.observe`; for own queries and own keys.
@@ -114,7 +114,7 @@ class ShardedCauseMatrix(ShardedMatrix, ObservableEffects):
         with self._ranks.together("E.observe"):
             check_effects_room(self._shards.local(), want)  # again: another rank may have made the groups more
             arrays = self._edges.observe(want)
-            local = {name: self._given(x) for name, x in arrays.items() if not name.startswith("strongest")}
+            local = {name: self._restored(x) for name, x in arrays.items() if not name.startswith("strongest")}
             answers = joined_arrays(local, EFFECTS)
             if want.strongest is not None:
                 values, places = arrays["strongest_values"], arrays["strongest_indices"]
@@ -142,7 +142,7 @@ class ShardedCauseMatrix(ShardedMatrix, ObservableEffects):
         columns, vector = self._operand(what, "x", x, check, transposed=transposed)
         with self._ranks.together(what):
             product = self._edges.product(columns, transposed=transposed)
-        return self._given(product, vector=vector)
+        return self._restored(product, vector=vector)
 
 
 def effects_of(

@@ -116,7 +116,7 @@ def gradients(
     loss["output"], values = with_columns(shards.local(), shards.v, loss.get("output"), [*pairs.values()])
     result = passes.gradients(method, passes.widened(shards, values), known, loss, asked=asked)
     by_values = result.pop("v")
-    return result if shards.v is None else {**result, "v": of_own_values(shards, by_values)}
+    return result if shards.v is None else {**result, "v": of_local_values(shards, by_values)}
 
 
 def over_heads(shards: Shards, values: Array) -> Array:
@@ -124,7 +124,7 @@ def over_heads(shards: Shards, values: Array) -> Array:
     return np.repeat(values, group_size(shards.whole.heads, values.shape[1]), axis=1)
 
 
-def of_own_values(shards: Shards, by_values: Array) -> Array:
+def of_local_values(shards: Shards, by_values: Array) -> Array:
     """The gradient of own values, the first columns of that of `joined` values, summed over heads that share them."""
     assert shards.v is not None
     batch, heads, keys, width = shards.v.shape

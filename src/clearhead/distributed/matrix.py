@@ -49,9 +49,9 @@ class ShardedAttentionMatrix(ShardedMatrix, Observable):
     weights read by index are those of the whole matrix, the same on every rank. Answers are tensors on q's device:
     float32, or float64 for float64; A @ v and the output have q's dtype.
 
-    A @ v, the output, logsumexp, entropy, distance, own, received, image and groups are differentiable, to second order
-    and in forward mode too: gradients are those of the sum of all ranks' losses. All other answers carry no graph, and
-    neither do contributions and cuts; in forward mode peak, top and max_logit raise DerivativeError.
+    A @ v, the output, logsumexp, entropy, distance, diagonal, received, image and groups are differentiable, to second
+    order and in forward mode too: gradients are those of the sum of all ranks' losses. All other answers carry no
+    graph, and neither do contributions and cuts; in forward mode peak, top and max_logit raise DerivativeError.
 
     Creation and methods raise on every rank: what `AttentionMatrix` raises on the rank whose argument is wrong, and
     DistributedError on the others; DistributedError on all where ranks asked for different things, or one did not call
@@ -244,7 +244,7 @@ class ShardedAttentionMatrix(ShardedMatrix, Observable):
         columns, vector = self._operand("A.T @ g", "g", g, check, transposed=True)
         with self._ranks.together("A.T @ g"):
             product = passes.transposed(self._method, self._shards, self._logsumexp(), columns)
-        return self._given(product, vector=vector)
+        return self._restored(product, vector=vector)
 
     def _only(self, queries: slice) -> tuple["ShardedAttentionMatrix", slice | Array]:
         """The matrix restricted to some queries, and where this rank's among them lie in its shard."""

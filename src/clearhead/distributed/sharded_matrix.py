@@ -109,7 +109,7 @@ class ShardedMatrix(Refusing):
 
         return agreed(self._ranks, what, read)[0]
 
-    def _given(self, x: Array, *, vector: bool = False) -> Tensor:
+    def _restored(self, x: Array, *, vector: bool = False) -> Tensor:
         """An answer (batch, heads, …) with the caller's axes, floats in the matrix's dtype; a vector without d."""
         whole = self._shards.shaped(x if x.dtype == np.int64 else x.astype(self.dtype))
         return whole[..., 0] if vector else whole

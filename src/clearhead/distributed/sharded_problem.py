@@ -344,9 +344,9 @@ def _content(q: Tensor, k: Tensor, content: Mapping[str, Any], keys: int) -> dic
 
 def _leads(whole: Problem, content: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """How many batches and heads a bias, a mask and the table of spans are given for: 1 where all share it."""
-    given_for = {}
+    counts = {}
     for name in (*DENSE, "spans"):
         if name in content:
             shape = (1, 1, 1, *np.shape(content[name][2] if name == "spans" else content[name]))
-            given_for[name] = whole.batch if prod(shape[:-3]) > 1 else 1, shape[-3]
-    return given_for
+            counts[name] = whole.batch if prod(shape[:-3]) > 1 else 1, shape[-3]
+    return counts

@@ -201,7 +201,7 @@ class Moving:
         back = wide if any("output" in side for side in sides) else wide._with_values([], output=False)
         gradients = back._gradients({**answers, "logsumexp": self.logsumexp}, sides, moved, asked)
         if output and left:
-            gradients["v"] = low_rank.of_own_values(self.shards, gradients["v"])
+            gradients["v"] = low_rank.of_local_values(self.shards, gradients["v"])
         elif self.shards.v is not None and (left or "v" not in gradients):
             gradients["v"] = np.zeros(self.shards.v.shape)
         seen = {*names, "output"} if output else names

@@ -91,7 +91,7 @@ def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None 
     if rules.get("window") is not None:
         earlier["window"] = rules["window"][0] - 1, None
     seen = AttentionMatrix(q, k, **earlier).observe(v, logsumexp=True)
-    to_self = _own(q, k, rules)[0]
+    to_self = _self_logits(q, k, rules)[0]
     whole = xp.logaddexp(seen.logsumexp, to_self)
     if sinks is not None:  # of the whole row, once
         whole = xp.logaddexp(whole, numbers_like(sinks, whole)[:, None])
@@ -138,7 +138,7 @@ def through(part: Attended, g: Array) -> tuple[dict[str, Array], Array]:
         return by, np.zeros((heads, tokens))
     rows, group = part.q.shape[1], heads // len(part.k)
     keys, values = _of_queries(part.k, part.q), _of_queries(part.v, part.q)
-    to_self, slope = _own(part.q, part.k, part.rules)
+    to_self, slope = _self_logits(part.q, part.k, part.rules)
     weight = np.exp(to_self - part.logsumexp)
     by_logit = weight * np.einsum("hnd,hnd->hn", g, values - part.output) * slope
 
@@ -157,7 +157,7 @@ def _of_queries(x: Any, q: Any) -> Any:
     return x[..., np.arange(q.shape[-3]) // (q.shape[-3] // x.shape[-3]), -q.shape[-2] :, :]
 
 
-def _own(q: Any, k: Any, rules: dict[str, Any]) -> tuple[Any, Any]:
+def _self_logits(q: Any, k: Any, rules: dict[str, Any]) -> tuple[Any, Any]:
     """The logits of the queries' own keys, (…, heads, rows), and their slope by q·k."""
     xp, scale = library(q), rules.get("scale")
     numbers = np.reshape(q.shape[-1] ** -0.5 if scale is None else np.asarray(scale), (-1, 1))

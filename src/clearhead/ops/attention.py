@@ -88,7 +88,7 @@ def _graphed(key: Hashable, q: Any, k: Any, v: Any, rules: Rules, engine: str | 
         graph = Graph(q, k, rules, engine, num_threads)
         output = graph.observe(v, {}).output
         if key is not None:
-            torch_output.remember(key, q, k, v, rules, graph.given)
+            torch_output.remember(key, q, k, v, rules, graph.settings)
     return output
 
 

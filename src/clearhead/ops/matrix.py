@@ -69,7 +69,7 @@ class AttentionMatrix(NumpyFunctions, Display, Editable, Observable):
         num_threads: int | None = None,
         **rules: Unpack[Rules],
     ) -> None:
-        self._given: Any = q, k, rules, engine, num_threads
+        self._arguments: Any = q, k, rules, engine, num_threads
         self._edits: tuple[str, ...] = ()
         self._graph = self._graph_with(logsumexp)
         if logsumexp is not None and self._graph is not None:
@@ -77,17 +77,17 @@ class AttentionMatrix(NumpyFunctions, Display, Editable, Observable):
                 "logsumexp is given, and PyTorch records or traces a graph: its derivative would be missing.",
                 "create the matrix under torch.no_grad(), or leave logsumexp out: it has its derivative then.",
             )
-        self._factors = MatrixData.read(*self._given, logsumexp) if self._graph is None else None
+        self._factors = MatrixData.read(*self._arguments, logsumexp) if self._graph is None else None
 
     @classmethod
     def _of(cls, factors: MatrixData, edits: tuple[str, ...]) -> "AttentionMatrix":
         """A matrix of validated factors, such as a part of another matrix after these edits."""
         made = cls.__new__(cls)
-        made._given, made._graph, made._factors, made._edits = None, None, factors, edits
+        made._arguments, made._graph, made._factors, made._edits = None, None, factors, edits
         return made
 
     def _edited(self, words: str, edit: Edit) -> Self:
-        q, k, rules, engine, num_threads = self._given or self.factors.inputs()
+        q, k, rules, engine, num_threads = self._arguments or self.factors.inputs()
         made = type(self)(q, k, engine=engine, num_threads=num_threads, **edit(q, rules))
         made._edits = (*self._edits, words)
         return made
@@ -101,24 +101,24 @@ class AttentionMatrix(NumpyFunctions, Display, Editable, Observable):
         if self._factors is not None:
             return self._factors
         if self._graph_with() is not None:
-            if getattr(getattr(self._given[0], "device", None), "type", "") == "meta":
+            if getattr(getattr(self._arguments[0], "device", None), "type", "") == "meta":
                 raise RuleError(f"{what} need numbers, and tensors on the meta device have none.")
             raise RuleError(
                 f"{what} have no derivative, and PyTorch keeps or traces a graph for them.",
                 f"with torch.no_grad(): {call}",
             )
-        return MatrixData.read(*self._given)
+        return MatrixData.read(*self._arguments)
 
     def _graph_with(self, *others: Any) -> Answers | None:
         """A Graph if PyTorch records a graph for q, k, a rule or one of `others`; else None."""
-        if self._given is None:
+        if self._arguments is None:
             return None
-        q, k, rules, *_ = self._given
+        q, k, rules, *_ = self._arguments
         if not graphed(q, k, *flat(rules).values(), *others):
             return None
         from clearhead.ops.torch_graph import Graph
 
-        return Graph(*self._given)
+        return Graph(*self._arguments)
 
     def _answers(self, *others: Any) -> Answers:
         """The Graph or MatrixData that computes results of this matrix together with `others`."""
@@ -130,14 +130,14 @@ class AttentionMatrix(NumpyFunctions, Display, Editable, Observable):
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._given is None:
+        if self._arguments is None:
             return {"factors": self._factors, "edits": self._edits}
-        q, k, rules, *_ = self._given
+        q, k, rules, *_ = self._arguments
         for name, x in {"q": q, "k": k, **flat(rules)}.items():
             if getattr(x, "grad_fn", None) is not None:
                 raise RuleError(f"{name} belongs to PyTorch's graph, which cannot be copied.", f"{name}.detach()")
         known = None if self._factors is None else self._factors.known_logsumexp
-        return {"given": self._given, "logsumexp": known, "dtype": self._q_dtype(), "edits": self._edits}
+        return {"given": self._arguments, "logsumexp": known, "dtype": self._q_dtype(), "edits": self._edits}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "factors" in state:

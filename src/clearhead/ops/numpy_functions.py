@@ -52,10 +52,10 @@ def words(letter: str, one: str, right: str, left: str, **more: str) -> Words:
     return Words(letter, one, instead | more)
 
 
-_OWN = "A.diagonal(): the weight that each query gives the key at its own position."
+_DIAGONAL = "A.diagonal(): the weight that each query gives the key at its own position."
 WEIGHTS = words(
     "A", "weight", "v", "g",
-    reduce="np.sum(A, axis=-1), and mean, max, min, argmax, argmin", diagonal=_OWN, trace=_OWN,
+    reduce="np.sum(A, axis=-1), and mean, max, min, argmax, argmin", diagonal=_DIAGONAL, trace=_DIAGONAL,
 )  # fmt: skip
 
 

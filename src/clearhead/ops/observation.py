@@ -53,7 +53,7 @@ class Observation(Answers):
         _check_part(other)
         for part in (self, other):
             _check_without_sinks(part)
-        result = merging.over_keys(self._found(), other._found(), self.keys)
+        result = merging.over_keys(self._statistics(), other._statistics(), self.keys)
         return Observation(**result, queries=self.queries, keys=self.keys + other.keys)
 
     def with_sinks(self, sinks: Any) -> "Observation":
@@ -67,7 +67,7 @@ class Observation(Answers):
         array([[0.75]])
         """
         _check_without_sinks(self)
-        merging.check_weighable(self._found())
+        merging.check_weighable(self._statistics())
         if sinks is None:
             return self
         lse, restore = as_host_array(self.logsumexp, "logsumexp")
@@ -75,7 +75,7 @@ class Observation(Answers):
         logits = one_per_head("sinks", sinks, heads, lse.ndim + 1)
         extra = np.broadcast_to(logits[:, None] if lse.ndim > 1 else logits, lse.shape)
         kept = restore(np.where(np.isneginf(lse), -np.inf, extra).astype(lse.dtype))
-        result = merging.weighed(self._found(), {"logsumexp": kept}, self.keys)
+        result = merging.weighed(self._statistics(), {"logsumexp": kept}, self.keys)
         return Observation(**result, queries=self.queries, keys=self.keys, sinks=True)
 
     def merge_queries(self, other: "Observation") -> "Observation":
@@ -111,7 +111,7 @@ class Observation(Answers):
                     f"{high_other}.",
                     "choose heights so that each pixel covers equally many queries, and one width.",
                 )
-        result = merging.over_queries(self._found(), other._found())
+        result = merging.over_queries(self._statistics(), other._statistics())
         return Observation(**result, queries=self.queries + other.queries, keys=self.keys, sinks=self.sinks)
 
     def heads(self, chosen: int | slice | Sequence[int]) -> "Observation":
@@ -125,7 +125,7 @@ class Observation(Answers):
         >>> seen.heads(1).logsumexp.shape, seen.heads([1]).top.weights.shape
         ((3,), (1, 3, 1))
         """
-        result = self._found()
+        result = self._statistics()
         for name, value in result.items():
             axis = STATISTICS[name].heads_axis
             if isinstance(value, Top):
@@ -134,12 +134,12 @@ class Observation(Answers):
                 result[name] = _pick_heads(name, value, axis, chosen)
         return replace(self, **result)
 
-    def _found(self) -> dict[str, Any]:
+    def _statistics(self) -> dict[str, Any]:
         """All statistics by name, None for those not requested."""
         return {name: getattr(self, name) for name in STATISTICS}
 
     def __repr__(self) -> str:
-        result = self._found() | {"top": None if self.top is None else self.top.weights}
+        result = self._statistics() | {"top": None if self.top is None else self.top.weights}
         return brief("Observation", {"queries": self.queries, "keys": self.keys, **result})
 
     def __copy__(self) -> "Observation":
@@ -147,7 +147,7 @@ class Observation(Answers):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle and deep copies. Raises RuleError for tensors that PyTorch computed in a graph."""
-        arrays = {**self._found(), "top": None if self.top is None else self.top.weights}
+        arrays = {**self._statistics(), "top": None if self.top is None else self.top.weights}
         for name, x in arrays.items():
             if getattr(x, "grad_fn", None) is not None:
                 raise RuleError(
@@ -158,7 +158,7 @@ class Observation(Answers):
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return notebook.observed({
             name: as_host_array(value[0] if isinstance(value, Top) else value, name)[0].astype(np.float64)
-            for name, value in self._found().items() if value is not None
+            for name, value in self._statistics().items() if value is not None
         })  # fmt: skip
 
 

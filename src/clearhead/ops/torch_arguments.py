@@ -35,7 +35,7 @@ def from_flat(flat: Sequence[Any], *kinds: type[Any]) -> list[Any]:
     return tuples
 
 
-class Given(NamedTuple):
+class Settings(NamedTuple):
     """The score rules, the engine and its threads, each an argument of the operator."""
 
     bias: Tensor | None = None
@@ -70,8 +70,8 @@ class Given(NamedTuple):
         return cast("Rules", {**rules, "window": (self.left, self.right)})
 
 
-SPANS = {"query_spans": "spans[0]", "key_spans": "spans[1]", "span_table": "spans[2]"}  # fields of Given
-RULES = frozenset({*Given._fields, "window", "spans"}) - {
+SPANS = {"query_spans": "spans[0]", "key_spans": "spans[1]", "span_table": "spans[2]"}  # fields of Settings
+RULES = frozenset({*Settings._fields, "window", "spans"}) - {
     *SPANS,
     "scales",
     "left",
@@ -79,7 +79,7 @@ RULES = frozenset({*Given._fields, "window", "spans"}) - {
     "engine",
     "num_threads",
 }  # fmt: skip  rules that the operators take
-TENSORS = tuple(name for name, kind in get_type_hints(Given).items() if kind == Tensor | None)
+TENSORS = tuple(name for name, kind in get_type_hints(Settings).items() if kind == Tensor | None)
 
 
 class Options(NamedTuple):

@@ -1,7 +1,7 @@
 """Attention's results and their derivatives as functions of tensors; nothing is recorded here.
 
-Each takes a bundle: the operator's arguments by name (q, k, v, the fields of Given and Options), and further tensors by
-the part they play, as "by:output". torch_derivatives.py says which parts there are, and makes nodes of them.
+Each takes a bundle: the operator's arguments by name (q, k, v, the fields of Settings and Options), and further tensors
+by the part they play, as "by:output". torch_derivatives.py says which parts there are, and makes nodes of them.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from clearhead.core.operands import operand
 from clearhead.core.problem import Inputs, Problem, describe
 from clearhead.engines.base import Engine
 from clearhead.ops import tangents
-from clearhead.ops.torch_arguments import Given, Options
+from clearhead.ops.torch_arguments import Options, Settings
 
 Bundle = dict[str, Any]
 INPUTS = ("q", "k", "v", "bias", "sinks", "span_table")  # what has a derivative, as arguments name it
@@ -57,7 +57,7 @@ class Call(NamedTuple):
     @staticmethod
     def read(bundle: Bundle, answering: str = "", queries: slice = slice(None)) -> "Call":
         """The call of a bundle; `answering` names what its engine must have, such as "gradients"."""
-        settings = Given(**{name: bundle[name] for name in Given._fields})
+        settings = Settings(**{name: bundle[name] for name in Settings._fields})
         read = describe(bundle["q"], bundle["k"], None, settings.rules(), settings.num_threads)
         whole = read.problem
         v = None if bundle["v"] is None else values_of(whole, bundle["v"])

@@ -20,7 +20,7 @@ from clearhead.core.spans import parts_of
 from clearhead.core.statistics import STATISTICS, arrays_of
 from clearhead.errors import DtypeError, RuleError
 from clearhead.ops.observation import Observation, observation
-from clearhead.ops.torch_arguments import RULES, SPANS, TENSORS, Given, Options
+from clearhead.ops.torch_arguments import RULES, SPANS, TENSORS, Options, Settings
 from clearhead.ops.torch_derivatives import VALUES, product
 from clearhead.ops.torch_nodes import called_plainly, compute
 from clearhead.ops.torch_operators import PRODUCT, bundle_of, observe
@@ -40,7 +40,7 @@ class Graph:
         check_supported("PyTorch's graph", RULES, turned_on(rules))
         self.q, self.k = autocast(_tensor(q, "q", q)), autocast(_tensor(k, "k", q))
         check_shapes(q.shape, k.shape, None)
-        self.given = _given(q, rules)._replace(engine=engine, num_threads=read_threads(num_threads))
+        self.settings = _settings(q, rules)._replace(engine=engine, num_threads=read_threads(num_threads))
         self.shape = (*q.shape[:-1], k.shape[-2])
         self.dtype = np.dtype(np.float64 if q.dtype == torch.float64 else np.float32)
 
@@ -54,7 +54,7 @@ class Graph:
             del answers["logsumexp"]
         length = self.q.shape[-2]  # computing with it would fix a size that the compiler leaves open
         count = length if queries == slice(None) else len(range(length)[queries])
-        return observation(answers, count, self.k.shape[-2], sinks=self.given.sinks is not None)
+        return observation(answers, count, self.k.shape[-2], sinks=self.settings.sinks is not None)
 
     def mix(self, v: Any) -> Tensor:
         """A·v."""
@@ -78,9 +78,9 @@ class Graph:
         if columns.ndim < self.q.ndim:
             columns = columns.expand(*self.q.shape[:-2], *columns.shape)
         if called_plainly(self.q):
-            result = product(bundle_of(self.q, self.k, None, self.given), columns)[0]
+            result = product(bundle_of(self.q, self.k, None, self.settings), columns)[0]
         else:
-            result = observe(self.q, self.k, columns, *self.given, *PRODUCT)[0]
+            result = observe(self.q, self.k, columns, *self.settings, *PRODUCT)[0]
         return result[..., 0] if vector else result
 
     def _answers(self, v: Tensor | None, request: Options, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
@@ -88,8 +88,8 @@ class Graph:
         q, k = (x if dtype is None else x.to(dtype) for x in (self.q, self.k))
         values = v if dtype is not None else self._values(v)
         if called_plainly(q):
-            return compute(VALUES, bundle_of(q, k, values, self.given, request))
-        return dict(zip(request.arrays(), observe(q, k, values, *self.given, *request), strict=True))
+            return compute(VALUES, bundle_of(q, k, values, self.settings, request))
+        return dict(zip(request.arrays(), observe(q, k, values, *self.settings, *request), strict=True))
 
     def _values(self, v: Tensor | None) -> Tensor | None:
         if v is None:
@@ -130,7 +130,7 @@ def _read(x: Any, name: str) -> Tensor:
     return tensor.double() if isinstance(x, float) else tensor
 
 
-def _given(q: Tensor, rules: Rules) -> Given:
+def _settings(q: Tensor, rules: Rules) -> Settings:
     left, right = read_window(rules.get("window"))
     read: dict[str, Any] = {name: value for name, value in rules.items() if name not in ("window", "spans")}
     if rules.get("spans") is not None:
@@ -148,7 +148,7 @@ def _given(q: Tensor, rules: Rules) -> Given:
         if name != "scales":
             read[name] = None if value is None else read_number(name, value, 0.0)
     read["causal"] = read_flag("causal", read.get("causal"))
-    return Given(**read, left=left, right=right)
+    return Settings(**read, left=left, right=right)
 
 
 def _options(asked: Mapping[str, Any], queries: slice, *, output: bool) -> Options:

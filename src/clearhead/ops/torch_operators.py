@@ -15,7 +15,7 @@ from torch import Tensor
 from clearhead.core.statistics import STATISTICS, arrays_of
 from clearhead.errors import DerivativeError, RuleError
 from clearhead.ops import backward
-from clearhead.ops.torch_arguments import Given, Known, Options, from_flat, schema
+from clearhead.ops.torch_arguments import Known, Options, Settings, from_flat, schema
 from clearhead.ops.torch_batching import one_by_one
 from clearhead.ops.torch_derivatives import MAP, differentiable, gradients, product
 from clearhead.ops.torch_functions import INPUTS, Bundle, parts, values
@@ -23,14 +23,14 @@ from clearhead.ops.torch_functions import INPUTS, Bundle, parts, values
 PRODUCT = Options("product logsumexp")  # Aᵀ·g, and the log-sum-exp that its backward needs
 
 
-def bundle_of(q: Tensor, k: Tensor, v: Tensor | None, rules: Given, options: Options | None = None) -> Bundle:
+def bundle_of(q: Tensor, k: Tensor, v: Tensor | None, rules: Settings, options: Options | None = None) -> Bundle:
     """An operator's arguments by name."""
     return {"q": q, "k": k, "v": v, **rules._asdict(), **(options or Options("output logsumexp"))._asdict()}
 
 
 def _observe(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
     """The requested arrays, in the order of their names."""
-    rules, options = from_flat(rest, Given, Options)
+    rules, options = from_flat(rest, Settings, Options)
     if v is not None and "product" in options.arrays():
         with torch.no_grad():
             return [*product(bundle_of(q, k, None, rules), v)]
@@ -38,7 +38,7 @@ def _observe(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]
 
 
 def _observe_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
-    _, options = from_flat(rest, Given, Options)
+    _, options = from_flat(rest, Settings, Options)
     chosen, names = options.queries(), options.arrays()
     queries = q.shape[-2] if chosen == slice(None) else len(range(int(q.shape[-2]))[chosen])
     sizes: dict[str, Any] = {"queries": queries, "keys": k.shape[-2], "k": options.top}
@@ -60,7 +60,7 @@ def _observe_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[
 
 def _backward(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
     """Gradients of INPUTS, empty where none is asked for; `names` are the saved results, `used` have upstream ones."""
-    rules, options, handed = from_flat(rest, Given, Options, Known)
+    rules, options, handed = from_flat(rest, Settings, Options, Known)
     known = parts("known", dict(zip(options.arrays(), handed.answers, strict=True)))
     upstream = dict(zip(handed.used.split(), handed.derivatives, strict=True))
     there = v is not None, handed.by_bias, rules.sinks is not None, handed.by_spans
@@ -76,7 +76,7 @@ def _backward(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor
 
 
 def _backward_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
-    rules = Given(*rest[: len(Given._fields)])
+    rules = Settings(*rest[: len(Settings._fields)])
     like = (q, k, v, rules.bias if rest[-2] else None, rules.sinks, rules.span_table if rest[-1] else None)
     return [
         q.new_empty((0,)) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in like
@@ -84,7 +84,7 @@ def _backward_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list
 
 
 def _saves(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    _, options = from_flat(inputs[3:], Given, Options)
+    _, options = from_flat(inputs[3:], Settings, Options)
     results = dict(zip(options.arrays(), output, strict=True))
     ctx.kept = [name for name in results if name in backward.READS]
     ctx.set_materialize_grads(False)
@@ -97,13 +97,13 @@ def _derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     """The gradients in the order of the operator's arguments, None for those that need none."""
     tensors, count = ctx.saved_tensors, len(ctx.numbers)
     inputs = [x if y is None else y for x, y in zip(ctx.numbers, tensors[:count], strict=True)]
-    rules, options = from_flat(inputs[3:], Given, Options)
+    rules, options = from_flat(inputs[3:], Settings, Options)
     by = {name: grad for name, grad in zip(options.arrays(), grads, strict=True) if grad is not None}
     places: list[Tensor | None] = [None] * count
     if not by:
         return tuple(places)
     backward.check_derivatives({*by} - {"product"})
-    needs = dict(zip(("q", "k", "v", *Given._fields), ctx.needs_input_grad, strict=False))
+    needs = dict(zip(("q", "k", "v", *Settings._fields), ctx.needs_input_grad, strict=False))
     differentiable(name for name, need in needs.items() if need)  # raises for what has no derivative
     request, by_rules = options._replace(names=" ".join(ctx.kept)), (needs["bias"], needs["span_table"])
     known = Known([*tensors[count:]], " ".join(by), [*by.values()], *by_rules)
@@ -126,13 +126,13 @@ observe = torch.library.custom_op(
     "clearhead::observe",
     _observe,
     mutates_args=(),
-    schema=f"(Tensor q, Tensor k, Tensor? v, {schema(Given, Options)}) -> Tensor[]",
+    schema=f"(Tensor q, Tensor k, Tensor? v, {schema(Settings, Options)}) -> Tensor[]",
 )
 observe_backward = torch.library.custom_op(
     "clearhead::observe_backward",
     _backward,
     mutates_args=(),
-    schema=f"(Tensor q, Tensor k, Tensor? v, {schema(Given, Options, Known)}) -> Tensor[]",
+    schema=f"(Tensor q, Tensor k, Tensor? v, {schema(Settings, Options, Known)}) -> Tensor[]",
 )
 observe.register_fake(_observe_shapes)
 observe.register_autograd(_derivative, setup_context=_saves)

@@ -22,7 +22,7 @@ from clearhead.core.statistics import Wanted
 from clearhead.engines import native
 from clearhead.ops import backward
 from clearhead.ops.fast_calls import unobserved
-from clearhead.ops.torch_arguments import Given
+from clearhead.ops.torch_arguments import Settings
 from clearhead.ops.torch_batching import is_batched
 from clearhead.ops.torch_derivatives import gradients
 from clearhead.ops.torch_duals import Tensors, apart, may_carry, together, top_transform
@@ -31,7 +31,7 @@ from clearhead.ops.torch_operators import bundle_of
 _MOST = 512  # different calls
 _WANT = Wanted(output=True, logsumexp=True)
 _OUTPUT = Wanted(output=True)
-_calls: dict[Hashable, tuple[Problem, Given]] = {}  # by rules, shapes and dtypes
+_calls: dict[Hashable, tuple[Problem, Settings]] = {}  # by rules, shapes and dtypes
 
 
 def repeat(key: Hashable, q: Tensor, k: Any, v: Any) -> Tensor | None:
@@ -51,7 +51,7 @@ def repeat(key: Hashable, q: Tensor, k: Any, v: Any) -> Tensor | None:
     return output
 
 
-def remember(key: Hashable, q: Tensor, k: Any, v: Any, rules: Rules, arguments: Given) -> None:
+def remember(key: Hashable, q: Tensor, k: Any, v: Any, rules: Rules, arguments: Settings) -> None:
     """Let the next call with the same rules, shapes and dtypes be repeated, where these tensors allow it."""
     if not _dense(q, k, v):
         return
@@ -80,7 +80,7 @@ def _kind(key: Hashable, *tensors: Tensor) -> Hashable:
 
 
 def _output_along(
-    call: tuple[Problem, Given] | None, still: Tensors, moving: Tensors
+    call: tuple[Problem, Settings] | None, still: Tensors, moving: Tensors
 ) -> tuple[Tensors, Tensors] | None:
     """The output and its tangent, by name, where nothing else is asked of them; else None."""
     tensors = *still.values(), *moving.values()
@@ -99,13 +99,13 @@ def _output_along(
 
 class _Output(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, problem: Problem, arguments: Given, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: Any, problem: Problem, arguments: Settings, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         arrays = as_array(q.detach(), "q")[0], as_array(k.detach(), "k")[0], as_array(v.detach(), "v")[0]
         result = engines.answer(engines.get("native"), Inputs(problem, *arrays), _WANT)
         output, logsumexp = (to_torch(torch, result[name]) for name in ("output", "logsumexp"))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, output, logsumexp)  # as the long way: a checkpoint may come here again
-        ctx.problem, ctx.given = problem, arguments
+        ctx.problem, ctx.settings = problem, arguments
         return cast("Tensor", output)
 
     @staticmethod
@@ -115,7 +115,7 @@ class _Output(torch.autograd.Function):
         q, k, v, output, logsumexp = ctx.saved_tensors
         if torch.is_grad_enabled() or is_batched(grad):  # as a node that can be differentiated again
             known = {"known:output": output, "known:logsumexp": logsumexp}
-            result = gradients({**bundle_of(q, k, v, ctx.given), **known}, {"output": grad}, "qkv")
+            result = gradients({**bundle_of(q, k, v, ctx.settings), **known}, {"output": grad}, "qkv")
         else:
             tensors = {"q": q, "k": k, "v": v, "output": output, "logsumexp": logsumexp, "grad": grad}
             near = {name: as_array(x.detach(), "gradient")[0] for name, x in tensors.items()}

@@ -19,7 +19,7 @@ from clearhead.core.rules import joined
 from clearhead.errors import DtypeError, FileError
 
 INPUTS = ("q", "k", "v")
-GIVEN_WEIGHTS = ("weights", "v")
+WEIGHTS_AND_V = ("weights", "v")
 NAMES = ("tokens", "source_tokens")
 LAYER = ("x", "w_q", "w_k", "w_v", "w_o", "context", "b_q", "b_k", "b_v", "b_o")
 
@@ -48,7 +48,7 @@ def inputs_of(place: Path, names: Collection[str]) -> tuple[str, ...]:
     plain = [name for name in INPUTS if name in names]
     needed: tuple[str, ...] = ("x", "w_q", "w_k", "w_v") if layer else INPUTS
     if "weights" in names and not layer and plain in ([], ["v"]):
-        needed = GIVEN_WEIGHTS
+        needed = WEIGHTS_AND_V
     missing = [name for name in needed if name not in names]
     if layer and plain and missing:
         values = {"file": place.name, "one": plain[0], "other": layer[0]}
@@ -144,7 +144,7 @@ def precision(value: Any, array: Array) -> Array:
 
 def value_of(name: str, value: Any) -> Any:
     """The value of a name: an array of floats, or for rules a number, a flag, a pair or whole numbers."""
-    if name in (*INPUTS, *LAYER, *GIVEN_WEIGHTS, "bias"):
+    if name in (*INPUTS, *LAYER, *WEIGHTS_AND_V, "bias"):
         array = numbers(name, value)
         return array if array.dtype in FLOATS else array.astype(np.float64)
     if name == "spans" and isinstance(value, (list, tuple)):

@@ -18,7 +18,7 @@ from clearhead.words import Language
 _NO_SCORES = "the weights were given: there are no queries, keys and scores."
 
 
-class GivenWeights(NamedTuple):
+class WeightInputs(NamedTuple):
     """Weights and values as a problem: its logits are the weights' logarithms, so its softmax gives their shares."""
 
     described: Described  # q and k are zeros
@@ -29,7 +29,7 @@ class WeightsTrace(Trace):
     """A Trace that starts with the weights: it has weights, v, output, steps and check, but no q, k or scores."""
 
     @np.errstate(invalid="ignore", over="ignore", divide="ignore")
-    def __init__(self, inputs: GivenWeights, convention: Convention) -> None:
+    def __init__(self, inputs: WeightInputs, convention: Convention) -> None:
         described, weights = inputs
         problem, v = described.problem, described.v
         assert v is not None
@@ -104,7 +104,7 @@ def trace_weights(weights: Any, v: Any, *, convention: Convention = "rows") -> W
     return WeightsTrace(describe_weights(weights, v, convention), convention)
 
 
-def describe_weights(weights: Any, v: Any, convention: Convention) -> GivenWeights:
+def describe_weights(weights: Any, v: Any, convention: Convention) -> WeightInputs:
     """Read and check weights and values; arguments and errors as in `trace_weights`."""
     check_convention(convention)
     restore = as_array(v, "v")[1]
@@ -125,7 +125,7 @@ def describe_weights(weights: Any, v: Any, convention: Convention) -> GivenWeigh
     with np.errstate(divide="ignore"):
         logits = np.log(a.astype(np.float64))
     described = replace(describe(q, k, values, {"bias": logits, "scale": 1.0}), restore=restore)
-    return GivenWeights(described, heads_first(a.astype(np.float64)))
+    return WeightInputs(described, heads_first(a.astype(np.float64)))
 
 
 def _check(a: Array, v: Array) -> None:

@@ -197,7 +197,7 @@ def fused_backward_again(
         return NotImplemented
     if _watched() or _why_not(d_output, query, key, value, mask):
         return NotImplemented
-    rules = Graph(query, key, _rules(mask, named.get("scale"), is_causal=is_causal), None).given
+    rules = Graph(query, key, _rules(mask, named.get("scale"), is_causal=is_causal), None).settings
     known = {"known:output": output, "known:logsumexp": logsumexp}
     result = gradients({**bundle_of(query, key, value, rules), **known}, {"output": d_output}, "qkv")
     count("clearhead", _AGAIN, query, key, value, mask)

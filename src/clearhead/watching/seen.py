@@ -320,7 +320,7 @@ class Seen(Run, Display):
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": cell(self)}
 
-    def told_unseen(self) -> str:
+    def unseen_sentence(self) -> str:
         """One sentence on the attention that was not seen; "" where all was seen."""
         if not self.unseen:
             return ""

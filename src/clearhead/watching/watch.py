@@ -105,7 +105,7 @@ def watch(
     with watching.block(attending.watchers):
         yield watching.seen
     if watching.seen.unseen:
-        warnings.warn(watching.seen.told_unseen(), stacklevel=3)
+        warnings.warn(watching.seen.unseen_sentence(), stacklevel=3)
 
 
 @dataclass(eq=False)
@@ -130,7 +130,7 @@ class _Watching:
         self.recordings: dict[tuple[Seen, LayerCall], Recording | None] = {}
         self.manager: Any = None  # of continuous batching
         self.batch: list[tuple[Seen, int]] = []  # its requests in this pass, and the position of each one's first query
-        self.found: set[int | str] = set()  # which of `layers` ran
+        self.ran: set[int | str] = set()  # which of `layers` ran
         self.seen = self._new()
 
     @contextmanager
@@ -220,7 +220,7 @@ class _Watching:
 
         if self.layers is not None:
             chosen = {layer for layer in self.layers if str(layer) in call.choices}
-            self.found |= chosen
+            self.ran |= chosen
             if not chosen:
                 return None
         derivative = None if self.arrivals is None else LayerDerivative(call.name, self.arrivals)
@@ -259,7 +259,7 @@ class _Watching:
             kinds = ", ".join(dict.fromkeys(kind for _, kind in passes.unseen()))
             why = f"{kinds} does not go through Transformers' AttentionInterface" if kinds else "it has none"
             raise RuleError(f"{self.seen.model} ran, but no attention was seen: {why}.")
-        missing = [layer for layer in self.layers or () if layer not in self.found]
+        missing = [layer for layer in self.layers or () if layer not in self.ran]
         if passes.went_through and missing:
             raise SelectionError(f"layers: there is no {missing[0]!r} in {self.seen.model}.")
 

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from clearhead.engines.gpu.inputs import key_block, mixed, of_keys, of_queries, products, query_block, store_rows, whole
-from clearhead.engines.gpu.rules import LN2, any_seen, distances, logit_bend, logit_grad, logit_tangents, logits
+from clearhead.engines.gpu.rules import LN2, any_seen, distances, logit_grad, logit_grad_tangent, logit_tangents, logits
 from clearhead.engines.gpu.sweeps import over_keys, over_queries, placed, query_strip, strip_of
 from clearhead.engines.gpu.tiles import indices, row_lse
 
@@ -73,10 +73,10 @@ def slopes(left, right, loss, change, along, rules, b, h, BY_KEYS: tl.constexpr,
     """The Slopes of a tile of two Blocks in either orientation, along a direction where `change` has tangents."""
     i, j = indices(left, right, BY_KEYS)
     inner = tl.zeros((1, 1), sizes.FLOAT)
-    bent = inner
+    moved_slope = inner
     scores, changed = products(left, right, 0, BY_KEYS, sizes)
     if sizes.QUERIES.y:
-        inner, bent = products(left, right, 1, BY_KEYS, sizes)
+        inner, moved_slope = products(left, right, 1, BY_KEYS, sizes)
     line = (b * rules.heads + h).to(tl.int64) * rules.queries + i
     inside = i < rules.queries
     lse = row_lse(loss.logsumexp, line, inside)
@@ -86,8 +86,8 @@ def slopes(left, right, loss, change, along, rules, b, h, BY_KEYS: tl.constexpr,
     p = tl.exp2(logs)
     slope = _slope(inner, loss, logs * LN2, rules, b, h, i, j)
     by_logit = tl.where(p == 0, 0.0, p * slope)
-    slant = logit_grad(scores, rules, h)
-    by_score = by_logit * slant
+    logit_slope = logit_grad(scores, rules, h)
+    by_score = by_logit * logit_slope
     if MASKED:
         p, by_logit = tl.where(visible, p, 0.0), tl.where(visible, by_logit, 0.0)
         by_score = tl.where(visible, by_score, 0.0)
@@ -96,15 +96,15 @@ def slopes(left, right, loss, change, along, rules, b, h, BY_KEYS: tl.constexpr,
     else:
         away = logit_tangents(scores, changed, along, rules, b, h, i, j, visible)
         away -= tl.load(change.logsumexp + line, mask=inside, other=0.0)
-        bent = _slope(bent, change, logs * LN2, rules, b, h, i, j)
+        moved_slope = _slope(moved_slope, change, logs * LN2, rules, b, h, i, j)
         if loss.entropy is not None:  # the tangent of ln a
-            bent -= tl.load(loss.entropy + line, mask=inside, other=0.0) * away
+            moved_slope -= tl.load(loss.entropy + line, mask=inside, other=0.0) * away
         counts = visible & (p != 0)
         moved = tl.where(counts, p * away, 0.0)
-        moved_logit = tl.where(counts, moved * slope + p * bent, 0.0)
-        moved_score = tl.where(moved_logit == 0, 0.0, moved_logit * slant)
+        moved_logit = tl.where(counts, moved * slope + p * moved_slope, 0.0)
+        moved_score = tl.where(moved_logit == 0, 0.0, moved_logit * logit_slope)
         if rules.softcap:
-            moved_score += tl.where(by_logit == 0, 0.0, by_logit * logit_bend(scores, changed, rules, h))
+            moved_score += tl.where(by_logit == 0, 0.0, by_logit * logit_grad_tangent(scores, changed, rules, h))
         tile = Slopes(moved, moved_logit, moved_score, visible, p, by_score)
     return tile
 

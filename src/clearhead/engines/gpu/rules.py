@@ -217,7 +217,7 @@ def logit_tangents(scores, changed, along, rules, b, h, i, j, visible):
 
 
 @triton.jit
-def logit_bend(scores, changed, rules, h):
+def logit_grad_tangent(scores, changed, rules, h):
     """The tangent of `logit_grad`: -2·scale²/softcap·tanh·(1 - tanh²)·changed."""
     scale, cap = _scale(rules, h), tl.load(rules.numbers + 1)
     t = tanh(scores * (scale / cap))
