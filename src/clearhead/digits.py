@@ -32,13 +32,13 @@ def fixed(number: float, decimals: int, width: int) -> str:
     return next((form for form in forms if len(form) <= width), forms[-1])
 
 
-def signed(number: float, decimals: int = 2, width: int = 9) -> str:
+def signed(number: float, decimals: int = 2) -> str:
     """The same with its sign, as differences and effects are printed; zero has none.
 
     >>> [signed(x) for x in (2.5, -0.25, 0.0)]
     ['+2.50', '-0.25', '0']
     """
-    return f"{'+' if number > 0 else ''}{fixed(number, decimals, width)}"
+    return f"{'+' if number > 0 else ''}{fixed(number, decimals, 9)}"
 
 
 def percent(share: float) -> str:

@@ -59,12 +59,12 @@ def _once(call: Call) -> float:
     return min(first, _timed(call, 1)) if first < 10.0 else first
 
 
-def _wait_for_quiet(step: float = 0.01, most: int = 100) -> None:
-    """Wait until this process's threads sleep, that is, use under a tenth of the time in processor time."""
-    for _ in range(most):
+def _wait_for_quiet() -> None:
+    """Wait until this process's threads sleep, that is, use less than a tenth of it as processor time; 1 s at most."""
+    for _ in range(100):
         before = time.process_time()
-        time.sleep(step)
-        if time.process_time() - before < step / 10:
+        time.sleep(0.01)
+        if time.process_time() - before < 0.001:
             return
 
 

@@ -16,10 +16,10 @@ from clearhead.core.axes import Array
 from clearhead.core.directions import Directions
 from clearhead.core.problem import Inputs
 from clearhead.core.rule_values import within_range
+from clearhead.core.statistics import ROW_TERMS
 from clearhead.engines.base import Upstream
 
 _EPSILON = 2.0**-300
-_NUMBERS = ("rows", "output", "entropy", "distance", "diagonal")  # of an upstream gradient
 
 
 def dual(x: Array | None, moved: Array | None) -> Array:
@@ -71,6 +71,6 @@ def dual_inputs(inputs: Inputs, along: Directions) -> Inputs:
 
 def dual_upstream(upstream: Upstream, changing: Upstream) -> Upstream:
     """The upstream gradient with its tangent; what both lack stays None."""
-    pairs = {name: (getattr(upstream, name), getattr(changing, name)) for name in _NUMBERS}
+    pairs = {name: (getattr(upstream, name), getattr(changing, name)) for name in ("rows", "output", *ROW_TERMS)}
     numbers: dict[str, Any] = {name: dual(*pair) for name, pair in pairs.items() if any(x is not None for x in pair)}
     return replace(upstream, **numbers)

@@ -17,9 +17,9 @@ import numpy as np
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
 from clearhead.core.directions import Directions
-from clearhead.core.effects import ORDERS, Edges, Others, WantedEffects, no_keys
+from clearhead.core.effects import EFFECTS, ORDERS, Edges, Others, WantedEffects, no_keys
 from clearhead.core.problem import Inputs, Problem
-from clearhead.core.statistics import Wanted, smooth
+from clearhead.core.statistics import ROW_TERMS, Wanted, smooth
 from clearhead.engines.base import (
     Kept,
     Upstream,
@@ -37,7 +37,8 @@ from clearhead.engines.native_calls import kernel as _native
 
 STATISTICS: frozenset[str] = frozenset(() if _native is None else _native.statistics())  # as the kernel lists them
 _SMOOTH = frozenset(smooth())
-_SUMMED = ("by_key", "by_query", "groups")  # effects in float64; the kernel fills all others in the statistics' dtype
+# effects in float64, since they are sums; the kernel fills all others in the statistics' dtype
+_SUMMED = frozenset(name for name, one in EFFECTS.items() if "added" in (one.over_keys, one.over_queries))
 ALL_LEVELS = "pip install . -C cmake.define.CLEARHEAD_LEVELS=all compiles every instruction set"
 _MANY_QUERIES, _MANY_KEYS = 64, 1 << 15  # limits within which the row pass computes `received`
 
@@ -256,9 +257,8 @@ def _summed(x: Array, shape: tuple[int, ...]) -> Array:
 
 def _numbers(problem: Problem, upstream: Upstream) -> dict[str, Array]:
     """The upstream gradient's numbers per query and per key, by name."""
-    names = ("rows", "keys", "entropy", "distance", "diagonal")
     dtype = statistics_dtype(problem.dtype)
-    numbers = {name: getattr(upstream, name) for name in names}
+    numbers = {name: getattr(upstream, name) for name in ("rows", "keys", *ROW_TERMS)}
     return {name: np.ascontiguousarray(x, dtype) for name, x in numbers.items() if x is not None}
 
 

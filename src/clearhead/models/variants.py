@@ -31,11 +31,11 @@ def attend(
     return attended(q, k, v, rules, variant.gates), editing.factors(acting, len(q))
 
 
-def hidden_of(decoder: Decoder, ids: Sequence[int], variants: Sequence[Variant], each: Each = iter) -> list[Array]:
+def hidden_of(decoder: Decoder, ids: Sequence[int], variants: Sequence[Variant]) -> list[Array]:
     """The residual stream of each variant before each layer and after the last, (variants, tokens, d_model) each."""
     hidden = [np.stack([decoder.embedded(ids)] * len(variants))]
     seen = [(variant, np.arange(len(ids))) for variant in variants]
-    for number in each(range(decoder.config.layers)):
+    for number in range(decoder.config.layers):
         hidden.append(_layer(decoder, number, seen, np.concatenate(hidden[-1]), None).reshape(hidden[0].shape))
     return hidden
 

@@ -22,7 +22,7 @@ from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.torch import dropped
 
-_MOVED = {"bias", "mask", "causal", "query_offset"}  # rules that count keys, and whose values _with_extra_keys moves
+_MOVED = {"bias", "mask", "causal", "query_offset"}  # what _with_extra_keys can move; it refuses others
 _THEIRS = {  # nn.MultiheadAttention's names for options, and what to write here
     "attn_mask": "mask=~attn_mask: True = may attend here, and may not there; one of floats is bias=attn_mask.",
     "key_padding_mask": "mask=~key_padding_mask[:, None, None]: True = may attend here, and may not there.",

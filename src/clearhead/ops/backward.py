@@ -39,7 +39,7 @@ READS = frozenset(  # the results that the backward pass reads; where the larges
     for name, one in STATISTICS.items() if one.derivative in ("row", "entries") and name != "max_logit"
     for array in arrays_of(name)
 )  # fmt: skip
-_PARTS = {"keys": "received", "entropy": "entropy", "distance": "distance"}  # of Upstream: what it is upstream of
+_PARTS = {"keys": "received", "entropy": "entropy", "distance": "distance"}  # terms of Upstream, and their statistics
 _PEAK_KEYS = 256  # keys whose weights are computed at a time to find each key's peak
 
 
