@@ -126,8 +126,8 @@ class TangentEngine(Engine, Protocol):
     ) -> Answers:  # fmt: skip
         """What `rows` answers, and the tangent of each smooth statistic asked for, as "output_tangent" and so on.
 
-        Without `logsumexp` the statistics themselves are answered too. With it only their tangents are; `output`, where
-        it is known as well, saves computing it again. "logsumexp_tangent" is always among the answers.
+        Without `logsumexp`, the statistics are answered too. Where it is known, only tangents are, and a known `output`
+        is read rather than computed again. "logsumexp_tangent" is always among the answers.
         """
 
     def column_tangents(self, inputs: Inputs, along: Directions, kept: Kept, want: Wanted) -> Answers:

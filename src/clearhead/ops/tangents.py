@@ -50,11 +50,10 @@ def forward(
     logsumexp: Array | None = None,
     output: Array | None = None,
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Everything wanted, and its tangents, by array name; tangents alone where the log-sum-exp is known.
+    """Everything wanted, and its tangents, by array name; where the log-sum-exp is known, the tangents alone.
 
-    With it the output may be given too, which saves the engine its product.
-
-    The log-sum-exp is always among both.
+    The log-sum-exp is always among the answers, and its tangent among the tangents. An output that is known beside it
+    is not computed again.
 
     Raises DerivativeError for what has no tangent. O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory.
     """
