@@ -26,7 +26,7 @@ from benchmarks.unlisted_layers import LAYER
 from clearhead.diagnosing import search
 from clearhead.diagnosing.inputs import layer_inputs, plain_inputs
 from clearhead.diagnosing.mistakes import mistakes
-from clearhead.diagnosing.recipe import RIGHT, Change, Inputs, Rotary, Selection, changed
+from clearhead.diagnosing.recipe import RIGHT, Change, Diagnosed, Rotary, Selection, changed
 from clearhead.diagnosing.verdict import Diagnosis, MistakeExplanation
 from clearhead.diagnosing.workings import Workings
 from clearhead.textbook import case_file
@@ -198,7 +198,7 @@ def unlisted(sizes: list[int], every: int, seed: int) -> Iterator[Outcome]:
                 continue
 
 
-def inputs_of(c: Case) -> Inputs:
+def inputs_of(c: Case) -> Diagnosed:
     """The case as diagnose reads it, before there is a result."""
     rules = dict(c.rules)
     if "w_q" in rules:

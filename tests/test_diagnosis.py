@@ -20,7 +20,7 @@ from clearhead.diagnosing.diagnose import diagnose_file
 from clearhead.diagnosing.fitting import largest
 from clearhead.diagnosing.inputs import plain_inputs
 from clearhead.diagnosing.mistakes import mistakes
-from clearhead.diagnosing.recipe import RIGHT, Inputs, Selection, changed
+from clearhead.diagnosing.recipe import RIGHT, Diagnosed, Selection, changed
 from clearhead.diagnosing.search import BUDGET, Search
 from clearhead.diagnosing.workings import Workings
 from clearhead.errors import DtypeError, FileError, RuleError, ShapeError, UnknownNameError
@@ -39,7 +39,7 @@ def test_the_recipe_without_mistakes_equals_the_reference(stage):
         arrays = described.q, described.k, described.v
         truth = getattr(reference.attend(described.problem, *arrays), stage)
         with np.errstate(all="ignore"):
-            search = Search(Inputs(described.problem, *arrays, truth, stage))
+            search = Search(Diagnosed(described.problem, *arrays, truth, stage))
             recipe = search.full.exact.answer(RIGHT, search.everything)
         np.testing.assert_allclose(recipe, truth, rtol=1e-11, atol=1e-12 * (1 + largest(truth)))
 

@@ -17,7 +17,7 @@ from clearhead.diagnosing.diagnose import judged
 from clearhead.diagnosing.fitting import largest_difference
 from clearhead.diagnosing.inputs import file_inputs
 from clearhead.diagnosing.mistakes import mistakes
-from clearhead.diagnosing.recipe import RIGHT, Inputs, changed
+from clearhead.diagnosing.recipe import RIGHT, Diagnosed, changed
 from clearhead.diagnosing.search import Candidate, closest
 from clearhead.diagnosing.verdict import Confidence, MistakeExplanation
 from clearhead.diagnosing.workings import Workings
@@ -103,7 +103,7 @@ def explanations(
 
 
 @np.errstate(invalid="ignore", over="ignore")
-def _of_projection(inputs: Inputs, name: str, claimed: Array, slack: float) -> tuple[MistakeExplanation, ...]:
+def _of_projection(inputs: Diagnosed, name: str, claimed: Array, slack: float) -> tuple[MistakeExplanation, ...]:
     """The mistakes in a projection or the split of its heads that give this Q, K or V."""
     fields, workings, fitting = {f"w_{name}", f"b_{name}", "split"}, Workings(inputs), []
     for mistake in mistakes():

@@ -6,11 +6,11 @@ from math import prod
 import numpy as np
 
 from clearhead.core.problem import Problem
-from clearhead.diagnosing.recipe import Inputs
+from clearhead.diagnosing.recipe import Diagnosed
 from clearhead.diagnosing.recipe_visibility import masks
 
 
-def holds(condition: str, inputs: Inputs) -> bool:
+def holds(condition: str, inputs: Diagnosed) -> bool:
     """Does the condition hold? It is a key of the tables below, or a rule that is in use; "not …" denies it."""
     if condition.startswith("not "):
         return not holds(condition[4:], inputs)
@@ -19,7 +19,7 @@ def holds(condition: str, inputs: Inputs) -> bool:
     return OF_PROBLEM[condition](inputs.problem) if condition in OF_PROBLEM else inputs.problem.uses(condition)
 
 
-def with_context(inputs: Inputs) -> bool:
+def with_context(inputs: Diagnosed) -> bool:
     """Are a layer's keys of other tokens than its queries?"""
     layer = inputs.layer
     return layer is not None and not (
@@ -27,7 +27,7 @@ def with_context(inputs: Inputs) -> bool:
     )
 
 
-def hides(inputs: Inputs) -> bool:
+def hides(inputs: Diagnosed) -> bool:
     """Does a rule hide keys from queries?"""
     p = inputs.problem
     if p.span_table is not None and np.isneginf(p.span_table).any():
@@ -35,7 +35,7 @@ def hides(inputs: Inputs) -> bool:
     return any(map(p.uses, ("causal", "window", "mask", "kv_lengths", "query_segments"))) or _forbids(inputs)
 
 
-def _forbids(inputs: Inputs) -> bool:
+def _forbids(inputs: Diagnosed) -> bool:
     """Does the bias hide keys, as a float mask of 0 and -inf does?"""
     bias = inputs.problem.bias
     if bias is None:
@@ -44,7 +44,7 @@ def _forbids(inputs: Inputs) -> bool:
     return bool(np.isneginf(once).any())
 
 
-def _alike(names: str, inputs: Inputs) -> bool:
+def _alike(names: str, inputs: Diagnosed) -> bool:
     """Have a layer's matrices, or q, k and v, the same shape, so that one can be taken for the other?"""
     if inputs.layer is not None:
         shapes = {inputs.layer.w[name].shape for name in names}
@@ -53,14 +53,14 @@ def _alike(names: str, inputs: Inputs) -> bool:
     return inputs.weights is None and len(shapes) == 1
 
 
-def _as_wide(inputs: Inputs) -> bool:
+def _as_wide(inputs: Diagnosed) -> bool:
     """Is the output as wide as what enters?"""
     if inputs.layer is not None:
         return inputs.merged and inputs.theirs.shape[-1] == inputs.layer.x.shape[-1]
     return inputs.v.shape[-1] == inputs.problem.d_k
 
 
-def _square_output(inputs: Inputs) -> bool:
+def _square_output(inputs: Diagnosed) -> bool:
     """Is W^O square, so that leaving it out goes unnoticed?"""
     return inputs.layer is not None and "o" in inputs.layer.w and len(set(inputs.layer.w["o"].shape)) == 1
 
@@ -102,7 +102,7 @@ OF_PROBLEM: dict[str, Callable[[Problem], bool]] = {
     "mask per entry": lambda p: (mask := p.mask) is not None and mask.strides[0] != 0 and mask.strides[1] == 0,
     "lengths differ": lambda p: (lengths := p.kv_lengths) is not None and bool((lengths != lengths[0]).any()),
 }
-OF_INPUTS: dict[str, Callable[[Inputs], bool]] = {
+OF_INPUTS: dict[str, Callable[[Diagnosed], bool]] = {
     "hidden keys": hides,
     "finite bias": lambda inputs: not _forbids(inputs),
     "groups": lambda inputs: inputs.k.shape[1] not in (1, inputs.problem.heads),

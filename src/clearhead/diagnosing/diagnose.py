@@ -13,7 +13,7 @@ from clearhead.diagnosing.evidence import Reason
 from clearhead.diagnosing.fitting import differences
 from clearhead.diagnosing.inputs import file_inputs, layer_inputs, plain_inputs, rotary_of, weights_inputs
 from clearhead.diagnosing.reasons import doubts, known_about, nonfinite_inputs, telling
-from clearhead.diagnosing.recipe import RIGHT, RULES, Inputs, Recipe, Rotary, Selection, Stage
+from clearhead.diagnosing.recipe import RIGHT, RULES, Diagnosed, Recipe, Rotary, Selection, Stage
 from clearhead.diagnosing.search import Candidate, Search
 from clearhead.diagnosing.verdict import Confidence, Diagnosis, MistakeExplanation, Outcome, Place
 from clearhead.diagnosing.workings import Workings
@@ -168,7 +168,7 @@ def diagnose_file(path: str | Path) -> Diagnosis:
 
 
 @np.errstate(all="ignore")  # wrong recipes overflow and divide by 0
-def judged(inputs: Inputs, slack: float = 0.0) -> Diagnosis:
+def judged(inputs: Diagnosed, slack: float = 0.0) -> Diagnosis:
     """The verdict on checked inputs; `slack` is half the last decimal of theirs where it was printed, else 0."""
     check_supported("ch.diagnose", RULES, inputs.problem.active_rules())
     search = Search(inputs, slack)
@@ -258,7 +258,7 @@ def _first(search: Search, gaps: Array, theirs: Array, right: Array, tolerance: 
     )
 
 
-def _judged_by_decimals(inputs: Inputs, halves: Array) -> Diagnosis:
+def _judged_by_decimals(inputs: Diagnosed, halves: Array) -> Diagnosis:
     """The verdict on numbers written by hand, each as precise as its own last decimal: 0.11 may stand beside 0.175.
 
     It is that by the finest decimal; where this fails, by a coarser one, if each number agrees to its own decimals.
@@ -282,7 +282,7 @@ def _judged_by_decimals(inputs: Inputs, halves: Array) -> Diagnosis:
 
 
 @np.errstate(all="ignore")
-def _agrees(inputs: Inputs, recipe: Recipe, halves: Array) -> bool:
+def _agrees(inputs: Diagnosed, recipe: Recipe, halves: Array) -> bool:
     """Is each number as near to the recipe's as its decimals say?"""
     whole = Selection(tuple(range(inputs.problem.heads)), tuple(range(inputs.problem.queries)))
     computed = Workings(inputs).answer(recipe, whole)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.diagnosing.recipe import RIGHT, STAGES, VISIBILITY, Inputs, Recipe, Selection, changed
+from clearhead.diagnosing.recipe import RIGHT, STAGES, VISIBILITY, Diagnosed, Recipe, Selection, changed
 from clearhead.diagnosing.softmaxes import eps
 from clearhead.diagnosing.workings import Workings
 
@@ -38,7 +38,7 @@ def coarser(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
 class Fit:
     """Measures recipes against theirs on one part of the inputs."""
 
-    def __init__(self, inputs: Inputs, dtype: np.dtype[Any], slack: float) -> None:
+    def __init__(self, inputs: Diagnosed, dtype: np.dtype[Any], slack: float) -> None:
         self.inputs, self.dtype, self.slack = inputs, dtype, slack
         self.exact = Workings(inputs)
         self._theirs: dict[Selection, Array] = {}

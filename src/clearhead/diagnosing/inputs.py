@@ -12,7 +12,7 @@ from clearhead.core.axes import WEIGHTS, Array, heads_first, named
 from clearhead.core.problem import Problem, describe, describe_whole
 from clearhead.core.rule_values import read_flag, read_number
 from clearhead.core.rules import Rules, check_names
-from clearhead.diagnosing.recipe import STAGES, Inputs, Rotary, Stage
+from clearhead.diagnosing.recipe import STAGES, Diagnosed, Rotary, Stage
 from clearhead.errors import DtypeError, RuleError, Sentence, ShapeError, expected, shown
 from clearhead.textbook.case_file import INPUTS, LAYER, WEIGHTS_AND_V, check_alone, inputs_of
 from clearhead.textbook.shapes import Convention, check_convention, turned
@@ -20,15 +20,15 @@ from clearhead.textbook.trace_layer import read_layer
 from clearhead.textbook.trace_weights import describe_weights
 
 
-def plain_inputs(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rotary | None, rules: Rules) -> Inputs:
+def plain_inputs(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rotary | None, rules: Rules) -> Diagnosed:
     """The inputs of `diagnose`, checked."""
     described, values = describe_whole(q, k, v, rules)
     shape = (*described.problem.prefix, described.problem.queries, values.shape[-1])
     result = heads_first(read_theirs(theirs, shape, described.problem, stage))
-    return Inputs(described.problem, described.q, described.k, values, result, stage, None, rotary)
+    return Diagnosed(described.problem, described.q, described.k, values, result, stage, None, rotary)
 
 
-def weights_inputs(weights: Any, v: Any, theirs: Any, convention: Convention, stage: Stage) -> Inputs:
+def weights_inputs(weights: Any, v: Any, theirs: Any, convention: Convention, stage: Stage) -> Diagnosed:
     """The inputs of `diagnose_weights`, checked."""
     described, weights = describe_weights(weights, v, convention)
     values, problem = described.v, described.problem
@@ -39,7 +39,7 @@ def weights_inputs(weights: Any, v: Any, theirs: Any, convention: Convention, st
         )
     shape = (*problem.prefix, problem.queries, values.shape[-1])
     result = heads_first(read_theirs(turned(as_array(theirs, "theirs")[0], convention), shape, problem, stage))
-    return Inputs(problem, described.q, described.k, values, result, stage, weights=weights)
+    return Diagnosed(problem, described.q, described.k, values, result, stage, weights=weights)
 
 
 def layer_inputs(
@@ -50,7 +50,7 @@ def layer_inputs(
     stage: Stage,
     rotary: Rotary | None,
     rules: Rules,
-) -> Inputs:
+) -> Diagnosed:
     """The inputs of a layer's diagnosis, checked; arguments as in `diagnose_layer`."""
     check_names(rules)
     layer, sizes = read_layer(arrays, num_heads, convention)
@@ -70,7 +70,7 @@ def layer_inputs(
     theirs = theirs.reshape(described.problem.batch, 1 if stage == "output" else num_heads, *theirs.shape[-2:])
     flat = [array.reshape(prod(sizes.lead), *array.shape[-2:]) for array in (layer.x, layer.context)]
     layer = replace(layer, x=flat[0], context=flat[1])
-    return Inputs(described.problem, described.q, described.k, described.v, theirs, stage, layer, rotary)
+    return Diagnosed(described.problem, described.q, described.k, described.v, theirs, stage, layer, rotary)
 
 
 def rotary_of(base: Any, *, interleaved: Any) -> Rotary | None:
@@ -83,7 +83,7 @@ def rotary_of(base: Any, *, interleaved: Any) -> Rotary | None:
     return Rotary(number, read_flag("rotary_interleaved", interleaved))
 
 
-def file_inputs(place: Path, values: dict[str, Any], theirs: Array, stage: Any) -> Inputs:
+def file_inputs(place: Path, values: dict[str, Any], theirs: Array, stage: Any) -> Diagnosed:
     """The inputs among a file's values, checked; inputs and rules by name."""
     values = dict(values)
     needed = inputs_of(place, values)

@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from clearhead.diagnosing.conditions import holds
-from clearhead.diagnosing.recipe import Change, Inputs
+from clearhead.diagnosing.recipe import Change, Diagnosed
 from clearhead.diagnosing.variants import COMPUTED
 from clearhead.words import Language
 
@@ -35,7 +35,7 @@ class Mistake:
     seldom: bool = False  # never tried together with another seldom one
     rare: bool = False  # tried alone and last
 
-    def variants(self, inputs: Inputs, *, rare: bool = False) -> list[Change]:
+    def variants(self, inputs: Diagnosed, *, rare: bool = False) -> list[Change]:
         """The changes that these inputs allow: the usual ones, or the rare ones, which are tried alone and last."""
         if not all(holds(condition, inputs) for condition in (*self.when, *([self.rule] if self.rule else []))):
             return []

@@ -8,7 +8,7 @@ import numpy as np
 
 from clearhead.core.axes import Array, group_size
 from clearhead.core.reference import mix
-from clearhead.diagnosing.recipe import RIGHT, Inputs, Recipe, between
+from clearhead.diagnosing.recipe import RIGHT, Diagnosed, Recipe, between
 from clearhead.diagnosing.softmaxes import eps
 
 _CACHE_BYTES = 2**26  # of shared intermediates
@@ -23,7 +23,7 @@ class Operands:
     of float32 where that is wider.
     """
 
-    def __init__(self, inputs: Inputs, precision: np.dtype[Any] | None = None, perturbed: int | None = None) -> None:
+    def __init__(self, inputs: Diagnosed, precision: np.dtype[Any] | None = None, perturbed: int | None = None) -> None:
         self.inputs, self.problem = inputs, inputs.problem
         self.precision, self.perturbed = precision, perturbed
         self.dtype = np.dtype(np.float64 if precision in (None, np.float64) else np.float32)

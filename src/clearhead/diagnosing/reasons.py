@@ -12,7 +12,7 @@ from clearhead.core.axes import Array
 from clearhead.diagnosing import evidence
 from clearhead.diagnosing.evidence import Reason
 from clearhead.diagnosing.fitting import largest, rms
-from clearhead.diagnosing.recipe import RIGHT, Inputs, Recipe
+from clearhead.diagnosing.recipe import RIGHT, Diagnosed, Recipe
 from clearhead.diagnosing.search import Candidate, Search
 from clearhead.diagnosing.variants import tail_length
 from clearhead.diagnosing.verdict import Nonfinite
@@ -84,7 +84,7 @@ def _special_window(recipe: Recipe, window: tuple[int | None, int | None]) -> st
     return "no right side" if became[1] == 0 and right else ""
 
 
-def _same_tokens(inputs: Inputs) -> list[str]:
+def _same_tokens(inputs: Diagnosed) -> list[str]:
     """The inputs whose tokens are all the same, so that they cannot tell one key or query from another."""
     several = {name: x for name, x in inputs.tokens.items() if x.size and x.shape[-2] > 1}
     return [name for name, x in several.items() if bool(np.all(x == x[..., :1, :]))]
@@ -294,7 +294,7 @@ def _outside(search: Search, theirs: Array) -> Iterator[Reason]:
         yield Reason("outside the values", _counts(outside))
 
 
-def nonfinite_inputs(inputs: Inputs) -> tuple[Nonfinite, ...]:
+def nonfinite_inputs(inputs: Diagnosed) -> tuple[Nonfinite, ...]:
     """The inputs that hold NaN or infinity, which spread into whatever reads them."""
     arrays = inputs.tokens
     if inputs.layer is not None:

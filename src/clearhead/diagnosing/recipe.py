@@ -196,7 +196,7 @@ class Rotary(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Inputs:
+class Diagnosed:
     """The inputs that are diagnosed: q (batch, heads, queries, d_k), k and v, their layer, and their code's numbers."""
 
     problem: Problem
@@ -209,7 +209,7 @@ class Inputs:
     rotary: Rotary | None = None
     per_head: bool = False  # is theirs a layer's heads, before they are joined?
     weights: Array | None = None  # (batch, heads, queries, keys), where they are given; then q and k are zeros
-    whole: "Inputs | None" = None  # the inputs of which these are some batch entries
+    whole: "Diagnosed | None" = None  # the inputs of which these are some batch entries
     entries: tuple[int, ...] = ()
 
     @property
@@ -224,7 +224,7 @@ class Inputs:
             return {"x": self.layer.x, "context": self.layer.context}
         return ({"q": self.q, "k": self.k} if self.weights is None else {"weights": self.weights}) | {"v": self.v}
 
-    def mapped(self, tokens: Callable[[Array], Array], matrices: Callable[[Array], Array] = lambda x: x) -> "Inputs":
+    def mapped(self, tokens: Callable[[Array], Array], matrices: Callable[[Array], Array] = lambda x: x) -> "Diagnosed":
         """The same with other numbers: `tokens` makes the arrays that have tokens, `matrices` a layer's W and b."""
         layer = self.layer
         if layer is not None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.diagnosing.fitting import Fit, largest
-from clearhead.diagnosing.recipe import RIGHT, Inputs, Recipe, Selection
+from clearhead.diagnosing.recipe import RIGHT, Diagnosed, Recipe, Selection
 from clearhead.diagnosing.workings import Workings
 from clearhead.textbook.trace_layer import LayerArrays
 
@@ -111,7 +111,7 @@ def _unprojected(layer: LayerArrays, recipe: Recipe, row: Array, heads: int) -> 
     return solved
 
 
-def taken(inputs: Inputs, batches: tuple[int, ...]) -> Inputs:
+def taken(inputs: Diagnosed, batches: tuple[int, ...]) -> Diagnosed:
     """The same inputs for some batch entries."""
     if len(batches) == inputs.problem.batch:
         return inputs
@@ -125,7 +125,7 @@ def taken(inputs: Inputs, batches: tuple[int, ...]) -> Inputs:
     )
 
 
-def generic(inputs: Inputs) -> Inputs:
+def generic(inputs: Diagnosed) -> Diagnosed:
     """Inputs of the same shapes, dtypes and rules, whose numbers are random."""
     rng = np.random.default_rng(0)
 

@@ -16,7 +16,7 @@ from clearhead.diagnosing import evidence
 from clearhead.diagnosing.evidence import Reason
 from clearhead.diagnosing.fitting import Fit, coarser, largest, largest_difference, rms
 from clearhead.diagnosing.mistakes import Mistake, mistakes
-from clearhead.diagnosing.recipe import RIGHT, Change, Inputs, Recipe, Selection, acts_after_weights, changed, shown
+from clearhead.diagnosing.recipe import RIGHT, Change, Diagnosed, Recipe, Selection, acts_after_weights, changed, shown
 from clearhead.diagnosing.screening import Screen, generic, taken
 from clearhead.diagnosing.variants import tail_length
 
@@ -75,7 +75,7 @@ class Search:
     dozen rows of every head, `everything` all rows that the budget allows.
     """
 
-    def __init__(self, inputs: Inputs, slack: float = 0.0) -> None:
+    def __init__(self, inputs: Diagnosed, slack: float = 0.0) -> None:
         self.tried = 0  # candidates so far
         self._generic: Fit | None = None
         dtype, problem = coarser(inputs.problem.dtype, inputs.theirs.dtype), inputs.problem

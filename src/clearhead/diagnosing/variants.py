@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from clearhead.diagnosing.conditions import hides, holds
-from clearhead.diagnosing.recipe import STAGES, Change, Inputs
+from clearhead.diagnosing.recipe import STAGES, Change, Diagnosed
 
 
 class Variants(NamedTuple):
@@ -18,14 +18,14 @@ class Variants(NamedTuple):
     rare: Iterable[Change] = ()
 
 
-def _scales(inputs: Inputs, which: float | str) -> Variants:
+def _scales(inputs: Diagnosed, which: float | str) -> Variants:
     """Other scales, where they differ from the right one: a number, or one that is named after what it comes from."""
     right = inputs.problem.scale
     scales = {which} if isinstance(which, float) else {*_scale(inputs, which)}
     return Variants([{"scale": float(x)} for x in sorted(scales) if (abs(x - right) > 1e-9 * abs(right)).any()])
 
 
-def _scale(inputs: Inputs, which: str) -> Iterable[float]:
+def _scale(inputs: Diagnosed, which: str) -> Iterable[float]:
     p = inputs.problem
     widths = {  # divided by the square root of a width
         "d_k": [p.d_k],
@@ -47,7 +47,7 @@ def _scale(inputs: Inputs, which: str) -> Iterable[float]:
     }[which]
 
 
-def _overflows(inputs: Inputs, *_: object) -> Variants:
+def _overflows(inputs: Diagnosed, *_: object) -> Variants:
     """The dtypes whose range exp can leave where no maximum is subtracted; only NaN in theirs shows that."""
     if np.isfinite(inputs.theirs.astype(np.float64)).all():
         return Variants()
@@ -55,7 +55,7 @@ def _overflows(inputs: Inputs, *_: object) -> Variants:
     return Variants([{"overflow": name} for name in sorted({*names, "float32"})])
 
 
-def _later_steps(inputs: Inputs, *_: object) -> Variants:
+def _later_steps(inputs: Diagnosed, *_: object) -> Variants:
     """The later steps up to the weights that change the numbers."""
     works = {
         "scaled": holds("scaled", inputs),
@@ -70,7 +70,7 @@ def _later_steps(inputs: Inputs, *_: object) -> Variants:
     return Variants([{"step": step} for step in later if works[step]])
 
 
-def _some(field: str, inputs: Inputs, value: str) -> Variants:
+def _some(field: str, inputs: Diagnosed, value: str) -> Variants:
     """A layer's square matrices, or its biases: each alone, q, k and v, and all together; other subsets are rare."""
     arrays = {} if inputs.layer is None else getattr(inputs.layer, field)
     names = [name for name, x in arrays.items() if field == "b" or x.shape[0] == x.shape[1]]
@@ -81,14 +81,14 @@ def _some(field: str, inputs: Inputs, value: str) -> Variants:
     return Variants(*([{f"{field}_{name}": value for name in some} for some in chosen] for chosen in (usual, rare)))
 
 
-def _chunks(inputs: Inputs, *_: object) -> Variants:
+def _chunks(inputs: Diagnosed, *_: object) -> Variants:
     """Chunks as wide as the window, or as one of its sides."""
     left, right = inputs.problem.window
     sizes = set() if left is None else {left, left + 1, left + 1 + (right or 0)} - {0}
     return Variants([{"chunk": size} for size in sorted(sizes) if size < inputs.problem.keys])
 
 
-def _every_rule(inputs: Inputs, value: str) -> Variants:
+def _every_rule(inputs: Diagnosed, value: str) -> Variants:
     """All rules that hide keys at once, where there are at least three."""
     fields = {"kv_lengths": "padding", "query_lengths": "query_padding", "query_segments": "segments"}
     rules = ("causal", "window", "mask", *fields)
@@ -96,7 +96,7 @@ def _every_rule(inputs: Inputs, value: str) -> Variants:
     return Variants([change] if len(change) > 2 else [])
 
 
-def _narrow(inputs: Inputs, where: str) -> Variants:
+def _narrow(inputs: Diagnosed, where: str) -> Variants:
     size = min(inputs.theirs.dtype.itemsize, inputs.problem.dtype.itemsize)
     names = [name for name, itemsize in (("float32", 4), ("float16", 2), ("bfloat16", 2)) if itemsize < size]
     return Variants([{"half": where, "half_dtype": name} for name in names])
@@ -110,7 +110,7 @@ def _sizes(length: int) -> list[int]:
     return [size for size in (2, 4) if length <= 64] + [size for size in (8, 16, 32, 64, 128) if size < length]
 
 
-def _in_blocks(field: str, inputs: Inputs, kind: str, *, any_size: bool = False) -> Variants:
+def _in_blocks(field: str, inputs: Diagnosed, kind: str, *, any_size: bool = False) -> Variants:
     """A bug of some kind in blocks of each size; blocks of fewer than 16 keys are rare unless they have any size."""
     keys = inputs.problem.keys
     sizes = _sizes(keys)
@@ -124,7 +124,7 @@ def _in_blocks(field: str, inputs: Inputs, kind: str, *, any_size: bool = False)
     return Variants(*([{field: (kind, size)} for size in some] for some in chosen))
 
 
-def _key_tails(inputs: Inputs, kind: str) -> Variants:
+def _key_tails(inputs: Diagnosed, kind: str) -> Variants:
     """One block size for each number of keys that are skipped, or of zeros that are read."""
     keys = inputs.problem.keys
     usual, every = (_tail_sizes(keys, kind, sizes) for sizes in (_sizes(keys), range(1, min(keys, 257))))
@@ -144,7 +144,7 @@ def tail_length(kind: str, block: int, keys: int) -> int:
     return keys % block if kind == "skipped" else -keys % block
 
 
-def _query_tails(inputs: Inputs, kind: str) -> Variants:
+def _query_tails(inputs: Diagnosed, kind: str) -> Variants:
     """The rows behind the last whole block of queries: 0, or whatever the memory held."""
     n, theirs = inputs.problem.queries, inputs.theirs.astype(np.float64)
     starts = sorted({n // size * size for size in (*_sizes(n), *range(3, min(n, 33))) if n % size}, reverse=True)
@@ -153,7 +153,7 @@ def _query_tails(inputs: Inputs, kind: str) -> Variants:
     return Variants([{"tail": (kind, start)} for start in chosen])
 
 
-COMPUTED: dict[str, Callable[[Inputs, str], Variants]] = {  # by the field that mistakes.toml names
+COMPUTED: dict[str, Callable[[Diagnosed, str], Variants]] = {  # by the field that mistakes.toml names
     "scale": _scales,
     "overflow": _overflows,
     "step": _later_steps,

@@ -10,7 +10,7 @@ from clearhead.core.axes import Array
 from clearhead.core.problem import describe
 from clearhead.core.rules import Rules
 from clearhead.diagnosing.fitting import FACTOR, Fit, coarser, differences, largest
-from clearhead.diagnosing.recipe import RIGHT, Inputs, Selection
+from clearhead.diagnosing.recipe import RIGHT, Diagnosed, Selection
 from clearhead.diagnosing.softmaxes import eps
 from clearhead.testing.calling import Caller
 from clearhead.testing.drawing import Drawn, Draws, Plan, drawn
@@ -54,7 +54,7 @@ def _measured(problem: Drawn, theirs: Array) -> tuple[Array, Array, Array, np.dt
     """
     q, k, v = (clean(x) for x in problem[:3])
     described = describe(q, k, v, cast("Rules", problem.rules))
-    inputs = Inputs(described.problem, described.q, described.k, v, theirs, "output")
+    inputs = Diagnosed(described.problem, described.q, described.k, v, theirs, "output")
     dtype = coarser(described.problem.dtype, theirs.dtype)
     with np.errstate(all="ignore"):
         fit = Fit(inputs, dtype, 0.0)
