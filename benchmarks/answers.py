@@ -16,8 +16,8 @@ import numpy as np
 from benchmarks.pages import MEASURE, browser, measured
 from clearhead.explaining import rerun
 from clearhead.explaining.answers import Target
-from clearhead.explaining.effects import Candidate, EdgeEffect, HeadEffect, PartEffect
 from clearhead.explaining.why import Why
+from clearhead.explaining.why_lists import Candidate, EdgeEffect, HeadEffect, PartEffect
 from clearhead.models import model as shipped
 from clearhead.models.model import Model, of_arrays
 

@@ -15,11 +15,11 @@ from benchmarks.faithful_measures import bm25, context_cite
 from benchmarks.faithful_tasks import Item
 from clearhead.explaining import part_runs, rerun
 from clearhead.explaining.answers import Target
-from clearhead.explaining.effects import PartEffect
 from clearhead.explaining.integral import integral
 from clearhead.explaining.part_runs import Again, corrected
 from clearhead.explaining.rerun import based_on
 from clearhead.explaining.text_parts import parts_of_text
+from clearhead.explaining.why_lists import PartEffect
 from clearhead.models.model import Model
 from clearhead.models.protocol import ForwardPass, Variant
 from clearhead.models.weights import Weights

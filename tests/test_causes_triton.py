@@ -11,7 +11,7 @@ from cause_problems import check_elements, check_observed
 from clearhead.core.axes import Array
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.effects import ORDERS
-from clearhead.engines.gpu import causes, column_pass, row_pass
+from clearhead.engines.gpu import column_pass, effect_pass, row_pass
 from problems import Case
 from seeds import fresh, normal
 
@@ -37,7 +37,7 @@ def test_problems_of_several_tiles(rules: str):
 
 
 def test_values_wider_than_a_tile_and_keys_split_among_programs(monkeypatch: pytest.MonkeyPatch):
-    for module in (causes, column_pass):
+    for module in (effect_pass, column_pass):
         monkeypatch.setattr(module, "WIDTH", 16)
     for name, size in (("LONG", 32), ("SPLIT", 32), ("SPLITS", 4)):
         monkeypatch.setattr(row_pass, name, size)

@@ -16,7 +16,7 @@ from benchmarks.faithful_tasks import TASKS, item
 from clearhead.core.agreement import spearman
 from clearhead.errors import FileError, RuleError, UnknownNameError
 from clearhead.explaining import part_runs, rerun
-from clearhead.explaining.effects import PartEffect
+from clearhead.explaining.why_lists import PartEffect
 from clearhead.models.model import load
 from clearhead.report.why import show
 from seeds import fresh

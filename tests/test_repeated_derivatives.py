@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 import clearhead as ch
 from clearhead.errors import ClearheadError, DerivativeError
-from clearhead.ops import torch_output
+from clearhead.ops import torch_fast_calls
 from composed import by_math
 from seeds import fresh
 from test_repeated import DTYPES, long_way, same, sdpa, tensors
@@ -70,11 +70,11 @@ def test_repeated_gradients_have_the_bits_of_checked_ones(data: st.DataObject):
 
 @pytest.fixture
 def outputs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The outputs that torch_output.repeat returns, with nothing remembered before; None: the long way."""
-    monkeypatch.setattr(torch_output, "_calls", {})
+    """The outputs that torch_fast_calls.repeat returns, with nothing remembered before; None: the long way."""
+    monkeypatch.setattr(torch_fast_calls, "_calls", {})
     result: list[Any] = []
-    repeat = torch_output.repeat
-    monkeypatch.setattr(torch_output, "repeat", lambda *given: result.append(repeat(*given)) or result[-1])
+    repeat = torch_fast_calls.repeat
+    monkeypatch.setattr(torch_fast_calls, "repeat", lambda *given: result.append(repeat(*given)) or result[-1])
     return result
 
 

@@ -32,8 +32,8 @@ from clearhead.errors import DerivativeError
 from clearhead.ops.tangents import ROWS, SMOOTH, check_smooth
 from clearhead.ops.torch_derivatives import map_backward, map_of, no_third
 from clearhead.ops.torch_duals import Tensors, unpack
-from clearhead.ops.torch_functions import Bundle, part
 from clearhead.ops.torch_nodes import Kind, compute
+from clearhead.ops.torch_passes import Bundle, part
 
 _SHARED = ("bias", "spans")  # rules whose gradient some ranks may ask for and others not
 _RULES = {"bias": "bias", "sinks": "sinks", "spans": "spans[2]"}  # as `flat` names them

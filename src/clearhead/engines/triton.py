@@ -29,8 +29,8 @@ try:
     from clearhead.engines.gpu import rows as row_kernels
     from clearhead.engines.gpu import tensors as gpu
     from clearhead.engines.gpu.backward import Derivatives, Moving, in_parts
-    from clearhead.engines.gpu.causes import EffectPass
     from clearhead.engines.gpu.column_pass import ColumnPass
+    from clearhead.engines.gpu.effect_pass import EffectPass
 
     STATISTICS = row_kernels.STATISTICS | column_kernels.STATISTICS
 except ImportError:

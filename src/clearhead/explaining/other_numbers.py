@@ -3,9 +3,9 @@
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.explaining.effects import EdgeEffect, OtherNumber
 from clearhead.explaining.part_runs import Again, candidate
 from clearhead.explaining.rerun import Edge, Rerun, kept, likely
+from clearhead.explaining.why_lists import EdgeEffect, OtherNumber
 
 
 def other_numbers(

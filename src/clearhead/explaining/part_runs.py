@@ -12,9 +12,9 @@ from clearhead.core.effects import Rest
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import unknown
 from clearhead.explaining import rerun
-from clearhead.explaining.effects import Candidate, PairEffect, PartEffect
 from clearhead.explaining.integral import integral
 from clearhead.explaining.rerun import Based
+from clearhead.explaining.why_lists import Candidate, PairEffect, PartEffect
 from clearhead.models.protocol import Each, LanguageModel, probabilities
 
 _MOST_POINTS = 16

@@ -23,7 +23,6 @@ from clearhead.explaining.answers import Answers, read_answers, runner_up
 from clearhead.explaining.attribution import Way, heads_by_share
 from clearhead.explaining.attribution import way as way_to
 from clearhead.explaining.derivatives import check_edits
-from clearhead.explaining.effects import Candidate, EdgeEffect, HeadEffect, OtherNumber, PairEffect, PartEffect, Trust
 from clearhead.explaining.forward import check_each, forward_pass
 from clearhead.explaining.integral import cuts
 from clearhead.explaining.other_numbers import of_later_tokens, other_numbers, weight_of
@@ -32,6 +31,7 @@ from clearhead.explaining.rerun import Based, Edge, Rerun
 from clearhead.explaining.stream import of_decoder
 from clearhead.explaining.text_parts import Part, parts_of_text, read_slices
 from clearhead.explaining.texts import Reading, read
+from clearhead.explaining.why_lists import Candidate, EdgeEffect, HeadEffect, OtherNumber, PairEffect, PartEffect, Trust
 from clearhead.explaining.why_words import causes_table, conclusion, most_likely, parts_table, question
 from clearhead.models.model import Model
 from clearhead.models.protocol import Each, LanguageModel, Token

@@ -9,10 +9,10 @@ from clearhead.core.axes import Array
 from clearhead.digits import fixed, percent, signed
 from clearhead.explaining.attribution_words import for_page
 from clearhead.explaining.derivatives import derivatives, target_of
-from clearhead.explaining.effects import OtherNumber
 from clearhead.explaining.explain import explain
 from clearhead.explaining.explanation import document as explained
 from clearhead.explaining.texts import read
+from clearhead.explaining.why_lists import OtherNumber
 from clearhead.models.model import Model
 from clearhead.textbook.page import capitalised
 from clearhead.view.container import Document

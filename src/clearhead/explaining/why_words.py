@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from clearhead.digits import fixed, percent, signed
-from clearhead.explaining.effects import EdgeEffect, HeadEffect, PartEffect
 from clearhead.explaining.texts import parts_of, token_name
+from clearhead.explaining.why_lists import EdgeEffect, HeadEffect, PartEffect
 from clearhead.spelling import bare, cut, spelled
 from clearhead.tables import Table
 from clearhead.words import Language, say

@@ -1,6 +1,7 @@
 """The public operations: attention, AttentionMatrix, rollout, their derivatives, and the operators for PyTorch.
 
-attention          attention() and plan(); fast_calls: the same call again goes straight to the kernel
+attention          attention() and plan(); fast_calls: the same call again goes straight to the kernel;
+                   torch_fast_calls: those of tensors with a graph
 matrix             AttentionMatrix; matrix_data: its arrays and rules; indexing: its indices
 observable         one method for each statistic and each effect
 causes             CauseMatrix: what each edge did; cause_inputs: what it is made of; spans_cut: whole spans cut at once
@@ -10,8 +11,8 @@ numpy_functions    NumPy's functions and Python's operators on a matrix, its tra
 observation        the result of AttentionMatrix.observe, and how partial results are merged
 rollout            attention rollout and relevance of one token through many layers
 backward           gradients of a loss with respect to the inputs, from those with respect to the results
-torch_operators    PyTorch's operator; torch_arguments: what it takes; torch_graph: its caller;
-                   torch_derivatives: nodes of PyTorch's graph (torch_nodes); torch_batching: torch.vmap
+torch_operators    PyTorch's operator; torch_arguments: what it takes; torch_passes: what it computes; torch_graph: its
+                   caller; torch_derivatives: nodes of PyTorch's graph (torch_nodes); torch_batching: torch.vmap
 graphed            whether PyTorch records, traces or transforms a call
 jax_derivatives    a primitive for JAX; jax_call: what it computes; jax_host: how the host is called
 tangents           derivatives along a direction: forward mode and second order

@@ -80,15 +80,15 @@ def attention(
 
 def _graphed(key: Hashable, q: Any, k: Any, v: Any, rules: Rules, engine: str | None, num_threads: int | None) -> Any:
     """The output as a node of PyTorch's graph."""
-    from clearhead.ops import torch_output
+    from clearhead.ops import torch_fast_calls
     from clearhead.ops.torch_graph import Graph
 
-    output = None if key is None else torch_output.repeat(key, q, k, v)
+    output = None if key is None else torch_fast_calls.repeat(key, q, k, v)
     if output is None:
         graph = Graph(q, k, rules, engine, num_threads)
         output = graph.observe(v, {}).output
         if key is not None:
-            torch_output.remember(key, q, k, v, rules, graph.settings)
+            torch_fast_calls.remember(key, q, k, v, rules, graph.settings)
     return output
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clearhead.core.rules import BROADCAST, fields_along
-from clearhead.ops.torch_functions import Bundle
+from clearhead.ops.torch_passes import Bundle
 
 _BATCHED = torch._C._dispatch_key_parse("Batched")  # of PyTorch's older vmap: is_grads_batched, vectorize=True
 

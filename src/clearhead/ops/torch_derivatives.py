@@ -19,7 +19,8 @@ from clearhead.ops import backward
 from clearhead.ops.tangents import check_smooth
 from clearhead.ops.torch_batching import is_batched
 from clearhead.ops.torch_duals import Tensors
-from clearhead.ops.torch_functions import (
+from clearhead.ops.torch_nodes import Kind, compute
+from clearhead.ops.torch_passes import (
     INPUTS,
     Bundle,
     derivative,
@@ -30,7 +31,6 @@ from clearhead.ops.torch_functions import (
     results_of_map,
     values,
 )
-from clearhead.ops.torch_nodes import Kind, compute
 
 ROLES = ("by", "along", "changing")
 

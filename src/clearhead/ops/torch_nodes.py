@@ -17,7 +17,7 @@ from clearhead.errors import DerivativeError
 from clearhead.ops.graphed import traced_by_fx
 from clearhead.ops.torch_batching import folded, is_batched, put_together, taken_apart, unfolded
 from clearhead.ops.torch_duals import Tensors, apart, may_carry, together, top_transform, unpack
-from clearhead.ops.torch_functions import Bundle
+from clearhead.ops.torch_passes import Bundle
 
 _TRACED = (
     "a compiler traces attention inside of torch.func.grad, vjp or jvp, or with a tangent, where its operator has no "

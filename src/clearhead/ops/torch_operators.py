@@ -18,7 +18,7 @@ from clearhead.ops import backward
 from clearhead.ops.torch_arguments import Known, Options, Settings, from_flat, schema
 from clearhead.ops.torch_batching import one_by_one
 from clearhead.ops.torch_derivatives import MAP, differentiable, gradients, product
-from clearhead.ops.torch_functions import INPUTS, Bundle, parts, values
+from clearhead.ops.torch_passes import INPUTS, Bundle, parts, values
 
 PRODUCT = Options("product logsumexp")  # Aᵀ·g, and the log-sum-exp that its backward needs
 

@@ -8,9 +8,9 @@ from rich.style import Style
 from rich.text import Text
 
 from clearhead.explaining import why_words
-from clearhead.explaining.effects import PartEffect, Trust
 from clearhead.explaining.texts import parts_of
 from clearhead.explaining.why import Why
+from clearhead.explaining.why_lists import PartEffect, Trust
 from clearhead.report.cells import colourful, columns, label, note, rgb, title
 from clearhead.report.console import folded, sections
 from clearhead.report.explained import about, more_note, split_note
