@@ -9,6 +9,6 @@ import WORDS from "../../src/clearhead/words/page.toml";
 export const speaker =
   (language, more = {}) =>
   (key, values = {}) =>
-    (more[key] ?? WORDS[key]?.split("|")[language === "zh" ? 1 : 0] ?? "").replace(/\{(\w+)\}/g, (_, name) =>
+    (more[key] ?? WORDS[key]?.split("|")[language === "zh" ? 1 : 0] ?? key).replace(/\{(\w+)\}/g, (_, name) =>
       String(values[name] ?? ""),
     );

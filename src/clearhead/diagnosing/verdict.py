@@ -187,7 +187,7 @@ def said(reason: Reason, language: Language) -> str:
     """A reason as a sentence; "is", "mixes" and "goes with" name the place whose right numbers these are."""
     values = {"count": 0, "rows": 0, "by": 0, **reason.values}
     if isinstance(values.get("names"), list):
-        values["names"] = ("、" if language == "zh" else ", ").join(values["names"])
+        values["names"] = _say(language, "between").join(values["names"])
     if "how" in values:
         values["how"] = _say(language, f"{reason.key}, {values['how']}")
     for words, field in (("numbers", "count"), ("outputs", "count"), ("keys", "count"), ("in_rows", "rows")):

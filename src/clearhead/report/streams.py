@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from clearhead import spelling
 from clearhead.core.files import write_whole
-from clearhead.errors import RuleError
+from clearhead.errors import RuleError, Sentence
 from clearhead.words import Language
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def complain(program: str, what: str, hint: str = "", language: Language = "en")
     """Print what is wrong and what to type instead as one line on standard error; control characters are escaped."""
     what, hint = (in_language(language, text) for text in (what, hint))
     if hint:
-        hint = f"提示：{hint}" if language == "zh" and can_show(language) else f"hint: {hint}"
+        hint = in_language(language, Sentence("hint: {hint}", hint=hint))
     line = printable(f"{what}{'' if what.endswith('。') else ' '}{hint}".rstrip())
     if len(line) > _MOST:
         line = f"{line[: _MOST // 2]} … {line[-_MOST // 2 :]}"

@@ -25,7 +25,6 @@ from clearhead.textbook.trace_weights import WeightsTrace
 from clearhead.words import Language, formula, say
 
 _ROWS, _COLS = 8, 8
-_SEPARATOR = {"en": ", ", "zh": "，"}
 _NOUNS = {"batch": ("batch", "batch entries"), "head": ("head", "heads"), "query": ("query", "queries")}
 _STYLES = {"did": "bold", "mend": "green", "note": "dim"}
 _VERDICTS = {"right": "bold green", "mistake": "bold red", "ambiguous": "bold red", "unexplained": "bold yellow"}
@@ -107,7 +106,7 @@ class _Picture(NamedTuple):
                 words.append(say(language, "batch of", batch=index, batches=size))
             elif size > 1:
                 words.append(say(language, "head of" if name == "heads" else "key head of", head=index, heads=size))
-        return _SEPARATOR[language].join(words)
+        return say(language, "separator").join(words)
 
 
 def _worst(case: CheckedExample) -> Chosen:
@@ -240,7 +239,7 @@ def _judged(verdicts: Sequence[Verdict], first: Verdict | None, language: Langua
     if not verdicts:
         yield Text(say(language, "no claims"))
     elif first is None:
-        names = _SEPARATOR[language].join(verdict.name for verdict in verdicts)
+        names = say(language, "separator").join(verdict.name for verdict in verdicts)
         yield Text(say(language, "all right", names=names), style="bold green")
     else:
         words = say(language, "first wrong", name=first.name, difference=first.difference)

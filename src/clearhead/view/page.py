@@ -13,11 +13,7 @@ from clearhead.core.files import write_whole
 from clearhead.core.rule_values import read_path
 from clearhead.errors import FileError
 from clearhead.view.container import Document, parts
-
-_NOTE = {
-    "en": "This page draws itself with its own program; please allow scripts. It asks the network for nothing.",
-    "zh": "本页由自带的程序绘制，请允许运行脚本。它不访问网络。",
-}
+from clearhead.words import say
 
 
 def html(document: Document) -> str:
@@ -38,7 +34,7 @@ def html(document: Document) -> str:
 <style>{style}</style>
 </head>
 <body>
-<noscript>{_NOTE.get(language, _NOTE["en"])}</noscript>
+<noscript>{say("zh" if language == "zh" else "en", "allow scripts")}</noscript>
 {data}
 <script>{program}</script>
 </body>
