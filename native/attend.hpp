@@ -219,4 +219,6 @@ struct Level {
     Kernel f64, f32, bf16;  // f16 runs in f32
 };
 
+extern bool multiplies_in_tiles;  // bfloat16, in AMX's tile registers; chosen with the level
+
 }  // namespace clearhead

@@ -10,8 +10,14 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace clearhead {
+
+bool multiplies_in_tiles = false;
 
 // Fills a level, of which each part is a unit of its own.
 #define CLEARHEAD_LEVEL(which)                                                                                         \
@@ -22,6 +28,9 @@ namespace clearhead {
         fill_received_##which(level), fill_gradients_##which(level), fill_effects_##which(level), level.name = #which; \
     }
 CLEARHEAD_LEVEL(avx512bf16)
+[[maybe_unused]] static inline void fill_amx(Level& level) {  // the same code, which looks at multiplies_in_tiles
+    fill_avx512bf16(level), level.name = "amx", multiplies_in_tiles = true;
+}
 CLEARHEAD_LEVEL(avx512)
 CLEARHEAD_LEVEL(avx2)
 CLEARHEAD_LEVEL(sse2)
@@ -55,6 +64,16 @@ uint64_t saved_registers() {
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     return uint64_t{high} << 32 | low;
 }
+
+// Whether this process may use the tile registers, which Linux saves only for those that ask.
+bool may_use_tiles() {
+#if defined(__linux__)
+    constexpr int request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, request, tile_data) == 0;
+#else
+    return false;
+#endif
+}
 #endif
 
 // Asked of the processor itself: __builtin_cpu_supports knows no avx512bf16 in some compilers, and does not link with
@@ -71,7 +90,9 @@ std::vector<Candidate> candidates() {
     const bool avx2 = all_bits(saved, {1, 2}) && all_bits(basic.c, {12, 28, 29}) &&          // FMA, AVX, F16C
                       all_bits(extended.b, {3, 5, 8});                                       // BMI1, AVX2, BMI2
     const bool avx512 = avx2 && saves_avx512 && all_bits(extended.b, {16, 17, 28, 30, 31});  // F, DQ, CD, BW, VL
-    return {CLEARHEAD_CANDIDATE(avx512bf16, avx512 && all_bits(more.a, {5})), CLEARHEAD_CANDIDATE(avx512, avx512),
+    const bool pairs = avx512 && all_bits(more.a, {5});
+    const bool amx = pairs && all_bits(saved, {17, 18}) && all_bits(extended.d, {22, 24}) && may_use_tiles();
+    return {CLEARHEAD_CANDIDATE(amx, amx), CLEARHEAD_CANDIDATE(avx512bf16, pairs), CLEARHEAD_CANDIDATE(avx512, avx512),
             CLEARHEAD_CANDIDATE(avx2, avx2), CLEARHEAD_CANDIDATE(sse2, true)};
 #elif defined(__aarch64__)
     return {CLEARHEAD_CANDIDATE(neon, true)};

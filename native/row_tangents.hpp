@@ -125,9 +125,8 @@ template <class M> struct RowTangents {
         const int64_t cells = (high - j0 + M::per_cell - 1) / M::per_cell - begin;
         with_rows(count, [&]<int R>() {
             const auto add = [&](const T* factors, const KeyBlocks<M>& of, const T* rescale) {
-                weighted_sum<M, R, pitch, 1>(reinterpret_cast<const Cell*>(factors) + begin,
-                                             of.values + begin * of.value_pitch(), of.value_pitch(), cells, rescale,
-                                             moved, columns, columns);
+                weighted_sum<M, R, pitch, 1>(reinterpret_cast<const Cell*>(factors), of.values, of.value_pitch(), begin,
+                                             cells, rescale, moved, columns, columns);
             };
             add(scores->tangents, task.blocks, task.rescale);
             if (blocks->has_values) add(task.scores, *blocks, nullptr);

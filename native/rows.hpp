@@ -260,7 +260,7 @@ template <class M> struct RowTask {
     void add_values(int row_count, int64_t j0, int64_t low, int64_t high, T* out) {
         const int64_t begin = (low - j0) / M::per_cell;  // in cells
         const int64_t cells = (high - j0 + M::per_cell - 1) / M::per_cell - begin;
-        const Cell* weights = reinterpret_cast<const Cell*>(scores) + begin;
+        const Cell* weights = reinterpret_cast<const Cell*>(scores);
         const int64_t v_pitch = blocks.value_pitch(), columns = blocks.columns;
         const bool few_rows = !job.packed && !blocks.separate_nonfinite && count <= kStrip;
         Prefetch beside = few_rows ? blocks.prefetch_beside_values(low, high) : Prefetch{};
@@ -273,14 +273,14 @@ template <class M> struct RowTask {
                 const char* values = row_of(p.v, p.type, batch, blocks.value_head % p.v_heads, key);
                 with_rows(row_count, [&]<int R>() {
                     if constexpr (R <= kDirectRows)
-                        weighted_rows<M, R, pitch>(weights, reinterpret_cast<const uint16_t*>(values), p.v.row,
+                        weighted_rows<M, R, pitch>(weights + begin, reinterpret_cast<const uint16_t*>(values), p.v.row,
                                                    high - key, rescale, out, columns, columns, beside, runs);
                 });
                 return;
             }
-        const Cell* values = in_pages ? nullptr : blocks.values + begin * v_pitch;
+        const Cell* values = in_pages ? nullptr : blocks.values;
         with_rows(row_count, [&]<int R>() {
-            weighted_sum<M, R, pitch, 1>(weights, values, v_pitch, cells, rescale, out, columns, columns,
+            weighted_sum<M, R, pitch, 1>(weights, values, v_pitch, begin, cells, rescale, out, columns, columns,
                                          few_rows ? &beside : nullptr, runs);
         });
     }

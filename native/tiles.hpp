@@ -2,8 +2,7 @@
 // multiply-adds along the depth, in order. So an element's bits do not depend on the shape of the tile.
 #pragma once
 
-#include "attend.hpp"
-#include "simd.hpp"
+#include "amx.hpp"
 
 namespace clearhead {
 namespace {
@@ -132,6 +131,94 @@ struct Runs {
 
 constexpr int kDepthChunk = 16;  // cells of the depth that are summed separately, even and odd ones apart
 
+// Whether products of these cells are computed in tile registers.
+template <class M> CLEARHEAD_INLINE bool in_tiles() { return kHasTiles && M::per_cell == 2 && multiplies_in_tiles; }
+
+#if defined(__AMX_BF16__)
+// As score_panels and multiply_panels below. The strip's rows are laid out one after another first.
+template <int R> __attribute__((noinline)) void tile_panels(const float* strip, const float* panels, int64_t depth,
+                                                            int first, int last, float* products, bool add,
+                                                            Prefetch* prefetch) {
+    constexpr int64_t most = 8, size = sizeof(float), wide = kPanel<float>;  // chunks at a time
+    alignas(64) float rows[most][R][kTileCells];
+    for (int r = 0; depth == 0 && !add && r < R; ++r)
+        for (int64_t j = first * wide; j < last * wide; ++j) products[r * kPitch<float> + j] = 0;
+    for (int64_t k = 0; k < depth;) {
+        const int64_t left = depth - k, cells = left < kTileCells ? left : kTileCells;
+        const int64_t chunks = left / cells < most ? left / cells : most;
+        for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+            Vec<float> x[kTileCells] = {};
+            for (int64_t i = 0; i < cells; ++i) x[i] = load(strip + (k + chunk * cells + i) * kStrip);
+            transpose<float>(x);
+            for (int r = 0; r < R; ++r) store(rows[chunk][r], x[r]);
+        }
+        configure_tiles(R, int(cells));
+        for (int p = first; p < last; p += 2) {
+            for (int64_t i = 0; prefetch && i < chunks; ++i) prefetch->issue<2>();  // to the second-level cache
+            const TileProduct product{reinterpret_cast<const char*>(rows),
+                                      reinterpret_cast<const char*>(panels + (p * depth + k) * wide),
+                                      sizeof rows[0][0],
+                                      sizeof rows[0],
+                                      wide * size,
+                                      wide * size * kTileCells,
+                                      depth * wide * size,
+                                      chunks};
+            float* to = products + p * wide;
+            if (p + 1 < last)
+                product.operator()<4>(to, kPitch<float>, add || k);
+            else
+                product.operator()<2>(to, kPitch<float>, add || k);
+        }
+        k += chunks * cells;
+    }
+    release_tiles();
+}
+
+// As weighted_sum below.
+template <int R, int64_t ROW>
+__attribute__((noinline)) void tile_weighted_sum(const float* weights, const float* values, int64_t pitch,
+                                                 int64_t begin, int64_t depth, const float* rescale, float* out,
+                                                 int64_t out_pitch, int64_t columns, Prefetch* prefetch) {
+    constexpr int64_t size = sizeof(float), wide = 4 * kTileCells;
+    alignas(64) float sums[R][wide];
+    int64_t configured = 0;
+    for (int64_t c = 0; depth && c < columns; c += wide) {
+        const int64_t groups = columns - c < wide ? (columns - c) / kTileCells : 4;
+        for (int64_t k = begin, stop = begin + depth; k < stop;) {
+            const int64_t room = kTileCells - k % kTileCells, cells = stop - k < room ? stop - k : room;
+            const int64_t chunks = cells == kTileCells ? (stop - k) / cells : 1;
+            for (int64_t i = 0; prefetch && i < chunks; ++i) prefetch->issue<2>();
+            if (cells != configured) configure_tiles(R, int(cells));
+            configured = cells;
+            const TileProduct product{reinterpret_cast<const char*>(weights + k),
+                                      reinterpret_cast<const char*>(values + k * pitch + c),
+                                      ROW * size,
+                                      kTileCells * size,
+                                      pitch * size,
+                                      pitch * size * kTileCells,
+                                      2 * kTileCells * size,
+                                      chunks};
+            if (groups == 4)
+                product.operator()<4>(sums[0], wide, k > begin);
+            else if (groups == 3)
+                product.operator()<3>(sums[0], wide, k > begin);
+            else if (groups == 2)
+                product.operator()<2>(sums[0], wide, k > begin);
+            else
+                product.operator()<1>(sums[0], wide, k > begin);
+            k += chunks * cells;
+        }
+        for (int r = 0; r < R; ++r)
+            for (int64_t i = 0; i < groups * kTileCells; i += kTileCells) {
+                float* to = out + r * out_pitch + c + i;
+                const Vec<float> sum = load(&sums[r][i]);
+                store(to, rescale ? fma(load(to), broadcast<float>(rescale[r]), sum) : load(to) + sum);
+            }
+    }
+    release_tiles();
+}
+#endif
+
 // scores[r·kPitch + j] = q_r·k_j for the keys j of C / 2 panels: queries (depth, kStrip), panels (panel, depth,
 // kPanel). Many short chains are more accurate than one as long as the depth, which would have a larger error than the
 // matrix-vector product that other libraries use for a single query. The sums so far stay in `scores`, since the next
@@ -172,6 +259,10 @@ template <class M, int R> __attribute__((noinline)) void score_panels(const type
                                                                       int first, int last, typename M::T* scores,
                                                                       Prefetch* prefetch = nullptr) {
     using T = typename M::T;
+#if defined(__AMX_BF16__)
+    if constexpr (M::per_cell == 2)
+        if (in_tiles<M>()) return tile_panels<R>(queries, panels, depth, first, last, scores, false, prefetch);
+#endif
     // A tile with few rows has more vectors, so that enough chains run at the same time; all sums fit the registers.
     constexpr int vectors = kRegisters < 32 || R > 2 ? 2 : 8 / R;
     constexpr int tile_rows = R * 4 + 3 <= kRegisters ? R : R / 2;
@@ -196,6 +287,10 @@ template <class M, int R> __attribute__((noinline)) void multiply_panels(const t
                                                                          int first, int last, typename M::T* products,
                                                                          bool add = false) {
     using T = typename M::T;
+#if defined(__AMX_BF16__)
+    if constexpr (M::per_cell == 2)
+        if (in_tiles<M>()) return tile_panels<R>(strip, panels, depth, first, last, products, add, nullptr);
+#endif
     for (int p = first; p < last; ++p) {
         const typename M::Cell* panel = panels + p * depth * kPanel<T>;
         for (int64_t k = 0; k == 0 || k < depth; k += kDepthChunk) {
@@ -240,13 +335,22 @@ CLEARHEAD_INLINE void weighted_sum_tile(const typename M::Cell* weights, const t
         }
 }
 
-// The same for all columns.
+// The same for all columns, of the cells begin … begin + depth. `weights` and `values` are those of cell 0, or null are
+// the values in pages.
 template <class M, int R, int64_t ROW, int64_t STEP>
 __attribute__((noinline)) void weighted_sum(const typename M::Cell* weights, const typename M::Cell* values,
-                                            int64_t pitch, int64_t depth, const typename M::T* rescale,
+                                            int64_t pitch, int64_t begin, int64_t depth, const typename M::T* rescale,
                                             typename M::T* out, int64_t out_pitch, int64_t columns,
                                             Prefetch* prefetch = nullptr, const Runs* runs = nullptr) {
     using T = typename M::T;
+#if defined(__AMX_BF16__)
+    if constexpr (M::per_cell == 2 && STEP == 1)
+        if (in_tiles<M>())
+            return tile_weighted_sum<R, ROW>(weights, values, pitch, begin, depth, rescale, out, out_pitch, columns,
+                                             prefetch);
+#endif
+    weights += begin * STEP;
+    if (values) values += begin * pitch;
     // With few rows, more columns at a time, so that enough chains run at the same time.
     constexpr int wide = kRegisters < 32 ? 2 : R <= 2 ? 8 : R <= 4 ? 4 : 2;
     int64_t c = 0;
