@@ -1,7 +1,7 @@
-// Products of bfloat16 numbers in the tile registers of Intel's AMX, of 16 rows of 64 bytes. One instruction multiplies
-// 16 cells of the depth: an element's products of even numbers, and those of odd ones, are a chain each, whose sum is
-// added to the element. Numbers below the normal range are taken for 0. So where a sum over the depth begins changes no
-// bit as long as the weights before are 0, but its cuts must lie at multiples of kTileCells.
+// Products of bfloat16 numbers in the tile registers of Intel's AMX, each of 16 rows of 64 bytes. An instruction
+// multiplies 16 cells of the depth: the products of even numbers and those of odd ones are a chain each, whose sum is
+// added to the element. Numbers below the normal range count as 0. A sum may begin and end at any cell, since weights
+// of 0 change no bit, but is cut at multiples of kTileCells only.
 #pragma once
 
 #include "attend.hpp"
@@ -15,16 +15,16 @@ constexpr int kTileCells = 16;  // cells of the depth, and columns, in a tile
 #if defined(__AMX_BF16__)
 constexpr bool kHasTiles = true;
 
-// Says what the tile registers hold: sums (rows, 16) in 0 to 3, the left operand (rows, cells) in 4, and the right one
-// (cells, 16) in 5 and 6. They are 0 afterwards.
-CLEARHEAD_INLINE void configure_tiles(int rows, int cells) {
+// Says what the registers hold, and sets them to 0: 0 to 3 sums (rows, columns), 4 the left operand (rows, cells), 5
+// and 6 the right one (cells, columns).
+CLEARHEAD_INLINE void configure_tiles(int rows, int cells, int columns = kTileCells) {
     alignas(64) struct {
         uint8_t palette = 1, start = 0, reserved[14] = {};
-        uint16_t bytes[16] = {};  // of a row of each register
+        uint16_t row_bytes[16] = {};
         uint8_t rows[16] = {};
     } shape;
     for (int i = 0; i < 7; ++i) {
-        shape.bytes[i] = uint16_t(i == 4 ? 4 * cells : 64);
+        shape.row_bytes[i] = uint16_t(4 * (i == 4 ? cells : columns));
         shape.rows[i] = uint8_t(i < 5 ? rows : cells);
     }
     _tile_loadconfig(&shape);
@@ -32,46 +32,57 @@ CLEARHEAD_INLINE void configure_tiles(int rows, int cells) {
 
 CLEARHEAD_INLINE void release_tiles() { _tile_release(); }
 
-// sum(rows, 16·C) = left · right over `chunks` chunks of the depth, each of the cells that are configured; with `add`
-// it is added to what is there. Cells lie at left + row·left_row + chunk·left_step, and at right + cell·right_row +
-// chunk·right_step; of the groups of 16 columns, pairs lie side by side, and right_pair after one another. All in
-// bytes.
+// The operands of a product whose depth is `chunks` times the cells that are configured. Distances are in cells: from a
+// row to the next, from a chunk to the next, and of the columns from two tiles side by side to the next two.
 struct TileProduct {
-    const char *left, *right;
-    int64_t left_row, left_step, right_row, right_step, right_pair;
-    int64_t chunks;
+    const float* left;
+    int64_t left_row, left_step;
+    const float* right;
+    int64_t right_row, right_step, right_pair, chunks;
 
+    // sum(rows, 16·C) = left · right, or with `add` what is there plus it.
     template <int C> CLEARHEAD_INLINE_MEMBER void operator()(float* sum, int64_t sum_row, bool add) const {
-        const int64_t row = sum_row * int64_t(sizeof(float));
-        if (add) {
-            _tile_loadd(0, sum, row);
-            if constexpr (C > 1) _tile_loadd(1, sum + 16, row);
-            if constexpr (C > 2) _tile_loadd(2, sum + 32, row);
-            if constexpr (C > 3) _tile_loadd(3, sum + 48, row);
-        } else {
-            _tile_zero(0);
-            if constexpr (C > 1) _tile_zero(1);
-            if constexpr (C > 2) _tile_zero(2);
-            if constexpr (C > 3) _tile_zero(3);
-        }
-        const char *a = left, *b = right;
+        // Each number of a register stands in its instruction.
+#define CLEARHEAD_EACH_TILE(DO)        \
+    {                                  \
+        DO(0, 5);                      \
+        if constexpr (C > 1) DO(1, 6); \
+        if constexpr (C > 2) DO(2, 5); \
+        if constexpr (C > 3) DO(3, 6); \
+    }
+#define CLEARHEAD_LOAD(i, _) _tile_loadd(i, sum + 16 * i, 4 * sum_row)
+#define CLEARHEAD_CLEAR(i, _) _tile_zero(i)
+#define CLEARHEAD_MULTIPLY(i, operand)                                            \
+    {                                                                             \
+        _tile_loadd(operand, b + i / 2 * right_pair + i % 2 * 16, 4 * right_row); \
+        _tile_dpbf16ps(i, 4, operand);                                            \
+    }
+#define CLEARHEAD_STORE(i, _) _tile_stored(i, sum + 16 * i, 4 * sum_row)
+        if (add)
+            CLEARHEAD_EACH_TILE(CLEARHEAD_LOAD)
+        else
+            CLEARHEAD_EACH_TILE(CLEARHEAD_CLEAR)
+        const float *a = left, *b = right;
         for (int64_t i = 0; i < chunks; ++i, a += left_step, b += right_step) {
-            _tile_loadd(4, a, left_row);
-            _tile_loadd(5, b, right_row);
-            _tile_dpbf16ps(0, 4, 5);
-            if constexpr (C > 1) _tile_loadd(6, b + 64, right_row);
-            if constexpr (C > 1) _tile_dpbf16ps(1, 4, 6);
-            if constexpr (C > 2) _tile_loadd(5, b + right_pair, right_row);
-            if constexpr (C > 2) _tile_dpbf16ps(2, 4, 5);
-            if constexpr (C > 3) _tile_loadd(6, b + right_pair + 64, right_row);
-            if constexpr (C > 3) _tile_dpbf16ps(3, 4, 6);
+            _tile_loadd(4, a, 4 * left_row);
+            CLEARHEAD_EACH_TILE(CLEARHEAD_MULTIPLY)
         }
-        _tile_stored(0, sum, row);
-        if constexpr (C > 1) _tile_stored(1, sum + 16, row);
-        if constexpr (C > 2) _tile_stored(2, sum + 32, row);
-        if constexpr (C > 3) _tile_stored(3, sum + 48, row);
+        CLEARHEAD_EACH_TILE(CLEARHEAD_STORE)
     }
 };
+
+// scores[r·pitch + j] = q_r·k_j for `count` keys, whose rows of cells lie key_row apart, and R queries (depth, strip).
+// The keys are the left operand, so that they are read where they lie; `count` rows, 16 cells and R columns are
+// configured.
+template <int R> CLEARHEAD_INLINE void tile_square(const float* queries, int64_t strip, const float* keys,
+                                                   int64_t key_row, int64_t depth, float* scores, int64_t pitch,
+                                                   int count) {
+    alignas(64) float sums[16][R];
+    const TileProduct product{keys, key_row, kTileCells, queries, strip, strip * kTileCells, 0, depth / kTileCells};
+    product.operator()<1>(sums[0], R, false);
+    for (int r = 0; r < R; ++r)
+        for (int j = 0; j < count; ++j) scores[r * pitch + j] = sums[j][r];
+}
 #else
 constexpr bool kHasTiles = false;
 #endif

@@ -32,7 +32,8 @@ template <class M> struct KeyBlocks {
     bool has_values = job.has_values();  // an output is asked for
     bool few_rows = !job.packed && !job.along.used && rows <= kDirectRows;
     bool direct_keys =  // scores read the keys where they lie; `keys` is null
-        few_rows && !in_tiles<M>() && depth_of<M>(p.d_k) % kLanes<T> == 0 && in_cells<M>(p.k, p.type, p.d_k);
+        few_rows && depth_of<M>(p.d_k) % kLanes<T> == 0 && in_cells<M>(p.k, p.type, p.d_k) &&
+        !(in_tiles<M>() && p.k.row % M::per_cell);
     bool pairs_in_place =  // pairs of values are made as they are read; `values` is null
         few_rows && has_values && M::per_cell == 2 && !in_tiles<M>() && p.type == Type::bf16 && p.v.column == 1 &&
         !p.v.runs && p.d_v % (2 * kLanes<T>) == 0;

@@ -148,6 +148,7 @@ template <class M> struct RowTask {
         Cell* zeros = blocks.staging;  // stands for keys past the end
         for (int64_t k = 0; k < depth; ++k) zeros[k] = 0;
         Prefetch beside = blocks.prefetch_beside_keys(j0 + first, min_of(j0 + last, p.keys));
+        if (in_tiles<M>()) return score_keys_in_tiles(strip_queries, row_count, j0, first, last, beside);
         for (int j = first; j < last; j += n) {
             const T* row[n];
             const char* start = row_of(p.k, p.type, batch, head, j0 + j);
@@ -157,6 +158,30 @@ template <class M> struct RowTask {
                 if constexpr (R <= kDirectRows) score_square<M, R>(strip_queries, row, depth, strip_scores + j, beside);
             });
         }
+    }
+
+    // The same in tile registers; past the last key the scores stay as they are, and are masked.
+    void score_keys_in_tiles(const Cell* strip_queries, int row_count, int64_t j0, int first, int last,
+                             Prefetch& beside) {
+#if defined(__AMX_BF16__)
+        constexpr int64_t n = kTileCells;
+        const int64_t head = blocks.key_head % p.kv_heads, depth = blocks.depth, stop = min_of(last, p.keys - j0);
+        const auto multiply = [&]<int R>() {
+            configure_tiles(n, n, R);
+            for (int64_t j = first; j < stop; j += n) {
+                if (stop - j < n) configure_tiles(int(stop - j), n, R);
+                for (int64_t k = 0; k < depth; k += n) beside.issue<2>();
+                const auto keys = reinterpret_cast<const float*>(row_of(p.k, p.type, batch, head, j0 + j));
+                tile_square<R>(strip_queries, kStrip, keys, p.k.row / 2, depth, strip_scores + j, pitch,
+                               int(min_of(n, stop - j)));
+            }
+            release_tiles();
+        };
+        if constexpr (M::per_cell == 2)
+            with_rows(row_count, [&]<int R>() {
+                if constexpr (R <= kDirectRows) multiply.template operator()<R>();
+            });
+#endif
     }
 
     // Online softmax for rows n … of the task: finds the new maxima of columns first … last, rescales the sums so far

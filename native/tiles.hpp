@@ -139,13 +139,13 @@ template <class M> CLEARHEAD_INLINE bool in_tiles() { return kHasTiles && M::per
 template <int R> __attribute__((noinline)) void tile_panels(const float* strip, const float* panels, int64_t depth,
                                                             int first, int last, float* products, bool add,
                                                             Prefetch* prefetch) {
-    constexpr int64_t most = 8, size = sizeof(float), wide = kPanel<float>;  // chunks at a time
+    constexpr int64_t most = 8, wide = kPanel<float>, pitch = kPitch<float>;  // most: chunks at a time
     alignas(64) float rows[most][R][kTileCells];
     for (int r = 0; depth == 0 && !add && r < R; ++r)
-        for (int64_t j = first * wide; j < last * wide; ++j) products[r * kPitch<float> + j] = 0;
-    for (int64_t k = 0; k < depth;) {
-        const int64_t left = depth - k, cells = left < kTileCells ? left : kTileCells;
-        const int64_t chunks = left / cells < most ? left / cells : most;
+        for (int64_t j = first * wide; j < last * wide; ++j) products[r * pitch + j] = 0;
+    for (int64_t k = 0, cells, chunks; k < depth; k += chunks * cells) {
+        cells = depth - k < kTileCells ? depth - k : kTileCells;
+        chunks = (depth - k) / cells < most ? (depth - k) / cells : most;
         for (int64_t chunk = 0; chunk < chunks; ++chunk) {
             Vec<float> x[kTileCells] = {};
             for (int64_t i = 0; i < cells; ++i) x[i] = load(strip + (k + chunk * cells + i) * kStrip);
@@ -153,68 +153,55 @@ template <int R> __attribute__((noinline)) void tile_panels(const float* strip, 
             for (int r = 0; r < R; ++r) store(rows[chunk][r], x[r]);
         }
         configure_tiles(R, int(cells));
+        TileProduct product{rows[0][0], kTileCells,        R * kTileCells, nullptr,
+                            wide,       wide * kTileCells, depth * wide,   chunks};
         for (int p = first; p < last; p += 2) {
             for (int64_t i = 0; prefetch && i < chunks; ++i) prefetch->issue<2>();  // to the second-level cache
-            const TileProduct product{reinterpret_cast<const char*>(rows),
-                                      reinterpret_cast<const char*>(panels + (p * depth + k) * wide),
-                                      sizeof rows[0][0],
-                                      sizeof rows[0],
-                                      wide * size,
-                                      wide * size * kTileCells,
-                                      depth * wide * size,
-                                      chunks};
-            float* to = products + p * wide;
+            product.right = panels + (p * depth + k) * wide;
             if (p + 1 < last)
-                product.operator()<4>(to, kPitch<float>, add || k);
+                product.operator()<4>(products + p * wide, pitch, add || k);
             else
-                product.operator()<2>(to, kPitch<float>, add || k);
+                product.operator()<2>(products + p * wide, pitch, add || k);
         }
-        k += chunks * cells;
     }
     release_tiles();
 }
 
+// As weighted_sum_tile below, of C tiles of columns.
+template <int R, int C, int64_t ROW>
+CLEARHEAD_INLINE void tile_sum(const float* weights, const float* values, int64_t pitch, int64_t begin, int64_t depth,
+                               const float* rescale, float* out, int64_t out_pitch, int64_t& configured) {
+    alignas(64) float sums[R][C * kTileCells];
+    for (int64_t k = begin, stop = begin + depth, cells, chunks; k < stop; k += chunks * cells) {
+        const int64_t room = kTileCells - k % kTileCells;
+        cells = stop - k < room ? stop - k : room;
+        chunks = cells == kTileCells ? (stop - k) / cells : 1;
+        if (cells != configured) configure_tiles(R, int(configured = cells));
+        const TileProduct product{weights + k,    ROW,   kTileCells, values + k * pitch, pitch, pitch * kTileCells,
+                                  2 * kTileCells, chunks};
+        product.template operator()<C>(sums[0], C * kTileCells, k > begin);
+    }
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C * kTileCells; c += kTileCells) {
+            float* to = out + r * out_pitch + c;
+            const Vec<float> sum = load(&sums[r][c]);
+            store(to, rescale ? fma(load(to), broadcast<float>(rescale[r]), sum) : load(to) + sum);
+        }
+}
+
 // As weighted_sum below.
 template <int R, int64_t ROW>
-__attribute__((noinline)) void tile_weighted_sum(const float* weights, const float* values, int64_t pitch,
-                                                 int64_t begin, int64_t depth, const float* rescale, float* out,
-                                                 int64_t out_pitch, int64_t columns, Prefetch* prefetch) {
-    constexpr int64_t size = sizeof(float), wide = 4 * kTileCells;
-    alignas(64) float sums[R][wide];
-    int64_t configured = 0;
-    for (int64_t c = 0; depth && c < columns; c += wide) {
-        const int64_t groups = columns - c < wide ? (columns - c) / kTileCells : 4;
-        for (int64_t k = begin, stop = begin + depth; k < stop;) {
-            const int64_t room = kTileCells - k % kTileCells, cells = stop - k < room ? stop - k : room;
-            const int64_t chunks = cells == kTileCells ? (stop - k) / cells : 1;
-            for (int64_t i = 0; prefetch && i < chunks; ++i) prefetch->issue<2>();
-            if (cells != configured) configure_tiles(R, int(cells));
-            configured = cells;
-            const TileProduct product{reinterpret_cast<const char*>(weights + k),
-                                      reinterpret_cast<const char*>(values + k * pitch + c),
-                                      ROW * size,
-                                      kTileCells * size,
-                                      pitch * size,
-                                      pitch * size * kTileCells,
-                                      2 * kTileCells * size,
-                                      chunks};
-            if (groups == 4)
-                product.operator()<4>(sums[0], wide, k > begin);
-            else if (groups == 3)
-                product.operator()<3>(sums[0], wide, k > begin);
-            else if (groups == 2)
-                product.operator()<2>(sums[0], wide, k > begin);
-            else
-                product.operator()<1>(sums[0], wide, k > begin);
-            k += chunks * cells;
-        }
-        for (int r = 0; r < R; ++r)
-            for (int64_t i = 0; i < groups * kTileCells; i += kTileCells) {
-                float* to = out + r * out_pitch + c + i;
-                const Vec<float> sum = load(&sums[r][i]);
-                store(to, rescale ? fma(load(to), broadcast<float>(rescale[r]), sum) : load(to) + sum);
-            }
-    }
+__attribute__((noinline)) void tile_sums(const float* weights, const float* values, int64_t pitch, int64_t begin,
+                                         int64_t depth, const float* rescale, float* out, int64_t out_pitch,
+                                         int64_t columns, Prefetch* prefetch) {
+    int64_t c = 0, configured = 0;
+    for (int64_t i = 0; prefetch && i < depth; i += kTileCells) prefetch->issue<2>();
+    for (; c + 64 <= columns && depth; c += 64)
+        tile_sum<R, 4, ROW>(weights, values + c, pitch, begin, depth, rescale, out + c, out_pitch, configured);
+    for (; c + 32 <= columns && depth; c += 32)
+        tile_sum<R, 2, ROW>(weights, values + c, pitch, begin, depth, rescale, out + c, out_pitch, configured);
+    for (; c < columns && depth; c += 16)
+        tile_sum<R, 1, ROW>(weights, values + c, pitch, begin, depth, rescale, out + c, out_pitch, configured);
     release_tiles();
 }
 #endif
@@ -346,8 +333,7 @@ __attribute__((noinline)) void weighted_sum(const typename M::Cell* weights, con
 #if defined(__AMX_BF16__)
     if constexpr (M::per_cell == 2 && STEP == 1)
         if (in_tiles<M>())
-            return tile_weighted_sum<R, ROW>(weights, values, pitch, begin, depth, rescale, out, out_pitch, columns,
-                                             prefetch);
+            return tile_sums<R, ROW>(weights, values, pitch, begin, depth, rescale, out, out_pitch, columns, prefetch);
 #endif
     weights += begin * STEP;
     if (values) values += begin * pitch;
