@@ -210,7 +210,8 @@ def described(name: Name, names: dict[str, Name]) -> str:
     (module, _, last), value = name.full.rpartition("."), name.value
     options, text = {"module": module}, inspect.getdoc(value) or ""
     if inspect.isclass(value):
-        made = "" if name.page.startswith(RETURNED) else signature(value, names)  # nobody makes those by hand
+        by_hand = not (name.page.startswith(RETURNED) or "made by `" in text.partition("\n")[0])
+        made = signature(value, names) if by_hand else ""
         text = _directive("py:class", last + made, text, options, fence=":::::")
         inner = "\n".join(_member(member, result, names) for member, result in members(value))
         return text.replace("<!-- members -->", inner).replace("<!-- methods -->\n", _methods(name))
