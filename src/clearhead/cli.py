@@ -24,6 +24,7 @@ from clearhead.core.files import check_writable, read_text, write_whole
 from clearhead.errors import ClearheadError, FileError, MissingExtraError, RuleError, SelectionError, Sentence
 from clearhead.report import streams
 from clearhead.report.streams import console_of, deliver, progress
+from clearhead.tables import aligned
 from clearhead.words import Language, say
 
 if TYPE_CHECKING:
@@ -332,7 +333,7 @@ def _info(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(facts))
     else:
-        print("\n".join(f"{name:<16} {value}" for name, value in facts.items()))
+        print("\n".join(aligned((16, 0), (name, str(value)), " ") for name, value in facts.items()))
     return 0
 
 
@@ -351,7 +352,7 @@ def _models(options: argparse.Namespace) -> int:
         count = each.parameters / (1e4 if options.lang == "zh" else 1e6)
         facts = say(options.lang, "model facts", count=count, **each._asdict())
         reason = streams.printable(streams.in_language(options.lang, each.reason))
-        print(f"{name}{' ' * (wide - arguments.columns(name))}  {reason or facts}")
+        print(aligned((wide, 0), (name, reason or facts), "  ", arguments.columns))
     return 0
 
 

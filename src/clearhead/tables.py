@@ -1,10 +1,10 @@
-"""Results as small tables in a notebook: sentences, named columns, the terminal's rows, signed bars.
+"""Results as small tables: sentences, named columns, rows, signed bars; aligned text, or HTML in a notebook.
 
 Plain HTML without a script: it is there where scripts are off, and takes its colours from the notebook's theme.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from math import inf, isnan
 from typing import TYPE_CHECKING, NamedTuple
@@ -56,6 +56,25 @@ def html(language: Language, tables: Iterable[Table]) -> str:
     return f'<div class="clearhead"><style>{_STYLE}</style>{"".join(_one(language, each) for each in tables)}</div>'
 
 
+def aligned(widths: Sequence[int], cells: Iterable[str], gap: str = "", measure: Callable[[str], int] = len) -> str:
+    """Cells filled to the widths of their columns, right-aligned where negative; `measure` counts a text's columns."""
+    filled = []
+    for width, cell in zip(widths, cells, strict=False):
+        space = " " * (abs(width) - measure(cell))
+        filled.append(space + cell if width < 0 else cell + space)
+    return gap.join(filled)
+
+
+def bars(numbers: Sequence[float], width: int) -> Iterator[str]:
+    """A bar for each number's magnitude, the largest in `width` cells; none for NaN.
+
+    >>> list(bars([1.0, -2.5, float("nan")], 4))
+    ['█▋', '████', '']
+    """
+    high = max((abs(x) for x in numbers if abs(x) < inf), default=0.0) or 1.0
+    return (bar(0.0 if isnan(x) else abs(x) / high, width) for x in numbers)
+
+
 def bar(share: float, width: int) -> str:
     """A bar of up to `width` cells, in eighths."""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
@@ -64,19 +83,16 @@ def bar(share: float, width: int) -> str:
 
 def _one(language: Language, table: Table) -> str:
     heading, columns, rows, numbers, notes = table
-    bars = [0.0 if isnan(x) else x for x in numbers[:_ROWS]]
     more = [say(language, "rows more", count=len(rows) - _ROWS)] if len(rows) > _ROWS else []
     above = f"<p><b>{escape(heading)}</b></p>" if heading else ""
     below = "".join(f"<p>{escape(each)}</p>" for each in (*more, *notes))
     if not rows:
         return above + below
     marks = [_mark(cells) for cells in zip(*rows, strict=True)]
-    high = max((abs(x) for x in numbers if abs(x) < inf), default=0.0) or 1.0
     body = [_row(cells, marks) for cells in rows[:_ROWS]]
-    if bars:
-        signs = ("#4a86e8" if x > 0 else "#d9730d" for x in bars)  # on white and on black
-        drawn = (_BAR_CELL.format(sign, bar(abs(x) / high, 10)) for sign, x in zip(signs, bars, strict=True))
-        body = list(map(str.__add__, body, drawn))
+    if numbers:
+        signs = ("#4a86e8" if x > 0 else "#d9730d" for x in numbers)  # on white and on black
+        body = list(map(str.__add__, body, map(_BAR_CELL.format, signs, bars(numbers, 10))))
     head = _cells("th scope=col", map(escape, columns), marks)
     return f"{above}<table><tr>{head}<tr>{'<tr>'.join(body)}</table>{below}"
 

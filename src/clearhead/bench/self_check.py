@@ -18,6 +18,7 @@ from clearhead.engines.threads import get_num_threads
 from clearhead.errors import EngineError
 from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
+from clearhead.tables import aligned
 
 CHECKED = 16  # so many of the last queries are compared with the reference
 SLACK = {"float32": 1e-4, "bfloat16": 3e-2}  # largest error allowed, relative to the largest output
@@ -60,11 +61,13 @@ def self_check(cases: tuple[Case, ...] = CASES) -> None:
     versions = [f"{name} {version(name)}" for name in ("numpy", "torch") if find_spec(name)]
     level = f"native engine for {native.level()}" if native.level() else "no native engine"
     print("; ".join((f"clearhead {__version__}", level, f"threads {get_num_threads()}", *versions)))
-    print(f"{'case':<31} {'engine':<8} {'ms':>8}  times as fast as")
+    widths = 31, 8, -8, 0
+    print(aligned(widths, ("case", "engine", "ms", " times as fast as"), " "))
     for case in cases:
         line = measured(case)
         others = ", ".join(f"{name} {fixed(value, 2, 5)}" for name, value in line.ratios.items())
-        print(f"{line.case:<31} {line.engine:<8} {fixed(line.seconds * 1e3, 3, 8):>8}  {others or '-'}", flush=True)
+        cells = line.case, line.engine, fixed(line.seconds * 1e3, 3, 8), f" {others or '-'}"
+        print(aligned(widths, cells, " "), flush=True)
 
 
 def measured(case: Case) -> Line:

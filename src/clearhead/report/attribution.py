@@ -34,7 +34,7 @@ def _lines(ways: Sequence[Way], token: str, language: Language) -> Iterator[Text
     heads = ["", say(language, "way adds"), say(language, "way sums")]
     if other:
         heads.append(say(language, "way minus", token=label(spelled(other.text), 6).rstrip()))
-    yield note(columns(_WIDTHS, heads))
+    yield columns(_WIDTHS, heads, "dim")
     tokens, d_model = way.shape
     yield note(f"  {say(language, 'way stream', tokens=tokens, d_model=d_model, token=token)}")
     leads = [part.adds for part in against(way, other).parts] if other else [None] * len(way.parts)
@@ -56,13 +56,13 @@ def _lines(ways: Sequence[Way], token: str, language: Language) -> Iterator[Text
             if part.heads:
                 yield note(f"  ┃    {_most(part, language)}")
     last = ["  = " + say(language, "way logit", next=spelled(way.text)), "", fixed(way.logit, 2, 8)]
-    yield title(columns(_WIDTHS, [*last, signed(way.logit - other.logit)] if other else last))
+    yield columns(_WIDTHS, [*last, signed(way.logit - other.logit)] if other else last, "bold")
     yield from map(note, [*notes(way, language), *([say(language, "way constant")] if other else [])])
 
 
 def _row(lead: str, adds: float, total: float | None = None, difference: float | None = None) -> Text:
     cells = [f"  {lead}", signed(adds), "" if total is None else fixed(total, 2, 8)]
-    return Text(columns(_WIDTHS, cells if difference is None else [*cells, signed(difference)]).rstrip())
+    return columns(_WIDTHS, cells if difference is None else [*cells, signed(difference)])
 
 
 def _layer_in_one(rows: Sequence[tuple[WayPart, float, float | None]], language: Language) -> Text:

@@ -1,6 +1,7 @@
 """What the lines of a report are made of: headings, names of tokens, numbers, bars and shades, in columns."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from rich.cells import cell_len, set_cell_size
@@ -13,6 +14,7 @@ from clearhead.core.axes import Array
 from clearhead.digits import fixed
 from clearhead.report.streams import shown, spelled
 from clearhead.spelling import cut
+from clearhead.tables import aligned
 
 Colour = tuple[int, int, int]
 
@@ -38,13 +40,20 @@ def listed(token: str) -> str:
     return label(name, max(12, min(30, cell_len(name))))
 
 
-def columns(widths: Sequence[int], cells: Sequence[str]) -> str:
-    """A line of cells, each filled to the width of its column; those of negative width are right-aligned."""
-    line = ""
-    for width, cell in zip(widths, map(shown, cells), strict=False):
-        space = " " * max(0, abs(width) - cell_len(cell))
-        line += space + cell if width < 0 else cell + space
+def columns(widths: Sequence[int], cells: Iterable[str | Text], style: str = "") -> Text:
+    """A line of cells as `aligned` has it, in a style; a cell may have a style too."""
+    line = Text(style=style)
+    for width, cell in zip(widths, cells, strict=False):
+        filled = aligned([width], [shown(str(cell))], measure=cell_len)
+        line.append(filled, cell.style if isinstance(cell, Text) else None)
+    line.rstrip()
     return line
+
+
+def table(widths: Sequence[int], heads: Iterable[str], rows: Iterable[Any], style: str = "dim") -> Iterator[Text]:
+    """Rows under the names of their columns, which have this style."""
+    yield columns(widths, heads, style)
+    yield from (columns(widths, row) for row in rows)
 
 
 def figure(number: float, decimals: int, width: int) -> str:

@@ -30,9 +30,9 @@ def show(console: Console, seen: Explanation, language: Language) -> None:
 
 def _opening(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     yield from opening(console, seen, language)
-    lead = columns([cell_len(say(language, "tokens")) + 2], [say(language, "edits")])
+    width, name = cell_len(say(language, "tokens")) + 2, say(language, "edits")
     for place, edit in enumerate(seen.edits):
-        yield Text((lead if place == 0 else " " * cell_len(lead)) + printable(repr(edit)))
+        yield columns((width, 0), ["" if place else name, printable(repr(edit))])
 
 
 def _next(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
@@ -41,10 +41,10 @@ def _next(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
         return
     yield title(say(language, "moved next"))
     widths = (14, -11, -11, -17)
-    yield note(columns(widths, ["", *(say(language, key) for key in ("before", "after", "points"))]))
+    yield columns(widths, ["", *(say(language, key) for key in ("before", "after", "points"))], "dim")
     for token in seen.moved.next[:SHOWN]:
         shares = percent(token.before), percent(token.after), signed(100 * (token.after - token.before))
-        yield Text(columns(widths, [f"  {listed(token.text)}", *shares]))
+        yield columns(widths, [f"  {listed(token.text)}", *shares])
 
 
 def _heads(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
@@ -53,10 +53,10 @@ def _heads(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     yield title(say(language, "moved heads" if heads else "no head moved", token=token_name(seen, seen.token)))
     widths = (22, -11, -11)
     if heads:
-        yield note(columns(widths, ["", say(language, "moved by"), "|o|"]))
+        yield columns(widths, ["", say(language, "moved by"), "|o|"], "dim")
     for head in heads:
         name = say(language, "moved head", layer=head.layer, head=head.head)
-        yield Text(columns(widths, [f"  {name}", figure(head.distance, 4, 11), figure(head.length, 4, 11)]))
+        yield columns(widths, [f"  {name}", figure(head.distance, 4, 11), figure(head.length, 4, 11)])
 
 
 def _matrices(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
@@ -80,7 +80,7 @@ def _row(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     assert seen.before is not None
     yield title(say(language, "row", token=token_name(seen, seen.token)))
     widths = (14, -11, -11, -11)
-    yield note(columns(widths, ["", *(say(language, key) for key in ("before", "after", "change"))]))
+    yield columns(widths, ["", *(say(language, key) for key in ("before", "after", "change"))], "dim")
     rows = seen.before.row, seen.row
     weights = np.stack([row.weights for row in rows]).astype(np.float64)
     masked = np.isneginf(np.stack([row.masked for row in rows]))
@@ -90,9 +90,9 @@ def _row(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     hidden = say(language, "masked weight")
     for j in order[:_SHOWN_KEYS]:
         cells = [hidden if masked[side, j] else figure(weights[side, j], 4, 11) for side in (0, 1)]
-        yield Text(columns(widths, [f"  {label(token_name(seen, j), 12)}", *cells, signed(change[j], 4)]))
+        yield columns(widths, [f"  {label(token_name(seen, j), 12)}", *cells, signed(change[j], 4)])
     rest = order[_SHOWN_KEYS:]
     if len(rest):
         sums = [*(figure(side[rest].sum(), 4, 11) for side in weights), signed(change[rest].sum(), 4)]
-        yield Text(columns(widths, [f"  {say(language, 'more', count=len(rest))}", *sums]))
-    yield title(columns(widths, ["  Σ", *(figure(side.sum(), 4, 11) for side in weights)]))
+        yield columns(widths, [f"  {say(language, 'more', count=len(rest))}", *sums])
+    yield columns(widths, ["  Σ", *(figure(side.sum(), 4, 11) for side in weights)], "bold")

@@ -23,7 +23,7 @@ from clearhead.report.console import sections
 from clearhead.report.heat import matrices
 from clearhead.report.shaded import shaded_text
 from clearhead.report.streams import printable, shown, spelled
-from clearhead.tables import bar
+from clearhead.tables import aligned, bar
 from clearhead.words import Language, formula, say
 
 _SHOWN_VALUES = 4
@@ -73,7 +73,7 @@ def _next(seen: Explanation, language: Language) -> Iterator[Text]:
 
 def share_line(token: str, share: float) -> Text:
     """A token that may come next, its probability and a bar."""
-    return Text(f"  {listed(token)} {percent(share):>7}  {bar(share, 24)}".rstrip())
+    return columns((0, -8, 0), [f"  {listed(token)}", f" {percent(share)}", f"  {bar(share, 24)}"])
 
 
 def _heads(seen: Explanation, language: Language) -> Iterator[Text]:
@@ -127,7 +127,7 @@ def opening(console: Console, seen: Explanation, language: Language) -> Iterator
 def _layer(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     yield title(say(language, "layer", layer=seen.layer, heads=seen.model.config.heads))
     for step in seen.steps:
-        yield Text(columns((40, 0), [f"  {formula(language, step.formula)}", named(step.shape, step.axes)]))
+        yield columns((40, 0), [f"  {formula(language, step.formula)}", named(step.shape, step.axes)])
         yield note(f"      {say(language, step.words)}")
 
 
@@ -168,26 +168,23 @@ def _arithmetic(_: Console, seen: Explanation, language: Language) -> Iterator[T
     plain = not {"softcap", "bias", "alibi_slopes"} & set(seen.run.rules)
     default = bool((abs(seen.trace.problem.scale * d_k**0.5 - 1) < 1e-12).all())
     scale = shown(f"q·k/√{d_k}" if default else "scale·q·k") if plain else "logit"
-    heads = [say(language, "key"), "q·k", scale if len(scale) < 10 else "scaled", say(language, "weight")]
-    values = say(language, "contribution", count=count, width=width)
-    widths = (12, -9, -10, -10)
-    yield Text(f"  {columns(widths, heads)}  {values}")
+    heads = [f"  {say(language, 'key')}", "q·k", scale if len(scale) < 10 else "scaled", say(language, "weight")]
+    widths, values = (14, -9, -10, -10, 0), say(language, "contribution", count=count, width=width)
+    yield columns(widths, [*heads, f"  {values}"])
     visible = np.flatnonzero(~np.isneginf(row.masked))
     order = visible[np.argsort(-row.weights[visible], kind="stable")]
     for j in order[:_SHOWN_KEYS]:
         figures = figure(row.scores[j], 3, 9), figure(row.masked[j], 4, 10), figure(row.weights[j], 4, 10)
-        cells = columns(widths, [label(token_name(seen, j), 12), *figures])
-        yield Text(f"  {cells}  {_values(row.contributions[j], count)}")
+        yield columns(widths, [f"  {label(token_name(seen, j), 12)}", *figures, _values(row.contributions[j], count)])
     rest = order[_SHOWN_KEYS:]
     sums = [(say(language, "more", count=len(rest)), row.weights[rest].sum(), row.contributions[rest].sum(axis=0), "")]
     sums.append(("Σ = o", row.weights.sum(), row.output, "bold"))
     for name, weight, output, style in sums if len(rest) else sums[1:]:
-        lead = columns((33, -10), [f"  {name}", figure(weight, 4, 10)])
-        yield Text(f"{lead}  {_values(output, count)}", style=style)
+        yield columns((33, -10, 0), [f"  {name}", figure(weight, 4, 10), _values(output, count)], style)
     yield note(say(language, "agree", difference=row.difference))
     engine, difference = seen.trace.check
     yield note(say(language, "check", engine=engine, difference=difference))
 
 
 def _values(row: Array, count: int) -> str:
-    return " ".join(fixed(float(value), 4, 8).rjust(8) for value in row[:count])
+    return "  " + aligned([-8] * count, [fixed(float(value), 4, 8) for value in row[:count]], " ")

@@ -14,7 +14,7 @@ from rich.text import Text
 from clearhead.core.axes import Array
 from clearhead.core.observations import areas
 from clearhead.digits import fixed
-from clearhead.report.cells import Colour, background, between, colourful, label, note, rgb, shade
+from clearhead.report.cells import Colour, background, between, colourful, columns, label, note, rgb, shade
 from clearhead.report.streams import bare
 from clearhead.words import Language, say
 
@@ -94,8 +94,7 @@ def _numbers(
     longest = max((cell_len(bare(row)) for row in rows), default=_LEAST_LEAD)
     lead = max(_LEAST_LEAD, min(12, space - width * len(cols) - 1, longest))
     heads = [label(bare(name), width - 2).strip() for name in cols]
-    above = "".join(" " * (width - 1 - cell_len(name)) + name + " " for name in heads)
-    lines = [Text(" " * (lead + 1) + above.rstrip())]
+    lines = [columns((lead + 1, 1 - width, *[-width] * (len(heads) - 1)), ["", *heads])]
     shades = shade(cells, high)
     for i, row in enumerate(rows):
         line = Text(label(bare(row), lead) + " ")

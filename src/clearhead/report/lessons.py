@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
@@ -12,11 +12,11 @@ from clearhead.core.axes import Array
 from clearhead.diagnosing.claims import CheckedExample
 from clearhead.digits import fixed, percent, significant
 from clearhead.explaining.learning import Learning
-from clearhead.report.cells import between, colourful, columns, note, rgb, title
+from clearhead.report.cells import between, colourful, columns, note, rgb, table, title
 from clearhead.report.console import put
 from clearhead.report.explained import share_line
-from clearhead.report.streams import shown, spelled
-from clearhead.report.traced import table
+from clearhead.report.streams import spelled
+from clearhead.report.traced import grid
 from clearhead.tables import bar
 from clearhead.textbook.heads import WithHeads
 from clearhead.textbook.heads_page import entropy_range
@@ -42,14 +42,14 @@ def _shapes(shapes: LayerShapes, language: Language) -> Iterator[Text]:
     steps, counted = shapes.symbols, shapes.numbers or shapes.symbols
     for step, number in zip(steps, counted, strict=True):
         sizes = [formula(language, step.formula), _shape(step.shape), _shape(number.shape) if shapes.numbers else ""]
-        yield title(columns((28, 22, 0), sizes).rstrip())
+        yield columns((28, 22, 0), sizes, "bold")
         yield note(f"  {say(language, step.words)}")
         if step.multiply_adds:
             yield Text("  " + say(language, "work", work=_both([step.multiply_adds], [number.multiply_adds])))
     yield Text()
     for name, pair in shapes.parameters.items():
         count = say(language, "parameters", count=_both(*zip(pair)))
-        yield Text(columns((6, 0), [f"W^{name[-1].upper()}", count]))
+        yield columns((6, 0), [f"W^{name[-1].upper()}", count])
     yield Text(say(language, "parameters in all", count=_both(*zip(*shapes.parameters.values(), strict=True))))
     work, stored = (
         _both(*([getattr(step, name) for step in each if name != "bytes" or step.name == "weights"] for each in both))
@@ -95,10 +95,8 @@ def _heads(layers: Sequence[WithHeads], language: Language) -> Iterator[Text]:
     width = max(cell_len(cell) for _, cells in (*shapes, *costs) for cell in (*cells, *head)) + 2
     widths = (lead + 2, *[-width] * len(layers))
     yield title(say(language, "beside"))
-    yield title(columns(widths, ["", *head]))
-    yield from (Text(columns(widths, [f"  {name}", *cells])) for name, cells in shapes)
-    yield Text()
-    yield from (Text(columns(widths, [f"  {name}", *cells])) for name, cells in costs)
+    rows = ((f"  {name}", *cells) for name, cells in (*shapes, ("", []), *costs))
+    yield from table(widths, ["", *head], rows, "bold")
     yield note(say(language, "beside says"))
 
 
@@ -111,7 +109,7 @@ def _outputs(console: Console, case: CheckedExample, layers: Sequence[WithHeads]
         if (batches := layer.trace.problem.batch) > 1:
             yield Text("  " + say(language, "batch of", batch=0, batches=batches), style="dim")
         for matrix in output.reshape(-1, *output.shape[-2:])[:1]:
-            yield from table(console, matrix, language, names)
+            yield from grid(console, matrix, language, names)
 
 
 def show_scale(
@@ -127,10 +125,11 @@ def _scale(scale: WhyScale, drawn: dict[str, int], language: Language) -> Iterat
     yield note(say(language, "variance grows"))
     yield Text()
     above = [say(language, key) for key in ("variance of", "not divided", "divided")]
-    yield Text(columns((_WIDE, *[-2 * _WIDE] * 3), ["", *above]))
-    yield title(_wide(["d_k", "q·k", shown("/√d_k"), "max a", "a(1-a)", "max a", "a(1-a)"]))
-    for d_k, *numbers in zip(*scale[:7], strict=True):  # the others are pictures
-        yield Text(_wide([str(d_k), *(fixed(float(x), 4, 10) for x in numbers)]))
+    yield columns((_WIDE, *[-2 * _WIDE] * 3), ["", *above])
+    heads = ["d_k", "q·k", "/√d_k", "max a", "a(1-a)", "max a", "a(1-a)"]
+    steps = zip(*scale[:7], strict=True)  # the others are pictures
+    rows = ([str(d_k), *(fixed(float(x), 4, 10) for x in numbers)] for d_k, *numbers in steps)
+    yield from table([-_WIDE] * 7, heads, rows, "bold")
     yield Text()
     yield note(say(language, "slope vanishes", **drawn))
     yield Text()
@@ -138,14 +137,12 @@ def _scale(scale: WhyScale, drawn: dict[str, int], language: Language) -> Iterat
 
 def _growing(growing: Saturation, language: Language) -> Iterator[Text]:
     yield title(say(language, "saturation"))
-    yield title(_wide([say(language, "factor"), *(f"a_{j}" for j in range(growing.weights.shape[-1])), "a(1-a)"]))
+    heads = [say(language, "factor"), *(f"a_{j}" for j in range(growing.weights.shape[-1])), "a(1-a)"]
+    rows = []
     for factor, weights, slopes in zip(*growing, strict=True):
         numbers = [fixed(float(x), 4, 10) for x in (*weights, slopes[0])]
-        yield Text(f"{_wide([f'{factor:g}', *numbers])}  {bar(4 * float(slopes[0]), 16)}".rstrip())
-
-
-def _wide(cells: Sequence[str]) -> str:
-    return columns([-_WIDE] * len(cells), cells)
+        rows.append([f"{factor:g}", *numbers, f"  {bar(4 * float(slopes[0]), 16)}"])
+    yield from table([*[-_WIDE] * len(heads), 0], heads, rows, "bold")
 
 
 def show_learning(console: Console, run: Learning, step: int, language: Language) -> None:
@@ -163,13 +160,13 @@ def _curve(run: Learning, place: int, language: Language) -> Iterator[Text]:
     yield Text()
     colon = say(language, "because")
     heads = [say(language, "learn step"), say(language, "learn loss"), "", "|∂/∂W_Q|", "|∂/∂W_K|", "|∂/∂W_V|"]
-    yield title(columns(_LEARNED, heads))
+    yield columns(_LEARNED, heads, "bold")
     shown_steps = {*np.linspace(0, len(run.step) - 1, _LINES).round().astype(int).tolist(), place}
     for number in sorted(shown_steps):
         loss, mark = float(run.loss[number]), "→ " if number == place else ""
         cells = [f"{mark}{run.step[number]}", fixed(loss, 3, 8), f"  {bar(loss / float(run.loss.max()), 16)}"]
         slopes = [significant(float(x), 2) for x in run.gradient[number]]
-        yield Text(columns(_LEARNED, [*cells, *slopes]), style="bold" if mark else "")
+        yield columns(_LEARNED, [*cells, *slopes], "bold" if mark else "")
     yield note(f"{say(language, 'learn loss')}{colon}{run.words('learn loss says', language)}")
     yield note(f"|∂/∂W|{colon}{run.words('learn gradient', language)}")
 
@@ -179,7 +176,7 @@ def _matrices(console: Console, run: Learning, place: int, language: Language) -
     step = f"{say(language, 'learn step')} {run.step[place]}"
     yield title(f"{step}{say(language, 'because')}{run.words('learn matrices', language)}")
     three = [getattr(run, name)[place] / run.reach for name in ("w_q", "w_k", "w_v")]
-    yield Text("  " + columns([three[0].shape[1] + 4] * 3, ("W_Q", "W_K", "W_V")).rstrip())
+    yield columns((2, *[three[0].shape[1] + 4] * 3), ("", "W_Q", "W_K", "W_V"))
     tall = 2 if colourful(console) else 1
     for row in range(0, len(three[0]), tall):
         line = Text("  ")
@@ -210,11 +207,9 @@ def _attended(run: Learning, place: int, language: Language) -> Iterator[Text]:
     names = [spelled(token) for token in run.tokens]
     lead = max(cell_len(name) for name in names) + 2
     heads = [say(language, "learn column", head=head) for head in range(run.config.heads)]
-    yield Text(columns((lead + 2, *[26] * len(heads)), ["", *heads]).rstrip())
-    for key, name in enumerate(names):
-        shares = run.weights[place, :, -1, key].tolist()
-        cells = "".join(set_cell_size(f"{percent(x):>7} {bar(x, 14)}", 26) for x in shares)
-        yield Text(f"  {set_cell_size(name, lead)}{cells}".rstrip())
+    shares = [[f"{percent(x):>7} {bar(x, 14)}" for x in row] for row in run.weights[place, :, -1].T.tolist()]
+    rows = ([f"  {name}", *row] for name, row in zip(names, shares, strict=True))
+    yield from table((lead + 2, *[26] * len(heads)), ["", *heads], rows, "")
     yield Text()
     yield title(run.words("learn next", language))
     yield from (share_line(run.vocabulary[token], float(run.following[place, token])) for token in run.likeliest())

@@ -19,7 +19,7 @@ from clearhead.report.cells import columns, figure, label, note, title
 from clearhead.report.console import put
 from clearhead.report.explained import sum_words
 from clearhead.report.heat import matrices
-from clearhead.report.streams import bare, shown, spelled
+from clearhead.report.streams import bare, spelled
 from clearhead.textbook.shapes import Step, turned
 from clearhead.textbook.trace_weights import WeightsTrace
 from clearhead.words import Language, formula, say
@@ -140,7 +140,7 @@ def _step(console: Console, picture: _Picture, verdict: Verdict | None, language
         yield from matrices(console, [(array, picture.masked)], rows, cols, language)
         yield note("  " + _sums(picture, array, language))
     else:
-        yield from table(console, array, language, picture.rows)
+        yield from grid(console, array, language, picture.rows)
     if verdict is not None:
         yield from _verdict(console, picture, verdict, language)
 
@@ -161,14 +161,14 @@ def _sums(picture: _Picture, weights: Array, language: Language) -> str:
     return axes + say(language, "also") + sum_words(language, sums, rows=rows, sinks=sinks)
 
 
-def table(console: Console, array: Array, language: Language, names: Sequence[str] | None = None) -> Iterator[Text]:
+def grid(console: Console, array: Array, language: Language, names: Sequence[str] | None = None) -> Iterator[Text]:
     """The numbers of a matrix, its first rows and columns where it is large; with the names of its rows, if any."""
     lead = 0 if names is None else min(10, max(cell_len(bare(name)) for name in names[:_ROWS])) + 1
     part = array[:_ROWS, : min(_COLS, max(1, (console.width - 1 - lead) // 9))]
     decimals = 4 if np.abs(part[np.isfinite(part)]).max(initial=0) < 100 else 2
     for place, row in enumerate(part):
-        name = "" if names is None else f"{label(bare(names[place]), lead - 1)} "
-        yield Text(f"  {name}" + " ".join(f"{shown(fixed(float(value), decimals, 8)):>8}" for value in row))
+        name = "" if names is None else label(bare(names[place]), lead - 1)
+        yield columns((2 + lead, -8, *[-9] * len(row)), [f"  {name}", *(fixed(float(x), decimals, 8) for x in row)])
     if part.shape != array.shape:
         size = dict(zip(("rows", "cols", "all_rows", "all_cols"), (*part.shape, *array.shape), strict=True))
         yield note("  " + say(language, "cut", **size))
@@ -185,7 +185,7 @@ def _verdict(console: Console, picture: _Picture, verdict: Verdict, language: La
         yield Text("    " + say(language, key, source=verdict.source, difference=verdict.off_source))
         if key == "also off":
             yield Text("  " + say(language, "from own", source=verdict.source))
-            yield from table(console, picture.matrix(verdict.follows), language, picture.rows)
+            yield from grid(console, picture.matrix(verdict.follows), language, picture.rows)
     claimed, right = picture.matrix(verdict.claimed), picture.matrix(verdict.truth)
     if right.shape[0] > _ROWS or right.shape[1] > _COLS:
         row, column = (int(place) for place in np.unravel_index(differences(claimed, right).argmax(), right.shape))
@@ -193,7 +193,7 @@ def _verdict(console: Console, picture: _Picture, verdict: Verdict, language: La
         yield Text("    " + say(language, "worst", row=row, column=column, **worst))
     for key, array in (("claimed", claimed), ("right", right)):
         yield Text("  " + say(language, key))
-        yield from table(console, array, language, picture.rows)
+        yield from grid(console, array, language, picture.rows)
 
 
 def _one_query(case: CheckedExample, place: Chosen, language: Language) -> Iterator[Text]:
@@ -212,13 +212,13 @@ def _one_query(case: CheckedExample, place: Chosen, language: Language) -> Itera
     yield note("  " + say(language, "norm", norm=norm))
     heads = [f"  {say(language, 'key')}", "‖k‖", "cos θ", "q·k", say(language, "weight")]
     widths = (14, *[-11] * 4)
-    yield Text(columns(widths, heads))
+    yield columns(widths, heads)
     for j in np.arange(m) if m <= _ROWS else np.argsort(-weights, kind="stable")[:_ROWS]:
         key = _name(case, "keys", j)
         lead = label(bare(key) if case.sources is None else f"{j} {spelled(key)}", 12)
         numbers = [figure(x, 4, 11) for x in (lengths[j], cosines[j], scores[j])]
         weight = say(language, "masked weight") if np.isneginf(masked[j]) else figure(weights[j], 4, 11)
-        yield Text(columns(widths, [f"  {lead}", *numbers, weight]))
+        yield columns(widths, [f"  {lead}", *numbers, weight])
     if m > _ROWS:
         yield note("  " + say(language, "more", count=m - _ROWS))
     yield Text()

@@ -11,11 +11,11 @@ from clearhead.explaining import why_words
 from clearhead.explaining.texts import parts_of
 from clearhead.explaining.why import Why
 from clearhead.explaining.why_lists import PartEffect, Trust
-from clearhead.report.cells import colourful, columns, label, note, rgb, title
+from clearhead.report.cells import colourful, label, note, rgb, table, title
 from clearhead.report.console import folded, sections
 from clearhead.report.explained import about, more_note, split_note
 from clearhead.report.streams import printable, shown
-from clearhead.tables import Table, bar
+from clearhead.tables import Table, bars
 from clearhead.words import Language, say
 
 _LINES = 25  # of the first screen
@@ -59,35 +59,30 @@ def _parts(console: Console, seen: Why, language: Language, listed: Sequence[Par
     heading, names, rows, effects, notes = why_words.parts_table(seen, language, listed)
     yield title(heading)
     wide = any(cell_len(shown(row[0])) > _NAME for row in rows)  # then there is no room for bars
-    size, high = 0 if wide else _BAR + 2, max(map(abs, effects), default=0.0) or 1.0
+    size = 0 if wide else _BAR + 2
     name = _NAME + _BAR + 2 - size
-    widths = (name + 3, -8, size, -9, -11, 0)
-    yield note(columns(widths, [f"  {names[0]}", names[1], "", *names[2:4], f"  {names[4]}"]).rstrip())
-    for (part, effect, *rest), x in zip(rows, effects, strict=True):
-        line = Text(columns(widths[:2], [f"  {label(part, name)}", effect]))
-        line.append(columns((-size,), [bar(abs(x) / high, _BAR).ljust(_BAR)] * (not wide)), _ink(console, x))
-        line.append(columns(widths[3:], [*rest[:2], f"  {rest[2]}"]))
-        line.rstrip()
-        yield line
+    drawn = [""] * len(rows) if wide else _bars(console, effects, _BAR)
+    heads = [f"  {names[0]}", names[1], "", *names[2:4], f"  {names[4]}"]
+    lines = (
+        [f"  {label(part, name)}", effect, each, *rest[:2], f"  {rest[2]}"]
+        for (part, effect, *rest), each in zip(rows, drawn, strict=True)
+    )
+    yield from table((name + 3, -8, -size, -9, -11, 0), heads, lines)
     yield from map(note, notes)
     yield from split_note(parts_of(seen.tokens, seen.text).split, language)
 
 
-def _causes(console: Console, table: Table) -> Iterator[Text]:
+def _causes(console: Console, causes: Table) -> Iterator[Text]:
     """Heads, each with its strongest edge, or edges."""
-    heading, names, rows, effects, notes = table
+    heading, names, rows, effects, notes = causes
     yield title(shown(heading))
-    widths, high = (8, 23, -7, -11, -10, -11), max(map(abs, effects), default=0.0) or 1.0
-    yield note(columns(widths, [f"  {names[0]}", *names[1:]]).rstrip())
-    for (head, edge, *rest), x in zip(rows, effects, strict=True):
-        cells = [f"  {head}", label(edge, 22), *rest]
-        line = Text(f"{columns(widths, [*cells, ''][:6])}  ")
-        line.append(bar(abs(x) / high, 8), _ink(console, x))
-        line.rstrip()
-        yield line
+    cells = ([f"  {head}", label(edge, 22), *rest, ""] for head, edge, *rest in rows)
+    lines = ([*each[:6], "", drawn] for each, drawn in zip(cells, _bars(console, effects, 8), strict=True))
+    yield from table((8, 23, -7, -11, -10, -11, 2, 0), [f"  {names[0]}", *names[1:]], lines)
     yield from map(note, map(shown, notes))
 
 
-def _ink(console: Console, x: float) -> Style | None:
+def _bars(console: Console, effects: Sequence[float], width: int) -> list[Text]:
     """Blue for what speaks for the answer, orange for what speaks against it."""
-    return Style(color=rgb(_FOR if x > 0 else _OTHER)) if colourful(console) else None
+    inks = (Style(color=rgb(_FOR if x > 0 else _OTHER)) if colourful(console) else "" for x in effects)
+    return [Text(each.ljust(width), ink) for each, ink in zip(bars(effects, width), inks, strict=True)]

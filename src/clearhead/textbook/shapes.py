@@ -12,6 +12,7 @@ from clearhead.core.axes import Array, named
 from clearhead.core.problem import check_shapes
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import RuleError, Sentence, ShapeError, expected, shape_of
+from clearhead.tables import aligned
 from clearhead.textbook.symbols import Size, Term, is_symbolic, plain, read_count, read_size, total
 from clearhead.words import in_columns
 
@@ -59,14 +60,12 @@ class Steps(tuple[Step, ...]):
     def __str__(self) -> str:
         width = max((len(step.formula) for step in self), default=0) + 2
         wide = max((len(step.sizes) for step in self), default=0) + 2
-        rows = [
-            f"{step.formula:<{width}}{step.sizes:<{wide}}{_cost([step.multiply_adds], [step.bytes])}" for step in self
-        ]
+        rows = [[step.formula, step.sizes, _cost([step.multiply_adds], [step.bytes])] for step in self]
         work, size = [step.multiply_adds for step in self], [step.bytes for step in self]
-        last = f"{'in all':<{width + wide}}{_cost(work, size)}"
+        last = ["in all", "", _cost(work, size)]
         if is_symbolic(work + size):
-            last = f"in all: {total(work)} multiply-adds\n        {total(size)} bytes"
-        return "\n".join([*(row.rstrip() for row in rows), last])
+            last = [f"in all: {total(work)} multiply-adds\n        {total(size)} bytes"]
+        return "\n".join(aligned([width, wide, 0], row) for row in [*rows, last])
 
     def __repr__(self) -> str:
         return f"Steps({', '.join(step.name for step in self)})"

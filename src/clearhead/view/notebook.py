@@ -11,6 +11,7 @@ import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.core.statistics import PER_KEY, PER_QUERY, listed
+from clearhead.tables import aligned
 from clearhead.view.images import strips
 
 MOST_CELLS = 64 * 64  # larger matrices get no picture
@@ -42,7 +43,7 @@ def observed(statistics: Mapping[str, Array]) -> dict[str, str]:
     for name, array in statistics.items():
         finite = array[np.isfinite(array)]
         reach = f"{finite.min():.4g} to {finite.max():.4g}" if finite.size else "nothing finite"
-        lines.append(f"{name:<10} {array.shape!s:<24} {reach}")
+        lines.append(aligned((10, 24, 0), (name, str(array.shape), reach), " "))
         if name in _BY_TOKEN and finite.size:
             drawn[name] = np.where(np.isfinite(array), array, np.nan).reshape(-1, array.shape[-1])[:_STRIPS]
     text = "\n".join(lines) or "nothing was observed"

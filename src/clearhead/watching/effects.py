@@ -12,7 +12,7 @@ from clearhead.digits import significant
 from clearhead.layers.layer import Layer
 from clearhead.layers.naming import ModulePath
 from clearhead.spelling import cut, spelled
-from clearhead.tables import Table, Tabular
+from clearhead.tables import Table, Tabular, aligned
 from clearhead.words import Language, say
 
 _TEXT = ("", "decoder", "text_model", "language_model")  # stacks whose positions are those of the text
@@ -50,20 +50,19 @@ class Lines(Tabular, list[One]):
         return []
 
     def __str__(self) -> str:
-        width = min(max((len(one.layer) for one in self), default=5), 24)  # of a layer's name only the end may be there
-        cells = [say("en", f"column {name}") for name in self.columns], *map(self._cells, self)
-        said = [" ".join(map(str.rjust, line, self.columns.values())) for line in cells]
-        rows = [f"{'layer':<{width}} {said[0]}"]
-        for one, line, words in zip(self, said[1:], self.tokens or [("", "")] * len(self), strict=True):
-            name = one.layer if len(one.layer) <= width else "…" + one.layer[1 - width :]
-            row = f"{name:<{width}} {line}"
+        _, names, rows, _, notes = table_of(self, "en")
+        width = min(max((len(row[0]) for row in rows), default=5), 24)  # of a layer's name only the end may be there
+        widths = [width, *(-wide for wide in self.columns.values())]
+        lines = [aligned(widths, names, " ")]
+        for (name, *cells), words in zip(rows, self.tokens or [("", "")] * len(self), strict=True):
+            line = aligned(widths, [name if len(name) <= width else "…" + name[1 - width :], *cells], " ")
             if any(words):
                 query, key = _spelled(words)
-                room = max(80 - len(row) - len("   ← "), 8)
+                room = max(80 - len(line) - len("   ← "), 8)
                 first = min(len(query), max(room // 2, room - len(key)))
-                row += f"  {cut(query, first)} ← {cut(key, room - first)}"
-            rows.append(row.rstrip())
-        return "\n".join([*rows, *self._notes("en")])
+                line += f"  {cut(query, first)} ← {cut(key, room - first)}".rstrip()
+            lines.append(line)
+        return "\n".join([*lines, *notes])
 
     def _tables(self, language: Language) -> list[Table]:
         return [table_of(self, language)]
