@@ -3,8 +3,10 @@
 The printed text lies within half a unit of its last digit of the number.
 """
 
+from collections.abc import Iterable
 from decimal import Decimal
 from math import isfinite, isnan
+from typing import Any
 
 
 def significant(number: float, digits: int = 3) -> str:
@@ -48,6 +50,11 @@ def percent(share: float) -> str:
     ['50.00%', '0.0042%', '0%']
     """
     return f"{fixed(100 * share, 2, 6)}%"
+
+
+def rounded(x: Any, digits: int) -> Any:
+    """A number with at most so many significant digits, as JSON has it; of lists each of their numbers."""
+    return [rounded(each, digits) for each in x] if isinstance(x, Iterable) else float(f"{x:.{digits}g}")
 
 
 def _plain(number: float) -> str:

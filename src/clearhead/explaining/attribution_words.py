@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from clearhead.digits import significant
+from clearhead.digits import rounded, significant
 from clearhead.explaining.attribution import Way, WayNorm, WayPart
 from clearhead.explaining.stream import NoWay
 from clearhead.textbook.page import capitalised
@@ -59,11 +59,7 @@ def for_page(ways: Sequence[Way], no_way: NoWay | None = None) -> dict[str, Any]
 
 def _numbers(way: Way) -> dict[str, Any]:
     """Each number to seven digits: what is added up has two decimals."""
-    numbers = {
-        "adds": [_short(part.adds) for part in way.parts],
-        "heads": [[_short(x) for x in part.heads] for part in way.parts],
-        "bias": [_short(part.bias) for part in way.parts],
-    }
+    numbers = {name: rounded([getattr(part, name) for part in way.parts], 7) for name in ("adds", "heads", "bias")}
     return {"id": way.token, "text": way.text, "logit": way.logit, **numbers}
 
 
@@ -90,7 +86,3 @@ def _norms(part: WayPart, d_model: int, language: Language) -> list[str | None]:
     """The norms before and after a layer's part, each with the 0 that it adds."""
     norms = (part.read, part.wrote) if part.layer is not None else (None, None)
     return [norm and say(language, "way norm zero", norm=norm_name(norm, d_model, language)) for norm in norms]
-
-
-def _short(x: float) -> float:
-    return float(f"{x:.7g}")

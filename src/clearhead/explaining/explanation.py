@@ -17,6 +17,7 @@ from clearhead.changing.edits_json import edits_to_json
 from clearhead.core.axes import Array, brief
 from clearhead.core.problem import describe
 from clearhead.core.rules import Rules
+from clearhead.digits import rounded
 from clearhead.explaining.answer_words import tables
 from clearhead.explaining.attribution import Way
 from clearhead.explaining.attribution_words import for_page
@@ -192,7 +193,7 @@ def _run_facts(seen: Explanation, moved: Moved | None, logits: str) -> dict[str,
     logits   the name of the array of sorted logits
     """
     others = {token.id: token.before if seen.edits else token.after for token in moved.next} if moved else {}
-    following = [[[c.text, float(f"{c.probability:.6g}")] for c in choices] for choices in seen.following]
+    following = [[[c.text, rounded(c.probability, 6)] for c in choices] for choices in seen.following]
     texts = [choice.text for choice in seen.sampled]
     return {
         "next": [[c.text, c.probability, *([others[c.id]] if moved else [])] for c in seen.next] or None,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.digits import fixed, percent, signed
+from clearhead.digits import fixed, percent, rounded, signed
 from clearhead.explaining.attribution_words import for_page
 from clearhead.explaining.derivatives import derivatives, target_of
 from clearhead.explaining.explain import explain
@@ -45,14 +45,10 @@ def document(seen: Any, language: Language) -> Document:
     shown["tokens"] = [token.text for token in seen.tokens]  # and those of the answer, which edges may name
     shown["tokens"] += [seen.model.text(token) for token in seen.based[0].run.ids[len(seen.tokens) :]]
     shown["turns"] = _turns(seen)
-    shown["grid"] = _short(-seen.heads_run if _ran(seen) else seen.by_head)
+    shown["grid"] = rounded(-seen.heads_run if _ran(seen) else seen.by_head, 4)
     whole = {name: shown.get(name) for name in numbers[0]} if numbers and _ran(seen) else {}
     shown["numbers"] = [whole, *numbers] if whole else []
     return replace(made, header={**made.header, "why": shown})
-
-
-def _short(values: Any) -> list[list[float]]:
-    return [[float(f"{x:.4g}") for x in row] for row in values]
 
 
 def _number(number: OtherNumber, seen: Any, words: Any, of_parts: Any) -> dict[str, Any]:
@@ -80,7 +76,7 @@ def _number(number: OtherNumber, seen: Any, words: Any, of_parts: Any) -> dict[s
             for place in places
         ],
         "edges": edges[: len(seen.edges)],
-        "grid": _short(-number.by_head),
+        "grid": rounded(-number.by_head, 4),
         "words": {
             each: {**words[each], **_words(each, other), "gap": say(each, "why runs alone")} for each in LANGUAGES
         },

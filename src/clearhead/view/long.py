@@ -16,6 +16,7 @@ from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import read_language
 from clearhead.core.statistics import Answers
+from clearhead.digits import rounded
 from clearhead.errors import DtypeError, RuleError, SelectionError, expected, shown
 from clearhead.version import __version__
 from clearhead.view.captions import captions
@@ -243,7 +244,7 @@ def _numbers(layer: ShownLayer, seen: Answers, first: int) -> dict[str, Any]:
         )
     return {
         "reach": _reaches(seen, first),
-        "statistics": {n: [float(f"{x:.4g}") if isfinite(x) else None for x in each] for n, each in numbers.items()},
+        "statistics": {n: [rounded(x, 4) if isfinite(x) else None for x in each] for n, each in numbers.items()},
         "captions": [caption and caption.said for caption in each],
         "kinds": [caption and caption.kind for caption in each],
     }
@@ -256,7 +257,7 @@ def _reaches(seen: Answers, first: int) -> dict[str, list[float]]:
     strongest = weights[..., 0]
     others = weights[..., 1] if weights.shape[-1] > 1 else np.zeros_like(strongest)
     ends = {"whole": strongest, "aside": np.where(keys[..., 0] == first, others, strongest)}
-    return {name: [float(f"{reach(rows):.6g}") for rows in peaks] for name, peaks in ends.items()}
+    return {name: rounded(map(reach, peaks), 6) for name, peaks in ends.items()}
 
 
 def _put(arrays: dict[str, Array], drawn: Pictures, problem: Problem, prefix: str) -> dict[str, Any]:
