@@ -12,7 +12,7 @@ from clearhead.core import reference
 from clearhead.core.arrays import as_host_array
 from clearhead.core.axes import Array
 from clearhead.core.problem import describe
-from clearhead.digits import fixed
+from clearhead.digits import fixed, significant
 from clearhead.engines import native
 from clearhead.engines.threads import get_num_threads
 from clearhead.errors import EngineError
@@ -82,7 +82,9 @@ def measured(case: Case) -> Line:
     for name, call in calls.items():
         error = _error(call(), truth)
         if not error <= SLACK[case.dtype]:
-            raise EngineError(f"the {name} engine is off by {error:.2g} in `{case.name.strip()}`.", "clearhead info")
+            raise EngineError(
+                f"the {name} engine is off by {significant(error, 2)} in `{case.name.strip()}`.", "clearhead info"
+            )
     theirs = None if case.observed or not find_spec("torch") else _theirs(case, arrays)  # it computes no statistics
     if theirs is not None and _error(theirs(), truth) <= SLACK[case.dtype]:
         calls["torch"] = theirs

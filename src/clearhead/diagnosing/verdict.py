@@ -56,7 +56,7 @@ class MistakeExplanation:
     doubts: tuple[Reason, ...] = ()  # why it is likely only
 
     def __repr__(self) -> str:
-        return f"Explanation({' + '.join(self.mistakes)}, residual {self.residual:.2g}, {self.confidence})"
+        return f"Explanation({' + '.join(self.mistakes)}, residual {significant(self.residual, 2)}, {self.confidence})"
 
     @property
     def mistakes(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from clearhead.core.agreement import spearman
 from clearhead.core.axes import Array, brief
 from clearhead.core.effects import Rest
 from clearhead.core.rule_values import whole_number
+from clearhead.digits import significant
 from clearhead.errors import SelectionError
 from clearhead.explaining import editing, part_runs, rerun, why_page
 from clearhead.explaining.answers import Answers, read_answers, runner_up
@@ -94,7 +95,7 @@ class Why(Tabular, Framing):
     based: Sequence[Based] = field(default=(), repr=False)  # the runs that effects are changes of
 
     def __repr__(self) -> str:
-        parts = {"": repr(self.text), "answer": repr(self.answer), "value": f"{self.value:.3g}"}
+        parts = {"": repr(self.text), "answer": repr(self.answer), "value": significant(self.value)}
         return brief("Why", parts | {"parts": len(self.parts)}).replace("( ", "(")
 
     def _tables(self, language: Language) -> list[Table]:

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from clearhead.digits import fixed
 from clearhead.explaining import why_words
 from clearhead.explaining.texts import parts_of
 from clearhead.explaining.why import Why
@@ -32,7 +33,7 @@ def show(console: Console, seen: Why, language: Language, *, whole: bool, more: 
     """
     last = [more_note(seen.carrier, language)] * more
     if trust is not None:
-        score = "–" if trust.score is None else f"{trust.score:.2f}"
+        score = "–" if trust.score is None else fixed(trust.score, 2, 9)
         last.insert(0, note(say(language, "why trust", masks=trust.masks, score=score)))
     for parts, heads in [(None, None)] if whole else _COUNTS:
         listed = sorted(seen.parts, key=lambda part: -abs(part.effect))[:parts]

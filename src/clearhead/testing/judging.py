@@ -12,6 +12,7 @@ from clearhead.core.rules import Rules
 from clearhead.diagnosing.fitting import FACTOR, Fit, coarser, differences, largest
 from clearhead.diagnosing.recipe import RIGHT, Diagnosed, Selection
 from clearhead.diagnosing.softmaxes import eps
+from clearhead.digits import significant
 from clearhead.testing.calling import Caller
 from clearhead.testing.drawing import Drawn, Draws, Plan, drawn
 
@@ -82,7 +83,8 @@ def described(
     place = tuple(int(i) for i in wrong[0])
     axes = ("batch", "head", "query" if name in ("output", "dq") else "key", "column")
     where = ", ".join(f"{axis} {i}" for axis, i in zip(axes, place, strict=True))
-    first = f"first wrong number: {where}: yours {float(theirs[place]):.6g}, right {right[place]:.6g}"
+    yours, wanted = (significant(float(x[place]), 6) for x in (theirs, right))
+    first = f"first wrong number: {where}: yours {yours}, right {wanted}"
     share = f"{len(wrong):,} of {gaps.size:,} numbers of the {name} are wrong"
     broken = ~np.isfinite(theirs.astype(np.float64))
     if broken.any():
@@ -90,9 +92,9 @@ def described(
     units = np.broadcast_to(allowed / FACTOR, gaps.shape)
     position = np.unravel_index(int(np.argmax(gaps / np.maximum(units, 1e-300))), gaps.shape)
     unit, worst = float(units[position]), float(gaps[position])
-    times = f"{worst / unit:,.3g} times" if unit else "more than"
+    times = f"{significant(worst / unit)} times" if unit else "more than"
     off = (
-        f"{share}, by up to {worst:.3g}: {times} the error of a plain run in {dtype} ({unit:.2g}), "
-        f"where {FACTOR:g} times pass"
+        f"{share}, by up to {significant(worst)}: {times} the error of a plain run in {dtype} "
+        f"({significant(unit, 2)}), where {FACTOR:g} times pass"
     )
     return "numbers", off, first

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from clearhead.core.axes import Array, named
 from clearhead.core.problem import check_shapes
 from clearhead.core.rule_values import whole_number
+from clearhead.digits import significant
 from clearhead.errors import RuleError, Sentence, ShapeError, expected, shape_of
 from clearhead.tables import aligned
 from clearhead.textbook.symbols import Size, Term, is_symbolic, plain, read_count, read_size, total
@@ -216,7 +217,7 @@ def attention_steps(sizes: Sizes, used: Used, convention: Convention, itemsize: 
     cells = prod(sizes.lead) * (1 if sizes.heads is None else sizes.heads) * sizes.queries * sizes.keys
     write = _Writer(sizes, convention, itemsize)
     a = ("queries", "keys")
-    scale = used.scale if isinstance(used.scale, str | None) else f"{used.scale:.6g}"
+    scale = used.scale if isinstance(used.scale, str | None) else significant(used.scale, 6)
     scaling = ("S' = S/√d_k", "scaled") if used.scale is None else (f"S' = {scale}·S", "scaled by")
     steps = [
         write("q", "Q", ("queries", "d_k"), 0),
@@ -226,7 +227,7 @@ def attention_steps(sizes: Sizes, used: Used, convention: Convention, itemsize: 
         write("scaled", scaling[0], a, cells, scaling[1]),
     ]
     if used.softcap is not None:
-        cap = f"{used.softcap:.6g}"
+        cap = significant(used.softcap, 6)
         steps.append(write("capped", f"C = {cap}·tanh({steps[-1].symbol}/{cap})", a, 2 * cells))
     if used.biased:
         words = "biased by spans" if used.biased == ("spans",) else "biased"

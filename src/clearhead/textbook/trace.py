@@ -14,7 +14,7 @@ from clearhead.core.problem import Described, Problem, describe_whole
 from clearhead.core.rule_values import has_axes, read_language, read_members, read_place, whole_number
 from clearhead.core.rules import Rules
 from clearhead.core.statistics import Wanted
-from clearhead.digits import fixed
+from clearhead.digits import fixed, significant
 from clearhead.errors import RuleError
 from clearhead.textbook.page import PageLayer, Scene, both, story
 from clearhead.textbook.shapes import Convention, Sizes, Steps, Used, attention_steps, check_convention, turned
@@ -134,7 +134,7 @@ class Trace:
 
     def __str__(self) -> str:
         engine, difference = self.check
-        check = f"largest difference from the {engine} engine: {difference:.2g}"
+        check = f"largest difference from the {engine} engine: {significant(difference, 2)}"
         return "\n".join(filter(None, (str(self.steps), check, self.read_as())))
 
     def read_as(self, language: Language = "en") -> str:

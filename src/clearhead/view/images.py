@@ -10,6 +10,7 @@ import numpy as np
 from clearhead.core.axes import Array
 from clearhead.core.room import check_room
 from clearhead.core.rule_values import whole_number
+from clearhead.digits import significant
 from clearhead.spelling import bare
 
 _STOPS = np.array([[252, 250, 255], [214, 196, 240], [157, 115, 212], [97, 48, 161], [45, 10, 89]], dtype=np.float64)
@@ -57,7 +58,8 @@ def svg(
     names = _names("q", rows, n), _names("k", cols, m)
     left, top = (8 + 7 * max((len(name) for name in part), default=0) for part in names)
     high = reach(peaks_of(weights, masked)) if high is None else high
-    caption = (name, f"0 to {high:.3g} by the square root;", f"{high:.3g}: {ENDS_AT}")
+    end = significant(high)
+    caption = (name, f"0 to {end} by the square root;", f"{end}: {ENDS_AT}")
     width, height = max(left + m * cell, *(7 * len(line) for line in caption)) + 8, top + n * cell + 66
     painted = colours(weights, high)
     out = [
@@ -108,11 +110,12 @@ def strips(statistics: Mapping[str, Array]) -> str:
         means = np.add.reduceat(values, edges[:-1], 1) / np.diff(edges)
         shares = (means - low) / (high - low) if high > low else np.zeros(means.shape)
         painted = colours(np.nan_to_num(shares) ** 2, 1.0)
-        out.append(f'<text x="0" y="{y - 5}">{escape(name)}: {low:.3g} to {high:.3g}</text>')
+        out.append(f'<text x="0" y="{y - 5}">{escape(name)}: {significant(low)} to {significant(high)}</text>')
         for head, place in np.ndindex(*means.shape):
             x, fill = place * 5, bytes(painted[head, place]).hex()
             box = f'x="{x}" y="{y + head * _STRIP}" width="5" height="{_STRIP - 1}"'
-            out.append(f'<rect {box} fill="#{fill}"><title>head {head}: {means[head, place]:.4g}</title></rect>')
+            mean = significant(means[head, place], 4)
+            out.append(f'<rect {box} fill="#{fill}"><title>head {head}: {mean}</title></rect>')
         y += len(means) * _STRIP + 26
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_CELLS * 5} {y}" width="{_CELLS * 5}" height="{y}" '

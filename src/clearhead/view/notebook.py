@@ -11,6 +11,7 @@ import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.core.statistics import PER_KEY, PER_QUERY, listed
+from clearhead.digits import significant
 from clearhead.tables import aligned
 from clearhead.view.images import strips
 
@@ -42,8 +43,8 @@ def observed(statistics: Mapping[str, Array]) -> dict[str, str]:
     lines, drawn = [], {}
     for name, array in statistics.items():
         finite = array[np.isfinite(array)]
-        reach = f"{finite.min():.4g} to {finite.max():.4g}" if finite.size else "nothing finite"
-        lines.append(aligned((10, 24, 0), (name, str(array.shape), reach), " "))
+        ends = (significant(float(x), 4) for x in (finite.min(), finite.max())) if finite.size else ("nothing finite",)
+        lines.append(aligned((10, 24, 0), (name, str(array.shape), " to ".join(ends)), " "))
         if name in _BY_TOKEN and finite.size:
             drawn[name] = np.where(np.isfinite(array), array, np.nan).reshape(-1, array.shape[-1])[:_STRIPS]
     text = "\n".join(lines) or "nothing was observed"

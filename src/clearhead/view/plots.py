@@ -8,6 +8,7 @@ import numpy as np
 from clearhead.core import visibility
 from clearhead.core.arrays import as_host_array
 from clearhead.core.axes import Array
+from clearhead.digits import significant
 from clearhead.errors import DtypeError, MissingExtraError
 from clearhead.spelling import bare
 from clearhead.view import images
@@ -82,7 +83,7 @@ def plot(shown: Cells, shape: tuple[int, int], rows: Sequence[str] | None, cols:
         if names is not None and size <= 40:  # a dollar would begin a formula
             labels = [bare(name)[:16].replace("$", r"\$") for name in names[:size]]
             axis.set_ticks(range(size), labels, rotation=90 if axis is ax.xaxis else 0)
-    label = f"weight; the colours end at {shown.high:.3g}:\n{images.ENDS_AT}"
+    label = f"weight; the colours end at {significant(shown.high)}:\n{images.ENDS_AT}"
     ax.figure.colorbar(image, ax=ax, label=label, extend="max")
     return ax
 
