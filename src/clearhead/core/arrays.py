@@ -143,11 +143,12 @@ def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
 def unrepeated(x: Any, axes: int | None = None) -> Any:
     """The same array with size 1 along those of its first `axes` axes, or of all, along which it is broadcast.
 
-    PyTorch keeps those of a GPU's array.
+    A tensor likewise; a DeviceArray is returned as it is.
     """
-    if not isinstance(x, np.ndarray):
+    if not isinstance(x, np.ndarray) and library_of(x) != "torch":
         return x
-    return x[tuple(slice(1) if step == 0 else slice(None) for step in x.strides[:axes])]
+    steps = x.strides if isinstance(x, np.ndarray) else x.stride()
+    return x[tuple(slice(1) if step == 0 else slice(None) for step in steps[:axes])]
 
 
 def empty(like: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from clearhead.core.arrays import on_cpu
 from clearhead.core.axes import Array
-from clearhead.core.effects import Order
+from clearhead.core.effects import Order, Strongest
 
 _MOST = float(np.finfo(np.float64).max)
 
@@ -32,16 +33,19 @@ def merged_lists(a: tuple[Array, Array], b: tuple[Array, Array], order: Order) -
     return first(sorted_values, sorted_places, order, a[0].shape[-1])
 
 
-def strongest_edges(values: Array, places: Array, keys: int, count: int) -> tuple[Array, ...]:
-    """Batch, head, query, key and value of the strongest of all batches and heads, (≤ count,) each.
+def take_strongest(arrays: dict[str, Array], keys: int, count: int | None) -> Strongest | None:
+    """The strongest of all batches and heads, (≤ count,) each, from those of each, which leave `arrays`; None without.
 
-    values, places   the strongest of each batch and head, (batch, heads, k); a place is query·keys + key, -1 is free
+    strongest_values and strongest_indices are (batch, heads, k); an index is query·keys + key, -1 is free.
     """
+    if "strongest_values" not in arrays:
+        return None
+    values, places = (on_cpu(arrays.pop(f"strongest_{name}")) for name in ("values", "indices"))
     batch, head, rank = np.nonzero(places >= 0)
     value, place = values[batch, head, rank], places[batch, head, rank]
     order = np.lexsort((place, head, batch, -np.abs(value)))[:count]
     query, key = np.divmod(place[order], max(1, keys))
-    return batch[order], head[order], query, key, value[order]
+    return Strongest(batch[order], head[order], query, key, value[order])
 
 
 def larger(a: Array, b: Array) -> Array:

@@ -5,6 +5,7 @@ from math import prod
 
 import numpy as np
 
+from clearhead.core.arrays import unrepeated
 from clearhead.core.problem import Problem
 from clearhead.diagnosing.recipe import Diagnosed
 from clearhead.diagnosing.recipe_visibility import masks
@@ -38,10 +39,7 @@ def hides(inputs: Diagnosed) -> bool:
 def _forbids(inputs: Diagnosed) -> bool:
     """Does the bias hide keys, as a float mask of 0 and -inf does?"""
     bias = inputs.problem.bias
-    if bias is None:
-        return False
-    once = bias[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in bias.strides)]
-    return bool(np.isneginf(once).any())
+    return bias is not None and bool(np.isneginf(unrepeated(bias)).any())
 
 
 def _alike(names: str, inputs: Diagnosed) -> bool:

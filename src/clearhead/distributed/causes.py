@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.core.arrays import on_cpu
 from clearhead.core.axes import WEIGHTS, Array, named
-from clearhead.core.effect_lists import strongest_edges
+from clearhead.core.effect_lists import take_strongest
 from clearhead.core.effects import EFFECTS, AskedEffects, Effects, Kind, Order, Strongest, WantedEffects
 from clearhead.core.observations import check_effects_room, wanted_effects
 from clearhead.core.problem import Problem
@@ -114,12 +114,11 @@ class ShardedCauseMatrix(ShardedMatrix, ObservableEffects):
         with self._ranks.together("E.observe"):
             check_effects_room(self._shards.local(), want)  # again: another rank may have made the groups more
             arrays = self._edges.observe(want)
-            local = {name: self._restored(x) for name, x in arrays.items() if not name.startswith("strongest")}
-            answers = joined_arrays(local, EFFECTS)
-            if want.strongest is not None:
-                values, places = arrays["strongest_values"], arrays["strongest_indices"]
-                edges = strongest_edges(values, places, self._shards.whole.keys, asked["strongest"] or 0)
-                answers["strongest"] = Strongest(*map(self._shards.give, (*edges[:-1], edges[-1].astype(self.dtype))))
+            strongest = take_strongest(arrays, self._shards.whole.keys, asked.get("strongest"))
+            answers = joined_arrays({name: self._restored(x) for name, x in arrays.items()}, EFFECTS)
+            if strongest is not None:
+                edges = strongest._replace(value=strongest.value.astype(self.dtype))
+                answers["strongest"] = Strongest(*map(self._shards.give, edges))
             return Effects(**answers)
 
     def _known(self) -> tuple[Compute, Sequence[Array]]:

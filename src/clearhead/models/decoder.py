@@ -13,10 +13,10 @@ from typing import Any, overload
 import numpy as np
 
 from clearhead.changing.edits import Edit
-from clearhead.core.axes import Array
+from clearhead.core.axes import Array, blocks
 from clearhead.models import edits as editing
 from clearhead.models.config import Config
-from clearhead.models.functions import ACTIVATIONS, NormWeights, by_blocks
+from clearhead.models.functions import ACTIVATIONS, CACHED, NormWeights
 from clearhead.models.protocol import Each, ForwardPass, LayerRun
 from clearhead.models.rope import turned
 from clearhead.models.weights import Weights
@@ -118,16 +118,13 @@ class Decoder:
         """What the MLP makes of the residual stream after attention, (…, tokens, d_model), before it is added."""
         act = ACTIVATIONS[self.config.activation].value
         gate, up = self.inner(number, middle)
-
-        def activate(block: slice) -> None:
+        for block in blocks(up.shape[-2], CACHED):
             tokens = (..., block, slice(None))
             with np.errstate(over="ignore"):  # exp of a large number is infinite, and its share 0
                 if gate is None:
                     up[tokens] = act(up[tokens])
                 else:
                     up[tokens] *= act(gate[tokens])
-
-        by_blocks(activate, up.shape[-2])
         return self.linear(up, f"blk.{number}.ffn_down")
 
     def attended(
@@ -348,8 +345,7 @@ def product(x: Array, w: Array) -> Array:
 
 def in_blocks(function: Callable[..., Array], *arrays: Array) -> Array:
     """A function of rows, (…, tokens, d), some of them at a time: what it computes between is wider than the rows."""
-    starts = range(0, arrays[0].shape[-2], _BLOCK)
-    made = [function(*(x[..., start : start + _BLOCK, :] for x in arrays)) for start in starts]
+    made = [function(*(x[..., block, :] for x in arrays)) for block in blocks(arrays[0].shape[-2], _BLOCK)]
     return made[0] if len(made) == 1 else np.concatenate(made, axis=-2)
 
 

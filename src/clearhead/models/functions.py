@@ -8,14 +8,8 @@ import numpy as np
 
 from clearhead.core.axes import Array
 
-_BLOCK = 128  # tokens whose numbers stay in a core's cache from one operation to the next
+CACHED = 128  # tokens whose numbers stay in a core's cache from one operation to the next
 _TANH = sqrt(2 / pi), 0.044715  # of GELU's approximation
-
-
-def by_blocks(work: Callable[[slice], None], tokens: int) -> None:
-    """work(tokens of a block) for all tokens."""
-    for start in range(0, tokens, _BLOCK):
-        work(slice(start, start + _BLOCK))
 
 
 class Activation(NamedTuple):

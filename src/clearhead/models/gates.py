@@ -85,18 +85,13 @@ def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None 
             Sentence("this attention has {rule}", rule=other[0]) if other else Sentence("this attention is not causal")
         )
         raise RuleError("parts of a text are hidden from all later tokens, and {why}.", why=why)
-    xp = library(q)
     earlier = rules | {"bias": numbers_like(gates, q)[None, None], "query_offset": (rules.get("query_offset") or 0) - 1}
     sinks = earlier.pop("sinks", None)
     if rules.get("window") is not None:
         earlier["window"] = rules["window"][0] - 1, None
     seen = AttentionMatrix(q, k, **earlier).observe(v, logsumexp=True)
-    to_self = _self_logits(q, k, rules)[0]
-    whole = xp.logaddexp(seen.logsumexp, to_self)
-    if sinks is not None:  # of the whole row, once
-        whole = xp.logaddexp(whole, numbers_like(sinks, whole)[:, None])
-    shares = [numbers_like(xp.exp(one - whole), q)[..., None] for one in (seen.logsumexp, to_self)]
-    output = shares[0] * seen.output + shares[1] * _of_queries(v, q)
+    to_self = _self_logits(q, k, rules)[0], _of_queries(v, q)
+    output, whole = _merged(q, (seen.logsumexp, seen.output), to_self, sinks)
     return Attended(q, k, v, earlier, output, whole, gates)
 
 
@@ -114,9 +109,17 @@ def attended_together(q: Array, k: Array, v: Array, past: tuple[Array, Array], g
     seen = AttentionMatrix(q, past[0], bias=bias, **rules | {"causal": False}).observe(past[1], logsumexp=True)
     last = AttentionMatrix(apart(q), apart(k), **rules).observe(apart(v), logsumexp=True)
     sizes, output = last.logsumexp.swapaxes(0, 1).reshape(q.shape[:2]), last.output.swapaxes(0, 1).reshape(q.shape)
-    whole = np.logaddexp(seen.logsumexp, sizes)
-    both = (seen.logsumexp, seen.output), (sizes, output)
-    return np.asarray(sum(np.exp(size - whole)[..., None].astype(q.dtype) * part for size, part in both))
+    return np.asarray(_merged(q, (seen.logsumexp, seen.output), (sizes, output))[0])
+
+
+def _merged(q: Any, first: tuple[Any, Any], second: tuple[Any, Any], sinks: Any = None) -> tuple[Any, Any]:
+    """The output and the log-sum-exp of whole rows from those of two parts, (log-sum-exp, output) each."""
+    xp = library(q)
+    whole = xp.logaddexp(first[0], second[0])
+    if sinks is not None:  # of the whole row, once
+        whole = xp.logaddexp(whole, numbers_like(sinks, whole)[:, None])
+    share, other = (numbers_like(xp.exp(size - whole), q)[..., None] for size in (first[0], second[0]))
+    return share * first[1] + other * second[1], whole
 
 
 def through(part: Attended, g: Array) -> tuple[dict[str, Array], Array]:

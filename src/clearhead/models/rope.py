@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.core.axes import Array
-from clearhead.models.functions import by_blocks
+from clearhead.core.axes import Array, blocks
+from clearhead.models.functions import CACHED
 
 
 class Rope(NamedTuple):
@@ -36,14 +36,11 @@ def turned(x: Array, angles: tuple[Array, Array]) -> Array:
     """X (…, tokens, d_k) with its pairs turned; what is beyond the rotated width stays."""
     half = angles[0].shape[-1]
     made = np.empty(x.shape, np.result_type(x, *angles))
-
-    def turn(block: slice) -> None:
+    for block in blocks(x.shape[-2], CACHED):
         cos, sin = (angle[block] for angle in angles)
         first, second = x[..., block, :half], x[..., block, half : 2 * half]
         parts = first * cos - second * sin, second * cos + first * sin, x[..., block, 2 * half :]
         np.concatenate(parts, axis=-1, out=made[..., block, :])
-
-    by_blocks(turn, x.shape[-2])
     return made
 
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from clearhead import engines
 from clearhead.core import room
-from clearhead.core.arrays import as_array, broadcast, empty, on_cpu, to_device_of, unrepeated
+from clearhead.core.arrays import as_array, broadcast, empty, to_device_of, unrepeated
 from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice, group_size, named
-from clearhead.core.effect_lists import strongest_edges
+from clearhead.core.effect_lists import take_strongest
 from clearhead.core.effects import (
     EFFECTS,
     AskedEffects,
@@ -173,13 +173,9 @@ class CauseMatrix(Tabular, ObservableEffects, NumpyFunctions):
         problem = self._factors.problem
         want = wanted_effects(problem, asked, order)
         arrays = self._observed(want)
-        strongest = [on_cpu(arrays.pop(name)) for name in ("strongest_values", "strongest_indices") if name in arrays]
+        strongest = take_strongest(arrays, problem.keys, asked.get("strongest"))
         answers = joined_arrays({name: self._restore(problem.restore(x)) for name, x in arrays.items()}, EFFECTS)
-        if strongest:
-            values, places = strongest
-            edges = strongest_edges(values, places, problem.keys, asked["strongest"] or 0)
-            answers["strongest"] = Strongest(*map(self._restore, edges))
-        return Effects(**answers)
+        return Effects(**answers, strongest=strongest and Strongest(*map(self._restore, strongest)))
 
     def _observed(self, want: WantedEffects) -> dict[str, Array]:
         factors = self._factors

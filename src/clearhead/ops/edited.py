@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
-from clearhead.core.arrays import as_rule_array, library_of
+from clearhead.core.arrays import as_rule_array, library_of, unrepeated
 from clearhead.core.axes import Array
 from clearhead.core.room import array_bytes, check_room
 from clearhead.core.rule_values import LEAST_FACTOR, MOST_FACTOR, Sizes, has_axes, one_per_head, read_number
@@ -189,7 +189,7 @@ def _over(name: str, value: Any, t: Array, q: Any) -> Any:
     wide = np.float32 if whole and not str(q.dtype).endswith("float64") else np.float64
     torch = sys.modules["torch"] if library_of(value) == "torch" else None
     x: Any = as_rule_array(value, name) if torch is None else value
-    x = _once(x, x.ndim) if whole else x
+    x = unrepeated(x) if whole else x
     check_room(f"{name}/t", array_bytes(np.broadcast_shapes(x.shape, by.shape), 8), "A.part(batch, head) has less.")
     if torch is None:
         x = x.astype(np.promote_types(x.dtype, wide), copy=False)
@@ -209,7 +209,7 @@ def _term_of(spans: Any, prefix: tuple[int, ...], sizes: tuple[int, int]) -> Spa
     plain = np.zeros(table.shape) if recorded else table  # where PyTorch transforms a table, its numbers are not read
     with ungraphed():
         queries, keys, numbers = read_spans((*labels, plain), prefix, sizes)
-    numbers = _once(numbers, 2)  # those of batch and heads
+    numbers = unrepeated(numbers, 2)  # those of batch and heads
     if not recorded:
         return SpanTerm(queries, keys, numbers)
     wide, lead = table.double(), prefix[:-1]
@@ -217,12 +217,6 @@ def _term_of(spans: Any, prefix: tuple[int, ...], sizes: tuple[int, int]) -> Spa
     if len(numbers) != 1:
         wide = wide.expand(*lead, *wide.shape[len(lead) :])
     return SpanTerm(queries, keys, wide.reshape(numbers.shape))
-
-
-def _once(x: Any, axes: int) -> Any:
-    """The same array with size 1 along those of its first axes along which it is broadcast."""
-    steps = x.strides if isinstance(x, np.ndarray) else x.stride()
-    return x[tuple(slice(1) if step == 0 else slice(None) for step in steps[:axes])]
 
 
 def _like(x: Any, q: Any) -> Any:

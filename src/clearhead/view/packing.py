@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.core import visibility
+from clearhead.core.arrays import unrepeated
 from clearhead.core.axes import Array, blocks
 from clearhead.core.problem import Problem
 from clearhead.core.rules import FIELDS, check_supported, take
@@ -30,19 +31,14 @@ def packed(problem: Problem, heads: list[int] | None = None) -> tuple[dict[str, 
         if axes in ((), ("batch",)):
             plain[field] = value.tolist() if isinstance(value, np.ndarray) else value
         elif value is not None:
-            arrays[field] = _once(value)
+            arrays[field] = unrepeated(value)  # each element is stored once
     return plain, arrays if heads is None else take(arrays, {"heads": heads})
 
 
 def forbids(problem: Problem) -> bool:
     """Whether the rules mask any weight of the first batch item. O(queries·keys) to read mask, bias and spans."""
-    each_head = any(x is not None and _once(x).shape[1] > 1 for x in (problem.mask, problem.bias, problem.span_table))
+    rules = (unrepeated(x) for x in (problem.mask, problem.bias, problem.span_table) if x is not None)
+    each_head = any(rule.shape[1] > 1 for rule in rules)
     heads = problem.heads if each_head else 1
     parts = product(range(heads), blocks(problem.queries, _BLOCK), blocks(problem.keys, _BLOCK))
     return any(visibility.tile(problem, 0, head, rows, cols) is not True for head, rows, cols in parts)
-
-
-def _once(array: Array) -> Array:
-    """The array with broadcast axes reduced to size 1, so that each element is stored once."""
-    picks = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in np.broadcast_to(array, array.shape).strides)
-    return array[picks]
