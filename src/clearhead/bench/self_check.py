@@ -82,9 +82,8 @@ def measured(case: Case) -> Line:
     for name, call in calls.items():
         error = _error(call(), truth)
         if not error <= SLACK[case.dtype]:
-            raise EngineError(
-                f"the {name} engine is off by {significant(error, 2)} in `{case.name.strip()}`.", "clearhead info"
-            )
+            off = significant(error, 2)
+            raise EngineError(f"the {name} engine is off by {off} in `{case.name.strip()}`.", "clearhead info")
     theirs = None if case.observed or not find_spec("torch") else _theirs(case, arrays)  # it computes no statistics
     if theirs is not None and _error(theirs(), truth) <= SLACK[case.dtype]:
         calls["torch"] = theirs

@@ -23,7 +23,7 @@ import numpy as np
 
 from clearhead.core import visibility
 from clearhead.core.arrays import on_cpu, statistics_dtype, to_device_of
-from clearhead.core.axes import Array, group_size
+from clearhead.core.axes import Array, blocks, group_size
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.merging import sink_weights
 from clearhead.core.observations import areas
@@ -304,8 +304,7 @@ def _peaks(engine: Engine, inputs: Inputs, logsumexp: Array) -> Array:
     """The query with each key's largest weight, (batch, heads, keys); the first one where several are equal."""
     problem, q, k, _ = inputs
     result = np.zeros((problem.batch, problem.heads, problem.keys), np.int64)
-    for start in range(0, problem.keys if problem.queries else 0, _PEAK_KEYS):
-        cols = slice(start, min(start + _PEAK_KEYS, problem.keys))
+    for cols in blocks(problem.keys if problem.queries else 0, _PEAK_KEYS):
         part = problem.take(keys=range(cols.start, cols.stop))
         result[:, :, cols] = engine.weights(Inputs(part, q, k[:, :, cols]), logsumexp).argmax(axis=-2)
     return result

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from clearhead.core.arrays import on_cpu, statistics_dtype
-from clearhead.core.axes import Array
+from clearhead.core.axes import Array, blocks
 from clearhead.core.effects import joined
 from clearhead.core.problem import Inputs
 from clearhead.core.statistics import Groups, Wanted
@@ -28,8 +28,7 @@ def cut_spans(factors: MatrixData, v: Array, g: Array, groups: Groups) -> Array:
     step = max(1, _NUMBERS // (problem.heads * counts[1]))
     along = on_cpu(g)
     for batch in range(problem.batch):
-        for start in range(0, problem.queries, step):
-            rows = slice(start, min(start + step, problem.queries))
+        for rows in blocks(problem.queries, step):
             part = factors.take(batches=np.array([batch]), queries=range(rows.start, rows.stop))
             inputs = part.with_values(v[batch : batch + 1])
             answers = of_spans(part.engine, inputs, along[batch, :, rows], groups.keys[batch], counts[1])

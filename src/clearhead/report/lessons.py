@@ -89,14 +89,13 @@ def _heads(layers: Sequence[WithHeads], language: Language) -> Iterator[Text]:
         "entropy beside": [entropy_range(layer.entropy) for layer in layers],
         "difference beside": [significant(layer.difference) for layer in layers],
     }
-    costs = [(say(language, key), cells) for key, cells in numbers.items()]
+    lines = [*shapes, ("", []), *((say(language, key), cells) for key, cells in numbers.items())]
     head = [f"h = {layer.num_heads}" for layer in layers]
-    lead = max(cell_len(name) for name, _ in (*shapes, *costs)) + 2
-    width = max(cell_len(cell) for _, cells in (*shapes, *costs) for cell in (*cells, *head)) + 2
-    widths = (lead + 2, *[-width] * len(layers))
+    lead = max(cell_len(name) for name, _ in lines) + 2
+    width = max(cell_len(cell) for _, cells in lines for cell in (*cells, *head)) + 2
     yield title(say(language, "beside"))
-    rows = ((f"  {name}", *cells) for name, cells in (*shapes, ("", []), *costs))
-    yield from table(widths, ["", *head], rows, "bold")
+    rows = ((f"  {name}", *cells) for name, cells in lines)
+    yield from table((lead + 2, *[-width] * len(layers)), ["", *head], rows, "bold")
     yield note(say(language, "beside says"))
 
 

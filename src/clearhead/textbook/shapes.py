@@ -61,12 +61,12 @@ class Steps(tuple[Step, ...]):
     def __str__(self) -> str:
         width = max((len(step.formula) for step in self), default=0) + 2
         wide = max((len(step.sizes) for step in self), default=0) + 2
-        rows = [[step.formula, step.sizes, _cost([step.multiply_adds], [step.bytes])] for step in self]
+        rows = [[step.formula, step.sizes, *_cost([step.multiply_adds], [step.bytes])] for step in self]
         work, size = [step.multiply_adds for step in self], [step.bytes for step in self]
-        last = ["in all", "", _cost(work, size)]
+        last = ["in all", "", *_cost(work, size)]
         if is_symbolic(work + size):
             last = [f"in all: {total(work)} multiply-adds\n        {total(size)} bytes"]
-        return "\n".join(aligned([width, wide, 0], row) for row in [*rows, last])
+        return "\n".join(aligned([width, wide, 28, 0], row) for row in [*rows, last])
 
     def __repr__(self) -> str:
         return f"Steps({', '.join(step.name for step in self)})"
@@ -360,6 +360,6 @@ def _share(name: str, width: Size, parts: Size, what: str) -> Size:
     return width // parts
 
 
-def _cost(multiply_adds: Sequence[Size], sizes: Sequence[Size]) -> str:
+def _cost(multiply_adds: Sequence[Size], sizes: Sequence[Size]) -> tuple[str, str]:
     work = "" if set(multiply_adds) <= {0} else f"{total(multiply_adds)} multiply-adds"
-    return f"{work:<28}{' ' if len(work) > 27 else ''}{total(sizes)} bytes"
+    return f"{work} ", f"{total(sizes)} bytes"
