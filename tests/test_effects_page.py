@@ -87,15 +87,16 @@ def test_text_and_map_are_signed_and_follow_what_is_supposed(running):
     place = "#at=0.0.0&cell=5.2"
     with opened(running, page_of(matrix, v, g, 6), wait=".map-of", place=place, color_scheme="light") as page:
         until(page, "document.querySelector('#readout')?.textContent.includes('rank')")
-        choose(page, "contributions")
-        row = np.asarray(matrix.contributions(v, g))[0, 0, 5]
-        page.mouse.move(2, 2)
-        page.wait_for_timeout(200)
-        shades = page.locator(".passage .token").evaluate_all("all => all.map((each) => each.style.backgroundColor)")
-        for shade, value in zip(shades, row, strict=True):
-            red, _, blue = (int(x) for x in re.findall(r"\d+", shade))
-            if abs(value) > 0.05 * np.abs(row).max():
-                assert (red > blue) == (value > 0), (shade, value)
+        shaded = "all => all.map((each) => each.style.backgroundColor)"
+        for kind, word, speaks_for in (("cuts", "cut", -1), ("contributions", "contribution", 1)):
+            choose(page, kind, word)
+            row = speaks_for * np.asarray(getattr(matrix, kind)(v, g))[0, 0, 5]
+            page.mouse.move(2, 2)
+            page.wait_for_timeout(200)
+            for shade, value in zip(page.locator(".passage .token").evaluate_all(shaded), row, strict=True):
+                red, _, blue = (int(x) for x in re.findall(r"\d+", shade))
+                if abs(value) > 0.05 * np.abs(row).max():
+                    assert (blue > red) == (value > 0), (kind, shade, value)
         page.locator("#dive-temperature").evaluate(
             "each => { each.value = 1; each.dispatchEvent(new Event('input', { bubbles: true })) }"
         )

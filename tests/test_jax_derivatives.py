@@ -11,11 +11,10 @@ import torch
 
 import clearhead as ch
 from clearhead.core.arrays import bfloat16
-from clearhead.core.axes import Array
 from clearhead.errors import DerivativeError
 from clearhead.jax import attention, observe
 from problems import of_tiers
-from seeds import fresh
+from seeds import fresh, normal
 
 jax.config.update("jax_disable_most_optimizations", True)  # compiling takes most of these tests' time
 BATCH, HEADS, KV_HEADS, QUERIES, KEYS, WIDTH = 2, 4, 2, 5, 6, 3
@@ -35,10 +34,6 @@ def float64() -> Iterator[None]:
     jax.config.update("jax_enable_x64", True)  # in all threads: callbacks run in others than this one
     yield
     jax.config.update("jax_enable_x64", False)
-
-
-def normal(*shape: int) -> Array:
-    return fresh().standard_normal(shape)
 
 
 def drawn() -> tuple[Arrays, Arrays]:

@@ -5,11 +5,7 @@ import pytest
 
 import clearhead as ch
 from diagnosing import softmax
-from seeds import fresh
-
-
-def normal(*shape):
-    return fresh().standard_normal(shape)
+from seeds import normal
 
 
 def test_the_worked_example_has_the_correct_numbers():
