@@ -1,7 +1,6 @@
 """How well a recipe's numbers fit theirs: the gap, what rounding allows, and unknown numbers fitted to theirs."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +20,7 @@ _WIDEST_NARROW = 0.1  # the same where the log-sum-exp is in a narrow dtype as w
 _FEW = 64  # numbers whose root mean square says little
 _TIMES = (*np.geomspace(1 / 256, 256, 65), *-np.geomspace(1 / 16, 16, 17))
 _STARTS = {  # where the search for an unknown number begins
-    "fill": (0.0, -1.0, -2.0, -4.0, -7.0, -11.0),
+    "fill": (6.0, 2.0, 0.0, -3.0, -8.0),
     "scale_factor": _TIMES,
     "alibi_factor": _TIMES,
     "rotary_base": (1e4, 5e5, 1e6, *np.geomspace(10, 1e7, 140)),
@@ -46,19 +45,12 @@ class Fit:
         self.plain = Workings(inputs, np.dtype(np.float32) if single else dtype)
         self.shrink = 2.0**-29 if single else 1.0  # from float32's rounding error to float64's
 
-    def of_columns(self, columns: int) -> "Fit":
-        """The same for the first columns of the output; intermediates are shared."""
-        other = Fit(replace(self.inputs, theirs=self.inputs.theirs[..., :columns]), self.dtype, self.slack)
-        other.exact, other.plain = self.exact.of_columns(columns), self.plain.of_columns(columns)
-        return other
-
     def theirs(self, selection: Selection) -> Array:
         """Their numbers for these heads and rows."""
-        theirs = self._theirs.get(selection)
-        if theirs is None:
+        if selection not in self._theirs:
             x = self.inputs.theirs[:, :, list(selection.rows)].astype(np.float64)
-            theirs = self._theirs[selection] = x if self.inputs.merged else x[:, list(selection.heads)]
-        return theirs
+            self._theirs[selection] = x if self.inputs.merged else x[:, list(selection.heads)]
+        return self._theirs[selection]
 
     def gap(self, recipe: Recipe, selection: Selection, computed: Array | None = None, most: float = np.inf) -> float:
         """The largest difference between theirs and the recipe's numbers; infinite where shapes or NaNs differ.
@@ -189,85 +181,60 @@ class Fit:
     ) -> Recipe | None:
         """The recipe with its unknown number, such as that for hidden scores, found from theirs; None where none fits.
 
+        It is the number whose result has the least squares, by Newton's steps from the best of many.
+
         start   the number, where it is nearly known
         """
-        field, workings = recipe.unknown, workings or self.exact
+        field, workings, theirs = recipe.unknown, workings or self.exact, self.theirs(selection)
         if not field:
             return recipe
-        number = None
-        if field != "fill" or self.inputs.merged or recipe.axis != "keys":
-            number = self._descended(recipe, field, selection, workings, start)
-        elif all(getattr(recipe, name) == getattr(RIGHT, name) for name in _PLAIN):
-            number = _fill(workings, recipe, selection, self.theirs(selection))
-        return None if number is None else changed(recipe, {field: number})
-
-    def _descended(
-        self, recipe: Recipe, field: str, selection: Selection, workings: Workings, start: float | None
-    ) -> float | None:
-        """The number that fits theirs best, by Newton's steps from the best of many."""
-        theirs = self.theirs(selection)
+        by_row = field == "fill" and not self.inputs.merged and recipe.axis == "keys"
+        if by_row and any(getattr(recipe, name) != getattr(RIGHT, name) for name in _PLAIN):
+            return None
+        use = np.isfinite(theirs)
 
         def error(number: float) -> Array:
-            return workings.answer(changed(recipe, {field: number}), selection) - theirs
+            return (workings.answer(changed(recipe, {field: number}), selection) - theirs)[use]
 
         def squared_error(number: float) -> float:
             total = float((error(number) ** 2).sum())
             return total if np.isfinite(total) else np.inf
 
-        if error(_STARTS[field][0]).shape != theirs.shape:
+        if workings.answer(changed(recipe, {field: _STARTS[field][0]}), selection).shape != theirs.shape:
             return None
-        starts = sorted(_STARTS[field], key=squared_error)[:3] if start is None else [start]
-        ends = (_newton(error, number, 6 if start is None else 3, workings) for number in starts)
+        if by_row and self.inputs.stage == "masked":  # the number stands in hidden places, alone or added
+            hidden = np.broadcast_to(~workings.visible(recipe, selection), theirs.shape)
+            numbers = (theirs - workings.answer(changed(recipe, {field: 0.0}), selection))[hidden]
+            return changed(recipe, {field: _round(float(np.median(numbers)))}) if numbers.size else None
+        most = 1 if field == "fill" else 3
+        starts = sorted(_STARTS[field], key=squared_error)[:most] if start is None else [start]
+        relative = 1e-3 if workings.dtype == np.float32 else 1e-6
+        steps, by_power = 6 if start is None else 3, field == "fill"
+        ends = (_newton(error, number, steps, relative, by_power=by_power) for number in starts)
         best = min((end for end in ends if end is not None), key=squared_error, default=None)
-        if field == "scale_factor" and best is not None and abs(best) < 1e-3:  # uniform weights: the scores are lost
+        idle = field == "scale_factor" or recipe.masking == "add"  # near 0: all scores are lost, or no key is hidden
+        if best is None or (idle and abs(best) <= 1e-3):
             return None
-        return best if best is None or field in ("scale_factor", "alibi_factor") else _round(best)
+        return changed(recipe, {field: best if field in ("scale_factor", "alibi_factor") else _round(best)})
 
 
-def _newton(error: Callable[[float], Array], number: float, steps: int, workings: Workings) -> float | None:
-    """The number after Gauss and Newton's steps for the least squares; None where they leave all bounds."""
-    relative = 1e-3 if workings.dtype == np.float32 else 1e-6
+def _newton(
+    error: Callable[[float], Array], number: float, steps: int, relative: float, *, by_power: bool
+) -> float | None:
+    """The number after Gauss and Newton's steps for the least squares; None where they leave all bounds.
+
+    by_power   they are steps of exp(number), in which results are nearly linear where the number is a score
+    """
     for _ in range(steps):
         step = relative * max(abs(number), 1.0 if number == 0 else 0.1)
-        slope = (error(number + step) - error(number - step)) / (2 * step)
+        here = error(number)
+        slope = (error(number + step) - here) / step
         squared = float((slope**2).sum())
-        number -= float((error(number) * slope).sum()) / squared if squared else 0.0
+        change = -float((here * slope).sum()) / squared if squared else 0.0
+        number += float(np.log1p(max(change, -0.9))) if by_power else change
         if not abs(number) < 1e9:
             return None
     return number
-
-
-def _fill(workings: Workings, recipe: Recipe, selection: Selection, theirs: Array) -> float | None:
-    """The number in hidden places, by least squares for its power t = exp(fill); None where there is none.
-
-    theirs = (visible powers + t·filled powers) / (their total + t·the filled ones' total), powers times values.
-    """
-    x = workings.logits(recipe, selection, "biased").astype(np.float64)
-    hidden = ~np.broadcast_to(workings.visible(recipe, selection), x.shape)
-    if not hidden.any():
-        return None
-    if workings.inputs.stage == "masked":
-        return _round(float(np.median((theirs - (x if recipe.masking == "add" else 0))[hidden])))
-    peak = np.where(hidden, -np.inf, x).max(axis=-1, keepdims=True)
-    peak = np.where(np.isneginf(peak), 0.0, peak)
-    visible_powers = np.where(hidden, 0.0, np.exp(x - peak))
-    filled_powers = np.where(hidden, np.exp((x if recipe.masking == "add" else 0) - peak), 0.0)
-    visible_total, filled_total = visible_powers.sum(axis=-1, keepdims=True), filled_powers.sum(axis=-1, keepdims=True)
-    if workings.problem.sinks is not None and recipe.sinks == "given":
-        visible_total = visible_total + np.exp(workings.problem.sinks[list(selection.heads), None, None] - peak)
-    if workings.inputs.stage == "output":
-        values = workings.values(recipe, selection).astype(np.float64)
-        if not np.isfinite(values).all():
-            return None
-        visible_powers, filled_powers = visible_powers @ values, filled_powers @ values
-    if visible_powers.shape != theirs.shape:
-        return None
-    a, b = theirs * visible_total - visible_powers, filled_powers - theirs * filled_total
-    use = np.isfinite(a) & np.isfinite(b)
-    squared = float((b[use] ** 2).sum())
-    power = float((a[use] * b[use]).sum()) / squared if squared else 0.0
-    seen = recipe.masking == "add" and abs(power - 1) <= 1e-3  # adding 0 hides nothing
-    return _round(float(np.log(power))) if power > 0 and not seen else None
 
 
 def _round(x: float) -> float:

@@ -1,5 +1,6 @@
 """Q, K and V as a recipe makes them, right or wrong: projections, heads, rotary positions, the cache and its tiles."""
 
+from collections import deque
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
@@ -13,7 +14,8 @@ from clearhead.diagnosing.softmaxes import eps
 
 _CACHE_BYTES = 2**26  # of shared intermediates
 _LONG = 2**20  # the most numbers in an input that is converted as a whole, and kept; longer ones go head by head
-_PROJECTED = attrgetter(*between("source", "rotary_from"), "w_v", "b_v", "w_o")
+PROJECTING = (*between("source", "rotary_from"), "w_v", "b_v", "w_o")  # the fields that change what is projected
+PROJECTED = attrgetter(*PROJECTING)
 
 
 class Operands:
@@ -28,24 +30,23 @@ class Operands:
         self.precision, self.perturbed = precision, perturbed
         self.dtype = np.dtype(np.float64 if precision in (None, np.float64) else np.float32)
         self._memo: dict[Any, Array] = {}
-        self._bytes = [0]  # of the memo, which copies share
-        self._kept: dict[Any, Array] = {}
+        self._droppable: deque[Any] = deque()  # the keys of those that may be dropped, the oldest first
+        self._bytes = 0  # of these
 
-    def once(self, key: Any, make: Callable[[], Array]) -> Array:
-        """A shared intermediate, computed when it is first needed; the oldest are dropped when the cache is full."""
+    def once(self, key: Any, make: Callable[[], Array], *, keep: bool = False) -> Array:
+        """A shared intermediate, computed when it is first needed; the oldest are dropped when the cache is full.
+
+        keep   never drop it: a projection or head that nearly every recipe needs
+        """
         array = self._memo.get(key)
         if array is None:
             array = self._memo[key] = make()
-            self._bytes[0] += array.nbytes
-            while self._bytes[0] > _CACHE_BYTES and len(self._memo) > 1:
-                self._bytes[0] -= self._memo.pop(next(iter(self._memo))).nbytes
+            if not keep:
+                self._droppable.append(key)
+                self._bytes += array.nbytes
+            while self._bytes > _CACHE_BYTES and len(self._droppable) > 1:
+                self._bytes -= self._memo.pop(self._droppable.popleft()).nbytes
         return array
-
-    def kept(self, key: Any, make: Callable[[], Array]) -> Array:
-        """A shared intermediate that nearly every recipe needs, and that is never dropped: projections and heads."""
-        if key not in self._kept:
-            self._kept[key] = make()
-        return self._kept[key]
 
     def rounded(self, x: Array) -> Array:
         """A step's result, rounded to the dtype of the plain run."""
@@ -84,28 +85,27 @@ class Operands:
         return x if chosen == list(range(kv)) else x[:, chosen]
 
     def _one_head(self, recipe: Recipe, role: str, head: int) -> Array:
-        """One head of a projection; of heads that are split in another way only this one is kept."""
-        if self.long and recipe.split == "heads":
-            return self._operand(recipe, role, slice(head, head + 1))
-        if self.inputs.layer is not None or self.inputs.rotary is not None or recipe.split == "heads":
-            return self._projection(recipe, role)[:, head : head + 1]
+        """One head of a projection; of long inputs only this one is converted, and kept where its split is wrong."""
         one = slice(head, head + 1)
-        return self.once(("head", head, role, _PROJECTED(recipe)), lambda: self._operand(recipe, role, one))
+        if not self.long:
+            return self._projection(recipe, role)[:, one]
+        if recipe.split == "heads":
+            return self._operand(recipe, role, one)
+        return self.once(("head", head, role, PROJECTED(recipe)), lambda: self._operand(recipe, role, one))
 
     def _held(self, recipe: Recipe, x: Array, role: str) -> Array:
         return x if role == "q" else held(recipe, x, role, self.problem.queries)
 
     def _projection(self, recipe: Recipe, role: str) -> Array:
         """What serves as "q", "k" or "v" before a cache or tiles hold it: computed for all heads, and once."""
-        name = recipe.order["qkv".index(role)]
-        if self.inputs.layer is None and self.inputs.rotary is None and recipe.split == "heads":  # as it was given
-            if self.long:
-                return self._operand(recipe, role)
-            return self.kept((name, role if self.perturbed is not None else ""), lambda: self._operand(recipe, role))
-        fields = _PROJECTED(recipe)
+        plain = self.inputs.layer is None and self.inputs.rotary is None and recipe.split == "heads"  # as it was given
+        if plain and self.long:
+            return self._operand(recipe, role)
+        name, fields = recipe.order["qkv".index(role)], PROJECTED(recipe)
         fitted = recipe.rotary_base != 0 or recipe.rotary_factor != 1  # many values
-        often = fields == _PROJECTED(RIGHT) or (self.inputs.layer is not None and not fitted)
-        return (self.kept if often else self.once)((role, fields), lambda: self._operand(recipe, role))
+        often = plain or fields == PROJECTED(RIGHT) or (self.inputs.layer is not None and not fitted)
+        key = (name, role if self.perturbed is not None else "") if plain else (role, fields)
+        return self.once(key, lambda: self._operand(recipe, role), keep=often)
 
     def _operand(self, recipe: Recipe, role: str, chosen: slice = slice(None)) -> Array:
         """The projection of the chosen heads, computed."""
@@ -161,31 +161,25 @@ class Operands:
         """What W and b of `name` make of the tokens that `role` reads."""
         layer = self.inputs.layer
         assert layer is not None
-        result = self._product(recipe.source, role, name, turned=getattr(recipe, f"w_{name}") == "transposed")
+        first, other = (layer.context, layer.x) if recipe.source == "swapped" else (layer.x, layer.context)
+        x = first if role == "q" or recipe.source == "x only" else other
+        normal, turned = recipe.source == "normalised", getattr(recipe, f"w_{name}") == "transposed"
+
+        def product() -> Array:
+            read, w = x.astype(self.dtype), layer.w[name].astype(self.dtype)
+            return self.rounded((normalised(read) if normal else read) @ (w.T if turned else w))
+
+        result = self.once((id(x), normal, name, turned), product, keep=True)
         if name in layer.b and getattr(recipe, f"b_{name}") == "given":
             result = self.rounded(result + layer.b[name].astype(self.dtype))
         return result
-
-    def _product(self, source: str, role: str, name: str, *, turned: bool) -> Array:
-        """X·W or X·Wᵀ."""
-        layer = self.inputs.layer
-        assert layer is not None
-        first, other = (layer.context, layer.x) if source == "swapped" else (layer.x, layer.context)
-        x = first if role == "q" or source == "x only" else other
-        w = layer.w[name].T if turned else layer.w[name]
-
-        def make() -> Array:
-            read = normalised(x.astype(self.dtype)) if source == "normalised" else x.astype(self.dtype)
-            return self.rounded(read @ w.astype(self.dtype))
-
-        return self.kept((id(x), source == "normalised", name, turned), make)
 
     @property
     def w_o(self) -> Array:
         """The layer's output projection."""
         layer = self.inputs.layer
         assert layer is not None
-        return self.kept("W^O", lambda: layer.w["o"].astype(self.dtype))
+        return self.once("W^O", lambda: layer.w["o"].astype(self.dtype), keep=True)
 
     def _rotated(self, recipe: Recipe, x: Array, *, shift: bool) -> Array:
         assert self.inputs.rotary is not None

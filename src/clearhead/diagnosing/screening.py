@@ -32,14 +32,14 @@ class Screen:
 
     def __init__(self, fit: Fit) -> None:
         if fit.inputs.stage == "output" and not fit.inputs.merged and fit.inputs.problem.keys >= _LONG:
-            fit = fit.of_columns(_COLUMNS)
+            fit = Fit(replace(fit.inputs, theirs=fit.inputs.theirs[..., :_COLUMNS]), fit.dtype, fit.slack)
         inputs, n, heads = fit.inputs, fit.inputs.problem.queries, tuple(range(fit.inputs.problem.heads))
         self.row, self.head = n // 2, len(heads) // 2
         rows = {self.row} if inputs.merged else {int(n > 2), self.row, n - 1}
         single, workings = np.dtype(np.float32), fit.plain
         selection = Selection(heads if inputs.merged else heads[self.head :][:1], tuple(sorted(rows & set(range(n)))))
         if fit.plain.precision != single:
-            workings = Workings(inputs, single).of_columns(fit.plain.columns)
+            workings = Workings(inputs, single)
         self.allowed = fit.allowed(RIGHT, selection)
         threshold = max(1e-3 * largest(fit.theirs(selection)), 5 * self.allowed)
         self.whole = Comparison(fit, selection, workings, threshold)

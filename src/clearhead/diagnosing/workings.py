@@ -5,7 +5,6 @@ Intermediates that several recipes share are computed once.
 """
 
 from collections.abc import Callable
-from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from operator import attrgetter
@@ -16,13 +15,11 @@ from clearhead.core import spans, visibility
 from clearhead.core.axes import Array
 from clearhead.diagnosing import recipe_visibility as sight
 from clearhead.diagnosing import softmaxes
-from clearhead.diagnosing.operands import Operands, take, weighted, with_more
+from clearhead.diagnosing.operands import PROJECTED, PROJECTING, Operands, take, weighted, with_more
 from clearhead.diagnosing.recipe import RIGHT, VISIBILITY, Recipe, Selection, between
 from clearhead.diagnosing.softmaxes import product_in_half, rounded_to
 
-_OPERANDS = "w_v", "b_v", "w_o"  # which act on what a layer projects, though they show in the output
-_PROJECTED = attrgetter(*between("source", "rotary_from"), *_OPERANDS)
-_SCORES = attrgetter(*between("source", "half_dtype"), *_OPERANDS, "tile")
+_SCORES = attrgetter(*PROJECTING, *between("cache", "half_dtype"), "tile")
 _LOGITS = attrgetter(*between("scale", "spans"), "scaling")
 
 
@@ -47,14 +44,6 @@ class Workings(Operands):
         """The same for all batch entries, of which these inputs are some."""
         assert self.inputs.whole is not None
         return Workings(replace(self.inputs.whole, per_head=self.inputs.per_head), self.precision, self.perturbed)
-
-    columns: int | None = None  # the first columns of an output are enough; None: all of them
-
-    def of_columns(self, columns: int | None) -> "Workings":
-        """The same for the first columns of the output; intermediates are shared."""
-        other = copy(self)
-        other.columns = columns
-        return other
 
     # ── scores and logits ──
 
@@ -272,11 +261,12 @@ class Workings(Operands):
         """A·V per head, (batch, heads, rows, d_v)."""
         result = self._of_heads(recipe, selection, self._output)
         if recipe.added and not self.inputs.merged:
-            result = with_more(recipe, result, take(self.served(recipe, "q", selection.heads), selection.rows, 2))
+            residual = take(self.served(recipe, "q", selection.heads), selection.rows, 2)
+            result = with_more(recipe, result, residual)[..., : self.inputs.theirs.shape[-1]]
         what, start = recipe.tail
         if what == "zero":
             result = np.where(np.array(selection.rows)[:, None] >= start, self.dtype.type(0), result)
-        return result[..., : self.columns]
+        return result
 
     def _of_heads(self, recipe: Recipe, selection: Selection, compute: Callable[[Recipe, Selection], Array]) -> Array:
         """What each head gets: its own result, that of head 0, or the mean of all."""
@@ -303,15 +293,16 @@ class Workings(Operands):
         return self.rounded(np.concatenate(parts, axis=1))
 
     def values(self, recipe: Recipe, selection: Selection) -> Array:
-        """What the weights are multiplied by, (batch, heads, keys, columns)."""
-        if self.columns is None or recipe.added:
-            return self.served(recipe, recipe.values, selection.heads)
-        role = recipe.values
-        key = ("values", self.columns, selection.heads, role, recipe.groups, _PROJECTED(recipe))
-        values = self.once(
-            key, lambda: np.ascontiguousarray(self._projections(recipe, role, selection.heads)[..., : self.columns])
-        )
-        return self._held(recipe, values, role)
+        """What the weights are multiplied by, (batch, heads, keys, columns): of an output no more than theirs has."""
+        role, columns = recipe.values, self.inputs.theirs.shape[-1]
+        if self.inputs.stage != "output" or self.inputs.merged or columns == self.inputs.v.shape[-1] or recipe.added:
+            return self.served(recipe, role, selection.heads)
+
+        def some() -> Array:
+            return np.ascontiguousarray(self._projections(recipe, role, selection.heads)[..., :columns])
+
+        key = ("values", selection.heads, role, recipe.groups, PROJECTED(recipe))
+        return self._held(recipe, self.once(key, some), role)
 
     def _across(self, recipe: Recipe, selection: Selection) -> Array:
         """Attention in which the heads of a token, or the batch entries, attend to each other; no rule but causal."""
