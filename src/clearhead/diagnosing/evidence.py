@@ -17,6 +17,7 @@ _ROWS = 512  # the most whose weights are solved for
 _DECIDED, _DECIDED_IN_PAIRS = 12, 64  # the fewest weights that must be decided, alone and beside another mistake
 _CLUSTERED = 8.0  # standard deviations by which the zeros of the keys may differ from chance
 _BY_CHANCE = 4.0  # standard deviations by which rounding may go with the numbers
+_SCATTERED = 64  # about so many rows show a scatter
 _SHARPNESS = 0.05  # a solved weight is decided where its error is at most this part of the weight itself
 
 
@@ -201,7 +202,7 @@ def _at_random(dropped: Array, keys: Array, rate: float) -> bool:
 
 
 def scatter(fit: Fit, base: Recipe, selection: Selection) -> float | None:
-    """The dropout rate p, where theirs scatter around the base as dropped weights do: Var o = p/(1-p)·Σ a²·v².
+    """The dropout rate p, where theirs scatter around the base as dropped weights do: Cov o = p/(1-p)·Σ a_j²·v_j·v_jᵀ.
 
     None where the scatter is not that of dropout. Much else scatters so: it is a hint, and no evidence.
     """
@@ -210,42 +211,29 @@ def scatter(fit: Fit, base: Recipe, selection: Selection) -> float | None:
         return None
     weights, right = fit.exact.weights(base, selection), fit.exact.output(base, selection)
     values = fit.exact.served(base, "v", selection.heads)
-    if right.shape != theirs.shape or not np.isfinite(right).all():
+    if right.shape != theirs.shape or not (np.isfinite(right).all() and np.isfinite(values).all()):
         return None
-    spread, error = weights**2 @ values**2, theirs - right
-    use = spread > 1e-12 * spread.max(initial=0)
-    if use.sum() < 64:
+    estimates, rows = [], list(np.ndindex(weights.shape[:3]))
+    for row in rows[:: max(1, len(rows) // _SCATTERED)]:
+        variances, axes = np.linalg.eigh((scaled := weights[row][:, None] * values[row[:2]]).T @ scaled)
+        use = variances > 1e-6 * variances.max(initial=1e-300)
+        # Along these axes an error and the output itself, in units of what dropped weights make of them.
+        error, output = (axes.T[use] @ x / np.sqrt(variances[use]) for x in (theirs[row] - right[row], right[row]))
+        if use.any():
+            by_length = float(((theirs[row] - right[row]) ** 2).sum() / variances.sum())
+            estimates.append((float((error**2).mean()), by_length, float(error @ output), float(output @ output)))
+    if len(estimates) < _FEW:
         return None
-    ratios = (error**2).sum(axis=-1) / np.maximum(spread.sum(axis=-1), 1e-300)  # p/(1-p), estimated from each row
-    live = use.any(axis=-1)
-    ratio = float(ratios[live].mean())
-    share = float((error * right)[use].sum() / (right[use] ** 2).sum())
-    along = weights**2 * (right @ values.swapaxes(-1, -2)) ** 2  # a dropped weight changes all columns at once
-    deviation = float(np.sqrt(ratio * along.sum()) / (right[use] ** 2).sum())
+    ratios, lengths, along, squares = np.array(estimates).T  # p/(1-p), estimated from each row in two ways
+    ratio = float(ratios.mean())
     rate = ratio / (1 + ratio)
-    if abs(share) > 3.5 * deviation + 0.01 or not 0.005 < rate < 0.95:
+    if not 0.005 < rate < 0.95 or abs(along.sum()) > 3.5 * np.sqrt(ratio * squares.sum()) + 0.01 * squares.sum():
         return None
-    order = np.argsort(spread.sum(axis=-1)[live])
-    quarters = [float(ratios[live][rows].mean()) for rows in np.array_split(order, 4)]
     # The relative standard error of the mean; where rates are low, a few rows with large errors decide it.
-    standard_error = float(ratios[live].std()) / ratio / np.sqrt(live.sum())
+    standard_error = float(lengths.std() / lengths.mean()) / np.sqrt(len(lengths))
     between_rows = max(1.8, 1 / max(0.2, 1 - 7 * standard_error))  # allowed between quarters of rows
-    to_whole = max(1.25, 1 + 4 * standard_error)  # allowed against the whole covariance
+    quarters = [part.mean() for part in np.array_split(ratios[np.argsort(squares)], 4)]
     if max(quarters) > between_rows * ratio or min(quarters) < ratio / between_rows:
         return None
-    return rate if ratio / to_whole < _by_covariance(weights, values, error, ratio) < to_whole * ratio else None
-
-
-def _by_covariance(weights: Array, values: Array, error: Array, ratio: float) -> float:
-    """p/(1-p) from the whole covariance Σ_j a_j²·v_j·v_jᵀ of each row, which only dropped weights have.
-
-    The given ratio where too few rows have a covariance that can be inverted.
-    """
-    estimates = []
-    rows = list(np.ndindex(weights.shape[:3]))
-    for row in rows[:: max(1, len(rows) // 64)]:
-        scaled = weights[row][:, None] * values[row[:2]]
-        spread = scaled.T @ scaled
-        if np.linalg.cond(spread) < 1e6:
-            estimates.append(float(error[row] @ np.linalg.solve(spread, error[row])) / values.shape[-1])
-    return float(np.mean(estimates)) if len(estimates) >= 4 else ratio
+    between_ways = max(1.25, 1 + 4 * standard_error)
+    return rate if ratio / between_ways < lengths.mean() < between_ways * ratio else None
