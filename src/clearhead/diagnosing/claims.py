@@ -9,7 +9,6 @@ may be called H.
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,8 @@ from clearhead.diagnosing.claimed_steps import explanations, following
 from clearhead.diagnosing.fitting import largest, largest_difference
 from clearhead.diagnosing.verdict import MistakeExplanation
 from clearhead.errors import FileError, Sentence, unknown
-from clearhead.textbook.case_file import (
-    INPUTS,
-    LAYER,
-    NAMES,
-    WEIGHTS_AND_V,
-    check_alone,
-    half_a_decimal,
-    inputs_of,
-    names_of,
-    numbers,
-    read,
-    value_of,
-)
+from clearhead.textbook import case_file
+from clearhead.textbook.case_file import INPUTS, LAYER, NAMES, WEIGHTS_AND_V
 from clearhead.textbook.page import Scene, Translations, both
 from clearhead.textbook.shapes import Convention, turned
 from clearhead.textbook.trace import Trace, listed, trace
@@ -148,17 +136,17 @@ def check_file(path: str | Path) -> CheckedExample:
     `trace_weights` and `token_names` raise.
     """
     place = Path(path)
-    data = read(place)
+    data = case_file.read(place)
     for name in data:
         if name not in _KNOWN:
             raise unknown(Sentence("key in {file}:", file=place.name), name, _KNOWN)
-    names, needed = names_of(data), inputs_of(place, data)
+    names, needed = case_file.names_of(data), case_file.inputs_of(place, data)
     claims = _claimed(place, data, needed)
-    values = {name: value_of(name, value) for name, value in data.items() if name not in claims}
+    values = {name: case_file.value_of(name, value) for name, value in data.items() if name not in claims}
     traced = _trace(place, dict(values), needed)
     rows, cols = token_names(names["tokens"], names["source_tokens"], traced.problem)
-    verdicts = _verdicts(traced, claims, partial(explanations, place, values, traced))
-    return CheckedExample(traced, list(verdicts), rows, cols, values)
+    verdicts = list(_verdicts(place, values, traced, claims))
+    return CheckedExample(traced, verdicts, rows, cols, values)
 
 
 def _claimed(place: Path, data: dict[str, Any], needed: tuple[str, ...]) -> dict[str, Any]:
@@ -181,25 +169,23 @@ def _trace(place: Path, values: dict[str, Any], needed: tuple[str, ...]) -> Trac
     inputs = [values.pop(name) for name in needed]
     if needed == WEIGHTS_AND_V:
         convention = values.pop("convention", "rows")
-        check_alone(place, values)
+        case_file.check_alone(place, values)
         return trace_weights(*inputs, convention=convention)
     call: Callable[..., Trace] = trace if needed == INPUTS else trace_layer
     return call(*inputs, **values)
 
 
-def _verdicts(
-    traced: Trace, claims: dict[str, Any], explained: Callable[[str, Array, float], tuple[MistakeExplanation, ...]]
-) -> Iterator[Verdict]:
+def _verdicts(place: Path, values: dict[str, Any], traced: Trace, claims: dict[str, Any]) -> Iterator[Verdict]:
     wrong: dict[str, Array] = {}
     for name, written in claims.items():
-        truth, array = np.asarray(getattr(traced, name)), numbers(name, written).astype(np.float64)
+        truth, array = np.asarray(getattr(traced, name)), case_file.numbers(name, written).astype(np.float64)
         claimed = _shaped(name, array, truth, traced.convention)
         difference = largest_difference(claimed, truth)
         slack = _tolerance(written, array) * max(1.0, largest(truth))
         right = difference <= slack
         source, follows = following(traced, wrong, name)
         off_source = 0.0 if follows is None else largest_difference(claimed, follows)
-        why = () if right else explained(name, claimed, slack)
+        why = () if right else explanations(place, values, traced, name, claimed, slack)
         yield Verdict(name, claimed, truth, difference, right, source, follows, off_source, why)
         wrong |= {} if right else {name: claimed}
 
@@ -233,4 +219,4 @@ def _tolerance(written: Any, array: Array) -> float:
     """Half of the last decimal, or the rounding of the dtype, relative to the largest number."""
     if isinstance(written, np.ndarray):
         return 32 * float(np.finfo(written.dtype).eps) if written.dtype.kind == "f" else 1e-6
-    return half_a_decimal(written) / max(1.0, largest(array)) + 1e-5
+    return case_file.half_a_decimal(written) / max(1.0, largest(array)) + 1e-5

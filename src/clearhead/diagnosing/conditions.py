@@ -44,11 +44,8 @@ def _forbids(inputs: Diagnosed) -> bool:
 
 def _alike(names: str, inputs: Diagnosed) -> bool:
     """Have a layer's matrices, or q, k and v, the same shape, so that one can be taken for the other?"""
-    if inputs.layer is not None:
-        shapes = {inputs.layer.w[name].shape for name in names}
-    else:
-        shapes = {getattr(inputs, name).shape for name in names}
-    return inputs.weights is None and len(shapes) == 1
+    arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v} if inputs.layer is None else inputs.layer.w
+    return inputs.weights is None and len({arrays[name].shape for name in names}) == 1
 
 
 def _as_wide(inputs: Diagnosed) -> bool:

@@ -105,25 +105,11 @@ def correlation(a: Array, b: Array) -> float:
 # ── dropout ──
 
 
-class Dropped(NamedTuple):
-    """The rate, how many weights were solved for, how many of them are 0, and what the others are multiplied by."""
-
-    rate: float
-    solved: int
-    zeros: int
-    factor: float
+_Solved = tuple[Array, Array, Array]  # of weights that were solved for: w_j/a_j, how exact each is, and its key
 
 
-class _Solved(NamedTuple):
-    """Weights that were solved for: w_j/a_j, how exact each is, and its key."""
-
-    ratios: Array
-    errors: Array
-    keys: Array
-
-
-def dropout(fit: Fit, base: Recipe, selection: Selection) -> Dropped | None:
-    """The rate p of weights that were dropped at random, where their own weights can be read off; else None.
+def dropout(fit: Fit, base: Recipe, selection: Selection) -> Reason | None:
+    """That weights were dropped at random at some rate p, where their own weights can be read off; else None.
 
     A row's output is Σ_j w_j·v_j over the keys it sees. With at most d_v of them, w follows from the output. Each w_j
     must then be 0 or a_j/(1 - p), with one p for all rows, and as many zeros as that p makes likely.
@@ -134,7 +120,7 @@ def dropout(fit: Fit, base: Recipe, selection: Selection) -> Dropped | None:
         if right.shape != theirs.shape or not np.isfinite(theirs).all():
             return None
         live = right > 1e-6 * right.max(initial=0)
-        return _rate(_Solved(theirs[live] / right[live], np.full(int(live.sum()), 1e-3), np.nonzero(live)[-1]), fewest)
+        return _rate((theirs[live] / right[live], np.full(int(live.sum()), 1e-3), np.nonzero(live)[-1]), fewest)
     if not _sums_values(fit, base):
         return None
     first = Selection(selection.heads[:1], selection.rows)
@@ -174,10 +160,10 @@ def _solved(fit: Fit, base: Recipe, selection: Selection) -> _Solved | None:
         ratios.append(w[sharp] / a[sharp])
         errors.append(spread / a[sharp])
         keys.append(np.flatnonzero(seen)[sharp])
-    return _Solved(*(np.concatenate(parts) for parts in (ratios, errors, keys)))
+    return np.concatenate(ratios), np.concatenate(errors), np.concatenate(keys)
 
 
-def _rate(solved: _Solved, fewest: int) -> Dropped | None:
+def _rate(solved: _Solved, fewest: int) -> Reason | None:
     """The rate p of ratios that are each 0 or 1/(1 - p), the zeros at random; None where they are not."""
     ratios, errors, keys = solved
     kept = ratios > 0.5
@@ -191,7 +177,7 @@ def _rate(solved: _Solved, fewest: int) -> Dropped | None:
         return None
     if not _at_random(~kept, keys, rate):
         return None
-    return Dropped(rate, len(ratios), int((~kept).sum()), scale)
+    return Reason("dropped", {"rate": rate, "solved": len(ratios), "zeros": int((~kept).sum()), "factor": scale})
 
 
 def _at_random(dropped: Array, keys: Array, rate: float) -> bool:

@@ -40,17 +40,17 @@ class Fit:
     def __init__(self, inputs: Diagnosed, dtype: np.dtype[Any], slack: float) -> None:
         self.inputs, self.dtype, self.slack = inputs, dtype, slack
         self.exact = Workings(inputs)
-        self._theirs: dict[Selection, Array] = {}
         single = dtype == np.float64
         self.plain = Workings(inputs, np.dtype(np.float32) if single else dtype)
         self.shrink = 2.0**-29 if single else 1.0  # from float32's rounding error to float64's
 
     def theirs(self, selection: Selection) -> Array:
         """Their numbers for these heads and rows."""
-        if selection not in self._theirs:
-            x = self.inputs.theirs[:, :, list(selection.rows)].astype(np.float64)
-            self._theirs[selection] = x if self.inputs.merged else x[:, list(selection.heads)]
-        return self._theirs[selection]
+        heads = slice(None) if self.inputs.merged else list(selection.heads)
+        theirs = self.inputs.theirs
+        return self.exact.once(
+            ("theirs", selection), lambda: theirs[:, :, list(selection.rows)][:, heads].astype(np.float64), keep=True
+        )
 
     def gap(self, recipe: Recipe, selection: Selection, computed: Array | None = None, most: float = np.inf) -> float:
         """The largest difference between theirs and the recipe's numbers; infinite where shapes or NaNs differ.

@@ -62,11 +62,11 @@ class Operands:
 
     def operand(self, recipe: Recipe, role: str) -> Array:
         """What serves as "q", "k" or "v", as (batch, its heads, tokens, width)."""
-        return self._held(recipe, self._projection(recipe, role), role)
+        return self.held(recipe, self._projection(recipe, role), role)
 
     def served(self, recipe: Recipe, role: str, heads: tuple[int, ...]) -> Array:
         """The same for each of these query heads, (batch, heads, tokens, width)."""
-        return self._held(recipe, self._projections(recipe, role, heads), role)
+        return self.held(recipe, self._projections(recipe, role, heads), role)
 
     def _projections(self, recipe: Recipe, role: str, heads: tuple[int, ...]) -> Array:
         """The same before a cache or tiles hold it."""
@@ -78,23 +78,39 @@ class Operands:
             group = max(1, group_size(self.problem.heads, kv))
             by_groups = {"repeat": [h // group for h in heads], "tile": [h % kv for h in heads]}
             chosen = by_groups.get(recipe.groups, [0] * len(heads))
-        if kv > 1 and (len(chosen) == 1 or (self.long and len(chosen) < kv)):
+        if self.long and len(chosen) < kv:
             each = [self._one_head(recipe, role, head) for head in chosen]
             return each[0] if len(each) == 1 else np.concatenate(each, axis=1)
         x = self._projection(recipe, role)
-        return x if chosen == list(range(kv)) else x[:, chosen]
+        if chosen == list(range(kv)):
+            return x
+        return x[:, chosen[0] : chosen[0] + 1] if len(chosen) == 1 else x[:, chosen]
 
     def _one_head(self, recipe: Recipe, role: str, head: int) -> Array:
-        """One head of a projection; of long inputs only this one is converted, and kept where its split is wrong."""
+        """One head of a projection of long inputs: only this one is converted, and kept where its split is wrong."""
         one = slice(head, head + 1)
-        if not self.long:
-            return self._projection(recipe, role)[:, one]
         if recipe.split == "heads":
             return self._operand(recipe, role, one)
         return self.once(("head", head, role, PROJECTED(recipe)), lambda: self._operand(recipe, role, one))
 
-    def _held(self, recipe: Recipe, x: Array, role: str) -> Array:
-        return x if role == "q" else held(recipe, x, role, self.problem.queries)
+    def held(self, recipe: Recipe, x: Array, role: str) -> Array:
+        """Keys or values, (batch, heads, keys, width), as a faulty cache or stale tiles hold them; else x itself."""
+        if role == "q":
+            return x
+        kind, new = recipe.cache, x.shape[2] - self.problem.queries  # the first new key
+        zero = {"newest empty": "kv", "newest keys empty": "k", "newest values empty": "v"}.get(kind, "")
+        if role in zero:
+            return np.concatenate([x[:, :, :new], np.zeros_like(x[:, :, new:])], axis=2)
+        if kind == "another batch":
+            return np.concatenate([np.roll(x[:, :, :new], 1, axis=0), x[:, :, new:]], axis=2)
+        if kind == "newest early":  # one slot before its own, which stays empty
+            return np.concatenate([x[:, :, : new - 1], x[:, :, new:], np.zeros_like(x[:, :, :1])], axis=2)
+        (what, block), name = recipe.tile, "keys" if role == "k" else "values"
+        if what not in (f"stale {name}", f"first {name}"):
+            return x
+        keys = np.arange(x.shape[2])
+        source = keys % block if what.startswith("first") else np.where(keys < block, keys, keys - block)
+        return x[:, :, source]
 
     def _projection(self, recipe: Recipe, role: str) -> Array:
         """What serves as "q", "k" or "v" before a cache or tiles hold it: computed for all heads, and once."""
@@ -246,24 +262,6 @@ def unpacked(packing: str, thirds: list[Array], heads: int) -> list[Array]:
     each = [third.reshape(batch, length, heads, d) for third in thirds]
     whole = np.stack(each, axis=3 if packing == "packed per head" else 4).reshape(batch, length, 3 * width)
     return np.split(whole, 3, axis=-1)
-
-
-def held(recipe: Recipe, x: Array, role: str, queries: int) -> Array:
-    """Keys or values, (batch, heads, keys, width), as a faulty cache or a stale tile holds them."""
-    kind, new = recipe.cache, x.shape[2] - queries  # the first new key
-    zero = {"newest empty": "kv", "newest keys empty": "k", "newest values empty": "v"}.get(kind, "")
-    if role in zero:
-        return np.concatenate([x[:, :, :new], np.zeros_like(x[:, :, new:])], axis=2)
-    if kind == "another batch":
-        return np.concatenate([np.roll(x[:, :, :new], 1, axis=0), x[:, :, new:]], axis=2)
-    if kind == "newest early":  # one slot before its own, which stays empty
-        return np.concatenate([x[:, :, : new - 1], x[:, :, new:], np.zeros_like(x[:, :, :1])], axis=2)
-    (what, block), name = recipe.tile, "keys" if role == "k" else "values"
-    if what not in (f"stale {name}", f"first {name}"):
-        return x
-    keys = np.arange(x.shape[2])
-    source = keys % block if what.startswith("first") else np.where(keys < block, keys, keys - block)
-    return x[:, :, source]
 
 
 def weighted(weights: Array, values: Array) -> Array:

@@ -208,31 +208,25 @@ def _another(others: list[Other], theirs: Array, right: Array, tolerance: float)
             return Reason(f"is {key}", values)
     if not (np.isfinite(theirs).all() and np.isfinite(right).all()):
         return None
-    squared = float((right**2).sum())
-    factor = float((theirs * right).sum()) / squared if squared else 0.0
-    if factor and bool((np.abs(theirs - factor * right) <= 2 * max(1.0, abs(factor)) * tolerance).all()):
-        return Reason("is a multiple", {"factor": factor})
-    shift = float((theirs - right).mean())
-    if bool((np.abs(theirs - right - shift) <= 2 * tolerance).all()):
-        return Reason("is shifted", {"shift": shift})
+    if (shares := _shares(theirs, [right], tolerance)) and shares[0]:
+        return Reason("is a multiple", {"factor": shares[0]})
+    if shares := _shares(theirs - right, [np.ones_like(right)], tolerance):
+        return Reason("is shifted", {"shift": shares[0]})
     for key, values, other in others:
-        if (shares := _shares(theirs, right, other, tolerance)) is not None:
-            return Reason(f"mixes {key}", values | shares)
+        if np.isfinite(other).all() and (shares := _shares(theirs, [right, other], tolerance)):
+            return Reason(f"mixes {key}", {**values, "factor": shares[0], "share": shares[1]})
     if right.shape[2] > 1 and bool((np.abs(theirs - theirs[:, :, :1]) <= tolerance).all()):
         return Reason("one row for all")
     return None
 
 
-def _shares(theirs: Array, right: Array, other: Array, tolerance: float) -> dict[str, Any] | None:
-    """The `factor` and the `share` of theirs = factor·right + share·other; None where theirs are no such sum."""
-    if not np.isfinite(other).all():
-        return None
-    parts = np.stack([right.ravel(), other.ravel()], axis=1)
-    (factor, share), _, rank, _ = np.linalg.lstsq(parts, theirs.ravel(), rcond=1e-6)
-    allowed = 2 * max(1.0, abs(factor) + abs(share)) * tolerance
-    if rank < 2 or np.abs(parts @ (factor, share) - theirs.ravel()).max() > allowed:
-        return None
-    return {"factor": float(factor), "share": float(share)}
+def _shares(theirs: Array, arrays: list[Array], tolerance: float) -> list[float]:
+    """The factors of theirs = Σ factor·array, all finite; none where theirs are no such sum."""
+    parts = np.stack([array.ravel() for array in arrays], axis=1)
+    factors, _, rank, _ = np.linalg.lstsq(parts, theirs.ravel(), rcond=1e-6)
+    allowed = 2 * max(1.0, float(np.abs(factors).sum())) * tolerance
+    fits = rank == len(arrays) and np.abs(parts @ factors - theirs.ravel()).max() <= allowed
+    return [float(factor) for factor in factors] if fits else []
 
 
 def _difference(search: Search, others: list[Other], theirs: Array, right: Array, wrong: Array) -> Iterator[Reason]:

@@ -151,9 +151,8 @@ class Search:
             dropped = evidence.dropout(self.full, base.recipe, solvable)
             if dropped is not None:
                 gap = self.quick.gap(base.recipe, self.sample)
-                both = base.beside(dropout, base.recipe._replace(dropout=dropped.rate))
-                shows = Reason("dropped", dropped._asdict())
-                fitting.append(replace(both, residual=gap, tolerance=gap, shows=shows))
+                both = base.beside(dropout, base.recipe._replace(dropout=dropped.values["rate"]))
+                fitting.append(replace(both, residual=gap, tolerance=gap, shows=dropped))
         return sorted(fitting, key=lambda candidate: candidate.recipe.dropout)[:1]
 
     def _solvable(self) -> Selection:

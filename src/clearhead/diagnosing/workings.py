@@ -302,7 +302,7 @@ class Workings(Operands):
             return np.ascontiguousarray(self._projections(recipe, role, selection.heads)[..., :columns])
 
         key = ("values", selection.heads, role, recipe.groups, PROJECTED(recipe))
-        return self._held(recipe, self.once(key, some), role)
+        return self.held(recipe, self.once(key, some), role)
 
     def _across(self, recipe: Recipe, selection: Selection) -> Array:
         """Attention in which the heads of a token, or the batch entries, attend to each other; no rule but causal."""
