@@ -170,7 +170,7 @@ class Operands:
             thirds = [self._projected(recipe, "q", each) for each in "qkv"]
             result = unpacked(recipe.packing, thirds, self.problem.heads)["qkv".index(name)]
         if role == "v" and recipe.w_o == "on values":
-            result = self.rounded(result @ self.w_o)
+            result = self.rounded(result @ self.w_o(recipe))
         return result
 
     def _projected(self, recipe: Recipe, role: str, name: str) -> Array:
@@ -190,12 +190,15 @@ class Operands:
             result = self.rounded(result + layer.b[name].astype(self.dtype))
         return result
 
-    @property
-    def w_o(self) -> Array:
-        """The layer's output projection."""
-        layer = self.inputs.layer
+    def w_o(self, recipe: Recipe) -> Array:
+        """The layer's output projection: also transposed, or with the columns of each head for its own rows only."""
+        layer, heads = self.inputs.layer, self.problem.heads
         assert layer is not None
-        return self.once("W^O", lambda: layer.w["o"].astype(self.dtype), keep=True)
+        w = self.once("W^O", lambda: layer.w["o"].astype(self.dtype), keep=True)
+        if recipe.w_o == "per head":
+            width = len(w) // heads
+            w = w * np.kron(np.eye(heads, dtype=self.dtype), np.ones((width, width), self.dtype))
+        return w.T if recipe.w_o == "transposed" else w
 
     def _rotated(self, recipe: Recipe, x: Array, *, shift: bool) -> Array:
         assert self.inputs.rotary is not None

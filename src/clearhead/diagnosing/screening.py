@@ -13,7 +13,6 @@ from clearhead.core.axes import Array
 from clearhead.diagnosing.fitting import Fit, largest
 from clearhead.diagnosing.recipe import RIGHT, Diagnosed, Recipe, Selection
 from clearhead.diagnosing.workings import Workings
-from clearhead.textbook.trace_layer import LayerArrays
 
 _LONG, _COLUMNS = 1024, 8  # from so many keys on, so many columns of an output are compared
 
@@ -65,11 +64,10 @@ class Screen:
 
     def _single_head(self, recipe: Recipe) -> Comparison | None:
         inputs, (whole, rows, _, threshold) = self.whole.fit.inputs, self.whole
-        assert inputs.layer is not None
         p = inputs.problem
         theirs = whole.theirs(rows)[:, 0, 0]
         perturbed = theirs + self.allowed * np.random.default_rng(0).choice([-1.0, 1.0], theirs.shape)
-        joined, perturbed_joined = (_unprojected(inputs.layer, recipe, row, p.heads) for row in (theirs, perturbed))
+        joined, perturbed_joined = (_unprojected(whole.exact, recipe, row) for row in (theirs, perturbed))
         if joined is None or perturbed_joined is None or joined.shape[-1] % p.heads or not np.isfinite(joined).all():
             return None
         noise = 10 * float(np.abs(joined - perturbed_joined).max(initial=0.0))
@@ -91,21 +89,21 @@ class Screen:
         return Comparison(fit, selection, self._per_head, max(threshold, 1e-3 * largest(values), noise))
 
 
-def _unprojected(layer: LayerArrays, recipe: Recipe, row: Array, heads: int) -> Array | None:
+def _unprojected(workings: Workings, recipe: Recipe, row: Array) -> Array | None:
     """The joined heads that the output projection turned into this row; None where it cannot be undone."""
+    layer = workings.inputs.layer
+    assert layer is not None
     if "o" not in layer.w or recipe.w_o == "missing":
         return row
-    w = layer.w["o"].astype(np.float64)
     if "o" in layer.b and recipe.b_o == "given":
         row = row - layer.b["o"].astype(np.float64)
     if recipe.w_o == "on values":
         return row
+    w = workings.w_o(recipe)
     if w.shape[0] != w.shape[1]:
         return None
-    if recipe.w_o == "per head":
-        w = w * np.kron(np.eye(heads), np.ones((len(w) // heads, len(w) // heads)))
     try:
-        solved: Array = np.linalg.solve(w if recipe.w_o == "transposed" else w.T, row.T).T
+        solved: Array = np.linalg.solve(w.T, row.T).T
     except np.linalg.LinAlgError:
         return None
     return solved

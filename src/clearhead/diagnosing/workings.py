@@ -169,8 +169,7 @@ class Workings(Operands):
         seen = self.visible(recipe, selection)
         if recipe.softcap == "after mask":
             assert self.problem.softcap is not None
-            cap = self.problem.softcap
-            return np.where(seen, cap * np.tanh(x / cap), self.dtype.type(-cap))
+            return np.where(seen, self._capped(recipe, x), self.dtype.type(-self.problem.softcap))
         if recipe.masking.startswith("one"):
             return x + (seen if recipe.masking == "one seen" else ~seen).astype(x.dtype)
         if recipe.masking == "forbid":
@@ -335,11 +334,7 @@ class Workings(Operands):
             joined = self.output(recipe, Selection(heads, selection.rows)).transpose(order)
         joined = joined.reshape(*joined.shape[:2], joined.shape[2] * joined.shape[3])
         if "o" in layer.w and recipe.w_o not in ("missing", "on values"):
-            w = self.w_o
-            if recipe.w_o == "per head":
-                width = w.shape[0] // many
-                w = w * np.kron(np.eye(many, dtype=self.dtype), np.ones((width, width), self.dtype))
-            joined = self.rounded(joined @ (w.T if recipe.w_o == "transposed" else w))
+            joined = self.rounded(joined @ self.w_o(recipe))
         if "o" in layer.b and recipe.b_o == "given" and recipe.w_o != "missing":
             joined = self.rounded(joined + layer.b["o"].astype(self.dtype))
         if recipe.added:
