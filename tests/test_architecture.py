@@ -182,6 +182,14 @@ def test_attention_and_the_matrix_need_numpy_only():
     assert loaded_by(f"import clearhead as ch, numpy as np; {program}") <= LIGHT
 
 
+def test_the_command_line_lets_openblas_sleep_before_numpy_is_loaded():
+    assert "numpy" not in loaded_by("import clearhead.cli")
+    said = python(
+        "import os; from clearhead.cli import main; main(['info']); print(os.environ['OPENBLAS_THREAD_TIMEOUT'])"
+    )
+    assert said.split()[-1] == "4"
+
+
 def test_the_import_is_quick():
     timed = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
     ours, numpys = (min(float(python(timed.format(name))) for _ in range(3)) for name in ("clearhead", "numpy"))
