@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 CEILINGS = {  # the goal, today's ceiling above it, and the files: lines of all that git has of these patterns
     "Python in src": (33_000, 43_955, "src/*.py"),
     "Python in tests": (28_000, 35_506, "tests/*.py"),
-    "C++": (6_000, 6_860, "native/*.hpp", "native/*.cpp"),
+    "C++": (6_000, 6_861, "native/*.hpp", "native/*.cpp"),
     "JavaScript": (8_500, 8_500, "page/*.js", "page/*.ts"),  # with the types of its modules
 }
 SHORT = 30  # lines: a module below says little by itself

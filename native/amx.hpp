@@ -15,6 +15,9 @@ constexpr int kTileCells = 16;  // cells of the depth, and columns, in a tile
 #if defined(__AMX_BF16__)
 constexpr bool kHasTiles = true;
 
+// GCC's intrinsics do not say which memory the instructions read: all that is stored before must be there.
+CLEARHEAD_INLINE void finish_stores() { asm volatile("" : : : "memory"); }
+
 // Says what the registers hold, and sets them to 0: 0 to 3 sums (rows, columns), 4 the left operand (rows, cells), 5
 // and 6 the right one (cells, columns).
 CLEARHEAD_INLINE void configure_tiles(int rows, int cells, int columns = kTileCells) {
@@ -27,10 +30,9 @@ CLEARHEAD_INLINE void configure_tiles(int rows, int cells, int columns = kTileCe
         shape.row_bytes[i] = uint16_t(4 * (i == 4 ? cells : columns));
         shape.rows[i] = uint8_t(i < 5 ? rows : cells);
     }
+    finish_stores();
     _tile_loadconfig(&shape);
 }
-
-CLEARHEAD_INLINE void release_tiles() { _tile_release(); }
 
 // The operands of a product whose depth is `chunks` times the cells that are configured. Distances are in cells: from a
 // row to the next, from a chunk to the next, and of the columns from two tiles side by side to the next two.
@@ -58,6 +60,7 @@ struct TileProduct {
         _tile_dpbf16ps(i, 4, operand);                                            \
     }
 #define CLEARHEAD_STORE(i, _) _tile_stored(i, sum + 16 * i, 4 * sum_row)
+        finish_stores();
         if (add)
             CLEARHEAD_EACH_TILE(CLEARHEAD_LOAD)
         else

@@ -2,7 +2,7 @@
 // its name CLEARHEAD_LEVEL, and the part's file CLEARHEAD_PART: received (the passes over queries), gradients (the
 // backward pass) or effects (the passes that compute the weights again).
 //
-// Read in this order: simd, exponential, tiles, packing, rules, top, softmax_state, key_blocks, score_tangents,
+// Read in this order: simd, exponential, amx, tiles, packing, rules, top, softmax_state, key_blocks, score_tangents,
 // row_tangents, rows, row_results, received, weight_tiles, tile_sums, picture, transposed, columns, operand,
 // gradient_tangents, gradients, edge_terms, others, strongest, effects.
 #define CLEARHEAD_TEXT_(a) #a

@@ -175,7 +175,7 @@ template <class M> struct RowTask {
                 tile_square<R>(strip_queries, kStrip, keys, p.k.row / 2, depth, strip_scores + j, pitch,
                                int(min_of(n, stop - j)));
             }
-            release_tiles();
+            _tile_release();
         };
         if constexpr (M::per_cell == 2)
             with_rows(row_count, [&]<int R>() {

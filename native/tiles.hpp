@@ -164,7 +164,7 @@ template <int R> __attribute__((noinline)) void tile_panels(const float* strip, 
                 product.operator()<2>(products + p * wide, pitch, add || k);
         }
     }
-    release_tiles();
+    _tile_release();
 }
 
 // As weighted_sum_tile below, of C tiles of columns.
@@ -202,7 +202,7 @@ __attribute__((noinline)) void tile_sums(const float* weights, const float* valu
         tile_sum<R, 2, ROW>(weights, values + c, pitch, begin, depth, rescale, out + c, out_pitch, configured);
     for (; c < columns && depth; c += 16)
         tile_sum<R, 1, ROW>(weights, values + c, pitch, begin, depth, rescale, out + c, out_pitch, configured);
-    release_tiles();
+    _tile_release();
 }
 #endif
 
