@@ -55,9 +55,11 @@ ERROR = ("error of the output, {dtype}", "输出的误差，{dtype}")
 
 
 def newest(results: Path = RESULTS) -> dict[str, Any]:
-    """The newest results that have cases."""
+    """The newest results that have cases, of a run of all groups."""
     values = [json.loads(path.read_text(encoding="utf-8")) for path in results.glob("*/bench.json")]
-    return max((data for data in values if data["rows"]), key=lambda data: data["date"])
+    return max(
+        (data for data in values if data["rows"] and "--only" not in data["command"]), key=lambda data: data["date"]
+    )
 
 
 def compared(rows: list[dict[str, Any]], group: str, peer: str) -> Iterator[tuple[float, float | None, float | None]]:
