@@ -19,6 +19,7 @@ from clearhead.explaining import rerun
 from clearhead.explaining.answers import read_answers
 from clearhead.explaining.integral import cuts, integral
 from clearhead.explaining.text_parts import parts_of_text
+from clearhead.models import decoder
 from clearhead.models import model as gpt2
 from clearhead.models.functions import ACTIVATIONS
 from clearhead.models.hub import of_loaded
@@ -188,7 +189,7 @@ def test_the_likeliest_token_is_explained_with_a_small_gap():
 def test_the_strongest_edges_of_either_estimate_are_run_again():
     text, rest = "humpty dumpty sat on", "renormalise"
     seen, (target,) = ch.why(text, shipped(), count=1000, verify=0), asked_of(shipped(), text)
-    estimate = cuts(shipped(), target, (), rest)[:, :, 0]
+    estimate = cuts(shipped(), target, seen.based[0].run, (), rest)[:, :, 0]
     strongest = np.argsort(-np.abs(estimate), axis=None)[:20]
     truths = {(edge.layer, edge.head, edge.key): edge.truth for edge in seen.edges}
     named = {place: estimate[place] for each in strongest for place in [np.unravel_index(each, estimate.shape)]}
@@ -370,3 +371,13 @@ def test_a_file_a_target_and_edits_go_with_why(tmp_path):
     assert "edits  cut(queries=-1, keys=0, layers=[0], heads=[2])" in done.stdout
     one = call("explain", "mary had a little", "--why", "--cut", "little>mary", "--layer", "0", "--head", "3")
     assert "heads=[3]" in one.stdout
+
+
+def test_of_a_long_text_only_the_rows_that_answer_are_computed_again(monkeypatch: pytest.MonkeyPatch):
+    text, edit = "humpty dumpty sat on a wall", ch.tempered(1.5, layers=[0])
+    kept = ch.why(text, answer=" humpty dumpty", edits=edit)
+    monkeypatch.setattr(decoder, "_KEPT", 0)
+    made = ch.why(text, answer=" humpty dumpty", edits=edit)
+    np.testing.assert_allclose(made.heads_run, kept.heads_run, atol=2e-5)
+    assert [edge[:4] for edge in made.edges] == [edge[:4] for edge in kept.edges]
+    np.testing.assert_allclose([edge.truth for edge in made.edges], [edge.truth for edge in kept.edges], atol=2e-5)

@@ -17,7 +17,7 @@ from clearhead.core.axes import Array
 from clearhead.core.effects import Rest
 from clearhead.errors import FileError
 from clearhead.explaining.answers import Target
-from clearhead.models.protocol import Each, LanguageModel, Variant
+from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Variant
 from clearhead.ops.matrix import AttentionMatrix
 
 _TOGETHER = 1024  # tokens of all points that run at once
@@ -69,11 +69,16 @@ def integral(
     return result
 
 
-def cuts(model: LanguageModel, target: Target, edits: tuple[Edit, ...], rest: Rest) -> Array:
-    """What y changes by without each edge of the rows that answer, (layers, heads, rows, tokens), to first order."""
+def cuts(model: LanguageModel, target: Target, run: ForwardPass, edits: tuple[Edit, ...], rest: Rest) -> Array:
+    """What y changes by without each edge of the rows that answer, (layers, heads, rows, tokens), to first order.
+
+    run   the target's, with these edits
+    """
     result = np.zeros((model.config.layers, model.config.heads, len(target.rows), len(target.ids)))
-    variant, some = Variant(edits), slice(target.rows.start, target.rows.stop)
-    for layer, _, part in model.differentiated(target.ids, [variant], target.rows, lambda rows: target.value(rows)[1]):
+    slope, asked = (lambda rows: target.value(rows)[1]), (target.ids, [Variant(edits)], target.rows)
+    for layer, _, part in model.differentiated(*asked, slope, run):
         ran = part.attended
+        first = target.rows.start - (len(target.ids) - ran.q.shape[-2])
+        some = slice(first, first + len(target.rows))
         result[layer] = AttentionMatrix(ran.q, ran.k, **ran.rules).cuts(ran.v, part.g, rest=rest)[:, some]
     return result

@@ -92,7 +92,8 @@ def heads_off(
 
     def variant(each: Based, place: tuple[int, int]) -> Variant:
         rows, (layer, head) = each.target.rows, place
-        output = each.run.layers[layer].heads[head, rows.start : rows.stop]
+        ran, first = each.run.attended(layer, rows.start)
+        output = ran.heads[head, first : first + len(rows)]
         return Variant(edits, None, rows.start, {place: -output})
 
     return _summed(model, based, [_by_layer(partial(variant, each), heads) for each in based])
@@ -158,13 +159,13 @@ def resting(run: ForwardPass, row: int) -> int:
 
 def row_weights(run: ForwardPass, layer: int, row: int) -> Array:
     """The weights of one row of a layer, float64 (heads, keys)."""
-    ran = run.layers[layer]
-    return np.asarray(AttentionMatrix(ran.q, ran.k, **ran.rules)[:, row], np.float64)
+    ran, place = run.attended(layer, row)
+    return np.asarray(AttentionMatrix(ran.q, ran.k, **ran.rules)[:, place], np.float64)
 
 
 def _without(based: Based, edits: tuple[Edit, ...], rest: Rest, edge: Edge) -> Variant:
     run, rows = based.run, based.target.rows
-    ran = run.layers[edge.layer]
+    ran, row = run.attended(edge.layer, edge.query)
     place = edge.layer, edge.head
     if edge.query not in rows or (edge.query > rows.start and based.target.sign < 0):
         return Variant(edits, None, rows.stop - 1, {place: np.zeros((1, ran.heads.shape[-1]), ran.heads.dtype)})
@@ -175,7 +176,7 @@ def _without(based: Based, edits: tuple[Edit, ...], rest: Rest, edge: Edge) -> V
         other = np.zeros_like(values[0]) if ran.rules.get("sinks") is not None else values[0]
         moved = weight * (other - values[edge.key])
     else:
-        output = ran.heads[edge.head, edge.query] / (factor or 1.0)
+        output = ran.heads[edge.head, row] / (factor or 1.0)
         moved = weight / (1 - weight) * (output - values[edge.key]) if weight < 1 else -output
     return Variant(edits, None, edge.query, {place: (factor * moved)[None].astype(values.dtype)})
 

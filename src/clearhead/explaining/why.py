@@ -301,7 +301,7 @@ def _explained(
     ways = _ways(model, again.based[0], candidates)
     named = [(head.layer, head.head) for head in heads[:_HEADS]] + heads_by_share(ways)[:_HEADS]
     looked = [(place, 0, _KEYS) for place in named] + of_later_tokens(again, off)
-    estimates = [by_edge, cuts(model, again.based[0].target, again.edits, again.rest)]
+    estimates = [by_edge, cuts(model, again.based[0].target, again.based[0].run, again.edits, again.rest)]
     edges, missed, without = _edges(again, estimates, looked)
     return Why(
         model=model,

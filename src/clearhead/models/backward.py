@@ -44,22 +44,34 @@ def of_logits(decoder: Decoder, hidden: Array, upstream: Mapping[int, Array]) ->
 
 
 def through(
-    decoder: Decoder, hidden: Sequence[Array], variants: Sequence[Variant], by_last: Array
+    decoder: Decoder,
+    hidden: Sequence[Array],
+    variants: Sequence[Variant],
+    by_last: Array,
+    past: Sequence[tuple[Array, Array]] = (),
 ) -> Iterator[list[LayerBack]]:
     """Differentiate through all layers, the last first; of each layer the attention of each variant.
 
     hidden     the residual stream before each layer and after the last, (variants, tokens, d_model) each
     by_last    (variants, tokens, d_model), the derivative by the last of these
+    past       each layer's keys and values of the tokens before, if `hidden` is of the last tokens alone
     A layer is computed again from the residual stream, so that nothing of it is kept when the next one is asked for.
     """
     upstream = by_last
     for number in reversed(range(decoder.config.layers)):
         before = hidden[number]
         x = decoder.read(number, before)
-        angles = decoder.angles(number, 0, x.shape[-2])
+        first = past[number][0].shape[1] if past else 0
+        angles = decoder.angles(number, first, x.shape[-2])
         projected = {part: decoder.projected(number, x, part) for part in "qkv"}
         q, k = (decoder.scored(number, projected[part], part, angles) for part in "qk")
-        seen = [attend(decoder, number, *each) for each in zip(variants, q, k, projected["v"], strict=True)]
+        v = projected["v"]
+        if past:
+            k, v = (
+                np.stack([np.concatenate([old, each], axis=1) for each in new])
+                for old, new in zip(past[number], (k, v), strict=True)
+            )
+        seen = [attend(decoder, number, *each) for each in zip(variants, q, k, v, strict=True)]
         ones = np.ones((q.shape[1], 1, 1), q.dtype)
         scales = np.stack([ones if by is None else by[:, None, None].astype(q.dtype) for _, by in seen])
         output = decoder.mixed(number, scales * np.stack([part.output for part, _ in seen]))
@@ -69,7 +81,7 @@ def through(
         by_heads = product(by_output, decoder.weights[f"blk.{number}.attn_output.weight"])
         g = scales * split(by_heads, decoder.config.d_k)
         results = [gates.through(part, by) for (part, _), by in zip(seen, g, strict=True)]
-        by = {part: np.stack([each[part] for each, _ in results]) for part in "qkv"}
+        by = {part: np.stack([each[part][:, -x.shape[-2] :] for each, _ in results]) for part in "qkv"}
         upstream = upstream + _through_projections(decoder, number, before, projected, by, angles)
         parts = zip((part for part, _ in seen), g, (gate for _, gate in results), upstream, strict=True)
         yield [LayerBack(*each) for each in parts]

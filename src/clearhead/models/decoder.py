@@ -174,14 +174,15 @@ class Decoder:
         """
         hidden = [self.embedded(ids)]
         kept: dict[int, LayerRun] = {}
+        past: list[tuple[Array, Array]] = []
         for number in each(range(self.config.layers)):
             run, after = self.layer(number, hidden[-1], edits)
             if len(ids) * self.config.layers * self.config.d_model <= _KEPT:
                 kept[number] = run
             hidden.append(after)
-        return ForwardPass(
-            Layers(self, hidden, edits, kept), Logits(self, hidden[-1]), hidden, tuple(edits), tuple(ids)
-        )
+            past.append((run.k, run.v))
+        layers, logits = Layers(self, hidden, edits, past, kept), Logits(self, hidden[-1])
+        return ForwardPass(layers, logits, hidden, tuple(edits), tuple(ids), past)
 
     def final(self, hidden: Array) -> Array:
         """The last norm, (…, d_model), which the logits are products of."""
@@ -253,7 +254,20 @@ class Layers(Sequence[LayerRun]):
     decoder: Decoder
     hidden: Sequence[Array]
     edits: Sequence[Edit]
+    past: Sequence[tuple[Array, Array]]
     kept: dict[int, LayerRun]
+    late: dict[tuple[int, int], LayerRun] = field(default_factory=dict)  # from a row on, that asked for last
+
+    def from_row(self, number: int, row: int) -> tuple[LayerRun, int]:
+        """A layer from some row on, and where that row stands: the whole layer if it is there."""
+        if number in self.kept:
+            return self.kept[number], row
+        if (number, row) not in self.late:
+            self.late.clear()
+            before = [x[:, :row] for x in self.past[number]]
+            ran = self.decoder.attended(number, self.hidden[number][row:], self.edits, (before[0], before[1]))
+            self.late[number, row] = ran
+        return self.late[number, row], 0
 
     def __len__(self) -> int:
         return self.decoder.config.layers

@@ -143,7 +143,12 @@ class HubModel:
         return ids
 
     def differentiated(
-        self, ids: list[int], variants: Sequence[Variant], rows: range, slope: Slope
+        self,
+        ids: list[int],
+        variants: Sequence[Variant],
+        rows: range,
+        slope: Slope,
+        run: ForwardPass | None = None,  # noqa: ARG002  # autograd runs the model again
     ) -> Iterator[tuple[int, int, LayerBack]]:
         """Derivatives of a number of the logits of some rows, by autograd; see `Model.differentiated`."""
         from clearhead.models import hub_variants

@@ -141,18 +141,28 @@ class Model:
         return ids
 
     def differentiated(
-        self, ids: list[int], variants: Sequence[Variant], rows: range, slope: Slope
+        self,
+        ids: list[int],
+        variants: Sequence[Variant],
+        rows: range,
+        slope: Slope,
+        run: ForwardPass | None = None,
     ) -> Iterator[tuple[int, int, LayerBack]]:
         """Run variants of a text, then differentiate a number of the logits of some rows; the last layer comes first.
 
         slope   from the logits of these rows of one variant, (rows, vocabulary), the number's derivative by them
+        run     of the text, where the one variant is what ran there: it is not run again, and what comes back is of the
+                tokens from rows.start on alone, since no token before them has a part in these logits by its output
         """
-        hidden = hidden_of(self.decoder, ids, variants)
+        first = 0 if run is None else rows.start
+        hidden = hidden_of(self.decoder, ids, variants) if run is None else [each[None, first:] for each in run.hidden]
+        past = [] if run is None else [(k[:, :first], v[:, :first]) for k, v in run.past]
+        rows = range(rows.start - first, rows.stop - first)
         some = slice(rows.start, rows.stop)
         slopes = [slope(self.decoder.logits(last[some])) for last in hidden[-1]]
         pairs = zip(hidden[-1], slopes, strict=True)
         by_last = [of_logits(self.decoder, last, dict(zip(rows, each, strict=True))) for last, each in pairs]
-        layers = through(self.decoder, hidden, variants, np.stack(by_last))
+        layers = through(self.decoder, hidden, variants, np.stack(by_last), past)
         for number, parts in zip(reversed(range(self.config.layers)), layers, strict=True):
             yield from ((number, place, part) for place, part in enumerate(parts))
 

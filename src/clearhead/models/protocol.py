@@ -67,6 +67,12 @@ class ForwardPass:
     hidden: Sequence[Array] = ()  # (tokens, d_model): the residual stream before each layer and after the last
     edits: tuple[Edit, ...] = ()  # that were in force
     ids: Sequence[int] = ()  # of the tokens
+    past: Sequence[tuple[Array, Array]] = ()  # each layer's keys and values, where the decoder in NumPy ran
+
+    def attended(self, layer: int, row: int) -> tuple[LayerRun, int]:
+        """A layer's attention in some row, and that row's place there; of a long text the rows before are left out."""
+        late = getattr(self.layers, "from_row", None)
+        return (self.layers[layer], row) if late is None else late(layer, row)
 
 
 class Variant(NamedTuple):
@@ -114,7 +120,12 @@ class LanguageModel(Protocol):
     def continuation(self, text: str) -> list[int]: ...
     def run(self, ids: list[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass: ...
     def differentiated(
-        self, ids: list[int], variants: Sequence[Variant], rows: range, slope: Slope
+        self,
+        ids: list[int],
+        variants: Sequence[Variant],
+        rows: range,
+        slope: Slope,
+        run: ForwardPass | None = None,
     ) -> Iterator[tuple[int, int, "LayerBack"]]: ...
     def again(
         self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter

@@ -73,8 +73,8 @@ def _again(
     for number in each(range(variants[0].layer, decoder.config.layers)):
         here = sum(variant.layer <= number for variant in variants)
         hidden = np.concatenate([hidden, *(run.hidden[number][places] for _, places in seen[count:here])])
-        ran, count = run.layers[number], here
-        hidden = _layer(decoder, number, seen[:here], hidden, (ran.k[:, :start], ran.v[:, :start]))
+        (k, v), count = run.past[number], here
+        hidden = _layer(decoder, number, seen[:here], hidden, (k[:, :start], v[:, :start]))
     ends = np.cumsum([len(places) for _, places in seen])
     return [part[np.isin(places, rows)] for part, (_, places) in zip(np.split(hidden, ends[:-1]), seen, strict=True)]
 
