@@ -104,6 +104,13 @@ def test_a_tail_of_an_unusual_length_is_no_mistake_of_blocks():
     assert known(diagnosis)["as if unread"] == {"count": 7}
 
 
+def test_values_whose_squares_overflow_get_a_verdict():
+    rng = fresh()
+    q, k, v = (rng.standard_normal((2, 2, 40, 8)) * size for size in (1, 1, 1e200))
+    dropped = ch.attention(q, k, v) * rng.choice([0, 1.2], v.shape)
+    assert ch.diagnose(q, k, v, dropped).verdict == "unexplained"
+
+
 @pytest.mark.parametrize("rate", [0.1, 0.4])
 def test_dropout_that_cannot_be_shown_is_asked_about(rate: float):
     asked, rng = [], fresh()

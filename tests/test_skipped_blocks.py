@@ -176,7 +176,8 @@ def test_blocks_between_different_segments_are_never_visited(rule: str, name: st
     assert done["looks"] == kernels * blocks(case) == kernels * 6
 
 
-@pytest.mark.parametrize("count", of_tiers((), (2, len(PASSES))))
+@pytest.mark.long
+@pytest.mark.parametrize("count", [len(PASSES)])
 def test_skipping_blocks_changes_no_bit(count: int, monkeypatch: pytest.MonkeyPatch):
     rules_of_passes = dealt(("whole blocks", "scattered", "row of biases", "packed and causal", "spans"))
     for rules, name in rules_of_passes[:count]:

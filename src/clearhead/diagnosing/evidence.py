@@ -201,7 +201,10 @@ def scatter(fit: Fit, base: Recipe, selection: Selection) -> float | None:
         return None
     estimates, rows = [], list(np.ndindex(weights.shape[:3]))
     for row in rows[:: max(1, len(rows) // _SCATTERED)]:
-        variances, axes = np.linalg.eigh((scaled := weights[row][:, None] * values[row[:2]]).T @ scaled)
+        covariance = (scaled := weights[row][:, None] * values[row[:2]]).T @ scaled
+        if not np.isfinite(covariance).all():  # the squares of values above 1e154
+            return None
+        variances, axes = np.linalg.eigh(covariance)
         use = variances > 1e-6 * variances.max(initial=1e-300)
         # Along these axes an error and the output itself, in units of what dropped weights make of them.
         error, output = (axes.T[use] @ x / np.sqrt(variances[use]) for x in (theirs[row] - right[row], right[row]))
