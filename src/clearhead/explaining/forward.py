@@ -37,7 +37,7 @@ def forward_pass(model: LanguageModel, tokens: list[Token], each: Each, edits: S
                 "{name}: layer {number} gives NaN or infinity: its weights are damaged, or too large.", **values
             )
     with np.errstate(over="ignore", invalid="ignore"):
-        finite = run.logits is None or bool(np.isfinite(run.logits[-1]).all())  # a damaged row shows in each
+        finite = run.logits is None or all(np.isfinite(row).all() for row in run.logits)
     if not finite:
         raise FileError(
             "{name}: its logits are NaN or infinite: its weights are damaged, or too large.", name=model.name
