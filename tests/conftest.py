@@ -5,6 +5,7 @@ draws more examples. One thread for BLAS and OpenMP, unless a test asks for more
 and pytest runs a process for each core.
 """
 
+import gc
 import os
 import signal
 from collections.abc import Generator
@@ -44,6 +45,14 @@ def running() -> Generator[Any, None, None]:
 def pytest_itemcollected(item: pytest.Item) -> None:
     if "running" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("smoke"):
         item.add_marker(pytest.mark.gate)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what was imported stays; each full collection would look through it again, half a second
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # nanobind reports what is left at the end
 
 
 @pytest.fixture(autouse=True)
