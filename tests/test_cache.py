@@ -300,7 +300,7 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was():
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("rotary", [None, 1e4])
+@pytest.mark.parametrize("rotary", [1e4, pytest.param(None, marks=pytest.mark.long)])
 def test_decoding_compiles_twice_at_most_and_in_one_graph(rotary: float | None):
     """The lengths are numbers that the compiler leaves open: it does not compile each step anew."""
     layer, x = MultiHeadAttention(12, 3, causal=True, rotary=rotary).eval(), torch.randn(2, 12, 12)

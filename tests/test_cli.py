@@ -58,7 +58,7 @@ TEXTS = ("mary", "猫 sat on", "你好，世界 🙂", LONG, f"{LONG} {LONG} {LO
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("colour", [{}, COLOUR])
+@pytest.mark.parametrize("colour", in_the_gate([{}, COLOUR], COLOUR))
 @pytest.mark.parametrize("report", in_the_gate(REPORTS, "steps"))
 def test_every_line_of_a_report_fits_eighty_columns_and_chinese_is_complete(report, language, text, colour):
     options, chinese, english = REPORTS[report]

@@ -43,7 +43,7 @@ def here(x: Any) -> Array:
     return x.tensor.numpy()
 
 
-@pytest.mark.parametrize("moved", [(), ("bias", "mask")])
+@pytest.mark.parametrize("moved", [("bias", "mask"), pytest.param((), marks=pytest.mark.long)])
 def test_every_result_equals_that_of_the_cpu_and_stays_on_the_device(moved: tuple[str, ...]):
     arrays, rules = inputs()
     q, k, v = (there(x) for x in arrays.values())
@@ -86,8 +86,8 @@ def test_cpu_engines_refuse_device_tensors_and_all_arrays_must_share_a_device():
     "asked",
     [
         "entropy logsumexp output",
-        "received",
         "distance output",
+        pytest.param("received", marks=pytest.mark.long),
         pytest.param("image peak max_logit", marks=pytest.mark.long),
     ],
 )
@@ -145,7 +145,7 @@ def test_derivatives_along_a_direction_on_the_device_equal_those_of_the_cpu(
     torch.testing.assert_close(torch.func.jvp(function, tuple(leaves), tuple(along)), expected, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize("bad", [np.nan, *(pytest.param(x, marks=pytest.mark.long) for x in (0.0, np.inf))])
 def test_pytorch_computes_plain_outputs_and_nonfinite_values_reach_only_who_sees_them(
     causal: bool,  # noqa: FBT001

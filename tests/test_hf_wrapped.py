@@ -208,8 +208,7 @@ def test_one_graph_and_the_numbers_of_eager_attention(name: str, padding: str):
         same(logits(compiled(**passed)), logits(theirs(**passed)), passed.get("attention_mask"))
 
 
-@pytest.mark.gate
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", of_tiers([], WHOLE, every=2))
 def test_gradients_of_compiled_models(name: str):
     ours, theirs = both(name, **no_dropout(name))
     passed = inputs(name, "right")
@@ -263,8 +262,7 @@ def test_generation_with_a_static_cache_and_a_compiled_forward(name: str):
     assert torch.equal(ours.generate(**passed, **options), expected)
 
 
-@pytest.mark.gate
-@pytest.mark.parametrize("implementation", ["clearhead", "sdpa"])
+@pytest.mark.parametrize("implementation", of_tiers([], ["clearhead", "sdpa"]))
 def test_a_compiled_model_can_be_watched_and_runs_compiled_again(implementation: str):
     plain, whole = build("llama"), inputs("llama", "left")
     compiled = torch.compile(set_to(plain, implementation), fullgraph=True, backend="eager")

@@ -78,7 +78,7 @@ def test_half_precision_does_not_round_the_sums():
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tile", [2**20, 60])
-@each_engine()
+@each_engine(tier=pytest.mark.long)
 def test_nan_passes_as_in_numpy(engine: str, tile: int, name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("clearhead.ops.reductions._TILE", tile)
     monkeypatch.setattr("clearhead.ops.reductions._WIDTH", 3)

@@ -46,8 +46,7 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-OFTEN = ("packed",)
-every_rule = pytest.mark.parametrize("rules", of_tiers(OFTEN, [name for name in RULES if name not in OFTEN], every=6))
+every_rule = pytest.mark.parametrize("rules", of_tiers((), RULES, every=6))
 
 
 def drawn(rules: str, queries: int = N) -> Case:
@@ -137,7 +136,7 @@ def test_fully_masked_blocks_are_not_computed(rules: str, done: Counter[str]):
     count = blocks(case)
     assert count < 2 * 3 * 5  # otherwise there is no block to skip
     result = passes(case)
-    for name in PASSES if rules in OFTEN else fresh().choice(PASSES, 3, replace=False):
+    for name in fresh().choice(PASSES, 3, replace=False):
         run, products, exponentials = result[name]
         done.clear()
         run()

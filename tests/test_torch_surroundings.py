@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import clearhead as ch
 from clearhead import engines
 from clearhead.errors import DerivativeError, DtypeError
+from problems import of_tiers
 from seeds import fresh
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch imports what it deprecates
@@ -116,7 +117,7 @@ MAPPED = [("sinks",), ("alibi_slopes",), ("scale",), ("q",), ("bias", "sinks"), 
 MAPPED += [("k", "bias"), ("bias",), ("v",), ("q", "k", "v", "bias")]
 
 
-@pytest.mark.parametrize("mapped", MAPPED, ids=str)
+@pytest.mark.parametrize("mapped", of_tiers(MAPPED[:4], MAPPED[4:], every=2), ids=str)
 @pytest.mark.parametrize("shapes", HEADS.values(), ids=HEADS)
 def test_mapped_numbers_of_heads_are_one_call_with_the_same_bits(
     shapes: dict[str, tuple[int, ...]], mapped: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -227,9 +228,8 @@ TRANSFORMED: dict[str, Call] = {
 }
 
 
-@pytest.mark.gate
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch tries to compile parts of what it left uncompiled
-@pytest.mark.parametrize("name", TRANSFORMED)
+@pytest.mark.parametrize("name", of_tiers([], TRANSFORMED, every=2))
 def test_a_compiler_leaves_transformed_attention_uncompiled_or_refuses(name: str):
     torch.compiler.reset()
     x = normal(1, 2, 4, 3)
