@@ -5,6 +5,7 @@ are linear but for b, so that what each part wrote can be followed to a logit.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -82,16 +83,16 @@ class NoWay(NamedTuple):
 def of_decoder(model: Model, ids: Sequence[int], run: ForwardPass, position: int) -> Stream:
     """The stream of a run in NumPy. O(layers·heads·d_model·d_k) time."""
     decoder, config = model.decoder, model.config
-    embedded = run.hidden[0][position].astype(np.float64)
+    rows = [x[0].astype(np.float64) for x in run.stream(position)]
     token = decoder.weights.rows("token_embd.weight", [ids[position]])[0].astype(np.float64) * config.embedding_scale
     written = [Written("token", None, token)]
     if "position_embd.weight" in decoder.weights:
-        written.append(Written("position", None, embedded - token))
-    for number, (layer, before, after) in enumerate(zip(run.layers, run.hidden[:-1], run.hidden[1:], strict=True)):
-        before, after = before[position].astype(np.float64), after[position].astype(np.float64)
-        output, name = layer.output[position].astype(np.float64), f"blk.{number}"
+        written.append(Written("position", None, rows[0] - token))
+    for number, (before, after) in enumerate(pairwise(rows)):
+        (layer, place), name = run.attended(number, position), f"blk.{number}"
+        output = layer.output[place].astype(np.float64)
         out = split(decoder.weights[f"{name}.attn_output.weight"], config.d_k)  # (heads, d_model, d_v): W^O of each
-        heads = (out.astype(np.float64) @ layer.heads[:, position, :, None])[..., 0]
+        heads = (out.astype(np.float64) @ layer.heads[:, place, :, None])[..., 0]
         bias = output - heads.sum(axis=0)
         wrote = _norm(decoder, f"{name}.post_attention_norm", output)
         if wrote is not None:
@@ -107,7 +108,7 @@ def of_decoder(model: Model, ids: Sequence[int], run: ForwardPass, position: int
         if f"{name}.post_ffw_norm.weight" in decoder.weights:
             behind = _norm(decoder, f"{name}.post_ffw_norm", decoder.mlp(number, middle[None].astype(np.float32))[0])
         written.append(Written("mlp", number, after - middle, sizes=(config.d_mlp,), read=read, wrote=behind))
-    last = _norm(decoder, "output_norm", run.hidden[-1][position].astype(np.float64))
+    last = _norm(decoder, "output_norm", rows[-1])
     assert last is not None
     bias_of = decoder.weights.get("output.bias")
 

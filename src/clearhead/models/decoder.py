@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -17,14 +17,13 @@ from clearhead.core.axes import Array, blocks
 from clearhead.models import edits as editing
 from clearhead.models.config import Config
 from clearhead.models.functions import ACTIVATIONS, CACHED, NormWeights
-from clearhead.models.protocol import Each, ForwardPass, LayerRun
+from clearhead.models.protocol import LayerRun
 from clearhead.models.rope import turned
 from clearhead.models.weights import Weights
 from clearhead.ops.attention import attention
 
 Angles = tuple[Array, Array] | None
 _BLOCK = 1024  # tokens whose inner vectors of an MLP are there at once
-_KEPT = 2**25  # tokens · layers · d_model, up to which a run keeps the attention of all layers
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -167,23 +166,6 @@ class Decoder:
         through = "norm({})" if f"blk.{number}.attn_q_norm.weight" in self.weights else "{}"
         return biases, through if self.config.ropes[number] is None else f"RoPE({through})"
 
-    def run(self, ids: Sequence[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
-        """The forward pass: logits by position, each layer's attention, and the residual stream.
-
-        `each` iterates over the layers, such as a progress bar; `edits` of attention have positions, no words.
-        """
-        hidden = [self.embedded(ids)]
-        kept: dict[int, LayerRun] = {}
-        past: list[tuple[Array, Array]] = []
-        for number in each(range(self.config.layers)):
-            run, after = self.layer(number, hidden[-1], edits)
-            if len(ids) * self.config.layers * self.config.d_model <= _KEPT:
-                kept[number] = run
-            hidden.append(after)
-            past.append((run.k, run.v))
-        layers, logits = Layers(self, hidden, edits, past, kept), Logits(self, hidden[-1])
-        return ForwardPass(layers, logits, hidden, tuple(edits), tuple(ids), past)
-
     def final(self, hidden: Array) -> Array:
         """The last norm, (…, d_model), which the logits are products of."""
         norm = self.norm("output_norm")
@@ -244,48 +226,6 @@ class Decoder:
         return list(islice(self.likeliest(ids), count))
 
 
-@dataclass(eq=False, slots=True)
-class Layers(Sequence[LayerRun]):
-    """The attention of every layer of a run; of a long text it is computed again from the residual stream.
-
-    All of it would take more memory than the model. The layer that was asked for last is kept.
-    """
-
-    decoder: Decoder
-    hidden: Sequence[Array]
-    edits: Sequence[Edit]
-    past: Sequence[tuple[Array, Array]]
-    kept: dict[int, LayerRun]
-    late: dict[tuple[int, int], LayerRun] = field(default_factory=dict)  # from a row on, that asked for last
-
-    def from_row(self, number: int, row: int) -> tuple[LayerRun, int]:
-        """A layer from some row on, and where that row stands: the whole layer if it is there."""
-        if number in self.kept:
-            return self.kept[number], row
-        if (number, row) not in self.late:
-            self.late.clear()
-            before = [x[:, :row] for x in self.past[number]]
-            ran = self.decoder.attended(number, self.hidden[number][row:], self.edits, (before[0], before[1]))
-            self.late[number, row] = ran
-        return self.late[number, row], 0
-
-    def __len__(self) -> int:
-        return self.decoder.config.layers
-
-    @overload
-    def __getitem__(self, place: int) -> LayerRun: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[LayerRun]: ...
-    def __getitem__(self, place: int | slice) -> LayerRun | Sequence[LayerRun]:
-        if isinstance(place, slice):
-            return [self[number] for number in range(*place.indices(len(self)))]
-        number = range(len(self))[place]
-        if number not in self.kept:
-            self.kept.clear()
-            self.kept[number] = self.decoder.attended(number, self.hidden[number], self.edits)
-        return self.kept[number]
-
-
 @dataclass(slots=True)
 class KeysValues:
     """One layer's keys and values, (kv_heads, tokens, d_k), in arrays that double where they are full."""
@@ -308,42 +248,6 @@ class KeysValues:
         if self.arrays:
             array[:, : self.tokens] = self.arrays[number][:, : self.tokens]
         return array
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Logits:
-    """The logits of every token of a run, (tokens, vocabulary), computed where they are asked for.
-
-    All of them at once would take more memory than the model where the text is long.
-    """
-
-    decoder: Decoder
-    hidden: Array
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(tokens, vocabulary)."""
-        return len(self.hidden), self.decoder.config.vocabulary
-
-    def __len__(self) -> int:
-        return len(self.hidden)
-
-    @overload
-    def __getitem__(self, place: int) -> Array: ...
-    @overload
-    def __getitem__(self, place: Any) -> Array: ...
-    def __getitem__(self, place: Any) -> Array:
-        rows, *chosen = place if isinstance(place, tuple) else (place,)
-        logits = self.decoder.logits(self.hidden[rows])
-        return logits[..., *chosen] if chosen else logits
-
-    def __iter__(self) -> Iterator[Array]:
-        step = max(1, 2**24 // self.decoder.config.vocabulary)
-        for start in range(0, len(self.hidden), step):
-            yield from self[start : start + step]
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
-        return np.asarray(self[:], dtype)
 
 
 def normalised(norm: NormWeights, x: Array) -> Array:

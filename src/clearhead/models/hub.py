@@ -24,7 +24,7 @@ from clearhead.models import edits as editing
 from clearhead.models.chat import marked, read_messages
 from clearhead.models.gates import LayerBack
 from clearhead.models.modules import attention_modules, output_module, projections
-from clearhead.models.protocol import Each, ForwardPass, LayerRun, Slope, Token, Variant, token_text, too_long
+from clearhead.models.protocol import Each, ForwardPass, LayerRun, Slope, Token, Variant, in_short, token_text, too_long
 from clearhead.watching.watch import watch
 
 
@@ -43,7 +43,7 @@ class HubConfig(NamedTuple):
         return self._asdict()
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class HubModel:
     """A Transformers model and its tokenizer, with the same methods as `model.Model`."""
 
@@ -52,6 +52,9 @@ class HubModel:
     inner: Any
     tokenizer: Any
     exact_heads: bool = False  # each variant is a run of its own
+
+    def __repr__(self) -> str:
+        return in_short(self)
 
     def tokens(self, text: str) -> list[Token]:
         """Cut `text` into tokens, special ones included. Raises ShapeError for an empty or too long text."""

@@ -13,12 +13,12 @@ from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.core.files import check_waits, json_of
 from clearhead.errors import FileError, RuleError, ShapeError
-from clearhead.models import chat, folder, gguf, layout, tokens
+from clearhead.models import chat, folder, gguf, layout, runs, tokens
 from clearhead.models.backward import of_logits, through
 from clearhead.models.config import Config
 from clearhead.models.decoder import Decoder
 from clearhead.models.gates import LayerBack
-from clearhead.models.protocol import Each, ForwardPass, LayerRun, Slope, Token, Variant, token_text, too_long
+from clearhead.models.protocol import Each, ForwardPass, LayerRun, Slope, Token, Variant, in_short, token_text, too_long
 from clearhead.models.variants import again, hidden_of
 from clearhead.models.weights import Stored, Weights, half_of_free_memory
 
@@ -26,7 +26,7 @@ SHIPPED = "rhymes"
 _LOGITS = 2**21  # numbers that are computed at a time
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Model:
     """A decoder, its name and its tokenizer; template and ends are those of a chat, where the file has them."""
 
@@ -36,6 +36,9 @@ class Model:
     template: str | None = None
     ends: tuple[str, str] = ("", "")  # the texts of the tokens that begin and end a text
     exact_heads: bool = True
+
+    def __repr__(self) -> str:
+        return in_short(self)
 
     @property
     def config(self) -> Config:
@@ -121,8 +124,8 @@ class Model:
         return self.decoder.greedy(ids, count)
 
     def run(self, ids: list[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
-        """The forward pass in float32; see `Decoder.run`."""
-        return self.decoder.run(ids, each, edits)
+        """The forward pass in float32; see `runs.run`."""
+        return runs.run(self.decoder, ids, each, edits)
 
     def reply(self, ids: list[int], most: int, each: Each = iter) -> str:
         """The model's answer to a chat, greedy: up to the token that ends it, or so many; `each` iterates over them."""
@@ -141,12 +144,7 @@ class Model:
         return ids
 
     def differentiated(
-        self,
-        ids: list[int],
-        variants: Sequence[Variant],
-        rows: range,
-        slope: Slope,
-        run: ForwardPass | None = None,
+        self, ids: list[int], variants: Sequence[Variant], rows: range, slope: Slope, run: ForwardPass | None = None
     ) -> Iterator[tuple[int, int, LayerBack]]:
         """Run variants of a text, then differentiate a number of the logits of some rows; the last layer comes first.
 
@@ -155,7 +153,7 @@ class Model:
                 tokens from rows.start on alone, since no token before them has a part in these logits by its output
         """
         first = 0 if run is None else rows.start
-        hidden = hidden_of(self.decoder, ids, variants) if run is None else [each[None, first:] for each in run.hidden]
+        hidden = hidden_of(self.decoder, ids, variants) if run is None else [x[None] for x in run.stream(first)]
         past = [] if run is None else [(k[:, :first], v[:, :first]) for k, v in run.past]
         rows = range(rows.start - first, rows.stop - first)
         some = slice(rows.start, rows.stop)

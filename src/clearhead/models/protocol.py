@@ -71,8 +71,11 @@ class ForwardPass:
 
     def attended(self, layer: int, row: int) -> tuple[LayerRun, int]:
         """A layer's attention in some row, and that row's place there; of a long text the rows before are left out."""
-        late = getattr(self.layers, "from_row", None)
-        return (self.layers[layer], row) if late is None else late(layer, row)
+        return self.layers[layer], row
+
+    def stream(self, row: int) -> Sequence[Array]:
+        """The residual stream of the rows from `row` on, before each layer and after the last."""
+        return [x[row:] for x in self.hidden]
 
 
 class Variant(NamedTuple):
@@ -120,16 +123,17 @@ class LanguageModel(Protocol):
     def continuation(self, text: str) -> list[int]: ...
     def run(self, ids: list[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass: ...
     def differentiated(
-        self,
-        ids: list[int],
-        variants: Sequence[Variant],
-        rows: range,
-        slope: Slope,
-        run: ForwardPass | None = None,
+        self, ids: list[int], variants: Sequence[Variant], rows: range, slope: Slope, run: ForwardPass | None = None
     ) -> Iterator[tuple[int, int, "LayerBack"]]: ...
     def again(
         self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter
     ) -> Iterator[Array]: ...
+
+
+def in_short(model: LanguageModel) -> str:
+    """A model's repr."""
+    config = model.config
+    return f"Model({model.name}: {config.layers} layers, {config.heads} heads, d_model {config.d_model})"
 
 
 def too_long(tokens: int, positions: int) -> ShapeError:

@@ -12,6 +12,7 @@ from clearhead.models import edits as editing
 from clearhead.models.decoder import Decoder
 from clearhead.models.gates import Attended, attended, attended_together
 from clearhead.models.protocol import Each, ForwardPass, Variant
+from clearhead.models.residual import stream
 
 Seen = Sequence[tuple[Variant, Array]]  # each variant with the positions of its rows
 _ROOM = 2**22  # numbers of the MLP's inner vectors of all variants that run at once
@@ -31,13 +32,14 @@ def attend(
     return attended(q, k, v, rules, variant.gates), editing.factors(acting, len(q))
 
 
-def hidden_of(decoder: Decoder, ids: Sequence[int], variants: Sequence[Variant]) -> list[Array]:
+def hidden_of(decoder: Decoder, ids: Sequence[int], variants: Sequence[Variant]) -> Sequence[Array]:
     """The residual stream of each variant before each layer and after the last, (variants, tokens, d_model) each."""
-    hidden = [np.stack([decoder.embedded(ids)] * len(variants))]
     seen = [(variant, np.arange(len(ids))) for variant in variants]
-    for number in range(decoder.config.layers):
-        hidden.append(_layer(decoder, number, seen, np.concatenate(hidden[-1]), None).reshape(hidden[0].shape))
-    return hidden
+
+    def step(number: int, hidden: Array) -> Array:
+        return _layer(decoder, number, seen, np.concatenate(hidden), None).reshape(hidden.shape)
+
+    return stream(step, np.stack([decoder.embedded(ids)] * len(variants)), decoder.config.layers)
 
 
 def again(
@@ -70,13 +72,15 @@ def _again(
     """`again` for variants in the order of their first layers, all at once."""
     seen = [(variant, _seen(decoder, variant, start, len(run.hidden[0]), rows)) for variant in variants]
     hidden, count = np.empty((0, decoder.config.d_model), run.hidden[0].dtype), 0
+    before = run.stream(start) if variants[-1].layer else [run.hidden[0][start:]]
     for number in each(range(variants[0].layer, decoder.config.layers)):
         here = sum(variant.layer <= number for variant in variants)
-        hidden = np.concatenate([hidden, *(run.hidden[number][places] for _, places in seen[count:here])])
+        hidden = np.concatenate([hidden, *(before[number][places - start] for _, places in seen[count:here])])
         (k, v), count = run.past[number], here
         hidden = _layer(decoder, number, seen[:here], hidden, (k[:, :start], v[:, :start]))
-    ends = np.cumsum([len(places) for _, places in seen])
-    return [part[np.isin(places, rows)] for part, (_, places) in zip(np.split(hidden, ends[:-1]), seen, strict=True)]
+    ends, same = np.cumsum([len(places) for _, places in seen]), run.hidden[-1][rows.start : min(start, rows.stop)]
+    parts = zip(np.split(hidden, ends[:-1]), seen, strict=True)
+    return [np.concatenate([same, part[np.isin(places, rows)]]) for part, (_, places) in parts]
 
 
 def _seen(decoder: Decoder, variant: Variant, start: int, tokens: int, rows: range) -> Array:

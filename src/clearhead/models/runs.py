@@ -1,0 +1,131 @@
+"""A run of the decoder: the logits by token, the attention of every layer, the residual stream.
+
+Of a long text the attention and most of the stream would take more memory than the model. Its run has the keys and
+values, from which the rows that are asked for are computed again.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from clearhead.changing.edits import Edit
+from clearhead.core.axes import Array
+from clearhead.models.decoder import Decoder
+from clearhead.models.protocol import Each, ForwardPass, LayerRun
+from clearhead.models.residual import Computed, is_long, stream
+
+
+def run(decoder: Decoder, ids: Sequence[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
+    """The forward pass: logits by token, each layer's attention, and the residual stream.
+
+    `each` iterates over the layers, such as a progress bar; `edits` of attention have positions, no words.
+    """
+    first, layers = decoder.embedded(ids), decoder.config.layers
+    kept, past, long = list[LayerRun](), list[tuple[Array, Array]](), is_long(first, layers)
+
+    def step(number: int, hidden: Array) -> Array:
+        layer, after = decoder.layer(number, hidden, edits)
+        if number == len(past):  # the first time
+            past.append((layer.k, layer.v))
+            if not long:
+                kept.append(layer)
+        return after
+
+    hidden = stream(step, first, layers, each)
+    facts: Any = {"hidden": hidden, "edits": tuple(edits), "ids": tuple(ids), "past": past}
+    logits = Logits(decoder, hidden[-1])
+    if long:
+        return LongRun(Layers(decoder, hidden, edits, past), logits, **facts)
+    return ForwardPass(kept, logits, **facts)
+
+
+@dataclass(eq=False, slots=True)
+class Layers(Computed[LayerRun]):
+    """The attention of every layer of a long text; the last one that was asked for is kept."""
+
+    decoder: Decoder
+    hidden: Sequence[Array]
+    edits: Sequence[Edit]
+    past: Sequence[tuple[Array, Array]]
+    last: dict[tuple[int, int], LayerRun] = field(default_factory=dict)  # by layer and first row
+    late: dict[int, list[Array]] = field(default_factory=dict)  # the stream from a row on
+
+    def __len__(self) -> int:
+        return len(self.past)
+
+    def at(self, number: int) -> LayerRun:
+        """A whole layer."""
+        return self.from_row(number, 0)
+
+    def from_row(self, number: int, row: int) -> LayerRun:
+        """A layer from some row on."""
+        if (number, row) not in self.last:
+            self.last.clear()
+            past = self._before(number, row) if row else None
+            self.last[number, row] = self.decoder.attended(number, self.stream(row)[number], self.edits, past)
+        return self.last[number, row]
+
+    def stream(self, row: int) -> Sequence[Array]:
+        """The residual stream from some row on."""
+        if not row:
+            return self.hidden
+        if row not in self.late:
+            made = [self.hidden[0][row:]]
+            for number in range(len(self)):
+                made.append(self.decoder.layer(number, made[-1], self.edits, self._before(number, row))[1])
+            self.late = {row: made}
+        return self.late[row]
+
+    def _before(self, number: int, row: int) -> tuple[Array, Array]:
+        k, v = self.past[number]
+        return k[:, :row], v[:, :row]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LongRun(ForwardPass):
+    """The run of a long text; an edit that takes a mean over rows needs all of them."""
+
+    layers: Layers
+
+    def attended(self, layer: int, row: int) -> tuple[LayerRun, int]:
+        first = 0 if any(edit.to == "mean" for edit in self.edits) else row
+        return self.layers.from_row(layer, first), row - first
+
+    def stream(self, row: int) -> Sequence[Array]:
+        if any(edit.to == "mean" for edit in self.edits):
+            return [x[row:] for x in self.hidden]
+        return self.layers.stream(row)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Logits:
+    """The logits of every token of a run, (tokens, vocabulary), computed where they are asked for.
+
+    All of them at once would take more memory than the model where the text is long.
+    """
+
+    decoder: Decoder
+    hidden: Array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(tokens, vocabulary)."""
+        return len(self.hidden), self.decoder.config.vocabulary
+
+    def __len__(self) -> int:
+        return len(self.hidden)
+
+    def __getitem__(self, place: Any) -> Array:
+        rows, *chosen = place if isinstance(place, tuple) else (place,)
+        logits = self.decoder.logits(self.hidden[rows])
+        return logits[..., *chosen] if chosen else logits
+
+    def __iter__(self) -> Iterator[Array]:
+        step = max(1, 2**24 // self.decoder.config.vocabulary)
+        for start in range(0, len(self.hidden), step):
+            yield from self[start : start + step]
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
+        return np.asarray(self[:], dtype)
