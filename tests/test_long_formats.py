@@ -3,6 +3,7 @@
 import html
 import json
 import re
+from base64 import b64decode
 
 import numpy as np
 import pytest
@@ -57,6 +58,9 @@ def test_a_notebook_gets_text_a_picture_and_a_frame(small):
     seen = small[0].observe(entropy=True, received=True, top=2)._repr_mimebundle_()
     assert set(seen) == {"text/plain", "image/svg+xml", "text/html"}
     assert "entropy" in seen["text/plain"]
+    more = ch.AttentionMatrix(np.ones((64, 2)), np.ones((64, 2)), causal=True)._repr_mimebundle_()
+    assert b64decode(more["image/png"]).startswith(b"\x89PNG")
+    assert sum(map(len, more.values())) < 300_000
     assert set(ch.AttentionMatrix(np.ones((0, 2)), np.ones((3, 2)))._repr_mimebundle_()) == {"text/plain"}
 
 

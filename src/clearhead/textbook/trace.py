@@ -192,7 +192,8 @@ class Trace:
         return PageLayer(self.problem, self.steps, arrays, number)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return notebook.bundle(str(self), [self.to_html], self.to_svg, self.problem.queries * self.problem.keys)
+        cells = self.problem.queries * self.problem.keys
+        return notebook.bundle(str(self), [self.to_html], self.to_svg, self.to_png, cells)
 
     def to_svg(self, head: int = 0, *, tokens: Any = None, source_tokens: Any = None) -> str:
         """One head's weights (queries, keys) as SVG text; `head` counts through the batch, batch·heads in all.

@@ -149,8 +149,11 @@ class Display(notebook.Framing):
             return page.html(document(runs, replace(wish, room=notebook.MOST_BYTES, exact=exact)))
 
         pages = [partial(written, None), partial(written, [])]
-        picture = partial(self.to_svg, first.heads[0], layer=first.name or 0)
-        return notebook.bundle(str(self), pages, picture, prod(first.matrix.shape[-2:]))
+        sides = first.matrix.shape[-2:]
+        place: Any = {"head": first.heads[0], "layer": first.name or 0}
+        svg = partial(self.to_svg, **place)
+        png = partial(self.to_png, **place, cell=max(1, plots.PNG_SIDE // max(sides)))
+        return notebook.bundle(str(self), pages, svg, png, prod(sides))
 
 
 def run_of(seen: Display, batch: int = 0) -> ShownRun:

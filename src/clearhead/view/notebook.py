@@ -3,6 +3,7 @@
 No widget and no network: the frame is an `<iframe srcdoc>`, so the page's style and program cannot affect the notebook.
 """
 
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -15,17 +16,21 @@ from clearhead.digits import significant
 from clearhead.tables import aligned
 from clearhead.view.images import strips
 
-MOST_CELLS = 64 * 64  # larger matrices get no picture
+MOST_CELLS = 32 * 32  # the picture of a larger matrix has pixels
 _STRIPS = 32  # heads whose statistics are drawn
 _BY_TOKEN = (*listed(axes=PER_QUERY), *listed(axes=PER_KEY))
 MOST_BYTES = 4 * 2**20  # outputs are saved in the notebook's file
 
 
-def bundle(text: str, pages: Sequence[Callable[[], str]], picture: Callable[[], str], cells: int) -> dict[str, str]:
-    """The MIME bundle: text, an SVG if `cells` is small enough, and the first page that is not too large."""
+def bundle(
+    text: str, pages: Sequence[Callable[[], str]], svg: Callable[[], str], png: Callable[[], bytes], cells: int
+) -> dict[str, str]:
+    """The MIME bundle: text, an SVG of few cells or a PNG of more, and the first page that is not too large."""
     outputs = {"text/plain": text}
     if 0 < cells <= MOST_CELLS:
-        outputs["image/svg+xml"] = picture()
+        outputs["image/svg+xml"] = svg()
+    elif cells:
+        outputs["image/png"] = b64encode(png()).decode()
     said = ""
     for page in pages:
         whole = page()
