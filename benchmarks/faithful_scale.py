@@ -1,11 +1,12 @@
 """Seconds and memory of `ch.why` over the length of a text, by sentences, beside one run with half of them hidden.
 
-    python -m benchmarks.faithful_scale [TOKENS …] [--ways rows,why,run] [--log FILE.jsonl] [--save FILE.svg]
+    python -m benchmarks.faithful_scale [TOKENS …] [--ways rows,point,why,run] [--log FILE.jsonl] [--save FILE.svg]
 
 Each number is of a process of its own that has loaded SmolLM2-135M, which has 8,192 positions; a longer text is given
-to its first four layers, with more positions. `rows` is `ch.why(…, points=0, verify=0)`, `why` the integral at 4
-points, `run` one run with half of the sentences hidden, of which ContextCite needs 64 and leave one out one for each
-sentence. Seconds are the process's own, which other programs hardly lengthen. What the log has is not measured again.
+to its first four layers, with more positions. `rows` is `ch.why(…, points=0, verify=0)`, `point` a run and one point
+of the integral, `why` the integral at 4 points or more and what is run again, `run` one run with half of the sentences
+hidden, of which ContextCite needs 64 and leave one out one for each sentence. Seconds are the process's own, which
+other programs hardly lengthen. What the log has is not measured again.
 """
 
 import argparse
@@ -28,7 +29,12 @@ TOKENS = 500, 1000, 2000, 4000, 8000
 FACT, QUESTION = "The password of the attic is apple.", "\nThe password of the attic is"
 
 
-WAYS = {"rows": "ch.why, points=0", "why": "ch.why, 4 points", "run": "one run with half hidden"}
+WAYS = {
+    "rows": "ch.why, points=0",
+    "point": "a run and one point",
+    "why": "ch.why, 4 points",
+    "run": "one run with half hidden",
+}
 
 
 class Length(NamedTuple):
@@ -75,9 +81,10 @@ def plot(result: list[Length], path: str) -> None:
         tokens = [one.tokens for one in ours]
         if ours:
             places[0].plot(tokens, [one.seconds for one in ours], "o-", label=name)
-            places[1].plot(tokens, [one.peak_bytes / 1e9 for one in ours], "o-", label=name)
-            if way == "run":
+            if way == "run":  # its memory comes on top of the run that it starts from, which is held already
                 places[0].plot(tokens, [64 * one.seconds for one in ours], "o--", label="64 such runs")
+            else:
+                places[1].plot(tokens, [one.peak_bytes / 1e9 for one in ours], "o-", label=name)
     ticks = sorted({one.tokens for one in result})
     for axes, label in zip(places, ("seconds of the processor", "GB above the loaded model"), strict=True):
         axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel=label)
@@ -89,9 +96,13 @@ def plot(result: list[Length], path: str) -> None:
 
 
 def _one(way: str, tokens: int) -> str:
+    import numpy as np
+
     import clearhead as ch
     from benchmarks.faithful_scores import Asked
     from benchmarks.faithful_tasks import Item, sentences
+    from clearhead.explaining.answers import Target
+    from clearhead.explaining.integral import integral
     from clearhead.models.model import Model
 
     ch.set_num_threads(1)
@@ -110,6 +121,11 @@ def _one(way: str, tokens: int) -> str:
     def call() -> object:
         if asked is not None:
             return asked.hidden([range(0, len(parts), 2)])
+        if way == "point":
+            ids = [token.id for token in model.tokens(text + QUESTION)]
+            run = model.run(ids)
+            target = Target(ids, (int(np.argmax(run.logits[-1])),), None, odds=True)
+            return run, integral(model, target, range(1, len(ids) - 1), 1, 0.1, (), iter)
         points, verify = (0, 0) if way == "rows" else (4, 6)
         whole = [(0, len(text))]
         return ch.why(text + QUESTION, model, parts="sentences", hide=whole, points=points, verify=verify)

@@ -15,12 +15,12 @@ from rich.cells import cell_len
 import clearhead as ch
 from clearhead.core.agreement import spearman
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
-from clearhead.explaining import rerun
+from clearhead.explaining import part_runs, rerun
 from clearhead.explaining.answers import read_answers
 from clearhead.explaining.integral import cuts, integral
 from clearhead.explaining.text_parts import parts_of_text
-from clearhead.models import decoder
 from clearhead.models import model as gpt2
+from clearhead.models import residual, variants
 from clearhead.models.functions import ACTIVATIONS
 from clearhead.models.hub import of_loaded
 from clearhead.models.protocol import Token
@@ -166,10 +166,13 @@ def test_rows_after_the_parts_alone_lose_them(asked):
         assert one.value == pytest.approx(expected, abs=1e-7 * max(1.0, abs(expected)))
 
 
-def test_without_an_integral_parts_are_scored_by_runs():
+def test_without_an_integral_parts_are_scored_by_runs(monkeypatch: pytest.MonkeyPatch):
     text = "humpty dumpty sat on a wall humpty dumpty had a great"
+    monkeypatch.setattr(part_runs, "_LONG", 10)
+    seen, no_question = (ch.why(text, hide=[(0, end)], verify=0) for end in (27, len(text)))
+    assert (seen.points, no_question.points > 0) == (0, True)
+    assert "runs of the rows after the parts alone" in seen.to_html()
     seen, whole = (ch.why(text, points=points, verify=0) for points in (0, 4))
-    assert seen.points == 0
     assert seen.total == pytest.approx(whole.total)
     np.testing.assert_array_equal(seen.by_head, 0)
     assert seen.heads[0].truth == pytest.approx(whole.heads[0].truth)
@@ -373,10 +376,11 @@ def test_a_file_a_target_and_edits_go_with_why(tmp_path):
     assert "heads=[3]" in one.stdout
 
 
-def test_of_a_long_text_only_the_rows_that_answer_are_computed_again(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("module", "limit"), [(residual, "_LONG"), (variants, "_ROOM")])
+def test_a_long_text_and_runs_in_small_batches_give_the_same(module, limit, monkeypatch: pytest.MonkeyPatch):
     text, edit = "humpty dumpty sat on a wall", ch.tempered(1.5, layers=[0])
     kept = ch.why(text, answer=" humpty dumpty", edits=edit)
-    monkeypatch.setattr(decoder, "_KEPT", 0)
+    monkeypatch.setattr(module, limit, 0)
     made = ch.why(text, answer=" humpty dumpty", edits=edit)
     np.testing.assert_allclose(made.heads_run, kept.heads_run, atol=2e-5)
     assert [edge[:4] for edge in made.edges] == [edge[:4] for edge in kept.edges]

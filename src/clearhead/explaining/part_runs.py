@@ -14,10 +14,12 @@ from clearhead.errors import unknown
 from clearhead.explaining import rerun
 from clearhead.explaining.integral import integral
 from clearhead.explaining.rerun import Based
+from clearhead.explaining.text_parts import Part
 from clearhead.explaining.why_lists import Candidate, PairEffect, PartEffect
 from clearhead.models.protocol import Each, LanguageModel, probabilities
 
-_MOST_POINTS = 16
+_POINTS, _MOST_POINTS = 4, 16
+_LONG, _QUESTION = 1024, 3  # tokens: a longer text, with so many after its parts, has no integral
 LOWS = 0.1, 0.03, 0.01, 1e-3, 1e-4  # the integral begins at the first of them where y is near y(nothing):
 _NEAR = 0.05  # nearer than this share of the range that y has on the way
 ANSWERING = 64  # runs of the rows after all parts alone, where there is no integral
@@ -66,6 +68,19 @@ def read_effort(effort: Any) -> int:
 def candidate(model: LanguageModel, logits: Array, token: int) -> Candidate:
     """A token with its share of the next-token probabilities."""
     return Candidate(token, model.text(token), float(probabilities(logits)[token]), float(logits[token]))
+
+
+def read_counts(points: Any, verify: Any, effort: Any) -> tuple[int | None, int, int]:
+    """How many points, None where the text decides, how many parts to verify, and how many random halves."""
+    asked = None if points is None else whole_number("points", points, 0)
+    return asked, whole_number("verify", verify, 0), read_effort(effort)
+
+
+def points_for(model: LanguageModel, asked: int | None, parts: Sequence[Part], tokens: int) -> int:
+    """How many points. Of a long text with a question none, if the model runs the question's rows by themselves."""
+    after = tokens - 1 - max(token for part in parts for token in part.tokens)
+    cheap = model.exact_heads and tokens > _LONG and after >= _QUESTION
+    return asked if asked is not None else 0 if cheap else _POINTS
 
 
 def integrated(again: Again, gated: list[int], points: int, each: Each) -> tuple[Array, Array, float, int]:

@@ -191,7 +191,7 @@ def why(
     against: int | str | None = None,
     parts: str | Sequence[Any] = "words",
     hide: Any = None,
-    points: int = 4,
+    points: int | None = None,
     verify: int = 6,
     effort: str | int = "quick",
     count: int = 8,
@@ -215,7 +215,8 @@ def why(
               of the user, which is the question, where there is anything else. Never hidden are the last token, which
               answers, those of a chat's template, and the first one where most heads rest on it
     points    of the integral, 2 passes each, doubled up to 16 while the gap is above 5 % of the total; 0: no integral,
-              parts are scored by runs of the rows after them alone, which is cheap where a question follows
+              parts are scored by runs of the rows after them alone, which is cheap where a question follows. None: 4,
+              or 0 if 3 tokens follow the parts in a text of more than 1,024 and the model runs in NumPy
     verify    how many of the strongest parts to hide in a run of their own; 32 where the gap is above 25 % of the total
     effort    "quick": the integral; "careful": 48 more passes with random halves of the parts hidden, which correct the
               parts' effects; or how many such passes
@@ -242,8 +243,7 @@ def why(
     from clearhead.models.finding import load_model
 
     loaded = load_model(model)
-    counts = whole_number("points", points, 0), whole_number("verify", verify, 0), part_runs.read_effort(effort)
-    listed = whole_number("count", count, 1)
+    counts, listed = part_runs.read_counts(points, verify, effort), whole_number("count", count, 1)
     acting = editing.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
     check_edits(acting)
     reading = read(loaded, text)
@@ -276,14 +276,15 @@ def _explained(
     asked: Answers,
     reading: Reading,
     cut: list[Part],
-    counts: tuple[int, int, int],
+    counts: tuple[int | None, int, int],
     each: Each,
     **facts: Any,
 ) -> Why:
     """All of it; `facts` are what the text alone says."""
     model, base = again.model, np.asarray(again.based[0].run.logits[len(reading.tokens) - 1])
+    asked_points = part_runs.points_for(model, counts[0], cut, len(reading.tokens))
     by_key, by_edge, total, points = part_runs.integrated(
-        again, [place for part in cut for place in part.tokens], counts[0], each
+        again, [place for part in cut for place in part.tokens], asked_points, each
     )
     by_token, by_head = by_key.sum(axis=(0, 1)), by_key.sum(axis=2)
     effects = [PartEffect(*part, float(by_token[list(part.tokens)].sum())) for part in cut]

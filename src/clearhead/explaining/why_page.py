@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.digits import fixed, percent, rounded, signed
+from clearhead.digits import fixed, percent, rounded
 from clearhead.explaining.attribution_words import for_page
 from clearhead.explaining.derivatives import derivatives, target_of
 from clearhead.explaining.explain import explain
 from clearhead.explaining.explanation import document as explained
 from clearhead.explaining.texts import read
 from clearhead.explaining.why_lists import OtherNumber
+from clearhead.explaining.why_words import gap_of
 from clearhead.models.model import Model
 from clearhead.textbook.page import capitalised
 from clearhead.view.container import Document
@@ -125,7 +126,7 @@ def _words(language: Language, seen: Any) -> dict[str, str]:
         "carried": say(language, "why carried sink" if seen.sink else "why carried", **_FOR_PAGE),
         "grid": say(language, "why grid" if _ran(seen) else "why grid effects", count=seen.by_head.size),
         "edges": say(language, "why edges sink" if seen.sink else "why edges", **_FOR_PAGE),
-        "gap": say(language, "why gap", gap=signed(seen.gap), total=signed(seen.total), points=seen.points),
+        "gap": gap_of(seen, language),
         "sink": say(language, "why sink", token="{first}", sinks=seen.sinks, heads=seen.by_head.size)
         if seen.sink
         else "",

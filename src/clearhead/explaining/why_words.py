@@ -83,8 +83,13 @@ def conclusion(seen: Any, language: Language, listed: Sequence[PartEffect]) -> t
     elif head.truth < 0:
         said.append(say(language, "why carries", **facts))
     notes = [say(language, "why noise")] if seen.noisy else []
-    gap = say(language, "why gap", gap=signed(seen.gap), total=signed(seen.total), points=seen.points)
-    return said, [*notes, gap]
+    return said, [*notes, gap_of(seen, language)]
+
+
+def gap_of(seen: Any, language: Language) -> str:
+    """What the effects do not explain, and where they come from."""
+    facts = {"gap": signed(seen.gap), "total": signed(seen.total), "points": seen.points}
+    return say(language, "why gap" if seen.points else "why gap rows", **facts)
 
 
 def _single(seen: Any) -> bool:
