@@ -12,12 +12,9 @@ from clearhead.core import room, spans, visibility
 from clearhead.core.axes import Array, group_size
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import within_range
-from clearhead.core.rules import check_supported
+from clearhead.core.rules import EVERYWHERE, check_supported
 
-RULES = frozenset({
-    "scale", "softcap", "bias", "alibi_slopes", "spans", "causal", "window", "mask", "kv_lengths", "query_lengths",
-    "query_segments", "kv_segments", "sinks", "query_offset",
-})  # fmt: skip
+RULES = EVERYWHERE
 
 
 @dataclass(frozen=True, eq=False)

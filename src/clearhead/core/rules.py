@@ -3,7 +3,7 @@
 An entry says how a rule's value is read, which fields of a Problem hold it, and along which axes these lie. A new rule
 needs an entry here, a keyword of `Rules`, its fields in `Problem`, and its arithmetic in reference.py or visibility.py
 and in every engine. Engines, and whatever else must know a rule by name (PyTorch's operators, distributed attention,
-the pages), each declare the set of rules that they support and refuse all others.
+the pages), each declare the set of rules that they support and refuse all others: EVERYWHERE, and what they alone have.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -104,6 +104,10 @@ RULES: dict[str, Rule] = {  # in the order of `Rules`
     "sinks": Rule(read_heads, {"sinks": ("heads",)}, neutral=-np.inf, logits=True),
     "query_offset": Rule(read_offset, {"query_offset": ("batch",)}, always=True, positional=True),
 }
+EVERYWHERE = frozenset({  # what all of them support: a new rule is not among these until all of them do
+    "scale", "softcap", "bias", "alibi_slopes", "spans", "causal", "window", "mask", "kv_lengths", "query_lengths",
+    "query_segments", "kv_segments", "sinks", "query_offset",
+})  # fmt: skip
 FIELDS: dict[str, Axes] = {field: axes for rule in RULES.values() for field, axes in rule.fields.items()}
 BROADCAST = tuple(field for field, axes in FIELDS.items() if axes[:2] == WEIGHTS[:2])  # over batch and heads
 POSITIONAL = frozenset(name for name, rule in RULES.items() if rule.positional)

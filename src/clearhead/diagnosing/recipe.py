@@ -10,15 +10,13 @@ from typing import Any, Literal, NamedTuple
 
 from clearhead.core.axes import Array
 from clearhead.core.problem import Problem
+from clearhead.core.rules import EVERYWHERE
 from clearhead.textbook.trace_layer import LayerArrays
 
 Stage = Literal["scores", "scaled", "capped", "biased", "masked", "weights", "output"]
 STAGES: tuple[Stage, ...] = ("scores", "scaled", "capped", "biased", "masked", "weights", "output")
 Change = Mapping[str, Any]  # field of Recipe -> value
-RULES = frozenset({  # that recipes are made of
-    "scale", "softcap", "bias", "alibi_slopes", "spans", "causal", "window", "mask", "kv_lengths", "query_lengths",
-    "query_segments", "kv_segments", "sinks", "query_offset",
-})  # fmt: skip
+RULES = EVERYWHERE  # that recipes are made of
 
 
 _Weight = Literal["given", "transposed"]  # W, or W used as its transpose

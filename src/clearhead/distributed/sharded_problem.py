@@ -31,7 +31,7 @@ from clearhead.core.axes import Array, as_places, group_size
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.problem import Described, Problem, describe
 from clearhead.core.room import array_bytes, check_room
-from clearhead.core.rules import FIELDS, Rules, check_names, check_supported, flat, take, turned_on
+from clearhead.core.rules import EVERYWHERE, FIELDS, Rules, check_names, check_supported, flat, take, turned_on
 from clearhead.core.rules import RULES as TABLE
 from clearhead.core.statistics import Wanted
 from clearhead.distributed.layout import (
@@ -54,10 +54,7 @@ from clearhead.errors import RuleError, shown, unknown
 
 METHODS = ("gather", "ring", "merge", "auto")
 Names = frozenset[str]  # the rules in {"bias", "spans"} whose gradients are asked for
-RULES = frozenset({
-    "scale", "softcap", "bias", "alibi_slopes", "spans", "causal", "window", "mask", "kv_lengths", "query_lengths",
-    "query_segments", "kv_segments", "sinks", "query_offset",
-})  # fmt: skip
+RULES = EVERYWHERE
 
 
 def _in_pieces(field: str) -> bool:

@@ -22,10 +22,7 @@ try:
 except ImportError as error:
     kernel, import_error = None, str(error)
 
-RULES = frozenset({
-    "scale", "softcap", "bias", "alibi_slopes", "spans", "causal", "window", "mask", "kv_lengths", "query_lengths",
-    "query_segments", "kv_segments", "sinks", "query_offset",
-})  # fmt: skip
+RULES = rules.EVERYWHERE
 TYPES = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, bfloat16: 2, np.dtype(np.float16): 3}
 _NO_LIMIT = 1 << 62
 _described: WeakKeyDictionary[Problem, Any] = WeakKeyDictionary()  # problems already converted for the kernel

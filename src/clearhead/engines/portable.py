@@ -16,6 +16,7 @@ from clearhead.core.axes import Array, blocks, group_size
 from clearhead.core.directions import Directions
 from clearhead.core.observations import areas
 from clearhead.core.problem import Inputs, Problem
+from clearhead.core.rules import EVERYWHERE
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Kept, Upstream, elsewhere, room_for_columns, room_for_rows, unsupported
 from clearhead.engines.dual import dual, dual_inputs, dual_upstream, tangent, values_alone, wide
@@ -46,10 +47,7 @@ __all__ = [  # what an engine answers
 STATISTICS = frozenset((
     "output", "logsumexp", "max_logit", "entropy", "distance", "diagonal", "top", "received", "peak", "image", "groups",
 ))  # fmt: skip
-RULES = frozenset({
-    "scale", "softcap", "bias", "alibi_slopes", "spans", "causal", "window", "mask", "kv_lengths", "query_lengths",
-    "query_segments", "kv_segments", "sinks", "query_offset",
-})  # fmt: skip
+RULES = EVERYWHERE
 
 Part = Callable[[Array], Array]
 _quiet = np.errstate(all="ignore")  # NaN and infinity are legal values, and need no warning

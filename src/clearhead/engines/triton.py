@@ -17,6 +17,7 @@ from clearhead.core.axes import Array
 from clearhead.core.directions import Directions
 from clearhead.core.effects import Edges, Others, WantedEffects, merged, no_keys
 from clearhead.core.problem import Inputs, Problem
+from clearhead.core.rules import EVERYWHERE
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Kept, Upstream, in_one_dtype, unsupported
 
@@ -36,10 +37,7 @@ try:
 except ImportError:
     triton, STATISTICS = None, frozenset()
 
-RULES = frozenset({
-    "scale", "softcap", "bias", "alibi_slopes", "spans", "causal", "window", "mask", "kv_lengths", "query_lengths",
-    "query_segments", "kv_segments", "sinks", "query_offset",
-})  # fmt: skip
+RULES = EVERYWHERE
 MOST_D = 256
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -9,13 +9,10 @@ from clearhead.core import visibility
 from clearhead.core.arrays import unrepeated
 from clearhead.core.axes import Array, blocks
 from clearhead.core.problem import Problem
-from clearhead.core.rules import FIELDS, check_supported, take
+from clearhead.core.rules import EVERYWHERE, FIELDS, check_supported, take
 
 _BLOCK = 1024
-RULES = frozenset({  # rules that page/src/attention.js supports
-    "scale", "softcap", "bias", "alibi_slopes", "spans", "causal", "window", "mask", "kv_lengths", "query_lengths",
-    "query_segments", "kv_segments", "sinks", "query_offset",
-})  # fmt: skip
+RULES = EVERYWHERE  # that page/src/attention.js supports
 
 
 def packed(problem: Problem, heads: list[int] | None = None) -> tuple[dict[str, Any], dict[str, Array]]:
