@@ -18,55 +18,38 @@ from clearhead.engines.gpu.arguments import Sizes, Strided
 from clearhead.engines.gpu.rules import Rules
 
 _FAR = 1 << 29  # positions up to this size are stored in 32 bits
-# By what a pass computes, bytes of a number and padded width: M, N, WARPS, STAGES and CHUNK of Sizes. Chosen
-# by what `python -m benchmarks.compiled` prints: at most 99 KiB of shared memory, which every GPU since sm_80 has, and
-# few registers that spill. No speed has been measured.
-_SIZES: dict[str, dict[int, dict[int, tuple[int, int, int, int, int]]]] = {
-    "rows": {
-        2: {64: (128, 64, 8, 3, 0), 128: (128, 64, 8, 2, 0), 256: (64, 32, 8, 1, 0)},
-        4: {64: (64, 32, 8, 2, 0), 128: (32, 32, 8, 2, 0), 256: (32, 16, 8, 1, 0)},
-        8: {64: (32, 16, 8, 1, 0), 128: (32, 16, 8, 1, 0), 256: (16, 16, 8, 1, 0)},
-    },
-    "columns": {
-        2: {64: (128, 64, 8, 3, 0), 128: (128, 64, 8, 2, 0), 256: (64, 32, 8, 2, 0)},
-        4: {64: (64, 32, 8, 2, 16), 128: (64, 32, 8, 2, 16), 256: (64, 32, 8, 2, 16)},
-        8: {64: (32, 16, 8, 2, 16), 128: (32, 16, 8, 2, 16), 256: (32, 16, 8, 2, 16)},
-    },
-    "column products": {
-        2: {64: (64, 32, 8, 2, 0), 128: (64, 32, 8, 2, 0), 256: (32, 32, 8, 1, 0)},
-        4: {64: (32, 32, 8, 2, 16), 128: (32, 32, 8, 2, 16), 256: (32, 32, 8, 2, 16)},
-        8: {64: (32, 16, 8, 2, 16), 128: (32, 16, 8, 2, 16), 256: (32, 16, 8, 2, 16)},
-    },
-    "gradients": {
-        2: {64: (64, 32, 8, 2, 0), 128: (64, 32, 8, 2, 0), 256: (32, 32, 8, 1, 0)},
-        4: {64: (32, 32, 8, 2, 16), 128: (32, 32, 8, 2, 16), 256: (32, 16, 8, 1, 16)},
-        8: {64: (32, 16, 8, 1, 16), 128: (16, 16, 8, 1, 16), 256: (16, 16, 8, 1, 16)},
-    },
-    "row tangents": {
-        2: {64: (64, 32, 8, 2, 0), 128: (64, 32, 8, 1, 0), 256: (32, 32, 8, 1, 0)},
-        4: {64: (32, 32, 8, 2, 16), 128: (32, 32, 8, 2, 16), 256: (32, 16, 8, 1, 16)},
-        8: {64: (32, 16, 8, 1, 16), 128: (16, 16, 8, 1, 16), 256: (16, 16, 8, 1, 16)},
-    },
-    "column tangents": {
-        2: {64: (64, 32, 8, 2, 0), 128: (64, 32, 8, 1, 0), 256: (32, 32, 8, 1, 0)},
-        4: {64: (32, 32, 8, 2, 16), 128: (32, 32, 8, 2, 16), 256: (32, 32, 8, 2, 16)},
-        8: {64: (32, 16, 8, 1, 16), 128: (32, 16, 8, 1, 16), 256: (32, 16, 8, 1, 16)},
-    },
-    "gradient tangents": {
-        2: {64: (32, 32, 8, 1, 0), 128: (32, 32, 8, 1, 0), 256: (32, 16, 8, 1, 0)},
-        4: {64: (32, 32, 8, 1, 16), 128: (32, 16, 8, 2, 16), 256: (16, 16, 8, 1, 16)},
-        8: {64: (32, 16, 8, 1, 16), 128: (16, 16, 8, 1, 16), 256: (16, 16, 8, 1, 16)},
-    },
-    "effects": {
-        2: {64: (64, 32, 8, 2, 0), 128: (64, 32, 8, 2, 0), 256: (32, 32, 8, 1, 0)},
-        4: {64: (32, 32, 8, 1, 0), 128: (32, 16, 8, 1, 0), 256: (32, 16, 8, 1, 0)},
-        8: {64: (32, 32, 8, 1, 0), 128: (32, 16, 8, 1, 0), 256: (16, 16, 8, 1, 0)},
-    },
-    "effect products": {
-        2: {64: (32, 16, 8, 1, 0), 128: (32, 16, 8, 1, 0), 256: (32, 32, 8, 1, 0)},
-        4: {64: (32, 16, 8, 1, 0), 128: (32, 16, 8, 1, 0), 256: (32, 16, 8, 1, 0)},
-        8: {64: (32, 16, 8, 1, 0), 128: (32, 16, 8, 1, 0), 256: (16, 16, 8, 1, 0)},
-    },
+# By what a pass computes and bytes of a number, for rows of at most _WIDTHS numbers: M, N, WARPS, STAGES and CHUNK of
+# Sizes. Chosen by what `python -m benchmarks.compiled` prints: at most 99 KiB of shared memory, which every GPU since
+# sm_80 has, and few registers that spill. No speed has been measured.
+_WIDTHS = 64, 128, 256
+_SIZES: dict[tuple[str, int], tuple[tuple[int, int, int, int, int], ...]] = {
+    ("rows", 2): ((128, 64, 8, 3, 0), (128, 64, 8, 2, 0), (64, 32, 8, 1, 0)),
+    ("rows", 4): ((64, 32, 8, 2, 0), (32, 32, 8, 2, 0), (32, 16, 8, 1, 0)),
+    ("rows", 8): ((32, 16, 8, 1, 0), (32, 16, 8, 1, 0), (16, 16, 8, 1, 0)),
+    ("columns", 2): ((128, 64, 8, 3, 0), (128, 64, 8, 2, 0), (64, 32, 8, 2, 0)),
+    ("columns", 4): ((64, 32, 8, 2, 16), (64, 32, 8, 2, 16), (64, 32, 8, 2, 16)),
+    ("columns", 8): ((32, 16, 8, 2, 16), (32, 16, 8, 2, 16), (32, 16, 8, 2, 16)),
+    ("column products", 2): ((64, 32, 8, 2, 0), (64, 32, 8, 2, 0), (32, 32, 8, 1, 0)),
+    ("column products", 4): ((32, 32, 8, 2, 16), (32, 32, 8, 2, 16), (32, 32, 8, 2, 16)),
+    ("column products", 8): ((32, 16, 8, 2, 16), (32, 16, 8, 2, 16), (32, 16, 8, 2, 16)),
+    ("gradients", 2): ((64, 32, 8, 2, 0), (64, 32, 8, 2, 0), (32, 32, 8, 1, 0)),
+    ("gradients", 4): ((32, 32, 8, 2, 16), (32, 32, 8, 2, 16), (32, 16, 8, 1, 16)),
+    ("gradients", 8): ((32, 16, 8, 1, 16), (16, 16, 8, 1, 16), (16, 16, 8, 1, 16)),
+    ("row tangents", 2): ((64, 32, 8, 2, 0), (64, 32, 8, 1, 0), (32, 32, 8, 1, 0)),
+    ("row tangents", 4): ((32, 32, 8, 2, 16), (32, 32, 8, 2, 16), (32, 16, 8, 1, 16)),
+    ("row tangents", 8): ((32, 16, 8, 1, 16), (16, 16, 8, 1, 16), (16, 16, 8, 1, 16)),
+    ("column tangents", 2): ((64, 32, 8, 2, 0), (64, 32, 8, 1, 0), (32, 32, 8, 1, 0)),
+    ("column tangents", 4): ((32, 32, 8, 2, 16), (32, 32, 8, 2, 16), (32, 32, 8, 2, 16)),
+    ("column tangents", 8): ((32, 16, 8, 1, 16), (32, 16, 8, 1, 16), (32, 16, 8, 1, 16)),
+    ("gradient tangents", 2): ((32, 32, 8, 1, 0), (32, 32, 8, 1, 0), (32, 16, 8, 1, 0)),
+    ("gradient tangents", 4): ((32, 32, 8, 1, 16), (32, 16, 8, 2, 16), (16, 16, 8, 1, 16)),
+    ("gradient tangents", 8): ((32, 16, 8, 1, 16), (16, 16, 8, 1, 16), (16, 16, 8, 1, 16)),
+    ("effects", 2): ((64, 32, 8, 2, 0), (64, 32, 8, 2, 0), (32, 32, 8, 1, 0)),
+    ("effects", 4): ((32, 32, 8, 1, 0), (32, 16, 8, 1, 0), (32, 16, 8, 1, 0)),
+    ("effects", 8): ((32, 32, 8, 1, 0), (32, 16, 8, 1, 0), (16, 16, 8, 1, 0)),
+    ("effect products", 2): ((32, 16, 8, 1, 0), (32, 16, 8, 1, 0), (32, 32, 8, 1, 0)),
+    ("effect products", 4): ((32, 16, 8, 1, 0), (32, 16, 8, 1, 0), (32, 16, 8, 1, 0)),
+    ("effect products", 8): ((32, 16, 8, 1, 0), (32, 16, 8, 1, 0), (16, 16, 8, 1, 0)),
 }
 _TORCH = {
     np.dtype(np.bool_): torch.uint8,
@@ -146,7 +129,7 @@ def sizes(problem: Problem, what: str, d_v: int = 0, width: int = 0, most: int =
     number = language.float64 if problem.dtype == np.float64 else language.float32
     precision = "tf32" if problem.dtype == np.float32 and _tf32() else "ieee"
     wide = min(256, max(64, padded(max(width, min(d_v, most), problem.d_k))))
-    owned, passed, warps, stages, chunk = _SIZES[what][problem.dtype.itemsize][wide]
+    owned, passed, warps, stages, chunk = _SIZES[what, problem.dtype.itemsize][_WIDTHS.index(wide)]
     if knobs.runtime.interpret:
         owned, passed = 32, 32
     if problem.span_table is not None:  # reading a table takes many registers
