@@ -4,13 +4,12 @@ Each has a part of low rank in the gradient of A, dA_ij = X_i·Y_j, so its deriv
 the output, with Y appended to the values and X to the output's gradient, as in ops/backward.py.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from clearhead.core.axes import Array, group_size
+from clearhead.core.axes import Array
 from clearhead.core.observations import areas
 from clearhead.core.problem import Problem
 from clearhead.core.room import check_room
@@ -19,7 +18,7 @@ from clearhead.distributed import passes
 from clearhead.distributed.layout import Pieces, placed
 from clearhead.distributed.messages import total
 from clearhead.distributed.sharded_problem import Names, Shards
-from clearhead.ops.backward import with_columns
+from clearhead.ops.backward import side_by_side, with_columns, without_columns
 from clearhead.ops.tangents import ROWS
 
 _OF_ROWS = ("output", "logsumexp", *ROWS)
@@ -112,28 +111,8 @@ def gradients(
         mixed.append(passes.mixed(method, shards, by["received"][..., None])[0])
     if shards.v is not None:
         mixed.insert(0, known["output"])
-    known |= {"output": joined(shards, mixed)}
+    known |= {"output": side_by_side(shards.whole, mixed)}
     loss["output"], values = with_columns(shards.local(), shards.v, loss.get("output"), [*pairs.values()])
     result = passes.gradients(method, passes.widened(shards, values), known, loss, asked=asked)
     by_values = result.pop("v")
-    return result if shards.v is None else {**result, "v": of_local_values(shards, by_values)}
-
-
-def over_heads(shards: Shards, values: Array) -> Array:
-    """Values (batch, kv_heads, own keys, d_v) with a head for each query head."""
-    return np.repeat(values, group_size(shards.whole.heads, values.shape[1]), axis=1)
-
-
-def of_local_values(shards: Shards, by_values: Array) -> Array:
-    """The gradient of own values, the first columns of that of `joined` values, summed over heads that share them."""
-    assert shards.v is not None
-    batch, heads, keys, width = shards.v.shape
-    apart: Array = by_values[..., :width].reshape(batch, heads, group_size(shards.whole.heads, heads), keys, width)
-    return apart.sum(axis=2)
-
-
-def joined(shards: Shards, parts: Iterable[Array]) -> Array:
-    """Columns side by side, (batch, heads, …, all columns), in the statistics' dtype."""
-    lead: Any = shards.whole.batch, shards.whole.heads
-    wide = [np.broadcast_to(x, lead + x.shape[2:]).astype(shards.dtype, copy=False) for x in parts]
-    return np.concatenate(wide, axis=-1)
+    return result if shards.v is None else {**result, "v": without_columns(shards.v, by_values)}

@@ -29,6 +29,7 @@ from clearhead.distributed.sharded_problem import Names, Shards
 from clearhead.engines.base import Kept, TangentEngine, Upstream
 from clearhead.errors import EngineError
 from clearhead.ops import tangents
+from clearhead.ops.backward import over_heads, side_by_side, without_columns
 
 _MERGED = ("output", *tangents.ROWS)  # what merges over keys with the log-sum-exp
 Columns = tuple[Array, Array | None]  # of values, (batch or 1, heads or 1, own keys, columns), and their tangents
@@ -85,11 +86,11 @@ class Moving:
             return replace(self, shards=replace(shards, v=v), along=replace(along, v=moved))
         pairs = [*columns]
         if v is not None:
-            spread = None if moved is None else low_rank.over_heads(shards, moved)
-            pairs.insert(0, (low_rank.over_heads(shards, v), spread))
-        wide = passes.widened(shards, low_rank.joined(shards, [x for x, _ in pairs]))
+            spread = None if moved is None else over_heads(shards.whole, moved)
+            pairs.insert(0, (over_heads(shards.whole, v), spread))
+        wide = passes.widened(shards, side_by_side(shards.whole, [x for x, _ in pairs]))
         if any(x is not None for _, x in pairs):
-            moved = low_rank.joined(shards, [np.zeros(x.shape) if y is None else y for x, y in pairs])
+            moved = side_by_side(shards.whole, [np.zeros(x.shape) if y is None else y for x, y in pairs])
         cast = {name: x.astype(shards.dtype, copy=False) for name, x in along.nonzero.items() if name in "qk"}
         return replace(self, shards=wide, along=replace(along, **cast, v=moved))
 
@@ -184,7 +185,8 @@ class Moving:
         All ranks have the same names in each, and what is in one of them of image, groups and received is in both `by`
         and `changing`.
         """
-        output = self.shards.v is not None and "output" in {*by, *changing, *names}
+        v = self.shards.v
+        output = v is not None and "output" in {*by, *changing, *names}
         pairs, changes = (low_rank.factors(self.shards, self.products, side) for side in (by, changing))
         left, right = [], []
         for name, (x, y) in pairs.items():
@@ -195,15 +197,15 @@ class Moving:
         if left:
             for side, columns in zip(sides, zip(*left, strict=True), strict=True):
                 first = [side.get("output", np.zeros_like(answers["output"]))] if output else []
-                side["output"] = low_rank.joined(self.shards, [*first, *columns])
+                side["output"] = side_by_side(self.shards.whole, [*first, *columns])
         wide = self._with_values(right, output=output)
         moved = wide._row_tangents({*by, *changing, *names})
         back = wide if any("output" in side for side in sides) else wide._with_values([], output=False)
         gradients = back._gradients({**answers, "logsumexp": self.logsumexp}, sides, moved, asked)
-        if output and left:
-            gradients["v"] = low_rank.of_local_values(self.shards, gradients["v"])
-        elif self.shards.v is not None and (left or "v" not in gradients):
-            gradients["v"] = np.zeros(self.shards.v.shape)
+        if v is not None and output and left:
+            gradients["v"] = without_columns(v, gradients["v"])
+        elif v is not None and (left or "v" not in gradients):
+            gradients["v"] = np.zeros(v.shape)
         seen = {*names, "output"} if output else names
         return gradients, self._answered(seen, [name for name in pairs if name in self.products], moved)
 

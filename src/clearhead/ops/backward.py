@@ -251,22 +251,28 @@ def with_columns(
 
     v and dO are left out where there is no v; a dO that is missing is zero.
     """
-    lead, sides = (problem.batch, problem.heads), ([x for x, _ in parts], [y for _, y in parts])
-    columns = [
-        [np.broadcast_to(x, (*lead, size, x.shape[-1])) for x in side]
-        for side, size in zip(sides, (problem.queries, problem.keys), strict=True)
-    ]
+    outputs, values = ([part[side] for part in parts] for side in (0, 1))
     if v is not None:
-        columns[0].insert(0, np.zeros((*lead, problem.queries, v.shape[-1])) if output is None else output)
-        columns[1].insert(0, np.repeat(v, group_size(problem.heads, v.shape[1]), axis=1))
-    outputs, values = (np.concatenate(side, -1, dtype=statistics_dtype(problem.dtype)) for side in columns)
-    return outputs, values
+        outputs.insert(0, np.zeros((1, 1, problem.queries, v.shape[-1])) if output is None else output)
+        values.insert(0, over_heads(problem, v))
+    return side_by_side(problem, outputs), side_by_side(problem, values)
+
+
+def over_heads(problem: Problem, v: Array) -> Array:
+    """Values (batch, kv_heads, keys, d_v) with a head for each query head."""
+    return np.repeat(v, group_size(problem.heads, v.shape[1]), axis=1)
+
+
+def side_by_side(problem: Problem, parts: Iterable[Array]) -> Array:
+    """Columns side by side, (batch, heads, …, all columns), in the statistics' dtype."""
+    wide = [np.broadcast_to(x, (problem.batch, problem.heads, *x.shape[-2:])) for x in parts]
+    return np.concatenate(wide, -1, dtype=statistics_dtype(problem.dtype))
 
 
 def without_columns(v: Array, by_values: Array) -> Array:
     """The gradient of v from that of v with further columns and all heads."""
-    by_head = by_values[..., : v.shape[-1]]
-    return np.asarray(by_head.reshape(*v.shape[:2], -1, *by_head.shape[2:]).sum(axis=2))
+    by_head, group = by_values[..., : v.shape[-1]], group_size(by_values.shape[1], v.shape[1])
+    return np.asarray(by_head.reshape(*v.shape[:2], group, *by_head.shape[2:]).sum(axis=2))
 
 
 def _entries(engine: Engine, inputs: Inputs, answers: Mapping[str, Array], by: Mapping[str, Array]) -> list[Entries]:
