@@ -8,15 +8,15 @@ import numpy as np
 
 from clearhead.changing.edits import Edit
 from clearhead.changing.places import Place
-from clearhead.changing.tensors import library, numbers_like, spread, torch_of
-from clearhead.core.arrays import as_array, to_torch
+from clearhead.changing.tensors import library, numbers_like, spread
+from clearhead.core.arrays import as_array, to_torch, torch_of
 from clearhead.core.axes import KEY, QUERY, VALUE, Array, group_size, named
 from clearhead.core.rules import RULES, fields_along
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
 from clearhead.layers.layer import Layer
 from clearhead.layers.naming import ModulePath
 from clearhead.ops.softcap_per_head import for_heads
-from clearhead.ops.span_terms import SpanTerm
+from clearhead.ops.span_terms import SpanTerm, host
 
 Rules = dict[str, Any]
 _PER_HEAD = {name: RULES[name].neutral for name in fields_along("heads")}  # and what each is where it is not given
@@ -208,9 +208,9 @@ def _with_rules(part: Part, rules: Mapping[str, Any], other: Mapping[str, Any], 
 def _mixed(ours: Any, theirs: Any, heads: Sequence[int], count: int) -> Any:
     """One number for each head, (heads,): ours, and the other run's for these heads; ours keep their graph."""
     if torch_of(ours) is not None:
-        return _replaced(ours[None], heads, numbers_like(_number(theirs), ours))[0]
+        return _replaced(ours[None], heads, numbers_like(host(theirs), ours))[0]
     mixed = np.array(np.broadcast_to(ours, count), np.float64)
-    mixed[list(heads)] = _number(theirs)
+    mixed[list(heads)] = host(theirs)
     return mixed
 
 
@@ -256,7 +256,7 @@ def _visible(rules: Mapping[str, Any], place: Place, part: Part | None) -> dict[
     for name, side in (("query_segments", "queries"), ("kv_segments", "keys")):
         labels = rules.get(name)
         chosen = slice(None) if part is None else getattr(part, side)
-        said[name] = None if labels is None else _number(labels)[..., chosen]
+        said[name] = None if labels is None else host(labels)[..., chosen]
     return said
 
 
@@ -276,23 +276,19 @@ def _mask(rules: Mapping[str, Any], place: Place, part: Part | None) -> Array | 
     """What mask and kv_lengths allow, (batch or 1, heads or 1, queries or 1, keys); None where nothing is forbidden."""
     allowed: Array = np.ones((1, 1, 1, len(place.keys)), bool)
     if rules.get("kv_lengths") is not None:
-        lengths = _number(rules["kv_lengths"]).reshape(-1, 1)
+        lengths = host(rules["kv_lengths"]).reshape(-1, 1)
         start = 0 if part is None else part.keys.start
         allowed = (np.arange(start, start + len(place.keys)) < lengths)[:, None, None, :]
     if rules.get("mask") is not None:
-        mask = _number(rules["mask"])
+        mask = host(rules["mask"])
         mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
         allowed = allowed & (mask if part is None else mask[_places(mask, part)])
     return None if allowed.all() else allowed
 
 
-def _number(x: Any) -> Array:
-    return np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
-
-
 def _only(term: SpanTerm, heads: Sequence[int], count: int) -> SpanTerm:
     """A term of some heads, as a term of all heads that adds nothing to the others."""
-    table = _number(term.table)
+    table = host(term.table)
     whole = np.zeros((table.shape[0], count, *table.shape[2:]), table.dtype)
     whole[:, list(heads)] = table
     return replace(term, table=whole)

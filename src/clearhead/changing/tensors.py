@@ -1,19 +1,12 @@
 """The few operations that edits need on NumPy arrays and PyTorch tensors alike."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from clearhead.core.arrays import as_rule_array, statistics_dtype
+from clearhead.core.arrays import as_rule_array, statistics_dtype, torch_of
 from clearhead.core.axes import Array
-
-
-def torch_of(x: Any) -> Any:
-    """The module torch where x is a tensor, else None."""
-    torch = sys.modules.get("torch")
-    return torch if torch is not None and isinstance(x, torch.Tensor) else None
 
 
 def library(x: Any) -> Any:

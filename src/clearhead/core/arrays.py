@@ -72,10 +72,10 @@ def _adopt(x: Any, name: str) -> tuple[Array, Restore]:
     )
 
 
-def library_of(x: Any) -> str:
-    """Whose array it is: "torch", or "" for all others."""
+def torch_of(x: Any) -> Any:
+    """The module torch where x is a tensor, else None."""
     torch = None if isinstance(x, np.ndarray) else sys.modules.get("torch")
-    return "torch" if torch is not None and isinstance(x, torch.Tensor) else ""
+    return torch if torch is not None and isinstance(x, torch.Tensor) else None
 
 
 def carries_tangent(torch: Any, x: Any) -> bool:
@@ -145,7 +145,7 @@ def unrepeated(x: Any, axes: int | None = None) -> Any:
 
     A tensor likewise; a DeviceArray is returned as it is.
     """
-    if not isinstance(x, np.ndarray) and library_of(x) != "torch":
+    if not isinstance(x, np.ndarray) and torch_of(x) is None:
         return x
     steps = x.strides if isinstance(x, np.ndarray) else x.stride()
     return x[tuple(slice(1) if step == 0 else slice(None) for step in steps[:axes])]

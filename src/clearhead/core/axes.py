@@ -57,6 +57,16 @@ def heads_first(x: Array) -> Array:
     return x.reshape(prod(x.shape[:-3]), *x.shape[-3:])
 
 
+def split_heads(x: Any, heads: int) -> Any:
+    """(…, tokens, heads·width) to (…, heads, tokens, width); an array or a tensor."""
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).swapaxes(-2, -3)
+
+
+def join_heads(x: Any) -> Any:
+    """(…, heads, tokens, width) to (…, tokens, heads·width)."""
+    return x.swapaxes(-2, -3).reshape(*x.shape[:-3], x.shape[-2], x.shape[-3] * x.shape[-1])
+
+
 def blocks(size: int, block: int) -> list[slice]:
     """Consecutive slices of `block` that cover `size`; the last may be shorter.
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from clearhead.core.arrays import FLOATS, Restore, as_array, autocast, device_of, library_of
+from clearhead.core.arrays import FLOATS, Restore, as_array, autocast, device_of, torch_of
 from clearhead.core.axes import KEY, QUERY, VALUE, Array, as_slice, group_size, heads_first, named
 from clearhead.core.rule_values import Sizes, Window, read_threads
 from clearhead.core.rules import FIELDS, RULES, Rules, check_names, check_segments, read, read_one, take
@@ -185,7 +185,7 @@ def describe(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = Non
     O(1), plus reading the rules that are arrays.
     """
     check_names(rules)
-    num_threads, library = read_threads(num_threads), library_of(q)
+    num_threads, library = read_threads(num_threads), "torch" if torch_of(q) else ""
     q, restore = as_array(autocast(q), "q")
     device = device_of(q)
     k = as_array(autocast(k), "k", device)[0]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.core import reference
-from clearhead.core.axes import Array
+from clearhead.core.axes import Array, join_heads
 from clearhead.diagnosing.diagnose import judged
 from clearhead.diagnosing.fitting import largest_difference
 from clearhead.diagnosing.inputs import file_inputs
@@ -23,7 +23,6 @@ from clearhead.diagnosing.verdict import Confidence, MistakeExplanation
 from clearhead.diagnosing.workings import Workings
 from clearhead.textbook.shapes import turned
 from clearhead.textbook.trace import Trace
-from clearhead.textbook.trace_layer import joined
 
 _FROM: dict[str, tuple[str, ...]] = {  # each step and those that it is computed from
     "scores": ("q", "k"),
@@ -61,7 +60,7 @@ def following(traced: Trace, wrong: Mapping[str, Array], target: str) -> tuple[s
         if name == "heads" or (name == "output" and not layer):
             return step("weights") @ step("v")
         if name == "concat":
-            return joined(step("heads"))[:, None]
+            return join_heads(step("heads"))[:, None]
         if name == "output":
             w_o, b_o = getattr(traced, "w_o", None), getattr(traced, "b_o", None)
             projected = step("concat") if w_o is None else step("concat") @ turned(np.asarray(w_o), convention)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.core.axes import Array
+from clearhead.core.axes import Array, split_heads
 from clearhead.core.rules import Rules
 from clearhead.diagnosing.claimed_steps import explanations, following
 from clearhead.diagnosing.fitting import largest, largest_difference
@@ -25,7 +25,7 @@ from clearhead.textbook.case_file import INPUTS, LAYER, NAMES, WEIGHTS_AND_V
 from clearhead.textbook.page import Scene, Translations, both
 from clearhead.textbook.shapes import Convention, turned
 from clearhead.textbook.trace import Trace, listed, trace
-from clearhead.textbook.trace_layer import split, trace_layer
+from clearhead.textbook.trace_layer import trace_layer
 from clearhead.textbook.trace_weights import WeightsTrace, trace_weights
 from clearhead.view import page
 from clearhead.view.container import Document
@@ -212,7 +212,7 @@ def _by_head(name: str, claimed: Array, truth: Array, convention: Convention) ->
     heads, width = (truth.shape[-3], turned(truth, convention).shape[-1]) if truth.ndim > 2 else (1, 0)
     if name not in INPUTS or rows.ndim < 2 or rows.shape[-1] != heads * width:
         return claimed
-    return turned(split(rows, heads), convention)
+    return turned(split_heads(rows, heads), convention)
 
 
 def _tolerance(written: Any, array: Array) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.core.axes import Array, group_size
+from clearhead.core.axes import Array, group_size, join_heads, split_heads
 from clearhead.core.reference import mix
 from clearhead.diagnosing.recipe import RIGHT, Diagnosed, Recipe, between
 from clearhead.diagnosing.softmaxes import eps
@@ -137,7 +137,7 @@ class Operands:
         if recipe.split == "one" and role != "v":
             x = np.broadcast_to(tokens[:, None], (batch, heads, length, width))
         elif recipe.split in ("heads", "one"):
-            x = tokens.reshape(batch, length, heads, width // heads).swapaxes(1, 2)
+            x = split_heads(tokens, heads)
         elif recipe.split == "flat":
             x = tokens.reshape(batch, heads, length, width // heads)
         else:
@@ -162,8 +162,7 @@ class Operands:
         """(batch, tokens, heads·width): X·W + b, or the given heads side by side."""
         layer = self.inputs.layer
         if layer is None:
-            x = right.swapaxes(1, 2)  # still in the dtype of the inputs, which takes less room
-            return x.reshape(*x.shape[:2], x.shape[2] * x.shape[3])
+            return np.asarray(join_heads(right))  # still in the dtype of the inputs, which takes less room
         if recipe.packing == "thirds":
             result = self._projected(recipe, role, name)
         else:

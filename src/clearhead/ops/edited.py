@@ -4,13 +4,12 @@ An edit changes the rules only: what is added for some queries and keys is one m
 logits/t are those of rules whose numbers are divided by t. So q and k are shared, and nothing is computed.
 """
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
-from clearhead.core.arrays import as_rule_array, library_of, unrepeated
+from clearhead.core.arrays import as_rule_array, torch_of, unrepeated
 from clearhead.core.axes import Array
 from clearhead.core.room import array_bytes, check_room
 from clearhead.core.rule_values import LEAST_FACTOR, MOST_FACTOR, Sizes, has_axes, one_per_head, read_number
@@ -187,7 +186,7 @@ def _over(name: str, value: Any, t: Array, q: Any) -> Any:
     by = t.reshape(-1, *(1,) * (len(axes) - 1 - axes.index("heads"))) if len(t) > 1 else t[0]
     whole = "queries" in axes  # a bias, which may be large; it broadcasts again
     wide = np.float32 if whole and not str(q.dtype).endswith("float64") else np.float64
-    torch = sys.modules["torch"] if library_of(value) == "torch" else None
+    torch = torch_of(value)
     x: Any = as_rule_array(value, name) if torch is None else value
     x = unrepeated(x) if whole else x
     check_room(f"{name}/t", array_bytes(np.broadcast_shapes(x.shape, by.shape), 8), "A.part(batch, head) has less.")
@@ -221,9 +220,10 @@ def _term_of(spans: Any, prefix: tuple[int, ...], sizes: tuple[int, int]) -> Spa
 
 def _like(x: Any, q: Any) -> Any:
     """A NumPy array as a tensor on q's device where that is a GPU; anything else as it is."""
-    if library_of(q) != "torch" or q.device.type == "cpu" or not isinstance(x, np.ndarray):
+    torch = torch_of(q)
+    if torch is None or q.device.type == "cpu" or not isinstance(x, np.ndarray):
         return x
-    return sys.modules["torch"].from_numpy(np.require(x, requirements=("C", "W"))).to(q.device)
+    return torch.from_numpy(np.require(x, requirements=("C", "W"))).to(q.device)
 
 
 def _read_t(value: Any, prefix: tuple[int, ...]) -> Array:

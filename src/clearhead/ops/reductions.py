@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.core.arrays import Restore, as_host_array, on_cpu, to_device_of
+from clearhead.core.arrays import Restore, as_host_array, on_cpu, to_device_of, torch_of
 from clearhead.core.axes import WEIGHTS, Array, blocks, named
 from clearhead.core.rule_values import is_whole
 from clearhead.errors import SelectionError, ShapeError, shown
@@ -170,8 +170,7 @@ def _check_some(shape: tuple[int, ...], axes: Iterable[int], name: str) -> None:
 
 
 def _plain(x: Any) -> Plain:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
+    if torch_of(x) is not None:
         return Plain(x, lambda tensor: tensor)
     return Plain(*as_host_array(x, "part"))
 

@@ -4,7 +4,6 @@ Each is a term: labels of queries and keys, and a table of what is added for eac
 same label in every term get one label together, keys likewise, and the tables are added: O(queries + keys) memory.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from clearhead.core.arrays import torch_of
 from clearhead.core.axes import Array
 
 _MANY = 2**16  # more combinations of labels than this are sorted, not counted
@@ -30,7 +30,7 @@ class SpanTerm:
     def of(spans: Any) -> "SpanTerm":
         """The value of a rule `spans`, whose axes before queries may be left out."""
         query_labels, key_labels, table = spans
-        queries, keys = (np.atleast_2d(_host(labels)).astype(np.int64) for labels in (query_labels, key_labels))
+        queries, keys = (np.atleast_2d(host(labels)).astype(np.int64) for labels in (query_labels, key_labels))
         return SpanTerm(np.maximum(queries, -1), np.maximum(keys, -1), table[(None,) * (4 - table.ndim)])
 
     def times(self, factors: Any) -> "SpanTerm":
@@ -87,8 +87,7 @@ def joined(steps: Sequence[Sequence[SpanTerm]]) -> list[SpanTerm]:
 
 def like_table(x: Any, table: Any) -> Any:
     """Numbers as the kind of array that a table is, with its dtype."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(table, torch.Tensor):
+    if (torch := torch_of(table)) is not None:
         return torch.as_tensor(x, dtype=table.dtype, device=table.device)
     return np.asarray(x, table.dtype)
 
@@ -109,8 +108,7 @@ def _refined(sides: Sequence[Array]) -> tuple[Array, list[Array]]:
 
 def _with_zeros(table: Any) -> Any:
     """The table with a last row and a last column of zeros, which the label -1 selects."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(table, torch.Tensor):
+    if (torch := torch_of(table)) is not None:
         return torch.nn.functional.pad(table, (0, 1, 0, 1))
     return np.pad(table, ((0, 0), (0, 0), (0, 1), (0, 1)))
 
@@ -122,7 +120,7 @@ def _cat(labels: Sequence[Array]) -> Array:
 
 def _cat_tables(tables: Sequence[Any]) -> Any:
     parts = _of_one_kind(tables)
-    return np.concatenate(parts, axis=2) if isinstance(parts[0], np.ndarray) else sys.modules["torch"].cat(parts, 2)
+    return np.concatenate(parts, axis=2) if isinstance(parts[0], np.ndarray) else torch_of(parts[0]).cat(parts, 2)
 
 
 def _of_one_kind(tables: Sequence[Any]) -> list[Any]:
@@ -142,5 +140,6 @@ def _plain_table(table: Any) -> Any:
     return table
 
 
-def _host(x: Any) -> Array:
+def host(x: Any) -> Array:
+    """Numbers, of a tensor without its graph, in the CPU's memory."""
     return np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.core.axes import Array
+from clearhead.core.axes import Array, join_heads
 from clearhead.core.problem import Problem
 from clearhead.core.rules import along
 from clearhead.digits import significant
@@ -35,13 +35,13 @@ def one_head(problem: Problem, layer: Mapping[str, Array], steps: Steps) -> tupl
     if not (known and usual and 1 < problem.heads == problem.kv_heads and 0 < sizes <= _MOST):
         return {}, {}
     exact = {name: np.asarray(layer[name], dtype=np.float64) for name in (*"qkv", "x")}
-    joined = {name: _joined(exact[name]) for name in "qkv"}
+    joined = {name: join_heads(exact[name])[:, None] for name in "qkv"}
     projected = exact["x"] @ layer["w_q"] + layer.get("b_q", 0.0)
     off = 1e-3 * float(np.abs(projected).max())
     if not np.isfinite(projected).all() or not np.allclose(projected, joined["q"][:, 0], rtol=1e-3, atol=off):
         return {}, {}
     one, several = (AttentionMatrix(sides["q"], sides["k"], **rules) for sides in (joined, exact))
-    outputs = [_mixed(heads, layer) for heads in (one @ joined["v"], _joined(several @ exact["v"]))]
+    outputs = [_mixed(heads, layer) for heads in (one @ joined["v"], join_heads(several @ exact["v"])[:, None])]
     work = [step.multiply_adds / (problem.heads if step.name in _OF_WEIGHTS else 1) for step in steps]
     counts = {
         "parameters beside": [sum(np.size(a) for name, a in layer.items() if name[:2] in ("w_", "b_"))] * 2,
@@ -61,12 +61,6 @@ def one_head(problem: Problem, layer: Mapping[str, Array], steps: Steps) -> tupl
     }
     arrays = {"one_weights": np.asarray(one[:])[:, 0], "one_output": outputs[0]}
     return rows, {name: array.astype(np.float32) for name, array in arrays.items()}
-
-
-def _joined(x: Array) -> Array:
-    """(batch, heads, tokens, width) as one head: (batch, 1, tokens, heads·width)."""
-    batch, heads, tokens, width = x.shape
-    return x.swapaxes(1, 2).reshape(batch, 1, tokens, heads * width)
 
 
 def _mixed(joined: Any, layer: Mapping[str, Array]) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 
 from clearhead.core import reference
 from clearhead.core.arrays import as_array
-from clearhead.core.axes import Array
+from clearhead.core.axes import Array, join_heads, split_heads
 from clearhead.core.problem import describe
 from clearhead.core.rule_values import read_numbers
 from clearhead.core.rules import Rules, check_names
@@ -59,8 +59,8 @@ def trace_layer(
     check_names(rules)
     values = {"x": x, "context": context, "w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o}
     layer, sizes = read_layer(values | {"b_q": b_q, "b_k": b_k, "b_v": b_v, "b_o": b_o}, num_heads, convention)
-    q = split(layer.projected(layer.x, "q"), num_heads)
-    k, v = (split(layer.projected(layer.context, part), sizes.kv_heads or 1) for part in "kv")
+    q = split_heads(layer.projected(layer.x, "q"), num_heads)
+    k, v = (split_heads(layer.projected(layer.context, part), sizes.kv_heads or 1) for part in "kv")
     described = replace(describe(q, k, v, rules), restore=as_array(x, "x")[1])
     problem = described.problem
     book = reference.attend(*described.inputs)
@@ -70,7 +70,7 @@ def trace_layer(
     arrays = {"x": layer.x, "context": layer.context, "q": q, "k": k, "v": v, **intermediates(problem, book)}
     arrays |= {f"w_{part}": w for part, w in layer.w.items()} | {f"b_{part}": b for part, b in layer.b.items()}
     heads = arrays["output"]
-    arrays |= {"heads": heads, "concat": joined(heads)}
+    arrays |= {"heads": heads, "concat": join_heads(heads)}
     arrays["output"] = arrays["concat"] if layer.out is None else layer.projected(arrays["concat"], "o")
     return Trace(described, book, steps, arrays, convention)
 
@@ -120,13 +120,3 @@ def read_layer(arrays: Mapping[str, Any], num_heads: int, convention: Convention
             values = {"name": name, "shape": b.shape, "columns": w[name].shape[-1:]}
             raise ShapeError("b_{name} has shape {shape}: expected one number per output column, {columns}.", **values)
     return layer, sizes
-
-
-def joined(heads: Array) -> Array:
-    """(…, heads, tokens, width) to (…, tokens, heads·width)."""
-    return heads.swapaxes(-2, -3).reshape(*heads.shape[:-3], heads.shape[-2], heads.shape[-3] * heads.shape[-1])
-
-
-def split(x: Array, heads: int) -> Array:
-    """(…, tokens, heads·width) to (…, heads, tokens, width)."""
-    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).swapaxes(-2, -3)

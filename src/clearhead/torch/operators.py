@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend
 
 from clearhead import engines
 from clearhead.core.arrays import as_array, carries_tangent, to_torch
+from clearhead.core.axes import split_heads
 from clearhead.core.observations import check_room
 from clearhead.core.problem import describe_whole
 from clearhead.core.statistics import Wanted
@@ -234,7 +235,7 @@ def multi_head(
     del embed_dim
     weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
     q, k, v = (
-        _heads(functional.linear(x, weight, bias), num_heads)
+        split_heads(functional.linear(x, weight, bias), num_heads)
         for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
     )
     seen = None if mask is None else ~mask.bool()
@@ -245,11 +246,6 @@ def multi_head(
         return output, None  # an undefined tensor, as PyTorch's
     weights_of_heads = matrix[...].to(query.dtype)
     return output, weights_of_heads.mean(1) if average_weights else weights_of_heads
-
-
-def _heads(x: Tensor, heads: int) -> Tensor:
-    """(batch, length, heads·d) as (batch, heads, length, d)."""
-    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(1, 2)
 
 
 OPERATORS = (  # name, function, and the dispatch key under which PyTorch calls it
