@@ -12,7 +12,7 @@ from clearhead.core.reference import Textbook, check_room, mix
 from clearhead.core.rule_values import read_language, read_numbers, read_place
 from clearhead.errors import RuleError, ShapeError
 from clearhead.textbook.shapes import Convention, Sizes, check_convention, turned, weights_steps
-from clearhead.textbook.trace import Check, Geometry, TokenTrace, Trace, fast_output, largest_difference, values_of
+from clearhead.textbook.trace import Geometry, TokenTrace, Trace, values_of
 from clearhead.words import Language
 
 _NO_SCORES = "the weights were given: there are no queries, keys and scores."
@@ -40,6 +40,9 @@ class WeightsTrace(Trace):
         arrays = {"weights": weights, "v": v, "output": output}
         axes = 1 if problem.prefix else 2  # two axes are one head without an axis of its own
         restored = {name: x.reshape(*problem.prefix[:-1], *x.shape[axes:]) for name, x in arrays.items()}
+        self._row_sums = sums[
+            ..., None
+        ]  # the fast engine's logits are ln a_ij, and its softmax gives each row's shares
         sizes = Sizes.of(restored["output"].shape, restored["v"].shape, restored["v"].shape)
         steps = weights_steps(sizes, convention, problem.dtype.itemsize)
         super().__init__(described, book, steps, restored, convention)
@@ -70,13 +73,6 @@ class WeightsTrace(Trace):
         contributions = np.where(weights[..., None] > 0, weights[..., None] * values_of(self), 0.0)
         rows = {"weights": weights, "contributions": contributions, "output": contributions.sum(axis=-2)}
         return self._row(i, rows)
-
-    @np.errstate(invalid="ignore", over="ignore")
-    def _checked(self) -> Check:
-        """The fast engine on logits ln a_ij, whose softmax gives each row's shares; times what the row sums to."""
-        assert self._book.output is not None
-        engine, output = fast_output(self._described)
-        return Check(engine, largest_difference(output * self.sums[..., None], self._book.output))
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return {"text/plain": str(self), "image/svg+xml": self.to_svg()}
