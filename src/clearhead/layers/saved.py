@@ -19,6 +19,8 @@ from clearhead.ops.observation import Observation
 from clearhead.version import __version__
 
 FORMAT = 1
+_WORDS: dict[str, Any] = {"name": str, "path": str, "call": int, "cross": bool, "note": str, "other_keys": int}
+_ARRAYS = ("q", "k", "v", "padding")  # fields of a Layer, as those above
 _SAVED = [name for name in STATISTICS if name not in ("output", "groups")]
 
 
@@ -53,7 +55,7 @@ def write(path: str | os.PathLike[str], layers: list[Layer], words: dict[str, An
 def _put(arrays: dict[str, Array], number: str, layer: Layer) -> dict[str, Any]:
     """Add one layer's arrays under their names; returns the layer's part of the header."""
     seen = layer.observation
-    kept: dict[str, Any] = {"q": layer.q, "k": layer.k, "v": layer.v, "padding": layer.padding}
+    kept: dict[str, Any] = {name: getattr(layer, name) for name in _ARRAYS}
     kept["g"] = None if layer.derivative is None else layer.g
     kept |= {name: x for name, x in separate_arrays(seen).items() if name != "output"}
     plain: dict[str, Any] = {}
@@ -67,8 +69,7 @@ def _put(arrays: dict[str, Array], number: str, layer: Layer) -> dict[str, Any]:
     for name, value in kept.items():
         if value is not None:
             arrays[f"{number} {name}"] = np.ascontiguousarray(near(value, name))
-    words = {"name": layer.name, "path": layer.path, "call": layer.call, "cross": layer.cross, "note": layer.note}
-    words["other_keys"] = layer.other_keys
+    words = {name: getattr(layer, name) for name in _WORDS}
     return words | {"heads": list(layer.heads), "queries": seen.queries, "keys": seen.keys, "rules": plain}
 
 
@@ -119,19 +120,7 @@ def _layer(stored: dict[str, Array], words: dict[str, Any]) -> Layer:
         raise ValueError(f"layer {words['name']} has a derivative of shape {g.shape}")
     sinks = rules.get("sinks") is not None
     seen = Observation(**joined, queries=queries, keys=keys, sinks=sinks)
-    return Layer(
-        name=str(words["name"]),
-        path=str(words["path"]),
-        call=int(words.get("call", 1)),
-        cross=bool(words["cross"]),
-        heads=heads,
-        observation=seen,
-        q=q,
-        k=k,
-        v=v,
-        rules=rules,
-        padding=stored.get("padding"),
-        note=str(words["note"]),
-        other_keys=int(words.get("other_keys", 0)),
-        derivative=g,
-    )
+    known = {"call": 1, "other_keys": 0, **words}  # the first files had neither
+    said = {name: kind(known[name]) for name, kind in _WORDS.items()}
+    arrays: Any = {name: stored.get(name) for name in _ARRAYS}
+    return Layer(**said, **arrays, heads=heads, observation=seen, rules=rules, derivative=g)
