@@ -208,15 +208,16 @@ def test_one_graph_and_the_numbers_of_eager_attention(name: str, padding: str):
         same(logits(compiled(**passed)), logits(theirs(**passed)), passed.get("attention_mask"))
 
 
-@pytest.mark.parametrize("name", of_tiers([], WHOLE, every=2))
-def test_gradients_of_compiled_models(name: str):
+def check_compiled_gradients(name: str, backend: str) -> None:
     ours, theirs = both(name, **no_dropout(name))
     passed = inputs(name, "right")
-    compiled = torch.compile(ours.train(), fullgraph=True, backend="aot_eager")
-    same_gradients(
-        {name.replace("_orig_mod.", ""): x for name, x in gradients(compiled, passed).items()},
-        gradients(theirs, passed),
-    )
+    result = gradients(torch.compile(ours.train(), fullgraph=True, backend=backend), passed)
+    same_gradients({name.replace("_orig_mod.", ""): x for name, x in result.items()}, gradients(theirs, passed))
+
+
+@pytest.mark.parametrize("name", of_tiers([], WHOLE, every=2))
+def test_gradients_of_compiled_models(name: str):
+    check_compiled_gradients(name, "aot_eager")
 
 
 @pytest.mark.long
@@ -329,9 +330,4 @@ def test_an_exported_model_has_the_operator():
 
 @pytest.mark.long  # this runs a C++ compiler
 def test_the_default_backend():
-    name = str(fresh().choice(WHOLE))
-    ours, theirs = both(name, **no_dropout(name))
-    passed = inputs(name, "right")
-    compiled = torch.compile(ours.train(), fullgraph=True)
-    result = gradients(compiled, passed)
-    same_gradients({name.replace("_orig_mod.", ""): x for name, x in result.items()}, gradients(theirs, passed))
+    check_compiled_gradients(str(fresh().choice(WHOLE)), "inductor")

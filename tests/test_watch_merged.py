@@ -10,7 +10,7 @@ import transformers as hf
 
 import clearhead as ch
 from clearhead.errors import RuleError, ShapeError
-from watched import BOTH_KINDS, WINDOWED, assert_same_runs, build, greedy, inputs, logits, run_watched, shaken
+from watched import BOTH_KINDS, WINDOWED, assert_same_runs, build, eager, greedy, inputs, logits, run_watched, shaken
 
 PICTURE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
 PICTURE |= {"image_size": 32, "patch_size": 8}
@@ -78,10 +78,7 @@ def real_rows(passed: dict[str, Any], queries: int) -> np.ndarray:
 
 def test_the_weights_of_a_forward_pass_equal_eagers(model: Any):
     passed = sources() | prompt()
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        out = model(**passed, output_attentions=True)
-    model.set_attn_implementation("sdpa")
+    out, _ = eager(model, passed)
     watched, seen = run_watched(model, passed)
     np.testing.assert_allclose(watched.logits, out.logits, atol=2e-5 * float(out.logits.abs().max()))
     for name, local, other in zip(DECODERS, out.decoder_attentions, out.cross_attentions, strict=True):
