@@ -47,7 +47,7 @@ def same(result: Any, expected: Array) -> None:
     np.testing.assert_array_equal(np.asarray(result), expected, strict=True)
 
 
-def near(result: Any, expected: Any, most: float) -> None:
+def near(result: Any, expected: Any, most: float = 1e-8) -> None:
     for one, other in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=most, atol=most)

@@ -15,6 +15,7 @@ from clearhead.errors import DerivativeError
 from clearhead.jax import attention, observe
 from problems import of_tiers
 from seeds import fresh, normal
+from test_jax import near
 
 jax.config.update("jax_disable_most_optimizations", True)  # compiling takes most of these tests' time
 BATCH, HEADS, KV_HEADS, QUERIES, KEYS, WIDTH = 2, 4, 2, 5, 6, 3
@@ -104,11 +105,6 @@ def losses(names: list[str]) -> tuple[Path, Path, Arrays]:
         return loss(lambda name: result[name])
 
     return actual, theirs, {name: jnp.asarray(x) for name, x in inputs.items()}
-
-
-def near(result: Any, expected: Any, most: float = 1e-8) -> None:
-    for one, other in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=most, atol=most)
 
 
 def moved(x: Arrays) -> Arrays:

@@ -46,12 +46,9 @@ def test_each_architecture_keeps_its_outputs_and_gives_eagers_weights(name: str)
     model = small(getattr(hf, name))
     inputs = taken(model)
     before = outputs(model, inputs)
-    with torch.no_grad(), ch.watch(model, received=True) as seen:
-        torch.manual_seed(7)
-        watched = dict(tensors(model(**inputs)))
-    real = inputs.get("attention_mask")
-    for key, expected in before.items():
-        close(watched[key], expected, real, f"{name}{key}")
+    with ch.watch(model, received=True) as seen:
+        watched = outputs(model, inputs)
+    same(watched, before, inputs, name)
     assert len(seen)
     truth = weights_of(model, inputs)
     for layer in seen.layers:
@@ -72,10 +69,10 @@ def test_attention_outside_the_interface_is_refused_by_name(name: str):
         raise AssertionError("the block was entered")
 
 
-def outputs(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def outputs(model: Any, inputs: dict[str, torch.Tensor], **more: Any) -> dict[str, torch.Tensor]:
     with torch.no_grad():
         torch.manual_seed(7)
-        return dict(tensors(model(**inputs)))
+        return dict(tensors(model(**inputs, **more)))
 
 
 def tensors(result: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -103,10 +100,8 @@ def close(result: torch.Tensor, expected: torch.Tensor, real: torch.Tensor | Non
 def weights_of(model: Any, inputs: dict[str, torch.Tensor]) -> list[np.ndarray]:
     """The weights of eager attention for all layers of all stacks; nothing where it cannot return them."""
     model.set_attn_implementation("eager")
-    with torch.no_grad():
-        torch.manual_seed(7)
-        out = model(**inputs, output_attentions=True)
-    return [x.numpy() for key, x in tensors(out) if "attentions" in key and x.ndim == 4]
+    out = outputs(model, inputs, output_attentions=True)
+    return [x.numpy() for key, x in out.items() if "attentions" in key and x.ndim == 4]
 
 
 def apart(matrix: np.ndarray, weights: np.ndarray, layer: Any) -> float:
@@ -117,12 +112,14 @@ def apart(matrix: np.ndarray, weights: np.ndarray, layer: Any) -> float:
     return float(np.abs(np.where(counts, matrix - weights, 0)).max())
 
 
-def eager_outputs(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What eager attention gives; afterwards the model has ours."""
+def with_eagers(name: str) -> tuple[Any, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """A model with our attention, inputs for it, and what eager attention gives."""
+    model = small(getattr(hf, name))
+    inputs = taken(model)
     model.set_attn_implementation("eager")
     expected = outputs(model, inputs)
     model.set_attn_implementation("clearhead")
-    return expected
+    return model, inputs, expected
 
 
 def same(result: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], inputs: dict[str, Any], name: str) -> None:
@@ -132,9 +129,7 @@ def same(result: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], inp
 
 @pytest.mark.parametrize("name", of_tiers([], [*QUICK, *SLOW]))
 def test_each_architecture_gives_eagers_outputs(name: str):
-    model = small(getattr(hf, name))
-    inputs = taken(model)
-    expected = eager_outputs(model, inputs)
+    model, inputs, expected = with_eagers(name)
     same(outputs(model, inputs), expected, inputs, name)
 
 
@@ -142,14 +137,9 @@ def test_each_architecture_gives_eagers_outputs(name: str):
 @pytest.mark.filterwarnings("ignore")  # the models' own code breaks graphs, and the compiler says so
 @pytest.mark.parametrize("name", sorted({*QUICK, *SLOW} - RANDOM)[::8])  # compiling all of them takes a quarter hour
 def test_each_architecture_compiled(name: str):
-    model = small(getattr(hf, name))
-    inputs = taken(model)
-    expected = eager_outputs(model, inputs)
+    model, inputs, expected = with_eagers(name)
     torch.compiler.reset()
-    compiled = torch.compile(copy.deepcopy(model), backend="eager")
-    with torch.no_grad():
-        torch.manual_seed(7)
-        result = dict(tensors(compiled(**inputs)))
+    result = outputs(torch.compile(copy.deepcopy(model), backend="eager"), inputs)
     torch.compiler.reset()
     same(result, expected, inputs, name)
 

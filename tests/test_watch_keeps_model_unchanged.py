@@ -3,6 +3,7 @@ several times, and where a mask is written into; attention that was not seen is 
 
 import io
 import itertools
+from collections.abc import Callable
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import clearhead as ch
 from clearhead.errors import ClearheadError, DtypeError, RuleError, SelectionError, ShapeError, UnknownNameError
 from clearhead.layers.attending import attend
 from clearhead.layers.masks import RuledMask, keep_rules
+from clearhead.watching.seen import Seen
 from test_hf import gradients, same, same_gradients
 from watched import (
     GROUPED,
@@ -60,14 +62,21 @@ def bigbird_pegasus() -> tuple[Any, dict[str, torch.Tensor]]:
     return model, {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": target}
 
 
+def unchanged(model: Any, run: Callable[[], torch.Tensor]) -> Seen:
+    """What is seen of a run whose result is the same when nobody watches."""
+    with torch.no_grad():
+        before = run()
+        with ch.watch(model) as seen:
+            watched = run()
+    same(watched, before)
+    return seen
+
+
 @pytest.mark.parametrize("of", [git, bigbird_pegasus])
 def test_attention_classes_outside_the_interface_compute_as_before_and_are_named(of: Any, tmp_path: Path):
     model, passed = of()
-    with torch.no_grad():
-        before = model(**passed).logits
-        with pytest.warns(UserWarning, match="was not seen: .*SelfAttention"), ch.watch(model) as seen:
-            watched = model(**passed).logits
-    same(watched, before)
+    with pytest.warns(UserWarning, match="was not seen: .*SelfAttention"):
+        seen = unchanged(model, lambda: model(**passed).logits)
     assert all(kind.endswith("SelfAttention") for _, kind in seen.unseen)
     assert len(seen.unseen) == 2
     modules = dict(model.named_modules())
@@ -107,15 +116,12 @@ def test_unseen_pooling_heads_and_linear_attention_are_named(model: Any, config:
     made = shaken(model(config))
     pixels = torch.randn(1, 3, config.image_size, config.image_size) if hasattr(config, "image_size") else None
     passed = {"input_ids": torch.arange(2, 12)[None]} if pixels is None else {"pixel_values": pixels}
-    with torch.no_grad():
-        before = made(**passed).last_hidden_state
-        if not kind:  # no layer goes through the interface: refused by name, before or after the model ran
-            with pytest.raises(RuleError, match=r"SamVision\w*Attention.*AttentionInterface"), ch.watch(made):
-                made(**passed)
-            return
-        with pytest.warns(UserWarning, match=kind), ch.watch(made) as seen:
-            watched = made(**passed).last_hidden_state
-    same(watched, before)
+    if not kind:  # no layer goes through the interface: refused by name, before or after the model ran
+        with pytest.raises(RuleError, match=r"SamVision\w*Attention.*AttentionInterface"), ch.watch(made):
+            made(**passed)
+        return
+    with pytest.warns(UserWarning, match=kind):
+        seen = unchanged(made, lambda: made(**passed).last_hidden_state)
     assert {name for _, name in seen.unseen} == {kind}
 
 
@@ -223,11 +229,7 @@ def test_a_model_without_a_mask_computes_as_with_its_own_attention(implementatio
     model = shaken(Unmasked(hf.LlamaConfig(**GROUPED)))
     model.set_attn_implementation(implementation)
     ids = inputs("llama")["input_ids"]
-    with torch.no_grad():
-        before = model(ids).last_hidden_state
-        with ch.watch(model) as seen:
-            watched = model(ids).last_hidden_state
-    same(watched, before)
+    seen = unchanged(model, lambda: model(ids).last_hidden_state)
     assert bool(seen.matrix(0)[0, 0, 0, 10] > 0) == (implementation == "eager")
 
 
@@ -339,16 +341,9 @@ def test_each_image_of_a_vision_tower_is_a_layer():
     tower = shaken(hf.Qwen2VLModel(config)).visual
     grid = torch.tensor([[1, 4, 4], [1, 4, 6]])
     pixels = torch.randn(int(grid.prod(-1).sum()), 3 * 2 * 4 * 4)
-    with torch.no_grad():
-        before = tower(pixels, grid_thw=grid)[0]
-        with ch.watch(tower) as seen:
-            watched = tower(pixels, grid_thw=grid)[0]
-        alone = []
-        for rows, one in zip(pixels.split([16, 24]), grid, strict=True):
-            with ch.watch(tower) as single:
-                tower(rows, grid_thw=one[None])
-            alone.append(single)
-    same(watched, before)
+    seen = unchanged(tower, lambda: tower(pixels, grid_thw=grid)[0])
+    parts = zip(pixels.split([16, 24]), grid, strict=True)
+    alone = [seen_of(tower, {"hidden_states": rows, "grid_thw": one[None]}) for rows, one in parts]
     assert [seen[name].queries for name in seen.layers] == [16, 24] * 2
     for number, single in itertools.product((0, 1), (0, 1)):
         name = seen.layers[2 * number + single]
