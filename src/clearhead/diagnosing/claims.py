@@ -19,7 +19,7 @@ from clearhead.core.rules import Rules
 from clearhead.diagnosing.claimed_steps import explanations, following
 from clearhead.diagnosing.fitting import largest, largest_difference
 from clearhead.diagnosing.verdict import MistakeExplanation
-from clearhead.errors import FileError, Sentence, unknown
+from clearhead.errors import FileError
 from clearhead.textbook import case_file
 from clearhead.textbook.case_file import INPUTS, LAYER, NAMES, WEIGHTS_AND_V
 from clearhead.textbook.page import Scene, Translations, both
@@ -136,10 +136,7 @@ def check_file(path: str | Path) -> CheckedExample:
     `trace_weights` and `token_names` raise.
     """
     place = Path(path)
-    data = case_file.read(place)
-    for name in data:
-        if name not in _KNOWN:
-            raise unknown(Sentence("key in {file}:", file=place.name), name, _KNOWN)
+    data = case_file.read(place, _KNOWN)
     names, needed = case_file.names_of(data), case_file.inputs_of(place, data)
     claims = _claimed(place, data, needed)
     values = {name: case_file.value_of(name, value) for name, value in data.items() if name not in claims}

@@ -17,7 +17,7 @@ from clearhead.diagnosing.recipe import RIGHT, RULES, Diagnosed, Recipe, Rotary,
 from clearhead.diagnosing.search import Candidate, Search
 from clearhead.diagnosing.verdict import Confidence, Diagnosis, MistakeExplanation, Outcome, Place
 from clearhead.diagnosing.workings import Workings
-from clearhead.errors import ClearheadError, FileError, Sentence, unknown
+from clearhead.errors import ClearheadError, FileError
 from clearhead.ops.graphed import ungraphed
 from clearhead.textbook import case_file
 from clearhead.textbook.case_file import INPUTS, LAYER, NAMES
@@ -144,10 +144,7 @@ def diagnose_file(path: str | Path) -> Diagnosis:
     Raises FileError when the file is missing, malformed or of the wrong form, and what those three raise.
     """
     place = Path(path)
-    data = case_file.read(place)
-    for name in data:
-        if name not in _KNOWN:
-            raise unknown(Sentence("key in {file}:", file=place.name), name, _KNOWN)
+    data = case_file.read(place, _KNOWN)
     if "theirs" not in data:
         raise FileError("{file} lacks theirs.", "it is what your code gave for these inputs.", file=place.name)
     written = data.pop("theirs")

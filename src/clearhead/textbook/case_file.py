@@ -16,7 +16,7 @@ from clearhead.core.arrays import FLOATS, as_array
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of, read_bytes
 from clearhead.core.rules import joined
-from clearhead.errors import DtypeError, FileError
+from clearhead.errors import DtypeError, FileError, Sentence, unknown
 
 INPUTS = ("q", "k", "v")
 WEIGHTS_AND_V = ("weights", "v")
@@ -24,19 +24,23 @@ NAMES = ("tokens", "source_tokens")
 LAYER = ("x", "w_q", "w_k", "w_v", "w_o", "context", "b_q", "b_k", "b_v", "b_o")
 
 
-def read(place: Path) -> dict[str, Any]:
+def read(place: Path, known: Collection[str]) -> dict[str, Any]:
     """A file's names and values as they are written there; JSON's decimals as Decimal.
 
     The parts of `spans` are a list of three in JSON, and three arrays spans[0], spans[1], spans[2] in the other files.
     NaN and Infinity in JSON, as Python's json.dumps writes them, become floats. Raises FileError when the file is
-    missing, malformed, larger than the memory, or has a false header.
+    missing, malformed, larger than the memory, or has a false header, UnknownNameError for a name that is not known.
     """
     reader = _READERS.get(place.suffix.lower(), _read_json)
     data = reader(place)
     lowered = {name.lower(): value for name, value in data.items()}
     if len(lowered) < len(data):
         raise FileError("{path} gives a name twice, in capitals and in small letters.", path=place)
-    return dict(joined(lowered))
+    values = dict(joined(lowered))
+    for name in values:
+        if name not in known:
+            raise unknown(Sentence("key in {file}:", file=place.name), name, known)
+    return values
 
 
 def inputs_of(place: Path, names: Collection[str]) -> tuple[str, ...]:
