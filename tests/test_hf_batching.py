@@ -22,7 +22,7 @@ from clearhead.layers import attending, masks
 from clearhead.layers.attending import attend
 from clearhead.layers.packed import PAGED, attend_packed
 from test_hf import both, quick_or_slow, set_to
-from watched import build, greedy, inputs
+from watched import build, greedy, inputs, seen_of
 
 NEW = 6
 
@@ -127,8 +127,7 @@ def test_queries_that_another_request_computed_are_not_seen():
         answers = model.generate_batch(inputs=[start], generation_config=config, continuous_batching_config=room)
     for name, one in seen.requests.items():
         text = start + answers[name].generated_tokens[:-1]
-        with ch.watch(model) as whole, torch.no_grad():
-            model(torch.tensor([text]))
+        whole = seen_of(model, {"input_ids": torch.tensor([text])})
         rows = NEW if "child" in name else len(text)
         assert (one.tokens, one.matrix(1).shape) == ([text], (1, 4, rows, len(text)))
         torch.testing.assert_close(one.matrix(1)[...], whole.matrix(1)[:, :, -rows:], rtol=1e-4, atol=1e-5)

@@ -273,8 +273,7 @@ def test_several_attentions_in_one_layer_are_joined_over_the_steps_of_generate()
         tokens = model.generate(**passed, **greedy(4))
     assert tokens.tolist() == truth.tolist()
     assert seen.layers == ["0", "0#2", "1", "1#2"]
-    with torch.no_grad(), ch.watch(model, received=True) as once:
-        model(tokens[:, :-1], use_cache=False)
+    once = seen_of(model, {"input_ids": tokens[:, :-1], "use_cache": False}, received=True)
     assert_same_runs(seen, once, "received")
     with pytest.raises(RuleError, match="beam"), ch.watch(model):
         model.generate(**passed, max_new_tokens=8, num_beams=3, do_sample=False)
@@ -391,9 +390,7 @@ def test_wrong_options_are_refused_before_anything_runs(wrong: dict[str, Any], e
 
 @pytest.fixture(scope="module")
 def small() -> Any:
-    with torch.no_grad(), ch.watch(model := build("llama"), received=True, top=2) as seen:
-        model(**inputs("llama"))
-    return seen
+    return seen_of(build("llama"), inputs("llama"), received=True, top=2)
 
 
 @pytest.mark.parametrize(

@@ -115,9 +115,8 @@ def test_the_joined_steps_equal_one_forward_pass(model: Any):
     passed = sources()
     with ch.watch(model, received=True, image=(4, 4), values=True, heads=[1, 2]) as seen:
         tokens = model.generate(**passed, **EIGHT)
-    whole = {"decoder_input_ids": tokens[:, :-1], "use_cache": False}
-    with torch.no_grad(), ch.watch(model, received=True, image=(4, 4), values=True, heads=[1, 2]) as once:
-        model(**passed, **whole)
+    passed |= {"decoder_input_ids": tokens[:, :-1], "use_cache": False}
+    _, once = run_watched(model, passed, received=True, image=(4, 4), values=True, heads=[1, 2])
     assert_same_runs(seen, once, "received")
     for name in DECODERS:
         np.testing.assert_allclose(seen[name].image, once[name].image, atol=1e-5)
@@ -179,11 +178,8 @@ def test_compressed_keys_behind_the_sequence_are_merged_too():
         n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
     )  # fmt: skip
     model, ids = shaken(hf.DeepseekV4ForCausalLM(config)), torch.randint(2, 59, (2, 16))
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        out = model(ids, output_attentions=True)
-    with torch.no_grad(), ch.watch(model) as seen:
-        watched = model(ids)
+    out, _ = eager(model, {"input_ids": ids})
+    watched, seen = run_watched(model, {"input_ids": ids})
     np.testing.assert_allclose(watched.logits, out.logits, atol=2e-5 * float(out.logits.abs().max()))
     for layer, weights in enumerate(out.attentions):
         matrix = seen.matrix(layer)
