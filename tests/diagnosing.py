@@ -10,6 +10,9 @@ import clearhead as ch
 from clearhead.diagnosing.verdict import Diagnosis, MistakeExplanation
 from seeds import fresh
 
+EXAMPLE = {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]]}
+WRONG = {**EXAMPLE, "scores": [[3.5, 11], [1.5, 5.5]], "weights": [[0.006, 0.994], [0.047, 0.953]]}
+
 
 def softmax(x: Any, axis: int = -1) -> Any:
     powers = np.exp(x - x.max(axis=axis, keepdims=True))

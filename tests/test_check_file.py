@@ -5,11 +5,8 @@ import pytest
 
 from clearhead.diagnosing.claims import check_file, is_consequence
 from clearhead.errors import ClearheadError, FileError, ShapeError, UnknownNameError
-from diagnosing import softmax, written
+from diagnosing import EXAMPLE, WRONG, softmax, written
 from seeds import fresh
-
-EXAMPLE = {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]]}
-WRONG = {**EXAMPLE, "scores": [[3.5, 11], [1.5, 5.5]], "weights": [[0.006, 0.994], [0.047, 0.953]]}
 
 
 def test_the_wrong_example_of_the_tutorial_is_explained(tmp_path):

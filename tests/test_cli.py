@@ -14,6 +14,7 @@ import pytest
 from rich.cells import cell_len
 
 from dense_gpt2 import COLOUR, LONG
+from diagnosing import WRONG, written
 from problems import in_the_gate
 from seeds import fresh
 from terminal import call, fitting, loaded, refused
@@ -121,11 +122,7 @@ def test_json_goes_to_a_file_or_to_the_pipe(tmp_path):
 
 @pytest.fixture
 def wrong(tmp_path):
-    place = tmp_path / "wrong.json"
-    case = {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]]}
-    case |= {"scores": [[3.5, 11], [1.5, 5.5]], "weights": [[0.006, 0.994], [0.047, 0.953]]}
-    place.write_text(json.dumps(case))
-    return place
+    return written(tmp_path / "wrong.json", WRONG)
 
 
 def test_trace_finds_the_error_in_the_wrong_example(wrong):

@@ -19,6 +19,7 @@ from clearhead.errors import FileError
 from clearhead.models import hub
 from clearhead.models import model as gpt2
 from clearhead.view import server
+from diagnosing import EXAMPLE
 from problems import examples
 from terminal import Done, call
 
@@ -55,9 +56,8 @@ def positional_of(action: argparse.Action) -> st.SearchStrategy[list[str]]:
 
 
 def write_files(place: Path) -> None:
-    case = {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]]}
-    (place / "case.json").write_text(json.dumps({**case, "theirs": case["v"]}))
-    (place / "wrong.json").write_text(json.dumps({**case, "scores": [[3.5, 11], [1.5, 5.5]]}))
+    (place / "case.json").write_text(json.dumps({**EXAMPLE, "theirs": EXAMPLE["v"]}))
+    (place / "wrong.json").write_text(json.dumps({**EXAMPLE, "scores": [[3.5, 11], [1.5, 5.5]]}))
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 4, 3, 2))
     np.savez(place / "heads.npz", q=q, k=k, v=v, causal=True, scores=q @ k.swapaxes(-1, -2))
     (place / "text.txt").write_text("humpty dumpty\n")

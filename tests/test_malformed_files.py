@@ -29,17 +29,17 @@ from clearhead.explaining.explain import explain
 from clearhead.models.finding import load_model as find
 from clearhead.models.model import load
 from clearhead.textbook.case_file import numbers, precision, read, value_of
+from diagnosing import EXAMPLE
 from test_saving import somebody_else
 
 SHIPPED = Path(str(resources("clearhead") / "models" / "rhymes"))
-CASE = {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]]}
 DEEP = "[" * 100_000 + "]" * 100_000
 READERS: list[Callable[[Path], Any]] = [check_file, diagnose_file, ch.load, load]
 
 
 def case(**values: object) -> str:
     """A case file; the values are given as JSON text."""
-    parts = {name: json.dumps(value) for name, value in CASE.items()} | {k: str(v) for k, v in values.items()}
+    parts = {name: json.dumps(value) for name, value in EXAMPLE.items()} | {k: str(v) for k, v in values.items()}
     return "{" + ", ".join(f'"{name}": {text}' for name, text in parts.items()) + "}"
 
 
@@ -136,7 +136,7 @@ def test_npz_with_false_claims_is_refused(tmp_path: Path, data: bytes, words: st
 def test_other_kinds_of_files_named_npz_are_refused(tmp_path: Path):
     np.save(tmp_path / "one.npy", np.eye(2))
     shutil.copy(tmp_path / "one.npy", tmp_path / "renamed.npz")
-    np.savez(tmp_path / "case.NPZ", **CASE)
+    np.savez(tmp_path / "case.NPZ", **EXAMPLE)
     os.rename(tmp_path / "case.NPZ.npz", tmp_path / "case.NPZ")
     shutil.copy(tmp_path / "case.NPZ", tmp_path / "renamed.json")
     for name in ("one.npy", "renamed.npz"):
@@ -144,7 +144,7 @@ def test_other_kinds_of_files_named_npz_are_refused(tmp_path: Path):
             check_file(tmp_path / name)
     with pytest.raises(FileError, match=r"it is NumPy's: np\.savez writes a \.npz file, which needs that ending"):
         check_file(tmp_path / "renamed.json")
-    np.testing.assert_array_equal(check_file(tmp_path / "case.NPZ").trace.q, CASE["q"])
+    np.testing.assert_array_equal(check_file(tmp_path / "case.NPZ").trace.q, EXAMPLE["q"])
     with zipfile.ZipFile(tmp_path / "twice.npz", "w") as made:
         for _ in range(2):
             with pytest.warns(UserWarning, match="Duplicate") if made.namelist() else np.errstate():

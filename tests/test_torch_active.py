@@ -20,8 +20,8 @@ from benchmarks import drop_in
 from clearhead.torch import activate, active, deactivate, explain
 from clearhead.torch.calls import LATEST
 from composed import COMPOSED, by_math
+from test_convert import F64, close
 
-F64 = torch.float64
 attention = torch.nn.attention
 DIRECT, FUSED, GRADIENT, FAST_PATH = "itself", "the fused operator, in", "gradient", "the fast path"
 DIRECT_ALONE = "scaled_dot_product_attention itself"
@@ -36,10 +36,6 @@ def _inactive() -> Iterator[None]:
 
 def normal(*shape: int, grad: bool = True) -> Tensor:
     return torch.randn(*shape, dtype=F64, requires_grad=grad)
-
-
-def close(ours: Any, theirs: Any) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
 def routes(by: str = "clearhead") -> str:
