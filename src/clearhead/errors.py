@@ -15,7 +15,7 @@ ClearheadError
 """
 
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from typing import Self
 
@@ -106,6 +106,13 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
     hint = "did you mean `{near}`? Known: {names}." if near else "Known: {names}."
     values = {"kind": Sentence(kind), "name": name, "near": "".join(near), "names": ", ".join(names)}
     return UnknownNameError("unknown {kind} `{name}`.", hint, **values)
+
+
+def check_known(kind: str, names: Iterable[object], known: Collection[str]) -> None:
+    """Raise UnknownNameError for the first of these names that is not known."""
+    for name in names:
+        if not isinstance(name, str) or name not in known:
+            raise unknown(kind, name, known)
 
 
 def expected(name: str, value: object, wanted: str) -> Sentence:

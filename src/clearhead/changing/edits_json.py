@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from clearhead.changing.edits import MAKERS, Edit, read_edits
-from clearhead.errors import DtypeError, FileError, RuleError, shown, unknown
+from clearhead.errors import DtypeError, FileError, RuleError, check_known, shown, unknown
 from clearhead.layers.run import Run
 
 
@@ -79,8 +79,6 @@ def _place_of(words: Any) -> Any:
     if isinstance(words, list):
         return [_place_of(one) for one in words]
     if isinstance(words, dict):
-        wrong = [name for name in words if name not in ("start", "stop", "step")]
-        if wrong:
-            raise unknown("part of a slice", wrong[0], ("start", "stop", "step"))
+        check_known("part of a slice", words, ("start", "stop", "step"))
         return slice(words.get("start"), words.get("stop"), words.get("step"))
     return words

@@ -21,7 +21,7 @@ from clearhead.core.axes import Array, as_slice, brief
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import PER_KEY, PER_QUERY, Request, Statistic
 from clearhead.digits import significant
-from clearhead.errors import unknown
+from clearhead.errors import check_known
 from clearhead.tables import Table, html
 from clearhead.words import Language, of_locale, say
 
@@ -33,8 +33,7 @@ ORDERS: tuple[str, ...] = get_args(Order)
 
 def read_rest(rest: Any) -> Rest:
     """Where a cut edge's weight goes. Raises UnknownNameError for another word."""
-    if not isinstance(rest, str) or rest not in get_args(Rest):
-        raise unknown("rest", rest, get_args(Rest))
+    check_known("rest", [rest], get_args(Rest))
     return cast("Rest", rest)
 
 

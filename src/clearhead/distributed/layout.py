@@ -16,7 +16,7 @@ from clearhead.core.room import array_bytes, check_room
 from clearhead.core.rule_values import FAR, read_place, whole_number
 from clearhead.distributed.messages import everywhere
 from clearhead.distributed.ranks import Ranks, agreed
-from clearhead.errors import unknown
+from clearhead.errors import check_known
 
 Layout = Literal["contiguous", "zigzag"]
 LAYOUTS = ("contiguous", "zigzag")
@@ -30,8 +30,7 @@ def pieces(sizes: Sequence[int], layout: Layout) -> list[Pieces]:
     contiguous  rank after rank
     zigzag      rank r holds the r-th chunk and the r-th from the end, so that a causal rule gives all ranks equal work
     """
-    if not (isinstance(layout, str) and layout in LAYOUTS):
-        raise unknown("layout", layout, LAYOUTS)
+    check_known("layout", [layout], LAYOUTS)
     if layout == "contiguous":
         return [(chunk,) for chunk in _chunks(sizes)]
     chunks = _chunks([(size + 1) // 2 for size in sizes] + [size // 2 for size in reversed(sizes)])

@@ -50,7 +50,7 @@ from clearhead.distributed.messages import Kind
 from clearhead.distributed.ranks import Ranks, agreed
 from clearhead.engines.base import Engine
 from clearhead.engines.remote import Remote
-from clearhead.errors import RuleError, shown, unknown
+from clearhead.errors import RuleError, check_known, shown
 
 METHODS = ("gather", "ring", "merge", "auto")
 Names = frozenset[str]  # the rules in {"bias", "spans"} whose gradients are asked for
@@ -234,9 +234,8 @@ def read(
         check_tensor(k, "k")
         if output and v is None:
             check_tensor(v, "v")
-        for name, value, known in (("layout", layout, LAYOUTS), ("method", method, METHODS)):
-            if not (isinstance(value, str) and value in known):
-                raise unknown(name, value, known)
+        check_known("layout", [layout], LAYOUTS)
+        check_known("method", [method], METHODS)
         engines.check_name(engine)
         with torch.no_grad():
             described = describe(q, k, v, {}, num_threads)

@@ -11,7 +11,7 @@ from clearhead.core.axes import KEY, QUERY, VALUE, named
 from clearhead.core.rule_values import is_whole, listed, read_flag, read_number, whole_number
 from clearhead.core.rules import RULES, Rules, check_names
 from clearhead.diagnosing.diagnose import diagnose
-from clearhead.errors import ClearheadError, DtypeError, MissingExtraError, RuleError, ShapeError, shown, unknown
+from clearhead.errors import ClearheadError, DtypeError, MissingExtraError, RuleError, ShapeError, check_known, shown
 from clearhead.testing.calling import Arrays, Caller, Layout
 from clearhead.testing.drawing import KINDS, WIDTHS, Draws, Plan, planned, possible_kinds, smaller
 from clearhead.testing.judging import Failure, judged
@@ -107,8 +107,7 @@ def _caller(fn: Any, arrays: Any, layout: Any, device: str, *, gradients: Any) -
     if not callable(fn):
         raise DtypeError(f"fn is {shown(fn)}: expected a function of q, k, v and rules.", "assert_attention(my_kernel)")
     for name, value, known in (("arrays", arrays, ("numpy", "torch", "jax")), ("layout", layout, ("bhnd", "bnhd"))):
-        if not isinstance(value, str) or value not in known:
-            raise unknown(name, value, known)
+        check_known(name, [value], known)
     if read_flag("gradients", gradients) and arrays != "torch":
         raise RuleError(f'gradients=True with arrays="{arrays}": only tensors have them.', 'arrays="torch"')
     try:
@@ -163,9 +162,7 @@ def _names(argument: str, value: Any, known: Mapping[str, Any]) -> tuple[str, ..
     except TypeError:
         hint = f"{argument}=[{value!r}]" if isinstance(value, str) else f"{argument}=[{next(iter(known))!r}]"
         raise RuleError(f"{argument} is {shown(value)}: expected a list of names.", hint) from None
-    for name in names:
-        if not isinstance(name, str) or name not in known:
-            raise unknown(f"name in {argument}:", name, known)
+    check_known(f"name in {argument}:", names, known)
     return tuple(names)
 
 

@@ -16,7 +16,7 @@ from clearhead.core.arrays import FLOATS, as_array
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of, read_bytes
 from clearhead.core.rules import joined
-from clearhead.errors import DtypeError, FileError, Sentence, unknown
+from clearhead.errors import DtypeError, FileError, Sentence, check_known
 
 INPUTS = ("q", "k", "v")
 WEIGHTS_AND_V = ("weights", "v")
@@ -37,9 +37,7 @@ def read(place: Path, known: Collection[str]) -> dict[str, Any]:
     if len(lowered) < len(data):
         raise FileError("{path} gives a name twice, in capitals and in small letters.", path=place)
     values = dict(joined(lowered))
-    for name in values:
-        if name not in known:
-            raise unknown(Sentence("key in {file}:", file=place.name), name, known)
+    check_known(Sentence("key in {file}:", file=place.name), values, known)
     return values
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
-from clearhead.errors import RuleError, expected, unknown
+from clearhead.errors import RuleError, check_known, expected
 from clearhead.textbook.shapes import Steps, shapes
 from clearhead.textbook.symbols import Size, plain, read_size
 
@@ -33,8 +33,7 @@ def read_sizes(words: Iterable[str]) -> dict[str, int | None]:
     sizes: dict[str, int | None] = {}
     for word in words:
         name, equals, number = word.partition("=")
-        if name not in NAMES:
-            raise unknown("size", name, NAMES)
+        check_known("size", [name], NAMES)
         if name in sizes:
             raise RuleError("{name} is given twice.", "give one of them: {value}", name=name, value=word)
         digits = number.isdecimal() and number.isascii() and len(number) <= 15 and int(number) > 0
@@ -56,9 +55,7 @@ def layer_shapes(sizes: Mapping[str, int | None]) -> LayerShapes:
     >>> layer_shapes({"n": 12, "d_model": 512, "h": 8}).numbers[-1].shape
     (12, 512)
     """
-    for name in sizes:
-        if name not in NAMES:
-            raise unknown("size", name, NAMES)
+    check_known("size", sizes, NAMES)
     known = _completed({name: size for name, size in sizes.items() if size is not None})
     more = {name for name in ("B", "m", "h_kv") if name in sizes}
     symbols = {name: name for name in NAMES if name not in ("B", "m", "h_kv") or name in more}

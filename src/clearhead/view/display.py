@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from clearhead.core.rule_values import layer_name, whole_number
-from clearhead.errors import DtypeError, RuleError, SelectionError, shown, unknown
+from clearhead.errors import DtypeError, RuleError, SelectionError, check_known, shown
 from clearhead.tables import QUICK
 from clearhead.view import images, notebook, page, plots
 from clearhead.view.container import Document
@@ -104,9 +104,7 @@ class Display(notebook.Framing):
         return widget(document(runs, replace(wish, served="frame"), each), runs)
 
     def _wished(self, options: Page) -> tuple[list[ShownRun], PageOptions, Callable[[Sequence[int]], Iterable[int]]]:
-        for name in options:
-            if name not in Page.__annotations__:
-                raise unknown("option", name, Page.__annotations__)
+        check_known("option", options, Page.__annotations__)
         batch, each, beside = options.get("batch", 0), options.get("each", iter), options.get("beside")
         batch = whole_number("batch", batch, 0)
         if beside is not None and not isinstance(beside, Display):

@@ -11,7 +11,7 @@ from clearhead.changing.places import Text, read_places, search
 from clearhead.core.arrays import as_rule_array
 from clearhead.core.axes import Array
 from clearhead.core.rule_values import as_int64
-from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError, shown, unknown
+from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError, check_known, shown
 from clearhead.layers.pieces import pieces_of, sentences, spaced, words
 
 DIVISIONS: dict[str, Callable[[Sequence[str]], list[int]]] = {"words": words, "sentences": sentences}
@@ -75,8 +75,7 @@ class Sequences:
 def divide(name: str, groups: Any, text: Text, what: str) -> Division:
     """Divide a text as it was asked for; `what` is the tokens' name in errors. Raises as `Seen.spans`."""
     if isinstance(groups, str):
-        if groups not in DIVISIONS:
-            raise unknown(name, groups, DIVISIONS)
+        check_known(name, [groups], DIVISIONS)
         if text.pieces is None:
             raise RuleError(
                 f"{name} is {groups!r}, and {text.why}.", "ch.watch(model, causes=True, tokenizer=…), or labels."

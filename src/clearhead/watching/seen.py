@@ -13,7 +13,7 @@ from clearhead.core.arrays import as_array
 from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.effects import Rest
 from clearhead.core.rule_values import is_whole, read_members, read_path, whole_number
-from clearhead.errors import FileError, RuleError, SelectionError, shown, unknown
+from clearhead.errors import FileError, RuleError, SelectionError, check_known, shown
 from clearhead.layers.run import LAYERS, Run
 from clearhead.layers.saved import write
 from clearhead.ops.matrix import AttentionMatrix
@@ -260,8 +260,7 @@ class Seen(Run, Display):
             return self._plot(head, layer, batch, ax)
         if layer is not None or head is not None:
             raise RuleError("a head's weights need layer and head, and only one of them is given.", "layer=0, head=0")
-        if not isinstance(statistic, str) or statistic not in Head._fields[2:]:
-            raise unknown("statistic", statistic, Head._fields[2:])
+        check_known("statistic", [statistic], Head._fields[2:])
         lines = [heads_of(self.layer(name)) for name in self.layers]
         values = np.full((len(lines), 1 + max((line.head for part in lines for line in part), default=0)), np.nan)
         for row, part in enumerate(lines):
@@ -286,8 +285,7 @@ class Seen(Run, Display):
             super().save(path, **options)
             return
         for option in options:
-            if option not in Page.__annotations__:
-                raise unknown("option", option, Page.__annotations__)
+            check_known("option", [option], Page.__annotations__)
             raise RuleError(f"{option} is for a page.", 'seen.save("page.html", …)')
         if suffix not in ("", ".safetensors"):
             raise FileError(
