@@ -15,7 +15,8 @@ ClearheadError
 """
 
 import reprlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Self
 
@@ -97,6 +98,15 @@ class FileError(ClearheadError, ValueError):
 
 class MissingExtraError(ClearheadError, ImportError):
     """An optional package is not installed."""
+
+
+@contextmanager
+def needing(package: str, what: str, extra: str) -> Iterator[None]:
+    """Inside, an import that fails raises MissingExtraError: what needs the package, and how to get it."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(f"{what} needs {package}: {error}.", f"pip install 'clearhead[{extra}]'") from None
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:

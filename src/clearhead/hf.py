@@ -24,13 +24,9 @@ Raises MissingExtraError without PyTorch and Transformers; a model raises RuleEr
 torch.Size([1, 5])
 """
 
-from clearhead.errors import MissingExtraError
+from clearhead.errors import needing
 
-try:
+with needing("PyTorch and Transformers", "clearhead.hf", "hf"):
     from clearhead.layers.attending import register
-except ImportError as error:
-    raise MissingExtraError(
-        f"clearhead.hf needs PyTorch and Transformers: {error}.", "pip install 'clearhead[hf]'"
-    ) from None
 
 register()

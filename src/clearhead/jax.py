@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Unpack
 
-from clearhead.errors import MissingExtraError
+from clearhead.errors import needing
 
-try:
+with needing("JAX", "clearhead.jax", "jax"):
     import jax
-except ImportError as error:
-    raise MissingExtraError(f"clearhead.jax needs JAX: {error}.", "pip install 'clearhead[jax]'") from None
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer

@@ -19,14 +19,10 @@ current GPU for NCCL, which has not been tested.
     shard, unshard, positions  cut a sequence into shards, and put it together again
 """
 
-from clearhead.errors import MissingExtraError
+from clearhead.errors import needing
 
-try:
+with needing("PyTorch", "clearhead.distributed", "torch"):
     import torch as torch
-except ImportError as error:
-    raise MissingExtraError(
-        f"clearhead.distributed needs PyTorch: {error}.", "pip install 'clearhead[torch]'"
-    ) from None
 from clearhead.distributed.attention import attention as attention
 from clearhead.distributed.attention import plan as plan
 from clearhead.distributed.causes import ShardedCauseMatrix as ShardedCauseMatrix

@@ -11,7 +11,7 @@ from clearhead.core.axes import KEY, QUERY, VALUE, named
 from clearhead.core.rule_values import is_whole, listed, read_flag, read_number, whole_number
 from clearhead.core.rules import RULES, Rules, check_names
 from clearhead.diagnosing.diagnose import diagnose
-from clearhead.errors import ClearheadError, DtypeError, MissingExtraError, RuleError, ShapeError, check_known, shown
+from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError, check_known, needing, shown
 from clearhead.testing.calling import Arrays, Caller, Layout
 from clearhead.testing.drawing import KINDS, WIDTHS, Draws, Plan, planned, possible_kinds, smaller
 from clearhead.testing.judging import Failure, judged
@@ -110,12 +110,8 @@ def _caller(fn: Any, arrays: Any, layout: Any, device: str, *, gradients: Any) -
         check_known(name, [value], known)
     if read_flag("gradients", gradients) and arrays != "torch":
         raise RuleError(f'gradients=True with arrays="{arrays}": only tensors have them.', 'arrays="torch"')
-    try:
+    with needing("a package", f'arrays="{arrays}"', arrays):
         import_module(arrays)
-    except ImportError as error:
-        raise MissingExtraError(
-            f'arrays="{arrays}" needs a package: {error}.', f"pip install 'clearhead[{arrays}]'"
-        ) from None
     return Caller(fn, arrays, layout, device)
 
 

@@ -4,12 +4,10 @@ from clearhead.torch import scaled_dot_product_attention   # a function with PyT
 clearhead.torch.activate()                                 # PyTorch's own, wherever it is called from, on the CPU
 """
 
-from clearhead.errors import MissingExtraError
+from clearhead.errors import needing
 
-try:
+with needing("PyTorch", "clearhead.torch", "torch"):
     import torch as torch
-except ImportError as error:
-    raise MissingExtraError(f"clearhead.torch needs PyTorch: {error}.", "pip install 'clearhead[torch]'") from None
 from clearhead.torch.activation import activate as activate
 from clearhead.torch.activation import active as active
 from clearhead.torch.activation import deactivate as deactivate
