@@ -71,7 +71,7 @@ def lines(result: list[Length]) -> list[tuple[str, ...]]:
 
 
 def plot(result: list[Length], path: str) -> None:
-    """Both pictures over the length, logarithmic."""
+    """Both pictures over the length, which is logarithmic, as seconds are."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained", facecolor="white")
@@ -86,8 +86,10 @@ def plot(result: list[Length], path: str) -> None:
             else:
                 places[1].plot(tokens, [one.peak_bytes / 1e9 for one in ours], "o-", label=name)
     ticks = sorted({one.tokens for one in result})
-    for axes, label in zip(places, ("seconds of the processor", "GB above the loaded model"), strict=True):
-        axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel=label)
+    places[0].set(yscale="log", ylabel="seconds of the processor")
+    places[1].set(ylim=(0, None), ylabel="GB above the loaded model")
+    for axes in places:
+        axes.set(xscale="log", xlabel="tokens")
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axes.minorticks_off()
         axes.grid(alpha=0.3)

@@ -10,7 +10,7 @@ from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.core.effects import Rest
 from clearhead.core.rule_values import whole_number
-from clearhead.errors import unknown
+from clearhead.errors import check_known
 from clearhead.explaining import rerun
 from clearhead.explaining.integral import integral
 from clearhead.explaining.rerun import Based
@@ -60,8 +60,7 @@ def read_effort(effort: Any) -> int:
     """How many runs with random halves hidden; UnknownNameError for another word, RuleError for no whole number."""
     if not isinstance(effort, str):
         return whole_number("effort", effort, 0)
-    if effort not in EFFORTS:
-        raise unknown("effort", effort, EFFORTS)
+    check_known("effort", [effort], EFFORTS)
     return EFFORTS[effort]
 
 

@@ -18,7 +18,7 @@ from clearhead.models.backward import of_logits, through
 from clearhead.models.config import Config
 from clearhead.models.decoder import Decoder
 from clearhead.models.gates import LayerBack
-from clearhead.models.protocol import Each, ForwardPass, LayerRun, Slope, Token, Variant, in_short, token_text, too_long
+from clearhead.models.protocol import Each, ForwardPass, Slope, Token, Variant, in_short, token_text, too_long
 from clearhead.models.variants import again, hidden_of
 from clearhead.models.weights import Stored, Weights, half_of_free_memory
 
@@ -170,12 +170,6 @@ class Model:
         step = max(1, _LOGITS // (len(rows) * self.config.vocabulary))
         for start in range(0, len(lasts), step):
             yield from self.decoder.logits(np.stack(lasts[start : start + step]))
-
-    def layer(
-        self, number: int, hidden: Array, edits: Sequence[Edit] = (), past: tuple[Array, Array] | None = None
-    ) -> tuple[LayerRun, Array]:
-        """One layer; see `Decoder.layer`."""
-        return self.decoder.layer(number, hidden, edits, past)
 
 
 def load(place: str | os.PathLike[str] | None = None, *, memory: int | None = None) -> Model:

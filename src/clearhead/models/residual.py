@@ -17,7 +17,7 @@ class Computed(Sequence[T]):
 
     __slots__ = ()
 
-    def at(self, number: int) -> T:
+    def computed(self, number: int) -> T:
         """The item at this place."""
         raise NotImplementedError
 
@@ -27,7 +27,7 @@ class Computed(Sequence[T]):
     def __getitem__(self, place: slice) -> list[T]: ...
     def __getitem__(self, place: int | slice) -> T | list[T]:
         numbers = range(len(self))[place]
-        return self.at(numbers) if isinstance(numbers, int) else [self.at(number) for number in numbers]
+        return self.computed(numbers) if isinstance(numbers, int) else [self.computed(number) for number in numbers]
 
 
 @dataclass(eq=False, slots=True)
@@ -41,7 +41,7 @@ class Stream(Computed[Array]):
     def __len__(self) -> int:
         return max(self.stored) + 1
 
-    def at(self, number: int) -> Array:
+    def computed(self, number: int) -> Array:
         """The stream before this layer."""
         if number in self.stored:
             return self.stored[number]

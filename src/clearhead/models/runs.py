@@ -55,7 +55,7 @@ class Layers(Computed[LayerRun]):
     def __len__(self) -> int:
         return len(self.past)
 
-    def at(self, number: int) -> LayerRun:
+    def computed(self, number: int) -> LayerRun:
         """A whole layer."""
         return self.from_row(number, 0)
 
