@@ -106,7 +106,10 @@ def needing(package: str, what: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise MissingExtraError(f"{what} needs {package}: {error}.", f"pip install 'clearhead[{extra}]'") from None
+        values = {"what": what, "package": package, "error": str(error), "extra": extra}
+        raise MissingExtraError(
+            "{what} needs {package}: {error}.", "pip install 'clearhead[{extra}]'", **values
+        ) from None
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
