@@ -14,7 +14,7 @@ from clearhead.core.axes import Array
 from clearhead.core.problem import describe
 from clearhead.errors import SizeError
 from error_texts import let_no_engine_run
-from problems import in_the_gate
+from problems import of_tiers
 from programs import python
 
 MEASURE = """
@@ -89,6 +89,7 @@ FORMS = [
     "A()[:, 5]",
     "A().T[7]",
 ]
+QUICK = FORMS[1], FORMS[8], FORMS[13]
 
 
 def peak_of(form: str, n: int) -> int:
@@ -96,7 +97,7 @@ def peak_of(form: str, n: int) -> int:
     return int(python(MEASURE, n, form))
 
 
-@pytest.mark.parametrize("form", in_the_gate(FORMS, *FORMS[:1], *FORMS[2:8], *FORMS[9:13], *FORMS[14:]))
+@pytest.mark.parametrize("form", of_tiers(QUICK, [form for form in FORMS if form not in QUICK], every=2))
 def test_twice_the_length_takes_at_most_twice_the_memory(form: str):
     short, long = peak_of(form, 2048), peak_of(form, 4096)
     assert long <= 2 * short, f"{short} bytes, then {long}"

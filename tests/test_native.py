@@ -19,7 +19,7 @@ from clearhead.core.statistics import Wanted
 from clearhead.engines import native
 from clearhead.engines.base import Upstream
 from clearhead.errors import SizeError
-from problems import examples
+from problems import examples, of_tiers
 from programs import python
 
 HERE = Path(__file__).parent
@@ -33,9 +33,7 @@ def same(a: Any, b: Any) -> None:
     assert a.tobytes() == b.tobytes()
 
 
-@pytest.mark.parametrize(
-    "level", [*native.levels()[:1], *(pytest.param(level, marks=pytest.mark.gate) for level in native.levels()[1:])]
-)
+@pytest.mark.parametrize("level", of_tiers(native.levels()[:1], native.levels()[:0:-1]))
 def test_parity_with_the_reference_at_every_level(level: str) -> None:
     environment = {**os.environ, "CLEARHEAD_ISA": level}
     run = [sys.executable, str(HERE / "native_problems.py"), "0", str(examples(1).max_examples)]

@@ -97,7 +97,7 @@ def test_one_head_taken_backwards(engine: str):
     assert_same(engine, matrix[:, ::-2], np.asarray(matrix)[:, ::-2])
 
 
-@every_engine
+@each_engine(tier=pytest.mark.long)
 def test_rules_may_differ_for_each_batch_entry_and_head(engine: str):
     """Five axes, and every rule with a different value for each batch entry or head."""
     interpreted = engine == "triton"

@@ -14,7 +14,7 @@ from clearhead.explaining.answers import runner_up
 from clearhead.explaining.why_words import conclusion
 from clearhead.models import finding
 from clearhead.models import model as gpt2
-from problems import in_the_gate
+from problems import of_tiers
 from terminal import call
 
 TEXT = "mary had a little"
@@ -37,7 +37,7 @@ def lines_of(*arguments, **environment):
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("environment", in_the_gate([{}, *COLOURS], *COLOURS), ids=str)
+@pytest.mark.parametrize("environment", [{}, *of_tiers((), COLOURS)], ids=str)
 def test_the_answer_fits_25_lines_of_80_columns_and_ends_with_the_head(text, language, environment):
     lines = lines_of(text, *TEXTS[text], "--lang", language, **environment)
     assert len(lines) <= 25
