@@ -282,3 +282,16 @@ def test_of_a_long_text_the_stream_between_stored_layers_is_computed_again(monke
     for number in fresh().permutation(16):
         np.testing.assert_array_equal(made[int(number)], kept[number])
     np.testing.assert_array_equal(made[-3:], kept[-3:])
+
+
+@pytest.mark.parametrize("to", ["zero", "mean"])
+def test_the_last_rows_of_a_long_text_are_those_of_the_whole_run(to, monkeypatch):
+    model, edits = load(), [ch.off(layers=[0], heads=[3], to=to)]
+    ids = [token.id for token in model.tokens("humpty dumpty sat on a wall")]
+    kept = model.run(ids, edits=edits)
+    monkeypatch.setattr(residual, "_LONG", 0)
+    made = model.run(ids, edits=edits)
+    (layer, place), (whole, row) = made.attended(1, 4), kept.attended(1, 4)
+    np.testing.assert_allclose(layer.output[place], whole.output[row], atol=1e-5)
+    for x, y in zip(made.stream(4), kept.stream(4), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-4)

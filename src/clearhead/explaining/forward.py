@@ -30,8 +30,8 @@ def forward_pass(model: LanguageModel, tokens: list[Token], each: Each, edits: S
     """The forward pass, with edits. Raises FileError where it gives NaN or infinity."""
     with np.errstate(over="ignore", invalid="ignore"):
         run = model.run([token.id for token in tokens], each, edits)
-    right = run.hidden and np.isfinite(run.hidden[-1]).all()  # what is NaN or infinite in it stays so
-    for number in range(0 if right else len(run.layers)):
+    finite = bool(run.hidden and np.isfinite(run.hidden[-1]).all())  # NaN and infinity stay in it to its end
+    for number in range(0 if finite else len(run.layers)):
         if not all(np.isfinite(array).all() for array in _numbers_of(run, number)):
             values = {"number": number, "name": model.name}
             raise FileError(

@@ -1,5 +1,6 @@
 """The residual stream before each layer and after the last; of a long text most of it is computed when asked for."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, overload
@@ -17,9 +18,9 @@ class Computed(Sequence[T]):
 
     __slots__ = ()
 
+    @abstractmethod
     def computed(self, number: int) -> T:
         """The item at this place."""
-        raise NotImplementedError
 
     @overload
     def __getitem__(self, place: int) -> T: ...

@@ -40,9 +40,8 @@ class WeightsTrace(Trace):
         arrays = {"weights": weights, "v": v, "output": output}
         axes = 1 if problem.prefix else 2  # two axes are one head without an axis of its own
         restored = {name: x.reshape(*problem.prefix[:-1], *x.shape[axes:]) for name, x in arrays.items()}
-        self._row_sums = sums[
-            ..., None
-        ]  # the fast engine's logits are ln a_ij, and its softmax gives each row's shares
+        # The fast engine's logits are ln a_ij, and its softmax gives each row's shares.
+        self._row_sums = sums[..., None]
         sizes = Sizes.of(restored["output"].shape, restored["v"].shape, restored["v"].shape)
         steps = weights_steps(sizes, convention, problem.dtype.itemsize)
         super().__init__(described, book, steps, restored, convention)
