@@ -15,18 +15,7 @@ from clearhead import engines
 from clearhead.core import arrays
 from clearhead.core.device_array import DeviceArray
 from clearhead.engines.remote import Remote
-from sharded import (
-    LAYOUTS,
-    METHODS,
-    Problem,
-    close,
-    compare_entries,
-    cut,
-    main,
-    must_be_refused,
-    must_raise,
-    sizes_of,
-)
+from sharded import LAYOUTS, METHODS, Problem, close, compare_entries, cut, main, must_be_refused, must_raise, sizes_of
 
 attention, Matrix = ch.distributed.attention, ch.distributed.ShardedAttentionMatrix
 STATISTICS = ("output", "logsumexp", "max_logit", "entropy", "distance", "diagonal", "received", "peak")

@@ -101,8 +101,7 @@ def watched(model: Any, passed: dict[str, Any], number: Any = number_of, **more:
 
 
 @pytest.mark.parametrize(
-    "family",
-    [pytest.param(one, marks=[] if one.name in QUICK else pytest.mark.gate, id=one.name) for one in FAMILIES],
+    "family", [pytest.param(one, marks=[] if one.name in QUICK else pytest.mark.gate, id=one.name) for one in FAMILIES]
 )
 def test_the_derivative_equals_that_of_eager_attention(family: Family):
     """Within 1e-5 of the one computed in float64, or at most 3 times as far from it as eager attention's."""

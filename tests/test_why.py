@@ -38,9 +38,9 @@ def exact(model):
     return replace(in_float64(model), tokenizer=shipped().tokenizer)
 
 
-def random_model(rng):
+def random_model(rng, positions=40):
     activation = str(rng.choice(sorted({*ACTIVATIONS} - {"relu"})))  # relu has a corner
-    return exact(drawn(rng, vocabulary=2400, positions=40, activation=activation))
+    return exact(drawn(rng, vocabulary=2400, positions=positions, activation=activation))
 
 
 def random_text(rng, least=1):

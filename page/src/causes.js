@@ -13,7 +13,7 @@ const signed = (/** @type {number} */ x) => withSign(x, short);
 const largest = (/** @type {number[]} */ list) => Math.max(...list.map(Math.abs)) || 1;
 const share = (/** @type {number} */ x) => `${short(100 * x)}%`;
 const FACTS = ["effect", "hidden", "share"]; // of a part; null where it was not run
-const factOf = (/** @type {any} */ part, /** @type {string} */ name) =>
+const factOf = (/** @type {any} */ part) => (/** @type {string} */ name) =>
   part[name] !== null && (name === "share" ? share : signed)(part[name]);
 
 /** Blue where it spoke for the token, orange where against it; by the square root. @param {number} x @param {number} most @param {number} [full] */
@@ -73,7 +73,7 @@ export function causesRoom(page, shell, place, answer, rename) {
   answer.point = (token) => {
     const part = why.parts.find((/** @type {any} */ each) => each.tokens.includes(token));
     if (!part) return showChosen();
-    const facts = FACTS.filter((name) => part[name] !== null).map((name) => `${words[name]} ${factOf(part, name)}`);
+    const facts = FACTS.filter((name) => part[name] !== null).map((name) => `${words[name]} ${factOf(part)(name)}`);
     write(said, `${bare(part.text, 30)}: ${facts.join(" · ")}`);
   };
   place.follow("causes", follow);
@@ -222,7 +222,7 @@ function tablesOf({ header: { why } }, words, layers, choose, show, rest) {
     one.effect !== null && signed(one.effect),
   ]);
   const parts = why.parts.map((/** @type {any} */ part) =>
-    tableRow(h("bdi", spelled(part.text)), FACTS.map(factOf.bind(null, part))),
+    tableRow(h("bdi", spelled(part.text)), FACTS.map(factOf(part))),
   );
   const columns = [words.part, effect, words.hidden, then].map(columnHead);
   const folded = h(

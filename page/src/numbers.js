@@ -111,6 +111,9 @@ const escaped = (code) => {
 /** [each(0), …, each(size − 1)]. @template T @param {number} size @param {(at: number) => T} each */
 export const listOf = (size, each) => Array.from({ length: size }, (_, index) => each(index));
 
+/** Where the largest of these numbers stands. @param {number[]} list */
+export const largestAt = (list) => list.reduce((most, x, index) => (x > list[most] ? index : most), 0);
+
 const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]/;
 
 /** A token inside a sentence: isolated where it is written from right to left, so that it does not turn its neighbours. @param {string} text */

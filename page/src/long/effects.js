@@ -3,6 +3,7 @@
 // the row is normalised anew, or of "moved" the edge's weight goes to the first key, or to a learned sink.
 
 import { logit, logsumexp, MASKED } from "../attention.js";
+import { largestAt } from "../numbers.js";
 import { COMPUTED, dots, KEPT } from "./supposing.js";
 
 export const SHOWS = ["weights", "contributions", "cuts", "moved"];
@@ -48,7 +49,7 @@ function effects({ computing, rules, n, m }, shows, i, out) {
     x[j] = logit(rules, score(i, j), i, j);
     if (x[j] !== -Infinity) t[j] = term(i, j);
   }
-  const best = x.reduce((most, logit, j) => (logit > x[most] ? j : most), 0);
+  const best = largestAt(/** @type {any} */ (x));
   const without = (/** @type {number} */ j) => (j === best ? -Infinity : x[j]);
   const lost = Math.max(rules.sink, logsumexp(m, without, rules.sink)); // of all keys but the strongest, and the sink
   const others = x.reduce((sum, _, j) => (without(j) === -Infinity ? sum : sum + Math.exp(x[j] - lost) * t[j]), 0);

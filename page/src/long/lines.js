@@ -1,6 +1,6 @@
 // Rows and columns of the matrix: a query's weights on each key, and each query's weight on a key.
 
-import { listOf } from "../numbers.js";
+import { largestAt, listOf } from "../numbers.js";
 import { MASKED } from "../attention.js";
 import { columnOf, rowOf } from "./source.js";
 import { tokenAt } from "./units.js";
@@ -51,7 +51,7 @@ export const inUnits = (line, units, weightOf) =>
 /** The key with a query's largest weight. @param {Head} head @param {number} query */
 export async function strongestKey(head, query) {
   const row = await rowOf(head, query);
-  return row ? Math.max(0, row.indexOf(row.reduce((most, a) => Math.max(most, a), MASKED))) : 0;
+  return row ? largestAt(/** @type {any} */ (row)) : 0;
 }
 
 /** A column as values of keys, where queries and keys are one text. @param {Float32Array} column @param {number} offset @param {number} length */

@@ -16,21 +16,20 @@ let inView = whole; // the first of the tokens in view, and their end: places am
 let shadeMore = () => {}; // the tokens that have come into view
 addEventListener("beforeprint", () => ((inView = whole), shadeMore()));
 
-/** @typedef {{by: "received" | "query" | "key" | "effect", picks: "query" | "key", start: number | null, word: string, said: string, over: number | null, open: boolean}} Reading      open: its controls; over: the token under the pointer */
+/** @typedef {{by: "received" | "query" | "key" | "effect", picks: "query" | "key", start: number, chosen: number | null, seen: number, word: string, said: string, over: number | null, open: boolean}} Reading      start: of the part on show; chosen: when it was drawn; seen: the token in view; open: its controls; over: the token under the pointer */
 
 /** @returns {Reading} */
 export const newReading = () => ({
   by: "query",
   picks: "query",
-  start: null, // until the text is drawn: then the part with the chosen query
+  start: 0,
+  chosen: null,
+  seen: 0,
   word: "",
   said: "",
   over: null,
   open: false,
 });
-
-/** Where the part of the text with this token begins. @param {number} token */
-export const partAround = (token) => (token < MOST ? 0 : token - MOST / 4);
 
 /**
  * The part of the text around a token, with buttons for the parts before and after.
@@ -43,7 +42,7 @@ export const partAround = (token) => (token < MOST ? 0 : token - MOST / 4);
  * @param {string} template      what a click on a name does: it shows these or hides them
  */
 export function passage(texts, reading, pick, again, point, t, generated, turns, template) {
-  const start = Math.max(0, Math.min(reading.start ?? 0, texts.length - MOST));
+  const start = Math.max(0, Math.min(reading.start, texts.length - MOST));
   const stop = Math.min(texts.length, start + MOST);
   const turn = (/** @type {string} */ name, /** @type {number} */ to, /** @type {boolean} */ there) =>
     there && h("button", { onclick: () => ((reading.start = to), again()) }, t(name));
@@ -63,10 +62,10 @@ export function passage(texts, reading, pick, again, point, t, generated, turns,
       ),
     );
   }
-  /** @param {EventTarget | null} target */
-  const act = (target) => {
+  /** @param {EventTarget | null} target @param {(token: number) => void} [does] */
+  const act = (target, does = pick) => {
     const { token } = /** @type {HTMLElement} */ (target).dataset;
-    if (token !== undefined) pick(Number(token));
+    if (token) does(Number(token));
   };
   const box = h(
     "div.passage",
@@ -75,10 +74,8 @@ export function passage(texts, reading, pick, again, point, t, generated, turns,
       role: "group",
       "aria-label": t("the text"),
       onclick: (/** @type {Event} */ event) => act(event.target),
-      onpointerover: (/** @type {PointerEvent} */ { target, pointerType }) => {
-        const { token } = /** @type {HTMLElement} */ (target).dataset;
-        if (token !== undefined && pointerType !== "touch") point(Number(token));
-      },
+      onpointerover: (/** @type {PointerEvent} */ { target, pointerType }) =>
+        pointerType !== "touch" && act(target, point),
       onpointerleave: () => point(null),
       onkeydown: (/** @type {KeyboardEvent} */ event) => {
         if (event.key === "Enter" || event.key === " ") act(event.target);

@@ -5,7 +5,7 @@ import { follow, jump } from "./cell.js";
 import { choice } from "./controls.js";
 import { unitRow } from "./lines.js";
 import { spelled } from "../numbers.js";
-import { partAround, passage, shadeText } from "./reading.js";
+import { passage, shadeText } from "./reading.js";
 import { search, unitOf } from "./units.js";
 
 /** @param {Look} look */
@@ -18,7 +18,10 @@ export function drawText(look) {
   const roles = ["query", "key"].map((name) => [name, t(name)]);
   const chosen = head.layer.cross ? state.key : state.query + look.offset; // a token of the text
   const [made, turns] = [page.header.facts?.generated ?? 0, why?.turns ?? []];
-  reading.start ??= partAround(chosen);
+  if (reading.chosen !== chosen) {
+    const seen = reading.chosen === null ? (why?.parts[0]?.tokens[0] ?? chosen) : chosen; // at first the strongest cause
+    Object.assign(reading, { chosen, seen, start: seen - 300 });
+  }
   const again = () => {
     drawText(look);
     shadeText(look);
@@ -27,9 +30,9 @@ export function drawText(look) {
     passage(
       keyTexts,
       reading,
-      choose.bind(null, look),
+      (token) => choose(look, token),
       again,
-      pointAt.bind(null, look),
+      (token) => pointAt(look, token),
       t,
       made,
       turns,
@@ -60,7 +63,7 @@ export function drawText(look) {
   if (why) box.dataset.answer = spelled(why.answer, 60);
   if (why?.sink) box.dataset.sink = "";
   answer.drawn();
-  requestAnimationFrame(() => scrollWithin(box, spanOf(look, chosen)));
+  new ResizeObserver(() => scrollWithin(box, spanOf(look, reading.seen))).observe(box); // lines move with its width
 }
 
 /** The text as the token under the pointer attends to it; null: as the chosen one does. @param {Look} look @param {number | null} token */
@@ -123,7 +126,7 @@ function find(look, word, back) {
     next === undefined ? t("not found") : t("found", { place: places.indexOf(next) + 1, of: places.length });
   if (next === undefined) return;
   choose(look, next);
-  reading.start = partAround(next);
+  reading.chosen = -1; // the text is drawn around it
   return next;
 }
 
