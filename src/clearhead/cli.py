@@ -37,8 +37,10 @@ _REPLY = 24  # tokens that a chat's answer has at most, where --generate does no
 
 def main(typed: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    # NumPy reads this as it loads: OpenBLAS's threads would spin for 20 ms, and take a core from those of attention.
+    # NumPy reads these as it loads: OpenBLAS's threads would spin for 20 ms, and take a core from those of attention.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+    if hasattr(os, "getloadavg") and os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1):
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # beside busy programs they wait for each other
     language: Language = "en"
     with streams.readable():
         try:

@@ -210,11 +210,7 @@ class Moving:
         return gradients, self._answered(seen, [name for name in pairs if name in self.products], moved)
 
     def _gradients(
-        self,
-        known: Mapping[str, Array],
-        sides: Sequence[Mapping[str, Array]],
-        moved: Mapping[str, Array],
-        asked: Names,
+        self, known: Mapping[str, Array], sides: Sequence[Mapping[str, Array]], moved: Mapping[str, Array], asked: Names
     ) -> dict[str, Array]:
         """The tangents of gradients, from upstream gradients of own queries' answers and their tangents."""
         shards = self.shards
