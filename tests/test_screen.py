@@ -65,13 +65,14 @@ def test_what_more_is_asked_for_follows_the_answer():
     places = [whole.index(part) for part in ("Why ␣lamb", "The edges:", "So:", "S = Q·Kᵀ", "the way to ␣lamb")]
     assert places == sorted(places)
     assert whole.count("the way to") == "\n".join(steps).count("the way to") == 1
+    assert lines_of(TEXT, "--generate", 2)[0].startswith("Why “␣lamb,”?")
     every = "\n".join(lines_of(TEXT, "--why"))
     assert all(f"\n  {head.layer}.{head.head} " in every for head in cause().heads)
     assert not any(part in every for part in ("the way to", "S = Q·Kᵀ"))
 
 
-@pytest.mark.parametrize("options", ["--token had", "--off 0.3", "--generate 2", "--token 2 --steps"])
-def test_a_chosen_token_edits_and_generated_text_are_shown_alone(options):
+@pytest.mark.parametrize("options", ["--token had", "--off 0.3", "--generate 2 --token 3", "--token 2 --steps"])
+def test_a_chosen_token_and_edits_are_shown_alone(options):
     assert not any(line.startswith(("Why ", "So: ")) for line in lines_of(TEXT, *options.split()))
 
 

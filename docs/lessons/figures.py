@@ -34,7 +34,7 @@ FIGURES = {
     "cross": Figure(("trace", str(HERE / "exercises/2-cross.json")), "#step-scores"),
     "humpty": Figure(("explain", "humpty dumpty sat on", "--layer", "0", "--head", "7"), height=800),
     "heads": Figure(("explain", "humpty dumpty sat on a", "--layer", "0", "--head", "7"), height=800),
-    "generate": Figure(("explain", "humpty dumpty", "--generate", "6"), height=800),
+    "generate": Figure(("explain", "humpty dumpty", "--generate", "6", "--token", "7"), height=800),
     "learn": Figure(("learn",), height=800),
     "why": Figure(("explain", "mary had a little", "--why"), "#at=0.0.2&cell=3.0&show=most.sqrt.0.0.cuts", 800),
 }

@@ -199,7 +199,6 @@ _CONFLICTS = (  # of explain: options that are set (one of a|b), others that are
 _SHOWN = (  # of explain: a part, options of which one is set, and others that are not
     ("alone", "token windows", ""),  # steps without the answer
     ("alone", "edits", f"steps|{_ANY}"),
-    ("alone", "generate", f"chat|{_ANY}"),
     ("steps", "steps all", ""),
     ("steps", "layer head", "edits"),
     ("way", "way all", ""),

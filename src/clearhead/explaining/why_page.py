@@ -117,11 +117,12 @@ def _words(language: Language, seen: Any) -> dict[str, str]:
     facts = {name: fixed(x, 2, 9).replace("-", "−") for name, x in logits.items()}
     shares = {"share": percent(seen.token.probability), "other_share": percent(seen.against.probability)}
     words = {name: say(language, key, **_FOR_PAGE) for name, key in _WORDS.items()}
+    kind = "why title long" if seen.answer != seen.token.text else "why title" if seen.compared else "why title whole"
     title = _FOR_PAGE if seen.lead >= 0 else _FOR_PAGE | {"token": "{against}", "against": "{token}"}
     words |= {
         "choose": say(language, "why token" if _several(seen) else "why rather"),
         "all": say(language, "why all" if _several(seen) else "why any"),
-        "title": say(language, "why title whole" if _several(seen) or not seen.compared else "why title", **title),
+        "title": say(language, kind, **title),
         "lead": say(language, "why lead" if seen.lead >= 0 else "why behind", **_FOR_PAGE, **facts, **shares),
         "carried": say(language, "why carried sink" if seen.sink else "why carried", **_FOR_PAGE),
         "grid": say(language, "why grid" if _ran(seen) else "why grid effects", count=seen.by_head.size),
