@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import clearhead as ch
+from clearhead.cli import main
 from clearhead.errors import FileError, SelectionError
 from clearhead.view import notebook
 from long_pages import TOKENS, end_of, matrix, two_layers
@@ -87,14 +88,13 @@ def test_pictures_and_plots_for_papers(small, tmp_path):
 
 
 def test_the_command_line_writes_the_page_of_a_file(tmp_path, capsys):
-    from clearhead.cli import main
-
     (tmp_path / "book.txt").write_text("humpty dumpty sat on a wall", encoding="utf-8")
     place = tmp_path / "page.html"
     assert main(["explain", "--file", str(tmp_path / "book.txt"), "--html", str(place), "--exact", "1.2,0.3"]) == 0
     assert "2 layers, 16 heads, 6 tokens" in capsys.readouterr().out.replace("\n", " ")
     header = json.loads(re.search(r'id="clearhead">(.*?)</script>', place.read_text(encoding="utf-8"))[1])
     assert [layer["exact"] for layer in header["runs"][0]["layers"]] == [[3], [2]]
+    assert [x[0] for x in header["facts"]["next"]] == [x.text for x in ch.explain("humpty dumpty sat on a wall").next]
     for wrong, words in (
         (["--file", str(tmp_path / "none.txt")], "does not exist"),
         (["text", "--file", str(tmp_path / "book.txt")], "one of them"),

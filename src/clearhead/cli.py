@@ -240,8 +240,7 @@ def _document(options: argparse.Namespace, runs: "list[ShownRun]", path: str, **
     from clearhead.view.long import PageOptions, document
 
     title = Path(path).name.encode("utf-8", "replace").decode("utf-8")
-    wishes = PageOptions(title=title, language=options.lang, **wish)
-    return document(runs, wishes, lambda layers: progress(layers, "heads"))
+    return document(runs, PageOptions(title, options.lang, **wish), lambda layers: progress(layers, "heads"))
 
 
 def _runs(options: argparse.Namespace, model: str | None, text: str) -> "list[ShownRun]":
@@ -249,10 +248,8 @@ def _runs(options: argparse.Namespace, model: str | None, text: str) -> "list[Sh
     from clearhead.explaining.forward import shown_run, shown_windows
     from clearhead.models.finding import load_model
 
-    each = partial(progress, what="layers")
-    return (
-        shown_windows(load_model(model), text, each) if options.windows else [shown_run(load_model(model), text, each)]
-    )
+    loaded, each = load_model(model), partial(progress, what="layers")
+    return shown_windows(loaded, text, each) if options.windows else [shown_run(loaded, text, each)]
 
 
 def _viewed(options: argparse.Namespace) -> "list[ShownRun]":

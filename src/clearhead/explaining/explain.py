@@ -14,12 +14,12 @@ from clearhead.errors import RuleError, SelectionError, shown
 from clearhead.explaining import editing
 from clearhead.explaining.attribution import way
 from clearhead.explaining.editing import moved
-from clearhead.explaining.explanation import Choice, Explanation
+from clearhead.explaining.explanation import Explanation
 from clearhead.explaining.forward import check_each, entropy_of, rules_of_head, steps_of, with_stream
 from clearhead.explaining.rerun import resting, without_heads
 from clearhead.explaining.stream import NoWay, Stream
 from clearhead.explaining.texts import TextPart, find_token, read, token_in, windows
-from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Token, probabilities
+from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Token, next_tokens
 from clearhead.textbook.trace import trace
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def _explanation(model: LanguageModel, part: TextPart, asked: _Asked, ran: _Ran,
     chosen = run.layers[layer]
     shared = head // group_size(len(chosen.q), len(chosen.k))
     steps = trace(chosen.q[head], chosen.k[shared], chosen.v[shared], **rules_of_head(chosen.rules, head))
-    choices = [] if run.logits is None else [_next(model, row, max(1, asked.most)) for row in run.logits]
+    choices = [] if run.logits is None else [next_tokens(model, row, max(1, asked.most)) for row in run.logits]
     after = choices[asked.token] if choices else []
     return Explanation(
         model=model,
@@ -221,7 +221,7 @@ def _explanation(model: LanguageModel, part: TextPart, asked: _Asked, ran: _Ran,
         window=part.window,
         following=[choice[: asked.most] for choice in choices],
         logits=None if run.logits is None else run.logits[-1],
-        sampled=() if run.logits is None else _next(model, run.logits[-1], _SAMPLED),
+        sampled=() if run.logits is None else next_tokens(model, run.logits[-1], _SAMPLED),
         ways=[way(stream, choice.id, choice.text) for choice in after] if isinstance(stream, Stream) else (),
         no_way=stream if isinstance(stream, NoWay) else None,
     )
@@ -234,10 +234,3 @@ def _least(numbers: Array, asked: _Asked) -> tuple[int, int]:
     allowed[places] = numbers[places]
     layer, head = np.unravel_index(int(allowed.argmin()), numbers.shape)
     return int(layer), int(head)
-
-
-def _next(model: LanguageModel, logits: Array, count: int) -> list[Choice]:
-    """The likeliest tokens, without sorting the whole vocabulary."""
-    some = np.sort(np.argpartition(-logits, min(count, len(logits) - 1))[:count])
-    order, shares = some[np.argsort(-logits[some], kind="stable")], probabilities(logits)
-    return [Choice(int(i), model.text(int(i)), float(shares[i])) for i in order]

@@ -7,8 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,12 +21,12 @@ from clearhead.explaining.answer_words import tables
 from clearhead.explaining.attribution import Way
 from clearhead.explaining.attribution_words import for_page
 from clearhead.explaining.editing import SHOWN, Moved
-from clearhead.explaining.forward import steps_of
+from clearhead.explaining.forward import model_line, steps_of
 from clearhead.explaining.head_captions import CaptionedHead, captioned_heads
 from clearhead.explaining.stream import NoWay
 from clearhead.explaining.texts import Window, parts_of
 from clearhead.models.model import SHIPPED
-from clearhead.models.protocol import LanguageModel, LayerRun, Token
+from clearhead.models.protocol import Choice, LanguageModel, LayerRun, Token
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.tables import Table, Tabular
 from clearhead.textbook.page import Edited, PageLayer, Scene, both, story
@@ -42,14 +41,6 @@ _LOOKS, _LOOK = 4, 0.005  # of each head so many keys of the row that answers, a
 _ROOM = 9e6  # characters of a page for what its layers' weights are computed from
 _EXACT, _NARROW = 4.2, 1.7  # characters for each number of q, k, v and g: in float32, in bfloat16
 _MOST_WEIGHTS = 16 * 2**20  # bytes of W^Q … W^O that go into a page
-
-
-class Choice(NamedTuple):
-    """A token that may come next, and its probability."""
-
-    id: int
-    text: str
-    probability: float
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
@@ -156,14 +147,8 @@ def document(
     named  the layers that come after the chosen one, where the page has not the room for all layers' weights and steps
     """
     first, config = seen.before or seen, seen.model.config
-    place = Path(seen.model.name)
-    sizes = {"layers": config.layers, "heads": config.heads, "d_model": config.d_model}
-    facts: dict[str, Any] = {
-        "model": both("model", name=place.resolve().name if place.is_dir() else seen.model.name, **sizes),
-        "illustration": seen.model.name == SHIPPED,
-        "text": seen.text,
-        "generated": seen.generated,
-    } | _run_facts(first, seen.moved, "logits")
+    facts: dict[str, Any] = {"model": model_line(seen.model), "illustration": seen.model.name == SHIPPED}
+    facts |= {"text": seen.text, "generated": seen.generated} | _run_facts(first, seen.moved, "logits")
     chosen = {"layer": seen.layer, "head": seen.head, "query": seen.token}
     weights = {name: narrowed(array) for name, array in seen.model.projections(seen.layer).items()}
     if sum(array.nbytes for array in weights.values()) > _MOST_WEIGHTS:

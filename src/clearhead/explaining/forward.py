@@ -1,6 +1,7 @@
 """A model's forward pass, checked: with its residual stream, with one head as a small problem, or with every head."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -12,12 +13,14 @@ from clearhead.errors import FileError, RuleError, expected
 from clearhead.explaining.stream import NoWay, Stream, of_decoder
 from clearhead.explaining.texts import windows
 from clearhead.models.model import Model
-from clearhead.models.protocol import Each, ForwardPass, LanguageModel, LayerRun, Token
+from clearhead.models.protocol import Each, ForwardPass, LanguageModel, LayerRun, Token, next_tokens
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.span_terms import SpanTerm
+from clearhead.textbook.page import Translations, both, capitalised
 from clearhead.textbook.shapes import Sizes, Steps, layer_steps
 from clearhead.textbook.trace import used_rules
 from clearhead.view.long import ShownLayer, ShownRun
+from clearhead.words import LANGUAGES, say
 
 
 def check_each(each: Each) -> None:
@@ -92,6 +95,12 @@ def rules_of_head(rules: dict[str, Any], head: int) -> dict[str, Any]:
     return plain | {"spans": (term.query_labels[0], term.key_labels[0], table[head if len(table) > 1 else 0])}
 
 
+def model_line(model: LanguageModel) -> Translations:
+    """What a page says of the model."""
+    place, sizes = Path(model.name), {name: getattr(model.config, name) for name in ("layers", "heads", "d_model")}
+    return both("model", name=place.resolve().name if place.is_dir() else model.name, **sizes)
+
+
 def steps_of(run: LayerRun) -> Steps:
     """The steps of a whole layer, all heads, without numbers."""
     (heads, n, d_k), (kv_heads, m, d_v) = run.q.shape, run.v.shape
@@ -110,16 +119,18 @@ def shown_run(model: LanguageModel, text: str, each: Each = iter) -> ShownRun:
 def shown_windows(model: LanguageModel, text: str, each: Each = iter) -> list[ShownRun]:
     """A run for each window of a text of any length, named by its tokens; each as in `shown_run`."""
     runs = []
-    for _, tokens, window in windows(model, text):
-        assert window is not None
-        name = f"{window.number}/{window.windows}: {window.first}–{window.stop - 1}"
-        runs.append(_shown(model, tokens, name, each))
+    for _, tokens, w in windows(model, text):
+        assert w is not None
+        runs.append(_shown(model, tokens, f"{w.number}/{w.windows}: {w.first}–{w.stop - 1}", each))
     return runs
 
 
 def _shown(model: LanguageModel, tokens: list[Token], name: str, each: Each) -> ShownRun:
-    layers = []
-    for number, part in enumerate(forward_pass(model, tokens, each).layers):
+    run, layers = forward_pass(model, tokens, each), []
+    for number, part in enumerate(run.layers):
         matrix = AttentionMatrix(part.q, part.k, **part.rules).part(0)
         layers.append(ShownLayer(str(number), range(len(part.q)), matrix, v=part.v[None]))
-    return ShownRun(name, layers, [token.text for token in tokens])
+    following = [] if run.logits is None else next_tokens(model, run.logits[len(tokens) - 1], 5)
+    facts = {"model": model_line(model), "next": [choice[1:] for choice in following] or None}
+    words = {each: {"page": {"next": capitalised(say(each, "next"))}} for each in LANGUAGES}
+    return ShownRun(name, layers, [token.text for token in tokens], header={"facts": facts, "words": words})

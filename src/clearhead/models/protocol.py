@@ -168,3 +168,18 @@ def probabilities(logits: Array) -> Array:
     exact = logits.astype(np.float64)
     shares = np.exp(exact - exact.max())
     return np.asarray(shares / shares.sum())
+
+
+class Choice(NamedTuple):
+    """A token that may come next, and its probability."""
+
+    id: int
+    text: str
+    probability: float
+
+
+def next_tokens(model: LanguageModel, logits: Array, count: int) -> list[Choice]:
+    """The likeliest tokens, without sorting the whole vocabulary."""
+    some = np.sort(np.argpartition(-logits, min(count, len(logits) - 1))[:count])
+    order, shares = some[np.argsort(-logits[some], kind="stable")], probabilities(logits)
+    return [Choice(int(i), model.text(int(i)), float(shares[i])) for i in order]

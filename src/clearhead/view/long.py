@@ -4,7 +4,7 @@ Each pixel of a picture covers whole weights and holds their largest and their m
 stored as a column of its own, since an attention sink there would outshine all other weights. See docs/page-format.md.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, Literal
@@ -62,6 +62,7 @@ class ShownRun:
     sources: Sequence[str] | None = None  # the keys of cross-attention
     edited: bool = False  # this run has the page's edits
     batch: int = 0  # the batch item of the page's steps
+    header: Mapping[str, Any] = field(default_factory=dict)  # the page's `facts` and `words`, where it is the only run
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -116,7 +117,7 @@ def document(
         chosen = _fitting(chosen, wish.room)
     described_runs = _runs(runs, chosen, each)
     header = {"title": wish.title, "language": wish.language, "served": wish.served, "runs": described_runs}
-    return Document({**OPENING, **header}, chosen.arrays, packed=True)
+    return Document({**OPENING, **header, **(runs[0].header if len(runs) == 1 else {})}, chosen.arrays, packed=True)
 
 
 def described(runs: Sequence[ShownRun], wish: PageOptions) -> tuple[list[dict[str, Any]], dict[str, Array]]:
