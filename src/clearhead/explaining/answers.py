@@ -56,13 +56,13 @@ class Target(NamedTuple):
         if self.against is not None:
             slopes[0, self.against] -= self.sign
             return float((slopes * exact).sum()), slopes
+        if self.odds and len(rows) == 1:  # the logit less the log-sum-exp of all others: no difference of near numbers
+            value = float(self.odds_of_each(exact)[0])
+            others = exact - exact[0, picked] + value
+            others[0, picked] = -np.inf
+            return self.sign * value, slopes - self.sign * np.exp(others)
         high = exact.max(axis=-1, keepdims=True)
         powers = np.exp(exact - high)
-        if self.odds and len(rows) == 1:  # the logit less the log-sum-exp of all others: no difference of near numbers
-            powers[0, picked] = 0.0
-            total = powers.sum()
-            value = float(exact[0, picked[0]] - high[0, 0] - np.log(total))
-            return self.sign * value, slopes - self.sign * powers / total
         sums = powers.sum(axis=-1, keepdims=True)
         log_p = float((exact[rows, picked] - high[:, 0] - np.log(sums[:, 0])).sum())
         slopes -= self.sign * powers / sums
