@@ -39,8 +39,9 @@ def main(typed: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     # NumPy reads these as it loads: OpenBLAS's threads would spin for 20 ms, and take a core from those of attention.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
-    if hasattr(os, "getloadavg") and os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1):
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # beside busy programs they wait for each other
+    with suppress(AttributeError, OSError):  # not every system says its load
+        if os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1):
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # beside busy programs they wait for each other
     language: Language = "en"
     with streams.readable():
         try:
@@ -282,8 +283,7 @@ def _trace(options: argparse.Namespace) -> int:
 def _diagnose(options: argparse.Namespace) -> int:
     from clearhead.diagnosing.diagnose import diagnose_file
 
-    console = console_of(options)
-    diagnosis = diagnose_file(options.file)
+    console, diagnosis = console_of(options), diagnose_file(options.file)
     deliver(options, diagnosis.to_json)
     if console is not None:
         from clearhead.report.traced import show_diagnosis
