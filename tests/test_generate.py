@@ -39,12 +39,12 @@ def test_the_text_goes_on_and_its_last_tokens_are_said_to_be_generated():
 
 
 def test_what_cannot_be_generated_is_refused():
-    with pytest.raises(ShapeError, match="256 positions"):
-        ch.explain("humpty dumpty", generate=255)
+    for count, error, what in ((255, ShapeError, "256 positions"), (-1, RuleError, "generate is")):
+        with pytest.raises(error, match=what):
+            ch.explain("humpty dumpty", generate=count)
+        assert what in call("explain", "humpty dumpty", "--generate", count).stderr
     with pytest.raises(RuleError, match="generate and edits"):
         ch.explain("humpty dumpty", generate=1, edits=ch.off(layers=[0], heads=[0]))
-    with pytest.raises(RuleError, match="generate is"):
-        ch.explain("humpty dumpty", generate=-1)
 
 
 def test_the_page_steps_through_the_generated_tokens(running):

@@ -161,6 +161,7 @@ def _answered(options: argparse.Namespace, edits: Any, asked: set[str]) -> int:
 
 def _cause(options: argparse.Namespace, model: Any, edits: Any) -> "Why":
     """Why an answer follows the text, or the chat, whose answer the model gives first."""
+    from clearhead.core.rule_values import whole_number
     from clearhead.explaining.texts import read
     from clearhead.explaining.why import why
 
@@ -169,8 +170,8 @@ def _cause(options: argparse.Namespace, model: Any, edits: Any) -> "Why":
     if options.chat is not None or options.generate:
         reading = read(model, prompt)
         if answer is None and token is None:
-            ids, each = [token.id for token in reading.tokens], partial(progress, what="tokens")
-            answer = model.reply(ids, options.generate or _REPLY, each) or None
+            ids, most = [token.id for token in reading.tokens], whole_number("generate", options.generate, 0) or _REPLY
+            answer = model.reply(ids, most, partial(progress, what="tokens")) or None
         if (options.text or "").strip() and len(reading.turns) == len(prompt):  # a template may have rewritten the text
             start, stop = reading.turns[-1]
             hide = [(start, stop - len(f"\n\n{options.chat.strip()}"))]

@@ -128,11 +128,10 @@ class Model:
         return runs.run(self.decoder, ids, each, edits)
 
     def reply(self, ids: list[int], most: int, each: Each = iter) -> str:
-        """The model's answer to a chat, greedy: up to the token that ends it, or so many; `each` iterates over them."""
+        """The answer to a chat, greedy: up to the token that ends it, or so many, over which `each` iterates."""
+        self.fits(len(ids) + most)
         made: list[int] = []
-        likeliest = self.decoder.likeliest(ids)
-        for _ in each(range(most)):
-            token = next(likeliest)
+        for _, token in zip(each(range(most)), self.decoder.likeliest(ids), strict=False):
             if self.ends[1] and self.text(token) == self.ends[1]:
                 break
             made.append(token)
