@@ -95,6 +95,7 @@ def test_the_command_line_writes_the_page_of_a_file(tmp_path, capsys):
     header = json.loads(re.search(r'id="clearhead">(.*?)</script>', place.read_text(encoding="utf-8"))[1])
     assert [layer["exact"] for layer in header["runs"][0]["layers"]] == [[3], [2]]
     assert [x[0] for x in header["facts"]["next"]] == [x.text for x in ch.explain("humpty dumpty sat on a wall").next]
+    assert all(said in str(header) for said in ("model rhymes: 2 layers", "最可能的下一个词元"))
     for wrong, words in (
         (["--file", str(tmp_path / "none.txt")], "does not exist"),
         (["text", "--file", str(tmp_path / "book.txt")], "one of them"),

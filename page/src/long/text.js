@@ -20,7 +20,7 @@ export function drawText(look) {
   const [made, turns] = [page.header.facts?.generated ?? 0, why?.turns ?? []];
   if (reading.chosen !== chosen) {
     const seen = reading.chosen === null ? (why?.parts[0]?.tokens[0] ?? chosen) : chosen; // at first the strongest cause
-    Object.assign(reading, { chosen, seen, start: seen - 300 });
+    Object.assign(reading, { chosen, seen, start: seen - 300 }); // a quarter of the part stands before it
   }
   const again = () => {
     drawText(look);

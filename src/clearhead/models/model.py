@@ -128,7 +128,7 @@ class Model:
         return runs.run(self.decoder, ids, each, edits)
 
     def reply(self, ids: list[int], most: int, each: Each = iter) -> str:
-        """The answer to a chat, greedy: up to the token that ends it, or so many, over which `each` iterates."""
+        """The answer to a chat, greedy, of at most so many tokens, over which `each` iterates. Raises as `generate`."""
         self.fits(len(ids) + most)
         made: list[int] = []
         for _, token in zip(each(range(most)), self.decoder.likeliest(ids), strict=False):
