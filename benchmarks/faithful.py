@@ -4,7 +4,7 @@
 
 An item counts where the model, SmolLM2-135M, gives the planted answer, and another one when its sources are hidden. The
 log has one line for each item, so that a run can be stopped and goes on where it was; with --items 0 only its table is
-printed. A model with random weights is asked about the first item of a task only. Truth is y, the logit of the answer's
+printed. Truth is y, the logit of the answer's
 probability, in runs with parts hidden. LDS: Spearman's correlation of y with the sum of the kept parts' scores over 32
 random halves. Drop: what ln P falls by without the k best parts. RISE and MAS: areas under the curve of deletion in 20
 steps, low is good.
@@ -76,13 +76,12 @@ def costs(
         from clearhead.models.finding import load_model
 
         model: Any = load_model("smollm2")
-        random = shuffled(model)
+        random = None if few else shuffled(model)
         for number in range(wanted):
             for size in sizes:
                 for task in TASKS:
                     done = [one for one in records if one["task"] == task and one["parts"] == size]
-                    other = None if number else random
-                    if len(done) <= number and (new := _next(model, other, task, size, done, few)):
+                    if len(done) <= number and (new := _next(model, random, task, size, done, few)):
                         records.append(new)
                         write(log, new)
     return means([one for one in records if one["parts"] in sizes])
@@ -159,7 +158,7 @@ def record(asked: Asked, random: Any, few: bool = False) -> dict[str, Any]:
     ways: dict[str, Score] = {f"{points} points": integrated(asked, points) for points in ((4,) if few else (4, 8))}
     ways[ROWS] = answered(asked)
     ways |= by_runs(asked, ways, few) | by_weights(asked, few) | ({} if few else by_derivatives(asked))
-    if random is not None and not few:
+    if random is not None:
         ways["random weights"] = by_random(asked, random)
     kept = masks(asked, TRUTH, 2)
     truth = asked.hidden(off(kept))

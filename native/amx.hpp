@@ -74,17 +74,30 @@ struct TileProduct {
     }
 };
 
-// scores[r·pitch + j] = q_r·k_j for `count` keys, whose rows of cells lie key_row apart, and R queries (depth, strip).
-// The keys are the left operand, so that they are read where they lie; `count` rows, 16 cells and R columns are
-// configured.
-template <int R> CLEARHEAD_INLINE void tile_square(const float* queries, int64_t strip, const float* keys,
-                                                   int64_t key_row, int64_t depth, float* scores, int64_t pitch,
-                                                   int count) {
-    alignas(64) float sums[16][R];
-    const TileProduct product{keys, key_row, kTileCells, queries, strip, strip * kTileCells, 0, depth / kTileCells};
-    product.operator()<1>(sums[0], R, false);
-    for (int r = 0; r < R; ++r)
-        for (int j = 0; j < count; ++j) scores[r * pitch + j] = sums[j][r];
+// scores[r·pitch + 16·g + j] = q_r·k_j for `count` keys of each of C groups, rows of cells key_row apart from keys[g]
+// on, and R queries (depth, strip). The keys are the left operand, so that they are read where they lie; groups do not
+// wait for each other's products. `count` rows, 16 cells and R columns are configured.
+template <int R, int C, class Prefetch>
+CLEARHEAD_INLINE void tile_squares(const float* queries, int64_t strip, const float* const* keys, int64_t key_row,
+                                   int64_t depth, float* scores, int64_t pitch, int count, Prefetch& beside) {
+    alignas(64) float sums[C][16][R];
+#define CLEARHEAD_ADD_GROUP(i, _)                                                                     \
+    {                                                                                                 \
+        _tile_loadd(4, keys[i] + k, 4 * key_row);                                                     \
+        _tile_dpbf16ps(i, 4, 5);                                                                      \
+        beside.template issue<2>(); /* a few lines at a time: more would hold up the next products */ \
+    }
+#define CLEARHEAD_STORE_GROUP(i, _) _tile_stored(i, sums[i], 4 * R)
+    finish_stores();
+    CLEARHEAD_EACH_TILE(CLEARHEAD_CLEAR)
+    for (int64_t k = 0; k < depth; k += kTileCells) {
+        _tile_loadd(5, queries + k * strip, 4 * strip);
+        CLEARHEAD_EACH_TILE(CLEARHEAD_ADD_GROUP)
+    }
+    CLEARHEAD_EACH_TILE(CLEARHEAD_STORE_GROUP)
+    for (int i = 0; i < C; ++i)
+        for (int r = 0; r < R; ++r)
+            for (int j = 0; j < count; ++j) scores[r * pitch + 16 * i + j] = sums[i][j][r];
 }
 #else
 constexpr bool kHasTiles = false;

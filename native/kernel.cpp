@@ -3,8 +3,8 @@
 // backward pass) or effects (the passes that compute the weights again).
 //
 // Read in this order: simd, exponential, amx, tiles, packing, rules, top, softmax_state, key_blocks, score_tangents,
-// row_tangents, rows, row_results, received, weight_tiles, tile_sums, picture, transposed, columns, operand,
-// gradient_tangents, gradients, edge_terms, others, strongest, effects.
+// row_tangents, rows, row_results, received, weight_tiles, tile_sums, operand, columns,
+// gradient_tangents, gradients, others, strongest, effects.
 #define CLEARHEAD_TEXT_(a) #a
 #define CLEARHEAD_TEXT(a) CLEARHEAD_TEXT_(a)
 #include CLEARHEAD_TEXT(CLEARHEAD_PART.hpp)

@@ -37,6 +37,8 @@ template <class M> struct KeyBlocks {
     bool pairs_in_place =  // pairs of values are made as they are read; `values` is null
         few_rows && has_values && M::per_cell == 2 && !in_tiles<M>() && p.type == Type::bf16 && p.v.column == 1 &&
         !p.v.runs && p.d_v % (2 * kLanes<T>) == 0;
+    bool packs_values =  // straight from memory, a block at a time, before its keys are read
+        in_tiles<M>() && direct_keys && has_values && !job.direct_values;
     bool separate_nonfinite = false;  // values that are not finite are listed in `nonfinite`
     // sizes
     int64_t key_head = batch * p.kv_heads + first_head * p.kv_heads / p.heads;  // counted over all batches, as below
@@ -102,8 +104,9 @@ template <class M> struct KeyBlocks {
 
     void pack_values_of_block(int64_t j0, int64_t first, int64_t last) {
         const int64_t from = first / M::per_cell * M::per_cell;
+        Prefetch beside = prefetch_beside_packing(first, last);
         pack_value_rows<M>(p.v, p.type, batch, value_head % p.v_heads, from, last, p.d_v, columns,
-                           packed_values + (from - j0) / M::per_cell * columns);
+                           packed_values + (from - j0) / M::per_cell * columns, &beside);
         values = packed_values;
     }
 
@@ -129,18 +132,32 @@ template <class M> struct KeyBlocks {
     // later values and the next keys.
     Prefetch prefetch_beside_keys(int64_t first, int64_t last) const {
         Prefetch prefetch;
-        prefetch_rows(prefetch, 0, p.k, key_head % p.kv_heads, p.d_k, first + kPrefetchRows, last);
-        if (has_values)
-            prefetch_rows(prefetch, 1, p.v, value_head % p.v_heads, p.d_v, first, min_of(first + kPrefetchRows, last));
+        if (packs_values) {  // the values that are packed next
+            prefetch_values(prefetch, 0, last, min_of(last + kBlock, p.keys));
+            prefetch.bytes = kRun * p.d_v * bytes_of(p.type) * kDepthChunk / depth;
+            return prefetch;
+        }
+        prefetch_keys(prefetch, 0, first + kPrefetchRows, last);
+        if (has_values) prefetch_values(prefetch, 1, first, min_of(first + kPrefetchRows, last));
         prefetch.bytes = kLanes<T> * kVectorBytes;
+        return prefetch;
+    }
+
+    // While values are packed: the keys of their block, and, at a task's start, the values themselves.
+    Prefetch prefetch_beside_packing(int64_t first, int64_t last) const {
+        Prefetch prefetch;
+        if (!packs_values) return prefetch;
+        const bool start = packed_values_start < 0;
+        if (start) prefetch_values(prefetch, 0, first + kPrefetchRows, last);
+        prefetch_keys(prefetch, 1, first, last);
+        prefetch.bytes = kPackedRows * (p.d_k + start * p.d_v) * bytes_of(p.type);
         return prefetch;
     }
 
     Prefetch prefetch_beside_values(int64_t first, int64_t last) const {
         Prefetch prefetch;
-        if (job.direct_values || pairs_in_place)
-            prefetch_rows(prefetch, 0, p.v, value_head % p.v_heads, p.d_v, first + kPrefetchRows, last);
-        prefetch_rows(prefetch, 1, p.k, key_head % p.kv_heads, p.d_k, last, min_of(last + kPrefetchRows, p.keys));
+        if (job.direct_values || pairs_in_place) prefetch_values(prefetch, 0, first + kPrefetchRows, last);
+        prefetch_keys(prefetch, 1, last, min_of(last + kPrefetchRows, p.keys));
         prefetch.bytes = kDepthChunk * columns * int64_t(sizeof(T));
         return prefetch;
     }
@@ -148,7 +165,7 @@ template <class M> struct KeyBlocks {
     // The first keys of a task, all at once.
     void prefetch_first_keys(int64_t first, int64_t last) const {
         Prefetch prefetch;
-        prefetch_rows(prefetch, 0, p.k, key_head % p.kv_heads, p.d_k, first, min_of(first + kPrefetchRows, last));
+        prefetch_keys(prefetch, 0, first, min_of(first + kPrefetchRows, last));
         prefetch.bytes = kPrefetchRows * p.d_k * bytes_of(p.type);
         prefetch.template issue<3>();
     }
@@ -168,22 +185,27 @@ template <class M> struct KeyBlocks {
         return next;
     }
 
+    void prefetch_keys(Prefetch& prefetch, int which, int64_t first, int64_t last) const {
+        prefetch_rows(prefetch, which, p.k, key_head % p.kv_heads, p.d_k, first, last);
+    }
+
+    void prefetch_values(Prefetch& prefetch, int which, int64_t first, int64_t last) const {
+        prefetch_rows(prefetch, which, p.v, value_head % p.v_heads, p.d_v, first, last);
+    }
+
     void prefetch_rows(Prefetch& prefetch, int which, const View& x, int64_t head, int64_t d, int64_t first,
                        int64_t last) const {
-        const int64_t size = bytes_of(p.type);
+        const int64_t size = bytes_of(p.type), together = x.runs && x.row == d ? kRun : 1;  // rows that are one piece
         if (x.column != 1 || first >= last) return;
-        const char *row = row_of(x, p.type, batch, head, first), *data = static_cast<const char*>(x.data);
+        first = first / together * together;
+        const char* row = row_of(x, p.type, batch, head, first);
         prefetch.add(which, row, d * size, x.row * size, last - first);
-        if (x.runs)
-            prefetch.rows[which] = {row,
-                                    d * size,
-                                    x.row * size,
-                                    last - first,
-                                    0,
-                                    data + head * x.head * size,
-                                    x.runs + first / kRun + 1,
-                                    first % kRun,
-                                    size};
+        if (!x.runs) return;
+        Prefetch::Rows& ahead = prefetch.rows[which];
+        ahead = {row, together * d * size, x.row * size, (last - first + together - 1) / together};
+        ahead.pages = static_cast<const char*>(x.data) + head * x.head * size;
+        ahead.run = x.runs + first / kRun + 1, ahead.in_run = first % kRun;
+        ahead.per_run = kRun / together, ahead.size = size;
     }
 };
 

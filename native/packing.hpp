@@ -25,6 +25,8 @@ struct Arena {
     }
 };
 
+constexpr int kPackedRows = 8;  // value rows that are packed between two prefetches
+
 CLEARHEAD_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 CLEARHEAD_INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 CLEARHEAD_INLINE int64_t up_to_multiple(int64_t x, int64_t of) { return (x + of - 1) / of * of; }
@@ -81,8 +83,8 @@ template <class M> CLEARHEAD_INLINE int64_t depth_of(int64_t d) { return (d + M:
 
 // Whether a row's bytes in memory are its cells, so that products can read them in place.
 template <class M> CLEARHEAD_INLINE bool in_cells(const View& x, Type type, int64_t d) {
-    if (x.column != 1 || d % M::per_cell) return false;
-    return M::per_cell == 2 ? type == Type::bf16 : bytes_of(type) == int64_t(sizeof(typename M::T));
+    const bool same = M::per_cell == 2 ? type == Type::bf16 : bytes_of(type) == int64_t(sizeof(typename M::T));
+    return same && x.column == 1 && d % M::per_cell == 0;
 }
 
 // Cells that the functions below need for rows on their way into a panel or a strip.
@@ -203,7 +205,8 @@ CLEARHEAD_INLINE int64_t zip_rows(const uint16_t* a, const uint16_t* b, int64_t 
 // Packs value rows first … last as cells, with zeros up to `columns`, a multiple of the lanes. A pair holds two rows;
 // an odd last row is paired with zeros.
 template <class M> void pack_value_rows(const View& x, Type type, int64_t batch, int64_t head, int64_t first,
-                                        int64_t last, int64_t d, int64_t columns, typename M::Cell* to) {
+                                        int64_t last, int64_t d, int64_t columns, typename M::Cell* to,
+                                        Prefetch* prefetch = nullptr) {
     if constexpr (M::per_cell == 1) {
         for (int64_t j = first; j < last; ++j, to += columns) {
             fetch(row_of(x, type, batch, head, j), x.column, type, d, to);
@@ -213,10 +216,7 @@ template <class M> void pack_value_rows(const View& x, Type type, int64_t batch,
         for (int64_t j = first; j < last; j += 2, to += columns) {
             const uint16_t* a = reinterpret_cast<const uint16_t*>(row_of(x, type, batch, head, j));
             const uint16_t* b = reinterpret_cast<const uint16_t*>(row_of(x, type, batch, head, j + 1));
-            for (int64_t i = 0; i < d; i += 32) {  // a task of few queries packs values straight from memory
-                __builtin_prefetch(a + 32 * x.row + i, 0, 2);
-                __builtin_prefetch(b + 32 * x.row + i, 0, 2);
-            }
+            if (prefetch && j % kPackedRows == 0) prefetch->issue<2>();
             uint32_t* pair = reinterpret_cast<uint32_t*>(to);
             int64_t c = 0;
             if (j + 1 < last && x.column == 1) c = zip_rows(a, b, d, to);

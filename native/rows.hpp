@@ -167,13 +167,20 @@ template <class M> struct RowTask {
         constexpr int64_t n = kTileCells;
         const int64_t head = blocks.key_head % p.kv_heads, depth = blocks.depth, stop = min_of(last, p.keys - j0);
         const auto multiply = [&]<int R>() {
+            const float* keys[4];
+            const auto groups = [&]<int C>(int64_t j, int64_t keys_of_each) {
+                for (int i = 0; i < C; ++i)
+                    keys[i] = reinterpret_cast<const float*>(row_of(p.k, p.type, batch, head, j0 + j + i * n));
+                tile_squares<R, C>(strip_queries, kStrip, keys, p.k.row / 2, depth, strip_scores + j, pitch,
+                                   int(keys_of_each), beside);
+            };
             configure_tiles(n, n, R);
-            for (int64_t j = first; j < stop; j += n) {
-                if (stop - j < n) configure_tiles(int(stop - j), n, R);
-                for (int64_t k = 0; k < depth; k += n) beside.issue<2>();
-                const auto keys = reinterpret_cast<const float*>(row_of(p.k, p.type, batch, head, j0 + j));
-                tile_square<R>(strip_queries, kStrip, keys, p.k.row / 2, depth, strip_scores + j, pitch,
-                               int(min_of(n, stop - j)));
+            int64_t j = first;
+            for (; j + 4 * n <= stop; j += 4 * n) groups.template operator()<4>(j, n);
+            for (; j + n <= stop; j += n) groups.template operator()<1>(j, n);
+            if (j < stop) {
+                configure_tiles(int(stop - j), n, R);
+                groups.template operator()<1>(j, stop - j);
             }
             _tile_release();
         };

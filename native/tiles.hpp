@@ -94,6 +94,7 @@ struct Prefetch {
         const char* pages = nullptr;                       // where their first element is
         const int64_t* run = nullptr;                      // in pages: the run after the present one, as View::runs
         int64_t in_run = 0, size = 0;                      // rows of the present run that are done; bytes of an element
+        int64_t per_run = kRun;                            // 1 where the rows of a run are read as one
     } rows[2];                                             // the second follows the first
     int64_t bytes = 0;                                     // at a time
 
@@ -114,7 +115,7 @@ struct Prefetch {
             r.done += here;
             if (r.done < r.bytes) continue;
             r.done = 0, r.row += r.pitch, --r.left;
-            if (r.run && ++r.in_run == kRun) r.in_run = 0, r.row = r.pages + *r.run++ * r.size;
+            if (r.run && ++r.in_run == r.per_run) r.in_run = 0, r.row = r.pages + *r.run++ * r.size;
         }
     }
 };
@@ -196,12 +197,11 @@ __attribute__((noinline)) void tile_sums(const float* weights, const float* valu
                                          int64_t columns, Prefetch* prefetch) {
     int64_t c = 0, configured = 0;
     for (int64_t i = 0; prefetch && i < depth; i += kTileCells) prefetch->issue<2>();
-    for (; c + 64 <= columns && depth; c += 64)
-        tile_sum<R, 4, ROW>(weights, values + c, pitch, begin, depth, rescale, out + c, out_pitch, configured);
-    for (; c + 32 <= columns && depth; c += 32)
-        tile_sum<R, 2, ROW>(weights, values + c, pitch, begin, depth, rescale, out + c, out_pitch, configured);
-    for (; c < columns && depth; c += 16)
-        tile_sum<R, 1, ROW>(weights, values + c, pitch, begin, depth, rescale, out + c, out_pitch, configured);
+    const auto add = [&]<int C>() {
+        for (; c + 16 * C <= columns && depth; c += 16 * C)
+            tile_sum<R, C, ROW>(weights, values + c, pitch, begin, depth, rescale, out + c, out_pitch, configured);
+    };
+    add.template operator()<4>(), add.template operator()<2>(), add.template operator()<1>();
     _tile_release();
 }
 #endif
@@ -340,15 +340,12 @@ __attribute__((noinline)) void weighted_sum(const typename M::Cell* weights, con
     // With few rows, more columns at a time, so that enough chains run at the same time.
     constexpr int wide = kRegisters < 32 ? 2 : R <= 2 ? 8 : R <= 4 ? 4 : 2;
     int64_t c = 0;
-    for (; c + wide * kLanes<T> <= columns; c += wide * kLanes<T>)
-        weighted_sum_tile<M, R, wide, ROW, STEP>(weights, values, pitch, depth, rescale, out + c, out_pitch, prefetch,
-                                                 runs, c);
-    for (; c + 2 * kLanes<T> <= columns; c += 2 * kLanes<T>)
-        weighted_sum_tile<M, R, 2, ROW, STEP>(weights, values, pitch, depth, rescale, out + c, out_pitch, prefetch,
-                                              runs, c);
-    for (; c < columns; c += kLanes<T>)
-        weighted_sum_tile<M, R, 1, ROW, STEP>(weights, values, pitch, depth, rescale, out + c, out_pitch, prefetch,
-                                              runs, c);
+    const auto add = [&]<int C>() {
+        for (; c + C * kLanes<T> <= columns; c += C * kLanes<T>)
+            weighted_sum_tile<M, R, C, ROW, STEP>(weights, values, pitch, depth, rescale, out + c, out_pitch, prefetch,
+                                                  runs, c);
+    };
+    add.template operator()<wide>(), add.template operator()<2>(), add.template operator()<1>();
 }
 
 // The cells of two neighbouring rows of bfloat16 numbers, a vector's bytes of each: pairs in the order of the columns.
@@ -402,12 +399,12 @@ __attribute__((noinline)) void weighted_rows(const typename M::Cell* weights, co
     using T = typename M::T;
     constexpr int wide = R <= 2 ? 8 : R <= 6 ? 4 : 2;
     int64_t c = 0;
-    for (; c + wide * kLanes<T> <= columns; c += wide * kLanes<T>)
-        weighted_rows_tile<M, R, wide, ROW>(weights, values + c, pitch, count, rescale, out + c, out_pitch, prefetch,
-                                            runs, c);
-    for (; c < columns; c += 2 * kLanes<T>)
-        weighted_rows_tile<M, R, 2, ROW>(weights, values + c, pitch, count, rescale, out + c, out_pitch, prefetch, runs,
-                                         c);
+    const auto add = [&]<int C>() {
+        for (; c + C * kLanes<T> <= columns; c += C * kLanes<T>)
+            weighted_rows_tile<M, R, C, ROW>(weights, values + c, pitch, count, rescale, out + c, out_pitch, prefetch,
+                                             runs, c);
+    };
+    add.template operator()<wide>(), add.template operator()<2>();
 }
 
 }  // namespace
