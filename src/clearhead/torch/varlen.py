@@ -34,7 +34,7 @@ _NAMES = ("query", "key", "value")
 _PLAIN = (int, float, bool, type(None))
 _MOST = 256  # different calls
 _calls: dict[Hashable, tuple[Problem, dict[str, Any]]] = {}  # and the answers' shapes and dtypes
-Prepared = Callable[[Array, Array, Array, tuple[Array | None, ...], Array], dict[str, Array]]
+Prepared = Callable[[Array, Array, Array, tuple[Array | None, ...], Array | None], dict[str, Array]]
 Tensors = tuple[Any, ...]  # query, key, value, cu_seq_q, cu_seq_k, seqused_k, block_table
 
 
@@ -271,8 +271,8 @@ def _checked(
 def prepared(dtype: torch.dtype, q: Array, k: Array, v: Array, rules: dict[str, Any], asked: Any) -> Prepared:
     """A function that answers calls on such arrays, of what `read_bits` gives; what they have in common is read once.
 
-    It is given q, k, v, where they lie (cu_seq_q, cu_seq_k, seqused_k, block_table) and room for the output, and
-    returns by name what is asked for. `rules` are those of `varlen_attn`, with window_size.
+    It is given q, k, v, where they lie (cu_seq_q, cu_seq_k, seqused_k, block_table) and room for the output, or None,
+    and returns by name what is asked for. `rules` are those of `varlen_attn`, with window_size.
     """
     want = Wanted(output=True, **check_asked(asked, _OBSERVED, ()))
     read = _rules(*map(rules.get, ("window_size", "scale", "softcap", "alibi_slopes", "sinks")))
@@ -286,14 +286,16 @@ def prepared(dtype: torch.dtype, q: Array, k: Array, v: Array, rules: dict[str, 
     room = room_for_ragged(problem, v.shape[-1], want, chosen.STATISTICS)
     kinds = {name: (x.shape[1:], x.dtype) for name, x in room.items() if name != "output"}
 
-    def answer(q: Array, k: Array, v: Array, where: tuple[Array | None, ...], output: Array) -> dict[str, Array]:
+    def answer(q: Array, k: Array, v: Array, where: tuple[Array | None, ...], output: Array | None) -> dict[str, Array]:
         if chosen is native:
             answers = {name: np.empty((len(q), *shape), dtype) for name, (shape, dtype) in kinds.items()}
-            native.ragged(problem, q, k, v, where, {**answers, "output": output})
+            native.ragged(problem, q, k, v, where, answers if output is None else {**answers, "output": output})
             return answers
         arrays = *(x.view(dtype) for x in tensors(q, k, v)), *tensors(*where)
         results = _checked(arrays, enable_gqa=True, rules=read, engine=None, num_threads=None, want=want)[1]
-        output[:] = read_bits(results.pop("output"))
+        made = read_bits(results.pop("output"))
+        if output is not None:
+            output[:] = made
         return {name: x.numpy() for name, x in results.items()}
 
     return answer

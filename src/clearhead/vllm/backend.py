@@ -156,9 +156,9 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         return output
 
     def attend(
-        self, q: Array, values: Array, where: Where, out: Array, asked: dict[str, Any], **rules: Any
+        self, q: Array, values: Array, where: Where, out: Array | None, asked: dict[str, Any], **rules: Any
     ) -> dict[str, Array]:
-        """Fill in the output, (tokens, heads, d), and answer what is asked for, (tokens, heads, …)."""
+        """Fill in the output, (tokens, heads, d), if there is one, and answer what is asked for, (tokens, heads, …)."""
         (cache, keys, _), call = self.cache, (values.shape[-1], *asked.items(), *rules.items())
         if call not in self.calls:
             self.calls[call] = prepared(cache.dtype, q, keys, values, self.rules | rules, asked)
@@ -167,10 +167,8 @@ class Impl(AttentionImpl):  # type: ignore[misc]
     def shares(self, step: Step, q: Array, logsumexp: Array) -> Array:
         """The share of each query on each of its spans, (spans, heads): by the log-sum-exp of ranges of keys."""
         parts = step.parts(self.left)
-        # The output is of no use: one column of the keys, which are read anyway, stands for the values.
-        values, out = self.cache[1][..., :1], np.empty((len(parts.rows), q.shape[1], 1), q.dtype)
         rules: dict[str, Any] = {"window_size": (-1, -1), "sinks": None}
-        sums = self.attend(q[parts.rows], values, parts.where, out, {"logsumexp": True}, **rules)["logsumexp"]
+        sums = self.attend(q[parts.rows], self.cache[2], parts.where, None, {"logsumexp": True}, **rules)["logsumexp"]
         if self.rules["alibi_slopes"] is not None:
             sums = sums - parts.gaps * self.rules["alibi_slopes"].numpy()
         return parts.signs @ np.exp(sums - logsumexp[parts.rows])
