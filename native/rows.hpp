@@ -165,7 +165,8 @@ template <class M> struct RowTask {
                              Prefetch& beside) {
 #if defined(__AMX_BF16__)
         constexpr int64_t n = kTileCells;
-        const int64_t head = blocks.key_head % p.kv_heads, depth = blocks.depth, stop = min_of(last, p.keys - j0);
+        const int64_t head = blocks.key_head % p.kv_heads, depth = blocks.depth, here = min_of(last, p.keys - j0),
+                      stop = p.k.runs ? up_to_multiple(here, n) : here;  // a run has all its rows
         const auto multiply = [&]<int R>() {
             const float* keys[4];
             const auto groups = [&]<int C>(int64_t j, int64_t keys_of_each) {
