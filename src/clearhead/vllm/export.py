@@ -23,11 +23,11 @@ class Means:
         """Add one token: its statistics, (layers, heads, …)."""
         self.tokens += 1
         for name in _UNITS.keys() & seen.keys():
-            self.sums[name] = self.sums.get(name, 0.0) + seen[name].mean((0, 1), np.float64)
+            self.sums[name] = self.sums.get(name, 0.0) + seen[name].astype(np.float64)
 
     def export(self, request: str) -> None:
         """Send them to whichever is on; neither has to be installed. Of spans, a metric has the sum."""
-        means = {name: (total / self.tokens).tolist() for name, total in self.sums.items()}
+        means = {name: (total.mean((0, 1)) / self.tokens).tolist() for name, total in self.sums.items()}
         with suppress(ImportError):
             for name, mean in means.items():
                 _histogram(name).observe(float(np.sum(mean)))

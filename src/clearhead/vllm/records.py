@@ -176,8 +176,9 @@ class Recorder:
         here = np.arange(next(iter(seen.values())).shape[1]) + self.first_head
         heads = here if one.heads is None else here[np.isin(here, one.heads)]
         chosen = slice(None) if one.layers is None else np.isin(layers, one.layers)
+        columns = slice(None) if one.heads is None else heads - self.first_head
         record = {"request": name, "layers": layers[chosen].tolist(), "heads": heads.tolist(), "position": position}
-        record |= {key: value[chosen][:, heads - self.first_head] for key, value in seen.items()}
+        record |= {key: value[chosen][:, columns].copy() for key, value in seen.items()}
         self.means.setdefault(name, Means()).add({key: record[key] for key in seen})
         path = os.environ.get("CLEARHEAD_VLLM_FILE")
         if path:
