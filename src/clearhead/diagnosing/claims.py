@@ -4,21 +4,30 @@ A file (.json, .npz or .safetensors) holds q, k, v, or a layer's x, w_q, w_k, w_
 or weights and v; any score rules; the names of its tokens; and, if wanted, the values that it claims for steps: scores,
 scaled, capped, biased, masked, weights, output, and of a layer also q, k, v, heads and concat, the heads joined, which
 may be called H.
+
+A claim that is wrong takes the place of its step, and everything after it is computed from there: so a mistake is told
+from what follows.
 """
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from clearhead.core.axes import Array, split_heads
+from clearhead.core import reference
+from clearhead.core.axes import Array, join_heads, split_heads
 from clearhead.core.rules import Rules
-from clearhead.diagnosing.claimed_steps import explanations, following
+from clearhead.diagnosing.diagnose import judged
 from clearhead.diagnosing.fitting import largest, largest_difference
-from clearhead.diagnosing.verdict import MistakeExplanation
+from clearhead.diagnosing.inputs import file_inputs
+from clearhead.diagnosing.mistakes import mistakes
+from clearhead.diagnosing.recipe import RIGHT, Diagnosed, changed
+from clearhead.diagnosing.search import Candidate, closest
+from clearhead.diagnosing.verdict import Confidence, MistakeExplanation
+from clearhead.diagnosing.workings import Workings
 from clearhead.errors import FileError
 from clearhead.textbook import case_file
 from clearhead.textbook.case_file import INPUTS, LAYER, NAMES, WEIGHTS_AND_V
@@ -33,8 +42,18 @@ from clearhead.view.names import Names, token_names
 from clearhead.words import LANGUAGES, Language, say
 
 CLAIMABLE = (*INPUTS, "scores", "scaled", "capped", "biased", "masked", "weights", "heads", "concat", "output")
-_OTHER_NAMES = {"h": "concat"}
-_KNOWN = (*LAYER, "num_heads", "convention", *NAMES, *Rules.__annotations__, *CLAIMABLE, *_OTHER_NAMES)
+_KNOWN = (*LAYER, "num_heads", "convention", *NAMES, *Rules.__annotations__, *CLAIMABLE, "h")
+_FROM: dict[str, tuple[str, ...]] = {  # each step and those that it is computed from
+    "scores": ("q", "k"),
+    "scaled": ("scores",),
+    "capped": ("scaled",),
+    "biased": ("capped",),
+    "masked": ("biased",),
+    "weights": ("masked",),
+    "heads": ("weights", "v"),
+    "concat": ("heads",),
+}
+_ONWARD = {"q", "k", "v", "scores", "scaled", "weights", "heads", "concat"}  # what can be computed on from
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -100,14 +119,13 @@ class CheckedExample:
             | {"difference_from_source": listed(v.off_source)}
             for v in self.verdicts
         ]
-        first = None if self.first_wrong is None else self.first_wrong.name
         geometry = None if isinstance(self.trace, WeightsTrace) else self.trace.geometry
         return {
             "tokens": None if self.tokens is None else {"queries": list(self.tokens), "keys": list(self.sources or ())},
             "steps": described,
             "claims": judged,
-            "first_wrong": first,
-            "geometry": None if geometry is None else {name: listed(x) for name, x in geometry._asdict().items()},
+            "first_wrong": self.first_wrong and self.first_wrong.name,
+            "geometry": geometry and {name: listed(x) for name, x in geometry._asdict().items()},
             "check": {name: listed(x) if name != "engine" else x for name, x in self.trace.check._asdict().items()},
         }
 
@@ -118,9 +136,8 @@ def _said(verdict: Verdict) -> Translations:
     wrong = both("claim wrong", name=verdict.name, difference=verdict.difference)
     if verdict.source is None or verdict.follows is None:
         return wrong
-    more = both(
-        "follows" if is_consequence(verdict) else "also off", source=verdict.source, difference=verdict.off_source
-    )
+    key = "follows" if is_consequence(verdict) else "also off"
+    more = both(key, source=verdict.source, difference=verdict.off_source)
     return {language: f"{wrong[language]}{say(language, 'also')}{more[language]}" for language in LANGUAGES}
 
 
@@ -148,12 +165,11 @@ def check_file(path: str | Path) -> CheckedExample:
 
 def _claimed(place: Path, data: dict[str, Any], needed: tuple[str, ...]) -> dict[str, Any]:
     """The claims in a file's values, by the names of their steps, in the order of the steps."""
-    for other, name in _OTHER_NAMES.items():
-        if other in data and name in data:
-            values = {"file": place.name, "one": other.upper(), "other": name}
-            raise FileError("{file} holds both {one} and {other}, which are the same.", **values)
-        if other in data:
-            data[name] = data.pop(other)
+    if "h" in data and "concat" in data:
+        values = {"file": place.name, "one": "H", "other": "concat"}
+        raise FileError("{file} holds both {one} and {other}, which are the same.", **values)
+    if "h" in data:
+        data["concat"] = data.pop("h")
     claimed = {name: data[name] for name in CLAIMABLE if name in data and name not in needed}
     for name in ("heads", "concat") if "x" not in needed else ():
         if name in claimed:
@@ -180,9 +196,9 @@ def _verdicts(place: Path, values: dict[str, Any], traced: Trace, claims: dict[s
         difference = largest_difference(claimed, truth)
         slack = _tolerance(written, array) * max(1.0, largest(truth))
         right = difference <= slack
-        source, follows = following(traced, wrong, name)
+        source, follows = _following(traced, wrong, name)
         off_source = 0.0 if follows is None else largest_difference(claimed, follows)
-        why = () if right else explanations(place, values, traced, name, claimed, slack)
+        why = () if right else _explanations(place, values, traced, name, claimed, slack)
         yield Verdict(name, claimed, truth, difference, right, source, follows, off_source, why)
         wrong |= {} if right else {name: claimed}
 
@@ -217,3 +233,81 @@ def _tolerance(written: Any, array: Array) -> float:
     if isinstance(written, np.ndarray):
         return 32 * float(np.finfo(written.dtype).eps) if written.dtype.kind == "f" else 1e-6
     return case_file.half_a_decimal(written) / max(1.0, largest(array)) + 1e-5
+
+
+@np.errstate(invalid="ignore", over="ignore", divide="ignore")
+def _following(traced: Trace, wrong: Mapping[str, Array], target: str) -> tuple[str, Array] | tuple[None, None]:
+    """The nearest wrong claims before `target`, by name, and the numbers that it would have if they were right.
+
+    `wrong` has each claimed step that is wrong, by name, in the step's shape. None where `target` depends on none of
+    them, or on one from which its step cannot be computed, such as masked scores.
+    """
+    layer, problem, convention = hasattr(traced, "concat"), traced.problem, traced.convention
+    sources = _sources(target, wrong, layer=layer)
+    if not sources or not _ONWARD.issuperset(sources) or ("scaled" in sources and not problem.scale.all()):
+        return None, None
+
+    def step(name: str) -> Array:
+        """A step as it follows from these claims, tokens as rows, (batch, heads, …)."""
+        if name in sources or not _sources(name, wrong, layer=layer):
+            rows = turned(wrong[name] if name in sources else np.asarray(getattr(traced, name)), convention)
+            rows = rows.reshape(problem.batch, -1, *rows.shape[-2:])
+            return np.repeat(rows, problem.group, axis=1) if name in ("k", "v") else rows
+        if name == "scores":
+            return step("q") @ step("k").swapaxes(-1, -2)
+        if name == "heads" or (name == "output" and not layer):
+            return step("weights") @ step("v")
+        if name == "concat":
+            return join_heads(step("heads"))[:, None]
+        if name == "output":
+            w_o, b_o = getattr(traced, "w_o", None), getattr(traced, "b_o", None)
+            projected = step("concat") if w_o is None else step("concat") @ turned(np.asarray(w_o), convention)
+            return projected if b_o is None else np.asarray(projected + b_o)
+        scores = step("scaled") / problem.scale[:, None, None] if "scaled" in sources else step("scores")
+        return np.asarray(getattr(reference.from_scores(problem, scores), name))
+
+    truth = turned(np.asarray(getattr(traced, target)), convention)
+    return ", ".join(sources), turned(step(target).reshape(truth.shape), convention)
+
+
+def _sources(target: str, wrong: Mapping[str, Array], *, layer: bool) -> tuple[str, ...]:
+    """The wrong claims from which `target` is computed, each the last one on its way."""
+    before = () if target in "qkv" else _FROM.get(target, ("concat",) if layer else ("weights", "v"))
+    sources = ((name,) if name in wrong else _sources(name, wrong, layer=layer) for name in before)
+    return tuple(dict.fromkeys(name for names in sources for name in names))
+
+
+def _explanations(
+    place: Path, values: dict[str, Any], traced: Trace, name: str, claimed: Array, slack: float
+) -> tuple[MistakeExplanation, ...]:
+    """What gives the numbers that a file claims for the step `name`, the best first.
+
+    values    the file's inputs and rules, of which `traced` is the trace
+    claimed   in the shape of the step, in the file's convention
+    slack     how far the written numbers may lie from what was computed
+    """
+    if name == "concat":  # the output of a layer without W^O
+        values, name = {key: value for key, value in values.items() if key not in ("w_o", "b_o")}, "output"
+    if name not in ("q", "k", "v", "heads"):
+        return judged(file_inputs(place, values, claimed, name), slack).explanations
+    inputs = file_inputs(place, values, np.asarray(traced.output), "output")
+    rows = turned(claimed, values.get("convention", "rows"))
+    rows = rows.reshape(inputs.problem.batch, -1, *rows.shape[-2:])
+    if name == "heads":
+        return judged(replace(inputs, theirs=rows, per_head=True), slack).explanations
+    return _of_projection(inputs, name, rows, slack)
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def _of_projection(inputs: Diagnosed, name: str, claimed: Array, slack: float) -> tuple[MistakeExplanation, ...]:
+    """The mistakes in a projection or the split of its heads that give this Q, K or V."""
+    fields, workings = {f"w_{name}", f"b_{name}", "split"}, Workings(inputs)
+    tried = [
+        Candidate((mistake,), (change,), recipe, largest_difference(claimed, workings.operand(recipe, name)), slack)
+        for mistake in mistakes()
+        for change in mistake.variants(inputs)
+        if set(change) <= fields and (recipe := changed(RIGHT, change))
+    ]
+    fitting = closest(candidate for candidate in tried if candidate.fits)
+    confidence: Confidence = "likely" if len(fitting) == 1 else "ambiguous"
+    return tuple(MistakeExplanation(candidate, confidence) for candidate in fitting)
