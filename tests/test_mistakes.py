@@ -15,11 +15,9 @@ import clearhead as ch
 import wrong
 import wrong_softmax
 from clearhead.core.rules import RULES
-from clearhead.diagnosing.conditions import OF_INPUTS, OF_PROBLEM
-from clearhead.diagnosing.mistakes import mistakes, values
+from clearhead.diagnosing.mistakes import COMPUTED, OF_INPUTS, OF_PROBLEM, mistakes, values
 from clearhead.diagnosing.recipe import Recipe
 from clearhead.diagnosing.search import Search
-from clearhead.diagnosing.variants import COMPUTED
 from diagnosing import diagnosed, qkv, softmax, top
 from problems import in_the_gate
 from seeds import fresh

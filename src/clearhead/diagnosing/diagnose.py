@@ -71,9 +71,15 @@ def diagnose(
     with ungraphed():
         diagnosis = judged(plain_inputs(q, k, v, theirs, stage, rotation, rules))
         suspected = diagnosis.verdict == "unexplained" or any("across" in e.details for e in diagnosis.explanations)
-        if suspected and _right_with_axes_swapped(q, k, v, theirs, stage, rotation, rules):
-            return _doubted(diagnosis, Reason("axes swapped"))
-    return diagnosis
+        if not suspected or not _right_with_axes_swapped((q, k, v, theirs), stage, rotation, rules):
+            return diagnosis
+    swapped = Reason("axes swapped")  # speaks against every explanation
+    if not diagnosis.explanations:
+        return replace(diagnosis, known=(swapped, *diagnosis.known))
+    best, *others = diagnosis.explanations
+    confidence: Confidence = "likely" if best.confidence == "sure" else best.confidence
+    best = replace(best, confidence=confidence, doubts=(swapped, *best.doubts))
+    return replace(diagnosis, explanations=(best, *others))
 
 
 def diagnose_layer(
@@ -172,7 +178,12 @@ def judged(inputs: Diagnosed, slack: float = 0.0) -> Diagnosis:
     right, theirs = search.full.exact.answer(RIGHT, search.everything), search.full.theirs(search.everything)
     _, tolerance = search.full.measure(RIGHT, search.everything, right)
     gaps = differences(theirs, right)
-    first = _first(search, gaps, theirs, right, tolerance)
+    first: Place | None = None
+    if len(wrong := np.argwhere(gaps > tolerance)):  # the first number that is further off than rounding allows
+        place = batch, head, row, column = tuple(wrong[0].tolist())
+        batch, row = search.coverage.batches[batch], search.coverage.queries[row]
+        head = None if search.full.inputs.merged else head
+        first = Place(batch, head, row, column, float(theirs[place]), float(right[place]))
     verdict: Outcome = "right" if first is None else "unexplained"
     explanations: tuple[MistakeExplanation, ...] = ()
     known: tuple[Reason, ...] = ()
@@ -184,11 +195,8 @@ def judged(inputs: Diagnosed, slack: float = 0.0) -> Diagnosis:
     named = {mistake for explanation in explanations for mistake in explanation.candidate.mistakes}
     hidden = [] if verdict == "unexplained" else search.unseen()
     unseen = tuple(MistakeExplanation(each, "ambiguous") for each in hidden if each.mistakes[0] not in named)
-    return Diagnosis(
-        *(verdict, explanations, float(gaps.max(initial=0.0)), tolerance, first, search.coverage, unseen),
-        nonfinite=nonfinite_inputs(inputs),
-        known=known,
-    )
+    difference, nonfinite = float(gaps.max(initial=0.0)), nonfinite_inputs(inputs)
+    return Diagnosis(verdict, explanations, difference, tolerance, first, search.coverage, unseen, nonfinite, known)
 
 
 def _explanations(search: Search, gaps: Array, tolerance: float) -> tuple[Outcome, tuple[MistakeExplanation, ...]]:
@@ -208,51 +216,25 @@ def _explanations(search: Search, gaps: Array, tolerance: float) -> tuple[Outcom
     ]
     if several:
         return "ambiguous", tuple(explanations)
-    doubted = doubts(search, best, gaps, tolerance)
+    doubted = tuple(doubts(search, best, gaps, tolerance))
+    if not doubted and search.rare_rivals(best):
+        doubted = (Reason("rivals"),)
     confidence: Confidence = "sure" if len(groups) == 1 and not doubted else "likely"
     return "mistake", (replace(explanations[0], confidence=confidence, doubts=doubted), *explanations[1:])
 
 
-def _doubted(diagnosis: Diagnosis, reason: Reason) -> Diagnosis:
-    """The same with one more thing that is known, which speaks against every explanation."""
-    if not diagnosis.explanations:
-        return replace(diagnosis, known=(reason, *diagnosis.known))
-    best, *others = diagnosis.explanations
-    confidence: Confidence = "likely" if best.confidence == "sure" else best.confidence
-    best = replace(best, confidence=confidence, doubts=(reason, *best.doubts))
-    return replace(diagnosis, explanations=(best, *others))
-
-
 @np.errstate(all="ignore")
-def _right_with_axes_swapped(
-    q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rotary | None, rules: Rules
-) -> bool:
+def _right_with_axes_swapped(arrays: tuple[Any, ...], stage: Stage, rotary: Rotary | None, rules: Rules) -> bool:
     """Are the numbers right if all four arrays are (batch, length, heads, d)?"""
-    if stage != "output" or rotary is not None or any(len(getattr(x, "shape", ())) != 4 for x in (q, k, v, theirs)):
+    if stage != "output" or rotary is not None or any(len(getattr(x, "shape", ())) != 4 for x in arrays):
         return False
-    q, k, v, theirs = (as_array(x, "q")[0].swapaxes(1, 2) for x in (q, k, v, theirs))
+    q, k, v, theirs = (as_array(x, "q")[0].swapaxes(1, 2) for x in arrays)
     try:
         search = Search(plain_inputs(q, k, v, theirs, stage, rotary, rules))
     except ClearheadError:  # the rules fit the other order of axes only
         return False
     gap, allowed = search.full.measure(RIGHT, search.sample)
     return gap <= allowed
-
-
-def _first(search: Search, gaps: Array, theirs: Array, right: Array, tolerance: float) -> Place | None:
-    """The first number, by batch, head and query, that is further off than rounding allows."""
-    wrong = np.argwhere(gaps > tolerance)
-    if not len(wrong):
-        return None
-    batch, head, row, column = (int(i) for i in wrong[0])
-    return Place(
-        search.coverage.batches[batch],
-        None if search.full.inputs.merged else head,
-        search.coverage.queries[row],
-        column,
-        float(theirs[batch, head, row, column]),
-        float(right[batch, head, row, column]),
-    )
 
 
 def _judged_by_decimals(inputs: Diagnosed, halves: Array) -> Diagnosis:

@@ -1,8 +1,14 @@
-"""How well a recipe's numbers fit theirs: the gap, what rounding allows, and unknown numbers fitted to theirs."""
+"""How well a recipe's numbers fit theirs: the gap, what rounding allows, and unknown numbers fitted to theirs.
+
+Every candidate is compared first on one head and a few rows, in float32. A layer's output mixes all heads. So one head
+of one row of theirs is recovered first: the output projection is undone, and the heads are split again in the way in
+which the candidate joins them.
+"""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +33,7 @@ _STARTS = {  # where the search for an unknown number begins
     "rotary_factor": (*range(2, 65), *(1 / k for k in range(2, 65)), 1.25, 1.5, 2.5, 0.75),
 }
 _PLAIN = "softmax", "blocks", "heads", "turned", "across", "added"  # fields that keep a fill from being solved for
+_LONG, _COLUMNS = 1024, 8  # from so many keys on, so many columns of an output are compared
 
 
 def coarser(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
@@ -47,10 +54,8 @@ class Fit:
     def theirs(self, selection: Selection) -> Array:
         """Their numbers for these heads and rows."""
         heads = slice(None) if self.inputs.merged else list(selection.heads)
-        theirs = self.inputs.theirs
-        return self.exact.once(
-            ("theirs", selection), lambda: theirs[:, :, list(selection.rows)][:, heads].astype(np.float64), keep=True
-        )
+        rows = self.inputs.theirs[:, :, list(selection.rows)]
+        return self.exact.once(("theirs", selection), lambda: rows[:, heads].astype(np.float64), keep=True)
 
     def gap(self, recipe: Recipe, selection: Selection, computed: Array | None = None, most: float = np.inf) -> float:
         """The largest difference between theirs and the recipe's numbers; infinite where shapes or NaNs differ.
@@ -153,14 +158,12 @@ class Fit:
             rounding = FACTOR * statistics * largest(sums) * largest(exact)
             return allowed + min(rounding, _WIDEST * largest(exact))
         theirs = self.theirs(selection)
-        bounds = [(statistics, _WIDEST), (eps(self.dtype), _WIDEST_NARROW)]
-        for rounded, widest in bounds:
+        for rounded, widest in ((statistics, _WIDEST), (eps(self.dtype), _WIDEST_NARROW)):
             most = np.minimum(FACTOR * rounded * sums, widest)
             squared = (exact**2).sum(axis=-1, keepdims=True)
             shares = (theirs * exact).sum(axis=-1, keepdims=True)
             factors = np.divide(shares, squared, out=np.ones_like(squared), where=squared > 0)
-            factors = np.clip(factors, 1 - most, 1 + most)
-            scaled = factors * exact
+            scaled = np.clip(factors, 1 - most, 1 + most) * exact
             close = float(differences(theirs, scaled).max(initial=0.0)) <= allowed
             if close and not (wide and np.isfinite(self._typical(RIGHT, selection, exact, scaled))):
                 return allowed + largest(most * exact)
@@ -264,3 +267,115 @@ def rms(x: Array) -> float:
 def largest(x: Array) -> float:
     """The largest finite magnitude."""
     return float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
+
+
+class Comparison(NamedTuple):
+    """Theirs, the heads and rows compared, what computes a candidate there, and the gap that rules it out."""
+
+    fit: Fit
+    selection: Selection
+    workings: Workings
+    threshold: float
+
+
+class Screen:
+    """Rules out candidates that are far from theirs on a few rows."""
+
+    def __init__(self, fit: Fit) -> None:
+        if fit.inputs.stage == "output" and not fit.inputs.merged and fit.inputs.problem.keys >= _LONG:
+            fit = Fit(replace(fit.inputs, theirs=fit.inputs.theirs[..., :_COLUMNS]), fit.dtype, fit.slack)
+        inputs, n, heads = fit.inputs, fit.inputs.problem.queries, tuple(range(fit.inputs.problem.heads))
+        self.row, self.head = n // 2, len(heads) // 2
+        rows = {self.row} if inputs.merged else {int(n > 2), self.row, n - 1}
+        single = np.dtype(np.float32)
+        selection = Selection(heads if inputs.merged else heads[self.head :][:1], tuple(sorted(rows & set(range(n)))))
+        workings = fit.plain if fit.plain.precision == single else Workings(inputs, single)
+        self.allowed = fit.allowed(RIGHT, selection)
+        threshold = max(1e-3 * largest(fit.theirs(selection)), 5 * self.allowed)
+        self.whole = Comparison(fit, selection, workings, threshold)
+        self._single_heads: dict[Any, Comparison] = {}
+        self._per_head = Workings(replace(inputs, per_head=True), single) if inputs.merged else workings
+
+    def filled_if_near(self, recipe: Recipe) -> Recipe | None:
+        """The recipe, with the number that its mask fills with found; None where it is far from theirs."""
+        fit, selection, workings, threshold = self.comparison(recipe)
+        filled = fit.filled(recipe, selection, workings)
+        if filled is None or not fit.gap(filled, selection, workings.answer(filled, selection), threshold) <= threshold:
+            return None
+        return filled
+
+    def comparison(self, recipe: Recipe) -> Comparison:
+        """What a recipe is compared on: one head of theirs, where a layer's output can be split into heads."""
+        if not self.whole.fit.inputs.merged or not self.whole.selection.rows or recipe.added:
+            return self.whole
+        key = recipe.w_o, recipe.b_o, recipe.merge
+        if key not in self._single_heads:
+            self._single_heads[key] = self._single_head(recipe) or self.whole
+        return self._single_heads[key]
+
+    def _single_head(self, recipe: Recipe) -> Comparison | None:
+        inputs, (whole, rows, _, threshold) = self.whole.fit.inputs, self.whole
+        p = inputs.problem
+        theirs = whole.theirs(rows)[:, 0, 0]
+        perturbed = theirs + self.allowed * np.random.default_rng(0).choice([-1.0, 1.0], theirs.shape)
+        joined, perturbed_joined = (_unprojected(whole.exact, recipe, row) for row in (theirs, perturbed))
+        if joined is None or perturbed_joined is None or joined.shape[-1] % p.heads or not np.isfinite(joined).all():
+            return None
+        noise = 10 * float(np.abs(joined - perturbed_joined).max(initial=0.0))
+        if not noise < 0.1 * largest(joined):
+            return None
+        d_v = joined.shape[-1] // p.heads
+        head, row = self.head, self.row
+        if recipe.merge == "flat":  # a joined row holds consecutive rows of one head: this is the first of them
+            head, row = divmod(self.row * p.heads, p.queries)
+            values = joined[:, :d_v]
+        elif recipe.merge == "interleaved":
+            values = joined.reshape(-1, d_v, p.heads)[:, :, head]
+        else:
+            values = joined.reshape(-1, p.heads, d_v)[:, head]
+        theirs_per_head = np.zeros((len(theirs), p.heads, p.queries, d_v))
+        theirs_per_head[:, head, row] = values
+        fit = Fit(replace(inputs, theirs=theirs_per_head, per_head=True), whole.dtype, whole.slack)
+        selection = Selection((head,), (row,))
+        return Comparison(fit, selection, self._per_head, max(threshold, 1e-3 * largest(values), noise))
+
+
+def _unprojected(workings: Workings, recipe: Recipe, row: Array) -> Array | None:
+    """The joined heads that the output projection turned into this row; None where it cannot be undone."""
+    layer = workings.inputs.layer
+    assert layer is not None
+    if "o" not in layer.w or recipe.w_o == "missing":
+        return row
+    if "o" in layer.b and recipe.b_o == "given":
+        row = row - layer.b["o"].astype(np.float64)
+    if recipe.w_o == "on values":
+        return row
+    w = workings.w_o(recipe)
+    if w.shape[0] != w.shape[1]:
+        return None
+    try:
+        return np.asarray(np.linalg.solve(w.T, row.T).T)
+    except np.linalg.LinAlgError:
+        return None
+
+
+def taken(inputs: Diagnosed, batches: tuple[int, ...]) -> Diagnosed:
+    """The same inputs for some batch entries."""
+    if len(batches) == inputs.problem.batch:
+        return inputs
+    index = list(batches)
+    problem, theirs = inputs.problem.take(batches=np.array(index)), inputs.theirs[index]
+    return replace(inputs.mapped(lambda x: x[index]), whole=inputs, entries=batches, problem=problem, theirs=theirs)
+
+
+def generic(inputs: Diagnosed) -> Diagnosed:
+    """Inputs of the same shapes, dtypes and rules, whose numbers are random."""
+    rng = np.random.default_rng(0)
+
+    def drawn(x: Array) -> Array:
+        return np.asarray(rng.standard_normal(x.shape)).astype(x.dtype)
+
+    def matrix(x: Array) -> Array:
+        return drawn(x) / x.dtype.type(len(x) ** 0.5 if x.ndim > 1 else 1)
+
+    return replace(inputs.mapped(drawn, matrix), weights=inputs.weights)

@@ -1,21 +1,28 @@
 """The mistakes that diagnose knows, each a small change of the textbook's recipe with the words for it.
 
 They are data: mistakes.toml has a table for each, and values.toml the words for a recipe's values. What depends on
-the inputs, such as the sizes of blocks, is computed in conditions.py and variants.py, by the names that the data use.
+the inputs is computed here, by the names that the data use: the conditions under which a mistake can be made, and the
+changes with other scales, sizes of blocks and narrower dtypes, and of some of several matrices.
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
-from typing import Any, Literal
+from itertools import combinations
+from math import prod
+from typing import Any, Literal, NamedTuple
 
-from clearhead.diagnosing.conditions import holds
-from clearhead.diagnosing.recipe import Change, Diagnosed
-from clearhead.diagnosing.variants import COMPUTED
+import numpy as np
+
+from clearhead.core.arrays import unrepeated
+from clearhead.core.problem import Problem
+from clearhead.diagnosing.recipe import STAGES, Change, Diagnosed
+from clearhead.diagnosing.recipe_visibility import masks
 from clearhead.words import Language
 
+BLOCKS = (8, 16, 32, 64, 128)  # the usual sizes
 Sentence = Mapping[Language, str]  # {field} stands for a changed field of the recipe
 
 
@@ -37,14 +44,12 @@ class Mistake:
 
     def variants(self, inputs: Diagnosed, *, rare: bool = False) -> list[Change]:
         """The changes that these inputs allow: the usual ones, or the rare ones, which are tried alone and last."""
-        if not all(holds(condition, inputs) for condition in (*self.when, *([self.rule] if self.rule else []))):
+        if not all(holds(condition, inputs) for condition in (*self.when, self.rule) if condition):
             return []
         result: list[Change] = []
-        for change in self.changes:
+        for change in (c for c in self.changes if "when" not in c or holds(c["when"], inputs)):
             fields = {field: value for field, value in change.items() if field != "when"}
             computed = next((field for field in fields if field in COMPUTED), None)
-            if "when" in change and not holds(change["when"], inputs):
-                continue
             if computed is not None:
                 variants = COMPUTED[computed](inputs, fields.pop(computed))
                 result += [{**fields, **variant} for variant in (variants.rare if rare else variants.usual)]
@@ -77,12 +82,236 @@ def _mistake(name: str, table: dict[str, Any], tables: dict[str, Any]) -> Mistak
         if isinstance(sentence, dict) and "as" in sentence:  # the same as another mistake's
             sentence = tables[sentence["as"]][what]
         table[what] = {"en": sentence, "zh": sentence} if isinstance(sentence, str) else sentence
-    table["changes"] = tuple({field: _value(x) for field, x in change.items()} for change in table["changes"])
+    table["changes"] = tuple(  # TOML has no tuples, and no None for a number that is fitted to theirs
+        {field: None if x == "fitted" else tuple(x) if isinstance(x, list) else x for field, x in change.items()}
+        for change in table["changes"]
+    )
     return Mistake(name, when=(when,) if isinstance(when, str) else tuple(when), **table)
 
 
-def _value(value: Any) -> Any:
-    """A value as the recipe holds it: TOML has no tuples, and no None for a number that is fitted to theirs."""
-    if value == "fitted":
-        return None
-    return tuple(value) if isinstance(value, list) else value
+def holds(condition: str, inputs: Diagnosed) -> bool:
+    """Does the condition hold? It is a key of the tables below, or a rule that is in use; "not …" denies it."""
+    if condition.startswith("not "):
+        return not holds(condition[4:], inputs)
+    if condition in OF_INPUTS:
+        return OF_INPUTS[condition](inputs)
+    return OF_PROBLEM[condition](inputs.problem) if condition in OF_PROBLEM else inputs.problem.uses(condition)
+
+
+def _hides(inputs: Diagnosed) -> bool:
+    """Does a rule hide keys from queries?"""
+    p, rules = inputs.problem, ("causal", "window", "mask", "kv_lengths", "query_segments")
+    by_spans = p.span_table is not None and bool(np.isneginf(p.span_table).any())
+    return by_spans or any(map(p.uses, rules)) or _forbids(inputs)
+
+
+def _forbids(inputs: Diagnosed) -> bool:
+    """Does the bias hide keys, as a float mask of 0 and -inf does?"""
+    bias = inputs.problem.bias
+    return bias is not None and bool(np.isneginf(unrepeated(bias)).any())
+
+
+def _alike(names: str, inputs: Diagnosed) -> bool:
+    """Have a layer's matrices, or q, k and v, the same shape, so that one can be taken for the other?"""
+    arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v} if inputs.layer is None else inputs.layer.w
+    return inputs.weights is None and len({arrays[name].shape for name in names}) == 1
+
+
+def _as_wide(inputs: Diagnosed) -> bool:
+    """Is the output as wide as what enters?"""
+    if inputs.layer is not None:
+        return inputs.merged and inputs.theirs.shape[-1] == inputs.layer.x.shape[-1]
+    return inputs.v.shape[-1] == inputs.problem.d_k
+
+
+def _labelled_below_zero(p: Problem) -> bool:
+    labels = [x for x in (p.query_spans, p.key_spans) if x is not None]
+    return p.span_table is not None and p.span_table.size > 0 and any(bool((x < 0).any()) for x in labels)
+
+
+OF_PROBLEM: dict[str, Callable[[Problem], bool]] = {
+    # sizes
+    "square": lambda p: p.queries == p.keys,
+    "several heads": lambda p: p.heads > 1,
+    "several entries": lambda p: p.batch > 1,
+    "several matrices": lambda p: p.heads * p.batch > 1,
+    "few weights": lambda p: prod(p.shape) <= 2**21,
+    "d_k of 4 or more": lambda p: p.d_k >= 4,
+    "keys as many as d_k": lambda p: p.keys == p.d_k,
+    # scores
+    "scaled": lambda p: bool((p.scale != 1).any()),
+    "bias or ALiBi": lambda p: p.uses("bias") or p.uses("alibi_slopes"),
+    "square table": lambda p: (table := p.span_table) is not None and table.shape[-2] == table.shape[-1],
+    "labels below 0": _labelled_below_zero,
+    # visibility
+    "several masks": lambda p: len(masks(p)) > 1,
+    "positions": lambda p: p.uses("causal") or p.uses("window"),
+    "offset": lambda p: bool(p.query_offset.any()),
+    "first corner": lambda p: not p.query_offset.any(),
+    "last corner": lambda p: bool((p.query_offset == p.keys - p.queries).all()),
+    "cache": lambda p: p.keys > p.queries and (p.queries == 1 or (p.causal and OF_PROBLEM["last corner"](p))),
+    "later keys in the window": lambda p: p.window[1] is None or p.window[1] > 0,
+    "left side": lambda p: p.window[0] is not None,
+    "left side above 0": lambda p: bool(p.window[0]),
+    "right side": lambda p: p.window[1] is not None and not (p.causal and p.window[1] == 0),
+    "right side above 0": lambda p: bool(p.window[1]),
+    "both sides above 0": lambda p: bool(p.window[0] and p.window[1]),
+    "other right side": lambda p: p.causal or p.window[1] != p.window[0],
+    "open to the right": lambda p: p.window[1] != 0,
+    "mask per entry": lambda p: (mask := p.mask) is not None and mask.strides[0] != 0 and mask.strides[1] == 0,
+    "lengths differ": lambda p: (lengths := p.kv_lengths) is not None and bool((lengths != lengths[0]).any()),
+}
+OF_INPUTS: dict[str, Callable[[Diagnosed], bool]] = {
+    "hidden keys": _hides,
+    "finite bias": lambda inputs: not _forbids(inputs),
+    "groups": lambda inputs: inputs.k.shape[1] not in (1, inputs.problem.heads),
+    "no groups": lambda inputs: inputs.k.shape[1] == inputs.problem.heads,
+    "v as wide as k": lambda inputs: inputs.v.shape[-1] == inputs.k.shape[-1],
+    "k shaped as v": lambda inputs: _alike("kv", inputs),
+    "q, k, v shaped alike": lambda inputs: _alike("qkv", inputs),
+    "output as wide as input": _as_wide,
+    "NaN in theirs": lambda inputs: bool(np.isnan(inputs.theirs.astype(np.float64)).any()),
+    "rotary": lambda inputs: inputs.rotary is not None,
+    "layer": lambda inputs: inputs.layer is not None,
+    "context": lambda inputs: (  # of other tokens than the queries
+        (layer := inputs.layer) is not None and not np.array_equal(layer.x, layer.context, equal_nan=True)
+    ),
+    "joined": lambda inputs: inputs.merged,
+    # leaving it out goes unnoticed
+    "square W^O": lambda inputs: bool((layer := inputs.layer) and layer.out and layer.out[0] == layer.out[1]),
+    "biases": lambda inputs: inputs.layer is not None and bool(inputs.layer.b),
+}
+
+
+class Variants(NamedTuple):
+    """The changes that are usual, and those that are tried alone and last."""
+
+    usual: Iterable[Change] = ()
+    rare: Iterable[Change] = ()
+
+
+def _scales(inputs: Diagnosed, which: float | str) -> Variants:
+    """Other scales, where they differ from the right one: a number, or one that is named after what it comes from."""
+    p, right = inputs.problem, inputs.problem.scale
+    d_model = [] if inputs.layer is None else [inputs.layer.x.shape[-1]]
+    widths = {"length": sorted({p.queries, p.keys} - {1}), "heads": sorted({p.heads, p.kv_heads} - {1})}
+    widths |= {"d_k": [p.d_k], "d_v": [inputs.v.shape[-1]], "all heads": [p.heads * p.d_k]}
+    widths |= {"d_model": [p.heads * p.d_k, *d_model]}
+    one = right[:1] if len(np.unique(right)) == 1 else right[:0]  # one number for all heads
+    others = {"twice": [*one**2], "inverse": [*1 / one[one != 0]], "log2 e": [*one * np.log2(np.e)]}
+    others |= {"1/d_k": [1 / p.d_k], "1/2d_k": [0.5 / p.d_k]} if p.d_k else {"1/d_k": [], "1/2d_k": []}
+    for name, each in widths.items():  # divided by the square root of a width
+        others[name] = [width**-0.5 for width in each if width and (name == "d_k" or width != p.d_k)]
+    scales = {which} if isinstance(which, float) else {*others[which]}
+    return Variants([{"scale": float(x)} for x in sorted(scales) if (abs(x - right) > 1e-9 * abs(right)).any()])
+
+
+def _overflows(inputs: Diagnosed, *_: object) -> Variants:
+    """The dtypes whose range exp can leave where no maximum is subtracted; only NaN in theirs shows that."""
+    if np.isfinite(inputs.theirs.astype(np.float64)).all():
+        return Variants()
+    names = {dtype.name for dtype in (inputs.theirs.dtype, inputs.problem.dtype)} & {"float16", "float64"}
+    return Variants([{"overflow": name} for name in sorted({*names, "float32"})])
+
+
+def _later_steps(inputs: Diagnosed, *_: object) -> Variants:
+    """The later steps up to the weights that change the numbers."""
+    uses = inputs.problem.uses
+    works = {"scaled": holds("scaled", inputs), "capped": uses("softcap"), "masked": _hides(inputs), "weights": True}
+    works["biased"] = any(map(uses, ("bias", "alibi_slopes", "spans")))
+    later = STAGES[STAGES.index(inputs.stage) + 1 : 6]  # an earlier step means a missing rule, which has its own entry
+    return Variants([{"step": step} for step in later if works[step]])
+
+
+def _some(field: str, inputs: Diagnosed, value: str) -> Variants:
+    """A layer's square matrices, or its biases: each alone, q, k and v, and all together; other subsets are rare."""
+    arrays = {} if inputs.layer is None else getattr(inputs.layer, field)
+    names = [name for name, x in arrays.items() if field == "b" or x.shape[0] == x.shape[1]]
+    subsets = [some for many in range(1, len(names) + 1) for some in combinations(names, many)]
+    projections = tuple(name for name in names if name != "o")
+    usual = [some for some in subsets if len(some) in (1, len(names)) or some == projections]
+    rare = [some for some in subsets if some not in usual]
+    return Variants(*([{f"{field}_{name}": value for name in some} for some in chosen] for chosen in (usual, rare)))
+
+
+def _chunks(inputs: Diagnosed, *_: object) -> Variants:
+    """Chunks as wide as the window, or as one of its sides."""
+    left, right = inputs.problem.window
+    sizes = set() if left is None else {left, left + 1, left + 1 + (right or 0)} - {0}
+    return Variants([{"chunk": size} for size in sorted(sizes) if size < inputs.problem.keys])
+
+
+def _every_rule(inputs: Diagnosed, value: str) -> Variants:
+    """All rules that hide keys at once, where there are at least three."""
+    fields = {"kv_lengths": "padding", "query_lengths": "query_padding", "query_segments": "segments"}
+    rules = ("causal", "window", "mask", *fields)
+    change = {fields.get(rule, rule): value for rule in rules if inputs.problem.uses(rule)}
+    return Variants([change] if len(change) > 2 else [])
+
+
+def _narrow(inputs: Diagnosed, where: str) -> Variants:
+    size = min(inputs.theirs.dtype.itemsize, inputs.problem.dtype.itemsize)
+    names = [name for name, itemsize in (("float32", 4), ("float16", 2), ("bfloat16", 2)) if itemsize < size]
+    return Variants([{"half": where, "half_dtype": name} for name in names])
+
+
+# ── blocks ──
+
+
+def _sizes(length: int) -> list[int]:
+    """The usual sizes of blocks; 2 and 4 only where the length is short."""
+    return [size for size in (2, 4) if length <= 64] + [size for size in BLOCKS if size < length]
+
+
+def _of_sizes(field: str, kind: str, *sizes: Iterable[int]) -> Variants:
+    """A change of this kind for each size: the usual sizes, and the rare ones."""
+    return Variants(*([{field: (kind, size)} for size in some] for some in sizes))
+
+
+def _in_blocks(field: str, inputs: Diagnosed, kind: str, *, any_size: bool = False) -> Variants:
+    """A bug of some kind in blocks of each size; blocks of fewer than 16 keys are rare unless they have any size."""
+    keys = inputs.problem.keys
+    sizes = _sizes(keys)
+    usual = sizes if any_size else [size for size in sizes if size >= 16] or sizes[-1:]
+    every = [size for size in (*range(1, 257), 512, 1024) if size < keys] if any_size else sizes
+    rare = [size for size in every if size not in usual]
+    return _of_sizes(field, kind, *([s for s in some if kind != "overlapping" or keys % s] for some in (usual, rare)))
+
+
+def _key_tails(inputs: Diagnosed, kind: str) -> Variants:
+    """One block size for each number of keys that are skipped, or of zeros that are read."""
+    keys = inputs.problem.keys
+    uneven = ([size for size in sizes if keys % size] for sizes in (_sizes(keys), range(1, min(keys, 257))))
+    by_tail = ({tail_length(kind, size, keys): size for size in sorted(sizes, reverse=True)} for sizes in uneven)
+    usual, every = (sorted(sizes.values()) for sizes in by_tail)
+    return _of_sizes("key_tail", kind, usual, [size for size in every if size not in usual])
+
+
+def tail_length(kind: str, block: int, keys: int) -> int:
+    """How many keys a kernel skips behind its last whole block, or how many zeros it reads behind them."""
+    return keys % block if kind == "skipped" else -keys % block
+
+
+def _query_tails(inputs: Diagnosed, kind: str) -> Variants:
+    """The rows behind the last whole block of queries: 0, or whatever the memory held."""
+    n, theirs = inputs.problem.queries, inputs.theirs.astype(np.float64)
+    starts = sorted({n // size * size for size in (*_sizes(n), *range(3, min(n, 33))) if n % size}, reverse=True)
+    zeros = [start for start in starts if not theirs[:, :, start:].any()]
+    return _of_sizes("tail", kind, zeros if kind == "zero" else starts if not zeros else [])
+
+
+COMPUTED: dict[str, Callable[[Diagnosed, str], Variants]] = {  # by the field that mistakes.toml names
+    "scale": _scales,
+    "overflow": _overflows,
+    "step": _later_steps,
+    "w": partial(_some, "w"),
+    "b": partial(_some, "b"),
+    "chunk": _chunks,
+    "every rule": _every_rule,
+    "half": _narrow,
+    "blocks": partial(_in_blocks, "blocks"),
+    "blocks of any size": partial(_in_blocks, "blocks", any_size=True),
+    "tile": partial(_in_blocks, "tile"),
+    "key_tail": _key_tails,
+    "tail": _query_tails,
+}

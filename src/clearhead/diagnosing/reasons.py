@@ -12,9 +12,10 @@ from clearhead.core.axes import Array
 from clearhead.diagnosing import evidence
 from clearhead.diagnosing.evidence import Reason
 from clearhead.diagnosing.fitting import largest, rms
+from clearhead.diagnosing.mistakes import tail_length
 from clearhead.diagnosing.recipe import RIGHT, Diagnosed, Recipe
+from clearhead.diagnosing.recipe_visibility import windowed
 from clearhead.diagnosing.search import Candidate, Search
-from clearhead.diagnosing.variants import tail_length
 from clearhead.diagnosing.verdict import Nonfinite
 
 Other = tuple[str, dict[str, Any], Array]  # a key, the values that it names, and the numbers
@@ -29,16 +30,11 @@ _MOST = 6  # the most runs of positions that are listed
 # ── why an explanation is not sure ──
 
 
-def doubts(search: Search, candidate: Candidate, gaps: Array, tolerance: float) -> tuple[Reason, ...]:
-    """What keeps the explanation from being sure, where no other explanation fits as well.
+def doubts(search: Search, candidate: Candidate, gaps: Array, tolerance: float) -> Iterator[Reason]:
+    """What keeps the explanation from being sure, where no other explanation fits as well; but for rare rivals.
 
     gaps, tolerance   how far theirs lie from the right numbers, and what rounding allows
     """
-    reasons = tuple(_doubts(search, candidate, gaps, tolerance))
-    return reasons or ((Reason("rivals"),) if search.rare_rivals(candidate) else ())
-
-
-def _doubts(search: Search, candidate: Candidate, gaps: Array, tolerance: float) -> Iterator[Reason]:
     inputs = search.full.inputs
     if len(candidate.mistakes) > 1:
         yield Reason("a pair")
@@ -53,7 +49,8 @@ def _doubts(search: Search, candidate: Candidate, gaps: Array, tolerance: float)
         yield Reason("a size")
     if special := _special_window(candidate.recipe, inputs.problem.window):
         yield Reason(special)
-    if names := _same_tokens(inputs):
+    several = {name: x for name, x in inputs.tokens.items() if x.size and x.shape[-2] > 1}
+    if names := [name for name, x in several.items() if bool(np.all(x == x[..., :1, :]))]:  # these tell no keys apart
         yield Reason("same tokens", {"names": names})
     difference = float(gaps.max(initial=0.0))
     by_chance = search.tried * min(1.0, 4 * tolerance / difference) ** (inputs.theirs.size / 2)
@@ -72,22 +69,12 @@ def _special_window(recipe: Recipe, window: tuple[int | None, int | None]) -> st
     """What a window that is off by one may be as well: one width for both sides, or no right side; "" if neither."""
     if recipe.window in ((0, 0), "missing") or None in window:
         return ""
-    left, right = (int(side or 0) for side in window)
-    if isinstance(recipe.window, str):
-        became = (left, left) if recipe.window == "both sides" else (left, 0)
-    else:
-        became = (left + recipe.window[0], right + recipe.window[1])
+    (left, right), became = ([int(side or 0) for side in sides] for sides in (window, windowed(window, recipe)))
     if abs(became[0] - left) > 1 or abs(became[1] - right) > 1:
         return ""
     if became[0] == became[1] and left != right:
         return "equal sides"
     return "no right side" if became[1] == 0 and right else ""
-
-
-def _same_tokens(inputs: Diagnosed) -> list[str]:
-    """The inputs whose tokens are all the same, so that they cannot tell one key or query from another."""
-    several = {name: x for name, x in inputs.tokens.items() if x.size and x.shape[-2] > 1}
-    return [name for name, x in several.items() if bool(np.all(x == x[..., :1, :]))]
 
 
 # ── what is known where nothing explains them ──
@@ -97,12 +84,10 @@ def telling(theirs: Array) -> Reason | None:
     """An output that says by itself what to look for: no number in it, or everywhere the same one."""
     if not theirs.size:
         return None
-    if np.isnan(theirs).all():
-        return Reason("all NaN")
-    if not np.isfinite(theirs).any():
-        return Reason("no finite number")
-    if not theirs.any():
-        return Reason("all zero")
+    signs = {"all NaN": np.isnan(theirs).all(), "no finite number": not np.isfinite(theirs).any()}
+    for key, shown in (signs | {"all zero": not theirs.any()}).items():
+        if shown:
+            return Reason(key)
     if theirs.size > 1 and (theirs == theirs.flat[0]).all():
         return Reason("constant", {"value": float(theirs.flat[0])})
     return None
@@ -112,8 +97,11 @@ def known_about(search: Search, theirs: Array, right: Array, gaps: Array, tolera
     """What is known, the most telling first: gaps are |theirs - right|, all (batch, heads, queries, columns)."""
     if theirs.shape != right.shape or not theirs.size:
         return ()
-    wrong, stage = gaps > tolerance, search.full.inputs.stage
-    known = [*_where(search, wrong), *_nonfinite(theirs, right)]
+    wrong, stage, nonfinite = gaps > tolerance, search.full.inputs.stage, ~np.isfinite(theirs) & np.isfinite(right)
+    known = [*_where(search, wrong)]
+    if nonfinite.any():
+        whole = bool(nonfinite[nonfinite.any(axis=-1)].all())
+        known.append(Reason("some nonfinite", _counts(nonfinite) | {"whole": whole}))
     others = [other for other in _moved(search, right) if other[2].shape == theirs.shape]
     same = _another(others, theirs, right, tolerance)
     if same is not None:
@@ -140,13 +128,9 @@ def known_about(search: Search, theirs: Array, right: Array, gaps: Array, tolera
 def _where(search: Search, wrong: Array) -> Iterator[Reason]:
     """The batch entries, heads, queries and columns that are right as a whole, where others are not."""
     coverage, inputs = search.coverage, search.full.inputs
-    labels = {
-        "batch": np.array(coverage.batches),
-        "head": np.arange(wrong.shape[1]),
-        "query": np.array(coverage.queries),
-        "column" if inputs.stage == "output" else "key": np.arange(wrong.shape[3]),
-    }
-    for axis, (name, places) in enumerate(labels.items()):
+    names = "batch", "head", "query", "column" if inputs.stage == "output" else "key"
+    indices = coverage.batches, range(wrong.shape[1]), coverage.queries, range(wrong.shape[3])
+    for axis, (name, places) in enumerate(zip(names, map(np.array, indices), strict=True)):
         bad = wrong.any(axis=tuple(other for other in range(4) if other != axis))
         if not bad.all() and not (name == "head" and inputs.merged):
             yield Reason(f"right {name}", {"right": _ranges(places[~bad]), "wrong": _ranges(places[bad])})
@@ -159,13 +143,6 @@ def _ranges(places: Array) -> str:
     runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
     texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
     return ", ".join(texts[:_MOST]) + (", …" if len(texts) > _MOST else "")
-
-
-def _nonfinite(theirs: Array, right: Array) -> Iterator[Reason]:
-    bad = ~np.isfinite(theirs) & np.isfinite(right)
-    if bad.any():
-        rows = bad.any(axis=-1)
-        yield Reason("some nonfinite", _counts(bad) | {"whole": bool(bad[rows].all())})
 
 
 def _counts(numbers: Array) -> dict[str, Any]:
@@ -187,7 +164,7 @@ def _moved(search: Search, right: Array) -> Iterator[Other]:
     inputs = search.full.inputs
     if inputs.stage != "output" or inputs.merged or inputs.weights is not None:
         return
-    exact, rows, heads = search.full.exact, list(search.everything.rows), search.everything.heads
+    exact, (heads, rows) = search.full.exact, search.everything
     values = exact.served(RIGHT, "v", heads)
     yield "mean of v", {}, np.broadcast_to(values.mean(axis=2, keepdims=True), shape)
     weights = exact.weights(RIGHT, search.everything)
@@ -195,10 +172,10 @@ def _moved(search: Search, right: Array) -> Iterator[Other]:
         for by in (1, -1) if values.shape[axis] > 1 and not (sampled and name == "batch") else ():
             yield f"values {name}", {"by": by}, weights @ np.roll(values, -by, axis)
     if values.shape[2] == inputs.problem.queries:
-        yield "v itself", {}, values[:, :, rows]
+        yield "v itself", {}, values[:, :, list(rows)]
     q = exact.operand(RIGHT, "q")
     if q.shape[-1] == shape[-1]:
-        yield "q itself", {}, q[:, :, rows]
+        yield "q itself", {}, q[:, :, list(rows)]
 
 
 def _another(others: list[Other], theirs: Array, right: Array, tolerance: float) -> Reason | None:
@@ -298,9 +275,8 @@ def nonfinite_inputs(inputs: Diagnosed) -> tuple[Nonfinite, ...]:
         arrays |= {f"b_{name}": b for name, b in inputs.layer.b.items()}
     nonfinite = []
     for name, array in arrays.items():
-        indices = np.argwhere(~np.isfinite(array))
-        if len(indices):
-            first = tuple(int(i) for i in indices[0])
+        if len(indices := np.argwhere(~np.isfinite(array))):
+            first = tuple(indices[0].tolist())
             added = 0 if name[1:2] == "_" else max(0, 2 - len(inputs.problem.prefix))  # axes that the caller's lacks
             nonfinite.append(Nonfinite(name, first[added:], float(array[first]), len(indices)))
     return tuple(nonfinite)

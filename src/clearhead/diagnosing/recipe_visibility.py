@@ -13,13 +13,8 @@ from clearhead.core.rules import RULES
 from clearhead.diagnosing.recipe import Recipe, Selection
 
 _FORBIDDING = [name for name, rule in RULES.items() if rule.forbids]
-_MASKS = (  # rules that hide keys, those together that people write as one mask; a bias and spans hide keys as scores
-    ("causal", "window"),
-    ("mask",),
-    ("kv_lengths",),
-    ("query_lengths",),
-    ("query_segments", "kv_segments"),
-)
+# The rules that hide keys, those together that people write as one mask; a bias and spans hide keys as scores.
+_MASKS = ("causal", "window"), ("mask",), ("kv_lengths",), ("query_lengths",), ("query_segments", "kv_segments")
 
 
 def visible(problem: Problem, recipe: Recipe, selection: Selection) -> Array:
@@ -63,14 +58,13 @@ def _by_position(problem: Problem, recipe: Recipe, selection: Selection) -> Arra
     if recipe.cache == "ignored":
         blank = blank & (keys >= problem.keys - problem.queries)
     what, block = recipe.tile
-    if what == "diagonal seen":
+    if what in ("diagonal seen", "local indices"):
         blank = blank & (keys // block <= positions // block)
-    elif what == "diagonal skipped":
+    if what == "diagonal skipped":
         blank = blank & (keys // block < positions // block)
-    elif what.startswith("local"):
+    if what.startswith("local"):
         blank = blank & (keys % block <= positions % block)
-        blank = blank & (keys // block <= positions // block) if what == "local indices" else blank
-    elif what == "first missing":
+    if what == "first missing":
         blank = blank & (keys >= block)
     return blank
 
@@ -122,21 +116,22 @@ def _ruled(problem: Problem, recipe: Recipe) -> Problem:
 
 
 def _window(problem: Problem, recipe: Recipe) -> tuple[int | None, int | None]:
-    left, right = problem.window
-    if recipe.window == "missing":
-        left = right = None
-    elif recipe.window == "both sides":
-        right = left
-    elif recipe.window == "left only":
-        right = 0
-    else:
-        left = None if left is None else left + recipe.window[0]
-        right = None if right is None else right + recipe.window[1]
+    left, right = windowed(problem.window, recipe)
     if recipe.causal == "strict":
         right = -1 if right is None else min(right, -1)
     if recipe.causal == "ahead":
         right = 1
     return left, right
+
+
+def windowed(window: tuple[int | None, int | None], recipe: Recipe) -> tuple[int | None, int | None]:
+    """The window as the recipe changes it."""
+    left, right = window
+    if recipe.window == "missing":
+        return None, None
+    if isinstance(recipe.window, str):
+        return left, left if recipe.window == "both sides" else 0
+    return None if left is None else left + recipe.window[0], None if right is None else right + recipe.window[1]
 
 
 def biased(problem: Problem, recipe: Recipe) -> Array | None:
@@ -146,13 +141,13 @@ def biased(problem: Problem, recipe: Recipe) -> Array | None:
         return None
     if recipe.bias == "transposed":
         return bias.swapaxes(-1, -2)
-    if recipe.bias in ("first head", "next head"):
-        return of_another_head(bias, recipe.bias, 1)
-    return bias
+    return of_another_head(bias, recipe.bias, 1)
 
 
 def of_another_head(values: Array, which: str, axis: int) -> Array:
-    """The values of head 0, or of the next head, in place of each head's own."""
+    """The values of head 0, or of the next head, in place of each head's own; else the values as they are."""
+    if which not in ("first head", "next head"):
+        return values
     heads = values.shape[axis]
     return values.take([0] * heads if which == "first head" else [(h + 1) % heads for h in range(heads)], axis)
 
@@ -196,12 +191,10 @@ def _dense(problem: Problem, selection: Selection) -> Array:
     rules = problem.mask, problem.bias, problem.span_table
     same = all(x is None or x.strides[1] == 0 or x.shape[1] == 1 for x in rules)
     heads = selection.heads[:1] if same else selection.heads
-    keys = slice(0, problem.keys)
     seen = np.empty((problem.batch, len(heads), len(selection.rows), problem.keys), dtype=bool)
     runs = np.split(np.arange(len(selection.rows)), np.flatnonzero(np.diff(selection.rows) != 1) + 1)
-    for batch in range(problem.batch):
-        for index, head in enumerate(heads):
-            for run in runs if selection.rows else ():
-                rows = slice(selection.rows[run[0]], selection.rows[run[-1]] + 1)
-                seen[batch, index, run] = visibility.tile(problem, batch, head, rows, keys)
+    for batch, index in np.ndindex(seen.shape[:2]):
+        for run in runs if selection.rows else ():
+            rows = slice(selection.rows[run[0]], selection.rows[run[-1]] + 1)
+            seen[batch, index, run] = visibility.tile(problem, batch, heads[index], rows, slice(0, problem.keys))
     return seen

@@ -14,14 +14,11 @@ import numpy as np
 
 from clearhead.diagnosing import evidence
 from clearhead.diagnosing.evidence import Reason
-from clearhead.diagnosing.fitting import Fit, coarser, largest, largest_difference, rms
-from clearhead.diagnosing.mistakes import Mistake, mistakes
+from clearhead.diagnosing.fitting import Fit, Screen, coarser, generic, largest, largest_difference, rms, taken
+from clearhead.diagnosing.mistakes import BLOCKS, Mistake, mistakes, tail_length
 from clearhead.diagnosing.recipe import RIGHT, Change, Diagnosed, Recipe, Selection, acts_after_weights, changed, shown
-from clearhead.diagnosing.screening import Screen, generic, taken
-from clearhead.diagnosing.variants import tail_length
 
 _SOFTMAX = {"axis", "softmax", "blocks", "overflow"}  # each replaces the whole softmax: no two of them go together
-_BLOCKS = (8, 16, 32, 64, 128)  # the usual sizes: where none of them leaves such a tail, it has another reason
 _WIDE, _WIDE_PAIRS = 2**20, 2**19  # scores of a head, up to which mistakes that need them all are tried, and in pairs
 _SCREENED = 2**13  # keys of all heads together, on which dropout is looked for first
 _COARSE = 0.1  # the largest error that rounding can cause, as relative root mean square
@@ -99,14 +96,12 @@ class Search:
             candidate = replace(candidate, residual=residual, tolerance=tolerance)
             if not candidate.fits:
                 break
-        kind, start = candidate.recipe.tail
-        if kind == "unknown" and candidate.fits and not self._unwritten(candidate.recipe, start):
-            return replace(candidate, residual=inf)
-        return candidate
+        unknown = candidate.recipe.tail[0] == "unknown" and candidate.fits
+        return replace(candidate, residual=inf) if unknown and not self._unwritten(candidate.recipe) else candidate
 
-    def _unwritten(self, recipe: Recipe, start: int) -> bool:
-        """Are the rows from `start` on no outputs at all, the first of them and most of them: far beyond all values?"""
-        inputs = self.full.inputs
+    def _unwritten(self, recipe: Recipe) -> bool:
+        """Are the rows of its tail no outputs at all, the first of them and most of them: far beyond all values?"""
+        inputs, start = self.full.inputs, recipe.tail[1]
         right = self.full.exact.answer(RIGHT, self.sample)
         values = right if inputs.merged else self.full.exact.operand(recipe, "v")
         beyond = (10 if inputs.merged else 3) * largest(values)
@@ -177,10 +172,8 @@ class Search:
     def _near(self, base: Candidate) -> bool:
         """On a few rows, do theirs lie so close to it that rounding could explain the difference?"""
         fit, selection, workings, _ = self.screen.whole
-        if base.recipe.unknown:
-            return False
-        error = evidence.error_of(fit, base.recipe, selection, workings)
-        return error <= _COARSE * rms(fit.theirs(selection))
+        most = _COARSE * rms(fit.theirs(selection))
+        return not base.recipe.unknown and evidence.error_of(fit, base.recipe, selection, workings) <= most
 
     def _alike(self, base: Candidate) -> bool:
         """Is no row far worse than the others, as is the case with rounding?"""
@@ -252,8 +245,8 @@ class Search:
 
     def fitting(self, candidates: Iterable[Candidate], *, weak: bool = False) -> list[Candidate]:
         """Candidates that fit, the closest first; with `weak`, those as well that a coincidence would make fit."""
-        fitting = [candidate for candidate in map(self.measured, self._screened(candidates)) if candidate.fits]
-        fitting = [c for c in fitting if weak or not self._coincidence(c)]
+        measured = map(self.measured, self._screened(candidates))
+        fitting = [c for c in measured if c.fits and (weak or not self._coincidence(c))]
         plain = [c for c in fitting if not c.fitted_fill]
         imitated = [c for c in fitting if c.fitted_fill and any(self.same_anywhere(c, other) for other in plain)]
         return closest(c for c in fitting if c not in imitated)
@@ -263,8 +256,8 @@ class Search:
         if len(candidate.mistakes) > 1 and candidate.fitted_fill and self.full.inputs.problem.queries == 1:
             return True
         (kind, block), keys = candidate.recipe.key_tail, self.full.inputs.problem.keys
-        return bool(kind) and not any(
-            size < keys and tail_length(kind, size, keys) == tail_length(kind, block, keys) for size in _BLOCKS
+        return bool(kind) and not any(  # where no usual size leaves such a tail, it has another reason
+            size < keys and tail_length(kind, size, keys) == tail_length(kind, block, keys) for size in BLOCKS
         )
 
     def same_anywhere(self, a: Candidate, b: Candidate) -> bool:
@@ -285,9 +278,8 @@ class Search:
             self.tried += 1
             recipe = self.screen.filled_if_near(candidate.recipe)
             if recipe is not None and recipe is not candidate.recipe:  # found from a few rows: refine it on the sample
-                recipe = self.quick.filled(
-                    candidate.recipe, self.sample, start=getattr(recipe, candidate.recipe.unknown)
-                )
+                start = getattr(recipe, candidate.recipe.unknown)
+                recipe = self.quick.filled(candidate.recipe, self.sample, start=start)
             if recipe is not None:
                 yield replace(candidate, recipe=recipe)
 

@@ -29,15 +29,14 @@ def powers(
             total = total + count * np.exp(extra - final)
         return result, total
     axis: Any = {"keys": -1, "queries": -2, "matrix": (-2, -1), "heads": 1, "batch": 0, "all": None}[recipe.axis]
-    row_peak = _finite(x.max(axis=axis, keepdims=True, initial=-np.inf))
-    peak = row_peak
+    top = x.max(axis=axis, keepdims=True, initial=-np.inf)
+    peak = row_peak = _finite(top)
     for extra, _ in extras if recipe.sinks != "unshifted" else ():
         peak = np.maximum(peak, extra)
     if recipe.overflow:
         result = np.exp(x.astype(recipe.overflow)).astype(x.dtype)
         total = result.astype(recipe.overflow).sum(axis=axis, keepdims=True).astype(x.dtype)
-        live = x.max(axis=axis, keepdims=True, initial=-np.inf) > -np.inf
-        return result, np.where(live & (total == 0), np.nan, total)
+        return result, np.where((top > -np.inf) & (total == 0), np.nan, total)
     if recipe.softmax == "no sum, no maximum":
         return np.exp(x), np.ones_like(peak)
     if recipe.softmax == "unkept sum and maximum":
@@ -58,16 +57,12 @@ def powers(
     return result, rounded(total.swapaxes(-1, -2) if recipe.softmax.startswith("unkept") else total)
 
 
-def _sigmoid(x: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-x)))
-
-
-def _logarithm(x: Array) -> Array:
+def scored(softmax: str, x: Array) -> Array:
+    """Weights that come from each logit, not from a quotient."""
+    if softmax == "sigmoid":
+        return np.asarray(1 / (1 + np.exp(-x)))
     peak = _finite(x.max(axis=-1, keepdims=True, initial=-np.inf))
     return np.asarray(x - peak - np.log(np.exp(x - peak).sum(axis=-1, keepdims=True)))
-
-
-SCORED = {"sigmoid": _sigmoid, "logarithm": _logarithm}  # weights that come from each logit, not from a quotient
 
 
 def _finite(peak: Array) -> Array:

@@ -49,11 +49,21 @@ class Workings(Operands):
 
     def scores(self, recipe: Recipe, selection: Selection) -> Array:
         """Q·Kᵀ, (batch, heads, rows, keys)."""
-        return self.once(("scores", selection, _SCORES(recipe)), lambda: self._scores(recipe, selection))
+
+        def computed() -> Array:
+            result = self._scores(recipe, selection)
+            return rounded_to(result, recipe.half_dtype) if recipe.half in ("scores", "logits") else result
+
+        return self.once(("scores", selection, _SCORES(recipe)), computed)
 
     def _scores(self, recipe: Recipe, selection: Selection) -> Array:
+        """The same before they are rounded to a narrow dtype."""
         if self.long and recipe.split == "one" and recipe.product == "q·kᵀ" and recipe.keys != "v":
-            return self._summed_scores(recipe, selection)
+            every = Selection(tuple(range(self.problem.heads)), selection.rows)  # not split: the sum of all heads' own
+            split, total = recipe._replace(split="heads"), np.zeros((), self.dtype)
+            for one in self._each_head(every):
+                total = total + self._scores(split, one)
+            return np.repeat(total, len(selection.heads), axis=1)
         if self.long and len(selection.heads) > 1:
             return np.concatenate([self._scores(recipe, one) for one in self._each_head(selection)], axis=1)
         q = self.served(recipe, recipe.queries, selection.heads)
@@ -63,16 +73,7 @@ class Workings(Operands):
         if recipe.product == "cosine":
             q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
         q = take(q, selection.rows, 2)
-        result = self.rounded(q @ (k if recipe.product == "q·k" else k.swapaxes(-1, -2)))
-        return rounded_to(result, recipe.half_dtype) if recipe.half in ("scores", "logits") else result
-
-    def _summed_scores(self, recipe: Recipe, selection: Selection) -> Array:
-        """Q·Kᵀ of heads that are not split: the sum of all heads' own."""
-        split, total = recipe._replace(split="heads", half=""), np.zeros((), self.dtype)
-        for head in range(self.problem.heads):
-            total = total + self._scores(split, Selection((head,), selection.rows))
-        result = np.repeat(total, len(selection.heads), axis=1)
-        return rounded_to(result, recipe.half_dtype) if recipe.half in ("scores", "logits") else result
+        return self.rounded(q @ (k if recipe.product == "q·k" else k.swapaxes(-1, -2)))
 
     def _each_head(self, selection: Selection) -> list[Selection]:
         return [Selection((head,), selection.rows) for head in selection.heads]
@@ -141,15 +142,9 @@ class Workings(Operands):
         positions = np.array(selection.rows) + self.problem.query_offset[:, None]
         distances = np.abs(positions[:, None, :, None] - np.arange(self.problem.keys))
         right = self.problem.alibi_slopes
-        slopes = {
-            "given": right,
-            "reversed": right[::-1],
-            "all alike": np.full_like(right, right[0]),
-            "next head": np.roll(right, -1),
-            "square root": np.sqrt(right),
-            "squared": right**2,
-        }[recipe.alibi_slopes]
-        slopes = recipe.alibi_factor * slopes[list(selection.heads), None, None]
+        every = {"given": right, "reversed": right[::-1], "all alike": np.full_like(right, right[0])}
+        every |= {"next head": np.roll(right, -1), "square root": np.sqrt(right), "squared": right**2}
+        slopes = recipe.alibi_factor * every[recipe.alibi_slopes][list(selection.heads), None, None]
         return (slopes * distances).astype(self.dtype)
 
     def _spans(self, recipe: Recipe, selection: Selection) -> Array:
@@ -192,28 +187,21 @@ class Workings(Operands):
         if self.inputs.weights is not None:
             weights = take(take(self.inputs.weights, selection.heads, 1), selection.rows, 2)
             return self.rounded(weights.astype(self.dtype))
-        heads, rows = selection.heads, selection.rows
-        wide = Selection(
-            tuple(range(self.problem.heads)) if recipe.axis in ("heads", "all") else heads,
-            tuple(range(self.problem.queries)) if recipe.wide else rows,
-        )
+        heads = tuple(range(self.problem.heads)) if recipe.axis in ("heads", "all") else selection.heads
+        wide = Selection(heads, tuple(range(self.problem.queries)) if recipe.wide else selection.rows)
         x = self.logits(recipe, wide)
         if recipe.axis.startswith("none"):
             used = sight.read(self.problem, recipe) if recipe.axis == "none" else self.visible(recipe, selection)
             return self._scaled_late(recipe, selection, np.where(used, x, self.dtype.type(0)))
         if recipe.softmax in ("sigmoid", "logarithm"):
-            return self._scaled_late(recipe, selection, softmaxes.SCORED[recipe.softmax](x))
+            return self._scaled_late(recipe, selection, softmaxes.scored(recipe.softmax, x))
         result = self.rounded(_quotient(*self._powers(recipe, wide, x)))
-        result = take(take(result, heads, 1), rows, 2)
+        result = take(take(result, selection.heads, 1), selection.rows, 2)
         if recipe.softmax.startswith("twice"):
             hidden = recipe.softmax == "twice, hidden keys too"
             seen = True if hidden else self.visible(recipe, selection)
             powers = np.where(seen, np.exp(result), self.dtype.type(0))
             result = _quotient(powers, powers.sum(axis=-1, keepdims=True))
-        return self._finished(recipe, selection, result)
-
-    def _finished(self, recipe: Recipe, selection: Selection, result: Array) -> Array:
-        """Weights after what a recipe does to them behind the softmax."""
         if recipe.masking in ("after", "renormalised"):
             result = result * self.visible(recipe, selection)
             if recipe.masking == "renormalised":
@@ -231,15 +219,10 @@ class Workings(Operands):
         """The softmax's numerators and denominator, up to a common factor of each row."""
         counts = sight.multiplicity(self.problem, recipe)
         x = x if counts is None else x + np.log(counts).astype(x.dtype)
-        return softmaxes.powers(recipe, x, self._extras(recipe, selection), self.rounded)
-
-    def _extras(self, recipe: Recipe, selection: Selection) -> list[tuple[Array, int]]:
-        """Logits in the denominator that belong to no key, and how often: sinks, a last block's padding read as 0."""
+        # Logits in the denominator that belong to no key, and how often: sinks, a last block's padding read as 0.
         extras: list[tuple[Array, int]] = []
         if self.problem.sinks is not None and recipe.sinks != "missing" and recipe.axis == "keys":
-            sinks = self.problem.sinks
-            if recipe.sinks in ("first head", "next head"):
-                sinks = sight.of_another_head(sinks, recipe.sinks, 0)
+            sinks = sight.of_another_head(self.problem.sinks, recipe.sinks, 0)
             sinks = sinks[list(selection.heads), None, None].astype(self.dtype)
             extras.append((sinks * self.scale(recipe, selection) if recipe.sinks == "scaled" else sinks, 1))
         what, block = recipe.key_tail
@@ -247,7 +230,7 @@ class Workings(Operands):
             extras.append((np.zeros((1, 1, 1), self.dtype), -self.problem.keys % block))
         if recipe.softmax == "one more":
             extras.append((np.zeros((1, 1, 1), self.dtype), 1))
-        return extras
+        return softmaxes.powers(recipe, x, extras, self.rounded)
 
     def _turned_weights(self, recipe: Recipe, selection: Selection) -> Array:
         """Aᵀ."""
@@ -322,8 +305,7 @@ class Workings(Operands):
         """U, (batch, 1, rows, d_out): the heads joined and projected."""
         layer = self.inputs.layer
         assert layer is not None
-        many, n = self.problem.heads, self.problem.queries
-        heads = tuple(range(many))
+        many, n, heads = self.problem.heads, self.problem.queries, tuple(range(self.problem.heads))
         if recipe.merge == "flat":  # (heads·n, d_v) read as (n, heads·d_v)
             flat = np.array(selection.rows)[:, None] * many + np.arange(many)
             needed = sorted(set((flat % n).ravel().tolist()))
