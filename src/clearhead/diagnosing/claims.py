@@ -10,8 +10,9 @@ from what follows.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from clearhead.diagnosing.diagnose import judged
 from clearhead.diagnosing.fitting import largest, largest_difference
 from clearhead.diagnosing.inputs import file_inputs
 from clearhead.diagnosing.mistakes import mistakes
-from clearhead.diagnosing.recipe import RIGHT, Diagnosed, changed
+from clearhead.diagnosing.recipe import RIGHT, STAGES, Diagnosed, changed
 from clearhead.diagnosing.search import Candidate, closest
 from clearhead.diagnosing.verdict import Confidence, MistakeExplanation
 from clearhead.diagnosing.workings import Workings
@@ -41,18 +42,11 @@ from clearhead.view.container import Document
 from clearhead.view.names import Names, token_names
 from clearhead.words import LANGUAGES, Language, say
 
-CLAIMABLE = (*INPUTS, "scores", "scaled", "capped", "biased", "masked", "weights", "heads", "concat", "output")
+CLAIMABLE = (*INPUTS, *STAGES[:-1], "heads", "concat", "output")
 _KNOWN = (*LAYER, "num_heads", "convention", *NAMES, *Rules.__annotations__, *CLAIMABLE, "h")
-_FROM: dict[str, tuple[str, ...]] = {  # each step and those that it is computed from
-    "scores": ("q", "k"),
-    "scaled": ("scores",),
-    "capped": ("scaled",),
-    "biased": ("capped",),
-    "masked": ("biased",),
-    "weights": ("masked",),
-    "heads": ("weights", "v"),
-    "concat": ("heads",),
-}
+# Each step and those that it is computed from.
+_FROM: dict[str, tuple[str, ...]] = {"scores": ("q", "k"), "heads": ("weights", "v"), "concat": ("heads",)}
+_FROM |= {step: (before,) for before, step in pairwise(STAGES[:-1])}
 _ONWARD = {"q", "k", "v", "scores", "scaled", "weights", "heads", "concat"}  # what can be computed on from
 
 
@@ -100,8 +94,8 @@ class CheckedExample:
 
     def _page(self, language: Language) -> Document:
         said = [
-            {"name": v.name, "right": v.right, "difference": listed(v.difference)}
-            | {"text": _said(v), "mistake": _sentences(v)}
+            {"name": v.name, "right": v.right, "difference": listed(v.difference), "text": _said(v)}
+            | {"mistake": {x: say(x, "and").join(v.did(x)) for x in LANGUAGES} if v.did("en") else None}
             for v in self.verdicts
         ]
         claimed = {v.name: np.asarray(v.claimed, dtype=np.float64) for v in self.verdicts if not v.right}
@@ -111,7 +105,6 @@ class CheckedExample:
 
     def to_json(self) -> dict[str, Any]:
         """Every step's numbers and every verdict, as plain lists and words; -∞ is null."""
-        described = [{**step.to_json(), "values": listed(step.array)} for step in self.trace.steps]
         judged = [
             {"name": v.name, "right": v.right, "largest_difference": listed(v.difference), "mistake": v.mistake}
             | {"claimed": listed(v.claimed), "truth": listed(v.truth), "source": v.source}
@@ -122,7 +115,7 @@ class CheckedExample:
         geometry = None if isinstance(self.trace, WeightsTrace) else self.trace.geometry
         return {
             "tokens": None if self.tokens is None else {"queries": list(self.tokens), "keys": list(self.sources or ())},
-            "steps": described,
+            "steps": [{**step.to_json(), "values": listed(step.array)} for step in self.trace.steps],
             "claims": judged,
             "first_wrong": self.first_wrong and self.first_wrong.name,
             "geometry": geometry and {name: listed(x) for name, x in geometry._asdict().items()},
@@ -141,11 +134,6 @@ def _said(verdict: Verdict) -> Translations:
     return {language: f"{wrong[language]}{say(language, 'also')}{more[language]}" for language in LANGUAGES}
 
 
-def _sentences(verdict: Verdict) -> Translations | None:
-    sentences = {language: say(language, "and").join(verdict.did(language)) for language in LANGUAGES}
-    return sentences if verdict.did("en") else None
-
-
 def check_file(path: str | Path) -> CheckedExample:
     """Trace a file's inputs and check what it claims.
 
@@ -157,7 +145,11 @@ def check_file(path: str | Path) -> CheckedExample:
     names, needed = case_file.names_of(data), case_file.inputs_of(place, data)
     claims = _claimed(place, data, needed)
     values = {name: case_file.value_of(name, value) for name, value in data.items() if name not in claims}
-    traced = _trace(place, dict(values), needed)
+    rules = {name: value for name, value in values.items() if name not in needed}
+    if needed == WEIGHTS_AND_V:
+        case_file.check_alone(place, [name for name in rules if name != "convention"])
+    call: Any = {INPUTS: trace, WEIGHTS_AND_V: trace_weights}.get(needed, trace_layer)
+    traced = call(*(values[name] for name in needed), **rules)
     rows, cols = token_names(names["tokens"], names["source_tokens"], traced.problem)
     verdicts = list(_verdicts(place, values, traced, claims))
     return CheckedExample(traced, verdicts, rows, cols, values)
@@ -176,16 +168,6 @@ def _claimed(place: Path, data: dict[str, Any], needed: tuple[str, ...]) -> dict
             values = {"file": place.name, "name": name}
             raise FileError("{file} claims {name}, a step of a layer.", "give the layer's x, w_q, w_k, w_v.", **values)
     return claimed
-
-
-def _trace(place: Path, values: dict[str, Any], needed: tuple[str, ...]) -> Trace:
-    inputs = [values.pop(name) for name in needed]
-    if needed == WEIGHTS_AND_V:
-        convention = values.pop("convention", "rows")
-        case_file.check_alone(place, values)
-        return trace_weights(*inputs, convention=convention)
-    call: Callable[..., Trace] = trace if needed == INPUTS else trace_layer
-    return call(*inputs, **values)
 
 
 def _verdicts(place: Path, values: dict[str, Any], traced: Trace, claims: dict[str, Any]) -> Iterator[Verdict]:
@@ -210,22 +192,16 @@ def is_consequence(verdict: Verdict) -> bool:
 
 def _shaped(name: str, claimed: Array, truth: Array, convention: Convention) -> Array:
     """The claimed numbers in the step's shape; axes of size 1 may be missing, and Q, K and V not split into heads."""
-    for shaped in (claimed, _by_head(name, claimed, truth, convention)):
+    rows, heads = turned(claimed, convention), truth.shape[-3] if truth.ndim > 2 else 1
+    joined = name in INPUTS and rows.ndim > 1 and rows.shape[-1] == heads * turned(truth, convention).shape[-1]
+    by_head = turned(split_heads(rows, heads), convention) if truth.ndim > 2 and joined else claimed
+    for shaped in (claimed, by_head):
         if shaped.shape == truth.shape:
             return shaped
         if [size for size in shaped.shape if size != 1] == [size for size in truth.shape if size != 1]:
             return shaped.reshape(truth.shape)
     values = {"name": name, "claimed": claimed.shape, "shape": truth.shape}
     raise FileError("the claimed {name} has shape {claimed}, but this step has shape {shape}.", **values)
-
-
-def _by_head(name: str, claimed: Array, truth: Array, convention: Convention) -> Array:
-    """(…, tokens, heads·d_k) as (…, heads, tokens, d_k), where it is Q, K or V of all heads; else as it is."""
-    rows = turned(claimed, convention)
-    heads, width = (truth.shape[-3], turned(truth, convention).shape[-1]) if truth.ndim > 2 else (1, 0)
-    if name not in INPUTS or rows.ndim < 2 or rows.shape[-1] != heads * width:
-        return claimed
-    return turned(split_heads(rows, heads), convention)
 
 
 def _tolerance(written: Any, array: Array) -> float:

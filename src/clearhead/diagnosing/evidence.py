@@ -175,16 +175,12 @@ def _rate(solved: _Solved, fewest: int) -> Reason | None:
     likely = 5 * np.sqrt(max(rate * (1 - rate), 0) / len(ratios)) + 0.02
     if rate <= 0.005 or not (off <= 3 * errors + 1e-3 * scale).all() or abs(float((~kept).mean()) - rate) > likely:
         return None
-    if not _at_random(~kept, keys, rate):
+    # No key may be dropped much more often than others: a mask, or an empty slot, drops the same keys in all rows.
+    each, zeros = np.bincount(keys), np.bincount(keys, weights=~kept)
+    spread = float(((zeros - rate * each) ** 2).sum()) / (rate * (1 - rate) * len(keys))
+    if not spread < 1 + _CLUSTERED * float(np.sqrt(2 * (each**2).sum())) / len(keys):
         return None
     return Reason("dropped", {"rate": rate, "solved": len(ratios), "zeros": int((~kept).sum()), "factor": scale})
-
-
-def _at_random(dropped: Array, keys: Array, rate: float) -> bool:
-    """Is no key dropped much more often than others? A mask, or an empty slot, drops the same keys in all rows."""
-    solved, zeros = np.bincount(keys), np.bincount(keys, weights=dropped)
-    spread = float(((zeros - rate * solved) ** 2).sum()) / (rate * (1 - rate) * len(keys))
-    return spread < 1 + _CLUSTERED * float(np.sqrt(2 * (solved**2).sum())) / len(keys)
 
 
 def scatter(fit: Fit, base: Recipe, selection: Selection) -> float | None:

@@ -34,9 +34,8 @@ def weights_inputs(weights: Any, v: Any, theirs: Any, convention: Convention, st
     values, problem = described.v, described.problem
     assert values is not None
     if stage != "output":
-        raise RuleError(
-            "stage is {value}: where the weights are given, only the output can be wrong.", value=shown(stage)
-        )
+        wrong = "stage is {value}: where the weights are given, only the output can be wrong."
+        raise RuleError(wrong, value=shown(stage))
     shape = (*problem.prefix, problem.queries, values.shape[-1])
     result = heads_first(read_theirs(turned(as_array(theirs, "theirs")[0], convention), shape, problem, stage))
     return Diagnosed(problem, described.q, described.k, values, result, stage, weights=weights)
@@ -55,14 +54,9 @@ def layer_inputs(
     check_names(rules)
     layer, sizes = read_layer(arrays, num_heads, convention)
     kv_heads = sizes.kv_heads or 1
-    q, k, v = (  # only their shapes and dtype are used: `workings` computes the projections of each recipe
-        np.broadcast_to(np.zeros((), layer.x.dtype), (*sizes.lead, heads, length, width))
-        for heads, length, width in (
-            (num_heads, sizes.queries, sizes.d_k),
-            (kv_heads, sizes.keys, sizes.d_k),
-            (kv_heads, sizes.keys, sizes.d_v),
-        )
-    )
+    shapes = (num_heads, sizes.queries, sizes.d_k), (kv_heads, sizes.keys, sizes.d_k), (kv_heads, sizes.keys, sizes.d_v)
+    zero = np.zeros((), layer.x.dtype)  # only shapes and dtype are used: `workings` computes each recipe's projections
+    q, k, v = (np.broadcast_to(zero, (*sizes.lead, *shape)) for shape in shapes)
     described = describe(q, k, v, rules)
     assert described.v is not None
     joined = (*sizes.lead, sizes.queries, num_heads * sizes.d_v if layer.out is None else layer.out[1])
@@ -113,11 +107,10 @@ def read_theirs(theirs: Any, output: tuple[int, ...], problem: Problem, stage: S
     want = output if stage == "output" else problem.shape
     if array.shape == want:
         return array
-    axes: tuple[str, ...] = WEIGHTS if stage != "output" else ("batch", "heads", "queries", "d_v")
-    if len(output) == len(problem.prefix) + 1:  # a layer's output, its heads joined
-        axes = ("batch", "queries", "d_out") if stage == "output" else WEIGHTS
+    joined = len(output) == len(problem.prefix) + 1  # a layer's output, its heads joined
+    of_output = ("batch", "queries", "d_out") if joined else ("batch", "heads", "queries", "d_v")
     hint = _hint(array.shape, want, output, problem, stage)
-    values = {"shape": array.shape, "stage": stage, "axes": named(want, axes)}
+    values = {"shape": array.shape, "stage": stage, "axes": named(want, of_output if stage == "output" else WEIGHTS)}
     raise ShapeError("theirs has shape {shape}: at stage {stage!r} expected {axes}.", hint, **values)
 
 

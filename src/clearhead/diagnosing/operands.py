@@ -209,13 +209,11 @@ class Operands:
             offset = self.problem.query_offset[:, None] if recipe.rotary_from == "offset" else 0
             places = places + offset + recipe.rotary_shift
         assert recipe.rotary_factor is not None
-        base = recipe.rotary_base or right_base
         places = places[..., None] / recipe.rotary_factor
-        frequencies = base ** (-np.arange(half) / max(1, half))
+        frequencies = (recipe.rotary_base or right_base) ** (-np.arange(half) / max(1, half))
         if self.precision is not None:  # no code is told off for angles in float32, as most libraries have them
             places, frequencies = places.astype(np.float32), frequencies.astype(np.float32)
-        angles = places * frequencies
-        angles = -angles if recipe.rotary == "backwards" else angles
+        angles = places * (-frequencies if recipe.rotary == "backwards" else frequencies)
         neighbours = interleaved != (recipe.rotary in ("pairing", "mixed, pairing"))
         turned, rest = x[..., :part], x[..., part:]
         if neighbours:
@@ -256,14 +254,12 @@ def unpacked(packing: str, thirds: list[Array], heads: int) -> list[Array]:
     """Q, K and V, (batch, tokens, heads·d), read from packed columns by another layout than they were packed in."""
     batch, length, width = thirds[0].shape
     d = width // heads
+    axis, split = (3, (heads, 3, d)) if packing.endswith("per head") else (4, (heads, d, 3))
     if packing.startswith("read"):
-        whole = np.concatenate(thirds, axis=-1)
-        split = (heads, 3, d) if packing == "read per head" else (heads, d, 3)
-        read = np.moveaxis(whole.reshape(batch, length, *split), 3 if packing == "read per head" else 4, 0)
+        read = np.moveaxis(np.concatenate(thirds, axis=-1).reshape(batch, length, *split), axis, 0)
         return list(read.reshape(3, batch, length, width))
     each = [third.reshape(batch, length, heads, d) for third in thirds]
-    whole = np.stack(each, axis=3 if packing == "packed per head" else 4).reshape(batch, length, 3 * width)
-    return np.split(whole, 3, axis=-1)
+    return np.split(np.stack(each, axis=axis).reshape(batch, length, 3 * width), 3, axis=-1)
 
 
 def weighted(weights: Array, values: Array) -> Array:
@@ -276,6 +272,4 @@ def weighted(weights: Array, values: Array) -> Array:
 
 def take(x: Array, chosen: tuple[int, ...], axis: int) -> Array:
     """The chosen heads (axis 1) or rows (axis 2); the array itself where these are all."""
-    if len(chosen) == x.shape[axis]:
-        return x
-    return x[:, list(chosen)] if axis == 1 else x[:, :, list(chosen)]
+    return x if len(chosen) == x.shape[axis] else x.take(chosen, axis)

@@ -150,30 +150,24 @@ RIGHT = Recipe()
 VISIBILITY = attrgetter(*between("causal", "tile"), "spans", "bias", "cache")  # the fields that change what is seen
 _FIRST = {"source": "scores", "scale": "scaled", "softcap": "capped", "bias": "biased", "causal": "masked"}
 _FIRST |= {"scaling": "weights", "w_v": "output"}  # the first field of each stage
-_SHOWN_BY_VALUE: dict[tuple[str, Any], Stage] = {  # other stages than that of the field
-    ("half", "logits"): "scaled",
-    **{("half", step): "weights" for step in ("powers", "weights", "sum")},
-    ("softcap", "after bias"): "biased",
-    ("softcap", "after mask"): "masked",
-    ("cache", "ignored"): "masked",
-    ("cache", "newest values empty"): "output",
-    ("cache", "newest twice"): "output",
-    **{("tile", kind): "scores" for kind in ("stale keys", "first keys")},
-    **{("tile", kind): "output" for kind in ("overlapping", "stale values", "first values")},
+_OF_VALUES: dict[str, dict[Any, Stage]] = {  # values that show at another stage than their field, and that stage
+    "half": {"logits": "scaled", "powers": "weights", "weights": "weights", "sum": "weights"},
+    "softcap": {"after bias": "biased", "after mask": "masked"},
+    "cache": {"ignored": "masked", "newest values empty": "output", "newest twice": "output"},
+    "tile": {"overlapping": "output", "stale values": "output", "first values": "output"},
 }
+_OF_VALUES["tile"] |= {"stale keys": "scores", "first keys": "scores"}
 
 
 def shown(change: Change, stage: Stage) -> bool:
     """Can a change be seen at this stage?"""
-    last = STAGES.index(stage)
-    details = ("half_dtype", "fill")  # these qualify another field
-    return all(_shown_from(field, value) <= last for field, value in change.items() if field not in details)
-
-
-def _shown_from(field: str, value: Any) -> int:
-    by_value = _SHOWN_BY_VALUE.get((field, value[0] if field == "tile" else value))
-    stages = [_FIRST[until] for until in between("source", field) if until in _FIRST]
-    return STAGES.index(by_value or stages[-1])
+    for field, value in change.items():
+        *_, by_field = (_FIRST[until] for until in between("source", field) if until in _FIRST)
+        first = _OF_VALUES.get(field, {}).get(value[0] if field == "tile" else value, by_field)
+        details = ("half_dtype", "fill")  # these qualify another field
+        if field not in details and STAGES.index(first) > STAGES.index(stage):
+            return False
+    return True
 
 
 def acts_after_weights(change: Change) -> bool:

@@ -91,14 +91,12 @@ class MistakeExplanation:
 
     def _words(self, what: str, language: Language) -> list[str]:
         read_language(language)
-        by_candidate = [
-            [
-                getattr(mistake, what)[language].format(**_details(candidate.recipe, change, language))
-                for mistake, change in zip(candidate.mistakes, candidate.changes, strict=True)
-            ]
-            for candidate in (self.candidate, *self.alike)
-        ]
-        return [_say(language, "or").join(dict.fromkeys(each)) for each in zip(*by_candidate, strict=True)]
+        fitting, sentences = (self.candidate, *self.alike), []
+        for index, mistake in enumerate(self.candidate.mistakes):
+            details = [_details(one.recipe, one.changes[index], language) for one in fitting]
+            different = dict.fromkeys(getattr(mistake, what)[language].format(**each) for each in details)
+            sentences.append(_say(language, "or").join(different))
+        return sentences
 
     def to_json(self) -> dict[str, Any]:
         """The explanation as plain numbers and words."""
@@ -205,7 +203,10 @@ def _lines(diagnosis: Diagnosis, language: Language) -> Iterator[AnswerLine]:
         return AnswerLine(kind, _say(language, key, **values))
 
     if not diagnosis.looked.everything:
-        yield AnswerLine("note", _sampled(diagnosis, language))
+        looked, sizes = diagnosis.looked, diagnosis.looked._asdict() | {"budget": BUDGET}
+        sizes |= {"queries": len(looked.queries), "batches": len(looked.batches)}
+        entries = _say(language, "sampled entries", **sizes) if looked.all_batches > len(looked.batches) else ""
+        yield line("note", "sampled", **sizes, entries=entries)
     for nonfinite in diagnosis.nonfinite:
         yield line("verdict", "nonfinite", **nonfinite._asdict() | {"place": ", ".join(map(str, nonfinite.place))})
     yield from _verdict(diagnosis, language)
@@ -259,14 +260,6 @@ def _explained(explanation: MistakeExplanation, language: Language) -> Iterator[
     for index, (did, mend) in enumerate(zip(explanation.did(language), explanation.mend(language), strict=True)):
         yield AnswerLine("did", f"  {_say(language, 'and') if index else ''}{did}")
         yield AnswerLine("mend", _say(language, "change", mend=mend))
-
-
-def _sampled(diagnosis: Diagnosis, language: Language) -> str:
-    looked = diagnosis.looked
-    sizes = {"all_queries": looked.all_queries, "all_batches": looked.all_batches, "budget": BUDGET}
-    sizes |= {"queries": len(looked.queries), "batches": len(looked.batches)}
-    entries = _say(language, "sampled entries", **sizes) if looked.all_batches > len(looked.batches) else ""
-    return _say(language, "sampled", **sizes, entries=entries)
 
 
 def _plain(x: Any) -> Any:
