@@ -151,8 +151,7 @@ def check_file(path: str | Path) -> CheckedExample:
     call: Any = {INPUTS: trace, WEIGHTS_AND_V: trace_weights}.get(needed, trace_layer)
     traced = call(*(values[name] for name in needed), **rules)
     rows, cols = token_names(names["tokens"], names["source_tokens"], traced.problem)
-    verdicts = list(_verdicts(place, values, traced, claims))
-    return CheckedExample(traced, verdicts, rows, cols, values)
+    return CheckedExample(traced, list(_verdicts(place, values, traced, claims)), rows, cols, values)
 
 
 def _claimed(place: Path, data: dict[str, Any], needed: tuple[str, ...]) -> dict[str, Any]:

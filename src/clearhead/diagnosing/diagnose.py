@@ -24,10 +24,8 @@ from clearhead.textbook.case_file import INPUTS, LAYER, NAMES
 from clearhead.textbook.shapes import Convention
 from clearhead.view.names import token_names
 
-_KNOWN = (
-    *(*INPUTS, *LAYER, "weights", *NAMES, "num_heads", "convention", "theirs"),
-    *("stage", "rotary", "rotary_interleaved", *Rules.__annotations__),
-)
+_OPTIONS = "num_heads", "convention", "stage", "rotary", "rotary_interleaved"
+_KNOWN = (*INPUTS, *LAYER, "weights", *NAMES, "theirs", *_OPTIONS, *Rules.__annotations__)
 _WHOLE, _COARSEST, _PRINTED = 0.5, 0.006, 4e-7  # of no decimals, of two, and of seven: a program wrote so many
 
 
@@ -249,9 +247,7 @@ def _judged_by_decimals(inputs: Diagnosed, halves: Array) -> Diagnosis:
     coarser = sorted({half for half in halves.ravel().tolist() if fine < half <= _COARSEST}) if by_hand else []
     halves = np.clip(halves, fine, coarser[-1] if coarser else fine)  # 0.5 beside 0.43 is 0.50
     finest = judged(inputs, fine)
-    for slack in coarser:
-        if finest.verdict == "right":
-            break
+    for slack in coarser if finest.verdict != "right" else ():
         diagnosis = judged(inputs, slack)
         recipes = [e.candidate.recipe for e in diagnosis.explanations] or [RIGHT] * (diagnosis.verdict == "right")
         better = diagnosis.verdict == "right" or finest.verdict == "unexplained"

@@ -71,11 +71,9 @@ def somewhere(fit: Fit, base: Recipe, dtype: str, selection: Selection) -> float
     inputs = Workings(fit.inputs.mapped(rounded, rounded)).answer(base, selection)
     runs = [run - exact for run in (whole, inputs, rounded(exact)) if np.isfinite(run).all()]
     written = bool((rounded(theirs) == theirs).all())
-    ratios = [
-        max(size / rms(run), rms(run) / size)
-        for run in runs
-        if rms(run) > 0 and (written or correlation(error, run) > max(0.3, 6 / np.sqrt(error.size)))
-    ]
+    least = max(0.3, 6 / np.sqrt(error.size))
+    alike = [rms(run) for run in runs if rms(run) > 0 and (written or correlation(error, run) > least)]
+    ratios = (max(size / other, other / size) for other in alike)
     return min((ratio for ratio in ratios if ratio <= 2), default=None)
 
 
@@ -104,7 +102,6 @@ def correlation(a: Array, b: Array) -> float:
 
 # ── dropout ──
 
-
 _Solved = tuple[Array, Array, Array]  # of weights that were solved for: w_j/a_j, how exact each is, and its key
 
 
@@ -132,9 +129,8 @@ def dropout(fit: Fit, base: Recipe, selection: Selection) -> Reason | None:
 
 def _sums_values(fit: Fit, base: Recipe) -> bool:
     """Are theirs sums of values, by weights that nothing was done to after the softmax?"""
-    inputs = fit.inputs
-    plain = inputs.stage == "output" and not inputs.merged
-    return plain and not base.half and base.values == "v" and not base.turned
+    of_heads = fit.inputs.stage == "output" and not fit.inputs.merged
+    return of_heads and not base.half and base.values == "v" and not base.turned
 
 
 def _solved(fit: Fit, base: Recipe, selection: Selection) -> _Solved | None:

@@ -54,8 +54,8 @@ class Fit:
     def theirs(self, selection: Selection) -> Array:
         """Their numbers for these heads and rows."""
         heads = slice(None) if self.inputs.merged else list(selection.heads)
-        rows = self.inputs.theirs[:, :, list(selection.rows)]
-        return self.exact.once(("theirs", selection), lambda: rows[:, heads].astype(np.float64), keep=True)
+        theirs, key = self.inputs.theirs, ("theirs", selection)
+        return self.exact.once(key, lambda: theirs[:, :, list(selection.rows)][:, heads].astype(np.float64), keep=True)
 
     def gap(self, recipe: Recipe, selection: Selection, computed: Array | None = None, most: float = np.inf) -> float:
         """The largest difference between theirs and the recipe's numbers; infinite where shapes or NaNs differ.
@@ -98,8 +98,7 @@ class Fit:
             return float(gaps.max())
         if self.inputs.merged:
             emptied = np.asarray(emptied.any(axis=1, keepdims=True))
-            gaps = np.where(emptied & np.isnan(theirs), 0.0, gaps)
-            return float(gaps.max())
+            return float(np.where(emptied & np.isnan(theirs), 0.0, gaps).max())
         elsewhere = float(np.where(emptied, 0.0, gaps).max())
         if elsewhere > most:
             return elsewhere
@@ -148,8 +147,7 @@ class Fit:
         that is much, nor may all of them together.
         """
         wide = allowed > _WIDEST * largest(exact)
-        logits = self.exact.logits(RIGHT, selection)
-        sums = np.abs(np.logaddexp.reduce(logits, axis=-1, keepdims=True))
+        sums = np.abs(np.logaddexp.reduce(self.exact.logits(RIGHT, selection), axis=-1, keepdims=True))
         sums = np.where(np.isfinite(sums), sums, 0.0)
         statistics = min(eps(self.dtype), eps(np.dtype(np.float32)))  # their dtype: float32, or float64 for float64
         if self.inputs.merged:  # each head has its own factors
@@ -209,10 +207,9 @@ class Fit:
             hidden = np.broadcast_to(~workings.visible(recipe, selection), theirs.shape)
             numbers = (theirs - workings.answer(changed(recipe, {field: 0.0}), selection))[hidden]
             return changed(recipe, {field: _round(float(np.median(numbers)))}) if numbers.size else None
-        most = 1 if field == "fill" else 3
-        starts = sorted(_STARTS[field], key=squared_error)[:most] if start is None else [start]
-        relative = 1e-3 if workings.dtype == np.float32 else 1e-6
         steps, by_power = 6 if start is None else 3, field == "fill"
+        starts = sorted(_STARTS[field], key=squared_error)[: 1 if by_power else 3] if start is None else [start]
+        relative = 1e-3 if workings.dtype == np.float32 else 1e-6
         ends = (_newton(error, number, steps, relative, by_power=by_power) for number in starts)
         best = min((end for end in ends if end is not None), key=squared_error, default=None)
         idle = field == "scale_factor" or recipe.masking == "add"  # near 0: all scores are lost, or no key is hidden
@@ -351,11 +348,9 @@ def _unprojected(workings: Workings, recipe: Recipe, row: Array) -> Array | None
     if recipe.w_o == "on values":
         return row
     w = workings.w_o(recipe)
-    if w.shape[0] != w.shape[1]:
-        return None
     try:
         return np.asarray(np.linalg.solve(w.T, row.T).T)
-    except np.linalg.LinAlgError:
+    except np.linalg.LinAlgError:  # it is singular, or not square
         return None
 
 

@@ -255,9 +255,6 @@ def _narrow(inputs: Diagnosed, where: str) -> Variants:
     return Variants([{"half": where, "half_dtype": name} for name in names])
 
 
-# ── blocks ──
-
-
 def _sizes(length: int) -> list[int]:
     """The usual sizes of blocks; 2 and 4 only where the length is short."""
     return [size for size in (2, 4) if length <= 64] + [size for size in BLOCKS if size < length]

@@ -234,10 +234,9 @@ def _of_weights(theirs: Array, right: Array, tolerance: float) -> Iterator[Reaso
     if not np.isfinite(theirs).all():
         return
     sums = theirs.sum(axis=-1)
-    if (np.abs(sums - right.sum(axis=-1)) <= theirs.shape[-1] * tolerance).all():
-        yield Reason("sums right")
-    else:
-        yield Reason("sums wrong", {"least": float(sums.min()), "most": float(sums.max())})
+    sums_right = (np.abs(sums - right.sum(axis=-1)) <= theirs.shape[-1] * tolerance).all()
+    extremes = {"least": float(sums.min()), "most": float(sums.max())}
+    yield Reason("sums right") if sums_right else Reason("sums wrong", extremes)
     if (right == 0).any():
         off = (theirs > tolerance) & (right == 0)
         yield Reason("zeros wrong", {"count": int(off.sum())}) if off.any() else Reason("zeros right")

@@ -18,7 +18,6 @@ STAGES: tuple[Stage, ...] = ("scores", "scaled", "capped", "biased", "masked", "
 Change = Mapping[str, Any]  # field of Recipe -> value
 RULES = EVERYWHERE  # that recipes are made of
 
-
 _Weight = Literal["given", "transposed"]  # W, or W used as its transpose
 _Present = Literal["given", "missing"]  # a rule as the caller gave it, or left out
 _Head = Literal["first head", "next head"]  # the values of head 0, or of head h + 1, in place of head h's
@@ -225,8 +224,7 @@ class Diagnosed:
             w, b = ({name: matrices(array) for name, array in arrays.items()} for arrays in (layer.w, layer.b))
             layer = LayerArrays(x, context, w, b)
         q, k, v = map(tokens, (self.q, self.k, self.v))
-        weights = None if self.weights is None else tokens(self.weights)
-        return replace(self, q=q, k=k, v=v, weights=weights, layer=layer)
+        return replace(self, q=q, k=k, v=v, weights=None if self.weights is None else tokens(self.weights), layer=layer)
 
 
 class Selection(NamedTuple):

@@ -99,13 +99,18 @@ def _ruled(problem: Problem, recipe: Recipe) -> Problem:
     offset, missing = problem.query_offset, recipe.causal in ("missing", "inverted", "upper", "ahead")
     if recipe.causal in ("first corner", "last corner"):
         offset = np.full_like(offset, 0 if recipe.causal == "first corner" else problem.keys - problem.queries)
+    left, right = windowed(problem.window, recipe)
+    if recipe.causal == "strict":
+        right = -1 if right is None else min(right, -1)
+    if recipe.causal == "ahead":
+        right = 1
     by_keys = recipe.padding in ("queries", "both")  # the lengths of the keys serve for the queries
     query_lengths = problem.query_lengths if recipe.query_padding == "given" else None
     return replace(
         spanned(problem, recipe),
         causal=problem.causal
         and not (missing or recipe.window == "both sides" or recipe.tile[0].startswith(("diagonal", "local"))),
-        window=_window(problem, recipe),
+        window=(left, right),
         query_offset=offset,
         bias=biased(problem, recipe),
         mask=_mask(problem, recipe),
@@ -113,15 +118,6 @@ def _ruled(problem: Problem, recipe: Recipe) -> Problem:
         query_lengths=problem.kv_lengths if by_keys else query_lengths,
         query_segments=problem.query_segments if recipe.segments == "given" else None,
     )
-
-
-def _window(problem: Problem, recipe: Recipe) -> tuple[int | None, int | None]:
-    left, right = windowed(problem.window, recipe)
-    if recipe.causal == "strict":
-        right = -1 if right is None else min(right, -1)
-    if recipe.causal == "ahead":
-        right = 1
-    return left, right
 
 
 def windowed(window: tuple[int | None, int | None], recipe: Recipe) -> tuple[int | None, int | None]:
@@ -139,9 +135,7 @@ def biased(problem: Problem, recipe: Recipe) -> Array | None:
     bias = problem.bias
     if bias is None or recipe.bias == "missing":
         return None
-    if recipe.bias == "transposed":
-        return bias.swapaxes(-1, -2)
-    return of_another_head(bias, recipe.bias, 1)
+    return bias.swapaxes(-1, -2) if recipe.bias == "transposed" else of_another_head(bias, recipe.bias, 1)
 
 
 def of_another_head(values: Array, which: str, axis: int) -> Array:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from clearhead.diagnosing import evidence
-from clearhead.diagnosing.evidence import Reason
 from clearhead.diagnosing.fitting import Fit, Screen, coarser, generic, largest, largest_difference, rms, taken
 from clearhead.diagnosing.mistakes import BLOCKS, Mistake, mistakes, tail_length
 from clearhead.diagnosing.recipe import RIGHT, Change, Diagnosed, Recipe, Selection, acts_after_weights, changed, shown
@@ -37,7 +36,7 @@ class Candidate:
     residual: float = inf
     tolerance: float = 0.0
     rare: bool = False  # of the variants that are tried last
-    shows: Reason | None = None  # the evidence, where it is other than numbers that fit
+    shows: evidence.Reason | None = None  # the evidence, where it is other than numbers that fit
 
     @property
     def fits(self) -> bool:
@@ -304,6 +303,5 @@ def _sample_rows(n: int) -> tuple[int, ...]:
     """A dozen rows: the first, the last, and those around powers of two."""
     edges = {0, 1, n // 2, n - 2, n - 1}
     power = 1 << max(0, n - 1).bit_length()  # the first that is no less than n
-    for size in (power // 2, power // 4, power // 8):
-        edges |= {size - 1, size, size + 1}
+    edges |= {size + by for size in (power // 2, power // 4, power // 8) for by in (-1, 0, 1)}
     return tuple(sorted(row for row in edges if 0 <= row < n))

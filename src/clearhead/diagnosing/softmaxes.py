@@ -69,9 +69,6 @@ def _finite(peak: Array) -> Array:
     return np.where(np.isneginf(peak), peak.dtype.type(0), peak)
 
 
-# ── blocks and narrow dtypes ──
-
-
 def tiled(what: str, size: int, x: Array) -> tuple[Array, Array, Array]:
     """An online softmax over blocks of keys with the bug `what`: powers, their total, and the final maximum."""
     block, starts = np.arange(x.shape[-1]) // size, np.arange(0, x.shape[-1], size)

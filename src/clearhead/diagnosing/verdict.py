@@ -145,7 +145,34 @@ class Diagnosis:
 
     def lines(self, language: Language = "en") -> Iterator[AnswerLine]:
         """The answer line by line. Raises RuleError for another language."""
-        yield from _lines(self, read_language(language))
+        read_language(language)
+
+        def line(kind: str, key: str, **values: object) -> AnswerLine:
+            return AnswerLine(kind, _say(language, key, **values))
+
+        if not self.looked.everything:
+            looked, sizes = self.looked, self.looked._asdict() | {"budget": BUDGET}
+            sizes |= {"queries": len(looked.queries), "batches": len(looked.batches)}
+            entries = _say(language, "sampled entries", **sizes) if looked.all_batches > len(looked.batches) else ""
+            yield line("note", "sampled", **sizes, entries=entries)
+        for nonfinite in self.nonfinite:
+            yield line("verdict", "nonfinite", **nonfinite._asdict() | {"place": ", ".join(map(str, nonfinite.place))})
+        yield from _verdict(self, language)
+        if self.explanations and self.convention == "columns":
+            yield line("note", "columns")
+        if less := [" + ".join(e.mistakes) for e in self.explanations[1:] if e.confidence != "ambiguous"]:
+            yield line("note", "less well", names=_say(language, "between").join(less[:5]))
+        if self.first_difference is not None:
+            place = self.first_difference._asdict()
+            if self.tokens is not None:
+                place["query"] = f"{place['query']} ({self.tokens[place['query']].strip()})"
+            yield line("note", "first joined" if place["head"] is None else "first", **place)
+        if self.known:
+            yield line("known", "known")
+        for fact in self.known:
+            yield AnswerLine("known", f"  {said(fact, language)}")
+        for unseen in self.unseen:
+            yield line("note", "unseen", did=unseen.did(language)[0], needs=unseen.needs(language)[0])
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as plain numbers and words."""
@@ -196,36 +223,6 @@ def said(reason: Reason, language: Language) -> str:
     if values["by"]:
         place = f"{'next' if values['by'] > 0 else 'previous'} {place.removeprefix('next ')}"
     return _say(language, manner, **values, place=_say(language, place))
-
-
-def _lines(diagnosis: Diagnosis, language: Language) -> Iterator[AnswerLine]:
-    def line(kind: str, key: str, **values: object) -> AnswerLine:
-        return AnswerLine(kind, _say(language, key, **values))
-
-    if not diagnosis.looked.everything:
-        looked, sizes = diagnosis.looked, diagnosis.looked._asdict() | {"budget": BUDGET}
-        sizes |= {"queries": len(looked.queries), "batches": len(looked.batches)}
-        entries = _say(language, "sampled entries", **sizes) if looked.all_batches > len(looked.batches) else ""
-        yield line("note", "sampled", **sizes, entries=entries)
-    for nonfinite in diagnosis.nonfinite:
-        yield line("verdict", "nonfinite", **nonfinite._asdict() | {"place": ", ".join(map(str, nonfinite.place))})
-    yield from _verdict(diagnosis, language)
-    if diagnosis.explanations and diagnosis.convention == "columns":
-        yield line("note", "columns")
-    less = [e for e in diagnosis.explanations[1:] if e.confidence != "ambiguous"]
-    if less:
-        yield line("note", "less well", names=_say(language, "between").join(" + ".join(e.mistakes) for e in less[:5]))
-    if diagnosis.first_difference is not None:
-        place = diagnosis.first_difference._asdict()
-        if diagnosis.tokens is not None:
-            place["query"] = f"{place['query']} ({diagnosis.tokens[place['query']].strip()})"
-        yield line("note", "first joined" if place["head"] is None else "first", **place)
-    if diagnosis.known:
-        yield line("known", "known")
-    for fact in diagnosis.known:
-        yield AnswerLine("known", f"  {said(fact, language)}")
-    for unseen in diagnosis.unseen:
-        yield line("note", "unseen", did=unseen.did(language)[0], needs=unseen.needs(language)[0])
 
 
 def _verdict(diagnosis: Diagnosis, language: Language) -> Iterator[AnswerLine]:

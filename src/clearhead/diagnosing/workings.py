@@ -17,7 +17,6 @@ from clearhead.diagnosing import recipe_visibility as sight
 from clearhead.diagnosing import softmaxes
 from clearhead.diagnosing.operands import PROJECTED, PROJECTING, Operands, take, weighted, with_more
 from clearhead.diagnosing.recipe import RIGHT, VISIBILITY, Recipe, Selection, between
-from clearhead.diagnosing.softmaxes import product_in_half, rounded_to
 
 _SCORES = attrgetter(*PROJECTING, *between("cache", "half_dtype"), "tile")
 _LOGITS = attrgetter(*between("scale", "spans"), "scaling")
@@ -52,7 +51,7 @@ class Workings(Operands):
 
         def computed() -> Array:
             result = self._scores(recipe, selection)
-            return rounded_to(result, recipe.half_dtype) if recipe.half in ("scores", "logits") else result
+            return softmaxes.rounded_to(result, recipe.half_dtype) if recipe.half in ("scores", "logits") else result
 
         return self.once(("scores", selection, _SCORES(recipe)), computed)
 
@@ -107,7 +106,7 @@ class Workings(Operands):
         if recipe.scaling == "logits":
             x = self.rounded(x * self.scale(recipe, selection))
         if recipe.half == "logits":
-            x = rounded_to(x, recipe.half_dtype)
+            x = softmaxes.rounded_to(x, recipe.half_dtype)
         if stage != "scaled" and recipe.softcap in ("given", "not multiplied", "clipped"):
             x = self._capped(recipe, x)
         if stage == "biased":
@@ -210,7 +209,7 @@ class Workings(Operands):
             empty_rows = ~self.visible(recipe, selection).any(axis=-1, keepdims=True)
             result = np.where(empty_rows, np.nan if recipe.empty == "nan" else 1 / self.problem.keys, result)
         result = self._scaled_late(recipe, selection, result)
-        return rounded_to(result, recipe.half_dtype) if recipe.half == "weights" else result
+        return softmaxes.rounded_to(result, recipe.half_dtype) if recipe.half == "weights" else result
 
     def _scaled_late(self, recipe: Recipe, selection: Selection, result: Array) -> Array:
         return result if recipe.scaling == "logits" else result * self.scale(recipe, selection)
@@ -266,7 +265,8 @@ class Workings(Operands):
             return self.rounded(self._turned_weights(recipe, selection) @ self.values(split, selection))
         if recipe.half == "sum" and recipe.axis == "keys" and recipe.softmax == "once":
             powers, total = self._powers(recipe, selection, self.logits(recipe, selection))
-            return self.rounded(product_in_half(powers, self.values(split, selection), recipe.half_dtype) / total)
+            result = softmaxes.product_in_half(powers, self.values(split, selection), recipe.half_dtype)
+            return self.rounded(result / total)
         weights = self.weights(recipe, selection)
         if not self.long:
             return self.rounded(weighted(weights, self.values(split, selection)))
