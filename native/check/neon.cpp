@@ -30,7 +30,7 @@ int main() {
     p.v = {v.data(), m * d, m * d, d, 1};
     job.rows.output = output.data();
     job.rows.logsumexp = logsumexp.data();
-    if (!level() || !attend(job, nullptr)) return std::puts("the kernel did not run"), 2;
+    if (!level() || !attend({job}, nullptr)) return std::puts("the kernel did not run"), 2;
     double worst = 0;
     for (int64_t i = 0; i < n; ++i) {
         double sum = 0;
