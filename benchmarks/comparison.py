@@ -7,7 +7,6 @@ this. Libraries that need a GPU cannot be tried on a CPU; the page cites them.
 
 import argparse
 import multiprocessing
-import resource
 import sys
 import warnings
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
 import clearhead as ch
 from benchmarks import kernels
+from benchmarks.memory import peak
 
 PAGE = Path(__file__).parent.parent / "docs" / "comparison.md"
 BEGIN, END = "<!-- tried -->\n", "<!-- end of tried -->\n"
@@ -282,18 +282,18 @@ CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
-def peak(name: str) -> float:
+def needed(name: str) -> float:
     """MiB that one call with 8,192 tokens takes at its peak, in a process of its own; the weights would be 256."""
     x = torch.randn(1, 1, 8192, 16)
     CALLS[name](*(x[:, :, :64],) * 3)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak()
     CALLS[name](x, x, x)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return (peak() - before) / 2**20
 
 
 def memory(name: str) -> str:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return "yes" if pool.apply(peak, (name,)) < 100 else "n² memory"
+        return "yes" if pool.apply(needed, (name,)) < 100 else "n² memory"
 
 
 COLUMNS: dict[str, Callable[[], dict[str, Cell]]] = {

@@ -1,4 +1,4 @@
-"""Damaged files for every reader, in a process of its own: `python tests/damaged_files.py SEED COUNT [NUMBER]`.
+"""Damaged files for every reader, in a process of its own: `python -m tests.damaged_files SEED COUNT [NUMBER]`.
 
 Draws COUNT damaged files from SEED and reads each; ends with a report at the first that raises anything but one of the
 library's own errors, or takes more memory than a whole file could need. With NUMBER only that one is read again. What
@@ -24,6 +24,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 import clearhead as ch
+from benchmarks.memory import peak
 from clearhead.diagnosing.claims import check_file
 from clearhead.diagnosing.diagnose import diagnose_file
 from clearhead.errors import ClearheadError
@@ -236,7 +237,7 @@ def main() -> int:
         for path in whole.values():
             if path.suffix != ".npy":
                 read(path)  # undamaged they are right
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        before = peak()
         pages = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (pages + 2 * GROWTH, resource.RLIM_INFINITY))
         for number in numbers:
@@ -245,7 +246,7 @@ def main() -> int:
             except BaseException:
                 traceback.print_exc(file=sys.stdout)
                 return 1
-            grown_by = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+            grown_by = peak() - before
             if grown_by > GROWTH:
                 print(f"the memory grew by {grown_by / 1e6:.0f} MB")
                 return 1

@@ -361,13 +361,11 @@ def test_a_gpt2_config_with_false_claims_is_refused(tmp_path: Path, changes: dic
 
 def read_damaged_files(count: int) -> None:
     seed = int(seeds.fresh().integers(2**31))
-    command = [sys.executable, str(Path(__file__).parent / "damaged_files.py"), str(seed), str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+    command = [sys.executable, "-m", "tests.damaged_files", str(seed), str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
     lines = done.stdout.splitlines()
-    again = f"python tests/damaged_files.py {seed} {count} NUMBER"
-    assert done.returncode == 0, "\n".join(
-        [f"exit code {done.returncode}; {again} replays it", *lines[-40:], done.stderr]
-    )
+    again = f"python -m tests.damaged_files {seed} {count} NUMBER"
+    assert done.returncode == 0, "\n".join([f"{done.returncode}; {again} replays it", *lines[-40:], done.stderr])
     assert len(lines) == 2 * count
 
 

@@ -35,20 +35,20 @@ answer = eval(form, {"ch": ch, "q": q, "k": k, "v": v, "g": g, "np": np, "labels
 print(tracemalloc.get_traced_memory()[1] - before)
 """
 HIGH_WATER = """
-import resource, sys
-import numpy as np, clearhead as ch
+import sys, numpy as np, clearhead as ch
+from benchmarks.memory import peak
 
 n, rng = int(sys.argv[1]), np.random.default_rng(0)
 q, k, v = (rng.standard_normal((n, 64), dtype=np.float32) for _ in range(3))
 asked = dict(logsumexp=True, entropy=True, received=True, top=8, image=(256, 256))
 ch.AttentionMatrix(q[:9], k[:9]).observe(v[:9], **asked)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 seen = ch.AttentionMatrix(q, k).observe(v, **asked)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+print(peak() - before)
 """
 ALONG = """
-import resource, sys
-import torch, clearhead as ch
+import sys, torch, clearhead as ch
+from benchmarks.memory import peak
 
 heads, n = int(sys.argv[1]), int(sys.argv[2])
 
@@ -57,13 +57,13 @@ def attend(*given):
 
 def peaks(n):
     q, k, v, weights, *along = (torch.randn(1, heads, n, 64) for _ in range(7))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak()
     for call in (
         lambda: torch.func.jvp(attend, (q, k, v), tuple(along)),
         lambda: torch.autograd.functional.vhp(lambda *x: (attend(*x) * weights).sum(), (q, k, v), tuple(along)),
     ):
         call()
-        yield (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+        yield peak() - before
 
 list(peaks(64))
 print(*peaks(n))
