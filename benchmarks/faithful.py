@@ -4,10 +4,9 @@
 
 An item counts where the model, SmolLM2-135M, gives the planted answer, and another one when its sources are hidden. The
 log has one line for each item, so that a run can be stopped and goes on where it was; with --items 0 only its table is
-printed. Truth is y, the logit of the answer's
-probability, in runs with parts hidden. LDS: Spearman's correlation of y with the sum of the kept parts' scores over 32
-random halves. Drop: what ln P falls by without the k best parts. RISE and MAS: areas under the curve of deletion in 20
-steps, low is good.
+printed. Truth is y, the logit of the answer's probability, in runs with parts hidden. LDS: Spearman's correlation of y
+with the sum of the kept parts' scores over 32 random halves. Drop: what ln P falls by without the k best parts. RISE
+and MAS: areas under the curve of deletion in 20 steps, low is good.
 """
 
 import json

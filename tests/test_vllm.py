@@ -150,8 +150,11 @@ ASKED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("names", ["a", "ab", "abc"])
-def test_tokens_that_are_generated_have_the_statistics_that_were_asked_for(vllm: Modules, names: str, rules: str):
+@pytest.mark.parametrize(("names", "engine"), [("a", "native"), ("ab", "portable"), ("abc", "native")])
+def test_tokens_that_are_generated_have_the_statistics_that_were_asked_for(
+    vllm: Modules, monkeypatch: pytest.MonkeyPatch, names: str, engine: str, rules: str
+):
+    monkeypatch.setenv("CLEARHEAD_ENGINE", engine)
     served = Served(16, **RULES[rules])
     expected: dict[str, list[Any]] = {name: [] for name in "ab"}
     for step in range(5):  # the prompt of b ends in the second

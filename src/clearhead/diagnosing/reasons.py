@@ -84,13 +84,14 @@ def telling(theirs: Array) -> Reason | None:
     """An output that says by itself what to look for: no number in it, or everywhere the same one."""
     if not theirs.size:
         return None
-    signs = {"all NaN": np.isnan(theirs).all(), "no finite number": not np.isfinite(theirs).any()}
-    for key, shown in (signs | {"all zero": not theirs.any()}).items():
-        if shown:
-            return Reason(key)
-    if theirs.size > 1 and (theirs == theirs.flat[0]).all():
-        return Reason("constant", {"value": float(theirs.flat[0])})
-    return None
+    if np.isnan(theirs).all():
+        return Reason("all NaN")
+    if not np.isfinite(theirs).any():
+        return Reason("no finite number")
+    if not theirs.any():
+        return Reason("all zero")
+    constant = theirs.size > 1 and (theirs == theirs.flat[0]).all()
+    return Reason("constant", {"value": float(theirs.flat[0])}) if constant else None
 
 
 def known_about(search: Search, theirs: Array, right: Array, gaps: Array, tolerance: float) -> tuple[Reason, ...]:

@@ -292,10 +292,10 @@ def prepared(dtype: torch.dtype, q: Array, k: Array, v: Array, rules: dict[str, 
             native.ragged(problem, q, k, v, where, answers if output is None else {**answers, "output": output})
             return answers
         arrays = *(x.view(dtype) for x in tensors(q, k, v)), *tensors(*where)
-        results = _checked(arrays, enable_gqa=True, rules=read, engine=None, num_threads=None, want=want)[1]
-        made = read_bits(results.pop("output"))
+        wanted = replace(want, output=output is not None)
+        results = _checked(arrays, enable_gqa=True, rules=read, engine=None, num_threads=None, want=wanted)[1]
         if output is not None:
-            output[:] = made
+            output[:] = read_bits(results.pop("output"))
         return {name: x.numpy() for name, x in results.items()}
 
     return answer

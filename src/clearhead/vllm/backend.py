@@ -145,21 +145,21 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         )
         step = of.step if of.step is not None and of.step.asks(self.layer) else None
         if step is None or not step.all:
-            self.attend(q, values, of.where, out, {}, window_size=window)
+            self.attend(q, of.where, out, {}, window_size=window)
         if step is not None:
             if not step.all:
                 q, out = q[step.queries], np.empty_like(out[step.queries])
-            seen = self.attend(q, values, step.where, out, step.named, window_size=window)
+            seen = self.attend(q, step.where, out, step.named, window_size=window)
             if "logsumexp" in seen:
                 seen["spans"] = self.shares(step, q, seen["logsumexp"])
             RECORDER.kept[self.layer] = seen
         return output
 
     def attend(
-        self, q: Array, values: Array, where: Where, out: Array | None, asked: dict[str, Any], **rules: Any
+        self, q: Array, where: Where, out: Array | None, asked: dict[str, Any], **rules: Any
     ) -> dict[str, Array]:
         """Fill in the output, (tokens, heads, d), if there is one, and answer what is asked for, (tokens, heads, …)."""
-        (cache, keys, _), call = self.cache, (values.shape[-1], *asked.items(), *rules.items())
+        (cache, keys, values), call = self.cache, (*asked.items(), *rules.items())
         if call not in self.calls:
             self.calls[call] = prepared(cache.dtype, q, keys, values, self.rules | rules, asked)
         return self.calls[call](q, keys, values, where, out)
@@ -168,7 +168,7 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         """The share of each query on each of its spans, (spans, heads): by the log-sum-exp of ranges of keys."""
         parts = step.parts(self.left)
         rules: dict[str, Any] = {"window_size": (-1, -1), "sinks": None}
-        sums = self.attend(q[parts.rows], self.cache[2], parts.where, None, {"logsumexp": True}, **rules)["logsumexp"]
+        sums = self.attend(q[parts.rows], parts.where, None, {"logsumexp": True}, **rules)["logsumexp"]
         if self.rules["alibi_slopes"] is not None:
             sums = sums - parts.gaps * self.rules["alibi_slopes"].numpy()
         return parts.signs @ np.exp(sums - logsumexp[parts.rows])
