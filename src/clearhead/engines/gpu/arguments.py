@@ -55,7 +55,7 @@ class Sizes(NamedTuple):
     WIDE: Any  # whether values are wider than DV, so that their products go through them DV columns at a time
     CHUNK: Any  # columns of q, k, v and g that a product reads at a time; 0: all, and they stay
     FLOAT: Any  # the dtype of sums
-    PRECISION: Any  # of products of float32: "ieee" or "tf32"
+    PRECISION: Any  # of products of float32: "ieee", "tf32", or "tf32x3", whose errors are not much above float32's
     WARPS: Any  # of a program, and the stages in which its loops are pipelined
     STAGES: Any
     QUERIES: Any = There()

@@ -33,13 +33,13 @@ class ColumnPass(Pass):
         self.terms = RowTerms(self.contiguous(logsumexp), self.contiguous(tangent))
 
     def answers(self, want: Wanted) -> dict[str, torch.Tensor]:
-        """The statistics asked for, by name; images are computed in bands of queries."""
+        """The statistics asked for, by name."""
         results = self.rooms(kinds(self.problem, want, want.columns(), columns.STATISTICS))
         per_key = {name: tensor for name, tensor in results.items() if name in Columns._fields}
         if per_key:  # apart, so that no bit of them depends on what else is asked for
             self.columns(Columns(**per_key))
         if "image" in results:
-            self._image(results["image"])
+            self.image(results["image"])
         if want.groups is not None:
             self.groups(want.groups, results["groups"])
         return results
@@ -85,11 +85,20 @@ class ColumnPass(Pass):
         self.columns(Columns(product=product), factor, span)
         return product
 
-    def _image(self, image: torch.Tensor) -> None:
-        """Image in bands of pixel rows: each launch covers a band's queries; keys are pooled into pixel columns."""
-        height, queries = image.shape[-2], self.problem.queries
-        for first in range(0, height, passes.BAND):
+    def image(self, mean: torch.Tensor, largest: torch.Tensor | None = None) -> None:
+        """The mean under each pixel of (batch, heads, height, width), and the largest: bands of pixel rows by turns."""
+        problem, (height, width), sizes = self.problem, mean.shape[-2:], self.sizes(0)
+        for first in range(0, 0 if self.empty else height, passes.BAND):
             count = min(passes.BAND, height - first)
-            span = first * queries // height, -(-(first + count) * queries // height)
-            product = self._product(Factor(count, first=first, height=height), span)
-            passes.pool(product, image, first, (None, None))
+            shape = problem.batch, problem.heads, problem.keys, count
+            means, most = self.room(*shape), None if largest is None else self.room(*shape)
+            self.launch(
+                columns.pixels, problem.keys, sizes, heads=count * self.heads, along=self.direction, terms=self.terms,
+                mean=means, largest=most, first=first, count=count, height=height,
+            )  # fmt: skip
+            passes.pool(means, mean, first, (None, None))
+            if most is not None:
+                columns.pool_largest[(width * self.heads,)](
+                    most, largest, problem.keys, width, count, first, height, D=gpu.padded(count), FLOAT=sizes.FLOAT,
+                    N=32,
+                )  # fmt: skip

@@ -1,9 +1,8 @@
 """The column pass: sums over the queries of weights, of their tangents or of effects, by what tiles.values is told.
 
-Images and groups use the product Aᵀ·g too: there g is the share of each query in each pixel row or group, computed in
-the kernel, and `pool` sums over the keys of each pixel column or group. An image of effects has a pass of its own: the
-mean under each pixel, and what core/effect_lists.larger leaves there. A program of `pixels` owns the queries of one
-pixel row and a tile of keys; `pool_largest` goes through the keys of each pixel column, as `pool` does for the mean.
+Groups use the product Aᵀ·g too: there g is 1 where a query has a label, and `pool` sums over the keys of each label. A
+program of `pixels` owns a tile of keys and the queries of one pixel row of an image; `pool` sums over the keys of each
+pixel column. Of effects it also answers what core/effect_lists.larger leaves there, as `pool_largest` does.
 """
 
 from typing import Any, NamedTuple
@@ -22,7 +21,6 @@ from clearhead.engines.gpu.inputs import (
     shared_out,
     store_rows,
 )
-from clearhead.engines.gpu.rules import any_seen, query_range
 from clearhead.engines.gpu.sweeps import key_strip, over_queries, placed, strip_of
 from clearhead.engines.gpu.tiles import indices, values
 
@@ -39,24 +37,25 @@ class Columns(NamedTuple):
 
 
 class Factor(NamedTuple):
-    """What g is in the product Aᵀ·g: an array, or else the share of each query in one of several groups or pixel rows.
-
-    These are the `columns` groups or rows from `first` on: groups where there are labels, rows of an image elsewhere.
-    """
+    """What g is in the product Aᵀ·g: an array, or else 1 where a query has one of the `columns` labels from `first`."""
 
     columns: Any = 0
     g: Any = None  # Strided
     labels: Any = None  # (batch, queries)
     first: Any = 0
-    height: Any = 1  # of the image
 
 
 @triton.jit
-def share_of(pixel, pixels, cell, cells):
-    """The share of one cell in one of `pixels` pixels over `cells` cells: observations.areas for integer tensors."""
+def _shares(pixel, pixels, index, cells, FLOAT: tl.constexpr):
+    """The shares of cells in one of `pixels` pixels over `cells` cells, as observations.areas has them.
+
+    Places are counted from the pixel's first cell, so that FLOAT holds the parts of a cell exactly enough.
+    """
     low, high = pixel.to(tl.float64) * cells / pixels, (pixel + 1).to(tl.float64) * cells / pixels
-    place = cell.to(tl.float64)
-    return tl.maximum(tl.minimum(high, place + 1) - tl.maximum(low, place), 0.0) / (high - low)
+    first = tl.floor(low)
+    place = (index - first.to(tl.int32)).to(FLOAT)
+    inside = tl.minimum((high - first).to(FLOAT), place + 1) - tl.maximum((low - first).to(FLOAT), place)
+    return tl.maximum(inside, 0.0) * (1.0 / (high - low)).to(FLOAT)
 
 
 @triton.jit
@@ -73,13 +72,9 @@ def _factor_rows(factor, rules, b, h, i, D: tl.constexpr, FLOAT: tl.constexpr):
     c = tl.arange(0, D)
     if factor.g is not None:
         right = load_rows(head_of(factor.g, b, h), factor.columns, i, rules.queries, D).to(FLOAT)
-    elif factor.labels is not None:
+    else:
         label = tl.load(factor.labels + b.to(tl.int64) * rules.queries + i, mask=i < rules.queries, other=-1)
         right = (label[:, None] == factor.first + c[None, :]).to(FLOAT)
-    else:
-        row = factor.first + c[None, :]
-        share = share_of(row, factor.height, i[:, None], rules.queries)
-        right = tl.where(row < factor.first + factor.columns, share, 0.0).to(FLOAT)
     return right
 
 
@@ -87,7 +82,7 @@ def _factor_rows(factor, rules, b, h, i, D: tl.constexpr, FLOAT: tl.constexpr):
 def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     received, peak, total = state
     keys, queries, terms, along, factor, to = job
-    block = query_block(queries, start + tl.arange(0, sizes.N), rules, sizes)
+    block = query_block(queries, start, sizes.N, rules, sizes)
     if to.product is not None and sizes.QUERIES.y:  # turned, as these products of float32 would spill registers
         p, visible = values(block, keys, terms, along, rules, strip.b, strip.h, False, MASKED, sizes)
         p, visible = tl.trans(p), tl.trans(visible)
@@ -115,7 +110,7 @@ def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
 def columns(inputs, rules, along, terms, factor, to, span, sizes, D: tl.constexpr):
     """Program (strip of keys × batch · heads); of the queries in `span`, where there is one."""
     strip = key_strip(rules, sizes.M)
-    keys = key_block(of_keys(inputs, strip.b, strip.h), strip.index, rules, sizes)
+    keys = key_block(of_keys(inputs, strip.b, strip.h), strip.first, sizes.M, rules, sizes)
     job = keys, of_queries(inputs, strip.b, strip.h), terms, along, factor, to
     none = tl.zeros((sizes.M,), sizes.FLOAT)
     state = none, none, tl.zeros((sizes.M, D), sizes.FLOAT)
@@ -153,7 +148,7 @@ def pool(product, out, order, starts, keys, parts, width, columns, first, height
             share = here.to(FLOAT)
         else:
             j = number
-            share = tl.where(here, share_of(part, parts, number, keys), 0.0).to(FLOAT)
+            share = tl.where(here, _shares(part, parts, number, keys, FLOAT), 0.0)
         rows = product + (line * keys + j)[:, None] * columns + e[None, :]
         block = tl.load(rows, mask=here[:, None] & (e < columns)[None, :], other=0.0)
         total += tl.sum(block * share[:, None], axis=0)
@@ -161,12 +156,12 @@ def pool(product, out, order, starts, keys, parts, width, columns, first, height
 
 
 @triton.jit
-def _extremes(most, least, e):
-    """The largest and the smallest effect of each column so far, with a block e more; of the largest, NaN counts."""
+def _extremes(most, least, e, AXIS: tl.constexpr):
+    """The largest and the smallest effect so far, with a block e more along an axis; of the largest, NaN counts."""
     known = tl.where(e == e, e, 0.0)
-    unknown = tl.max((e != e).to(tl.int32), axis=0) > 0
-    highest = tl.where(unknown, float("nan"), tl.max(known, axis=0))
-    return tl.maximum(most, highest, tl.PropagateNan.ALL), tl.minimum(least, tl.min(known, axis=0))
+    unknown = tl.max((e != e).to(tl.int32), axis=AXIS) > 0
+    highest = tl.where(unknown, float("nan"), tl.max(known, axis=AXIS))
+    return tl.maximum(most, highest, tl.PropagateNan.ALL), tl.minimum(least, tl.min(known, axis=AXIS))
 
 
 @triton.jit
@@ -175,29 +170,35 @@ def _larger(most, least):
 
 
 @triton.jit
+def _under_pixel(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
+    total, most, least = state
+    keys, queries, terms, along, row, height, end, largest = job
+    block = query_block(queries, start, sizes.N, rules, sizes)
+    e, visible = values(keys, block, terms, along, rules, strip.b, strip.h, True, MASKED, sizes)
+    inside = block.index < end
+    share = tl.where(inside, _shares(row, height, block.index, rules.queries, sizes.FLOAT), 0.0)
+    e = tl.where((visible & inside[None, :]) if MASKED else inside[None, :], e, 0.0)
+    total += tl.sum(e * share[None, :], axis=1)
+    if largest is not None:
+        most, least = _extremes(most, least, e, 1)
+    return total, most, least
+
+
+@triton.jit
 def pixels(inputs, rules, along, terms, mean, largest, first, count, height, sizes):
     """Program (strip of keys × pixel row first … first + count × batch · heads), into (batch · heads, keys, count)."""
     number, rest = placed(tl.cdiv(rules.keys, sizes.M))
-    row, head = rest % count, rest // count
+    row, head = first + rest % count, rest // count
     strip = strip_of(rules, head // rules.heads, head % rules.heads, number * sizes.M, rules.keys, sizes.M)
-    keys = key_block(of_keys(inputs, strip.b, strip.h), strip.index, rules, sizes)
-    queries = of_queries(inputs, strip.b, strip.h)
-    begin, end = _under(first + row, height, rules.queries)
-    low, _, _, high = query_range(rules, strip.b, strip.first, strip.last, sizes.N, sizes.M)
-    total = tl.zeros((sizes.M,), sizes.FLOAT)
-    most, least = total, total  # 0 is what is masked
-    for start in range(tl.maximum(begin, low), tl.minimum(end, high), sizes.N):
-        i = start + tl.arange(0, sizes.N)
-        if any_seen(rules, strip.b, strip.h, i[:, None], strip.index[None, :], strip.first, sizes.M):
-            block = query_block(queries, i, rules, sizes)
-            e, visible = values(block, keys, terms, along, rules, strip.b, strip.h, False, True, sizes)
-            e = tl.where(visible & (i < end)[:, None], e, 0.0)
-            share = tl.where(i < end, share_of(first + row, height, i, rules.queries), 0.0).to(sizes.FLOAT)
-            total += tl.sum(e * share[:, None], axis=0)
-            most, least = _extremes(most, least, e)
-    place = strip.line * count + row
+    keys = key_block(of_keys(inputs, strip.b, strip.h), strip.first, sizes.M, rules, sizes)
+    begin, end = _under(row, height, rules.queries)
+    job = keys, of_queries(inputs, strip.b, strip.h), terms, along, row, height, end, largest
+    none = tl.zeros((sizes.M,), sizes.FLOAT)  # the effect of what is masked
+    total, most, least = over_queries(_under_pixel, (none, none, none), job, rules, strip, (begin, end), sizes)
+    place = strip.line * count + row - first
     tl.store(mean + place, total, mask=strip.inside)
-    tl.store(largest + place, _larger(most, least), mask=strip.inside)
+    if largest is not None:
+        tl.store(largest + place, _larger(most, least), mask=strip.inside)
 
 
 @triton.jit
@@ -216,5 +217,5 @@ def pool_largest(largest, out, keys, width, columns, first, height, D: tl.conste
         j = start + tl.arange(0, N)
         here = (j < high)[:, None] & (c < columns)[None, :]
         block = tl.load(largest + (line * keys + j)[:, None] * columns + c[None, :], mask=here, other=0.0)
-        most, least = _extremes(most, least, block)
+        most, least = _extremes(most, least, block, 0)
     tl.store(out + (line * height + first + c) * width + part, _larger(most, least), mask=c < columns)

@@ -9,7 +9,7 @@ from clearhead.core.axes import Array
 from clearhead.core.effects import EFFECTS, Edges, Order, WantedEffects
 from clearhead.core.problem import Inputs
 from clearhead.engines.base import kinds
-from clearhead.engines.gpu import columns, effects, passes
+from clearhead.engines.gpu import effects
 from clearhead.engines.gpu import tensors as gpu
 from clearhead.engines.gpu.arguments import Sizes
 from clearhead.engines.gpu.column_pass import WIDTH, ColumnPass
@@ -64,7 +64,7 @@ class EffectPass(ColumnPass):
         if want.by_key:
             self.columns(Columns(received=results["by_key"]))
         if want.image is not None:
-            self._signed_image(results["image_mean"], results["image_largest"])
+            self.image(results["image_mean"], results["image_largest"])
         if want.groups is not None:
             self.groups(want.groups, results["groups"])
         return results
@@ -103,21 +103,6 @@ class EffectPass(ColumnPass):
                 x=None if x is None else gpu.strided(x, self.problem), columns=width, to=to, D=gpu.padded(width),
                 **options,
             )  # fmt: skip
-
-    def _signed_image(self, mean: torch.Tensor, largest: torch.Tensor) -> None:
-        problem, (height, width), sizes = self.problem, mean.shape[-2:], self.sizes(0)
-        for first in range(0, height, passes.BAND):
-            count = min(passes.BAND, height - first)
-            shape = problem.batch, problem.heads, problem.keys, count
-            means, most = self.room(*shape), self.room(*shape)
-            self.launch(
-                columns.pixels, problem.keys, sizes, heads=count * self.heads, along=self.direction, terms=self.terms,
-                mean=means, largest=most, first=first, count=count, height=height,
-            )  # fmt: skip
-            passes.pool(means, mean, first, (None, None))
-            columns.pool_largest[(width * self.heads,)](
-                most, largest, problem.keys, width, count, first, height, D=gpu.padded(count), FLOAT=sizes.FLOAT, N=32
-            )
 
 
 def _first(

@@ -47,7 +47,7 @@ class Others(NamedTuple):
 def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     sums, total, top, strongest = state
     queries, keys, terms, along, x, to = job[0]
-    block = key_block(keys, start + tl.arange(0, sizes.N), rules, sizes)
+    block = key_block(keys, start, sizes.N, rules, sizes)
     e, visible = values(queries, block, terms, along, rules, strip.b, strip.h, False, MASKED, sizes)
     if to.sums is not None:
         sums += tl.sum(e, axis=1)
@@ -68,7 +68,7 @@ def by_queries(inputs, rules, along, terms, x, columns, to, split, sizes, D: tl.
                STRONGEST: tl.constexpr, ORDER: tl.constexpr):  # fmt: skip
     """Program (strip of queries × batch · heads, split of the keys): sums, E·x, and what ranks highest."""
     strip = query_strip(rules, sizes.M)
-    queries = query_block(of_queries(inputs, strip.b, strip.h), strip.index, rules, sizes)
+    queries = query_block(of_queries(inputs, strip.b, strip.h), strip.first, sizes.M, rules, sizes)
     rows = head_of(inputs.k, strip.b, strip.h)
     if to.product is not None:
         rows = head_of(x, strip.b, strip.h)
@@ -102,7 +102,7 @@ def _apart(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     strongest, top, term, high, total, mass = state
     queries, keys = job
     columns = tl.arange(0, sizes.N)
-    block = key_block(keys, start + columns, rules, sizes)
+    block = key_block(keys, start, sizes.N, rules, sizes)
     scores, _ = products(queries, block, 0, False, sizes)
     inner = inner_products(queries, block, False, sizes)
     s = logits(scores, rules, strip.b, strip.h, strip.index[:, None], block.index[None, :], MASKED)
@@ -113,7 +113,7 @@ def _apart(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     s = tl.where(here, -float("inf"), s)
     better = best > top  # of equal logits the earlier key stays
     lost, its_term = tl.where(better, top, best), tl.where(better, term, its)
-    strongest, top = tl.where(better, start + column, strongest), tl.maximum(top, best)
+    strongest, top = tl.where(better, tl.cast(start, tl.int32) + column, strongest), tl.maximum(top, best)
     term = tl.where(better, its, term)
     higher = tl.maximum(high, tl.maximum(tl.max(s, axis=1), lost))
     safe = tl.where(higher == -float("inf"), 0.0, higher)
@@ -132,7 +132,7 @@ def others(inputs, rules, to, split, sizes):
     Program (strip of queries × batch · heads, split of the keys).
     """
     strip = query_strip(rules, sizes.M)
-    queries = query_block(of_queries(inputs, strip.b, strip.h), strip.index, rules, sizes)
+    queries = query_block(of_queries(inputs, strip.b, strip.h), strip.first, sizes.M, rules, sizes)
     none = tl.zeros((sizes.M,), sizes.FLOAT)
     state = tl.zeros((sizes.M,), tl.int32) - 1, none - float("inf"), none, none - float("inf"), none, none
     job = queries, of_keys(inputs, strip.b, strip.h)

@@ -18,7 +18,16 @@ import triton
 import triton.language as tl
 
 from clearhead.engines.gpu.inputs import key_block, mixed, of_keys, of_queries, products, query_block, store_rows, whole
-from clearhead.engines.gpu.rules import LN2, any_seen, distances, logit_grad, logit_grad_tangent, logit_tangents, logits
+from clearhead.engines.gpu.rules import (
+    LN2,
+    any_seen,
+    distances,
+    logit_grad_tangent,
+    logit_tangents,
+    logits,
+    scaled,
+    score_grad,
+)
 from clearhead.engines.gpu.sweeps import over_keys, over_queries, placed, query_strip, strip_of
 from clearhead.engines.gpu.tiles import indices, row_lse
 
@@ -42,7 +51,7 @@ class Slopes(NamedTuple):
 
     weights: Any
     by_logit: Any  # dS
-    by_score: Any  # the gradients of q·k
+    by_score: Any  # the gradients of q·k, as score_grad has them
     visible: Any
     still_weights: Any  # without a direction the same as `weights`
     still_score: Any
@@ -86,8 +95,7 @@ def slopes(left, right, loss, change, along, rules, b, h, BY_KEYS: tl.constexpr,
     p = tl.exp2(logs)
     slope = _slope(inner, loss, logs * LN2, rules, b, h, i, j)
     by_logit = tl.where(p == 0, 0.0, p * slope)
-    logit_slope = logit_grad(scores, rules, h)
-    by_score = by_logit * logit_slope
+    by_score = score_grad(by_logit, scores, rules, h)
     if MASKED:
         p, by_logit = tl.where(visible, p, 0.0), tl.where(visible, by_logit, 0.0)
         by_score = tl.where(visible, by_score, 0.0)
@@ -102,7 +110,7 @@ def slopes(left, right, loss, change, along, rules, b, h, BY_KEYS: tl.constexpr,
         counts = visible & (p != 0)
         moved = tl.where(counts, p * away, 0.0)
         moved_logit = tl.where(counts, moved * slope + p * moved_slope, 0.0)
-        moved_score = tl.where(moved_logit == 0, 0.0, moved_logit * logit_slope)
+        moved_score = score_grad(moved_logit, scores, rules, h)
         if rules.softcap:
             moved_score += tl.where(by_logit == 0, 0.0, by_logit * logit_grad_tangent(scores, changed, rules, h))
         tile = Slopes(moved, moved_logit, moved_score, visible, p, by_score)
@@ -113,7 +121,7 @@ def slopes(left, right, loss, change, along, rules, b, h, BY_KEYS: tl.constexpr,
 def _add_queries(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     by_k, by_v = state
     keys, queries, loss, change, along = job
-    block = query_block(queries, start + tl.arange(0, sizes.N), rules, sizes)
+    block = query_block(queries, start, sizes.N, rules, sizes)
     tile = slopes(keys, block, loss, change, along, rules, strip.b, strip.h, True, MASKED, sizes)
     rows = whole(block, sizes.QUERIES, sizes)
     by_k = mixed(by_k, tile.by_score, tile.visible, rows.x, MASKED, False, sizes.PRECISION)
@@ -137,7 +145,7 @@ def keys(inputs, rules, loss, change, along, out_k, out_v, together, sizes):
     b, first = group // groups, group % groups * together
     start = number * sizes.M
     j = start + tl.arange(0, sizes.M)
-    block = key_block(of_keys(inputs, b, first), j, rules, sizes)
+    block = key_block(of_keys(inputs, b, first), start, sizes.M, rules, sizes)
     state = tl.zeros((sizes.M, sizes.DK), sizes.FLOAT), tl.zeros((sizes.M, sizes.DV), sizes.FLOAT)
     for head in range(together):
         strip = strip_of(rules, b, first + head, start, rules.keys, sizes.M)
@@ -145,7 +153,7 @@ def keys(inputs, rules, loss, change, along, out_k, out_v, together, sizes):
         state = over_queries(_add_queries, state, job, rules, strip, None, sizes)
     by_k, by_v = state
     line, here = group.to(tl.int64) * rules.keys + j, j < rules.keys
-    store_rows(out_k, line, here, by_k, sizes.d_k)
+    store_rows(out_k, line, here, scaled(by_k, rules), sizes.d_k)
     if out_v is not None:
         store_rows(out_v, line, here, by_v, sizes.d_v)
 
@@ -153,7 +161,7 @@ def keys(inputs, rules, loss, change, along, out_k, out_v, together, sizes):
 @triton.jit
 def _add_keys(by_q, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     queries, keys, loss, change, along = job
-    block = key_block(keys, start + tl.arange(0, sizes.N), rules, sizes)
+    block = key_block(keys, start, sizes.N, rules, sizes)
     tile = slopes(queries, block, loss, change, along, rules, strip.b, strip.h, False, MASKED, sizes)
     rows = whole(block, sizes.KEYS, sizes)
     by_q = mixed(by_q, tile.by_score, tile.visible, rows.x, MASKED, False, sizes.PRECISION)
@@ -166,11 +174,11 @@ def _add_keys(by_q, job, rules, strip, start, MASKED: tl.constexpr, sizes):
 def queries(inputs, rules, loss, change, along, out, sizes):
     """Compute dQ. Program (strip of queries × batch · heads)."""
     strip = query_strip(rules, sizes.M)
-    block = query_block(of_queries(inputs, strip.b, strip.h), strip.index, rules, sizes)
+    block = query_block(of_queries(inputs, strip.b, strip.h), strip.first, sizes.M, rules, sizes)
     job = block, of_keys(inputs, strip.b, strip.h), loss, change, along
     by_q = tl.zeros((sizes.M, sizes.DK), sizes.FLOAT)
     by_q = over_keys(_add_keys, by_q, job, rules, strip, None, True, sizes)
-    store_rows(out, strip.line, strip.inside, by_q, sizes.d_k)
+    store_rows(out, strip.line, strip.inside, scaled(by_q, rules), sizes.d_k)
 
 
 @triton.jit
@@ -196,13 +204,12 @@ def bias(inputs, rules, loss, change, along, out, batch, bias_batch, bias_heads,
             h = first_h + more_h
             queries, keys = of_queries(inputs, b, h), of_keys(inputs, b, h)
             for start_i in range(0, across_queries, sizes.N):
-                i = tile_i * sizes.N + start_i + tl.arange(0, sizes.N)
-                rows = query_block(queries, i, rules, sizes)
+                rows = query_block(queries, tile_i * sizes.N + start_i, sizes.N, rules, sizes)
                 for start_j in range(0, across_keys, sizes.N):
                     start = tile_j * sizes.N + start_j
                     j = start + tl.arange(0, sizes.N)
-                    if any_seen(rules, b, h, i[:, None], j[None, :], start, sizes.N):
-                        block = key_block(keys, j, rules, sizes)
+                    if any_seen(rules, b, h, rows.index[:, None], j[None, :], start, sizes.N):
+                        block = key_block(keys, start, sizes.N, rules, sizes)
                         total += slopes(rows, block, loss, change, along, rules, b, h, False, True, sizes).by_logit
     if across_queries > 1:
         total = tl.broadcast_to(tl.sum(total, axis=0)[None, :], (sizes.N, sizes.N))
@@ -216,7 +223,7 @@ def bias(inputs, rules, loss, change, along, out, batch, bias_batch, bias_heads,
 @triton.jit
 def _add_labels(total, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     queries, keys, loss, change, along, labels = job
-    block = key_block(keys, start + tl.arange(0, sizes.N), rules, sizes)
+    block = key_block(keys, start, sizes.N, rules, sizes)
     tile = slopes(block, queries, loss, change, along, rules, strip.b, strip.h, True, MASKED, sizes)
     place = rules.key_spans + strip.b.to(tl.int64) * rules.keys + block.index
     chosen = tl.load(place, mask=block.index < rules.keys, other=-1)[None, :] == labels[:, None]
@@ -231,7 +238,7 @@ def spans(inputs, rules, loss, change, along, out, first, count, part, sizes, D:
     The sum is a product with ones and zeros; columns.pool then sums over the queries of each label.
     """
     strip = query_strip(rules, sizes.M)
-    block = query_block(of_queries(inputs, strip.b, strip.h), strip.index, rules, sizes)
+    block = query_block(of_queries(inputs, strip.b, strip.h), strip.first, sizes.M, rules, sizes)
     e = tl.arange(0, D)
     job = block, of_keys(inputs, strip.b, strip.h), loss, change, along, first + e
     total = tl.zeros((D, sizes.M), sizes.FLOAT)

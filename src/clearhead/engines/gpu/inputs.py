@@ -26,11 +26,12 @@ class Side(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Some rows of a side, of `size` in all, with their tiles: or with the side again, where products read chunks."""
+    """Rows of a side, of `size` in all, with their tiles: or with the side again, where products read chunks."""
 
     side: Any
     tiles: Any
-    index: Any
+    first: Any
+    index: Any  # of each row: first, first + 1 and so on
     size: Any
 
 
@@ -67,6 +68,12 @@ def of_keys(inputs, b, h):
 
 
 @triton.jit
+def rows_from(head, first):
+    """The rows of a head from `first` on: within a loop, one scalar moves, and the places of a tile's rows stay."""
+    return Head(head.start + tl.cast(first, tl.int64) * head.row, head.row, head.column)
+
+
+@triton.jit
 def load_rows(head, d, index, size, D: tl.constexpr):
     """Load rows of a head that has `size` rows of `d` elements; zeros past its end."""
     c = tl.arange(0, D)
@@ -75,35 +82,41 @@ def load_rows(head, d, index, size, D: tl.constexpr):
 
 
 @triton.jit
-def _load(side, index, size, there, sizes):
+def load_block(head, d, first, COUNT: tl.constexpr, size, D: tl.constexpr):
+    """Load the COUNT rows from `first` on, likewise."""
+    return load_rows(rows_from(head, first), d, tl.arange(0, COUNT), size - first, D)
+
+
+@triton.jit
+def _load(side, first, COUNT: tl.constexpr, size, there, sizes):
     """Tiles of these rows of a side."""
-    x = load_rows(side.x, sizes.d_k, index, size, sizes.DK)
+    x = load_block(side.x, sizes.d_k, first, COUNT, size, sizes.DK)
     y, moved_x, moved_y = x, x, x
     if there.y:
-        y = load_rows(side.y, sizes.d_v, index, size, sizes.DV)
+        y = load_block(side.y, sizes.d_v, first, COUNT, size, sizes.DV)
     if there.moved_x:
-        moved_x = load_rows(side.moved_x, sizes.d_k, index, size, sizes.DK)
+        moved_x = load_block(side.moved_x, sizes.d_k, first, COUNT, size, sizes.DK)
     if there.moved_y:
-        moved_y = load_rows(side.moved_y, sizes.d_v, index, size, sizes.DV)
+        moved_y = load_block(side.moved_y, sizes.d_v, first, COUNT, size, sizes.DV)
     return Side(x, y, moved_x, moved_y)
 
 
 @triton.jit
-def query_block(side, index, rules, sizes):
-    """The Block of these queries."""
+def query_block(side, first, COUNT: tl.constexpr, rules, sizes):
+    """The Block of the COUNT queries from `first` on."""
     tiles = side
     if sizes.CHUNK == 0:
-        tiles = _load(side, index, rules.queries, sizes.QUERIES, sizes)
-    return Block(side, tiles, index, rules.queries)
+        tiles = _load(side, first, COUNT, rules.queries, sizes.QUERIES, sizes)
+    return Block(side, tiles, first, tl.cast(first, tl.int32) + tl.arange(0, COUNT), rules.queries)
 
 
 @triton.jit
-def key_block(side, index, rules, sizes):
-    """The Block of these keys."""
+def key_block(side, first, COUNT: tl.constexpr, rules, sizes):
+    """The Block of the COUNT keys from `first` on."""
     tiles = side
     if sizes.CHUNK == 0:
-        tiles = _load(side, index, rules.keys, sizes.KEYS, sizes)
-    return Block(side, tiles, index, rules.keys)
+        tiles = _load(side, first, COUNT, rules.keys, sizes.KEYS, sizes)
+    return Block(side, tiles, first, tl.cast(first, tl.int32) + tl.arange(0, COUNT), rules.keys)
 
 
 @triton.jit
@@ -111,7 +124,7 @@ def whole(block, there, sizes):
     """The tiles of a Block, loaded where products read chunks."""
     tiles = block.tiles
     if sizes.CHUNK > 0:
-        tiles = _load(block.side, block.index, block.size, there, sizes)
+        tiles = _load(block.side, block.first, block.index.shape[0], block.size, there, sizes)
     return tiles
 
 
@@ -171,7 +184,7 @@ def _chunk(block, NUMBER: tl.constexpr, start, CHUNK: tl.constexpr, sizes):
     head = block.side[NUMBER]
     begin = head.start + tl.cast(start, tl.int64) * head.column
     d = (sizes.d_v if NUMBER % 2 else sizes.d_k) - start
-    return load_rows(Head(begin, head.row, head.column), d, block.index, block.size, CHUNK)
+    return load_block(Head(begin, head.row, head.column), d, block.first, block.index.shape[0], block.size, CHUNK)
 
 
 @triton.jit

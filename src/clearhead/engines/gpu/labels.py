@@ -16,14 +16,15 @@ RANGES = ("first_key", "end_key", "first_query", "end_query")
 Fields = dict[str, Array]
 
 
-def segments(problem: Problem) -> Fields:
+def segments(problem: Problem) -> tuple[Fields, bool]:
     """The fields of Rules about segments: each label as a small number, and for each token the range of its segment.
 
+    And whether all tokens in a range have its label, as they do where documents are packed one after the other.
     Computed from runs of equal labels, since packed documents have few of them.
     """
     queries, keys = problem.query_segments, problem.kv_segments
     if queries is None or keys is None:
-        return {}
+        return {}, True
     sides, runs = (queries, keys), (_runs(queries), _runs(keys))
     labels = np.concatenate([side.reshape(-1)[starts] for side, (starts, _) in zip(sides, runs, strict=True)])
     batch = np.concatenate([starts // side.shape[1] for side, (starts, _) in zip(sides, runs, strict=True)])
@@ -39,7 +40,7 @@ def segments(problem: Problem) -> Fields:
         fields[name] = np.repeat(by_side[side], lengths)
         fields[f"first_{kind}"] = np.repeat(first[by_side[other]], runs[other][1])
         fields[f"end_{kind}"] = np.repeat(end[by_side[other]], runs[other][1])
-    return fields
+    return fields, all(len(np.unique(one)) == len(one) for one in by_side)
 
 
 def _runs(labels: Array) -> tuple[Array, Array]:

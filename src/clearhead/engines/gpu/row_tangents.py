@@ -36,7 +36,7 @@ class _Sums(NamedTuple):
 def _absorb(sums, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     mass, mean, logs, moved_logs, far, moved_far, diagonal, moved_diagonal, output = sums
     queries, keys, along, lse, to = job
-    block = key_block(keys, start + tl.arange(0, sizes.N), rules, sizes)
+    block = key_block(keys, start, sizes.N, rules, sizes)
     scores, changed = products(queries, block, 0, False, sizes)
     b, h = strip.b, strip.h
     i, j = indices(queries, block, False)
@@ -72,7 +72,7 @@ def rows(inputs, rules, along, logsumexp, known, to, sizes):
     """Program (strip of queries × batch · heads); `to` are Rows, `known` is the output, in the statistics' dtype."""
     strip = query_strip(rules, sizes.M)
     line, here = strip.line, strip.inside
-    queries = query_block(of_queries(inputs, strip.b, strip.h), strip.index, rules, sizes)
+    queries = query_block(of_queries(inputs, strip.b, strip.h), strip.first, sizes.M, rules, sizes)
     lse = tl.load(logsumexp + line, mask=here, other=-float("inf"))
     empty = lse == -float("inf")
     lse = tl.where(empty, float("inf"), lse * LOG2E)

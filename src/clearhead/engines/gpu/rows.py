@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from clearhead.engines.gpu.inputs import head_of, load_rows, mixed, product, store_rows
+from clearhead.engines.gpu.inputs import head_of, load_block, load_rows, mixed, product, store_rows
 from clearhead.engines.gpu.lists import insert, no_list
-from clearhead.engines.gpu.rules import LN2, LOG2E, distances, logits
+from clearhead.engines.gpu.rules import LN2, LOG2E, distances, largest, logits
 from clearhead.engines.gpu.sweeps import Strip, over_keys, placed, split_of
 
 STATISTICS = frozenset(("output", "logsumexp", "max_logit", "entropy", "distance", "diagonal", "top"))
@@ -60,17 +60,14 @@ def _fresh(TOP: tl.constexpr, M: tl.constexpr, sizes):
 def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     maximum, total, centred, far, diagonal, top, places, output = state
     q, keys, values, want = job
-    b, h, i, j = strip.b, strip.h, strip.index[:, None], start + tl.arange(0, sizes.N)
-    c = tl.arange(0, sizes.DK)
-    here = (c < sizes.d_k)[:, None]
-    if MASKED:
-        here &= (j < rules.keys)[None, :]
-    place = keys.start + j.to(tl.int64)[None, :] * keys.row + c.to(tl.int64)[:, None] * keys.column
-    scores = product(q, tl.load(place, mask=here, other=0.0), sizes.PRECISION)
+    b, h, i, j = strip.b, strip.h, strip.index[:, None], tl.cast(start, tl.int32) + tl.arange(0, sizes.N)
+    size = rules.keys if MASKED else start + sizes.N
+    block = load_block(keys, sizes.d_k, start, sizes.N, size, sizes.DK)
+    scores = product(q, tl.trans(block), sizes.PRECISION)
     s = logits(scores, rules, b, h, i, j[None, :], MASKED)
     if want.top_weights is not None:
         top, _, places = insert((top, top, places), s, None, j[None, :])
-    higher = tl.maximum(maximum, tl.max(s, axis=1))
+    higher = tl.maximum(maximum, largest(s, scores, rules, h, MASKED))
     safe = tl.where(higher == -float("inf"), 0.0, higher)
     lower = s - safe[:, None]
     p = tl.exp2(lower)
@@ -86,12 +83,7 @@ def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
         diagonal = tl.maximum(diagonal, tl.max(tl.where(same, s, -float("inf")), axis=1))
     total = total * shrink + tl.sum(p, axis=1)
     if want.output is not None:
-        e = tl.arange(0, sizes.DV)
-        here = (e < sizes.d_v)[None, :]
-        if MASKED:
-            here &= (j < rules.keys)[:, None]
-        place = values.start + j.to(tl.int64)[:, None] * values.row + e.to(tl.int64)[None, :] * values.column
-        block = tl.load(place, mask=here, other=0.0)
+        block = load_block(values, sizes.d_v, start, sizes.N, size, sizes.DV)
         output = mixed(output * shrink[:, None], p, s > -float("inf"), block, MASKED, False, sizes.PRECISION)
     return State(higher, total, centred, far, diagonal, top, places, output)
 

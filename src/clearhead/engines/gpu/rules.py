@@ -26,7 +26,8 @@ class Rules(NamedTuple):
     numbers: Any  # scale, softcap
     scales: Any  # (heads,) where heads have different scales
     softcap: Any  # whether there is one
-    content: Any  # whether visibility depends on array values: mask, bias, segments, spans
+    plain: Any  # whether the logits are the products times one scale, and that is above 0
+    content: Any  # whether visibility depends on values of arrays: a mask, a bias, spans, scattered segments
     rows: Any  # first query and step of the whole matrix's queries
     row_step: Any
     cols: Any
@@ -196,6 +197,14 @@ def logits(scores, rules, b, h, i, j, MASKED: tl.constexpr):
 
 
 @triton.jit
+def largest(s, scores, rules, h, MASKED: tl.constexpr):
+    """The largest of a tile's logits `s` in each row; of plain ones that of the scores, which takes no product more."""
+    if rules.plain and not MASKED:
+        return tl.max(scores, axis=1) * (_scale(rules, h) * LOG2E)
+    return tl.max(s, axis=1)
+
+
+@triton.jit
 def logit_grad(scores, rules, h):
     """The derivative of the logit with respect to q·k: scale·(1 - tanh²)."""
     scale = _scale(rules, h)
@@ -203,6 +212,22 @@ def logit_grad(scores, rules, h):
         t = tanh(scores * (scale / tl.load(rules.numbers + 1)))
         return scale * (1.0 - t * t)
     return tl.zeros_like(scores) + scale
+
+
+@triton.jit
+def score_grad(by_logit, scores, rules, h):
+    """Derivatives by q·k, from those by logits; `scaled` multiplies the sums of plain ones, which saves a product."""
+    if rules.plain:
+        return by_logit
+    return tl.where(by_logit == 0, 0.0, by_logit * logit_grad(scores, rules, h))
+
+
+@triton.jit
+def scaled(sums, rules):
+    """Sums over derivatives by q·k, with the scale that `score_grad` left out."""
+    if rules.plain:
+        return sums * tl.load(rules.numbers)
+    return sums
 
 
 @triton.jit
@@ -230,11 +255,16 @@ def _sorted(first, last):
 
 
 @triton.jit
-def _within(low, high, firsts, ends, first, last, MOST: tl.constexpr):
-    """The range low..high, narrowed to what the labels of first..last may see or be seen by."""
+def _within(ranges, firsts, ends, first, last, MOST: tl.constexpr):
+    """The ranges, narrowed to what some and to what all of the labels of first..last may see or be seen by."""
+    low, full_low, full_high, high = ranges
     index = first + tl.arange(0, MOST)
-    low = tl.maximum(low, tl.min(tl.load(firsts + index, mask=index <= last, other=2147483647), axis=0))
-    return tl.minimum(low, high), tl.minimum(high, tl.max(tl.load(ends + index, mask=index <= last, other=0), axis=0))
+    here = index <= last
+    starts, stops = tl.load(firsts + index, mask=here, other=0), tl.load(ends + index, mask=here, other=0)
+    full_low = tl.maximum(full_low, tl.max(starts, axis=0))
+    full_high = tl.minimum(full_high, tl.min(tl.where(here, stops, 2147483647), axis=0))
+    low = tl.maximum(low, tl.min(tl.where(here, starts, 2147483647), axis=0))
+    return tl.minimum(low, high), full_low, full_high, tl.minimum(high, tl.max(stops, axis=0))
 
 
 @triton.jit
@@ -267,7 +297,10 @@ def key_range(rules, b, first, last, BLOCK: tl.constexpr, MOST: tl.constexpr):
             full_high = tl.where(far < length, full_high, 0)
     if rules.first_key is not None:
         table = b.to(tl.int64) * rules.queries
-        low, high = _within(low, high, rules.first_key + table, rules.end_key + table, first, last, MOST)
+        ranges = low, full_low, full_high, high
+        low, full_low, full_high, high = _within(
+            ranges, rules.first_key + table, rules.end_key + table, first, last, MOST
+        )
     return _in_blocks(rules, low, high, full_low, full_high, BLOCK)
 
 
@@ -298,7 +331,10 @@ def query_range(rules, b, first, last, BLOCK: tl.constexpr, MOST: tl.constexpr):
             full_high = tl.where(far < length, full_high, 0)
     if rules.first_query is not None:
         table = b.to(tl.int64) * rules.keys
-        low, high = _within(low, high, rules.first_query + table, rules.end_query + table, first, last, MOST)
+        ranges = low, full_low, full_high, high
+        low, full_low, full_high, high = _within(
+            ranges, rules.first_query + table, rules.end_query + table, first, last, MOST
+        )
     return _in_blocks(rules, low, high, full_low, full_high, BLOCK)
 
 

@@ -78,7 +78,10 @@ def over_keys(step: tl.constexpr, state, job, rules, strip, part, FULL: tl.const
 
 @triton.jit
 def over_queries(step: tl.constexpr, state, job, rules, strip, part, sizes):
-    """The state after all queries that may see the keys of a strip, likewise."""
+    """The state after all queries that may see the keys of a strip, likewise.
+
+    Where `part` is not whole blocks, the step has to leave out the queries from its end on.
+    """
     ranges = query_range(rules, strip.b, strip.first, strip.last, sizes.N, sizes.M)
     return _sweep(step, state, job, rules, strip, ranges, part, False, True, sizes)
 
@@ -88,14 +91,16 @@ def _sweep(step: tl.constexpr, state, job, rules, strip, ranges, part, KEYS: tl.
     low, full_low, full_high, high = ranges
     if part is not None:
         low, high = tl.maximum(low, part[0]), tl.minimum(high, part[1])
-        full_low = tl.minimum(tl.maximum(full_low, low), tl.maximum(high, low))
-        full_high = tl.maximum(tl.minimum(full_high, high), full_low)
+        full_low = low + tl.cdiv(tl.maximum(full_low - low, 0), sizes.N) * sizes.N
+        full_high = full_low + tl.maximum(tl.minimum(full_high, high) - full_low, 0) // sizes.N * sizes.N
+        stop = tl.maximum(high, low)
+        full_low, full_high = tl.minimum(full_low, stop), tl.minimum(full_high, stop)
     if not FULL:
         full_low = high
     for start in range(low, full_low, sizes.N):
         state = _masked(step, state, job, rules, strip, start, KEYS, sizes)
     if FULL:
-        for start in range(full_low, full_high, sizes.N):
+        for start in range(full_low.to(tl.int64), full_high.to(tl.int64), sizes.N):
             state = step(state, job, rules, strip, start, False, sizes)
         for start in range(full_high, high, sizes.N):
             state = _masked(step, state, job, rules, strip, start, KEYS, sizes)

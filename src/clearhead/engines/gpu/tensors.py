@@ -12,7 +12,7 @@ from clearhead.core.arrays import bfloat16, statistics_dtype, to_torch, unrepeat
 from clearhead.core.axes import Array, group_size
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.problem import Problem
-from clearhead.engines.base import one_scale
+from clearhead.engines.base import one_scale, scales_differ
 from clearhead.engines.gpu import labels
 from clearhead.engines.gpu.arguments import Sizes, Strided
 from clearhead.engines.gpu.rules import Rules
@@ -127,7 +127,7 @@ def sizes(problem: Problem, what: str, d_v: int = 0, width: int = 0, most: int =
     `most` columns of values at once.
     """
     number = language.float64 if problem.dtype == np.float64 else language.float32
-    precision = "tf32" if problem.dtype == np.float32 and _tf32() else "ieee"
+    precision = {2: "tf32x3", 4: "tf32" if _tf32() else "ieee", 8: "ieee"}[problem.dtype.itemsize]
     wide = min(256, max(64, padded(max(width, min(d_v, most), problem.d_k))))
     owned, passed, warps, stages, chunk = _SIZES[what, problem.dtype.itemsize][_WIDTHS.index(wide)]
     if knobs.runtime.interpret:
@@ -182,19 +182,22 @@ def _describe(problem: Problem, device: torch.device) -> Rules:
 
     left, right = visibility.reach(problem)
     bias, mask = (None if x is None else strided(x, device=device) for x in (problem.bias, problem.mask))
-    segments, spans = labels.segments(problem), labels.spans(problem)
+    (segments, packed), spans = labels.segments(problem), labels.spans(problem)
     sets = spans.get("sets")
     offset = sent(problem.query_offset, np.int32 if near else np.int64)
     constexpr = language.constexpr
     assert offset is not None
+    one = not scales_differ(problem)
+    changed = any(x is not None for x in (problem.softcap, problem.alibi_slopes, problem.span_table))
     return Rules(
         heads=problem.heads,
         queries=problem.queries,
         keys=problem.keys,
         numbers=sent(np.array([one_scale(problem), problem.softcap or 1.0]), number),
-        scales=sent(problem.scale, number) if (problem.scale != one_scale(problem)).any() else None,
+        scales=None if one else sent(problem.scale, number),
         softcap=constexpr(problem.softcap is not None),
-        content=constexpr(bias is not None or mask is not None or bool(segments) or sets is not None),
+        plain=constexpr(one and one_scale(problem) > 0 and not changed),
+        content=constexpr(bias is not None or mask is not None or not packed or sets is not None),
         rows=problem.rows.start,
         row_step=constexpr(problem.rows.step),
         cols=problem.cols.start,
