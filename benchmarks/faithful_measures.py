@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.core.agreement import spearman
+from clearhead.core.effects import spearman
 
 
 def lds(scores: Any, kept: Any, values: Sequence[float]) -> float:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clearhead.changing.edits import cut
-from clearhead.core.agreement import spearman
+from clearhead.core.effects import spearman
 from clearhead.digits import fixed
 from clearhead.explaining.derivatives import Derivatives, Target, derivatives, difference, target_of
 from clearhead.explaining.rerun import Edge

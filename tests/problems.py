@@ -235,18 +235,10 @@ def _swapped(x: Array) -> Array:
     return x.swapaxes(-3, -2).copy().swapaxes(-3, -2) if x.ndim > 2 else x
 
 
-def _reversed(x: Array) -> Array:
-    return x[..., ::-1, ::-1].copy()[..., ::-1, ::-1]
-
-
 def _stepped(x: Array) -> Array:
     roomy = np.full((*x.shape[:-2], 2 * x.shape[-2], 3 * x.shape[-1]), np.nan, x.dtype)
     roomy[..., ::2, 1::3] = x
     return roomy[..., ::2, 1::3]
-
-
-def _transposed(x: Array) -> Array:
-    return x.swapaxes(-1, -2).copy().swapaxes(-1, -2)
 
 
 def _read_only(x: Array) -> Array:
@@ -259,10 +251,10 @@ LAYOUTS = {
     "contiguous": np.ascontiguousarray,
     "fortran": np.asfortranarray,
     "read-only": _read_only,
-    "reversed": _reversed,
+    "reversed": lambda x: x[..., ::-1, ::-1].copy()[..., ::-1, ::-1],
     "stepped": _stepped,
     "swapped": _swapped,
-    "transposed": _transposed,
+    "transposed": lambda x: x.swapaxes(-1, -2).copy().swapaxes(-1, -2),
 }
 
 

@@ -47,9 +47,8 @@ def test_sequences_of_unequal_length(options: dict[str, Any], first: int):
     cache, taken = room(layer, capacity=first), torch.tensor([0, 0])
     outputs: list[list[Tensor]] = [[], []]
     for counts in ([3, 7], [2, 0], [1, 1], [0, 3], [4, 1]):
-        size = max(counts)
         new = [x[b, place : place + count] for b, (place, count) in enumerate(zip(taken.tolist(), counts, strict=True))]
-        piece = torch.stack([padded(part, size) for part in new])
+        piece = torch.nn.utils.rnn.pad_sequence(new, batch_first=True, padding_value=7.0)
         output = layer(piece, cache=cache, counts=torch.tensor(counts))
         for b in range(2):
             outputs[b].append(output[b, : counts[b]])
@@ -58,10 +57,6 @@ def test_sequences_of_unequal_length(options: dict[str, Any], first: int):
     for b in range(2):
         close(torch.cat(outputs[b]), full[b, : int(taken[b])])
     assert cache.lengths.tolist() == taken.tolist() == [10, 12]
-
-
-def padded(x: Tensor, length: int) -> Tensor:
-    return torch.cat([x, x.new_full((length - len(x), x.shape[1]), 7.0)])
 
 
 def test_a_shorter_sequence_does_not_see_beyond_its_own_length():

@@ -27,30 +27,22 @@ def both(name):
     return [HIDDEN.sub("", (folder / name).read_text(encoding="utf-8")) for folder in (DOCS, CHINESE)]
 
 
-def commands(block):
-    """What a console block runs; in Chinese the output has other words, and a filter picks other lines of it."""
-    return [FILTER.sub("", line) for line in block.splitlines() if line.startswith("$ ")]
-
-
 def comparable(blocks, others):
     """Blocks without what may differ from those of the other language."""
     for (kind, block), (_, other) in zip(blocks, others, strict=True):
         if kind == "console" and "--lang zh" in block + other:
-            yield kind, commands(block.replace(" --lang zh", ""))
+            lines = block.replace(" --lang zh", "").splitlines()  # a filter picks other lines of a Chinese output
+            yield kind, [FILTER.sub("", line) for line in lines if line.startswith("$ ")]
         elif kind:
             yield kind, COMMENT.sub("", block).replace(" --lang zh", "")
         else:  # a drawing or a formula, with words of the page's language
             yield kind, NUMBER.findall(block)
 
 
-def as_english(text):
-    """Chinese counts in ten thousands: 200 万 is 2 million."""
-    return re.sub(r"(\d+)00 万", r"\1 million", text)
-
-
 def numbers(text, form=NUMBER):
     """Every number outside code blocks and addresses; sorted, since the two languages order them differently."""
-    return sorted(form.findall(as_english(LINK.sub("]", FENCE.sub("", text)))))
+    text = LINK.sub("]", FENCE.sub("", text))
+    return sorted(form.findall(re.sub(r"(\d+)00 万", r"\1 million", text)))  # Chinese counts in ten thousands
 
 
 def anchors(page):

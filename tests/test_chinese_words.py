@@ -35,11 +35,6 @@ def text_of(path):
     return path.read_text(encoding="utf-8")
 
 
-def prose(path):
-    """A page without blocks of code, hidden comments and addresses; what stands in `…` is x."""
-    return WITHIN.sub(lambda match: "`x`" if match[0][0] == "`" else "]", NOT_PROSE.sub("", text_of(path)))
-
-
 def test_spacing_is_found():
     for wrong in ("用NumPy算", "第3个", "对了,再来", "一个 ，两个", "占 6 %", "用`x`算"):
         assert SPACING.search(wrong), wrong
@@ -55,7 +50,8 @@ def test_one_thing_has_one_name(path):
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_latin_words_and_punctuation_are_set_off(path):
-    assert [line for line in prose(path).splitlines() if SPACING.search(line)] == []
+    prose = WITHIN.sub(lambda match: "`x`" if match[0][0] == "`" else "]", NOT_PROSE.sub("", text_of(path)))
+    assert [line for line in prose.splitlines() if SPACING.search(line)] == []
 
 
 @pytest.mark.parametrize("subject", [*REPORTS, "diagnose", "help", "page"])

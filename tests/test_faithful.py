@@ -13,7 +13,7 @@ import clearhead as ch
 from benchmarks import faithful, whole_truth
 from benchmarks.faithful_measures import bm25, context_cite, curves, deleted, lds, log_p
 from benchmarks.faithful_tasks import TASKS, item
-from clearhead.core.agreement import spearman
+from clearhead.core.effects import spearman
 from clearhead.errors import FileError, RuleError, UnknownNameError
 from clearhead.explaining import part_runs, rerun
 from clearhead.explaining.why_lists import PartEffect

@@ -97,10 +97,6 @@ def saved(peer, place):
     return place
 
 
-def loaded(form, peer, place):
-    return load(saved(peer, place) if form == "folder" else write(place / "model.gguf", peer))
-
-
 def run_of(peer, ids):
     """Logits, the derivative by what W^O is given in each layer, and by the residual stream, of three logits' sum."""
     inputs, hooks = [], []
@@ -128,7 +124,7 @@ def run_of(peer, ids):
 )
 def test_logits_derivatives_and_decoding_are_those_of_transformers(tmp_path, name, form):
     peer, ids = peer_of(name), fresh().integers(0, 97, N).tolist()
-    model = loaded(form, peer, tmp_path)
+    model = load(saved(peer, tmp_path) if form == "folder" else write(tmp_path / "model.gguf", peer))
     logits, heads, streams = run_of(peer, ids)
     run = model.run(ids)
     np.testing.assert_allclose(np.asarray(run.logits), logits, atol=1e-4 * max(1, np.abs(logits).max()))

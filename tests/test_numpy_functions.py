@@ -118,7 +118,7 @@ def test_reductions_keep_pytorchs_graph():
     ]
     for ask in asked:
         leaves = [x.clone().requires_grad_() for x in (q, k)]
-        expected = torch.autograd.grad(_named(ask, (leaves[0] @ leaves[1].mT / 8**0.5).softmax(-1)), leaves)
+        expected = torch.autograd.grad(ask(_Named((leaves[0] @ leaves[1].mT / 8**0.5).softmax(-1))), leaves)
         result = torch.autograd.grad(ask(ch.AttentionMatrix(*leaves)), leaves)
         for a, b in zip(result, expected, strict=True):
             torch.testing.assert_close(a, b)
@@ -132,10 +132,6 @@ class _Named:
 
     def __init__(self, x: torch.Tensor) -> None:
         self.sum, self.mean, self.max = x.sum, x.mean, lambda *axes: x.amax(axes) if axes else x.max()
-
-
-def _named(ask: Callable[[Any], Any], x: torch.Tensor) -> Any:
-    return ask(_Named(x))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -18,7 +18,7 @@ from clearhead.core.axes import Array
 from clearhead.core.statistics import PER_QUERY, listed
 from clearhead.engines import portable, triton
 from clearhead.engines.base import Upstream
-from clearhead.engines.gpu import row_pass
+from clearhead.engines.gpu import passes, row_pass
 from clearhead.errors import EngineError
 from problems import Case
 from seeds import fresh
@@ -40,6 +40,7 @@ RULES: dict[str, dict[str, Any]] = {
     "window": {"window": (30, 8), "query_offset": 4},
     "lengths": {"kv_lengths": 71, "query_lengths": 50, "causal": True, "query_offset": 31},
     "packed": {"query_segments": np.arange(70) // 30, "kv_segments": np.arange(101) // 30, "sinks": np.arange(4.0)},
+    "scattered": {"query_segments": np.arange(70) % 3, "kv_segments": np.arange(101) // 9 % 4},
     "soft": {"softcap": 3.0, "alibi_slopes": np.arange(4) / 9, "scale": -0.4},
     "spans": {
         "spans": (np.arange(70) // 11 - 1, np.arange(101) // 13, np.where(np.tri(6, 8, 3) > 0, 0.7, -np.inf)),
@@ -60,6 +61,30 @@ def test_problems_of_several_tiles(rules: str, dtype: np.dtype[Any]):
     labels = case.labels()
     seen = case.matrix(engine="triton").observe(received=True, peak=True, image=(69, 3), groups=labels)
     assert_columns(case, seen, slice(None), (69, 3), labels)
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("many", [1, 1 << 30])
+def test_what_a_row_must_not_see_does_not_reach_it(many: int, monkeypatch: pytest.MonkeyPatch):
+    """Computed again with care where the first launch's sums are not finite, or with care at once."""
+    monkeypatch.setattr(passes, "MANY", many)
+    case = drawn(DTYPES[0], 70, 101, 8, 8, causal=True, query_offset=20)
+    q, k, v = case.given.inputs[1:]
+    by, rows = fresh().standard_normal((2, *q.shape)).astype(np.float32)
+    v[:, :, 60, 2], by[:, :, 40, 1] = np.nan, np.inf
+    upstream = Upstream(rows[..., 0], by)
+    result, truth = (
+        engine.gradients(case.given.inputs, case.book.logsumexp.astype(np.float32), upstream)
+        for engine in (triton, portable)
+    )
+    for name, x in result.items():
+        np.testing.assert_allclose(x, truth[name], 1e-4, 1e-4, err_msg=name)
+    q[..., 0], k[:, :, 3, 0] = np.abs(q[..., 0]), -np.inf  # a weight of 0 that is visible: 0·ln 0 in the entropy
+    for values in (v, np.ones_like(v)):
+        seen = [case.matrix(engine=x).observe(values, entropy=True, logsumexp=True) for x in ("triton", "portable")]
+        for name in ("output", "entropy", "logsumexp"):
+            np.testing.assert_allclose(*(getattr(x, name) for x in seen), 1e-4, 1e-5, err_msg=name)
+        assert np.isfinite(seen[0].output[:, :, :40]).all()
 
 
 def check_rows(case: Case) -> None:
@@ -162,6 +187,14 @@ def test_kernels_compile_for_a_gpu_and_take_no_more_than_allowed(cases: list[str
     assert not list(compiled.against(gpu, case, result, held))
 
 
+@pytest.mark.long
+def test_kernels_compile_with_the_triton_of_an_older_pytorch(tmp_path: Path):
+    """3.6 loses what 3.9 keeps: the strides of an array in a tuple that is the last of a tuple."""
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path), "triton==3.6.0"]
+    subprocess.run(install, check=True)
+    assert needs("sm_90", "float16, d 16, every rule", *compiled.PASSES, PYTHONPATH=str(tmp_path))
+
+
 def test_figures_that_are_too_large_are_told():
     """The kernel `rows` of a case that is saved with 250 registers, 32 bytes of stack and 64 of shared memory."""
     held = {"sm_80": {"d 64": {"rows": compiled.Needs(250, 32, 64)}}}
@@ -187,12 +220,12 @@ def test_every_gpu_case_and_pass_is_saved():
         assert {name.split(": ")[0] for by_name in cases.values() for name in by_name} == set(compiled.PASSES)
 
 
-def needs(gpu: str, case: str, name: str) -> dict[str, compiled.Needs]:
-    """What benchmarks.compiled prints of a pass of a case, in a process without the interpreter."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+def needs(gpu: str, case: str, *names: str, **more: str) -> dict[str, compiled.Needs]:
+    """What benchmarks.compiled prints of passes of a case, in a process without the interpreter."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | more
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.compiled", "--gpu", gpu, "--case", case, "--json"]
     root = Path(__file__).parent.parent
-    done = subprocess.run([*command, "--only", name], capture_output=True, text=True, env=environment, cwd=root)
+    done = subprocess.run([*command, "--only", *names], capture_output=True, text=True, env=environment, cwd=root)
     assert not done.returncode, done.stderr[-2000:]
     return {name: compiled.Needs(*x) for name, x in json.loads(done.stdout)[gpu][case].items()}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 import clearhead as ch
-from clearhead.core.agreement import spearman
+from clearhead.core.effects import spearman
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
 from clearhead.explaining import part_runs, rerun
 from clearhead.explaining.answers import read_answers
@@ -33,14 +33,10 @@ STEP = 1e-4
 shipped = cache(gpt2.load)
 
 
-def exact(model):
-    """The same model in float64, whose tokenizer is the shipped one."""
-    return replace(in_float64(model), tokenizer=shipped().tokenizer)
-
-
 def random_model(rng, positions=40):
     activation = str(rng.choice(sorted({*ACTIVATIONS} - {"relu"})))  # relu has a corner
-    return exact(drawn(rng, vocabulary=2400, positions=positions, activation=activation))
+    model = drawn(rng, vocabulary=2400, positions=positions, activation=activation)
+    return replace(in_float64(model), tokenizer=shipped().tokenizer)
 
 
 def random_text(rng, least=1):

@@ -11,6 +11,7 @@ Where a cut edge's weight moves to the row's sink instead, e_ij = a_ij·(g_i·v_
 sinks: contributions of the values v_0 - v_j, or -v_j, of the kind "moved".
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypedDict, cast, get_args
 
@@ -233,3 +234,20 @@ def joined(*parts: tuple[Array, Array]) -> tuple[Array, Array]:
     for lse, average in parts:
         mean = mean + np.where(np.isneginf(lse), 0.0, np.exp(lse - safe) * average)
     return total, mean
+
+
+def spearman(x: Sequence[float], y: Sequence[float]) -> float | None:
+    """Spearman's rank correlation, ties at their mean rank; None for fewer than three numbers or all equal ones.
+
+    >>> spearman([1, 2, 3, 4], [1, 4, 9, 16]), spearman([1, 2], [1, 2])
+    (1.0, None)
+    """
+    first, second = (_ranks(np.asarray(numbers, np.float64)) for numbers in (x, y))
+    if len(x) < 3 or not np.ptp(first) or not np.ptp(second):
+        return None
+    return round(float(np.corrcoef(first, second)[0, 1]), 12)
+
+
+def _ranks(x: Array) -> Array:
+    order = np.sort(x)
+    return np.asarray(np.searchsorted(order, x, "left") + np.searchsorted(order, x, "right")) / 2

@@ -13,9 +13,8 @@ import numpy as np
 
 from clearhead.changing.edits import Edit
 from clearhead.changing.edits_json import edits_to_json
-from clearhead.core.agreement import spearman
 from clearhead.core.axes import Array, brief
-from clearhead.core.effects import Rest
+from clearhead.core.effects import Rest, spearman
 from clearhead.core.rule_values import whole_number
 from clearhead.digits import significant
 from clearhead.errors import SelectionError

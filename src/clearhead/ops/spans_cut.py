@@ -79,6 +79,7 @@ def changes(lse: Array, mean: Array, sinks: Array | None) -> Array:
     return change
 
 
+@np.errstate(invalid="ignore")  # inf - inf
 def add_changes(total: Array, change: Array, labels: Array) -> None:
     """Add the changes (heads, queries, spans) of the queries of each group to found (heads, groups, spans)."""
     for into, each in zip(total, change, strict=True):

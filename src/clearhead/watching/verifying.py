@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from clearhead.changing.change import change
 from clearhead.changing.edits import cut
-from clearhead.core.agreement import spearman
+from clearhead.core.effects import spearman
 from clearhead.errors import DtypeError, RuleError, shown
 from clearhead.watching.effects import Edge, Edges
 from clearhead.watching.spans import SpanEdge

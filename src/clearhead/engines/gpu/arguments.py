@@ -33,6 +33,7 @@ class Direction(NamedTuple):
     bias: Any = None  # as in Rules
     table: Any = None
     sinks: Any = None
+    end: Any = None  # a constant after the tuples, as in Rules
 
 
 class There(NamedTuple):

@@ -65,11 +65,11 @@ class Derivatives(Pass):
     def _launch(self, room: dict[str, Any], together: int) -> None:
         problem, sizes = self.problem, self.sizes
         arguments: dict[str, Any] = {"loss": self.loss, "change": self.change, "along": self.direction}
-        self.launch(
+        self.launch_twice(
             gradients.keys, problem.keys, sizes, heads=self.heads // together, **arguments, out_k=room["k"],
             out_v=room.get("v"), together=together,
         )  # fmt: skip
-        self.launch(gradients.queries, problem.queries, sizes, **arguments, out=room["q"])
+        self.launch_twice(gradients.queries, problem.queries, sizes, **arguments, out=room["q"])
         square = sizes._replace(M=sizes.N)
         if self.upstream.bias is not None:
             batch, heads, queries, keys = self.upstream.bias

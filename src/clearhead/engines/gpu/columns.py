@@ -47,10 +47,7 @@ class Factor(NamedTuple):
 
 @triton.jit
 def _shares(pixel, pixels, index, cells, FLOAT: tl.constexpr):
-    """The shares of cells in one of `pixels` pixels over `cells` cells, as observations.areas has them.
-
-    Places are counted from the pixel's first cell, so that FLOAT holds the parts of a cell exactly enough.
-    """
+    """observations.areas for cells and one pixel; places count from its first cell, so that FLOAT holds their parts."""
     low, high = pixel.to(tl.float64) * cells / pixels, (pixel + 1).to(tl.float64) * cells / pixels
     first = tl.floor(low)
     place = (index - first.to(tl.int32)).to(FLOAT)

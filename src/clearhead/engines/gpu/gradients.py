@@ -17,7 +17,17 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from clearhead.engines.gpu.inputs import key_block, mixed, of_keys, of_queries, products, query_block, store_rows, whole
+from clearhead.engines.gpu.inputs import (
+    key_block,
+    mixed,
+    not_finite,
+    of_keys,
+    of_queries,
+    products,
+    query_block,
+    store_rows,
+    whole,
+)
 from clearhead.engines.gpu.rules import (
     LN2,
     any_seen,
@@ -120,26 +130,32 @@ def slopes(left, right, loss, change, along, rules, b, h, BY_KEYS: tl.constexpr,
 @triton.jit
 def _add_queries(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     by_k, by_v = state
-    keys, queries, loss, change, along = job
+    keys, queries, loss, change, along = job[0]
     block = query_block(queries, start, sizes.N, rules, sizes)
     tile = slopes(keys, block, loss, change, along, rules, strip.b, strip.h, True, MASKED, sizes)
     rows = whole(block, sizes.QUERIES, sizes)
-    by_k = mixed(by_k, tile.by_score, tile.visible, rows.x, MASKED, False, sizes.PRECISION)
+    by_k = mixed(by_k, tile.by_score, tile.visible, rows.x, MASKED and job[1], False, sizes.PRECISION)
     if sizes.QUERIES.moved_x:
-        by_k = mixed(by_k, tile.still_score, tile.visible, rows.moved_x, MASKED, False, sizes.PRECISION)
+        by_k = mixed(by_k, tile.still_score, tile.visible, rows.moved_x, MASKED and job[1], False, sizes.PRECISION)
     if sizes.QUERIES.y:
-        by_v = mixed(by_v, tile.weights, tile.visible, rows.y, MASKED, False, sizes.PRECISION)
+        by_v = mixed(by_v, tile.weights, tile.visible, rows.y, MASKED and job[1], False, sizes.PRECISION)
         if sizes.QUERIES.moved_y:
-            by_v = mixed(by_v, tile.still_weights, tile.visible, rows.moved_y, MASKED, False, sizes.PRECISION)
+            by_v = mixed(
+                by_v, tile.still_weights, tile.visible, rows.moved_y, MASKED and job[1], False, sizes.PRECISION
+            )
     return by_k, by_v
 
 
 @triton.jit
-def keys(inputs, rules, loss, change, along, out_k, out_v, together, sizes):
+def keys(inputs, rules, loss, change, along, out_k, out_v, together, doubts, sizes, CAREFUL: tl.constexpr):
     """Compute dK and dV, contiguous (batch, heads / together, keys, d_k or d_v). `together` query heads share keys.
 
     Program (strip of keys × batch · heads / together); out_v is None where there is no gradient of the output.
+    CAREFUL and doubts are as in Pass.launch_twice.
     """
+    if CAREFUL and doubts is not None:
+        if tl.load(doubts + tl.program_id(0)) == 0:
+            return
     groups = rules.heads // together
     number, group = placed(tl.cdiv(rules.keys, sizes.M))
     b, first = group // groups, group % groups * together
@@ -150,8 +166,10 @@ def keys(inputs, rules, loss, change, along, out_k, out_v, together, sizes):
     for head in range(together):
         strip = strip_of(rules, b, first + head, start, rules.keys, sizes.M)
         job = block, of_queries(inputs, b, first + head), loss, change, along
-        state = over_queries(_add_queries, state, job, rules, strip, None, sizes)
+        state = over_queries(_add_queries, state, (job, CAREFUL), rules, strip, None, sizes)
     by_k, by_v = state
+    if not CAREFUL:
+        tl.store(doubts + tl.program_id(0), not_finite(by_k) | not_finite(by_v))
     line, here = group.to(tl.int64) * rules.keys + j, j < rules.keys
     store_rows(out_k, line, here, scaled(by_k, rules), sizes.d_k)
     if out_v is not None:
@@ -160,24 +178,29 @@ def keys(inputs, rules, loss, change, along, out_k, out_v, together, sizes):
 
 @triton.jit
 def _add_keys(by_q, job, rules, strip, start, MASKED: tl.constexpr, sizes):
-    queries, keys, loss, change, along = job
+    queries, keys, loss, change, along = job[0]
     block = key_block(keys, start, sizes.N, rules, sizes)
     tile = slopes(queries, block, loss, change, along, rules, strip.b, strip.h, False, MASKED, sizes)
     rows = whole(block, sizes.KEYS, sizes)
-    by_q = mixed(by_q, tile.by_score, tile.visible, rows.x, MASKED, False, sizes.PRECISION)
+    by_q = mixed(by_q, tile.by_score, tile.visible, rows.x, MASKED and job[1], False, sizes.PRECISION)
     if sizes.KEYS.moved_x:
-        by_q = mixed(by_q, tile.still_score, tile.visible, rows.moved_x, MASKED, False, sizes.PRECISION)
+        by_q = mixed(by_q, tile.still_score, tile.visible, rows.moved_x, MASKED and job[1], False, sizes.PRECISION)
     return by_q
 
 
 @triton.jit
-def queries(inputs, rules, loss, change, along, out, sizes):
-    """Compute dQ. Program (strip of queries × batch · heads)."""
+def queries(inputs, rules, loss, change, along, out, doubts, sizes, CAREFUL: tl.constexpr):
+    """Compute dQ, likewise. Program (strip of queries × batch · heads)."""
+    if CAREFUL and doubts is not None:
+        if tl.load(doubts + tl.program_id(0)) == 0:
+            return
     strip = query_strip(rules, sizes.M)
     block = query_block(of_queries(inputs, strip.b, strip.h), strip.first, sizes.M, rules, sizes)
     job = block, of_keys(inputs, strip.b, strip.h), loss, change, along
     by_q = tl.zeros((sizes.M, sizes.DK), sizes.FLOAT)
-    by_q = over_keys(_add_keys, by_q, job, rules, strip, None, True, sizes)
+    by_q = over_keys(_add_keys, by_q, (job, CAREFUL), rules, strip, None, True, sizes)
+    if not CAREFUL:
+        tl.store(doubts + tl.program_id(0), not_finite(by_q))
     store_rows(out, strip.line, strip.inside, scaled(by_q, rules), sizes.d_k)
 
 

@@ -227,6 +227,12 @@ def mixed(total, weights, visible, values, MASKED: tl.constexpr, SIGNED: tl.cons
 
 
 @triton.jit
+def not_finite(sums):
+    """Whether some of these sums, (rows, columns), is NaN or infinite."""
+    return 1 - tl.min(tl.min((tl.abs(sums) < float("inf")).to(tl.int32), axis=1), axis=0)
+
+
+@triton.jit
 def shared_out(total, weights, shares, PRECISION: tl.constexpr):
     """Add weights·shares, of shares from 0 on; a nonfinite weight reaches only the columns with a share of it."""
     finite = tl.abs(weights) < float("inf")

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from triton import language
+from triton import knobs, language
 
 from clearhead.core.arrays import statistics_dtype, unrepeated
 from clearhead.core.axes import Array
@@ -17,6 +17,7 @@ from clearhead.engines.gpu import tensors as gpu
 from clearhead.engines.gpu.arguments import Direction, Operands, Sizes, There
 
 BAND = 64  # pixel rows or labels per launch
+MANY = 1 << (8 if knobs.runtime.interpret else 20)  # pairs of a query and a key from which on launch_twice does so
 
 
 class Pass:
@@ -53,6 +54,19 @@ class Pass:
             inputs=x, rules=self.rules, sizes=constant(sizes, *there), **arguments, num_warps=sizes.WARPS,
             num_stages=sizes.STAGES,
         )  # fmt: skip
+
+    def launch_twice(self, kernel: Any, length: int, sizes: Sizes, *, once: bool = False, **arguments: Any) -> None:
+        """Launch a kernel without the care that NaN and infinity need, then with it where a program's sums have some.
+
+        A value that a row must not see is multiplied by 0, and 0·NaN is NaN; leaving it out of every masked tile takes
+        two to three times as many instructions. The first launch notes in `doubts` which programs have a sum that is
+        not finite, and the second, CAREFUL, computes these again. Few pairs are computed with care, `once`.
+        """
+        doubts = None
+        if not once and self.problem.queries * self.problem.keys >= MANY:
+            doubts = self.room(-(-length // sizes.M) * arguments.get("heads", self.heads), dtype=torch.int32)
+            self.launch(kernel, length, sizes, **arguments, doubts=doubts, CAREFUL=False)
+        self.launch(kernel, length, sizes, **arguments, doubts=doubts, CAREFUL=True)
 
     def contiguous(self, x: Array | None) -> torch.Tensor | None:
         """Numbers per query or key, in the statistics' dtype."""

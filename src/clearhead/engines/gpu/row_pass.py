@@ -70,7 +70,8 @@ def launch(inputs: Inputs, top: int, results: dict[str, Any], *, repair: bool = 
     sizes = gpu.sizes(problem, "rows", run.d_v)
     shared = gcd(*(x.share for x in (run.inputs.k, run.inputs.v) if x is not None))
     pack = shared if shared * problem.queries <= FEW_ROWS else 1
-    sizes = sizes._replace(M=min(sizes.M, max(FEW_ROWS, gpu.padded(pack * problem.queries))))
+    rows_at_once = min(sizes.M, max(FEW_ROWS, gpu.padded(pack * problem.queries)))
+    sizes = sizes._replace(M=rows_at_once, WARPS=8 if top else sizes.WARPS)  # lists take many registers
     split = None if repair else split_of(problem, pack)
     splits = 1 if split is None else -(-problem.keys // split)
     slots = max(2, next_power_of_2(top)) if top else 2
@@ -86,9 +87,10 @@ def launch(inputs: Inputs, top: int, results: dict[str, Any], *, repair: bool = 
         output=kept("output", run.d_v),
     )  # fmt: skip
     common = {"want": Rows(**results), "part": part, "count": top, "TOP": slots}
-    run.launch(
+    once = repair or split is not None or results.keys().isdisjoint(("output", "entropy"))
+    run.launch_twice(
         rows.rows, pack * problem.queries, sizes, heads=run.heads // pack, splits=splits, **common, pack=pack,
-        split=split, REPAIR=repair,
+        split=split, once=once, REPAIR=repair,
     )  # fmt: skip
     if split:
         rows.merge[(-(-lines // 16),)](

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from clearhead.engines.gpu.inputs import head_of, load_block, load_rows, mixed, product, store_rows
+from clearhead.engines.gpu.inputs import head_of, load_block, load_rows, mixed, not_finite, product, store_rows
 from clearhead.engines.gpu.lists import insert, no_list
 from clearhead.engines.gpu.rules import LN2, LOG2E, distances, largest, logits
 from clearhead.engines.gpu.sweeps import Strip, over_keys, placed, split_of
@@ -59,7 +59,7 @@ def _fresh(TOP: tl.constexpr, M: tl.constexpr, sizes):
 @triton.jit
 def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     maximum, total, centred, far, diagonal, top, places, output = state
-    q, keys, values, want = job
+    q, keys, values, want = job[0]
     b, h, i, j = strip.b, strip.h, strip.index[:, None], tl.cast(start, tl.int32) + tl.arange(0, sizes.N)
     size = rules.keys if MASKED else start + sizes.N
     block = load_block(keys, sizes.d_k, start, sizes.N, size, sizes.DK)
@@ -71,10 +71,12 @@ def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     safe = tl.where(higher == -float("inf"), 0.0, higher)
     lower = s - safe[:, None]
     p = tl.exp2(lower)
+    if MASKED or job[1]:
+        lower = tl.maximum(lower, -1e30)
     shrink = tl.exp2(maximum - safe)
     if want.entropy is not None:
         drop = tl.where(maximum == -float("inf"), 0.0, maximum - safe)  # the maximum rises by -drop
-        centred = shrink * (centred + total * drop) + tl.sum(p * tl.maximum(lower, -1e30), axis=1)
+        centred = shrink * (centred + total * drop) + tl.sum(p * lower, axis=1)
     if want.distance is not None:
         away = distances(rules, b, i, j[None, :]).to(p.dtype)
         far = far * shrink + tl.sum(p * away, axis=1)
@@ -84,7 +86,8 @@ def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     total = total * shrink + tl.sum(p, axis=1)
     if want.output is not None:
         block = load_block(values, sizes.d_v, start, sizes.N, size, sizes.DV)
-        output = mixed(output * shrink[:, None], p, s > -float("inf"), block, MASKED, False, sizes.PRECISION)
+        kept = output * shrink[:, None]
+        output = mixed(kept, p, s > -float("inf"), block, MASKED and job[1], False, sizes.PRECISION)
     return State(higher, total, centred, far, diagonal, top, places, output)
 
 
@@ -130,11 +133,15 @@ def _finish(state, rules, h, to, line, here, count, sizes):
 
 
 @triton.jit
-def rows(inputs, rules, want, part, pack, split, count, sizes, TOP: tl.constexpr, REPAIR: tl.constexpr):
-    """Program (strip of rows × batch · heads / pack, split of the keys).
+def rows(inputs, rules, want, part, pack, split, count, doubts, sizes, TOP: tl.constexpr, REPAIR: tl.constexpr,
+         CAREFUL: tl.constexpr):  # fmt: skip
+    """Program (strip of rows × batch · heads / pack, split of the keys); CAREFUL and doubts as in Pass.launch_twice.
 
     With REPAIR, an output exists already, and only its tiles with NaN or infinity are recomputed.
     """
+    if CAREFUL and doubts is not None:
+        if tl.load(doubts + tl.program_id(0)) == 0:
+            return
     strips = tl.cdiv(pack * rules.queries, sizes.M)
     later, group = placed(strips)
     first = (strips - 1 - later) * sizes.M  # last strips first: under a causal mask they have the most keys
@@ -160,8 +167,15 @@ def rows(inputs, rules, want, part, pack, split, count, sizes, TOP: tl.constexpr
     if pack > 1:
         first, last = 0 * first, 0 * last + rules.queries - 1
     strip = Strip(b, h[:, None], first, last, i, here, line)
-    state = _fresh(TOP, sizes.M, sizes)
-    state = over_keys(_absorb, state, (block, keys, values, want), rules, strip, split_of(split), True, sizes)
+    job, state = (block, keys, values, want), _fresh(TOP, sizes.M, sizes)
+    state = over_keys(_absorb, state, (job, CAREFUL), rules, strip, split_of(split), True, sizes)
+    if not CAREFUL:
+        doubt = 0
+        if want.output is not None:
+            doubt = not_finite(state.output)
+        if want.entropy is not None:  # 0·(logit of -inf)
+            doubt |= tl.max(((state.centred != state.centred) & (state.total == state.total)).to(tl.int32), axis=0)
+        tl.store(doubts + tl.program_id(0), doubt)
     if split is None:
         _finish(state, rules, h, want, line, here, count, sizes)
     else:

@@ -27,7 +27,6 @@ class Rules(NamedTuple):
     scales: Any  # (heads,) where heads have different scales
     softcap: Any  # whether there is one
     plain: Any  # whether the logits are the products times one scale, and that is above 0
-    content: Any  # whether visibility depends on values of arrays: a mask, a bias, spans, scattered segments
     rows: Any  # first query and step of the whole matrix's queries
     row_step: Any
     cols: Any
@@ -52,6 +51,8 @@ class Rules(NamedTuple):
     sinks: Any  # (heads,)
     bias: Any  # (batch, heads, queries, keys), Strided
     mask: Any  # likewise
+    # Last, as in a loop Triton 3.6 loses the strides of 1 of a tuple that is the last of a tuple:
+    content: Any  # whether visibility depends on values of arrays: a mask, a bias, spans, scattered segments
 
 
 @triton.jit
@@ -199,9 +200,7 @@ def logits(scores, rules, b, h, i, j, MASKED: tl.constexpr):
 @triton.jit
 def largest(s, scores, rules, h, MASKED: tl.constexpr):
     """The largest of a tile's logits `s` in each row; of plain ones that of the scores, which takes no product more."""
-    if rules.plain and not MASKED:
-        return tl.max(scores, axis=1) * (_scale(rules, h) * LOG2E)
-    return tl.max(s, axis=1)
+    return tl.max(scores, axis=1) * (_scale(rules, h) * LOG2E) if rules.plain and not MASKED else tl.max(s, axis=1)
 
 
 @triton.jit
@@ -216,8 +215,8 @@ def logit_grad(scores, rules, h):
 
 @triton.jit
 def score_grad(by_logit, scores, rules, h):
-    """Derivatives by q·k, from those by logits; `scaled` multiplies the sums of plain ones, which saves a product."""
-    if rules.plain:
+    """Derivatives by q·k, from those by logits; a scale that all heads share is left to `scaled`."""
+    if not rules.softcap and rules.scales is None:
         return by_logit
     return tl.where(by_logit == 0, 0.0, by_logit * logit_grad(scores, rules, h))
 
@@ -225,17 +224,16 @@ def score_grad(by_logit, scores, rules, h):
 @triton.jit
 def scaled(sums, rules):
     """Sums over derivatives by q·k, with the scale that `score_grad` left out."""
-    if rules.plain:
-        return sums * tl.load(rules.numbers)
-    return sums
+    return sums * tl.load(rules.numbers) if not rules.softcap and rules.scales is None else sums
 
 
 @triton.jit
 def logit_tangents(scores, changed, along, rules, b, h, i, j, visible):
     """The tangents of a tile's logits, from those of q·k (`changed`) and a Direction; 0 where masked."""
     tangents = changed * logit_grad(scores, rules, h)
-    if along.bias is not None:
-        tangents += tl.load(_cell(along.bias, b, h, i, j), mask=visible, other=0.0).to(scores.dtype)
+    if along.bias is not None:  # not masked by `visible`: a pipelined load must not wait for a product
+        inside = (i < rules.queries) & (j < rules.keys)
+        tangents += tl.load(_cell(along.bias, b, h, i, j), mask=inside, other=0.0).to(scores.dtype)
     if along.table is not None:
         tangents += _spans(along.table, rules, b, h, i, j)
     return tl.where(visible, tangents, 0.0)
@@ -255,11 +253,9 @@ def _sorted(first, last):
 
 
 @triton.jit
-def _within(ranges, firsts, ends, first, last, MOST: tl.constexpr):
+def _within(low, full_low, full_high, high, firsts, ends, table, first, last, MOST: tl.constexpr):
     """The ranges, narrowed to what some and to what all of the labels of first..last may see or be seen by."""
-    low, full_low, full_high, high = ranges
-    index = first + tl.arange(0, MOST)
-    here = index <= last
+    index, here = table + first + tl.arange(0, MOST), first + tl.arange(0, MOST) <= last
     starts, stops = tl.load(firsts + index, mask=here, other=0), tl.load(ends + index, mask=here, other=0)
     full_low = tl.maximum(full_low, tl.max(starts, axis=0))
     full_high = tl.minimum(full_high, tl.min(tl.where(here, stops, 2147483647), axis=0))
@@ -297,9 +293,8 @@ def key_range(rules, b, first, last, BLOCK: tl.constexpr, MOST: tl.constexpr):
             full_high = tl.where(far < length, full_high, 0)
     if rules.first_key is not None:
         table = b.to(tl.int64) * rules.queries
-        ranges = low, full_low, full_high, high
         low, full_low, full_high, high = _within(
-            ranges, rules.first_key + table, rules.end_key + table, first, last, MOST
+            low, full_low, full_high, high, rules.first_key, rules.end_key, table, first, last, MOST
         )
     return _in_blocks(rules, low, high, full_low, full_high, BLOCK)
 
@@ -331,9 +326,8 @@ def query_range(rules, b, first, last, BLOCK: tl.constexpr, MOST: tl.constexpr):
             full_high = tl.where(far < length, full_high, 0)
     if rules.first_query is not None:
         table = b.to(tl.int64) * rules.keys
-        ranges = low, full_low, full_high, high
         low, full_low, full_high, high = _within(
-            ranges, rules.first_query + table, rules.end_query + table, first, last, MOST
+            low, full_low, full_high, high, rules.first_query, rules.end_query, table, first, last, MOST
         )
     return _in_blocks(rules, low, high, full_low, full_high, BLOCK)
 

@@ -78,10 +78,7 @@ def over_keys(step: tl.constexpr, state, job, rules, strip, part, FULL: tl.const
 
 @triton.jit
 def over_queries(step: tl.constexpr, state, job, rules, strip, part, sizes):
-    """The state after all queries that may see the keys of a strip, likewise.
-
-    Where `part` is not whole blocks, the step has to leave out the queries from its end on.
-    """
+    """The state after all queries that may see the keys of a strip; a step leaves out those from a part's end on."""
     ranges = query_range(rules, strip.b, strip.first, strip.last, sizes.N, sizes.M)
     return _sweep(step, state, job, rules, strip, ranges, part, False, True, sizes)
 
@@ -90,7 +87,7 @@ def over_queries(step: tl.constexpr, state, job, rules, strip, part, sizes):
 def _sweep(step: tl.constexpr, state, job, rules, strip, ranges, part, KEYS: tl.constexpr, FULL: tl.constexpr, sizes):
     low, full_low, full_high, high = ranges
     if part is not None:
-        low, high = tl.maximum(low, part[0]), tl.minimum(high, part[1])
+        low, high = part[0] + tl.maximum(low - part[0], 0) // sizes.N * sizes.N, tl.minimum(high, part[1])
         full_low = low + tl.cdiv(tl.maximum(full_low - low, 0), sizes.N) * sizes.N
         full_high = full_low + tl.maximum(tl.minimum(full_high, high) - full_low, 0) // sizes.N * sizes.N
         stop = tl.maximum(high, low)
@@ -110,7 +107,7 @@ def _sweep(step: tl.constexpr, state, job, rules, strip, ranges, part, KEYS: tl.
 @triton.jit
 def _masked(step: tl.constexpr, state, job, rules, strip, start, KEYS: tl.constexpr, sizes):
     """The state after a block of which a part may be masked; where all of it is, it is skipped."""
-    if rules.content:
+    if rules.content or rules.query_segments is not None:
         other = start + tl.arange(0, sizes.N)
         if KEYS:
             some = any_seen(rules, strip.b, strip.h, strip.index[:, None], other[None, :], start, sizes.N)

@@ -1,11 +1,14 @@
 """The kernels' arguments: arrays as tensors with strides, the rules of a problem, and the sizes of tiles."""
 
+import tomllib
+from importlib.resources import files
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from triton import knobs, language, next_power_of_2
+from triton.runtime import driver
 
 from clearhead.core import visibility
 from clearhead.core.arrays import bfloat16, statistics_dtype, to_torch, unrepeated
@@ -18,39 +21,8 @@ from clearhead.engines.gpu.arguments import Sizes, Strided
 from clearhead.engines.gpu.rules import Rules
 
 _FAR = 1 << 29  # positions up to this size are stored in 32 bits
-# By what a pass computes and bytes of a number, for rows of at most _WIDTHS numbers: M, N, WARPS, STAGES and CHUNK of
-# Sizes. Chosen by what `python -m benchmarks.compiled` prints: at most 99 KiB of shared memory, which every GPU since
-# sm_80 has, and few registers that spill. No speed has been measured.
-_WIDTHS = 64, 128, 256
-_SIZES: dict[tuple[str, int], tuple[tuple[int, int, int, int, int], ...]] = {
-    ("rows", 2): ((128, 64, 8, 3, 0), (128, 64, 8, 2, 0), (64, 32, 8, 1, 0)),
-    ("rows", 4): ((64, 32, 8, 2, 0), (32, 32, 8, 2, 0), (32, 16, 8, 1, 0)),
-    ("rows", 8): ((32, 16, 8, 1, 0), (32, 16, 8, 1, 0), (16, 16, 8, 1, 0)),
-    ("columns", 2): ((128, 64, 8, 3, 0), (128, 64, 8, 2, 0), (64, 32, 8, 2, 0)),
-    ("columns", 4): ((64, 32, 8, 2, 16), (64, 32, 8, 2, 16), (64, 32, 8, 2, 16)),
-    ("columns", 8): ((32, 16, 8, 2, 16), (32, 16, 8, 2, 16), (32, 16, 8, 2, 16)),
-    ("column products", 2): ((64, 32, 8, 2, 0), (64, 32, 8, 2, 0), (32, 32, 8, 1, 0)),
-    ("column products", 4): ((32, 32, 8, 2, 16), (32, 32, 8, 2, 16), (32, 32, 8, 2, 16)),
-    ("column products", 8): ((32, 16, 8, 2, 16), (32, 16, 8, 2, 16), (32, 16, 8, 2, 16)),
-    ("gradients", 2): ((64, 32, 8, 2, 0), (64, 32, 8, 2, 0), (32, 32, 8, 1, 0)),
-    ("gradients", 4): ((32, 32, 8, 2, 16), (32, 32, 8, 2, 16), (32, 16, 8, 1, 16)),
-    ("gradients", 8): ((32, 16, 8, 1, 16), (16, 16, 8, 1, 16), (16, 16, 8, 1, 16)),
-    ("row tangents", 2): ((64, 32, 8, 2, 0), (64, 32, 8, 1, 0), (32, 32, 8, 1, 0)),
-    ("row tangents", 4): ((32, 32, 8, 2, 16), (32, 32, 8, 2, 16), (32, 16, 8, 1, 16)),
-    ("row tangents", 8): ((32, 16, 8, 1, 16), (16, 16, 8, 1, 16), (16, 16, 8, 1, 16)),
-    ("column tangents", 2): ((64, 32, 8, 2, 0), (64, 32, 8, 1, 0), (32, 32, 8, 1, 0)),
-    ("column tangents", 4): ((32, 32, 8, 2, 16), (32, 32, 8, 2, 16), (32, 32, 8, 2, 16)),
-    ("column tangents", 8): ((32, 16, 8, 1, 16), (32, 16, 8, 1, 16), (32, 16, 8, 1, 16)),
-    ("gradient tangents", 2): ((32, 32, 8, 1, 0), (32, 32, 8, 1, 0), (32, 16, 8, 1, 0)),
-    ("gradient tangents", 4): ((32, 32, 8, 1, 16), (32, 16, 8, 2, 16), (16, 16, 8, 1, 16)),
-    ("gradient tangents", 8): ((32, 16, 8, 1, 16), (16, 16, 8, 1, 16), (16, 16, 8, 1, 16)),
-    ("effects", 2): ((64, 32, 8, 2, 0), (64, 32, 8, 2, 0), (32, 32, 8, 1, 0)),
-    ("effects", 4): ((32, 32, 8, 1, 0), (32, 16, 8, 1, 0), (32, 16, 8, 1, 0)),
-    ("effects", 8): ((32, 32, 8, 1, 0), (32, 16, 8, 1, 0), (16, 16, 8, 1, 0)),
-    ("effect products", 2): ((32, 16, 8, 1, 0), (32, 16, 8, 1, 0), (32, 32, 8, 1, 0)),
-    ("effect products", 4): ((32, 16, 8, 1, 0), (32, 16, 8, 1, 0), (32, 16, 8, 1, 0)),
-    ("effect products", 8): ((32, 16, 8, 1, 0), (32, 16, 8, 1, 0), (16, 16, 8, 1, 0)),
-}
+_WIDTHS = 64, 128, 256  # the most numbers in a row that each entry of sizes.toml is for
+_SIZES = tomllib.loads(files("clearhead.engines.gpu").joinpath("sizes.toml").read_text(encoding="utf-8"))
 _TORCH = {
     np.dtype(np.bool_): torch.uint8,
     np.dtype(np.float64): torch.float64,
@@ -121,7 +93,7 @@ def padded(width: int) -> int:
 
 
 def sizes(problem: Problem, what: str, d_v: int = 0, width: int = 0, most: int = 256) -> Sizes:
-    """The sizes of a pass, a name in _SIZES, that reads `d_v` columns of values and sums `width` columns of a product.
+    """The sizes of a pass of sizes.toml that reads `d_v` columns of values and sums `width` columns of a product.
 
     N decides the order of sums, hence the bits of the results; it depends on dtype and widths alone. Tiles hold at most
     `most` columns of values at once.
@@ -129,8 +101,10 @@ def sizes(problem: Problem, what: str, d_v: int = 0, width: int = 0, most: int =
     number = language.float64 if problem.dtype == np.float64 else language.float32
     precision = {2: "tf32x3", 4: "tf32" if _tf32() else "ieee", 8: "ieee"}[problem.dtype.itemsize]
     wide = min(256, max(64, padded(max(width, min(d_v, most), problem.d_k))))
-    owned, passed, warps, stages, chunk = _SIZES[what, problem.dtype.itemsize][_WIDTHS.index(wide)]
-    if knobs.runtime.interpret:
+    size, interpreted = problem.dtype.itemsize, knobs.runtime.interpret
+    hopper = size == 2 and not interpreted and driver.active.get_current_target().arch == 90
+    owned, passed, warps, stages, chunk = _SIZES[what]["sm_90" if hopper else str(size)][_WIDTHS.index(wide)]
+    if interpreted:
         owned, passed = 32, 32
     if problem.span_table is not None:  # reading a table takes many registers
         owned = min(owned, 64)
@@ -197,7 +171,6 @@ def _describe(problem: Problem, device: torch.device) -> Rules:
         scales=None if one else sent(problem.scale, number),
         softcap=constexpr(problem.softcap is not None),
         plain=constexpr(one and one_scale(problem) > 0 and not changed),
-        content=constexpr(bias is not None or mask is not None or not packed or sets is not None),
         rows=problem.rows.start,
         row_step=constexpr(problem.rows.step),
         cols=problem.cols.start,
@@ -214,6 +187,7 @@ def _describe(problem: Problem, device: torch.device) -> Rules:
         sinks=sent(problem.sinks, number),
         bias=bias,
         mask=mask,
+        content=constexpr(bias is not None or mask is not None or not packed or sets is not None),
     )
 
 
