@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
@@ -77,25 +78,25 @@ CASES = {
 
 
 class CaseArrays:
-    """The arrays of a case: heads 4, kv_heads 2, LENGTH queries and keys."""
+    """The arrays of a case, which `make` makes as torch.zeros does: heads 4, kv_heads 2, `length` queries and keys."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, length: int = LENGTH, make: Callable[..., torch.Tensor] = torch.zeros) -> None:
         number = torch.float64 if case.dtype == torch.float64 else torch.float32
 
         def array(*shape: int, dtype: torch.dtype = case.dtype) -> Any:
-            return DeviceArray(torch.zeros(shape, dtype=dtype))
+            return DeviceArray(make(shape, dtype=dtype))
 
-        self.q, self.g = (array(1, 4, LENGTH, case.d) for _ in range(2))
-        self.k, self.v = (array(1, 2, LENGTH, case.d) for _ in range(2))
+        self.q, self.g = (array(1, 4, length, case.d) for _ in range(2))
+        self.k, self.v = (array(1, 2, length, case.d) for _ in range(2))
         self.few, self.long = array(1, 4, 1, case.d), array(1, 2, 9000, case.d)
-        self.per_row = array(1, 4, LENGTH, dtype=number)
-        self.strongest = array(1, 4, LENGTH, dtype=torch.int64)
+        self.per_row = array(1, 4, length, dtype=number)
+        self.strongest = array(1, 4, length, dtype=torch.int64)
         self.problem = describe(self.q, self.k, None, case.rules).problem
         self.one = describe(self.few, self.long, None, {"causal": True, "query_offset": 9}).problem
         self.table = None if self.problem.span_table is None else (1, 4, *self.problem.span_table.shape[2:])
-        labels = np.zeros((1, LENGTH), np.int64)
+        labels = np.zeros((1, length), np.int64)
         self.groups = Groups(labels, labels, (1, 1))
-        self.bias = (1, 4, LENGTH, 1) if self.problem.bias is not None else None
+        self.bias = (1, 4, length, 1) if self.problem.bias is not None else None
         moved = {"bias": self.problem.bias, "spans": self.problem.span_table, "sinks": self.problem.sinks}
         self.along = Directions(self.q, self.k, self.v, **moved)
 
@@ -207,26 +208,35 @@ def needs(compiled: Any) -> Needs:
     return Needs(registers, stack, int(compiled.metadata.shared))
 
 
+@contextmanager
+def only_compiled(gpu: str) -> Iterator[list[tuple[str, Any, dict[str, Any]]]]:
+    """While it is entered, launches only compile for that GPU; each adds its kernel's name, the code, and arguments."""
+    launch, many = JITFunction.run, passes.MANY
+    made: list[tuple[str, Any, dict[str, Any]]] = []
+
+    def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:  # noqa: ARG001
+        code = launch(kernel, *args, grid=grid, warmup=True, **options)
+        made.append((kernel.__name__ + ("" if options.get("CAREFUL", True) else ", first launch"), code, options))
+        return code
+
+    JITFunction.run, passes.MANY, Stub.capability = compile_only, 0, int(gpu.removeprefix("sm_"))
+    driver.set_active(Stub())
+    try:
+        yield made
+    finally:
+        JITFunction.run, passes.MANY = launch, many
+
+
 def compiled(gpu: str, case: str, names: list[str]) -> dict[str, Needs]:
     """By "pass: kernel", the most that any kernel of that pass needs."""
     results: dict[str, Needs] = {}
-    launch, many, now = JITFunction.run, passes.MANY, ""
-
-    def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:  # noqa: ARG001
-        made = launch(kernel, *args, grid=grid, warmup=True, **options)
-        name = f"{now}: {kernel.__name__}" + ("" if options.get("CAREFUL", True) else ", first launch")
-        results[name] = Needs(*map(max, zip(needs(made), results.get(name, Needs(0, 0, 0)), strict=True)))
-        return made
-
-    JITFunction.run, passes.MANY = compile_only, 0
-    Stub.capability = int(gpu.removeprefix("sm_"))
-    driver.set_active(Stub())
-    try:
-        inputs = CaseArrays(CASES[case])
-        for now in names:
-            PASSES[now](inputs)
-    finally:
-        JITFunction.run, passes.MANY = launch, many
+    inputs = CaseArrays(CASES[case])
+    for name in names:
+        with only_compiled(gpu) as made:
+            PASSES[name](inputs)
+        for kernel, code, _ in made:
+            known = results.get(f"{name}: {kernel}", Needs(0, 0, 0))
+            results[f"{name}: {kernel}"] = Needs(*map(max, zip(needs(code), known, strict=True)))
     return results
 
 
