@@ -39,10 +39,14 @@ def comparable(blocks, others):
             yield kind, NUMBER.findall(block)
 
 
+def as_english(text):
+    """Chinese counts in ten thousands: 200 万 is 2 million."""
+    return re.sub(r"(\d+)00 万", r"\1 million", text)
+
+
 def numbers(text, form=NUMBER):
     """Every number outside code blocks and addresses; sorted, since the two languages order them differently."""
-    text = LINK.sub("]", FENCE.sub("", text))
-    return sorted(form.findall(re.sub(r"(\d+)00 万", r"\1 million", text)))  # Chinese counts in ten thousands
+    return sorted(form.findall(as_english(LINK.sub("]", FENCE.sub("", text)))))
 
 
 def anchors(page):

@@ -156,12 +156,10 @@ OPERATIONS: list[Any] = [
     lambda m: 1.0 - m,
     lambda m: torch.where(m < 0, 1.0, 2.0),
     lambda m: torch.from_numpy(m.float().numpy().copy()),
-    lambda m: torch.nn.functional.scaled_dot_product_attention(*(_rows(n, m.dtype) for n in (5, 6, 6)), attn_mask=m),
+    lambda m: torch.nn.functional.scaled_dot_product_attention(
+        *(torch.linspace(-1, 1, 8 * n).view(2, 1, n, 4).to(m.dtype) for n in (5, 6, 6)), attn_mask=m
+    ),
 ]
-
-
-def _rows(n: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.linspace(-1, 1, 2 * n * 4).reshape(2, 1, n, 4).to(dtype)
 
 
 @given(
