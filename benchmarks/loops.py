@@ -88,13 +88,13 @@ def table() -> Iterator[str]:
             with only_compiled("sm_90") as made:
                 run(CaseArrays(Case(torch.bfloat16, d, {"causal": True})))
             for kernel, code, options in made:
-                found = loops(disassembled(code))
-                if not found or (kernel + ", first launch" in {each for each, _, _ in made}):
+                counted = loops(disassembled(code))
+                if not counted or (kernel + ", first launch" in {each for each, _, _ in made}):
                     continue
                 sizes = options["sizes"]
                 tile, share = (sizes.M.value, sizes.N.value), options["num_warps"] / SCHEDULERS
                 unit = share * PAIRS / (tile[0] * tile[1])
-                shortest, longest = found[0], found[-1]
+                shortest, longest = counted[0], counted[-1]
                 counts = f"{shortest.instructions} | {longest.instructions}"
                 if shortest.spilled:
                     counts = f"{shortest.instructions} ({shortest.spilled} spilled) | {longest.instructions}"

@@ -80,6 +80,6 @@ def _effects(p, left, right, terms, line, inside, j, BY_KEYS: tl.constexpr, size
     else:
         whole, others = tl.load(terms.whole + line, mask=inside, other=0.0), tl.load(terms.others + line, mask=inside)
         alone = j == tl.load(terms.strongest + line, mask=inside, other=-1)
-        r = tl.rsqrt(tl.where(alone, 1.0, 1.0 - p))
+        r = tl.rsqrt(tl.where(alone, 1.0, 1.0 - p))  # p·r² is p/(1 - p), by half the instructions of a division
         e = p * (r * r) * (tl.where(alone, others, whole) - inner)
     return e
