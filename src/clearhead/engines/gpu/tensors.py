@@ -101,9 +101,9 @@ def sizes(problem: Problem, what: str, d_v: int = 0, width: int = 0, most: int =
     number = language.float64 if problem.dtype == np.float64 else language.float32
     precision = {2: "tf32x3", 4: "tf32" if _tf32() else "ieee", 8: "ieee"}[problem.dtype.itemsize]
     wide = min(256, max(64, padded(max(width, min(d_v, most), problem.d_k))))
-    size, interpreted = problem.dtype.itemsize, knobs.runtime.interpret
-    hopper = size == 2 and not interpreted and driver.active.get_current_target().arch == 90
-    owned, passed, warps, stages, chunk = _SIZES[what]["sm_90" if hopper else str(size)][_WIDTHS.index(wide)]
+    size, interpreted, known = problem.dtype.itemsize, knobs.runtime.interpret, _SIZES[what]
+    device = "" if interpreted or size != 2 else f"sm_{driver.active.get_current_target().arch}"
+    owned, passed, warps, stages, chunk = known.get(device, known[str(size)])[_WIDTHS.index(wide)]
     if interpreted:
         owned, passed = 32, 32
     if problem.span_table is not None:  # reading a table takes many registers
