@@ -95,8 +95,8 @@ def padded(width: int) -> int:
 def sizes(problem: Problem, what: str, d_v: int = 0, width: int = 0, most: int = 256) -> Sizes:
     """The sizes of a pass of sizes.toml that reads `d_v` columns of values and sums `width` columns of a product.
 
-    N decides the order of sums, hence the bits of the results; it depends on dtype and widths alone. Tiles hold at most
-    `most` columns of values at once.
+    N decides the order of sums, hence the bits of the results; it depends on dtype, widths and the kind of GPU alone.
+    Tiles hold at most `most` columns of values at once.
     """
     number = language.float64 if problem.dtype == np.float64 else language.float32
     precision = {2: "tf32x3", 4: "tf32" if _tf32() else "ieee", 8: "ieee"}[problem.dtype.itemsize]
