@@ -11,8 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CEILINGS = {  # the goal, today's ceiling above it, and the files: lines of all that git has of these patterns
-    "Python in src": (33_000, 43_784, "src/*.py"),
-    "Python in tests": (28_000, 35_527, "tests/*.py"),
+    "Python in src": (33_000, 43_783, "src/*.py"),
+    "Python in tests": (28_000, 35_526, "tests/*.py"),
     "C++": (6_000, 6_857, "native/*.hpp", "native/*.cpp"),
     "JavaScript": (8_500, 8_500, "page/*.js", "page/*.ts"),  # with the types of its modules
 }

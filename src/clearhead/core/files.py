@@ -9,6 +9,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.resources import files
 from pathlib import Path
 from select import select
 from typing import Any
@@ -106,6 +107,13 @@ def json_of(path: str | os.PathLike[str], *, number: Callable[[str], Any] | None
     """A JSON object from a file; see `object_of`. Raises FileError."""
     most = min(_MOST_TEXT, free_bytes() // _JSON_COST)
     return object_of(_decoded(path, read_bytes(path, most)), str(path), number=number)
+
+
+def toml_of(package: str, name: str) -> dict[str, Any]:
+    """What a TOML file of one of clearhead's packages, such as "clearhead.models", says."""
+    import tomllib
+
+    return tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
 def object_of(text: str, name: str, *, number: Callable[[str], Any] | None = None) -> dict[str, Any]:

@@ -5,11 +5,9 @@ the inputs is computed here, by the names that the data use: the conditions unde
 changes with other scales, sizes of blocks and narrower dtypes, and of some of several matrices.
 """
 
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.resources import files
 from itertools import combinations
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -17,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from clearhead.core.arrays import unrepeated
+from clearhead.core.files import toml_of
 from clearhead.core.problem import Problem
 from clearhead.diagnosing.recipe import STAGES, Change, Diagnosed
 from clearhead.diagnosing.recipe_visibility import masks
@@ -61,18 +60,14 @@ class Mistake:
 @cache
 def mistakes() -> tuple[Mistake, ...]:
     """The catalogue, in the order in which mistakes are tried."""
-    tables = _read("mistakes.toml")
+    tables = toml_of("clearhead.diagnosing", "mistakes.toml")
     return tuple(_mistake(name, dict(table), tables) for name, table in tables.items())
 
 
 @cache
 def values() -> dict[str, dict[str, Sentence]]:
     """What the values of a recipe's fields mean: the words by field and value."""
-    return _read("values.toml")
-
-
-def _read(name: str) -> dict[str, Any]:
-    return tomllib.loads(files("clearhead.diagnosing").joinpath(name).read_text(encoding="utf-8"))
+    return toml_of("clearhead.diagnosing", "values.toml")
 
 
 def _mistake(name: str, table: dict[str, Any], tables: dict[str, Any]) -> Mistake:

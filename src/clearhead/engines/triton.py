@@ -1,8 +1,8 @@
 """The Triton engine: launches the kernels in gpu/ on tensors in a GPU's memory; no arithmetic of its own.
 
-Sums are in float32 (float64 for float64); float32 products use full precision unless PyTorch allows TF32
-(torch.backends.cuda.matmul.allow_tf32). If TRITON_INTERPRET is set, Triton's interpreter runs the same kernels on the
-CPU's memory: slowly, for tests.
+Sums are in float32 (float64 for float64). Products of float32 inputs use full precision unless PyTorch allows TF32
+(torch.backends.cuda.matmul.allow_tf32); of float32 numbers beside 16-bit inputs, three products of TF32. Triton's
+interpreter runs the same kernels on the CPU's memory if TRITON_INTERPRET is set: slowly, for tests.
 """
 
 from collections.abc import Callable

@@ -1,12 +1,9 @@
-"""The families of decoders: how their numbers are named in config.json and in GGUF files, and what they do.
+"""The families of decoders, from families.toml: names of their numbers in config.json and GGUF files; what they do."""
 
-They are data, in families.toml.
-"""
-
-import tomllib
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any, Literal, NamedTuple
+
+from clearhead.core.files import toml_of
 
 Windows = Literal["none", "all", "every second", "five of six"]
 
@@ -42,7 +39,7 @@ class Family(NamedTuple):
     defaults: Mapping[str, Any] = {}
 
 
-_TABLES = tomllib.loads(files("clearhead.models").joinpath("families.toml").read_text(encoding="utf-8"))
+_TABLES = toml_of("clearhead.models", "families.toml")
 
 
 def _family(names: tuple[str, ...] = ("llama",), **more: Any) -> Family:

@@ -47,7 +47,7 @@ class Factor(NamedTuple):
 
 @triton.jit
 def _shares(pixel, pixels, index, cells, FLOAT: tl.constexpr):
-    """observations.areas for cells and one pixel; places count from its first cell, so that FLOAT holds their parts."""
+    """The shares of cells in a pixel, as observations.areas; counted from its first cell, which FLOAT holds exactly."""
     low, high = pixel.to(tl.float64) * cells / pixels, (pixel + 1).to(tl.float64) * cells / pixels
     first = tl.floor(low)
     place = (index - first.to(tl.int32)).to(FLOAT)

@@ -1,7 +1,5 @@
 """The kernels' arguments: arrays as tensors with strides, the rules of a problem, and the sizes of tiles."""
 
-import tomllib
-from importlib.resources import files
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,6 +12,7 @@ from clearhead.core import visibility
 from clearhead.core.arrays import bfloat16, statistics_dtype, to_torch, unrepeated
 from clearhead.core.axes import Array, group_size
 from clearhead.core.device_array import DeviceArray
+from clearhead.core.files import toml_of
 from clearhead.core.problem import Problem
 from clearhead.engines.base import one_scale, scales_differ
 from clearhead.engines.gpu import labels
@@ -22,7 +21,7 @@ from clearhead.engines.gpu.rules import Rules
 
 _FAR = 1 << 29  # positions up to this size are stored in 32 bits
 _WIDTHS = 64, 128, 256  # the most numbers in a row that each entry of sizes.toml is for
-_SIZES = tomllib.loads(files("clearhead.engines.gpu").joinpath("sizes.toml").read_text(encoding="utf-8"))
+_SIZES = toml_of("clearhead.engines.gpu", "sizes.toml")
 _TORCH = {
     np.dtype(np.bool_): torch.uint8,
     np.dtype(np.float64): torch.float64,
