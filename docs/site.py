@@ -16,7 +16,7 @@ from frame import checking, gallery, staging, texts
 from frame.outline import LANGUAGES
 
 ROOT = Path(__file__).parent.parent
-NEEDED = ("sphinx", "myst_parser", "furo", "torch", "jax", "transformers")
+NEEDED = ("sphinx", "myst_parser", "furo", "torch", "transformers")
 SPHINX = {"en": "en", "zh": "zh_CN"}  # its own names of the languages
 
 

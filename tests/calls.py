@@ -360,8 +360,6 @@ def in_frameworks() -> dict[str, Call]:
             order=torch.tensor([0]),
             length=0,
         ),
-        "jax.attention": of(ch.jax.attention),
-        "jax.observe": of(ch.jax.observe),
         "testing.assert_attention": of(asserted, fn=ch.attention, examples=1, lengths=[3], widths=[4]),
         "change": of(changed, model=small_gpt2(), edits=[ch.cut(keys=0)]),
         "like": of(ch.like, seen=seen()),

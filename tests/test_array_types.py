@@ -165,6 +165,28 @@ def test_bfloat16_of_other_libraries_is_read_as_an_array():
     np.testing.assert_array_equal(output.array, ch.attention(x, x, x))
 
 
+@pytest.mark.gate  # JAX is large
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_jax_arrays_are_read_and_given_back_and_its_tracers_are_refused(dtype: str):
+    jax = pytest.importorskip("jax")
+    q, k, v = normal(3, 2, 5, 4).astype(dtype)
+    arrays = [jax.numpy.asarray(x) for x in (q, k, v)]
+    output, seen = (
+        ch.attention(*arrays, causal=True),
+        ch.AttentionMatrix(*arrays[:2], causal=True).observe(received=True),
+    )
+    expected = ch.AttentionMatrix(q, k, causal=True)
+    assert isinstance(output, jax.Array)
+    assert output.dtype == dtype
+    np.testing.assert_array_equal(np.asarray(output), expected @ v)
+    np.testing.assert_array_equal(np.asarray(seen.received), expected.received())
+    for transform in (jax.jit, jax.grad, jax.vmap):
+        with pytest.raises(DtypeError, match=r"^q is traced by JAX"):
+            transform(lambda x: ch.attention(x, x, x).sum())(arrays[0])
+        with pytest.raises(DtypeError, match=r"^bias is traced by JAX"):
+            transform(lambda x: ch.attention(q, k, v, bias=x).sum())(jax.numpy.ones((5, 5)))
+
+
 def test_arrays_that_dlpack_cannot_read_are_named():
     with pytest.raises(DtypeError, match=r"^q could not be read through DLPack: unknown dtype\."):
         ch.attention(Elsewhere(normal(3, 4)), normal(3, 4), normal(3, 4))

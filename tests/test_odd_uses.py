@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,21 +162,6 @@ def test_tensors_without_numbers_give_shapes_or_say_what_is_missing():
         ch.AttentionMatrix(META, META)[0]
     with pytest.raises(RuleError, match="the meta device"):
         ch.AttentionMatrix(META, META).observe(groups=([0] * 3, [0] * 3))
-
-
-@pytest.mark.gate
-def test_without_jax_clearhead_has_no_such_part():
-    code = """
-import sys
-sys.modules["jax"] = None
-import inspect
-import clearhead as ch
-print(hasattr(ch, "jax"), len(inspect.getmembers(ch)) > 20)
-ch.jax
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "False True\n"
-    assert "pip install 'clearhead[jax]'" in done.stderr
 
 
 @pytest.mark.parametrize("number", ["NaN", "1e308"])

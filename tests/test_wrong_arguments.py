@@ -43,7 +43,7 @@ NOT_CALLED = {
     "torch.activate torch.active torch.deactivate torch.explain get_num_threads vllm.register": "take no arguments",
     "explaining.learning.learning": "takes no argument",
     "nn.convert SingleHeadAttention.forward SingleHeadAttention.from_torch": "as convert and MultiHeadAttention's",
-    "CauseMatrix distributed.ShardedCauseMatrix Effects Observation Seen Why explaining.learning.Learning jax.Named "
+    "CauseMatrix distributed.ShardedCauseMatrix Effects Observation Seen Why explaining.learning.Learning "
     "textbook.heads.WithHeads textbook.why_scale.Saturation textbook.why_scale.WhyScale": "made by calls",
 }
 CALLABLE = ("a type", "a function")

@@ -181,7 +181,7 @@ def pages(names: dict[str, Name]) -> dict[str, str]:
     listed = "\n".join(f"- [{module}]({module}.md): {words}" for module, words in about.items())
     inside = "\n".join((*modules(), "returned"))
     made["reference/python"] = (
-        "# Python\n\n`import clearhead as ch` loads NumPy only. What needs PyTorch, JAX or Transformers is imported "
+        "# Python\n\n`import clearhead as ch` loads NumPy only. What needs PyTorch or Transformers is imported "
         f"when it is first used.\n\n{listed}\n- [clearhead.errors](errors.md): what can go wrong.\n"
         "- [What calls return](returned.md)\n\n"
         f"```{{toctree}}\n:hidden:\n\n{inside}\n```\n"

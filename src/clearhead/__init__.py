@@ -84,7 +84,7 @@ _HOMES = {
     "why": "explaining.why",
 }
 
-_PARTS = ("distributed", "jax", "nn", "testing", "torch")  # loaded when first named
+_PARTS = ("distributed", "nn", "testing", "torch")  # loaded when first named
 
 __all__ = sorted(_HOMES)
 

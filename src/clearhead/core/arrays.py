@@ -58,7 +58,7 @@ def _adopt(x: Any, name: str) -> tuple[Array, Restore]:
     if tracer is not None and isinstance(x, tracer):
         raise DtypeError(
             "{name} is traced by JAX (jax.jit, jax.grad, jax.vmap): its numbers cannot be read while JAX traces.",
-            "clearhead.jax.attention and clearhead.jax.observe can be traced; call all else outside, on plain arrays.",
+            "Call it outside of the transformed function, on plain arrays.",
             name=name,
         )
     if hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__"):

@@ -14,6 +14,5 @@ backward           gradients of a loss with respect to the inputs, from those wi
 torch_operators    PyTorch's operator; torch_arguments: what it takes; torch_passes: what it computes; torch_graph: its
                    caller; torch_derivatives: nodes of PyTorch's graph (torch_nodes); torch_batching: torch.vmap
 graphed            whether PyTorch records, traces or transforms a call
-jax_derivatives    a primitive for JAX; jax_call: what it computes; jax_host: how the host is called
 tangents           derivatives along a direction: forward mode and second order
 """
