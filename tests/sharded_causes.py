@@ -192,12 +192,6 @@ def differently(rank: int, world: int, _seed: int) -> None:
         (lambda: E.T @ q[0, 0, : 3 if last else 4], "was refused: x has shape (3, 8)"),
     ]
     must_be_refused(rank, world, asked)
-    for what in (lambda: E.T.sum(), lambda: np.sum(E)):
-        try:
-            what()
-        except TypeError:
-            continue
-        raise AssertionError("a sum that nobody answers")
     close(E.by_query(), E[...].sum(dim=-1)[:, :, 4 * rank : 4 * rank + 4], "after errors")
 
 

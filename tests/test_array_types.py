@@ -26,7 +26,6 @@ LIBRARIES: dict[str, Callable[[Array], Any]] = {
     **{str(dtype): lambda x, dtype=dtype: torch.from_numpy(x).to(dtype) for dtype in TORCH_DTYPES},
     "array_api_strict": array_api_strict.asarray,
 }
-REDUCTIONS = [(name, axis) for name in ("sum", "mean", "max", "min", "argmax", "argmin") for axis in (-1, -2, None)]
 
 
 def everything(engine: str, q: Any, k: Any, v: Any, g: Any) -> dict[str, Any]:
@@ -44,7 +43,6 @@ def everything(engine: str, q: Any, k: Any, v: Any, g: Any) -> dict[str, Any]:
     result |= {"top keys": seen.top.indices, **effects.image._asdict(), "strongest values": effects.strongest.value}
     result |= {f"strongest {name}": x for name, x in effects.strongest._asdict().items() if name != "value"}
     if engine != "triton":  # slow in the interpreter
-        result |= {f"{name} over {axis}": getattr(A, name)(axis) for name, axis in REDUCTIONS}
         traced, weighed = ch.trace(q, k, v), ch.trace_weights(abs(q[..., :6]), v)
         result |= {"traced": traced.weights, "a token": traced.token(1).output, "rolled out": ch.rollout([A], query=1)}
         result |= {"of weights": weighed.output, "of a weight": weighed.token(1).contributions}

@@ -78,25 +78,6 @@ def test_autocast_narrows_what_the_output_is_computed_from_and_leaves_g():
     assert not torch.equal(result[...], ch.AttentionMatrix(*narrow[:2]).cuts(narrow[2], g.bfloat16())[...])
 
 
-def test_sums_and_means_are_numpys():
-    v, g = normal(2, 4, 7, 3), normal(2, 4, 6, 3)
-    E = ch.AttentionMatrix(normal(2, 4, 6, 5), normal(2, 2, 7, 5)).cuts(v, g)
-    dense = E[...]
-    for axis in (None, -1, -2, 2, (0, -1), (1, 2), (0, 1, 2, 3)):
-        for function in (np.sum, np.mean):
-            np.testing.assert_allclose(function(E, axis=axis), function(dense, axis=axis), rtol=1e-9, atol=1e-12)
-            turned = dense.swapaxes(-1, -2)
-            np.testing.assert_allclose(
-                function(E.T, axis=axis, keepdims=True),
-                function(turned, axis=axis, keepdims=True),
-                rtol=1e-9,
-                atol=1e-12,
-            )
-    np.testing.assert_array_equal(np.sum(E, axis=-2), E.by_key())
-    np.testing.assert_array_equal(np.sum(E, axis=-1), E.by_query())
-    assert isinstance(np.sum(E), np.float64)
-
-
 @pytest.mark.parametrize("kind", ["cut", "contribution"])
 def test_memory_grows_with_queries_and_keys_and_not_with_their_product(kind: str):
     """On the portable engine, which allocates nothing that tracemalloc does not see: 64 queries of 16,384 keys."""

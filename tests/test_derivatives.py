@@ -152,7 +152,7 @@ def test_every_derivative_of_a_run_with_edits_is_that_of_its_finite_differences(
     check((result.embeddings * along[:n]).sum(), moved_by("wpe.weight", along))
     for number, (layer, ran) in enumerate(zip(result.layers, run.layers, strict=True)):
         along = rng.standard_normal((model.config.heads, 1, layer.g.shape[-1]))
-        mass = ch.AttentionMatrix(ran.q, ran.k, **ran.rules).sum(axis=-1)  # 0 for a row that sees nothing
+        mass = ch.AttentionMatrix(ran.q, ran.k, **ran.rules) @ np.ones(n)  # 0 for a row that sees nothing
         check((layer.g * along * mass[..., None]).sum(), moved_by(f"h.{number}.attn.b_v", along.ravel()))
         head = int(rng.integers(model.config.heads))
         place = {"layers": [number], "heads": [head]}

@@ -20,7 +20,7 @@ from clearhead.distributed.effects import EdgeEffects
 from clearhead.distributed.ranks import agreed
 from clearhead.distributed.sharded_matrix import Compute, ShardedMatrix, compared, with_all_groups
 from clearhead.distributed.sharded_problem import Shards, fingerprint
-from clearhead.ops.causes import WORDS, check_cuts
+from clearhead.ops.causes import CauseMatrix, check_cuts
 from clearhead.ops.matrix_data import MatrixData
 from clearhead.ops.observable import ObservableEffects
 
@@ -49,7 +49,7 @@ class ShardedCauseMatrix(ShardedMatrix, ObservableEffects):
     >>> dist.destroy_process_group()
     """
 
-    _words, _entries = WORDS, "effects"
+    instead, _entries = CauseMatrix.instead, "effects"
 
     def __init__(self, edges: EdgeEffects) -> None:
         self.kind, self._method, self._shards, self._edges = edges.kind, edges.method, edges.shards, edges

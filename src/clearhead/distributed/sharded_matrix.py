@@ -16,8 +16,8 @@ from clearhead.distributed.ranks import Ranks, agreed
 from clearhead.distributed.schedule import Meeting, Parts, Question, meet
 from clearhead.distributed.sharded_problem import Shards, array_of, held_places
 from clearhead.engines.base import Engine
-from clearhead.ops.indexing import check_weights, read_index
-from clearhead.ops.numpy_functions import M_co, Refusing, TransposedMatrix
+from clearhead.ops.indexing import M_co, TransposedMatrix, check_weights, read_index
+from clearhead.ops.lazy_matrix import LazyMatrix
 
 Compute = Callable[[Engine, Inputs, Sequence[Array]], Array]
 Want = TypeVar("Want", bound=Request)
@@ -35,12 +35,13 @@ class ShardedTransposedMatrix(TransposedMatrix[M_co]):
         return entries
 
 
-class ShardedMatrix(Refusing):
+class ShardedMatrix(LazyMatrix):
     """A matrix of a sharded sequence, never stored; each kind has `_known`, `_transposed` and `_entries`."""
 
     _entries = "weights"
     _method: str
     _shards: Shards
+    _transposed: Callable[[Any], Any]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -55,7 +56,7 @@ class ShardedMatrix(Refusing):
     @property
     def T(self) -> "ShardedTransposedMatrix[Self]":  # noqa: N802  NumPy's name
         """The transpose: its product takes (…, heads, own queries, d), and gives (…, heads, own keys, d)."""
-        return ShardedTransposedMatrix(self)
+        return ShardedTransposedMatrix(self, self._by_index, self._transposed)
 
     mT = T  # noqa: N815
 

@@ -2,12 +2,12 @@
 
 attention          attention() and plan(); fast_calls: the same call again goes straight to the kernel;
                    torch_fast_calls: those of tensors with a graph
-matrix             AttentionMatrix; matrix_data: its arrays and rules; indexing: its indices
+matrix             AttentionMatrix; matrix_data: its arrays and rules; indexing: its indices, its transpose
+lazy_matrix        what NumPy may ask of a matrix that is never stored
 observable         one method for each statistic and each effect
 causes             CauseMatrix: what each edge did; cause_inputs: what it is made of; spans_cut: whole spans cut at once
 edited             A.cut, A.boost and A.tempered; span_terms: several rules `spans` as one; softcap_per_head
 given_logsumexp    a log-sum-exp that another kernel computed, checked
-numpy_functions    NumPy's functions and Python's operators on a matrix, its transpose; reductions: its sums
 observation        the result of AttentionMatrix.observe, and how partial results are merged
 rollout            attention rollout and relevance of one token through many layers
 backward           gradients of a loss with respect to the inputs, from those with respect to the results

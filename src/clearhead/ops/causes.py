@@ -30,25 +30,17 @@ from clearhead.core.observations import wanted_effects
 from clearhead.core.operands import operand
 from clearhead.core.statistics import joined_arrays
 from clearhead.engines.base import EffectEngine, room_for_effects
-from clearhead.errors import DtypeError, RuleError
-from clearhead.ops.indexing import check_weights, read_index
+from clearhead.errors import RuleError
+from clearhead.ops.indexing import TransposedMatrix, check_weights, read_index
+from clearhead.ops.lazy_matrix import LazyMatrix
 from clearhead.ops.matrix_data import MatrixData
-from clearhead.ops.numpy_functions import NumpyFunctions, TransposedMatrix, words
 from clearhead.ops.observable import ObservableEffects
-from clearhead.ops.reductions import read_axes, shaped, total
 from clearhead.ops.spans_cut import cut_spans
 from clearhead.tables import QUICK, Table, Tabular
 from clearhead.words import Language, say
 
-_LARGEST = 'E.top(1, "largest"), E.strongest(1).'
-WORDS = words(
-    "E", "effect", "x", "x",
-    reduce=f"np.sum(E, axis=-1), and mean; {_LARGEST}",
-    **dict.fromkeys(("max", "min", "amax", "amin", "argmax", "argmin"), _LARGEST),
-)  # fmt: skip
 
-
-class CauseMatrix(Tabular, ObservableEffects, NumpyFunctions):
+class CauseMatrix(Tabular, ObservableEffects, LazyMatrix):
     """The effect of every edge, (…, heads, queries, keys), as an array-like object that is never stored.
 
     Made by `AttentionMatrix.contributions` and `AttentionMatrix.cuts`, which have the formulas. `kind` is
@@ -56,7 +48,7 @@ class CauseMatrix(Tabular, ObservableEffects, NumpyFunctions):
 
     Elements have the statistics' dtype; answers are of q's kind, products of x's. Creating it computes nothing; what
     cuts need of every row is computed once, when first needed, and kept: O(queries) memory. It has no derivative.
-    np.sum, np.mean and np.asarray take it as they take an AttentionMatrix; other functions and arithmetic are refused.
+    np.asarray stores it, as it stores an AttentionMatrix; NumPy's other functions and arithmetic are refused.
     Copies and pickles keep q, k, v, g, the rules and what is known of every row.
 
     >>> import numpy as np, clearhead as ch
@@ -66,7 +58,7 @@ class CauseMatrix(Tabular, ObservableEffects, NumpyFunctions):
     (CauseMatrix(cut, queries 3, keys 3) float64, array([ 0.413,  0.773, -1.649]))
     """
 
-    _words = WORDS
+    instead = "E.by_query() sums over keys, E.by_key() over queries, E.top(1, 'largest') has each query's largest"
 
     def __init__(self, kind: Kind, factors: MatrixData, v: Array, g: Array) -> None:
         engines.with_effects(factors.engine, factors.problem, factors.asked_engine)  # raises where it was asked for
@@ -95,7 +87,7 @@ class CauseMatrix(Tabular, ObservableEffects, NumpyFunctions):
     @property
     def T(self) -> "TransposedMatrix[Self]":  # noqa: N802
         """Eᵀ, the last two axes swapped: (…, heads, keys, queries), for E.T @ x. What NumPy calls `mT`."""
-        return TransposedMatrix(self)
+        return TransposedMatrix(self, self._by_index, self._transposed)
 
     mT = T  # noqa: N815
 
@@ -248,14 +240,6 @@ class CauseMatrix(Tabular, ObservableEffects, NumpyFunctions):
             product = self._engine.effect_product(self._edges(self._terms), operands, transposed=transposed)
         whole = problem.restore(product)
         return restore(whole[..., 0] if vector else whole)
-
-    def _reduced(self, name: str, axis: Any, *, keepdims: bool, swapped: bool = False) -> Any:
-        if name not in ("sum", "mean"):
-            what = self.T if swapped else self
-            raise DtypeError(f"{name} is not answered by {what!r}.", _LARGEST)
-        axes = read_axes(axis, self.ndim, swapped=swapped)
-        result = total(self.shape, self.by_query, self.by_key, axes, mean=name == "mean")
-        return shaped(result, axes, keepdims=keepdims, swapped=swapped)
 
 
 def check_cuts(kind: Kind) -> None:

@@ -1,8 +1,8 @@
-"""Basic indexing of a matrix that is not stored: integers, slices with steps, Ellipsis; checked before any work."""
+"""Basic indexing of a matrix that is never stored, by integers, slices with steps and Ellipsis; and its transpose."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import index as as_index
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -10,6 +10,9 @@ from clearhead.core.axes import TRANSPOSED, WEIGHTS, named
 from clearhead.core.room import array_bytes, check_room
 from clearhead.core.rule_values import read_slice
 from clearhead.errors import SelectionError
+from clearhead.ops.lazy_matrix import LazyMatrix
+
+M_co = TypeVar("M_co", bound=LazyMatrix, covariant=True)
 
 
 def read_index(key: Any, shape: tuple[int, ...], *, transposed: bool = False) -> tuple[list[int | range], bool]:
@@ -67,3 +70,46 @@ def _pick(part: Any, axis: int, shape: tuple[int, ...], axes: Sequence[str]) -> 
     if not -size <= place < size:
         raise SelectionError(f"index {place} is outside axis {axis}: the matrix is {named(shape, axes)}.")
     return place % size
+
+
+class TransposedMatrix(LazyMatrix, Generic[M_co]):
+    """Aᵀ, (…, heads, keys, queries): the matrix with its last two axes swapped, never stored. Made by `A.T`.
+
+    T, mT     the matrix itself
+
+    >>> import numpy as np, clearhead as ch
+    >>> A = ch.AttentionMatrix(np.zeros((2, 1)), np.zeros((4, 1)))
+    >>> A.T.shape, A.T @ np.ones(2)
+    ((4, 2), array([0.5, 0.5, 0.5, 0.5]))
+    """
+
+    def __init__(self, matrix: M_co, entries: Callable[..., Any], product: Callable[[Any], Any]) -> None:
+        self.T = self.mT = matrix
+        self._entries, self._product = entries, product
+        self.instead = matrix.instead
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *lead, queries, keys = self.T.shape
+        return (*lead, keys, queries)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.T.dtype
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {self.T!r}"
+
+    def __getitem__(self, key: Any) -> Any:
+        """Exact weights: A[…] with its last two axes swapped; indices and errors as in the matrix."""
+        return self._entries(key, transposed=True)
+
+    def __matmul__(self, g: Any) -> Any:
+        """Aᵀ·g: g (…, heads, queries, d), or one for all heads, (queries,) or (queries, d); gives (…, heads, keys, d).
+
+        The result is in the weights' dtype. For a sharded sequence, g holds this rank's queries and the result this
+        rank's keys, summed over the queries of all ranks. Raises ShapeError or DtypeError for a g that does not fit,
+        SizeError when the result does not fit in memory. O(queries·keys·(d_k + d)) time, less where blocks of rows of
+        g are zero; O(queries + keys) memory.
+        """
+        return self._product(g)

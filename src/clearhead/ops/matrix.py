@@ -18,17 +18,16 @@ from clearhead.ops import cause_inputs
 from clearhead.ops.causes import CauseMatrix
 from clearhead.ops.edited import Edit, Editable
 from clearhead.ops.graphed import graphed
-from clearhead.ops.indexing import read_index
+from clearhead.ops.indexing import TransposedMatrix, read_index
+from clearhead.ops.lazy_matrix import LazyMatrix
 from clearhead.ops.matrix_data import Answers, MatrixData
-from clearhead.ops.numpy_functions import NumpyFunctions, TransposedMatrix
 from clearhead.ops.observable import Observable
 from clearhead.ops.observation import Observation
-from clearhead.ops.reductions import reduced
 from clearhead.view.display import Display
 from clearhead.view.long import ShownLayer, ShownRun
 
 
-class AttentionMatrix(NumpyFunctions, Display, Editable, Observable):
+class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
     """The weights softmax(scale·q·kᵀ + …) as an array-like object, (…, heads, queries, keys), that is never stored.
 
     q (…, heads, queries, d_k) and k (…, kv_heads, keys, d_k); 2-D is one head. Rules as in `attention`. Its elements
@@ -166,7 +165,7 @@ class AttentionMatrix(NumpyFunctions, Display, Editable, Observable):
     @property
     def T(self) -> "TransposedMatrix[AttentionMatrix]":  # noqa: N802
         """Aᵀ, the last two axes swapped: (…, heads, keys, queries), for A.T @ g. What NumPy calls `mT`."""
-        return TransposedMatrix(self)
+        return TransposedMatrix(self, self._by_index, self._transposed)
 
     mT = T  # noqa: N815
 
@@ -209,10 +208,6 @@ class AttentionMatrix(NumpyFunctions, Display, Editable, Observable):
 
     def _transposed(self, g: Any) -> Any:
         return self._answers(g).transposed(g)
-
-    def _reduced(self, name: str, axis: Any, *, keepdims: bool, swapped: bool = False) -> Any:
-        ways: Any = {"ndim": self.ndim, "keepdims": keepdims, "swapped": swapped}
-        return reduced(self._answers, lambda: self.factors, name, axis, **ways)
 
     @explained(askable())
     def observe(self, v: Any = None, *, queries: slice = slice(None), **asked: Unpack[Asked]) -> Observation:

@@ -1,0 +1,170 @@
+"""What NumPy may ask of a matrix that is never stored: an array of every weight. All else is refused by name."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+from calls import alone, sharded
+from clearhead.errors import DtypeError, RuleError
+from seeds import normal
+
+SIZES = "(batch 2, heads 4, queries 9, keys 7) float64"
+
+
+def matrix(*, dtype: Any = np.float64, **rules: Any) -> ch.AttentionMatrix:
+    return ch.AttentionMatrix(normal(2, 4, 9, 8, dtype=dtype), normal(2, 2, 7, 8, dtype=dtype), **rules)
+
+
+def effects() -> ch.CauseMatrix:
+    return matrix().cuts(normal(2, 4, 7, 3), normal(2, 4, 9, 3))
+
+
+def test_what_numpy_asks_of_an_array():
+    A = matrix()
+    assert (A.shape, A.ndim, A.size, len(A)) == ((2, 4, 9, 7), 4, 504, 2)
+    assert (A.T.shape, A.T.ndim, A.T.size, len(A.T)) == ((2, 4, 7, 9), 4, 504, 2)
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_conversions_store_every_weight(tensors: bool):  # noqa: FBT001
+    q, k = normal(2, 9, 8, dtype=np.float32), normal(2, 7, 8, dtype=np.float32)
+    A = ch.AttentionMatrix(*((torch.from_numpy(q), torch.from_numpy(k)) if tensors else (q, k)))
+    for B in (A, A.T):
+        dense = np.asarray(B[...])
+        for result in (np.asarray(B), np.array(B), np.from_dlpack(B), np.array(B, copy=True)):
+            assert result.dtype == np.float32
+            np.testing.assert_array_equal(result, dense)
+        assert np.asarray(B, np.float64).dtype == np.asarray(B, dtype="f2").astype(np.float64).dtype == np.float64
+        np.testing.assert_array_equal(np.stack(list(B)), dense)
+        for make in (torch.as_tensor, torch.asarray, torch.tensor, torch.from_dlpack):
+            assert torch.equal(make(B), torch.from_numpy(dense))
+        with pytest.raises(ValueError, match="an array of them is always a copy"):
+            np.asarray(B, copy=False)
+
+
+def test_conversions_that_do_not_fit_in_memory_are_refused():
+    x = np.ones((4_000_000, 2), np.float32)
+    A = ch.AttentionMatrix(x, x, logsumexp=None)
+    for B in (A, A.T, A.cuts(x, x)):
+        with pytest.raises(MemoryError, match="of shape"):
+            np.asarray(B)
+
+
+def test_conversions_are_refused_where_pytorch_records_a_graph():
+    A = ch.AttentionMatrix(torch.ones(2, 3, requires_grad=True), torch.ones(2, 3))
+    for make in (np.asarray, np.from_dlpack, torch.as_tensor, torch.tensor, torch.from_dlpack):
+        with pytest.raises(RuleError, match="weights read by index have no derivative"):
+            make(A)
+    with torch.no_grad():
+        assert torch.as_tensor(A).shape == (2, 2)
+
+
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    "numpy.sum": np.sum,
+    "numpy.argmin": lambda A: np.argmin(A, axis=-1),
+    "numpy.sort": np.sort,
+    "numpy.linalg.svd": np.linalg.svd,
+    "numpy.allclose": lambda A: np.allclose(A, A),
+    "numpy.array_equal": lambda A: np.array_equal(np.ones(3), A),
+    "numpy.concatenate": lambda A: np.concatenate([A, A]),
+    "numpy.einsum": lambda A: np.einsum("bhij->bhji", A),
+    "numpy.where": lambda A: np.where(A, 1, 0),
+    "numpy.add": lambda A: A + 1,
+    "numpy.add ": lambda A: np.add.reduce(A, axis=-1),
+    "numpy.add  ": lambda A: np.ones(7) + A,
+    "numpy.add   ": lambda A: torch.ones(7) + A,
+    "numpy.multiply": lambda A: 2.0 * A,
+    "numpy.negative": lambda A: -A,
+    "numpy.greater": lambda A: A > 0.5,
+    "numpy.matmul": lambda A: np.ones((2, 9)) @ A,
+    "==": lambda A: A == 0,
+    "== ": lambda A: A == A,
+    "==  ": lambda A: torch.ones(3) != A,
+    "==   ": lambda A: A == [[1.0, 0.0], [0.0, 1.0]],
+    "==    ": lambda A: A != ((1.0,), (0.0,)),
+    "==     ": lambda A: range(7) == A,
+    "==      ": lambda A: memoryview(b"ab") != A,
+    "numpy.equal": lambda A: np.ones((9, 7)) == A,
+    "bool": bool,
+    "bool ": lambda A: A or 1,
+}
+OF_WEIGHTS = "A @ np.ones(A.shape[-1]) sums over keys, A.received() over queries, A.top(1) has each query's largest"
+OF_EFFECTS = "E.by_query() sums over keys, E.by_key() over queries, E.top(1, 'largest') has each query's largest"
+
+
+@pytest.mark.parametrize("name", [*REFUSED, "sum", "mean", "max", "argmin", "reshape", "tolist"])
+def test_what_would_store_every_weight_is_refused_by_name(name: str):
+    for A, shown, instead in (
+        (matrix(), f"AttentionMatrix{SIZES}, never stored", OF_WEIGHTS),
+        (matrix().T, f"TransposedMatrix of AttentionMatrix{SIZES}, never stored", OF_WEIGHTS),
+        (effects(), f"CauseMatrix(cut, {SIZES[1:]}", OF_EFFECTS),
+    ):
+        with pytest.raises(DtypeError if name in REFUSED else AttributeError) as error:
+            REFUSED[name](A) if name in REFUSED else getattr(A, name)(axis=-1)
+        words = f"{name.rstrip()} would need every number of {shown}.\n\nhint: {instead}; "
+        assert str(error.value) == f"{words}np.asarray stores all 504 numbers."
+        assert not hasattr(A, name)
+
+
+def test_what_a_refusal_says_to_call_is_what_numpy_would_have_said():
+    for A in (matrix(), matrix(sinks=[0.3, 0.1, 2.0, -1.0])):
+        dense = np.asarray(A)
+        np.testing.assert_allclose(A @ np.ones(A.shape[-1]), dense.sum(axis=-1), rtol=1e-12)
+        np.testing.assert_allclose(A.received(), dense.sum(axis=-2), rtol=1e-12)
+        np.testing.assert_allclose(A.top(1).weights[..., 0], dense.max(axis=-1), rtol=1e-12)
+        np.testing.assert_array_equal(A.top(1).indices[..., 0], dense.argmax(axis=-1))
+    E = effects()
+    np.testing.assert_allclose(E.by_query(), np.asarray(E).sum(axis=-1), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(E.by_key(), np.asarray(E).sum(axis=-2), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(E.top(1, "largest").values[..., 0], np.asarray(E).max(axis=-1), rtol=1e-9)
+
+
+def test_add_in_place_is_refused():
+    A: Any = matrix()
+    with pytest.raises(DtypeError, match=r"^numpy\.add would need"):
+        A += 1
+
+
+def test_other_comparisons_ask_for_the_object():
+    A, B = matrix(), matrix()
+    assert A != None  # noqa: E711
+    assert A != "x"
+    assert A != b"x"
+    assert A != {1: 2}
+    assert A in [B, A][1:]
+    assert {A: 1, B: 2}[A] == 1
+    assert len({A, B, A}) == 2
+
+
+def test_matrices_over_ranks_and_effects_refuse_comparisons_too():
+    def compare() -> None:
+        A = sharded()
+        x = torch.ones(3, 4)
+        for one in (A, A.T, A.cuts(x, x), A.cuts(x, x).T, matrix().cuts(np.ones((7, 4)), np.ones((9, 4)))):
+            for other in (0, 1.0, [], [[1.0]], ((1.0,),), np.ones((3, 3)), torch.ones(3), matrix()):
+                for call in (lambda: one == other, lambda: other != one, lambda: bool(one), lambda: one * 2):  # noqa: B023
+                    with pytest.raises(DtypeError, match="would need every number of"):
+                        call()
+            assert one != "x"
+            assert one != None  # noqa: E711
+
+    alone(compare, {})
+
+
+def test_a_part_keeps_its_rules_whatever_v_is():
+    q, k = (torch.from_numpy(normal(2, 4, 6, 8)) for _ in range(2))
+    part = ch.AttentionMatrix(q, k, causal=True).part(0)
+    np.testing.assert_array_equal(part @ k[:1], (ch.AttentionMatrix(q, k, causal=True) @ k)[:1])
+    with pytest.raises(DtypeError, match=r"^v requires grad"):
+        part @ k[:1].clone().requires_grad_()
+
+
+def test_the_transposed_matrix_is_also_called_mt():
+    whole = matrix()
+    assert whole.mT.shape == whole.T.shape == (2, 4, 7, 9)
+    assert whole.mT.mT is whole
+    np.testing.assert_array_equal(whole.mT[0, 1], whole[0, 1].T)
