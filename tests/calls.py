@@ -156,7 +156,7 @@ VALID: dict[str, Any] = {  # by the name of a parameter, for each that has no de
     **dict.fromkeys(("q", "k", "v", "x", "theirs"), FLAT), **dict.fromkeys(("w_q", "w_k", "w_v", "w_o"), W),
     **dict.fromkeys(("key", "keys", "query", "batch", "layer", "head", "chosen"), 0),
     **dict.fromkeys(("query_groups", "key_groups"), np.array([0, 1, 1])), "weights": np.abs(FLAT[:, :3]),
-    "height": 2, "width": 2, "by": 1.0, "t": 2.0, "at_least": 0.5, "sinks": [0.0, 1.0], "text": "humpty dumpty",
+    "height": 2, "width": 2, "by": 1.0, "t": 2.0, "sinks": [0.0, 1.0], "text": "humpty dumpty",
     "path": "/dev/null/nowhere.html", "scene": None, "groups": [0, 1, 1], "edges": [], "run": lambda: 0.0,
     "d_model": 8, "num_heads": 2, "language": "en", "length": 3, "edits": [ch.cut(keys=0)],
 }  # fmt: skip
@@ -217,7 +217,7 @@ def public() -> dict[str, Call]:
     plain = (
         "attention trace trace_layer trace_weights diagnose diagnose_layer diagnose_weights explain why load load_model"
     )
-    plain += " boost share tempered scaled edits_to_json"
+    plain += " boost tempered scaled edits_to_json"
     trace, shown = ch.trace(Q, K, V), cache(lambda: ch.explain("humpty dumpty"))
     return {
         **{name: of(getattr(ch, name)) for name in plain.split()},

@@ -111,28 +111,6 @@ def added(number: float, queries: Any, keys: Any, heads: Any = None) -> Callable
     return change
 
 
-def shared(part: float, queries: Any, keys: Any, heads: Any = None) -> Callable[[Scores], Scores]:
-    """At least this part of each row's weight for these keys: weights scaled within the keys and within the rest."""
-
-    def change(scores: Scores) -> Scores:
-        logits, sinks = scores
-        head, row, column = (
-            torch.tensor(among(n, c)) for n, c in zip(logits.shape[1:], (heads, queries, keys), strict=True)
-        )
-        whole = torch.cat([logits, sinks[None, :, None, None].expand(*logits.shape[:3], 1)], -1).double()
-        weights = torch.softmax(whole, -1).nan_to_num(0.0)[..., :-1]
-        inside = torch.where(column, weights, 0.0).sum(-1, keepdim=True)
-        rest = torch.where(column, -torch.inf, whole[..., :-1])
-        rest = torch.cat([rest, whole[..., -1:]], -1)
-        usable = (inside > 0) & (inside < part) & torch.isfinite(rest).any(-1, keepdim=True)
-        usable = usable & head[:, None, None] & row[:, None]
-        gain = torch.log(part * (1 - inside) / ((1 - part) * inside.clamp(min=1e-300)))
-        gain = torch.where(usable, gain, 0.0)
-        return torch.where(column, logits + gain.to(logits.dtype), logits), sinks
-
-    return change
-
-
 def rested(queries: Any, keys: Any, heads: Any = None) -> Callable[[Scores], Scores]:
     """The weights of these queries, keys and heads moved to the sink, or to key 0, which keeps its own."""
 
@@ -188,16 +166,16 @@ class Letters:
 
 
 OF_LOGITS = [  # edits of logits, one after the other; and the same by hand
-    ch.share(keys=[1, 2], at_least=0.4),
+    ch.boost(keys=[1, 2], by=1.5),
     ch.tempered(1.5, heads=[0, 3]),
     ch.cut(queries=slice(4, None), keys=[0, 3], heads=[0, 1]),
     ch.boost(keys=[2, 4], by=2, heads=[1, 2]),
-    ch.share(keys=[4, 5], at_least=0.5, queries=slice(3, 9)),
+    ch.boost(keys=[4, 5], by=1, queries=slice(3, 9)),
 ]
 LOGITS_BY_HAND = [
-    shared(0.4, None, [1, 2]),
+    added(1.5, None, [1, 2]),
     divided(1.5, [0, 3]),
     added(CUT, range(4, 99), [0, 3], [0, 1]),
     added(2.0, None, [2, 4], [1, 2]),
-    shared(0.5, range(3, 9), [4, 5]),
+    added(1.0, range(3, 9), [4, 5]),
 ]

@@ -8,7 +8,7 @@ import torch
 
 import changed
 import clearhead as ch
-from changed import CUT, ByHand, Letters, added, by_hand, divided, mean, rested, shared, times
+from changed import CUT, ByHand, Letters, added, by_hand, divided, mean, rested, times
 from clearhead.changing.edits import Edit
 from clearhead.errors import RuleError, ShapeError
 from test_hf import same_gradients
@@ -46,8 +46,6 @@ CASES: list[tuple[list[Edit], ByHand]] = [
     ([ch.cut(keys=[i in KEYS for i in range(11)])], ByHand([added(CUT, None, KEYS)])),
     ([ch.boost(keys=KEYS, by=1.5, queries=ROWS)], ByHand([added(1.5, ROWS, KEYS)])),
     ([ch.boost(keys=-2, by=-3, heads=[2])], ByHand([added(-3.0, None, [9], [2])])),
-    ([ch.share(keys=KEYS, at_least=0.6)], ByHand([shared(0.6, None, KEYS)])),
-    ([ch.share(keys=[3], at_least=0.2, queries=ROWS, heads=[0, 1])], ByHand([shared(0.2, ROWS, [3], [0, 1])])),
     ([ch.tempered(2.5)], ByHand([divided(2.5)])),
     ([ch.tempered(0.4, heads=[1, 2])], ByHand([divided(0.4, [1, 2])])),
     ([ch.off(heads=[1])], ByHand(outputs=[times(0.0, [1])])),

@@ -288,7 +288,7 @@ def test_what_has_no_derivative_is_refused_by_name():
     rng = fresh()
     model = drawn(rng)
     run = model.run([1, 2, 3])
-    for edit in (ch.share(keys=(0,), at_least=0.5), ch.off(to="mean")):
+    for edit in (ch.cut(keys=(1,), rest="first"), ch.off(to="mean")):
         again = model.run([1, 2, 3], edits=(edit,))
         with pytest.raises(RuleError, match=rf"^{edit.kind}\(.*no derivative is taken through this edit"):
             derivatives(model, again, target_of(again))

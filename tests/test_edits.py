@@ -22,7 +22,7 @@ EDITS = [
     ch.cut(queries=np.array([3, -1]), keys=torch.tensor([True, False])),
     ch.cut(queries=["on", 4, slice(-3, None, 2)], rest="first"),
     ch.boost(keys=slice(0, 12), by=2, queries=slice(None, -4), layers=[-1, "encoder.0"]),
-    ch.share(keys="sat#2", at_least=0.3, heads=(0, 0, 2)),
+    ch.boost(keys="sat#2", by=0.3, heads=(0, 0, 2)),
     ch.tempered(0.5, layers=[1]),
     ch.off(heads=[2]),
     ch.off(layers=range(2), to="mean"),
@@ -37,7 +37,7 @@ def test_an_edit_prints_as_the_call_that_makes_it():
         assert eval(f"ch.{edit!r}", {"ch": ch}) == edit
     assert repr(EDITS[0]) == "cut(queries='on', keys='sat', layers=[0])"
     assert repr(EDITS[2]) == "cut(queries=[3, -1], keys=[True, False])"
-    assert repr(EDITS[5]) == "share(keys='sat#2', at_least=0.3, heads=[0, 2])"
+    assert repr(EDITS[5]) == "boost(keys='sat#2', by=0.3, heads=[0, 2])"
 
 
 def test_edits_are_equal_and_hash_by_what_they_say():
@@ -78,8 +78,6 @@ WRONG: list[tuple[Any, type[ClearheadError], str]] = [
     (lambda: ch.boost(keys=None, by=1), RuleError, "boost has no keys"),
     (lambda: ch.boost(keys=1, by=np.inf), RuleError, "by is inf: expected a finite number"),
     (lambda: ch.boost(keys=1, by=None), RuleError, "by is None"),
-    (lambda: ch.share(keys=None, at_least=0.5), RuleError, "share has no keys"),
-    (lambda: ch.share(keys=1, at_least=1), RuleError, "at_least is 1.0: expected a number above 0 and below 1"),
     (lambda: ch.tempered(0), RuleError, "t is 0.0: expected a number above 0"),
     (lambda: ch.off(to="median"), RuleError, "to is 'median': expected 'zero' or 'mean'"),
     (lambda: ch.like(3), DtypeError, "seen is 3: expected what `with ch.watch"),
@@ -154,11 +152,9 @@ def test_pieces_keep_the_spaces_that_decoding_alone_drops():
 
 CALL = [
     ch.cut(queries=slice(3, None), keys=[0, 2], heads=[0, 3]),
-    ch.share(keys=[1, 4], at_least=0.4),
     ch.tempered(1.7, heads=[1]),
     ch.cut(queries=[4, 8], keys=slice(0, 3), heads=[1, 2], rest="first"),
     ch.boost(keys=slice(2, 5), by=-1, heads=[1, 2]),
-    ch.share(keys=[5], at_least=0.25, heads=[2]),
     ch.off(to="mean", heads=[2]),
     ch.scaled(3, heads=[0]),
 ]
@@ -212,7 +208,7 @@ def test_an_edit_acts_where_the_rules_let_it_change_the_output(rule: str):
 def test_the_rules_fit_a_call_without_a_batch_axis():
     rng = fresh()
     q, k, v = rng.standard_normal((3, 4, 9, 8)).astype(np.float32)
-    call = edited(q[None], k[None], v[None], {"causal": True}, acting(CALL[:6]), place(9, 9))
+    call = edited(q[None], k[None], v[None], {"causal": True}, acting(CALL[:4]), place(9, 9))
     np.testing.assert_allclose(call.output()[0], ch.attention(q, k, v, **call.whole_rules()), atol=1e-6)
 
 
@@ -238,30 +234,6 @@ def test_moved_weights_are_those_of_dense_rows_and_change_what_the_cuts_say(sink
     np.testing.assert_allclose(E.spans(np.zeros(9, int), np.arange(12))[:, :, 0], E.by_key(), rtol=0, atol=1e-12)
     tensors = [torch.from_numpy(x).requires_grad_() for x in (q, k, v)]
     torch.autograd.gradcheck(lambda *x: edited(*x, rules, edits, place(9, 12)).output(), tensors, fast_mode=True)
-
-
-@pytest.mark.parametrize("gap", [1.0, 30.0, 69.0, 300.0])
-@pytest.mark.parametrize("at_least", [1e-6, 0.3, 0.999999])
-def test_a_share_is_met_from_any_share(gap: float, at_least: float):
-    """From e^-gap upwards; rows that have the share, and rows without the span or without a rest, stay as they are."""
-    rng = fresh()
-    keys = np.zeros((1, 1, 8, 1))
-    keys[0, 0, :3, 0] = -gap
-    q = np.ones((1, 1, 6, 1))
-    bias = rng.standard_normal((1, 1, 6, 8))
-    bias[..., 4, :3], bias[..., 5, 3:] = -np.inf, -np.inf
-    rules = {"scale": 1.0, "bias": bias}
-    before = ch.AttentionMatrix(q, keys, **rules)[0, 0]
-    call = edited(
-        q, keys, keys, rules, acting([ch.share(keys=slice(0, 3), at_least=at_least, queries=slice(1, 6))]), place(6, 8)
-    )
-    after = ch.AttentionMatrix(call.q, call.k, **call.whole_rules())[0, 0]
-    had = before[:, :3].sum(-1)
-    raised = (had < at_least) & np.isin(np.arange(6), [1, 2, 3])
-    np.testing.assert_allclose(after[raised, :3].sum(-1), at_least, rtol=1e-9)
-    np.testing.assert_allclose(after[~raised], before[~raised], rtol=1e-11)
-    within = after[raised, :3] / after[raised, :3].sum(-1, keepdims=True)
-    np.testing.assert_allclose(within, before[raised, :3] / had[raised, None], rtol=1e-9)
 
 
 @pytest.mark.gate

@@ -207,12 +207,12 @@ def test_edits_are_for_one_run_of_a_text(tmp_path):
 @pytest.mark.parametrize(
     ("edits", "error", "what"),
     [
-        (ch.off(heads=[1], to="mean"), RuleError, "explain shows cut, boost, share"),
+        (ch.off(heads=[1], to="mean"), RuleError, "explain shows cut, boost, tempered"),
         ([], RuleError, "edits is empty"),
         ("cut", DtypeError, "expected an edit"),
         (ch.cut(keys=[True, False]), SelectionError, "2 entries, and the text has 4 tokens"),
         (ch.cut(keys="mary", layers=["x"]), SelectionError, "there is no layer 'x'"),
-        (ch.share(queries="mary", keys="had", at_least=0.5), SelectionError, "do not see these keys"),
+        (ch.boost(queries="mary", keys="had", by=1), SelectionError, "do not see these keys"),
     ],
 )
 def test_edits_that_explain_does_not_show_are_refused(edits, error, what):
@@ -238,13 +238,8 @@ def test_weights_move_to_the_first_token_in_numpy_as_in_transformers():
     assert "rest='first'" in call("explain", TEXT, "--cut", "little>had", "--rest", "first").stdout
 
 
-def test_share_and_tempered_are_shown_too():
-    edits = [ch.share(keys="had", at_least=0.7, layers=[0]), ch.tempered(2)]
-    seen = explain(TEXT, shipped(), layer=0, head=4, edits=edits)
+def test_tempered_is_shown_too():
+    seen = explain(TEXT, shipped(), layer=0, head=4, edits=ch.tempered(2, layers=[0]))
     for i, row in enumerate(explain(TEXT, shipped(), layer=0, head=4).trace.masked):
-        a = softmax(row)
-        part = a[1]
-        if 0 < part < 0.7 and i > 0:
-            a = np.where(np.arange(4) == 1, 0.7, a * 0.3 / (1 - part))
-        a = np.sqrt(a) / np.sqrt(a).sum()
+        a = np.sqrt(softmax(row)) / np.sqrt(softmax(row)).sum()
         np.testing.assert_allclose(seen.trace.weights[i], a, atol=2e-5)

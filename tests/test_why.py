@@ -324,7 +324,7 @@ def test_words_stand_for_the_likelier_of_their_spellings_and_ids_for_themselves(
         ({"points": -1}, RuleError, "points"),
         ({"count": 0}, RuleError, "count"),
         ({"each": 3}, RuleError, "each is 3"),
-        ({"edits": ch.share(keys="had", at_least=0.5)}, RuleError, "no derivative is taken through this edit"),
+        ({"edits": ch.cut(keys="had", rest="first")}, RuleError, "no derivative is taken through this edit"),
         ({"edits": ch.cut(queries="mary", keys="had")}, SelectionError, "it changes nothing"),
     ],
 )

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from clearhead.changing.edits import like as like
     from clearhead.changing.edits import off as off
     from clearhead.changing.edits import scaled as scaled
-    from clearhead.changing.edits import share as share
     from clearhead.changing.edits import tempered as tempered
     from clearhead.changing.edits import values_like as values_like
     from clearhead.changing.edits_json import edits_from_json as edits_from_json
@@ -74,7 +73,6 @@ _HOMES = {
     "scaled": "changing.edits",
     "set_num_threads": "engines.threads",
     "shapes": "textbook.shapes",
-    "share": "changing.edits",
     "tempered": "changing.edits",
     "trace": "textbook.trace",
     "trace_layer": "textbook.trace_layer",

@@ -6,7 +6,6 @@ outputs act on what attention returns. So an edited call costs what attention co
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log
 from typing import Any, cast
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from clearhead.changing import otherrun
 from clearhead.changing.edits import Edit
 from clearhead.changing.places import Place, Text, find
-from clearhead.changing.tensors import chosen, float_sum, library, numbers_like, positive_part, spread, times
+from clearhead.changing.tensors import chosen, float_sum, library, numbers_like, spread, times
 from clearhead.core import visibility
 from clearhead.core.axes import Array, blocks
 from clearhead.core.problem import Problem, describe
@@ -76,7 +75,7 @@ def edited(
     edited output, and `AttentionMatrix(result.q, result.k, **result.whole_rules())` the edited weights. Where q has 3
     axes, give q[None]: the rules fit both. Raises SelectionError for a head, position or word that there is not,
     ShapeError where another run's lengths differ, RuleError where its rules do. Time O(queries + keys) and what
-    attention takes; one more pass for each `share`.
+    attention takes; two more passes for each cut with rest="first".
     """
     plain = dict(rules)
     spans = plain.pop("spans", None)
@@ -142,7 +141,7 @@ def acts(edit: Edit, heads: Heads, shape: tuple[int, int, int, int], rules: Mapp
 
     O(queries + keys) where positions decide it; where masks, segments or biases forbid all of it, they are read.
     """
-    if edit.kind not in ("cut", "boost", "share"):
+    if edit.kind not in ("cut", "boost"):
         return True
     queries, keys = (np.broadcast_to(labels >= 0, (shape[0], labels.shape[1])) for labels in _labels(edit, place))
     if not queries.any() or not keys.any():
@@ -207,26 +206,6 @@ def _added(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCa
     amount = edit.by if edit.kind == "boost" else -np.inf
     table = _per_head(amount, 0.0, heads, call.q.shape[1]).reshape(1, -1, 1, 1)
     return replace(call, terms=(*call.terms, SpanTerm(queries, keys, table)))
-
-
-def _shared(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall:
-    """ln(a/(1 − a)) − ln(p/(1 − p)) added to the span's logits, where that is above 0.
-
-    ln(p/(1 − p)) is the log-sum-exp of the span less that of the rest, each from a pass over its own keys only.
-    """
-    queries, keys = (labels >= 0 for labels in _labels(edit, place))
-    if not queries.any() or not keys.any():
-        span = rest = np.zeros(call.q.shape[:3])
-    else:
-        span, rest = (_logsumexp_of(call, queries, keys if side else ~keys, heads) for side in (True, False))
-    sinks = call.rules.get("sinks")
-    if sinks is not None:
-        rest = library(rest).logaddexp(rest, numbers_like(sinks, rest)[:, None])
-    wanted = log(edit.at_least) - np.log1p(-edit.at_least)
-    table = positive_part(wanted, rest, span)[..., None]
-    rows = np.where(queries, np.arange(len(place.queries)), -1)
-    term = SpanTerm(rows, np.where(keys, 0, -1), table, by_row=True)
-    return replace(call, terms=(*call.terms, term))
 
 
 def _logsumexp_of(call: EditedCall, queries: Array, keys: Array, heads: Heads) -> Any:
@@ -299,7 +278,6 @@ def _values_like(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> Ed
 _APPLY: dict[str, Callable[[EditedCall, Edit, Heads, Place], EditedCall]] = {
     "cut": _cut,
     "boost": _added,
-    "share": _shared,
     "tempered": _tempered,
     "off": _off,
     "scaled": _scaled,

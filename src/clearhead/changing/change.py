@@ -26,11 +26,10 @@ def change(model: Any, edits: Any, *, tokenizer: Any = None) -> Iterator[None]:
     """Run a Transformers model with its attention edited; after the block it is as it was, to the bit.
 
     model      any model that `ch.watch` takes; one device, any float dtype, CPU or GPU
-    edits      an edit or a list of edits: ch.cut, ch.boost, ch.share, ch.tempered, ch.off, ch.scaled, ch.like,
-               ch.values_like
+    edits      an edit or a list of edits: ch.cut, ch.boost, ch.tempered, ch.off, ch.scaled, ch.like, ch.values_like
     tokenizer  finds the words that edits name; anything with decode(list of ids)
 
-    Edits of logits (cut, boost, share, tempered, like) act in the order given, then values_like, then off and scaled.
+    Edits of logits (cut, boost, tempered, like) act in the order given, then values_like, then off and scaled.
     Positions and words refer to the text that the model is given first: (batch, tokens) as they are, padding included;
     in cross-attention queries are the decoder's and keys the encoder's. Whatever a model then generates with its cache
     follows, and a slice without a stop reaches into it. Each forward pass that begins a text anew is a text of its own.
@@ -47,8 +46,8 @@ def change(model: Any, edits: Any, *, tokenizer: Any = None) -> Iterator[None]:
     block ends: RuleError for an edit that never acted, and a UserWarning for attention that was not changed since it
     does not go through the interface.
 
-    Time is that of attention; each `share` is one more pass without values. Memory O(queries + keys) for each layer.
-    Layers that no edit names run as before.
+    Time is that of attention; each cut with rest="first" is two more passes without values. Memory O(queries + keys)
+    for each layer. Layers that no edit names run as before.
 
     >>> import torch, transformers, clearhead as ch
     >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0, vocab_size=9)

@@ -22,8 +22,8 @@ _HEADS = (int, np.integer), "a list of whole numbers from 0 up, or a dictionary 
 class Edit:
     """An edit: its kind, which is the name of the function that makes it, where it acts, and what that was given.
 
-    queries, keys   of cut, boost and share; rest is of cut, None for "renormalise"
-    by              of boost and scaled; at_least is of share, t of tempered, to of off
+    queries, keys   of cut and boost; rest is of cut, None for "renormalise"
+    by              of boost and scaled; t is of tempered, to of off
     seen            of like and values_like: another run, or the path of its file
     """
 
@@ -34,7 +34,6 @@ class Edit:
     keys: Places = None
     rest: Rest | None = None
     by: Any = None
-    at_least: Any = None
     t: Any = None
     to: str | None = None
     seen: Any = None
@@ -130,31 +129,6 @@ def boost(*, keys: Any, by: float, queries: Any = None, layers: Any = None, head
     return _made("boost", layers, heads, queries=queries, keys=_needed("boost", keys), by=_number("by", by))
 
 
-def share(*, keys: Any, at_least: float, queries: Any = None, layers: Any = None, heads: Any = None) -> Edit:
-    """These keys together get at least this part of each row's attention; rows where they have it stay as they are.
-
-    keys, queries, layers, heads   as in `cut`; keys must be given
-    at_least  above 0 and below 1. A row whose share p of these keys is smaller gets ln(at_least/(1 − at_least)) −
-              ln(p/(1 − p)) added to their logits: exactly at_least, with the proportions within the keys and within the
-              rest kept. p is computed from the log-sum-exps of both. A learned sink counts as the rest
-
-    Rows that see none of these keys, or nothing else, stay as they are. Returns the edit, for `ch.change`. Raises
-    RuleError for keys that are None or another value of at_least, and what `cut` raises.
-
-    >>> import clearhead as ch
-    >>> ch.share(keys="KEYWORD", at_least=0.3, layers=[1, 2])
-    share(keys='KEYWORD', at_least=0.3, layers=[1, 2])
-    """
-    part = _number("at_least", at_least)
-    if not 0 < part < 1:
-        raise RuleError(
-            "at_least is {part}: expected a number above 0 and below 1.",
-            "ch.cut(keys=…) of all other keys makes it 1, of these keys 0.",
-            part=part,
-        )
-    return _made("share", layers, heads, queries=queries, keys=_needed("share", keys), at_least=part)
-
-
 def tempered(t: float, *, layers: Any = None, heads: Any = None) -> Edit:
     """softmax(logits/t): weights flatter above 1, sharper below. A learned sink is a logit as well.
 
@@ -242,7 +216,7 @@ def values_like(seen: Any, *, layers: Any = None, heads: Any = None) -> Edit:
 
 
 MAKERS: dict[str, Callable[..., Edit]] = {
-    made.__name__: made for made in (cut, boost, share, tempered, off, scaled, like, values_like)
+    made.__name__: made for made in (cut, boost, tempered, off, scaled, like, values_like)
 }
 
 

@@ -40,14 +40,6 @@ def times(x: Any, factors: Array) -> Any:
     return _wide(x) * numbers_like(factors, _wide(x))
 
 
-def positive_part(wanted: float, rest: Any, span: Any) -> Any:
-    """The sum wanted + rest − span where that is above 0 and both are finite, else 0."""
-    xp = library(span)
-    usable = xp.isfinite(rest) & xp.isfinite(span)
-    gap = wanted + xp.where(usable, rest, 0.0) - xp.where(usable, span, 0.0)
-    return xp.where(usable & (gap >= 0), gap, 0.0)
-
-
 def _wide(x: Any) -> Any:
     torch = torch_of(x)
     if torch is None:

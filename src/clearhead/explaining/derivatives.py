@@ -82,7 +82,7 @@ def derivatives(model: Model, run: ForwardPass, target: Target) -> Derivatives:
     """Differentiate z by each head's output and by the embeddings, with the run's edits in force.
 
     run   as `model.run` gives it, in the dtype of the model's weights. Its edits may be cut, boost, tempered, scaled
-          and off; `share` is refused, since what it adds depends on the logits
+          and off; a cut with rest="first" is refused: what it adds depends on the logits
 
     Raises RuleError for a run with another edit or without its residual stream, FileError where derivatives are NaN or
     infinite. Time in proportion to the forward pass, O(tokens) memory for each layer.

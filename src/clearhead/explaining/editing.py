@@ -16,7 +16,7 @@ from clearhead.models.edits import acting, choices, place_of
 from clearhead.models.protocol import ForwardPass, LanguageModel, LayerRun, Token, probabilities
 
 SHOWN = 8  # next tokens that edits moved, in the terminal and on a page
-_SHOWABLE = ("boost", "cut", "off", "scaled", "share", "tempered")
+_SHOWABLE = ("boost", "cut", "off", "scaled", "tempered")
 
 
 def checked(edits: Any, layers: int, heads: int, model: str) -> tuple[Edit, ...]:
@@ -25,7 +25,7 @@ def checked(edits: Any, layers: int, heads: int, model: str) -> tuple[Edit, ...]
     for edit in read:
         if edit.kind not in _SHOWABLE or edit.to == "mean":
             raise RuleError(
-                "{edit}: explain shows cut, boost, share, tempered, scaled and off(to='zero').",
+                "{edit}: explain shows cut, boost, tempered, scaled and off(to='zero').",
                 "ch.change runs it.",
                 edit=edit,
             )
