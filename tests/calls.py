@@ -217,7 +217,7 @@ def public() -> dict[str, Call]:
     plain = (
         "attention trace trace_layer trace_weights diagnose diagnose_layer diagnose_weights explain why load load_model"
     )
-    plain += " boost tempered scaled edits_to_json"
+    plain += " boost tempered scaled"
     trace, shown = ch.trace(Q, K, V), cache(lambda: ch.explain("humpty dumpty"))
     return {
         **{name: of(getattr(ch, name)) for name in plain.split()},
@@ -228,7 +228,6 @@ def public() -> dict[str, Call]:
         "rollout": of(ch.rollout, matrices=[matrix(), matrix()]),
         "cut": of(ch.cut, keys=0),
         "off": of(ch.off, heads=0),
-        "edits_from_json": of(ch.edits_from_json, text="[]"),
         "textbook.heads.heads_beside": of(heads_beside, counts=[1, 2], **LAYER),
         "textbook.why_scale.saturation": of(saturation),
         "textbook.why_scale.why_scale": of(why_scale),

@@ -222,7 +222,6 @@ def test_like_in_generate_follows_the_other_run_and_ends_with_it(tmp_path: Any):
         model.generate(**other, **greedy(6))
     clean.save(tmp_path / "clean.safetensors")
     edit = ch.like(tmp_path / "clean.safetensors", heads=[0, 3])
-    assert ch.edits_from_json(ch.edits_to_json(edit)) == [edit]
     with ch.change(model, edit), ch.watch(model) as seen:
         model.generate(**passed, **greedy(6))
     torch.testing.assert_close(seen.matrix(1)[...][:, [0, 3]], clean.matrix(1)[...][:, [0, 3]], rtol=0, atol=1e-6)

@@ -11,7 +11,7 @@ import clearhead as ch
 from clearhead.changing.applying import acts, edited
 from clearhead.changing.edits import Edit
 from clearhead.changing.places import Place, Text, find, read_places
-from clearhead.errors import ClearheadError, DtypeError, FileError, RuleError, SelectionError, UnknownNameError
+from clearhead.errors import ClearheadError, DtypeError, RuleError, SelectionError, UnknownNameError
 from clearhead.layers.pieces import pieces_of
 from clearhead.models import model as gpt2
 from seeds import fresh
@@ -48,13 +48,6 @@ def test_edits_are_equal_and_hash_by_what_they_say():
     assert ch.cut(keys=3) != "cut(keys=3)"
 
 
-def test_edits_survive_json():
-    text = ch.edits_to_json(EDITS)
-    assert ch.edits_from_json(text) == EDITS
-    assert ch.edits_to_json(ch.edits_from_json(text)) == text
-    assert ch.edits_from_json(ch.edits_to_json(EDITS[4])) == [EDITS[4]]
-
-
 WRONG: list[tuple[Any, type[ClearheadError], str]] = [
     (lambda: ch.cut(), RuleError, "cut has neither queries nor keys"),
     (lambda: ch.cut(keys=1, rest="last"), UnknownNameError, "unknown rest `last`"),
@@ -81,15 +74,6 @@ WRONG: list[tuple[Any, type[ClearheadError], str]] = [
     (lambda: ch.tempered(0), RuleError, "t is 0.0: expected a number above 0"),
     (lambda: ch.off(to="median"), RuleError, "to is 'median': expected 'zero' or 'mean'"),
     (lambda: ch.like(3), DtypeError, "seen is 3: expected what `with ch.watch"),
-    (lambda: ch.edits_to_json("cut"), DtypeError, "edits is 'cut'"),
-    (lambda: ch.edits_to_json([1]), DtypeError, "edits holds 1"),
-    (lambda: ch.edits_to_json([]), RuleError, "edits is empty"),
-    (lambda: ch.edits_from_json("["), FileError, "edits are not JSON"),
-    (lambda: ch.edits_from_json("{}"), FileError, "edits are {}: expected a list of objects"),
-    (lambda: ch.edits_from_json('[{"edit": "cu"}]'), UnknownNameError, "unknown edit `cu`"),
-    (lambda: ch.edits_from_json('[{"edit": "cut", "what": 1}]'), FileError, "is not an edit"),
-    (lambda: ch.edits_from_json('[{"edit": "cut", "keys": {"end": 1}}]'), UnknownNameError, "unknown part of a slice"),
-    (lambda: ch.edits_from_json('[{"edit": "cut", "keys": []}]'), SelectionError, "keys is empty"),
 ]
 
 

@@ -112,7 +112,6 @@ ENDLESS: dict[str, Callable[[], Any]] = {
     "cut queries": lambda: ch.cut(queries=itertools.repeat(1), keys=0),
     "boost": lambda: ch.boost(keys=itertools.repeat(1), by=1.0),
     "layers": lambda: ch.cut(keys=1, layers=itertools.repeat(1)),
-    "edits": lambda: ch.edits_to_json(itertools.repeat(ch.cut(keys=1))),
     "explain": lambda: ch.explain("mary had", edits=itertools.repeat(ch.cut(keys=1))),
     "why": lambda: ch.why("mary had", edits=itertools.repeat(ch.cut(keys=1))),
     "widths": lambda: ch.testing.assert_attention(wrong, widths=itertools.repeat(1)),

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from clearhead.changing.edits import scaled as scaled
     from clearhead.changing.edits import tempered as tempered
     from clearhead.changing.edits import values_like as values_like
-    from clearhead.changing.edits_json import edits_from_json as edits_from_json
-    from clearhead.changing.edits_json import edits_to_json as edits_to_json
     from clearhead.core.effects import Effects as Effects
     from clearhead.diagnosing.diagnose import diagnose as diagnose
     from clearhead.diagnosing.diagnose import diagnose_layer as diagnose_layer
@@ -60,8 +58,6 @@ _HOMES = {
     "diagnose": "diagnosing.diagnose",
     "diagnose_layer": "diagnosing.diagnose",
     "diagnose_weights": "diagnosing.diagnose",
-    "edits_from_json": "changing.edits_json",
-    "edits_to_json": "changing.edits_json",
     "explain": "explaining.explain",
     "get_num_threads": "engines.threads",
     "like": "changing.edits",

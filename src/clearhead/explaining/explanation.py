@@ -3,7 +3,6 @@
 Everything here is data, taken from the run; `report` prints it.
 """
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,6 @@ from typing import Any, cast
 import numpy as np
 
 from clearhead.changing.edits import Edit
-from clearhead.changing.edits_json import edits_to_json
 from clearhead.core.axes import Array, brief
 from clearhead.core.problem import describe
 from clearhead.core.rules import Rules
@@ -124,7 +122,7 @@ class Explanation(Tabular, Framing):
         }
         if self.before is not None and self.moved is not None:
             factors = [None if run.factors is None else listed(run.factors) for run in self.runs]
-            data |= {"edits": json.loads(edits_to_json(self.edits)), "moved": self.moved.to_json()}
+            data |= {"edits": [repr(edit) for edit in self.edits], "moved": self.moved.to_json()}
             data |= {"head_factors": factors, "before": self.before.to_json()}
         return data
 

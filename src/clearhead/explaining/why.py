@@ -3,7 +3,6 @@
 Everything here is data, taken from runs; `report` prints it.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clearhead.changing.edits import Edit
-from clearhead.changing.edits_json import edits_to_json
 from clearhead.core.axes import Array, brief
 from clearhead.core.effects import Rest, spearman
 from clearhead.core.rule_values import whole_number
@@ -178,7 +176,7 @@ class Why(Tabular, Framing):
             "by_head": self.by_head.tolist(),
             "layers": self.layers.tolist(),
             "ways": [each.to_json() for each in self.ways],
-        } | ({"edits": json.loads(edits_to_json(self.edits))} if self.edits else {})
+        } | ({"edits": [repr(edit) for edit in self.edits]} if self.edits else {})
 
 
 def why(
