@@ -346,7 +346,6 @@ def in_frameworks() -> dict[str, Call]:
         "distributed.positions": of(in_a_group(shards.positions)),
         "distributed.shard": of(in_a_group(shards.shard), x=x),
         "distributed.unshard": of(in_a_group(shards.unshard), x=x),
-        "convert": of(nn.convert, module=theirs),
         **methods(lambda: layer, nn.MultiHeadAttention, "forward", "from_torch", x=torch.ones(1, 3, 8), theirs=theirs),
         **methods(
             lambda: nn.KVCache(1, 2, 4, 4),

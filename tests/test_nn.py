@@ -358,6 +358,7 @@ def test_without_its_package_a_part_says_what_to_install(part: str, way: str):
 
 
 def test_without_its_package_a_part_does_not_exist():
-    code = "import sys; sys.modules['torch'] = None; import clearhead as ch; print(hasattr(ch, 'nn'))"
+    hidden = "import sys; sys.modules['torch'] = None; import inspect, clearhead as ch"
+    code = f"{hidden}; print(hasattr(ch, 'nn'), len(inspect.getmembers(ch)) > 20)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    assert done.stdout == "False True\n"

@@ -20,11 +20,11 @@ from benchmarks import drop_in
 from clearhead.torch import activate, active, deactivate, explain
 from clearhead.torch.calls import LATEST
 from composed import COMPOSED, by_math
-from test_convert import F64, close
 
 attention = torch.nn.attention
 DIRECT, FUSED, GRADIENT, FAST_PATH = "itself", "the fused operator, in", "gradient", "the fast path"
 DIRECT_ALONE = "scaled_dot_product_attention itself"
+F64 = torch.float64
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +32,10 @@ def _inactive() -> Iterator[None]:
     yield
     deactivate()
     assert not explain().active
+
+
+def close(ours: Any, theirs: Any) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
 def normal(*shape: int, grad: bool = True) -> Tensor:

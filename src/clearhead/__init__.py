@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from clearhead.explaining.why import Why as Why
     from clearhead.explaining.why import why as why
     from clearhead.models.finding import load_model as load_model
-    from clearhead.nn.converted import convert as convert
     from clearhead.ops.attention import attention as attention
     from clearhead.ops.attention import plan as plan
     from clearhead.ops.causes import CauseMatrix as CauseMatrix
@@ -53,7 +52,6 @@ _HOMES = {
     "attention": "ops.attention",
     "boost": "changing.edits",
     "change": "changing.change",
-    "convert": "nn.converted",
     "cut": "changing.edits",
     "diagnose": "diagnosing.diagnose",
     "diagnose_layer": "diagnosing.diagnose",

@@ -5,6 +5,5 @@ from clearhead.errors import needing
 with needing("PyTorch", "clearhead.nn", "torch"):
     import torch as torch
 from clearhead.nn.cache import KVCache as KVCache
-from clearhead.nn.converted import convert as convert
 from clearhead.nn.layers import MultiHeadAttention as MultiHeadAttention
 from clearhead.nn.layers import SingleHeadAttention as SingleHeadAttention
