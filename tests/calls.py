@@ -332,7 +332,6 @@ def in_frameworks() -> dict[str, Call]:
         "set_num_threads": of(threads, count=1),
         "watch": of(watched, model=torch.nn.Linear(2, 2)),
         "nn.MultiHeadAttention": of(made(nn.MultiHeadAttention)),
-        "nn.SingleHeadAttention": of(made(nn.SingleHeadAttention)),
         "nn.KVCache": of(nn.KVCache, batch=1, kv_heads=2, d_k=4, d_v=4),
         "torch.scaled_dot_product_attention": of(ch.torch.scaled_dot_product_attention, query=x, key=x, value=x),
         "torch.varlen_attn": of(ch.torch.varlen_attn, key=x[0], value=x[0], **ragged),

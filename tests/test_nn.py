@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import clearhead as ch
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError, UnknownNameError
-from clearhead.nn import MultiHeadAttention, SingleHeadAttention
+from clearhead.nn import MultiHeadAttention
 from clearhead.nn.rotary import turned
 
 F64 = torch.float64
@@ -171,13 +171,9 @@ def test_returned_weights_are_float32_without_a_gradient():
 
 
 def test_one_head_is_the_single_head():
-    torch.manual_seed(0)
-    single = SingleHeadAttention(6, d_v=4, causal=True)
-    torch.manual_seed(0)
-    multi = MultiHeadAttention(6, 1, d_v=4, causal=True)
-    x = torch.randn(2, 5, 6)
-    assert torch.equal(single(x), multi(x))
-    assert list(single.state_dict()) == list(multi.state_dict())
+    layer, x = MultiHeadAttention(6, 1, d_v=4, causal=True), torch.randn(2, 5, 6)
+    q, k, v = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
+    assert torch.equal(layer(x), layer.out_proj(ch.attention(q[:, None], k[:, None], v[:, None], causal=True)[:, 0]))
 
 
 def test_parameter_names_shapes_and_initial_values_are_as_documented():
@@ -293,7 +289,7 @@ def test_copies_and_compiled_layers_give_the_same_output():
         ),
         (lambda: MultiHeadAttention(8, 2, dtype=torch.int32), DtypeError, "dtype is torch.int32: expected"),
         (lambda: MultiHeadAttention.from_torch(None), DtypeError, "theirs is a NoneType: expected a torch.nn.Multi"),
-        (lambda: SingleHeadAttention(0), RuleError, "d_model is 0"),
+        (lambda: MultiHeadAttention(0, 1), RuleError, "d_model is 0"),
         (lambda: made()(None), DtypeError, "x is a NoneType: expected a PyTorch tensor"),
         (lambda: made()(normal(2, 3, 12).numpy()), DtypeError, "x is a ndarray: expected a PyTorch tensor"),
         (lambda: made()(normal(2, 3, 12), "a"), DtypeError, "context is a str: expected a PyTorch tensor"),

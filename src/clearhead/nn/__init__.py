@@ -6,4 +6,3 @@ with needing("PyTorch", "clearhead.nn", "torch"):
     import torch as torch
 from clearhead.nn.cache import KVCache as KVCache
 from clearhead.nn.layers import MultiHeadAttention as MultiHeadAttention
-from clearhead.nn.layers import SingleHeadAttention as SingleHeadAttention

@@ -362,21 +362,3 @@ class MultiHeadAttention(nn.Module):
             state[name] = None if learned is None else learned.view(heads, 1, -1)
         ours.load_state_dict({name: x for name, x in state.items() if x is not None})
         return ours.train(theirs.training)
-
-
-class SingleHeadAttention(MultiHeadAttention):
-    """Attention with one head: softmax(X·W^Q·(X·W^K)ᵀ/√d_k)·X·W^V, then W^O unless output_projection=False.
-
-    d_model   width of the input x; d_k and d_v default to it
-    options   the keywords of MultiHeadAttention but num_heads; with num_heads=1 it gives the same bits
-
-    `forward` takes x (batch, queries, d_model) or (queries, d_model) and returns the same axes, d_model wide, or d_v
-    wide without output projection. Raises what MultiHeadAttention raises. Source: Vaswani et al. 2017, section 3.2.1.
-
-    >>> import torch, clearhead.nn
-    >>> clearhead.nn.SingleHeadAttention(8, d_v=3, output_projection=False)(torch.ones(5, 8)).shape
-    torch.Size([5, 3])
-    """
-
-    def __init__(self, d_model: int, **options: Any) -> None:
-        super().__init__(d_model, 1, **options)
