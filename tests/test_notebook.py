@@ -43,7 +43,6 @@ def results():
     edges = seen.strongest(30)
     lists = {"edges": edges, "heads": seen.heads(), "summary": seen.summary(), "spans": seen.spans("words")}
     lists["verified"] = seen.verify(seen.strongest(4), lambda: model(ids).logits[0, -1, 5])
-    lists |= {"relevance": seen.relevance(-1), "rollout": seen.rollout(-1)}
     made = {"cuts": E, "moved": A.cuts(v, v, rest="first"), "strongest": E.strongest(5)}
     made |= {"contributions": A.contributions(v, v), "norms": A.contributions(v), "plan": ch.plan(q, k, v)}
     return made | lists | {"seen": seen, "plain": plain, "why": ch.why(TEXT), "explain": ch.explain(TEXT)}

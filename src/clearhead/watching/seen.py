@@ -25,7 +25,6 @@ from clearhead.view.long import ShownLayer, ShownRun
 from clearhead.watching.cell import cell
 from clearhead.watching.dividing import Sequences, Written
 from clearhead.watching.effects import Edge, Edges, HeadEffects, head_effects, strongest_edges, words_of
-from clearhead.watching.shares import with_tokens
 from clearhead.watching.spans import SpanEdge, Spans, spanned
 from clearhead.watching.summary import Head, Summary, heads_of
 from clearhead.watching.verifying import Verified, verified
@@ -99,7 +98,7 @@ class Seen(Run, Display):
         """
         chosen = self._chain(layers, "rollout")
         matrices = [self.matrix(name) for name in chosen]
-        return with_tokens(rollout(matrices, query=query, residual=residual), self.tokens)
+        return rollout(matrices, query=query, residual=residual)
 
     def contributions(self, layer: int | str) -> "CauseMatrix":
         """What each edge brought along g, a_ij·(g_i·v_j), as a matrix (batch, heads, queries, keys), never stored.
@@ -228,7 +227,7 @@ class Seen(Run, Display):
         Source: Chefer, Gur & Wolf 2021 (arXiv 2103.15679).
         """
         chosen = self._chain(layers, "relevance")
-        return with_tokens(relevance([self.contributions(name) for name in chosen], query=query), self.tokens)
+        return relevance([self.contributions(name) for name in chosen], query=query)
 
     def summary(self) -> Summary:
         """One line for each head: sink, previous-token and self mass, mean distance, entropy; it prints as a table.
