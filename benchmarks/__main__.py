@@ -5,14 +5,13 @@ import sys
 from collections.abc import Sequence
 
 from clearhead.engines.threads import get_num_threads, set_num_threads
-from clearhead.errors import ClearheadError, FileError, MissingExtraError
+from clearhead.errors import ClearheadError
 from clearhead.report import streams
 
 EXAMPLES = """examples:
   python -m benchmarks --quick
   python -m benchmarks --peers torch --only full,causal
   python -m benchmarks --only cases --save benchmarks/results/today
-  python -m benchmarks --device cuda --save benchmarks/results/today
   python -m benchmarks --only faithful --items 3 --parts 12,36 --log faithful.jsonl
 
 the plot that --save draws needs matplotlib:
@@ -40,12 +39,11 @@ def command_line() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the Triton engine on a GPU")
     parser.add_argument("--quick", action="store_true", help="fewer cases and rounds: about a minute")
     parser.add_argument("--peers", metavar="A,B", help="only these peers; default: all that are installed")
     parser.add_argument("--only", metavar="A,B", help="only these groups; cases: all that are made of cases")
     parser.add_argument("--threads", type=int, metavar="N", help="threads for everybody; default: all cores")
-    parser.add_argument("--save", metavar="DIR", help="write bench.json, bench.csv, bench.md and bench.svg there")
+    parser.add_argument("--save", metavar="DIR", help="write bench.json, bench.md and bench.svg there")
     parser.add_argument("--items", type=int, metavar="N", help="faithful: items of each task; 0 prints the log's table")
     parser.add_argument("--parts", metavar="A,B", help="faithful: parts of each item; default: 12,36,100")
     parser.add_argument("--few", action="store_true", help="faithful: only the ways that are compared in time")
@@ -56,17 +54,6 @@ def command_line() -> argparse.ArgumentParser:
 def _run(inputs: argparse.Namespace) -> int:
     if inputs.threads is not None:
         set_num_threads(inputs.threads)  # raises if the number is invalid
-    if inputs.device == "cuda":
-        for name in ("peers", "only", "threads", "items", "parts", "few", "log"):
-            if getattr(inputs, name) not in (None, False):
-                raise FileError(f"--{name} is for --device cpu.")
-        try:
-            from benchmarks import gpu
-        except ImportError as error:
-            words = f"--device cuda needs PyTorch and Triton, which are not installed ({error})."
-            raise MissingExtraError(words, 'pip install "clearhead[gpu]"') from None
-        gpu.bench(quick=inputs.quick, save=inputs.save)
-        return 0
     from benchmarks.command import bench
 
     asked = {"items": inputs.items, "parts": inputs.parts, "few": inputs.few, "log": inputs.log}

@@ -2,8 +2,7 @@
 
 Six blocks with linear layers around the attention run on random numbers, interleaved: one whole pass with either. The
 layers' threads, and what they leave in the caches, are part of what is measured. Of a training step it is the forward
-pass of attention and its backward pass, from its output's gradient to those of q, k and v. The last line is a whole
-layer that decodes one token with a KVCache.
+pass of attention and its backward pass, from its output's gradient to those of q, k and v.
 """
 
 import time
@@ -11,7 +10,6 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks import decoding
 from clearhead.digits import fixed
 
 SIZES = ((1, 128, 768, 12), (1, 512, 768, 12), (1, 2048, 768, 12), (8, 197, 768, 12), (8, 64, 512, 8))
@@ -55,11 +53,7 @@ def shares(threads: int, *, quick: bool) -> list[Share]:
                     seconds[name].append(_pass(way, blocks, torch.randn(batch, tokens, width), attend))
             ours, theirs = (median(seconds[name]) for name in attends)
             results.append(Share(way, batch, tokens, width, heads, ours, theirs / ours))
-    seconds_of_step, ratio = decoding.step(quick=quick)
-    return [
-        *results,
-        Share("KVCache layer", 1, decoding.BEFORE, decoding.HEADS * decoding.D, decoding.HEADS, seconds_of_step, ratio),
-    ]
+    return results
 
 
 def lines(result: list[Share]) -> list[tuple[str, ...]]:

@@ -5,9 +5,8 @@ python benchmarks/pages.py [--quick]      needs chromium; peers are measured whe
 Queries and keys are drawn from N(0, 1) in bfloat16, causal: the widest weights and the worst case for compression.
 Peers get the same weights in float32, and each writes its page in its own way.
 
-Then how long one page takes from a pointer on a word to the shaded text, from a click to the arithmetic, and from
-another temperature to its numbers: from the event to the first task after the frame that shows it, by
-`performance.measure` in the page. Of a what-if also what the main thread works for it in all.
+Then how long one page takes from a pointer on a word to the shaded text, and from a click to the arithmetic: from the
+event to the first task after the frame that shows it, by `performance.measure` in the page.
 """
 
 import os
@@ -40,15 +39,12 @@ CASES: tuple[tuple[str, int, int, int, int, Any, float], ...] = (
 )
 
 REACTING = (12, 12, 1000, 64)  # layers, heads, tokens, d_k = d_v
-SUPPOSING = (12, 12, 512, 64)
 TIMES = 30
 BUDGETS = {"hover to shading": 50, "click to arithmetic": 100}  # ms; and 1,000 to the first picture
-WHAT_IF = "a what-if (temperature), 512 tokens"
-WHAT_IF_BUDGET = 16  # ms, to the frame and of the main thread's work
-MEASURE = """([name, type, changes, acted = ".token"]) => {
+MEASURE = """([name, type, changes]) => {
     let start = null;
     document.addEventListener(type, ({ target, timeStamp }) => {
-        if (window.awaited !== name || !target.matches?.(acted)) return;
+        if (window.awaited !== name || !target.matches?.(".token")) return;
         window.awaited = null;
         start = timeStamp;
     }, true);
@@ -129,25 +125,14 @@ def reacting(layers: int, heads: int, n: int, d: int) -> Document:
     return replace(made, header={**made.header, "facts": {"next": following[-1], "following": following}})
 
 
-def reacting_page(running: Any, place: Path) -> Any:
-    """A tab in which the small pictures of all heads are painted."""
+def reactions(running: Any, place: Path) -> tuple[dict[str, list[float]], float]:
+    """Milliseconds of each reaction, and to the first picture."""
     tab = running.new_context(viewport={"width": 1280, "height": 900}, offline=True).new_page()
     tab.goto(place.as_uri(), timeout=120_000)
     painted = "[...document.querySelectorAll('.heads canvas')].every((each) => each.dataset.missing === '0')"
     while not tab.evaluate(f"document.querySelector('.lines')?.children.length > 5 && {painted}"):
         tab.wait_for_timeout(50)
     tab.wait_for_timeout(1000)
-    return tab
-
-
-def measured(tab: Any, name: str) -> list[float]:
-    read = "name => performance.getEntriesByName(name).map((entry) => entry.duration)"
-    return [float(x) for x in tab.evaluate(read, name)]
-
-
-def reactions(running: Any, place: Path) -> tuple[dict[str, list[float]], float]:
-    """Milliseconds of each reaction, and to the first picture."""
-    tab = reacting_page(running, place)
     picture = tab.evaluate("performance.getEntriesByName('clearhead picture')[0].startTime")
     for name, kind, changes in (
         ("hover to shading", "pointerover", ".passage"),
@@ -165,33 +150,10 @@ def reactions(running: Any, place: Path) -> tuple[dict[str, list[float]], float]
             tab.evaluate("name => void (window.awaited = name)", name)
             act()
             tab.wait_for_timeout(400)
-    results = {name: measured(tab, name) for name in BUDGETS}
+    read = "name => performance.getEntriesByName(name).map((entry) => entry.duration)"
+    results = {name: [float(x) for x in tab.evaluate(read, name)] for name in BUDGETS}
     tab.context.close()
     return results, picture
-
-
-def supposing(running: Any, place: Path) -> tuple[list[float], list[float]]:
-    """Milliseconds from another temperature to the frame with its numbers, and of the main thread's tasks for it."""
-    tab = reacting_page(running, place)
-    tab.evaluate(MEASURE, [WHAT_IF, "input", ".lines", "#dive-temperature"])
-    tab.focus("#dive-temperature")
-    session = tab.context.new_cdp_session(tab)
-    session.send("Performance.enable")
-
-    def worked() -> float:
-        shown = session.send("Performance.getMetrics")["metrics"]
-        return next(float(each["value"]) for each in shown if each["name"] == "TaskDuration") * 1000
-
-    tasks = []
-    for position in range(TIMES + 5):  # the first five warm the program up
-        tab.evaluate("name => void (window.awaited = name)", WHAT_IF)
-        before = worked()
-        tab.keyboard.press("ArrowRight" if position // 5 % 2 == 0 else "ArrowLeft")  # the slider ends after 12 steps
-        tab.wait_for_timeout(500)
-        tasks.append(worked() - before)
-    result = measured(tab, WHAT_IF)
-    tab.context.close()
-    return result[5:], tasks[5:]
 
 
 def bertviz(weights: list[Any], tokens: list[str]) -> str:
@@ -227,9 +189,6 @@ def print_reactions(running: Any, place: Path) -> None:
     for name, times in result.items():
         print(f"| {name} | {len(times)} | {np.median(times):.0f} | {max(times):.0f} | {BUDGETS[name]} |")
     print(f"| first picture | 1 | {picture:.0f} | {picture:.0f} | 1000 |")
-    place.write_bytes(page.encoded(reacting(*SUPPOSING)))
-    for said, times in zip((WHAT_IF, "the main thread's work for it"), supposing(running, place), strict=True):
-        print(f"| {said} | {len(times)} | {np.median(times):.0f} | {max(times):.0f} | {WHAT_IF_BUDGET} |")
 
 
 def main(arguments: list[str]) -> None:

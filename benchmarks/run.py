@@ -1,6 +1,5 @@
-"""Run the cases and write the table: as text, JSON, CSV and a plot."""
+"""Run the cases and write the table: as text, JSON and a plot."""
 
-import csv
 import io
 import json
 from collections.abc import Iterable, Mapping
@@ -27,12 +26,6 @@ class Row:
     limit: str  # the name of the case's limit
     shares: dict[str, float]  # of the limit's rate, by turns with it: of each contestant, ours too
     missing: dict[str, str]  # peers that could not take the case, and why
-
-    def flat(self) -> dict[str, Any]:
-        """One row of the CSV."""
-        figures: dict[str, Any] = {"group": self.case.group, "case": self.case.name, "limit": self.limit}
-        parts = ("seconds", self.seconds), ("ratio", self.ratios), ("share of limit", self.shares)
-        return figures | {f"{name} {what}": value for what, part in parts for name, value in part.items()}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -96,21 +89,11 @@ def as_json(report: Report) -> str:
     return json.dumps(data, indent=1) + "\n"
 
 
-def as_csv(rows: list[Row]) -> str:
-    """One CSV line per case."""
-    columns = list(dict.fromkeys(name for row in rows for name in row.flat()))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(row.flat() for row in rows)
-    return text.getvalue()
-
-
 def as_markdown(report: Report) -> str:
     """All tables."""
     data = json.loads(as_json(report))
     lines = ["\n\n".join(written.measured(data, "en"))]
-    lines += ["", *written.cases(data, "en")] if report.rows else []
+    lines += ["", *written.cases(data)] if report.rows else []
     for name, costs in report.costs.items():
         head, *rest = GROUPS[name].lines(costs)
         words = [any(cell[0].isalpha() for cell in column) for column in zip(*rest, strict=True)]

@@ -1,4 +1,4 @@
-"""What a benchmark run saved, written as Markdown in English and Chinese: bench.md and docs/performance.md have it."""
+"""What a benchmark run saved, written as Markdown: for bench.md, docs/performance.md, and the README in Chinese too."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,7 +9,6 @@ from benchmarks.cases import Case
 from benchmarks.limits import READS
 
 Data = dict[str, Any]  # of bench.json
-LANGUAGES = ("en", "zh")
 _WORDS = {
     "en": {
         "measured": "Speeds and shares were measured with `{command}` on {date}: {machine}.",
@@ -17,16 +16,6 @@ _WORDS = {
         "rate": "{name} ({by}) {rate:.0f} G multiply-adds/s",
         "read": "{name} {rate:.0f} GB/s",
         "apart": ", ",
-        "cases": (
-            "group",
-            "case",
-            "clearhead, ms",
-            "limit",
-            "clearhead's share",
-            "PyTorch's share",
-            "times as fast as",
-        ),
-        "summary": ("group", "peer", "geometric mean", "worst"),
     },
     "zh": {
         "measured": "速度和占比于 {date} 用 `{command}` 测得：{machine}。",
@@ -34,8 +23,6 @@ _WORDS = {
         "rate": "{name}（{by}）每秒 {rate:.0f} G 次乘加",
         "read": "{name}每秒 {rate:.0f} GB",
         "apart": "，",
-        "cases": ("组", "算例", "clearhead，ms", "上限", "clearhead 占比", "PyTorch 占比", "速度之比"),
-        "summary": ("组", "对比对象", "几何平均", "最差"),
     },
 }
 _IN_CHINESE = {
@@ -51,18 +38,9 @@ _IN_CHINESE = {
 
 def measured(data: Data, language: str) -> list[str]:
     """By which command, when and on what machine, and the machine's limits: a sentence each."""
-    words = _words(language)
-    wanted = (
-        "processor",
-        "threads",
-        "cores",
-        "instruction set",
-        "python",
-        "clearhead",
-        "numpy",
-        "torch",
-        "onnxruntime",
-    )
+    words = _WORDS[language]
+    wanted = ["processor", "threads", "cores", "instruction set", "python", "clearhead", "numpy"]
+    wanted += ["torch", "onnxruntime"]
     shown = [f"{_named(name, language)} {data['machine'][name]}" for name in wanted if name in data["machine"]]
     limits = [
         words["read" if name == READS else "rate"].format(
@@ -75,19 +53,20 @@ def measured(data: Data, language: str) -> list[str]:
     return [first, words["limits"].format(limits=apart.join(limits))]
 
 
-def cases(data: Data, language: str) -> Iterator[str]:
+def cases(data: Data) -> Iterator[str]:
     """The lines of the table of cases, with the shares of their limits, and of the summary by group."""
-    words, rows = _words(language), []
+    head = ("group", "case", "clearhead, ms", "limit", "clearhead's share", "PyTorch's share", "times as fast as")
+    rows = []
     for row in data["rows"]:
         case = Case(**row["case"])
-        ratios = words["apart"].join(f"{name} {value:.2f}" for name, value in row["ratios"].items())
+        ratios = ", ".join(f"{name} {value:.2f}" for name, value in row["ratios"].items())
         local = f"{row['seconds']['clearhead'] * 1e3:.3f}"
         shares = [share(row["shares"].get(name)) for name in ("clearhead", "torch")]
-        rows.append((case.group, case.name, local, _named(row["limit"], language) or "-", *shares, ratios))
-    yield from table(words["cases"], rows, [True, True, False, True, False, False, True])
+        rows.append((case.group, case.name, local, row["limit"] or "-", *shares, ratios))
+    yield from table(head, rows, [True, True, False, True, False, False, True])
     yield ""
     results = [(s["group"], s["peer"], f"{s['mean']:.2f}", f"{s['worst']:.2f}") for s in summary(data["rows"])]
-    yield from table(words["summary"], results, [True, True, False, False])
+    yield from table(("group", "peer", "geometric mean", "worst"), results, [True, True, False, False])
 
 
 def summary(rows: Sequence[Data]) -> list[Data]:
@@ -115,10 +94,6 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]], left: Iterable[boo
 
 def _line(words: Iterable[str]) -> str:
     return f"| {' | '.join(words)} |"
-
-
-def _words(language: str) -> dict[str, Any]:
-    return _WORDS[language]
 
 
 def _named(name: str, language: str) -> str:

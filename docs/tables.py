@@ -21,7 +21,7 @@ from benchmarks import written  # noqa: E402
 
 RESULTS = HERE.parent / "benchmarks" / "results"
 READMES = {"en": HERE.parent / "README.md", "zh": HERE.parent / "README.zh-CN.md"}
-PAGES = {"en": HERE / "performance.md", "zh": HERE / "zh" / "performance.md"}
+PAGE = HERE / "performance.md"
 HEADS = {
     "en": ("", "compared with", "mean", "worst", "clearhead's share", "the other's"),
     "zh": ("", "对比对象", "平均", "最差", "clearhead 占比", "对方占比"),
@@ -89,7 +89,7 @@ def _mean_share(shares: tuple[float | None, ...]) -> str:
 
 def errors() -> dict[str, tuple[str, str]]:
     """For each dtype the geometric mean and the worst, from docs/performance.md."""
-    text = PAGES["en"].read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     table = text[text.index("| deviation of the inputs: 1, 3, 6 |") :].split("\n\n")[0]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     results = {line[0]: line[1:] for line in cells}
@@ -114,9 +114,9 @@ def figures(data: dict[str, Any], language: str) -> str:
     return "\n".join([*table, "", *_paragraphs(data, language)]) + "\n"
 
 
-def cases(data: dict[str, Any], language: str) -> str:
+def cases(data: dict[str, Any]) -> str:
     """The tables of all cases, for the page on performance."""
-    return "\n".join([*_paragraphs(data, language), *written.cases(data, language)]) + "\n"
+    return "\n".join([*_paragraphs(data, "en"), *written.cases(data)]) + "\n"
 
 
 def _paragraphs(data: dict[str, Any], language: str) -> Iterator[str]:
@@ -138,14 +138,14 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="exit 1 when a table is not what the figures give")
     check = parser.parse_args().check
     stale, data = [], newest()
-    for pages, mark, made in ((READMES, "figures", figures), (PAGES, "cases", cases)):
-        for language, path in pages.items():
-            old = path.read_text(encoding="utf-8")
-            new = filled(old, mark, made(data, language))
-            if not check:
-                path.write_text(new, encoding="utf-8")
-            elif new != old:
-                stale.append(str(path.relative_to(HERE.parent)))
+    readmes = [(path, "figures", figures(data, language)) for language, path in READMES.items()]
+    for path, mark, table in (*readmes, (PAGE, "cases", cases(data))):
+        old = path.read_text(encoding="utf-8")
+        new = filled(old, mark, table)
+        if not check:
+            path.write_text(new, encoding="utf-8")
+        elif new != old:
+            stale.append(str(path.relative_to(HERE.parent)))
     if stale:
         print(f"not current: {', '.join(stale)}; run python docs/tables.py", file=sys.stderr)
     return 1 if stale else 0

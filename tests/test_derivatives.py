@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from benchmarks.truth import cut_again
+from clearhead.changing.edits import cut
 from clearhead.errors import FileError, RuleError, SelectionError
 from clearhead.explaining.derivatives import derivatives, difference, target_of
 from clearhead.explaining.rerun import Edge
@@ -16,7 +16,8 @@ from clearhead.models.decoder import Decoder
 from clearhead.models.folder import config_of
 from clearhead.models.functions import ACTIVATIONS, NormWeights
 from clearhead.models.model import Model, load
-from clearhead.models.protocol import ForwardPass
+from clearhead.models.protocol import ForwardPass, Variant
+from clearhead.models.variants import again as run_again
 from clearhead.models.weights import Weights
 from dense_gpt2 import gpt2_weights, in_float64, random_peer, with_gpt2_weights
 from programs import peak_of, python
@@ -236,6 +237,17 @@ def test_g_with_the_layers_q_k_and_v_gives_the_causes_of_an_edge(trial):
         edges = [Edge(number, *map(int, place)) for place in np.argwhere(a > 0)]
         again = cut_again(model, run, target, edges)
         np.testing.assert_allclose(again, [e[edge[1:]] for edge in edges], rtol=0, atol=1e-3 * np.abs(e).max() + 1e-12)
+
+
+def cut_again(model, run, target, edges):
+    """What the lead changes by when each edge alone is cut and its row normalised anew, float64 (edges,)."""
+    last = target.position
+    cuts = [cut(queries=edge.query, keys=edge.key, layers=[edge.layer], heads=[edge.head]) for edge in edges]
+    variants = [Variant((*run.edits, one), first=edge.query) for one, edge in zip(cuts, edges, strict=True)]
+    made = run_again(model.decoder, run, [each for each in variants if each.first <= last], range(last, last + 1))
+    leads = iter([difference(model, rows[0], target) for rows in made])
+    before = difference(model, run.hidden[-1][last], target)
+    return np.array([next(leads) - before if edge.query <= last else 0.0 for edge in edges])
 
 
 @several(8)

@@ -12,7 +12,6 @@ from safetensors.numpy import save_file
 
 import clearhead as ch
 import wrong
-from benchmarks.right_programs import draw
 from clearhead.core import reference
 from clearhead.core.problem import describe
 from clearhead.diagnosing import operands
@@ -27,6 +26,7 @@ from clearhead.errors import DtypeError, FileError, RuleError, ShapeError, Unkno
 from diagnosing import softmax
 from problems import in_the_gate
 from programs import python
+from right_programs import draw
 from seeds import fresh
 
 

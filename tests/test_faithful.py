@@ -10,14 +10,13 @@ import pytest
 from rich.console import Console
 
 import clearhead as ch
-from benchmarks import faithful, whole_truth
+from benchmarks import faithful
 from benchmarks.faithful_measures import bm25, context_cite, curves, deleted, lds, log_p
 from benchmarks.faithful_tasks import TASKS, item
 from clearhead.core.effects import spearman
 from clearhead.errors import FileError, RuleError, UnknownNameError
 from clearhead.explaining import part_runs, rerun
 from clearhead.explaining.why_lists import PartEffect
-from clearhead.models.model import load
 from clearhead.report.why import show
 from seeds import fresh
 
@@ -220,14 +219,3 @@ def test_a_fact_that_stands_twice_is_one_cause():
     )
     assert {seen.pairs[0].first.text, seen.pairs[0].second.text} == {seen.parts[0].text, seen.parts[2].text}
     assert seen.pairs[0].share < 0.05 < 0.5 < seen.parts[0].share
-
-
-@pytest.mark.gate
-def test_the_whole_truth_has_every_edge_and_every_head():
-    """With the shipped model: an estimate that is the truth agrees with it, and all have the same places."""
-    made = whole_truth.compared(load(), "humpty dumpty sat on")
-    sizes = {name: {len(x) for x in numbers.values()} for name, numbers in made.items()}
-    config = load().config
-    assert sizes == {"edges": {config.layers * config.heads * 2}, "heads": {config.layers * config.heads}}
-    (row,) = [whole_truth._whole("edges", "truth", [made["edges"]["truth"]], [made["edges"]["truth"]])]
-    assert (round(row.pearson, 9), row.rank, row.first) == (1, 1, 1)

@@ -344,7 +344,7 @@ def test_bench_creates_its_folder_before_measuring(tmp_path: Path, monkeypatch: 
     (folder / "bench.md").write_text("old")
     (folder / "bench.md").chmod(0o600)
     command._save(folder, report)
-    assert sorted(os.listdir(folder)) == ["bench.csv", "bench.json", "bench.md"]
+    assert sorted(os.listdir(folder)) == ["bench.json", "bench.md"]
     assert stat.S_IMODE((folder / "bench.md").stat().st_mode) == 0o600
 
 

@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import clearhead.torch
-from benchmarks import drop_in
 from clearhead.torch import activate, active, deactivate, explain
 from clearhead.torch.calls import LATEST
 from composed import COMPOSED, by_math
+from other_models import MODELS, difference, results
 
 attention = torch.nn.attention
 DIRECT, FUSED, GRADIENT, FAST_PATH = "itself", "the fused operator, in", "gradient", "the fast path"
@@ -489,14 +489,15 @@ NEEDS = {"diffusers UNet": "diffusers", "diffusers transformer": "diffusers", "K
 def test_models_of_other_libraries_have_the_same_outputs_and_gradients(name: str):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
-    model, call, x = drop_in.MODELS[name]()
+    model, call, x = MODELS[name]()
     model.eval()
-    theirs = drop_in.results(call, x, model)
-    ours = drop_in.active(lambda: drop_in.results(call, x, model))
+    theirs = results(call, x, model)
+    with active():
+        ours = results(call, x, model)
     routes = explain().routes
     assert {route.computed_by for route in routes} == {"clearhead"}
     assert sum(route.count for route in routes) >= 2
-    assert drop_in.difference(ours[0], theirs[0]) < 1e-4
+    assert difference(ours[0], theirs[0]) < 1e-4
     largest = max(y.abs().max().item() for y in theirs[1:])
     for a, b in zip(ours[1:], theirs[1:], strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-4 * largest)

@@ -1,11 +1,5 @@
 """The GPU's kernels in Triton's interpreter, on chosen problems that span several tiles, splits and bands."""
 
-import json
-import os
-import subprocess
-import sys
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -13,7 +7,6 @@ import numpy as np
 import pytest
 
 import clearhead as ch
-from benchmarks import compiled
 from clearhead.core.axes import Array
 from clearhead.core.statistics import PER_QUERY, listed
 from clearhead.engines import portable, triton
@@ -163,69 +156,6 @@ def test_a_d_k_above_the_limit_is_refused():
     q = np.zeros((1, 300))
     with pytest.raises(EngineError, match="d_k is 300: the kernels hold at most 256"):
         ch.attention(q, q, q, engine="triton")
-
-
-USUAL, UNUSUAL = ([name for name, case in compiled.CASES.items() if case.usual is usual] for usual in (True, False))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("cases", [USUAL, UNUSUAL], ids=["usual", "unusual"])
-def test_kernels_compile_for_a_gpu_and_take_no_more_than_allowed(cases: list[str]):
-    """Also on machines without a GPU: the compiler may refuse what the interpreter accepts.
-
-    One pass of one case, drawn anew each time; `python -m benchmarks.compiled --check` goes through all of them, and
-    `--save` after a change for good.
-    """
-    version, held = compiled.read()
-    assert version == metadata.version("triton"), "save the figures anew with this version"
-    rng = fresh()
-    gpu, case, name = (str(rng.choice(x)) for x in (compiled.GPUS, cases, list(compiled.PASSES)))
-    result = needs(gpu, case, name)
-    assert result
-    assert not list(compiled.against(gpu, case, result, held))
-
-
-@pytest.mark.long
-def test_kernels_compile_with_the_triton_of_an_older_pytorch(tmp_path: Path):
-    """3.6 loses what 3.9 keeps: the strides of an array in a tuple that is the last of a tuple."""
-    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path), "triton==3.6.0"]
-    subprocess.run(install, check=True)
-    assert needs("sm_90", "float16, d 16, every rule", *compiled.PASSES, PYTHONPATH=str(tmp_path))
-
-
-def test_figures_that_are_too_large_are_told():
-    """The kernel `rows` of a case that is saved with 250 registers, 32 bytes of stack and 64 of shared memory."""
-    held = {"sm_80": {"d 64": {"rows": compiled.Needs(250, 32, 64)}}}
-
-    def complaints(*taken: int, case: str = "d 64") -> list[str]:
-        return list(compiled.against("sm_80", case, {"rows": compiled.Needs(*taken)}, held))
-
-    assert not complaints(250, 32, 64)
-    assert not complaints(255, 0, 64)
-    for more, word in (((251, 32, 64), "registers"), ((250, 40, 64), "saved"), ((250, 32, 65), "saved")):
-        (line,) = complaints(*more)
-        assert line.startswith("sm_80, d 64, rows: ")
-        assert word in line
-    assert not complaints(255, compiled.STACK, compiled.SHARED["sm_80"], case="d 8")
-    assert len(complaints(255, compiled.STACK + 8, compiled.SHARED["sm_80"] + 1, case="d 8")) == 2
-
-
-def test_every_gpu_case_and_pass_is_saved():
-    _, saved = compiled.read()
-    assert list(saved) == list(compiled.GPUS)
-    for cases in saved.values():
-        assert list(cases) == USUAL
-        assert {name.split(": ")[0] for by_name in cases.values() for name in by_name} == set(compiled.PASSES)
-
-
-def needs(gpu: str, case: str, *names: str, **more: str) -> dict[str, compiled.Needs]:
-    """What benchmarks.compiled prints of passes of a case, in a process without the interpreter."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | more
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.compiled", "--gpu", gpu, "--case", case, "--json"]
-    root = Path(__file__).parent.parent
-    done = subprocess.run([*command, "--only", *names], capture_output=True, text=True, env=environment, cwd=root)
-    assert not done.returncode, done.stderr[-2000:]
-    return {name: compiled.Needs(*x) for name, x in json.loads(done.stdout)[gpu][case].items()}
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])

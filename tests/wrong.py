@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from benchmarks.right_programs import rules_for
 from clearhead.diagnosing.mistakes import mistakes
+from right_programs import rules_for
 from wrong_attention import CACHE, attention
 from wrong_layers import layer
 from wrong_rules import BLOCKS
