@@ -239,13 +239,10 @@ def test_twelve_columns_of_numbers_fit_eighty_characters(tmp_path):
 
 REFUSED = {  # commands, and what each is refused with
     "--json - explain a": "--json stands before the command",
-    "--lang zh info": "info 只输出英文",
+    "--lang zh info": "info prints English only",
     "explain a --model ''": "--model: it is empty",
     "explain a --json - --html -": "standard output",
     "bench --threads 0": "number of threads is 0",
-    "bench --only full --threads 2": "hint: python -m benchmarks --only full --threads 2\n",
-    "bench --device cuda --quick": "hint: python -m benchmarks --quick --device cuda\n",
-    "bench --save 'some where'": "hint: python -m benchmarks --save 'some where'\n",
     "explain --file text.txt --html - --head 1": "--head is for one token",
     "explain ''": "the text is empty",
     "explain '  \n'": "the text is empty",
@@ -306,6 +303,14 @@ EDITS = {
     "--off 0.99": "there is no head 99",
 }
 REFUSED |= {f"explain 'humpty dumpty sat on' {edit}": words for edit, words in EDITS.items()}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "gbk"])
+def test_errors_are_in_english_also_where_reports_are_in_chinese(encoding):
+    said = call("explain", "--lang", "zh", encoding=encoding).stderr
+    assert said.startswith("clearhead explain: expected TEXT or --file, one of them. hint: clearhead explain ")
+    said = call("trace", "none.json", "--lang", "zh", encoding=encoding).stderr
+    assert said.startswith("clearhead trace: none.json ")
 
 
 @pytest.mark.parametrize("command", REFUSED)

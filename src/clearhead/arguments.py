@@ -5,8 +5,8 @@ import re
 import sys
 from typing import Any, NoReturn
 
-from clearhead.errors import FileError, Sentence, expected
-from clearhead.report.streams import can_show, complain, in_language
+from clearhead.errors import FileError, expected
+from clearhead.report.streams import can_show, complain
 from clearhead.spelling import cells
 from clearhead.version import __version__
 from clearhead.words import LANGUAGES, Language, of_locale, table
@@ -44,11 +44,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with code 2; argparse would print the usage before it."""
-        said = in_language(self.language, message)
-        end = "." if said == message else "。"
-        complain(
-            self.prog, f"{said}{end}", Sentence("{program} --help shows examples.", program=self.prog), self.language
-        )
+        complain(self.prog, f"{message}.", f"{self.prog} --help shows examples.")
         sys.exit(2)
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -112,7 +108,6 @@ def _edit(name: str, form: str, **more: Any) -> dict[str, Any]:
 
 _FILE, _WHOLE, _FLAG = _text("FILE"), {"type": _whole, "metavar": "N"}, {"action": "store_true"}
 _RESULTS = {"--json": _FILE, "--html": _FILE}
-_HIDDEN = {"help": argparse.SUPPRESS}
 _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
     "explain": {
         "text": {"metavar": "TEXT", "nargs": "?"},
@@ -162,12 +157,7 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
         "--port": {**_WHOLE, "default": 0},
         "--no-open": _FLAG,
     },
-    "bench": {
-        "--threads": _WHOLE,
-        "--quick": {**_FLAG, "default": None, **_HIDDEN},
-        "--device": {"choices": ("cpu", "cuda"), **_HIDDEN},
-        **{name: {"type": _name, **_HIDDEN} for name in ("--peers", "--only", "--save")},
-    },
+    "bench": {"--threads": _WHOLE},
     "models": {"--json": _FLAG},
     "info": {"--json": _FLAG},
 }
@@ -175,22 +165,22 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
 OF_ANSWER = frozenset(("why", "against", "answer", "parts", "effort", "trust", "all"))  # they ask for ch.why
 EXAMPLE = 'clearhead explain "humpty dumpty sat on"'
 _ANY = "|".join(("way", *sorted(OF_ANSWER)))
-_LONE = Sentence("--{other} is for what follows a whole text, not for --{name}.")
-_MISSING = Sentence("expected TEXT or --file, one of them.")
+_LONE = "--{other} is for what follows a whole text, not for --{name}."
+_MISSING = "expected TEXT or --file, one of them."
 _EDITS = "--cut, --boost and --off are for one run of a text, not for windows or the page of a file's every head."
-_WINDOWS = Sentence("--windows is for the text of a file."), "clearhead explain --file FILE --windows"
-_EXACT = Sentence("--exact and --dtype are for the page of a long text."), "--file FILE --html PAGE"
-_PAGE = Sentence("--{name} is for one token, and --file with --html shows every head of all tokens."), ""
+_WINDOWS = "--windows is for the text of a file.", "clearhead explain --file FILE --windows"
+_EXACT = "--exact and --dtype are for the page of a long text.", "--file FILE --html PAGE"
+_PAGE = "--{name} is for one token, and --file with --html shows every head of all tokens.", ""
 _CONFLICTS = (  # of explain: options that are set (one of a|b), others that are not, what is wrong then, a hint
-    ("target", "text file chat", Sentence("expected TEXT: {token!r} follows --why."), "clearhead explain TEXT --why"),
+    ("target", "text file chat", "expected TEXT: {token!r} follows --why.", "clearhead explain TEXT --why"),
     ("", "text file chat", _MISSING, EXAMPLE),
     ("text file", "", _MISSING, EXAMPLE),
-    ("text chat", "", Sentence("TEXT and --chat are given together."), 'clearhead explain --chat "MESSAGE"'),
-    ("system", "chat", Sentence("--system is for --chat."), 'clearhead explain --system "be short" --chat "MESSAGE"'),
+    ("text chat", "", "TEXT and --chat are given together.", 'clearhead explain --chat "MESSAGE"'),
+    ("system", "chat", "--system is for --chat.", 'clearhead explain --system "be short" --chat "MESSAGE"'),
     (f"{_ANY} token", "", _LONE, "end TEXT with that token."),
     (f"{_ANY} windows|exact|dtype", "", _LONE, "leave --{name} out."),
-    ("edits windows|page", "", Sentence(_EDITS), 'clearhead explain TEXT --cut "on>sat" --html PAGE'),
-    ("rest", "cut", Sentence("--rest is for --cut."), 'clearhead explain TEXT --cut "on>sat" --rest first'),
+    ("edits windows|page", "", _EDITS, 'clearhead explain TEXT --cut "on>sat" --html PAGE'),
+    ("rest", "cut", "--rest is for --cut.", 'clearhead explain TEXT --cut "on>sat" --rest first'),
     ("windows", "file", *_WINDOWS),
     ("windows chat", "", *_WINDOWS),
     ("exact|dtype", "page", *_EXACT),
@@ -218,7 +208,7 @@ def asked_for(options: argparse.Namespace) -> set[str]:
         chosen = [next((name for name in names.split("|") if name in asked), "") for names in together.split()]
         if all(chosen) and asked.isdisjoint(absent.split()):
             names = {"other": "".join(chosen[:1]), "name": "".join(chosen[-1:])}
-            raise FileError(what.template, hint, token=options.why, **names)
+            raise FileError(what, hint, token=options.why, **names)
     return asked
 
 
@@ -240,12 +230,10 @@ def read(arguments: list[str]) -> argparse.Namespace:
     parser = command_line(language)
     first = arguments[0] if arguments else ""
     if first.startswith("-") and not any(first.startswith(known) for known in ("-h", "--h", "--v", "--l")):
-        misplaced = "{option} stands before the command: options go after it, as in clearhead explain … {option}"
-        parser.error(Sentence(misplaced, option=first))
+        parser.error(f"{first} stands before the command: options go after it, as in clearhead explain … {first}")
     options = parser.parse_args(arguments)
     if options.lang is not None and options.command in _IN_ENGLISH:
-        values = {"language": options.lang, "command": options.command}
-        parser.error(Sentence("--lang {language}: {command} prints English only", **values))
+        parser.error(f"--lang {options.lang}: {options.command} prints English only")
     options.lang = language
     options.usage = parser.print_help
     return options

@@ -9,7 +9,6 @@ be written, 3 no known mistake explains the numbers, 130 interrupted.
 import argparse
 import json
 import os
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead import __version__, arguments, lessons
 from clearhead.core.files import check_writable, read_text, write_whole
-from clearhead.errors import ClearheadError, FileError, MissingExtraError, RuleError, SelectionError, Sentence
+from clearhead.errors import ClearheadError, FileError, MissingExtraError, RuleError, SelectionError
 from clearhead.report import streams
 from clearhead.report.streams import console_of, deliver, progress
 from clearhead.tables import aligned
-from clearhead.words import Language, say
+from clearhead.words import say
 
 if TYPE_CHECKING:
     from clearhead.explaining.explanation import Explanation
@@ -42,13 +41,10 @@ def main(typed: Sequence[str] | None = None) -> int:
     with suppress(AttributeError, OSError):  # not every system says its load
         if os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1):
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # beside busy programs they wait for each other
-    language: Language = "en"
     with streams.readable():
         try:
             try:
-                options = arguments.read(list(sys.argv[1:] if typed is None else typed))
-                language = options.lang
-                return _run(options)
+                return _run(arguments.read(list(sys.argv[1:] if typed is None else typed)))
             finally:
                 sys.stdout.flush()
         except BrokenPipeError:  # the reader of a pipe closed it
@@ -56,11 +52,10 @@ def main(typed: Sequence[str] | None = None) -> int:
             return 0
         except OSError as error:
             streams.abandon()
-            file, reason = error.filename or Sentence("standard output"), Sentence(error.strerror or str(error))
-            streams.complain("clearhead", Sentence("{file}: {reason}.", file=file, reason=reason), language=language)
+            streams.complain("clearhead", f"{error.filename or 'standard output'}: {error.strerror or error}.")
             return 2
         except KeyboardInterrupt:
-            print(streams.in_language(language, "interrupted"), file=sys.stderr)
+            print("interrupted", file=sys.stderr)
             return 130
 
 
@@ -72,10 +67,9 @@ def _run(options: argparse.Namespace) -> int:
         _check_targets(options)
         return _COMMANDS[options.command](options)
     except ClearheadError as error:
-        streams.complain(f"clearhead {options.command}", error.what, error.hint, options.lang)
+        streams.complain(f"clearhead {options.command}", error.what, error.hint)
     except MemoryError:
-        words = "there is not enough memory for this."
-        streams.complain(f"clearhead {options.command}", words, language=options.lang)
+        streams.complain(f"clearhead {options.command}", "there is not enough memory for this.")
     return 2
 
 
@@ -298,16 +292,6 @@ def _bench(options: argparse.Namespace) -> int:
 
     if options.threads is not None:
         set_num_threads(options.threads)  # says what is wrong with the number
-    names = ("quick", "device", "peers", "only", "save")
-    contest = {f"--{name}": value for name in names if (value := getattr(options, name)) is not None}
-    if contest:
-        typed = [part for name, value in contest.items() for part in (name, value) if part is not True]
-        threads = [] if options.threads is None else ["--threads", str(options.threads)]
-        raise FileError(
-            "{names}: for the contests with other libraries, which are not installed but lie in the source checkout.",
-            shlex.join(["python", "-m", "benchmarks", *typed, *threads]),
-            names=", ".join(contest),
-        )
     from clearhead.bench.self_check import self_check
 
     self_check()
@@ -351,7 +335,7 @@ def _models(options: argparse.Namespace) -> int:
     for name, each in zip(names, listed, strict=True):
         count = each.parameters / (1e4 if options.lang == "zh" else 1e6)
         facts = say(options.lang, "model facts", count=count, **each._asdict())
-        reason = streams.printable(streams.in_language(options.lang, each.reason))
+        reason = streams.printable(each.reason)
         print(aligned((wide, 0), (name, reason or facts), "  ", arguments.columns))
     return 0
 

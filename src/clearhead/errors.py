@@ -22,13 +22,7 @@ from typing import Self
 
 
 class Sentence(str):
-    """A sentence that remembers its template and the values in it, so that it can be said in another language.
-
-    The values may be sentences too. Without values the template is the sentence.
-    """
-
-    template: str
-    values: dict[str, object]
+    """A sentence with its values in place. It is not filled in again: a value may have braces of its own."""
 
     def __new__(cls, template: str, /, **values: object) -> Self:
         """Fill in the template; a sentence that is whole, or whose braces are no names of values, stays as it is."""
@@ -38,9 +32,7 @@ class Sentence(str):
             text = template.format(**values) if values else template
         except (AttributeError, LookupError, ValueError):
             text = template
-        sentence = super().__new__(cls, text)
-        sentence.template, sentence.values = template, values
-        return sentence
+        return super().__new__(cls, text)
 
 
 class ClearheadError(Exception):
@@ -117,7 +109,7 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
     names, name = sorted(known), name if isinstance(name, str) else shown(name)
     near = get_close_matches(name, names, n=1)
     hint = "did you mean `{near}`? Known: {names}." if near else "Known: {names}."
-    values = {"kind": Sentence(kind), "name": name, "near": "".join(near), "names": ", ".join(names)}
+    values = {"kind": kind, "name": name, "near": "".join(near), "names": ", ".join(names)}
     return UnknownNameError("unknown {kind} `{name}`.", hint, **values)
 
 
@@ -130,7 +122,7 @@ def check_known(kind: str, names: Iterable[object], known: Collection[str]) -> N
 
 def expected(name: str, value: object, wanted: str) -> Sentence:
     """What is said of a value of the wrong kind: causal is 3: expected True or False."""
-    return Sentence("{name} is {value}: expected {wanted}.", name=name, value=shown(value), wanted=Sentence(wanted))
+    return Sentence("{name} is {value}: expected {wanted}.", name=name, value=shown(value), wanted=wanted)
 
 
 def shape_of(value: object) -> tuple[int, ...] | None:

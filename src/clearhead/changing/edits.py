@@ -11,7 +11,7 @@ import numpy as np
 from clearhead.changing.places import Places, read_places
 from clearhead.core.effects import Rest, read_rest
 from clearhead.core.rule_values import check_size, is_whole, listed, read_members, read_number, read_path
-from clearhead.errors import DtypeError, RuleError, SelectionError, Sentence, expected, shown
+from clearhead.errors import DtypeError, RuleError, SelectionError, expected, shown
 from clearhead.layers.run import LAYERS, Run
 
 Heads = tuple[int, ...] | dict[int | str, tuple[int, ...]] | None
@@ -299,7 +299,7 @@ def _head_list(name: str, value: Any) -> tuple[int, ...]:
     if not heads:
         raise SelectionError("{name} is empty: it chooses nothing.", "leave heads out for all.", name=name)
     if min(heads) < 0:
-        values = {"name": name, "member": min(heads), "wanted": Sentence(_HEADS[1])}
+        values = {"name": name, "member": min(heads), "wanted": _HEADS[1]}
         raise SelectionError("{name} holds {member}: expected {wanted}.", _HEADS[2], **values)
     return tuple(sorted({int(head) for head in heads}))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from clearhead.changing.edits import Edit, boost, cut, off
 from clearhead.core.effects import Rest
-from clearhead.errors import ClearheadError, RuleError, Sentence, shown
+from clearhead.errors import ClearheadError, RuleError, shown
 
 _WHERE = re.compile(r"(\d*)(?:\.(\d+))?")
 _HINT = {
@@ -62,7 +62,7 @@ def _edit(kind: str, text: str, layer: int | None, head: int | None, rest: Rest)
 
 
 def _form(kind: str) -> RuleError:
-    return RuleError("expected {form}.", form=Sentence(_SIGNS[kind]))
+    return RuleError("expected {form}.", form=_SIGNS[kind])
 
 
 def _number(text: str) -> float:

@@ -61,7 +61,7 @@ def npz(path: Path) -> dict[str, Array]:
         raise
     except Exception as error:  # zip and NumPy's header have some twenty kinds of exceptions for what is malformed
         reason = " ".join(str(error).split()).removesuffix(".") or type(error).__name__
-        raise FileError("{path} is not a readable .npz file: {reason}.", path=path, reason=Sentence(reason)) from None
+        raise FileError("{path} is not a readable .npz file: {reason}.", path=path, reason=reason) from None
 
 
 def safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
@@ -109,7 +109,7 @@ def _header(path: object, data: bytes | bytearray) -> tuple[dict[str, Any], int]
     if len(data) < 8 or length > min(len(data) - 8, _MOST_HEADER):
         raise _cut(path, "its header is longer than the file.")
     try:
-        return object_of(data[8 : 8 + length].decode("utf-8"), Sentence("its header")), length
+        return object_of(data[8 : 8 + length].decode("utf-8"), "its header"), length
     except UnicodeDecodeError:
         raise _cut(path, "its header is not UTF-8.") from None
     except FileError as error:

@@ -130,7 +130,7 @@ def object_of(text: str, name: str, *, number: Callable[[str], Any] | None = Non
     except RecursionError:
         raise _too_deep(name) from None
     except ValueError as error:
-        raise FileError("{file} is not valid JSON: {reason}.", file=name, reason=Sentence(str(error))) from None
+        raise FileError("{file} is not valid JSON: {reason}.", file=name, reason=str(error)) from None
     except ArithmeticError:
         raise FileError("{file} is not valid JSON: the exponent of a number is out of range.", file=name) from None
     if not isinstance(data, dict):
@@ -148,7 +148,7 @@ def object_of(text: str, name: str, *, number: Callable[[str], Any] | None = Non
 def _said(path: object, done: str) -> Iterator[None]:
     """Turn the system's errors into FileError; BrokenPipeError passes through, since the command line handles it."""
     if path == STANDARD:
-        path = Sentence("standard output" if done == "written" else "standard input")
+        path = "standard output" if done == "written" else "standard input"
     words = "{path} cannot be written: {reason}." if done == "written" else "{path} cannot be read: {reason}."
     try:
         yield
@@ -159,9 +159,9 @@ def _said(path: object, done: str) -> Iterator[None]:
             raise FileError("{path} does not exist.", path=path) from None
         raise FileError("{path} cannot be written: its folder does not exist.", path=path) from None
     except OSError as error:
-        raise FileError(words, path=path, reason=Sentence(error.strerror or str(error))) from None
+        raise FileError(words, path=path, reason=error.strerror or str(error)) from None
     except (TypeError, ValueError) as error:  # no name at all, or one with a null character
-        raise FileError(words, "expected a file's name.", path=repr(path), reason=Sentence(str(error))) from None
+        raise FileError(words, "expected a file's name.", path=repr(path), reason=str(error)) from None
 
 
 def _name(path: str | os.PathLike[str]) -> str:
@@ -191,7 +191,7 @@ def _checked(name: str) -> os.stat_result | None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     if (old is None or stat.S_ISREG(old.st_mode)) and not _allowed(folder, os.W_OK | os.X_OK):
         raise PermissionError(
-            errno.EACCES, Sentence("{reason} in {folder}", reason=Sentence(os.strerror(errno.EACCES)), folder=folder)
+            errno.EACCES, Sentence("{reason} in {folder}", reason=os.strerror(errno.EACCES), folder=folder)
         )
     return old
 

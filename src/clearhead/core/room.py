@@ -35,7 +35,7 @@ def check_room_for_file(path: object, size: int, what: str) -> None:
     if size > free:
         values = {
             "path": path,
-            "what": Sentence(what),
+            "what": what,
             "size": written(size, OF_FILES),
             "free": written(free, OF_FILES),
         }

@@ -222,7 +222,7 @@ def read_members(name: str, value: Any, kinds: tuple[type, ...], wanted: str, hi
         raise SelectionError(expected(name, value, wanted), hint) from None
     for member in members:
         if isinstance(member, bool) or not isinstance(member, kinds):
-            values = {"name": name, "member": shown(member), "wanted": Sentence(wanted)}
+            values = {"name": name, "member": shown(member), "wanted": wanted}
             raise SelectionError("{name} holds {member}: expected {wanted}.", hint, **values)
     return members
 
@@ -352,7 +352,7 @@ def _whole(name: str, value: Any, shape: tuple[int, ...], axes: Sequence[str]) -
     try:
         whole = np.broadcast_to(array, shape)
     except ValueError:
-        wanted = named(shape, axes) if shape else Sentence("a single number")
+        wanted = named(shape, axes) if shape else "a single number"
         values = {"name": name, "shape": array.shape, "wanted": wanted}
         raise ShapeError("{name} has shape {shape}: expected {wanted}.", **values) from None
     return as_int64(name, whole)

@@ -14,11 +14,11 @@ from clearhead.core.arrays import FLOATS, as_rule_array, broadcast
 from clearhead.core.axes import Array, named
 from clearhead.core.room import array_bytes, check_room
 from clearhead.core.rule_values import as_int64, spread, within_range
-from clearhead.errors import DtypeError, RuleError, Sentence, ShapeError, expected
+from clearhead.errors import DtypeError, RuleError, ShapeError, expected
 
 TABLE = ("batch", "heads", "query_spans", "key_spans")
-_TABLE = Sentence("spans[2], the table,")
-_SIDES = (("queries", Sentence("spans[0], the query labels,")), ("keys", Sentence("spans[1], the key labels,")))
+_TABLE = "spans[2], the table,"
+_SIDES = (("queries", "spans[0], the query labels,"), ("keys", "spans[1], the key labels,"))
 _HINT = "spans=(query_spans, key_spans, table): a label per query, a label per key, and what each pair of labels adds."
 
 

@@ -14,7 +14,6 @@ from clearhead.errors import EngineError, unknown
 from clearhead.loading import load
 from clearhead.tables import Table, Tabular
 from clearhead.words import Language, say
-from clearhead.words.errors import in_chinese
 
 NAMES = ("native", "portable", "triton")
 EXPERIMENTAL = {"triton": "its kernels are tested in Triton's interpreter and compiled, and have never run on a GPU."}
@@ -38,8 +37,7 @@ class Plan(Tabular):
         return "\n".join(lines)
 
     def _tables(self, language: Language) -> list[Table]:
-        against = [(name, reason) for name, reasons in self.reasons.items() for reason in reasons]
-        rows = [*((name, in_chinese(x) if language == "zh" else x) for name, x in against)]
+        rows = [(name, reason) for name, reasons in self.reasons.items() for reason in reasons]
         rows.append((self.engine, say(language, "plan takes")))
         columns = [say(language, f"column {name}") for name in ("engine", "reason")]
         heading = say(language, "plan table", engine=self.engine)

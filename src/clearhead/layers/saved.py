@@ -13,7 +13,7 @@ from clearhead.core.files import object_of, write_whole
 from clearhead.core.problem import describe
 from clearhead.core.rules import flat
 from clearhead.core.statistics import STATISTICS, Top, arrays_of, joined_arrays, separate_arrays
-from clearhead.errors import ClearheadError, FileError, Sentence
+from clearhead.errors import ClearheadError, FileError
 from clearhead.layers.layer import Layer
 from clearhead.ops.observation import Observation
 from clearhead.version import __version__
@@ -38,7 +38,7 @@ def read(path: str | os.PathLike[str]) -> tuple[list[Layer], dict[str, Any]]:
     except ClearheadError as error:
         raise FileError("{path} is not a whole record of ch.watch: {reason}", path=path, reason=error.what) from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        values = {"path": path, "kind": type(error).__name__, "error": Sentence(str(error))}
+        values = {"path": path, "kind": type(error).__name__, "error": str(error)}
         raise FileError("{path} is not a whole record of ch.watch: {kind} {error}.", **values) from None
 
 

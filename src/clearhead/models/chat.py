@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from clearhead.errors import FileError, MissingExtraError, RuleError, Sentence, expected
+from clearhead.errors import FileError, MissingExtraError, RuleError, expected
 from clearhead.models.protocol import Token, first_letter
 
 _SECONDS, _MOST = 2.0, 2**22
@@ -70,7 +70,7 @@ def rendered(template: str, messages: Sequence[dict[str, str]], name: object, **
                 if len(text) > _MOST:
                     raise TemplateError("its text has no end")
     except Exception as error:  # a stranger's template raises whatever it likes
-        values = {"name": name, "reason": Sentence(" ".join(str(error).split()) or type(error).__name__)}
+        values = {"name": name, "reason": " ".join(str(error).split()) or type(error).__name__}
         raise FileError("{name}: its chat template cannot be used: {reason}.", **values) from None
     return text
 

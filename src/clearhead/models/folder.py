@@ -12,7 +12,7 @@ from clearhead.core.array_files import entries
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of, read_bytes, read_text
 from clearhead.core.rule_values import whole_number
-from clearhead.errors import FileError, Sentence
+from clearhead.errors import FileError
 from clearhead.models.config import Config
 from clearhead.models.families import FAMILIES, OTHER_NAMES, Family, windows_of
 from clearhead.models.functions import ACTIVATIONS
@@ -204,7 +204,7 @@ def _rope(read: _Reader, stated: Mapping[str, Any], key: str, d_k: int, position
     try:
         rope = of_parameters(parameters, base, int(d_k * float(share)), positions)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        values = {"path": read.path, "reason": Sentence(" ".join(str(error).split()) or type(error).__name__)}
+        values = {"path": read.path, "reason": " ".join(str(error).split()) or type(error).__name__}
         raise FileError("{path}: its rotary positions cannot be read: {reason}.", **values) from None
     if isinstance(rope, str):
         raise rope_error(read.path, rope)

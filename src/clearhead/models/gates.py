@@ -81,9 +81,7 @@ def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None 
         return Attended(q, k, v, rules, seen.output, seen.logsumexp)
     other = sorted(name for name, value in rules.items() if value is not None and name not in _KNOWN)
     if not rules.get("causal") or other:
-        why = (
-            Sentence("this attention has {rule}", rule=other[0]) if other else Sentence("this attention is not causal")
-        )
+        why = Sentence("this attention has {rule}", rule=other[0]) if other else "this attention is not causal"
         raise RuleError("parts of a text are hidden from all later tokens, and {why}.", why=why)
     earlier = rules | {"bias": numbers_like(gates, q)[None, None], "query_offset": (rules.get("query_offset") or 0) - 1}
     sinks = earlier.pop("sinks", None)

@@ -98,7 +98,7 @@ def read(path: Path) -> GGUF:
         with open(path, "rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:  # an empty file cannot be mapped
-        reason = Sentence(getattr(error, "strerror", None) or "it is empty")
+        reason = getattr(error, "strerror", None) or "it is empty"
         raise FileError("{path} cannot be read: {reason}.", path=path, reason=reason) from None
     source = _Bytes(path, data)
     if data[:4] != _MAGIC:

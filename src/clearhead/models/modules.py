@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from clearhead.errors import RuleError, Sentence
+from clearhead.errors import RuleError
 
 _OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "out_lin", "Wo", "wo", "o", "linear_out", "attention_out")
 _FUSED = ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv", "in_proj")
@@ -54,7 +54,7 @@ def projections(paths: Mapping[str, Any], path: str) -> Projections:
     unknown = [name for name, biases in made.items() if "" in biases and name not in _OUTPUTS]
     lacking = {"b_q", "b_k", "b_v"} - {bias for biases in made.values() for bias in biases}
     if unknown or lacking or out is module:
-        values = {"path": path, "parts": ", ".join(linear) or Sentence("no projections")}
+        values = {"path": path, "parts": ", ".join(linear) or "no projections"}
         raise RuleError(
             "{path} has {parts}, and explain does not know what makes q, k, v and U.",
             "it knows q_proj, k_proj, v_proj, o_proj and their like; ch.watch shows the weights of any model.",

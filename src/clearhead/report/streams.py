@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from clearhead import spelling
 from clearhead.core.files import write_whole
-from clearhead.errors import RuleError, Sentence
+from clearhead.errors import RuleError
 from clearhead.words import Language
 
 if TYPE_CHECKING:
@@ -35,24 +35,12 @@ _INSTEAD = str.maketrans({
 })  # fmt: skip
 
 
-def complain(program: str, what: str, hint: str = "", language: Language = "en") -> None:
+def complain(program: str, what: str, hint: str = "") -> None:
     """Print what is wrong and what to type instead as one line on standard error; control characters are escaped."""
-    what, hint = (in_language(language, text) for text in (what, hint))
-    if hint:
-        hint = in_language(language, Sentence("hint: {hint}", hint=hint))
-    line = printable(f"{what}{'' if what.endswith('。') else ' '}{hint}".rstrip())
+    line = printable(" ".join(f"{what} hint: {hint}".split() if hint else what.split()))
     if len(line) > _MOST:
         line = f"{line[: _MOST // 2]} … {line[-_MOST // 2 :]}"
     print(f"{program}: {line}", file=sys.stderr)
-
-
-def in_language(language: Language, sentence: str) -> str:
-    """An error's English sentence on one line: in Chinese where that is asked for and can be shown."""
-    if language == "zh" and can_show(language):
-        from clearhead.words.errors import in_chinese
-
-        sentence = in_chinese(sentence)
-    return " ".join(sentence.split())
 
 
 def printable(text: str) -> str:

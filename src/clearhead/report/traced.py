@@ -14,7 +14,7 @@ from clearhead.diagnosing.claims import CheckedExample, Verdict, is_consequence
 from clearhead.diagnosing.fitting import differences
 from clearhead.diagnosing.verdict import Diagnosis
 from clearhead.digits import fixed
-from clearhead.errors import SelectionError, Sentence
+from clearhead.errors import SelectionError
 from clearhead.report.cells import columns, figure, label, note, title
 from clearhead.report.console import put
 from clearhead.report.explained import sum_words
@@ -48,7 +48,7 @@ def chosen(case: CheckedExample, batch: int | None, head: int | None, query: int
     for name, (value, size) in asked.items():
         if value is not None and not 0 <= value < size:
             values: dict[str, object] = {"value": value, "last": size - 1, "count": size}
-            values |= {"name": Sentence(_NOUNS[name][0]), "noun": Sentence(_NOUNS[name][size != 1])}
+            values |= {"name": _NOUNS[name][0], "noun": _NOUNS[name][size != 1]}
             raise SelectionError("{name} {value} is outside 0..{last}: the file has {count} {noun}.", **values)
     return _worst(case)._replace(**{name: value for name, (value, _) in asked.items() if value is not None})
 

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from clearhead.errors import ClearheadError, SelectionError, Sentence
+from clearhead.errors import ClearheadError, SelectionError
 from clearhead.view import page
 from clearhead.view.answers import ANSWERS, answer
 from clearhead.view.container import Document
@@ -67,7 +67,7 @@ def listen(port: int = 0) -> socket.socket:
     try:
         return socket.create_server(("127.0.0.1", port))
     except OSError as error:
-        values = {"port": port, "reason": Sentence(error.strerror or str(error))}
+        values = {"port": port, "reason": error.strerror or str(error)}
         raise SelectionError(
             "port {port} cannot be used: {reason}.", "leave --port out for a free one.", **values
         ) from None

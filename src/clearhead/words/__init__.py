@@ -6,7 +6,7 @@ An entry of a file such as learn.toml is a key with the sentence in each languag
     en = "Play"
     zh = "播放"
 
-In errors.toml, python.toml and formulas.toml the key is the English itself.
+In formulas.toml the key is the English itself.
 """
 
 import os
