@@ -13,9 +13,6 @@ EXAMPLES = """examples:
   python -m benchmarks --peers torch --only full,causal
   python -m benchmarks --only cases --save benchmarks/results/today
   python -m benchmarks --only faithful --items 3 --parts 12,36 --log faithful.jsonl
-
-the plot that --save draws needs matplotlib:
-  pip install "clearhead[bench]"
 """
 
 
@@ -43,7 +40,7 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--peers", metavar="A,B", help="only these peers; default: all that are installed")
     parser.add_argument("--only", metavar="A,B", help="only these groups; cases: all that are made of cases")
     parser.add_argument("--threads", type=int, metavar="N", help="threads for everybody; default: all cores")
-    parser.add_argument("--save", metavar="DIR", help="write bench.json, bench.md and bench.svg there")
+    parser.add_argument("--save", metavar="DIR", help="write bench.json and bench.md there")
     parser.add_argument("--items", type=int, metavar="N", help="faithful: items of each task; 0 prints the log's table")
     parser.add_argument("--parts", metavar="A,B", help="faithful: parts of each item; default: 12,36,100")
     parser.add_argument("--few", action="store_true", help="faithful: only the ways that are compared in time")

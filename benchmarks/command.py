@@ -143,5 +143,3 @@ def _measured(
 def _save(folder: Path, report: run.Report) -> None:
     write_whole(folder / "bench.json", run.as_json(report).encode("utf-8"))
     write_whole(folder / "bench.md", run.as_markdown(report).encode("utf-8"))
-    if report.rows:
-        write_whole(folder / "bench.svg", run.plot(report.rows))

@@ -16,7 +16,7 @@ from clearhead.core.problem import describe
 from clearhead.core.statistics import Wanted
 from clearhead.ops.backward import gradients
 
-NAMES = ("torch", "onnxruntime", "onnx-attention", "flex", "jax", "keops", "numpy")
+NAMES = ("torch", "onnxruntime", "onnx-attention", "flex", "jax", "numpy")
 _ASKED: dict[str, Any] = {"logsumexp": True, "max_logit": True, "entropy": True, "received": True, "top": 8}
 Inputs = tuple[Array, Array, Array]
 Setup = Callable[[Case, Inputs, int], Call | str]
@@ -68,7 +68,7 @@ def _our_backward(passed: Inputs, rules: Any) -> Call:
 
 def available() -> list[str]:
     """The peers that are installed."""
-    needs = {"onnx-attention": "onnxruntime", "flex": "torch", "keops": "pykeops"}
+    needs = {"onnx-attention": "onnxruntime", "flex": "torch"}
     return [name for name in NAMES if find_spec(needs.get(name, name))]
 
 
@@ -80,7 +80,6 @@ def setup(name: str) -> Setup:
         "onnx-attention": _onnx_attention,
         "flex": _flex,
         "jax": _jax,
-        "keops": _keops,
         "numpy": _numpy,
         "materialised": _materialised,
         "used matrix": _used_matrix,
@@ -210,20 +209,6 @@ def _onnx_session(node: Any, arrays: list[Array], opsets: list[Any], threads: in
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     feed = dict(zip("qkv", arrays, strict=True))
     return lambda: session.run(None, feed)
-
-
-def _keops(case: Case, passed: Inputs, threads: int) -> Call | str:
-    """A symbolic matrix reduced by a softmax over the keys, which is how KeOps expresses attention."""
-    if case.kind != "forward" or case.dtype != "float32" or case.window or case.causal:
-        return "KeOps is measured in float32 without masks"
-    import torch
-    from pykeops.torch import LazyTensor
-
-    torch.set_num_threads(threads)
-    q, k, v = (x.contiguous() for x in _tensors(passed))
-    left, right = LazyTensor(q[..., :, None, :] * case.d**-0.5), LazyTensor(k[..., None, :, :])
-    scores, values = (left | right), LazyTensor(v[..., None, :, :])
-    return lambda: scores.sumsoftmaxweight(values, dim=3)
 
 
 def _numpy(case: Case, passed: Inputs, threads: int) -> Call | str:

@@ -1,6 +1,5 @@
-"""Run the cases and write the table: as text, JSON and a plot."""
+"""Run the cases and write the table: as text and JSON."""
 
-import io
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -11,7 +10,6 @@ from benchmarks.cases import Case
 from benchmarks.groups import GROUPS
 from benchmarks.limits import Limit, limit_of
 from clearhead.bench.measure import interleaved, ratio
-from clearhead.errors import MissingExtraError
 
 _LIMIT = "limit"  # among the contestants
 
@@ -99,25 +97,3 @@ def as_markdown(report: Report) -> str:
         words = [any(cell[0].isalpha() for cell in column) for column in zip(*rest, strict=True)]
         lines += ["", *written.table(head, rest, words)]
     return "\n".join(lines) + "\n"
-
-
-def plot(rows: list[Row]) -> bytes:
-    """An SVG of the ratios to each peer, as dots over the cases with a line at 1."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError("the plot needs matplotlib.", 'pip install "clearhead[bench]"') from None
-    figure = Figure(figsize=(9, 1.5 + 0.24 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    names = [f"{row.case.group}: {row.case.name}" for row in rows]
-    for peer in dict.fromkeys(name for row in rows for name in row.ratios):
-        points = [(row.ratios[peer], place) for place, row in enumerate(rows) if peer in row.ratios]
-        axes.plot(*zip(*points, strict=True), "o", label=peer)
-    axes.axvline(1, color="grey", linewidth=1)
-    axes.set(xscale="log", xlabel="times as fast as the peer (log scale)", yticks=range(len(names)), yticklabels=names)
-    axes.invert_yaxis()
-    axes.legend()
-    axes.grid(axis="x", alpha=0.3)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="svg")
-    return drawn.getvalue()

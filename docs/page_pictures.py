@@ -1,8 +1,7 @@
 """Photograph the pages for the READMEs and docs: python docs/page_pictures.py writes the PNGs. Needs chromium.
 
 Each picture is of a page that a command writes: clearhead explain …, learn … or scale …, as `SHOTS` has it. Those
-of the lessons, in both languages, are of the pages that docs/lessons/figures.py writes, and the small ones of the
-gallery of the pages that docs/gallery.md makes.
+of the lessons are in both languages.
 """
 
 import subprocess
@@ -13,15 +12,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent / "tests"), str(HERE / "lessons"), str(HERE)]
-
-from figures import FIGURES  # noqa: E402
+sys.path.insert(0, str(HERE.parent / "tests"))
 
 from browser import browser, opened, until  # noqa: E402
-from frame import gallery  # noqa: E402
 
 LAMB = "mary had a little lamb its fleece was white as snow"
-RHYMES = HERE.parent / "training/rhymes.txt"
+RHYMES, EXERCISES = HERE.parent / "training/rhymes.txt", HERE / "lessons/exercises"
 
 
 def nothing(_page: Any) -> None:
@@ -40,9 +36,9 @@ class Shot(NamedTuple):
     scale: float = 1.5  # pixels of the picture for one of the window
 
 
-def step(name: str) -> Callable[[Any], None]:
-    """Wait for a step's figure."""
-    return lambda page: until(page, f"document.querySelector('#step-{name} .figure') !== null")
+def scores(page: Any) -> None:
+    """Wait for the figure of the scores."""
+    until(page, "document.querySelector('#step-scores .figure') !== null")
 
 
 def drawn(page: Any) -> None:
@@ -66,49 +62,42 @@ def cuts(page: Any) -> None:
     page.locator(".map-of").scroll_into_view_if_needed()
 
 
-def at_step(page: Any) -> None:
-    """Half way through the training."""
-    page.locator("input[type=range]").first.fill("20")
+def slid(place: int) -> Callable[[Any], None]:
+    """Move the first slider: through the training, or to a width at which the softmax saturates."""
+    return lambda page: page.locator("input[type=range]").first.fill(str(place))
 
 
-def wide(page: Any) -> None:
-    """A width at which the softmax saturates."""
-    page.locator("input[type=range]").first.fill("6")
-
-
-def settled(name: str) -> Callable[[Any], None]:
-    """What is done before a lesson's figure is photographed."""
-    if name in ("scale", "learn"):
-        return {"scale": wide, "learn": at_step}[name]
-    return cuts if name == "why" else step("scores") if FIGURES[name].place.startswith("#step") else drawn
-
-
-SHOTS = (
-    {
-        "answer.png": Shot(["explain", LAMB]),
-        "long.png": Shot(
-            ["explain", "--file"], "#at=0.1.3&cell=150.140&show=most.sqrt.0.0", (1240, 900), act=drawn, part="all"
-        ),
-        "page.png": Shot(["explain", "humpty dumpty sat on"], "#step-scores", (1180, 700), act=step("scores")),
-        "page-phone.png": Shot(
-            ["explain", "humpty dumpty sat on", "--lang", "zh"], "#step-scores", (390, 800), "dark", step("scores")
-        ),
-        "heads.png": Shot(["explain", LAMB], "#at=0.0.5", theme="dark", act=drawn, part=".front"),
-        "what-if.png": Shot(["explain", LAMB], act=cut_a_word),
-        "causes.png": Shot(["explain", "mary had a little", "--why"], act=cuts),
-        "way.png": Shot(["explain", "humpty dumpty sat on"], "#step-way", part="#step-way"),
-        "learn.png": Shot(["learn"], act=at_step, size=(1240, 900)),
-        "scale.png": Shot(["scale"], act=wide, size=(1240, 700)),
-    }
-    | {
-        f"{home}lessons/pictures/{name}.png": Shot(
-            [*figure.command, "--lang", language], figure.place, (1000, figure.height), act=settled(name), scale=1.0
-        )
-        for home, language in (("", "en"), ("zh/", "zh"))
-        for name, figure in FIGURES.items()
-    }
-    | {f"gallery/{name}.png": Shot([], size=(1280, 800), scale=0.4) for name in gallery.commands()}
-)
+ONE = ["--layer", "0", "--head", "7"]
+LESSONS: dict[str, tuple[list[str], str, int, Callable[[Any], None]]] = {  # a command, a place, a height, what to do
+    "scale": (["scale"], "", 640, slid(6)),
+    "one-head": (["trace", str(EXERCISES / "one-head.json")], "#step-scores", 640, scores),
+    "cross": (["trace", str(EXERCISES / "2-cross.json")], "#step-scores", 640, scores),
+    "humpty": (["explain", "humpty dumpty sat on", *ONE], "", 800, drawn),
+    "heads": (["explain", "humpty dumpty sat on a", *ONE], "", 800, drawn),
+    "generate": (["explain", "humpty dumpty", "--generate", "6", "--token", "7"], "", 800, drawn),
+    "learn": (["learn"], "", 800, slid(20)),
+    "why": (["explain", "mary had a little", "--why"], "#at=0.0.2&cell=3.0&show=most.sqrt.0.0.cuts", 800, cuts),
+}
+HUMPTY, AT_LONG = ["explain", "humpty dumpty sat on"], "#at=0.1.3&cell=150.140&show=most.sqrt.0.0"
+SHOTS = {
+    "answer.png": Shot(["explain", LAMB]),
+    "long.png": Shot(["explain", "--file"], AT_LONG, (1240, 900), act=drawn, part="all"),
+    "page.png": Shot(HUMPTY, "#step-scores", (1180, 700), act=scores),
+    "page-phone.png": Shot([*HUMPTY, "--lang", "zh"], "#step-scores", (390, 800), "dark", scores),
+    "heads.png": Shot(["explain", LAMB], "#at=0.0.5", theme="dark", act=drawn, part=".front"),
+    "what-if.png": Shot(["explain", LAMB], act=cut_a_word),
+    "causes.png": Shot(["explain", "mary had a little", "--why"], act=cuts),
+    "way.png": Shot(HUMPTY, "#step-way", part="#step-way"),
+    "learn.png": Shot(["learn"], act=slid(20), size=(1240, 900)),
+    "scale.png": Shot(["scale"], act=slid(6), size=(1240, 700)),
+    "paris.png": Shot(["explain", "The capital of France is", "--model", "smollm2"], size=(1280, 800), scale=0.4),
+} | {
+    f"{home}lessons/pictures/{name}.png": Shot(
+        [*command, "--lang", language], place, (1000, height), act=act, scale=1.0
+    )
+    for home, language in (("", "en"), ("zh/", "zh"))
+    for name, (command, place, height, act) in LESSONS.items()
+}
 
 
 def write(shot: Shot, place: Path) -> None:
@@ -127,10 +116,7 @@ def main(names: list[str]) -> None:
     with TemporaryDirectory() as folder, browser() as running:
         for name in names or SHOTS:
             shot, page_file = SHOTS[name], Path(folder) / f"{Path(name).stem}.html"
-            if shot.command:
-                write(shot, page_file)
-            else:
-                page_file = gallery.kept(page_file.stem, gallery.commands()[page_file.stem])
+            write(shot, page_file)
             options = {"color_scheme": shot.theme, "device_scale_factor": shot.scale, "reduced_motion": "reduce"}
             with opened(running, page_file, *shot.size, wait="h1", place=shot.place, **options) as page:
                 page.wait_for_timeout(500)

@@ -1,4 +1,4 @@
-"""Draw the README's pictures from real runs: python docs/pictures.py writes them, --check compares."""
+"""Draw the README's picture from a real run: python docs/pictures.py writes it, --check compares."""
 
 import argparse
 import io
@@ -16,41 +16,34 @@ from clearhead.models.model import load
 from clearhead.report import explained
 from clearhead.report import why as answered
 
-HERE = Path(__file__).parent
-PICTURES = {"explain.svg": "humpty dumpty sat on"}
+PICTURE, TEXT = Path(__file__).parent / "explain.svg", "humpty dumpty sat on"
 # Rounding errors differ from one processor to the next, and with them the width of their line.
 ROUNDING = re.compile(r'textLength="[\d.]+"|(?<=deviation&#160;)[\d.e-]+|(?<=difference&#160;)[\d.e-]+')
 
 
-def draw(name: str, text: str) -> str:
-    """One run as SVG; the fonts that rich would fetch from the network are left to the reader's own."""
+def draw() -> str:
+    """The run as SVG; the fonts that rich would fetch from the network are left to the reader's own."""
     console = Console(width=80, record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    answered.show(console, why(text, load()), "en", whole=False, more=False, trust=None)
+    answered.show(console, why(TEXT, load()), "en", whole=False, more=False, trust=None)
     console.print()
-    explained.show(console, explain(text, load()), "en")
+    explained.show(console, explain(TEXT, load()), "en")
     frame = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     frame = frame.replace("Fira Code", "DejaVu Sans Mono, Menlo, Consolas")
-    return console.export_svg(
-        title=f'clearhead explain "{text}" --steps', theme=MONOKAI, code_format=frame, unique_id=name.split(".")[0]
-    )
+    title = f'clearhead explain "{TEXT}" --steps'
+    return console.export_svg(title=title, theme=MONOKAI, code_format=frame, unique_id="explain")
 
 
 def main() -> int:
-    """Write the pictures, or compare them with what a run draws now."""
+    """Write the picture, or compare it with what a run draws now."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="exit 1 when a picture is not what a run draws now")
-    check = parser.parse_args().check
-    stale = []
-    for name, text in PICTURES.items():
-        svg = draw(name, text)
-        if check:
-            before = (HERE / name).read_text(encoding="utf-8") if (HERE / name).exists() else ""
-            stale += [name] * (ROUNDING.sub("", before) != ROUNDING.sub("", svg))
-        else:
-            (HERE / name).write_text(svg, encoding="utf-8")
-    if stale:
-        print(f"not current: {', '.join(stale)}; run python docs/pictures.py", file=sys.stderr)
-    return 1 if stale else 0
+    parser.add_argument("--check", action="store_true", help="exit 1 when it is not what a run draws now")
+    svg = draw()
+    if not parser.parse_args().check:
+        PICTURE.write_text(svg, encoding="utf-8")
+    elif ROUNDING.sub("", PICTURE.read_text(encoding="utf-8")) != ROUNDING.sub("", svg):
+        print(f"not current: {PICTURE.name}; run python docs/pictures.py", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

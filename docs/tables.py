@@ -1,7 +1,8 @@
-"""Fill the tables of speed in the READMEs and in docs/performance.md: python docs/tables.py writes, --check compares.
+"""Fill the READMEs' tables of speed and those of docs: python docs/tables.py writes, --check compares.
 
 Speeds and shares come from the newest file that `python -m benchmarks --save` wrote below benchmarks/results; errors
-are the last two rows of the table that benchmarks/errors.py prints, as docs/performance.md has it.
+are the last two rows of the table that benchmarks/errors.py prints, as docs/performance.md has it. What statistics
+there are is in clearhead/core/statistics.py.
 """
 
 import argparse
@@ -18,6 +19,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from benchmarks import written  # noqa: E402
+from clearhead.core.statistics import STATISTICS  # noqa: E402
 
 RESULTS = HERE.parent / "benchmarks" / "results"
 READMES = {"en": HERE.parent / "README.md", "zh": HERE.parent / "README.zh-CN.md"}
@@ -119,6 +121,20 @@ def cases(data: dict[str, Any]) -> str:
     return "\n".join([*_paragraphs(data, "en"), *written.cases(data)]) + "\n"
 
 
+def statistics() -> str:
+    """The table of every statistic, for the page on matrices."""
+    asked = {"flag": "True", "count": "8", "size": "(256, 256)", "labels": "(query_labels, key_labels)"}
+    lines = []
+    for name, each in STATISTICS.items():
+        ask = "`v`" if each.asked == "v" else f"`{name}={asked[each.asked]}`"
+        definition = re.sub(r"([\\*_|])", r"\\\1", each.definition)
+        lines.append(
+            (f"`{name}`", ask, definition, ", ".join(each.axes), "first" if each.computed == "rows" else "second")
+        )
+    head = ("statistic", "ask for it by", "definition", "axes", "pass")
+    return "\n".join(written.table(head, lines, [True] * 5)) + "\n"
+
+
 def _paragraphs(data: dict[str, Any], language: str) -> Iterator[str]:
     for text in written.measured(data, language):
         whole = re.sub("`[^`]*`", lambda code: code.group().replace(" ", "\0"), text)  # code stays on one line
@@ -139,7 +155,8 @@ def main() -> int:
     check = parser.parse_args().check
     stale, data = [], newest()
     readmes = [(path, "figures", figures(data, language)) for language, path in READMES.items()]
-    for path, mark, table in (*readmes, (PAGE, "cases", cases(data))):
+    pages = [(PAGE, "cases", cases(data)), (HERE / "matrix.md", "statistics", statistics())]
+    for path, mark, table in (*readmes, *pages):
         old = path.read_text(encoding="utf-8")
         new = filled(old, mark, table)
         if not check:

@@ -287,10 +287,6 @@ def scale_in_q(g: Ready, _: np.random.Generator) -> torch.Tensor:
     return weigh(g, scores(g, g.q * g.scale, scale=1.0))
 
 
-def scale_in_k(g: Ready, _: np.random.Generator) -> torch.Tensor:
-    return weigh(g, scores(g, k=g.k * g.scale, scale=1.0))
-
-
 def scale_in_both(g: Ready, _: np.random.Generator) -> torch.Tensor:
     root = abs(g.scale) ** 0.5
     return weigh(g, scores(g, g.q * root, g.k * math.copysign(root, g.scale), scale=1.0))
@@ -337,13 +333,6 @@ def divided_last(g: Ready, _: np.random.Generator) -> torch.Tensor:
     return quotient(g, e @ g.v, e.sum(-1, keepdim=True), peak(s))
 
 
-def with_ones(g: Ready, _: np.random.Generator) -> torch.Tensor:
-    """The sum comes as one more column of the values, all ones."""
-    s = masked(g)
-    both = torch.exp(s - peak(s)) @ torch.cat([g.v, torch.ones_like(g.v[..., :1])], -1)
-    return quotient(g, both[..., :-1], both[..., -1:], peak(s))
-
-
 def tiled(
     g: Ready, rng: np.random.Generator, *, lazy: bool = False, rounded: bool = False, backwards: bool = False
 ) -> torch.Tensor:
@@ -379,16 +368,6 @@ def split_keys(g: Ready, rng: np.random.Generator) -> torch.Tensor:
         whole = torch.where(torch.isneginf(whole), whole, torch.logaddexp(whole, g.sinks.to(s.dtype)))
     shares = [torch.where(torch.isneginf(x), 0, torch.exp(x - whole)) for x in sums]
     return sum(share * part for share, part in zip(shares, parts, strict=True)).to(g.q.dtype)
-
-
-def two_passes(g: Ready, rng: np.random.Generator) -> torch.Tensor:
-    """First the maxima, then blocks of powers."""
-    s, v = masked(g.wider), g.wider.v
-    out, total = torch.zeros_like(s[..., :1]) * v[:, :, :1], torch.zeros_like(s[..., :1])
-    for span in torch.arange(s.shape[3]).split(int(rng.integers(1, 20))):
-        p = torch.exp(s[..., span] - peak(s))
-        out, total = out + p @ v[:, :, span], total + p.sum(-1, keepdim=True)
-    return quotient(g, out, total, peak(s))
 
 
 def visible_only(g: Ready, _: np.random.Generator) -> torch.Tensor:
@@ -432,8 +411,8 @@ PROGRAMS = {
     program.__name__: program
     for program in (
         *(naive, wide, upcast, softmax_in_float32, keys_permuted, columns_permuted, one_by_one, by_einsum, row_by_row),
-        *(scale_in_q, scale_in_k, scale_in_both, scale_divides, base_two, by_logsumexp, filled, divided_last),
-        *(with_ones, tiled, split_keys, two_passes, visible_only, compensated, by_pytorch),
+        *(scale_in_q, scale_in_both, scale_divides, base_two, by_logsumexp, filled, divided_last),
+        *(tiled, split_keys, visible_only, compensated, by_pytorch),
     )
 } | {
     "tiled_backwards": partial(tiled, backwards=True),

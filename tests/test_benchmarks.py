@@ -55,7 +55,7 @@ def test_a_few_cpu_benchmarks_run_from_setup_to_table(tmp_path: Path, capsys: py
     table = capsys.readouterr().out
     for words in ("[tiny]", "numpy", "torch", "of limit", "times as fast: geometric mean / worst"):
         assert words in table
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bench.json", "bench.md", "bench.svg"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bench.json", "bench.md"]
 
 
 COSTS = {

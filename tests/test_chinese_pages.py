@@ -19,7 +19,6 @@ HIDDEN = re.compile(r"<!--.*?-->", re.DOTALL)  # for the tests: set-ups and reas
 FILTER = re.compile(r" \| (head|tail|grep|sed) .*")
 NUMBER = re.compile(r"\d[\d,.]*(?<=\d)")
 DECIMAL = re.compile(r"\d+\.\d+")
-TRIED = {"yes": "是", "no": "否", "raises": "报错", "wrong": "错误", "n² memory": "n² 内存"}
 
 
 def both(name):
@@ -98,17 +97,3 @@ def test_the_links_of_a_chinese_page_lead_to_files_and_to_chinese_pages_where_th
         if target.suffix == ".md" and target.is_relative_to(DOCS) and not target.is_relative_to(CHINESE):
             other = CHINESE / target.relative_to(DOCS)
             assert other == page or not other.exists(), f"{address} is there in Chinese"
-
-
-def test_the_table_of_tried_calls_says_the_same_in_chinese():
-    english, chinese = (
-        (folder / "comparison.md").read_text(encoding="utf-8").split("<!-- tried -->")[1].split("<!-- end of")[0]
-        for folder in (DOCS, CHINESE)
-    )
-    rows = [
-        [row.split(" | ")[1:] for row in text.replace(" |\n", "\n").splitlines() if row.startswith("| ")]
-        for text in (english, chinese)
-    ]
-    assert len(rows[1][0]) == len(rows[0][0])  # the heads of the columns
-    assert rows[1][1:] == [[TRIED.get(cell, cell) for cell in row] for row in rows[0][1:]]
-    assert len(rows[0]) > 10

@@ -3,7 +3,6 @@
 import doctest
 import json
 import re
-import sys
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -12,19 +11,13 @@ import numpy as np
 import pytest
 
 from clearhead.cli import main
+from dense_gpt2 import softmax
 
 ROOT = Path(__file__).parent.parent
 LESSONS = ROOT / "docs/lessons"
 CHINESE = ROOT / "docs/zh/lessons"
 NAMES = [path.name for path in sorted(LESSONS.glob("[1-9]*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-
-sys.path.insert(0, str(LESSONS))
-
-import figures  # noqa: E402
-
-from browser import opened  # noqa: E402
-from dense_gpt2 import softmax  # noqa: E402
 
 
 @cache
@@ -87,46 +80,6 @@ def test_the_contents_list_every_lesson_in_both_languages():
 def test_the_model_has_learned_as_many_rhymes_as_the_lesson_says():
     rhymes = (ROOT / "training/rhymes.txt").read_text(encoding="utf-8").strip().split("\n\n")
     assert f"learned {len(rhymes)} nursery rhymes" in text_of(LESSONS, NAMES[2])
-
-
-def test_every_figure_is_in_a_lesson_and_becomes_a_frame():
-    shown = [
-        [name for lesson in NAMES for name, _ in figures.FIGURE.findall(text_of(folder, lesson))]
-        for folder in (LESSONS, CHINESE)
-    ]
-    assert sorted(shown[0]) == sorted(figures.FIGURES)
-    assert shown[1] == shown[0]
-    for lesson in NAMES:
-        for folder, language in ((LESSONS, "en"), (CHINESE, "zh")):
-            text = text_of(folder, lesson)
-            shown = figures.embedded(text, language)
-            assert shown.count("<iframe ") == text.count("<!-- figure: ")
-            assert "<!-- figure: " not in shown
-
-
-@pytest.mark.gate
-@pytest.mark.parametrize("language", ["en", pytest.param("zh", marks=pytest.mark.long)])
-def test_every_figure_opens_at_its_place_within_a_lesson(running, tmp_path, language):
-    figures.figures(tmp_path / "_figures", language)
-    folder = LESSONS if language == "en" else CHINESE
-    for name in NAMES:
-        path = tmp_path / f"{name}.html"
-        path.write_text(figures.embedded(text_of(folder, name), language), encoding="utf-8")
-        with opened(running, path, wait="iframe") as page:
-            for place in range(page.locator("iframe").count()):
-                page.locator("iframe").nth(place).scroll_into_view_if_needed()
-                frame = page.frame_locator("iframe").nth(place)
-                frame.locator("h1, h2").first.wait_for()
-                title = page.locator("iframe").nth(place).get_attribute("src")
-                if "step-scores" in title:
-                    frame.locator("#step-scores .figure").wait_for()
-                if "cuts" in title:
-                    assert frame.locator("select:has(option[value=cuts])").first.input_value() == "cuts"
-
-
-def test_a_figure_that_cannot_be_written_is_an_error(tmp_path):
-    with pytest.raises(RuntimeError, match="exit code 2"):
-        figures.write(figures.Figure(("trace", str(tmp_path / "none.json"))), tmp_path / "a.html", "en")
 
 
 # exercises

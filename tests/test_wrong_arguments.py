@@ -17,14 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import calls
+import public
 from clearhead.core.rules import RULES
 from clearhead.errors import ClearheadError
 from problems import examples
 from seeds import fresh
-
-sys.path.append(str(Path(__file__).parent.parent / "docs"))
-
-from frame import reference
 
 CALLS = {**calls.public(), **calls.in_frameworks()}
 
@@ -80,20 +77,14 @@ def answers(name: str, wrong: dict[str, str]) -> None:
 
 
 def public_names() -> Iterator[str]:
-    """Every public function and class, and each method that takes an argument, as the reference finds them."""
-    for full, result in reference.names().items():
-        name = full.removeprefix("clearhead.")
-        if inspect.isfunction(result.value):
-            yield name
-        elif not inspect.isclass(result.value):
-            continue
-        elif not issubclass(result.value, Exception):
-            if result.page.startswith("reference/clearhead"):
-                yield name
-            for local, value in reference.members(result.value):
-                method = None if isinstance(value, property) else reference._function(value)
-                if method and len(inspect.signature(method).parameters) > 1:
-                    yield f"{result.value.__name__}.{local}"
+    """Every public function and class, and each method that takes an argument."""
+    known = public.names()
+    yield from (name.removeprefix("clearhead.") for name, x in known.items() if inspect.isclass(x) or callable(x))
+    for kind in (*filter(inspect.isclass, known.values()), *public.returned()):
+        for local, value in public.members(kind).items():
+            method = None if isinstance(value, property) else public.function(value)
+            if method and len(inspect.signature(method).parameters) > 1:
+                yield f"{kind.__name__}.{local}"
 
 
 def test_every_public_callable_is_called_here():

@@ -151,7 +151,7 @@ def _seen(model: Model, ids: list[int]) -> tuple[Array, Array, Array]:
 
 
 def _document(run: Learning, language: Language) -> Document:
-    """The document whose only entry is `learning`; docs/page-format.md says what is in it."""
+    """The document whose only entry is `learning`; docs/files.md says what is in it."""
     shown = run.likeliest()
     data = {
         "tokens": run.tokens,

@@ -70,7 +70,7 @@ class Edited:
 def story(
     layers: Sequence[PageLayer], scene: Scene, edited: Edited | None = None, kept: Collection[int] | None = None
 ) -> Document:
-    """The document of a page with steps; docs/page-format.md says what is in it.
+    """The document of a page with steps; docs/files.md says what is in it.
 
     kept   the numbers of the layers that have steps and weights, in bfloat16; None: all, as they are
     """

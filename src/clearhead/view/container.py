@@ -1,4 +1,4 @@
-"""One document in one HTML file: a JSON header and binary arrays. See docs/page-format.md."""
+"""One document in one HTML file: a JSON header and binary arrays. See docs/files.md."""
 
 import json
 import zlib

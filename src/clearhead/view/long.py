@@ -1,7 +1,7 @@
 """The long view: every head as a small picture, and chosen heads with q, k and log-sum-exp, so with every weight.
 
 Each pixel of a picture covers whole weights and holds their largest and their mean. The first key is left out and
-stored as a column of its own, since an attention sink there would outshine all other weights. See docs/page-format.md.
+stored as a column of its own, since an attention sink there would outshine all other weights. See docs/files.md.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -16,7 +16,7 @@ RULES = EVERYWHERE  # that page/src/attention.js supports
 
 
 def packed(problem: Problem, heads: list[int] | None = None) -> tuple[dict[str, Any], dict[str, Array]]:
-    """(rules as plain numbers, rules as arrays), for some heads or all; docs/page-format.md names them.
+    """(rules as plain numbers, rules as arrays), for some heads or all; docs/files.md names them.
 
     Raises RuleError for a rule that the page's program does not support.
     """
