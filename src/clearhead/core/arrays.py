@@ -215,7 +215,7 @@ def check_tensor(x: Any, name: str) -> None:
     if kind == "DTensor":
         raise DtypeError(
             "{name} is a DTensor: expected a plain tensor.",
-            "{name}.to_local() is this rank's part; clearhead.distributed attends to sequences that lie in shards.",
+            "where q is one too, attention and A.observe take DTensors; {name}.full_tensor() is the whole.",
             name=name,
         )
     if kind == "MaskedTensor":

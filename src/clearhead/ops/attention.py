@@ -1,9 +1,11 @@
 """attention(), which computes the output, and plan(), which says which engine computes it."""
 
+import sys
 from collections.abc import Hashable
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from clearhead import engines
+from clearhead.core.arrays import as_array
 from clearhead.core.observations import check_room
 from clearhead.core.problem import describe, describe_whole
 from clearhead.core.rules import Rules, flat
@@ -11,6 +13,9 @@ from clearhead.core.statistics import Wanted
 from clearhead.engines import native
 from clearhead.ops import fast_calls
 from clearhead.ops.graphed import graphed, ungraphed
+
+if TYPE_CHECKING:
+    from clearhead.ops.torch_graph import Graph
 
 _OUTPUT = Wanted(output=True)
 
@@ -79,17 +84,31 @@ def attention(
 
 
 def _graphed(key: Hashable, q: Any, k: Any, v: Any, rules: Rules, engine: str | None, num_threads: int | None) -> Any:
-    """The output as a node of PyTorch's graph."""
+    """The output as a node of PyTorch's graph, or as a DTensor."""
     from clearhead.ops import torch_fast_calls
     from clearhead.ops.torch_graph import Graph
 
     output = None if key is None else torch_fast_calls.repeat(key, q, k, v)
     if output is None:
-        graph = Graph(q, k, rules, engine, num_threads)
+        graph = graph_of(q, k, rules, engine, num_threads)
+        if v is None:
+            as_array(v, "v")  # raises: it is no array
         output = graph.observe(v, {}).output
-        if key is not None:
+        if key is not None and type(graph) is Graph:
             torch_fast_calls.remember(key, q, k, v, rules, graph.settings)
     return output
+
+
+def graph_of(q: Any, k: Any, rules: Rules, engine: str | None, num_threads: int | None) -> "Graph":
+    """What computes with tensors that `graphed` says yes to: PyTorch's operators, or each rank's part of DTensors."""
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    if kind is not None and isinstance(q, kind):
+        from clearhead.ops.torch_sharded import Sharded
+
+        return Sharded(q, k, rules, engine, num_threads)
+    from clearhead.ops.torch_graph import Graph
+
+    return Graph(q, k, rules, engine, num_threads)
 
 
 def plan(

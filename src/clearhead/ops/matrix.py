@@ -3,7 +3,7 @@
 With q, k and each row's log-sum-exp L, every weight is available: a_ij = exp(logit_ij - L_i).
 """
 
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from clearhead.core.rules import Rules, flat
 from clearhead.core.statistics import Asked, askable, explained
 from clearhead.errors import RuleError, SelectionError, shown
 from clearhead.ops import cause_inputs
+from clearhead.ops.attention import graph_of
 from clearhead.ops.causes import CauseMatrix
 from clearhead.ops.edited import Edit, Editable
 from clearhead.ops.graphed import graphed
@@ -25,6 +26,9 @@ from clearhead.ops.observable import Observable
 from clearhead.ops.observation import Observation
 from clearhead.view.display import Display
 from clearhead.view.long import ShownLayer, ShownRun
+
+if TYPE_CHECKING:
+    from clearhead.ops.torch_graph import Graph
 
 
 class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
@@ -72,10 +76,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         self._edits: tuple[str, ...] = ()
         self._graph = self._graph_with(logsumexp)
         if logsumexp is not None and self._graph is not None:
-            raise RuleError(
-                "logsumexp is given, and PyTorch records or traces a graph: its derivative would be missing.",
-                "create the matrix under torch.no_grad(), or leave logsumexp out: it has its derivative then.",
-            )
+            raise self._graph.refused_logsumexp()
         self._factors = MatrixData.read(*self._arguments, logsumexp) if self._graph is None else None
 
     @classmethod
@@ -99,25 +100,17 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
     def _factors_for(self, what: str, call: str) -> MatrixData:
         if self._factors is not None:
             return self._factors
-        if self._graph_with() is not None:
-            if getattr(getattr(self._arguments[0], "device", None), "type", "") == "meta":
-                raise RuleError(f"{what} need numbers, and tensors on the meta device have none.")
-            raise RuleError(
-                f"{what} have no derivative, and PyTorch keeps or traces a graph for them.",
-                f"with torch.no_grad(): {call}",
-            )
+        graph = self._graph_with()
+        if graph is not None:
+            raise graph.refused(what, call)
         return MatrixData.read(*self._arguments)
 
-    def _graph_with(self, *others: Any) -> Answers | None:
-        """A Graph if PyTorch records a graph for q, k, a rule or one of `others`; else None."""
+    def _graph_with(self, *others: Any) -> "Graph | None":
+        """What computes with DTensors, or where PyTorch records a graph for q, k, a rule or one of `others`."""
         if self._arguments is None:
             return None
         q, k, rules, *_ = self._arguments
-        if not graphed(q, k, *flat(rules).values(), *others):
-            return None
-        from clearhead.ops.torch_graph import Graph
-
-        return Graph(*self._arguments)
+        return graph_of(*self._arguments) if graphed(q, k, *flat(rules).values(), *others) else None
 
     def _answers(self, *others: Any) -> Answers:
         """The Graph or MatrixData that computes results of this matrix together with `others`."""

@@ -83,6 +83,22 @@ class Graph:
             result = observe(self.q, self.k, columns, *self.settings, *PRODUCT)[0]
         return result[..., 0] if vector else result
 
+    def refused(self, what: str, call: str) -> RuleError:
+        """The error for what has no graph; `call` has none either."""
+        if self.q.device.type == "meta":
+            return RuleError(f"{what} need numbers, and tensors on the meta device have none.")
+        return RuleError(
+            f"{what} have no derivative, and PyTorch keeps or traces a graph for them.",
+            f"with torch.no_grad(): {call}",
+        )
+
+    def refused_logsumexp(self) -> RuleError:
+        """The error for another kernel's log-sum-exp."""
+        return RuleError(
+            "logsumexp is given, and PyTorch records or traces a graph: its derivative would be missing.",
+            "create the matrix under torch.no_grad(), or leave logsumexp out: it has its derivative then.",
+        )
+
     def _answers(self, v: Tensor | None, request: Options, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """The arrays of a request, by name."""
         q, k = (x if dtype is None else x.to(dtype) for x in (self.q, self.k))

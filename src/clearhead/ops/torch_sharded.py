@@ -1,0 +1,264 @@
+"""Attention on DTensors: each rank computes its part, and DTensor's redistribution moves what has to move.
+
+Where q is sharded over batch or heads, nothing is communicated. Where it is sharded over queries, keys and values are
+gathered, this rank's queries keep their positions, and what is summed or maximised over queries is a partial result
+that DTensor reduces. Other placements are refused before anything is communicated.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.nn.functional import pad
+
+from clearhead.core.arrays import as_rule_array, statistics_dtype
+from clearhead.core.observations import wanted
+from clearhead.core.problem import Problem, describe
+from clearhead.core.rule_values import as_int64
+from clearhead.core.rules import RULES, Rules, check_names, flat, joined
+from clearhead.core.statistics import STATISTICS, Top, Wanted
+from clearhead.errors import DtypeError, RuleError
+from clearhead.ops.graphed import graphed
+from clearhead.ops.matrix_data import MatrixData
+from clearhead.ops.observation import Observation
+from clearhead.ops.torch_graph import Graph
+
+Axis = int | str  # of an array: the number of q's axis, "kv_heads", "keys", or "" for one that is never sharded
+_AXES = {
+    name if len(rule.fields) == 1 else f"{name}[{place}]": axes
+    for name, rule in RULES.items()
+    for place, axes in enumerate(rule.fields.values())
+}  # of each array of a rule, by the names that `flat` gives
+_REDUCED = {"added": "sum", "larger": "max"}  # what DTensor does with the ranks' parts over queries
+
+
+class Sharded(Graph):
+    """The Graph of DTensors: `observe` and A @ v; all else is refused."""
+
+    def __init__(self, q: DTensor, k: Any, rules: Rules, engine: str | None, num_threads: int | None = None) -> None:
+        if torch.compiler.is_compiling():
+            raise RuleError("q is a DTensor: attention on DTensors is not compiled.", "torch.compiler.disable")
+        check_names(rules)
+        self.q, self.k, self.engine, self.num_threads = q, k, engine, num_threads
+        self.rules = flat(rules)
+        self.problem = _described(q, k, None, self.rules, num_threads)
+        self.shape, self.dtype = self.problem.shape, statistics_dtype(self.problem.dtype)
+        self.queries = q.ndim - 2  # the number of that axis
+        self.split = [place.dim if isinstance(place, Shard) else None for place in q.placements]  # by the mesh's axes
+        axes = [axis for axis in self.split if axis is not None]
+        plain = all(isinstance(place, (Shard, Replicate)) for place in q.placements)
+        if not plain or len(set(axes)) < len(axes) or max(axes, default=0) > self.queries:
+            raise DtypeError(
+                f"q is {q.placements}: expected each axis of the mesh to replicate q, or to shard one more axis of "
+                "batch, heads and queries.",
+                _redistributed("q", [*[Replicate()] * (len(self.split) - 1), Shard(self.queries)]),
+            )
+        self.own = _own_part("q", q)
+        self._check_fits("k", k, self._axes("batch", "kv_heads", "keys", ""))
+        for name, x in self.rules.items():
+            if isinstance(x, DTensor):
+                self._check_fits(name, x, self._axes(*_AXES[name]))
+            elif isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
+                raise DtypeError(
+                    f"{name} requires grad and is no DTensor: each rank would have its part of the gradient.",
+                    f"distribute_tensor({name}, q.device_mesh, {[Replicate()] * len(self.split)})",
+                )
+
+    def observe(self, v: Any, asked: Mapping[str, Any], queries: slice = slice(None)) -> Observation:
+        """The requested statistics as DTensors; parameters and errors as `AttentionMatrix.observe`."""
+        axes = self._axes("batch", "kv_heads", "keys", "")
+        if v is not None:
+            _described(self.q, self.k, v, {}, None)
+            self._check_fits("v", v, axes)
+        want = wanted(self.problem, asked, output=v is not None)
+        self._check_asked(want, v, queries)
+        own = dict(asked)
+        if want.groups is not None:
+            sides = zip(asked["groups"], ("queries", "keys"), strict=True)
+            own["groups"] = tuple(self._part("groups", side, self._axes("batch", axis)) for side, axis in sides)
+        q = self._part("q", self.q, tuple(range(self.q.ndim)))
+        k, values = (self._part(name, x, axes) for name, x in (("k", self.k), ("v", v)))
+        rules = self._rules()
+        answers: Any = Graph if graphed(q, k, values, *flat(rules).values()) else MatrixData.read
+        seen: Observation = answers(q, k, rules, self.engine, self.num_threads).observe(values, own, queries)
+        rows = len(range(self.problem.queries)[queries])
+        width = 0 if v is None else v.shape[-1]
+        sizes = {"batch": 0, "heads": 0, "queries": rows, "keys": self.problem.keys, "d_v": width}
+        whole = {name: self._whole(name, getattr(seen, name), want, sizes) for name in want.names()}
+        return replace(seen, queries=rows, **whole)
+
+    def mix(self, v: Any) -> Any:
+        """A·v, for a v with the axes of k."""
+        return self.observe(v, {}).output
+
+    def row_sums(self) -> NoReturn:
+        raise self.refused("Sums of the weights")
+
+    def transposed(self, _: Any) -> NoReturn:
+        raise self.refused("A.T @ g")
+
+    def refused(self, what: str, _: str = "") -> RuleError:
+        """The error for what is not computed of DTensors."""
+        return RuleError(
+            f"{what}: not computed of DTensors, and q is one.",
+            "attention, A.observe and A @ v are; q.full_tensor() is the whole of q on every rank.",
+        )
+
+    def refused_logsumexp(self) -> RuleError:
+        """The error for another kernel's log-sum-exp."""
+        return self.refused("a matrix with another kernel's logsumexp")
+
+    def _axes(self, *names: str) -> tuple[Axis, ...]:
+        """The axes of an array with these axes, of which "batch" is all that q has before its heads."""
+        heads = (self.queries - 1,) if self.queries else ()
+        known: dict[str, tuple[Axis, ...]] = {
+            "batch": tuple(range(self.queries - 1)),
+            "heads": heads,
+            "kv_heads": ("kv_heads",) * len(heads),
+            "queries": (self.queries,),
+            "keys": ("keys",),
+        }
+        return tuple(axis for name in names for axis in known.get(name, ("",)))
+
+    def _check_fits(self, name: str, x: Any, axes: tuple[Axis, ...]) -> None:
+        """Raise DtypeError unless x is a DTensor whose placements go with those of q."""
+        if not isinstance(x, DTensor) or x.device_mesh != self.q.device_mesh:
+            is_ = f"on {x.device_mesh}" if isinstance(x, DTensor) else f"a {type(x).__name__}"
+            raise DtypeError(
+                f"{name} is {is_}: expected a DTensor on q's mesh, {self.q.device_mesh}.",
+                f"distribute_tensor({name}, q.device_mesh, {[Replicate()] * len(self.split)})",
+            )
+        right = [self._placement(x, axes, split) for split in self.split]
+        if any(place not in (Replicate(), one) for place, one in zip(x.placements, right, strict=True)):
+            raise DtypeError(
+                f"{name} is {x.placements} and q is {self.q.placements}: expected {name} to be {tuple(right)}.",
+                _redistributed(name, right),
+            )
+        _own_part(name, x)
+
+    def _placement(self, x: DTensor, axes: tuple[Axis, ...], split: int | None) -> Placement:
+        """How x goes with q along an axis of the mesh that shards this axis of q."""
+        for place, axis in zip(range(-1, -1 - x.ndim, -1), reversed(axes), strict=False):
+            same = axis == split and x.shape[place] == self.q.shape[split]
+            gathered = axis == "keys" and split == self.queries and self.queries not in axes
+            if same or gathered or (axis == "kv_heads" and split == self.queries - 1 >= 0 and self._whole_groups()):
+                return Shard(x.ndim + place)
+        return Replicate()
+
+    def _whole_groups(self) -> bool:
+        """Does each rank have the key heads of its query heads, where both are sharded?"""
+        ranks = self.q.device_mesh.shape[self.split.index(self.queries - 1)]
+        return self.problem.group == 1 or self.problem.kv_heads % ranks == 0
+
+    def _check_asked(self, want: Wanted, v: Any, queries: slice) -> None:
+        """Raise RuleError for what cannot be put together from the queries of several ranks."""
+        if self.queries not in self.split:
+            return
+        hint = "redistribute q, k and v over heads, or over none: q.redistribute(placements=[Shard(1)])."
+        if queries != slice(None):
+            raise RuleError("queries chooses some of the queries, and these are sharded.", hint)
+        if want.image is not None:
+            raise RuleError("image is not computed of queries that are sharded; groups is.", hint)
+        given = (self.q, self.k, v, *self.rules.values())
+        if want.peak and torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given):
+            raise RuleError("peak over queries that are sharded has no derivative.", "with torch.no_grad(): A.peak()")
+
+    def _part(self, name: str, x: Any, axes: tuple[Axis, ...]) -> Any:
+        """Return this rank's part of a DTensor, or of an array that every rank has as a whole."""
+        done: Sequence[Axis | None] = ()
+        if isinstance(x, DTensor):
+            done = [axes[place.dim - x.ndim] if isinstance(place, Shard) else None for place in x.placements]
+            places = [Replicate() if axis == "keys" else one for axis, one in zip(done, x.placements, strict=True)]
+            slopes = [  # where q is sharded, ranks have different parts of the gradient of what they all have
+                Partial() if split is not None and one.is_replicate() else one
+                for split, one in zip(self.split, places, strict=True)
+            ]
+            x = x.redistribute(placements=places).to_local(grad_placements=slopes)
+            x = x if type(x) in (Tensor, torch.nn.Parameter) else x.clone()  # waits for what is still being sent
+        elif axes and isinstance(x, (list, tuple)):
+            x = as_rule_array(x, name)
+        for place in range(-min(len(axes), getattr(x, "ndim", 0)), 0):
+            axis = axes[place]
+            if axis == "kv_heads" and axis not in done:
+                x = self._of_heads(x)
+            elif isinstance(axis, int) and axis not in done and x.shape[place] == self.q.shape[axis]:  # not 1, for all
+                x = x[(..., slice(self.own[axis].start, self.own[axis].stop), *(slice(None),) * (-place - 1))]
+        return x
+
+    def _of_heads(self, x: Tensor) -> Tensor:
+        """The key heads that this rank's query heads share, of all: one for each query head where groups are cut."""
+        own, group = self.own[self.queries - 1], self.problem.group
+        used = [head // group for head in own]
+        whole = range(used[0], used[-1] + 1) if used else range(0)
+        if len(whole) <= 1 or len(used) == group * len(whole):
+            return x.narrow(self.queries - 1, whole.start, len(whole))
+        return x.index_select(self.queries - 1, torch.tensor(used, device=x.device))
+
+    def _rules(self) -> Rules:
+        """The rules of this rank's part, with positions among all keys."""
+        own = {name: self._part(name, x, self._axes(*_AXES.get(name, ()))) for name, x in self.rules.items()}
+        rows = self.own[self.queries]
+        offset, lengths = own.get("query_offset"), own.get("query_lengths")
+        if len(rows) < self.problem.queries:
+            own["query_offset"] = rows.start + (0 if offset is None else _whole_numbers("query_offset", offset))
+        if len(rows) < self.problem.queries and lengths is not None:
+            own["query_lengths"] = np.clip(_whole_numbers("query_lengths", lengths) - rows.start, 0, len(rows))
+        return joined(own)
+
+    def _whole(self, name: str, x: Any, want: Wanted, sizes: Mapping[str, int]) -> Any:
+        """A statistic of this rank's part as a DTensor of the whole."""
+        if isinstance(x, Top):
+            return Top(*(self._whole(name, one, want, sizes) for one in x))
+        shape = (*self.problem.prefix, *want.shape(name, sizes)[2:])
+        if name == "groups":  # this rank's labels may end before those of others
+            x = pad(x, [n for axis in (-1, -2) for n in (0, shape[axis] - x.shape[axis])])
+        reduction = _REDUCED.get(STATISTICS[name].over_queries)
+        places: list[Placement] = [
+            Replicate() if axis is None else Partial(reduction) if axis == self.queries and reduction else Shard(axis)
+            for axis in self.split
+        ]
+        strides = torch.empty(shape, device="meta").stride()
+        return DTensor.from_local(x, self.q.device_mesh, places, shape=torch.Size(shape), stride=strides)
+
+
+def _described(q: Any, k: Any, v: Any, rules: Mapping[str, Any], num_threads: int | None) -> Problem:
+    """The problem of the whole, with zeros that take no memory in place of a DTensor's numbers."""
+
+    def blank(x: Any) -> Any:
+        return torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape) if isinstance(x, DTensor) else x
+
+    with torch.no_grad():
+        whole = joined({name: blank(x) for name, x in rules.items()})
+        return describe(blank(q), blank(k), blank(v), whole, num_threads).problem
+
+
+def _own_part(name: str, x: DTensor) -> list[range]:
+    """Which indices of each axis of x this rank has, by the rule of torch.chunk. Raises DtypeError for others."""
+    place = x.device_mesh.get_coordinate()
+    if place is None:
+        raise DtypeError(f"this rank is not in the mesh of {name}, {x.device_mesh}.")
+    own = [range(size) for size in x.shape]
+    for at, ranks, placement in zip(place, x.device_mesh.shape, x.placements, strict=True):
+        if isinstance(placement, Shard):
+            each = -(-len(own[placement.dim]) // ranks)
+            own[placement.dim] = own[placement.dim][at * each : (at + 1) * each]
+    with torch.no_grad():
+        held, expected = tuple(x.to_local().shape), tuple(map(len, own))
+    if held != expected:
+        raise DtypeError(
+            f"{name} has shape {held} on this rank, of {tuple(x.shape)} in all: expected {expected}.",
+            f"distribute_tensor({name}, mesh, placements) shards as torch.chunk does.",
+        )
+    return own
+
+
+def _whole_numbers(name: str, value: Any) -> Any:
+    return as_int64(name, as_rule_array(value, name))
+
+
+def _redistributed(name: str, placements: Sequence[Placement]) -> str:
+    return f"{name}.redistribute(placements={list(placements)})"
