@@ -14,14 +14,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
-import torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import clearhead as ch
 import clearhead.vllm
 from clearhead import nn
 from clearhead.diagnosing.verdict import Diagnosis
-from clearhead.distributed.sharded_matrix import ShardedTransposedMatrix
 from clearhead.explaining import learning
 from clearhead.explaining.explanation import Explanation
 from clearhead.explaining.why import Why
@@ -170,8 +168,8 @@ def of(call: Callable[..., Any], **right: Any) -> Call:
     return Call(call, {p.name: VALID[p.name] for p in wanted if p.name not in right} | right)
 
 
-def methods(owner: Callable[[], Any], kind: type, *chosen: str, alone: bool = False, **right: Any) -> dict[str, Call]:
-    """The public methods of a class, or the chosen ones, each on a fresh object; `alone` in a process group of one."""
+def methods(owner: Callable[[], Any], kind: type, *chosen: str, **right: Any) -> dict[str, Call]:
+    """The public methods of a class, or the chosen ones, each on a fresh object."""
 
     def call(name: str) -> Callable[..., Any]:
         def fresh(*inputs: Any, **named: Any) -> Any:
@@ -180,7 +178,7 @@ def methods(owner: Callable[[], Any], kind: type, *chosen: str, alone: bool = Fa
         function = getattr(kind, name)
         static = isinstance(inspect.getattr_static(kind, name), (staticmethod, classmethod))
         fresh.__signature__ = signature(function if static else partial(function, None))  # type: ignore[attr-defined]
-        return in_a_group(fresh) if alone else fresh
+        return fresh
 
     public = [name for name in dir(kind) if not name.startswith("_") or name in ("__getitem__", "__matmul__")]
     names = [name for name in chosen or public if callable(getattr(kind, name))]
@@ -285,28 +283,6 @@ def small_gpt2() -> Any:
     return GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9)).eval()
 
 
-def alone(call: Callable[..., Any], inputs: dict[str, Any]) -> Any:
-    """Run in a process group of one process."""
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        return call(**inputs)
-    finally:
-        dist.destroy_process_group()
-
-
-def in_a_group(call: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(call, updated=())
-    def grouped(*inputs: Any, **named: Any) -> Any:
-        return alone(partial(call, *inputs), named)
-
-    return grouped
-
-
-def sharded() -> ch.distributed.ShardedAttentionMatrix:
-    return ch.distributed.ShardedAttentionMatrix(torch.from_numpy(Q), torch.from_numpy(K), causal=True)
-
-
 def made(kind: type) -> Callable[..., None]:
     """A layer, run once where it is small."""
 
@@ -323,11 +299,9 @@ def made(kind: type) -> Callable[..., None]:
 @cache
 def in_frameworks() -> dict[str, Call]:
     """Public callables of the parts for PyTorch and Transformers."""
-    x, flat, layer = torch.ones(1, 2, 3, 4), torch.from_numpy(FLAT), nn.MultiHeadAttention(8, 2)
-    row, column = ({k: torch.from_numpy(x) if k in "vgx" else x for k, x in each.items()} for each in (ROW, COLUMN))
+    x, layer = torch.ones(1, 2, 3, 4), nn.MultiHeadAttention(8, 2)
     ragged = {"query": x[0], "cu_seq_q": torch.tensor([0, 2]), "cu_seq_k": torch.tensor([0, 2])}
-    shards, theirs = ch.distributed, torch.nn.MultiheadAttention(8, 2)
-    functions = (shards.attention, shards.ShardedAttentionMatrix, shards.plan)
+    theirs = torch.nn.MultiheadAttention(8, 2)
     return {
         "set_num_threads": of(threads, count=1),
         "watch": of(watched, model=torch.nn.Linear(2, 2)),
@@ -337,14 +311,6 @@ def in_frameworks() -> dict[str, Call]:
         "torch.varlen_attn": of(ch.torch.varlen_attn, key=x[0], value=x[0], **ragged),
         "torch.varlen_matrix": of(ch.torch.varlen_matrix, key=x[0], request=0, **ragged),
         "vllm.statistics": of(clearhead.vllm.statistics, request_id="7"),
-        **{f"distributed.{each.__name__}": of(in_a_group(each), q=flat, k=flat) for each in functions[1:]},
-        "distributed.attention": of(in_a_group(shards.attention), q=flat, k=flat, v=flat),
-        **methods(sharded, shards.ShardedAttentionMatrix, alone=True, **row),
-        **methods(lambda: sharded().cuts(row["v"], row["g"]), shards.ShardedCauseMatrix, alone=True, **row),
-        **methods(lambda: sharded().T, ShardedTransposedMatrix, alone=True, **column),
-        "distributed.positions": of(in_a_group(shards.positions)),
-        "distributed.shard": of(in_a_group(shards.shard), x=x),
-        "distributed.unshard": of(in_a_group(shards.unshard), x=x),
         **methods(lambda: layer, nn.MultiHeadAttention, "forward", "from_torch", x=torch.ones(1, 3, 8), theirs=theirs),
         **methods(
             lambda: nn.KVCache(1, 2, 4, 4),

@@ -105,9 +105,9 @@ class Problem:
         axes = AXES[name][-x.ndim :]
         places: list[Any] = []
         for split in self.split:
-            at = axes.index(split) if split in axes else None
-            fits = at is not None and x.shape[at] == self.sizes[split] and self.rng.random() < 0.6
-            places.append(Shard(at) if fits else Replicate())
+            place = axes.index(split) if split in axes else None
+            fits = place is not None and x.shape[place] == self.sizes[split] and self.rng.random() < 0.6
+            places.append(Shard(place) if fits else Replicate())
         return distribute_tensor(x, self.mesh, places)
 
     def leaves(self, *, graph: bool) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -325,9 +325,9 @@ def refused(rank: int, world: int, _seed: int) -> None:
         refuse([(lambda: attention(q, q, q, bias=dual), "bias carries a tangent")])
     uneven = torch.zeros(1, 1, 1 + rank, 4)
     shape = torch.Size([1, 1, world * (world + 1) // 2, 4])
-    mine = DTensor.from_local(uneven, mesh, [Shard(2)], shape=shape, stride=(shape[2] * 4, shape[2] * 4, 4, 1))
+    irregular = DTensor.from_local(uneven, mesh, [Shard(2)], shape=shape, stride=(shape[2] * 4, shape[2] * 4, 4, 1))
     if rank == 0:
-        refuse([(lambda: attention(mine, mine, mine), "q has shape (1, 1, 1, 4) on this rank, of")])
+        refuse([(lambda: attention(irregular, irregular, irregular), "q has shape (1, 1, 1, 4) on this rank, of")])
 
 
 def refuse(calls: list[tuple[Callable[[], Any], str]], *, watched: bool = True) -> None:

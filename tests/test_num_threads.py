@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 import seeds
-from calls import alone
 from clearhead.engines import native, native_calls
 from clearhead.errors import RuleError
 from problems import Case, cases, examples
@@ -100,20 +99,6 @@ def test_it_reaches_the_backward_pass(counting: Counting):
     assert counting.taken() == {("rows", ours), ("gradients", ours)}
 
 
-def test_it_reaches_the_kernel_in_sharded_attention(counting: Counting):
-    q = torch.from_numpy(normal(2, 3, 50, 8))
-    ours = ch.get_num_threads() + 3
-
-    def observe(**given: Any) -> None:
-        A = ch.distributed.ShardedAttentionMatrix(q, q, **given)
-        A.received(), A @ q, A[0], A.T @ q
-
-    for method in ("gather", "ring", "merge"):
-        alone(ch.distributed.attention, {"q": q, "k": q, "v": q, "num_threads": ours, "method": method})
-        alone(observe, {"num_threads": ours, "method": method})
-        assert {threads for _, threads in counting.taken()} == {ours}
-
-
 def test_calls_at_the_same_time_have_their_own(counting: Counting):
     q = normal(2, 4, 150, 16)
     truth = ch.attention(q, q, q, engine="native", num_threads=1)
@@ -154,9 +139,6 @@ ENTRIES: dict[str, Callable[[Any], Any]] = {
     "another engine": lambda n: ch.attention(Q, Q, Q, num_threads=n, engine="portable"),
     "plan": lambda n: ch.plan(Q, Q, Q, num_threads=n),
     "AttentionMatrix": lambda n: ch.AttentionMatrix(Q, Q, num_threads=n),
-    "distributed.attention": lambda n: alone(
-        ch.distributed.attention, {**dict.fromkeys("qkv", torch.ones(3, 4)), "num_threads": n}
-    ),
 }
 
 

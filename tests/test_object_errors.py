@@ -4,11 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
-import torch
 
 import clearhead as ch
-from calls import alone
 from clearhead.ops.observation import among
 from error_texts import Errors, exact_texts
 
@@ -292,12 +289,3 @@ REST: Errors = {
 
 
 test_each_other_error_has_its_exact_text = exact_texts(REST, works=True)
-
-
-@pytest.mark.parametrize("name", ["cut", "boost", "tempered"])
-def test_a_sharded_matrix_says_what_to_give_instead(name: str):
-    matrix = alone(ch.distributed.ShardedAttentionMatrix, {"q": torch.ones(3, 4), "k": torch.ones(3, 4)})
-    with pytest.raises(AttributeError, match=f"ShardedAttentionMatrix has no '{name}': give s"):
-        getattr(matrix, name)
-    with pytest.raises(AttributeError, match=r"has no 'rollout'\.$"):
-        getattr(matrix, "rollout")  # noqa: B009

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
-from calls import alone
 from clearhead import engines
 from clearhead.core import reference, rules, visibility
 from clearhead.core.axes import Array
@@ -21,7 +20,6 @@ from clearhead.core.problem import Problem, describe
 from clearhead.core.rules import FIELDS, RULES, Rule, Rules, flat
 from clearhead.core.statistics import Wanted
 from clearhead.diagnosing import recipe
-from clearhead.distributed import sharded_problem
 from clearhead.engines import native_calls
 from clearhead.engines.gpu import library
 from clearhead.errors import EngineError, RuleError
@@ -36,7 +34,6 @@ KNOWING = {  # everything that declares its supported rules, except PyTorch's ke
     **{name: engines.get(name) for name in engines.NAMES},
     "reference": reference,
     "operators": torch_arguments,
-    "ranks": sharded_problem,
     "page": packing,
     "diagnose": recipe,
 }
@@ -150,9 +147,6 @@ def watched() -> None:
 
 REFUSING: dict[str, Callable[[], Any]] = {
     "PyTorch's graph has no rule `made_up`.": lambda: ch.attention(*tensors(grad=True), **NEW),
-    "clearhead.distributed has no rule `made_up`.": lambda: alone(
-        lambda: ch.distributed.attention(*tensors(), **NEW), {}
-    ),
     "the page has no rule `made_up`.": lambda: packing.packed(describe(*arrays(), NEW).problem),
     "the reference has no rule `made_up`.": lambda: ch.trace(*arrays(), **NEW),
     "ch.diagnose has no rule `made_up`.": lambda: ch.diagnose(*arrays(), np.zeros((3, 4, 5, 6)), **NEW),

@@ -76,7 +76,7 @@ _HOMES = {
     "why": "explaining.why",
 }
 
-_PARTS = ("distributed", "nn", "testing", "torch")  # loaded when first named
+_PARTS = ("nn", "testing", "torch")  # loaded when first named
 
 __all__ = sorted(_HOMES)
 

@@ -9,7 +9,6 @@ ClearheadError
 ├── SizeError         (MemoryError)   what was asked is larger than the machine's memory
 ├── EngineError       (RuntimeError)  the engine asked for cannot run this problem
 ├── DerivativeError   (RuntimeError)  a derivative that is not there, such as a third one
-├── DistributedError  (RuntimeError)  a rank is missing, or ranks were called with different arguments
 ├── FileError         (ValueError)    a file or checkpoint is missing or malformed
 └── MissingExtraError (ImportError)   an optional package is not installed
 """
@@ -78,10 +77,6 @@ class EngineError(ClearheadError, RuntimeError):
 
 class DerivativeError(ClearheadError, RuntimeError):
     """A derivative that is not there: a third one, or a second one of a compiled graph, of a peak or of top-k."""
-
-
-class DistributedError(ClearheadError, RuntimeError):
-    """A rank is missing, or ranks were called with different arguments."""
 
 
 class FileError(ClearheadError, ValueError):

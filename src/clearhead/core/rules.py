@@ -2,8 +2,8 @@
 
 An entry says how a rule's value is read, which fields of a Problem hold it, and along which axes these lie. A new rule
 needs an entry here, a keyword of `Rules`, its fields in `Problem`, and its arithmetic in reference.py or visibility.py
-and in every engine. Engines, and whatever else must know a rule by name (PyTorch's operators, distributed attention,
-the pages), each declare the set of rules that they support and refuse all others: EVERYWHERE, and what they alone have.
+and in every engine. Engines, and whatever else must know a rule by name (PyTorch's operators, the pages), each declare
+the set of rules that they support and refuse all others: EVERYWHERE, and what they alone have.
 """
 
 from collections.abc import Callable, Iterable, Mapping

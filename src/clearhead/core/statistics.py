@@ -1,7 +1,7 @@
 """The one table of statistics: what can be observed of attention, along which axes, and how two parts become one.
 
 All that lists statistics is derived from `STATISTICS`: the keywords of `observe` and their checks, the answers' sizes,
-how they merge, which derivatives there are, PyTorch's operators, what ranks exchange, saved files, notebooks.
+how they merge, which derivatives there are, PyTorch's operators, saved files, notebooks.
 `Watched`, `Asked`, `Wanted`, `Answers` and `Observable` repeat the list for type checkers and for readers; a test
 compares them. Each engine declares the statistics that it computes, and is never asked for another.
 
@@ -163,7 +163,7 @@ class Wanted(Request):
     top: int | None = None
     distance: bool = False
     diagonal: bool = False
-    keep_float32: bool = False  # answer the output in the statistics' dtype, to be rounded once after a sum over ranks
+    keep_float32: bool = False  # answer the output in the statistics' dtype, to be rounded by the caller
 
     def rows(self) -> list[str]:
         """The statistics asked for that the row pass computes."""

@@ -53,6 +53,9 @@ def attention(
     the mapped axis. A third derivative raises DerivativeError.
     O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory; forbidden blocks cost nothing.
 
+    Of PyTorch's DTensors each rank computes its part, and the result is a DTensor sharded as q is; over queries, k and
+    v are gathered. DtypeError for placements that do not go with q's, before anything is sent.
+
     How exact: nothing is left out or approximated at any length; what remains is rounding. The root mean square error
     over a whole tensor, against float64, is at most 1.25 times that of PyTorch's fused kernel in the same dtype. This
     holds for tensors with many elements: for a single query or element either of the two may be closer to the float64

@@ -197,12 +197,6 @@ def _row_terms(
     return terms
 
 
-def sink_gradients(problem: Problem, answers: Mapping[str, Array], by: Mapping[str, Array]) -> Array:
-    """The gradient of the sinks, (heads,), from upstream gradients of the output and row statistics; reads no keys."""
-    rows = _row_terms(np, problem, answers, by, np.zeros_like)
-    return np.asarray(_by_sinks(np, problem.sinks, answers["logsumexp"], rows, by.get("entropy")))
-
-
 def _by_sinks(xp: Any, sinks: Any, logsumexp: Any, rows: Any, entropy: Any) -> Any:
     """The gradient of the sinks, (heads,), from the row terms and the upstream gradient of the entropy."""
     by_logit = rows if entropy is None else rows + entropy

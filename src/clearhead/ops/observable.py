@@ -11,8 +11,8 @@ class Observable:
 
     Answers have the statistics' dtype (float32, or float64 for float64) and are the kind of array that q is. Ask
     `observe` for several at once: they share the passes over the keys, O(queries·keys·d_k) time each, with memory for
-    the answers only. A sharded matrix answers for its own queries and keys, on every rank at once. Every method raises
-    SizeError where its answer is larger than memory, and EngineError where the engine does not compute it.
+    the answers only. Every method raises SizeError where its answer is larger than memory, and EngineError where the
+    engine does not compute it.
     """
 
     if TYPE_CHECKING:
@@ -132,8 +132,7 @@ class Observable:
 class ObservableEffects:
     """One method for each thing that is observed of effects; each asks `observe` for it alone.
 
-    Ask `observe` for several at once: they share the passes over the keys. A sharded matrix answers for its own queries
-    and keys, on every rank at once; of the whole matrix are strongest, image and groups, the same on every rank.
+    Ask `observe` for several at once: they share the passes over the keys.
     """
 
     if TYPE_CHECKING:

@@ -57,7 +57,7 @@ class Sharded(Graph):
                 "batch, heads and queries.",
                 _redistributed("q", [*[Replicate()] * (len(self.split) - 1), Shard(self.queries)]),
             )
-        self.own = _own_part("q", q)
+        self.local = _local_ranges("q", q)
         self._check_fits("k", k, self._axes("batch", "kv_heads", "keys", ""))
         for name, x in self.rules.items():
             if isinstance(x, DTensor):
@@ -76,15 +76,15 @@ class Sharded(Graph):
             self._check_fits("v", v, axes)
         want = wanted(self.problem, asked, output=v is not None)
         self._check_asked(want, v, queries)
-        own = dict(asked)
+        local = dict(asked)
         if want.groups is not None:
             sides = zip(asked["groups"], ("queries", "keys"), strict=True)
-            own["groups"] = tuple(self._part("groups", side, self._axes("batch", axis)) for side, axis in sides)
+            local["groups"] = tuple(self._part("groups", side, self._axes("batch", axis)) for side, axis in sides)
         q = self._part("q", self.q, tuple(range(self.q.ndim)))
         k, values = (self._part(name, x, axes) for name, x in (("k", self.k), ("v", v)))
         rules = self._rules()
         answers: Any = Graph if graphed(q, k, values, *flat(rules).values()) else MatrixData.read
-        seen: Observation = answers(q, k, rules, self.engine, self.num_threads).observe(values, own, queries)
+        seen: Observation = answers(q, k, rules, self.engine, self.num_threads).observe(values, local, queries)
         rows = len(range(self.problem.queries)[queries])
         width = 0 if v is None else v.shape[-1]
         sizes = {"batch": 0, "heads": 0, "queries": rows, "keys": self.problem.keys, "d_v": width}
@@ -94,9 +94,6 @@ class Sharded(Graph):
     def mix(self, v: Any) -> Any:
         """A·v, for a v with the axes of k."""
         return self.observe(v, {}).output
-
-    def row_sums(self) -> NoReturn:
-        raise self.refused("Sums of the weights")
 
     def transposed(self, _: Any) -> NoReturn:
         raise self.refused("A.T @ g")
@@ -127,9 +124,9 @@ class Sharded(Graph):
     def _check_fits(self, name: str, x: Any, axes: tuple[Axis, ...]) -> None:
         """Raise DtypeError unless x is a DTensor whose placements go with those of q."""
         if not isinstance(x, DTensor) or x.device_mesh != self.q.device_mesh:
-            is_ = f"on {x.device_mesh}" if isinstance(x, DTensor) else f"a {type(x).__name__}"
+            kind = f"on {x.device_mesh}" if isinstance(x, DTensor) else f"a {type(x).__name__}"
             raise DtypeError(
-                f"{name} is {is_}: expected a DTensor on q's mesh, {self.q.device_mesh}.",
+                f"{name} is {kind}: expected a DTensor on q's mesh, {self.q.device_mesh}.",
                 f"distribute_tensor({name}, q.device_mesh, {[Replicate()] * len(self.split)})",
             )
         right = [self._placement(x, axes, split) for split in self.split]
@@ -138,7 +135,7 @@ class Sharded(Graph):
                 f"{name} is {x.placements} and q is {self.q.placements}: expected {name} to be {tuple(right)}.",
                 _redistributed(name, right),
             )
-        _own_part(name, x)
+        _local_ranges(name, x)
 
     def _placement(self, x: DTensor, axes: tuple[Axis, ...], split: int | None) -> Placement:
         """How x goes with q along an axis of the mesh that shards this axis of q."""
@@ -163,8 +160,8 @@ class Sharded(Graph):
             raise RuleError("queries chooses some of the queries, and these are sharded.", hint)
         if want.image is not None:
             raise RuleError("image is not computed of queries that are sharded; groups is.", hint)
-        given = (self.q, self.k, v, *self.rules.values())
-        if want.peak and torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given):
+        arrays = (self.q, self.k, v, *self.rules.values())
+        if want.peak and torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arrays):
             raise RuleError("peak over queries that are sharded has no derivative.", "with torch.no_grad(): A.peak()")
 
     def _part(self, name: str, x: Any, axes: tuple[Axis, ...]) -> Any:
@@ -186,13 +183,13 @@ class Sharded(Graph):
             if axis == "kv_heads" and axis not in done:
                 x = self._of_heads(x)
             elif isinstance(axis, int) and axis not in done and x.shape[place] == self.q.shape[axis]:  # not 1, for all
-                x = x[(..., slice(self.own[axis].start, self.own[axis].stop), *(slice(None),) * (-place - 1))]
+                x = x[(..., slice(self.local[axis].start, self.local[axis].stop), *(slice(None),) * (-place - 1))]
         return x
 
     def _of_heads(self, x: Tensor) -> Tensor:
         """The key heads that this rank's query heads share, of all: one for each query head where groups are cut."""
-        own, group = self.own[self.queries - 1], self.problem.group
-        used = [head // group for head in own]
+        heads, group = self.local[self.queries - 1], self.problem.group
+        used = [head // group for head in heads]
         whole = range(used[0], used[-1] + 1) if used else range(0)
         if len(whole) <= 1 or len(used) == group * len(whole):
             return x.narrow(self.queries - 1, whole.start, len(whole))
@@ -200,14 +197,14 @@ class Sharded(Graph):
 
     def _rules(self) -> Rules:
         """The rules of this rank's part, with positions among all keys."""
-        own = {name: self._part(name, x, self._axes(*_AXES.get(name, ()))) for name, x in self.rules.items()}
-        rows = self.own[self.queries]
-        offset, lengths = own.get("query_offset"), own.get("query_lengths")
+        local = {name: self._part(name, x, self._axes(*_AXES.get(name, ()))) for name, x in self.rules.items()}
+        rows = self.local[self.queries]
+        offset, lengths = local.get("query_offset"), local.get("query_lengths")
         if len(rows) < self.problem.queries:
-            own["query_offset"] = rows.start + (0 if offset is None else _whole_numbers("query_offset", offset))
+            local["query_offset"] = rows.start + (0 if offset is None else _whole_numbers("query_offset", offset))
         if len(rows) < self.problem.queries and lengths is not None:
-            own["query_lengths"] = np.clip(_whole_numbers("query_lengths", lengths) - rows.start, 0, len(rows))
-        return joined(own)
+            local["query_lengths"] = np.clip(_whole_numbers("query_lengths", lengths) - rows.start, 0, len(rows))
+        return joined(local)
 
     def _whole(self, name: str, x: Any, want: Wanted, sizes: Mapping[str, int]) -> Any:
         """A statistic of this rank's part as a DTensor of the whole."""
@@ -236,24 +233,24 @@ def _described(q: Any, k: Any, v: Any, rules: Mapping[str, Any], num_threads: in
         return describe(blank(q), blank(k), blank(v), whole, num_threads).problem
 
 
-def _own_part(name: str, x: DTensor) -> list[range]:
+def _local_ranges(name: str, x: DTensor) -> list[range]:
     """Which indices of each axis of x this rank has, by the rule of torch.chunk. Raises DtypeError for others."""
-    place = x.device_mesh.get_coordinate()
-    if place is None:
+    coordinate = x.device_mesh.get_coordinate()
+    if coordinate is None:
         raise DtypeError(f"this rank is not in the mesh of {name}, {x.device_mesh}.")
-    own = [range(size) for size in x.shape]
-    for at, ranks, placement in zip(place, x.device_mesh.shape, x.placements, strict=True):
+    ranges = [range(size) for size in x.shape]
+    for rank, ranks, placement in zip(coordinate, x.device_mesh.shape, x.placements, strict=True):
         if isinstance(placement, Shard):
-            each = -(-len(own[placement.dim]) // ranks)
-            own[placement.dim] = own[placement.dim][at * each : (at + 1) * each]
+            each = -(-len(ranges[placement.dim]) // ranks)
+            ranges[placement.dim] = ranges[placement.dim][rank * each : (rank + 1) * each]
     with torch.no_grad():
-        held, expected = tuple(x.to_local().shape), tuple(map(len, own))
+        held, expected = tuple(x.to_local().shape), tuple(map(len, ranges))
     if held != expected:
         raise DtypeError(
             f"{name} has shape {held} on this rank, of {tuple(x.shape)} in all: expected {expected}.",
             f"distribute_tensor({name}, mesh, placements) shards as torch.chunk does.",
         )
-    return own
+    return ranges
 
 
 def _whole_numbers(name: str, value: Any) -> Any:
