@@ -15,7 +15,6 @@ from clearhead.core.arrays import (
     broadcast,
     empty,
     statistics_dtype,
-    to_device_of,
     unrepeated,
 )
 from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice
@@ -176,16 +175,6 @@ class MatrixData:
         output = self.engine.rows(self.with_values(values), Wanted(output=True))["output"]
         whole = self.problem.restore(output)
         return restore(whole[..., 0] if vector else whole)
-
-    def row_sums(self) -> Any:
-        """Σ_j a_ij, (…, heads, queries), in the statistics' dtype: 1, less a sink's share; 0 where no key is seen."""
-        problem, want = self.problem, Wanted(output=True, keep_float32=True)
-        check_room(problem, want, 1)
-        whole = np.ones((1, 1, problem.keys, 1), self.dtype)  # in half precision, weights would be rounded to it
-        ones = to_device_of(whole, self.q)
-        values = broadcast(ones, (problem.batch, 1, problem.keys, 1))
-        sums = self.engine.rows(self.with_values(values), want)["output"][..., 0]
-        return self.restore(problem.restore(sums))
 
     def transposed(self, g: Any) -> Any:
         """Aᵀ·g."""

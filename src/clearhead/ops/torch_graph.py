@@ -63,13 +63,6 @@ class Graph:
         output = self._answers(v, Options("output logsumexp"))["output"]
         return output[..., 0] if vector else output
 
-    def row_sums(self) -> Tensor:
-        """Σ_j a_ij; computed in the statistics' dtype, so that no weight is rounded to half precision."""
-        usual = torch.float64 if self.q.dtype == torch.float64 else torch.float32
-        ones = self.q.new_ones((*self.k.shape[:-1], 1), dtype=usual)
-        output = self._answers(ones, Options("output logsumexp"), usual)["output"]
-        return output[..., 0]
-
     def transposed(self, g: Any) -> Tensor:
         """Aᵀ·g."""
         g = _tensor(g, "g", self.q)
@@ -99,13 +92,12 @@ class Graph:
             "create the matrix under torch.no_grad(), or leave logsumexp out: it has its derivative then.",
         )
 
-    def _answers(self, v: Tensor | None, request: Options, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    def _answers(self, v: Tensor | None, request: Options) -> dict[str, Tensor]:
         """The arrays of a request, by name."""
-        q, k = (x if dtype is None else x.to(dtype) for x in (self.q, self.k))
-        values = v if dtype is not None else self._values(v)
-        if called_plainly(q):
-            return compute(VALUES, bundle_of(q, k, values, self.settings, request))
-        return dict(zip(request.arrays(), observe(q, k, values, *self.settings, *request), strict=True))
+        values = self._values(v)
+        if called_plainly(self.q):
+            return compute(VALUES, bundle_of(self.q, self.k, values, self.settings, request))
+        return dict(zip(request.arrays(), observe(self.q, self.k, values, *self.settings, *request), strict=True))
 
     def _values(self, v: Tensor | None) -> Tensor | None:
         if v is None:
