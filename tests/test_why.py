@@ -14,11 +14,13 @@ from rich.cells import cell_len
 
 import clearhead as ch
 from clearhead.core.effects import spearman
+from clearhead.digits import percent, signed
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
 from clearhead.explaining import part_runs, rerun
-from clearhead.explaining.answers import read_answers
+from clearhead.explaining.answers import probability, read_answers
 from clearhead.explaining.integral import cuts, integral
 from clearhead.explaining.text_parts import parts_of_text
+from clearhead.explaining.why_words import conclusion
 from clearhead.models import model as gpt2
 from clearhead.models import residual, variants
 from clearhead.models.functions import ACTIVATIONS
@@ -54,6 +56,12 @@ def number_of(model, ids, target, gates=None, weigh=None, factors=None):
 
     logits = dense(model, ids, weigh=gated, factors=factors)[0]
     return target.value(logits[target.rows.start : target.rows.stop])[0]
+
+
+def without(model, ids, target, tokens):
+    """y where no later token sees these; in place of the first one stands <|endoftext|>, which is token 0."""
+    ids = [0 if place == 0 and place in tokens else token for place, token in enumerate(ids)]
+    return number_of(model, ids, target, np.where(np.isin(np.arange(len(ids)), sorted({*tokens} - {0})), 0.0, 1.0))
 
 
 def asked_of(model, text, **asked):
@@ -96,23 +104,20 @@ def test_what_is_run_again_is_what_a_dense_model_gives(asked, sink, monkeypatch)
     rng = fresh()
     model, text = random_model(rng), random_text(rng, 3)
     monkeypatch.setattr(rerun, "resting", lambda *_: 100 if sink else 0)
-    seen = ch.why(text, model, parts="tokens", verify=3, count=4, **asked)
+    seen = ch.why(text, model, parts="tokens", count=4, **asked)
     (target,) = asked_of(model, text, **asked)
-    ids, rows, n = target.ids, target.rows, len(target.ids)
+    ids, rows = target.ids, target.rows
     whole = number_of(model, ids, target)
     close = {"abs": 1e-7 * max(1.0, abs(whole))}
     assert seen.value == pytest.approx(whole, **close)
     assert seen.sink == sink
-    assert [part.tokens for part in seen.parts] == [(place,) for place in range(int(sink), len(seen.tokens) - 1)]
-    everything = np.ones(n)
-    everything[[place for part in seen.parts for place in part.tokens]] = 0
-    assert seen.total == pytest.approx(whole - number_of(model, ids, target, everything), **close)
+    assert [part.tokens for part in seen.parts] == [(place,) for place in range(len(seen.tokens) - 1)]
+    nothing = without(model, ids, target, range(len(seen.tokens) - 1))
+    assert seen.total == pytest.approx(whole - nothing, **close)
     assert sum(part.effect for part in seen.parts) == pytest.approx(seen.total - seen.gap, abs=1e-9)
-    run = [part for part in seen.parts if part.hidden is not None]
-    assert len(run) == min(32 if seen.noisy else 3, len(seen.parts))
-    for part in run:
-        gates = np.where(np.isin(np.arange(n), part.tokens), 0.0, 1.0)
-        assert part.hidden == pytest.approx(number_of(model, ids, target, gates) - whole, **close)
+    assert [part.replaced for part in seen.parts] == ["<|endoftext|>"] + [""] * (len(seen.parts) - 1)
+    for part in seen.parts:
+        assert part.hidden == pytest.approx(without(model, ids, target, part.tokens) - whole, **close)
         assert not seen.compared or part.lead == pytest.approx(part.hidden, **close)
     for (layer, head), truth in np.ndenumerate(seen.heads_run):
 
@@ -125,7 +130,7 @@ def test_what_is_run_again_is_what_a_dense_model_gives(asked, sink, monkeypatch)
     assert [abs(head.truth) for head in seen.heads] == sorted(map(abs, seen.heads_run.ravel()), reverse=True)[:4]
     for layer, head, query, key, weight, _, truth, _, lead in seen.edges:
 
-        def without(number, a, layer=layer, head=head, query=query, key=key):
+        def moved_away(number, a, layer=layer, head=head, query=query, key=key):
             if number == layer:
                 moved, a[head, query, key] = a[head, query, key], 0.0
                 if sink:
@@ -134,7 +139,7 @@ def test_what_is_run_again_is_what_a_dense_model_gives(asked, sink, monkeypatch)
                     a[head, query] /= a[head, query].sum() or 1.0
             return a
 
-        assert truth == pytest.approx(number_of(model, ids, target, weigh=without) - whole, **close)
+        assert truth == pytest.approx(number_of(model, ids, target, weigh=moved_away) - whole, **close)
         assert not seen.compared or lead == pytest.approx(truth, **close)
         assert weight == pytest.approx(dense(model, ids)[1][layer, head, query, key], abs=1e-9)
 
@@ -155,7 +160,7 @@ def test_rows_after_the_parts_alone_lose_them(asked):
     for keys, one in zip(lists, rerun.hidden(model, based, lists, (), first=first), strict=True):
 
         def later(_, a, keys=keys):
-            a[:, first:, keys] = 0
+            a[:, first:, [key for key in keys if key]] = 0  # the first token stays
             return a / a.sum(-1, keepdims=True)
 
         expected = sum(number_of(model, target.ids, target, weigh=later) for target in targets)
@@ -167,8 +172,8 @@ def test_without_an_integral_parts_are_scored_by_runs(monkeypatch: pytest.Monkey
     monkeypatch.setattr(part_runs, "_LONG", 10)
     seen, no_question = (ch.why(text, hide=[(0, end)], verify=0) for end in (27, len(text)))
     assert (seen.points, no_question.points > 0) == (0, True)
-    assert "runs of the rows after the parts alone" in seen.to_html()
-    seen, whole = (ch.why(text, points=points, verify=0) for points in (0, 4))
+    assert "from all runs. Not explained" in seen.to_html()
+    seen, whole = (ch.why(text, points=points, verify=0, effort=0) for points in (0, 4))
     assert seen.total == pytest.approx(whole.total)
     np.testing.assert_array_equal(seen.by_head, 0)
     assert seen.heads[0].truth == pytest.approx(whole.heads[0].truth)
@@ -180,7 +185,8 @@ def test_the_likeliest_token_is_explained_with_a_small_gap():
     assert (seen.answer, seen.next[0].text, seen.points) == (" a", " a", 4)
     assert abs(seen.gap) < 0.05 * seen.total
     assert [part.text for part in seen.parts] == ["humpty", "dumpty", "sat"]
-    assert seen.layers.sum() == pytest.approx(sum(part.effect for part in seen.parts))
+    alone = ch.why("humpty dumpty sat on", shipped(), verify=0, effort=0)  # the integral alone
+    assert alone.layers.sum() == pytest.approx(sum(part.effect for part in alone.parts))
     assert -1 <= seen.trust(6).score <= 1
 
 
@@ -236,25 +242,26 @@ def test_what_is_hidden_in_pytorch_is_what_cutting_its_keys_gives(name):
     for parameter in inner.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     tokenizer = transformers.AutoTokenizer.from_pretrained(SHIPPED)
-    seen = ch.why("jack and jill went up the hill", of_loaded(inner, tokenizer), verify=3)
+    seen = ch.why("jack and jill went up the hill", of_loaded(inner, tokenizer))
     ids = torch.tensor([[token.id for token in seen.tokens]])
 
-    def number(*edits):
+    def number(*edits, first=seen.tokens[0].id):
+        read = torch.cat([torch.tensor([[first]]), ids[:, 1:]], dim=1)
         with torch.inference_mode(), ch.change(inner, [ch.scaled(1.0), *edits]):
-            logits = inner(ids, use_cache=False).logits[0, -1].double()
+            logits = inner(read, use_cache=False).logits[0, -1].double()
         rest = torch.cat([logits[: seen.token.id], logits[seen.token.id + 1 :]])
         return float(logits[seen.token.id] - rest.logsumexp(0))
 
     assert seen.value == pytest.approx(number(), abs=1e-3)
-    for part in seen.parts:
-        if part.hidden is not None:
-            assert part.hidden == pytest.approx(number(ch.cut(keys=list(part.tokens))) - number(), abs=1e-3)
+    assert number(first=0) - number() == pytest.approx(seen.parts[0].hidden, abs=1e-3)
+    for part in seen.parts[1:]:
+        assert part.hidden == pytest.approx(number(ch.cut(keys=list(part.tokens))) - number(), abs=1e-3)
 
 
 @given(st.text(alphabet="ab .!?\n。猫犬", max_size=60), st.sampled_from(["tokens", "words", "sentences", "paragraphs"]))
 def test_parts_follow_one_another_and_hold_every_letter(text, kind):
     tokens = [Token(7, letter, place, place + 1) for place, letter in enumerate(text)] + [Token(7, "x", 0, 0)]
-    result = parts_of_text(kind, text, tokens, [], [(0, len(text))], 0)
+    result = parts_of_text(kind, text, tokens, [], [(0, len(text))])
     assert all(one.stop <= two.start for one, two in pairwise(result))
     assert all(part.text == text[part.start : part.stop] for part in result)
     held = [place for part in result for place in part.tokens]
@@ -268,7 +275,7 @@ def test_sentences_paragraphs_and_words_of_two_scripts():
     tokens = [Token(7, letter, place, place + 1) for place, letter in enumerate(text)] + [Token(7, "x", 0, 0)]
 
     def texts(kind):
-        return [part.text for part in parts_of_text(kind, text, tokens, [], [(0, len(text))], 0)]
+        return [part.text for part in parts_of_text(kind, text, tokens, [], [(0, len(text))])]
 
     assert texts("sentences") == ["One is 1.5 m.", "Two?", "Three!", "四是四。", "五"]
     assert texts("paragraphs") == ["One is 1.5 m. Two?", "Three! 四是四。五"]
@@ -296,7 +303,7 @@ def test_words_stand_for_the_likelier_of_their_spellings_and_ids_for_themselves(
     both = [mary, model.tokenizer.encode(" mary").ids[0]]
     chosen = ch.why("mary had a little", model, against="mary").against.id
     assert chosen == both[int(logits[both].argmax())]
-    assert ch.why("mary had a little", model, token="girl").against.text == " lamb"
+    assert ch.why("mary had a little", model, token="girl").against.text == " mary"  # which stands in the text
     swapped = ch.why("mary had a little", model, token="girl", against="lamb")
     assert swapped.lead == -ch.why("mary had a little", model).lead < 0
 
@@ -341,21 +348,29 @@ def test_terminal_and_json_have_the_same_numbers(tmp_path):
     assert data == json.loads(json.dumps(seen.to_json()))
     assert (data["token"]["text"], data["against"]["text"]) == (" lamb", " girl")
     lines = done.stdout.splitlines()
-    assert lines[0] == "Why ␣lamb (99.70%) rather than ␣girl (0.10%)? It leads by 6.90."
-    rows = [line.split() for line in lines if re.match(r"  \d+\.\d+ ", line)]
+    assert lines[0] == "Why ␣lamb (99.70%) rather than ␣girl (0.10%)?"
+    assert data["conclusion"] == conclusion(seen, "en")
+
+    def shares(*changes):
+        return [percent(probability(seen.value + change)) for change in changes]
+
+    rows = [re.split(" {2,}", line.strip()) for line in lines if re.match(r"  \d+\.\d+ ", line)]
     heads, edges = rows[: len(data["heads"])], rows[len(data["heads"]) :]
     for row, edge in zip(edges, data["edges"], strict=True):
         assert row[0] == f"{edge['layer']}.{edge['head']}"
-        numbers = [float(row[4]), *map(float, row[6:8])]
-        assert numbers == pytest.approx([edge["weight"], edge["lead"], edge["truth"]], abs=6e-3)
+        assert float(row[2]) == pytest.approx(edge["weight"], abs=6e-3)
+        assert row[3:4] == shares(edge["truth"])
     for row, head in zip(heads, data["heads"], strict=True):
         assert row[0] == f"{head['layer']}.{head['head']}"
         others = [each for each in data["edges"] if (each["layer"], each["head"]) == (head["layer"], head["head"])]
         assert not others or head["edge"] == max(others, key=lambda each: abs(each["truth"]))
-        assert [float(row[6]), float(row[7])] == pytest.approx([head["edge"]["lead"], head["truth"]], abs=6e-3)
-    for part in data["parts"]:
-        row = next(line.split() for line in lines if line.startswith(f"  {part['text']} "))
-        assert [float(row[1]), float(row[3])] == pytest.approx([part["effect"], part["lead"]], abs=6e-3)
+        assert row[3:5] == shares(head["edge"]["truth"], head["truth"])
+    assert data["parts"] == sorted(data["parts"], key=lambda part: -abs(part["hidden"]))
+    shown = [line for line in lines if any(line.startswith(f"  {part['text']} ") for part in data["parts"])]
+    for line, part in zip(shown, data["parts"], strict=True):
+        assert line.startswith(f"  {part['text']} ")
+        assert signed(part["effect"]) in line
+        assert shares(part["hidden"])[0] in line
     printed = call("explain", "mary had a little", "--why", "--json", "-").stdout
     assert json.loads(printed) == data
 

@@ -9,6 +9,7 @@ import pytest
 import clearhead as ch
 from browser import number, opened, until
 from clearhead.explaining import explanation, why_page
+from clearhead.explaining.why_words import conclusion
 from clearhead.view.container import Document
 from seeds import fresh
 from terminal import call
@@ -48,7 +49,7 @@ def test_the_page_opens_with_the_head_that_did_most():
     rng = fresh()
     seen = ch.why(random_text(rng, 3), random_model(rng), count=int(rng.integers(1, 9)))
     made = document(seen).header
-    assert made["why"]["parts"] == sorted(seen.to_json()["parts"], key=lambda part: -abs(part["effect"]))
+    assert made["why"]["parts"] == seen.to_json()["parts"]
     assert tuple(made["chosen"].values()) == (*seen.heads[0][:2], len(seen.tokens) - 1)
 
 
@@ -143,7 +144,7 @@ def test_each_token_of_an_answer_and_each_other_token_is_explained_by_a_click(ru
                 edge = strongest[name]
                 assert all(map(near, row[1:3], (edge.weight, 100 * edge.share))), (name, row, edge)
             page.locator(".passage .token").first.hover()
-            until(page, "document.querySelector('.every .caption').textContent.startsWith('mary: hidden')")
+            until(page, "document.querySelector('.every .caption').textContent.startsWith('mary → <|endoftext|>: ')")
             assert near(number(page.locator(".every .caption").text_content().split()[-1]), one.by_part[0])
             page.locator(".choices button").first.click()
             assert page.locator("h1").text_content() == before
@@ -175,17 +176,17 @@ def test_text_edges_heads_and_weights_have_the_numbers_of_the_run(running, seen)
         for token, effect in zip(page.locator(".passage .token").all(), seen.by_token, strict=True):
             red, _, blue = _ground(token)
             assert (blue > red) == (effect > 0) or abs(effect) < 1e-3 * np.abs(seen.by_token).max()
-        strongest = sorted(seen.parts, key=lambda part: -abs(part.effect))
-        for row, part in zip(rows_of(page, ".fold section:first-child"), strongest, strict=True):
-            assert row[0] == part.text
-            assert all(map(near, row[1:], (part.effect, part.hidden, 100 * part.share)))
+        for row, part in zip(rows_of(page, ".fold section:first-child"), seen.ranked, strict=True):
+            assert row[0] == part.text + f" → {part.replaced}" * bool(part.replaced)
+            assert all(map(near, row[1:], (100 * part.share, part.hidden, part.effect)))
+        assert re.sub("[\u2068\u2069]", "", page.locator("p.so").text_content()) == " ".join(conclusion(seen, "en"))
         page.locator(".passage .token").first.hover()
-        until(page, "document.querySelector('.every .caption').textContent.startsWith('mary: effect +')")
+        until(page, "document.querySelector('.every .caption').textContent.startsWith('mary → <|endoftext|>: then p(')")
         assert f"{100 * seen.parts[0].share:.2g}"[:3] in page.locator(".every .caption").text_content()
         for row, edge in zip(rows_of(page, ".fold section:nth-child(2)"), seen.edges, strict=True):
             assert row[:2] == [f"{edge.layer}.{edge.head}", ends(edge)]
             assert row[2] == pytest.approx(edge.weight, abs=6e-4)
-            assert all(map(near, row[3:], (edge.effect, edge.truth)))
+            assert all(map(near, row[3:], (100 * edge.share, edge.truth)))
         for row, head in zip(rows_of(page, ".carried"), seen.heads, strict=True):
             assert row[:2] == [f"{head.layer}.{head.head}", ends(head.edge)]
             assert row[2] == pytest.approx(head.edge.weight, abs=6e-4)

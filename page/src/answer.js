@@ -27,6 +27,7 @@ export function answerRoom(page, shell) {
     facts?.model && h("p.model", facts.model[language], note),
     edited && h("ul.edits", edits),
     choices(page.header.why, why, shell),
+    h("p.so", why.so),
     h("div.answered", text, next),
     !why.title && first?.name && h("p.note", first.statistics.effect && t("first order"), t("no causes")),
   );

@@ -12,9 +12,12 @@ import { bare, filled, fmt, isolated, short, spelled, withSign } from "./numbers
 const signed = (/** @type {number} */ x) => withSign(x, short);
 const largest = (/** @type {number[]} */ list) => Math.max(...list.map(Math.abs)) || 1;
 const share = (/** @type {number} */ x) => `${short(100 * x)}%`;
-const FACTS = ["effect", "hidden", "share"]; // of a part; null where it was not run
-const factOf = (/** @type {any} */ part) => (/** @type {string} */ name) =>
-  part[name] !== null && (name === "share" ? share : signed)(part[name]);
+const FACTS = ["share", "hidden", "effect"]; // of a part; null where it was not run
+const factOf = (/** @type {any} */ part) => (/** @type {string} */ x) =>
+  part[x] !== null && (x === "share" ? share : signed)(part[x]);
+
+/** Its text, and what stands in place of the text's first token. @param {any} part */
+const nameOf = ({ text, replaced }) => h("bdi", bare(text, 60), replaced && ` → ${spelled(replaced)}`);
 
 /** Blue where it spoke for the token, orange where against it; by the square root. @param {number} x @param {number} most @param {number} [full] */
 function tint(x, most, full = 45) {
@@ -69,12 +72,12 @@ export function causesRoom(page, shell, place, answer, rename) {
     rename(filled(words.map, { head: `${layers[layer].name}.${head}` }));
     showChosen();
   };
-  Object.assign(answer, { drawn: showChosen, legend: `${words.shading} ${words.sink}` });
+  Object.assign(answer, { drawn: showChosen, legend: words.shading });
   answer.point = (token) => {
-    const part = why.parts.find((/** @type {any} */ each) => each.tokens.includes(token));
+    const part = why.parts.findLast((/** @type {any} */ each) => each.tokens.includes(token));
     if (!part) return showChosen();
     const facts = FACTS.filter((name) => part[name] !== null).map((name) => `${words[name]} ${factOf(part)(name)}`);
-    write(said, `${bare(part.text, 30)}: ${facts.join(" · ")}`);
+    write(said, `${nameOf(part).textContent}: ${facts.join(" · ")}`);
   };
   place.follow("causes", follow);
   onresize = showChosen; // in place of that of the drawing before
@@ -212,19 +215,14 @@ function tablesOf({ header: { why } }, words, layers, choose, show, rest) {
   };
   const weight = (/** @type {number} */ x) => (x < 0.001 ? fmt(x, 1) : x.toFixed(3));
   const { head, ends: edge, weight: a, effect, share: then, off, truth } = words;
+  const looks = (/** @type {Effect} */ one) => [h("td", ends(one)), weight(one.weight), share(one.share)];
   const carried = block(words.carried, why.heads, [head, edge, a, then, off], ({ edge: one }) =>
-    one ? [h("td", ends(one)), weight(one.weight), share(one.share)] : ["", "", ""],
+    one ? looks(one) : ["", "", ""],
   );
   carried.classList.add("carried");
-  const edges = block(words.edges, why.edges, [head, edge, a, effect, truth], (one) => [
-    h("td", ends(one)),
-    weight(one.weight),
-    one.effect !== null && signed(one.effect),
-  ]);
-  const parts = why.parts.map((/** @type {any} */ part) =>
-    tableRow(h("bdi", spelled(part.text)), FACTS.map(factOf(part))),
-  );
-  const columns = [words.part, effect, words.hidden, then].map(columnHead);
+  const edges = block(words.edges, why.edges, [head, edge, a, then, truth], looks);
+  const parts = why.parts.map((/** @type {any} */ part) => tableRow(nameOf(part), FACTS.map(factOf(part))));
+  const columns = [words.part, then, words.hidden, effect].map(columnHead);
   const folded = h(
     "details.fold",
     h("summary", words.numbers),

@@ -186,10 +186,11 @@ def _seen(options: argparse.Namespace, model: Any, edits: Any, cause: "Why | Non
         return explain_windows(model, options.text, **chosen, each=each)
     free = (options.layer, options.head) == (None, None) and not edits and not options.generate
     if cause is not None and free:
-        chosen |= {"layer": cause.carrier.layer, "head": cause.carrier.head}
+        head = cause.carrier or cause.strongest
+        chosen |= {"layer": head.layer, "head": head.head}
     seen = explain(_prompt(options), model, **chosen, edits=edits, generate=options.generate, each=each)
     if cause is not None and free and cause.answer == cause.next[0].text and not cause.compared:
-        seen = replace(seen, change=cause.carrier.truth, chosen=(True, True))
+        seen = replace(seen, change=head.truth, chosen=(True, True))
     return [seen]
 
 

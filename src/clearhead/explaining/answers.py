@@ -5,6 +5,7 @@ the logit of P, which does not saturate where P is near 1 (Cohen-Wang et al. 202
 it is ln P less ln of the other's; for two single tokens that is the difference of their logits.
 """
 
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,9 +13,12 @@ import numpy as np
 from clearhead.core.axes import Array
 from clearhead.core.rule_values import is_whole, read_place
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError, expected, shown
-from clearhead.explaining.texts import check_unicode
+from clearhead.explaining.texts import Reading, check_unicode
+from clearhead.layers.pieces import words
 from clearhead.models.protocol import ForwardPass, LanguageModel, Token
 from clearhead.spelling import spelled
+
+_LIKELY, _CHECKED = 200, 6  # likeliest tokens among which a rival is, and of these how many may be fragments
 
 
 class Target(NamedTuple):
@@ -126,11 +130,49 @@ def read_answers(
     return Answers(targets, first, second)
 
 
-def runner_up(model: LanguageModel, logits: Array, answer: int) -> int:
-    """The likeliest other token of an answer's kind, among 50: " London" for " Paris", not " the"; else of any kind."""
-    others = [i for i in np.argsort(-logits, kind="stable")[:50].tolist() if i != answer]
-    wanted = _kind(model.text(answer))
-    return next((i for i in others if _kind(model.text(i)) == wanted), others[0] if others else answer)
+def probability(value: float, tokens: int = 1) -> float:
+    """P of ln P − ln(1 − P); of an answer of several tokens their geometric mean."""
+    return float(np.exp(-np.logaddexp(0.0, -value) / tokens))
+
+
+def decides(value: float, change: float) -> bool:
+    """Does y changing by that take a tenth of the answer's probability or more?"""
+    return probability(value + change) <= 0.9 * probability(value)
+
+
+def rival(model: LanguageModel, reading: Reading, logits: Array, answer: int) -> int:
+    """Return the whole word to compare an answer with: a word of the text, or the likeliest that is no fragment.
+
+    A word of the text counts where its probability is at least a hundredth of the answer's. Words of the answer's kind
+    (capitals, numbers) come first: " London" for " Paris" rather than " the".
+    """
+    said, floor = model.text(answer), logits[answer] - np.log(100)
+    order = [i for i in np.argsort(-logits, kind="stable")[:_LIKELY].tolist() if i != answer]
+    plain = said.strip().casefold()
+    begins = [i for i in order if _is_word(model.text(i), said) and model.text(i).strip().casefold() != plain]
+    begins.sort(key=lambda i: _kind(model.text(i)) != _kind(said))  # a stable sort: the likeliest of each first
+    standing = set(re.findall(r"\w+", reading.text))
+    for i in begins:
+        if logits[i] >= floor and model.text(i).strip() in standing:
+            return i
+    ids = [token.id for token in reading.tokens]
+    whole = (i for i in begins[:_CHECKED] if not _goes_on(model, ids, i))
+    return next(whole, begins[0] if begins else order[0] if order else answer)
+
+
+def _is_word(text: str, answer: str) -> bool:
+    """Is a token letters or digits alone, and does it begin a word where the answer does?"""
+    begins = text[:1].isspace() or not answer[:1].isspace()
+    return text.strip().isalnum() and begins
+
+
+def _goes_on(model: LanguageModel, ids: list[int], token: int) -> bool:
+    """Does the model go on within the word that a token begins, as after " Mont"?"""
+    try:
+        after = model.text(model.generate([*ids, token], 1)[0])
+    except ShapeError:  # the text fills the model's positions
+        return False
+    return words([model.text(token), after]) == [0, 0]
 
 
 def _kind(text: str) -> tuple[bool, ...]:

@@ -11,7 +11,7 @@ from clearhead.explaining.why_lists import EdgeEffect, OtherNumber
 def other_numbers(
     again: Again,
     off: dict[tuple[int, int], Rerun],
-    hidden: dict[int, Rerun],
+    hidden: dict[tuple[int, ...], Rerun],
     without: dict[Edge, Rerun],
     shape: tuple[tuple[int, ...], int],
 ) -> list[OtherNumber]:
@@ -30,8 +30,9 @@ def other_numbers(
     by_head, by_part = np.full((len(asked), *shape[0]), np.nan), np.full((len(asked), shape[1]), np.nan)
     for (layer, head), now in off.items():
         by_head[:, layer, head] = said(now) - base
-    for place, now in hidden.items():
-        by_part[:, place] = said(now) - base
+    for places, now in hidden.items():
+        if len(places) == 1:  # sentences are not told apart here
+            by_part[:, places[0]] = said(now) - base
     edges: list[list[EdgeEffect]] = [[] for _ in asked]
     for edge, now in without.items():
         for listed, (row, _), change in zip(edges, asked, said(now) - base, strict=True):

@@ -1,7 +1,7 @@
 """What `ch.why` runs for the parts of a text: the integral, parts hidden one by one and in pairs, random halves."""
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,13 +12,14 @@ from clearhead.core.effects import Rest
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import check_known
 from clearhead.explaining import rerun
+from clearhead.explaining.answers import probability
 from clearhead.explaining.integral import integral
-from clearhead.explaining.rerun import Based
-from clearhead.explaining.text_parts import Part
+from clearhead.explaining.rerun import Based, Rerun
+from clearhead.explaining.text_parts import Part, grouped
 from clearhead.explaining.why_lists import Candidate, PairEffect, PartEffect
 from clearhead.models.protocol import Each, LanguageModel, probabilities
 
-_POINTS, _MOST_POINTS = 4, 16
+_POINTS = 4
 _LONG, _QUESTION = 1024, 3  # tokens: a longer text, with so many after its parts, has no integral
 LOWS = 0.1, 0.03, 0.01, 1e-3, 1e-4  # the integral begins at the first of them where y is near y(nothing):
 _NEAR = 0.05  # nearer than this share of the range that y has on the way
@@ -26,7 +27,9 @@ ANSWERING = 64  # runs of the rows after all parts alone, where there is no inte
 _TRIED = 4  # parts of which every two are hidden together
 _MUCH = 0.25  # of the total: what two parts together have to change
 _TWO = 0.1  # what two parts do only together may do, as a share of what each of them may
-_GAP = 0.05  # of the total: points double while the parts' sum misses more
+_GROUP, _REFINED = 24, 3  # parts of a sentence that is hidden as a whole; such sentences whose parts are hidden too
+_ROOM = 2**15  # tokens of all runs: where more sentences than parts may be hidden would take more, blocks come first
+_HALVES, _HALVED = 24, 2**13  # random halves at most, and the tokens of their runs
 
 
 class Again(NamedTuple):
@@ -45,34 +48,29 @@ class Again(NamedTuple):
         base, (one, other) = self.based[0].run.logits[self.based[0].target.rows.start], self.pair
         return logits[one] - logits[other] - (float(base[one]) - float(base[other]))
 
-    def changed(self, one: rerun.Rerun) -> dict[str, Any]:
+    def changed(self, one: Rerun) -> dict[str, Any]:
         """What a run without some of the text says of it."""
         token = one.likeliest
         likeliest = Candidate(token, self.model.text(token), one.share(token), one.logits[token])
-        now = {"share": one.share(self.pair[0]), "likeliest": likeliest, "lead": self.lead(one.logits)}
+        share = probability(one.value) if self.based[0].target.odds else one.share(self.pair[0])
+        now = {"share": share, "likeliest": likeliest, "lead": self.lead(one.logits)}
         return {"hidden": one.value - self.value, **now}
 
 
-EFFORTS = {"quick": 0, "careful": 48}
+EFFORTS = "quick", "careful"
 
 
-def read_effort(effort: Any) -> int:
+def read_effort(effort: Any, tokens: int) -> int:
     """How many runs with random halves hidden; UnknownNameError for another word, RuleError for no whole number."""
     if not isinstance(effort, str):
         return whole_number("effort", effort, 0)
     check_known("effort", [effort], EFFORTS)
-    return EFFORTS[effort]
+    return 2 * _HALVES if effort == "careful" else min(_HALVES, _HALVED // tokens)
 
 
 def candidate(model: LanguageModel, logits: Array, token: int) -> Candidate:
     """A token with its share of the next-token probabilities."""
     return Candidate(token, model.text(token), float(probabilities(logits)[token]), float(logits[token]))
-
-
-def read_counts(points: Any, verify: Any, effort: Any) -> tuple[int | None, int, int]:
-    """How many points, None where the text decides, how many parts to verify, and how many random halves."""
-    asked = None if points is None else whole_number("points", points, 0)
-    return asked, whole_number("verify", verify, 0), read_effort(effort)
 
 
 def points_for(model: LanguageModel, asked: int | None, parts: Sequence[Part], tokens: int) -> int:
@@ -83,18 +81,21 @@ def points_for(model: LanguageModel, asked: int | None, parts: Sequence[Part], t
 
 
 def integrated(again: Again, gated: list[int], points: int, each: Each) -> tuple[Array, Array, float, int]:
-    """φ by head and key of all targets together and by edge of the first, y(everything) − y(nothing), the points."""
+    """φ by head and key of all targets together and by edge of the first, y(everything) − y(nothing), the points.
+
+    The first token is not hidden, so that it has no φ; in y(nothing) it is replaced as in any run.
+    """
     rows, sizes = again.based[0].target.rows, (again.model.config.layers, again.model.config.heads)
-    last, (low, total) = rows.start + 1, begin(again, gated, LOWS if points else ())
+    first, gated = 0 in gated, [token for token in gated if token]
+    last, points = rows.start + 1, points if gated else 0
+    low, total = begin(again, gated, LOWS if points else ())
+    if first:
+        total = again.value - rerun.hidden(again.model, again.based, [[0, *gated]], again.edits)[0].value
     if not points:
         return np.zeros((*sizes, last)), np.zeros((*sizes, len(rows), rows.stop)), total, 0
-    while True:
-        targets = [one.target for one in again.based]
-        made = [integral(again.model, target, gated, points, low, again.edits, each) for target in targets]
-        by_key = np.sum([one.heads[:, :, :last] for one in made], axis=0)
-        if abs(total - float(by_key.sum())) <= _GAP * abs(total) or points >= _MOST_POINTS:
-            return by_key, made[0].edges, total, points
-        points = min(2 * points, _MOST_POINTS)
+    targets = [one.target for one in again.based]
+    made = [integral(again.model, target, gated, points, low, again.edits, each) for target in targets]
+    return np.sum([one.heads[:, :, :last] for one in made], axis=0), made[0].edges, total, points
 
 
 def begin(again: Again, gated: list[int], lows: Sequence[float] = LOWS) -> tuple[float, float]:
@@ -112,17 +113,75 @@ def answering(again: Again, parts: list[PartEffect], total: float) -> list[PartE
     first = 1 + max(token for part in parts for token in part.tokens)
     runs = rerun.hidden(again.model, again.based, [part.tokens for part in parts], again.edits, first=first)
     alone = [part._replace(effect=again.value - one.value) for part, one in zip(parts, runs, strict=True)]
-    return fitted(again, alone, ANSWERING, first, total)
+    effects = np.array([part.effect for part in alone])
+    fit = corrected(effects, *halves(again, alone, ANSWERING, (0, ANSWERING), first), total)
+    return [part._replace(effect=float(effect)) for part, effect in zip(parts, fit, strict=True)]
 
 
-def hidden(again: Again, parts: list[PartEffect], count: int) -> tuple[list[PartEffect], dict[int, rerun.Rerun]]:
-    """The parts, the strongest of them hidden in a run of their own; and these runs, by the part's place."""
-    strongest = sorted(range(len(parts)), key=lambda place: -abs(parts[place].effect))[:count]
-    runs = rerun.hidden(again.model, again.based, [parts[place].tokens for place in strongest], again.edits)
-    result = list(parts)
-    for place, one in zip(strongest, runs, strict=True):
-        result[place] = parts[place]._replace(**again.changed(one))
-    return result, dict(zip(strongest, runs, strict=True))
+class Hidden(NamedTuple):
+    """What hiding parts of a text did, each in a run of its own.
+
+    groups   of several parts each, such as sentences, where not every part was run alone
+    runs     by the places of the parts that were hidden together
+    """
+
+    parts: list[PartEffect]
+    groups: list[PartEffect]
+    runs: dict[tuple[int, ...], Rerun]
+
+
+def hidden(again: Again, parts: Sequence[PartEffect], text: str, most: int) -> Hidden:
+    """Hide each of at most `most` parts; of more, all sentences or lines, then the parts of the three that did most."""
+    runs: dict[tuple[int, ...], Rerun] = {}
+
+    def strongest(groups: list[list[int]]) -> list[list[int]]:
+        new = [tuple(group) for group in groups if tuple(group) not in runs]
+        lists = [[token for place in group for token in parts[place].tokens] for group in new]
+        runs.update(zip(new, rerun.hidden(again.model, again.based, lists, again.edits), strict=True))
+        return sorted(groups, key=lambda group: -abs(runs[tuple(group)].value - again.value))[:_REFINED]
+
+    chosen = [[place] for place in range(len(parts))] if most else []
+    if len(parts) > most > 0:
+        sentences = chosen = grouped(parts, text, _GROUP)
+        size = len(again.based[0].target.ids)
+        if len(sentences) > most and sum(size - parts[group[0]].tokens[0] for group in sentences) > _ROOM:
+            count = len(sentences)
+            blocks = [sentences[count * i // most : count * (i + 1) // most] for i in range(most)]
+            best = strongest([[*chain(*block)] for block in blocks])
+            chosen = [group for group in sentences if any(group[0] in block for block in best)]
+            for block in best:
+                if block not in chosen:
+                    del runs[tuple(block)]
+        chosen = [[place] for group in strongest(chosen) for place in group]
+    strongest(chosen)
+    made, groups = list(parts), []
+    for places, one in runs.items():
+        changed = again.changed(one)
+        if len(places) == 1:
+            made[places[0]] = parts[places[0]]._replace(**changed)
+            continue
+        start, stop = parts[places[0]].start, parts[places[-1]].stop
+        tokens = tuple(token for place in places for token in parts[place].tokens)
+        groups.append(PartEffect(text[start:stop], start, stop, tokens, 0.0, parts[places[0]].replaced, **changed))
+    return Hidden(made, sorted(groups, key=lambda group: group.start), runs)
+
+
+def weighed(again: Again, ran: Hidden, count: int, total: float) -> tuple[list[PartEffect], list[PartEffect]]:
+    """The parts and groups with their effects after all runs.
+
+    They begin halfway between the integral and what hiding each part did, and are fitted to these runs and to `count`
+    with random halves hidden.
+    """
+    parts, places = ran.parts, range(len(ran.parts))
+    effects = [part.effect if part.hidden is None else (part.effect - part.hidden) / 2 for part in parts]
+    kept, values = halves(again, parts, count, (1, count))
+    alone = np.array([[place not in group for place in places] for group in ran.runs]).reshape(-1, len(parts))
+    runs = np.append(values, [one.value for one in ran.runs.values()])
+    fit = corrected(np.array(effects), np.vstack([kept, alone]), runs, total) if len(runs) else effects
+    parts = [part._replace(effect=float(effect)) for part, effect in zip(parts, fit, strict=True)]
+    by_first = {part.tokens[0]: part.effect for part in parts}
+    groups = [group._replace(effect=sum(by_first.get(token, 0.0) for token in group.tokens)) for group in ran.groups]
+    return parts, groups
 
 
 def halves(
@@ -130,18 +189,11 @@ def halves(
 ) -> tuple[Array, Array]:
     """Which parts are seen, each with probability ½, (count, parts), and y of these runs (from row `first` on)."""
     kept = np.random.default_rng(seed).random((count, len(parts))) < 0.5
-    off = [[token for place in np.flatnonzero(~row).tolist() for token in parts[place].tokens] for row in kept]
-    runs = iter(rerun.hidden(again.model, again.based, [keys for keys in off if keys], again.edits, first=first))
-    return kept, np.array([next(runs).value if keys else again.value for keys in off])
-
-
-def fitted(
-    again: Again, parts: list[PartEffect], count: int, first: int | None = None, total: float | None = None
-) -> list[PartEffect]:
-    """The effects, corrected by so many runs with random halves hidden, from row `first` on; see `corrected`."""
-    ran = halves(again, parts, count, (int(first is None), count), first)
-    effects = corrected(np.array([part.effect for part in parts]), *ran, total)
-    return [part._replace(effect=float(effect)) for part, effect in zip(parts, effects, strict=True)]
+    off = [tuple(token for place in np.flatnonzero(~row).tolist() for token in parts[place].tokens) for row in kept]
+    new = list(dict.fromkeys(keys for keys in off if keys))  # of few parts the same halves come again
+    runs = rerun.hidden(again.model, again.based, new, again.edits, first=first)
+    values = {keys: one.value for keys, one in zip(new, runs, strict=True)} | {(): again.value}
+    return kept, np.array([values[keys] for keys in off])
 
 
 def corrected(effects: Array, kept: Array, values: Array, total: float | None = None) -> Array:
@@ -182,11 +234,13 @@ def ridge(x: Array, y: Array, other: Array) -> Array:
 def pairs(again: Again, parts: Sequence[PartEffect], total: float) -> list[PairEffect]:
     """Pairs that stand in for each other: y changes more than twice as much without both as by both changes together.
 
-    Tried are the strongest part and the next ones whose own run changes less than half of their effect.
+    Tried are the strongest part and the next ones whose own run changes less than half of their effect, and parts that
+    say the same.
     """
     ran = sorted((part for part in parts if part.hidden is not None), key=lambda part: -abs(part.effect))
     spare = [part for part in ran[1:] if abs(part.hidden or 0.0) < abs(part.effect) / 2]
-    tried = list(combinations([*ran[:1], *spare][:_TRIED], 2))
+    alike = [pair for pair in combinations(ran, 2) if pair[0].text.casefold() == pair[1].text.casefold()]
+    tried = list(dict.fromkeys([*combinations([*ran[:1], *spare][:_TRIED], 2), *alike[:_TRIED]]))
     runs = rerun.hidden(again.model, again.based, [(*a.tokens, *b.tokens) for a, b in tried], again.edits)
     made = [PairEffect(*pair, **again.changed(one)) for pair, one in zip(tried, runs, strict=True)]
     alone = [sum(abs(part.hidden or 0.0) for part in pair) for pair in tried]

@@ -15,6 +15,9 @@ from clearhead.ops.matrix import AttentionMatrix
 
 Place = TypeVar("Place", bound=tuple[int, ...])  # a layer first
 _FIRST = 8
+_NEUTRAL = (
+    "It was a quiet morning, and the people of the town went about their work as they did on every day of the week."
+)
 
 
 class Edge(NamedTuple):
@@ -74,12 +77,19 @@ def hidden(
     factors: Sequence[float] | None = None,
     first: int | None = None,
 ) -> list[Rerun]:
-    """Runs in which later tokens, or rows from `first` on, see the keys of each list times a factor, or not at all."""
+    """Runs in which later tokens, or rows from `first` on, see the keys of each list times a factor, or not at all.
+
+    Most heads rest on the first token, and without it no text makes sense. So it is not hidden: the model's neutral
+    token stands in its place, or where only the rows from `first` on are run, it stays.
+    """
 
     def variant(keys: Sequence[int], factor: float, tokens: int) -> Variant:
         gates = np.zeros(tokens)
-        gates[list(keys)] = np.log(factor) if factor else -np.inf
-        return Variant(edits, gates, min(keys) if first is None else first)
+        gates[[key for key in keys if key or factor]] = np.log(factor) if factor else -np.inf
+        replaced = {0: model.neutral} if 0 in keys and not factor and first is None else {}
+        return Variant(
+            edits, gates if gates.any() else None, min(keys, default=0) if first is None else first, ids=replaced
+        )
 
     pairs = list(zip(parts, factors or [0.0] * len(parts), strict=True))
     return _summed(model, based, [[variant(*pair, len(each.target.ids)) for pair in pairs] for each in based])
@@ -97,6 +107,15 @@ def heads_off(
         return Variant(edits, None, rows.start, {place: -output})
 
     return _summed(model, based, [_by_layer(partial(variant, each), heads) for each in based])
+
+
+def anywhere(model: LanguageModel, heads: Sequence[tuple[int, int]]) -> list[float]:
+    """What ln p of a token in the second half of a neutral text changes by, on average, without each head there."""
+    ids = [token.id for token in model.windows(_NEUTRAL)[0]]
+    count = len(ids) // 2
+    target = Target(ids[:-1], tuple(ids[-count:]), None, odds=False)
+    based = based_on(target, model.run(target.ids))
+    return [(one.value - based.value) / count for one in heads_off(model, [based], heads, ())]
 
 
 def edges_without(

@@ -1,13 +1,14 @@
 """A text cut into parts: tokens, words, sentences, paragraphs, turns of a chat, or slices; and the tokens of each."""
 
+from bisect import bisect
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
 from clearhead.core.rule_values import is_whole
 from clearhead.errors import SelectionError, expected
 from clearhead.explaining.texts import pieces
-from clearhead.layers.pieces import paragraphs, sentences, words
+from clearhead.layers.pieces import SENTENCE_END, paragraphs, sentences, words
 from clearhead.models.protocol import Token, first_letter
 
 _DIVIDED: dict[str, Callable[[Sequence[str]], list[int]]] = {
@@ -34,14 +35,12 @@ def parts_of_text(
     tokens: Sequence[Token],
     turns: Sequence[Slice],
     hide: Sequence[Slice],
-    first: int,
 ) -> list[Part]:
     """The parts that hold a token which can be hidden, in the order of the text.
 
     kind     one of `KINDS`, or slices of the text: (start, stop) pairs or slice objects, that do not overlap
     turns    where the contents of a chat's messages stand; () for a plain text
     hide     where tokens can be hidden: what of the text is neither the question nor a template
-    first    the first token that can be
 
     The last token, which answers, and those of a template are in no part. A token is of the part that holds its first
     character which is no space. Raises SelectionError for another kind, and for slices that overlap or are outside the
@@ -52,7 +51,7 @@ def parts_of_text(
     held: dict[tuple[int, int], list[int]] = {}
     for place, label in enumerate(_labels(kind, text, tokens, letters, turn)):
         token, letter = tokens[place], letters[place]
-        can = first <= place < len(tokens) - 1 and not token.template and token.stop > token.start
+        can = place < len(tokens) - 1 and not token.template and token.stop > token.start
         if can and label >= 0 and _inside(hide, letter) >= 0:
             held.setdefault((turn[place], label), []).append(place)
     parts = []
@@ -80,6 +79,26 @@ def read_slices(name: str, value: Any, text: str) -> list[Slice]:
         if start < stop:
             raise SelectionError("{name} overlap at character {start}.", name=name, start=start)
     return spans
+
+
+def grouped(parts: Sequence[Any], text: str, most: int) -> list[list[int]]:
+    """Divide the places of parts, each with a `start` and a `stop`, by sentences.
+
+    A sentence of more than `most` parts is divided by its lines, then evenly. What stands in no part, such as a chat's
+    template, ends a group too.
+    """
+    marks = [match.end() for match in SENTENCE_END.finditer(text)]
+    gaps = (bool(text[before.stop : part.start].strip()) for before, part in pairwise(parts))
+    apart = [0, *accumulate(gaps)]
+    made: list[list[int]] = []
+    for _, sentence in groupby(range(len(parts)), lambda i: (bisect(marks, parts[i].start), apart[i])):
+        places = list(sentence)
+        lines = [text.count("\n", 0, parts[i].start) if len(places) > most else 0 for i in places]
+        for _, line in groupby(zip(lines, places, strict=True), lambda pair: pair[0]):
+            some = [place for _, place in line]
+            count = -(-len(some) // most)
+            made += [some[len(some) * i // count : len(some) * (i + 1) // count] for i in range(count)]
+    return made
 
 
 def _labels(

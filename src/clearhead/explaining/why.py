@@ -16,21 +16,31 @@ from clearhead.core.effects import Rest, spearman
 from clearhead.core.rule_values import whole_number
 from clearhead.digits import significant
 from clearhead.errors import SelectionError
-from clearhead.explaining import editing, part_runs, rerun, why_page
-from clearhead.explaining.answers import Answers, read_answers, runner_up
+from clearhead.explaining import editing, head_runs, part_runs, rerun, why_page
+from clearhead.explaining.answers import Answers, decides, probability, read_answers, rival
 from clearhead.explaining.attribution import Way, heads_by_share
 from clearhead.explaining.attribution import way as way_to
 from clearhead.explaining.derivatives import check_edits
 from clearhead.explaining.forward import check_each, forward_pass
 from clearhead.explaining.integral import cuts
-from clearhead.explaining.other_numbers import of_later_tokens, other_numbers, weight_of
+from clearhead.explaining.other_numbers import of_later_tokens, other_numbers
 from clearhead.explaining.part_runs import Again, candidate
-from clearhead.explaining.rerun import Based, Edge, Rerun
+from clearhead.explaining.rerun import Based
 from clearhead.explaining.stream import of_decoder
 from clearhead.explaining.text_parts import Part, parts_of_text, read_slices
 from clearhead.explaining.texts import Reading, read
-from clearhead.explaining.why_lists import Candidate, EdgeEffect, HeadEffect, OtherNumber, PairEffect, PartEffect, Trust
-from clearhead.explaining.why_words import causes_table, conclusion, most_likely, parts_table, question
+from clearhead.explaining.why_lists import (
+    Candidate,
+    EdgeEffect,
+    HeadEffect,
+    OtherNumber,
+    PairEffect,
+    PartEffect,
+    Trust,
+    by_change,
+    plain,
+)
+from clearhead.explaining.why_words import causes_table, conclusion, gap_of, most_likely, parts_table, question
 from clearhead.models.model import Model
 from clearhead.models.protocol import Each, LanguageModel, Token
 from clearhead.tables import Table, Tabular
@@ -42,8 +52,7 @@ from clearhead.words import Language, say
 if TYPE_CHECKING:
     from clearhead.models.hub import HubModel
 
-_NOISY, _ALL = 0.25, 32  # where they miss more than this, up to so many parts are hidden in runs of their own
-_ESTIMATED = 20  # edges that each estimate names for a run
+_CARRIES = 0.1  # of what hiding the best part takes: what a head has to take that carries an answer
 _SHOWN = 8  # parts and heads in a notebook
 _HEADS, _KEYS = 6, 4  # the first heads, run again and directly, and of each so many of its largest weights
 
@@ -53,13 +62,13 @@ class Why(Tabular, Framing):
     """Why an answer follows a text; made by `why`.
 
     `value` is y: ln P − ln(1 − P) of the answer's probability P, or with `compared` how far the answer is ahead of the
-    other, in natural logarithms. Effects φ are above 0 where something speaks for the answer; what was run again says
-    what y changes by without it, below 0 where it spoke for it.
+    other, in natural logarithms. What was run again says what y changes by without a part, a head or an edge: below 0
+    where it spoke for the answer. `ranked` lists the parts by that.
 
     >>> import clearhead as ch
     >>> found = ch.why("humpty dumpty sat on")
-    >>> isinstance(found, ch.Why), found.carrier[:2]
-    (True, (0, 7))
+    >>> found.answer, found.ranked[0].text, found.strongest[:2]
+    (' a', 'dumpty', (0, 7))
     """
 
     model: LanguageModel
@@ -72,9 +81,10 @@ class Why(Tabular, Framing):
     other: str  # the text of the other answer, or of the runner-up
     value: float  # y, in natural logarithms
     parts: list[PartEffect]  # in the order of the text
+    groups: list[PartEffect]  # sentences that were hidden as a whole, where there were too many parts for one run each
     pairs: list[PairEffect]  # of parts that stand in for each other, the strongest first
-    by_token: Array  # (tokens,): φ, of the integral alone; without one a part's, in equal shares
-    by_head: Array  # (layers, heads): φ
+    by_token: Array  # (tokens,): what y falls by without the token's part or sentence, in equal shares
+    by_head: Array  # (layers, heads): φ, of the integral
     heads: list[HeadEffect]  # the strongest in a run first
     heads_run: Array  # (layers, heads): what y changes by when each is off; NaN where it was not run
     edges: list[EdgeEffect]  # the strongest in a run first
@@ -83,7 +93,7 @@ class Why(Tabular, Framing):
     points: int  # of the integral; 0 without one
     missed: bool  # is the strongest edge in neither estimate's first 20?
     sinks: int = 0  # heads that give the first token over half of their weight in the row that answers
-    sink: bool = False  # are these half of all heads or more? Then the first token is set aside
+    sink: bool = False  # are these half of all heads or more? Then weights of edges are moved there
     edits: tuple[Edit, ...] = ()  # of the attention, in force in all runs
     ways: Sequence[Way] = ()  # to the first token and to the other one, where the model's parts can be added up
     next: Sequence[Candidate] = ()  # the likeliest next tokens, the likeliest first
@@ -96,16 +106,17 @@ class Why(Tabular, Framing):
         return brief("Why", parts | {"parts": len(self.parts)}).replace("( ", "(")
 
     def _tables(self, language: Language) -> list[Table]:
-        parts, heads = sorted(self.parts, key=lambda part: -abs(part.effect))[:_SHOWN], self.heads[:_SHOWN]
-        tables = parts_table(self, language, parts), causes_table(self, language, "carried", heads)
+        heads = self.heads[:_SHOWN]
+        tables = parts_table(self, language, _SHOWN), causes_table(self, language, "carried", heads)
         opening = Table(question(self, language), notes=[most_likely(self, language)])
-        said, notes = conclusion(self, language, parts)
+        said, notes = conclusion(self, language), [gap_of(self, language)]
         return [opening, *tables, Table("", notes=[*said, *notes, say(language, "whole page")])]
 
     @property
-    def noisy(self) -> bool:
-        """Do the effects miss so much that only what was run again says anything?"""
-        return abs(self.gap) > _NOISY * abs(self.total)
+    def ranked(self) -> list[PartEffect]:
+        """The parts, and sentences in place of their parts, by how much hiding each changes the answer."""
+        inside = {token for group in self.groups for token in group.tokens}
+        return by_change([*self.groups, *(part for part in self.parts if part.tokens[0] not in inside)])
 
     @property
     def layers(self) -> Array:
@@ -115,7 +126,7 @@ class Why(Tabular, Framing):
     @property
     def probability(self) -> float:
         """The answer's; where two answers are compared, that of its first token."""
-        return self.token.probability if self.compared else float(1 / (1 + np.exp(-self.value)))
+        return self.token.probability if self.compared else probability(self.value)
 
     @property
     def lead(self) -> float:
@@ -123,9 +134,25 @@ class Why(Tabular, Framing):
         return self.token.logit - self.against.logit
 
     @property
-    def carrier(self) -> HeadEffect:
-        """The head that carries the answer: without it y falls most."""
+    def strongest(self) -> HeadEffect:
+        """The head without which y falls most."""
         return min(self.heads, key=lambda head: head.truth)
+
+    @property
+    def carrier(self) -> HeadEffect | None:
+        """The strongest head that not any text needs, or None.
+
+        It takes a tenth of the answer's probability, and of what hiding the best part takes: of y and of probability.
+        """
+
+        def takes(change: float) -> Array:
+            left = 0.0 if self.compared else probability(self.value + change) - probability(self.value)
+            return -np.array([change, left])
+
+        least = _CARRIES * takes(min((part.hidden or 0.0 for part in self.ranked), default=0.0))
+        found = [one for one in self.heads if one.truth < 0 and not one.needed and (takes(one.truth) >= least).all()]
+        found = [one for one in found if self.compared or decides(self.value, one.truth)]
+        return min(found, key=lambda head: head.truth, default=None)
 
     def trust(self, masks: int = 16, *, seed: int = 0) -> Trust:
         """How far to believe the list of parts: `masks` runs in which each part is hidden with probability ½.
@@ -137,6 +164,7 @@ class Why(Tabular, Framing):
         again = Again(
             self.model, list(self.based), self._placed(), self.value, "first", 0, (self.token.id, self.against.id)
         )
+        seed = whole_number("seed", seed, 0)
         kept, ran = part_runs.halves(again, self.parts, whole_number("masks", masks, 1), seed)
         effects = np.array([part.effect for part in self.parts])
         return Trust(spearman((kept @ effects).tolist(), ran.tolist()), len(ran))
@@ -157,13 +185,11 @@ class Why(Tabular, Framing):
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain numbers, lists and words."""
-
-        def plain(value: Any) -> Any:
-            return {k: plain(v) for k, v in value._asdict().items()} if hasattr(value, "_asdict") else value
-
         listed = {
-            name: [plain(each) for each in getattr(self, name)] for name in ("parts", "pairs", "heads", "edges", "next")
+            name: [plain(each) for each in getattr(self, name)]
+            for name in ("groups", "pairs", "heads", "edges", "next")
         }
+        listed["parts"] = [plain(part) for part in by_change(self.parts)]
         whole = ("text", "answer", "other", "compared", "value", "lead", "total", "gap", "points", "sinks", "missed")
         return {
             "model": {"name": self.model.name, **self.model.config.facts()},
@@ -172,6 +198,7 @@ class Why(Tabular, Framing):
             "against": self.against._asdict(),
             **{name: getattr(self, name) for name in whole},
             **listed,
+            "conclusion": conclusion(self, "en"),
             "by_token": self.by_token.tolist(),
             "by_head": self.by_head.tolist(),
             "layers": self.layers.tolist(),
@@ -189,7 +216,7 @@ def why(
     parts: str | Sequence[Any] = "words",
     hide: Any = None,
     points: int | None = None,
-    verify: int = 6,
+    verify: int = 48,
     effort: str | int = "quick",
     count: int = 8,
     edits: Any = None,
@@ -197,67 +224,67 @@ def why(
 ) -> Why:
     """Say why a model gives an answer to a text: `clearhead explain` as an object.
 
-    Every weight on a key of the text is multiplied by a factor α before its row is normalised, and the derivative of y
-    by it is integrated from α = 0, where nothing of the text can be seen, to α = 1: Σ φ = y(everything) − y(nothing).
-    y is ln P − ln(1 − P) of the answer's probability, or, with `against`, how far it is ahead of the other answer.
+    The model is run again with each part of the text hidden from all later tokens, and with heads and edges off: what y
+    changes by then is the truth about each of them alone. y is ln P − ln(1 − P) of the answer's probability, or, with
+    `against`, how far it is ahead of the other answer. An integral over gates on all keys chooses the edges to run.
 
     text      a text, or a list of messages: {"role": "system", "user" or "assistant", "content": a text}
-    model     a path or a name, as `load_model` takes them, or a loaded one; None is the small one that ships with
-              clearhead
+    model     a path or a name, as `load_model` takes them, or a loaded one; None is the small one that is shipped
     answer    a text of one or more tokens; without a leading space it stands for the likelier of both spellings
     token     one token instead: a word of the vocabulary, or an id. The likeliest next token where neither is given
     against   another answer, as `answer` or as `token`; None explains the answer alone
     parts     "tokens", "words", "sentences", "paragraphs", "turns" (of a chat), or (start, stop) pairs of characters
     hide      (start, stop) pairs: what of the text may be hidden. None: all of it; of a chat all but the last message
-              of the user, which is the question, where there is anything else. Never hidden are the last token, which
-              answers, those of a chat's template, and the first one where most heads rest on it
-    points    of the integral, 2 passes each, doubled up to 16 while the gap is above 5 % of the total; 0: no integral,
-              parts are scored by runs of the rows after them alone, which is cheap where a question follows. None: 4,
-              or 0 if 3 tokens follow the parts in a text of more than 1,024 and the model runs in NumPy
-    verify    how many of the strongest parts to hide in a run of their own; 32 where the gap is above 25 % of the total
-    effort    "quick": the integral; "careful": 48 more passes with random halves of the parts hidden, which correct the
-              parts' effects; or how many such passes
+              of the user, which is the question, where there is anything else. Never the last token, which answers,
+              nor a chat's template. In place of the text's first token, where heads rest, stands a neutral one
+    points    of the integral, 2 passes each; 0: none, but runs of the rows after the parts alone. None: 4, or 0 if 3
+              tokens follow the parts in a text of more than 1,024 and the model runs in NumPy
+    verify    up to how many parts are hidden one by one; of more, all sentences, then the parts of three. 0: none
+    effort    how many more runs hide random halves of the parts, for their effects: "quick" (24, fewer in texts of over
+              341 tokens), "careful" (48), or a number
     count     how many heads and edges to list at most
     edits     an edit or a list of edits that are in force in all runs: cut, boost, tempered, scaled or off
     each      iterates over points, and over the layers of what is run again, such as a progress bar
 
-    Returns a Why: `parts` in the order of the text, `pairs` of parts of which either is enough, `heads`, `edges`,
-    `layers`, `by_token`, `total`, `gap`, `sinks`, `trust()`; `save`, `to_html`, `to_json`. Heads are off, and edges are
-    without their weight, in the rows that say the answer. An edge's weight goes to the first token where most heads
-    rest on it, else to the row's other keys.
+    Returns a Why, with `ranked` parts, `pairs` of which either is enough, `heads`, `edges`, `trust()`, `save`,
+    `to_json` and more. Heads and edges are off in the rows that say the answer.
     Raises as `explain`; RuleError for a model without next tokens, for attention that is not causal, and for an edit
     without a derivative; UnknownNameError for another effort; SelectionError for a word that is not one token, for
     parts that overlap or are outside the text, and where both answers are the same; ShapeError for an empty answer.
-    O(points) passes, O(tokens) memory.
+    O(points + parts) passes, O(tokens) memory.
     Source: integrated gradients (Sundararajan et al. 2017) over gates of attention; Aumann and Shapley 1974.
 
     >>> import clearhead as ch
     >>> cause = ch.why("mary had a little", against=" girl")
-    >>> cause.answer, max(cause.parts, key=lambda part: part.effect).text
+    >>> cause.answer, cause.ranked[0].text
     (' lamb', 'mary')
     """
     check_each(each)
     from clearhead.models.finding import load_model
 
     loaded = load_model(model)
-    counts, listed = part_runs.read_counts(points, verify, effort), whole_number("count", count, 1)
+    asked_points = None if points is None else whole_number("points", points, 0)
+    most, listed = whole_number("verify", verify, 0), whole_number("count", count, 1)
     acting = editing.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
     check_edits(acting)
     reading = read(loaded, text)
+    halves = part_runs.read_effort(effort, len(reading.tokens))
     placed = editing.by_position(acting, reading.tokens, reading.text)
     run = forward_pass(loaded, reading.tokens, each, placed)
     editing.check_acts(acting, placed, run.layers)
     asked = read_answers(loaded, reading.tokens, run, answer, token, against)
     sinks = rerun.resting(run, len(reading.tokens) - 1)
     sink = 2 * sinks >= loaded.config.layers * loaded.config.heads
-    cut = parts_of_text(parts, *reading, _hidden_where(reading, hide), first=int(sink))
+    cut = parts_of_text(parts, *reading, _hidden_where(reading, hide))
     if not cut:
-        raise SelectionError("the text has no part to hide: a sink at its start and its last token never are hidden.")
+        raise SelectionError("the text has no part to hide: its last token, which answers, never is hidden.")
     runs = [run if one.ids == list(run.ids) else loaded.run(one.ids, each, placed) for one in asked.targets]
-    pair = asked.answer[0], (asked.against or (runner_up(loaded, np.asarray(run.logits[-1]), asked.answer[0]),))[0]
+    other = asked.against or (rival(loaded, reading, np.asarray(run.logits[len(reading.tokens) - 1]), asked.answer[0]),)
+    pair = asked.answer[0], other[0]
     based = [rerun.based_on(*both, each, pair) for both in zip(asked.targets, runs, strict=True)]
     rest: Rest = "first" if sink else "renormalise"
     again = Again(loaded, based, placed, sum(one.value for one in based), rest, listed, pair)
+    counts = part_runs.points_for(loaded, asked_points, cut, len(reading.tokens)), most, halves
     return _explained(again, asked, reading, cut, counts, each, sinks=sinks, sink=sink, edits=acting, prompt=text)
 
 
@@ -273,34 +300,34 @@ def _explained(
     asked: Answers,
     reading: Reading,
     cut: list[Part],
-    counts: tuple[int | None, int, int],
+    counts: tuple[int, int, int],
     each: Each,
     **facts: Any,
 ) -> Why:
     """All of it; `facts` are what the text alone says."""
     model, base = again.model, np.asarray(again.based[0].run.logits[len(reading.tokens) - 1])
-    asked_points = part_runs.points_for(model, counts[0], cut, len(reading.tokens))
     by_key, by_edge, total, points = part_runs.integrated(
-        again, [place for part in cut for place in part.tokens], asked_points, each
+        again, [place for part in cut for place in part.tokens], counts[0], each
     )
-    by_token, by_head = by_key.sum(axis=(0, 1)), by_key.sum(axis=2)
-    effects = [PartEffect(*part, float(by_token[list(part.tokens)].sum())) for part in cut]
+    by_head, of_token = by_key.sum(axis=2), by_key.sum(axis=(0, 1))
+    neutral = model.text(model.neutral)
+    effects = [
+        PartEffect(*part, float(of_token[list(part.tokens)].sum()), neutral if 0 in part.tokens else "") for part in cut
+    ]
     if not points:
         effects = part_runs.answering(again, effects, total)
-        for part in effects:
-            by_token[list(part.tokens)] = part.effect / len(part.tokens)
-    if counts[2]:
-        effects = part_runs.fitted(again, effects, counts[2])
-    heads, heads_run, off = _heads(again, by_head)
-    gap = total - sum(part.effect for part in effects)
-    verify = max(counts[1], _ALL) if counts[1] and abs(gap) > _NOISY * abs(total) else counts[1]
-    parts, ran = part_runs.hidden(again, effects, verify)
+    ran = part_runs.hidden(again, effects, reading.text, counts[1])
+    parts, groups = part_runs.weighed(again, ran, counts[2], total)
+    by_token = np.zeros(len(reading.tokens))
+    for part in [*groups, *(part for part in parts if part.hidden is not None or not ran.runs)]:
+        by_token[list(part.tokens)] = (part.effect if part.hidden is None else -part.hidden) / len(part.tokens)
+    heads, heads_run, off = head_runs.heads(again, by_head)
     candidates = [candidate(model, base, i) for i in again.pair]
     ways = _ways(model, again.based[0], candidates)
     named = [(head.layer, head.head) for head in heads[:_HEADS]] + heads_by_share(ways)[:_HEADS]
     looked = [(place, 0, _KEYS) for place in named] + of_later_tokens(again, off)
     estimates = [by_edge, cuts(model, again.based[0].target, again.based[0].run, again.edits, again.rest)]
-    edges, missed, without = _edges(again, estimates, looked)
+    edges, missed, without = head_runs.edges(again, estimates, looked)
     return Why(
         model=model,
         text=reading.text,
@@ -312,63 +339,23 @@ def _explained(
         other="".join(map(model.text, asked.against or again.pair[1:])),
         value=again.value,
         parts=parts,
-        pairs=part_runs.pairs(again, parts, total) if counts[1] else [],
+        groups=groups,
+        pairs=part_runs.pairs(again, parts, total),
         by_token=by_token,
         by_head=by_head,
         heads=[head._replace(edge=next((one for one in edges if one[:2] == head[:2]), None)) for head in heads],
         heads_run=heads_run,
         edges=edges[: again.listed],
         total=total,
-        gap=gap,
+        gap=total - sum(part.effect for part in parts),
         points=points,
         missed=missed,
         ways=ways,
         next=[candidate(model, base, int(i)) for i in rerun.likely(base)],
-        numbers=other_numbers(again, off, ran, without, (by_head.shape, len(parts))),
+        numbers=other_numbers(again, off, ran.runs, without, (by_head.shape, len(parts))),
         based=again.based,
         **facts,
     )
-
-
-def _heads(again: Again, by_head: Array) -> tuple[list[HeadEffect], Array, dict[tuple[int, int], Rerun]]:
-    """The heads by what y changes by when each is off in the rows that answer, all these changes, and their runs."""
-    off = rerun.each_off(again.model, again.based, by_head, 2 * again.listed, again.edits)
-    truths = rerun.changes_of(off, again.value, by_head.shape)
-    run = [(int(layer), int(head)) for layer, head in np.argwhere(~np.isnan(truths))]
-    listed = sorted(run, key=lambda place: (-abs(truths[place]), -abs(by_head[place])))[: again.listed]
-    return [HeadEffect(*place, float(by_head[place]), float(truths[place])) for place in listed], truths, off
-
-
-def _edges(
-    again: Again, estimates: Sequence[Array], looked: Sequence[tuple[tuple[int, int], int, int]]
-) -> tuple[list[EdgeEffect], bool, dict[Edge, Rerun]]:
-    """The edges of the rows that answer by what y changes by without each; do estimates miss the first? And all runs.
-
-    estimates   (layers, heads, rows, keys): φ, and others; the strongest of each are run again
-    looked      (head, row, how many): the largest weights of these are run again too
-    """
-    rows, weights = again.based[0].target.rows, again.based[0].weights
-    chosen: dict[Edge, None] = {}
-    for each in estimates:
-        order = np.argsort(-np.abs(each), axis=None, kind="stable")[:_ESTIMATED]
-        places = np.transpose(np.unravel_index(order, each.shape)).tolist()
-        chosen |= {
-            Edge(layer, head, rows[row], key): None for layer, head, row, key in places if each[layer, head, row, key]
-        }
-    effects, estimated = estimates[0], set(chosen)
-    for (layer, head), place, count in looked:
-        row = weights(layer, rows[place])[head]
-        keys = [int(key) for key in np.argsort(-row)[: count + 1] if row[key] and (key or again.rest != "first")]
-        chosen |= dict.fromkeys(Edge(layer, head, rows[place], key) for key in keys[:count])
-    made = []
-    runs = rerun.edges_without(again.model, again.based, list(chosen), again.edits, again.rest)
-    for edge, one in zip(chosen, runs, strict=True):
-        effect = float(effects[edge.layer, edge.head, edge.query - rows.start, edge.key])
-        now = one.share(again.pair[0]), again.lead(one.logits)
-        made.append(EdgeEffect(*edge, weight_of(again, edge), effect, one.value - again.value, *now))
-    made.sort(key=lambda edge: -abs(edge.truth))
-    missed = bool(made) and Edge(*made[0][:4]) not in estimated
-    return made, missed, dict(zip(chosen, runs, strict=True))
 
 
 def _ways(model: LanguageModel, based: Based, candidates: Sequence[Candidate]) -> list[Way]:

@@ -1,6 +1,7 @@
 """What `ch.why` lists: parts of the text, heads and edges, each with its effect and what a run without it gives."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from clearhead.core.axes import Array
 
@@ -17,9 +18,11 @@ class Candidate(NamedTuple):
 class PartEffect(NamedTuple):
     """A part of the text, its characters, and what it did to the number y.
 
-    effect   φ: above 0 where the part speaks for the answer; all parts' add up to total − gap
+    effect   what it did together with the rest, from all runs: above 0 where it speaks for the answer; all parts' add
+             up to total − gap
+    replaced the token that stands in place of the text's first one in a run; "" of all parts but the first
     hidden   what y changes by when no later token may see the part, in a run; None where it was not run
-    share    the answer's probability then: of its first token
+    share    the answer's probability then; where two answers are compared, that of its first token
     likeliest   the likeliest next token then
     lead     what the lead of the answer's first token over the other one changes by, in logits
     """
@@ -29,6 +32,7 @@ class PartEffect(NamedTuple):
     stop: int
     tokens: tuple[int, ...]
     effect: float
+    replaced: str = ""
     hidden: float | None = None
     share: float | None = None
     likeliest: Candidate | None = None
@@ -82,14 +86,21 @@ class EdgeEffect(NamedTuple):
 class HeadEffect(NamedTuple):
     """One head: its share of the effect φ, and what y changes by when it is off in the rows that answer.
 
-    edge   its strongest of those that were run again; None for none
+    anywhere   what the logarithm of the probability of as many tokens of a neutral text changes by when it is off there
+    edge       its strongest of those that were run again; None for none
     """
 
     layer: int
     head: int
     effect: float
     truth: float
+    anywhere: float = 0.0
     edge: EdgeEffect | None = None
+
+    @property
+    def needed(self) -> bool:
+        """Does a neutral text lose at least half as much without it? Then any text needs it."""
+        return 2 * self.anywhere <= self.truth < 0
 
 
 class Trust(NamedTuple):
@@ -100,3 +111,13 @@ class Trust(NamedTuple):
 
     score: float | None
     masks: int
+
+
+def by_change(parts: Sequence[PartEffect]) -> list[PartEffect]:
+    """Parts by how much hiding each changes the answer; then those that were not run, by their effects."""
+    return sorted(parts, key=lambda one: (one.hidden is None, -abs(one.effect if one.hidden is None else one.hidden)))
+
+
+def plain(value: Any) -> Any:
+    """One of these, and what it holds, as a dictionary."""
+    return {key: plain(x) for key, x in value._asdict().items()} if hasattr(value, "_asdict") else value

@@ -7,13 +7,14 @@ import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.digits import fixed, percent, rounded
+from clearhead.explaining.answers import probability
 from clearhead.explaining.attribution_words import for_page
 from clearhead.explaining.derivatives import derivatives, target_of
 from clearhead.explaining.explain import explain
 from clearhead.explaining.explanation import document as explained
 from clearhead.explaining.texts import read
-from clearhead.explaining.why_lists import OtherNumber
-from clearhead.explaining.why_words import gap_of
+from clearhead.explaining.why_lists import OtherNumber, plain
+from clearhead.explaining.why_words import conclusion, gap_of, inside, of_answer
 from clearhead.models.model import Model
 from clearhead.textbook.page import capitalised
 from clearhead.view.container import Document
@@ -23,7 +24,7 @@ _SHOWN = ("token", "against", "answer", "parts", "edges", "by_token", "heads")
 _FOR_PAGE = {
     name: f"{{{name}}}" for name in ("token", "against", "answer", "first", "head")
 }  # the page puts these texts in
-_SAME = "shading exact parts part effect hidden share head off order find numbers map steps template"  # after "why"
+_SAME = "shading parts part effect hidden share head off order find numbers map steps template"  # after "why"
 _WORDS = {name: f"why {name}" for name in (*_SAME.split(), "by layer", "by effect")}  # have nothing else to put in
 _WORDS |= {"ends": "why edge", "weight": "weight", "truth": "why changes"}
 _HEADINGS = ("parts", "edges", "carried", "grid")
@@ -40,8 +41,11 @@ def document(seen: Any, language: Language) -> Document:
     of_run["facts"]["way"] = for_page(seen.ways)
     kept = made.header["facts"]["kept"]
     words = {each: _words(each, seen) | {"kept": kept[each] if kept else ""} for each in LANGUAGES}
-    numbers = [_number(each, seen, words, causes["parts"]) for each in seen.numbers]
-    causes["parts"].sort(key=lambda part: -abs(part["effect"]))
+    numbers = [_number(each, seen, words) for each in seen.numbers]
+    causes["parts"] = [plain(part) for one in seen.ranked for part in (one, *inside(seen, one))]
+    for one in (*causes["parts"], *causes["edges"]) if _several(seen) else ():  # of an answer that is long, per token
+        change = one["truth"] if "truth" in one else one["hidden"] or 0.0
+        one["share"] = probability(seen.value + change, len(seen.based[0].target.answer))
     shown = {name: causes[name] for name in _SHOWN} | {"sink": seen.sink, "words": words}
     shown["tokens"] = [token.text for token in seen.tokens]  # and those of the answer, which edges may name
     shown["tokens"] += [seen.model.text(token) for token in seen.based[0].run.ids[len(seen.tokens) :]]
@@ -52,7 +56,7 @@ def document(seen: Any, language: Language) -> Document:
     return replace(made, header={**made.header, "why": shown})
 
 
-def _number(number: OtherNumber, seen: Any, words: Any, of_parts: Any) -> dict[str, Any]:
+def _number(number: OtherNumber, seen: Any, words: Any) -> dict[str, Any]:
     """What the page shows in place of the whole answer: of one of its tokens, or of it rather than another token."""
     single = not _several(seen)
     edges = [edge._asdict() | {"effect": None, "lead": None} for edge in number.edges]
@@ -60,7 +64,7 @@ def _number(number: OtherNumber, seen: Any, words: Any, of_parts: Any) -> dict[s
     order = np.argsort(-np.abs(number.by_head), axis=None, kind="stable")[: len(seen.heads)]
     places = [divmod(place, number.by_head.shape[1]) for place in order.tolist()]
     parts = [
-        {**of_parts[place], "effect": None, "hidden": float(number.by_part[place]), "share": None}
+        {**seen.parts[place]._asdict(), "effect": None, "hidden": float(number.by_part[place]), "share": None}
         for place in np.argsort(-np.abs(number.by_part), kind="stable").tolist()  # NaN last
         if np.isfinite(number.by_part[place])
     ]
@@ -70,7 +74,10 @@ def _number(number: OtherNumber, seen: Any, words: Any, of_parts: Any) -> dict[s
         "token": number.token._asdict(),
         "against": number.against._asdict(),
         "answer": other.answer,
-        "by_token": [-sum(part["hidden"] for part in parts if i in part["tokens"]) for i in range(len(seen.tokens))],
+        "by_token": [
+            -sum(part["hidden"] / len(part["tokens"]) for part in parts if i in part["tokens"])
+            for i in range(len(seen.tokens))
+        ],
         "parts": parts,
         "heads": [
             {"layer": place[0], "head": place[1], "truth": float(number.by_head[place]), "edge": by_place.get(place)}
@@ -79,7 +86,8 @@ def _number(number: OtherNumber, seen: Any, words: Any, of_parts: Any) -> dict[s
         "edges": edges[: len(seen.edges)],
         "grid": rounded(-number.by_head, 4),
         "words": {
-            each: {**words[each], **_words(each, other), "gap": say(each, "why runs alone")} for each in LANGUAGES
+            each: {**words[each], **_words(each, other), "gap": say(each, "why runs alone"), "so": ""}
+            for each in LANGUAGES
         },
     }
 
@@ -117,6 +125,7 @@ def _words(language: Language, seen: Any) -> dict[str, str]:
     facts = {name: fixed(x, 2, 9).replace("-", "−") for name, x in logits.items()}
     shares = {"share": percent(seen.token.probability), "other_share": percent(seen.against.probability)}
     words = {name: say(language, key, **_FOR_PAGE) for name, key in _WORDS.items()}
+    notes = ["replaced"] * any(part.replaced for part in seen.parts) + ["groups"] * bool(seen.groups) + ["exact"]
     kind = "why title long" if seen.answer != seen.token.text else "why title" if seen.compared else "why title whole"
     title = _FOR_PAGE if seen.lead >= 0 else _FOR_PAGE | {"token": "{against}", "against": "{token}"}
     words |= {
@@ -128,8 +137,9 @@ def _words(language: Language, seen: Any) -> dict[str, str]:
         "grid": say(language, "why grid" if _ran(seen) else "why grid effects", count=seen.by_head.size),
         "edges": say(language, "why edges sink" if seen.sink else "why edges", **_FOR_PAGE),
         "gap": gap_of(seen, language),
-        "sink": say(language, "why sink", token="{first}", sinks=seen.sinks, heads=seen.by_head.size)
-        if seen.sink
-        else "",
+        "so": " ".join(conclusion(seen, language)),
+        "exact": " ".join(say(language, f"why {key}") for key in notes),
     }
+    if _several(seen):
+        words["share"] = of_answer(seen, language)
     return {name: capitalised(text) if name in _HEADINGS else text for name, text in words.items()}

@@ -3,24 +3,36 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from clearhead.digits import fixed, percent, signed
+from clearhead.explaining.answers import decides, probability
 from clearhead.explaining.texts import parts_of, token_name
-from clearhead.explaining.why_lists import EdgeEffect, HeadEffect, PartEffect
+from clearhead.explaining.why_lists import EdgeEffect, HeadEffect, PartEffect, by_change
 from clearhead.spelling import bare, cut, spelled
 from clearhead.tables import Table
 from clearhead.words import Language, say
 
-_NEXT, _PART = 4, 32  # likeliest next tokens; columns of a part in a sentence
+_NEXT, _PART, _ANSWER = 4, 120, 40  # likeliest next tokens; columns of a part and of the answer in a sentence
+_INSIDE, _WITHIN = 2, 0.1  # parts shown of a sentence at most, and what each has to do of what the sentence does
+_MUCH = 0.5  # of what a sentence does: what one part of it has to do alone to be named
 
 
 def question(seen: Any, language: Language, width: int | None = None) -> str:
-    """Why this answer, and how far ahead it is; texts cut to `width` columns."""
+    """Why this answer, and how likely it is; texts cut to `width` columns."""
     answer, other = (cut(spelled(x), width or len(x) + 80) for x in (seen.answer, seen.other))
-    single, lead = _single(seen), seen.lead if _single(seen) else seen.value
-    key = ("why against" if lead >= 0 else "why trails") if single or seen.compared else "why"
-    facts = {"answer": answer, "share": percent(seen.probability), "against": other, "odds": signed(lead)}
-    facts |= {"other": percent(seen.against.probability), "lead": fixed(abs(lead), 2, 9)}
-    return say(language, key if single else f"{key} long", **facts)
+    share = percent(seen.token.probability) if _single(seen) else _facts(seen, language)["after"]
+    facts = {"answer": answer, "share": share, "against": other}
+    facts |= {"other": percent(seen.against.probability), "ratio": ratio(seen.value)}
+    if _single(seen):
+        ahead = seen.token.probability >= seen.against.probability
+        return say(language, "why against" if ahead else "why trails", **facts)
+    return say(language, "why against long" if seen.compared else "why long", **facts)
+
+
+def ratio(value: float) -> str:
+    """How many times as likely one answer is as another, of the difference of their logarithms."""
+    return fixed(float(np.exp(min(value, 700.0))), 2, 9)
 
 
 def most_likely(seen: Any, language: Language) -> str:
@@ -29,61 +41,74 @@ def most_likely(seen: Any, language: Language) -> str:
     return say(language, "why next", tokens="  ".join(shares))
 
 
-def parts_table(seen: Any, language: Language, listed: Sequence[PartEffect]) -> Table:
-    """Parts of the text: the effect, and what hiding each does."""
-    change = "why lead column" if _single(seen) else "why hidden"
-    columns = [say(language, key) for key in ("why part", "why effect", change)]
+def parts_table(seen: Any, language: Language, count: int | None = None, *, effects: bool = False) -> Table:
+    """What hiding each part of the text did; with `effects` beside what each did together with the rest."""
+    shown = listed(seen, count)
+    columns = [say(language, "why part"), of_answer(seen, language), say(language, "why then")]
+    columns[1:1] = [say(language, "why effect")] * effects
     rows = []
-    for part in listed:
-        cells = ["", "", ""]
-        if part.share is not None and part.likeliest is not None:
-            then = f"{cut(spelled(part.likeliest.text), 9)} {percent(part.likeliest.probability)}"
-            cells = [signed(_cost(seen, part)), percent(part.share), then]
-        rows.append((bare(part.text), signed(part.effect), *cells))
-    columns += [_share_of(seen), say(language, "why then")]
+    for part, within in shown:
+        name = bare(part.text) if not part.replaced else f"{bare(part.text)} → {spelled(part.replaced)}"
+        cells = ["", ""]
+        if part.likeliest is not None:
+            then = f"{cut(spelled(part.likeliest.text), 12)} {percent(part.likeliest.probability)}"
+            cells = [so_likely(seen, part.hidden or 0.0), then]
+        rows.append(("  " * within + name, *[signed(part.effect)] * effects, *cells))
     notes = []
-    if len(listed) < len(seen.parts):
-        rest = sorted((abs(part.effect) for part in seen.parts), reverse=True)[len(listed)]
-        key = "why more parts" if len(seen.parts) > len(listed) + 1 else "why more part"
-        notes.append(say(language, key, count=len(seen.parts) - len(listed), most=fixed(rest, 2, 9)))
-    return Table(say(language, "why parts"), columns, rows, [part.effect for part in listed], notes)
+    if any(part.replaced for part, _ in shown):
+        notes.append(say(language, "why replaced"))
+    if seen.groups:
+        notes.append(say(language, "why groups"))
+    printed = {part.tokens for part, _ in shown}
+    rest = [part for part in seen.ranked if part.tokens not in printed]
+    if rest and rest[0].hidden is not None:
+        key = "why more parts" if len(rest) > 1 else "why more part"
+        notes.append(say(language, key, count=len(rest), share=so_likely(seen, rest[0].hidden)))
+    bars = [part.effect if part.hidden is None else -part.hidden for part, _ in shown]
+    return Table(say(language, "why parts"), columns, rows, bars, notes)
+
+
+def inside(seen: Any, group: PartEffect) -> list[PartEffect]:
+    """The parts of one of the groups that were hidden too, the largest change first."""
+    held = set(group.tokens) if group in seen.groups else set()
+    return by_change([part for part in seen.parts if part.hidden is not None and part.tokens[0] in held])
+
+
+def listed(seen: Any, count: int | None = None) -> list[tuple[PartEffect, bool]]:
+    """The first of the ranked parts, each with the parts in it that do most; are these parts of the one before?"""
+    made: list[tuple[PartEffect, bool]] = []
+    for part in seen.ranked:
+        least = _WITHIN * abs(part.hidden or 0.0)
+        held = [(one, True) for one in inside(seen, part)[:_INSIDE] if abs(one.hidden or 0.0) >= least]
+        made += [(part, False), *held]
+    return made[:count]
 
 
 def causes_table(seen: Any, language: Language, kind: str, listed: Sequence[HeadEffect | EdgeEffect]) -> Table:
     """Heads ("carried"), each with its strongest edge, or "edges"."""
     heading = say(language, f"why {kind} sink" if seen.sink else f"why {kind}", first=token_name(seen, 0))
-    columns = [say(language, key) for key in ("why head", "why edge", "why weight")]
-    columns += [_share_of(seen), say(language, "why lead column" if _single(seen) else "why changes")]
-    if not (twice := kind == "edges" and (seen.compared or not _single(seen))):  # it is in the column before
-        columns.append(say(language, "why off" if kind == "carried" else "why changes"))
+    columns = [say(language, key) for key in ("why head", "why edge", "why weight", "why without")]
+    columns += [say(language, "why off")] * (kind == "carried")
     rows = []
     for one in listed:
         edge = one if isinstance(one, EdgeEffect) else one.edge
-        last = [] if twice else [signed(one.truth)]
-        cells = ["", "", "", ""]
+        cells = ["", "", ""]
         if edge is not None:
-            cells = [_edge(seen, edge), fixed(edge.weight, 2, 6), percent(edge.share), signed(_cost(seen, edge))]
-        rows.append((f"{one.layer}.{one.head}", *cells, *last))
+            cells = [_edge(seen, edge), fixed(edge.weight, 2, 6), so_likely(seen, edge.truth)]
+        rows.append((f"{one.layer}.{one.head}", *cells, *[so_likely(seen, one.truth)] * (kind == "carried")))
     notes = []
-    if seen.sink and kind == "carried":
-        facts = {"token": token_name(seen, 0), "sinks": seen.sinks, "heads": seen.by_head.size}
-        notes.append(say(language, "why sink", **facts))
+    if kind == "carried" and any(one.needed for one in listed if isinstance(one, HeadEffect)):
+        needed = (f"{one.layer}.{one.head}" for one in listed if isinstance(one, HeadEffect) and one.needed)
+        notes.append(say(language, "why needed", heads=", ".join(needed)))
     if seen.missed and kind == "edges":
         notes.append(say(language, "why missed"))
     return Table(heading, columns, rows, [-one.truth for one in listed], notes)
 
 
-def conclusion(seen: Any, language: Language, listed: Sequence[PartEffect]) -> tuple[list[str], list[str]]:
-    """What decides, and how far to believe it."""
-    said = [*_decides(seen, language, listed), *_either(seen, language)]
-    head, edge = seen.carrier, seen.carrier.edge
-    facts = {"head": f"{head.layer}.{head.head}", "cost": fixed(-head.truth, 2, 9)}
-    if edge is not None and _single(seen) and 4 * edge.truth < head.truth < 0:
-        said.append(say(language, "why through", edge=_edge(seen, edge), share=percent(edge.share), **facts))
-    elif head.truth < 0:
-        said.append(say(language, "why carries", **facts))
-    notes = [say(language, "why noise")] if seen.noisy else []
-    return said, [*notes, gap_of(seen, language)]
+def conclusion(seen: Any, language: Language) -> list[str]:
+    """What the runs support: the part that decides, two of which either is enough, the head that carries the answer."""
+    said = [_rests(seen, language), *_either(seen, language), _carries(seen, language)]
+    return [say(language, "why so", said=said[0]), *said[1:]]
 
 
 def gap_of(seen: Any, language: Language) -> str:
@@ -94,49 +119,83 @@ def gap_of(seen: Any, language: Language) -> str:
 
 def _single(seen: Any) -> bool:
     """Is one token the answer, and one the other?"""
-    return seen.answer == seen.token.text and seen.other == seen.against.text
+    return bool(seen.answer == seen.token.text and seen.other == seen.against.text)
 
 
-def _cost(seen: Any, one: PartEffect | EdgeEffect) -> float:
-    """What the lead changes by without a part or an edge, or the number y where the answers are longer."""
-    change = one.lead if _single(seen) else one.hidden if isinstance(one, PartEffect) else one.truth
-    return change or 0.0
+def so_likely(seen: Any, change: float = 0.0) -> str:
+    """How likely the answer is where y changes by that, per token; of two, how many times as likely as the other."""
+    value = seen.value + change
+    return f"{ratio(value)}×" if seen.compared else percent(probability(value, _tokens(seen)))
 
 
-def _decides(seen: Any, language: Language, listed: Sequence[PartEffect]) -> Iterator[str]:
-    """The part that costs the answer most when it is hidden, and one that costs probability but little of the lead."""
-    costs = {part: _cost(seen, part) for part in listed if part.share is not None}
-    keys: dict[str, PartEffect] = {}
-    if costs:
-        part, asks = min(costs, key=lambda part: costs[part]), min(costs, key=lambda part: part.share or 0.0)
-        left = seen.lead + costs[part]
-        if costs[part] < 0 and _single(seen):
-            key = "why passed" if left < 0 < seen.lead else "why picks" if 2 * left < seen.lead else "why spread"
-            keys[key] = part
-        elif costs[part] < 0:
-            keys["why alone"] = part
-        little = -2 * costs[asks] < min(seen.lead, abs(costs[part]))
-        if _single(seen) and little and 2 * (asks.share or 0.0) < seen.token.probability:
-            keys["why asks"] = asks
-    for place, (key, part) in enumerate(keys.items()):
-        facts = {"part": cut(spelled(part.text.strip()), _PART), "share": percent(part.share or 0.0)}
-        facts |= {"token": spelled(seen.token.text), "against": cut(spelled(seen.against.text), 20)}
-        facts |= {"cost": fixed(-costs[part], 2, 9), "left": fixed(seen.lead + costs[part], 2, 9)}
-        said = say(language, key, lead=fixed(seen.lead, 2, 9), **facts)
-        yield said if place else say(language, "why so", said=said)
+def _tokens(seen: Any) -> int:
+    """How many tokens the answer has."""
+    return len(seen.based[0].target.answer)
+
+
+def of_answer(seen: Any, language: Language) -> str:
+    """The name of the column of these."""
+    if seen.compared:
+        return f"× {cut(spelled(seen.against.text), 8)}"
+    return f"p({cut(spelled(seen.token.text), 7)})" if _tokens(seen) == 1 else say(language, "why of answer")
+
+
+def _facts(seen: Any, language: Language, change: float = 0.0) -> dict[str, str]:
+    """The answer, how likely it is, and how likely where y changes by that, with its unit."""
+    before, after = (so_likely(seen, each).rstrip("×") for each in (0.0, change))
+    answer, unit = cut(spelled(seen.answer), _ANSWER), "why times" if seen.compared else "why each"
+    if seen.compared or _tokens(seen) > 1:
+        after = say(language, unit, share=after, other=cut(spelled(seen.other), _ANSWER))
+    return {"before": before, "after": after, "answer": answer if _tokens(seen) == 1 else f"“{answer}”"}
+
+
+def _rests(seen: Any, language: Language) -> str:
+    """The part without which the answer is least likely, and what is likeliest then."""
+    run = [part for part in seen.ranked if part.hidden is not None]
+    part = min(run, key=lambda one: one.hidden or 0.0, default=None)
+    if part is None or part.hidden >= 0:
+        return say(language, "why none", **_facts(seen, language))
+    facts = _facts(seen, language, part.hidden) | {"without": _without(seen, language, part)}
+    if not (seen.compared or decides(seen.value, part.hidden)):
+        return say(language, "why little", **facts)
+    then = part.likeliest
+    if seen.compared or then.id == seen.token.id:
+        return say(language, "why falls", **facts)
+    return say(language, "why passed", **facts, other=spelled(then.text), share=percent(then.probability))
+
+
+def _without(seen: Any, language: Language, part: PartEffect) -> str:
+    """Without “France”: which part is hidden, or replaced, and of a sentence the part in it that does most."""
+    name, most = cut(bare(part.text), _PART), min(inside(seen, part), key=lambda one: one.hidden or 0.0, default=None)
+    if part.replaced:
+        return say(language, "why in place", part=name, neutral=spelled(part.replaced))
+    if most is not None and (most.hidden or 0.0) < _MUCH * (part.hidden or 0.0):
+        return say(language, "why within", part=name, inside=cut(bare(most.text), _PART))
+    return say(language, "why without it", part=name)
 
 
 def _either(seen: Any, language: Language) -> Iterator[str]:
     """The strongest pair of parts of which either is enough."""
-    for pair in seen.pairs[:1]:
-        first, second = (cut(spelled(part.text.strip()), 30) for part in pair[:2])
-        one, other = (signed(part.hidden or 0.0) for part in pair[:2])
-        facts = {"first": first, "second": second, "one": one, "other": other, "both": signed(pair.hidden)}
-        yield say(language, "why either", **facts, token=spelled(seen.token.text), share=percent(pair.share))
+    for pair in [pair for pair in seen.pairs if seen.compared or decides(seen.value, pair.hidden)][:1]:
+        first, second = (cut(bare(part.text), _PART) for part in pair[:2])
+        one, other = (so_likely(seen, part.hidden or 0.0).rstrip("×") for part in pair[:2])
+        facts = _facts(seen, language, pair.hidden)
+        yield say(language, "why either", **facts, first=first, second=second, one=one, other=other)
 
 
-def _share_of(seen: Any) -> str:
-    return f"p({cut(spelled(seen.token.text), 7)})"
+def _carries(seen: Any, language: Language) -> str:
+    """The head that carries the answer, or that none does."""
+    head = seen.carrier
+    if head is None:
+        strongest = seen.strongest
+        facts = _facts(seen, language, min(0.0, strongest.truth)) | {"head": f"{strongest.layer}.{strongest.head}"}
+        key = "why any text" if strongest.needed else "why no head" if strongest.truth < 0 else "why no head at all"
+        return say(language, key, **facts)
+    facts = _facts(seen, language, head.truth) | {"head": f"{head.layer}.{head.head}"}
+    if head.edge is None or 2 * head.edge.truth > head.truth:
+        return say(language, "why carries", **facts)
+    share = so_likely(seen, head.edge.truth).rstrip("×")
+    return say(language, "why through", **facts, edge=_edge(seen, head.edge), share=share)
 
 
 def _edge(seen: Any, edge: EdgeEffect) -> str:

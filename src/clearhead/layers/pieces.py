@@ -8,7 +8,9 @@ import numpy as np
 
 _UNREADABLE = "\ufffd"  # what decoders write for a part of a character
 _APART = ("CJK", "HIRAGANA", "KATAKANA", "THAI")  # written without spaces
-_END = re.compile(r"[.!?…]+[\"'”’»)\]]*\s+|[。！？]+[”’」』）]*\s*|\n\s*\n\s*")  # of a sentence, and the gap behind it
+SENTENCE_END = re.compile(
+    r"[.!?…]+[\"'”’»)\]]*\s+|[。！？]+[”’」』）]*\s*|\n\s*\n\s*"
+)  # of a sentence, and the gap behind it
 _GAP = re.compile(r"\n\s*\n\s*")  # between paragraphs
 
 
@@ -72,7 +74,7 @@ def sentences(pieces: Sequence[str]) -> list[int]:
     >>> sentences(["Who", "?", " He", " said", " 3", ".", "5", ".", "\n", "Yes"])
     [0, 0, 1, 1, 1, 1, 1, 1, 1, 2]
     """
-    return _numbered(pieces, _END)
+    return _numbered(pieces, SENTENCE_END)
 
 
 def paragraphs(pieces: Sequence[str]) -> list[int]:

@@ -21,7 +21,7 @@ from clearhead.core.files import json_of
 from clearhead.errors import FileError, MissingExtraError, RuleError, Sentence, ShapeError
 from clearhead.models import checkpoint
 from clearhead.models import edits as editing
-from clearhead.models.chat import marked, read_messages
+from clearhead.models.chat import marked, neutral_token, read_messages
 from clearhead.models.gates import LayerBack
 from clearhead.models.modules import attention_modules, output_module, projections
 from clearhead.models.protocol import Each, ForwardPass, LayerRun, Slope, Token, Variant, in_short, token_text, too_long
@@ -109,6 +109,13 @@ class HubModel:
         cut = self._tokens(text, add_special_tokens=False)[0]
         self.fits(len(cut))
         return text, marked(cut, text, read)
+
+    @property
+    def neutral(self) -> int:
+        """The token that can stand in place of a text's first one; see `chat.neutral_token`."""
+        words = self.tokenizer
+        template = getattr(words, "chat_template", None)
+        return neutral_token(words.bos_token, template, words.get_vocab(), self.continuation)
 
     def projections(self, _layer: int) -> dict[str, Array]:
         """Empty: the model may rotate or normalise queries and keys between the projections and the scores."""

@@ -41,7 +41,8 @@ def again(inner: Any, ids: Sequence[int], variants: Sequence[Variant], rows: ran
     """See `HubModel.again`; each variant takes a whole run."""
     for place in each(range(len(variants))):
         with torch.inference_mode(), _varied(inner, variants[place], None):
-            yield inner(torch.tensor([list(ids)]), use_cache=False).logits[0, rows.start : rows.stop].float().numpy()
+            read = [variants[place].ids.get(position, token) for position, token in enumerate(ids)]
+            yield inner(torch.tensor([read]), use_cache=False).logits[0, rows.start : rows.stop].float().numpy()
 
 
 @contextmanager

@@ -45,6 +45,11 @@ class Model:
         """The sizes."""
         return self.decoder.config
 
+    @property
+    def neutral(self) -> int:
+        """The token that can stand in place of a text's first one; see `chat.neutral_token`."""
+        return chat.neutral_token(self.ends[0], self.template, self.tokenizer.get_vocab(), self.continuation)
+
     def tokens(self, text: str) -> list[Token]:
         """Cut `text` into tokens. Raises ShapeError when it is empty or longer than the model's positions."""
         return self._fitting(self._tokens(self.tokenizer.encode(text), text))

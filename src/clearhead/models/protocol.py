@@ -85,12 +85,14 @@ class Variant(NamedTuple):
     gates    (tokens,) ln α of each key, or None
     first    the first row that can be other than in the run
     added    to heads' outputs from row `first` on: of each (layer, head), (rows, d_v)
+    ids      tokens in place of the text's, by position, none before row `first`
     """
 
     edits: tuple[Edit, ...] = ()
     gates: Array | None = None
     first: int = 0
     added: Mapping[tuple[int, int], Array] = {}
+    ids: Mapping[int, int] = {}
 
     @property
     def layer(self) -> int:
@@ -104,6 +106,7 @@ class LanguageModel(Protocol):
     Its config is a NamedTuple with layers, heads, d_model, vocabulary and others. Windows of a long text do not
     overlap; projections are W^Q … W^O and b^Q … b^O of one layer, none where queries and keys are not x·W + b. Each id
     that is generated is the likeliest after all before it. `each` iterates over layers, and edits have positions.
+    The neutral token can stand in place of a text's first one.
     """
 
     @property
@@ -112,6 +115,8 @@ class LanguageModel(Protocol):
     def config(self) -> Any: ...
     @property
     def exact_heads(self) -> bool: ...
+    @property
+    def neutral(self) -> int: ...
     def fits(self, tokens: int) -> None: ...
     def tokens(self, text: str) -> list[Token]: ...
     def windows(self, text: str) -> list[list[Token]]: ...
