@@ -79,6 +79,7 @@ class Truth:
             self._is(little[3], self.base)
             assert share(run, self.answer) > 0.89 * share(self.base, self.answer)
             return
+        assert share(run, self.answer) < 0.91 * share(self.base, self.answer)
         self._is(falls[2], self.base)
         self._is(falls[3], run)
         likeliest = int(np.argmax(run))
@@ -109,6 +110,7 @@ class Truth:
             layer, head = int(carried[1]), int(carried[2])
             off = self.logits_of(self.ids, off=(layer, head))
             self._is(carried[3] or carried[5], off)
+            assert share(off, self.answer) < 0.91 * share(self.base, self.answer)
             for number in (odds, share):  # at least a tenth of what the best part takes
                 takes = number(self.base, self.answer) - number(off, self.answer)
                 best = max(number(self.base, self.answer) - number(run, self.answer) for run in self.runs)
