@@ -90,7 +90,7 @@ class Truth:
     def _check_pair(self, said):
         pair = self.seen.pairs[0]
         either = re.fullmatch(
-            r"Either is enough: “.*” or “.*”\. Without the first .* has (\S+), without the second (\S+), "
+            r"Either of these is enough: “.*” or “.*”\. Without the first .* has (\S+), without the second (\S+), "
             r"without both (\S+)\.",
             said,
         )

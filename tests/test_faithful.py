@@ -205,9 +205,9 @@ def test_the_report_says_either_of_these():
     paired = replace(seen, pairs=[pair])
     assert paired.to_json()["pairs"][0]["first"]["text"] == "humpty"
     both = percent(probability(seen.value - 8.5))
-    assert "Either is enough: “humpty” or “dumpty”. Without the first ␣a has" in printed(paired, "en")
+    assert "Either of these is enough: “humpty” or “dumpty”. Without the first ␣a has" in printed(paired, "en")
     assert f"without both {both}." in printed(paired, "en")
-    assert "Either is enough" not in printed(seen, "en")
+    assert "Either of these" not in printed(seen, "en")
     assert "“humpty”或“dumpty”" in printed(paired, "zh")
 
 
