@@ -121,6 +121,11 @@ def test_the_conclusion_follows_the_numbers(hidden, head, said):
     assert all(re.search("[一-鿿]", each) for each in conclusion(made(seen, hidden, head, likeliest=girl), "zh"))
 
 
+def test_nothing_is_concluded_of_parts_that_were_not_run():
+    (said,) = conclusion(ch.why(TEXT, gpt2.load(), verify=0), "en")
+    assert "carries it" in said
+
+
 def test_a_head_that_any_text_needs_carries_no_answer():
     seen = made(cause(), -4.0, -2.0)
     assert seen.carrier == seen.heads[0]

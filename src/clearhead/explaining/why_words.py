@@ -107,8 +107,9 @@ def causes_table(seen: Any, language: Language, kind: str, listed: Sequence[Head
 
 def conclusion(seen: Any, language: Language) -> list[str]:
     """What the runs support: the part that decides, two of which either is enough, the head that carries the answer."""
-    said = [_rests(seen, language), *_either(seen, language), _carries(seen, language)]
-    return [say(language, "why so", said=said[0]), *said[1:]]
+    run = [part for part in seen.ranked if part.hidden is not None]
+    rests = [say(language, "why so", said=_rests(seen, language, run))] if run else []
+    return [*rests, *_either(seen, language), _carries(seen, language)]
 
 
 def gap_of(seen: Any, language: Language) -> str:
@@ -149,11 +150,10 @@ def _facts(seen: Any, language: Language, change: float = 0.0) -> dict[str, str]
     return {"before": before, "after": after, "answer": answer if _tokens(seen) == 1 else f"“{answer}”"}
 
 
-def _rests(seen: Any, language: Language) -> str:
-    """The part without which the answer is least likely, and what is likeliest then."""
-    run = [part for part in seen.ranked if part.hidden is not None]
-    part = min(run, key=lambda one: one.hidden or 0.0, default=None)
-    if part is None or part.hidden >= 0:
+def _rests(seen: Any, language: Language, run: Sequence[PartEffect]) -> str:
+    """The part without which the answer is least likely, of those that were run, and what is likeliest then."""
+    part: Any = min(run, key=lambda one: one.hidden or 0.0)
+    if part.hidden >= 0:
         return say(language, "why none", **_facts(seen, language))
     facts = _facts(seen, language, part.hidden) | {"without": _without(seen, language, part)}
     if not (seen.compared or decides(seen.value, part.hidden)):
