@@ -1,4 +1,4 @@
-"""Does `ch.why` name the parts of a text that made the answer? Eight tasks, and twelve other ways.
+"""Does `ch.why` name the parts of a text that made the answer? Eight tasks, and other ways.
 
     python -m benchmarks --only faithful --items 20 --parts 12,36,100 --log faithful.jsonl
 
@@ -21,10 +21,9 @@ from benchmarks.faithful_scores import (
     Asked,
     Score,
     answered,
-    by_derivatives,
     by_random,
     by_runs,
-    by_weights,
+    by_words,
     default,
     doubled,
     integrated,
@@ -160,7 +159,7 @@ def record(asked: Asked, random: Any, few: bool = False) -> dict[str, Any]:
     began = time.perf_counter()
     ways: dict[str, Score] = {f"{points} points": integrated(asked, points) for points in ((4,) if few else (4, 8))}
     ways |= {"default": default(asked), "before, doubled": doubled(asked), ROWS: answered(asked)}
-    ways |= by_runs(asked, ways, few) | by_weights(asked, few) | ({} if few else by_derivatives(asked))
+    ways |= by_runs(asked, ways, few) | {"BM25": by_words(asked)}
     if random is not None:
         ways["random weights"] = by_random(asked, random)
     kept = masks(asked, TRUTH, 2)

@@ -21,9 +21,8 @@ from clearhead.explaining.rerun import based_on
 from clearhead.explaining.text_parts import parts_of_text
 from clearhead.explaining.why_lists import PartEffect
 from clearhead.models.model import Model
-from clearhead.models.protocol import ForwardPass, Variant
+from clearhead.models.protocol import ForwardPass
 from clearhead.models.weights import Weights
-from clearhead.ops.rollout import relevance
 
 MASKS = 64  # ContextCite's
 STEP = 8  # masks in one batch
@@ -136,60 +135,9 @@ def by_runs(asked: Asked, quick: dict[str, Score], few: bool = False) -> dict[st
     return result
 
 
-def by_derivatives(asked: Asked) -> dict[str, Score]:
-    """What one pass forward and one back give: the gates at α = 1, gradient times input, sums of cuts, relevance."""
-    model, run, target = asked.model, asked.run, asked.based.target
-    heads, tokens = model.config.heads, len(asked.ids)
-    gates, cuts = np.zeros(tokens), np.zeros(tokens)
-    seconds, causes = dict.fromkeys(("gates", "cuts", "relevance"), 0.0), []
-    start = time.process_time()
-    variant = Variant((), np.zeros(tokens))
-    embeddings = None
-    for _, _, part in model.differentiated(asked.ids, [variant], target.rows, lambda rows: target.value(rows)[1]):
-        gates += part.gates.sum(axis=0)
-        causes.append(part.g)
-        embeddings = part.residual
-    both = time.process_time() - start
-    by_input = (embeddings * run.hidden[0]).sum(axis=-1)
-    matrices = [ch.AttentionMatrix(ran.q, ran.k, **ran.rules) for ran in run.layers]
-    start = time.process_time()
-    for matrix, ran, g in zip(matrices, run.layers, reversed(causes), strict=True):
-        cuts -= np.asarray(matrix.cuts(ran.v, g).by_key()).reshape(heads, tokens).sum(axis=0)
-    seconds["cuts"] = time.process_time() - start
-    start = time.process_time()
-    added = [
-        ch.AttentionMatrix(ran.q[None], ran.k[None], **ran.rules).contributions(ran.v[None], g[None])
-        for ran, g in zip(run.layers, reversed(causes), strict=True)
-    ]
-    flow = np.asarray(relevance(added, query=-1))[0]
-    seconds["relevance"] = time.process_time() - start
-    return {
-        "gates at α = 1": Score(asked.summed(gates), 2, both),
-        "gradient × input": Score(asked.summed(by_input), 2, both),
-        "sums of cuts": Score(asked.summed(cuts), 2, both + seconds["cuts"]),
-        "relevance": Score(asked.summed(flow), 2, both + seconds["relevance"]),
-    }
-
-
-def by_weights(asked: Asked, few: bool = False) -> dict[str, Score]:
-    """What one forward pass gives: received weights and rollout; and BM25, which needs none."""
-    matrices = [ch.AttentionMatrix(ran.q, ran.k, **ran.rules) for ran in asked.run.layers]
-
-    def received() -> tuple[Any, int]:
-        total = sum(np.asarray(matrix.received()).sum(axis=0) for matrix in matrices)
-        return asked.summed(total), 1
-
-    def rolled() -> tuple[Any, int]:
-        return asked.summed(np.asarray(ch.rollout(matrices, query=-1))), 1
-
-    def words() -> tuple[Any, int]:
-        return bm25(asked.question, [[asked.ids[token] for token in part] for part in asked.parts]), 0
-
-    result = {"BM25": timed(words)} | ({} if few else {"received weights": timed(received), "rollout": timed(rolled)})
-    return {
-        name: score._replace(seconds=score.seconds + asked.seconds * bool(score.passes))
-        for name, score in result.items()
-    }
+def by_words(asked: Asked) -> Score:
+    """BM25, which runs no model."""
+    return timed(lambda: (bm25(asked.question, [[asked.ids[token] for token in part] for part in asked.parts]), 0))
 
 
 def integrated(asked: Asked, points: int = 4) -> Score:
