@@ -164,3 +164,13 @@ def test_a_bfloat16_bias_beside_wider_inputs(dtype: Any):
     bias = np.where(np.arange(14) == 2, -np.inf, np.zeros((3, 14))).astype(ml_dtypes.bfloat16)
     weights = [ch.AttentionMatrix(q, k, bias=bias, engine=engine)[...] for engine in ("triton", "portable")]
     np.testing.assert_allclose(*weights, atol=1e-6)
+
+
+@pytest.mark.parametrize("rules", [{}, {"causal": True}], ids=str)
+def test_a_visible_nan_in_a_query_s_key_is_its_diagonal(rules: dict[str, Any]):
+    """As in the float64 reference; a NaN in a key that the query may not see stays out."""
+    q, k = fresh().standard_normal((2, 1, 1, 40, 4)).astype(np.float32)
+    k[..., 35, 1] = np.nan
+    result, truth = (ch.AttentionMatrix(q, k, **rules, engine=x).diagonal() for x in ("triton", "portable"))
+    assert np.isnan(truth[..., 35])
+    np.testing.assert_allclose(result, truth, 1e-5)

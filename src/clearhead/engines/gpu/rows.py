@@ -81,8 +81,9 @@ def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
         away = distances(rules, b, i, j[None, :]).to(p.dtype)
         far = far * shrink + tl.sum(p * away, axis=1)
     if want.diagonal is not None:
-        same = distances(rules, b, i, j[None, :]) == 0
-        diagonal = tl.maximum(diagonal, tl.max(tl.where(same, s, -float("inf")), axis=1))
+        here = (distances(rules, b, i, j[None, :]) == 0) & ((s > -float("inf")) | (s != s))
+        found = tl.max(here.to(tl.int32), axis=1) > 0  # one key at most, so that a sum keeps its NaN, as no maximum does
+        diagonal = tl.where(found, tl.sum(tl.where(here, s, 0.0), axis=1), diagonal)
     total = total * shrink + tl.sum(p, axis=1)
     if want.output is not None:
         block = load_block(values, sizes.d_v, start, sizes.N, size, sizes.DV)
@@ -219,7 +220,8 @@ def merge(rules, want, part, lines, splits, count, sizes, M: tl.constexpr, TOP: 
         if part.far is not None:
             far = far * shrink + grow * tl.load(part.far + place, mask=here, other=0.0)
         if part.diagonal is not None:
-            diagonal = tl.maximum(diagonal, tl.load(part.diagonal + place, mask=here, other=-float("inf")))
+            other = tl.load(part.diagonal + place, mask=here, other=-float("inf"))
+            diagonal = tl.where(other == -float("inf"), diagonal, other)
         if part.top is not None:
             lists = place[:, None] * TOP + slots
             later = tl.load(part.top + lists, mask=here[:, None], other=-float("inf"))
