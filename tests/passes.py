@@ -10,6 +10,7 @@ import torch
 from torch.autograd import forward_ad
 
 import clearhead as ch
+from clearhead import engines
 from clearhead.core import visibility
 from clearhead.core.arrays import as_array, statistics_dtype, to_torch
 from clearhead.core.axes import Array
@@ -128,7 +129,10 @@ def weights(question: Question, engine: str) -> Answers:
     """Every statistic, the product of the transpose, and the weights."""
     A = question.matrix(engine)
     asked = {name: EXAMPLES[one.asked] for name, one in STATISTICS.items() if one.asked in EXAMPLES}
-    arrays = observed(STATISTICS, A.observe(question.case.v, groups=question.labels, **asked))
+    supported = engines.get(engine).STATISTICS
+    asked = {name: x for name, x in asked.items() if name in supported}
+    labels = question.labels if "groups" in supported else None
+    arrays = observed(STATISTICS, A.observe(question.case.v, groups=labels, **asked))
     return laid(question, {**arrays, "Aᵀ·g": ("keys", A.T @ question.g), "weights": ("queries", A[...])})
 
 

@@ -125,7 +125,10 @@ def assert_top(case: Case, top: Any, count: int, times: float = 1.0) -> None:
     assert not ((chosen[..., 1:] == chosen[..., :-1]) & (chosen[..., 1:] >= 0)).any()
 
 
-def assert_columns(case: Case, seen: Any, queries: slice, pixels: tuple[int, int], labels: tuple[Array, Array]) -> None:
+def assert_columns(
+    case: Case, seen: Any, queries: slice, pixels: tuple[int, int], labels: tuple[Array, Array] | None = None
+) -> None:
+    """The column statistics, of which groups were asked for where there are labels."""
     slack, restore = Slack(case), case.restore
     chosen = np.isin(np.arange(case.problem.queries), np.arange(case.problem.queries)[queries])[:, None]
     book = replace(case.book, weights=case.book.weights * chosen)
@@ -136,11 +139,13 @@ def assert_columns(case: Case, seen: Any, queries: slice, pixels: tuple[int, int
     within = reference.received(allowed) + adding * received
     assert_close(seen.received, restore(received), restore(within), "received")
     assert_close(seen.peak, restore(reference.peak(book)), restore(reference.peak(allowed)), "peak")
-    sides = ((labels[0], case.problem.queries), (labels[1], case.problem.keys))
-    rows, cols = (np.broadcast_to(x, (*case.problem.prefix[:-1], n)).reshape(case.problem.batch, n) for x, n in sides)
-    truth = reference.groups(book, rows, cols)
-    within = reference.groups(allowed, rows, cols) + adding * truth
-    assert_close(seen.groups, restore(truth), restore(within), "groups")
+    if labels is not None:
+        sides = ((labels[0], case.problem.queries), (labels[1], case.problem.keys))
+        lead = case.problem.prefix[:-1]
+        rows, cols = (np.broadcast_to(x, (*lead, n)).reshape(case.problem.batch, n) for x, n in sides)
+        truth = reference.groups(book, rows, cols)
+        within = reference.groups(allowed, rows, cols) + adding * truth
+        assert_close(seen.groups, restore(truth), restore(within), "groups")
     some = case.book.weights[:, :, queries]
     picture = reference.image(replace(book, weights=some), *pixels)
     assert_close(seen.image, restore(picture), restore(slack.image(some, *pixels)), "image")

@@ -12,12 +12,13 @@ import torch
 
 import clearhead as ch
 from cause_problems import EVERYTHING
+from clearhead import engines
 from clearhead.core.arrays import as_array
 from clearhead.core.axes import Array
 from clearhead.core.statistics import STATISTICS
 from clearhead.errors import DtypeError, RuleError
 from problems import LAYOUTS, each_engine
-from seeds import fresh, normal
+from seeds import normal
 
 TORCH_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -42,18 +43,14 @@ def everything(engine: str, q: Any, k: Any, v: Any, g: Any) -> dict[str, Any]:
     result |= {"effects' top": effects.top.values, "effects' top keys": effects.top.indices}
     result |= {"top keys": seen.top.indices, **effects.image._asdict(), "strongest values": effects.strongest.value}
     result |= {f"strongest {name}": x for name, x in effects.strongest._asdict().items() if name != "value"}
-    if engine != "triton":  # slow in the interpreter
-        traced, weighed = ch.trace(q, k, v), ch.trace_weights(abs(q[..., :6]), v)
-        result |= {"traced": traced.weights, "a token": traced.token(1).output, "rolled out": ch.rollout([A], query=1)}
-        result |= {"of weights": weighed.output, "of a weight": weighed.token(1).contributions}
-    return result
+    traced, weighed = ch.trace(q, k, v), ch.trace_weights(abs(q[..., :6]), v)
+    result |= {"traced": traced.weights, "a token": traced.token(1).output, "rolled out": ch.rollout([A], query=1)}
+    return result | {"of weights": weighed.output, "of a weight": weighed.token(1).contributions}
 
 
-@each_engine(tier=pytest.mark.long)
+@each_engine([name for name in engines.NAMES if name != "triton"])  # which computes neither effects nor groups
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_results_have_the_library_of_the_inputs_and_the_numbers_of_arrays(engine: str, library: str):
-    if engine == "triton" and library != fresh().choice(list(LIBRARIES)):  # slow in the interpreter
-        return
     name = library.removeprefix("torch.")
     narrow = {"bfloat16": ml_dtypes.bfloat16, "array_api_strict": np.float64}.get(name, name)
     arrays = normal(4, 2, 4, 6, 8).astype(narrow)

@@ -247,7 +247,7 @@ def test_an_infinite_effect_has_its_place_in_every_order(engine: str, order: Any
 
 @each_engine
 def test_equal_effects_come_in_the_order_of_their_places(engine: str):
-    keys = 8 if engine == "triton" else 600  # its interpreter lists one edge after the other
+    keys = 600
     A = ch.AttentionMatrix(np.zeros((3, 2, 5, 1)), np.zeros((3, 1, keys, 1)), engine=engine)
     E = A.contributions(np.tile([float(keys), -keys], keys // 2), np.ones(5))
     for order, step in (("magnitude", 1), ("largest", 2), ("smallest", 2)):
@@ -267,7 +267,7 @@ def test_equal_effects_come_in_the_order_of_their_places(engine: str):
 @each_engine
 def test_a_picture_shows_the_positive_of_two_equal_effects_and_nan_where_there_is_one(engine: str):
     """All weights are equal, so that effects of one size are equal to the bit wherever they lie: in several tiles."""
-    queries, keys = (34, 36) if engine == "triton" else (150, 1100)
+    queries, keys = 150, 1100
     v, g = fresh().choice([-2.0, -1, 1, 2], (2, keys, 1)), fresh().choice([-1.0, 1], (1, queries, 1))
     v[0] = np.sign(v[0])
     A = ch.AttentionMatrix(np.zeros((1, queries, 1)), np.zeros((1, keys, 1)), engine=engine)
@@ -298,7 +298,7 @@ def test_a_list_of_the_strongest_is_over_all_batches_and_heads(engine: str):
 @pytest.mark.parametrize("side", ["E @ x", "E.T @ x"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_nonfinite_operand_reaches_only_those_that_see_it_and_keeps_its_sign(engine: str, side: str, bad: float):
-    n, place = (6, 3) if engine == "triton" else (60, 30)
+    n, place = 60, 30
     E = ch.AttentionMatrix(*normal(2, 2, n, 8), causal=True, engine=engine).cuts(*normal(2, 2, n, 8))
     sees, effects = np.arange(n) >= place, E[..., place]
     if side == "E.T @ x":

@@ -5,17 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.nn.attention import SDPBackend
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import clearhead as ch
 from clearhead.core.axes import Array
 from clearhead.core.device_array import DeviceArray
-from clearhead.core.problem import describe
-from clearhead.core.statistics import Wanted
-from clearhead.engines.gpu import library
 from clearhead.errors import DtypeError, EngineError
-from seeds import fresh
 
 pytestmark = pytest.mark.gate  # but for what is marked long; Triton's interpreter is slow
 
@@ -49,7 +44,6 @@ def test_every_result_equals_that_of_the_cpu_and_stays_on_the_device(moved: tupl
     q, k, v = (there(x) for x in arrays.values())
     passed = {**rules, **{name: there(rules[name]) for name in moved}}
     asked: dict[str, Any] = {"logsumexp": True, "entropy": True, "received": True, "peak": True, "image": (3, 4)}
-    asked["groups"] = np.arange(9) // 2, np.arange(14) // 5
     matrix, truth = ch.AttentionMatrix(q, k, **passed), ch.AttentionMatrix(arrays["q"], arrays["k"], **rules)
     for queries in (slice(None), slice(-1, 2, -2)):
         result, expected = (
@@ -114,68 +108,6 @@ def test_gradients_on_the_device_equal_those_of_the_cpu(asked: str, queries: sli
     assert set(result) == set(expected)
     for name, x in expected.items():
         np.testing.assert_allclose(result[name], x, 1e-8, 1e-12, err_msg=name)
-
-
-@pytest.mark.parametrize("second", [False, pytest.param(True, marks=pytest.mark.long)])
-@pytest.mark.parametrize(
-    "asked", [{"entropy": True}, pytest.param({"received": True, "image": (3, 4)}, marks=pytest.mark.long)], ids=str
-)
-def test_derivatives_along_a_direction_on_the_device_equal_those_of_the_cpu(
-    asked: dict[str, Any],
-    second: bool,  # noqa: FBT001
-    monkeypatch: pytest.MonkeyPatch,
-):
-    arrays, rules = inputs()
-    rules["spans"] = np.arange(9) // 4, np.arange(14) // 5, np.eye(3)
-    moving = ("bias", "sinks")
-    leaves = [torch.tensor(x) for x in (*arrays.values(), *(rules.pop(name) for name in moving))]
-    along = [torch.from_numpy(fresh().standard_normal(x.shape)) for x in leaves]
-
-    def answers(q: Any, k: Any, v: Any, *passed: Any) -> list[torch.Tensor]:
-        matrix = ch.AttentionMatrix(q, k, **rules, **dict(zip(moving, passed, strict=True)))
-        seen = matrix.observe(v, **asked)
-        return [getattr(seen, name) for name in ("output", *asked)]
-
-    def loss(*passed: Any) -> Any:
-        return sum(x.square().sum() for x in answers(*passed))
-
-    function = torch.func.grad(loss, tuple(range(5))) if second else answers
-    expected = torch.func.jvp(function, tuple(leaves), tuple(along))
-    monkeypatch.setattr("clearhead.core.arrays._from_torch", lambda torch, x, name: DeviceArray(x.detach()))
-    torch.testing.assert_close(torch.func.jvp(function, tuple(leaves), tuple(along)), expected, rtol=1e-9, atol=1e-10)
-
-
-@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.long)])
-@pytest.mark.parametrize("bad", [np.nan, *(pytest.param(x, marks=pytest.mark.long) for x in (0.0, np.inf))])
-def test_pytorch_computes_plain_outputs_and_nonfinite_values_reach_only_who_sees_them(
-    causal: bool,  # noqa: FBT001
-    bad: float,
-    monkeypatch: pytest.MonkeyPatch,
-):
-    """Without observations PyTorch's kernels (here those of the CPU) compute; nonfinite rows are corrected."""
-    rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal((2, heads, 70, 8), dtype=np.float32) for heads in (4, 2, 2))
-    v[:, :, 40] += bad
-    truth = ch.attention(q, k, v, causal=causal, scale=0.3, engine="portable")
-    passed = [there(x) for x in (q, k, v)]
-    ours = here(ch.attention(*passed, causal=causal, scale=0.3))
-    monkeypatch.setattr(library, "DEVICES", ["cpu"])
-    monkeypatch.setattr(library, "KERNELS", [SDPBackend.MATH])
-    theirs = here(ch.attention(*passed, causal=causal, scale=0.3))
-    for result in (ours, theirs):
-        np.testing.assert_array_equal(np.isfinite(result), np.isfinite(truth))
-        np.testing.assert_allclose(result[np.isfinite(truth)], truth[np.isfinite(truth)], 2e-5, 1e-6)
-    assert np.isinf(bad) or (ours != theirs).any()  # computed by PyTorch's kernel, not by ours
-    seen = ch.AttentionMatrix(*passed[:2], causal=causal, scale=0.3).observe(passed[2], entropy=True)
-    np.testing.assert_array_equal(here(seen.output), ours)
-
-
-def test_rules_that_pytorch_kernels_lack_are_named():
-    arrays, rules = inputs()
-    problem = describe(*(there(x) for x in arrays.values()), rules).problem
-    reasons = library.reasons_not(problem, *(there(x) for x in arrays.values()), Wanted(output=True))
-    lacked = ("softcap", "bias", "alibi_slopes", "window", "mask", "kv_lengths", "query_lengths", "sinks")
-    assert reasons[:-3] == [f"PyTorch's library of kernels has no rule `{name}`." for name in lacked]
 
 
 def test_merges_and_rollout_stay_on_the_device():

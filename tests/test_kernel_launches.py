@@ -1,4 +1,4 @@
-"""How the GPU kernels are launched: the grid, the device, the stream, and the width of offsets."""
+"""How the GPU kernels are launched: the grid, the device, and the width of offsets."""
 
 from typing import Any
 
@@ -8,18 +8,14 @@ import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
 from clearhead.core.axes import Array
-from clearhead.core.directions import Directions
-from clearhead.core.effects import Edges, Terms, WantedEffects
-from clearhead.core.problem import Problem, describe
-from clearhead.core.statistics import Groups, Wanted
+from clearhead.core.problem import describe
+from clearhead.core.statistics import Wanted
 from clearhead.engines import portable, triton
-from clearhead.engines.base import Kept, Upstream
-from clearhead.engines.gpu import columns, effects, gradients, row_pass, row_tangents, rows
+from clearhead.engines.base import Upstream
+from clearhead.engines.gpu import columns, gradients, rows
 from clearhead.engines.gpu import tensors as gpu
 
-MOST = 65_535  # CUDA's limit on programs along the second and third axis of a grid
 PASSES = ("rows", "columns", "weights", "transposed", "gradients")
-PASSES += ("tangents", "column_tangents", "gradient_tangents", "others", "effects", "effect_tile", "effect_product")
 RNG = np.random.default_rng(0)
 
 
@@ -39,54 +35,36 @@ def everything(q: Array, k: Array, rules: dict[str, Any], bias: tuple[int, int, 
     inputs = describe(q, k, k, rules).inputs
     problem = inputs.problem
     lse = np.zeros(q.shape[:3])
-    row = {"logsumexp": True, "max_logit": True, "entropy": True, "distance": True, "top": 2}
-    labels = np.zeros((len(q), problem.queries), int), np.zeros((len(q), problem.keys), int)
+    row = {"logsumexp": True, "max_logit": True, "entropy": True, "distance": True, "diagonal": True, "top": 2}
     triton.rows(inputs, Wanted(output=True, **row))
     triton.columns(inputs, lse, Wanted(received=True, peak=True, image=(1, 1)))
-    triton.columns(inputs, lse, Wanted(groups=Groups(*labels, (1, 1))))
     triton.weights(inputs, lse)
     triton.transposed(inputs, lse, q)
     table = None if problem.span_table is None else problem.span_table.shape
     upstream = Upstream(lse, q, lse[:, :, :1] + np.zeros(problem.keys), lse, lse, bias=bias, spans=table)
     triton.gradients(inputs, lse, upstream)
-    along = Directions(q, k, k, problem.bias, problem.span_table, problem.sinks)
-    kept, asked = Kept(lse, lse), Wanted(output=True, entropy=True, distance=True, diagonal=True)
-    triton.tangents(inputs, along, asked, lse, q)
-    triton.column_tangents(inputs, along, kept, Wanted(received=True, image=(1, 1)))
-    upstream = Upstream(lse, q, None, lse, lse, lse, bias, table)
-    triton.gradient_tangents(inputs, along, kept, upstream, upstream)
-    edges, terms = Edges(*inputs, q), Terms("cut", lse, lse, lse, np.zeros(lse.shape, int))
-    triton.others(edges)
-    edges = edges._replace(terms=terms)
-    asked = {"by_key": True, "by_query": True, "top": 2, "strongest": 2, "image": (1, 1)}
-    triton.effects(edges, WantedEffects(**asked, groups=Groups(*labels, (1, 1))))
-    triton.effect_tile(edges)
-    triton.effect_product(edges, k, transposed=False)
-    triton.effect_product(edges, q, transposed=True)
 
 
-def test_more_heads_than_the_second_grid_axis_holds(monkeypatch: pytest.MonkeyPatch):
+def test_programs_lie_along_the_first_axis_of_the_grid(monkeypatch: pytest.MonkeyPatch):
+    """The others hold 65,535 programs, fewer than batch · heads may be."""
     modules = {
-        rows: ("rows", "merge"), columns: ("columns", "pool", "pixels", "pool_largest"), row_tangents: ("rows",),
-        gradients: ("keys", "queries", "bias", "spans"), effects: ("others", "by_queries"),
-    }  # fmt: skip
+        rows: ("rows",),
+        columns: ("columns", "pixels"),
+        gradients: ("keys", "queries", "bias", "spans"),
+    }
     kernels = {(module, name): Recorder() for module, names in modules.items() for name in names}
     for (module, name), kernel in kernels.items():
         monkeypatch.setattr(module, name, kernel)
-    monkeypatch.setattr(row_pass, "LONG", 64)
-    monkeypatch.setattr(row_pass, "SPLIT", 64)
     q, k = np.zeros((22_000, 3, 1, 1)), np.zeros((22_000, 1, 130, 1))
     spans = np.zeros(1, int), np.zeros(130, int), np.zeros((22_000, 3, 1, 1))
     everything(q, k, {"bias": np.zeros((22_000, 3, 1, 1)), "spans": spans}, (22_000, 3, 1, 1))
     for (_, name), kernel in kernels.items():
         assert kernel.grids, name
-        for first, *others in kernel.grids:
-            assert first < 2**31, name
-            assert all(size <= MOST for size in others), name
-    assert kernels[rows, "rows"].grids == [(22_000, 3)]  # a tile of three heads; splits of the keys
-    assert set(kernels[columns, "columns"].grids) == {(66_000 * 5, 1)}
+        assert all(len(grid) == 1 and grid[0] < 2**31 for grid in kernel.grids), name
+    assert kernels[rows, "rows"].grids == [(66_000,)]
+    assert set(kernels[columns, "columns"].grids) == {(66_000 * 5,)}
     backward = [kernels[gradients, name].grids for name in modules[gradients]]
-    assert backward == [2 * [(22_000 * 5, 1)], *[2 * [(66_000, 1)]] * 3]
+    assert backward == [2 * [(66_000 * 5,)], *[[(66_000,)]] * 3]  # keys answer Aᵀ·g too
 
 
 @pytest.mark.long
@@ -140,17 +118,6 @@ def test_kernels_are_launched_on_the_device_of_q(name: str, monkeypatch: pytest.
     with pytest.raises((TypeError, AttributeError, ValueError)):
         getattr(triton, name)((None, None))  # which is no problem, after the device is set
     assert entered == [torch.device("cuda:1")]
-
-
-def test_rules_are_copied_to_the_device_once_per_stream(monkeypatch: pytest.MonkeyPatch):
-    q, here = np.zeros((3, 4)), torch.device("cpu")
-    problem: Problem = describe(q, q, None, {"kv_lengths": 2}).problem
-    first = gpu.rules(problem, here)
-    assert gpu.rules(problem, here) is first
-    monkeypatch.setattr(gpu, "_stream", lambda _: 1)
-    second = gpu.rules(problem, here)
-    assert second is not first
-    assert gpu.rules(problem, here) is second
 
 
 def test_broadcast_inputs_give_the_same_gradients_and_weights():

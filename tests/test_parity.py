@@ -33,9 +33,16 @@ def test_output_and_row_statistics(engine: str, case: Case, top: int):
     assert (seen.received, seen.peak, seen.image, seen.groups) == (None, None, None, None)
 
 
+def labels_for(engine: str, case: Case) -> tuple[Array, Array] | None:
+    """Labels of groups, if the engine sums groups."""
+    return case.labels() if "groups" in engines.get(engine).STATISTICS else None
+
+
 @on_every_engine(height=st.integers(1, 70), width=st.integers(1, 70))
 def test_column_statistics(engine: str, case: Case, height: int, width: int):
-    labels = case.labels()
+    labels = labels_for(engine, case)
+    if engine == "triton":  # whose interpreter runs a program for each pixel
+        height, width = min(height, 7), min(width, 7)
     seen = case.matrix(engine=engine).observe(received=True, peak=True, image=(height, width), groups=labels)
     assert_columns(case, seen, slice(None), (height, width), labels)
     assert (seen.output, seen.logsumexp, seen.entropy, seen.top) == (None, None, None, None)
@@ -44,7 +51,7 @@ def test_column_statistics(engine: str, case: Case, height: int, width: int):
 @on_every_engine(data=st.data())
 def test_statistics_of_some_queries_only(engine: str, case: Case, data: st.DataObject):
     queries = data.draw(st.slices(case.problem.queries))
-    labels, matrix = case.labels(), case.matrix(engine=engine)
+    labels, matrix = labels_for(engine, case), case.matrix(engine=engine)
     if data.draw(st.booleans()):
         matrix.logsumexp()  # the log-sum-exp known before, or not
     seen = matrix.observe(

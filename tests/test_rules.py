@@ -18,10 +18,8 @@ from clearhead.core import reference, rules, visibility
 from clearhead.core.axes import Array
 from clearhead.core.problem import Problem, describe
 from clearhead.core.rules import FIELDS, RULES, Rule, Rules, flat
-from clearhead.core.statistics import Wanted
 from clearhead.diagnosing import recipe
 from clearhead.engines import native_calls
-from clearhead.engines.gpu import library
 from clearhead.errors import EngineError, RuleError
 from clearhead.ops import torch_arguments, torch_graph
 from clearhead.view import packing
@@ -66,7 +64,6 @@ def test_rules_are_in_use_when_they_are_given():
 def test_each_declared_set_of_rules_equals_the_table(name: str):
     """Each of these supports every rule today; a new rule is refused until it is declared."""
     assert RULES.keys() == KNOWING[name].RULES
-    assert RULES.keys() > library.RULES
 
 
 def test_a_part_takes_every_rule_along_its_axes():
@@ -126,13 +123,6 @@ def test_every_engine_refuses_a_new_rule_by_name(made_up: Problem, name: str):
 def test_no_engine_is_chosen_for_a_new_rule(made_up: Problem):
     with pytest.raises(EngineError, match=r"native: .*`made_up`.*portable: .*`made_up`.*triton: .*`made_up`"):
         engines.choose(made_up)
-
-
-def test_pytorchs_kernels_refuse_a_new_rule_by_name(made_up: Problem):
-    q, k, v = arrays()
-    assert "PyTorch's library of kernels has no rule `made_up`." in library.reasons_not(
-        made_up, q, k, v, Wanted(output=True)
-    )
 
 
 def tensors(*, grad: bool = False) -> list[torch.Tensor]:

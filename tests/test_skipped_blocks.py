@@ -15,11 +15,11 @@ from triton.runtime.interpreter import InterpreterBuilder
 
 from clearhead.core import visibility
 from clearhead.core.axes import Array
-from clearhead.core.statistics import Groups, Wanted
+from clearhead.core.statistics import Wanted
 from clearhead.engines import triton
 from clearhead.engines.base import Upstream
-from clearhead.engines.gpu import gradients, labels, row_pass, sweeps
-from problems import Case, in_the_gate, of_tiers
+from clearhead.engines.gpu import gradients, sweeps
+from problems import Case, of_tiers
 from seeds import fresh
 
 MODULES = sweeps, gradients
@@ -49,13 +49,13 @@ RULES: dict[str, dict[str, Any]] = {
 every_rule = pytest.mark.parametrize("rules", of_tiers((), RULES, every=6))
 
 
-def drawn(rules: str, queries: int = N) -> Case:
-    q, k, v = (np.random.default_rng(n).standard_normal((1, 2, n, 8)) for n in (queries, M, M + 1))
+def drawn(rules: str) -> Case:
+    q, k, v = (np.random.default_rng(n).standard_normal((1, 2, n, 8)) for n in (N, M, M + 1))
     v = v[:, :, :M]
     return Case(q, k, v, RULES[rules], 0)
 
 
-PASSES = "rows", "columns", "image", "groups", "weights", "transposed", "gradients"
+PASSES = "rows", "columns", "image", "weights", "transposed", "gradients"
 
 
 def dealt(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -76,34 +76,33 @@ def passes(case: Case) -> dict[str, tuple[Callable[[], dict[str, Array]], int, i
         bias=None if bias is None else (*(1,) * (4 - bias.ndim), *bias.shape),
         spans=None if table is None else table.shape,
     )
-    labels = np.zeros((1, problem.queries), int), np.zeros((1, problem.keys), int)
     backward = (9, 3) if bias is not None else (10, 3) if table is not None else (7, 2)
     every_row = Wanted(output=True, logsumexp=True, max_logit=True, entropy=True, distance=True, top=3)
     return {
         "rows": (lambda: triton.rows(inputs, every_row), 2, 1),
         "columns": (lambda: triton.columns(inputs, lse, Wanted(received=True, peak=True)), 1, 1),
         "image": (lambda: triton.columns(inputs, lse, Wanted(image=(5, 6))), 1, 1),
-        "groups": (lambda: triton.columns(inputs, lse, Wanted(groups=Groups(*labels, (1, 1)))), 2, 1),
         "weights": (lambda: {"weights": triton.weights(inputs, lse)}, 1, 1),
         "transposed": (lambda: {"product": triton.transposed(inputs, lse, g)}, 2, 1),
         "gradients": (lambda: triton.gradients(inputs, lse, said), *backward),
     }
 
 
-def blocks(case: Case, together: int = 1) -> int:
-    """How many tiles have a query that sees a key; `together` heads share one tile."""
-    seen = visibility.dense(case.problem)
-    seen = seen.reshape(-1, together, *seen.shape[2:]).any(axis=1)
+def blocks(case: Case) -> int:
+    """How many tiles have a query that sees a key."""
+    seen = visibility.dense(case.problem).reshape(-1, *case.problem.shape[-2:])
     starts = [np.arange(0, size, TILE) for size in seen.shape[1:]]
     counted = np.add.reduceat(np.add.reduceat(seen.astype(int), starts[0], axis=1), starts[1], axis=2)
     return int((counted > 0).sum())
 
 
-def image_blocks(case: Case, height: int) -> int:
-    """Likewise, where the tiles of each pixel row begin at its first query."""
+def image_blocks(case: Case, height: int, width: int) -> int:
+    """Likewise, where the tiles of each pixel, of 16 queries, begin at its first query."""
     seen = visibility.dense(case.problem).reshape(-1, N, M)
-    rows = [x for row in range(height) for x in range(row * N // height, -(-(row + 1) * N // height), TILE)]
-    return sum(seen[:, x : x + TILE, y : y + TILE].any((1, 2)).sum() for x in rows for y in range(0, M, TILE))
+    rows = [x for row in range(height) for x in range(row * N // height, -(-(row + 1) * N // height), 16)]
+    ends = [(column * M // width, -(-(column + 1) * M // width)) for column in range(width)]
+    columns = [y for first, end in ends for y in range(first // TILE * TILE, end, TILE)]
+    return sum(seen[:, x : x + 16, y : y + TILE].any((1, 2)).sum() for x in rows for y in columns)
 
 
 @pytest.fixture
@@ -143,42 +142,18 @@ def test_fully_masked_blocks_are_not_computed(rules: str, done: Counter[str]):
         run, products, exponentials = result[name]
         done.clear()
         run()
-        tiles = image_blocks(case, 5) if name == "image" else count
+        tiles = image_blocks(case, 5, 6) if name == "image" else count
         assert (done["products"], done["exponentials"]) == (products * tiles, exponentials * tiles), name
 
 
-@pytest.mark.parametrize("rule", ["mask", "spans"])
-def test_fully_masked_blocks_are_not_computed_with_few_queries(
-    rule: str, done: Counter[str], monkeypatch: pytest.MonkeyPatch
-):
-    for name, size in (("LONG", 64), ("SPLIT", 64), ("SPLITS", 4)):
-        monkeypatch.setattr(row_pass, name, size)
-    case = drawn("keys", queries=3)
-    by_head = np.where(np.arange(5) % 2 > np.array([[[0]], [[1]]]), 0.0, -np.inf)  # the second head sees nothing
-    rules = {"spans": (np.zeros(3, int), np.arange(M) // 32, by_head)} if rule == "spans" else case.rules
-    case = Case(case.q, case.k[:, :1], case.v[:, :1], rules, 0)  # both heads in one tile
-    assert row_pass.split_of(case.problem, 2) == 64
-    passes(case)["rows"][0]()
-    assert done["products"] == 2 * blocks(case, together=2) == 2 * 2
-
-
 @pytest.mark.parametrize("name", ["rows", "columns", "gradients"])
-@pytest.mark.parametrize("rule", in_the_gate(["segments", "spans"], "spans"))
-def test_blocks_between_different_segments_are_never_visited(rule: str, name: str, done: Counter[str]):
+def test_blocks_between_different_segments_are_never_visited(name: str, done: Counter[str]):
     q, k = (np.random.default_rng(1).standard_normal((1, 2, n, 8)) for n in (96, 160))
-    sides = np.arange(96) // 32, np.arange(160) // 32
-    alike = np.where(np.eye(3, 5) > 0, 0.0, -np.inf)
-    rules = (
-        {"spans": (*sides, alike)}
-        if rule == "spans"
-        else dict(zip(("query_segments", "kv_segments"), sides, strict=True))
-    )
-    case = Case(q, k, k, rules, 0)
+    case = Case(q, k, k, {"query_segments": np.arange(96) // 32, "kv_segments": np.arange(160) // 32}, 0)
     run, products, _ = passes(case)[name]
     run()
     assert done["products"] == products * blocks(case) == products * 6
-    kernels = 0 if rule == "segments" else 3 if name == "gradients" else 1  # whole blocks of a segment: no look
-    assert done["looks"] == kernels * 6
+    assert done["looks"] == 0  # whole blocks of a segment
 
 
 @pytest.mark.long
@@ -208,38 +183,6 @@ def test_segments_and_spans_of_zero_give_the_same_bits_as_an_equivalent_mask():
         result = passes(case)[name][0]()
         for answer, truth in passes(masked)[name][0]().items():
             np.testing.assert_array_equal(result[answer], truth, f"{rules}, {name}: {answer}", strict=True)
-
-
-def test_what_spans_allow_is_found_from_the_labels_alone():
-    rng = fresh()
-    for _ in range(20):
-        batch, heads, n, m = rng.integers(1, (4, 4, 40, 150))
-        counts = rng.integers(1, 20, 2)
-        table = np.where(rng.random((*rng.choice([[1, 1], [1, heads], [batch, heads]]), *counts)) < 0.8, -np.inf, 1.0)
-        sides = [
-            rng.integers(-1 if rng.random() < 0.3 else 0, count, (batch, size))
-            for count, size in zip(counts, (n, m), strict=True)
-        ]
-        if rng.random() < 0.5:
-            sides = [np.sort(side, axis=1) for side in sides]
-        q, k = (np.zeros((batch, heads, size, 1)) for size in (n, m))
-        problem = Case(q, k, k, {"spans": (*sides, table)}, 0).problem
-        seen, result = visibility.dense(problem), labels.spans(problem)
-        if "sets" not in result:
-            assert seen.all()
-            continue
-        sets = result["sets"][result["key_sets"]]  # (batch, blocks, heads or 1, bytes)
-        member = np.unpackbits(sets, axis=-1, bitorder="little")
-        member = np.broadcast_to(member, (*sets.shape[:2], heads, member.shape[-1])).swapaxes(1, 2)
-        places = np.broadcast_to(result["query_spans"][:, None, None], (batch, heads, sets.shape[1], n))
-        truth = np.add.reduceat(seen, np.arange(0, m, labels.BLOCK), axis=3).swapaxes(2, 3)
-        np.testing.assert_array_equal(np.take_along_axis(member, places, 3) > 0, truth > 0)
-        for name, size, pairs in (("key", m, seen.any(axis=1)), ("query", n, seen.any(axis=1).swapaxes(1, 2))):
-            some = pairs.any(axis=2)
-            np.testing.assert_array_equal(result[f"first_{name}"], np.where(some, pairs.argmax(axis=2), size))
-            np.testing.assert_array_equal(
-                result[f"end_{name}"], np.where(some, size - pairs[..., ::-1].argmax(axis=2), 0)
-            )
 
 
 @pytest.mark.gate

@@ -1,5 +1,9 @@
 """The GPU's kernels in Triton's interpreter, on chosen problems that span several tiles, splits and bands."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -7,11 +11,9 @@ import numpy as np
 import pytest
 
 import clearhead as ch
-from clearhead.core.axes import Array
-from clearhead.core.statistics import PER_QUERY, listed
+from clearhead.core.statistics import PER_QUERY, Wanted, listed
 from clearhead.engines import portable, triton
 from clearhead.engines.base import Upstream
-from clearhead.engines.gpu import passes, row_pass
 from clearhead.errors import EngineError
 from problems import Case
 from seeds import fresh
@@ -51,16 +53,12 @@ def test_problems_of_several_tiles(rules: str, dtype: np.dtype[Any]):
     rules = rules or str(fresh().choice(list(RULES)))
     case = drawn(dtype, 70, 101, 24, 40, **RULES[rules])
     check_rows(case)
-    labels = case.labels()
-    seen = case.matrix(engine="triton").observe(received=True, peak=True, image=(69, 3), groups=labels)
-    assert_columns(case, seen, slice(None), (69, 3), labels)
+    seen = case.matrix(engine="triton").observe(received=True, peak=True, image=(9, 3))
+    assert_columns(case, seen, slice(None), (9, 3))
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("many", [1, 1 << 30])
-def test_what_a_row_must_not_see_does_not_reach_it(many: int, monkeypatch: pytest.MonkeyPatch):
-    """Computed again with care where the first launch's sums are not finite, or with care at once."""
-    monkeypatch.setattr(passes, "MANY", many)
+def test_what_a_row_must_not_see_does_not_reach_it():
     case = drawn(DTYPES[0], 70, 101, 8, 8, causal=True, query_offset=20)
     q, k, v = case.given.inputs[1:]
     by, rows = fresh().standard_normal((2, *q.shape)).astype(np.float32)
@@ -84,29 +82,15 @@ def check_rows(case: Case) -> None:
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize(
-    ("dtype", "queries"),
-    [(DTYPES[0], 1), *[pytest.param(*case, marks=pytest.mark.long) for case in zip(DTYPES, (3, 1, 3, 1), strict=True)]],
-    ids=str,
-)
-def test_keys_are_split_when_queries_are_few(dtype: np.dtype[Any], queries: int, monkeypatch: pytest.MonkeyPatch):
-    for name, size in (("LONG", 64), ("SPLIT", 64), ("SPLITS", 4)):
-        monkeypatch.setattr(row_pass, name, size)
-    table = np.where(np.arange(32).reshape(4, 1, 8) % 3 > 1, -np.inf, np.arange(8))
-    spans = np.zeros(queries, int), np.arange(300) // 40, table
-    for rules in (
-        {},
-        {"causal": True, "query_offset": 150, "window": (90, None)},
-        {"sinks": np.ones(4), "mask": odd(), "scale": np.arange(4) / 9, "spans": spans},
-    ):
-        case = drawn(dtype, queries, 300, 16, 8, **rules)
-        assert row_pass.split_of(case.problem, 2) == 128
-        check_rows(case)
-
-
-def odd() -> Array:
-    """An odd number of keys, with which some split has no keys."""
-    return (np.arange(300) > 140) & (np.arange(300) % 7 > 1)
+def test_a_nan_in_a_query_reaches_only_the_pixels_that_have_its_row():
+    case = drawn(DTYPES[3], 70, 101, 8, 8, causal=True, query_offset=40)
+    lse, want = case.book.logsumexp, Wanted(image=(7, 5))
+    truth = portable.columns(case.given.inputs, lse, want)["image"]
+    case.given.inputs.q[:, 1, 25] = np.nan
+    result = triton.columns(case.given.inputs, lse, want)["image"]
+    assert np.isnan(result[0, 1, 2, :3]).all()
+    truth[0, 1, 2], result[0, 1, 2] = 0, 0
+    np.testing.assert_allclose(result, truth, 1e-9, 1e-12)
 
 
 @pytest.mark.long
@@ -174,3 +158,27 @@ def test_a_visible_nan_in_a_query_s_key_is_its_diagonal(rules: dict[str, Any]):
     result, truth = (ch.AttentionMatrix(q, k, **rules, engine=x).diagonal() for x in ("triton", "portable"))
     assert np.isnan(truth[..., 35])
     np.testing.assert_allclose(result, truth, 1e-5)
+
+
+@pytest.mark.parametrize("what", ["groups", "contributions", "cuts"])
+def test_what_the_engine_does_not_compute_is_said(what: str):
+    q = fresh().standard_normal((3, 4))
+    matrix = ch.AttentionMatrix(q, q, engine="triton")
+    with pytest.raises(EngineError, match=r"does not compute groups\." if what == "groups" else r"has no effects\."):
+        matrix.groups([0, 0, 1], [0, 1, 1]) if what == "groups" else getattr(matrix, what)(q, q).by_key()
+
+
+@pytest.mark.long
+def test_every_kernel_compiles_for_a_gpu_and_fits_its_shared_memory():
+    """99 KiB, which every GPU since sm_80 has; for float64 with rows of 256 numbers 163, as sm_80 and sm_90 have.
+
+    In a process of its own, as this one interprets the kernels.
+    """
+    environment = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
+    cases = [f"{dtype},{d}" for dtype in ("bfloat16", "float32", "float64") for d in (64, 128, 256)]
+    program = Path(__file__).parent / "compiled_kernels.py"
+    command = [sys.executable, "-W", "ignore", program, *cases, "float16,16,rules", "float64,256,rules"]
+    lines = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(lines) == 9 * 8 + 2 * 10
+    most = {True: 163 * 1024, False: 99 * 1024}
+    assert [line for line in lines if int(line.split()[-1]) > most["float64 256" in line]] == []

@@ -1,8 +1,7 @@
 """What the labels of segments and of spans tell the kernels, computed once per problem on the CPU.
 
-The fields of `Rules` (rules.py) made here let a kernel skip a block of keys before it reads one: for each token the
-range of the other side's tokens that its label may see or be seen by, and for each block of keys the set of the query
-labels that may see some of it. They take O(queries + keys) memory and the size of the table, never queries × keys.
+For each token of packed segments the range of the other side's tokens that it may see or be seen by, so that a kernel
+skips what is outside before it reads a label. They take O(queries + keys) memory, never queries × keys.
 """
 
 import numpy as np
@@ -11,7 +10,6 @@ from clearhead.core.arrays import statistics_dtype, unrepeated
 from clearhead.core.axes import Array
 from clearhead.core.problem import Problem
 
-BLOCK = 32  # keys that share a set; every tile's keys are whole blocks
 RANGES = ("first_key", "end_key", "first_query", "end_query")
 Fields = dict[str, Array]
 
@@ -52,68 +50,16 @@ def _runs(labels: Array) -> tuple[Array, Array]:
 
 
 def spans(problem: Problem) -> Fields:
-    """The fields of Rules about spans, with a last row and column of zeros in the table for tokens without a label.
+    """The fields of Rules about spans; tokens without a label have the last row and column of the table, zeros.
 
-    `table` has size 1 along batch and heads where they share it. The ranges and sets are there where it forbids pairs.
+    `table` has size 1 along batch and heads where they share it.
     """
     queries, keys = problem.query_spans, problem.key_spans
     if queries is None or keys is None or problem.span_table is None:
         return {}
     table = unrepeated(problem.span_table, 2)
-    no_query, no_key = table.shape[2:]
     most = np.finfo(statistics_dtype(problem.dtype)).max / 2  # so that a finite number stays finite in units of ln 2
-    table = with_none(np.where(np.isneginf(table), table, np.clip(table, -most, most)))
-    queries, keys = np.where(queries < 0, no_query, queries), np.where(keys < 0, no_key, keys)
-    fields = {"query_spans": queries, "key_spans": keys, "table": table}
-    allowed = np.isfinite(table)
-    if queries.size and keys.size and not allowed.all():
-        fields |= dict(zip(RANGES, _ranges(queries, keys, np.any(allowed, axis=1)), strict=True))
-        fields["key_sets"], fields["sets"] = _sets(keys, allowed)
-    return fields
-
-
-def with_none(table: Array) -> Array:
-    """The table with a last row and column of zeros, for tokens without a label."""
-    return np.pad(table, ((0, 0), (0, 0), (0, 1), (0, 1)))
-
-
-def _ranges(queries: Array, keys: Array, allowed: Array) -> list[Array]:
-    """RANGES: for each query the first key and the end of the keys that its label may see, and so for each key."""
-    ranges = []
-    for side, other, tables in ((queries, keys, allowed), (keys, queries, allowed.swapaxes(1, 2))):
-        firsts, ends = [], []
-        for batch, tokens in enumerate(other):
-            table, places = tables[batch % len(tables)], np.arange(len(tokens))
-            first, end = np.full(table.shape[1], len(tokens)), np.zeros(table.shape[1], np.int64)
-            np.minimum.at(first, tokens, places)
-            np.maximum.at(end, tokens, places + 1)
-            firsts.append(_best(table, first, np.argsort(first), len(tokens))[side[batch]])
-            ends.append(_best(table, end, np.argsort(-end), 0)[side[batch]])
-        ranges += [np.stack(firsts), np.stack(ends)]
-    return ranges
-
-
-def _best(allowed: Array, values: Array, order: Array, none: int) -> Array:
-    """For each row of `allowed`, the value of the allowed column that comes first in this order."""
-    columns = order[allowed[:, order].argmax(axis=1)]
-    return np.where(allowed.any(axis=1), values[columns], none)
-
-
-def _sets(keys: Array, allowed: Array) -> tuple[Array, Array]:
-    """For each block of keys, (batch, blocks), the number of its set; and the sets, (sets, heads or 1, bytes).
-
-    Bit g of a set says whether query label g may see some key of the block. Blocks with the same labels share a set.
-    """
-    batch, blocks = len(keys), -(-keys.shape[1] // BLOCK)
-    whole = np.pad(keys, ((0, 0), (0, blocks * BLOCK - keys.shape[1])), mode="edge")
-    labels = np.sort(whole.reshape(-1, BLOCK), axis=1)
-    labels[:, 1:] = np.where(labels[:, 1:] == labels[:, :-1], labels[:, -1:], labels[:, 1:])
-    labels.sort(axis=1)  # each label once, then copies of the last
-    item = np.arange(batch * blocks) // blocks % len(allowed)
-    rows, numbers = np.unique(np.column_stack([item, labels]), axis=0, return_inverse=True)
-    item, labels = rows[:, 0], rows[:, 1:]
-    seen_by = np.packbits(np.moveaxis(allowed, 3, 1), axis=-1, bitorder="little")  # (batch, key labels, heads, bytes)
-    sets = seen_by[item, labels[:, -1]]
-    for column in labels[:, : (labels != labels[:, -1:]).sum(axis=1).max()].T:
-        sets |= seen_by[item, column]
-    return numbers.reshape(batch, blocks), sets
+    table = np.where(np.isneginf(table), table, np.clip(table, -most, most))
+    labels = (np.where(x < 0, size, x) for x, size in zip((queries, keys), table.shape[2:], strict=True))
+    table = np.pad(table, ((0, 0), (0, 0), (0, 1), (0, 1)))
+    return dict(zip(("query_spans", "key_spans", "table"), (*labels, table), strict=True))

@@ -1,127 +1,213 @@
-"""One pass over a problem: its arrays, rules and direction as the kernels read them, and their launch."""
+"""The passes over one problem: its arrays and rules as the kernels read them, and the launch of the kernels."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from triton import knobs, language
+from triton import language, next_power_of_2
 
-from clearhead.core.arrays import statistics_dtype, unrepeated
 from clearhead.core.axes import Array
-from clearhead.core.directions import Directions
 from clearhead.core.problem import Inputs
-from clearhead.engines.base import Kind
-from clearhead.engines.gpu import columns, labels
+from clearhead.core.statistics import Wanted
+from clearhead.engines.base import Kind, Upstream, kinds, row_kinds
+from clearhead.engines.gpu import columns, gradients, rows
 from clearhead.engines.gpu import tensors as gpu
-from clearhead.engines.gpu.arguments import Direction, Operands, Sizes, There
+from clearhead.engines.gpu.arguments import Operands, Sizes
+from clearhead.engines.gpu.columns import Columns
+from clearhead.engines.gpu.gradients import Loss
+from clearhead.engines.gpu.rows import Rows
 
-BAND = 64  # pixel rows or labels per launch
-MANY = 1 << (8 if knobs.runtime.interpret else 20)  # pairs of a query and a key from which on launch_twice does so
+Answers = dict[str, torch.Tensor]
+BAND = 64  # labels of keys per launch
 
 
 class Pass:
-    """What the kernels of a pass share, as gpu.strided and gpu.rules describe it; g and its tangent are per query."""
+    """What the kernels of a pass share: arrays, with g (batch, heads or 1, queries, d_v), rules and sizes."""
 
-    def __init__(
-        self, inputs: Inputs, g: Array | None = None, along: Directions | None = None, moved_g: Array | None = None
-    ) -> None:
+    def __init__(self, inputs: Inputs, kind: str, g: Array | None = None) -> None:
         problem, q, k, v = inputs
-        self.problem, self.device = problem, gpu.device_of(q)
-        self.number, self.d_v = gpu.statistics(problem), 0 if v is None else v.shape[-1]
+        self.problem, self.device, self.number = problem, gpu.device_of(q), gpu.statistics(problem)
         self.heads = problem.batch * problem.heads
         self.empty = not self.heads * problem.queries * problem.keys
+        values = v if g is None else g
+        self.sizes = gpu.sizes(problem, kind, 0 if values is None else values.shape[-1])
         self.rules = gpu.rules(problem, self.device)
-        along = along or Directions()
-        arrays = q, k, v, g, along.q, along.k, None if v is None else along.v, moved_g
-        self.inputs = Operands(*(None if x is None else gpu.strided(x, problem) for x in arrays))
-        number = statistics_dtype(problem.dtype)
-        table, sinks = along.spans, None if problem.sinks is None else along.sinks
-        self.direction = Direction(
-            bias=None if along.bias is None else gpu.strided(along.bias, device=self.device),
-            table=None if table is None else gpu.table(labels.with_none(unrepeated(table, 2)), number, self.device),
-            sinks=None if sinks is None else gpu.to_device(sinks, number, self.device),
-        )
+        self.inputs = Operands(*(None if x is None else gpu.strided(x, problem) for x in (q, k, v, g)))
 
-    def launch(
-        self, kernel: Any, length: int, sizes: Sizes, *, heads: int | None = None, splits: int = 1, **arguments: Any
-    ) -> None:
-        """Run a kernel whose programs own strips of `length` queries or keys of each head, in `splits` splits."""
-        programs = -(-length // sizes.M) * (self.heads if heads is None else heads)
-        x = self.inputs
-        there = [[y is not None for y in side] for side in ((x.g, x.moved_q, x.moved_g), (x.v, x.moved_k, x.moved_v))]
-        kernel[programs, splits](
-            inputs=x, rules=self.rules, sizes=constant(sizes, *there), **arguments, num_warps=sizes.WARPS,
-            num_stages=sizes.STAGES,
+    def launch(self, kernel: Any, programs: int, sizes: Sizes | None = None, **arguments: Any) -> None:
+        """Run so many programs of a kernel."""
+        sizes = sizes or self.sizes
+        kernel[(programs,)](
+            inputs=self.inputs, rules=self.rules, sizes=Sizes(*sizes[:2], *map(language.constexpr, sizes[2:])),
+            **arguments, num_warps=8, num_stages=sizes.STAGES,
         )  # fmt: skip
 
-    def launch_twice(self, kernel: Any, length: int, sizes: Sizes, *, once: bool = False, **arguments: Any) -> None:
-        """Launch a kernel without the care that NaN and infinity need, then with it where a program's sums have some.
-
-        A value that a row must not see is multiplied by 0, and 0·NaN is NaN; leaving it out of every masked tile takes
-        two to three times as many instructions. The first launch notes in `doubts` which programs have a sum that is
-        not finite, and the second, CAREFUL, computes these again. Few pairs are computed with care, `once`.
-        """
-        doubts = None
-        if not once and self.problem.queries * self.problem.keys >= MANY:
-            doubts = self.room(-(-length // sizes.M) * arguments.get("heads", self.heads), dtype=torch.int32)
-            self.launch(kernel, length, sizes, **arguments, doubts=doubts, CAREFUL=False)
-        self.launch(kernel, length, sizes, **arguments, doubts=doubts, CAREFUL=True)
+    def strips(self, length: int, size: int | None = None) -> int:
+        """How many programs it takes for so many queries or keys of a head, `size` or M a program."""
+        return -(-length // (size or self.sizes.M))
 
     def contiguous(self, x: Array | None) -> torch.Tensor | None:
         """Numbers per query or key, in the statistics' dtype."""
         return None if x is None else gpu.contiguous(x, self.number)
 
-    def room(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A tensor for results, uninitialised."""
-        return torch.empty(shape, dtype=dtype or self.number, device=self.device)
-
-    def rooms(self, kinds: dict[str, Kind]) -> dict[str, torch.Tensor]:
-        """Tensors for results of these shapes and dtypes, by name; 0 where nothing is written."""
-        return {name: self.zeros(*shape, dtype=gpu.torch_dtype(dtype)) for name, (shape, dtype) in kinds.items()}
-
     def zeros(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A tensor for results, 0 where nothing is written."""
         return torch.zeros(shape, dtype=dtype or self.number, device=self.device)
 
-
-def constant(sizes: Sizes, *sides: Iterable[bool]) -> Sizes:
-    """The sizes as a kernel takes them; `sides` tells of the queries and of the keys which arrays there are."""
-    there = (There(*map(language.constexpr, side)) for side in sides)
-    return Sizes(*sizes[:2], *map(language.constexpr, sizes[2:-2]), *there)
+    def rooms(self, kinds: dict[str, Kind]) -> Answers:
+        """Tensors for results of these shapes and dtypes, by name."""
+        return {name: self.zeros(*shape, dtype=gpu.torch_dtype(dtype)) for name, (shape, dtype) in kinds.items()}
 
 
-def rounded(span: tuple[int, int], size: int) -> tuple[int, int]:
-    """The span, widened to whole blocks of this size."""
-    return span[0] // size * size, -(-span[1] // size) * size
-
-
-def bands(labelled: Array, count: int) -> Iterator[tuple[int, int, tuple[int, int]]]:
-    """Bands of the labels below `count` that some token has: the first, their number, and the span of their tokens."""
-    for first in range(0, count, BAND):
-        size = min(BAND, count - first)
-        inside = np.flatnonzero(((labelled >= first) & (labelled < first + size)).any(axis=0))
-        if len(inside):
-            yield first, size, (int(inside[0]), int(inside[-1]) + 1)
-
-
-def in_order(labelled: Array, count: int, device: torch.device) -> list[torch.Tensor]:
-    """The tokens in order of their labels, (batch, tokens), and where each of `count` labels starts, and the end."""
-    order = np.argsort(labelled, axis=-1, kind="stable")
-    ranks = np.take_along_axis(labelled, order, axis=-1)
-    starts = np.array([np.searchsorted(row, np.arange(count + 1)) for row in ranks]).reshape(len(ranks), -1)
-    return [gpu.to_device(x, np.int32, device) for x in (order, starts)]
-
-
-def pool(product: torch.Tensor, out: torch.Tensor, first: int, order: Sequence[torch.Tensor | None]) -> None:
-    """Sum a product (batch, heads, keys, columns) over the keys of each part, into out[:, :, first:, :].
-
-    A part is a label's tokens in `order`, or a pixel column where that holds None.
-    """
-    batch, heads, keys, count = product.shape
-    _, _, height, parts = out.shape
-    if out.numel() and product.numel():
-        columns.pool[(parts * batch * heads,)](
-            product, out, *order, keys, parts, heads, count, first, height, D=gpu.padded(count),
-            FLOAT=language.float64 if out.dtype == torch.float64 else language.float32, N=32,
+def observe_rows(inputs: Inputs, want: Wanted, most: int) -> Answers:
+    """The output and the row statistics; an output with more than `most` columns in slices, the rest with the first."""
+    problem, v = inputs.problem, inputs.v if want.output else None
+    if v is not None and v.shape[-1] > most:
+        results, outputs = Answers(), []
+        for start in range(0, v.shape[-1], most):
+            part = observe_rows(inputs._replace(v=v[..., start : start + most]), want, most)
+            outputs.append(part.pop("output"))
+            results = results or part
+            want = Wanted(output=True, keep_float32=want.keep_float32)
+        return {**results, "output": torch.cat(outputs, -1)}
+    run = Pass(inputs._replace(v=v), "observed")
+    results = run.rooms(row_kinds(problem, v, want, rows.STATISTICS))
+    if run.heads * problem.queries:  # without keys too: the log-sum-exp is -inf then
+        slots = max(2, next_power_of_2(want.top or 0))
+        run.launch(
+            rows.rows, run.strips(problem.queries) * run.heads, want=Rows(**results), count=want.top or 0,
+            TOP=slots,
         )  # fmt: skip
+    return results
+
+
+def observe_columns(inputs: Inputs, logsumexp: Array, want: Wanted) -> Answers:
+    """The column statistics."""
+    run, problem = Pass(inputs._replace(v=None), "observed"), inputs.problem
+    results = run.rooms(kinds(problem, want, want.columns(), columns.STATISTICS))
+    per_key = {name: tensor for name, tensor in results.items() if name in Columns._fields}
+    if per_key:
+        _columns(run, logsumexp, Columns(**per_key))
+    if "image" in results and results["image"].numel() and not run.empty:
+        height, width = results["image"].shape[-2:]
+        # a pixel reads whole tiles: small ones where it has few queries and keys
+        small = [gpu.padded(size // pixels) for size, pixels in ((problem.queries, height), (problem.keys, width))]
+        sizes = run.sizes._replace(M=min(run.sizes.M, small[0]), N=min(run.sizes.N, small[1]))
+        run.launch(
+            columns.pixels, height * width * run.heads, sizes, logsumexp=run.contiguous(logsumexp),
+            to=results["image"], height=height, width=width,
+        )  # fmt: skip
+    return results
+
+
+def weights(inputs: Inputs, logsumexp: Array) -> torch.Tensor:
+    """Every weight of this (small) problem, (batch, heads, queries, keys)."""
+    run, problem = Pass(inputs._replace(v=None), "observed"), inputs.problem
+    result = run.zeros(problem.batch, problem.heads, problem.queries, problem.keys)
+    _columns(run, logsumexp, Columns(weights=result))
+    return result
+
+
+def _columns(run: Pass, logsumexp: Array, to: Columns) -> None:
+    if not run.empty:
+        programs = run.strips(run.problem.keys) * run.heads
+        run.launch(columns.columns, programs, logsumexp=run.contiguous(logsumexp), to=to)
+
+
+def transposed(inputs: Inputs, logsumexp: Array, g: Array, most: int) -> torch.Tensor:
+    """Aᵀ·g, (batch, heads, keys, d), in slices of at most `most` columns: what `gradients.keys` answers for v."""
+    problem = inputs.problem
+    parts = []
+    for start in range(0, max(1, g.shape[-1]), most):
+        run = Pass(inputs._replace(v=None), "gradients", g[..., start : start + most])
+        parts.append(run.zeros(problem.batch, problem.heads, problem.keys, run.sizes.d_v))
+        if not run.empty:
+            loss = Loss(run.contiguous(logsumexp))
+            programs = run.strips(problem.keys) * run.heads
+            run.launch(gradients.keys, programs, loss=loss, out_k=None, out_v=parts[-1])
+    return torch.cat(parts, -1)
+
+
+def differentiate(inputs: Inputs, logsumexp: Array, upstream: Upstream, number: torch.dtype, most: int) -> Answers:
+    """The gradients of q, k and v in this dtype, of the bias and of spans in the statistics'.
+
+    Values with more than `most` columns are taken in slices, whose gradients add up, as dS is linear in dO.
+    """
+    v, output = inputs.v, upstream.output
+    if v is None or output is None or v.shape[-1] <= most:
+        return _gradients(inputs, logsumexp, upstream, number)
+    sums, by_v = Answers(), []
+    for start in range(0, v.shape[-1], most):
+        columns = slice(start, start + most)
+        part = _gradients(
+            inputs._replace(v=v[..., columns]), logsumexp, replace(upstream, output=output[..., columns]),
+            gpu.statistics(inputs.problem),
+        )  # fmt: skip
+        by_v.append(part.pop("v"))
+        sums = {name: sums[name] + x if sums else x for name, x in part.items()}
+        nothing = gpu.from_tensor(torch.zeros(upstream.rows.shape, device=by_v[0].device), inputs.q)
+        upstream = Upstream(nothing, output, bias=upstream.bias, spans=upstream.spans)
+    sums["v"] = torch.cat(by_v, -1)
+    return {name: x.to(number) if name in "qkv" else x for name, x in sums.items()}
+
+
+def _gradients(inputs: Inputs, logsumexp: Array, upstream: Upstream, number: torch.dtype) -> Answers:
+    inputs = inputs._replace(v=None) if upstream.output is None else inputs
+    problem = inputs.problem
+    run = Pass(inputs, "gradients", None if inputs.v is None else upstream.output)
+    shapes = {name: x.shape for name, x in zip("qkv", inputs[1:], strict=True) if x is not None}
+    results = {name: run.zeros(problem.batch, problem.heads, *shape[2:]) for name, shape in shapes.items()}
+    for name, shape in (("bias", upstream.bias), ("spans", upstream.spans)):
+        if shape is not None:
+            results[name] = run.zeros(*shape)
+    if not run.empty:
+        names = (name for name in Loss._fields if name != "logsumexp")
+        loss = Loss(run.contiguous(logsumexp), *(run.contiguous(getattr(upstream, name)) for name in names))
+        run.launch(
+            gradients.keys, run.strips(problem.keys) * run.heads, loss=loss, out_k=results["k"],
+            out_v=results.get("v"),
+        )  # fmt: skip
+        run.launch(gradients.queries, run.strips(problem.queries) * run.heads, loss=loss, out=results["q"])
+        if upstream.bias is not None:
+            _bias(run, loss, results["bias"])
+        if upstream.spans is not None and results["spans"].numel():
+            _spans(run, loss, results["spans"])
+    for name, (batch, heads, *rest) in shapes.items():  # a head of k or v has the sum of its query heads'
+        group = problem.heads // max(1, heads)
+        results[name] = results[name].reshape(batch, heads, group, *rest).sum(2).to(number)
+    return results
+
+
+def _bias(run: Pass, loss: Loss, gradient: torch.Tensor) -> None:
+    problem, size = run.problem, run.sizes.N
+    batch, heads, queries, keys = gradient.shape
+    run.launch(
+        gradients.bias, run.strips(queries, size) * run.strips(keys, size) * batch * heads, loss=loss, out=gradient,
+        batch=problem.batch, bias_batch=batch, bias_heads=heads, across_queries=problem.queries // queries,
+        across_keys=problem.keys // keys,
+    )  # fmt: skip
+
+
+def _spans(run: Pass, loss: Loss, gradient: torch.Tensor) -> None:
+    """The gradient of the table, in bands of its columns; sums over queries, heads and batch are in float64."""
+    problem, sizes = run.problem, run.sizes._replace(M=run.sizes.N)
+    batch, heads, height, width = gradient.shape
+    assert problem.query_spans is not None
+    labels = np.where(problem.query_spans < 0, height, problem.query_spans)  # a last row for queries without a label
+    places = (
+        gpu.to_device(np.arange(problem.batch)[:, None], np.int64, run.device),
+        gpu.to_device(labels, np.int64, run.device),
+    )
+    for first in range(0, width, BAND):
+        count = min(BAND, width - first)
+        sums = run.zeros(problem.batch, problem.heads, problem.queries, count)
+        run.launch(
+            gradients.spans, run.strips(problem.queries, sizes.M) * run.heads, sizes, loss=loss, out=sums,
+            first=first, count=count, D=gpu.padded(count),
+        )  # fmt: skip
+        by_label = run.zeros(problem.batch, height + 1, problem.heads, count, dtype=torch.float64)
+        by_label.index_put_(places, sums.double().movedim(1, 2), accumulate=True)
+        pooled = by_label[:, :height].movedim(2, 1)
+        pooled = pooled if heads == problem.heads else pooled.sum(1, keepdim=True)
+        gradient[..., first : first + count] = pooled if batch == problem.batch else pooled.sum(0, keepdim=True)

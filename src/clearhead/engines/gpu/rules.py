@@ -9,12 +9,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from clearhead.engines.gpu.labels import BLOCK
-
 LOG2E = tl.constexpr(1.4426950408889634)
-MOST = tl.constexpr(2.0**127)  # as MOST_ADDED in core/rule_values.py
+MOST = tl.constexpr(2.0**127)  # as MOST in core/rule_values.py
 LN2 = tl.constexpr(0.6931471805599453)
-SET_KEYS = tl.constexpr(BLOCK)
 
 
 class Rules(NamedTuple):
@@ -26,7 +23,6 @@ class Rules(NamedTuple):
     numbers: Any  # scale, softcap
     scales: Any  # (heads,) where heads have different scales
     softcap: Any  # whether there is one
-    plain: Any  # whether the logits are the products times one scale, and that is above 0
     rows: Any  # first query and step of the whole matrix's queries
     row_step: Any
     cols: Any
@@ -40,19 +36,17 @@ class Rules(NamedTuple):
     kv_segments: Any  # (batch, keys)
     query_spans: Any  # (batch, queries): a row of the table
     key_spans: Any  # (batch, keys): a column of it
-    key_sets: Any  # (batch, blocks of keys): the set of each block, where the table forbids pairs
-    first_key: Any  # (batch, queries): by segments and spans, the first key that the query may see
+    first_key: Any  # (batch, queries): the first key of the query's segment
     end_key: Any  # … and the end of these keys
-    first_query: Any  # (batch, keys): the first query that may see the key, and the end
+    first_query: Any  # (batch, keys): the first query of the key's segment, and the end
     end_query: Any
     table: Any  # (batch or 1, heads or 1, query labels, key labels), Strided
-    sets: Any  # (sets, heads or 1, 1, bytes), Strided: which query labels may see some key of a block
     slopes: Any  # (heads,)
     sinks: Any  # (heads,)
     bias: Any  # (batch, heads, queries, keys), Strided
     mask: Any  # likewise
     # Last, as in a loop Triton 3.6 loses the strides of 1 of a tuple that is the last of a tuple:
-    content: Any  # whether visibility depends on values of arrays: a mask, a bias, spans, scattered segments
+    content: Any  # whether visibility depends on values of arrays: a mask, a bias, forbidding spans, scattered segments
 
 
 @triton.jit
@@ -116,50 +110,21 @@ def _cell(x, b, h, i, j):
 
 
 @triton.jit
-def _query_labels(rules, b, i):
-    return tl.load(rules.query_spans + b.to(tl.int64) * rules.queries + i, mask=i < rules.queries, other=0)
+def _spans(rules, b, h, i, j):
+    """What the table of spans adds to the logits of a tile."""
+    rows = tl.load(rules.query_spans + b.to(tl.int64) * rules.queries + i, mask=i < rules.queries, other=0)
+    columns = tl.load(rules.key_spans + b.to(tl.int64) * rules.keys + j, mask=j < rules.keys, other=0)
+    return tl.load(_cell(rules.table, b, h, rows, columns))
 
 
 @triton.jit
-def _spans(table, rules, b, h, i, j):
-    """What a table of spans adds to the logits of a tile: that of the rules, or its tangent in a Direction."""
-    keys = tl.load(rules.key_spans + b.to(tl.int64) * rules.keys + j, mask=j < rules.keys, other=0)
-    return tl.load(_cell(table, b, h, _query_labels(rules, b, i), keys))
-
-
-@triton.jit
-def _spans_meet(rules, b, h, i, start_j, KEYS: tl.constexpr):
-    """Whether the table of spans allows any pair of these queries and the KEYS keys from start_j on."""
-    label = _query_labels(rules, b, i)
-    allowed = label * 0
-    blocks = rules.key_sets + b.to(tl.int64) * tl.cdiv(rules.keys, SET_KEYS)
-    for part in tl.static_range(0, KEYS, SET_KEYS):
-        number = tl.load(blocks + tl.minimum(start_j + part, rules.keys - 1) // SET_KEYS).to(tl.int64)
-        place = rules.sets.tensor + number * rules.sets.batch + h.to(tl.int64) * rules.sets.head + (label >> 3)
-        allowed |= (tl.load(place, mask=i < rules.queries, other=0).to(tl.int32) >> (label & 7)) & 1
-    return tl.max(tl.max(allowed, axis=1), axis=0) > 0
-
-
-@triton.jit
-def any_seen(rules, b, h, i, j, start_j, KEYS: tl.constexpr):
-    """Whether any pair of this tile, whose KEYS keys begin at start_j, is visible; otherwise it can be skipped.
-
-    Spans are judged by the labels of whole blocks, apart from the other rules.
-    """
-    if rules.key_sets is None:
-        some = _any_pair(rules, b, h, i, j)
-    else:
-        some = _spans_meet(rules, b, h, i, start_j, KEYS)
-        if some:
-            some = _any_pair(rules, b, h, i, j)
-    return some
-
-
-@triton.jit
-def _any_pair(rules, b, h, i, j):
+def any_seen(rules, b, h, i, j):
+    """Whether any pair of this tile is visible; otherwise it can be skipped."""
     visible = seen(rules, b, h, i, j)
     if rules.bias is not None:
         visible &= _bias(rules, b, h, i, j, visible) != -float("inf")
+    if rules.table is not None:
+        visible &= _spans(rules, b, h, i, j) != -float("inf")
     return tl.max(tl.max(visible.to(tl.int32), axis=1), axis=0) > 0
 
 
@@ -180,12 +145,9 @@ def logits(scores, rules, b, h, i, j, MASKED: tl.constexpr):
     if rules.slopes is not None:
         slope = tl.load(rules.slopes + h) * LOG2E
         s -= slope * distances(rules, b, i, j).to(scores.dtype)
-    if rules.table is not None:
-        added = _spans(rules.table, rules, b, h, i, j)
-        if rules.key_sets is None:
-            s += added * LOG2E
-        else:  # what the table forbids may have a score of NaN or infinity
-            s = tl.where(added > -float("inf"), s + added * LOG2E, -float("inf"))
+    if rules.table is not None:  # what it forbids may have a score of NaN or infinity
+        added = _spans(rules, b, h, i, j)
+        s = tl.where(added == -float("inf"), -float("inf"), s + added * LOG2E)
     if MASKED:
         visible = seen(rules, b, h, i, j)
         if rules.bias is not None:
@@ -198,27 +160,15 @@ def logits(scores, rules, b, h, i, j, MASKED: tl.constexpr):
 
 
 @triton.jit
-def largest(s, scores, rules, h, MASKED: tl.constexpr):
-    """The largest of a tile's logits `s` in each row; of plain ones that of the scores, which takes no product more."""
-    return tl.max(scores, axis=1) * (_scale(rules, h) * LOG2E) if rules.plain and not MASKED else tl.max(s, axis=1)
-
-
-@triton.jit
-def logit_grad(scores, rules, h):
-    """The derivative of the logit with respect to q·k: scale·(1 - tanh²)."""
-    scale = _scale(rules, h)
-    if rules.softcap:
-        t = tanh(scores * (scale / tl.load(rules.numbers + 1)))
-        return scale * (1.0 - t * t)
-    return tl.zeros_like(scores) + scale
-
-
-@triton.jit
 def score_grad(by_logit, scores, rules, h):
     """Derivatives by q·k, from those by logits; a scale that all heads share is left to `scaled`."""
     if not rules.softcap and rules.scales is None:
         return by_logit
-    return tl.where(by_logit == 0, 0.0, by_logit * logit_grad(scores, rules, h))
+    slope = tl.zeros_like(scores) + _scale(rules, h)  # of the logit by q·k: scale·(1 - tanh²)
+    if rules.softcap:
+        t = tanh(scores * (slope / tl.load(rules.numbers + 1)))
+        slope *= 1.0 - t * t
+    return tl.where(by_logit == 0, 0.0, by_logit * slope)
 
 
 @triton.jit
@@ -227,40 +177,18 @@ def scaled(sums, rules):
     return sums * tl.load(rules.numbers) if not rules.softcap and rules.scales is None else sums
 
 
-@triton.jit
-def logit_tangents(scores, changed, along, rules, b, h, i, j, visible):
-    """The tangents of a tile's logits, from those of q·k (`changed`) and a Direction; 0 where masked."""
-    tangents = changed * logit_grad(scores, rules, h)
-    if along.bias is not None:  # not masked by `visible`: a pipelined load must not wait for a product
-        inside = (i < rules.queries) & (j < rules.keys)
-        tangents += tl.load(_cell(along.bias, b, h, i, j), mask=inside, other=0.0).to(scores.dtype)
-    if along.table is not None:
-        tangents += _spans(along.table, rules, b, h, i, j)
-    return tl.where(visible, tangents, 0.0)
+class Side(NamedTuple):
+    """The queries or the keys of a problem: their number, the first one's position and the step, and what tells ranges.
 
+    firsts and ends are the ranges of the other side that each of them may see or be seen by.
+    """
 
-@triton.jit
-def logit_grad_tangent(scores, changed, rules, h):
-    """The tangent of `logit_grad`: -2·scale²/softcap·tanh·(1 - tanh²)·changed."""
-    scale, cap = _scale(rules, h), tl.load(rules.numbers + 1)
-    t = tanh(scores * (scale / cap))
-    return (-2.0 * scale * scale / cap) * t * (1.0 - t * t) * changed
-
-
-@triton.jit
-def _sorted(first, last):
-    return tl.minimum(first, last), tl.maximum(first, last)
-
-
-@triton.jit
-def _within(low, full_low, full_high, high, firsts, ends, table, first, last, MOST: tl.constexpr):
-    """The ranges, narrowed to what some and to what all of the labels of first..last may see or be seen by."""
-    index, here = table + first + tl.arange(0, MOST), first + tl.arange(0, MOST) <= last
-    starts, stops = tl.load(firsts + index, mask=here, other=0), tl.load(ends + index, mask=here, other=0)
-    full_low = tl.maximum(full_low, tl.max(starts, axis=0))
-    full_high = tl.minimum(full_high, tl.min(tl.where(here, stops, 2147483647), axis=0))
-    low = tl.maximum(low, tl.min(tl.where(here, starts, 2147483647), axis=0))
-    return tl.minimum(low, high), full_low, full_high, tl.minimum(high, tl.max(stops, axis=0))
+    size: Any
+    start: Any
+    step: Any
+    lengths: Any
+    firsts: Any
+    ends: Any
 
 
 @triton.jit
@@ -270,74 +198,58 @@ def key_range(rules, b, first, last, BLOCK: tl.constexpr, MOST: tl.constexpr):
     Keys in full_low..full_high are visible to all these queries, at most MOST in number. All four are multiples of
     BLOCK; queries past the end do not count.
     """
-    stop = tl.cdiv(rules.keys, BLOCK) * BLOCK
-    low, high, full_low, full_high = stop * 0, stop, stop * 0, rules.keys // BLOCK * BLOCK
-    last = tl.minimum(last, rules.queries - 1)
-    if rules.col_step != 1:
-        full_high = full_low
-    if rules.col_step == 1:
-        near, far = _sorted(query_positions(rules, b, first), query_positions(rules, b, last))
-        if rules.right is not None:
-            high = tl.minimum(high, tl.maximum(far + rules.right - rules.cols + 1, 0))
-            full_high = tl.minimum(full_high, tl.maximum(near + rules.right - rules.cols + 1, 0))
-        if rules.left is not None:
-            low = tl.maximum(low, tl.minimum(near - rules.left - rules.cols, stop))
-            full_low = tl.maximum(full_low, tl.minimum(far - rules.left - rules.cols, stop))
-        if rules.kv_lengths is not None:
-            length = tl.maximum(tl.load(rules.kv_lengths + b) - rules.cols, 0)
-            high, full_high = tl.minimum(high, length), tl.minimum(full_high, length)
-        if rules.query_lengths is not None:
-            near, far = _sorted(rules.rows + rules.row_step * first, rules.rows + rules.row_step * last)
-            length = tl.load(rules.query_lengths + b)
-            high = tl.where(near < length, high, 0)
-            full_high = tl.where(far < length, full_high, 0)
-    if rules.first_key is not None:
-        table = b.to(tl.int64) * rules.queries
-        low, full_low, full_high, high = _within(
-            low, full_low, full_high, high, rules.first_key, rules.end_key, table, first, last, MOST
-        )
-    return _in_blocks(rules, low, high, full_low, full_high, BLOCK)
+    strip = Side(rules.queries, rules.rows, rules.row_step, rules.query_lengths, rules.first_key, rules.end_key)
+    other = Side(rules.keys, rules.cols, rules.col_step, rules.kv_lengths, None, None)
+    shift = tl.load(rules.offset + b) - rules.cols
+    return _range(rules, b, first, last, strip, other, shift, rules.left, rules.right, BLOCK, MOST)
 
 
 @triton.jit
 def query_range(rules, b, first, last, BLOCK: tl.constexpr, MOST: tl.constexpr):
-    """As key_range, for the queries that may see keys first..last; a block with queries past the end is never full."""
-    stop = tl.cdiv(rules.queries, BLOCK) * BLOCK
-    low, high, full_low, full_high = stop * 0, stop, stop * 0, rules.queries // BLOCK * BLOCK
-    full_high = tl.where(last < rules.keys, full_high, 0)
-    if rules.row_step != 1 or rules.col_step != 1:
-        full_high = full_low
-    last = tl.minimum(last, rules.keys - 1)
-    if rules.row_step == 1:
-        start = tl.load(rules.offset + b) + rules.rows
-        near, far = _sorted(rules.cols + rules.col_step * first, rules.cols + rules.col_step * last)
-        if rules.right is not None:
-            low = tl.maximum(low, tl.minimum(near - rules.right - start, stop))
-            full_low = tl.maximum(full_low, tl.minimum(far - rules.right - start, stop))
-        if rules.left is not None:
-            high = tl.minimum(high, tl.maximum(far + rules.left - start + 1, 0))
-            full_high = tl.minimum(full_high, tl.maximum(near + rules.left - start + 1, 0))
-        if rules.query_lengths is not None:
-            length = tl.maximum(tl.load(rules.query_lengths + b) - rules.rows, 0)
-            high, full_high = tl.minimum(high, length), tl.minimum(full_high, length)
-        if rules.kv_lengths is not None:
-            length = tl.load(rules.kv_lengths + b)
-            high = tl.where(near < length, high, 0)
-            full_high = tl.where(far < length, full_high, 0)
-    if rules.first_query is not None:
-        table = b.to(tl.int64) * rules.keys
-        low, full_low, full_high, high = _within(
-            low, full_low, full_high, high, rules.first_query, rules.end_query, table, first, last, MOST
-        )
-    return _in_blocks(rules, low, high, full_low, full_high, BLOCK)
+    """As key_range, for the queries that may see keys first..last."""
+    strip = Side(rules.keys, rules.cols, rules.col_step, rules.kv_lengths, rules.first_query, rules.end_query)
+    other = Side(rules.queries, rules.rows, rules.row_step, rules.query_lengths, None, None)
+    shift = -tl.load(rules.offset + b) - rules.rows
+    return _range(rules, b, first, last, strip, other, shift, rules.right, rules.left, BLOCK, MOST)
 
 
 @triton.jit
-def _in_blocks(rules, low, high, full_low, full_high, BLOCK: tl.constexpr):
-    """The ranges in whole blocks, low ≤ full_low ≤ full_high ≤ high; none is full where content decides."""
+def _range(rules, b, first, last, strip, other, shift, before, after, BLOCK: tl.constexpr, MOST: tl.constexpr):
+    """The range of the other side for a strip's first..last, whose positions `shift` makes the other's indices.
+
+    It reaches from `before` ahead of the first to `after` beyond the last. Nothing is full where content decides.
+    """
+    stop = tl.cdiv(other.size, BLOCK) * BLOCK
+    low, high, full_low, full_high = stop * 0, stop, stop * 0, other.size // BLOCK * BLOCK
+    last = tl.minimum(last, strip.size - 1)
+    ends = strip.start + strip.step * first, strip.start + strip.step * last
+    near, far = tl.minimum(ends[0], ends[1]), tl.maximum(ends[0], ends[1])
+    if other.step == 1:
+        if after is not None:
+            high = tl.minimum(high, tl.maximum(far + shift + after + 1, 0))
+            full_high = tl.minimum(full_high, tl.maximum(near + shift + after + 1, 0))
+        if before is not None:
+            low = tl.maximum(low, tl.minimum(near + shift - before, stop))
+            full_low = tl.maximum(full_low, tl.minimum(far + shift - before, stop))
+        if other.lengths is not None:
+            length = tl.maximum(tl.load(other.lengths + b) - other.start, 0)
+            high, full_high = tl.minimum(high, length), tl.minimum(full_high, length)
+    if strip.lengths is not None:
+        length = tl.load(strip.lengths + b)
+        high = tl.where(near < length, high, 0)
+        full_high = tl.where(far < length, full_high, 0)
+    if strip.firsts is not None:
+        index, here = first + tl.arange(0, MOST), first + tl.arange(0, MOST) <= last
+        place = b.to(tl.int64) * strip.size + index
+        starts = tl.load(strip.firsts + place, mask=here, other=0)
+        stops = tl.load(strip.ends + place, mask=here, other=0)
+        full_low = tl.maximum(full_low, tl.max(starts, axis=0))
+        full_high = tl.minimum(full_high, tl.min(tl.where(here, stops, 2147483647), axis=0))
+        low = tl.minimum(tl.maximum(low, tl.min(tl.where(here, starts, 2147483647), axis=0)), high)
+        high = tl.minimum(high, tl.max(stops, axis=0))
     low, high = (low // BLOCK * BLOCK).to(tl.int32), (tl.cdiv(high, BLOCK) * BLOCK).to(tl.int32)
     high = tl.maximum(low, high)
-    if rules.content:
+    if rules.content or other.step != 1:
         return low, low, low, high
     full_low = tl.maximum(tl.minimum((tl.cdiv(full_low, BLOCK) * BLOCK).to(tl.int32), high), low)
     full_high = tl.maximum(tl.minimum((full_high // BLOCK * BLOCK).to(tl.int32), high), full_low)

@@ -17,7 +17,7 @@ class Strip(NamedTuple):
     """The queries or keys of one head whose results a program computes."""
 
     b: Any
-    h: Any  # as it broadcasts to a tile
+    h: Any
     first: Any
     last: Any
     index: Any  # (M,), and beyond the end too
@@ -40,67 +40,40 @@ def strip_of(rules, b, h, start, size, M: tl.constexpr):
 
 
 @triton.jit
-def query_strip(rules, M: tl.constexpr):
-    """The strip of a program of (strips of queries × batch · heads).
-
-    The last strips come first: under a causal mask they have the most keys.
-    """
-    strips = tl.cdiv(rules.queries, M)
-    later, head = placed(strips)
-    return strip_of(rules, head // rules.heads, head % rules.heads, (strips - 1 - later) * M, rules.queries, M)
+def program_strip(rules, size, M: tl.constexpr):
+    """The strip of a program of (strips of the `size` queries or keys × batch · heads)."""
+    strip, head = placed(tl.cdiv(size, M))
+    return strip_of(rules, head // rules.heads, head % rules.heads, strip * M, size, M)
 
 
 @triton.jit
-def key_strip(rules, M: tl.constexpr):
-    """The strip of a program of (strips of keys × batch · heads)."""
-    strip, head = placed(tl.cdiv(rules.keys, M))
-    return strip_of(rules, head // rules.heads, head % rules.heads, strip * M, rules.keys, M)
-
-
-@triton.jit
-def split_of(split):
-    """The part of the keys that this program reads: `split` for each along the grid's second axis, or None: all."""
-    part = split
-    if split is not None:
-        part = tl.program_id(1) * split, (tl.program_id(1) + 1) * split
-    return part
-
-
-@triton.jit
-def over_keys(step: tl.constexpr, state, job, rules, strip, part, FULL: tl.constexpr, sizes):
-    """The state after all keys that the queries of a strip may see; of those in `part`, its first and its end.
-
-    With FULL, blocks that are visible as a whole are absorbed without masks, by a loop of their own.
-    """
-    ranges = key_range(rules, strip.b, strip.first, strip.last, sizes.N, sizes.M)
-    return _sweep(step, state, job, rules, strip, ranges, part, True, FULL, sizes)
-
-
-@triton.jit
-def over_queries(step: tl.constexpr, state, job, rules, strip, part, sizes):
-    """The state after all queries that may see the keys of a strip; a step leaves out those from a part's end on."""
-    ranges = query_range(rules, strip.b, strip.first, strip.last, sizes.N, sizes.M)
-    return _sweep(step, state, job, rules, strip, ranges, part, False, True, sizes)
-
-
-@triton.jit
-def _sweep(step: tl.constexpr, state, job, rules, strip, ranges, part, KEYS: tl.constexpr, FULL: tl.constexpr, sizes):
-    low, full_low, full_high, high = ranges
+def over_keys(step: tl.constexpr, state, job, rules, strip, part, sizes):
+    """The state after all keys that the queries of a strip may see; of the blocks in `part`, its first and its end."""
+    low, full_low, full_high, high = key_range(rules, strip.b, strip.first, strip.last, sizes.N, sizes.M)
     if part is not None:
-        low, high = part[0] + tl.maximum(low - part[0], 0) // sizes.N * sizes.N, tl.minimum(high, part[1])
-        full_low = low + tl.cdiv(tl.maximum(full_low - low, 0), sizes.N) * sizes.N
-        full_high = full_low + tl.maximum(tl.minimum(full_high, high) - full_low, 0) // sizes.N * sizes.N
-        stop = tl.maximum(high, low)
-        full_low, full_high = tl.minimum(full_low, stop), tl.minimum(full_high, stop)
-    if not FULL:
-        full_low = high
+        low = tl.maximum(low, part[0] // sizes.N * sizes.N)
+        high = tl.maximum(tl.minimum(high, tl.cdiv(part[1], sizes.N) * sizes.N), low)
+        full_low = tl.minimum(tl.maximum(full_low, low), high)
+        full_high = tl.minimum(tl.maximum(full_high, full_low), high)
+    return _sweep(step, state, job, rules, strip, (low, full_low, full_high, high), True, sizes)
+
+
+@triton.jit
+def over_queries(step: tl.constexpr, state, job, rules, strip, sizes):
+    """The state after all queries that may see the keys of a strip."""
+    ranges = query_range(rules, strip.b, strip.first, strip.last, sizes.N, sizes.M)
+    return _sweep(step, state, job, rules, strip, ranges, False, sizes)
+
+
+@triton.jit
+def _sweep(step: tl.constexpr, state, job, rules, strip, ranges, KEYS: tl.constexpr, sizes):
+    low, full_low, full_high, high = ranges
     for start in range(low, full_low, sizes.N):
         state = _masked(step, state, job, rules, strip, start, KEYS, sizes)
-    if FULL:
-        for start in range(full_low.to(tl.int64), full_high.to(tl.int64), sizes.N):
-            state = step(state, job, rules, strip, start, False, sizes)
-        for start in range(full_high, high, sizes.N):
-            state = _masked(step, state, job, rules, strip, start, KEYS, sizes)
+    for start in range(full_low.to(tl.int64), full_high.to(tl.int64), sizes.N):
+        state = step(state, job, rules, strip, start, False, sizes)
+    for start in range(full_high, high, sizes.N):
+        state = _masked(step, state, job, rules, strip, start, KEYS, sizes)
     return state
 
 
@@ -110,9 +83,9 @@ def _masked(step: tl.constexpr, state, job, rules, strip, start, KEYS: tl.conste
     if rules.content or rules.query_segments is not None:
         other = start + tl.arange(0, sizes.N)
         if KEYS:
-            some = any_seen(rules, strip.b, strip.h, strip.index[:, None], other[None, :], start, sizes.N)
+            some = any_seen(rules, strip.b, strip.h, strip.index[:, None], other[None, :])
         else:
-            some = any_seen(rules, strip.b, strip.h, other[None, :], strip.index[:, None], strip.first, sizes.M)
+            some = any_seen(rules, strip.b, strip.h, other[None, :], strip.index[:, None])
         if some:
             state = step(state, job, rules, strip, start, True, sizes)
     else:

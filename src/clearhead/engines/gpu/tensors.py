@@ -1,12 +1,10 @@
 """The kernels' arguments: arrays as tensors with strides, the rules of a problem, and the sizes of tiles."""
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from triton import knobs, language, next_power_of_2
-from triton.runtime import driver
 
 from clearhead.core import visibility
 from clearhead.core.arrays import bfloat16, statistics_dtype, to_torch, unrepeated
@@ -30,8 +28,7 @@ _TORCH = {
     np.dtype(np.float16): torch.float16,
     np.dtype(np.int64): torch.int64,
 }
-_LABELS = ("query_segments", "kv_segments", "query_spans", "key_spans", "key_sets", *labels.RANGES)
-_described: WeakKeyDictionary[Problem, tuple[tuple[torch.device, int], Rules]] = WeakKeyDictionary()
+_LABELS = ("query_segments", "kv_segments", "query_spans", "key_spans", *labels.RANGES)
 
 
 def device_of(x: Array) -> torch.device:
@@ -91,24 +88,19 @@ def padded(width: int) -> int:
     return max(16, next_power_of_2(width))
 
 
-def sizes(problem: Problem, what: str, d_v: int = 0, width: int = 0, most: int = 256) -> Sizes:
-    """The sizes of a pass of sizes.toml that reads `d_v` columns of values and sums `width` columns of a product.
+def sizes(problem: Problem, kind: str, d_v: int = 0) -> Sizes:
+    """The sizes of a pass of sizes.toml over `d_v` columns of values.
 
-    N decides the order of sums, hence the bits of the results; it depends on dtype, widths and the kind of GPU alone.
-    Tiles hold at most `most` columns of values at once.
+    N decides the order of sums, hence the bits of the results; it depends on dtype and widths alone.
     """
-    number = language.float64 if problem.dtype == np.float64 else language.float32
-    precision = {2: "tf32x3", 4: "tf32" if _tf32() else "ieee", 8: "ieee"}[problem.dtype.itemsize]
-    wide = min(256, max(64, padded(max(width, min(d_v, most), problem.d_k))))
-    size, interpreted, known = problem.dtype.itemsize, knobs.runtime.interpret, _SIZES[what]
-    device = "" if interpreted or size != 2 else f"sm_{driver.active.get_current_target().arch}"
-    owned, passed, warps, stages, chunk = known.get(device, known[str(size)])[_WIDTHS.index(wide)]
-    if interpreted:
+    size = problem.dtype.itemsize
+    number = language.float64 if size == 8 else language.float32
+    precision = {2: "tf32x3", 4: "tf32" if _tf32() else "ieee", 8: "ieee"}[size]
+    columns = padded(problem.d_k), padded(d_v)
+    owned, passed, stages = _SIZES[kind][str(size)][_WIDTHS.index(max(64, *columns))]
+    if knobs.runtime.interpret:
         owned, passed = 32, 32
-    if problem.span_table is not None:  # reading a table takes many registers
-        owned = min(owned, 64)
-    columns = padded(problem.d_k), min(most, padded(d_v)), d_v > most
-    return Sizes(problem.d_k, d_v, owned, passed, *columns, chunk, number, precision, warps, stages)
+    return Sizes(problem.d_k, d_v, owned, passed, *columns, number, precision, stages)
 
 
 def _tf32() -> bool:
@@ -116,23 +108,6 @@ def _tf32() -> bool:
     setting: Any = torch.backends.cuda.matmul
     newer = getattr(setting, "fp32_precision", None)
     return bool(setting.allow_tf32 if newer is None else newer == "tf32")
-
-
-def rules(problem: Problem, device: torch.device) -> Rules:
-    """The problem as the kernels read it, copied to the device once, and again if the current stream changes.
-
-    PyTorch reuses freed memory on the stream it was allocated on, so that stream must be the one that reads it.
-    """
-    place = device, _stream(device)
-    known = _described.get(problem)
-    if known is None or known[0] != place:
-        known = _described[problem] = place, _describe(problem, device)
-    return known[1]
-
-
-def _stream(device: torch.device) -> int:
-    """The stream on which kernels are launched on that device."""
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 def to_device(x: Array, dtype: Any, device: torch.device) -> torch.Tensor:
@@ -143,7 +118,8 @@ def to_device(x: Array, dtype: Any, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(whole).to(device)
 
 
-def _describe(problem: Problem, device: torch.device) -> Rules:
+def rules(problem: Problem, device: torch.device) -> Rules:
+    """The problem as the kernels read it, copied to the device."""
     number = statistics_dtype(problem.dtype)
     near = bool((np.abs(problem.query_offset) <= _FAR).all())
 
@@ -156,20 +132,17 @@ def _describe(problem: Problem, device: torch.device) -> Rules:
     left, right = visibility.reach(problem)
     bias, mask = (None if x is None else strided(x, device=device) for x in (problem.bias, problem.mask))
     (segments, packed), spans = labels.segments(problem), labels.spans(problem)
-    sets = spans.get("sets")
     offset = sent(problem.query_offset, np.int32 if near else np.int64)
     constexpr = language.constexpr
     assert offset is not None
-    one = not scales_differ(problem)
-    changed = any(x is not None for x in (problem.softcap, problem.alibi_slopes, problem.span_table))
+    forbidden = problem.span_table is not None and bool(np.isneginf(problem.span_table).any())
     return Rules(
         heads=problem.heads,
         queries=problem.queries,
         keys=problem.keys,
         numbers=sent(np.array([one_scale(problem), problem.softcap or 1.0]), number),
-        scales=None if one else sent(problem.scale, number),
+        scales=sent(problem.scale, number) if scales_differ(problem) else None,
         softcap=constexpr(problem.softcap is not None),
-        plain=constexpr(one and one_scale(problem) > 0 and not changed),
         rows=problem.rows.start,
         row_step=constexpr(problem.rows.step),
         cols=problem.cols.start,
@@ -179,27 +152,18 @@ def _describe(problem: Problem, device: torch.device) -> Rules:
         offset=offset,
         kv_lengths=sent(problem.kv_lengths, np.int32),
         query_lengths=sent(problem.query_lengths, np.int32),
-        **{name: sent(_narrower(name, segments, spans), np.int32) for name in _LABELS},
-        table=None if "table" not in spans else table(spans["table"], number, device),
-        sets=None if sets is None else table(sets[:, :, None], np.uint8, device),
+        **{name: sent((segments | spans).get(name), np.int32) for name in _LABELS},
+        table=None if "table" not in spans else _table(spans["table"], number, device),
         slopes=sent(problem.alibi_slopes, number),
         sinks=sent(problem.sinks, number),
         bias=bias,
         mask=mask,
-        content=constexpr(bias is not None or mask is not None or not packed or sets is not None),
+        content=constexpr(bias is not None or mask is not None or not packed or forbidden),
     )
 
 
-def table(x: Array, number: Any, device: torch.device) -> Strided:
+def _table(x: Array, number: Any, device: torch.device) -> Strided:
     """A table of four axes on the device, Strided and contiguous, with steps of 0 along axes of size 1 but the last."""
     tensor = to_device(x, number, device)
     steps = [0 if size == 1 else step for size, step in zip(x.shape, tensor.stride(), strict=True)]
     return Strided._make((tensor, *steps[:3], 1, 1))
-
-
-def _narrower(name: str, *sources: labels.Fields) -> Array | None:
-    """The field of that name; where segments and spans both have a range, what lies in both."""
-    arrays = [fields[name].reshape(-1) for fields in sources if name in fields]
-    if len(arrays) < 2:
-        return arrays[0] if arrays else None
-    return (np.maximum if name.startswith("first") else np.minimum)(*arrays)

@@ -1,31 +1,64 @@
-"""A tile of weights, of their tangents or of effects, recomputed from the log-sum-exp."""
+"""Tiles of q and g or of k and v, their products, and the weights recomputed from them."""
 
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from clearhead.engines.gpu.inputs import in_chunks, products
-from clearhead.engines.gpu.rules import LOG2E, logit_tangents, logits
+from clearhead.engines.gpu.rules import LOG2E, logits
+
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
-class RowTerms(NamedTuple):
-    """What a tile needs of its rows: contiguous (batch, heads, queries), None where it does not.
+class Block(NamedTuple):
+    """Some queries of a head, or some keys: their tiles of q and g, or of k and v, and their indices."""
 
-    With `tangent`, that of the log-sum-exp, a tile holds the tangents of weights along a direction; in a pass over
-    values and g it holds what core/effects.py calls contributions, or cuts where there are the terms of these.
-    """
+    x: Any
+    y: Any  # x again in a pass without g or v
+    index: Any  # and beyond the end too
 
-    logsumexp: Any
-    tangent: Any = None
-    whole: Any = None
-    others: Any = None
-    strongest: Any = None  # int32
+
+@triton.jit
+def load_rows(x, b, h, index, size, d, D: tl.constexpr):
+    """Load what query head h reads of a Strided: rows `index`, of `size` rows of `d` elements; zeros beyond."""
+    c = tl.arange(0, D)
+    start = x.tensor + b.to(tl.int64) * x.batch + (h // x.share).to(tl.int64) * x.head
+    place = start + index.to(tl.int64)[:, None] * x.row + c.to(tl.int64)[None, :] * x.column
+    return tl.load(place, mask=(index < size)[:, None] & (c < d)[None, :], other=0.0)
+
+
+@triton.jit
+def query_block(inputs, rules, b, h, first, COUNT: tl.constexpr, sizes):
+    """The Block of the COUNT queries from `first` on."""
+    index = tl.cast(first, tl.int32) + tl.arange(0, COUNT)
+    x = load_rows(inputs.q, b, h, index, rules.queries, sizes.d_k, sizes.DK)
+    y = x
+    if inputs.g is not None:
+        y = load_rows(inputs.g, b, h, index, rules.queries, sizes.d_v, sizes.DV)
+    return Block(x, y, index)
+
+
+@triton.jit
+def key_block(inputs, rules, b, h, first, COUNT: tl.constexpr, sizes):
+    """The Block of the COUNT keys from `first` on."""
+    index = tl.cast(first, tl.int32) + tl.arange(0, COUNT)
+    x = load_rows(inputs.k, b, h, index, rules.keys, sizes.d_k, sizes.DK)
+    y = x
+    if inputs.v is not None:
+        y = load_rows(inputs.v, b, h, index, rules.keys, sizes.d_v, sizes.DV)
+    return Block(x, y, index)
+
+
+@triton.jit
+def store_rows(out, line, inside, rows, d):
+    """Store rows of `d` elements into a contiguous array, as its rows `line`, where these are inside."""
+    c = tl.arange(0, rows.shape[1])[None, :]
+    tl.store(out + line[:, None] * d + c, rows.to(out.dtype.element_ty), mask=inside[:, None] & (c < d))
 
 
 @triton.jit
 def indices(left, right, BY_KEYS: tl.constexpr):
-    """The queries and the keys of a tile as they broadcast to it; BY_KEYS: its rows, `left`, are keys."""
+    """The queries and the keys of a tile of two Blocks as they broadcast to it; BY_KEYS: its rows, `left`, are keys."""
     if BY_KEYS:
         i, j = right.index[None, :], left.index[:, None]
     else:
@@ -41,45 +74,38 @@ def row_lse(logsumexp, line, inside):
 
 
 @triton.jit
-def values(left, right, terms, along, rules, b, h, BY_KEYS: tl.constexpr, MASKED: tl.constexpr, sizes):
-    """What `terms` makes of a tile of two Blocks, 0 where masked, and which pairs are visible."""
-    scores, changed = products(left, right, 0, BY_KEYS, sizes)
+def weights(left, right, logsumexp, rules, b, h, BY_KEYS: tl.constexpr, MASKED: tl.constexpr, sizes):
+    """The weights of a tile of two Blocks, 0 where masked."""
     i, j = indices(left, right, BY_KEYS)
+    s = logits(product(left.x, tl.trans(right.x), sizes.PRECISION), rules, b, h, i, j, MASKED)
     line = (b * rules.heads + h).to(tl.int64) * rules.queries + i
-    inside = i < rules.queries
-    s = logits(scores, rules, b, h, i, j, MASKED)
-    p = tl.exp2(s - row_lse(terms.logsumexp, line, inside))
-    visible = (s > -float("inf")) | (s != s)
-    if sizes.QUERIES.y:
-        here = inside & (j < rules.keys)
-        visible = visible & here if MASKED else here
-        p = tl.where(visible, _effects(p, left, right, terms, line, inside, j, BY_KEYS, sizes), 0.0)
-    elif MASKED:
-        p = tl.where(s > -float("inf"), p, tl.where(s != s, s, 0.0))
-    if terms.tangent is not None:
-        tangents = logit_tangents(scores, changed, along, rules, b, h, i, j, visible)
-        p = tl.where(p == 0, 0.0, p * (tangents - tl.load(terms.tangent + line, mask=inside, other=0.0)))
-    return p, visible
+    p = tl.exp2(s - row_lse(logsumexp, line, i < rules.queries))
+    return tl.where(s > -float("inf"), p, tl.where(s != s, s, 0.0)) if MASKED else p
 
 
 @triton.jit
-def inner_products(left, right, BY_KEYS: tl.constexpr, sizes):
-    """g·v of a tile."""
-    if sizes.WIDE:
-        inner, _ = in_chunks(left, right, 1, BY_KEYS, sizes.DV, sizes)
-    else:
-        inner, _ = products(left, right, 1, BY_KEYS, sizes)
-    return inner
+def product(a, b, PRECISION: tl.constexpr):
+    """a·b, summed in float32 (float64 for float64); a is rounded to b's dtype first."""
+    a = a.to(b.dtype)
+    if INTERPRETED and b.dtype == tl.bfloat16:  # the interpreter would multiply their bit patterns
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
+    return tl.dot(a, b, input_precision=PRECISION)
 
 
 @triton.jit
-def _effects(p, left, right, terms, line, inside, j, BY_KEYS: tl.constexpr, sizes):
-    inner = inner_products(left, right, BY_KEYS, sizes)
-    if terms.strongest is None:
-        e = p * inner
-    else:
-        whole, others = tl.load(terms.whole + line, mask=inside, other=0.0), tl.load(terms.others + line, mask=inside)
-        alone = j == tl.load(terms.strongest + line, mask=inside, other=-1)
-        r = tl.rsqrt(tl.where(alone, 1.0, 1.0 - p))  # p·r² is p/(1 - p), by half the instructions of a division
-        e = p * (r * r) * (tl.where(alone, others, whole) - inner)
-    return e
+def mixed(total, weights, visible, values, MASKED: tl.constexpr, PRECISION: tl.constexpr):
+    """Add weights·values to `total`. If MASKED, a value that is not finite reaches only those that may see it."""
+    if not MASKED:
+        return total + product(weights, values, PRECISION)
+    wide = values.to(total.dtype)
+    finite = tl.abs(wide) < float("inf")  # False for NaN
+    total += product(weights, tl.where(finite, values, tl.zeros_like(values)), PRECISION)
+    if tl.min(tl.min(finite.to(tl.int32), axis=1), axis=0) == 0:
+        # one product in float16 counts +inf, -inf and NaN by these codes, as a tile has under 256 of them in a row
+        code = tl.where(wide == float("inf"), 1.0, tl.where(wide == -float("inf"), 256.0, 32768.0))
+        sees = tl.where(visible, 1.0, 0.0).to(tl.float16)
+        counts = tl.dot(sees, tl.where(finite, 0.0, code).to(tl.float16)).to(tl.int32)
+        total += tl.where((counts & 255) > 0, float("inf"), 0.0)
+        total += tl.where((counts & 32512) > 0, -float("inf"), 0.0)
+        total += tl.where(counts >= 32768, float("nan"), 0.0)
+    return total
