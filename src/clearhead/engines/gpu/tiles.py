@@ -100,12 +100,10 @@ def mixed(total, weights, visible, values, MASKED: tl.constexpr, PRECISION: tl.c
     wide = values.to(total.dtype)
     finite = tl.abs(wide) < float("inf")  # False for NaN
     total += product(weights, tl.where(finite, values, tl.zeros_like(values)), PRECISION)
-    if tl.min(tl.min(finite.to(tl.int32), axis=1), axis=0) == 0:
-        # one product in float16 counts +inf, -inf and NaN by these codes, as a tile has under 256 of them in a row
-        code = tl.where(wide == float("inf"), 1.0, tl.where(wide == -float("inf"), 256.0, 32768.0))
-        sees = tl.where(visible, 1.0, 0.0).to(tl.float16)
-        counts = tl.dot(sees, tl.where(finite, 0.0, code).to(tl.float16)).to(tl.int32)
-        total += tl.where((counts & 255) > 0, float("inf"), 0.0)
-        total += tl.where((counts & 32512) > 0, -float("inf"), 0.0)
-        total += tl.where(counts >= 32768, float("nan"), 0.0)
+    if tl.min(tl.min(finite.to(tl.int32), axis=1), axis=0) == 0:  # rare, hence row by row
+        bad, places = tl.where(finite, 0.0, wide), tl.arange(0, values.shape[0])
+        for row in range(values.shape[0]):
+            added = tl.sum(tl.where(places[:, None] == row, bad, 0.0), axis=0)
+            sees = tl.max(tl.where(places[None, :] == row, visible.to(tl.int32), 0), axis=1) > 0
+            total += tl.where(sees[:, None], added[None, :], 0.0)
     return total
