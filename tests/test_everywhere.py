@@ -25,7 +25,7 @@ PAGES = {  # what writes them, and what must be on paper
 KEPT = """
 MLP PyTorch QKV True WK WO WQ WV causal clearhead concat cos exp float heads layers lens ln log logit model native off
 rhymes save scores sink softmax sum text top values vj watch weights zero TEXT ch explain html page why FILE PAGE file
-ably all and at bird blackbird cat curl day dishy dumpty eating fall girl great had hen humpty it lamb little looked
+ably all and at bird blackbird cat curl day dishy dumpty eating endoftext fall girl great had hen humpty it lamb little looked
 mary mat nut on out outside pig put rained sat side still the then to tuffet un unbelievably wall
 """  # Latin words of Chinese pages: names, and tokens
 HAN = "[一-鿿]"

@@ -63,7 +63,7 @@ EFFORTS = "quick", "careful"
 def read_effort(effort: Any, tokens: int) -> int:
     """How many runs with random halves hidden; UnknownNameError for another word, RuleError for no whole number."""
     if not isinstance(effort, str):
-        return whole_number("effort", effort, 0)
+        return whole_number("effort", effort, 0, 2**16)
     check_known("effort", [effort], EFFORTS)
     return 2 * _HALVES if effort == "careful" else min(_HALVES, _HALVED // tokens)
 
