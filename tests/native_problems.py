@@ -11,11 +11,10 @@ import numpy as np
 from clearhead import engines
 from clearhead.core import reference
 from clearhead.core.arrays import statistics_dtype
-from clearhead.core.directions import Directions
 from clearhead.core.problem import describe
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines import native, portable
-from clearhead.engines.base import Kept, Upstream, room_for_ragged
+from clearhead.engines.base import Upstream, room_for_ragged
 
 DTYPES = {
     np.dtype(np.float64): (1e-11, 1e-11),
@@ -124,26 +123,10 @@ def compare(seed: int) -> None:
         number(*per_query), like(output), maybe(number(p.batch, p.heads, p.keys)),
         *(maybe(number(*per_query)) for _ in range(2)), bias=maybe(bias),
     )  # fmt: skip
-    along = Directions(
-        q=maybe(like(q)), k=maybe(like(k)), v=maybe(like(v)), bias=None if p.bias is None else maybe(like(p.bias)),
-        sinks=None if p.sinks is None else maybe(rng.standard_normal(p.heads)),
-    )  # fmt: skip
-    smooth = replace(want, max_logit=False, top=None, diagonal=True)
-    truth = portable.tangents(inputs, along, smooth)
-    kept = Kept(truth["logsumexp"], truth["logsumexp_tangent"])
-    bias_shape = None if p.bias is None else (*per_query, p.keys)
-    by, changing = (
-        Upstream(number(*per_query), like(output), None, *(maybe(number(*per_query)) for _ in range(3)), bias_shape)
-        for _ in range(2)
-    )
     passes: dict[str, Callable[[Any], Any]] = {
         "columns": lambda engine: engine.columns(inputs, lse, want),
         "transposed": lambda engine: {"": engine.transposed(inputs, lse, g)},
         "gradient": lambda engine: engine.gradients(inputs, lse, upstream),
-        "along": lambda engine: engine.tangents(inputs, along, smooth),
-        "known": lambda engine: engine.tangents(inputs, along, smooth, kept.logsumexp, truth["output"]),
-        "columns along": lambda engine: engine.column_tangents(inputs, along, kept, replace(want, peak=False)),
-        "gradient along": lambda engine: engine.gradient_tangents(inputs, along, kept, by, changing),
     }
     close = 1e-9 if p.dtype == np.float64 else 2e-3 if p.dtype == np.float32 else 0.1
     for title, ask in passes.items():

@@ -13,11 +13,10 @@ import numpy as np
 
 import clearhead as ch
 from clearhead.core.axes import Array
-from clearhead.core.directions import Directions
 from clearhead.core.problem import describe
 from clearhead.core.statistics import Wanted
 from clearhead.engines import native
-from clearhead.engines.base import Kept, Upstream
+from clearhead.engines.base import Upstream
 
 Ask = Callable[[], list[Array]]
 
@@ -46,21 +45,14 @@ def ask_rows(q: Array, k: Array, want: Wanted, rules: dict[str, Any]) -> Ask:
 
 
 def ask_rest(q: Array, k: Array) -> Ask:
-    """Column statistics, weights, a product from the keys' side, gradients; the same along a direction."""
+    """Column statistics, weights, a product from the keys' side, gradients."""
     inputs = describe(q, k, k, {}).inputs
-    direction = Directions(inputs.q[..., ::-1], inputs.k, inputs.v)
     logsumexp = native.rows(inputs, Wanted(logsumexp=True))["logsumexp"]
 
     def ask() -> list[Array]:
         columns = native.columns(inputs, logsumexp, Wanted(received=True, peak=True))
         slopes = native.gradients(inputs, logsumexp, Upstream(logsumexp, inputs.q))
-        along = native.tangents(inputs, direction, Wanted(output=True))
-        moved = native.gradient_tangents(
-            inputs, direction, Kept(logsumexp, logsumexp), Upstream(logsumexp, inputs.q), Upstream(logsumexp)
-        )
-        by_columns = native.column_tangents(inputs, direction, Kept(logsumexp, logsumexp), Wanted(received=True))
-        parts = columns, slopes, along, moved, by_columns
-        answers = [x for part in parts for x in part.values()]
+        answers = [x for part in (columns, slopes) for x in part.values()]
         return [*answers, native.transposed(inputs, logsumexp, inputs.q)]
 
     return ask

@@ -196,11 +196,12 @@ def _effects(question: Question, E: ch.CauseMatrix) -> Answers:
 PASSES: dict[str, tuple[str, Callable[[Question, str], Answers]]] = {  # what an engine must have for it
     "weights": ("rows", weights),
     "gradients": ("gradients", gradients),
-    "tangents": ("tangents", tangents),
-    "second": ("gradient_tangents", second),
+    "tangents": ("gradients", tangents),
+    "second": ("gradients", second),
     "contributions": ("effects", contributions),
     "cuts": ("effects", cuts),
 }
+RECOMPUTED = ("tangents", "second")  # by PyTorch's operations, whose bits depend on the sizes of a product
 
 
 def each_unreached(question: Question, answers: Answers, queries: Array, keys: Array) -> Iterator[tuple[Any, Array]]:

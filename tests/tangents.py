@@ -11,8 +11,7 @@ from torch import Tensor
 from clearhead.core import observations, reference, visibility
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
-from clearhead.core.directions import Directions
-from clearhead.core.statistics import Groups, Wanted
+from clearhead.core.statistics import Groups
 from losses import formula
 from problems import Case
 
@@ -46,20 +45,6 @@ class Along:
         rng = np.random.default_rng(self.case.seed + 2)
         drawn = {name: rng.standard_normal(x.shape).astype(x.dtype) for name, x in self.inputs.items()}
         return {name: x for name, x in drawn.items() if name in self.moving}
-
-    @cached_property
-    def directions(self) -> Directions:
-        """As engines take them."""
-        problem, parts = self.case.problem, dict(self.tangents)
-        lead = (*problem.prefix, problem.queries, problem.keys)
-        if "bias" in parts:
-            parts["bias"] = np.broadcast_to(parts["bias"], lead).reshape(problem.batch, problem.heads, *lead[-2:])
-        if "spans" in parts:
-            full = (*problem.prefix, *parts["spans"].shape[-2:])
-            parts["spans"] = np.broadcast_to(parts["spans"], full).reshape(problem.batch, problem.heads, *full[-2:])
-        if "sinks" in parts:
-            parts["sinks"] = parts["sinks"].reshape(-1).astype(np.float64)
-        return Directions(**parts)
 
     def results(self, leaves: dict[str, Tensor], draw: int = 0) -> tuple[Tensor, ...]:
         """The results by the plain formulas; a draw other than 0 rounds each logit as float32 does."""
@@ -140,10 +125,3 @@ class Along:
     @cached_property
     def second(self) -> dict[str, Array]:
         return self.backward()
-
-    @property
-    def wanted(self) -> Wanted:
-        values: dict[str, Any] = dict.fromkeys(self.answers, True)
-        values |= {"image": (HEIGHT, WIDTH)} if "image" in values else {}
-        values |= {"groups": self.groups} if "groups" in values else {}
-        return Wanted(**values)

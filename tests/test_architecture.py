@@ -122,8 +122,6 @@ PUBLIC_UNDERSCORES = {
     "_vmapmode_decrement_nesting": "in torch._C, as above",
     "_will_engine_execute_node": "in torch._C: does a backward pass come to this node?",
     "_get_tracing_state": "in torch._C, as above",
-    "_unwrap_for_grad": "in torch._C._functorch: the tensor outside of torch.func.jvp, in which it is a wrapper",
-    "_wrap_for_grad": "in torch._C._functorch, the way back",
     "_current_level": "of torch.autograd.forward_ad: is a dual number about?",
     "_version": "of tensors: was it written to in place?",
     "_attn_implementation": "of Transformers' configurations: which attention runs",

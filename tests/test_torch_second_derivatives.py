@@ -157,14 +157,46 @@ def test_what_jumps_between_keys_has_no_such_derivative(name: str, asked: Any, w
         way(observed(name, asked))
 
 
-def test_a_third_derivative_is_refused():
-    def third(x: Tensor) -> Tensor:
-        return torch.func.grad(lambda y: torch.func.grad(lambda z: ch.attention(z, z, z).square().sum())(y).sum())(x)
+def by_steps(f: Path) -> Tensor:
+    """A fourth derivative in plain autograd."""
+    x = X.clone().requires_grad_()
+    result = f(x).square().sum()
+    for _ in range(4):
+        (gradient,) = torch.autograd.grad(result, x, create_graph=True)
+        result = gradient.sin().sum()
+    return gradient
 
-    with pytest.raises(DerivativeError, match=r"^attention has no third derivative here"):
-        torch.func.grad(lambda x: third(x).sum())(X)
-    with pytest.raises(DerivativeError, match=r"^attention has no third derivative here"):
-        torch.func.jvp(lambda x: torch.func.jvp(lambda y: ch.attention(y, y, y), (x,), (X,))[1], (X,), (X,))
+
+def third(f: Path) -> Path:
+    """The gradient of a number that depends on every entry of the gradient of another such number."""
+    grad = torch.func.grad
+    return grad(lambda x: grad(lambda y: grad(lambda z: f(z).square().sum())(y).sin().sum())(x).sin().sum())
+
+
+HIGHER: dict[str, Callable[[Path], Any]] = {
+    "grad of grad of grad": lambda f: third(f)(X),
+    "jvp of jvp": lambda f: torch.func.jvp(lambda x: torch.func.jvp(f, (x,), (X + 1,))[1], (X,), (X - 1,)),
+    "jvp of jvp of jvp": lambda f: torch.func.jvp(
+        lambda x: torch.func.jvp(lambda y: torch.func.jvp(f, (y,), (X,))[1], (x,), (X + 1,))[1], (X,), (X - 1,)
+    ),
+    "jacfwd of hessian": lambda f: torch.func.jacfwd(torch.func.hessian(lambda x: f(x).square().sum()))(X),
+    "vmap of jvp of grad of grad": lambda f: torch.func.vmap(
+        lambda x: torch.func.jvp(
+            torch.func.grad(lambda y: torch.func.grad(lambda z: f(z).square().sum())(y).sin().sum()), (x,), (X,)
+        )[1]
+    )(torch.stack([X, X - 1])),
+    "four times in autograd": by_steps,
+}
+
+
+@pytest.mark.parametrize(
+    "each",
+    in_the_gate(HIGHER_OF := list(product(PATHS, HIGHER)), *[(p, w) for p, w in HIGHER_OF if p != "attention"]),
+    ids=str,
+)
+def test_derivatives_of_third_and_higher_order(each: tuple[str, str]):
+    (ours, plain), way = PATHS[each[0]], HIGHER[each[1]]
+    torch.testing.assert_close(way(ours), way(plain), rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.gate

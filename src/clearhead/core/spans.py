@@ -107,10 +107,10 @@ def added(query_spans: Array, key_spans: Array, table: Array) -> Array:
 
 def allowed(query_spans: Array, key_spans: Array, table: Array) -> Array | bool:
     """Which pairs the rule does not forbid, bool (queries, keys); True or False where all have one answer."""
-    present = ~np.isneginf(added(np.unique(query_spans), np.unique(key_spans), table.real))
+    present = ~np.isneginf(added(np.unique(query_spans), np.unique(key_spans), table))
     if present.all() or not present.any():
         return bool(present.all())
-    seen: Array = ~np.isneginf(added(query_spans, key_spans, table.real))
+    seen: Array = ~np.isneginf(added(query_spans, key_spans, table))
     return seen
 
 

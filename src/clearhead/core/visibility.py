@@ -147,7 +147,7 @@ def _by_content(problem: Problem, batch: int, head: int, rows: slice, cols: slic
     if problem.mask is not None:
         parts.append(problem.mask[batch, head, rows, cols])
     if problem.bias is not None:
-        parts.append(~np.isneginf(problem.bias[batch, head, rows, cols].real))
+        parts.append(~np.isneginf(problem.bias[batch, head, rows, cols]))
     return parts
 
 

@@ -114,35 +114,6 @@ class EffectEngine(Engine, Protocol):
         """E·x, x (batch, heads that divide the query heads, keys, d), or Eᵀ·x, x (…, queries, d)."""
 
 
-class TangentEngine(Engine, Protocol):
-    """An engine that also answers derivatives along a direction; core/directions.py has the formulas.
-
-    Tangents of statistics are in the statistics' dtype. v may have any number of heads that divides the query heads.
-    """
-
-    def tangents(
-        self, inputs: Inputs, along: Directions, want: Wanted, logsumexp: Array | None = None,
-        output: Array | None = None,
-    ) -> Answers:  # fmt: skip
-        """What `rows` answers, and the tangent of each smooth statistic asked for, as "output_tangent" and so on.
-
-        Without `logsumexp`, the statistics are answered too. Where it is known, only tangents are, and a known `output`
-        is read rather than computed again. "logsumexp_tangent" is always among the answers.
-        """
-
-    def column_tangents(self, inputs: Inputs, along: Directions, kept: Kept, want: Wanted) -> Answers:
-        """The tangents of the column statistics asked for, by the statistics' names."""
-
-    def gradient_tangents(
-        self, inputs: Inputs, along: Directions, kept: Kept, upstream: Upstream, changing: Upstream
-    ) -> Answers:
-        """The tangents of "q", "k", "v", "bias" and "spans" as `gradients` answers them, along a direction.
-
-        changing    the tangents of `upstream`, of which a part may be missing: that is zero
-        Neither has `keys`; v may have any number of heads that divides the query heads.
-        """
-
-
 def unsupported(who: str, supported: frozenset[str], problem: Problem) -> list[str]:
     """Why `who` cannot compute with the problem's rules: a sentence for each rule in use that it does not support."""
     if supported.issuperset(RULES):  # decided without looking at the problem, so that short calls stay fast

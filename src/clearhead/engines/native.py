@@ -1,12 +1,10 @@
 """The native engine: passes arrays to the compiled kernel; no arithmetic of its own.
 
 The kernel computes in float32 (float64 for float64; pairs of bfloat16 where the processor multiplies them), packs keys
-once for all the queries that read them, and splits work among threads without changing a bit of the result. Derivatives
-along a direction are computed in the same passes, and in the same numbers: core/directions.py has the formulas.
+once for all the queries that read them, and splits work among threads without changing a bit of the result.
 """
 
 import os
-from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,12 +14,10 @@ import numpy as np
 
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
-from clearhead.core.directions import Directions
 from clearhead.core.effects import EFFECTS, ORDERS, Edges, Others, WantedEffects, no_keys
 from clearhead.core.problem import Inputs, Problem
-from clearhead.core.statistics import ROW_TERMS, Wanted, smooth
+from clearhead.core.statistics import ROW_TERMS, Wanted
 from clearhead.engines.base import (
-    Kept,
     Upstream,
     elsewhere,
     in_one_dtype,
@@ -31,12 +27,11 @@ from clearhead.engines.base import (
     unsupported,
 )
 from clearhead.engines.native_calls import RULES as RULES
-from clearhead.engines.native_calls import TYPES, bits, call, import_error, labels, table
+from clearhead.engines.native_calls import TYPES, bits, call, import_error, labels
 from clearhead.engines.native_calls import described as described
 from clearhead.engines.native_calls import kernel as _native
 
 STATISTICS: frozenset[str] = frozenset(() if _native is None else _native.statistics())  # as the kernel lists them
-_SMOOTH = frozenset(smooth())
 # effects in float64, since they are sums; the kernel fills all others in the statistics' dtype
 _SUMMED = frozenset(name for name, one in EFFECTS.items() if "added" in (one.over_keys, one.over_queries))
 ALL_LEVELS = "pip install . -C cmake.define.CLEARHEAD_LEVELS=all compiles every instruction set"
@@ -134,37 +129,10 @@ def ragged(
     call("ragged", problem, bits(q), bits(k), bits(v), *where, room, _MANY_QUERIES, _MANY_KEYS)
 
 
-@in_one_dtype
-def tangents(
-    inputs: Inputs, along: Directions, want: Wanted, logsumexp: Array | None = None, output: Array | None = None
-) -> dict[str, Array]:
-    """The row statistics and their tangents, in one pass over the keys; with the log-sum-exp, only the tangents."""
-    problem, q, k, v = inputs
-    results = room_for_rows(problem, v, replace(want, logsumexp=True), STATISTICS & _SMOOTH)
-    moved = {name: np.empty_like(x) for name, x in results.items()}
-    answers, asked = ({name: bits(x) for name, x in side.items()} for side in (results, moved))
-    values = v if "output" in results else None
-    direction = _direction(problem, along, values)
-    exact = output is not None and output.dtype == statistics_dtype(problem.dtype) == problem.dtype
-    if exact and logsumexp is not None and values is not None:  # a rounded output would lose digits
-        direction["known"] = np.ascontiguousarray(output)
-        del answers["output"]
-    call("rows", problem, bits(q), bits(k), bits(values), answers, direction | asked)
-    known = {} if logsumexp is not None else results
-    return known | {f"{name}_tangent": x for name, x in moved.items()}
-
-
 def columns(inputs: Inputs, logsumexp: Array, want: Wanted) -> dict[str, Array]:
     """The column statistics, from weights recomputed with the log-sum-exp."""
     results = room_for_columns(inputs.problem, want, STATISTICS)
     _columns(inputs, logsumexp, results, labels(want.groups))
-    return _rounded(inputs.problem, results)
-
-
-def column_tangents(inputs: Inputs, along: Directions, kept: Kept, want: Wanted) -> dict[str, Array]:
-    """The tangents of the column statistics, from tangents of weights."""
-    results = room_for_columns(inputs.problem, want, STATISTICS & _SMOOTH)
-    _columns(inputs, kept.logsumexp, results, labels(want.groups), _direction(inputs.problem, along, None, kept))
     return _rounded(inputs.problem, results)
 
 
@@ -186,11 +154,11 @@ def transposed(inputs: Inputs, logsumexp: Array, g: Array) -> Array:
     return results["transposed"]
 
 
-def _columns(inputs: Inputs, logsumexp: Array, answers: dict[str, Array], more: dict[str, Any], *along: Any) -> None:
+def _columns(inputs: Inputs, logsumexp: Array, answers: dict[str, Array], more: dict[str, Any]) -> None:
     """Run the column pass, which fills `answers`; `more` holds the labels of groups, or x and its type."""
     problem, q, k, _ = inputs
     known = {"logsumexp": np.ascontiguousarray(logsumexp, statistics_dtype(problem.dtype)), **more}
-    call("columns", problem, bits(q), bits(k), known, answers, *along)
+    call("columns", problem, bits(q), bits(k), known, answers)
 
 
 def _rounded(problem: Problem, results: dict[str, Array]) -> dict[str, Array]:
@@ -202,27 +170,7 @@ def _rounded(problem: Problem, results: dict[str, Array]) -> dict[str, Array]:
 @in_one_dtype
 def gradients(inputs: Inputs, logsumexp: Array, upstream: Upstream) -> dict[str, Array]:
     """The gradients of q, k, v, the bias and the table of spans, in one pass over the blocks of keys."""
-    return _gradients(inputs if upstream.output is not None else inputs._replace(v=None), logsumexp, upstream)
-
-
-@in_one_dtype
-def gradient_tangents(
-    inputs: Inputs, along: Directions, kept: Kept, upstream: Upstream, changing: Upstream
-) -> dict[str, Array]:
-    """The tangents of the gradients, in one pass over the blocks of keys."""
-    problem = inputs.problem
-    if upstream.output is None and changing.output is None:
-        inputs = inputs._replace(v=None)
-    direction = _direction(problem, along, inputs.v, kept)
-    each = _numbers(problem, changing)
-    direction |= {name if name == "rows" else f"{name}_gradient": x for name, x in each.items()}
-    if changing.output is not None:
-        direction["output_gradient"] = bits(changing.output)
-    return _gradients(inputs, kept.logsumexp, upstream, direction)
-
-
-def _gradients(inputs: Inputs, logsumexp: Array, upstream: Upstream, *along: dict[str, Any]) -> dict[str, Array]:
-    """Run the backward pass; v is None where neither the output's gradient nor its tangent is given."""
+    inputs = inputs if upstream.output is not None else inputs._replace(v=None)
     problem, q, k, v = inputs
     dtype = statistics_dtype(problem.dtype)
     room = {name: np.zeros(x.shape, dtype) for name, x in (("q", q), ("k", k), ("v", v)) if x is not None}
@@ -232,12 +180,9 @@ def _gradients(inputs: Inputs, logsumexp: Array, upstream: Upstream, *along: dic
     if upstream.spans is not None:
         room["span_table"] = np.zeros((problem.batch, problem.heads, *upstream.spans[2:]))
     known: dict[str, Any] = {"logsumexp": np.ascontiguousarray(logsumexp, dtype), **_numbers(problem, upstream)}
-    if v is not None:
-        output = upstream.output
-        if output is None:  # only its tangent is given
-            output = np.broadcast_to(np.zeros((), q.dtype), (*q.shape[:3], v.shape[-1]))
-        known |= {"v": bits(v), "output": bits(output)}
-    call("gradients", problem, bits(q), bits(k), known, room, *along)
+    if v is not None and upstream.output is not None:
+        known |= {"v": bits(v), "output": bits(upstream.output)}
+    call("gradients", problem, bits(q), bits(k), known, room)
     number = dtype if upstream.keep_float32 else problem.dtype
     answers = {name: array.astype(number, copy=False) for name, array in room.items() if name in "qkv"}
     if upstream.bias is not None:
@@ -260,22 +205,6 @@ def _numbers(problem: Problem, upstream: Upstream) -> dict[str, Array]:
     dtype = statistics_dtype(problem.dtype)
     numbers = {name: getattr(upstream, name) for name in ("rows", "keys", *ROW_TERMS)}
     return {name: np.ascontiguousarray(x, dtype) for name, x in numbers.items() if x is not None}
-
-
-def _direction(problem: Problem, along: Directions, v: Array | None, kept: Kept | None = None) -> dict[str, Any]:
-    """The direction as the kernel reads it; that of v only where the pass reads v."""
-    dtype, tangents = statistics_dtype(problem.dtype), along.nonzero
-    moved: dict[str, Any] = {name: bits(x) for name, x in tangents.items() if name in ("qk" if v is None else "qkv")}
-    if along.bias is not None:
-        bias = along.bias if along.bias.dtype in TYPES else along.bias.astype(dtype)
-        moved |= {"bias": bits(bias), "bias_type": TYPES[bias.dtype]}
-    if along.spans is not None:
-        moved["spans"] = np.broadcast_to(table(along.spans, dtype), along.spans.shape)
-    if along.sinks is not None and problem.sinks is not None:
-        moved["sinks"] = np.ascontiguousarray(along.sinks, np.float64)
-    if kept is not None:
-        moved["kept"] = np.ascontiguousarray(kept.tangent, dtype)
-    return moved
 
 
 def others(edges: Edges) -> Others:

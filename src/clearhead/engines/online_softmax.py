@@ -1,14 +1,12 @@
 """Online softmax with row statistics, for one block of queries (Milakov & Gimelshein 2018)."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.core.merging import entropy_of_part
 from clearhead.core.statistics import Wanted
-from clearhead.engines.dual import log_add
 from clearhead.engines.products import pieces, product
 
 
@@ -39,19 +37,16 @@ def mix(weights: Array, visible: Array | None, values: Values) -> Array:
 
 
 class OnlineSoftmax:
-    """The state of a block of queries: maximum m, Σ exp(s - m), and every weighted sum, rescaled when m rises.
+    """The state of a block of queries: maximum m, Σ exp(s - m), and every weighted sum, rescaled when m rises."""
 
-    kind   of the sums: float64, or complex for dual numbers (dual.py), whose maximum is that of the values
-    """
-
-    def __init__(self, queries: int, want: Wanted, d_v: int | None, kind: Any = np.float64) -> None:
+    def __init__(self, queries: int, want: Wanted, d_v: int | None) -> None:
         self.want = want
         self.maximum = np.full(queries, -np.inf)
-        self.total: Array = np.zeros(queries, kind)
-        self.output = None if d_v is None or not want.output else np.zeros((queries, d_v), kind)
-        self.centred = np.zeros(queries, kind) if want.entropy else None  # Σ exp(s - m)·(s - m)
-        self.far = np.zeros(queries, kind) if want.distance else None
-        self.diagonal = np.full(queries, -np.inf, kind) if want.diagonal else None  # logit of the query's own position
+        self.total: Array = np.zeros(queries)
+        self.output = None if d_v is None or not want.output else np.zeros((queries, d_v))
+        self.centred = np.zeros(queries) if want.entropy else None  # Σ exp(s - m)·(s - m)
+        self.far = np.zeros(queries) if want.distance else None
+        self.diagonal = np.full(queries, -np.inf) if want.diagonal else None  # logit of the query's own position
         self.top_logits = np.full((queries, want.top or 0), -np.inf)
         self.top_indices = np.full((queries, want.top or 0), -1, np.int64)
 
@@ -61,8 +56,8 @@ class OnlineSoftmax:
             self._add_top(logits, first_key)
         if self.diagonal is not None and far is not None:
             self.diagonal = np.maximum(self.diagonal, np.where(far == 0, logits, -np.inf).max(axis=-1))
-        visible = None if values is None or values.nonfinite is None else ~np.isneginf(logits.real)
-        maximum = np.maximum(self.maximum, logits.real.max(axis=-1))
+        visible = None if values is None or values.nonfinite is None else ~np.isneginf(logits)
+        maximum = np.maximum(self.maximum, logits.max(axis=-1))
         safe = np.where(np.isneginf(maximum), 0.0, maximum)  # no visible key yet: exp(-inf - 0) is 0
         logits -= safe[:, None]
         weights = np.exp(logits)
@@ -85,7 +80,7 @@ class OnlineSoftmax:
         logsumexp = np.where(empty, -np.inf, self.maximum + np.log(total))
         of_keys = logsumexp
         if sink is not None:
-            logsumexp = np.where(empty, -np.inf, log_add(of_keys, sink))
+            logsumexp = np.where(empty, -np.inf, np.logaddexp(of_keys, sink))
         share = np.where(empty, 0.0, np.exp(np.where(empty, 0.0, of_keys) - np.where(empty, 0.0, logsumexp)))
         safe = np.where(empty, 0.0, logsumexp)[:, None]
         answers = {
@@ -102,7 +97,7 @@ class OnlineSoftmax:
         if self.far is not None:
             answers["distance"] = self.far * share / total
         if self.diagonal is not None:
-            answers["diagonal"] = np.where(np.isneginf(self.diagonal.real), 0.0, np.exp(self.diagonal - safe[:, 0]))
+            answers["diagonal"] = np.where(np.isneginf(self.diagonal), 0.0, np.exp(self.diagonal - safe[:, 0]))
         return answers
 
     def _add_top(self, logits: Array, first_key: int) -> None:

@@ -2,24 +2,19 @@
 
 Sums are in float64. The row pass is online softmax (Milakov & Gimelshein 2018; Rabe & Staats 2021); the column pass
 recomputes the weights from the log-sum-exp. portable_tiles.py has the blocks, portable_effects.py what single edges
-did. A derivative along a direction is the same pass over dual numbers (dual.py), which keeps the tangents as its part.
+did.
 """
-
-from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
 from clearhead.core import spans, visibility
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array, blocks, group_size
-from clearhead.core.directions import Directions
 from clearhead.core.observations import areas
 from clearhead.core.problem import Inputs, Problem
 from clearhead.core.rules import EVERYWHERE
 from clearhead.core.statistics import Wanted
-from clearhead.engines.base import Kept, Upstream, elsewhere, room_for_columns, room_for_rows, unsupported
-from clearhead.engines.dual import dual, dual_inputs, dual_upstream, tangent, values_alone, wide
+from clearhead.engines.base import Upstream, elsewhere, room_for_columns, room_for_rows, unsupported
 from clearhead.engines.online_softmax import OnlineSoftmax, Values, mix
 from clearhead.engines.portable_effects import effect_product, effect_tile, effects, others, turned_values
 from clearhead.engines.portable_tiles import (
@@ -41,15 +36,14 @@ from clearhead.engines.portable_tiles import (
 from clearhead.engines.products import product
 
 __all__ = [  # what an engine answers
-    "RULES", "STATISTICS", "column_tangents", "columns", "effect_product", "effect_tile", "effects",
-    "gradient_tangents", "gradients", "others", "reasons_not", "rows", "tangents", "transposed", "weights",
+    "RULES", "STATISTICS", "columns", "effect_product", "effect_tile", "effects", "gradients", "others",
+    "reasons_not", "rows", "transposed", "weights",
 ]  # fmt: skip
 STATISTICS = frozenset((
     "output", "logsumexp", "max_logit", "entropy", "distance", "diagonal", "top", "received", "peak", "image", "groups",
 ))  # fmt: skip
 RULES = EVERYWHERE
 
-Part = Callable[[Array], Array]
 _quiet = np.errstate(all="ignore")  # NaN and infinity are legal values, and need no warning
 
 
@@ -60,14 +54,14 @@ def reasons_not(problem: Problem) -> list[str]:
 
 
 @_quiet
-def rows(inputs: Inputs, want: Wanted, part: Part = values_alone) -> dict[str, Array]:
+def rows(inputs: Inputs, want: Wanted) -> dict[str, Array]:
     """The output and the row statistics, in one pass over the keys."""
     problem, q, k, v = inputs
     result = room_for_rows(problem, v, want, STATISTICS)
     for head in heads_of(problem, k, v):
         for block in blocks(problem.queries, QUERY_BLOCK):
             queries = padded(q[head.batch, head.index, block], QUERY_BLOCK)
-            running = OnlineSoftmax(QUERY_BLOCK, want, head.d_v, wide(q))
+            running = OnlineSoftmax(QUERY_BLOCK, want, head.d_v)
             for cols in key_blocks(problem, head.batch, block):
                 logits = logits_of(problem, head, block, cols, queries)
                 if logits is not None:
@@ -75,30 +69,19 @@ def rows(inputs: Inputs, want: Wanted, part: Part = values_alone) -> dict[str, A
                     running.add(logits, cols.start, head.values(cols.start), far)
             answers = running.finish(None if problem.sinks is None else problem.sinks[head.index])
             for name, array in result.items():
-                array[head.batch, head.index, block] = part(answers[name])[: block.stop - block.start]
+                array[head.batch, head.index, block] = answers[name][: block.stop - block.start]
     return result
 
 
-def tangents(
-    inputs: Inputs, along: Directions, want: Wanted, logsumexp: Array | None = None, output: Array | None = None
-) -> dict[str, Array]:
-    """The tangents of the row statistics, and without the log-sum-exp these statistics too."""
-    want = replace(want, logsumexp=True)
-    del output  # it is computed in float64
-    result = {} if logsumexp is not None else rows(inputs, want)
-    moved = rows(dual_inputs(inputs, along), want, tangent)
-    return result | {f"{name}_tangent": x for name, x in moved.items()}
-
-
 @_quiet
-def columns(inputs: Inputs, logsumexp: Array, want: Wanted, part: Part = values_alone) -> dict[str, Array]:
+def columns(inputs: Inputs, logsumexp: Array, want: Wanted) -> dict[str, Array]:
     """The column statistics, in one pass over weights recomputed with the log-sum-exp."""
     problem, q, k, _ = inputs
     result = room_for_columns(problem, want, STATISTICS)
     for head in heads_of(problem, k):
         total = {name: array[head.batch, head.index] for name, array in result.items()}
         for block, cols, whole in weight_tiles(problem, head, q, logsumexp):
-            weights = part(whole)[: block.stop - block.start, : cols.stop - cols.start]
+            weights = whole[: block.stop - block.start, : cols.stop - cols.start]
             if want.received:
                 total["received"][cols] += weights.sum(axis=0)
             if want.peak:
@@ -112,11 +95,6 @@ def columns(inputs: Inputs, logsumexp: Array, want: Wanted, part: Part = values_
                 add_groups(total["groups"], weights, *labels)
     dtype = statistics_dtype(problem.dtype)
     return {name: array.astype(dtype, copy=False) for name, array in result.items()}
-
-
-def column_tangents(inputs: Inputs, along: Directions, kept: Kept, want: Wanted) -> dict[str, Array]:
-    """The tangents of the column statistics, sums of the weights' tangents."""
-    return columns(dual_inputs(inputs, along), dual(*kept), want, tangent)
 
 
 @_quiet
@@ -147,7 +125,7 @@ def transposed(inputs: Inputs, logsumexp: Array, g: Array) -> Array:
 
 
 @_quiet
-def gradients(inputs: Inputs, logsumexp: Array, upstream: Upstream, part: Part = values_alone) -> dict[str, Array]:
+def gradients(inputs: Inputs, logsumexp: Array, upstream: Upstream) -> dict[str, Array]:
     """The gradients of q, k, v, the bias and the table of spans, in one pass over the recomputed weights."""
     problem, q, k, v = inputs
     values = None if upstream.output is None else v
@@ -163,7 +141,7 @@ def gradients(inputs: Inputs, logsumexp: Array, upstream: Upstream, part: Part =
         turned = None if values is None else turned_values(problem, head, values)
         for rows, cols, logs in log_weight_tiles(problem, head, q, logsumexp):
             block, height, width = cols.start // KEY_BLOCK, rows.stop - rows.start, cols.stop - cols.start
-            visible, weights = ~np.isneginf(logs.real), np.exp(logs)
+            visible, weights = ~np.isneginf(logs), np.exp(logs)
             slope = np.zeros_like(logs)
             slope[:height] += upstream.rows[place][rows, None]
             if upstream.keys is not None:
@@ -178,27 +156,20 @@ def gradients(inputs: Inputs, logsumexp: Array, upstream: Upstream, part: Part =
             if turned is not None and upstream.output is not None:
                 output = padded(upstream.output[place][rows], QUERY_BLOCK)
                 slope += product(output, turned[block], KEY_BLOCK)
-                result["v"][value_place][cols] += part(mix(weights.T, visible.T, Values.of(output)))[:width]
+                result["v"][value_place][cols] += mix(weights.T, visible.T, Values.of(output))[:width]
             by_logit = np.where(visible, weights * slope, 0.0)
             if upstream.bias is not None:
-                add_shared(result["bias"], place, rows, cols, part(by_logit)[:height, :width])
+                add_shared(result["bias"], place, rows, cols, by_logit[:height, :width])
             if upstream.spans is not None:
                 row_labels, col_labels, _ = visibility.spans_of(problem, *place, rows, cols)
                 shared = zip(place, upstream.spans, strict=False)
                 total = result["spans"][tuple(index if size > 1 else 0 for index, size in shared)]
-                spans.add_sums(total, row_labels, col_labels, part(by_logit)[:height, :width])
+                spans.add_sums(total, row_labels, col_labels, by_logit[:height, :width])
             queries = padded(q[place][rows], QUERY_BLOCK)
             scale = problem.scale[head.index]
             by_score = np.where(visible, scale * softcap_grad(problem, head, block, queries) * by_logit, 0.0)
-            result["q"][place][rows] += part(mix(by_score, visible, keys[block]))[:height]
-            result["k"][key_place][cols] += part(mix(by_score.T, visible.T, Values.of(queries)))[:width]
+            result["q"][place][rows] += mix(by_score, visible, keys[block])[:height]
+            result["k"][key_place][cols] += mix(by_score.T, visible.T, Values.of(queries))[:width]
     usual = statistics_dtype(problem.dtype)
     dtypes = {"bias": usual, "spans": usual} | (dict.fromkeys("qkv", usual) if upstream.keep_float32 else {})
     return {name: array.astype(dtypes.get(name, problem.dtype), copy=False) for name, array in result.items()}
-
-
-def gradient_tangents(
-    inputs: Inputs, along: Directions, kept: Kept, upstream: Upstream, changing: Upstream
-) -> dict[str, Array]:
-    """The tangents of the gradients of q, k, v, the bias and the table of spans."""
-    return gradients(dual_inputs(inputs, along), dual(*kept), dual_upstream(upstream, changing), tangent)

@@ -13,7 +13,6 @@ from clearhead.core import spans, visibility
 from clearhead.core.axes import Array, blocks, group_size
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import within_range
-from clearhead.engines.dual import wide
 from clearhead.engines.online_softmax import Values
 from clearhead.engines.products import pieces, product
 
@@ -57,8 +56,8 @@ def packed(x: Array) -> Array:
 
 
 def padded(x: Array, length: int) -> Array:
-    """The rows of x in float64, or complex as dual numbers are, with rows of zeros up to this length."""
-    full = np.zeros((length, x.shape[-1]), wide(x))
+    """The rows of x in float64, with rows of zeros up to this length."""
+    full = np.zeros((length, x.shape[-1]))
     full[: len(x)] = x
     return full
 
@@ -83,7 +82,7 @@ def logits_of(problem: Problem, head: Head, rows: slice, cols: slice, queries: A
         logits *= problem.softcap
     if problem.bias is not None:
         bias = problem.bias[head.batch, head.index, rows, cols]
-        logits[:height, :width] += bias if np.iscomplexobj(bias) else within_range(bias)
+        logits[:height, :width] += within_range(bias)
     if problem.alibi_slopes is not None:
         far = visibility.distances(problem, head.batch, rows, cols)
         logits[:height, :width] -= problem.alibi_slopes[head.index] * far
@@ -118,7 +117,7 @@ def log_weight_tiles(
 ) -> Iterator[tuple[slice, slice, Array]]:
     """The same blocks as ln a = logit - log-sum-exp; -inf where masked or past the end."""
     lse = logsumexp[head.batch, head.index]
-    safe = padded(np.where(np.isneginf(lse.real), 0.0, lse)[:, None], -(-problem.queries // QUERY_BLOCK) * QUERY_BLOCK)
+    safe = padded(np.where(np.isneginf(lse), 0.0, lse)[:, None], -(-problem.queries // QUERY_BLOCK) * QUERY_BLOCK)
     queries = padded(q[head.batch, head.index], -(-problem.queries // QUERY_BLOCK) * QUERY_BLOCK)
     for cols in blocks(problem.keys, KEY_BLOCK):
         span = visibility.query_span(problem, head.batch, cols)
@@ -129,7 +128,7 @@ def log_weight_tiles(
             logits = logits_of(problem, head, rows, cols, queries[start : start + QUERY_BLOCK])
             if logits is not None:
                 final = safe[start : start + QUERY_BLOCK]
-                hidden = None if np.isfinite(final).all() else np.isneginf(logits.real)
+                hidden = None if np.isfinite(final).all() else np.isneginf(logits)
                 logits -= final
                 if hidden is not None:  # a NaN in a row must not reach keys masked for that row
                     logits[hidden] = -np.inf

@@ -1,21 +1,19 @@
-"""The output with a graph for gradients or a tangent, repeated: `ops/fast_calls.py` for tensors with either.
+"""The output with a graph for gradients, repeated: `ops/fast_calls.py` for tensors whose graph is recorded.
 
 The first call goes through `ops/torch_graph.py`, which takes every rule and statistic. Where its rules are plain
 numbers and the native engine ran it, the next call with the same rules, shapes and dtypes does only what is left: the
-row pass, and one node for the backward pass; or, in forward mode, one pass for the output and its tangent. Results,
-derivatives and their bits are the same.
+row pass, and one node for the backward pass. Results, gradients and their bits are the same.
 """
 
 from collections.abc import Hashable
-from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from clearhead import engines
 from clearhead.core.arrays import as_array, to_torch
-from clearhead.core.directions import Directions
 from clearhead.core.problem import Inputs, Problem, describe
 from clearhead.core.rules import Rules
 from clearhead.core.statistics import Wanted
@@ -25,24 +23,16 @@ from clearhead.ops.fast_calls import unobserved
 from clearhead.ops.torch_arguments import Settings
 from clearhead.ops.torch_batching import is_batched
 from clearhead.ops.torch_derivatives import gradients
-from clearhead.ops.torch_duals import Tensors, apart, may_carry, together, top_transform
 from clearhead.ops.torch_operators import bundle_of
 
 _MOST = 512  # different calls
 _WANT = Wanted(output=True, logsumexp=True)
-_OUTPUT = Wanted(output=True)
 _calls: dict[Hashable, tuple[Problem, Settings]] = {}  # by rules, shapes and dtypes
 
 
 def repeat(key: Hashable, q: Tensor, k: Any, v: Any) -> Tensor | None:
     """The output, if a call like this was remembered; else None."""
-    if not _dense(q, k, v):
-        return None
-    if may_carry(top_transform()):
-        with apart({"q": q, "k": k, "v": v}) as (still, moving):
-            pair = _output_along(_calls.get(_kind(key, *still.values())), still, moving)
-        return None if pair is None else together(*pair)["output"]
-    if not unobserved(q, k, v):
+    if not _plain(q, k, v):
         return None
     call = _calls.get(_kind(key, q, k, v))
     if call is None or native.engine_named():
@@ -53,48 +43,25 @@ def repeat(key: Hashable, q: Tensor, k: Any, v: Any) -> Tensor | None:
 
 def remember(key: Hashable, q: Tensor, k: Any, v: Any, rules: Rules, arguments: Settings) -> None:
     """Let the next call with the same rules, shapes and dtypes be repeated, where these tensors allow it."""
-    if not _dense(q, k, v):
+    if not _plain(q, k, v) or {q.ndim, k.ndim, v.ndim} != {4} or q.device.type != "cpu" or not q.numel():
         return
-    tensors = {"q": q, "k": k, "v": v}
-    sides: Any = apart(tensors) if may_carry(top_transform()) else nullcontext((tensors, {}))
-    with sides as (still, _):
-        q, k, v = still.values()
-        if not unobserved(q, k, v) or {q.ndim, k.ndim, v.ndim} != {4} or q.device.type != "cpu" or not q.numel():
-            return
-        problem = describe(q.detach(), k.detach(), None, rules).problem
-        if v.dtype == q.dtype and problem.keys and engines.choose_for("gradients", problem).engine == "native":
-            if len(_calls) >= _MOST:
-                _calls.pop(next(iter(_calls)))
-            _calls[_kind(key, q, k, v)] = problem, arguments
+    problem = describe(q.detach(), k.detach(), None, rules).problem
+    if v.dtype == q.dtype and problem.keys and engines.choose_for("gradients", problem).engine == "native":
+        if len(_calls) >= _MOST:
+            _calls.pop(next(iter(_calls)))
+        _calls[_kind(key, q, k, v)] = problem, arguments
 
 
-def _dense(*tensors: Any) -> bool:
-    """Are these dense tensors that no compiler sees?"""
-    if torch.compiler.is_compiling():
+def _plain(*tensors: Any) -> bool:
+    """Are these dense tensors without tangents, that nothing casts, transforms, traces or compiles?"""
+    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
         return False
-    return all(isinstance(x, Tensor) and not x.is_nested and x.layout == torch.strided for x in tensors)
+    dense = all(isinstance(x, Tensor) and not x.is_nested and x.layout == torch.strided for x in tensors)
+    return dense and unobserved(*tensors)
 
 
 def _kind(key: Hashable, *tensors: Tensor) -> Hashable:
     return (key, *((x.shape, x.dtype, x.device, x.layout) for x in tensors))
-
-
-def _output_along(
-    call: tuple[Problem, Settings] | None, still: Tensors, moving: Tensors
-) -> tuple[Tensors, Tensors] | None:
-    """The output and its tangent, by name, where nothing else is asked of them; else None."""
-    tensors = *still.values(), *moving.values()
-    if call is None or not moving or not unobserved(*tensors) or native.engine_named():
-        return None
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return None
-    kinds = {(x.dtype, x.device, is_batched(x)) for x in tensors}
-    if kinds != {(still["q"].dtype, still["q"].device, False)}:
-        return None
-    arrays, along = ({name: as_array(x, name)[0] for name, x in side.items()} for side in (still, moving))
-    result = native.tangents(Inputs(call[0], *(arrays[x] for x in "qkv")), Directions(**along), _OUTPUT)
-    output, tangent = (to_torch(torch, result[name]) for name in ("output", "output_tangent"))
-    return {"output": output}, {"output": tangent}
 
 
 class _Output(torch.autograd.Function):

@@ -21,7 +21,7 @@ from clearhead.core.statistics import STATISTICS, arrays_of
 from clearhead.errors import DtypeError, RuleError
 from clearhead.ops.observation import Observation, observation
 from clearhead.ops.torch_arguments import RULES, SPANS, TENSORS, Options, Settings
-from clearhead.ops.torch_derivatives import VALUES, product
+from clearhead.ops.torch_derivatives import VALUES, transposed
 from clearhead.ops.torch_nodes import called_plainly, compute
 from clearhead.ops.torch_operators import PRODUCT, bundle_of, observe
 
@@ -71,7 +71,7 @@ class Graph:
         if columns.ndim < self.q.ndim:
             columns = columns.expand(*self.q.shape[:-2], *columns.shape)
         if called_plainly(self.q):
-            result = product(bundle_of(self.q, self.k, None, self.settings), columns)[0]
+            result = transposed(bundle_of(self.q, self.k, None, self.settings), columns)
         else:
             result = observe(self.q, self.k, columns, *self.settings, *PRODUCT)[0]
         return result[..., 0] if vector else result

@@ -6,7 +6,6 @@ too. torch_derivatives.py has attention's kinds.
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +14,8 @@ from torch.autograd import forward_ad
 
 from clearhead.errors import DerivativeError
 from clearhead.ops.graphed import traced_by_fx
+from clearhead.ops.recomputed import Tensors, still_of
 from clearhead.ops.torch_batching import folded, is_batched, put_together, taken_apart, unfolded
-from clearhead.ops.torch_duals import Tensors, apart, may_carry, together, top_transform, unpack
 from clearhead.ops.torch_passes import Bundle
 
 _TRACED = (
@@ -31,17 +30,13 @@ class Kind(NamedTuple):
     names      of its results, from the bundle
     function   the results, by name
     backward   (bundle, results, upstream gradients, what needs one) to gradients, by the bundle's names
-    along      (bundle, results or None where unknown, tangents) to the results and their tangents
-    inert      results that nothing is differentiated by
-    folds      can a mapped axis become one more batch axis? Else the function is called for each of its elements
+    along      (bundle, results, tangents of what moves) to the results' tangents
     """
 
     names: Callable[[Bundle], Sequence[str]]
     function: Callable[[Bundle], Tensors]
     backward: Callable[[Bundle, Tensors, Tensors, set[str]], Bundle]
-    along: Callable[[Bundle, Tensors | None, Tensors], tuple[Tensors, Tensors]]
-    inert: tuple[str, ...] = ()
-    folds: bool = True
+    along: Callable[[Bundle, Tensors, Tensors], Tensors]
 
 
 def compute(kind: Kind, bundle: Bundle) -> Tensors:
@@ -57,14 +52,8 @@ def _compute(kind: Kind, bundle: Bundle) -> Tensors:
         plain, mapped = taken_apart(bundle)
         count = next(plain[name].shape[0] for name, axis in mapped.items() if axis == 0)
         return put_together(_all_at_once(kind, plain, mapped, count))
-    top = top_transform()
-    recorded = not top and torch.is_grad_enabled() and any(bundle[name].requires_grad for name in names)
-    if may_carry(top) and not recorded:  # results and tangents in one pass
-        with apart({name: bundle[name] for name in names}) as (still, moving):
-            inputs, results = {**bundle, **still}, partial(compute, kind) if top else kind.function
-            answers, tangents = kind.along(inputs, None, moving) if moving else (results(inputs), {})
-        return together(answers, tangents)
-    if not top and not recorded:
+    recorded = torch.is_grad_enabled() and any(bundle[name].requires_grad for name in names)
+    if not recorded and forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active():
         return kind.function(bundle)
     rest = {name: x for name, x in bundle.items() if not isinstance(x, Tensor)}
     answers = _Node.apply(_Rest(kind, names, rest), *(bundle[name] for name in names))  # type: ignore[no-untyped-call]
@@ -115,8 +104,7 @@ class _Node(torch.autograd.Function):
         rest, *tensors = inputs
         ctx.kind, ctx.names, ctx.rest = rest.kind, rest.names, rest
         ctx.set_materialize_grads(False)
-        results = zip(rest.kind.names(rest.bundle(tensors)), output, strict=True)
-        ctx.mark_non_differentiable(*(x for name, x in results if name in ctx.kind.inert or not x.is_floating_point()))
+        ctx.mark_non_differentiable(*(x for x in output if not x.is_floating_point()))
         ctx.save_for_backward(*tensors, *output)
         ctx.save_for_forward(*tensors, *output)
 
@@ -131,11 +119,11 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-        bundle, results = (  # without the tangents that tensors carry
-            {name: unpack(x).primal if isinstance(x, Tensor) else x for name, x in side.items()} for side in _saved(ctx)
+        bundle, results = (
+            {name: still_of(x) if isinstance(x, Tensor) else x for name, x in side.items()} for side in _saved(ctx)
         )
         moving = {name: x for name, x in zip(ctx.names, tangents[1:], strict=True) if x is not None}
-        moved = ctx.kind.along(bundle, results, moving)[1]
+        moved = ctx.kind.along(bundle, results, moving)
         return tuple(moved.get(name) for name in results)
 
     @staticmethod
@@ -147,7 +135,7 @@ class _Node(torch.autograd.Function):
 
 def _all_at_once(kind: Kind, bundle: Bundle, mapped: dict[str, int | None], count: int) -> Tensors:
     """The results of `count` calls, stacked; `mapped` says along which axis each tensor has one for each call."""
-    together = folded(bundle, mapped, count) if kind.folds else None
+    together = folded(bundle, mapped, count)
     if together is not None:
         return unfolded(compute(kind, together[0]), bundle, mapped, count, heads=together[1])
     each = [compute(kind, _at(bundle, mapped, place)) for place in range(count)]  # one batch cannot hold them

@@ -15,10 +15,12 @@ from torch import Tensor
 from clearhead.core.statistics import STATISTICS, arrays_of
 from clearhead.errors import DerivativeError, RuleError
 from clearhead.ops import backward
+from clearhead.ops.recomputed import INPUTS
 from clearhead.ops.torch_arguments import Known, Options, Settings, from_flat, schema
 from clearhead.ops.torch_batching import one_by_one
-from clearhead.ops.torch_derivatives import MAP, differentiable, gradients, product
-from clearhead.ops.torch_passes import INPUTS, Bundle, parts, values
+from clearhead.ops.torch_derivatives import PRODUCT as TRANSPOSED
+from clearhead.ops.torch_derivatives import differentiable, gradients
+from clearhead.ops.torch_passes import Bundle, parts, product, values
 
 PRODUCT = Options("product logsumexp")  # Aᵀ·g, and the log-sum-exp that its backward needs
 
@@ -32,8 +34,8 @@ def _observe(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]
     """The requested arrays, in the order of their names."""
     rules, options = from_flat(rest, Settings, Options)
     if v is not None and "product" in options.arrays():
-        with torch.no_grad():
-            return [*product(bundle_of(q, k, None, rules), v)]
+        made = product({**bundle_of(q, k, None, rules), "g": v})
+        return [made[name] for name in options.arrays()]
     return [*values(bundle_of(q, k, v, rules, options)).values()]
 
 
@@ -67,9 +69,9 @@ def _backward(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor
     asked = ("q", "k", *compress(INPUTS[2:], there))
     with torch.no_grad():
         if "product" in upstream:
-            bundle = {**bundle_of(q, k, None, rules), **known, "changing:output": v, "product": True}
-            result = MAP.backward(bundle, {}, upstream, {*asked} - {"v"} | {"changing:output"})
-            result["v"] = result["changing:output"]
+            bundle = {**bundle_of(q, k, None, rules), "g": v}
+            result = TRANSPOSED.backward(bundle, {}, upstream, {*asked} - {"v"} | {"g"})
+            result["v"] = result.pop("g")
         else:
             result = gradients({**bundle_of(q, k, v, rules, options), **known}, upstream, asked)
     return [result[name] if name in result else q.new_empty(0) for name in INPUTS]

@@ -1,11 +1,10 @@
 """Attention's results and their derivatives as functions of tensors; nothing is recorded here.
 
 Each takes a bundle: the operator's arguments by name (q, k, v, the fields of Settings and Options), and further tensors
-by the part they play, as "by:output". torch_derivatives.py says which parts there are, and makes nodes of them.
+by the part they play, as "by:output". torch_derivatives.py makes nodes of them.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -15,12 +14,12 @@ from torch import Tensor
 from clearhead import engines
 from clearhead.core.arrays import as_array, to_torch
 from clearhead.core.axes import Array
-from clearhead.core.directions import Directions
 from clearhead.core.observations import wanted
 from clearhead.core.operands import operand
 from clearhead.core.problem import Inputs, Problem, describe
+from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Engine
-from clearhead.ops import tangents
+from clearhead.ops import backward
 from clearhead.ops.torch_arguments import Options, Settings
 
 Bundle = dict[str, Any]
@@ -60,18 +59,15 @@ class Call(NamedTuple):
         settings = Settings(**{name: bundle[name] for name in Settings._fields})
         read = describe(bundle["q"], bundle["k"], None, settings.rules(), settings.num_threads)
         whole = read.problem
-        v = None if bundle["v"] is None else values_of(whole, bundle["v"])
+        v = None
+        if bundle["v"] is not None:
+            array = as_array(bundle["v"], "v", whole.device)[0]
+            v = operand(whole, array, "v", whole.keys, (whole.kv_heads, whole.heads))[0]
         rows = range(whole.queries)[queries]
         choose = partial(engines.choose_for, answering) if answering else engines.choose
         engine: Engine = engines.get(choose(whole, settings.engine).engine)
         problem = whole if rows == range(whole.queries) else whole.take(queries=rows)
         return Call(Inputs(problem, read.q[:, :, queries], read.k, v), rows, engine, whole)
-
-
-def values_of(problem: Problem, v: Tensor) -> Array:
-    """Values as engines take them."""
-    array = as_array(v, "v", problem.device)[0]
-    return operand(problem, array, "v", problem.keys, (problem.kv_heads, problem.heads))[0]
 
 
 def values(bundle: Bundle) -> dict[str, Tensor]:
@@ -84,71 +80,47 @@ def values(bundle: Bundle) -> dict[str, Tensor]:
     return {name: tensor(call.problem.restore(results[name])) for name in options.arrays()}
 
 
-def results_of_map(bundle: Bundle) -> tuple[str, ...]:
-    """What `derivative` answers: the results too where only tangents are asked for and none are known."""
-    if bundle.get("product"):
-        return ("product",)
-    values = () if bundle.get("known:logsumexp") is not None else options_of(bundle).arrays()
-    return (*bundle["asked"], *values, *(f"moved:{name}" for name in bundle["moved"]))
+def gradient(bundle: Bundle) -> dict[str, Tensor]:
+    """The gradients of the inputs in "asked", from "by:" upstream gradients and "known:" results, by the inputs' names.
 
-
-def derivative(bundle: Bundle) -> dict[str, Tensor]:
-    """The linear map of torch_derivatives.py, of the inputs' tangents and the results' upstream gradients."""
-    along = part(bundle, "along")
-    if bundle.get("product"):
-        return {"product": derivative(_as_gradient(bundle))["v"] if along else _transposed(bundle)}
-    options, moved = options_of(bundle), bundle["moved"]
-    answering = "gradients" if not along else "gradient_tangents" if bundle["asked"] else "tangents"
-    call = Call.read(bundle, answering, options.queries())
-    known, by, changing = (blocks(call.problem, part(bundle, role)) for role in ("known", "by", "changing"))
-    labels = {} if options.query_groups is None else {"groups": (options.query_groups, options.key_groups)}
-    want = wanted(call.whole, options.keywords() | labels, output=call.inputs.v is not None).for_queries(call.rows)
+    The log-sum-exp is always among the known results.
+    """
+    options = options_of(bundle)
+    call = Call.read(bundle, "gradients", options.queries())
+    known, by = (blocks(call.problem, part(bundle, role)) for role in ("known", "by"))
+    groups = None
+    if options.query_groups is not None:
+        labels = {"groups": (options.query_groups, options.key_groups)}
+        groups = wanted(call.whole, labels, output=False).for_queries(call.rows).groups
     sizes = {name: tuple(bundle[name].shape) for name in bundle["asked"]}
-    bias, spans = (tangents.shared_shape(call.problem, name, sizes.get(name)) for name in ("bias", "span_table"))
-    direction = directions(call, bundle) if along else Directions()
-    sides = known, by, direction, changing
-    form = tangents.Derivative(call.engine, call.inputs, *sides, want.groups, bias, spans)
-    gradients, slopes, values = tangents.derivative(form, want.only(moved) if known else want)
-    answers = as_inputs(call, gradients, bundle) | (
-        {} if known else {name: tensor(call.problem.restore(values[name])) for name in options.arrays()}
-    )
-    return answers | {f"moved:{name}": tensor(call.problem.restore(slopes[name])) for name in moved}
+    bias, spans = (_shared_shape(call.problem, name, sizes.get(name)) for name in ("bias", "span_table"))
+    made = backward.gradients(call.engine, call.inputs, known, by, groups=groups, bias=bias, spans=spans)
+    return _as_inputs(call, made, bundle)
 
 
-def directions(call: Call, bundle: Bundle) -> Directions:
-    """The inputs' tangents as engines take them; those of rules are read as the rules themselves."""
-    along = part(bundle, "along")
-    rules: Any = {name: along[name] for name in ("bias", "sinks") if name in along}
-    if "span_table" in along:
-        rules["spans"] = bundle["query_spans"], bundle["key_spans"], along["span_table"]
-    read = describe(along.get("q", bundle["q"]), along.get("k", bundle["k"]), None, rules)
-    v = values_of(call.whole, along["v"]) if "v" in along else None
-    return tangents.directions(replace(read, v=v), call.rows, along)
+def _shared_shape(problem: Problem, name: str, shape: Sequence[int] | None) -> tuple[int, int, int, int] | None:
+    """The shape in which a bias's or a table's gradient is asked for, from the input's: 1 where it is broadcast."""
+    if shape is None:
+        return None
+    *lead, heads, height, width = 1, 1, 1, *shape
+    batch = problem.batch if any(size != 1 for size in lead) else 1
+    return batch, heads, problem.queries if name == "bias" and height != 1 else height, width
 
 
-def _transposed(bundle: Bundle) -> Tensor:
-    """Aᵀ·g, (…, heads, keys, d)."""
+def product(bundle: Bundle) -> dict[str, Tensor]:
+    """Aᵀ·g, (…, heads, keys, d) in the dtype of statistics, as "product"; and the log-sum-exp."""
     call = Call.read(bundle)
-    problem, g = call.problem, as_array(bundle["changing:output"], "g", call.problem.device)[0]
+    problem, g = call.problem, as_array(bundle["g"], "g", call.problem.device)[0]
     columns = operand(problem, g, "g", problem.queries, (problem.heads,))[0]
-    logsumexp = blocks(problem, part(bundle, "known"))["logsumexp"]
-    return tensor(problem.restore(call.engine.transposed(call.inputs, logsumexp, columns)))
+    logsumexp = engines.answer(call.engine, call.inputs._replace(v=None), Wanted(logsumexp=True))["logsumexp"]
+    made = {"product": call.engine.transposed(call.inputs, logsumexp, columns), "logsumexp": logsumexp}
+    return {name: tensor(problem.restore(x)) for name, x in made.items()}
 
 
 def in_statistics_dtype(bundle: Bundle) -> Bundle:
-    """A bundle whose q, k and v, and what belongs to them and to the output, are in the dtype of statistics."""
+    """A bundle whose q, k, v and g are in the dtype of statistics."""
     usual = torch.float64 if bundle["q"].dtype == torch.float64 else torch.float32
-    names = {name for name in bundle if name.partition(":")[2] in ("q", "k", "v", "output")} | {*"qkv"}
-    return {**bundle, **{name: bundle[name].to(usual) for name in names if bundle.get(name) is not None}}
-
-
-def _as_gradient(bundle: Bundle) -> Bundle:
-    """Aᵀ·g as the gradient by values that are zero: what they are does not matter."""
-    wide = in_statistics_dtype(bundle)
-    q, width = wide["q"], wide["by:output"].shape[-1]
-    values = q.new_zeros(()).expand(*q.shape[:-2], bundle["k"].shape[-2], width)
-    output = q.new_zeros(()).expand(*q.shape[:-1], width)
-    return {**wide, "v": values, "known:output": output, "asked": ("v",), "product": False}
+    return {**bundle, **{name: bundle[name].to(usual) for name in ("q", "k", "v", "g") if bundle.get(name) is not None}}
 
 
 def blocks(problem: Problem, tensors: dict[str, Tensor]) -> dict[str, Array]:
@@ -163,7 +135,7 @@ def tensor(array: Array) -> Tensor:
     return cast("Tensor", to_torch(torch, array))
 
 
-def as_inputs(call: Call, gradients: Mapping[str, Array], bundle: Bundle) -> dict[str, Tensor]:
+def _as_inputs(call: Call, gradients: Mapping[str, Array], bundle: Bundle) -> dict[str, Tensor]:
     """Gradients of the inputs in "asked", each with the shape and dtype of its tensor in the bundle."""
     made, prefix, queries = {}, call.problem.prefix, call.whole.queries
     for name in bundle["asked"]:

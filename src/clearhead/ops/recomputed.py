@@ -1,0 +1,291 @@
+"""Every derivative that no kernel has: the definition over blocks of rows, computed anew for each derivative.
+
+`Blocks` is a function of tensors whose results are put together from those of its blocks. Its gradient and its tangent
+are such functions again, and PyTorch's graph keeps nothing but their inputs. So a derivative of any order takes
+O(queries + keys) memory beside one block. In a block everything is written as the formulas are, in PyTorch's
+operations: on any device, and under every transform of torch.func. core/reference.py has the same definition in NumPy.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import compress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch import eager_transforms
+from torch.autograd import forward_ad
+
+from clearhead.core.rule_values import MOST_ADDED
+from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS
+
+Tensors = dict[str, Tensor]
+INPUTS = ("q", "k", "v", "bias", "sinks", "span_table")  # what has a derivative, as arguments name it
+_BLOCK = 1 << 19  # weights of a block; a second derivative holds some forty arrays of this size at a time
+_ROWS = 64  # that a block should have before it takes more heads
+_AXES = {  # what the last three axes of each tensor run along; "" is not cut into blocks
+    **dict.fromkeys(("q", "g", "output", "bad rows"), ("heads", "rows", "")),
+    **dict.fromkeys(("k", "v", "product"), ("heads", "keys", "")),
+    **dict.fromkeys(("bias", "mask"), ("heads", "rows", "keys")),
+    **dict.fromkeys(("span_table", "sinks", "scales", "alibi_slopes", "image", "groups"), ("heads", "", "")),
+    **dict.fromkeys(("positions", "queries there", "query_segments", "query_spans"), ("", "rows", "")),
+    **dict.fromkeys(("places", "keys there", "kv_segments", "key_spans"), ("", "", "keys")),
+    **dict.fromkeys(("image of queries", "groups of queries"), ("", "rows", "")),
+    **dict.fromkeys(("image of keys", "groups of keys"), ("", "keys", "")),
+    **{name: ("heads", "rows", "") for name, one in STATISTICS.items() if one.axes == PER_QUERY},
+    **{name: ("heads", "", "keys") for name, one in STATISTICS.items() if one.axes == PER_KEY},
+    "bad keys": ("heads", "", "keys"),
+}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Form:
+    """What the definition needs to know besides tensors."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    rows: range  # the indices of the queries in the whole matrix
+    keys: int
+    scale: float
+    softcap: float | None
+    left: int | None  # how many keys before its position a query may see; None: all
+    right: int | None
+    offset: int | None  # of the queries' positions; None: it is not one known number
+
+    def blocks(self) -> Iterator[dict[str, slice]]:
+        """The key heads, rows and keys of each block."""
+        count, each = len(self.rows), max(1, self.batch * self.heads // max(1, self.kv_heads) * self.keys)
+        step = max(1, _BLOCK // (each * max(1, min(count, _ROWS))))
+        tall = max(1, _BLOCK // (each * min(step, max(1, self.kv_heads))))
+        for head in range(0, max(1, self.kv_heads), step):
+            for row in range(0, max(1, count), tall):
+                rows = slice(row, min(count, row + tall))
+                heads = slice(head, min(self.kv_heads, head + step))
+                yield {"heads": heads, "rows": rows, "keys": self._reached(self.rows[rows])}
+
+    def _reached(self, rows: range) -> slice:
+        """The keys that these rows may see, judged by position alone."""
+        if self.offset is None or not rows:
+            return slice(0, self.keys)
+        first, last = min(rows) + self.offset, max(rows) + self.offset
+        start = 0 if self.left is None else min(self.keys, max(0, first - self.left))
+        return slice(start, self.keys if self.right is None else max(start, min(self.keys, last + self.right + 1)))
+
+    def sizes(self, name: str) -> list[int | None]:
+        """The last three axes of a result; None where only the result says it."""
+        known = {"heads": self.heads, "rows": len(self.rows), "keys": self.keys}
+        return [known.get(axis) for axis in _AXES[name]]
+
+    def within(self, name: str, sizes: Sequence[int], block: dict[str, slice]) -> tuple[Any, ...]:
+        """The index of a block in a tensor with these last axes; where one is 1, it belongs to all blocks."""
+        index: list[Any] = [...]
+        for axis, size in zip(_AXES[name], sizes, strict=True):
+            part = slice(None) if not axis or size == 1 else block[axis]
+            if axis == "heads" and size != 1 and self.kv_heads:
+                part = slice(*(place * size // self.kv_heads for place in (part.start, part.stop)))
+            index.append(part)
+        return tuple(index)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Blocks:
+    """A function of tensors that is computed block by block.
+
+    function   of the tensors of one block; the results are added to those of the other blocks, each in its place
+    takes      the names in _AXES of the tensors; gives: of the results
+    """
+
+    form: Form
+    function: Callable[..., tuple[Tensor, ...]]
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+
+    def gradient(self, wanted: Sequence[bool]) -> "Blocks":
+        """The gradients of the wanted tensors, as a function of all tensors and the results' upstream gradients."""
+        count = len(self.takes)
+
+        def function(*x: Tensor) -> tuple[Tensor, ...]:
+            back = torch.func.vjp(self._of(wanted, x[:count]), *compress(x, wanted))[1]
+            return tuple(back(x[count:]))
+
+        return Blocks(self.form, function, (*self.takes, *self.gives), tuple(compress(self.takes, wanted)))
+
+    def tangent(self, moving: Sequence[bool]) -> "Blocks":
+        """The results' tangents, as a function of all tensors and the tangents of those that move."""
+        count = len(self.takes)
+
+        def function(*x: Tensor) -> tuple[Tensor, ...]:
+            of, at, along = self._of(moving, x[:count]), tuple(compress(x, moving)), x[count:]
+            if forward_ad._current_level < 0 or eager_transforms.JVP_NESTING:
+                return tuple(torch.func.jvp(of, at, along)[1])
+            # PyTorch cannot nest forward_ad.dual_level: the gradient is linear in what is upstream, with this slope
+            results, back = torch.func.vjp(of, *at)[:2]
+            return tuple(torch.func.vjp(lambda *by: back(by), *map(torch.zeros_like, results))[1](along))
+
+        return Blocks(self.form, function, (*self.takes, *compress(self.takes, moving)), self.gives)
+
+    def mapped(self, count: int, axes: Sequence[int | None]) -> "Blocks":
+        """`count` calls at once, each tensor with the calls' axis in front, or, where it is None, the same for all."""
+        form = replace(self.form, batch=self.form.batch * max(1, count))
+        function: Any = torch.func.vmap(self.function, in_dims=tuple(axes))
+        return Blocks(form, function, self.takes, self.gives)
+
+    def _of(self, moving: Sequence[bool], still: Sequence[Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+        """The function of the moving tensors alone."""
+
+        def function(*x: Tensor) -> tuple[Tensor, ...]:
+            given = iter(x)
+            return self.function(*(next(given) if moves else y for moves, y in zip(moving, still, strict=True)))
+
+        return function
+
+    def run(self, x: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The results."""
+        form, totals = self.form, dict[int, Tensor]()
+        known = {name: list(y.shape[-3:]) for name, y in zip(self.takes, x, strict=True)}
+        for block in form.blocks():
+            cut = (y[form.within(name, y.shape[-3:], block)] for name, y in zip(self.takes, x, strict=True))
+            for place, (name, part) in enumerate(zip(self.gives, self.function(*cut), strict=True)):
+                if place not in totals:
+                    sizes = known.get(name, form.sizes(name))
+                    whole = [n if size is None else size for size, n in zip(sizes, part.shape[-3:], strict=True)]
+                    totals[place] = part.new_zeros((*part.shape[:-3], *whole))
+                totals[place][form.within(name, totals[place].shape[-3:], block)].add_(part)
+        return tuple(totals[place] for place in range(len(self.gives)))
+
+
+class _Recomputed(torch.autograd.Function):
+    @staticmethod
+    def forward(blocks: Blocks, *x: Tensor) -> tuple[Tensor, ...]:
+        return blocks.run(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        del output
+        ctx.blocks = inputs[0]
+        ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        wanted = ctx.needs_input_grad[1:]
+        found = iter(compute(ctx.blocks.gradient(wanted), *ctx.saved_tensors, *upstream))
+        return None, *(next(found) if one else None for one in wanted)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Any:
+        still = [still_of(x) for x in ctx.saved_tensors]
+        moving = [t is not None and x.is_floating_point() for x, t in zip(still, tangents, strict=True)]
+        along = [t for t in compress(tangents, moving) if t is not None]
+        return compute(ctx.blocks.tangent(moving), *still, *along)
+
+    @staticmethod
+    def vmap(info: Any, dims: Sequence[int | None], blocks: Blocks, *x: Tensor) -> Any:
+        axes = [None if axis is None else 0 for axis in dims[1:]]
+        lead = (y if axis is None else y.movedim(axis, 0) for y, axis in zip(x, dims[1:], strict=True))
+        return compute(blocks.mapped(info.batch_size, axes), *lead), (0,) * len(blocks.gives)
+
+
+def compute(blocks: Blocks, *x: Tensor) -> tuple[Tensor, ...]:
+    """The results, which have every derivative."""
+    results: tuple[Tensor, ...] = _Recomputed.apply(blocks, *x)  # type: ignore[no-untyped-call]
+    return results
+
+
+def still_of(x: Tensor) -> Tensor:
+    """A tensor without the tangent that it carries in forward mode."""
+    still: Tensor = forward_ad.unpack_dual(x).primal if x.is_floating_point() else x  # type: ignore[no-untyped-call]
+    return still
+
+
+def definition(form: Form, names: Sequence[str], takes: Sequence[str]) -> Blocks:
+    """The results of attention by these names; takes: the names of the tensors, as `_weights` reads them."""
+    return Blocks(form, partial(_results, form, tuple(names), tuple(takes)), tuple(takes), tuple(names))
+
+
+def _results(form: Form, names: Sequence[str], takes: Sequence[str], *given: Tensor) -> tuple[Tensor, ...]:
+    x = dict(zip(takes, given, strict=True))
+    logits, visible = _logits(form, x)
+    seen = logits.new_ones((1, 1, 1), dtype=torch.bool) if visible is None else visible
+    empty = ~seen.any(-1, keepdim=True) if logits.shape[-1] else torch.ones_like(logits.sum(-1, keepdim=True)).bool()
+    masked = torch.where(seen, logits, -torch.inf)
+    sinks = x.get("sinks")
+    largest = masked.detach().amax(-1, keepdim=True) if logits.shape[-1] else logits.new_zeros((1, 1, 1))
+    if sinks is not None:
+        sinks = torch.where(sinks.isinf(), sinks, sinks.clamp(-MOST_ADDED, MOST_ADDED))
+        largest = torch.maximum(largest, sinks.detach())
+    largest = torch.where(empty, 0.0, largest)
+    total = (masked - largest).exp().sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + (sinks - largest).exp()
+    logsumexp = torch.where(empty, 1.0, total).log() + largest
+    weights = (masked - logsumexp).exp()
+    if "bad rows" in x:
+        weights = torch.where(seen, weights, 0.0)
+    made: dict[str, Callable[[], Tensor]] = {
+        "output": lambda: _product(weights, x["v"]),
+        "product": lambda: weights.mT @ x["g"],
+        "logsumexp": lambda: torch.where(empty, -torch.inf, logsumexp),
+        "entropy": lambda: -(weights * torch.where(seen, masked - logsumexp, 0.0)).sum(-1, keepdim=True),
+        "distance": lambda: (weights * _apart(x).abs()).sum(-1, keepdim=True),
+        "diagonal": lambda: torch.where(_apart(x) == 0, weights, 0.0).sum(-1, keepdim=True),
+        "received": lambda: weights.sum(-2, keepdim=True),
+        "image": lambda: x["image of queries"].mT @ weights @ x["image of keys"],
+        "groups": lambda: x["groups of queries"].mT @ weights @ x["groups of keys"],
+    }
+    return tuple(made[name]() for name in names)
+
+
+def _logits(form: Form, x: Tensors) -> tuple[Tensor, Tensor | None]:
+    """The logits (…, heads, rows, keys), and where a query may see a key; None: everywhere."""
+    logits = _product(x["q"] * x.get("scales", form.scale), x["k"].mT)
+    if form.softcap is not None:
+        logits = form.softcap * (logits / form.softcap).tanh()
+    seen = [x[name] for name in ("mask", "queries there", "keys there") if name in x]
+    if "bias" in x:
+        logits = logits + x["bias"].clamp(-MOST_ADDED, MOST_ADDED)
+        seen.append(x["bias"] != -torch.inf)
+    if "alibi_slopes" in x:
+        logits = logits - x["alibi_slopes"] * _apart(x).abs()
+    if "span_table" in x:
+        rows, columns = x["query_spans"], x["key_spans"]
+        added = _taken(_taken(x["span_table"], rows.clamp(min=0), -2), columns.clamp(min=0), -1)
+        there = (rows >= 0) & (columns >= 0)
+        logits = logits + torch.where(there, added.clamp(-MOST_ADDED, MOST_ADDED), 0.0)
+        seen.append(~there | (added != -torch.inf))
+    if form.right is not None:
+        seen.append(_apart(x) >= -form.right)
+    if form.left is not None:
+        seen.append(_apart(x) <= form.left)
+    if "query_segments" in x:
+        seen.append(x["query_segments"] == x["kv_segments"])
+    if "bad rows" in x:  # at the end, since a slope at NaN would bring it past the mask
+        logits = logits + torch.where(x["bad rows"] | x["bad keys"], torch.nan, 0.0)
+    visible = None
+    for one in seen:
+        visible = one if visible is None else visible & one
+    return logits, visible
+
+
+def _apart(x: Tensors) -> Tensor:
+    """How far each query's position is behind each key, (…, rows, keys)."""
+    return x["positions"] - x["places"]
+
+
+def _taken(x: Tensor, places: Tensor, axis: int) -> Tensor:
+    """torch.take_along_dim for tensors with any numbers of axes."""
+    most = max(x.ndim, places.ndim)
+    x, places = (y.reshape((1,) * (most - y.ndim) + tuple(y.shape)) for y in (x, places))
+    return torch.take_along_dim(x, places, axis)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a·b, a (…, heads, rows, x), b (…, fewer heads, x, y): each serves a group of neighbouring heads of a."""
+    *lead, heads, rows, inner = a.shape
+    few = b.shape[-3]
+    if few in (0, heads):
+        return a @ b
+    tall = a.reshape(*lead, few, heads // few * rows, inner) @ b
+    return tall.reshape(*lead, heads, rows, b.shape[-1])
