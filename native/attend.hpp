@@ -127,7 +127,6 @@ struct GradientAnswers {
     const void* keys = nullptr;       // (batch, heads, keys)
     const void* entropy = nullptr;    // (batch, heads, queries)
     const void* distance = nullptr;   // (batch, heads, queries)
-    const void* diagonal = nullptr;   // (batch, heads, queries); only along a direction
     View output;                      // (batch, heads, queries, d_v) in the problem's type
     void* q = nullptr;                // (batch, heads, queries, d_k)
     void* k = nullptr;                // (batch, kv_heads, keys, d_k)
@@ -140,25 +139,6 @@ struct GradientAnswers {
     int32_t* span_turns = nullptr;  // (batch, heads): how many blocks have been added to the table's gradient
 };
 
-// Derivatives along a direction (core/directions.py): the inputs' tangents, null where they are zero, what the passes
-// after the row pass know, and where the row pass writes the tangents of its results. Contiguous where no View is used,
-// in the statistics' type where nothing else is said.
-struct Along {
-    bool used = false;
-    View q, k, v;  // as the problem's
-    View bias;     // (batch, heads, queries, keys)
-    Type bias_type = Type::f32;
-    View span_table;                // (batch, heads, query labels, key labels), of T; rows are contiguous
-    const double* sinks = nullptr;  // (heads,)
-    const void* kept = nullptr;     // (batch, heads, queries): the tangent of the log-sum-exp, for the later passes
-    const void* known = nullptr;    // (batch, heads, queries, d_v): the output, where the row pass need not compute it
-    // of the row pass, (batch, heads, queries); the output's as RowAnswers::output
-    void *output = nullptr, *logsumexp = nullptr, *entropy = nullptr, *distance = nullptr, *diagonal = nullptr;
-    // of the backward pass: the tangents of its upstream gradients
-    View output_gradient;
-    const void *rows = nullptr, *entropy_gradient = nullptr, *distance_gradient = nullptr, *diagonal_gradient = nullptr;
-};
-
 // A problem cut into tasks. The rows of a run are (head in run, query), flattened: all heads of a run share one key
 // head and one value head. The cut changes no bit of the results.
 struct Job {
@@ -168,9 +148,6 @@ struct Job {
     OtherAnswers others;
     EffectAnswers effects;
     GradientAnswers gradients;
-    Along along;
-    const Job* moving =
-        nullptr;             // the row pass: the tangents of q, k and v in their places, and what is packed of them
     int threads = 1;         // read once by the caller: another thread may change the setting while this call runs
     int64_t group = 1;       // heads in a run
     int64_t runs = 0;        // over all batches
@@ -192,7 +169,7 @@ struct Job {
     int64_t segments = 0;                   // tasks of a head in the passes over effects
     double* segment_sums = nullptr;         // (batch·heads, segments, keys), when the row pass computes `received`
 
-    bool has_values() const { return rows.output || along.output; }
+    bool has_values() const { return rows.output; }
 };
 
 // One kind of task.

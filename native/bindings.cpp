@@ -79,9 +79,7 @@ Described describe(CLEARHEAD_NUMBERS(CLEARHEAD_NUMBER) CLEARHEAD_ARRAYS(CLEARHEA
 const char* const statistics[] = {
     CLEARHEAD_PER_QUERY(CLEARHEAD_NAME) "output", "top", "received", "peak", "image", "groups"};
 
-// `along`, here and below: the inputs' tangents, for an answer along a direction; of `rows`, its tangents too.
-void rows(int threads, const Described& d, const Input& q, const Input& k, std::optional<Input> v, nb::dict answers,
-          std::optional<nb::dict> along) {
+void rows(int threads, const Described& d, const Input& q, const Input& k, std::optional<Input> v, nb::dict answers) {
     Job job;
     job.problem = d.with(q, k);
     Problem& p = job.problem;
@@ -89,7 +87,7 @@ void rows(int threads, const Described& d, const Input& q, const Input& k, std::
     Named named(answers, p);
     const int64_t n = p.batch * p.heads * p.queries;
     const auto output = named.write("output");
-    if (output || (along && v)) take_values(p, v);
+    if (output) take_values(p, v);
     want.keep_float32 = output && bytes_of(p.type) == 2 && output->itemsize() == 4;
     want.output = room(output, n * p.d_v, want.keep_float32 ? 4 : bytes_of(p.type), "output");
 #define CLEARHEAD_TAKE(name) want.name = named.statistics(#name, n);
@@ -98,13 +96,11 @@ void rows(int threads, const Described& d, const Input& q, const Input& k, std::
     want.received = named.sums("received", p.batch * p.heads * p.keys);
     check(!answers.contains("received") || answers.contains("logsumexp"), "received needs logsumexp");
     named.done();
-    if (along) take_along(job, *along);
     work(attend, {job}, threads);
 }
 
 // `known`: the log-sum-exp, the labels of groups, x; `answers`: what is to be filled.
-void columns(int threads, const Described& d, const Input& q, const Input& k, nb::dict known, nb::dict answers,
-             std::optional<nb::dict> along) {
+void columns(int threads, const Described& d, const Input& q, const Input& k, nb::dict known, nb::dict answers) {
     Job job;
     job.problem = d.with(q, k);
     const Problem& p = job.problem;
@@ -116,14 +112,11 @@ void columns(int threads, const Described& d, const Input& q, const Input& k, nb
     want.peak = named.sums("peak", p.batch * p.heads * p.keys);
     inputs.done();
     named.done();
-    if (along) take_along(job, *along);
-    check(!along || job.along.kept || p.batch * p.heads * p.queries == 0, "the tangent of the log-sum-exp");
     work(observe, {job}, threads);
 }
 
 // `known`: the log-sum-exp, v, and what is known of the loss (base.Upstream); `answers`: the derivatives.
-void gradients(int threads, const Described& d, const Input& q, const Input& k, nb::dict known, nb::dict answers,
-               std::optional<nb::dict> along) {
+void gradients(int threads, const Described& d, const Input& q, const Input& k, nb::dict known, nb::dict answers) {
     Job job;
     job.problem = d.with(q, k);
     Problem& p = job.problem;
@@ -135,8 +128,6 @@ void gradients(int threads, const Described& d, const Input& q, const Input& k, 
     want.keys = inputs.numbers("keys", heads * p.keys);
     want.entropy = inputs.per_query("entropy");
     want.distance = inputs.per_query("distance");
-    want.diagonal = inputs.per_query("diagonal");
-    check(along || !want.diagonal, "diagonal");
     check(known.contains("logsumexp") && known.contains("rows"), "logsumexp and rows");
     const auto output = inputs.read("output"), v = inputs.read("v");
     check(!output == !v && output.has_value() == answers.contains("v"), "output, v and v's derivative");
@@ -163,8 +154,6 @@ void gradients(int threads, const Described& d, const Input& q, const Input& k, 
     check(!answers.contains("span_table") || p.query_spans, "spans");
     inputs.done();
     named.done();
-    if (along) take_along(job, *along);
-    check(!along || (!want.keys && job.along.kept && job.along.rows), "gradients along a direction");
     work(differentiate, {job}, threads);
 }
 
@@ -294,12 +283,11 @@ NB_MODULE(_native, m) {
         .def("step", &Repeatable::step, "q"_a, "k"_a, "v"_a, "keys"_a, "values"_a, "place"_a, "turns"_a.none(),
              "threads"_a);
     m.def("engine_named", &engine_named);
-    const auto none = nb::none();
-    m.def("rows", &rows, "threads"_a, "described"_a, "q"_a, "k"_a, "v"_a.none(), "answers"_a, "along"_a = none);
+    m.def("rows", &rows, "threads"_a, "described"_a, "q"_a, "k"_a, "v"_a.none(), "answers"_a);
     m.def("ragged", &ragged, "threads"_a, "described"_a, "q"_a, "k"_a, "v"_a, "cu_seq_q"_a, "cu_seq_k"_a.none(),
           "seqused_k"_a.none(), "block_table"_a.none(), "answers"_a, "least_queries"_a, "most_keys"_a);
-    m.def("columns", &columns, "threads"_a, "described"_a, "q"_a, "k"_a, "known"_a, "answers"_a, "along"_a = none);
-    m.def("gradients", &gradients, "threads"_a, "described"_a, "q"_a, "k"_a, "known"_a, "answers"_a, "along"_a = none);
+    m.def("columns", &columns, "threads"_a, "described"_a, "q"_a, "k"_a, "known"_a, "answers"_a);
+    m.def("gradients", &gradients, "threads"_a, "described"_a, "q"_a, "k"_a, "known"_a, "answers"_a);
     m.def("others", &others);
     m.def("effects", &effects);
     m.def("exercise", &exercise);

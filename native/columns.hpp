@@ -188,7 +188,7 @@ template <class M> struct ColumnTask {
         if (want.transposed) product.write(first, last);
     }
 
-    // Scores become weights, or along a direction the tangents of weights.
+    // Scores become weights.
     void normalize(const TilePart& part) {
         for (int r = 0; r < part.rows; ++r) {
             const int64_t index = answer_index(p, head_index, part.query + r);
@@ -196,16 +196,6 @@ template <class M> struct ColumnTask {
             const Normalizer<T> normalizer(logsumexp, tiles.rules.scale_of(tiles.head).log2);
             T* x = tiles.tile + (part.row + r) * pitch;
             for (int j = part.first; j < part.last; j += kLanes<T>) store(x + j, normalizer.weight(load(x + j)));
-            if (job.along.used) move(part, r, static_cast<const T*>(job.along.kept)[index], x);
-        }
-    }
-
-    // Row r of a part: weights become their tangents; `middle` is the tangent of the row's log-sum-exp.
-    void move(const TilePart& part, int r, T middle, T* x) const {
-        const T* by_logit = tiles.tangents->tangents + r * pitch;
-        for (int j = part.first; j < part.last; j += kLanes<T>) {
-            const Vec<T> weight = load(x + j), moved = weight * (load(by_logit + j) - broadcast<T>(middle));
-            store(x + j, weight == Vec<T>{} ? weight : moved);
         }
     }
 

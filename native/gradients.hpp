@@ -10,7 +10,8 @@
 // whichever threads compute them. So no cut into tasks changes a bit, and every product is computed once.
 #pragma once
 
-#include "gradient_tangents.hpp"
+#include "operand.hpp"
+#include "rules.hpp"
 #include "threads.hpp"
 #include "tile_sums.hpp"
 
@@ -39,7 +40,6 @@ template <class M> struct GradientTask {
     int64_t key_head = -1, value_head = -1;  // whose keys and values are packed
     int64_t scale_head = 0;                  // whose scale the sums in grad_k lack
     Rules<T> rules{p, batch, arena};
-    GradientTangents<M> tangents{job, rules, kGradientKeys, arena};  // `weights` and `score_grads` are moved ones then
     Row* rows = arena.take<Row>(kTile);
     Cell* key_panels = arena.take<Cell>(kGradientKeys * depth_k);  // of the block
     Cell* value_panels = arena.take<Cell>(kGradientKeys * depth_v);
@@ -91,14 +91,12 @@ template <class M> struct GradientTask {
             scale_head = head;
             pack_panels<M>(p.k, p.type, batch, key_head, j0, end, p.keys, p.d_k, staging, key_panels);
             keys.load_rows(p.k, p.type, batch, key_head, j0, end, p.d_k);
-            tangents.load_keys(batch, key_head, j0, end, staging);
             for (int64_t i = 0; i < kGradientKeys * k_columns; ++i) grad_k[i] = 0;
         }
         if (want.v && value_head != head * p.v_heads / p.heads) {
             write_grad_v();
             value_head = head * p.v_heads / p.heads;
             pack_panels<M>(p.v, p.type, batch, value_head, j0, end, p.keys, p.d_v, staging, value_panels);
-            tangents.load_values(batch, value_head, j0, end, staging);
             for (int64_t i = 0; i < kGradientKeys * v_columns; ++i) grad_v[i] = 0;
         }
     }
@@ -128,7 +126,6 @@ template <class M> struct GradientTask {
         }
         queries.load_rows(p.q, p.type, batch, head, i, i + count, p.d_k);
         if (want.v) outputs.load_rows(want.output, p.type, batch, head, i, i + count, p.d_v);
-        tangents.load_tile(batch, head, i, count);
         for (int j = 0; j < kBlock; ++j)
             key_grads[j] = want.keys && j0 + j < end
                                ? static_cast<const T*>(want.keys)[(batch * p.heads + head) * p.keys + j0 + j]
@@ -140,10 +137,6 @@ template <class M> struct GradientTask {
         if (!any) return false;
         for (int64_t j = 0; want.v && j < end - j0; j += kStrip) accumulate_keys(j, count, weights, outputs, grad_v);
         for (int64_t j = 0; j < end - j0; j += kStrip) accumulate_keys(j, count, score_grads, queries, grad_k);
-        for (int64_t j = 0; tangents && j < end - j0; j += kStrip) {
-            if (tangents.output_strip) accumulate_keys(j, count, tangents.weights, tangents.outputs, grad_v);
-            if (tangents.query_strip) accumulate_keys(j, count, tangents.score_grads, tangents.queries, grad_k);
-        }
         return true;
     }
 
@@ -176,8 +169,6 @@ template <class M> struct GradientTask {
             for (int j = 0; j < first; ++j) a[r * pitch + j] = d[r * pitch + j] = 0;
             for (int j = last; j < width; ++j) a[r * pitch + j] = d[r * pitch + j] = 0;
         }
-        tangents.clear(s, count, 0, first);
-        tangents.clear(s, count, last, width);
         if (first == last) return false;
         pack_strip<M>(p.q, p.type, batch, head, i + s, count, p.d_k, rules.negated(rows + s, count), staging,
                       query_strip);
@@ -187,19 +178,11 @@ template <class M> struct GradientTask {
                                a);  // to the bits that the log-sum-exp was computed from
             if (want.v) multiply_panels<M, R>(output_strip, value_panels, depth_v, from, to, d);
         });
-        rules.apply(rows + s, count, j0, first, last, a, tangents.tanhs_or(tanhs));
-        tangents.multiply(rows, i, s, count, j0, from, to, query_strip, key_panels, output_strip, value_panels,
-                          staging);
+        rules.apply(rows + s, count, j0, first, last, a, tanhs);
         for (int r = 0; r < count; ++r) {
             rules.mask_row(rows[s + r], r, visibility, j0, first, last, a + r * pitch);
             const int64_t index = (batch * p.heads + head) * p.queries + i + s + r;
-            if (tangents && want.v)
-                tangents.template differentiate<true>(rows[s + r], index, j0, s, r, first, last, a + r * pitch,
-                                                      d + r * pitch);
-            else if (tangents)
-                tangents.template differentiate<false>(rows[s + r], index, j0, s, r, first, last, a + r * pitch,
-                                                       d + r * pitch);
-            else if (!want.v)
+            if (!want.v)
                 differentiate<false, true>(rows[s + r], index, first, last, a + r * pitch, d + r * pitch);
             else if (want.keys || want.entropy || want.distance)
                 differentiate<true, true>(rows[s + r], index, first, last, a + r * pitch, d + r * pitch);
@@ -208,25 +191,17 @@ template <class M> struct GradientTask {
         }
         if (want.bias) add_bias(head, i, s, count, int(low - j0), int(high - j0));
         if (want.span_table) add_spans(s, count, first, last);
-        for (int r = 0; p.softcap != 0 && r < count; ++r)
-            if (tangents)
-                tangents.through_softcap(s, r, first, last, d + r * pitch);
-            else
-                through_softcap(r, first, last, d + r * pitch);
-        const T *strip_grads = d, *still_grads = tangents ? tangents.score_grads + s * pitch : nullptr;
+        for (int r = 0; p.softcap != 0 && r < count; ++r) through_softcap(r, first, last, d + r * pitch);
+        const T* strip_grads = d;
         if constexpr (per_cell == 2) {
             for (int r = 0; r < count; r += 2) {
                 pair_rows<M>(a + r * pitch, r + 1 < count, first, last, nullptr);
                 pair_rows<M>(d + r * pitch, r + 1 < count, first, last, tanhs + r * pitch);
             }
             strip_grads = tanhs;
-            if (tangents) still_grads = tangents.pair(s, count, first, last);
         }
         add_products<M, pitch, 1>(reinterpret_cast<const Cell*>(strip_grads), count, keys, low - j0, high - j0,
                                   grad_q + s * k_columns);
-        if (tangents.key_panels)
-            add_products<M, pitch, 1>(reinterpret_cast<const Cell*>(still_grads), count, tangents.keys, low - j0,
-                                      high - j0, grad_q + s * k_columns);
         return true;
     }
 

@@ -30,7 +30,7 @@ template <class M> struct KeyBlocks {
     const Problem& p = job.problem;
     // modes
     bool has_values = job.has_values();  // an output is asked for
-    bool few_rows = !job.packed && !job.along.used && rows <= kDirectRows;
+    bool few_rows = !job.packed && rows <= kDirectRows;
     bool direct_keys =  // scores read the keys where they lie; `keys` is null
         few_rows && depth_of<M>(p.d_k) % kLanes<T> == 0 && in_cells<M>(p.k, p.type, p.d_k) &&
         !(in_tiles<M>() && p.k.row % M::per_cell);

@@ -126,46 +126,4 @@ inline void take_columns(ColumnAnswers& want, Named& arguments, Named& named) {
     }
 }
 
-// A direction along which a pass is differentiated: the tangents of the inputs, those of upstream gradients, and the
-// answers of the row pass; call after take_values.
-inline void take_along(Job& job, const nb::dict& names) {
-    const Problem& p = job.problem;
-    Along& along = job.along;
-    Named named(names, p);
-    along.used = true;
-    const int64_t size = bytes_of(p.type), n = p.batch * p.heads * p.queries;
-    if (const auto x = named.read("q")) along.q = view(*x, size, p.batch, p.heads, p.queries, p.d_k, "q's tangent");
-    if (const auto x = named.read("k")) along.k = view(*x, size, p.batch, p.kv_heads, p.keys, p.d_k, "k's tangent");
-    if (const auto x = named.read("v")) along.v = view(*x, size, p.batch, p.v_heads, p.keys, p.d_v, "v's tangent");
-    if (const auto x = named.read("bias")) {
-        along.bias_type = named.type("bias_type");
-        along.bias = view(*x, bytes_of(along.bias_type), p.batch, p.heads, p.queries, p.keys, "bias's tangent");
-    }
-    if (const auto x = named.read("spans")) {
-        check(p.query_spans, "spans");
-        along.span_table = view(*x, named.wide, p.batch, p.heads, p.span_queries, p.span_keys, "spans' tangent");
-        check(along.span_table.column == 1 || p.span_keys <= 1 || p.batch * p.heads == 0, "spans' tangent");
-    }
-    along.sinks = named.all<double>("sinks", p.heads);
-    check(!along.sinks || p.sinks, "sinks");
-    along.kept = named.per_query("kept");
-    along.known = named.numbers("known", n * p.d_v);
-    check(!along.known || (!job.rows.output && size == named.wide), "a known output");
-    along.output = room(named.write("output"), n * p.d_v, job.rows.keep_float32 ? 4 : size, "output's tangent");
-    along.logsumexp = named.statistics("logsumexp", n);
-    along.entropy = named.statistics("entropy", n);
-    along.distance = named.statistics("distance", n);
-    along.diagonal = named.statistics("diagonal", n);
-    check(!along.entropy || job.rows.entropy, "entropy");
-    check(!along.distance || job.rows.distance, "distance");
-    check(!along.diagonal || job.rows.diagonal, "diagonal");
-    if (const auto x = named.read("output_gradient"))
-        along.output_gradient = view(*x, size, p.batch, p.heads, p.queries, p.d_v, "the gradient's tangent");
-    along.rows = named.per_query("rows");
-    along.entropy_gradient = named.per_query("entropy_gradient");
-    along.distance_gradient = named.per_query("distance_gradient");
-    along.diagonal_gradient = named.per_query("diagonal_gradient");
-    named.done();
-}
-
 }  // namespace clearhead

@@ -25,11 +25,9 @@ template <class M> struct RowResults {
             const int64_t index = answer_index(p, task.batch * p.heads + task.rows[r].head, task.rows[r].query);
             const bool empty = state.sum[r] == 0;
             double keys_share = 1;
-            if (statistics || p.sinks || task.tangents) keys_share = write_statistics(state, r, index, empty);
+            if (statistics || p.sinks) keys_share = write_statistics(state, r, index, empty);
             if (task.blocks.has_values)
-                finite &= write_output(state.output + r * columns, empty ? 0 : keys_share / state.sum[r],
-                                       job.rows.output, index);
-            if (task.tangents) finite &= write_tangents(state, r, index, keys_share);
+                finite &= write_output(state.output + r * columns, empty ? 0 : keys_share / state.sum[r], index);
         }
         return finite || task.blocks.separate_nonfinite;
     }
@@ -64,48 +62,17 @@ template <class M> struct RowResults {
         return share;
     }
 
-    // Writes the tangents of a row's results, after its output; `share` is that of write_statistics. False where the
-    // output's is not finite.
-    bool write_tangents(const SoftmaxState<T>& state, int64_t r, int64_t index, double share) {
-        const Along& along = job.along;
-        const bool empty = state.sum[r] == 0;
-        const double each = empty ? 0 : share / state.sum[r], mean = each * state.moved_sum[r];
-        const double by_sink = along.sinks && !empty ? (1 - share) * along.sinks[task.rows[r].head] : 0;
-        const double middle = empty ? 0 : mean + by_sink;  // the tangent of the log-sum-exp
-        const double mass = empty ? 0 : share;             // the sum of the keys' weights
-        store_at(along.logsumexp, index, middle);
-        // Σ weight·ln weight, and the same with the tangents of logits
-        const double shift = mass == 0 ? 0 : log(each);
-        const double logs = mass * shift + each * kLn2 * state.log2_sum[r];
-        const double moved_logs = mean * shift + each * kLn2 * state.moved_log2_sum[r];
-        store_at(along.entropy, index, mass == 0 ? 0 : middle * (logs + mass) - moved_logs - mean);
-        store_at(along.distance, index,
-                 mass == 0 ? 0 : each * (state.moved_distance_sum[r] - middle * state.distance_sum[r]));
-        if (along.diagonal) {
-            const double diagonal = double(static_cast<const T*>(job.rows.diagonal)[index]);
-            store_at(along.diagonal, index, diagonal == 0 ? 0 : diagonal * (double(state.moved_diagonal[r]) - middle));
-        }
-        if (!along.output) return true;
-        T* out = state.moved_output + r * columns;
-        const T* values = along.known ? static_cast<const T*>(along.known) + index * p.d_v : state.output + r * columns;
-        for (int64_t c = 0; c < p.d_v; ++c)
-            out[c] = empty ? T(0) : T(double(out[c]) * each - (middle == 0 ? 0 : middle * double(values[c])));
-        return write_output(out, 1, along.output, index);
-    }
-
     CLEARHEAD_INLINE_MEMBER void store_at(void* to, int64_t index, double x) const {
         if (to) static_cast<T*>(to)[index] = T(x);
     }
 
-    // Writes one row of the output or of its tangent, where asked for, times `factor` and rounded to the problem's
-    // type; false where it is not finite.
-    bool write_output(T* out, double factor, void* answer, int64_t index) const {
+    // Writes one row of the output times `factor`, rounded to the problem's type; false where it is not finite.
+    bool write_output(T* out, double factor, int64_t index) const {
         for (int64_t c = 0; c < columns; ++c) out[c] = T(double(out[c]) * factor) + T(0);  // + 0 turns -0 into 0
         Vec<T> nonfinite = {};  // x - x is 0 for finite x, else NaN
         for (int64_t c = 0; c < columns; c += kLanes<T>) nonfinite = nonfinite + (load(out + c) - load(out + c));
         const bool rounds = bytes_of(p.type) == 2 && !job.rows.keep_float32;
-        if (!answer) return sum_of<T>(nonfinite) == 0;
-        char* to = static_cast<char*>(answer) + index * p.d_v * (rounds ? 2 : int64_t(sizeof(T)));
+        char* to = static_cast<char*>(job.rows.output) + index * p.d_v * (rounds ? 2 : int64_t(sizeof(T)));
         if (rounds && p.type == Type::bf16)
             for (int64_t c = 0; c < p.d_v; ++c) reinterpret_cast<uint16_t*>(to)[c] = to_bf16(float(out[c]));
         else if (rounds)

@@ -7,7 +7,9 @@
 // the block, nor the cut into tasks, nor the number of threads changes a bit.
 #pragma once
 
-#include "row_tangents.hpp"
+#include "key_blocks.hpp"
+#include "rules.hpp"
+#include "softmax_state.hpp"
 
 namespace clearhead {
 namespace {
@@ -27,7 +29,6 @@ template <class M> struct RowTask {
     int64_t start = block * job.block_rows, count = min_of(job.block_rows, job.run_rows - start);
     Rules<T> rules{p, batch, arena};
     KeyBlocks<M> blocks{job, batch, first_head, count, arena};
-    RowTangents<M> tangents{job, rules, batch, first_head, count, arena};  // along a direction
     // the rows
     Row* rows = arena.take<Row>(job.block_rows);
     Strip* strips = arena.take<Strip>(job.block_rows);
@@ -61,40 +62,30 @@ template <class M> struct RowTask {
             const Strip all = strip_of(rows, int(count));
             blocks.prefetch_first_keys(all.low, all.high);
         }
-        pack_queries(p.q, queries);
-        if (job.along.q.data) pack_queries(job.along.q, tangents.queries);
-    }
-
-    void pack_queries(const View& x, Cell* to) {
         for (int s = 0; s < strip_count; ++s) {
             const char* from[kStrip];
-            for (int r = 0; r < strips[s].rows; ++r) from[r] = query_at(x, rows[s * kStrip + r]);
+            for (int r = 0; r < strips[s].rows; ++r) from[r] = query_at(rows[s * kStrip + r]);
             for (int64_t r = (s + 1) * kStrip; r < min_of((s + 2) * kStrip, count); ++r)  // the next strip
                 for (int64_t i = 0; i < p.d_k * bytes_of(p.type); i += 64)
-                    __builtin_prefetch(query_at(x, rows[r]) + i, 0, 3);
-            pack_strip<M>(from, strips[s].rows, x, p.type, p.d_k, rules.negated(rows + s * kStrip, strips[s].rows),
-                          blocks.staging, to + s * kStrip * blocks.depth);
+                    __builtin_prefetch(query_at(rows[r]) + i, 0, 3);
+            pack_strip<M>(from, strips[s].rows, p.q, p.type, p.d_k, rules.negated(rows + s * kStrip, strips[s].rows),
+                          blocks.staging, queries + s * kStrip * blocks.depth);
         }
     }
 
-    const char* query_at(const View& x, const Row& row) const { return row_of(x, p.type, batch, row.head, row.query); }
+    const char* query_at(const Row& row) const { return row_of(p.q, p.type, batch, row.head, row.query); }
 
     // From now on, values that are not finite are added only to rows that may see them.
-    void separate_nonfinite() {
-        blocks.separate_nonfinite = true;
-        tangents.separate_nonfinite();
-    }
+    void separate_nonfinite() { blocks.separate_nonfinite = true; }
 
     // Adds the keys of one span, for all rows. `state` starts cleared; its sums are complete afterwards.
     void add_span(int64_t span, SoftmaxState<T>& state) {
         const Strip all = strip_of(rows, int(count));
         for (int64_t r = 0; r < count; ++r) sums[r] = log2_sums[r] = distance_sums[r] = Vec<T>{};
         blocks.reset();
-        tangents.start_span(count);
         const int64_t stop = min_of(all.high, (span + 1) * kSpan);
         for (int64_t j0 = max_of(all.low / kBlock * kBlock, span * kSpan); j0 < stop; j0 += kBlock) {
             blocks.load(j0, max_of(all.low, j0), min_of(all.high, j0 + kBlock));
-            tangents.load_block(j0, max_of(all.low, j0), min_of(all.high, j0 + kBlock));
             const bool more = job.packed && j0 + kBlock < stop;
             prefetch = more ? blocks.prefetch_next_block(j0 + kBlock, strip_count) : Prefetch{};
             for (int s = 0; s < strip_count; ++s) add_block(j0, s, state);
@@ -104,7 +95,6 @@ template <class M> struct RowTask {
             state.log2_sum[r] = double(sum_of<T>(log2_sums[r]));
             state.distance_sum[r] = double(sum_of<T>(distance_sums[r]));
         }
-        tangents.finish_span(count, state);
     }
 
     // Adds the block of keys that starts at j0 to the rows of strip s.
@@ -126,17 +116,12 @@ template <class M> struct RowTask {
             with_rows(strip.rows, [&]<int R>() {
                 score_panels<M, R>(strip_queries, blocks.keys, blocks.depth, from, to, strip_scores, &prefetch);
             });
-        rules.apply(strip_rows, strip.rows, j0, first, last, strip_scores, tangents.tanhs());
-        tangents.compute_scores(s, strip_queries, blocks.keys, strip_rows, strip.rows, j0, from, to);
+        rules.apply(strip_rows, strip.rows, j0, first, last, strip_scores);
         update_softmax(s * kStrip, strip.rows, visibility, j0, first, last, state);
         if (!blocks.has_values) return;
-        T *out = state.output + s * kStrip * blocks.columns, *moved = state.moved_output + s * kStrip * blocks.columns;
-        tangents.lend(strip.rows, out, moved);
-        if (!job.along.known) add_values(strip.rows, j0, low, high, out);
-        if (blocks.separate_nonfinite && !job.along.known)
-            add_nonfinite(blocks.nonfinite, scores, strip.rows, first, last, out);
-        tangents.add_values(*this, strip.rows, j0, low, high, moved);
-        tangents.repay(strip.rows, out, moved);
+        T* out = state.output + s * kStrip * blocks.columns;
+        add_values(strip.rows, j0, low, high, out);
+        if (blocks.separate_nonfinite) add_nonfinite(strip.rows, first, last, out);
     }
 
     // The scores of a few queries. The keys are read where they lie, a square at a time, which saves packing them.
@@ -205,9 +190,6 @@ template <class M> struct RowTask {
             const Vec<T> high = largest_lanes(x, first, last);
             rescaling.maximum[r] = largest_of<T>(larger(high, broadcast<T>(state.maximum[n + r])));
             if (job.rows.diagonal) take_diagonal(rows[n + r], j0, first, last, x, state.diagonal[n + r]);
-            if (job.rows.diagonal && tangents)
-                take_diagonal(rows[n + r], j0, first, last, tangents.scores->tangents + r * pitch,
-                              state.moved_diagonal[n + r]);
             const int64_t k = job.rows.top;
             if (k) enter_top(state.top + (n + r) * k, state.top_keys + (n + r) * k, k, x, j0, first, last, high);
         }
@@ -230,7 +212,6 @@ template <class M> struct RowTask {
             compute_weights<true, false>(n, r, j0, first, last, rescaling);
         else
             compute_weights<false, false>(n, r, j0, first, last, rescaling);
-        tangents.multiply(n + r, r, rows[n + r], j0, first, last, scores + r * pitch, rescaling);
     }
 
     // Keeps the number of the key at the row's own position, where columns first … last hold it.
@@ -253,7 +234,6 @@ template <class M> struct RowTask {
         Vec<T>& distance_sum = distance_sums[n + r];
         if (STATISTICS && job.rows.distance) distance_sum = distance_sum * factor;
         const Vec<T> maximum = broadcast<T>(rescaling.maximum[r]);
-        T *unrounded = tangents.weights, *exponents = tangents.exponents;
         const auto exponent = [&](Vec<T> score) {
             return FAR ? (score - maximum) * log2_scale : fma(score, log2_scale, minus_reference);
         };
@@ -262,15 +242,7 @@ template <class M> struct RowTask {
             const Vec<T> a = power_of_two<T>(t), b = power_of_two<T>(u);
             sum_a = sum_a + a;
             sum_b = sum_b + b;
-            if (unrounded) {
-                store(unrounded + j, a);
-                store(unrounded + j + side, b);
-            }
             if constexpr (STATISTICS) {
-                if (exponents) {
-                    store(exponents + j, larger(lowest, t));
-                    store(exponents + j + side, larger(lowest, u));
-                }
                 log2_a = fma(a, larger(lowest, t), log2_a);  // bounded from below, since 0·(-infinity) is NaN
                 log2_b = fma(b, larger(lowest, u), log2_b);
                 if (job.rows.distance)
@@ -320,14 +292,14 @@ template <class M> struct RowTask {
 
     // Adds the values that are not finite, of columns first … last of the block, times their weights, to the rows that
     // may see their keys.
-    void add_nonfinite(const NonfiniteValues<T>& list, const T* weights, int row_count, int first, int last,
-                       T* out) const {
+    void add_nonfinite(int row_count, int first, int last, T* out) const {
+        const NonfiniteValues<T>& list = blocks.nonfinite;
         for (int64_t i = 0; i < list.count; ++i) {
             const int64_t j = list.index[i] / blocks.columns, c = list.index[i] % blocks.columns;
             if (j < first || j >= last) continue;  // `visible` holds another strip's there
             for (int r = 0; r < row_count; ++r)
                 if (visible[r * kBlock + j])
-                    out[r * blocks.columns + c] += M::weight_at(weights + r * pitch, j) * list.value[i];
+                    out[r * blocks.columns + c] += M::weight_at(scores + r * pitch, j) * list.value[i];
         }
     }
 };

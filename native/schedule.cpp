@@ -84,21 +84,10 @@ int64_t rows_of_task(const Job& job, const Kernel& kernel) {
     return job.run_rows < rows ? job.run_rows : rows;
 }
 
-// The same job on the tangents of q, k and v, for what reads keys and values.
-Job moving_of(const Job& job, const Kernel& kernel) {
-    Job moving = job;
-    moving.problem.q = job.along.q;
-    moving.problem.k = job.along.k;
-    moving.problem.v = job.along.v;
-    if (!job.along.v.data) moving.rows.output = moving.along.output = nullptr;
-    moving.direct_values = moving.has_values() && kernel.values_in_place(moving);
-    return moving;
-}
-
 // A job's tasks on some of its runs, with memory for what they share.
 struct Wave {
     const Kernel& kernel;
-    Job job, moving;  // see moving_of
+    Job job;
     int64_t bytes;
 
     Wave(const Job& whole, int64_t first_run, int64_t runs) : kernel(kernel_of(whole)), job(whole) {
@@ -108,7 +97,6 @@ struct Wave {
         job.wave_runs = runs;
         job.first_key_head = first_run * p.kv_heads / batch_runs;
         job.first_value_head = first_run * p.v_heads / batch_runs;
-        if (job.along.used) moving = moving_of(job, kernel);
         bytes = place(nullptr, nullptr);
     }
 
@@ -118,35 +106,32 @@ struct Wave {
         const Problem& p = job.problem;
         const int64_t batch_runs = p.heads / job.group, tasks = job.wave_runs * job.blocks;
         int64_t taken = 0;
-        if (job.along.used) job.moving = &moving;
         const auto take = [&](int64_t count) {
             char* piece = room ? room + taken : nullptr;
             taken += ceil_div(count, 64) * 64;
             return piece;
         };
-        const auto add = [&](int phase, const Job& of, const Pass& pass, int64_t count) {
-            if (phases && count) phases[phase].push_back({&of, &pass, count});
+        const auto add = [&](int phase, const Pass& pass, int64_t count) {
+            if (phases && count) phases[phase].push_back({&job, &pass, count});
         };
-        const auto pack = [&](Job& of, char* Job::* to, const Pass& pass, int64_t heads, int64_t head_bytes) {
+        const auto pack = [&](const Pass& pass, int64_t heads, int64_t head_bytes) {
             const int64_t here = job.wave_runs * heads / batch_runs;
-            of.*to = take(here * head_bytes);
-            add(0, of, pass, here * ceil_div(p.keys, kernel.block_keys));
+            add(0, pass, here * ceil_div(p.keys, kernel.block_keys));
+            return take(here * head_bytes);
         };
-        for (Job* of : {&job, &moving}) {
-            if (!job.packed || (of == &moving && !job.along.used)) continue;
-            if (of->problem.k.data)
-                pack(*of, &Job::packed_keys, kernel.pack_keys, p.kv_heads, kernel.packed_key_bytes(job));
-            if (of->has_values() && !of->direct_values)
-                pack(*of, &Job::packed_values, kernel.pack_values, p.v_heads, kernel.packed_value_bytes(job));
+        if (job.packed) {
+            job.packed_keys = pack(kernel.pack_keys, p.kv_heads, kernel.packed_key_bytes(job));
+            if (job.has_values() && !job.direct_values)
+                job.packed_values = pack(kernel.pack_values, p.v_heads, kernel.packed_value_bytes(job));
         }
         if (job.rows.received) {
             const int64_t parts = job.wave_runs * ceil_div(p.queries, job.segment_rows);
             job.segment_sums = reinterpret_cast<double*>(take(parts * p.keys * int64_t(sizeof(double))));
-            add(1, job, kernel.received, parts);
+            add(1, kernel.received, parts);
         } else {
             if (job.split) job.parts = take(tasks * job.spans * kernel.part_bytes(job));
-            add(1, job, kernel.rows, job.split ? tasks * job.spans : tasks);
-            add(2, job, kernel.merge, job.split ? tasks : 0);
+            add(1, kernel.rows, job.split ? tasks * job.spans : tasks);
+            add(2, kernel.merge, job.split ? tasks : 0);
         }
         return taken;
     }
@@ -215,7 +200,7 @@ bool attend(Jobs jobs, bool (*stop)()) {
             const int64_t value_bytes = job.direct_values || !job.has_values()
                                             ? 0
                                             : p.batch * p.v_heads / units * kernel.packed_value_bytes(job);
-            const int64_t fit = kWaveBytes / ((key_bytes + value_bytes) * (job.along.used ? 2 : 1) + 1);
+            const int64_t fit = kWaveBytes / (key_bytes + value_bytes + 1);
             take = fit < 1 ? 1 : fit < units ? fit : units;
         }
         for (int64_t first = 0; first < units; first += take) {

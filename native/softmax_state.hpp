@@ -23,10 +23,6 @@ template <class T> struct SoftmaxState {
     T* output;             // (rows, columns): Σ weights · values
     T* top;                // (rows, k): the largest scores, falling
     int64_t* top_keys;     // (rows, k): their keys
-    // with `along`, the same sums of weights · tangents of logits in the place of weights
-    double *moved_sum, *moved_log2_sum, *moved_distance_sum;
-    T* moved_diagonal;  // the tangent of the logit `diagonal`
-    T* moved_output;    // (rows, columns): Σ weights · (tangents of logits · values + tangents of values)
 
     static SoftmaxState in(Arena& arena, const Job& job, int64_t columns) {
         const int64_t n = job.block_rows;
@@ -40,12 +36,6 @@ template <class T> struct SoftmaxState {
         s.top = arena.take<T>(n * job.rows.top);
         s.top_keys = arena.take<int64_t>(n * job.rows.top);
         s.output = arena.take<T>((n + kStrip) * columns);
-        const int64_t moved = job.moving ? n : 0;
-        s.moved_sum = arena.take<double>(moved);
-        s.moved_log2_sum = arena.take<double>(moved);
-        s.moved_distance_sum = arena.take<double>(moved);
-        s.moved_diagonal = arena.take<T>(moved);
-        s.moved_output = arena.take<T>(moved ? (n + kStrip) * columns : 0);
         return s;
     }
 
@@ -57,12 +47,6 @@ template <class T> struct SoftmaxState {
         }
         for (int64_t i = 0; i < n * job.rows.top; ++i) top[i] = -kInfinity<T>, top_keys[i] = -1;
         for (int64_t i = 0; i < n * columns; ++i) output[i] = 0;
-        if (!job.moving) return;
-        for (int64_t r = 0; r < n; ++r) {
-            moved_sum[r] = moved_log2_sum[r] = moved_distance_sum[r] = 0;
-            moved_diagonal[r] = 0;
-        }
-        for (int64_t i = 0; i < n * columns; ++i) moved_output[i] = 0;
     }
 
     // Merges the state of later keys into this one, for n rows: both are rescaled to the larger maximum.
@@ -81,14 +65,6 @@ template <class T> struct SoftmaxState {
             log2_sum[r] = a * (log2_sum[r] + sum[r] * shift) + b * (later.log2_sum[r] + later.sum[r] * later_shift);
             sum[r] = a * sum[r] + b * later.sum[r];
             distance_sum[r] = a * distance_sum[r] + b * later.distance_sum[r];
-            if (job.moving) {
-                moved_log2_sum[r] = a * (moved_log2_sum[r] + moved_sum[r] * shift) +
-                                    b * (later.moved_log2_sum[r] + later.moved_sum[r] * later_shift);
-                moved_sum[r] = a * moved_sum[r] + b * later.moved_sum[r];
-                moved_distance_sum[r] = a * moved_distance_sum[r] + b * later.moved_distance_sum[r];
-                if (later.diagonal[r] != -kInfinity<T>) moved_diagonal[r] = later.moved_diagonal[r];
-                add_scaled(moved_output + r * columns, a, later.moved_output + r * columns, b, columns);
-            }
             if (later.diagonal[r] != -kInfinity<T>) diagonal[r] = later.diagonal[r];
             maximum[r] = new_maximum;
             reference[r] = new_reference;

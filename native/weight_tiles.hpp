@@ -3,9 +3,8 @@
 // effects.hpp).
 #pragma once
 
-#include <optional>
-
-#include "score_tangents.hpp"
+#include "packing.hpp"
+#include "rules.hpp"
 
 namespace clearhead {
 namespace {
@@ -27,7 +26,6 @@ template <class M> struct WeightTiles {
     int64_t head_index;
     Arena& arena;
     const Problem& p = job.problem;
-    const Along& along = job.along;
     int64_t batch = head_index / p.heads, head = head_index % p.heads, depth = depth_of<M>(p.d_k);
     int64_t query_cells = kTile * depth + kLanes<T>, key_cells = job.key_chunk * depth;
     Rules<T> rules{p, batch, arena};
@@ -36,15 +34,6 @@ template <class M> struct WeightTiles {
     Cell* keys = arena.take<Cell>(key_cells);       // (blocks of the chunk, kBlock, depth) packed
     Cell* staging = arena.take<Cell>(staging_cells<M>(depth));
     T* tile = arena.take<T>(kTile * pitch);  // (kTile, pitch)
-    // along a direction: the tangents of a strip's logits; as `queries` and `keys`, null where they are zero
-    std::optional<ScoreTangents<M>> tangents = tangents_of(along.used);
-    Cell* moving_queries = along.q.data ? arena.take<Cell>(query_cells) : nullptr;
-    Cell* moving_keys = along.k.data ? arena.take<Cell>(key_cells) : nullptr;
-
-    std::optional<ScoreTangents<M>> tangents_of(bool used) {
-        if (!used) return std::nullopt;
-        return ScoreTangents<M>{job, rules, arena};
-    }
 
     // The keys that positions let some of the queries start … stop see.
     Strip seen_by(int64_t start, int64_t stop) const {
@@ -60,17 +49,7 @@ template <class M> struct WeightTiles {
 
     // Packs keys first … last, a chunk.
     void load_keys(int64_t first, int64_t last) {
-        pack_keys_of(p.k, first, last, keys);
-        if (moving_keys) pack_keys_of(along.k, first, last, moving_keys);
-    }
-
-    void pack_keys_of(const View& x, int64_t first, int64_t last, Cell* to) {
-        pack_panels<M>(x, p.type, batch, head * p.kv_heads / p.heads, first, last, p.keys, p.d_k, staging, to);
-    }
-
-    void pack_queries_of(const View& x, int64_t i, int s, int count, Cell* to) {
-        pack_strip<M>(x, p.type, batch, head, i + s, count, p.d_k, rules.negated(rows + s, count), staging,
-                      to + s * depth);
+        pack_panels<M>(p.k, p.type, batch, head * p.kv_heads / p.heads, first, last, p.keys, p.d_k, staging, keys);
     }
 
     // For each tile of the queries start … stop that sees some of the loaded keys first … last, unless begin(i, count)
@@ -86,8 +65,8 @@ template <class M> struct WeightTiles {
             if (max_of(all.low, first) >= min_of(all.high, last) || !begin(i, count)) continue;
             for (int s = 0; s < count; s += kStrip) {
                 const int here = int(min_of(kStrip, count - s));
-                pack_queries_of(p.q, i, s, here, queries);
-                if (moving_queries) pack_queries_of(along.q, i, s, here, moving_queries);
+                pack_strip<M>(p.q, p.type, batch, head, i + s, here, p.d_k, rules.negated(rows + s, here), staging,
+                              queries + s * depth);
             }
             for (int64_t j0 = first; j0 < last; j0 += kBlock) {
                 const int64_t end = min_of(j0 + kBlock, last);
@@ -117,11 +96,7 @@ template <class M> struct WeightTiles {
         const int first = from * kPanel<T>, last = to * kPanel<T>;
         const int64_t key = (j0 - first_key) * depth;
         with_rows(here, [&]<int R>() { score_panels<M, R>(queries + s * depth, keys + key, depth, from, to, x); });
-        rules.apply(rows + s, here, j0, first, last, x, tangents ? tangents->tanhs : nullptr);
-        if (tangents)
-            tangents->compute({queries + s * depth, keys + key, moving_queries ? moving_queries + s * depth : nullptr,
-                               moving_keys ? moving_keys + key : nullptr},
-                              rows + s, here, j0, from, to);
+        rules.apply(rows + s, here, j0, first, last, x);
         for (int r = 0; r < here; ++r) {
             rules.mask_row(rows[s + r], r, visibility, j0, first, last, x + r * pitch);
             clear(x + r * pitch, 0, first);

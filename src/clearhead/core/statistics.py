@@ -231,9 +231,6 @@ def smooth(**facts: Any) -> tuple[str, ...]:
     return tuple(name for name in listed(**facts) if STATISTICS[name].smooth)
 
 
-ROW_TERMS = tuple(name for name in smooth(axes=PER_QUERY) if name != "logsumexp")  # beside output and log-sum-exp
-
-
 def arrays_of(name: str, table: Table = STATISTICS) -> tuple[str, ...]:
     """The arrays of an entry, as engines call them.
 

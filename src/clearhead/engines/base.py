@@ -3,13 +3,12 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Concatenate, NamedTuple, ParamSpec, Protocol, cast
+from typing import Concatenate, ParamSpec, Protocol, cast
 
 import numpy as np
 
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import WEIGHTS, Array
-from clearhead.core.directions import Directions
 from clearhead.core.effects import EFFECTS, Edges, Others, WantedEffects
 from clearhead.core.problem import Inputs, Problem
 from clearhead.core.rules import RULES, refusals
@@ -31,8 +30,7 @@ class Upstream:
 
         dS_ij = a_ij·(output_i·v_j + rows_i + keys_j - entropy_i·ln a_ij + distance_i·|position of i - j|),
 
-    a·ln a being 0 for a = 0, and 0 elsewhere; `diagonal_i` is added inside where j is at i's own position (only in
-    `gradient_tangents`). Numbers per query and per key are in the statistics' dtype.
+    a·ln a being 0 for a = 0, and 0 elsewhere. Numbers per query and per key are in the statistics' dtype.
     """
 
     rows: Array  # (batch, heads, queries)
@@ -40,7 +38,6 @@ class Upstream:
     keys: Array | None = None  # (batch, heads, keys)
     entropy: Array | None = None  # (batch, heads, queries)
     distance: Array | None = None  # (batch, heads, queries)
-    diagonal: Array | None = None  # (batch, heads, queries)
     bias: tuple[int, int, int, int] | None = None  # the bias's own shape, 1 where it is broadcast; None: not asked
     spans: tuple[int, int, int, int] | None = None  # the table's own shape, likewise
     keep_float32: bool = False  # answer in the statistics' dtype, to be rounded once after a sum over ranks
@@ -48,13 +45,6 @@ class Upstream:
     def astype(self, dtype: np.dtype[np.generic]) -> "Upstream":
         """The same with the output's gradient in this dtype."""
         return self if self.output is None else replace(self, output=self.output.astype(dtype, copy=False))
-
-
-class Kept(NamedTuple):
-    """What tangents of weights need of the row pass, (batch, heads, queries): the log-sum-exp and its tangent."""
-
-    logsumexp: Array
-    tangent: Array
 
 
 class Engine(Protocol):
@@ -151,12 +141,12 @@ def in_one_dtype(pass_: Pass[_P]) -> Pass[_P]:
         if v is None or not reads_v or all(x.dtype == problem.dtype for x in (v, *gradients)):
             return pass_(inputs, *more, **named)
         wide = np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32)
-        rest = [x.astype(wide) if isinstance(x, (Directions, Upstream)) else x for x in more]
+        rest = [x.astype(wide) if isinstance(x, Upstream) else x for x in more]
         in_wide = cast("Callable[..., dict[str, Array]]", pass_)
         answers = in_wide(inputs.astype(wide), *rest, **named)
         usual = statistics_dtype(problem.dtype)
         values = usual if any(getattr(x, "keep_float32", False) for x in more) else problem.dtype
-        dtypes = dict.fromkeys(("output", "output_tangent", "q", "k", "v"), values) | {"top_indices": _INT64}
+        dtypes = dict.fromkeys(("output", "q", "k", "v"), values) | {"top_indices": _INT64}
         return {name: array.astype(dtypes.get(name, usual), copy=False) for name, array in answers.items()}
 
     return cast("Pass[_P]", run)

@@ -16,7 +16,7 @@ from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
 from clearhead.core.effects import EFFECTS, ORDERS, Edges, Others, WantedEffects, no_keys
 from clearhead.core.problem import Inputs, Problem
-from clearhead.core.statistics import ROW_TERMS, Wanted
+from clearhead.core.statistics import Wanted
 from clearhead.engines.base import (
     Upstream,
     elsewhere,
@@ -203,7 +203,7 @@ def _summed(x: Array, shape: tuple[int, ...]) -> Array:
 def _numbers(problem: Problem, upstream: Upstream) -> dict[str, Array]:
     """The upstream gradient's numbers per query and per key, by name."""
     dtype = statistics_dtype(problem.dtype)
-    numbers = {name: getattr(upstream, name) for name in ("rows", "keys", *ROW_TERMS)}
+    numbers = {name: getattr(upstream, name) for name in ("rows", "keys", "entropy", "distance")}
     return {name: np.ascontiguousarray(x, dtype) for name, x in numbers.items() if x is not None}
 
 

@@ -148,11 +148,9 @@ def gradients(inputs: Inputs, logsumexp: Array, upstream: Upstream) -> dict[str,
                 slope[:, :width] += upstream.keys[place][cols]
             if upstream.entropy is not None:
                 slope[:height] -= upstream.entropy[place][rows, None] * logs[:height]
-            if upstream.distance is not None or upstream.diagonal is not None:
+            if upstream.distance is not None:
                 far = distances(problem, head.batch, rows, cols)[:height]
-                for numbers, by_distance in ((upstream.distance, far), (upstream.diagonal, far == 0)):
-                    if numbers is not None:
-                        slope[:height] += numbers[place][rows, None] * by_distance
+                slope[:height] += upstream.distance[place][rows, None] * far
             if turned is not None and upstream.output is not None:
                 output = padded(upstream.output[place][rows], QUERY_BLOCK)
                 slope += product(output, turned[block], KEY_BLOCK)

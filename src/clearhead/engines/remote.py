@@ -7,10 +7,9 @@ import numpy as np
 
 from clearhead.core.arrays import on_cpu, to_device_of
 from clearhead.core.axes import Array
-from clearhead.core.directions import Directions
 from clearhead.core.effects import Edges, Terms
 from clearhead.core.problem import Inputs
-from clearhead.engines.base import Engine, Kept, Upstream
+from clearhead.engines.base import Engine, Upstream
 
 
 class Remote:
@@ -32,8 +31,6 @@ class Remote:
     def _sent(self, x: Any) -> Any:
         if isinstance(x, (Upstream, Terms)):
             return replace(x, **{f.name: self._sent(getattr(x, f.name)) for f in fields(x)})
-        if isinstance(x, Directions):  # an engine reads the tangents of rules in the CPU's memory, as the rules
-            return replace(x, **{name: self._sent(x.nonzero[name]) for name in "qkv" if name in x.nonzero})
-        if isinstance(x, (Inputs, Edges, Kept)):
+        if isinstance(x, (Inputs, Edges)):
             return type(x)(*(self._sent(part) for part in x))
         return to_device_of(x, self.like) if isinstance(x, np.ndarray) else x

@@ -14,5 +14,5 @@ backward           gradients of a loss with respect to the inputs, from those wi
 torch_operators    PyTorch's operator; torch_arguments: what it takes; torch_passes: what it computes; torch_graph: its
                    caller; torch_derivatives: nodes of PyTorch's graph (torch_nodes); torch_batching: torch.vmap
 graphed            whether PyTorch records, traces or transforms a call
-recomputed         the definition over blocks, with every derivative; torch_recomputed: forward mode and second order by it
+recomputed         the definition over blocks, and its derivatives; torch_recomputed: forward mode and second order
 """

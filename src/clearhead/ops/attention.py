@@ -49,8 +49,8 @@ def attention(
     Returns (…, heads, queries, d_v) in q's dtype and kind. A row with nothing to attend to gives 0.
     Raises, before any work: ShapeError, DtypeError, RuleError or UnknownNameError for inputs that do not fit;
     EngineError when no engine, or not the one named, can run; SizeError when the output is larger than memory.
-    PyTorch tensors have derivatives of every order and forward mode, also through torch.func; vmap makes one call of the
-    mapped axis. The first derivative is fused; the others are recomputed in blocks, which takes longer.
+    PyTorch tensors have derivatives of every order and forward mode, also through torch.func; vmap makes one call of
+    the mapped axis. The first derivative is fused; the others are recomputed in blocks, which takes longer.
     O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory; forbidden blocks cost nothing.
 
     Of PyTorch's DTensors each rank computes its part, and the result is a DTensor sharded as q is; over queries, k and
