@@ -22,7 +22,7 @@ from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS
 
 Tensors = dict[str, Tensor]
 INPUTS = ("q", "k", "v", "bias", "sinks", "span_table")  # what has a derivative, as arguments name it
-_BLOCK = 1 << 19  # weights of a block; a second derivative holds some forty arrays of this size at a time
+_BLOCK = 1 << 18  # weights of a block; a second derivative holds some forty arrays of this size at a time
 _ROWS = 64  # that a block should have before it takes more heads
 _AXES = {  # what the last three axes of each tensor run along; "" is not cut into blocks
     **dict.fromkeys(("q", "g", "output", "bad rows"), ("heads", "rows", "")),
