@@ -10,6 +10,7 @@ import pytest
 from rich.cells import cell_len
 
 import clearhead as ch
+from clearhead.explaining import part_runs
 from clearhead.explaining.answers import rival
 from clearhead.explaining.texts import Reading
 from clearhead.explaining.why_words import conclusion, inside, listed
@@ -179,6 +180,20 @@ def test_many_words_are_hidden_by_sentences_then_word_by_word():
     assert (part, within) == (best[0], False)
     changes = [abs(one.hidden) for one in inside(seen, best[0])]
     assert changes == sorted(changes, reverse=True)
+
+
+def test_a_very_long_text_is_hidden_by_blocks_of_sentences_first(monkeypatch):
+    monkeypatch.setattr(part_runs, "_ROOM", 0)
+    text = "humpty dumpty sat on a wall. " * 9 + "humpty dumpty had a great"
+    seen = ch.why(text, gpt2.load(), effort=0, points=0, verify=4)
+    blocks, sentences = (
+        [group for group in seen.groups if (group.text.count(".") > 1) == several] for several in (1, 0)
+    )
+    assert len(blocks) == 1  # of four
+    assert len(sentences) > 3
+    held = sorted(token for group in seen.groups for token in group.tokens)
+    assert held == sorted(token for part in seen.parts for token in part.tokens)
+    assert sum(part.hidden is not None for part in seen.parts) == sum(len(inside(seen, group)) for group in sentences)
 
 
 @pytest.mark.parametrize("before", ["humpty is here.", ""])
