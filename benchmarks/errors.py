@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import clearhead as ch
 from clearhead.core import reference
-from clearhead.core.problem import describe
+from clearhead.core.call import describe
 
 SHAPES = {  # batch, heads, queries, keys, d
     "8 heads of 512 queries and keys, d 64": (1, 8, 512, 512, 64),

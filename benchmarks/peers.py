@@ -12,7 +12,7 @@ from clearhead import engines
 from clearhead.bench.measure import Call
 from clearhead.core.arrays import bfloat16
 from clearhead.core.axes import Array
-from clearhead.core.problem import describe
+from clearhead.core.call import describe
 from clearhead.core.statistics import Wanted
 from clearhead.ops.backward import gradients
 
@@ -61,9 +61,9 @@ def _our_backward(passed: Inputs, rules: Any) -> Call:
     """The gradients of q, k and v, from the saved results of a forward pass."""
     described = describe(*passed, rules)
     engine = engines.get(engines.choose(described.problem).engine)
-    answers = engine.rows(described.inputs, Wanted(output=True, logsumexp=True))
+    answers = engine.rows(described, Wanted(output=True, logsumexp=True))
     by = {"output": passed[0]}  # any upstream gradient will do
-    return lambda: gradients(engine, described.inputs, answers, by)
+    return lambda: gradients(engine, described, answers, by)
 
 
 def available() -> list[str]:

@@ -12,8 +12,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from clearhead.core.call import describe
 from clearhead.core.device_array import DeviceArray
-from clearhead.core.problem import describe
 from clearhead.core.statistics import Wanted
 from clearhead.engines import triton
 from clearhead.engines.base import Upstream
@@ -41,7 +41,7 @@ class Stub:
 def every_pass(dtype: torch.dtype, d: int, rules: dict[str, Any]) -> None:
     q, k, v, g = (DeviceArray(torch.zeros(1, heads, LENGTH, d, dtype=dtype)) for heads in (4, 2, 2, 4))
     lse = DeviceArray(torch.zeros(1, 4, LENGTH, dtype=torch.float64 if dtype == torch.float64 else torch.float32))
-    inputs = describe(q, k, v, rules).inputs
+    inputs = describe(q, k, v, rules)
     table = inputs.problem.span_table
     triton.rows(inputs, Wanted(**ROWS))
     triton.rows(inputs, Wanted(top=8))

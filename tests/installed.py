@@ -14,7 +14,7 @@ import numpy as np
 import clearhead as ch
 import seeds
 from clearhead.core import reference
-from clearhead.core.problem import describe
+from clearhead.core.call import describe
 
 RULES = {"causal": True, "query_offset": 7, "window": (40, None), "softcap": 20.0, "sinks": np.array([0.5, -1.0])}
 TOLERANCES = {np.float64: 1e-11, np.float32: 3e-5, np.float16: 3e-3, ml_dtypes.bfloat16: 3e-2}

@@ -11,7 +11,7 @@ import numpy as np
 from clearhead import engines
 from clearhead.core import reference
 from clearhead.core.arrays import statistics_dtype
-from clearhead.core.problem import describe
+from clearhead.core.call import describe
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines import native, portable
 from clearhead.engines.base import Upstream, room_for_ragged
@@ -92,7 +92,7 @@ def compare(seed: int) -> None:
     rng = np.random.default_rng(seed)
     q, k, v, rules = random_problem(rng)
     described = describe(q, k, v, rules)
-    inputs = p, q, k, v = described.inputs
+    inputs, p, q, k, v = described, described.problem, described.q, described.k, described.v
     assert native.reasons_not(p) == []
     want = wanted(rng, p.queries, p.keys, p.batch)
     book = reference.attend(p, q, k, v)
@@ -165,7 +165,7 @@ def compare_ragged(seed: int) -> None:
     for row, (n, m) in enumerate(zip(queries, keys, strict=True)):
         near = [x[table[row, : needed[row]]].reshape(-1, *x.shape[2:])[:m].swapaxes(0, 1) for x in (k, v)]
         part = q[starts[row] : starts[row + 1]].swapaxes(0, 1)
-        one = describe(part, *near, rules | {"query_offset": int(m - n)}).inputs
+        one = describe(part, *near, rules | {"query_offset": int(m - n)})
         answers = engines.answer(native, one, want)  # type: ignore[arg-type]
         last = keys.cumsum()[row]
         for name, x in results.items():

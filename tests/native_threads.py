@@ -13,7 +13,7 @@ import numpy as np
 
 import clearhead as ch
 from clearhead.core.axes import Array
-from clearhead.core.problem import describe
+from clearhead.core.call import describe
 from clearhead.core.statistics import Wanted
 from clearhead.engines import native
 from clearhead.engines.base import Upstream
@@ -36,7 +36,7 @@ def questions() -> list[Ask]:
 
 
 def ask_rows(q: Array, k: Array, want: Wanted, rules: dict[str, Any]) -> Ask:
-    inputs = describe(q, k, k, rules).inputs
+    inputs = describe(q, k, k, rules)
 
     def ask() -> list[Array]:
         return list(native.rows(inputs, want).values())
@@ -46,7 +46,7 @@ def ask_rows(q: Array, k: Array, want: Wanted, rules: dict[str, Any]) -> Ask:
 
 def ask_rest(q: Array, k: Array) -> Ask:
     """Column statistics, weights, a product from the keys' side, gradients."""
-    inputs = describe(q, k, k, {}).inputs
+    inputs = describe(q, k, k, {})
     logsumexp = native.rows(inputs, Wanted(logsumexp=True))["logsumexp"]
 
     def ask() -> list[Array]:

@@ -17,7 +17,8 @@ from clearhead.core import reference
 from clearhead.core import rules as table
 from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import Array
-from clearhead.core.problem import Described, Problem, describe
+from clearhead.core.call import Call, describe
+from clearhead.core.problem import Problem
 from clearhead.errors import EngineError
 from seeds import fresh
 
@@ -78,7 +79,7 @@ class Case:
         return f"Case({self.q.dtype} {arrays}, rules={self.rules}, seed={self.seed})"
 
     @cached_property
-    def given(self) -> Described:
+    def given(self) -> Call:
         return describe(self.q, self.k, self.v, self.rules)
 
     @property

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from clearhead.core import reference
 from clearhead.core.axes import Array
-from clearhead.core.effects import ORDERS, Edges, Order, Terms, WantedEffects, terms_of_cuts
+from clearhead.core.effects import ORDERS, Order, Terms, WantedEffects, terms_of_cuts
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines import native
 from problems import Case, cases, draw_layout, examples
@@ -30,19 +30,19 @@ class Drawn:
     kind: str
 
     @cached_property
-    def edges(self) -> Edges:
-        inputs: Any = self.case.given.inputs
-        lse, edges = native.rows(inputs, Wanted(logsumexp=True))["logsumexp"], Edges(*inputs, self.g)
+    def terms(self) -> Terms:
+        call = self.case.given
+        lse = native.rows(call, Wanted(logsumexp=True))["logsumexp"]
         if self.kind == "contribution":
-            return edges._replace(terms=Terms("contribution", lse))
-        return edges._replace(terms=terms_of_cuts(native.others(edges), edges.problem.sinks, lse))
+            return Terms("contribution", lse)
+        return terms_of_cuts(native.others(call, self.g), call.problem.sinks, lse)
 
     @cached_property
     def tile(self) -> Array:
-        return native.effect_tile(self.edges)
+        return native.effect_tile(self.case.given, self.g, self.terms)
 
     def effects(self, **asked: Any) -> dict[str, Array]:
-        return dict(native.effects(self.edges, WantedEffects(**asked)))
+        return dict(native.effects(self.case.given, self.g, self.terms, WantedEffects(**asked)))
 
 
 @st.composite

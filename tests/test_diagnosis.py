@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 import clearhead as ch
 import wrong
 from clearhead.core import reference
-from clearhead.core.problem import describe
+from clearhead.core.call import describe
 from clearhead.diagnosing import operands
 from clearhead.diagnosing.diagnose import diagnose_file
 from clearhead.diagnosing.fitting import largest

@@ -16,7 +16,7 @@ from clearhead import engines
 from clearhead.core import reference, visibility
 from clearhead.core.arrays import bfloat16, to_torch
 from clearhead.core.axes import Array
-from clearhead.core.problem import describe
+from clearhead.core.call import describe
 from clearhead.core.reference import Textbook
 from clearhead.errors import RuleError
 from problems import Case, cases, examples

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import clearhead as ch
 from clearhead.core import reference
 from clearhead.core.axes import Array
-from clearhead.core.problem import describe
+from clearhead.core.call import describe
 from clearhead.torch import scaled_dot_product_attention
 
 MOST = 1.25

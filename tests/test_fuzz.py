@@ -12,7 +12,7 @@ import clearhead as ch
 from clearhead.core import reference
 from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import Array
-from clearhead.core.problem import describe
+from clearhead.core.call import describe
 from clearhead.engines import native
 from clearhead.errors import ClearheadError
 from problems import examples

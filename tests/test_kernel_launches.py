@@ -8,7 +8,7 @@ import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
 from clearhead.core.axes import Array
-from clearhead.core.problem import describe
+from clearhead.core.call import Call, describe
 from clearhead.core.statistics import Wanted
 from clearhead.engines import portable, triton
 from clearhead.engines.base import Upstream
@@ -32,7 +32,7 @@ class Recorder:
 
 def everything(q: Array, k: Array, rules: dict[str, Any], bias: tuple[int, int, int, int]) -> None:
     """Every pass, with all its results."""
-    inputs = describe(q, k, k, rules).inputs
+    inputs = describe(q, k, k, rules)
     problem = inputs.problem
     lse = np.zeros(q.shape[:3])
     row = {"logsumexp": True, "max_logit": True, "entropy": True, "distance": True, "diagonal": True, "top": 2}
@@ -116,13 +116,13 @@ def test_kernels_are_launched_on_the_device_of_q(name: str, monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "device", Guard)
     monkeypatch.setattr(gpu, "device_of", lambda _: torch.device("cuda:1"))
     with pytest.raises((TypeError, AttributeError, ValueError)):
-        getattr(triton, name)((None, None))  # which is no problem, after the device is set
+        getattr(triton, name)(Call(None, None, None))  # type: ignore[arg-type]  # no problem, after the device is set
     assert entered == [torch.device("cuda:1")]
 
 
 def test_broadcast_inputs_give_the_same_gradients_and_weights():
     q, k, v = RNG.standard_normal((3, 1, 1, 40, 8))
-    inputs = describe(q, k, v, {}).inputs
+    inputs = describe(q, k, v, {})
     one = np.broadcast_to(np.float64(0.7), (1, 1, 40))
     result, truth = (
         engine.gradients(inputs, one, Upstream(one, output=q, keys=one, entropy=one)) for engine in (triton, portable)

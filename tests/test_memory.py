@@ -11,7 +11,7 @@ import clearhead as ch
 from clearhead import engines
 from clearhead.core import room
 from clearhead.core.axes import Array
-from clearhead.core.problem import describe
+from clearhead.core.call import describe
 from clearhead.errors import SizeError
 from error_texts import let_no_engine_run
 from problems import of_tiers

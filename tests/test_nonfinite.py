@@ -13,7 +13,7 @@ import clearhead as ch
 from clearhead import engines
 from clearhead.core import reference, visibility
 from clearhead.core.axes import Array
-from clearhead.core.problem import describe
+from clearhead.core.call import describe
 from clearhead.errors import RuleError
 from passes import Question, weights
 from problems import RULES, Case, cases, each_engine, in_the_gate

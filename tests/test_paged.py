@@ -13,7 +13,7 @@ from torch.nn.attention import varlen
 
 import clearhead as ch
 from clearhead.core.arrays import as_array
-from clearhead.core.problem import describe
+from clearhead.core.call import describe
 from clearhead.engines import native
 from clearhead.errors import ClearheadError
 from clearhead.torch import varlen_attn, varlen_matrix

@@ -14,7 +14,7 @@ from clearhead import engines
 from clearhead.core import reference
 from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import Array
-from clearhead.core.problem import describe
+from clearhead.core.call import describe
 from clearhead.core.statistics import PER_QUERY, Wanted, listed
 from clearhead.engines.base import Upstream
 from problems import Case, draw_layout, each_engine, every_rule, on_every_engine, refused
@@ -204,7 +204,7 @@ def test_the_tolerance_notices_weights_rounded_to_float16(engine: str):
 @np.errstate(over="ignore")  # derivatives may leave float16's range
 def test_float32_results_round_to_the_results_in_the_inputs_dtype(engine: str, case: Case):
     """For sums over ranks: rounded, it is the usual result or a neighbour of it, since it was rounded twice."""
-    run, problem, inputs = engines.get(engine), case.problem, case.given.inputs
+    run, problem, inputs = engines.get(engine), case.problem, case.given
     asked = Wanted(output=True, logsumexp=True)
     usual, wide = (run.rows(inputs, replace(asked, keep_float32=one)) for one in (False, True))
     assert (usual["output"].dtype, wide["output"].dtype) == (problem.dtype, np.float32)
@@ -220,7 +220,7 @@ def test_float32_results_round_to_the_results_in_the_inputs_dtype(engine: str, c
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_float32_results_keep_digits_that_rounding_loses(engine: str, dtype: np.dtype[Any]):
     q, k, v, g = np.random.default_rng(0).standard_normal((4, 1, 2, 33, 8)).astype(dtype)
-    run, inputs = engines.get(engine), describe(q, k, v, {}).inputs
+    run, inputs = engines.get(engine), describe(q, k, v, {})
     rows = run.rows(inputs, Wanted(output=True, logsumexp=True, keep_float32=True))
     said = Upstream(np.ones((1, 2, 33), np.float32), g, keep_float32=True)
     slopes = run.gradients(inputs, rows["logsumexp"], said)

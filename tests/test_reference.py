@@ -15,7 +15,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
 from clearhead.core import reference
 from clearhead.core.axes import Array
-from clearhead.core.problem import describe
+from clearhead.core.call import describe
 from loops import output_by_loops, weights_by_loops
 from problems import Case, cases, examples
 from seeds import fresh

@@ -16,7 +16,8 @@ import clearhead as ch
 from clearhead import engines
 from clearhead.core import reference, rules, visibility
 from clearhead.core.axes import Array
-from clearhead.core.problem import Problem, describe
+from clearhead.core.call import describe
+from clearhead.core.problem import Problem
 from clearhead.core.rules import FIELDS, RULES, Rule, Rules, flat
 from clearhead.diagnosing import recipe
 from clearhead.engines import native_calls

@@ -66,7 +66,7 @@ def dealt(names: Sequence[str]) -> list[tuple[str, str]]:
 
 def passes(case: Case) -> dict[str, tuple[Callable[[], dict[str, Array]], int, int]]:
     """Each pass, with the number of products and exponentials that it computes for a block."""
-    inputs, problem = case.given.inputs, case.problem
+    inputs, problem = case.given, case.problem
     lse, g = case.book.logsumexp, case.rng.standard_normal(inputs.q.shape)
     bias, table = case.rules.get("bias"), problem.span_table
     said = Upstream(
@@ -198,6 +198,6 @@ def test_segment_ranges_are_found_for_each_batch_entry_separately():
     segments["query_segments"][3] = rng.permutation(segments["query_segments"][3])
     case = Case(q, k, k, segments, 0)
     truth = case.book.weights
-    np.testing.assert_allclose(triton.weights(case.given.inputs, case.book.logsumexp), truth, 1e-9, 1e-12)
-    result = triton.rows(case.given.inputs, Wanted(output=True))["output"]
+    np.testing.assert_allclose(triton.weights(case.given, case.book.logsumexp), truth, 1e-9, 1e-12)
+    result = triton.rows(case.given, Wanted(output=True))["output"]
     np.testing.assert_allclose(result, truth @ k, 1e-9, 1e-12)

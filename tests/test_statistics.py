@@ -11,7 +11,7 @@ import torch
 import clearhead as ch
 from clearhead import engines
 from clearhead.core import observations
-from clearhead.core.problem import describe
+from clearhead.core.call import describe
 from clearhead.core.statistics import (
     PER_KEY,
     PER_QUERY,
@@ -79,7 +79,7 @@ def test_engines_compute_every_statistic_of_the_table(engine: str):
 @pytest.mark.parametrize("engine", engines.NAMES)
 def test_an_engine_refuses_an_undeclared_statistic_by_name(engine: str, want: Wanted):
     q, k, v = arrays()
-    inputs, run = describe(q, k, None, {}).inputs, engines.get(engine)
+    inputs, run = describe(q, k, None, {}), engines.get(engine)
     if run.reasons_not(inputs.problem):
         pytest.skip(f"{engine} does not run here")
     lse = np.zeros((2, 3, 70), np.float32)
@@ -130,7 +130,7 @@ def test_the_native_binding_passes_statistics_by_name():
 
 def test_everything_that_declares_statistics_refuses_a_new_one_by_name(want: Wanted):
     q, k, _ = arrays()
-    inputs, lse, asked = describe(q, k, None, {}).inputs, np.zeros((2, 3, 70), np.float32), {NAME: True}
+    inputs, lse, asked = describe(q, k, None, {}), np.zeros((2, 3, 70), np.float32), {NAME: True}
     tensors = [torch.from_numpy(x) for x in (q, k)]
     whole: Any = ch.AttentionMatrix(*(x.clone().requires_grad_() for x in tensors))
     watching: Any = ch.watch

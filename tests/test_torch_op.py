@@ -240,7 +240,7 @@ def test_inputs_are_read_in_place(monkeypatch: pytest.MonkeyPatch):
     rows = engine.rows
 
     def watched(inputs: Any, want: Any) -> Any:
-        seen.extend(x.__array_interface__["data"][0] for x in inputs[1:])
+        seen.extend(x.__array_interface__["data"][0] for x in (inputs.q, inputs.k, inputs.v))
         return rows(inputs, want)
 
     monkeypatch.setattr(engine, "rows", watched)

@@ -11,7 +11,7 @@ from clearhead.bench.measure import Call, interleaved, ratio
 from clearhead.core import reference
 from clearhead.core.arrays import as_host_array
 from clearhead.core.axes import Array
-from clearhead.core.problem import describe
+from clearhead.core.call import describe
 from clearhead.digits import fixed, significant
 from clearhead.engines import native
 from clearhead.engines.threads import get_num_threads

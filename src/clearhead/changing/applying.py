@@ -16,7 +16,8 @@ from clearhead.changing.places import Place, Text, find
 from clearhead.changing.tensors import chosen, float_sum, library, numbers_like, spread, times
 from clearhead.core import visibility
 from clearhead.core.axes import Array, blocks
-from clearhead.core.problem import Problem, describe
+from clearhead.core.call import describe
+from clearhead.core.problem import Problem
 from clearhead.core.rules import RULES
 from clearhead.core.rules import Rules as RuleNames
 from clearhead.errors import ClearheadError, RuleError, SelectionError

@@ -42,7 +42,7 @@ def device_of(x: Array) -> str:
 
 def _adopt(x: Any, name: str) -> tuple[Array, Restore]:
     if type(x) is np.ndarray or isinstance(x, DeviceArray):
-        return cast("Array", x), _same
+        return cast("Array", x), same
     if isinstance(x, np.ma.MaskedArray):
         raise DtypeError(
             "{name} is a masked array, and a mask of its own is not read here.",
@@ -50,7 +50,7 @@ def _adopt(x: Any, name: str) -> tuple[Array, Restore]:
             name=name,
         )
     if isinstance(x, np.ndarray):
-        return x.view(np.ndarray), _same
+        return x.view(np.ndarray), same
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return _from_torch(torch, x, name), _as_tensor
@@ -236,7 +236,8 @@ def no_forward_mode(name: str) -> DerivativeError:
     )
 
 
-def _same(array: Array) -> Array:
+def same(array: Array) -> Array:
+    """Return the array itself: the way back for NumPy arrays."""
     return array
 
 

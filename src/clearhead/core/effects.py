@@ -19,7 +19,6 @@ import numpy as np
 
 from clearhead.core.arrays import as_host_array, on_cpu, to_device_of
 from clearhead.core.axes import Array, as_slice, brief
-from clearhead.core.problem import Problem
 from clearhead.core.statistics import PER_KEY, PER_QUERY, Request, Statistic
 from clearhead.digits import significant
 from clearhead.errors import check_known
@@ -187,17 +186,6 @@ class Terms:
         place, between = np.divmod(strongest - keys.start, keys.step)
         inside = (strongest >= 0) & (between == 0) & (place >= 0) & (place < len(keys))
         return replace(self, strongest=to_device_of(np.where(inside, place, -1), self.strongest))
-
-
-class Edges(NamedTuple):
-    """The edges whose effects are asked for: a problem, its arrays, g, and what each row must know of the whole."""
-
-    problem: Problem
-    q: Array  # (batch, heads, queries, d_k)
-    k: Array  # (batch, kv_heads, keys, d_k)
-    v: Array  # (batch, any number of heads that divides the query heads, keys, d_v), the problem's dtype
-    g: Array  # (batch, heads, queries, d_v), the problem's dtype
-    terms: Terms | None = None  # None where they are what is to be found
 
 
 @np.errstate(invalid="ignore")

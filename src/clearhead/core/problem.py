@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from clearhead.core.arrays import FLOATS, Restore, as_array, autocast, device_of, torch_of
-from clearhead.core.axes import KEY, QUERY, VALUE, Array, as_slice, group_size, heads_first, named
-from clearhead.core.rule_values import Sizes, Window, read_threads
-from clearhead.core.rules import FIELDS, RULES, Rules, check_names, check_segments, read, read_one, take
+from clearhead.core.arrays import FLOATS
+from clearhead.core.axes import KEY, QUERY, VALUE, Array, as_slice, group_size, named
+from clearhead.core.rule_values import Sizes, Window
+from clearhead.core.rules import FIELDS, RULES, Rules, check_segments, read, read_one, take
 from clearhead.errors import DtypeError, ShapeError
 
 _ARRAYS = frozenset(name for name, rule in RULES.items() if any(rule.fields.values()))  # rules whose value may be one
@@ -40,7 +40,7 @@ class Arrays(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Problem:
-    """One attention problem over arrays viewed as (batch, heads, queries, d_k); made by `describe`."""
+    """One attention problem over arrays viewed as (batch, heads, queries, d_k); made by `describe` (call.py)."""
 
     prefix: tuple[int, ...]  # the caller's axes before queries: () in 2-D, (heads,) in 3-D, (…, heads) beyond
     batch: int
@@ -142,69 +142,6 @@ class Problem:
             kv_heads = self.kv_heads if heads is None else count
             changes |= {"prefix": (batch, count), "batch": batch, "heads": count, "kv_heads": kv_heads}
         return replace(self, **changes)
-
-
-class Inputs(NamedTuple):
-    """A problem with its arrays, as engines take them; v may have any number of heads that divides the query heads."""
-
-    problem: Problem
-    q: Array  # (batch, heads, queries, d_k)
-    k: Array  # (batch, kv_heads, keys, d_k)
-    v: Array | None = None  # (batch, kv_heads, keys, d_v)
-
-    def astype(self, dtype: np.dtype[Any]) -> "Inputs":
-        """The same in another dtype."""
-        arrays: Any = (x if x is None else x.astype(dtype, copy=False) for x in self[1:])
-        return Inputs(replace(self.problem, dtype=dtype), *arrays)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Described:
-    """A problem with its arrays, as in Inputs, and what turns a result into the kind of array that q is."""
-
-    problem: Problem
-    q: Array
-    k: Array
-    v: Array | None
-    restore: Restore
-
-    @property
-    def inputs(self) -> Inputs:
-        """What engines take."""
-        return Inputs(self.problem, self.q, self.k, self.v)
-
-
-def describe(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) -> Described:
-    """Read and validate all arguments of a call before any work; every public call comes through here.
-
-    q (…, heads, queries, d_k), k (…, kv_heads, keys, d_k), v (…, kv_heads, keys, d_v) or None; 2-D is one head.
-
-    Returns the problem, the arrays viewed with 4 axes, and the function that turns a result into the kind of array that
-    q is. Raises ShapeError where shapes do not fit each other, DtypeError unless they are arrays of one float dtype on
-    one device, RuleError for a wrong value of a rule or of num_threads, UnknownNameError for a keyword that is no rule.
-    O(1), plus reading the rules that are arrays.
-    """
-    check_names(rules)
-    num_threads, library = read_threads(num_threads), "torch" if torch_of(q) else ""
-    q, restore = as_array(autocast(q), "q")
-    device = device_of(q)
-    k = as_array(autocast(k), "k", device)[0]
-    shapes: tuple[tuple[int, ...], ...] = q.shape, k.shape
-    dtypes: tuple[np.dtype[Any], ...] = q.dtype, k.dtype
-    if v is not None:
-        v = as_array(autocast(v), "v", device)[0]
-        shapes, dtypes = (*shapes, v.shape), (*dtypes, v.dtype)
-    problem = problem_of(Arrays(shapes, dtypes, device, library, num_threads), rules)
-    return Described(problem, heads_first(q), heads_first(k), None if v is None else heads_first(v), restore)
-
-
-def describe_whole(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) -> tuple[Described, Array]:
-    """As `describe`, for calls that need v, which is returned second. Raises DtypeError where v is None."""
-    if v is None:
-        as_array(v, "v")  # raises: it is no array
-    described = describe(q, k, v, rules, num_threads)
-    assert described.v is not None
-    return described, described.v
 
 
 def problem_of(of: Arrays, rules: Rules) -> Problem:

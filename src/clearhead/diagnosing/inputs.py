@@ -9,7 +9,8 @@ import numpy as np
 
 from clearhead.core.arrays import FLOATS, as_array
 from clearhead.core.axes import WEIGHTS, Array, heads_first, named
-from clearhead.core.problem import Problem, describe, describe_whole
+from clearhead.core.call import describe, describe_whole
+from clearhead.core.problem import Problem
 from clearhead.core.rule_values import read_flag, read_number
 from clearhead.core.rules import Rules, check_names
 from clearhead.diagnosing.recipe import STAGES, Diagnosed, Rotary, Stage

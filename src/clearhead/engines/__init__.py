@@ -6,8 +6,9 @@ from functools import cache
 from typing import cast
 
 from clearhead.core.axes import Array
+from clearhead.core.call import Call
 from clearhead.core.observations import check_room
-from clearhead.core.problem import Inputs, Problem
+from clearhead.core.problem import Problem
 from clearhead.core.statistics import Wanted, lacking
 from clearhead.engines.base import EffectEngine, Engine
 from clearhead.errors import EngineError, unknown
@@ -122,14 +123,14 @@ def with_effects(engine: Engine, problem: Problem, name: str | None = None) -> E
     return cast("EffectEngine", result)
 
 
-def answer(engine: Engine, inputs: Inputs, want: Wanted, logsumexp: Array | None = None) -> dict[str, Array]:
+def answer(engine: Engine, call: Call, want: Wanted, logsumexp: Array | None = None) -> dict[str, Array]:
     """Everything wanted, by array name, in the fewest passes over the keys.
 
     logsumexp (batch, heads, queries) is passed where it is known, with the bits of this engine's own row pass; where it
     is not known and has to be computed, it is among the answers. A row pass that is needed anyway may answer `received`
     too. Raises SizeError where the answers are larger than memory.
     """
-    problem, v = inputs.problem, inputs.v
+    problem, v = call.problem, call.v
     if want.output != (v is not None):
         want = replace(want, output=v is not None)
     check_room(problem, want, 0 if v is None else v.shape[-1])
@@ -138,10 +139,10 @@ def answer(engine: Engine, inputs: Inputs, want: Wanted, logsumexp: Array | None
     first = want if want.logsumexp == computed else replace(want, logsumexp=computed)
     results: dict[str, Array] = {}
     if first.rows():
-        results.update(engine.rows(inputs, first))
+        results.update(engine.rows(call, first))
     if columns and "received" in results:  # the row pass has answered it too
         want = replace(want, received=False)
         columns = want.columns()
     if columns:
-        results.update(engine.columns(inputs, results["logsumexp"] if logsumexp is None else logsumexp, want))
+        results.update(engine.columns(call, results["logsumexp"] if logsumexp is None else logsumexp, want))
     return results

@@ -9,8 +9,9 @@ import numpy as np
 
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import WEIGHTS, Array
-from clearhead.core.effects import EFFECTS, Edges, Others, WantedEffects
-from clearhead.core.problem import Inputs, Problem
+from clearhead.core.call import Call
+from clearhead.core.effects import EFFECTS, Others, Terms, WantedEffects
+from clearhead.core.problem import Problem
 from clearhead.core.rules import RULES, refusals
 from clearhead.core.statistics import Wanted, arrays_of
 from clearhead.errors import EngineError
@@ -18,7 +19,7 @@ from clearhead.errors import EngineError
 Answers = Mapping[str, Array]
 _P = ParamSpec("_P")
 _INT64 = np.dtype(np.int64)
-Pass = Callable[Concatenate[Inputs, _P], dict[str, Array]]
+Pass = Callable[Concatenate[Call, _P], dict[str, Array]]
 Kind = tuple[tuple[int, ...], np.dtype[np.generic]]  # an array's shape and dtype
 
 
@@ -60,7 +61,7 @@ class Engine(Protocol):
     def reasons_not(self, problem: Problem) -> list[str]:
         """Why this engine cannot run `problem`, one sentence each; empty when it can."""
 
-    def rows(self, inputs: Inputs, want: Wanted) -> Answers:
+    def rows(self, call: Call, want: Wanted) -> Answers:
         """The output (batch, heads, queries, d_v) and the row statistics asked for; `top` as top_weights, top_indices.
 
         The output is in the problem's dtype, or in the statistics' (want.keep_float32). v may have any number of
@@ -68,16 +69,16 @@ class Engine(Protocol):
         to the bits that `columns` would give.
         """
 
-    def columns(self, inputs: Inputs, logsumexp: Array, want: Wanted) -> Answers:
+    def columns(self, call: Call, logsumexp: Array, want: Wanted) -> Answers:
         """The column statistics asked for, given the final log-sum-exp (batch, heads, queries)."""
 
-    def weights(self, inputs: Inputs, logsumexp: Array) -> Array:
+    def weights(self, call: Call, logsumexp: Array) -> Array:
         """Every weight of this (small) problem, (batch, heads, queries, keys), given the final log-sum-exp."""
 
-    def transposed(self, inputs: Inputs, logsumexp: Array, g: Array) -> Array:
+    def transposed(self, call: Call, logsumexp: Array, g: Array) -> Array:
         """Aᵀ·g: g (batch, heads or 1, queries, d) to (batch, heads, keys, d)."""
 
-    def gradients(self, inputs: Inputs, logsumexp: Array, upstream: Upstream) -> Answers:
+    def gradients(self, call: Call, logsumexp: Array, upstream: Upstream) -> Answers:
         """The loss's derivatives by "q", "k" and "v", each shaped as its array.
 
         They are in the problem's dtype, or in the statistics' (upstream.keep_float32). "v" only where upstream.output
@@ -89,18 +90,21 @@ class Engine(Protocol):
 
 
 class EffectEngine(Engine, Protocol):
-    """An engine that also answers what single edges did; core/effects.py has the formulas."""
+    """An engine that also answers what single edges did; core/effects.py has the formulas.
 
-    def others(self, edges: Edges) -> Others:
+    g (batch, heads, queries, d_v) has the problem's dtype, as the call's values have.
+    """
+
+    def others(self, call: Call, g: Array) -> Others:
         """Each row's key of the largest logit, and what all its other keys answer, without sinks; in NumPy arrays."""
 
-    def effects(self, edges: Edges, want: WantedEffects) -> Answers:
+    def effects(self, call: Call, g: Array, terms: Terms, want: WantedEffects) -> Answers:
         """What is wanted, in the statistics' dtype, by the names of `effects.arrays_of`."""
 
-    def effect_tile(self, edges: Edges) -> Array:
+    def effect_tile(self, call: Call, g: Array, terms: Terms) -> Array:
         """Every effect of this (small) problem, (batch, heads, queries, keys)."""
 
-    def effect_product(self, edges: Edges, x: Array, *, transposed: bool) -> Array:
+    def effect_product(self, call: Call, g: Array, terms: Terms, x: Array, *, transposed: bool) -> Array:
         """E·x, x (batch, heads that divide the query heads, keys, d), or Eᵀ·x, x (…, queries, d)."""
 
 
@@ -134,16 +138,16 @@ def in_one_dtype(pass_: Pass[_P]) -> Pass[_P]:
     """
 
     @wraps(pass_)
-    def run(inputs: Inputs, *more: _P.args, **named: _P.kwargs) -> dict[str, Array]:
-        problem, v = inputs.problem, inputs.v
+    def run(call: Call, *more: _P.args, **named: _P.kwargs) -> dict[str, Array]:
+        problem, v = call.problem, call.v
         gradients = [x.output for x in more if isinstance(x, Upstream) and x.output is not None]
         reads_v = bool(gradients) or any(isinstance(x, Wanted) and x.output for x in more)
         if v is None or not reads_v or all(x.dtype == problem.dtype for x in (v, *gradients)):
-            return pass_(inputs, *more, **named)
+            return pass_(call, *more, **named)
         wide = np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32)
         rest = [x.astype(wide) if isinstance(x, Upstream) else x for x in more]
         in_wide = cast("Callable[..., dict[str, Array]]", pass_)
-        answers = in_wide(inputs.astype(wide), *rest, **named)
+        answers = in_wide(call.astype(wide), *rest, **named)
         usual = statistics_dtype(problem.dtype)
         values = usual if any(getattr(x, "keep_float32", False) for x in more) else problem.dtype
         dtypes = dict.fromkeys(("output", "q", "k", "v"), values) | {"top_indices": _INT64}

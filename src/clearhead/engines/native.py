@@ -14,8 +14,9 @@ import numpy as np
 
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
-from clearhead.core.effects import EFFECTS, ORDERS, Edges, Others, WantedEffects, no_keys
-from clearhead.core.problem import Inputs, Problem
+from clearhead.core.call import Call
+from clearhead.core.effects import EFFECTS, ORDERS, Others, Terms, WantedEffects, no_keys
+from clearhead.core.problem import Problem
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import (
     Upstream,
@@ -27,7 +28,7 @@ from clearhead.engines.base import (
     unsupported,
 )
 from clearhead.engines.native_calls import RULES as RULES
-from clearhead.engines.native_calls import TYPES, bits, call, import_error, labels
+from clearhead.engines.native_calls import TYPES, bits, import_error, labels, run
 from clearhead.engines.native_calls import described as described
 from clearhead.engines.native_calls import kernel as _native
 
@@ -96,9 +97,9 @@ def reasons_not(problem: Problem) -> list[str]:
 
 
 @in_one_dtype
-def rows(inputs: Inputs, want: Wanted) -> dict[str, Array]:
+def rows(call: Call, want: Wanted) -> dict[str, Array]:
     """The output and the row statistics, in one pass over the keys."""
-    problem, q, k, v = inputs
+    problem, q, k, v = call.problem, call.q, call.k, call.v
     dtype = statistics_dtype(problem.dtype)
     results = room_for_rows(problem, v, want, STATISTICS)
     answers: dict[str, Any] = dict(results)
@@ -108,7 +109,7 @@ def rows(inputs: Inputs, want: Wanted) -> dict[str, Array]:
     if want.received and not few_rows and want.columns() == ["received"]:  # else a column pass follows anyway
         answers["received"] = np.zeros((problem.batch, problem.heads, problem.keys))
         answers.setdefault("logsumexp", np.empty((problem.batch, problem.heads, problem.queries), dtype))
-    call("rows", problem, bits(q), bits(k), bits(v) if "output" in results else None, answers)
+    run("rows", problem, bits(q), bits(k), bits(v) if "output" in results else None, answers)
     if "received" in answers:
         results["received"] = answers["received"].astype(dtype, copy=False)
     return results
@@ -126,39 +127,39 @@ def ragged(
     if "received" in answers and "logsumexp" not in answers:
         answers = {**answers, "logsumexp": np.empty(q.shape[:2], statistics_dtype(problem.dtype))}
     room = {name: bits(x) for name, x in answers.items()}
-    call("ragged", problem, bits(q), bits(k), bits(v), *where, room, _MANY_QUERIES, _MANY_KEYS)
+    run("ragged", problem, bits(q), bits(k), bits(v), *where, room, _MANY_QUERIES, _MANY_KEYS)
 
 
-def columns(inputs: Inputs, logsumexp: Array, want: Wanted) -> dict[str, Array]:
+def columns(call: Call, logsumexp: Array, want: Wanted) -> dict[str, Array]:
     """The column statistics, from weights recomputed with the log-sum-exp."""
-    results = room_for_columns(inputs.problem, want, STATISTICS)
-    _columns(inputs, logsumexp, results, labels(want.groups))
-    return _rounded(inputs.problem, results)
+    results = room_for_columns(call.problem, want, STATISTICS)
+    _columns(call, logsumexp, results, labels(want.groups))
+    return _rounded(call.problem, results)
 
 
-def weights(inputs: Inputs, logsumexp: Array) -> Array:
+def weights(call: Call, logsumexp: Array) -> Array:
     """Every weight of this (small) problem: exp(logit - log-sum-exp)."""
-    problem = inputs.problem
+    problem = call.problem
     shape = (problem.batch, problem.heads, problem.queries, problem.keys)
     results = {"weights": np.zeros(shape, statistics_dtype(problem.dtype))}
-    _columns(inputs, logsumexp, results, {})
+    _columns(call, logsumexp, results, {})
     return results["weights"]
 
 
-def transposed(inputs: Inputs, logsumexp: Array, g: Array) -> Array:
+def transposed(call: Call, logsumexp: Array, g: Array) -> Array:
     """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d)."""
-    problem = inputs.problem
+    problem = call.problem
     shape = (problem.batch, problem.heads, problem.keys, g.shape[-1])
     results = {"transposed": np.zeros(shape, statistics_dtype(problem.dtype))}
-    _columns(inputs, logsumexp, results, {"x": bits(g), "x_type": TYPES[g.dtype]})
+    _columns(call, logsumexp, results, {"x": bits(g), "x_type": TYPES[g.dtype]})
     return results["transposed"]
 
 
-def _columns(inputs: Inputs, logsumexp: Array, answers: dict[str, Array], more: dict[str, Any]) -> None:
+def _columns(call: Call, logsumexp: Array, answers: dict[str, Array], more: dict[str, Any]) -> None:
     """Run the column pass, which fills `answers`; `more` holds the labels of groups, or x and its type."""
-    problem, q, k, _ = inputs
+    problem, q, k = call.problem, call.q, call.k
     known = {"logsumexp": np.ascontiguousarray(logsumexp, statistics_dtype(problem.dtype)), **more}
-    call("columns", problem, bits(q), bits(k), known, answers)
+    run("columns", problem, bits(q), bits(k), known, answers)
 
 
 def _rounded(problem: Problem, results: dict[str, Array]) -> dict[str, Array]:
@@ -168,10 +169,10 @@ def _rounded(problem: Problem, results: dict[str, Array]) -> dict[str, Array]:
 
 
 @in_one_dtype
-def gradients(inputs: Inputs, logsumexp: Array, upstream: Upstream) -> dict[str, Array]:
+def gradients(call: Call, logsumexp: Array, upstream: Upstream) -> dict[str, Array]:
     """The gradients of q, k, v, the bias and the table of spans, in one pass over the blocks of keys."""
-    inputs = inputs if upstream.output is not None else inputs._replace(v=None)
-    problem, q, k, v = inputs
+    call = call if upstream.output is not None else call.with_values(None)
+    problem, q, k, v = call.problem, call.q, call.k, call.v
     dtype = statistics_dtype(problem.dtype)
     room = {name: np.zeros(x.shape, dtype) for name, x in (("q", q), ("k", k), ("v", v)) if x is not None}
     if upstream.bias is not None:  # the kernel sums over keys where the bias is broadcast
@@ -182,7 +183,7 @@ def gradients(inputs: Inputs, logsumexp: Array, upstream: Upstream) -> dict[str,
     known: dict[str, Any] = {"logsumexp": np.ascontiguousarray(logsumexp, dtype), **_numbers(problem, upstream)}
     if v is not None and upstream.output is not None:
         known |= {"v": bits(v), "output": bits(upstream.output)}
-    call("gradients", problem, bits(q), bits(k), known, room)
+    run("gradients", problem, bits(q), bits(k), known, room)
     number = dtype if upstream.keep_float32 else problem.dtype
     answers = {name: array.astype(number, copy=False) for name, array in room.items() if name in "qkv"}
     if upstream.bias is not None:
@@ -207,62 +208,61 @@ def _numbers(problem: Problem, upstream: Upstream) -> dict[str, Array]:
     return {name: np.ascontiguousarray(x, dtype) for name, x in numbers.items() if x is not None}
 
 
-def others(edges: Edges) -> Others:
+def others(call: Call, g: Array) -> Others:
     """Each row's strongest key and what all its other keys answer, in one pass over the keys."""
-    problem, *arrays, _ = edges
+    problem = call.problem
     results = no_keys((problem.batch, problem.heads, problem.queries))
-    call("others", problem, *map(bits, arrays), results._asdict())
+    run("others", problem, *map(bits, (call.q, call.k, call.v, g)), results._asdict())
     return results
 
 
-def effects(edges: Edges, want: WantedEffects) -> dict[str, Array]:
+def effects(call: Call, g: Array, terms: Terms, want: WantedEffects) -> dict[str, Array]:
     """What is wanted of the matrix of effects, in one pass over weights recomputed with the log-sum-exp."""
-    dtype = statistics_dtype(edges.problem.dtype)
-    results = room_for_effects(edges.problem, want)
+    dtype = statistics_dtype(call.problem.dtype)
+    results = room_for_effects(call.problem, want)
     rounded = {name: x for name, x in results.items() if x.dtype != np.int64 and name not in _SUMMED}
     results |= {name: np.zeros(x.shape, dtype) for name, x in rounded.items()}
     more: dict[str, Any] = labels(want.groups)
     if want.top is not None:
         more["order"] = ORDERS.index(want.order)
     answers = {"received" if name == "by_key" else name: x for name, x in results.items()}
-    _effects(edges, answers, **more)
-    return _rounded(edges.problem, results)
+    _effects(call, g, terms, answers, **more)
+    return _rounded(call.problem, results)
 
 
-def effect_tile(edges: Edges) -> Array:
+def effect_tile(call: Call, g: Array, terms: Terms) -> Array:
     """Every effect of this (small) problem, (batch, heads, queries, keys)."""
-    problem = edges.problem
+    problem = call.problem
     shape = (problem.batch, problem.heads, problem.queries, problem.keys)
     tile = np.zeros(shape, statistics_dtype(problem.dtype))
-    _effects(edges, {"weights": tile})
+    _effects(call, g, terms, {"weights": tile})
     return tile
 
 
-def effect_product(edges: Edges, x: Array, *, transposed: bool) -> Array:
+def effect_product(call: Call, g: Array, terms: Terms, x: Array, *, transposed: bool) -> Array:
     """E·x, (batch, heads, queries, d), or with `transposed` Eᵀ·x, (batch, heads, keys, d)."""
-    problem = edges.problem
+    problem = call.problem
     dtype = statistics_dtype(problem.dtype)
     size = problem.keys if transposed else problem.queries
     product = np.zeros((problem.batch, problem.heads, size, x.shape[-1]), dtype if transposed else np.float64)
     answers = {"transposed" if transposed else "product": product}
-    _effects(edges, answers, x=bits(x), x_type=TYPES[x.dtype])
+    _effects(call, g, terms, answers, x=bits(x), x_type=TYPES[x.dtype])
     return product.astype(dtype, copy=False)
 
 
-def _effects(edges: Edges, answers: dict[str, Array], **more: Any) -> None:
+def _effects(call: Call, g: Array, terms: Terms, answers: dict[str, Array], **more: Any) -> None:
     """Run the pass over effects, which fills `answers`; `more` holds labels, an order, or x and its type.
 
     The kernel goes through the queries in segments that do not depend on the number of threads, and adds what each
     gives to the sums in their order; so no bit depends on it either.
     """
-    problem, *arrays, terms = edges
-    assert terms is not None
+    problem = call.problem
     dtype = statistics_dtype(problem.dtype)
     known = {"logsumexp": terms.logsumexp, "whole": terms.whole, "others": terms.others}
     known = {name: np.ascontiguousarray(x, dtype) for name, x in known.items() if x is not None}
     if terms.strongest is not None:
         known["strongest"] = np.ascontiguousarray(terms.strongest, np.int64)
-    call("effects", problem, *map(bits, arrays), {**known, **more}, answers)
+    run("effects", problem, *map(bits, (call.q, call.k, call.v, g)), {**known, **more}, answers)
 
 
 def repeatable(tensor_type: type | None) -> Any:

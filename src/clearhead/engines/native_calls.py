@@ -28,7 +28,7 @@ _NO_LIMIT = 1 << 62
 _described: WeakKeyDictionary[Problem, Any] = WeakKeyDictionary()  # problems already converted for the kernel
 
 
-def call(name: str, problem: Problem, *arguments: Any) -> None:
+def run(name: str, problem: Problem, *arguments: Any) -> None:
     """Call the kernel, which fills the arrays given. Raises SizeError if its working memory cannot be allocated."""
     threads = get_num_threads() if problem.num_threads is None else problem.num_threads
     try:

@@ -10,8 +10,9 @@ import numpy as np
 from clearhead.core import spans, visibility
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array, blocks, group_size
+from clearhead.core.call import Call
 from clearhead.core.observations import areas
-from clearhead.core.problem import Inputs, Problem
+from clearhead.core.problem import Problem
 from clearhead.core.rules import EVERYWHERE
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Upstream, elsewhere, room_for_columns, room_for_rows, unsupported
@@ -54,9 +55,9 @@ def reasons_not(problem: Problem) -> list[str]:
 
 
 @_quiet
-def rows(inputs: Inputs, want: Wanted) -> dict[str, Array]:
+def rows(call: Call, want: Wanted) -> dict[str, Array]:
     """The output and the row statistics, in one pass over the keys."""
-    problem, q, k, v = inputs
+    problem, q, k, v = call.problem, call.q, call.k, call.v
     result = room_for_rows(problem, v, want, STATISTICS)
     for head in heads_of(problem, k, v):
         for block in blocks(problem.queries, QUERY_BLOCK):
@@ -74,9 +75,9 @@ def rows(inputs: Inputs, want: Wanted) -> dict[str, Array]:
 
 
 @_quiet
-def columns(inputs: Inputs, logsumexp: Array, want: Wanted) -> dict[str, Array]:
+def columns(call: Call, logsumexp: Array, want: Wanted) -> dict[str, Array]:
     """The column statistics, in one pass over weights recomputed with the log-sum-exp."""
-    problem, q, k, _ = inputs
+    problem, q, k = call.problem, call.q, call.k
     result = room_for_columns(problem, want, STATISTICS)
     for head in heads_of(problem, k):
         total = {name: array[head.batch, head.index] for name, array in result.items()}
@@ -98,9 +99,9 @@ def columns(inputs: Inputs, logsumexp: Array, want: Wanted) -> dict[str, Array]:
 
 
 @_quiet
-def weights(inputs: Inputs, logsumexp: Array) -> Array:
+def weights(call: Call, logsumexp: Array) -> Array:
     """Every weight of this (small) problem: exp(logit - log-sum-exp)."""
-    problem, q, k, _ = inputs
+    problem, q, k = call.problem, call.q, call.k
     shape = (problem.batch, problem.heads, problem.queries, problem.keys)
     result = np.zeros(shape, statistics_dtype(problem.dtype))
     for head in heads_of(problem, k):
@@ -110,9 +111,9 @@ def weights(inputs: Inputs, logsumexp: Array) -> Array:
 
 
 @_quiet
-def transposed(inputs: Inputs, logsumexp: Array, g: Array) -> Array:
+def transposed(call: Call, logsumexp: Array, g: Array) -> Array:
     """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d); blocks of zero rows are skipped."""
-    problem, q, k, _ = inputs
+    problem, q, k = call.problem, call.q, call.k
     result = np.zeros((problem.batch, problem.heads, problem.keys, g.shape[-1]), np.float64)
     for head in heads_of(problem, k):
         rows = g[head.batch, head.index if g.shape[1] > 1 else 0]
@@ -125,9 +126,9 @@ def transposed(inputs: Inputs, logsumexp: Array, g: Array) -> Array:
 
 
 @_quiet
-def gradients(inputs: Inputs, logsumexp: Array, upstream: Upstream) -> dict[str, Array]:
+def gradients(call: Call, logsumexp: Array, upstream: Upstream) -> dict[str, Array]:
     """The gradients of q, k, v, the bias and the table of spans, in one pass over the recomputed weights."""
-    problem, q, k, v = inputs
+    problem, q, k, v = call.problem, call.q, call.k, call.v
     values = None if upstream.output is None else v
     shapes = {name: x.shape for name, x in (("q", q), ("k", k), ("v", values)) if x is not None}
     shapes |= {name: shape for name in ("bias", "spans") if (shape := getattr(upstream, name)) is not None}

@@ -9,8 +9,9 @@ import numpy as np
 
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array, blocks, group_size
+from clearhead.core.call import Call
 from clearhead.core.effect_lists import first, larger, largest_under
-from clearhead.core.effects import Edges, Order, Others, Terms, WantedEffects, merged, no_keys
+from clearhead.core.effects import Order, Others, Terms, WantedEffects, merged, no_keys
 from clearhead.core.observations import areas
 from clearhead.core.problem import Problem
 from clearhead.engines.base import room_for_effects
@@ -34,9 +35,10 @@ _quiet = np.errstate(all="ignore")  # NaN and infinity are legal values, and nee
 
 
 @_quiet
-def others(edges: Edges) -> Others:
+def others(call: Call, g: Array) -> Others:
     """Each row's strongest key and what all its other keys answer, in one pass over the keys."""
-    problem, q, k, v, g, _ = edges
+    problem, q, k, v = call.problem, call.q, call.k, call.v
+    assert v is not None
     result = no_keys((problem.batch, problem.heads, problem.queries))
     for head in heads_of(problem, k):
         values = turned_values(problem, head, v)
@@ -68,15 +70,15 @@ def _of_block(logits: Array, terms: Array) -> Others:
 
 
 @_quiet
-def effects(edges: Edges, want: WantedEffects) -> dict[str, Array]:
+def effects(call: Call, g: Array, terms: Terms, want: WantedEffects) -> dict[str, Array]:
     """What is wanted of the matrix of effects, in one pass over weights recomputed with the log-sum-exp.
 
     Lists and largest effects are chosen among effects that are rounded as `effect_tile` rounds them, sums are of
     effects in float64.
     """
-    problem = edges.problem
+    problem = call.problem
     result, dtype = room_for_effects(problem, want), statistics_dtype(problem.dtype)
-    for head, block, cols, tile, visible in _tiles(edges):
+    for head, block, cols, tile, visible in _tiles(call, g, terms):
         total = {name: array[head.batch, head.index] for name, array in result.items()}
         rounded = tile.astype(dtype)
         if want.by_key:
@@ -101,22 +103,22 @@ def effects(edges: Edges, want: WantedEffects) -> dict[str, Array]:
 
 
 @_quiet
-def effect_tile(edges: Edges) -> Array:
+def effect_tile(call: Call, g: Array, terms: Terms) -> Array:
     """Every effect of this (small) problem, (batch, heads, queries, keys)."""
-    problem = edges.problem
+    problem = call.problem
     result = np.zeros((problem.batch, problem.heads, problem.queries, problem.keys), statistics_dtype(problem.dtype))
-    for head, block, cols, tile, _ in _tiles(edges):
+    for head, block, cols, tile, _ in _tiles(call, g, terms):
         result[head.batch, head.index, block, cols] = tile
     return result
 
 
 @_quiet
-def effect_product(edges: Edges, x: Array, *, transposed: bool) -> Array:
+def effect_product(call: Call, g: Array, terms: Terms, x: Array, *, transposed: bool) -> Array:
     """E·x, (batch, heads, queries, d), or with `transposed` Eᵀ·x, (batch, heads, keys, d)."""
-    problem = edges.problem
+    problem = call.problem
     size = problem.keys if transposed else problem.queries
     result = np.zeros((problem.batch, problem.heads, size, x.shape[-1]))
-    for head, block, cols, tile, visible in _tiles(edges):
+    for head, block, cols, tile, visible in _tiles(call, g, terms):
         rows_of_x = x[head.batch, head.index * x.shape[1] // problem.heads]
         into, left, seen, right = (cols, tile.T, visible.T, block) if transposed else (block, tile, visible, cols)
         result[head.batch, head.index, into] += mix(left, seen, Values.of(rows_of_x[right].astype(np.float64)))
@@ -128,10 +130,10 @@ def turned_values(problem: Problem, head: Head, v: Array) -> list[Array]:
     return [pieces(block.T) for block in packed(v[head.batch, head.index // group_size(problem.heads, v.shape[1])])]
 
 
-def _tiles(edges: Edges) -> Iterator[tuple[Head, slice, slice, Array, Array]]:
+def _tiles(call: Call, g: Array, terms: Terms) -> Iterator[tuple[Head, slice, slice, Array, Array]]:
     """(head, queries, keys, effects, which pairs are visible) for every block that is not fully masked."""
-    problem, q, k, v, g, terms = edges
-    assert terms is not None
+    problem, q, k, v = call.problem, call.q, call.k, call.v
+    assert v is not None
     for head in heads_of(problem, k):
         here = head.batch, head.index
         values = turned_values(problem, head, v)

@@ -7,8 +7,8 @@ import numpy as np
 
 from clearhead.core.arrays import on_cpu, to_device_of
 from clearhead.core.axes import Array
-from clearhead.core.effects import Edges, Terms
-from clearhead.core.problem import Inputs
+from clearhead.core.call import Call
+from clearhead.core.effects import Terms
 from clearhead.engines.base import Engine, Upstream
 
 
@@ -29,8 +29,6 @@ class Remote:
         return call
 
     def _sent(self, x: Any) -> Any:
-        if isinstance(x, (Upstream, Terms)):
+        if isinstance(x, (Call, Upstream, Terms)):
             return replace(x, **{f.name: self._sent(getattr(x, f.name)) for f in fields(x)})
-        if isinstance(x, (Inputs, Edges)):
-            return type(x)(*(self._sent(part) for part in x))
         return to_device_of(x, self.like) if isinstance(x, np.ndarray) else x

@@ -5,18 +5,19 @@ groups, single weights, Aᵀ·g and the first derivative, under all rules; it ha
 mode or second derivatives, and its declarations say so.
 
 Sums are in float32 (float64 for float64). Products of float32 inputs use full precision unless PyTorch allows TF32
-(torch.backends.cuda.matmul.allow_tf32); of float32 numbers beside 16-bit inputs, three products of TF32. Triton's
+(torch.backends.cuda.matmul.allow_tf32); of float32 numbers beside 16-bit call, three products of TF32. Triton's
 interpreter runs the same kernels on the CPU's memory if TRITON_INTERPRET is set: slowly, for tests.
 """
 
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.core.problem import Inputs, Problem
+from clearhead.core.call import Call
+from clearhead.core.problem import Problem
 from clearhead.core.rules import EVERYWHERE
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Upstream, in_one_dtype, unsupported
@@ -45,7 +46,7 @@ def _there(pass_: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(pass_)
     def launched(*args: _P.args, **named: _P.kwargs) -> _R:
-        device = gpu.device_of(args[0][1])  # type: ignore[index]
+        device = gpu.device_of(cast("Call", args[0]).q)
         with torch.cuda.device(device) if device.type == "cuda" else np.errstate(all="ignore"):
             return pass_(*args, **named)
 
@@ -73,33 +74,33 @@ def _arrays(tensors: "dict[str, torch.Tensor]", like: Array) -> dict[str, Array]
 
 @_there
 @in_one_dtype
-def rows(inputs: Inputs, want: Wanted) -> dict[str, Array]:
+def rows(call: Call, want: Wanted) -> dict[str, Array]:
     """The output and the row statistics, in one pass over the keys."""
-    return _arrays(passes.observe_rows(inputs, want, MOST_D), inputs.q)
+    return _arrays(passes.observe_rows(call, want, MOST_D), call.q)
 
 
 @_there
-def columns(inputs: Inputs, logsumexp: Array, want: Wanted) -> dict[str, Array]:
+def columns(call: Call, logsumexp: Array, want: Wanted) -> dict[str, Array]:
     """The column statistics, from weights recomputed with the log-sum-exp."""
-    return _arrays(passes.observe_columns(inputs, logsumexp, want), inputs.q)
+    return _arrays(passes.observe_columns(call, logsumexp, want), call.q)
 
 
 @_there
-def weights(inputs: Inputs, logsumexp: Array) -> Array:
+def weights(call: Call, logsumexp: Array) -> Array:
     """Every weight of this (small) problem: exp(logit - log-sum-exp)."""
-    return gpu.from_tensor(passes.weights(inputs, logsumexp), inputs.q)
+    return gpu.from_tensor(passes.weights(call, logsumexp), call.q)
 
 
 @_there
-def transposed(inputs: Inputs, logsumexp: Array, g: Array) -> Array:
+def transposed(call: Call, logsumexp: Array, g: Array) -> Array:
     """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d)."""
-    return gpu.from_tensor(passes.transposed(inputs, logsumexp, g, MOST_D), inputs.q)
+    return gpu.from_tensor(passes.transposed(call, logsumexp, g, MOST_D), call.q)
 
 
 @_there
 @in_one_dtype
-def gradients(inputs: Inputs, logsumexp: Array, upstream: Upstream) -> dict[str, Array]:
+def gradients(call: Call, logsumexp: Array, upstream: Upstream) -> dict[str, Array]:
     """The gradients of q, k, v, bias and spans. Each element has one writer: results are deterministic."""
-    problem = inputs.problem
+    problem = call.problem
     number = gpu.statistics(problem) if upstream.keep_float32 else gpu.torch_dtype(problem.dtype)
-    return _arrays(passes.differentiate(inputs, logsumexp, upstream, number, MOST_D), inputs.q)
+    return _arrays(passes.differentiate(call, logsumexp, upstream, number, MOST_D), call.q)

@@ -12,7 +12,7 @@ import numpy as np
 
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, brief
-from clearhead.core.problem import describe
+from clearhead.core.call import describe
 from clearhead.core.rules import Rules
 from clearhead.digits import rounded
 from clearhead.explaining.answer_words import tables

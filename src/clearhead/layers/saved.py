@@ -9,8 +9,8 @@ import numpy as np
 from clearhead.core.array_files import safetensors
 from clearhead.core.arrays import as_rule_array as near
 from clearhead.core.axes import Array
+from clearhead.core.call import describe
 from clearhead.core.files import object_of, write_whole
-from clearhead.core.problem import describe
 from clearhead.core.rules import flat
 from clearhead.core.statistics import STATISTICS, Top, arrays_of, joined_arrays, separate_arrays
 from clearhead.errors import ClearheadError, FileError

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from clearhead import engines
 from clearhead.core.arrays import as_array
+from clearhead.core.call import describe, describe_whole
 from clearhead.core.observations import check_room
-from clearhead.core.problem import describe, describe_whole
 from clearhead.core.rules import Rules, flat
 from clearhead.core.statistics import Wanted
 from clearhead.engines import native
@@ -80,7 +80,7 @@ def attention(
     described, values = describe_whole(q, k, v, rules, num_threads)
     check_room(described.problem, _OUTPUT, values.shape[-1])
     chosen = engines.get(engines.choose(described.problem, engine).engine)
-    output = chosen.rows(described.inputs, _OUTPUT)["output"]
+    output = chosen.rows(described, _OUTPUT)["output"]
     if chosen is native:
         fast_calls.remember(key, q, k, v, described)
     return described.restore(described.problem.restore(output))

@@ -24,10 +24,11 @@ import numpy as np
 from clearhead.core import visibility
 from clearhead.core.arrays import on_cpu, statistics_dtype, to_device_of
 from clearhead.core.axes import Array, blocks, group_size
+from clearhead.core.call import Call
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.merging import sink_weights
 from clearhead.core.observations import areas
-from clearhead.core.problem import Inputs, Problem
+from clearhead.core.problem import Problem
 from clearhead.core.statistics import STATISTICS, Groups, Wanted, arrays_of, listed
 from clearhead.engines.base import Engine, Upstream
 from clearhead.engines.remote import Remote
@@ -67,11 +68,11 @@ def check_derivatives(by: Iterable[str]) -> None:
 
 
 def zeros(
-    inputs: Inputs, bias: tuple[int, int, int, int] | None, spans: tuple[int, int, int, int] | None
+    call: Call, bias: tuple[int, int, int, int] | None, spans: tuple[int, int, int, int] | None
 ) -> dict[str, Array]:
     """Gradients of zero, by name."""
-    problem, *arrays = inputs
-    shapes = {name: x.shape for name, x in zip("qkv", arrays, strict=True) if x is not None}
+    problem = call.problem
+    shapes = {name: x.shape for name, x in zip("qkv", (call.q, call.k, call.v), strict=True) if x is not None}
     shapes |= {name: shape for name, shape in (("bias", bias), ("spans", spans)) if shape is not None}
     shapes |= {} if problem.sinks is None else {"sinks": (problem.heads,)}
     return {name: np.zeros(shape) for name, shape in shapes.items()}
@@ -80,7 +81,7 @@ def zeros(
 @np.errstate(all="ignore")  # NaN and infinity are legal values, in upstream gradients too
 def gradients(
     engine: Engine,
-    inputs: Inputs,
+    call: Call,
     answers: Mapping[str, Array],
     by: Mapping[str, Array],
     *,
@@ -102,17 +103,17 @@ def gradients(
     O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory beyond inputs and answers.
     """
     check_derivatives(by)
-    problem, q, _, v = inputs
+    problem, q, v = call.problem, call.q, call.v
     shapes: Any = {"bias": bias, "spans": spans}
     if not prod((problem.batch, problem.heads, problem.queries, problem.keys)):  # no weights: gradients are zero
-        return {name: to_device_of(x, q) for name, x in zeros(inputs, bias, spans).items()}
+        return {name: to_device_of(x, q) for name, x in zeros(call, bias, spans).items()}
     on_device, kept, loss, sinks = isinstance(q, DeviceArray), answers, by, problem.sinks
     if on_device and not {*by} <= {*listed(derivative="row"), *listed(derivative="key")}:  # rarely used
-        return gradients(Remote(engine, q), *nearby((inputs, answers, by)), groups=groups, **shapes)
+        return gradients(Remote(engine, q), *nearby((call, answers, by)), groups=groups, **shapes)
     xp: Any = sys.modules["torch"] if on_device else np
     dtype = statistics_dtype(problem.dtype)
     low = _low_rank(problem, by, groups)
-    entries = _entries(engine, inputs, answers, by)
+    entries = _entries(engine, call, answers, by)
     if on_device:
         real = getattr(xp, dtype.name)
         kept, loss = ({name: cast("Any", x).tensor.to(real) for name, x in part.items()} for part in (answers, by))
@@ -122,25 +123,25 @@ def gradients(
         return DeviceArray(x) if on_device else np.ascontiguousarray(x, dtype)
 
     def mixed(x: Any) -> Any:  # A·x in the statistics' dtype, even for half-precision inputs
-        product: Any = engine.rows(inputs._replace(v=arranged(x)).astype(dtype), Wanted(output=True))["output"]
+        product: Any = engine.rows(call.with_values(arranged(x)).astype(dtype), Wanted(output=True))["output"]
         return product.tensor if on_device else product
 
     rows = _row_terms(xp, replace(problem, sinks=sinks), kept, loss, mixed, low, entries)
     parts = {part: arranged(loss[name]) for part, name in _PARTS.items() if name in by}
     upstream = Upstream(arranged(rows), by.get("output"), **parts, **shapes, keep_float32=keep_float32)
     if low is None:
-        result = dict(engine.gradients(inputs, answers["logsumexp"], upstream))
+        result = dict(engine.gradients(call, answers["logsumexp"], upstream))
     else:  # X and Y as further columns of dO and v, in the statistics' dtype, since they do not fit half precision
         v = v if "output" in by else None
         output, values = with_columns(problem, v, upstream.output, [low])
-        wide = inputs._replace(v=values).astype(dtype)
+        wide = call.with_values(values).astype(dtype)
         result = dict(engine.gradients(wide, answers["logsumexp"], replace(upstream, output=output)))
         by_values = result.pop("v")
         result |= {} if v is None else {"v": without_columns(v, by_values)}
     if entries:
         result = {name: array.astype(np.float64) for name, array in result.items()}
         for one in entries:
-            _add_entries(inputs, result, one)
+            _add_entries(call, result, one)
     if sinks is not None:
         total: Any = _by_sinks(xp, sinks, kept["logsumexp"], rows, loss.get("entropy"))
         result["sinks"] = cast("Array", DeviceArray(total)) if on_device else total
@@ -151,8 +152,8 @@ def nearby(x: Any) -> Any:
     """Arrays on a GPU, also in tuples and dicts, copied to the CPU; what is there already stays as it is."""
     if isinstance(x, Mapping):
         return {name: nearby(one) for name, one in x.items()}
-    if isinstance(x, Inputs):
-        return Inputs(x.problem, *map(nearby, x[1:]))
+    if isinstance(x, Call):
+        return replace(x, q=nearby(x.q), k=nearby(x.k), v=nearby(x.v))
     if isinstance(x, tuple):
         return tuple(map(nearby, x))
     return None if x is None else on_cpu(x)
@@ -269,9 +270,9 @@ def without_columns(v: Array, by_values: Array) -> Array:
     return np.asarray(by_head.reshape(*v.shape[:2], group, *by_head.shape[2:]).sum(axis=2))
 
 
-def _entries(engine: Engine, inputs: Inputs, answers: Mapping[str, Array], by: Mapping[str, Array]) -> list[Entries]:
+def _entries(engine: Engine, call: Call, answers: Mapping[str, Array], by: Mapping[str, Array]) -> list[Entries]:
     """The single weights with upstream gradients: top weights, weights at the own position, peaks, row maxima."""
-    problem, result = inputs.problem, []
+    problem, result = call.problem, []
     rows = np.arange(problem.queries)
     if "top_weights" in by:
         keys, slopes = answers["top_indices"], by["top_weights"] * answers["top_weights"].astype(np.float64)
@@ -289,30 +290,30 @@ def _entries(engine: Engine, inputs: Inputs, answers: Mapping[str, Array], by: M
         keys = np.broadcast_to(np.where(there, keys, 0), slopes.shape)
         result.append(Entries(np.broadcast_to(rows, slopes.shape), keys, slopes, softmax=False))
     if "max_logit" in by:
-        keys = engine.rows(inputs._replace(v=None), Wanted(top=1))["top_indices"][..., 0]
+        keys = engine.rows(call.with_values(None), Wanted(top=1))["top_indices"][..., 0]
         slopes = np.where(keys < 0, 0.0, by["max_logit"])
         result.append(Entries(np.broadcast_to(rows, keys.shape), np.maximum(keys, 0), slopes, softmax=False))
     if "peak" in by:
-        queries = _peaks(engine, inputs, answers["logsumexp"])
+        queries = _peaks(engine, call, answers["logsumexp"])
         keys = np.broadcast_to(np.arange(problem.keys), queries.shape)
         slopes = by["peak"] * answers["peak"].astype(np.float64)
         result.append(Entries(queries, keys, slopes, softmax=True))
     return result
 
 
-def _peaks(engine: Engine, inputs: Inputs, logsumexp: Array) -> Array:
+def _peaks(engine: Engine, call: Call, logsumexp: Array) -> Array:
     """The query with each key's largest weight, (batch, heads, keys); the first one where several are equal."""
-    problem, q, k, _ = inputs
+    problem, q, k = call.problem, call.q, call.k
     result = np.zeros((problem.batch, problem.heads, problem.keys), np.int64)
     for cols in blocks(problem.keys if problem.queries else 0, _PEAK_KEYS):
         part = problem.take(keys=range(cols.start, cols.stop))
-        result[:, :, cols] = engine.weights(Inputs(part, q, k[:, :, cols]), logsumexp).argmax(axis=-2)
+        result[:, :, cols] = engine.weights(Call(part, q, k[:, :, cols]), logsumexp).argmax(axis=-2)
     return result
 
 
-def _add_entries(inputs: Inputs, gradients: dict[str, Array], entries: Entries) -> None:
+def _add_entries(call: Call, gradients: dict[str, Array], entries: Entries) -> None:
     """Add the contributions of single logits to the gradients of q, k, bias and spans."""
-    problem, q, k, _ = inputs
+    problem, q, k = call.problem, call.q, call.k
     for batch, head in np.ndindex(q.shape[:2]):
         pair, kv = (batch, head), (batch, problem.kv_head_of(head))
         rows, cols, slopes = (x[pair] for x in entries[:3])

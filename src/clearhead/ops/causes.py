@@ -12,11 +12,11 @@ from clearhead import engines
 from clearhead.core import room
 from clearhead.core.arrays import as_array, broadcast, empty, to_device_of, unrepeated
 from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice, group_size, named
+from clearhead.core.call import Call
 from clearhead.core.effect_lists import take_strongest
 from clearhead.core.effects import (
     EFFECTS,
     AskedEffects,
-    Edges,
     Effects,
     Kind,
     Order,
@@ -176,7 +176,7 @@ class CauseMatrix(Tabular, ObservableEffects, LazyMatrix):
         if 0 in self.shape:
             zeros = room_for_effects(factors.problem, want)
             return {name: x if x.dtype == np.int64 else x.astype(self.dtype) for name, x in zeros.items()}
-        return dict(self._engine.effects(self._edges(self._terms), want))
+        return dict(self._engine.effects(self._call, self._g, self._terms, want))
 
     def _restore(self, x: Array) -> Any:
         return self._factors.restore(to_device_of(x, self._factors.q) if isinstance(x, np.ndarray) else x)
@@ -186,10 +186,11 @@ class CauseMatrix(Tabular, ObservableEffects, LazyMatrix):
         factors = self._factors
         if self.kind != "cut":
             return Terms(self.kind, factors.logsumexp)
-        return terms_of_cuts(self._engine.others(self._edges()), factors.problem.sinks, factors.logsumexp)
+        return terms_of_cuts(self._engine.others(self._call, self._g), factors.problem.sinks, factors.logsumexp)
 
-    def _edges(self, terms: Terms | None = None) -> Edges:
-        return Edges(self._factors.problem, self._factors.q, self._factors.k, self._v, self._g, terms)
+    @property
+    def _call(self) -> Call:
+        return self._factors.with_values(self._v)
 
     @property
     def _engine(self) -> EffectEngine:
@@ -218,7 +219,7 @@ class CauseMatrix(Tabular, ObservableEffects, LazyMatrix):
         terms = terms.part(places, as_slice(head), rows)
         if terms.strongest is not None:  # as a place among the keys picked
             terms = terms.among(cols)
-        return self._engine.effect_tile(Edges(part.problem.take(keys=cols), part.q, part.k[:, :, keys], v, g, terms))
+        return self._engine.effect_tile(Call(part.problem.take(keys=cols), part.q, part.k[:, :, keys], v), g, terms)
 
     def _transposed(self, x: Any) -> Any:
         return self._product(x, transposed=True)
@@ -237,7 +238,7 @@ class CauseMatrix(Tabular, ObservableEffects, LazyMatrix):
         if 0 in (*self.shape, *size):
             product = to_device_of(np.zeros(size, self.dtype), operands)
         else:
-            product = self._engine.effect_product(self._edges(self._terms), operands, transposed=transposed)
+            product = self._engine.effect_product(self._call, self._g, self._terms, operands, transposed=transposed)
         whole = problem.restore(product)
         return restore(whole[..., 0] if vector else whole)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.core import room
-from clearhead.core.problem import Described
+from clearhead.core.call import Call
 from clearhead.core.rules import POSITIONAL, RULES, along
 from clearhead.engines import native
 from clearhead.engines.threads import get_num_threads
@@ -96,7 +96,7 @@ def step(q: Any, k: Any, v: Any, room: tuple[Any, Any], place: int, turns: Any, 
     return output
 
 
-def remember(key: Hashable, q: Any, k: Any, v: Any, described: Described) -> None:
+def remember(key: Hashable, q: Any, k: Any, v: Any, described: Call) -> None:
     """Let the next call with the same rules, shapes and dtypes be repeated, where these arrays allow it."""
     problem = described.problem
     if key is None or described.v is None or described.v.dtype != problem.dtype or not _plain(q, k, v):

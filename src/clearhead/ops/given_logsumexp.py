@@ -17,7 +17,8 @@ import numpy as np
 
 from clearhead.core.arrays import FLOATS, as_array, on_cpu, statistics_dtype, to_device_of
 from clearhead.core.axes import Array, as_slice, named
-from clearhead.core.problem import Inputs, Problem
+from clearhead.core.call import Call
+from clearhead.core.problem import Problem
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Engine
 from clearhead.errors import DtypeError, RuleError, ShapeError
@@ -68,7 +69,7 @@ def checked(problem: Problem, q: Array, k: Array, engine: Engine, value: Any) ->
     for items, queries in parts:
         rows = as_slice(queries)
         part, near = problem.take(queries=queries, batches=np.arange(problem.batch)[items]), q[items, :, rows]
-        answers = engine.rows(Inputs(part, near, k[items], to_device_of(norms[items], k)), _WANTED)
+        answers = engine.rows(Call(part, near, k[items], to_device_of(norms[items], k)), _WANTED)
         computed, mean = (on_cpu(answers[name]).astype(np.float64) for name in ("logsumexp", "output"))
         lengths = np.linalg.norm(on_cpu(near).astype(statistics_dtype(q.dtype)), axis=-1)
         tolerance = _tolerance(part, array.dtype, computed, abs(part.scale)[:, None] * lengths * mean[..., 0])

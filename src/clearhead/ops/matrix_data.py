@@ -18,10 +18,11 @@ from clearhead.core.arrays import (
     unrepeated,
 )
 from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice
+from clearhead.core.call import Call, describe
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.observations import check_room, wanted
 from clearhead.core.operands import check_transposed, operand
-from clearhead.core.problem import Inputs, Problem, describe
+from clearhead.core.problem import Problem
 from clearhead.core.rules import BROADCAST, FIELDS, Rules
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Engine
@@ -84,9 +85,9 @@ class MatrixData:
         """(batch, heads, queries), computed when first needed and kept; it can be set where it is known already."""
         return self.engine.rows(self.with_values(), Wanted(logsumexp=True))["logsumexp"]
 
-    def with_values(self, v: Array | None = None) -> Inputs:
+    def with_values(self, v: Array | None = None) -> Call:
         """The factors, and values where they are read, as engines take them."""
-        return Inputs(self.problem, self.q, self.k, v)
+        return Call(self.problem, self.q, self.k, v)
 
     @property
     def known_logsumexp(self) -> Array | None:
@@ -164,7 +165,7 @@ class MatrixData:
         )
         logsumexp = part.logsumexp
         tile = part.problem.take(keys=cols)
-        return self.engine.weights(Inputs(tile, part.q, part.k[:, :, as_slice(cols)]), logsumexp).reshape(shape)
+        return self.engine.weights(Call(tile, part.q, part.k[:, :, as_slice(cols)]), logsumexp).reshape(shape)
 
     def mix(self, v: Any) -> Any:
         """A·v."""

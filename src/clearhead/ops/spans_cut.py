@@ -6,8 +6,8 @@ import numpy as np
 
 from clearhead.core.arrays import on_cpu, statistics_dtype
 from clearhead.core.axes import Array, blocks
+from clearhead.core.call import Call
 from clearhead.core.effects import joined
-from clearhead.core.problem import Inputs
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines.base import Engine
 from clearhead.ops.matrix_data import MatrixData
@@ -30,23 +30,23 @@ def cut_spans(factors: MatrixData, v: Array, g: Array, groups: Groups) -> Array:
     for batch in range(problem.batch):
         for rows in blocks(problem.queries, step):
             part = factors.take(batches=np.array([batch]), queries=range(rows.start, rows.stop))
-            inputs = part.with_values(v[batch : batch + 1])
-            answers = of_spans(part.engine, inputs, along[batch, :, rows], groups.keys[batch], counts[1])
+            call = part.with_values(v[batch : batch + 1])
+            answers = of_spans(part.engine, call, along[batch, :, rows], groups.keys[batch], counts[1])
             add_changes(result[batch], changes(*answers, problem.sinks), groups.queries[batch, rows])
     return result
 
 
 @np.errstate(invalid="ignore", over="ignore")  # NaN and infinity are legal values, and need no warning
-def of_spans(engine: Engine, inputs: Inputs, g: Array, labels: Array, count: int) -> tuple[Array, Array]:
+def of_spans(engine: Engine, call: Call, g: Array, labels: Array, count: int) -> tuple[Array, Array]:
     """The log-sum-exp and g·o of each span alone, (heads, queries, count + 1); the last one is of the keys of no span.
 
-    inputs   of one batch item
+    call     of one batch item
     g        (heads, queries, d_v)
     labels   the span of each key, (keys,)
 
     Without sinks. Answers over disjoint keys merge by `joined`.
     """
-    problem, q, k, v = inputs
+    problem, q, k, v = call.problem, call.q, call.k, call.v
     assert v is not None
     lse = np.full((problem.heads, problem.queries, count + 1), -np.inf)
     mean = np.zeros(lse.shape)
@@ -56,7 +56,7 @@ def of_spans(engine: Engine, inputs: Inputs, g: Array, labels: Array, count: int
         span = int(labels[start]) if labels[start] >= 0 else count
         values = v[:, :, start:stop].astype(statistics_dtype(problem.dtype))  # so that no engine rounds its weights
         part = replace(problem.take(keys=range(start, stop)), sinks=None)
-        result = engine.rows(Inputs(part, q, k[:, :, start:stop], values), want)
+        result = engine.rows(Call(part, q, k[:, :, start:stop], values), want)
         one, output = (on_cpu(result[name])[0].astype(np.float64) for name in ("logsumexp", "output"))
         lse[..., span], mean[..., span] = joined((lse[..., span], mean[..., span]), (one, (output * g).sum(axis=-1)))
     return lse, mean

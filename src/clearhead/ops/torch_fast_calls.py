@@ -14,7 +14,8 @@ from torch.autograd import forward_ad
 
 from clearhead import engines
 from clearhead.core.arrays import as_array, to_torch
-from clearhead.core.problem import Inputs, Problem, describe
+from clearhead.core.call import Call, describe
+from clearhead.core.problem import Problem
 from clearhead.core.rules import Rules
 from clearhead.core.statistics import Wanted
 from clearhead.engines import native
@@ -68,7 +69,7 @@ class _Output(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, problem: Problem, arguments: Settings, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         arrays = as_array(q.detach(), "q")[0], as_array(k.detach(), "k")[0], as_array(v.detach(), "v")[0]
-        result = engines.answer(engines.get("native"), Inputs(problem, *arrays), _WANT)
+        result = engines.answer(engines.get("native"), Call(problem, *arrays), _WANT)
         output, logsumexp = (to_torch(torch, result[name]) for name in ("output", "logsumexp"))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, output, logsumexp)  # as the long way: a checkpoint may come here again
@@ -86,8 +87,8 @@ class _Output(torch.autograd.Function):
         else:
             tensors = {"q": q, "k": k, "v": v, "output": output, "logsumexp": logsumexp, "grad": grad}
             near = {name: as_array(x.detach(), "gradient")[0] for name, x in tensors.items()}
-            inputs = Inputs(ctx.problem, near["q"], near["k"], near["v"])
-            made = backward.gradients(engines.get("native"), inputs, near, {"output": near["grad"]})
+            call = Call(ctx.problem, near["q"], near["k"], near["v"])
+            made = backward.gradients(engines.get("native"), call, near, {"output": near["grad"]})
             result = {name: to_torch(torch, made[name]) for name in "qkv"}
         needed = zip("qkv", ctx.needs_input_grad[2:], strict=True)
         return None, None, *(result[name] if need else None for name, need in needed)

@@ -14,9 +14,10 @@ from torch import Tensor
 from clearhead import engines
 from clearhead.core.arrays import as_array, to_torch
 from clearhead.core.axes import Array
+from clearhead.core.call import Call, describe
 from clearhead.core.observations import wanted
 from clearhead.core.operands import operand
-from clearhead.core.problem import Inputs, Problem, describe
+from clearhead.core.problem import Problem
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Engine
 from clearhead.ops import backward
@@ -41,20 +42,20 @@ def parts(role: str, tensors: dict[str, Any]) -> Bundle:
     return {f"{role}:{name}": x for name, x in tensors.items()}
 
 
-class Call(NamedTuple):
+class Chosen(NamedTuple):
     """A validated call: the problem of the chosen queries with its arrays, its engine, and the whole problem."""
 
-    inputs: Inputs
+    call: Call
     rows: range
     engine: Any
     whole: Problem
 
     @property
     def problem(self) -> Problem:
-        return self.inputs.problem
+        return self.call.problem
 
     @staticmethod
-    def read(bundle: Bundle, answering: str = "", queries: slice = slice(None)) -> "Call":
+    def read(bundle: Bundle, answering: str = "", queries: slice = slice(None)) -> "Chosen":
         """The call of a bundle; `answering` names what its engine must have, such as "gradients"."""
         settings = Settings(**{name: bundle[name] for name in Settings._fields})
         read = describe(bundle["q"], bundle["k"], None, settings.rules(), settings.num_threads)
@@ -67,17 +68,17 @@ class Call(NamedTuple):
         choose = partial(engines.choose_for, answering) if answering else engines.choose
         engine: Engine = engines.get(choose(whole, settings.engine).engine)
         problem = whole if rows == range(whole.queries) else whole.take(queries=rows)
-        return Call(Inputs(problem, read.q[:, :, queries], read.k, v), rows, engine, whole)
+        return Chosen(Call(problem, read.q[:, :, queries], read.k, v), rows, engine, whole)
 
 
 def values(bundle: Bundle) -> dict[str, Tensor]:
     """The requested arrays, by name."""
     options = options_of(bundle)
-    call = Call.read(bundle, queries=options.queries())
-    want = wanted(call.whole, options.keywords(), output=call.inputs.v is not None).for_queries(call.rows)
-    engine = engines.able(call.engine, call.problem, want, bundle["engine"])
-    results = engines.answer(engine, call.inputs, want)
-    return {name: tensor(call.problem.restore(results[name])) for name in options.arrays()}
+    chosen = Chosen.read(bundle, queries=options.queries())
+    want = wanted(chosen.whole, options.keywords(), output=chosen.call.v is not None).for_queries(chosen.rows)
+    engine = engines.able(chosen.engine, chosen.problem, want, bundle["engine"])
+    results = engines.answer(engine, chosen.call, want)
+    return {name: tensor(chosen.problem.restore(results[name])) for name in options.arrays()}
 
 
 def gradient(bundle: Bundle) -> dict[str, Tensor]:
@@ -86,16 +87,16 @@ def gradient(bundle: Bundle) -> dict[str, Tensor]:
     The log-sum-exp is always among the known results.
     """
     options = options_of(bundle)
-    call = Call.read(bundle, "gradients", options.queries())
-    known, by = (blocks(call.problem, part(bundle, role)) for role in ("known", "by"))
+    chosen = Chosen.read(bundle, "gradients", options.queries())
+    known, by = (blocks(chosen.problem, part(bundle, role)) for role in ("known", "by"))
     groups = None
     if options.query_groups is not None:
         labels = {"groups": (options.query_groups, options.key_groups)}
-        groups = wanted(call.whole, labels, output=False).for_queries(call.rows).groups
+        groups = wanted(chosen.whole, labels, output=False).for_queries(chosen.rows).groups
     sizes = {name: tuple(bundle[name].shape) for name in bundle["asked"]}
-    bias, spans = (_shared_shape(call.problem, name, sizes.get(name)) for name in ("bias", "span_table"))
-    made = backward.gradients(call.engine, call.inputs, known, by, groups=groups, bias=bias, spans=spans)
-    return _as_inputs(call, made, bundle)
+    bias, spans = (_shared_shape(chosen.problem, name, sizes.get(name)) for name in ("bias", "span_table"))
+    made = backward.gradients(chosen.engine, chosen.call, known, by, groups=groups, bias=bias, spans=spans)
+    return _as_inputs(chosen, made, bundle)
 
 
 def _shared_shape(problem: Problem, name: str, shape: Sequence[int] | None) -> tuple[int, int, int, int] | None:
@@ -109,11 +110,11 @@ def _shared_shape(problem: Problem, name: str, shape: Sequence[int] | None) -> t
 
 def product(bundle: Bundle) -> dict[str, Tensor]:
     """Aᵀ·g, (…, heads, keys, d) in the dtype of statistics, as "product"; and the log-sum-exp."""
-    call = Call.read(bundle)
-    problem, g = call.problem, as_array(bundle["g"], "g", call.problem.device)[0]
+    chosen = Chosen.read(bundle)
+    problem, g = chosen.problem, as_array(bundle["g"], "g", chosen.problem.device)[0]
     columns = operand(problem, g, "g", problem.queries, (problem.heads,))[0]
-    logsumexp = engines.answer(call.engine, call.inputs._replace(v=None), Wanted(logsumexp=True))["logsumexp"]
-    made = {"product": call.engine.transposed(call.inputs, logsumexp, columns), "logsumexp": logsumexp}
+    logsumexp = engines.answer(chosen.engine, chosen.call.with_values(None), Wanted(logsumexp=True))["logsumexp"]
+    made = {"product": chosen.engine.transposed(chosen.call, logsumexp, columns), "logsumexp": logsumexp}
     return {name: tensor(problem.restore(x)) for name, x in made.items()}
 
 
@@ -135,9 +136,9 @@ def tensor(array: Array) -> Tensor:
     return cast("Tensor", to_torch(torch, array))
 
 
-def _as_inputs(call: Call, gradients: Mapping[str, Array], bundle: Bundle) -> dict[str, Tensor]:
+def _as_inputs(chosen: Chosen, gradients: Mapping[str, Array], bundle: Bundle) -> dict[str, Tensor]:
     """Gradients of the inputs in "asked", each with the shape and dtype of its tensor in the bundle."""
-    made, prefix, queries = {}, call.problem.prefix, call.whole.queries
+    made, prefix, queries = {}, chosen.problem.prefix, chosen.whole.queries
     for name in bundle["asked"]:
         x: Tensor = bundle[name]
         array = gradients.get("spans" if name == "span_table" else name)
@@ -145,9 +146,9 @@ def _as_inputs(call: Call, gradients: Mapping[str, Array], bundle: Bundle) -> di
             made[name] = torch.zeros_like(x, memory_format=torch.contiguous_format)
             continue
         gradient = tensor(array)
-        if call.rows != range(queries) and (name == "q" or (name == "bias" and x.ndim > 1 and x.shape[-2] != 1)):
+        if chosen.rows != range(queries) and (name == "q" or (name == "bias" and x.ndim > 1 and x.shape[-2] != 1)):
             full = gradient.new_zeros((*gradient.shape[:-2], queries, gradient.shape[-1]))  # but for the chosen queries
-            rows = torch.tensor(call.rows, dtype=torch.int64, device=gradient.device)
+            rows = torch.tensor(chosen.rows, dtype=torch.int64, device=gradient.device)
             gradient = full.index_copy(-2, rows, gradient)
         if name in ("bias", "span_table") and gradient.shape[0] != 1:  # summed over batch axes that share a value
             sizes = (1,) * (len(prefix) + 2 - x.ndim) + tuple(x.shape)

@@ -16,8 +16,9 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.nn.functional import pad
 
 from clearhead.core.arrays import as_rule_array, statistics_dtype
+from clearhead.core.call import describe
 from clearhead.core.observations import wanted
-from clearhead.core.problem import Problem, describe
+from clearhead.core.problem import Problem
 from clearhead.core.rule_values import as_int64
 from clearhead.core.rules import RULES, Rules, check_names, flat, joined
 from clearhead.core.statistics import STATISTICS, Top, Wanted

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.core.problem import describe
+from clearhead.core.call import describe
 from clearhead.core.rules import RULES, Rules
 from clearhead.core.visibility import dense
 

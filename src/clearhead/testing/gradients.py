@@ -8,7 +8,8 @@ import torch
 from clearhead.core import reference
 from clearhead.core.arrays import statistics_dtype, to_torch
 from clearhead.core.axes import Array
-from clearhead.core.problem import Problem, describe
+from clearhead.core.call import describe
+from clearhead.core.problem import Problem
 from clearhead.core.rules import Rules
 from clearhead.core.visibility import dense
 from clearhead.diagnosing.fitting import FACTOR, differences, largest

@@ -7,7 +7,7 @@ import numpy as np
 from clearhead.core import reference
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
-from clearhead.core.problem import describe
+from clearhead.core.call import describe
 from clearhead.core.rules import Rules
 from clearhead.diagnosing.fitting import FACTOR, Fit, coarser, differences, largest
 from clearhead.diagnosing.recipe import RIGHT, Diagnosed, Selection

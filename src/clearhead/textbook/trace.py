@@ -10,7 +10,8 @@ from clearhead import engines
 from clearhead.core import reference
 from clearhead.core.arrays import as_array
 from clearhead.core.axes import Array, brief
-from clearhead.core.problem import Described, Problem, describe_whole
+from clearhead.core.call import Call, describe_whole
+from clearhead.core.problem import Problem
 from clearhead.core.rule_values import has_axes, read_language, read_members, read_place, whole_number
 from clearhead.core.rules import Rules
 from clearhead.core.statistics import Wanted
@@ -111,7 +112,7 @@ class Trace:
 
     def __init__(
         self,
-        described: Described,
+        described: Call,
         book: reference.Textbook,
         steps: Steps,
         arrays: dict[str, Array],
@@ -133,7 +134,7 @@ class Trace:
         """The output beside that of the engine that `attention` takes."""
         assert self._book.output is not None
         name = engines.choose(self.problem).engine
-        output = engines.get(name).rows(self._described.inputs, Wanted(output=True))["output"].astype(np.float64)
+        output = engines.get(name).rows(self._described, Wanted(output=True))["output"].astype(np.float64)
         return Check(name, largest_difference(output * self._row_sums, self._book.output))
 
     def __str__(self) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from clearhead.core import reference
 from clearhead.core.arrays import as_array
 from clearhead.core.axes import Array, join_heads, split_heads
-from clearhead.core.problem import describe
+from clearhead.core.call import describe
 from clearhead.core.rule_values import read_numbers
 from clearhead.core.rules import Rules, check_names
 from clearhead.errors import RuleError, ShapeError
@@ -43,7 +43,7 @@ def trace_layer(
     context     (…, keys, d_context) for cross-attention; None is self-attention
     b_q … b_o   biases, one number per output column
 
-    Inputs are numbers of any dtype and are computed with in float64; rules are as in `attention`, and keep their axes
+    Call are numbers of any dtype and are computed with in float64; rules are as in `attention`, and keep their axes
     (queries, keys) in columns convention.
     Returns a Trace with x, q, k, v (…, heads, tokens, width), the intermediates of `trace` per head, `heads`
     (…, heads, queries, d_v), `concat` (…, queries, heads·d_v) and `output`, which is U (…, queries, d_out).
@@ -63,7 +63,7 @@ def trace_layer(
     k, v = (split_heads(layer.projected(layer.context, part), sizes.kv_heads or 1) for part in "kv")
     described = replace(describe(q, k, v, rules), restore=as_array(x, "x")[1])
     problem = described.problem
-    book = reference.attend(*described.inputs)
+    book = reference.attend(described.problem, described.q, described.k, described.v)
     used, cross, names = used_rules(rules), context is not None, frozenset(f"b_{part}" for part in layer.b)
     shapes = layer.x.shape, layer.context.shape, layer.out
     steps = layer_steps(sizes, *shapes, used, names, convention, layer.x.itemsize, cross=cross)

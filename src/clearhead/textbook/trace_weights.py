@@ -7,7 +7,7 @@ import numpy as np
 
 from clearhead.core.arrays import FLOATS, as_array
 from clearhead.core.axes import KEY, VALUE, WEIGHTS, Array, heads_first, named
-from clearhead.core.problem import Described, describe
+from clearhead.core.call import Call, describe
 from clearhead.core.reference import Textbook, check_room, mix
 from clearhead.core.rule_values import read_language, read_numbers, read_place
 from clearhead.errors import RuleError, ShapeError
@@ -21,7 +21,7 @@ _NO_SCORES = "the weights were given: there are no queries, keys and scores."
 class WeightInputs(NamedTuple):
     """Weights and values as a problem: its logits are the weights' logarithms, so its softmax gives their shares."""
 
-    described: Described  # q and k are zeros
+    described: Call  # q and k are zeros
     weights: Array  # (batch, heads, queries, keys), float64, as given: a row need not sum to 1
 
 

@@ -22,8 +22,8 @@ from torch.nn.attention import SDPBackend
 from clearhead import engines
 from clearhead.core.arrays import as_array, carries_tangent, to_torch
 from clearhead.core.axes import split_heads
+from clearhead.core.call import describe_whole
 from clearhead.core.observations import check_room
-from clearhead.core.problem import describe_whole
 from clearhead.core.statistics import Wanted
 from clearhead.errors import DtypeError, RuleError, ShapeError
 from clearhead.ops import backward
@@ -149,7 +149,7 @@ def fused(
     described, values = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
     check_room(described.problem, _WANTED, values.shape[-1])
     engine = engines.get(engines.choose(described.problem).engine)
-    result = engine.rows(described.inputs, _WANTED)
+    result = engine.rows(described, _WANTED)
     logsumexp = to_torch(torch, result["logsumexp"])
     if attn_mask is not None:
         logsumexp.masked_fill_(logsumexp == -torch.inf, 0.0)
@@ -180,7 +180,7 @@ def fused_backward(
     engine = engines.get(engines.choose_for("gradients", described.problem).engine)
     answers = {"output": as_array(output, "output")[0], "logsumexp": as_array(logsumexp, "logsumexp")[0]}
     upstream = {"output": as_array(d_output, "d_output")[0]}
-    result = backward.gradients(engine, described.inputs, answers, upstream)
+    result = backward.gradients(engine, described, answers, upstream)
     count("clearhead", _GRADIENT, query, key, value, attn_mask)
     return tuple(
         torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=x.dtype).copy_(to_torch(torch, result[name]))

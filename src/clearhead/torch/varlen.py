@@ -16,9 +16,10 @@ from torch import Tensor
 from clearhead import engines
 from clearhead.core.arrays import as_array
 from clearhead.core.axes import Array
+from clearhead.core.call import Call
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.observations import check_asked, check_room
-from clearhead.core.problem import Arrays, Inputs, Problem, problem_of
+from clearhead.core.problem import Arrays, Problem, problem_of
 from clearhead.core.rule_values import as_int64, is_whole, read_flag, read_place, read_threads
 from clearhead.core.statistics import STATISTICS, Answers, Asked, Wanted, joined_arrays
 from clearhead.engines import native
@@ -313,7 +314,7 @@ def _one_by_one(
         one = problem_of(of, rules | {"query_offset": count - (stop - start)})
         local = q[start:stop], _keys_of(k, layout, request), _keys_of(v, layout, request)
         a, b, c = (x[None].swapaxes(1, 2) for x in local)
-        answers = engines.answer(engine, Inputs(one, a, b, c), want)
+        answers = engines.answer(engine, Call(one, a, b, c), want)
         for name, x in results.items():
             part = slice(first, first + count) if name in _KEYS else slice(start, stop)
             x[part] = answers[name][0].swapaxes(0, 1)

@@ -8,7 +8,7 @@ import torch
 from triton import language, next_power_of_2
 
 from clearhead.core.axes import Array
-from clearhead.core.problem import Inputs
+from clearhead.core.call import Call
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Kind, Upstream, kinds, row_kinds
 from clearhead.engines.gpu import columns, gradients, rows
@@ -25,8 +25,8 @@ BAND = 64  # labels of keys per launch
 class Pass:
     """What the kernels of a pass share: arrays, with g (batch, heads or 1, queries, d_v), rules and sizes."""
 
-    def __init__(self, inputs: Inputs, kind: str, g: Array | None = None) -> None:
-        problem, q, k, v = inputs
+    def __init__(self, call: Call, kind: str, g: Array | None = None) -> None:
+        problem, q, k, v = call.problem, call.q, call.k, call.v
         self.problem, self.device, self.number = problem, gpu.device_of(q), gpu.statistics(problem)
         self.heads = problem.batch * problem.heads
         self.empty = not self.heads * problem.queries * problem.keys
@@ -60,18 +60,18 @@ class Pass:
         return {name: self.zeros(*shape, dtype=gpu.torch_dtype(dtype)) for name, (shape, dtype) in kinds.items()}
 
 
-def observe_rows(inputs: Inputs, want: Wanted, most: int) -> Answers:
+def observe_rows(call: Call, want: Wanted, most: int) -> Answers:
     """The output and the row statistics; an output with more than `most` columns in slices, the rest with the first."""
-    problem, v = inputs.problem, inputs.v if want.output else None
+    problem, v = call.problem, call.v if want.output else None
     if v is not None and v.shape[-1] > most:
         results, outputs = Answers(), []
         for start in range(0, v.shape[-1], most):
-            part = observe_rows(inputs._replace(v=v[..., start : start + most]), want, most)
+            part = observe_rows(call.with_values(v[..., start : start + most]), want, most)
             outputs.append(part.pop("output"))
             results = results or part
             want = Wanted(output=True, keep_float32=want.keep_float32)
         return {**results, "output": torch.cat(outputs, -1)}
-    run = Pass(inputs._replace(v=v), "observed")
+    run = Pass(call.with_values(v), "observed")
     results = run.rooms(row_kinds(problem, v, want, rows.STATISTICS))
     if run.heads * problem.queries:  # without keys too: the log-sum-exp is -inf then
         slots = max(2, next_power_of_2(want.top or 0))
@@ -82,9 +82,9 @@ def observe_rows(inputs: Inputs, want: Wanted, most: int) -> Answers:
     return results
 
 
-def observe_columns(inputs: Inputs, logsumexp: Array, want: Wanted) -> Answers:
+def observe_columns(call: Call, logsumexp: Array, want: Wanted) -> Answers:
     """The column statistics."""
-    run, problem = Pass(inputs._replace(v=None), "observed"), inputs.problem
+    run, problem = Pass(call.with_values(None), "observed"), call.problem
     results = run.rooms(kinds(problem, want, want.columns(), columns.STATISTICS))
     per_key = {name: tensor for name, tensor in results.items() if name in Columns._fields}
     if per_key:
@@ -101,9 +101,9 @@ def observe_columns(inputs: Inputs, logsumexp: Array, want: Wanted) -> Answers:
     return results
 
 
-def weights(inputs: Inputs, logsumexp: Array) -> torch.Tensor:
+def weights(call: Call, logsumexp: Array) -> torch.Tensor:
     """Every weight of this (small) problem, (batch, heads, queries, keys)."""
-    run, problem = Pass(inputs._replace(v=None), "observed"), inputs.problem
+    run, problem = Pass(call.with_values(None), "observed"), call.problem
     result = run.zeros(problem.batch, problem.heads, problem.queries, problem.keys)
     _columns(run, logsumexp, Columns(weights=result))
     return result
@@ -115,12 +115,12 @@ def _columns(run: Pass, logsumexp: Array, to: Columns) -> None:
         run.launch(columns.columns, programs, logsumexp=run.contiguous(logsumexp), to=to)
 
 
-def transposed(inputs: Inputs, logsumexp: Array, g: Array, most: int) -> torch.Tensor:
+def transposed(call: Call, logsumexp: Array, g: Array, most: int) -> torch.Tensor:
     """Aᵀ·g, (batch, heads, keys, d), in slices of at most `most` columns: what `gradients.keys` answers for v."""
-    problem = inputs.problem
+    problem = call.problem
     parts = []
     for start in range(0, max(1, g.shape[-1]), most):
-        run = Pass(inputs._replace(v=None), "gradients", g[..., start : start + most])
+        run = Pass(call.with_values(None), "gradients", g[..., start : start + most])
         parts.append(run.zeros(problem.batch, problem.heads, problem.keys, run.sizes.d_v))
         if not run.empty:
             loss = Loss(run.contiguous(logsumexp))
@@ -129,34 +129,34 @@ def transposed(inputs: Inputs, logsumexp: Array, g: Array, most: int) -> torch.T
     return torch.cat(parts, -1)
 
 
-def differentiate(inputs: Inputs, logsumexp: Array, upstream: Upstream, number: torch.dtype, most: int) -> Answers:
+def differentiate(call: Call, logsumexp: Array, upstream: Upstream, number: torch.dtype, most: int) -> Answers:
     """The gradients of q, k and v in this dtype, of the bias and of spans in the statistics'.
 
     Values with more than `most` columns are taken in slices, whose gradients add up, as dS is linear in dO.
     """
-    v, output = inputs.v, upstream.output
+    v, output = call.v, upstream.output
     if v is None or output is None or v.shape[-1] <= most:
-        return _gradients(inputs, logsumexp, upstream, number)
+        return _gradients(call, logsumexp, upstream, number)
     sums, by_v = Answers(), []
     for start in range(0, v.shape[-1], most):
         columns = slice(start, start + most)
         part = _gradients(
-            inputs._replace(v=v[..., columns]), logsumexp, replace(upstream, output=output[..., columns]),
-            gpu.statistics(inputs.problem),
+            call.with_values(v[..., columns]), logsumexp, replace(upstream, output=output[..., columns]),
+            gpu.statistics(call.problem),
         )  # fmt: skip
         by_v.append(part.pop("v"))
         sums = {name: sums[name] + x if sums else x for name, x in part.items()}
-        nothing = gpu.from_tensor(torch.zeros(upstream.rows.shape, device=by_v[0].device), inputs.q)
+        nothing = gpu.from_tensor(torch.zeros(upstream.rows.shape, device=by_v[0].device), call.q)
         upstream = Upstream(nothing, output, bias=upstream.bias, spans=upstream.spans)
     sums["v"] = torch.cat(by_v, -1)
     return {name: x.to(number) if name in "qkv" else x for name, x in sums.items()}
 
 
-def _gradients(inputs: Inputs, logsumexp: Array, upstream: Upstream, number: torch.dtype) -> Answers:
-    inputs = inputs._replace(v=None) if upstream.output is None else inputs
-    problem = inputs.problem
-    run = Pass(inputs, "gradients", None if inputs.v is None else upstream.output)
-    shapes = {name: x.shape for name, x in zip("qkv", inputs[1:], strict=True) if x is not None}
+def _gradients(call: Call, logsumexp: Array, upstream: Upstream, number: torch.dtype) -> Answers:
+    call = call.with_values(None) if upstream.output is None else call
+    problem = call.problem
+    run = Pass(call, "gradients", None if call.v is None else upstream.output)
+    shapes = {name: x.shape for name, x in zip("qkv", (call.q, call.k, call.v), strict=True) if x is not None}
     results = {name: run.zeros(problem.batch, problem.heads, *shape[2:]) for name, shape in shapes.items()}
     for name, shape in (("bias", upstream.bias), ("spans", upstream.spans)):
         if shape is not None:
