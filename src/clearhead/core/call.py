@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,16 @@ from clearhead.core.axes import Array, as_places, as_slice, heads_first
 from clearhead.core.problem import Arrays, Problem, problem_of
 from clearhead.core.rule_values import read_threads
 from clearhead.core.rules import Rules, check_names
+
+
+class Given(NamedTuple):
+    """What a caller gave, before it is read: a matrix may be asked much later what it is made of."""
+
+    q: Any
+    k: Any
+    rules: Rules
+    engine: str | None = None
+    num_threads: int | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
