@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 import clearhead as ch
+from clearhead.engines import native
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError
 from clearhead.nn import KVCache, MultiHeadAttention
-from clearhead.ops import fast_calls
 from test_nn import F64, made, normal
 
 close = torch.testing.assert_close
@@ -243,8 +243,8 @@ def test_a_step_in_one_call_of_the_kernel_has_the_bits_of_the_long_way(
 ):
     """Long enough that the turns of several blocks of positions are used."""
     layer = MultiHeadAttention(24, 4, causal=True, dtype=dtype, **{"d_k": 6, **options}).eval()
-    x, taken, step = normal(2, 150, 24).to(dtype), [], fast_calls.step
-    monkeypatch.setattr(fast_calls, "step", lambda *inputs: taken.append(step(*inputs)) or taken[-1])
+    x, taken, step = normal(2, 150, 24).to(dtype), [], native.step
+    monkeypatch.setattr(native, "step", lambda *inputs: taken.append(step(*inputs)) or taken[-1])
     outputs, caches = [], []
     for engine in ("", "native"):  # one that is named goes the long way
         monkeypatch.setenv("CLEARHEAD_ENGINE", engine) if engine else monkeypatch.delenv("CLEARHEAD_ENGINE", False)

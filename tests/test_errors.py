@@ -9,8 +9,8 @@ import torch
 
 import clearhead as ch
 from clearhead import engines
+from clearhead.core import call as core_call
 from clearhead.errors import EngineError, RuleError, unknown
-from clearhead.ops import fast_calls
 from error_texts import Errors, exact_texts
 
 Q, K, V = np.ones((2, 4, 6, 8)), np.ones((2, 2, 5, 8)), np.ones((2, 2, 5, 3))
@@ -195,7 +195,7 @@ def test_the_environment_variable_chooses_the_engine(monkeypatch: pytest.MonkeyP
 def test_an_engine_that_refuses_gives_all_its_reasons(monkeypatch: pytest.MonkeyPatch):
     for engine in engines.NAMES:
         monkeypatch.setattr(engines.get(engine), "reasons_not", lambda problem: ["No bias.", "No sinks."])
-    monkeypatch.setattr(fast_calls, "_calls", {})  # another test may have made such a call
+    monkeypatch.setattr(core_call, "_problems", {})  # another test may have made such a call
     for name in (None, *engines.NAMES):
         with pytest.raises(EngineError) as error:
             ch.attention(FLAT, FLAT, FLAT, engine=name)

@@ -31,12 +31,12 @@ class Counting:
 
     def __getattr__(self, name: str) -> Any:
         result = getattr(self.kernel, name)
-        if name not in ("rows", "columns", "gradients", "others", "effects"):
+        if name not in ("output", "rows", "columns", "gradients", "others", "effects"):
             return result
 
         def call(threads: int, *rest: Any) -> Any:
             with self.lock:
-                self.counts.append((threading.get_ident(), name, threads))
+                self.counts.append((threading.get_ident(), "rows" if name == "output" else name, threads))
             return result(threads, *rest)
 
         return call

@@ -10,12 +10,14 @@ from clearhead.core.call import Call
 from clearhead.core.observations import check_room
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Wanted, lacking
+from clearhead.engines import native
 from clearhead.engines.base import EffectEngine, Engine
 from clearhead.errors import EngineError, unknown
 from clearhead.loading import load
 from clearhead.tables import Table, Tabular
 from clearhead.words import Language, say
 
+_NATIVE = cast("Engine", native)
 NAMES = ("native", "portable", "triton")
 EXPERIMENTAL = {"triton": "its kernels are tested in Triton's interpreter and compiled, and have never run on a GPU."}
 
@@ -57,6 +59,11 @@ def check_name(name: str | None) -> None:
         raise unknown("engine", name, NAMES)
 
 
+def chosen(problem: Problem, name: str | None = None) -> Engine:
+    """The engine that `choose` names."""
+    return _NATIVE if name is None and native.usable(problem) else get(choose(problem, name).engine)
+
+
 def choose(problem: Problem, name: str | None = None, want: Wanted | None = None) -> Plan:
     """The first engine with no reason against it, or the named one.
 
@@ -74,7 +81,7 @@ def choose(problem: Problem, name: str | None = None, want: Wanted | None = None
             against = [*against, *undeclared(get(candidate), want)]
         if not against:
             if candidate == "portable" and "native" in reasons:
-                _tell(load("engines.native").missing())
+                _tell(native.missing())
             return Plan(candidate, reasons)
         reasons[candidate] = against
     shown = "; ".join(f"{engine}: {' '.join(against)}" for engine, against in reasons.items())

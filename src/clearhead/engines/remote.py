@@ -29,6 +29,8 @@ class Remote:
         return call
 
     def _sent(self, x: Any) -> Any:
-        if isinstance(x, (Call, Upstream, Terms)):
+        if isinstance(x, Call):
+            return x.of_each(self._sent)
+        if isinstance(x, (Upstream, Terms)):
             return replace(x, **{f.name: self._sent(getattr(x, f.name)) for f in fields(x)})
         return to_device_of(x, self.like) if isinstance(x, np.ndarray) else x

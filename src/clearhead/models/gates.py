@@ -127,7 +127,7 @@ def through(part: Attended, g: Array) -> tuple[dict[str, Array], Array]:
     part is differentiated with the output and the log-sum-exp of the whole row, as blocks of keys are in FlashAttention
     (Dao et al. 2022, appendix B). Without gates, the gates' derivatives are 0.
     """
-    inputs = describe_whole(part.q, part.k, part.v, cast("Rules", part.rules))[0]
+    inputs = describe_whole(part.q, part.k, part.v, cast("Rules", part.rules))
     engine = engines.get(engines.choose_for("gradients", inputs.problem).engine)
     answers = {"output": part.output[None], "logsumexp": part.logsumexp[None]}
     heads, tokens = len(part.q), part.k.shape[1]

@@ -1,7 +1,6 @@
 """The public operations: attention, AttentionMatrix, rollout, their derivatives, and the operators for PyTorch.
 
-attention          attention() and plan(); fast_calls: the same call again goes straight to the kernel;
-                   torch_fast_calls: those of tensors with a graph
+attention          attention() and plan()
 matrix             AttentionMatrix; matrix_data: its arrays and rules; indexing: its indices, its transpose
 lazy_matrix        what NumPy may ask of a matrix that is never stored
 observable         one method for each statistic and each effect

@@ -290,7 +290,7 @@ def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: U
     if convention == "columns":
         read = [as_array(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
         q, k, v = (restore(turned(array, convention)) for array, restore in read)
-    described, _ = describe_whole(q, k, v, rules)
+    described = describe_whole(q, k, v, rules)
     problem = described.problem
     book = reference.attend(problem, described.q, described.k, described.v)
     raw = {name: as_array(x, name)[0] for name, x in (("q", q), ("k", k), ("v", v))}

@@ -1,7 +1,7 @@
 """`ch.trace_layer`: every intermediate of an attention layer, from X through its heads to U."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 import numpy as np
@@ -61,7 +61,7 @@ def trace_layer(
     layer, sizes = read_layer(values | {"b_q": b_q, "b_k": b_k, "b_v": b_v, "b_o": b_o}, num_heads, convention)
     q = split_heads(layer.projected(layer.x, "q"), num_heads)
     k, v = (split_heads(layer.projected(layer.context, part), sizes.kv_heads or 1) for part in "kv")
-    described = replace(describe(q, k, v, rules), restore=as_array(x, "x")[1])
+    described = describe(q, k, v, rules).giving_back(as_array(x, "x")[1])
     problem = described.problem
     book = reference.attend(described.problem, described.q, described.k, described.v)
     used, cross, names = used_rules(rules), context is not None, frozenset(f"b_{part}" for part in layer.b)

@@ -1,6 +1,5 @@
 """`ch.trace_weights`: attention whose weights are given, as in an example that starts with them: O = A·V."""
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,7 +118,7 @@ def describe_weights(weights: Any, v: Any, convention: Convention) -> WeightInpu
     k = np.broadcast_to(np.zeros((), values.dtype), (*values.shape[:-1], 1))
     with np.errstate(divide="ignore"):
         logits = np.log(a.astype(np.float64))
-    described = replace(describe(q, k, values, {"bias": logits, "scale": 1.0}), restore=restore)
+    described = describe(q, k, values, {"bias": logits, "scale": 1.0}).giving_back(restore)
     return WeightInputs(described, heads_first(a.astype(np.float64)))
 
 

@@ -146,8 +146,8 @@ def fused(
 ) -> tuple[Tensor, Tensor]:
     """aten::_scaled_dot_product_flash_attention_for_cpu: the output, and the log-sum-exp, 0 where no key is seen."""
     del dropout_p  # PyTorch does not choose this operator with dropout
-    described, values = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
-    check_room(described.problem, _WANTED, values.shape[-1])
+    described = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
+    check_room(described.problem, _WANTED, described.d_v)
     engine = engines.get(engines.choose(described.problem).engine)
     result = engine.rows(described, _WANTED)
     logsumexp = to_torch(torch, result["logsumexp"])
@@ -176,7 +176,7 @@ def fused_backward(
     del dropout_p
     if d_output is None:  # nothing depends on the output
         return None, None, None
-    described, _ = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
+    described = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
     engine = engines.get(engines.choose_for("gradients", described.problem).engine)
     answers = {"output": as_array(output, "output")[0], "logsumexp": as_array(logsumexp, "logsumexp")[0]}
     upstream = {"output": as_array(d_output, "d_output")[0]}
