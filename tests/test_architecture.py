@@ -108,6 +108,7 @@ PUBLIC_UNDERSCORES = {
     "_functorch": "in torch._C, as above",
     "_disabled_torch_function_impl": "in torch._C: operations of a subclass of Tensor give plain tensors",
     "_are_functorch_transforms_active": "in torch._C, as above",
+    "_is_any_autocast_enabled": "in torch._C: does autocast cast on some device?",
     "_len_torch_dispatch_stack": "in torch._C: is a mode of PyTorch's dispatcher about?",
     "_get_dispatch_mode": "in torch._C, as above",
     "_TorchDispatchModeKey": "in torch._C, as above",
@@ -177,6 +178,13 @@ def test_importing_the_package_loads_nothing_heavy():
 def test_attention_and_the_matrix_need_numpy_only():
     program = "x = np.eye(3); ch.attention(x, x, x); ch.AttentionMatrix(x, x).observe(x, top=1, received=True)"
     assert loaded_by(f"import clearhead as ch, numpy as np; {program}") <= LIGHT
+
+
+def test_matrices_load_nothing_that_shows_them():
+    program = "x = np.eye(3); A = ch.AttentionMatrix(x, x); A[0, 1], A.top(1), A.cuts(x, x).by_key(), repr(A)"
+    loaded = python(f"import sys, clearhead as ch, numpy as np; {program}; print(*sys.modules)").split()
+    assert "clearhead.ops.matrix" in loaded
+    assert not [name for name in loaded if name.startswith(("clearhead.view", "clearhead.words", "clearhead.tables"))]
 
 
 def test_the_command_line_lets_openblas_sleep_before_numpy_is_loaded():

@@ -5,7 +5,7 @@ positions (visibility.py says which); sinks add one logit to each row's denomina
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import prod
 from types import NoneType
 from typing import Any, NamedTuple, cast
@@ -69,6 +69,10 @@ class Problem:
     sinks: Array | None  # (heads,)
     query_offset: Array  # (batch,): query i stands at key position i + offset
     described: Any = field(default=None, init=False, repr=False)  # as the compiled kernel reads it, once it has
+
+    def __getstate__(self) -> list[Any]:
+        """For copies and pickles, which have no part of the compiled kernel."""
+        return [None if one.name == "described" else getattr(self, one.name) for one in fields(self)]
 
     @property
     def queries(self) -> int:

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal, NamedTuple
 
-from clearhead.core.rule_values import read_language
 from clearhead.diagnosing.evidence import Reason
 from clearhead.diagnosing.mistakes import values
 from clearhead.diagnosing.recipe import Change, Recipe
 from clearhead.diagnosing.search import BUDGET, Candidate, Coverage
 from clearhead.digits import significant
 from clearhead.view.names import Names
-from clearhead.words import Language, counted, filled, table
+from clearhead.words import Language, counted, filled, read_language, table
 
 Outcome = Literal["right", "mistake", "ambiguous", "unexplained"]
 Confidence = Literal["sure", "likely", "ambiguous"]

@@ -13,9 +13,7 @@ from clearhead.core.statistics import Wanted, lacking
 from clearhead.engines import native
 from clearhead.engines.base import EffectEngine, Engine
 from clearhead.errors import EngineError, unknown
-from clearhead.loading import load
-from clearhead.tables import Table, Tabular
-from clearhead.words import Language, say
+from clearhead.loading import Shown, load
 
 _NATIVE = cast("Engine", native)
 NAMES = ("native", "portable", "triton")
@@ -23,7 +21,7 @@ EXPERIMENTAL = {"triton": "its kernels are tested in Triton's interpreter and co
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(Tabular):
+class Plan(Shown):
     """Which engine a call takes, and why each faster one can't."""
 
     engine: str
@@ -38,13 +36,6 @@ class Plan(Tabular):
         lines = [f"engine: {self.engine}", *([f"experimental: {self.experimental}"] if self.experimental else [])]
         lines += [f"not {name}: {reason}" for name, reasons in self.reasons.items() for reason in reasons]
         return "\n".join(lines)
-
-    def _tables(self, language: Language) -> list[Table]:
-        rows = [(name, reason) for name, reasons in self.reasons.items() for reason in reasons]
-        rows.append((self.engine, say(language, "plan takes")))
-        columns = [say(language, f"column {name}") for name in ("engine", "reason")]
-        heading = say(language, "plan table", engine=self.engine)
-        return [Table(heading, columns, rows, notes=[self.experimental] if self.experimental else [])]
 
 
 @cache

@@ -14,9 +14,11 @@ from clearhead.core.rule_values import read_place, read_slice
 from clearhead.core.rules import Rules, flat
 from clearhead.core.statistics import Asked, askable, explained
 from clearhead.errors import RuleError, SelectionError, shown
+from clearhead.loading import load
 from clearhead.ops import cause_inputs
 from clearhead.ops.attention import graph_of
 from clearhead.ops.causes import CauseMatrix
+from clearhead.ops.display import Display
 from clearhead.ops.edited import Edit, Editable
 from clearhead.ops.graphed import graphed
 from clearhead.ops.indexing import TransposedMatrix, read_index
@@ -24,8 +26,6 @@ from clearhead.ops.lazy_matrix import LazyMatrix
 from clearhead.ops.matrix_data import Answers, MatrixData
 from clearhead.ops.observable import Observable
 from clearhead.ops.observation import Observation
-from clearhead.view.display import Display
-from clearhead.view.long import ShownLayer, ShownRun
 
 if TYPE_CHECKING:
     from clearhead.ops.torch_graph import Graph
@@ -285,10 +285,10 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         """
         return self._plot(head, 0, batch, ax)
 
-    def _run(self, batch: int, v: Any = None) -> ShownRun:
-        part, problem = self.part(batch), self.factors.problem
+    def __shown__(self, batch: int, v: Any = None) -> Any:
+        part, problem, shown = self.part(batch), self.factors.problem, load("view.long")
         values = None if v is None else self.factors.values(v)[batch : batch + 1]
-        return ShownRun("attention", [ShownLayer("", range(problem.heads), part, v=values)])
+        return shown.ShownRun("attention", [shown.ShownLayer("", range(problem.heads), part, v=values)])
 
     def part(self, batch: int, head: int | None = None) -> "AttentionMatrix":
         """The matrix of one batch item, with all heads or one: (1, heads, queries, keys).

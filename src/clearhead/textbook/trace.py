@@ -12,7 +12,7 @@ from clearhead.core.arrays import as_array
 from clearhead.core.axes import Array, brief
 from clearhead.core.call import Call, describe_whole
 from clearhead.core.problem import Problem
-from clearhead.core.rule_values import has_axes, read_language, read_members, read_place, whole_number
+from clearhead.core.rule_values import has_axes, read_members, read_place, whole_number
 from clearhead.core.rules import Rules
 from clearhead.core.statistics import Wanted
 from clearhead.digits import fixed, significant
@@ -22,7 +22,7 @@ from clearhead.textbook.shapes import Convention, Sizes, Steps, Used, attention_
 from clearhead.view import images, notebook, page
 from clearhead.view.container import Document
 from clearhead.view.names import check_count, token_names
-from clearhead.words import Language, say
+from clearhead.words import Language, read_language, say
 
 _INPUTS = ("x", "context", "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
 

@@ -8,11 +8,11 @@ from clearhead.core.arrays import FLOATS, as_array
 from clearhead.core.axes import KEY, VALUE, WEIGHTS, Array, heads_first, named
 from clearhead.core.call import Call, describe
 from clearhead.core.reference import Textbook, check_room, mix
-from clearhead.core.rule_values import read_language, read_numbers, read_place
+from clearhead.core.rule_values import read_numbers, read_place
 from clearhead.errors import RuleError, ShapeError
 from clearhead.textbook.shapes import Convention, Sizes, check_convention, turned, weights_steps
 from clearhead.textbook.trace import Geometry, TokenTrace, Trace, values_of
-from clearhead.words import Language
+from clearhead.words import Language, read_language
 
 _NO_SCORES = "the weights were given: there are no queries, keys and scores."
 
