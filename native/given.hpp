@@ -58,7 +58,14 @@ struct Given {
     int64_t shape[4] = {1, 1, 1, 1};
     nb::dlpack::dtype dtype{};
     View view{};
-    std::optional<nb::ndarray<nb::ro>> kept;
+    Py_buffer buffer{};  // of NumPy's arrays, whose DLPack goes through Python
+
+    Given() = default;
+    Given(const Given&) = delete;
+    Given& operator=(const Given&) = delete;
+    ~Given() {
+        if (buffer.obj) PyBuffer_Release(&buffer);
+    }
 
     bool has(int64_t batch, int64_t heads, int64_t rows, int64_t columns) const {
         return shape[0] == batch && shape[1] == heads && shape[2] == rows && shape[3] == columns;
@@ -73,21 +80,30 @@ class Reader {
     // False for what is read in another way: not on the CPU, unaligned, of another number of axes.
     bool read(nb::handle x, Given& result) const {
         nb::dlpack::dltensor tensor{};
+        Py_ssize_t strides_of_buffer[4];
         if (api) {
             if (api->read(x.ptr(), &tensor)) {
                 PyErr_Clear();
                 return false;
             }
         } else {
-            nb::ndarray<nb::ro> array;
-            if (!nb::try_cast(x, array, false)) return false;
-            result.kept = array;
-            tensor.data = const_cast<void*>(array.data());
-            tensor.device = {array.device_type(), array.device_id()};
-            tensor.ndim = int32_t(array.ndim());
-            tensor.dtype = array.dtype();
-            tensor.shape = const_cast<int64_t*>(array.shape_ptr());
-            tensor.strides = const_cast<int64_t*>(array.stride_ptr());
+            Py_buffer& from = result.buffer;
+            if (PyObject_GetBuffer(x.ptr(), &from, PyBUF_STRIDED_RO | PyBUF_FORMAT)) {
+                PyErr_Clear();
+                return false;
+            }
+            const char kind = from.format && !from.format[1] ? from.format[0] : 0;
+            if ((kind != 'd' && kind != 'f' && kind != 'e') || from.ndim > 4) return false;
+            tensor.data = from.buf;
+            tensor.device = {nb::device::cpu::value, 0};
+            tensor.ndim = from.ndim;
+            tensor.dtype = {uint8_t(nb::dlpack::dtype_code::Float), uint8_t(8 * from.itemsize), 1};
+            tensor.shape = reinterpret_cast<int64_t*>(from.shape);
+            for (int i = 0; i < from.ndim; ++i) {
+                if (from.strides[i] % from.itemsize) return false;
+                strides_of_buffer[i] = from.strides[i] / from.itemsize;
+            }
+            tensor.strides = reinterpret_cast<int64_t*>(strides_of_buffer);
         }
         if (tensor.device.device_type != nb::device::cpu::value || tensor.ndim < 2 || tensor.ndim > 4) return false;
         const int missing = 4 - tensor.ndim;
@@ -108,11 +124,19 @@ class Reader {
     std::pair<nb::object, void*> make(int ndim, int64_t* shape, nb::dlpack::dtype dtype) const {
         shape += 4 - ndim;
         if (!api) {
-            static const nb::object empty = nb::module_::import_("numpy").attr("empty");
-            nb::list sizes;
-            for (int i = 0; i < ndim; ++i) sizes.append(shape[i]);
-            nb::object made = empty(nb::tuple(sizes), dtype.bits == 64 ? "f8" : dtype.bits == 32 ? "f4" : "f2");
-            return {made, nb::cast<nb::ndarray<>>(made).data()};
+            static const nb::module_ numpy = nb::module_::import_("numpy");
+            static const nb::object empty = numpy.attr("empty"), kinds[] = {
+                numpy.attr("dtype")("f8"), numpy.attr("dtype")("f4"), numpy.attr("dtype")("f2")};
+            nb::object sizes = nb::steal(PyTuple_New(ndim));
+            for (int i = 0; i < ndim; ++i) PyTuple_SET_ITEM(sizes.ptr(), i, PyLong_FromLongLong(shape[i]));
+            PyObject* const arguments[] = {sizes.ptr(), kinds[dtype.bits == 64 ? 0 : dtype.bits == 32 ? 1 : 2].ptr()};
+            nb::object made = nb::steal(PyObject_Vectorcall(empty.ptr(), arguments, 2, nullptr));
+            if (!made.is_valid()) throw nb::python_error();
+            Py_buffer room;
+            if (PyObject_GetBuffer(made.ptr(), &room, PyBUF_WRITABLE)) throw nb::python_error();
+            void* data = room.buf;
+            PyBuffer_Release(&room);  // the array itself keeps its memory
+            return {made, data};
         }
         nb::dlpack::dltensor like{};
         like.device = {nb::device::cpu::value, 0};
