@@ -210,15 +210,6 @@ def test_each_written_number_is_as_precise_as_its_own_decimals(tmp_path):
     assert "no scale" in {e.mistakes[0] for e in diagnosis.explanations}
 
 
-def test_weights_of_one_key_that_are_always_0_are_no_dropout():
-    q, k, v = fresh().standard_normal((3, 2, 24, 8))
-    weights = softmax(q @ k.mT / 8**0.5) * 24 / 23
-    for dropped in (fresh().random(weights.shape) < 1 / 24, np.arange(24) == fresh().integers(24)):
-        diagnosis = ch.diagnose(q, k, v, np.where(dropped, 0, weights), stage="weights")
-        named = [e.mistakes for e in diagnosis.explanations]
-        assert (("dropout left on",) in named) == (dropped.ndim == 3)
-
-
 def test_numbers_that_a_mistake_gives_exactly():
     a, v = np.array([[0.5, 0.5], [0.25, 0.75]]), np.array([[1.0, 0], [0, 4]])
     assert "This gives your numbers exactly;" in str(ch.diagnose_weights(a, v, a.T @ v))

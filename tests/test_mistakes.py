@@ -19,7 +19,6 @@ from clearhead.diagnosing.mistakes import COMPUTED, OF_INPUTS, OF_PROBLEM, mista
 from clearhead.diagnosing.recipe import Recipe
 from clearhead.diagnosing.search import Search
 from diagnosing import diagnosed, qkv, softmax, top
-from problems import in_the_gate
 from seeds import fresh
 
 # the same numbers, whatever the inputs
@@ -151,21 +150,6 @@ def test_a_softmax_without_subtracting_the_maximum_is_named(dtype, size):
     assert np.isnan(theirs).any()
     assert np.isfinite(theirs).any()
     assert top(ch.diagnose(q, k, v, theirs)).mistakes == ("softmax without its maximum",)
-
-
-@pytest.mark.parametrize("rate", in_the_gate([0.1, 0.3, 0.5], 0.1, 0.5))
-@pytest.mark.parametrize("stage", ["output", "weights"])
-def test_dropout_is_found_with_its_rate(rate, stage):
-    """Where weights are given, or can be solved for: in the first rows of a causal mask."""
-    q, k, v = qkv(n=64)
-    causal = np.where(np.tri(64) > 0, 0, -np.inf).astype(np.float32)
-    for scale, names in ((8**-0.5, {"dropout left on"}), (1.0, {"no scale", "dropout left on"})):
-        weights = softmax(q @ k.mT * np.float32(scale) + causal)
-        dropped = torch.nn.functional.dropout(torch.tensor(weights), rate).numpy()
-        best = top(ch.diagnose(q, k, v, dropped if stage == "weights" else dropped @ v, stage=stage, causal=True))
-        assert set(best.mistakes) == names
-        assert best.confidence == "likely"
-        assert best.details["dropout"] == pytest.approx(rate, rel=1e-2)
 
 
 def rounded(x, dtype):

@@ -69,7 +69,7 @@ NEEDED = {  # what the inputs must have, and the mistakes that need it
 NEEDS = {name: need for need, names in NEEDED.items() for name in names}
 
 ELSEWHERE = {  # made in test_mistakes.py
-    *("scale twice", "another step", "softmax without its maximum", "dropout left on", "all masks ignored"),
+    *("scale twice", "another step", "softmax without its maximum", "all masks ignored"),
     *("scores in a narrow dtype", "weights in a narrow dtype", "sum in a narrow dtype", "a narrow dtype somewhere"),
     "mask after softmax, renormalised",
 }

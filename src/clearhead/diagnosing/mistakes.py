@@ -36,7 +36,7 @@ class Mistake:
     needs: Sentence  # what an input must have to show it
     when: tuple[str, ...] = ()  # the conditions under which it can be made
     rule: str = ""  # the caller's rule that it breaks, another condition
-    evidence: Literal["numbers", "rounding", "chance"] = "numbers"  # it gives theirs exactly, but for rounding; by luck
+    evidence: Literal["numbers", "rounding"] = "numbers"  # it gives theirs exactly, or only as far as rounding goes
     alone: bool = False  # never tried together with another mistake
     seldom: bool = False  # never tried together with another seldom one
     rare: bool = False  # tried alone and last

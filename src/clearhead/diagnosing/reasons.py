@@ -23,7 +23,6 @@ _POSITIONS = 4  # fewer queries are no evidence: what is wrong with them could b
 _LENGTHS = 4  # fewer distinct lengths are no evidence: they may be right by luck, or rounded up alike
 _CHANCE = 1e-3  # of any candidate fitting so well
 _CLEAR = 0.95  # a correlation from which on the difference is said to go with something
-_RATES = 0.04, 0.6  # of dropout, as models are trained with
 _MOST = 6  # the most runs of positions that are listed
 
 
@@ -40,8 +39,6 @@ def doubts(search: Search, candidate: Candidate, gaps: Array, tolerance: float) 
         yield Reason("a pair")
     if any(mistake.evidence == "rounding" for mistake in candidate.mistakes):
         yield Reason("only rounding")
-    if candidate.shows is not None:
-        yield candidate.shows
     positions = int((gaps > tolerance).any(axis=(0, 1, 3)).sum())
     if positions < _POSITIONS:
         yield Reason("one position" if positions == 1 else "few positions", {"count": positions})
@@ -119,9 +116,6 @@ def known_about(search: Search, theirs: Array, right: Array, gaps: Array, tolera
         known += _of_weights(theirs, right, tolerance)
     if stage == "output" and np.isfinite(theirs).all():
         known += _outside(search, theirs)
-        rate = evidence.scatter(search.full, RIGHT, search.everything)
-        if rate is not None and _RATES[0] <= rate <= _RATES[1] and same is None:
-            known.append(Reason("two runs", {"rate": 100 * rate}))
         known.append(Reason("ask for weights"))
     return tuple(known)
 

@@ -113,7 +113,6 @@ class Recipe(NamedTuple):
     sinks: Literal["given", "missing", "unshifted", "scaled"] | _Head = "given"
     blocks: tuple[_Blocks, int] = ("", 0)
     empty: Literal["zero", "nan", "mean"] = "zero"  # rows that see no key
-    dropout: float = 0.0
     heads: Literal["each", "first", "mean"] = "each"  # whose result each head gets
     turned: bool = False  # Aᵀ·V
     # output

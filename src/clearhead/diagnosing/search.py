@@ -19,10 +19,8 @@ from clearhead.diagnosing.recipe import RIGHT, Change, Diagnosed, Recipe, Select
 
 _SOFTMAX = {"axis", "softmax", "blocks", "overflow"}  # each replaces the whole softmax: no two of them go together
 _WIDE, _WIDE_PAIRS = 2**20, 2**19  # scores of a head, up to which mistakes that need them all are tried, and in pairs
-_SCREENED = 2**13  # keys of all heads together, on which dropout is looked for first
 _COARSE = 0.1  # the largest error that rounding can cause, as relative root mean square
 _LESSENED = 0.8  # of the difference on a few rows: more must not be left by a narrow step that is tried on all
-_SOLVED = 64  # the most rows whose weights are solved for
 BUDGET = 2**21  # the most weights that are compared
 
 
@@ -36,7 +34,6 @@ class Candidate:
     residual: float = inf
     tolerance: float = 0.0
     rare: bool = False  # of the variants that are tried last
-    shows: evidence.Reason | None = None  # the evidence, where it is other than numbers that fit
 
     @property
     def fits(self) -> bool:
@@ -130,34 +127,6 @@ class Search:
             likely += [] if ratio is None else [(ratio, replace(narrowing, residual=gap, tolerance=gap))]
         return [candidate for _, candidate in sorted(likely, key=lambda one: one[0])[:1]]
 
-    def with_dropout(self, bases: list[Candidate], dropouts: list[Candidate]) -> list[Candidate]:
-        """Bases whose weights are dropped at random, as far as these can be solved for; first the lowest rate."""
-        fitting, solvable = [], self._solvable()
-        if not solvable.rows:
-            return []
-        some = self.everything.heads[: max(2, _SCREENED // self.quick.inputs.problem.keys)]
-        compared = self.sample if self.quick.inputs.merged else Selection(some, self.sample.rows)
-        fit, _, workings, _ = self.screen.whole
-        error_of_right = evidence.error_of(fit, RIGHT, compared, workings)
-        for dropout, base in product(dropouts, bases):
-            if base.recipe.unknown or evidence.error_of(fit, base.recipe, compared, workings) > 1.02 * error_of_right:
-                continue
-            dropped = evidence.dropout(self.full, base.recipe, solvable)
-            if dropped is not None:
-                gap = self.quick.gap(base.recipe, self.sample)
-                both = base.beside(dropout, base.recipe._replace(dropout=dropped.values["rate"]))
-                fitting.append(replace(both, residual=gap, tolerance=gap, shows=dropped))
-        return sorted(fitting, key=lambda candidate: candidate.recipe.dropout)[:1]
-
-    def _solvable(self) -> Selection:
-        """The rows whose weights can be solved for: given, or of no more keys than the values have columns."""
-        (heads, rows), inputs = (self.everything.heads, self.everything.rows), self.full.inputs
-        if inputs.stage != "output" or inputs.merged:
-            return self.everything if inputs.stage == "weights" else Selection(heads, ())
-        counts = self.full.exact.visible(RIGHT, self.everything).sum(axis=-1).min(axis=(0, 1))
-        few = [row for row, count in zip(rows, counts, strict=True) if count <= inputs.v.shape[-1]]
-        return Selection(heads, tuple(few[:_SOLVED]))
-
     def _may_be_rounded(self, base: Candidate, narrowing: Candidate) -> bool:
         """On a few rows, does the narrow step lessen the difference?"""
         half, few = narrowing.recipe.half, self.screen.whole
@@ -208,12 +177,12 @@ class Search:
 
     def explanations(self) -> list[Candidate]:
         """Candidates that fit, the best first: one mistake before two, numbers before statistics."""
-        by_evidence: dict[str, list[Candidate]] = {"numbers": [], "rounding": [], "chance": [], "unknown": []}
+        by_evidence: dict[str, list[Candidate]] = {"numbers": [], "rounding": [], "unknown": []}
         for single in self.singles():
             if not (self.untried == "all" and single.recipe.wide):
                 unknown = single.recipe.tail[0] == "unknown"
                 by_evidence["unknown" if unknown else single.mistakes[0].evidence].append(single)
-        singles, narrowings, dropouts, tails = by_evidence.values()
+        singles, narrowings, tails = by_evidence.values()
         right, paired = Candidate((), (), RIGHT), [s for s in singles if not (self.untried and s.recipe.wide)]
         fitting = self.fitting(singles) or self.rounded([right], narrowings) or self.fitting(self._rare())
         if fitting or not np.isfinite(self.full.theirs(self.sample)).any():  # some two mistakes make anything NaN
@@ -224,8 +193,6 @@ class Search:
             or self.fitting(pairs(tails, paired))
             or self.rounded(paired, narrowings)
             or self.rounded_somewhere(right, narrowings)
-            or self.with_dropout([right], dropouts)
-            or self.with_dropout(paired, dropouts)
         )
 
     def _rare(self) -> list[Candidate]:

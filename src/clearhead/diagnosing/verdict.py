@@ -73,7 +73,7 @@ class MistakeExplanation:
 
     @property
     def details(self) -> dict[str, Any]:
-        """The fields of the textbook's recipe that were changed, such as a block's size, a fill or a rate."""
+        """The fields of the textbook's recipe that were changed, such as a block's size or a fill."""
         fields = {field for change in self.candidate.changes for field in change}
         return {field: getattr(self.candidate.recipe, field) for field in sorted(fields)}
 
@@ -201,7 +201,7 @@ def _details(recipe: Recipe, change: Change, language: Language) -> dict[str, An
         said = words[language] if words else significant(kind, 4) if isinstance(kind, float) else kind
         details |= {"what": said, "size": value[1]} if sized else {field: said}
     letters = _say(language, "between").join(field[-1].upper() for field in change if field[:2] in ("w_", "b_"))
-    return details | {"letters": letters, "rate": f"{significant(100 * recipe.dropout, 2)}%"}
+    return details | {"letters": letters}
 
 
 def _say(language: Language, key: str, **values: object) -> str:
