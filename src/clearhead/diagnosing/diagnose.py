@@ -9,13 +9,12 @@ import numpy as np
 from clearhead.core.arrays import FLOATS, as_array
 from clearhead.core.axes import Array
 from clearhead.core.rules import Rules, check_supported
-from clearhead.diagnosing.evidence import Reason
 from clearhead.diagnosing.fitting import differences
 from clearhead.diagnosing.inputs import file_inputs, layer_inputs, plain_inputs, rotary_of, weights_inputs
 from clearhead.diagnosing.reasons import doubts, known_about, nonfinite_inputs, telling
 from clearhead.diagnosing.recipe import RIGHT, RULES, Diagnosed, Recipe, Rotary, Selection, Stage
 from clearhead.diagnosing.search import Candidate, Search
-from clearhead.diagnosing.verdict import Confidence, Diagnosis, MistakeExplanation, Outcome, Place
+from clearhead.diagnosing.verdict import Confidence, Diagnosis, MistakeExplanation, Outcome, Place, Reason
 from clearhead.diagnosing.workings import Workings
 from clearhead.errors import ClearheadError, FileError
 from clearhead.ops.graphed import ungraphed

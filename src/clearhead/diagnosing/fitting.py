@@ -24,6 +24,7 @@ _RUNS = 4
 _WIDEST = 1e-2  # of a number: what a rounded log-sum-exp excuses at most; for scores up to some ten thousand
 _WIDEST_NARROW = 0.1  # the same where the log-sum-exp is in a narrow dtype as well
 _FEW = 64  # numbers whose root mean square says little
+_CLEAR = 0.3  # a correlation that is no chance
 _TIMES = (*np.geomspace(1 / 256, 256, 65), *-np.geomspace(1 / 16, 16, 17))
 _STARTS = {  # where the search for an unknown number begins
     "fill": (6.0, 2.0, 0.0, -3.0, -8.0),
@@ -177,6 +178,33 @@ class Fit:
         factor = 3 * FACTOR if self.dtype == np.float64 else FACTOR  # in float64 the exact numbers are rounded too
         return factor * (worst + eps(self.dtype) * largest(exact)) + self.slack
 
+    def rounded_to(self, narrow: str, selection: Selection) -> float:
+        """How surely theirs are the right numbers but for rounding to a narrow dtype on the way; 0 where they are not.
+
+        The error goes with that of a run whose inputs, weights, output or every step is rounded, or each number is one
+        of the dtype's; it is not much larger than in such a run, and does not go with the right numbers themselves.
+        """
+        exact, theirs, dtype = self.exact.answer(RIGHT, selection), self.theirs(selection), np.dtype(narrow)
+        error, clear = theirs - exact, max(_CLEAR, 6 / max(1, theirs.size) ** 0.5)
+        if error.size < _FEW or not np.isfinite(error).all() or abs(correlated(error, exact)) > clear:
+            return 0.0
+
+        def rounded(x: Array) -> Array:
+            return x.astype(dtype).astype(x.dtype)
+
+        runs = [
+            work.answer(RIGHT, selection)
+            for work in (Workings(self.inputs, dtype), Workings(self.inputs.mapped(rounded, rounded)))
+        ]
+        runs.append(rounded(exact))
+        if self.inputs.stage == "output" and not self.inputs.merged:
+            runs.append(rounded(self.exact.weights(RIGHT, selection)) @ self.exact.values(RIGHT, selection))
+        errors = [run - exact for run in runs]
+        alike = [correlated(error, other) for other in errors if rms(error) <= _TYPICAL * rms(other) < np.inf]
+        best = max(alike, default=0.0)
+        written = bool(alike) and bool((rounded(theirs) == theirs).all())
+        return best if best > clear else clear * written
+
     def filled(
         self, recipe: Recipe, selection: Selection, workings: Workings | None = None, start: float | None = None
     ) -> Recipe | None:
@@ -259,6 +287,12 @@ def rms(x: Array) -> float:
     """Root mean square; infinite where a number is NaN or infinite."""
     size = float(np.sqrt(np.mean(x**2))) if x.size else 0.0
     return size if np.isfinite(size) else float("inf")
+
+
+def correlated(a: Array, b: Array) -> float:
+    """Σ a·b / (|a|·|b|), 0 where one of them is 0 or not finite."""
+    size = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float((a * b).sum()) / size if size and np.isfinite(size) else 0.0
 
 
 def largest(x: Array) -> float:

@@ -244,10 +244,10 @@ def _every_rule(inputs: Diagnosed, value: str) -> Variants:
     return Variants([change] if len(change) > 2 else [])
 
 
-def _narrow(inputs: Diagnosed, where: str) -> Variants:
+def _narrow(inputs: Diagnosed, *_: object) -> Variants:
     size = min(inputs.theirs.dtype.itemsize, inputs.problem.dtype.itemsize)
     names = [name for name, itemsize in (("float32", 4), ("float16", 2), ("bfloat16", 2)) if itemsize < size]
-    return Variants([{"half": where, "half_dtype": name} for name in names])
+    return Variants([{"half_dtype": name} for name in names])
 
 
 def _sizes(length: int) -> list[int]:
@@ -300,7 +300,7 @@ COMPUTED: dict[str, Callable[[Diagnosed, str], Variants]] = {  # by the field th
     "b": partial(_some, "b"),
     "chunk": _chunks,
     "every rule": _every_rule,
-    "half": _narrow,
+    "half_dtype": _narrow,
     "blocks": partial(_in_blocks, "blocks"),
     "blocks of any size": partial(_in_blocks, "blocks", any_size=True),
     "tile": partial(_in_blocks, "tile"),

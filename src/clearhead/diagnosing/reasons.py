@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.diagnosing import evidence
-from clearhead.diagnosing.evidence import Reason
-from clearhead.diagnosing.fitting import largest, rms
+from clearhead.diagnosing.fitting import correlated, largest
 from clearhead.diagnosing.mistakes import tail_length
 from clearhead.diagnosing.recipe import RIGHT, Diagnosed, Recipe
 from clearhead.diagnosing.recipe_visibility import windowed
 from clearhead.diagnosing.search import Candidate, Search
-from clearhead.diagnosing.verdict import Nonfinite
+from clearhead.diagnosing.verdict import Nonfinite, Reason
 
 Other = tuple[str, dict[str, Any], Array]  # a key, the values that it names, and the numbers
 _POSITIONS = 4  # fewer queries are no evidence: what is wrong with them could be wrong with these alone
@@ -206,15 +204,12 @@ def _difference(search: Search, others: list[Other], theirs: Array, right: Array
     error = np.where(wrong, theirs - right, 0.0)
     clearest, reason = _CLEAR, None
     for key, values, other in [("output", {}, right), *others]:
-        correlation = evidence.correlation(error, other) if np.isfinite(other).all() else 0.0
+        correlation = correlated(error, other) if np.isfinite(other).all() else 0.0
         if abs(correlation) > clearest + 1e-6:
             clearest, factor = abs(correlation), float((error * other).sum() / (other**2).sum())
             reason = Reason(f"goes with {key}", {**values, "correlation": clearest, "factor": factor})
     if reason is not None:
         yield reason
-    size, scale = rms(error), rms(right)
-    if size < 0.02 * scale and error.size > 64 and not evidence.follows(error, right):
-        yield Reason("small noise", {"size": size / scale})
     by_row = np.sqrt((error**2).mean(axis=(0, 1, 3)))
     rising = by_row[by_row > 0]
     if len(rising) > 7:

@@ -75,8 +75,7 @@ class Recipe(NamedTuple):
     keys: Literal["k", "q", "v"] = "k"
     product: Literal["q·kᵀ", "q·k", "k·qᵀ", "cosine"] = "q·kᵀ"
     groups: Literal["repeat", "tile", "first"] = "repeat"  # tile: query head h reads key head h % kv_heads
-    half: Literal["", "scores", "logits", "powers", "weights", "sum", "somewhere"] = ""  # what `half_dtype` rounds
-    half_dtype: Literal["float32", "float16", "bfloat16"] = "float16"
+    half_dtype: Literal["", "float32", "float16", "bfloat16"] = ""  # what something on the way was rounded to
     step: Literal[Stage, ""] = ""  # the step whose numbers these are, where it is not the stage asked for
     # scaled
     scale: float | None = None  # None is the problem's
@@ -149,7 +148,6 @@ VISIBILITY = attrgetter(*between("causal", "tile"), "spans", "bias", "cache")  #
 _FIRST = {"source": "scores", "scale": "scaled", "softcap": "capped", "bias": "biased", "causal": "masked"}
 _FIRST |= {"scaling": "weights", "w_v": "output"}  # the first field of each stage
 _OF_VALUES: dict[str, dict[Any, Stage]] = {  # values that show at another stage than their field, and that stage
-    "half": {"logits": "scaled", "powers": "weights", "weights": "weights", "sum": "weights"},
     "softcap": {"after bias": "biased", "after mask": "masked"},
     "cache": {"ignored": "masked", "newest values empty": "output", "newest twice": "output"},
     "tile": {"overlapping": "output", "stale values": "output", "first values": "output"},
@@ -162,8 +160,7 @@ def shown(change: Change, stage: Stage) -> bool:
     for field, value in change.items():
         *_, by_field = (_FIRST[until] for until in between("source", field) if until in _FIRST)
         first = _OF_VALUES.get(field, {}).get(value[0] if field == "tile" else value, by_field)
-        details = ("half_dtype", "fill")  # these qualify another field
-        if field not in details and STAGES.index(first) > STAGES.index(stage):
+        if field != "fill" and STAGES.index(first) > STAGES.index(stage):
             return False
     return True
 

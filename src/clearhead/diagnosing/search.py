@@ -12,15 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clearhead.diagnosing import evidence
-from clearhead.diagnosing.fitting import Fit, Screen, coarser, generic, largest, largest_difference, rms, taken
+from clearhead.diagnosing.fitting import Fit, Screen, coarser, generic, largest, largest_difference, taken
 from clearhead.diagnosing.mistakes import BLOCKS, Mistake, mistakes, tail_length
 from clearhead.diagnosing.recipe import RIGHT, Change, Diagnosed, Recipe, Selection, acts_after_weights, changed, shown
 
 _SOFTMAX = {"axis", "softmax", "blocks", "overflow"}  # each replaces the whole softmax: no two of them go together
 _WIDE, _WIDE_PAIRS = 2**20, 2**19  # scores of a head, up to which mistakes that need them all are tried, and in pairs
-_COARSE = 0.1  # the largest error that rounding can cause, as relative root mean square
-_LESSENED = 0.8  # of the difference on a few rows: more must not be left by a narrow step that is tried on all
 BUDGET = 2**21  # the most weights that are compared
 
 
@@ -105,47 +102,12 @@ class Search:
         parts = (self.full.theirs(Selection(self.everything.heads, chosen)) for chosen in ((start,), rows))
         return all(np.mean((~(np.abs(theirs) <= beyond)).any(axis=-1)) >= 0.5 for theirs in parts)
 
-    def rounded(self, bases: list[Candidate], narrowings: list[Candidate]) -> list[Candidate]:
-        """Bases with one step in a narrow dtype, sorted by how much of the difference is left then."""
-        fitting = []
-        for base in bases:
-            near = [] if base.recipe.half else [n for n in narrowings if self._may_be_rounded(base, n)]
-            for narrowing in near if near and self._alike(base) else []:
-                both = base.beside(narrowing, changed(base.recipe, narrowing.changes[0]))
-                left = evidence.rounding(self.quick, base.recipe, both.recipe, self.sample)
-                if left is not None:
-                    fitting.append(replace(both, residual=left[0], tolerance=left[1]))
-        return closest(fitting)
-
-    def rounded_somewhere(self, right: Candidate, narrowings: list[Candidate]) -> list[Candidate]:
-        """The narrow dtype whose plain run is about as far off as theirs, where no single step explains it."""
-        if not (self._near(right) and self._alike(right)):
-            return []
-        gap, likely = self.quick.gap(RIGHT, self.sample), []
-        for narrowing in [n for n in narrowings if n.recipe.half == "somewhere"]:
-            ratio = evidence.somewhere(self.quick, RIGHT, narrowing.recipe.half_dtype, self.sample)
-            likely += [] if ratio is None else [(ratio, replace(narrowing, residual=gap, tolerance=gap))]
-        return [candidate for _, candidate in sorted(likely, key=lambda one: one[0])[:1]]
-
-    def _may_be_rounded(self, base: Candidate, narrowing: Candidate) -> bool:
-        """On a few rows, does the narrow step lessen the difference?"""
-        half, few = narrowing.recipe.half, self.screen.whole
-        slow = half == "sum" and base.mistakes and self.untried  # key after key, where the input is long
-        if half == "somewhere" or slow or not self._near(base):
-            return False
-        rounded = changed(base.recipe, narrowing.changes[0])
-        before, left = (evidence.error_of(few.fit, x, few.selection) for x in (base.recipe, rounded))
-        return not before or left < _LESSENED * before
-
-    def _near(self, base: Candidate) -> bool:
-        """On a few rows, do theirs lie so close to it that rounding could explain the difference?"""
-        fit, selection, workings, _ = self.screen.whole
-        most = _COARSE * rms(fit.theirs(selection))
-        return not base.recipe.unknown and evidence.error_of(fit, base.recipe, selection, workings) <= most
-
-    def _alike(self, base: Candidate) -> bool:
-        """Is no row far worse than the others, as is the case with rounding?"""
-        return self.full.gap(base.recipe, self.everything) <= 30 * self.quick.gap(base.recipe, self.sample)
+    def rounded(self, narrowings: list[Candidate]) -> list[Candidate]:
+        """The narrow dtype that theirs were rounded to somewhere on the way, if nothing worse happened."""
+        gap, fit = self.quick.gap(RIGHT, self.sample), self.quick
+        fitting = [(fit.rounded_to(n.recipe.half_dtype, self.sample), n) for n in narrowings]
+        surest = sorted((pair for pair in fitting if pair[0]), key=lambda pair: -pair[0])
+        return [replace(narrowing, residual=gap, tolerance=gap) for _, narrowing in surest[:1]]
 
     def singles(self, *, rare: bool = False, only: Callable[[Mistake], bool] = bool) -> list[Candidate]:
         """Every single mistake that can be made with these inputs, and that shows at their stage."""
@@ -183,16 +145,15 @@ class Search:
                 unknown = single.recipe.tail[0] == "unknown"
                 by_evidence["unknown" if unknown else single.mistakes[0].evidence].append(single)
         singles, narrowings, tails = by_evidence.values()
-        right, paired = Candidate((), (), RIGHT), [s for s in singles if not (self.untried and s.recipe.wide)]
-        fitting = self.fitting(singles) or self.rounded([right], narrowings) or self.fitting(self._rare())
+        paired = [s for s in singles if not (self.untried and s.recipe.wide)]
+        fitting = self.fitting(singles) or self.fitting(self._rare())
         if fitting or not np.isfinite(self.full.theirs(self.sample)).any():  # some two mistakes make anything NaN
             return fitting
         return (
             self.fitting(tails)
             or self.fitting(pairs(paired, paired))
             or self.fitting(pairs(tails, paired))
-            or self.rounded(paired, narrowings)
-            or self.rounded_somewhere(right, narrowings)
+            or self.rounded(narrowings)
         )
 
     def _rare(self) -> list[Candidate]:

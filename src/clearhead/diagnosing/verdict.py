@@ -1,12 +1,12 @@
 """The verdict in English and Chinese: what their code did, how sure that is, and the line to change."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from clearhead.core.rule_values import read_language
-from clearhead.diagnosing.evidence import Reason
 from clearhead.diagnosing.mistakes import values
 from clearhead.diagnosing.recipe import Change, Recipe
 from clearhead.diagnosing.search import BUDGET, Candidate, Coverage
@@ -17,6 +17,13 @@ from clearhead.words import Language, counted, filled, table
 Outcome = Literal["right", "mistake", "ambiguous", "unexplained"]
 Confidence = Literal["sure", "likely", "ambiguous"]
 _MANNERS = "is", "mixes", "goes with"  # how numbers relate to the right ones of another place
+
+
+class Reason(NamedTuple):
+    """A piece of evidence: a key in words/diagnose.toml, and the values that the sentence names."""
+
+    key: str
+    values: Mapping[str, Any] = MappingProxyType({})
 
 
 class Place(NamedTuple):

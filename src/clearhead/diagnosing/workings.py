@@ -18,7 +18,7 @@ from clearhead.diagnosing import softmaxes
 from clearhead.diagnosing.operands import PROJECTED, PROJECTING, Operands, take, weighted, with_more
 from clearhead.diagnosing.recipe import RIGHT, VISIBILITY, Recipe, Selection, between
 
-_SCORES = attrgetter(*PROJECTING, *between("cache", "half_dtype"), "tile")
+_SCORES = attrgetter(*PROJECTING, *between("cache", "groups"), "tile")
 _LOGITS = attrgetter(*between("scale", "spans"), "scaling")
 
 
@@ -48,15 +48,9 @@ class Workings(Operands):
 
     def scores(self, recipe: Recipe, selection: Selection) -> Array:
         """Q·Kᵀ, (batch, heads, rows, keys)."""
-
-        def computed() -> Array:
-            result = self._scores(recipe, selection)
-            return softmaxes.rounded_to(result, recipe.half_dtype) if recipe.half in ("scores", "logits") else result
-
-        return self.once(("scores", selection, _SCORES(recipe)), computed)
+        return self.once(("scores", selection, _SCORES(recipe)), lambda: self._scores(recipe, selection))
 
     def _scores(self, recipe: Recipe, selection: Selection) -> Array:
-        """The same before they are rounded to a narrow dtype."""
         if self.long and recipe.split == "one" and recipe.product == "q·kᵀ" and recipe.keys != "v":
             every = Selection(tuple(range(self.problem.heads)), selection.rows)  # not split: the sum of all heads' own
             split, total = recipe._replace(split="heads"), np.zeros((), self.dtype)
@@ -105,8 +99,6 @@ class Workings(Operands):
             x = self._capped(recipe, x)
         if recipe.scaling == "logits":
             x = self.rounded(x * self.scale(recipe, selection))
-        if recipe.half == "logits":
-            x = softmaxes.rounded_to(x, recipe.half_dtype)
         if stage != "scaled" and recipe.softcap in ("given", "not multiplied", "clipped"):
             x = self._capped(recipe, x)
         if stage == "biased":
@@ -208,8 +200,7 @@ class Workings(Operands):
         if recipe.empty != "zero":
             empty_rows = ~self.visible(recipe, selection).any(axis=-1, keepdims=True)
             result = np.where(empty_rows, np.nan if recipe.empty == "nan" else 1 / self.problem.keys, result)
-        result = self._scaled_late(recipe, selection, result)
-        return softmaxes.rounded_to(result, recipe.half_dtype) if recipe.half == "weights" else result
+        return self._scaled_late(recipe, selection, result)
 
     def _scaled_late(self, recipe: Recipe, selection: Selection, result: Array) -> Array:
         return result if recipe.scaling == "logits" else result * self.scale(recipe, selection)
@@ -263,10 +254,6 @@ class Workings(Operands):
         split = recipe._replace(split="heads") if recipe.split == "one" else recipe  # only q and k are that wide
         if recipe.turned:
             return self.rounded(self._turned_weights(recipe, selection) @ self.values(split, selection))
-        if recipe.half == "sum" and recipe.axis == "keys" and recipe.softmax == "once":
-            powers, total = self._powers(recipe, selection, self.logits(recipe, selection))
-            result = softmaxes.product_in_half(powers, self.values(split, selection), recipe.half_dtype)
-            return self.rounded(result / total)
         weights = self.weights(recipe, selection)
         if not self.long:
             return self.rounded(weighted(weights, self.values(split, selection)))
