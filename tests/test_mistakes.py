@@ -1,6 +1,6 @@
 """Every mistake is named, alone and in random pairs; independent code makes them (wrong.py, or a few lines here).
 
-Some have a number that is found from the result.
+One has a number that is solved from the result.
 """
 
 from itertools import combinations, islice, product
@@ -88,7 +88,7 @@ def right_or_not(case, names):
         return "top"
     best = diagnosis.explanations[0] if diagnosis.explanations else None
     exact = best is not None and best.candidate.fits and all(m.evidence == "numbers" for m in best.candidate.mistakes)
-    return "equal" if exact and not best.candidate.fitted_fill else f"missed: {names} {diagnosis!r}"
+    return "equal" if exact and not best.candidate.solved else f"missed: {names} {diagnosis!r}"
 
 
 def pairs(rng):
@@ -252,17 +252,6 @@ def test_a_finite_mask_value_is_found_where_heads_are_joined(fill):
     assert best.details["fill"] == pytest.approx(fill, abs=1e-2)
 
 
-@pytest.mark.parametrize("number", [0.03, 0.1, 0.77, 3.0, -0.5])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_hard_coded_scale_is_found(number, dtype):
-    q, k, v = qkv(dtype=dtype)
-    theirs = softmax(q @ k.mT * dtype(number)) @ v
-    best = top(ch.diagnose(q, k, v, theirs, scale=0.3))
-    assert best.mistakes == ("another scale",)
-    assert best.details["scale_factor"] == pytest.approx(number / 0.3, rel=1e-4)
-    assert "{" not in best.did()[0] + best.did("zh")[0]
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("n", [2, 3, 24])
 def test_scores_times_a_mask_of_0_and_1_are_named(n, dtype):
@@ -313,22 +302,6 @@ def test_every_subset_of_matrices_or_biases_is_named(what):
             assert best.mistakes == ("W transposed" if what == "w" else "projection bias left out",)
             named = {field[-1] for field in best.details}
             assert named - {"k"} == set(chosen) - ({"k"} if what == "b" else set()) - {"k"}
-
-
-@pytest.mark.parametrize("base", [1000.0, 10000.0, 500000.0, 12345.0])
-def test_another_rotary_base_is_found(base):
-    q, k, v = qkv(40, d=16, dtype=np.float64)
-    places = np.arange(40)[:, None]
-
-    def turned(x, base):
-        angles = places / base ** (np.arange(8) / 8)
-        a, b = x[..., :8], x[..., 8:]
-        return np.concatenate([a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], -1)
-
-    theirs = softmax(turned(q, base) @ turned(k, base).mT / 4) @ v
-    best = top(ch.diagnose(q, k, v, theirs, rotary=50000.0))
-    assert best.mistakes == ("another rotary base",)
-    assert best.details["rotary_base"] == pytest.approx(base, rel=1e-3)
 
 
 def test_more_than_two_batch_entries_are_brought_together():

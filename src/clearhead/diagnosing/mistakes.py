@@ -77,8 +77,8 @@ def _mistake(name: str, table: dict[str, Any], tables: dict[str, Any]) -> Mistak
         if isinstance(sentence, dict) and "as" in sentence:  # the same as another mistake's
             sentence = tables[sentence["as"]][what]
         table[what] = {"en": sentence, "zh": sentence} if isinstance(sentence, str) else sentence
-    table["changes"] = tuple(  # TOML has no tuples, and no None for a number that is fitted to theirs
-        {field: None if x == "fitted" else tuple(x) if isinstance(x, list) else x for field, x in change.items()}
+    table["changes"] = tuple(  # TOML has no tuples, and no None for a number that is solved from theirs
+        {field: None if x == "solved" else tuple(x) if isinstance(x, list) else x for field, x in change.items()}
         for change in table["changes"]
     )
     return Mistake(name, when=(when,) if isinstance(when, str) else tuple(when), **table)
@@ -237,11 +237,11 @@ def _chunks(inputs: Diagnosed, *_: object) -> Variants:
 
 
 def _every_rule(inputs: Diagnosed, value: str) -> Variants:
-    """All rules that hide keys at once, where there are at least three."""
+    """All rules that hide keys at once, where there are at least two."""
     fields = {"kv_lengths": "padding", "query_lengths": "query_padding", "query_segments": "segments"}
     rules = ("causal", "window", "mask", *fields)
     change = {fields.get(rule, rule): value for rule in rules if inputs.problem.uses(rule)}
-    return Variants([change] if len(change) > 2 else [])
+    return Variants([change] if len(change) > 1 else [])
 
 
 def _narrow(inputs: Diagnosed, *_: object) -> Variants:

@@ -41,7 +41,6 @@ _Softmax = Literal[  # one more: 1 + Σ in the denominator; unkept: sums, or max
     "unkept sum", "unkept sum and maximum", "sigmoid", "logarithm",
 ]  # fmt: skip
 _Blocks = Literal["", "rescale", "rescale values", "rescale sum", "last", "last values", "averaged", "unshifted", "nan"]
-_FITTED = "scale_factor", "rotary_base", "rotary_factor", "alibi_factor"  # None until they are found from theirs
 
 
 class Recipe(NamedTuple):
@@ -65,8 +64,6 @@ class Recipe(NamedTuple):
     rotary: Literal["given", "missing", "pairing", "mixed", "mixed, pairing", "backwards"] = "given"
     rotary_on: Literal["qk", "q", "k", "qkv"] = "qk"
     rotary_part: float = 1.0  # of the columns
-    rotary_base: float | None = 0.0  # 0 is the given one
-    rotary_factor: float | None = 1.0  # divides the positions
     rotary_shift: int = 0  # added to the queries' positions
     rotary_from: Literal["offset", "zero"] = "offset"  # the position of the first query
     # what a cache holds where there are more keys than queries; the newest keys are as many as there are queries
@@ -79,14 +76,12 @@ class Recipe(NamedTuple):
     step: Literal[Stage, ""] = ""  # the step whose numbers these are, where it is not the stage asked for
     # scaled
     scale: float | None = None  # None is the problem's
-    scale_factor: float | None = 1.0
     # capped
     softcap: _Softcap = "given"
     # biased
     bias: Literal["given", "missing", "scaled", "negated", "transposed", "twice"] | _Head = "given"  # or before scale
     alibi: Literal["given", "missing", "added", "scaled"] = "given"
     alibi_slopes: Literal["given", "reversed", "all alike", "next head", "square root", "squared"] = "given"
-    alibi_factor: float | None = 1.0
     spans: Literal["given", "missing", "transposed", "wrapped"] = "given"  # wrapped: labels below 0 count from the end
     # masked: which keys a query sees
     causal: Literal["given", "missing", "inverted", "upper", "strict", "ahead", "first corner", "last corner"] = "given"
@@ -102,7 +97,7 @@ class Recipe(NamedTuple):
     key_tail: tuple[Literal["", "skipped", "zeros"], int] = ("", 0)  # keys behind the last whole block; keys per block
     # how the mask acts: after the softmax, as 1 where seen or where hidden, as a finite number
     masking: Literal["forbid", "after", "renormalised", "one seen", "one hidden", "fill", "add"] = "forbid"
-    fill: float | None = None  # for "fill" and "add"; None is fitted to theirs
+    fill: float | None = None  # for "fill" and "add"; None until it is solved from theirs
     # weights
     scaling: Literal["logits", "weights"] = "logits"
     axis: Literal["keys", "queries", "matrix", "heads", "batch", "all", "none", "none, 0 where hidden"] = "keys"
@@ -126,11 +121,9 @@ class Recipe(NamedTuple):
     tail: tuple[Literal["", "zero", "unknown"], int] = ("", 0)  # what stands in the rows from this one on
 
     @property
-    def unknown(self) -> str:
-        """The field whose number is still to be found from theirs; "" where there is none."""
-        if self.masking in ("fill", "add") and self.fill is None:
-            return "fill"
-        return next((field for field in _FITTED if getattr(self, field) is None), "")
+    def unfilled(self) -> bool:
+        """Is the number in hidden places still to be solved from theirs?"""
+        return self.masking in ("fill", "add") and self.fill is None
 
     @property
     def wide(self) -> bool:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clearhead.diagnosing.fitting import Fit, Screen, coarser, generic, largest, largest_difference, taken
+from clearhead.diagnosing.fitting import Fit, Screen, coarser, largest, largest_difference, taken
 from clearhead.diagnosing.mistakes import BLOCKS, Mistake, mistakes, tail_length
 from clearhead.diagnosing.recipe import RIGHT, Change, Diagnosed, Recipe, Selection, acts_after_weights, changed, shown
 
@@ -38,8 +38,8 @@ class Candidate:
         return self.residual <= self.tolerance
 
     @property
-    def fitted_fill(self) -> bool:
-        """Was a number, such as the one that its mask fills with, fitted to theirs?"""
+    def solved(self) -> bool:
+        """Was the number that its mask fills with solved from theirs?"""
         return any(None in change.values() for change in self.changes)
 
     def beside(self, other: "Candidate", recipe: Recipe) -> "Candidate":
@@ -67,7 +67,6 @@ class Search:
 
     def __init__(self, inputs: Diagnosed, slack: float = 0.0) -> None:
         self.tried = 0  # candidates so far
-        self._generic: Fit | None = None
         dtype, problem = coarser(inputs.problem.dtype, inputs.theirs.dtype), inputs.problem
         n, heads = problem.queries, tuple(range(problem.heads))
         whole = prod(problem.shape) <= BUDGET
@@ -131,7 +130,7 @@ class Search:
         allowed = self.quick.allowed(RIGHT, self.sample, right)
         hidden: dict[str, Candidate] = {}
         for single in self.singles(only=lambda mistake: bool(mistake.rule)):
-            if not single.recipe.unknown and single.mistakes[0].name not in hidden:
+            if not single.recipe.unfilled and single.mistakes[0].name not in hidden:
                 computed = self.quick.exact.answer(single.recipe, self.sample)
                 if largest_difference(computed, right) <= allowed:
                     hidden[single.mistakes[0].name] = single
@@ -163,7 +162,7 @@ class Search:
     def rare_rivals(self, candidate: Candidate) -> list[Candidate]:
         """Rare variants of other mistakes that fit as well, though not on every input."""
         others = [s for s in self._rare() if s.mistakes[0] not in candidate.mistakes]
-        return [rival for rival in self.fitting(others) if not self.same_anywhere(candidate, rival)]
+        return self.fitting(others)
 
     def as_if(self) -> list[Candidate]:
         """The last keys unread, or keys of zeros behind them, however many: what theirs equal, whatever the reason."""
@@ -171,43 +170,31 @@ class Search:
         return self.fitting(tails, weak=True)[:1]
 
     def fitting(self, candidates: Iterable[Candidate], *, weak: bool = False) -> list[Candidate]:
-        """Candidates that fit, the closest first; with `weak`, those as well that a coincidence would make fit."""
+        """Candidates that fit, the closest first; with `weak`, those as well that a coincidence would make fit.
+
+        One whose number was solved counts only where no other fits: hidden scores of -c imitate a cap after the mask.
+        """
         measured = map(self.measured, self._screened(candidates))
         fitting = [c for c in measured if c.fits and (weak or not self._coincidence(c))]
-        plain = [c for c in fitting if not c.fitted_fill]
-        imitated = [c for c in fitting if c.fitted_fill and any(self.same_anywhere(c, other) for other in plain)]
-        return closest(c for c in fitting if c not in imitated)
+        return closest([c for c in fitting if not c.solved] or fitting)
 
     def _coincidence(self, candidate: Candidate) -> bool:
-        """Is it a tail that only blocks of unusual sizes leave, or a pair with a number fitted to a single query?"""
-        if len(candidate.mistakes) > 1 and candidate.fitted_fill and self.full.inputs.problem.queries == 1:
+        """Is it a tail that only blocks of unusual sizes leave, or a pair with a number solved from a single query?"""
+        if len(candidate.mistakes) > 1 and candidate.solved and self.full.inputs.problem.queries == 1:
             return True
         (kind, block), keys = candidate.recipe.key_tail, self.full.inputs.problem.keys
         return bool(kind) and not any(  # where no usual size leaves such a tail, it has another reason
             size < keys and tail_length(kind, size, keys) == tail_length(kind, block, keys) for size in BLOCKS
         )
 
-    def same_anywhere(self, a: Candidate, b: Candidate) -> bool:
-        """Do two candidates give the same numbers on random inputs of this kind too, so that no input tells them apart?
-
-        A fitted number can imitate another mistake, as hidden scores of -c imitate a cap after the mask.
-        """
-        if self._generic is None:
-            self._generic = Fit(generic(self.quick.inputs), self.quick.dtype, 0.0)
-        fit = self._generic
-        x, y = (fit.exact.answer(one.recipe, self.sample) for one in (a, b))
-        allowed = (fit.allowed(one.recipe, self.sample, exact) for one, exact in ((a, x), (b, y)))
-        return largest_difference(x, y) <= max(2e-3 * largest(y), *allowed)
-
     def _screened(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
-        """Candidates that come near theirs on a few rows, the number that their mask fills with found."""
+        """Candidates that come near theirs on a few rows, the number that their mask fills with solved."""
         for candidate in candidates:
             self.tried += 1
-            recipe = self.screen.filled_if_near(candidate.recipe)
-            if recipe is not None and recipe is not candidate.recipe:  # found from a few rows: refine it on the sample
-                start = getattr(recipe, candidate.recipe.unknown)
-                recipe = self.quick.filled(candidate.recipe, self.sample, start=start)
-            if recipe is not None:
+            recipe: Recipe | None = candidate.recipe
+            if candidate.recipe.unfilled:
+                recipe = self.quick.filled(candidate.recipe, self.sample)
+            if recipe is not None and self.screen.near(recipe):
                 yield replace(candidate, recipe=recipe)
 
 

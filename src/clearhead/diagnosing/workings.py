@@ -81,10 +81,8 @@ class Workings(Operands):
 
     def scale(self, recipe: Recipe, selection: Selection) -> Array:
         """What scores are multiplied by, (heads, 1, 1)."""
-        assert recipe.scale_factor is not None
         scale = self.problem.scale[list(selection.heads), None, None]
-        scale = scale if recipe.scale is None else np.full_like(scale, recipe.scale)
-        return (scale * recipe.scale_factor).astype(self.dtype)
+        return (scale if recipe.scale is None else np.full_like(scale, recipe.scale)).astype(self.dtype)
 
     def _unmasked(self, recipe: Recipe, selection: Selection, stage: str) -> Array:
         problem = self.problem
@@ -129,13 +127,12 @@ class Workings(Operands):
 
     def _alibi(self, recipe: Recipe, selection: Selection) -> Array:
         assert self.problem.alibi_slopes is not None
-        assert recipe.alibi_factor is not None
         positions = np.array(selection.rows) + self.problem.query_offset[:, None]
         distances = np.abs(positions[:, None, :, None] - np.arange(self.problem.keys))
         right = self.problem.alibi_slopes
         every = {"given": right, "reversed": right[::-1], "all alike": np.full_like(right, right[0])}
         every |= {"next head": np.roll(right, -1), "square root": np.sqrt(right), "squared": right**2}
-        slopes = recipe.alibi_factor * every[recipe.alibi_slopes][list(selection.heads), None, None]
+        slopes = every[recipe.alibi_slopes][list(selection.heads), None, None]
         return (slopes * distances).astype(self.dtype)
 
     def _spans(self, recipe: Recipe, selection: Selection) -> Array:
