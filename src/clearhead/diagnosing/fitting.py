@@ -19,6 +19,7 @@ _WIDEST = 1e-2  # of a number: what a rounded log-sum-exp excuses at most; for s
 _WIDEST_NARROW = 0.1  # the same where the log-sum-exp is in a narrow dtype as well
 _FEW = 64  # numbers whose root mean square says little
 _CLEAR = 0.3  # a correlation that is no chance
+_ALTERING = "axis", "softmax", "blocks", "across", "added"  # fields whose rows are no such quotients
 _LONG, _COLUMNS = 1024, 8  # from so many keys on, so many columns of an output are compared
 
 
@@ -195,8 +196,10 @@ class Fit:
 
         With o_v and o_h the outputs of the visible and of the hidden keys alone, and r = Σ exp(hidden) / Σ exp(visible)
         for f = 0, a row's output is (o_v + r·e^f·o_h) / (1 + r·e^f). So o_v - theirs = r·e^f·(theirs - o_h) in each
-        row; the least squares over all rows give f.
+        row; all rows together give f, each weighed by how much it shows.
         """
+        if recipe.merge == "flat" or any(getattr(recipe, name) != getattr(RIGHT, name) for name in _ALTERING):
+            return None
         merged, stage = self.inputs.merged, self.inputs.stage
         exact = self._per_head if merged else self.exact
         theirs = self._by_head(recipe, selection) if merged else self.theirs(selection)
@@ -204,25 +207,29 @@ class Fit:
         if stage == "masked":
             numbers = (theirs - x)[np.broadcast_to(~seen, x.shape)]
             return recipe._replace(fill=_short(float(np.median(numbers)))) if numbers.size else None
-        of_visible = exact.answer(recipe._replace(masking="forbid"), selection)
-        hidden, visible = (
-            np.logaddexp.reduce(np.where(seen == side, x, -np.inf), axis=-1, keepdims=True) for side in (False, True)
-        )
-        if exact.problem.sinks is not None:
-            visible = np.logaddexp(visible, exact.problem.sinks[list(selection.heads), None, None])
-        of_hidden = np.exp(np.where(seen, -np.inf, x - hidden))
+        visible = x[np.broadcast_to(seen, x.shape)]
+        near = float(visible.mean()) if visible.size and recipe.masking == "fill" else 0.0  # from where f is counted
+        powers, total = exact.powers(recipe, selection, np.where(seen, x, x + near))
+        powers = np.where(seen, 0.0, powers)
+        hidden = powers.sum(axis=-1, keepdims=True)
+        of_visible, of_hidden = exact.answer(recipe._replace(masking="forbid"), selection), powers / hidden
         if stage == "output":
             of_hidden = of_hidden @ exact.values(recipe, selection)
-        if not theirs.shape == of_visible.shape == of_hidden.shape:
+        if not theirs.shape == of_visible.shape == of_hidden.shape or total.shape != hidden.shape:
             return None
-        use = np.isfinite(hidden - visible) & np.isfinite(theirs).all(axis=-1, keepdims=True)
-        largest_r = float((hidden - visible)[use].max(initial=-np.inf))  # its logarithm
-        r = np.exp(hidden - visible - largest_r)
-        left, right = (np.where(use, side, 0.0) for side in (of_visible - theirs, r * (theirs - of_hidden)))
-        power = float((left * right).sum()) / max(float((right**2).sum()), 1e-300)
+        r = hidden / (total - hidden)
+        use = np.isfinite(r) & np.isfinite(theirs + of_hidden).all(axis=-1, keepdims=True)
+        left, right, shown = (
+            np.where(use, side, 0.0)
+            for side in (of_visible - theirs, r * (theirs - of_hidden), r * (of_visible - of_hidden))
+        )
+        power = 1.0
+        for _ in range(4):
+            weight = shown / (1 + np.where(use, r, 0.0) * power) ** 2
+            power = max(0.0, float((left * weight).sum() / (right * weight).sum()))
         if not 0 < power < np.inf:
             return None
-        number = float(np.log(power)) - largest_r
+        number = float(np.log(power)) + near
         idle = recipe.masking == "add" and abs(number) <= 1e-3  # no key is hidden then
         return None if idle else recipe._replace(fill=_short(number))
 

@@ -183,7 +183,7 @@ class Workings(Operands):
             return self._scaled_late(recipe, selection, np.where(used, x, self.dtype.type(0)))
         if recipe.softmax in ("sigmoid", "logarithm"):
             return self._scaled_late(recipe, selection, softmaxes.scored(recipe.softmax, x))
-        result = self.rounded(_quotient(*self._powers(recipe, wide, x)))
+        result = self.rounded(_quotient(*self.powers(recipe, wide, x)))
         result = take(take(result, selection.heads, 1), selection.rows, 2)
         if recipe.softmax.startswith("twice"):
             hidden = recipe.softmax == "twice, hidden keys too"
@@ -202,7 +202,7 @@ class Workings(Operands):
     def _scaled_late(self, recipe: Recipe, selection: Selection, result: Array) -> Array:
         return result if recipe.scaling == "logits" else result * self.scale(recipe, selection)
 
-    def _powers(self, recipe: Recipe, selection: Selection, x: Array) -> tuple[Array, Array]:
+    def powers(self, recipe: Recipe, selection: Selection, x: Array) -> tuple[Array, Array]:
         """The softmax's numerators and denominator, up to a common factor of each row."""
         counts = sight.multiplicity(self.problem, recipe)
         x = x if counts is None else x + np.log(counts).astype(x.dtype)
