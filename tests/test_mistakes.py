@@ -213,7 +213,7 @@ def test_forgotten_masks_and_masks_after_the_softmax_are_named():
     assert {e.mistakes[0] for e in diagnosis.explanations} == {"sinks missing", "mask after softmax, renormalised"}
 
 
-@pytest.mark.parametrize("block", [4, 7, 16, 48])
+@pytest.mark.parametrize("block", [8, 16, 32])
 @pytest.mark.parametrize("bug", ["rescale missing", "last block only"])
 def test_the_block_size_is_found(block, bug):
     q, k, v = (torch.tensor(x) for x in qkv(n=100))

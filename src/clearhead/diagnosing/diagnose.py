@@ -184,7 +184,7 @@ def judged(inputs: Diagnosed, slack: float = 0.0) -> Diagnosis:
         known = (sign,)
     elif first is not None:
         verdict, explanations = _explanations(search, gaps, tolerance)
-        known = known_about(search, theirs, right, gaps, tolerance) if verdict == "unexplained" else ()
+        known = tuple(known_about(search, theirs, right, gaps, tolerance)) if verdict == "unexplained" else ()
     named = {mistake for explanation in explanations for mistake in explanation.candidate.mistakes}
     hidden = [] if verdict == "unexplained" else search.unseen()
     unseen = tuple(MistakeExplanation(each, "ambiguous") for each in hidden if each.mistakes[0] not in named)
@@ -210,8 +210,6 @@ def _explanations(search: Search, gaps: Array, tolerance: float) -> tuple[Outcom
     if several:
         return "ambiguous", tuple(explanations)
     doubted = tuple(doubts(search, best, gaps, tolerance))
-    if not doubted and search.rare_rivals(best):
-        doubted = (Reason("rivals"),)
     confidence: Confidence = "sure" if len(groups) == 1 and not doubted else "likely"
     return "mistake", (replace(explanations[0], confidence=confidence, doubts=doubted), *explanations[1:])
 

@@ -13,10 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from clearhead.diagnosing.fitting import Fit, Screen, coarser, largest, largest_difference, taken
-from clearhead.diagnosing.mistakes import BLOCKS, Mistake, mistakes, tail_length
+from clearhead.diagnosing.mistakes import Mistake, mistakes
 from clearhead.diagnosing.recipe import RIGHT, Change, Diagnosed, Recipe, Selection, acts_after_weights, changed, shown
 
 _SOFTMAX = {"axis", "softmax", "blocks", "overflow"}  # each replaces the whole softmax: no two of them go together
+_PAIRED = 16  # keys of a block, below which it is tried alone
 _WIDE, _WIDE_PAIRS = 2**20, 2**19  # scores of a head, up to which mistakes that need them all are tried, and in pairs
 BUDGET = 2**21  # the most weights that are compared
 
@@ -30,7 +31,6 @@ class Candidate:
     recipe: Recipe
     residual: float = inf
     tolerance: float = 0.0
-    rare: bool = False  # of the variants that are tried last
 
     @property
     def fits(self) -> bool:
@@ -108,13 +108,13 @@ class Search:
         surest = sorted((pair for pair in fitting if pair[0]), key=lambda pair: -pair[0])
         return [replace(narrowing, residual=gap, tolerance=gap) for _, narrowing in surest[:1]]
 
-    def singles(self, *, rare: bool = False, only: Callable[[Mistake], bool] = bool) -> list[Candidate]:
+    def singles(self, only: Callable[[Mistake], bool] = bool) -> list[Candidate]:
         """Every single mistake that can be made with these inputs, and that shows at their stage."""
         inputs = self.quick.inputs
         return [
-            Candidate((mistake,), (change,), changed(RIGHT, change), rare=rare)
+            Candidate((mistake,), (change,), changed(RIGHT, change))
             for mistake in filter(only, mistakes())
-            for change in mistake.variants(inputs, rare=rare)
+            for change in mistake.variants(inputs)
             if shown(change, inputs.stage) and (inputs.weights is None or acts_after_weights(change))
         ]
 
@@ -144,8 +144,8 @@ class Search:
                 unknown = single.recipe.tail[0] == "unknown"
                 by_evidence["unknown" if unknown else single.mistakes[0].evidence].append(single)
         singles, narrowings, tails = by_evidence.values()
-        paired = [s for s in singles if not (self.untried and s.recipe.wide)]
-        fitting = self.fitting(singles) or self.fitting(self._rare())
+        paired = [s for s in singles if not (self.untried and s.recipe.wide) and not 0 < s.recipe.tile[1] < _PAIRED]
+        fitting = self.fitting(singles)
         if fitting or not np.isfinite(self.full.theirs(self.sample)).any():  # some two mistakes make anything NaN
             return fitting
         return (
@@ -155,37 +155,15 @@ class Search:
             or self.rounded(narrowings)
         )
 
-    def _rare(self) -> list[Candidate]:
-        """Blocks of unusual sizes, but for those that are known by one number alone: how many keys come last."""
-        return [s for s in self.singles(rare=True) if not s.recipe.key_tail[0]]
-
-    def rare_rivals(self, candidate: Candidate) -> list[Candidate]:
-        """Rare variants of other mistakes that fit as well, though not on every input."""
-        others = [s for s in self._rare() if s.mistakes[0] not in candidate.mistakes]
-        return self.fitting(others)
-
-    def as_if(self) -> list[Candidate]:
-        """The last keys unread, or keys of zeros behind them, however many: what theirs equal, whatever the reason."""
-        tails = [s for rare in (False, True) for s in self.singles(rare=rare) if s.recipe.key_tail[0]]
-        return self.fitting(tails, weak=True)[:1]
-
-    def fitting(self, candidates: Iterable[Candidate], *, weak: bool = False) -> list[Candidate]:
-        """Candidates that fit, the closest first; with `weak`, those as well that a coincidence would make fit.
+    def fitting(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+        """Candidates that fit, the closest first.
 
         One whose number was solved counts only where no other fits: hidden scores of -c imitate a cap after the mask.
         """
         measured = map(self.measured, self._screened(candidates))
-        fitting = [c for c in measured if c.fits and (weak or not self._coincidence(c))]
+        single = self.full.inputs.problem.queries == 1  # a number that is solved beside another mistake fits it anyhow
+        fitting = [c for c in measured if c.fits and not (single and c.solved and len(c.mistakes) > 1)]
         return closest([c for c in fitting if not c.solved] or fitting)
-
-    def _coincidence(self, candidate: Candidate) -> bool:
-        """Is it a tail that only blocks of unusual sizes leave, or a pair with a number solved from a single query?"""
-        if len(candidate.mistakes) > 1 and candidate.solved and self.full.inputs.problem.queries == 1:
-            return True
-        (kind, block), keys = candidate.recipe.key_tail, self.full.inputs.problem.keys
-        return bool(kind) and not any(  # where no usual size leaves such a tail, it has another reason
-            size < keys and tail_length(kind, size, keys) == tail_length(kind, block, keys) for size in BLOCKS
-        )
 
     def _screened(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """Candidates that come near theirs on a few rows, the number that their mask fills with solved."""

@@ -16,7 +16,6 @@ from clearhead.words import Language, counted, filled, table
 
 Outcome = Literal["right", "mistake", "ambiguous", "unexplained"]
 Confidence = Literal["sure", "likely", "ambiguous"]
-_MANNERS = "is", "mixes", "goes with"  # how numbers relate to the right ones of another place
 
 
 class Reason(NamedTuple):
@@ -216,20 +215,14 @@ def _say(language: Language, key: str, **values: object) -> str:
 
 
 def said(reason: Reason, language: Language) -> str:
-    """A reason as a sentence; "is", "mixes" and "goes with" name the place whose right numbers these are."""
-    values = {"count": 0, "rows": 0, "by": 0, **reason.values}
+    """A reason as a sentence."""
+    values = {"count": 0, "rows": 0, **reason.values}
     if isinstance(values.get("names"), list):
         values["names"] = _say(language, "between").join(values["names"])
     if "how" in values:
         values["how"] = _say(language, f"{reason.key}, {values['how']}")
-    for words, field in (("numbers", "count"), ("outputs", "count"), ("keys", "count"), ("in_rows", "rows")):
-        values[words] = counted(values[field], words.removeprefix("in_")[:-1])
-    if reason.key in table("diagnose"):
-        return _say(language, reason.key, **values)
-    manner, place = next((m, reason.key.removeprefix(m + " ")) for m in _MANNERS if reason.key.startswith(m + " "))
-    if values["by"]:
-        place = f"{'next' if values['by'] > 0 else 'previous'} {place.removeprefix('next ')}"
-    return _say(language, manner, **values, place=_say(language, place))
+    values |= {"numbers": counted(values["count"], "number"), "in_rows": counted(values["rows"], "row")}
+    return _say(language, reason.key, **values)
 
 
 def _verdict(diagnosis: Diagnosis, language: Language) -> Iterator[AnswerLine]:
