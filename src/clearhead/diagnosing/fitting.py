@@ -20,7 +20,6 @@ _WIDEST_NARROW = 0.1  # the same where the log-sum-exp is in a narrow dtype as w
 _FEW = 64  # numbers whose root mean square says little
 _CLEAR = 0.3  # a correlation that is no chance
 _ALTERING = "axis", "softmax", "blocks", "across", "added"  # fields whose rows are no such quotients
-_LONG, _COLUMNS = 1024, 8  # from so many keys on, so many columns of an output are compared
 
 
 def coarser(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
@@ -290,8 +289,6 @@ class Screen:
     """Rules out candidates that are far from theirs on a few rows, of one head where heads are not joined."""
 
     def __init__(self, fit: Fit) -> None:
-        if fit.inputs.stage == "output" and not fit.inputs.merged and fit.inputs.problem.keys >= _LONG:
-            fit = Fit(replace(fit.inputs, theirs=fit.inputs.theirs[..., :_COLUMNS]), fit.dtype, fit.slack)
         inputs, n, heads = fit.inputs, fit.inputs.problem.queries, tuple(range(fit.inputs.problem.heads))
         rows = {n // 2} if inputs.merged else {int(n > 2), n // 2, n - 1}
         self.fit, single = fit, np.dtype(np.float32)

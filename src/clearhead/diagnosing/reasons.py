@@ -46,10 +46,11 @@ def doubts(search: Search, candidate: Candidate, gaps: Array, tolerance: float) 
 
 
 def _by_count(recipe: Recipe, lengths: Array | None) -> bool:
-    """Is all that shows it how many keys or queries come last, or the lengths of a few batch entries?"""
+    """Is all that shows it how many keys or queries come first or last, or the lengths of a few batch entries?"""
     if recipe.padding in ("shortest", "longest", "tiled") or recipe.padding_shift:
         return lengths is None or len(np.unique(lengths)) < _LENGTHS
-    return bool(recipe.key_tail[0] or recipe.tail[0]) or recipe.blocks[0].startswith("last")
+    ends = recipe.key_tail[0] or recipe.tail[0] or recipe.tile[0] == "first missing"
+    return bool(ends) or recipe.blocks[0].startswith("last")
 
 
 def _special_window(recipe: Recipe, window: tuple[int | None, int | None]) -> str:

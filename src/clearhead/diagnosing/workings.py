@@ -15,7 +15,7 @@ from clearhead.core import spans, visibility
 from clearhead.core.axes import Array
 from clearhead.diagnosing import recipe_visibility as sight
 from clearhead.diagnosing import softmaxes
-from clearhead.diagnosing.operands import PROJECTED, PROJECTING, Operands, take, weighted, with_more
+from clearhead.diagnosing.operands import PROJECTING, Operands, take, weighted, with_more
 from clearhead.diagnosing.recipe import RIGHT, VISIBILITY, Recipe, Selection, between
 
 _SCORES = attrgetter(*PROJECTING, *between("cache", "groups"), "tile")
@@ -259,16 +259,8 @@ class Workings(Operands):
         return self.rounded(np.concatenate(parts, axis=1))
 
     def values(self, recipe: Recipe, selection: Selection) -> Array:
-        """What the weights are multiplied by, (batch, heads, keys, columns): of an output no more than theirs has."""
-        role, columns = recipe.values, self.inputs.theirs.shape[-1]
-        if self.inputs.stage != "output" or self.inputs.merged or columns == self.inputs.v.shape[-1] or recipe.added:
-            return self.served(recipe, role, selection.heads)
-
-        def some() -> Array:
-            return np.ascontiguousarray(self._projections(recipe, role, selection.heads)[..., :columns])
-
-        key = ("values", selection.heads, role, recipe.groups, PROJECTED(recipe))
-        return self.held(recipe, self.once(key, some), role)
+        """What the weights are multiplied by, (batch, heads, keys, columns)."""
+        return self.served(recipe, recipe.values, selection.heads)
 
     def _across(self, recipe: Recipe, selection: Selection) -> Array:
         """Attention in which the heads of a token, or the batch entries, attend to each other; no rule but causal."""
