@@ -94,13 +94,6 @@ def observing(engine: str | None) -> Function:
     return answer
 
 
-def multiplied(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Another path: A @ v, and the received weights as Aᵀ·1."""
-    q, k, v, _, rules = _apart(given)
-    matrix = ch.AttentionMatrix(q, k, **rules)
-    return {"output": matrix @ v, "received": matrix.T @ torch.ones(q.shape[-2], dtype=torch.float64)}
-
-
 def _apart(given: Mapping[str, Any]) -> tuple[Any, ...]:
     rules = dict(given)
     q, k, v, labels = (rules.pop(name) for name in ("q", "k", "v", "labels"))
@@ -120,12 +113,6 @@ def test_through_the_custom_operator(case: Case, names: list[str]):
         patch.setattr(torch_graph, "observe", torch.ops.clearhead.observe)
         patch.setattr(torch_graph, "called_plainly", lambda _: False)
         check(case, names, observing(None))
-
-
-@examples(0.3)
-@given(case=any_case, names=st.sets(st.sampled_from(("output", "received")), min_size=1).map(sorted))
-def test_through_products(case: Case, names: list[str]):
-    check(case, names, multiplied)
 
 
 @pytest.mark.parametrize("name", ANSWERS)

@@ -1,6 +1,5 @@
 """Derivatives whose call was seen before skip the checks: their bits and their refusals stay the same."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 import torch.utils.checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.autograd import forward_ad
 
 import clearhead as ch
 from clearhead.errors import ClearheadError
@@ -18,24 +16,6 @@ from seeds import fresh
 from test_repeated import DTYPES, long_way, same, sdpa, tensors
 
 Tensors = list[torch.Tensor]
-
-
-def drawn(*shape: int, count: int = 3, dtype: torch.dtype = torch.float64) -> Tensors:
-    return [torch.from_numpy(fresh().standard_normal(shape)).to(dtype) for _ in range(count)]
-
-
-def by_jvp(attend: Callable[..., torch.Tensor], x: Tensors, along: dict[int, torch.Tensor]) -> Any:
-    def moved(*changing: torch.Tensor) -> torch.Tensor:
-        given = dict(zip(along, changing, strict=True))
-        return attend(*(given.get(i, y) for i, y in enumerate(x)))
-
-    return torch.func.jvp(moved, tuple(x[i] for i in along), tuple(along.values()))
-
-
-def by_dual(attend: Callable[..., torch.Tensor], x: Tensors, along: dict[int, torch.Tensor]) -> Any:
-    with forward_ad.dual_level():
-        result = attend(*(forward_ad.make_dual(y, along[i]) if i in along else y for i, y in enumerate(x)))
-        return forward_ad.unpack_dual(result)
 
 
 RULES: list[dict[str, Any]] = [
@@ -131,23 +111,10 @@ def test_a_checkpoint_may_repeat_a_first_call_as_a_repeated_one(rules: Any, outp
     assert [output is not None for output in outputs] == [False, True]  # the checkpoint's own ends before it returns
 
 
-def test_forward_mode_and_transforms_go_the_long_way(outputs: list[Any]):
-    x, tangents = drawn(1, 2, 7, 5), drawn(1, 2, 7, 5)
-    along = dict(enumerate(tangents))
-    ch.attention(x[0].clone().requires_grad_(), *x[1:])  # remembered
-    for way in (by_jvp, by_dual):
-        torch.testing.assert_close(tuple(way(ch.attention, x, along)), tuple(way(by_math, x, along)))
-    forward = torch.autograd.functional.jacobian(
-        lambda q: ch.attention(q, *x[1:]), x[0], vectorize=True, strategy="forward-mode"
-    )
-    torch.testing.assert_close(forward, torch.func.jacrev(lambda q: by_math(q, *x[1:]))(x[0]))
-    assert not any(output is not None for output in outputs)
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_values_that_all_heads_share_and_nested_tensors_go_the_long_way_again():
     """The second call had failed in the kernel, and with an error of PyTorch's own."""
-    q, k, v = drawn(1, 2, 7, 5)
+    q, k, v = tensors(1, 2, 7, 5)
     q.requires_grad_()
     shared, known = v[0, 0], by_math(q, k, v[:1, :1].expand(1, 2, 7, 5))
     for _ in range(2):

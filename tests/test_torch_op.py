@@ -48,40 +48,6 @@ def test_gradients_of_observations_of_some_queries(queries: slice, shape: tuple[
         torch.testing.assert_close(ours, theirs)
 
 
-def test_gradients_of_products():
-    q, k, v = qkv()
-    g, one, sinks = normal(2, 4, 5, 3, grad=True), normal(5, grad=True), normal(4, grad=True)
-
-    def products(q: Tensor, k: Tensor, v: Tensor, g: Tensor, one: Tensor, sinks: Tensor) -> tuple[Tensor, ...]:
-        matrix = ch.AttentionMatrix(q, k, sinks=sinks, softcap=2.0)
-        return matrix @ v, matrix.T @ g, matrix.T @ one, matrix @ v[0, 0], matrix @ v[0, 0, :, 0]
-
-    assert torch.autograd.gradcheck(products, (q, k, v, g, one, sinks), fast_mode=True)
-    with torch.no_grad():
-        dense = torch.as_tensor(np.asarray(ch.AttentionMatrix(q, k, sinks=sinks, softcap=2.0)))
-    result = products(q, k, v, g, one, sinks)
-    torch.testing.assert_close(result[1], dense.mT @ g)
-    torch.testing.assert_close(result[2], dense.mT @ one)
-    torch.testing.assert_close(result[4], dense @ v[0, 0, :, 0])
-
-
-@pytest.mark.parametrize("wanting", ["q", "k", "v", "bias", "sinks"])
-def test_any_single_input_may_require_grad(wanting: str):
-    q, k, v = qkv(grad=False)
-    inputs = {"q": q, "k": k, "v": v, "bias": normal(6), "sinks": normal(4)}
-    inputs[wanting].requires_grad_()
-    for answer in (
-        lambda q, k, v, **rules: ch.attention(q, k, v, **rules),
-        lambda q, k, v, **rules: ch.AttentionMatrix(q, k, **rules) @ v,
-        lambda q, k, v, **rules: ch.AttentionMatrix(q, k, **rules).observe(v, received=True).output,
-    ):
-        (result,) = torch.autograd.grad(answer(**inputs).square().sum(), inputs[wanting])
-        assert result.abs().sum() > 0
-    g = normal(5, grad=True)
-    (ch.AttentionMatrix(q.detach(), k.detach()).T @ g).sum().backward()
-    torch.testing.assert_close(g.grad, torch.full((5,), 8.0, dtype=F64))
-
-
 ALL = {
     "logsumexp": True, "max_logit": True, "entropy": True, "distance": True, "top": 2, "received": True, "peak": True,
     "image": (2, 3), "groups": (torch.tensor([0, 1, 0, -1, 2]), torch.tensor([0, 1, 0, -1, 1, 1])),

@@ -66,6 +66,11 @@ PATHS: dict[str, tuple[Path, Path]] = {  # ours, and the plain formula
     "values alone": (lambda x: ch.attention(X, X, x), lambda x: weights(X, X) @ x),
     "A @ v": (lambda x: ch.AttentionMatrix(x, x) @ x, lambda x: weights(x, x) @ x),
     "A.T @ g": (lambda x: ch.AttentionMatrix(x, x).T @ x, lambda x: weights(x, x).transpose(-1, -2) @ x),
+    "A @ v for all heads": (lambda x: ch.AttentionMatrix(x, x) @ x[0, 0], lambda x: weights(x, x) @ x[0, 0]),
+    "A.T @ g for all heads": (
+        lambda x: ch.AttentionMatrix(x, x).T @ x[0, 0, :, 0],
+        lambda x: weights(x, x).transpose(-1, -2) @ x[0, 0, :, 0],
+    ),
     "logsumexp": (observed("logsumexp"), lambda x: (x @ x.transpose(-1, -2) / 2).logsumexp(-1)),
     "entropy": (observed("entropy"), lambda x: -(weights(x, x) * weights(x, x).log()).sum(-1)),
     "distance": (observed("distance"), lambda x: (weights(x, x) * FAR).sum(-1)),
