@@ -63,15 +63,6 @@ def test_results_have_the_library_of_the_inputs_and_the_numbers_of_arrays(engine
         np.testing.assert_array_equal(numbers, np.asarray(expected[name], np.float64), err_msg=name)
 
 
-@pytest.mark.parametrize("dtype", TORCH_DTYPES)
-def test_tensors_of_any_strides(dtype: torch.dtype):
-    q, k, v = (torch.from_numpy(normal(2, 6, 4, 8)).to(dtype).transpose(1, 2) for i in range(3))
-    assert not q.is_contiguous()
-    expected = ch.attention(q.contiguous(), k.contiguous(), v.contiguous())
-    assert torch.equal(ch.attention(q, k, v), expected)
-    assert torch.equal(ch.attention(q, k, v.expand(2, 4, 6, 8)[..., ::2]), expected[..., ::2])
-
-
 def test_rules_may_be_tensors_too():
     q, k, v = (torch.from_numpy(normal(2, 2, 5, 4)) for i in range(3))
     rules = {
