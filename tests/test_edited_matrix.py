@@ -350,19 +350,6 @@ def test_a_pickled_edit_of_what_requires_gradients_is_refused():
     assert pickle.loads(pickle.dumps(matrix)).logsumexp().shape == (3,)
 
 
-def _edited(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-    matrix = ch.AttentionMatrix(q, k).cut(keys=0).boost(1, by=2.0, queries=[0, 2]).tempered([1.0, 2.0, 3.0])
-    return matrix.observe(v).output
-
-
-def test_edits_inside_of_torch_func():
-    q, k, v = (torch.from_numpy(fresh().standard_normal((2, 3, n, 4))) for n in (5, 6, 6))
-    torch.testing.assert_close(torch.func.vmap(_edited)(q, k, v), _edited(q, k, v))
-    result = torch.func.grad(lambda q: _edited(q, k, v).sum())(q)
-    _edited(q.requires_grad_(), k, v).sum().backward()
-    torch.testing.assert_close(result, q.grad)
-
-
 KEYS = [np.s_[:, :, 3], np.s_[..., 3], np.s_[1, :, -2, 1:], np.s_[:, 0, 2, 4], np.s_[..., 1:4, ::2]]
 
 

@@ -152,20 +152,6 @@ def acting(edits: list[Edit]) -> list[tuple[Edit, Any]]:
     return [(edit, edit.heads_in(())) for edit in edits]
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_one_call_gives_the_same_on_arrays_and_tensors(dtype: Any):
-    rng = fresh()
-    q, k, v = (rng.standard_normal((2, h, 9, 8)).astype(dtype) for h in (4, 2, 2))
-    rules = {"causal": True, "softcap": 3.0, "sinks": rng.standard_normal(4), "alibi_slopes": np.arange(4.0) / 8}
-    bias = rng.standard_normal((1, 1, 9, 9)).astype(dtype)
-    ours = edited(q, k, v, {**rules, "bias": bias}, acting(CALL), place(9, 9))
-    tensors = (torch.from_numpy(x) for x in (q, k, v))
-    theirs = edited(*tensors, {**rules, "bias": torch.from_numpy(bias)}, acting(CALL), place(9, 9))
-    np.testing.assert_allclose(ours.output(), theirs.output().numpy(), rtol=0, atol=1e-5)
-    shape, whole = (2, 4, 9, 9), {**rules, "bias": torch.from_numpy(bias)}
-    assert all(acts(edit, heads, shape, whole, place(9, 9)) for edit, heads in acting(CALL))
-
-
 @pytest.mark.parametrize("rule", ["window", "mask", "bias", "kv_lengths", "query_lengths", "segments", "offset"])
 def test_an_edit_acts_where_the_rules_let_it_change_the_output(rule: str):
     rng, m = fresh(), 70
