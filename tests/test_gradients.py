@@ -73,21 +73,6 @@ def test_gradients_are_nan_exactly_for_queries_that_see_nan(engine: str):
     assert sinks.grad.isnan().all()
 
 
-@every_engine
-@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (2, 2, 3, 5, 4), (3, 5, 4), (5, 4)])
-def test_a_bias_of_every_shape(engine: str, shape: tuple[int, ...]):
-    rng = fresh()
-    q, k, v = (rng.standard_normal((*shape[:-2], size, 4)) for size in (shape[-2], 6, 6))
-    full = (*shape[:-1], 6)
-    for ndim in range(len(full) + 1):
-        for ones in np.ndindex((2,) * ndim):
-            local = tuple(1 if one else size for one, size in zip(ones, full[len(full) - ndim :], strict=True))
-            if engine == "triton" and rng.random() < 0.985:  # Triton's interpreter is slow
-                continue
-            losses = Losses(Case(q, k, v, {"bias": rng.standard_normal(local)}, 0), list(ANSWERS))
-            losses.check(by_autograd(losses, engine))
-
-
 def test_an_engine_without_gradients_is_passed_over_or_refuses(monkeypatch: pytest.MonkeyPatch):
     q = torch.randn(3, 4, requires_grad=True)
     first = ch.plan(q, q).engine

@@ -103,17 +103,6 @@ def test_calls_at_the_same_time_have_their_own(counting: Counting):
     assert ch.get_num_threads() == before
 
 
-@pytest.mark.parametrize("engine", ["portable", pytest.param("triton", marks=pytest.mark.gate)])
-def test_engines_of_one_thread_keep_to_any_number(engine: str):
-    q = normal(2, 3, 20, 8)
-    tensor = torch.from_numpy(q)
-    np.testing.assert_array_equal(
-        ch.attention(tensor, tensor, tensor, engine=engine, num_threads=1),
-        ch.attention(tensor, tensor, tensor, engine=engine),
-    )
-    assert ch.plan(q, q, q, num_threads=2).engine == ch.plan(q, q, q).engine
-
-
 Q = np.ones((3, 4))
 ENTRIES: dict[str, Callable[[Any], Any]] = {
     "set_num_threads": ch.set_num_threads,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead import engines
-from clearhead.core import reference, rules, visibility
+from clearhead.core import reference, visibility
 from clearhead.core.axes import Array
 from clearhead.core.problem import Problem, describe
 from clearhead.core.rules import FIELDS, RULES, Rule, Rules
@@ -63,29 +63,6 @@ def test_rules_are_in_use_when_they_are_given():
 def test_each_declared_set_of_rules_equals_the_table(name: str):
     """Each of these supports every rule today; a new rule is refused until it is declared."""
     assert RULES.keys() == KNOWING[name].RULES
-
-
-def test_a_part_takes_every_rule_along_its_axes():
-    problem = describe(*arrays(), every_rule()).problem
-    chosen: dict[str, Any] = {"queries": range(4, -1, -2), "keys": range(1, 6), "batch": np.array([2, 0])}
-    chosen["heads"] = range(1, 3)
-    everything = {axis: range(SIZES[axis]) for axis in ("query_spans", "key_spans")}
-    part = problem.take(chosen["queries"], chosen["keys"], chosen["batch"], chosen["heads"])
-    for field, axes in FIELDS.items():
-        whole = np.asarray(getattr(problem, field))
-        index = np.ix_(*(list({**everything, **chosen}[axis]) for axis in axes))
-        np.testing.assert_array_equal(getattr(part, field), whole[index] if axes else whole, err_msg=field)
-    assert part.shape == (2, 2, 3, 5)
-    assert (part.batch, part.heads, part.kv_heads, part.rows, part.cols) == (2, 2, 2, range(4, -1, -2), range(1, 6))
-    assert problem.take(batches=np.array([1])).kv_heads == 2
-
-
-def test_a_part_keeps_axes_of_length_one():
-    shared = {"mask": np.ones((1, 1, 5, 7), bool), "sinks": np.arange(4), "scale": 0.5}
-    taken = rules.take(shared, {"batch": np.array([2]), "heads": [3, 1], "queries": range(2)})
-    assert taken["mask"].shape == (1, 1, 2, 7)
-    assert (taken["sinks"].tolist(), taken["scale"]) == ([3, 1], 0.5)
-    assert rules.take(shared, {"batch": range(0)})["mask"].shape == (0, 1, 5, 7)
 
 
 # ── a new rule that nothing supports yet ──

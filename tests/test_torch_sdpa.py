@@ -306,13 +306,6 @@ def test_a_causal_bias_of_other_lengths_is_refused(variant: Any, made: tuple[int
         ours(x, x, x, variant(*made))
 
 
-def test_nan_at_masked_keys_reaches_no_output():
-    value = X.clone()
-    value[..., 2, :] = torch.nan
-    mask = torch.tensor([True, True, False])
-    assert ours(X, X, value, mask.expand(3, 3)).isfinite().all()
-
-
 @pytest.mark.gate
 def test_compiled_with_numbers_that_follow_from_the_shape():
     def scaled(function: Any, x: Tensor) -> Tensor:

@@ -114,11 +114,8 @@ def backward_of_dual(f: Path) -> Tensor:
 
 BY_FUNC = ("grad of grad", "hessian", "jvp", "jvp of vjp", "vjp of jvp", "jacfwd")  # as torch.func composes them
 WAYS: dict[str, Callable[[Path], Any]] = {
-    "autograd.hessian": lambda f: F.hessian(lambda x: f(x).square().sum(), X),
     "autograd.hessian, vectorized": lambda f: F.hessian(lambda x: f(x).square().sum(), X, vectorize=True),
     "hvp of what is linear": lambda f: F.hvp(lambda x: f(x).sum(), X, X + 1)[1],
-    "vhp": lambda f: F.vhp(lambda x: f(x).square().sum(), X, X + 1)[1],
-    "jvp by two derivatives": lambda f: F.jvp(f, X, X + 1)[1],
     "gradient penalty": penalty,
     "a step of MAML": maml,
     **{name: lambda f, name=name: COMPOSED[name](f, [X]) for name in BY_FUNC},
@@ -181,15 +178,6 @@ def third(f: Path) -> Path:
 HIGHER: dict[str, Callable[[Path], Any]] = {
     "grad of grad of grad": lambda f: third(f)(X),
     "jvp of jvp": lambda f: torch.func.jvp(lambda x: torch.func.jvp(f, (x,), (X + 1,))[1], (X,), (X - 1,)),
-    "jvp of jvp of jvp": lambda f: torch.func.jvp(
-        lambda x: torch.func.jvp(lambda y: torch.func.jvp(f, (y,), (X,))[1], (x,), (X + 1,))[1], (X,), (X - 1,)
-    ),
-    "jacfwd of hessian": lambda f: torch.func.jacfwd(torch.func.hessian(lambda x: f(x).square().sum()))(X),
-    "vmap of jvp of grad of grad": lambda f: torch.func.vmap(
-        lambda x: torch.func.jvp(
-            torch.func.grad(lambda y: torch.func.grad(lambda z: f(z).square().sum())(y).sin().sum()), (x,), (X,)
-        )[1]
-    )(torch.stack([X, X - 1])),
     "four times in autograd": by_steps,
 }
 
