@@ -77,16 +77,6 @@ def test_a_graph_changes_no_bit(dtype: torch.dtype, queries: slice):
     assert (repr(kept), repr(kept.T), kept.T.shape) == (repr(plain), repr(plain.T), plain.T.shape)
 
 
-@pytest.mark.parametrize("shape", [(5, 3), (4, 5, 3), (2, 4, 5, 3), (2, 1, 4, 5, 3)])
-def test_any_number_of_axes_and_any_strides(shape: tuple[int, ...]):
-    q, k, v = (normal(*shape[::-1], grad=True, seed=i).permute(*range(len(shape))[::-1]) for i in range(3))
-    assert not q.is_contiguous()
-    result = torch.autograd.grad(ch.attention(q, k, v, causal=True).square().sum(), (q, k, v))
-    expected = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v, is_causal=True).square().sum(), (q, k, v))
-    for ours, theirs in zip(result, expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
 REQUESTS = {
     "output": Options("output logsumexp"),
     "statistics": Options("output logsumexp entropy received top_weights top_indices image", top=2, height=2, width=3),
@@ -225,9 +215,7 @@ def refusals() -> list[Any]:
     return [
         pytest.param(lambda: ch.attention(q, meta, v), DtypeError, "k is on device meta but q is on device cpu"),
         pytest.param(lambda: matrix @ v.to("meta"), DtypeError, "v is on device meta but q is on device cpu"),
-        pytest.param(lambda: matrix.T @ q.to("meta"), DtypeError, "g is on device meta but q is on device cpu"),
         pytest.param(lambda: ch.attention(q, k, v, sinks=slopes.to("meta")), DtypeError, "sinks is on device meta"),
-        pytest.param(lambda: ch.attention(q, k, v.float()), DtypeError, "v is torch.float32 but q is torch.float64"),
         pytest.param(lambda: ch.attention(q, k, v, alibi_slopes=slopes).sum().backward(), RuleError, "alibi_slopes"),
         pytest.param(lambda: matrix[0], RuleError, "weights read by index have no derivative"),
         pytest.param(lambda: np.asarray(matrix.T[0]), RuleError, "weights read by index have no derivative"),

@@ -51,10 +51,6 @@ HEADS: dict[str, dict[str, tuple[int, ...]]] = {
         "q": (4, 3, 2), "k": (2, 4, 2), "v": (2, 4, 3), "bias": (4, 1, 4), "sinks": (4,), "alibi_slopes": (4,),
         "scale": (4,),
     },
-    "batch": {
-        "q": (2, 4, 3, 2), "k": (2, 2, 4, 2), "v": (2, 2, 4, 3), "bias": (2, 4, 3, 1), "sinks": (4,),
-        "alibi_slopes": (4,), "scale": (4,),
-    },
     "more axes": {
         "q": (2, 1, 4, 3, 2), "k": (2, 1, 2, 4, 2), "v": (2, 1, 2, 4, 3), "bias": (1, 4, 3, 4), "sinks": (4,),
         "alibi_slopes": (4,), "scale": (4,),

@@ -44,13 +44,6 @@ def test_token_writes_its_sum_out():
     assert t.token(0).written_out() == "0.9224·v_1 + 0.0776·v_0 = [0.9224 2.1553]"
 
 
-def test_cost_grows_with_the_square_of_the_length():
-    def work(n: int) -> int:
-        return next(s.multiply_adds for s in ch.shapes((n, 64), (n, 64), (n, 64)) if s.name == "scores")
-
-    assert work(2048) == 4 * work(1024) == 2048 * 2048 * 64
-
-
 @pytest.mark.parametrize("heads", [1, 2, 4])
 @pytest.mark.parametrize("with_output_projection", [True, False])
 def test_multi_head_attention_concatenates_single_heads(heads, with_output_projection):
