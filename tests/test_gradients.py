@@ -60,6 +60,13 @@ def test_gradients_under_drawn_rules(engine: str, case: Case, answers: list[str]
 
 
 @every_engine
+def test_a_window_reaches_later_blocks_of_queries(engine: str):
+    q, k = normal(130, 3), normal(70, 3)
+    losses = Losses(Case(q, k, k, {"window": (60, 0), "query_offset": 0}, 0), list(ANSWERS))
+    losses.check(by_autograd(losses, engine))
+
+
+@every_engine
 def test_gradients_are_nan_exactly_for_queries_that_see_nan(engine: str):
     q, k, v = (torch.randn(2, 6, 4, dtype=torch.float64) for _ in range(3))
     v[:, 5] = torch.nan

@@ -38,12 +38,6 @@ def test_one_token_and_all_tokens_agree():
         np.testing.assert_allclose(row.scores, np.einsum("hd,hkd->hk", q[:, i], k), rtol=1e-11, atol=1e-13)
 
 
-def test_token_writes_its_sum_out():
-    v = np.array([[0.0, 4], [1, 2]])
-    t = ch.trace(np.array([[1, 3], [2, 0.5]]), np.array([[0.5, 2], [1, 3]]), v)
-    assert t.token(0).written_out() == "0.9224·v_1 + 0.0776·v_0 = [0.9224 2.1553]"
-
-
 @pytest.mark.parametrize("heads", [1, 2, 4])
 @pytest.mark.parametrize("with_output_projection", [True, False])
 def test_multi_head_attention_concatenates_single_heads(heads, with_output_projection):
