@@ -153,9 +153,6 @@ ONE = torch.ones(2, 1, 1, 4), torch.ones(2, 1, 1, 3)
 WRONG: dict[str, tuple[Any, type[ClearheadError], str]] = {
     "k": (lambda c: c.append(torch.ones(2, 2, 1, 4), ONE[1]), ShapeError, "k has shape"),
     "v": (lambda c: c.append(ONE[0], torch.ones(2, 1, 2, 3)), ShapeError, "v has shape"),
-    "no tensor": (lambda c: c.append(None, ONE[1]), DtypeError, "k is a NoneType: expected a PyTorch tensor"),
-    "no number": (lambda c: c.crop("a"), RuleError, "length is 'a': expected a whole number"),
-    "no order": (lambda c: c.reorder(None), RuleError, "order is None: expected a whole number"),
     "axes": (lambda c: c.append(ONE[0][0], ONE[1]), ShapeError, "k has shape"),
     "dtype": (lambda c: c.append(ONE[0].double(), ONE[1]), DtypeError, "k is torch.float64 but the cache holds"),
     "counts": (lambda c: c.append(*ONE, torch.tensor([2, 0])), RuleError, r"counts is \[2, 0\]"),

@@ -110,16 +110,6 @@ def test_gradients_on_the_device_equal_those_of_the_cpu(asked: str, queries: sli
         np.testing.assert_allclose(result[name], x, 1e-8, 1e-12, err_msg=name)
 
 
-def test_what_the_engine_does_not_compute_is_refused_by_name():
-    q, k, v = (there(x) for x in inputs()[0].values())
-    matrix = ch.AttentionMatrix(q, k)
-    with pytest.raises(EngineError, match=r"triton: it does not compute groups\."):
-        matrix.groups(np.arange(9) // 2, np.arange(14) // 5)
-    for effects in (matrix.contributions, matrix.cuts):
-        with pytest.raises(EngineError, match=r"no engine can run this problem"):
-            effects(v, there(np.ones((2, 1, 4, 9, 5)))).by_key()
-
-
 def test_merges_and_rollout_stay_on_the_device():
     arrays, _ = inputs()
     q, k, v = arrays.values()

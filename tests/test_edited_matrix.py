@@ -271,19 +271,6 @@ def test_a_given_logsumexp_is_not_that_of_an_edited_matrix():
     np.testing.assert_allclose(after, before / before.sum(-1, keepdims=True), rtol=1e-9)
 
 
-def test_a_row_with_nothing_left_is_empty():
-    rng = fresh()
-    q, k, v = (rng.standard_normal((2, 5, 4)) for _ in range(3))
-    matrix = ch.AttentionMatrix(q, k, causal=True).cut(queries=[0, 1], keys=slice(0, 2)).cut(queries=3)
-    seen = matrix.observe(v, logsumexp=True, entropy=True)
-    for row in (0, 1, 3):
-        assert not seen.output[:, row].any()
-        assert not seen.entropy[:, row].any()
-        assert np.isneginf(seen.logsumexp[:, row]).all()
-        assert not matrix[:, row].any()
-    assert np.isfinite(seen.logsumexp[:, [2, 4]]).all()
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16], ids=str)
 def test_numbers_of_a_bias_stay_finite_and_keep_their_precision(dtype: Any):
     """The lowest number of a dtype is many a library's mask: over t it is no -inf, which would empty a row."""
@@ -313,17 +300,6 @@ def test_a_bias_that_is_broadcast_is_divided_once():
     bias = matrix.factors.problem.bias
     assert bias.strides[:3] == (0, 0, 0)
     np.testing.assert_allclose(matrix[2, 1, 3], np.exp(row / 2) / np.exp(row / 2).sum(), rtol=1e-12)
-
-
-def test_a_table_that_is_broadcast_keeps_its_labels():
-    q, k = np.zeros((2, 4, 2)), np.zeros((2, 5, 2))
-    rules: Any = {"spans": (np.zeros(4, int), np.array([0, 1, 2, -1, -1]), np.broadcast_to(-1.5, (1, 3)))}
-    logits = np.array([-3.0, -3.0, -3.0, 0.0, 0.0])
-    for edited in (
-        ch.AttentionMatrix(q, k, **rules, alibi_slopes=np.broadcast_to(0.0, 2)).tempered(0.5),
-        ch.AttentionMatrix(q, k, **rules).boost(slice(3), by=-1.5),
-    ):
-        np.testing.assert_allclose(edited[1, 3], np.exp(logits) / np.exp(logits).sum(), rtol=1e-12)
 
 
 @examples(0.5)
@@ -372,19 +348,6 @@ def test_a_pickled_edit_of_what_requires_gradients_is_refused():
     with pytest.raises(RuleError, match=r"spans\[2\] belongs to PyTorch's graph"):
         pickle.dumps(matrix.cut(keys=0))
     assert pickle.loads(pickle.dumps(matrix)).logsumexp().shape == (3,)
-
-
-def _edited(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-    matrix = ch.AttentionMatrix(q, k).cut(keys=0).boost(1, by=2.0, queries=[0, 2]).tempered([1.0, 2.0, 3.0])
-    return matrix.observe(v).output
-
-
-def test_edits_inside_of_torch_func():
-    q, k, v = (torch.from_numpy(fresh().standard_normal((2, 3, n, 4))) for n in (5, 6, 6))
-    torch.testing.assert_close(torch.func.vmap(_edited)(q, k, v), _edited(q, k, v))
-    result = torch.func.grad(lambda q: _edited(q, k, v).sum())(q)
-    _edited(q.requires_grad_(), k, v).sum().backward()
-    torch.testing.assert_close(result, q.grad)
 
 
 KEYS = [np.s_[:, :, 3], np.s_[..., 3], np.s_[1, :, -2, 1:], np.s_[:, 0, 2, 4], np.s_[..., 1:4, ::2]]

@@ -172,9 +172,3 @@ def test_the_largest_values_give_the_references_numbers(engine: str, dtype: Any,
     np.testing.assert_allclose(seen.output, truth.output[0, 0], **close)
     np.testing.assert_allclose(seen.logsumexp, truth.logsumexp[0, 0].astype(seen.logsumexp.dtype), rtol=1e-5, atol=1e-5)
     assert np.isfinite(seen.logsumexp).all()
-
-
-def test_a_mean_of_values_where_a_usual_mask_hides_a_whole_row():
-    q, k, v = inputs(np.float32)
-    out = ch.attention(q, k, v, bias=np.where(FIRST, LOWEST, 0.0))
-    np.testing.assert_allclose(out[:2], np.tile(v.mean(axis=0), (2, 1)), atol=1e-6)

@@ -44,66 +44,12 @@ def second(f: Call, x: Tensor, around: Call = lambda f, x: f(x)) -> Tensor:
     return torch.autograd.grad(first.square().sum(), x)[0]
 
 
-def random_call(edited: bool) -> tuple[Call, list[Tensor]]:  # noqa: FBT001
-    """Attention under random rules, as a function of q, k, v and of the rules that have derivatives."""
-    rng = fresh()
-    batch, kv_heads, group, queries, keys, d = (int(x) for x in rng.integers(1, (3, 3, 3, 4, 4, 3)))
-    heads = kv_heads * group
-    q, k, v = normal(batch, heads, queries, d), normal(batch, kv_heads, keys, d), normal(batch, kv_heads, keys, 2)
-    biases = (queries, keys), (heads, 1, keys), (batch, heads, queries, keys), (1,)
-    tables = (2, 3), (heads, 2, 3), (batch, heads, 2, 3)
-    moving = {
-        "bias": normal(*biases[rng.integers(4)]),
-        "sinks": normal(heads),
-        "spans": normal(*tables[rng.integers(3)]),
-    }
-    still: dict[str, Any] = {
-        "softcap": 1.5, "scale": normal(heads), "alibi_slopes": normal(heads).abs(), "window": (1, 1), "causal": True,
-        "mask": normal(batch, 1, queries, keys) > -0.5,
-        "kv_lengths": torch.from_numpy(rng.integers(0, keys + 1, batch)),
-    }  # fmt: skip
-    moving = {name: x for name, x in moving.items() if rng.random() < 0.5}
-    still = {name: x for name, x in still.items() if rng.random() < 0.3} | {"query_offset": int(rng.integers(-1, 2))}
-    labels = torch.from_numpy(rng.integers(-1, 2, (batch, queries))), torch.from_numpy(rng.integers(-1, 3, keys))
-
-    def call(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Any:
-        rules = still | dict(zip(moving, rest, strict=True))
-        if "spans" in rules:
-            rules["spans"] = *labels, rules["spans"]
-        matrix = ch.AttentionMatrix(q, k, **rules)
-        matrix = matrix.cut([0], [0]).boost([0], by=1.5) if edited else matrix
-        seen = matrix.observe(v, entropy=True)
-        return seen.output, seen.entropy
-
-    return call, [x.requires_grad_() for x in (q, k, v, *moving.values())]
-
-
-@pytest.mark.parametrize("edited", [False, True])
-@pytest.mark.parametrize("trial", [0, *(pytest.param(trial, marks=pytest.mark.gate) for trial in range(1, 10))])
-def test_pytorchs_checks_of_first_and_second_derivatives(trial: int, edited: bool):  # noqa: FBT001
-    call, inputs = random_call(edited)
-    every = {"check_batched_grad": True, "fast_mode": True, "atol": 1e-4}
-    assert torch.autograd.gradcheck(call, inputs, check_forward_ad=True, check_batched_forward_grad=True, **every)
-    assert torch.autograd.gradgradcheck(call, inputs, check_fwd_over_rev=True, **every)
-
-
-def test_tangents_by_dual_numbers_are_those_by_jvp():
-    x, along = normal(1, 2, 70, 16, dtype=torch.float32), normal(1, 2, 70, 16, dtype=torch.float32)
-    with forward_ad.dual_level():
-        by_node = forward_ad.unpack_dual(attend(forward_ad.make_dual(x.clone().requires_grad_(), along))).tangent
-    torch.testing.assert_close(by_node, jvp(attend, (x,), (along,))[1], rtol=1e-4, atol=1e-5)
-
-
 HEADS: dict[str, dict[str, tuple[int, ...]]] = {
     "one head": {"q": (3, 2), "k": (4, 2), "v": (4, 3), "bias": (3, 4), "sinks": (1,), "alibi_slopes": (1,)},
     "a head without an axis": {"q": (3, 2), "k": (4, 2), "v": (4, 3), "bias": (4,), "sinks": (), "alibi_slopes": ()},
     "heads": {
         "q": (4, 3, 2), "k": (2, 4, 2), "v": (2, 4, 3), "bias": (4, 1, 4), "sinks": (4,), "alibi_slopes": (4,),
         "scale": (4,),
-    },
-    "batch": {
-        "q": (2, 4, 3, 2), "k": (2, 2, 4, 2), "v": (2, 2, 4, 3), "bias": (2, 4, 3, 1), "sinks": (4,),
-        "alibi_slopes": (4,), "scale": (4,),
     },
     "more axes": {
         "q": (2, 1, 4, 3, 2), "k": (2, 1, 2, 4, 2), "v": (2, 1, 2, 4, 3), "bias": (1, 4, 3, 4), "sinks": (4,),
