@@ -124,13 +124,17 @@ class Reader {
     std::pair<nb::object, void*> make(int ndim, int64_t* shape, nb::dlpack::dtype dtype) const {
         shape += 4 - ndim;
         if (!api) {
-            static const nb::module_ numpy = nb::module_::import_("numpy");
-            static const nb::object empty = numpy.attr("empty"), kinds[] = {
-                numpy.attr("dtype")("f8"), numpy.attr("dtype")("f4"), numpy.attr("dtype")("f2")};
+            static PyObject *empty = nullptr, *kinds[3];  // never let go: the interpreter may end before
+            if (!empty) {
+                const nb::module_ numpy = nb::module_::import_("numpy");
+                const char* const names[] = {"f8", "f4", "f2"};
+                for (int i = 0; i < 3; ++i) kinds[i] = nb::object(numpy.attr("dtype")(names[i])).release().ptr();
+                empty = nb::object(numpy.attr("empty")).release().ptr();
+            }
             nb::object sizes = nb::steal(PyTuple_New(ndim));
             for (int i = 0; i < ndim; ++i) PyTuple_SET_ITEM(sizes.ptr(), i, PyLong_FromLongLong(shape[i]));
-            PyObject* const arguments[] = {sizes.ptr(), kinds[dtype.bits == 64 ? 0 : dtype.bits == 32 ? 1 : 2].ptr()};
-            nb::object made = nb::steal(PyObject_Vectorcall(empty.ptr(), arguments, 2, nullptr));
+            PyObject* const arguments[] = {sizes.ptr(), kinds[dtype.bits == 64 ? 0 : dtype.bits == 32 ? 1 : 2]};
+            nb::object made = nb::steal(PyObject_Vectorcall(empty, arguments, 2, nullptr));
             if (!made.is_valid()) throw nb::python_error();
             Py_buffer room;
             if (PyObject_GetBuffer(made.ptr(), &room, PyBUF_WRITABLE)) throw nb::python_error();

@@ -177,7 +177,7 @@ def describe(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = Non
 def _key(q: Any, k: Any, v: Any, numbers: Rules, num_threads: Any) -> Hashable:
     """What makes two calls have one problem but for rules that are arrays; None where q, k or v need a closer look."""
     key = key_of(q, k, v)
-    if key is None or not (numbers or num_threads):
+    if key is None or (not numbers and num_threads is None):
         return key
     return (key, num_threads, type(num_threads), *numbers.items(), *map(type, numbers.values()))  # True equals 1
 
