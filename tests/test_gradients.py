@@ -80,8 +80,7 @@ def test_gradients_of_each_engine_follow_the_formulas(engine: str, case: Case, p
     parts -= {"spans"} if problem.span_table is None else set()
     if "spans" in parts and problem.span_table is not None:
         upstream = replace(upstream, spans=(*local[:2], *problem.span_table.shape[2:]))
-    lse = case.book.logsumexp.astype(dtype)
-    result = engines.get(engine).gradients(case.given, lse, upstream)
+    result = engines.get(engine).gradients(case.given, case.book.state.astype(dtype), upstream)
     assert set(result) == {"q", "k"} | parts & {"bias", "spans"} | ({"v"} if "output" in parts else set())
     *usual, by_logit = by_hand(losses)
     truth = dict(zip("qkv", usual, strict=True)) | {"bias": summed(by_logit, local)}
@@ -162,7 +161,8 @@ def test_entropy_with_keys_of_weight_zero_has_finite_gradients():
 
 
 def test_gradients_of_sinks_are_zero_for_empty_rows_and_do_not_overflow():
-    answers, by = {"logsumexp": np.full((1, 1, 2), -np.inf)}, {"logsumexp": np.ones((1, 1, 2))}
+    rows = np.ones((1, 1, 2))
+    answers, by = {"largest": -np.inf * rows, "log_sum": 0 * rows}, {"log_sum": rows}
     case = Case(np.ones((2, 3)), np.ones((2, 3)), np.ones((2, 3)), {"sinks": [1000.0], "mask": False}, 0)
     result = backward.gradients(engines.get("portable"), case.given, answers, by)
     assert {name: float(np.abs(part).sum()) for name, part in result.items()} == {"q": 0.0, "k": 0.0, "sinks": 0.0}

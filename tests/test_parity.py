@@ -15,6 +15,7 @@ from clearhead.core import reference
 from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import Array
 from clearhead.core.call import describe
+from clearhead.core.state import State
 from clearhead.core.statistics import PER_QUERY, Wanted, listed
 from clearhead.engines.base import Upstream
 from problems import Case, draw_layout, each_engine, every_rule, on_every_engine, refused
@@ -209,8 +210,9 @@ def test_float32_results_round_to_the_results_in_the_inputs_dtype(engine: str, c
     usual, wide = (run.rows(inputs, replace(asked, keep_float32=one)) for one in (False, True))
     assert (usual["output"].dtype, wide["output"].dtype) == (problem.dtype, np.float32)
     assert_close(wide["output"].astype(problem.dtype), usual["output"], rounding(usual["output"], problem.dtype))
-    said = Upstream(case.rng.standard_normal(wide["logsumexp"].shape).astype(np.float32), usual["output"])
-    slopes = [run.gradients(inputs, wide["logsumexp"], replace(said, keep_float32=one)) for one in (False, True)]
+    said = Upstream(case.rng.standard_normal(wide["log_sum"].shape).astype(np.float32), usual["output"])
+    state = State(wide["largest"], wide["log_sum"])
+    slopes = [run.gradients(inputs, state, replace(said, keep_float32=one)) for one in (False, True)]
     for name, x in slopes[0].items():
         assert (x.dtype, slopes[1][name].dtype) == (problem.dtype, np.float32)
         assert_close(slopes[1][name].astype(problem.dtype), x, rounding(x, problem.dtype), name)
@@ -223,6 +225,6 @@ def test_float32_results_keep_digits_that_rounding_loses(engine: str, dtype: np.
     run, inputs = engines.get(engine), describe(q, k, v, {})
     rows = run.rows(inputs, Wanted(output=True, logsumexp=True, keep_float32=True))
     said = Upstream(np.ones((1, 2, 33), np.float32), g, keep_float32=True)
-    slopes = run.gradients(inputs, rows["logsumexp"], said)
+    slopes = run.gradients(inputs, State(rows["largest"], rows["log_sum"]), said)
     for x in (rows["output"], *slopes.values()):
         assert (x.astype(dtype).astype(np.float32) != x).mean() > 0.9

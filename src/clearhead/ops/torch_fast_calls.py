@@ -17,6 +17,7 @@ from clearhead.core.arrays import as_array, to_torch
 from clearhead.core.call import Call, describe
 from clearhead.core.problem import Problem
 from clearhead.core.rules import Rules
+from clearhead.core.state import State
 from clearhead.core.statistics import Wanted
 from clearhead.engines import native
 from clearhead.ops import backward
@@ -25,6 +26,7 @@ from clearhead.ops.torch_arguments import Settings
 from clearhead.ops.torch_batching import is_batched
 from clearhead.ops.torch_derivatives import gradients
 from clearhead.ops.torch_operators import bundle_of
+from clearhead.ops.torch_passes import parts
 
 _MOST = 512  # different calls
 _WANT = Wanted(output=True, logsumexp=True)
@@ -70,9 +72,9 @@ class _Output(torch.autograd.Function):
     def forward(ctx: Any, problem: Problem, arguments: Settings, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         arrays = as_array(q.detach(), "q")[0], as_array(k.detach(), "k")[0], as_array(v.detach(), "v")[0]
         result = engines.answer(engines.get("native"), Call(problem, *arrays), _WANT)
-        output, logsumexp = (to_torch(torch, result[name]) for name in ("output", "logsumexp"))
+        output, *state = (to_torch(torch, result[name]) for name in ("output", *State._fields))
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, k, v, output, logsumexp)  # as the long way: a checkpoint may come here again
+        ctx.save_for_backward(q, k, v, output, *state)  # as the long way: a checkpoint may come here again
         ctx.problem, ctx.settings = problem, arguments
         return cast("Tensor", output)
 
@@ -80,12 +82,12 @@ class _Output(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None) -> Any:
         if grad is None:
             return (None,) * 5
-        q, k, v, output, logsumexp = ctx.saved_tensors
+        q, k, v, *results = ctx.saved_tensors
+        known = dict(zip(("output", *State._fields), results, strict=True))
         if torch.is_grad_enabled() or is_batched(grad):  # as a node that can be differentiated again
-            known = {"known:output": output, "known:logsumexp": logsumexp}
-            result = gradients({**bundle_of(q, k, v, ctx.settings), **known}, {"output": grad}, "qkv")
+            result = gradients({**bundle_of(q, k, v, ctx.settings), **parts("known", known)}, {"output": grad}, "qkv")
         else:
-            tensors = {"q": q, "k": k, "v": v, "output": output, "logsumexp": logsumexp, "grad": grad}
+            tensors = {"q": q, "k": k, "v": v, "grad": grad, **known}
             near = {name: as_array(x.detach(), "gradient")[0] for name, x in tensors.items()}
             call = Call(ctx.problem, near["q"], near["k"], near["v"])
             made = backward.gradients(engines.get("native"), call, near, {"output": near["grad"]})

@@ -10,6 +10,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from clearhead.core.arrays import autocast, check_tensor
 from clearhead.core.axes import group_size
 from clearhead.core.rule_values import check_probability
+from clearhead.core.state import share
 from clearhead.errors import DtypeError, RuleError, ShapeError, shown
 from clearhead.ops import fast_calls
 from clearhead.ops.attention import attention
@@ -99,8 +100,10 @@ def dropped(query: Tensor, key: Tensor, value: Tensor, p: float, rules: dict[str
     mask = kept if rules.get("mask") is None else kept & torch.as_tensor(rules["mask"])
     over_kept = AttentionMatrix(query, key, **{**rules, "mask": mask}).observe(value, logsumexp=True)
     over_all = AttentionMatrix(query, key, **rules).observe(logsumexp=True)
-    share = torch.where(over_kept.logsumexp == -torch.inf, 0.0, torch.exp(over_kept.logsumexp - over_all.logsumexp))
-    output: Tensor = over_kept.output * (share / (1 - p)).to(over_kept.output.dtype)[..., None]
+    assert over_kept.state is not None
+    assert over_all.state is not None
+    left = share(torch, over_kept.state, over_all.state)
+    output: Tensor = over_kept.output * (left / (1 - p)).to(over_kept.output.dtype)[..., None]
     return output
 
 
