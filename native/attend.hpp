@@ -57,13 +57,21 @@ struct Problem {
 
 // The statistics that are one number per query. RowAnswers' members, what Python may name and what the kernel says it
 // computes are made from this one list.
-#define CLEARHEAD_PER_QUERY(EACH) EACH(logsumexp) EACH(max_logit) EACH(entropy) EACH(distance) EACH(diagonal)
+#define CLEARHEAD_PER_QUERY(EACH) EACH(max_logit) EACH(entropy) EACH(distance) EACH(diagonal)
 #define CLEARHEAD_MEMBER(name) void* name = nullptr;
+
+// The state of each row, (batch, heads, queries) in the statistics' type: its largest logit m, and
+// l = ln Σ exp(logit - m), both with its sink. A weight is exp((logit - m) - l). A row that sees nothing has -infinity
+// and 0.
+struct RowStates {
+    const void *largest = nullptr, *log_sum = nullptr;
+};
 
 // Where the row pass writes its results: contiguous (batch, heads, queries, …); null where not requested. Statistics
 // are float, or double for f64.
 struct RowAnswers {
     CLEARHEAD_PER_QUERY(CLEARHEAD_MEMBER)
+    void *largest = nullptr, *log_sum = nullptr;  // as in RowStates
     void* output = nullptr;  // in the problem's type; in the statistics' for keep_float32
     bool keep_float32 = false;
     void* top_weights = nullptr;
@@ -72,10 +80,10 @@ struct RowAnswers {
     double* received = nullptr;  // (batch, heads, keys): the one column statistic that the row pass can finish itself
 };
 
-// Results of the column pass, which needs the final log-sum-exp: (batch, heads, queries), contiguous, in the
-// statistics' type. The pass over effects answers with effects what is said of weights here.
+// Results of the column pass, which needs the final state of every row. The pass over effects answers with effects what
+// is said of weights here.
 struct ColumnAnswers {
-    const void* logsumexp = nullptr;
+    RowStates states;
     double* received = nullptr;             // (batch, heads, keys)
     double* peak = nullptr;                 // (batch, heads, keys)
     double* image = nullptr;                // (batch, heads, height, width)
@@ -94,7 +102,7 @@ struct ColumnAnswers {
 // The state of each row's others (core/effects.py, Others), (batch, heads, queries) each.
 struct OtherAnswers {
     int64_t* strongest = nullptr;
-    double *logit = nullptr, *term = nullptr, *logsumexp = nullptr, *others = nullptr;
+    double *logit = nullptr, *term = nullptr, *largest = nullptr, *log_sum = nullptr, *others = nullptr;
 };
 
 enum class Order : int32_t { magnitude, largest, smallest };
@@ -122,7 +130,7 @@ struct EffectAnswers {
 // The backward pass: the upstream gradients, and where it writes the gradients of its inputs, which must start at 0.
 // All are contiguous, in the statistics' type, and null where not given or not requested.
 struct GradientAnswers {
-    const void* logsumexp = nullptr;  // (batch, heads, queries)
+    RowStates states;
     const void* rows = nullptr;       // (batch, heads, queries)
     const void* keys = nullptr;       // (batch, heads, keys)
     const void* entropy = nullptr;    // (batch, heads, queries)

@@ -102,7 +102,7 @@ Described describe(CLEARHEAD_NUMBERS(CLEARHEAD_NUMBER) CLEARHEAD_ARRAYS(CLEARHEA
 
 #define CLEARHEAD_NAME(name) #name,
 const char* const statistics[] = {
-    CLEARHEAD_PER_QUERY(CLEARHEAD_NAME) "output", "top", "received", "peak", "image", "groups"};
+    CLEARHEAD_PER_QUERY(CLEARHEAD_NAME) "logsumexp", "output", "top", "received", "peak", "image", "groups"};
 
 void rows(int threads, const Described& d, const Input& q, const Input& k, std::optional<Input> v, nb::dict answers) {
     Job job;
@@ -116,15 +116,16 @@ void rows(int threads, const Described& d, const Input& q, const Input& k, std::
     want.keep_float32 = output && bytes_of(p.type) == 2 && output->itemsize() == 4;
     want.output = room(output, n * p.d_v, want.keep_float32 ? 4 : bytes_of(p.type), "output");
 #define CLEARHEAD_TAKE(name) want.name = named.statistics(#name, n);
-    CLEARHEAD_PER_QUERY(CLEARHEAD_TAKE)
+    CLEARHEAD_PER_QUERY(CLEARHEAD_TAKE) CLEARHEAD_TAKE(largest) CLEARHEAD_TAKE(log_sum)
+    check(!want.largest == !want.log_sum, "largest and log_sum");
     want.top = named.lists("top_weights", "top_indices", n, want.top_weights, want.top_indices);
     want.received = named.sums("received", p.batch * p.heads * p.keys);
-    check(!answers.contains("received") || answers.contains("logsumexp"), "received needs logsumexp");
+    check(!answers.contains("received") || answers.contains("largest"), "received needs the rows' states");
     named.done();
     work(attend, {job}, threads);
 }
 
-// `known`: the log-sum-exp, the labels of groups, x; `answers`: what is to be filled.
+// `known`: the rows' states, the labels of groups, x; `answers`: what is to be filled.
 void columns(int threads, const Described& d, const Input& q, const Input& k, nb::dict known, nb::dict answers) {
     Job job;
     job.problem = d.with(q, k);
@@ -140,7 +141,7 @@ void columns(int threads, const Described& d, const Input& q, const Input& k, nb
     work(observe, {job}, threads);
 }
 
-// `known`: the log-sum-exp, v, and what is known of the loss (base.Upstream); `answers`: the derivatives.
+// `known`: the rows' states, v, and what is known of the loss (base.Upstream); `answers`: the derivatives.
 void gradients(int threads, const Described& d, const Input& q, const Input& k, nb::dict known, nb::dict answers) {
     Job job;
     job.problem = d.with(q, k);
@@ -148,12 +149,12 @@ void gradients(int threads, const Described& d, const Input& q, const Input& k, 
     GradientAnswers& want = job.gradients;
     Named inputs(known, p), named(answers, p);
     const int64_t heads = p.batch * p.heads;
-    want.logsumexp = inputs.per_query("logsumexp");
+    want.states = take_states(inputs);
     want.rows = inputs.per_query("rows");
     want.keys = inputs.numbers("keys", heads * p.keys);
     want.entropy = inputs.per_query("entropy");
     want.distance = inputs.per_query("distance");
-    check(known.contains("logsumexp") && known.contains("rows"), "logsumexp and rows");
+    check(known.contains("rows"), "rows");
     const auto output = inputs.read("output"), v = inputs.read("v");
     check(!output == !v && output.has_value() == answers.contains("v"), "output, v and v's derivative");
     if (output) {
@@ -196,9 +197,10 @@ void others(int threads, const Described& d, const Input& q, const Input& k, con
     take_edges(job, v, g);
     Named named(answers, job.problem);
     const int64_t count = job.problem.batch * job.problem.heads * job.problem.queries;
-    for (const char* name : {"strongest", "logit", "term", "logsumexp", "others"}) check(answers.contains(name), name);
+    for (const char* name : {"strongest", "logit", "term", "largest", "log_sum", "others"})
+        check(answers.contains(name), name);
     job.others = {named.indices("strongest", count), named.sums("logit", count), named.sums("term", count),
-                  named.sums("logsumexp", count), named.sums("others", count)};
+                  named.sums("largest", count), named.sums("log_sum", count), named.sums("others", count)};
     named.done();
     work(find_others, {job}, threads);
 }

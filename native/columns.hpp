@@ -1,4 +1,4 @@
-// The column pass: statistics that need the final log-sum-exp of every row. It computes the weights again, a tile at a
+// The column pass: statistics that need the final state of every row. It computes the weights again, a tile at a
 // time, and adds each tile to every requested sum, in the order of the queries.
 #pragma once
 
@@ -192,8 +192,7 @@ template <class M> struct ColumnTask {
     void normalize(const TilePart& part) {
         for (int r = 0; r < part.rows; ++r) {
             const int64_t index = answer_index(p, head_index, part.query + r);
-            const T logsumexp = static_cast<const T*>(want.logsumexp)[index];
-            const Normalizer<T> normalizer(logsumexp, tiles.rules.scale_of(tiles.head).log2);
+            const Normalizer<T> normalizer(want.states, index, tiles.rules.scale_of(tiles.head));
             T* x = tiles.tile + (part.row + r) * pitch;
             for (int j = part.first; j < part.last; j += kLanes<T>) store(x + j, normalizer.weight(load(x + j)));
         }

@@ -100,8 +100,7 @@ template <class M> struct EffectTask {
         const int64_t index = head_index * p.queries + part.query + r;
         T* e = tiles.tile + (part.row + r) * pitch;  // first scores
         const T* t = terms.terms + r * pitch;
-        const Normalizer<T> normalizer(static_cast<const T*>(want.logsumexp)[index],
-                                       tiles.rules.scale_of(tiles.head).log2);
+        const Normalizer<T> normalizer(want.states, index, tiles.rules.scale_of(tiles.head));
         const Vec<T> whole = broadcast<T>(CUT ? static_cast<const T*>(more.whole)[index] : T(0));
         const Vec<T> one = broadcast<T>(1), hidden = broadcast<T>(-kInfinity<T>);
         // Only the strongest key's weight can be near 1.

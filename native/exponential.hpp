@@ -11,7 +11,10 @@ namespace {
 
 constexpr double kLog2e = 1.4426950408889634074;
 constexpr double kLn2 = 0.69314718055994530942;
-template <class T> constexpr T kFar = T(sizeof(T) == 4 ? 0x1p22 : 0x1p51);  // neighbours above lie ½ apart and more
+// A logit in units of log₂ up to kNear is rounded by 2^-15 (2^-14 of a double's) at most. Logits beyond kRounded lie 64
+// apart and more.
+template <class T> constexpr T kNear = T(sizeof(T) == 4 ? 0x1p10 : 0x1p39);
+template <class T> constexpr T kRounded = T(sizeof(T) == 4 ? 0x1p30 : 0x1p59);
 
 CLEARHEAD_INLINE Vec<float> power_of_fraction(Vec<float> r) {  // degree 6: 2.0e-9
     Vec<float> y = broadcast<float>(0.0001535336191172096f);

@@ -1,7 +1,7 @@
-// The backward pass: the gradients of queries, keys, values, bias and the table of spans, from the log-sum-exp that the
-// forward pass kept.
+// The backward pass: the gradients of queries, keys, values, bias and the table of spans, from the state of every row
+// that the forward pass kept.
 //
-//   weight = exp(logit - logsumexp)              dvalue_j = Σ_i weight_ij · doutput_i
+//   weight = exp((logit - m) - l)                dvalue_j = Σ_i weight_ij · doutput_i
 //   dlogit = weight · (doutput·value + upstream gradients by row and by key)
 //   dscore = dlogit · softcap'                   dquery_i = scale · Σ_j dscore_ij · key_j, dkey_j likewise
 //
@@ -122,7 +122,7 @@ template <class M> struct GradientTask {
         const int64_t first_row = (batch * p.heads + head) * p.queries + i;
         for (int r = 0; r < count; ++r) {
             rows[r] = row_at(p, batch, head, i + r);
-            if (static_cast<const T*>(want.logsumexp)[first_row + r] == -kInfinity<T>) rows[r].low = rows[r].high = 0;
+            if (sees_nothing(first_row + r)) rows[r].low = rows[r].high = 0;
         }
         queries.load_rows(p.q, p.type, batch, head, i, i + count, p.d_k);
         if (want.v) outputs.load_rows(want.output, p.type, batch, head, i, i + count, p.d_v);
@@ -138,6 +138,11 @@ template <class M> struct GradientTask {
         for (int64_t j = 0; want.v && j < end - j0; j += kStrip) accumulate_keys(j, count, weights, outputs, grad_v);
         for (int64_t j = 0; j < end - j0; j += kStrip) accumulate_keys(j, count, score_grads, queries, grad_k);
         return true;
+    }
+
+    bool sees_nothing(int64_t index) const {
+        return static_cast<const T*>(want.states.largest)[index] == -kInfinity<T> &&
+               static_cast<const T*>(want.states.log_sum)[index] == 0;
     }
 
     // Adds weightsᵀ · x to the gradients of keys j … j + kStrip of the block, over the strips of rows that see one of
@@ -175,7 +180,7 @@ template <class M> struct GradientTask {
         if (want.v) pack_strip<M>(want.output, p.type, batch, head, i + s, count, p.d_v, 0, staging, output_strip);
         with_rows(count, [&]<int R>() {
             score_panels<M, R>(query_strip, key_panels, depth_k, from, to,
-                               a);  // to the bits that the log-sum-exp was computed from
+                               a);  // to the bits that the rows' states were computed from
             if (want.v) multiply_panels<M, R>(output_strip, value_panels, depth_v, from, to, d);
         });
         rules.apply(rows + s, count, j0, first, last, a, tanhs);
@@ -218,12 +223,9 @@ template <class M> struct GradientTask {
     // not see the key.
     template <bool VALUES, bool MORE>
     void differentiate(const Row& row, int64_t index, int first, int last, T* a, T* d) const {
-        const T logsumexp = static_cast<const T*>(want.logsumexp)[index];
-        const Scale<T> scale = rules.scale_of(row.head);
-        const Normalizer<T> normalizer(logsumexp, scale.log2);
+        const Normalizer<T> normalizer(want.states, index, rules.scale_of(row.head));
         const Vec<T> row_grad = broadcast<T>(static_cast<const T*>(want.rows)[index]);
-        const Vec<T> hidden = broadcast<T>(-kInfinity<T>), logit_scale = broadcast<T>(scale.logit);
-        const Vec<T> minus_lse = broadcast<T>(-logsumexp);
+        const Vec<T> hidden = broadcast<T>(-kInfinity<T>), ln2 = broadcast<T>(T(kLn2));
         const Vec<T> entropy_grad = broadcast<T>(want.entropy ? static_cast<const T*>(want.entropy)[index] : T(0));
         const Vec<T> distance_grad = broadcast<T>(want.distance ? static_cast<const T*>(want.distance)[index] : T(0));
         for (int j = first; j < last; j += kLanes<T>) {
@@ -231,7 +233,7 @@ template <class M> struct GradientTask {
             Vec<T> grad = row_grad;  // by the weight
             if constexpr (VALUES) grad = grad + load(d + j);
             if constexpr (MORE) {
-                grad = grad + load(key_grads + j) - entropy_grad * fma(score, logit_scale, minus_lse);
+                grad = grad + load(key_grads + j) - entropy_grad * (normalizer.exponent(score) * ln2);
                 if (want.distance) grad = fma(distance_grad, rules.distance(row, j0 + j), grad);
             }
             store(a + j, weight);

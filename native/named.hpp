@@ -102,12 +102,19 @@ inline void take_picture(ColumnAnswers& want, const Taken& image) {
     want.width = int64_t(image.shape(3));
 }
 
-// What the column pass and the pass over effects both need and answer: the log-sum-exp, the labels of groups, x.
+// The state of every row.
+inline RowStates take_states(Named& arguments) {
+    const Problem& p = arguments.p;
+    const RowStates states{arguments.per_query("largest"), arguments.per_query("log_sum")};
+    check((states.largest && states.log_sum) || p.batch * p.heads * p.queries == 0, "largest and log_sum");
+    return states;
+}
+
+// What the column pass and the pass over effects both need and answer: the rows' states, the labels of groups, x.
 inline void take_columns(ColumnAnswers& want, Named& arguments, Named& named) {
     const Problem& p = named.p;
     const int64_t heads = p.batch * p.heads;
-    want.logsumexp = arguments.per_query("logsumexp");
-    check(want.logsumexp || heads * p.queries == 0, "logsumexp");
+    want.states = take_states(arguments);
     want.received = named.sums("received", heads * p.keys);
     want.query_labels = arguments.all<int64_t>("query_labels", p.batch * p.queries);
     want.key_labels = arguments.all<int64_t>("key_labels", p.batch * p.keys);

@@ -129,7 +129,8 @@ template <class M> struct OtherTask {
         want.strongest[index] = row.strongest;
         want.logit[index] = row.strongest < 0 ? -kInfinity<double> : double(row.best) * to_logit;
         want.term[index] = double(row.term);
-        want.logsumexp[index] = row.sum == 0 ? -kInfinity<double> : double(row.maximum) * to_logit + log(row.sum);
+        want.largest[index] = row.sum == 0 ? -kInfinity<double> : double(row.maximum) * to_logit;
+        want.log_sum[index] = row.sum == 0 ? 0 : log(row.sum);
         want.others[index] = row.sum == 0 ? 0 : row.terms / row.sum;
     }
 };

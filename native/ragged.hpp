@@ -65,7 +65,7 @@ inline RowAnswers answers_from(RowAnswers all, const Problem& p, int64_t first, 
     };
     move(all.output, p.d_v * bytes_of(p.type));
 #define CLEARHEAD_MOVE(name) move(all.name, wide);
-    CLEARHEAD_PER_QUERY(CLEARHEAD_MOVE)
+    CLEARHEAD_PER_QUERY(CLEARHEAD_MOVE) CLEARHEAD_MOVE(largest) CLEARHEAD_MOVE(log_sum)
     move(all.top_weights, all.top * wide);
     move(all.top_indices, all.top * 8);
     return all;
@@ -135,10 +135,11 @@ inline void ragged(int threads, const Described& d, const Input& q, const Input&
     RowAnswers want;
     want.output = room(named.write("output"), n * all.d_v, bytes, "output");
 #define CLEARHEAD_TAKE_ALL(name) want.name = named.statistics(#name, n);
-    CLEARHEAD_PER_QUERY(CLEARHEAD_TAKE_ALL)
+    CLEARHEAD_PER_QUERY(CLEARHEAD_TAKE_ALL) CLEARHEAD_TAKE_ALL(largest) CLEARHEAD_TAKE_ALL(log_sum)
     want.top = named.lists("top_weights", "top_indices", n, want.top_weights, want.top_indices);
     void* received = named.statistics("received", all.heads * total);
-    check(!received || want.logsumexp || n == 0, "received needs logsumexp");
+    check(!want.largest == !want.log_sum, "largest and log_sum");
+    check(!received || want.largest || n == 0, "received needs the rows' states");
     named.done();
 
     std::vector<double> sums(received ? all.heads * total : 0);
@@ -163,7 +164,7 @@ inline void ragged(int threads, const Described& d, const Input& q, const Input&
         if (in_rows) job.rows.received = sum;
         rows.push_back(job);
         if (!received || in_rows || p.queries == 0) continue;
-        job.columns.logsumexp = job.rows.logsumexp;
+        job.columns.states = {job.rows.largest, job.rows.log_sum};
         job.columns.received = sum;
         columns.push_back(job);
     }

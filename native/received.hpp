@@ -9,11 +9,12 @@
 namespace clearhead {
 namespace {
 
-// What weights relative to this maximum are multiplied by. The row pass rounds maximum · log2_scale, except far from 0.
-template <class T> Vec<T> factor(const Normalizer<T>& normalizer, T maximum) {
-    const Vec<T> x = broadcast<T>(maximum);
-    if (normalizer.is_nan || normalizer.is_far || maximum == -kInfinity<T>) return normalizer.weight(x);
-    return power_of_two<T>(x * normalizer.log2_scale + normalizer.high - normalizer.low);
+// What weights relative to this maximum are multiplied by. Near 0, the row pass rounds maximum · log2_scale.
+template <class T> Vec<T> factor(const Normalizer<T>& normalizer, T maximum, const Scale<T>& scale) {
+    const T reference = maximum * scale.log2;
+    const Vec<T> weight = normalizer.weight(broadcast<T>(maximum));
+    if (!(reference - reference == 0) || SoftmaxState<T>::is_far(reference)) return weight;
+    return weight * power_of_two<T>(broadcast<T>(T(difference<T>(reference, 1, maximum, scale.log2))));
 }
 
 template <class M> void add_received(RowTask<M>& task, double* received) {
@@ -27,8 +28,8 @@ template <class M> void add_received(RowTask<M>& task, double* received) {
         for (int r = 0; r < strip.rows; ++r) {
             const Row& row = strip_rows[r];
             const int64_t index = answer_index(p, task.batch * p.heads + row.head, row.query);
-            normalizers[r] = Normalizer<T>(static_cast<const T*>(task.job.rows.logsumexp)[index],
-                                           task.rules.scale_of(row.head).log2);
+            const RowStates states{task.job.rows.largest, task.job.rows.log_sum};
+            normalizers[r] = Normalizer<T>(states, index, task.rules.scale_of(row.head));
         }
         for (int64_t j0 = strip.low / kBlock * kBlock; j0 < strip.high; j0 += kBlock) {
             const int64_t low = max_of(strip.low, j0), high = min_of(strip.high, j0 + kBlock), block = j0 / kBlock;
@@ -37,7 +38,8 @@ template <class M> void add_received(RowTask<M>& task, double* received) {
             const T* x = task.kept + (s * key_blocks(p) + block) * kStrip * kPitch<T>;
             Vec<T> factors[kStrip];
             for (int r = 0; task.maxima && r < strip.rows; ++r)
-                factors[r] = factor(normalizers[r], task.maxima[block * task.padded_rows + s * kStrip + r]);
+                factors[r] = factor(normalizers[r], task.maxima[block * task.padded_rows + s * kStrip + r],
+                                    task.rules.scale_of(strip_rows[r].head));
             const auto sum = [&](auto weight) {  // line[j] = Σ weight(r, x[r][j])
                 for (int j = first; j < last; j += kLanes<T>) {
                     Vec<T> total = {};
@@ -51,7 +53,7 @@ template <class M> void add_received(RowTask<M>& task, double* received) {
                 sum([&](int r, Vec<T> weight) {
                     const auto hidden = (IntVec<T>)weight == (IntVec<T>)broadcast<T>(T(-0.0));
                     const Vec<T> x = weight * factors[r];
-                    return normalizers[r].is_nan ? (hidden ? Vec<T>{} : x) : x;
+                    return normalizers[r].is_odd ? (hidden ? Vec<T>{} : x) : x;
                 });
             for (int64_t j = low; j < high; ++j) received[j] += double(line[j - j0]);
         }

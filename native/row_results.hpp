@@ -19,7 +19,7 @@ template <class M> struct RowResults {
     bool write(const SoftmaxState<T>& state) {
         const RowAnswers& want = job.rows;
         const bool statistics =
-            want.logsumexp || want.max_logit || want.entropy || want.distance || want.diagonal || want.top;
+            want.largest || want.max_logit || want.entropy || want.distance || want.diagonal || want.top;
         bool finite = true;
         for (int64_t r = 0; r < count; ++r) {
             const int64_t index = answer_index(p, task.batch * p.heads + task.rows[r].head, task.rows[r].query);
@@ -34,33 +34,46 @@ template <class M> struct RowResults {
 
     // Writes a row's statistics; returns the share of the softmax that its sink leaves to the keys.
     double write_statistics(const SoftmaxState<T>& state, int64_t r, int64_t index, bool empty) {
-        const T reference = state.reference[r] == -kInfinity<T> ? T(0) : state.reference[r];
-        const double to_logit = double(task.rules.scale_of(task.rows[r].head).logit);
-        const double max_logit = double(state.maximum[r]) * to_logit;
-        const bool is_far = (reference < 0 ? -reference : reference) > kFar<T>;
-        const double shift = is_far ? max_logit : double(reference) * kLn2;
-        const double keys_lse = empty ? 0 : shift + log(state.sum[r]);  // without the sink
-        double lse = keys_lse, share = 1;
-        if (p.sinks && !empty) {
-            const double sink = p.sinks[task.rows[r].head], top = sink > keys_lse ? sink : keys_lse;
-            if (keys_lse == keys_lse) lse = top + log(exp(keys_lse - top) + exp(sink - top));
-            share = exp(keys_lse - lse);
+        const Scale<T> scale = scale_of(r);
+        const double sum = state.sum[r], max_logit = double(state.maximum[r]) * double(scale.logit);
+        const double sink = p.sinks && !empty ? p.sinks[task.rows[r].head] : -kInfinity<double>;
+        const T largest = T(sink > max_logit ? sink : max_logit);
+        const double of_keys = empty ? 0 : log(sum) + above(state, r, scale, largest);
+        double log_sum = of_keys, share = 1;  // of_keys: ln Σ exp(logit - largest) without the sink
+        if (p.sinks && !empty && of_keys == of_keys) {
+            const double by = sink - double(largest), top = by > of_keys ? by : of_keys;
+            log_sum = top + log(exp(of_keys - top) + exp(by - top));
+            share = exp(of_keys - log_sum);
         }
-        store_at(job.rows.logsumexp, index, empty ? -kInfinity<double> : lse);
-        const bool is_nan = state.sum[r] != state.sum[r] && !(max_logit == kInfinity<double>);
-        store_at(job.rows.max_logit, index, is_nan ? state.sum[r] : max_logit);
-        store_at(job.rows.entropy, index,
-                 empty ? 0 : share * (log(state.sum[r]) - kLn2 * state.log2_sum[r] / state.sum[r] + (lse - keys_lse)));
-        store_at(job.rows.distance, index, empty ? 0 : state.distance_sum[r] * (share / state.sum[r]));
-        const bool sees_diagonal = !empty && state.diagonal[r] != -kInfinity<T>;
-        store_at(job.rows.diagonal, index, sees_diagonal ? exp(double(state.diagonal[r]) * to_logit - lse) : 0);
-        for (int64_t i = 0; i < job.rows.top; ++i) {
-            const T score = state.top[r * job.rows.top + i];
-            store_at(job.rows.top_weights, index * job.rows.top + i, empty ? 0 : exp(double(score) * to_logit - lse));
-            job.rows.top_indices[index * job.rows.top + i] = state.top_keys[r * job.rows.top + i];
+        store_at(job.rows.largest, index, largest);
+        store_at(job.rows.log_sum, index, log_sum);
+        const bool is_nan = sum != sum && !(max_logit == kInfinity<double>);
+        store_at(job.rows.max_logit, index, is_nan ? sum : max_logit);
+        const double entropy = share * (log(sum) - kLn2 * state.log2_sum[r] / sum + (log_sum - of_keys));
+        store_at(job.rows.entropy, index, empty || share == 0 ? 0 : entropy);
+        store_at(job.rows.distance, index, empty ? 0 : state.distance_sum[r] * (share / sum));
+        if (!job.rows.diagonal && !job.rows.top) return share;
+        const Normalizer<T> normalizer(largest, T(log_sum), scale);
+        const auto weight = [&](T score) { return empty ? T(0) : normalizer.weight_of(score); };
+        store_at(job.rows.diagonal, index, weight(state.diagonal[r]));
+        for (int64_t i = r * job.rows.top, to = index * job.rows.top; i < (r + 1) * job.rows.top; ++i, ++to) {
+            store_at(job.rows.top_weights, to, weight(state.top[i]));
+            job.rows.top_indices[to] = state.top_keys[i];
         }
         return share;
     }
+
+    // The logit that a row's weights are relative to, above `largest`.
+    double above(const SoftmaxState<T>& state, int64_t r, const Scale<T>& scale, T largest) const {
+        const T score = state.maximum[r], reference = state.reference[r];
+        const Exponent<T> by(score, scale.logit, scale.log2);
+        if (by.rounds) return double(by.origin) - double(largest);
+        const double rounded =
+            SoftmaxState<T>::is_far(reference) ? 0 : difference<T>(reference, 1, score, scale.log2) * kLn2;
+        return difference<T>(score, scale.logit, largest, 1) + rounded;
+    }
+
+    Scale<T> scale_of(int64_t r) const { return task.rules.scale_of(task.rows[r].head); }
 
     CLEARHEAD_INLINE_MEMBER void store_at(void* to, int64_t index, double x) const {
         if (to) static_cast<T*>(to)[index] = T(x);
@@ -96,7 +109,7 @@ template <class M> struct RowResults {
             for (int64_t span = first; !single && span * kSpan < all.high; ++span) {
                 part.clear(job, count, columns);
                 task.add_span(span, part);
-                total.merge(part, job, count, columns);
+                total.merge(part, job, count, columns, [&](int64_t r) { return scale_of(r); });
             }
             if (write(total)) break;
             task.separate_nonfinite();
@@ -154,7 +167,8 @@ template <class M> void merge(const Job& job, int64_t index, void* scratch) {
     SoftmaxState<typename M::T> total = SoftmaxState<typename M::T>::in(arena, job, columns);
     total.clear(job, task.count, columns);
     for (int64_t span = 0; span < job.spans; ++span)
-        total.merge(part_of<M>(job, index * job.spans + span, columns), job, task.count, columns);
+        total.merge(part_of<M>(job, index * job.spans + span, columns), job, task.count, columns,
+                    [&](int64_t r) { return results.scale_of(r); });
     if (results.write(total)) return;
     task.separate_nonfinite();
     results.run();

@@ -93,7 +93,7 @@ template <class T> struct Scale {
 
     static Scale of(const Problem& p, double scale) {
         const double size = scale < 0 ? -scale : scale;
-        const bool stays = scale != 0 && p.softcap == 0 && !p.bias.data && !p.alibi_slopes && !p.large_spans;
+        const bool stays = size > 1e-30 && p.softcap == 0 && !p.bias.data && !p.alibi_slopes && !p.large_spans;
         return {stays,
                 stays && scale < 0,
                 T(scale),
@@ -217,34 +217,62 @@ template <class T> struct Rules {
     }
 };
 
-// Turns a row's scores into weights, exp(logit - logsumexp) = 2^(score·log2_scale - logsumexp·log₂e). The last term is
-// kept as two numbers, high + low, so that rounding it to T adds no error to the weights.
+// How scores become exponents of 2 relative to the largest score: 2^((score·step - origin)·unit). Logits beyond kRounded
+// are rounded first, wherever they are computed: what the product with the scale has beyond a number of T is no less than
+// 1 there, and no sum could tell it.
+template <class T> struct Exponent {
+    T step, origin, unit;
+    bool rounds;
+
+    Exponent(T maximum, T logit_scale, T log2_scale) {
+        const T logit = maximum * logit_scale, size = logit < 0 ? -logit : logit;
+        rounds = size > kRounded<T> && size < kInfinity<T>;
+        step = rounds ? logit_scale : T(1);
+        origin = rounds ? logit : maximum;
+        unit = rounds ? T(kLog2e) : log2_scale;
+    }
+};
+
+// a·b - c·d, in double, with the digits that cancel.
+template <class T> double difference(double a, double b, double c, double d) {
+    if constexpr (sizeof(T) == 4) return a * b - c * d;
+    const double product = c * d, low = __builtin_fma(-c, d, product);
+    return __builtin_fma(a, b, -product) + low;
+}
+
+// Turns a row's scores into weights, exp((logit - m) - l) = 2^((score·step - origin)·unit - rest), by its final state.
+// The origin is the score that gives m, as far as T can say it, so that scores near it differ from it exactly.
 template <class T> struct Normalizer {
-    Vec<T> log2_scale, high, low;
-    bool is_nan;  // the row saw NaN: its weights are NaN, except 0 for keys that it may not see
-    bool is_far;  // the log-sum-exp is so far from 0 that its rounding shows in the weights: none exceeds 1
+    Vec<T> step, origin, unit, minus_rest;
+    bool is_odd = false;  // logits are rounded, or the row saw NaN: its weights are NaN, but 0 for keys that it may not see
 
     Normalizer() = default;
-    Normalizer(T logsumexp, T log2) : log2_scale(broadcast<T>(log2)) {
-        const double exact = logsumexp == -kInfinity<T> ? 0 : double(logsumexp) * kLog2e;
-        const bool is_finite = exact - exact == 0;
-        is_nan = logsumexp != logsumexp;
-        is_far = is_finite && (exact < 0 ? -exact : exact) > double(kFar<T>);
-        high = broadcast<T>(is_far ? -logsumexp : -T(exact));
-        low = broadcast<T>(is_finite ? T(exact - double(T(exact))) : T(0));
+    Normalizer(const RowStates& states, int64_t index, const Scale<T>& scale)
+        : Normalizer(static_cast<const T*>(states.largest)[index], static_cast<const T*>(states.log_sum)[index], scale) {}
+
+    Normalizer(T largest, T log_sum, const Scale<T>& scale) {
+        if (!(largest - largest == 0)) largest = 0;
+        T score = largest / scale.logit;
+        score = score > kLargest<T> ? kLargest<T> : score < -kLargest<T> ? -kLargest<T> : score;
+        const Exponent<T> exponent(score, scale.logit, scale.log2);
+        const T from = exponent.rounds ? largest : score;
+        const double moved = exponent.rounds ? 0 : difference<T>(largest, 1, from, scale.logit);  // from `origin` to m
+        step = broadcast<T>(exponent.step), origin = broadcast<T>(from), unit = broadcast<T>(exponent.unit);
+        minus_rest = broadcast<T>(T(-(moved + double(log_sum)) * kLog2e));
+        is_odd = exponent.rounds || log_sum != log_sum;
+    }
+
+    // log₂ of the weight.
+    CLEARHEAD_INLINE_MEMBER Vec<T> exponent(Vec<T> score) const {
+        return fma((is_odd ? score * step : score) - origin, unit, minus_rest);
     }
 
     CLEARHEAD_INLINE_MEMBER Vec<T> weight(Vec<T> score) const {
-        if (is_nan || is_far) return odd_weight(score);
-        return power_of_two<T>(fma(score, log2_scale, high) - low);
+        const Vec<T> weight = power_of_two<T>(exponent(score));
+        return is_odd && minus_rest[0] != minus_rest[0] ? (score == broadcast<T>(-kInfinity<T>) ? Vec<T>{} : weight) : weight;
     }
 
-    Vec<T> odd_weight(Vec<T> score) const {
-        const Vec<T> hidden = broadcast<T>(-kInfinity<T>), log2e = broadcast<T>(T(kLog2e));
-        if (is_nan) return score == hidden ? Vec<T>{} : power_of_two<T>(fma(score, log2_scale, high) - low);
-        const Vec<T> below = fma(score, log2_scale / log2e, high) * log2e;
-        return power_of_two<T>(below > Vec<T>{} ? Vec<T>{} : below);
-    }
+    T weight_of(T score) const { return weight(broadcast<T>(score))[0]; }
 };
 
 }  // namespace

@@ -12,6 +12,7 @@ from clearhead import engines
 from clearhead.core import reference
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.call import describe
+from clearhead.core.state import State
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines import native, portable
 from clearhead.engines.base import Upstream, room_for_ragged
@@ -110,8 +111,8 @@ def compare(seed: int) -> None:
     for name, x in reference.per_query(p, book).items():
         if name in rows:
             same(name, rows[name], x, (stat[0] * 4, stat[1] * (p.keys if name == "distance" else 4)))
-    lse = rows["logsumexp"]
-    same("weights", native.weights(inputs, lse), book.weights, stat)
+    state = State(rows["largest"], rows["log_sum"])
+    same("weights", native.weights(inputs, state), book.weights, stat)
     stats = statistics_dtype(p.dtype)
     number = lambda *shape: rng.standard_normal(shape).astype(stats)  # noqa: E731
     maybe = lambda x: x if rng.random() < 0.7 else None  # noqa: E731
@@ -124,9 +125,9 @@ def compare(seed: int) -> None:
         *(maybe(number(*per_query)) for _ in range(2)), bias=maybe(bias),
     )  # fmt: skip
     passes: dict[str, Callable[[Any], Any]] = {
-        "columns": lambda engine: engine.columns(inputs, lse, want),
-        "transposed": lambda engine: {"": engine.transposed(inputs, lse, g)},
-        "gradient": lambda engine: engine.gradients(inputs, lse, upstream),
+        "columns": lambda engine: engine.columns(inputs, state, want),
+        "transposed": lambda engine: {"": engine.transposed(inputs, state, g)},
+        "gradient": lambda engine: engine.gradients(inputs, state, upstream),
     }
     close = 1e-9 if p.dtype == np.float64 else 2e-3 if p.dtype == np.float32 else 0.1
     for title, ask in passes.items():

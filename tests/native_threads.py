@@ -15,7 +15,7 @@ import clearhead as ch
 from clearhead.core.axes import Array
 from clearhead.core.call import describe
 from clearhead.core.statistics import Wanted
-from clearhead.engines import native
+from clearhead.engines import native, state_of
 from clearhead.engines.base import Upstream
 
 Ask = Callable[[], list[Array]]
@@ -47,13 +47,13 @@ def ask_rows(q: Array, k: Array, want: Wanted, rules: dict[str, Any]) -> Ask:
 def ask_rest(q: Array, k: Array) -> Ask:
     """Column statistics, weights, a product from the keys' side, gradients."""
     inputs = describe(q, k, k, {})
-    logsumexp = native.rows(inputs, Wanted(logsumexp=True))["logsumexp"]
+    state = state_of(native, inputs)
 
     def ask() -> list[Array]:
-        columns = native.columns(inputs, logsumexp, Wanted(received=True, peak=True))
-        slopes = native.gradients(inputs, logsumexp, Upstream(logsumexp, inputs.q))
+        columns = native.columns(inputs, state, Wanted(received=True, peak=True))
+        slopes = native.gradients(inputs, state, Upstream(state.logsumexp, inputs.q))
         answers = [x for part in (columns, slopes) for x in part.values()]
-        return [*answers, native.transposed(inputs, logsumexp, inputs.q)]
+        return [*answers, native.transposed(inputs, state, inputs.q)]
 
     return ask
 

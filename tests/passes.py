@@ -226,4 +226,4 @@ def unseen(question: Question) -> tuple[Array, Array]:
 
 def nothing(name: str) -> float:
     """What a result is for a query that sees nothing."""
-    return -np.inf if name in ("logsumexp", "max_logit") else -1.0 if name.endswith("indices") else 0.0
+    return -np.inf if name in ("largest", "max_logit") else -1.0 if name.endswith("indices") else 0.0

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from clearhead.core import reference
 from clearhead.core.axes import Array
 from clearhead.core.effects import ORDERS, Order, Terms, WantedEffects, terms_of_cuts
-from clearhead.core.statistics import Groups, Wanted
-from clearhead.engines import native
+from clearhead.core.statistics import Groups
+from clearhead.engines import native, state_of
 from problems import Case, cases, draw_layout, examples
 from slack import assert_close
 
@@ -32,10 +32,10 @@ class Drawn:
     @cached_property
     def terms(self) -> Terms:
         call = self.case.given
-        lse = native.rows(call, Wanted(logsumexp=True))["logsumexp"]
+        state = state_of(native, call)
         if self.kind == "contribution":
-            return Terms("contribution", lse)
-        return terms_of_cuts(native.others(call, self.g), call.problem.sinks, lse)
+            return Terms("contribution", state)
+        return terms_of_cuts(native.others(call, self.g), call.problem.sinks, state)
 
     @cached_property
     def tile(self) -> Array:

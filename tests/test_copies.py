@@ -60,8 +60,8 @@ def test_copies_have_the_same_bits_under_every_rule(tensors: bool, case: Case, k
     if part and matrix.factors.problem.batch:
         matrix = matrix.part(0)
     copies = {how: (copied(matrix), copied(seen)) for how, copied in COPIES.items()}
-    known = matrix.factors.known_logsumexp is not None
-    assert {other.factors.known_logsumexp is not None for other, _ in copies.values()} == {known}
+    known = matrix.factors.known_state is not None
+    assert {other.factors.known_state is not None for other, _ in copies.values()} == {known}
     for how, (other, again) in copies.items():
         note(how)
         assert (other.shape, other.dtype, repr(other)) == (matrix.shape, matrix.dtype, repr(matrix))

@@ -263,7 +263,7 @@ def test_a_given_logsumexp_is_not_that_of_an_edited_matrix():
     known = ch.AttentionMatrix(q, k, causal=True).logsumexp()
     matrix = ch.AttentionMatrix(q, k, causal=True, logsumexp=known)
     for edited in (matrix.cut(keys=0), matrix.boost(1, by=2), matrix.tempered(2)):
-        assert edited.factors.known_logsumexp is None
+        assert edited.factors.known_state is None
         np.testing.assert_allclose(edited[...].sum(-1)[1:], 1.0, rtol=1e-12)
     np.testing.assert_array_equal(matrix.logsumexp(), known)
     before = matrix[...][1:, 1:]

@@ -55,13 +55,13 @@ def test_the_native_binding_refuses_mismatched_shapes(sizes: list[tuple[int, int
         tuple(min(s, 9) for s, _ in sizes[: len(shape)]) if data.draw(st.booleans()) else shape for shape in right
     ]
     dtype = data.draw(st.sampled_from((np.float32, np.float64, np.uint8, ml_dtypes.bfloat16)))
-    q, k, v, output, logsumexp = (np.ones(shape, dtype if i == 2 else np.float32) for i, shape in enumerate(shapes))
+    q, k, v, output, rows = (np.ones(shape, dtype if i == 2 else np.float32) for i, shape in enumerate(shapes))
     try:
-        native._native.rows(1, rules, q, k, v, {"output": output, "logsumexp": logsumexp})
+        native._native.rows(1, rules, q, k, v, {"output": output, "largest": rows, "log_sum": rows})
     except (ValueError, TypeError):
         return
     assert shapes[:2] == right[:2]
     assert v.dtype == np.float32
     assert v.shape[:3] == (1, 2, 5) or v.shape[1] in (1, 2)
     assert output.size == 6 * v.shape[-1]
-    assert logsumexp.size == 6
+    assert rows.size == 6

@@ -9,6 +9,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 
 from clearhead.core.axes import Array
 from clearhead.core.call import Call, describe
+from clearhead.core.state import State
 from clearhead.core.statistics import Wanted
 from clearhead.engines import portable, triton
 from clearhead.engines.base import Upstream
@@ -34,15 +35,16 @@ def everything(q: Array, k: Array, rules: dict[str, Any], bias: tuple[int, int, 
     """Every pass, with all its results."""
     inputs = describe(q, k, k, rules)
     problem = inputs.problem
-    lse = np.zeros(q.shape[:3])
+    zeros = np.zeros(q.shape[:3])
+    state = State(zeros, zeros)
     row = {"logsumexp": True, "max_logit": True, "entropy": True, "distance": True, "diagonal": True, "top": 2}
     triton.rows(inputs, Wanted(output=True, **row))
-    triton.columns(inputs, lse, Wanted(received=True, peak=True, image=(1, 1)))
-    triton.weights(inputs, lse)
-    triton.transposed(inputs, lse, q)
+    triton.columns(inputs, state, Wanted(received=True, peak=True, image=(1, 1)))
+    triton.weights(inputs, state)
+    triton.transposed(inputs, state, q)
     table = None if problem.span_table is None else problem.span_table.shape
-    upstream = Upstream(lse, q, lse[:, :, :1] + np.zeros(problem.keys), lse, lse, bias=bias, spans=table)
-    triton.gradients(inputs, lse, upstream)
+    upstream = Upstream(zeros, q, zeros[:, :, :1] + np.zeros(problem.keys), zeros, zeros, bias=bias, spans=table)
+    triton.gradients(inputs, state, upstream)
 
 
 def test_programs_lie_along_the_first_axis_of_the_grid(monkeypatch: pytest.MonkeyPatch):
@@ -124,10 +126,11 @@ def test_broadcast_inputs_give_the_same_gradients_and_weights():
     q, k, v = RNG.standard_normal((3, 1, 1, 40, 8))
     inputs = describe(q, k, v, {})
     one = np.broadcast_to(np.float64(0.7), (1, 1, 40))
+    state = State(one, one)
     result, truth = (
-        engine.gradients(inputs, one, Upstream(one, output=q, keys=one, entropy=one)) for engine in (triton, portable)
+        engine.gradients(inputs, state, Upstream(one, output=q, keys=one, entropy=one)) for engine in (triton, portable)
     )
     for name, x in truth.items():
         np.testing.assert_allclose(result[name], x, 1e-10, 1e-12, err_msg=name)
-    weights = portable.weights(inputs, one)
-    np.testing.assert_allclose(triton.weights(inputs, one), weights, 1e-12)
+    weights = portable.weights(inputs, state)
+    np.testing.assert_allclose(triton.weights(inputs, state), weights, 1e-12)

@@ -14,14 +14,16 @@ from threadpoolctl import threadpool_limits
 import clearhead as ch
 from clearhead import engines
 from clearhead.core import visibility
-from clearhead.core.arrays import FLOATS
+from clearhead.core.arrays import FLOATS, statistics_dtype
 from clearhead.core.axes import Array
-from clearhead.engines import native
+from clearhead.core.call import describe
+from clearhead.engines import native, triton
 from passes import PASSES, RECOMPUTED, Answers, Question, each_unreached, nothing, unseen
 from problems import INTERPRETED, RULES, Case, cases, examples, refused
 from seeds import normal
 from slack import Slack, assert_close, rounding
 
+CPU = tuple(name for name in ("native", "portable") if name != "native" or not native.missing())
 NO_SINKS = tuple(rule for rule in RULES if rule != "sinks")
 FLOAT64 = (np.dtype(np.float64),)
 
@@ -129,6 +131,32 @@ def a_batch_entry_alone_has_the_same_bits(run: Run, question: Question, data: st
             run.assert_same(part[key], x[item * each : (item + 1) * each], str(key))
 
 
+def what_is_added_to_all_logits_changes_nothing(run: Run, question: Question, data: st.DataObject) -> None:
+    """But the largest logit. Logits are whole numbers here, so that the sums with a number far from 0 are exact."""
+    case = question.case
+    kept = {name: x for name, x in case.rules.items() if name not in ("softcap", "scale", "alibi_slopes")}
+    rules = kept | {name: np.round(np.asarray(kept[name], np.float64)) for name in ("bias", "sinks") if name in kept}
+    if "spans" in rules:
+        rules["spans"] = (*rules["spans"][:2], np.round(np.asarray(rules["spans"][2], np.float64)))
+    whole = {name: np.round(getattr(case, name).astype(np.float64)).astype(case.q.dtype) for name in "qk"}
+    usual = statistics_dtype(case.q.dtype)
+    far = data.draw(st.sampled_from((-1, 1))) * (2.0**48 if usual == np.float64 else 2.0**22)
+    plain, moved = (
+        replace(case, **whole, rules=rules | {"scale": 1.0, "bias": rules.get("bias", np.zeros((1, 1))) + more})
+        for more in (0.0, far)
+    )
+    if "sinks" in rules:
+        moved = replace(moved, rules=moved.rules | {"sinks": rules["sinks"] + far})
+    results, truth = (run(Question.of(one)) for one in (moved, plain))
+    for (name, axis), x in truth.items():
+        if x.dtype == np.int64 or axis == "list":  # which of equal weights comes first is chance
+            continue
+        wide = x.astype(np.float64) + (far if name in ("largest", "max_logit") else 0.0)
+        size = np.abs(np.where(np.isfinite(wide), wide, 0.0)).max(initial=1.0)
+        allowed = 8 * float(ml_dtypes.finfo(case.q.dtype).eps) + 500 * float(np.finfo(usual).eps)
+        np.testing.assert_allclose(results[name, axis].astype(np.float64), wide, 0, allowed * size, err_msg=name)
+
+
 LAWS = (
     what_sees_nothing_is_zero,
     unseen_numbers_change_no_bit,
@@ -136,6 +164,7 @@ LAWS = (
     neither_strides_nor_threads_nor_a_second_run_change_a_bit,
     a_row_has_the_same_bits_whatever_the_others,
     a_batch_entry_alone_has_the_same_bits,
+    what_is_added_to_all_logits_changes_nothing,
 )
 
 
@@ -270,6 +299,19 @@ def test_top_lists_equal_weights_in_the_order_of_keys():
     bias = np.zeros(2400)
     bias[[7, 600, 2100]] = 1.0
     np.testing.assert_array_equal(ch.AttentionMatrix(q, k, bias=bias).top(5).indices, [[7, 600, 2100, 0, 1]])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_logits_of_any_size_neither_overflow_nor_underflow(dtype: str):
+    """The weights of each row, which are computed again from its state, sum to 1 all the same."""
+    for size in (1e4, -1e4, 1e8, 1e12, -1e20, 1e30):
+        q, k, v = (x.astype(dtype) for x in (size * normal(5, 8), normal(7, 8), normal(7, 3)))
+        for engine in (*CPU, *(["triton"] if triton.reasons_not(describe(q, k, None, {}).problem) == [] else [])):
+            A = ch.AttentionMatrix(q, k, engine=engine)
+            assert_close(A[...].sum(axis=-1), np.ones(5), 1e-5)
+            assert_close(A.top(7).weights.sum(axis=-1), np.ones(5), 1e-5)
+            assert_close(A.received().sum(), 5, 1e-5)
+            assert np.isfinite(A @ v).all()
 
 
 @pytest.mark.parametrize(

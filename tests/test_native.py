@@ -15,8 +15,9 @@ import native_threads
 import seeds
 from clearhead.core.arrays import bfloat16
 from clearhead.core.call import describe
+from clearhead.core.state import State
 from clearhead.core.statistics import Wanted
-from clearhead.engines import native
+from clearhead.engines import native, state_of
 from clearhead.engines.base import Upstream
 from clearhead.errors import SizeError
 from problems import examples, of_tiers
@@ -158,8 +159,8 @@ def test_gradients_of_more_than_two_to_the_32_weights() -> None:
     n = 70_000
     q, k = normal(1, 1, n, 4), normal(1, 1, n, 4)
     inputs = describe(q, k, None, {"window": (0, 0)})  # each query sees one key, with a weight of 1
-    lse, rows = (q * k).sum(-1) / 2, normal(1, 1, n)
-    result = native.gradients(inputs, lse, Upstream(rows, bias=(1, 1, 1, n)))
+    logits, rows = (q * k).sum(-1) / 2, normal(1, 1, n)
+    result = native.gradients(inputs, State(logits, 0 * logits), Upstream(rows, bias=(1, 1, 1, n)))
     np.testing.assert_allclose(result["q"], rows[..., None] * k / 2, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(result["k"], rows[..., None] * q / 2, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(result["bias"][:, :, 0], rows, rtol=1e-5)
@@ -169,13 +170,13 @@ def test_gradients_by_values_of_other_heads_or_of_another_dtype_than_the_keys() 
     q, k, v, g, many = (normal(2, heads, n, 40) for heads, n in ((4, 500), (2, 700), (2, 700), (4, 500), (4, 700)))
     rules = {"causal": True, "query_offset": 200}
     grouped, full = (describe(q, x, None, rules) for x in (k, k.repeat(2, axis=1)))
-    lse = native.rows(grouped, Wanted(logsumexp=True))["logsumexp"]
+    state = state_of(native, grouped)
     upstream = Upstream(normal(2, 4, 500), g, normal(2, 4, 700), normal(2, 4, 500))
-    result, truth = (native.gradients(grouped.with_values(x), lse, upstream) for x in (v.astype(np.float64), v))
+    result, truth = (native.gradients(grouped.with_values(x), state, upstream) for x in (v.astype(np.float64), v))
     for name in truth:
         assert result[name].dtype == np.float32
         np.testing.assert_allclose(result[name], truth[name], rtol=1e-4, atol=1e-4)
-    result, truth = (native.gradients(x.with_values(many), lse, upstream) for x in (grouped, full))
+    result, truth = (native.gradients(x.with_values(many), state, upstream) for x in (grouped, full))
     for name in ("q", "v"):
         same(result[name], truth[name])
     np.testing.assert_allclose(result["k"], truth["k"].reshape(2, 2, 2, 700, 40).sum(2), rtol=1e-4, atol=1e-5)
@@ -243,10 +244,11 @@ from clearhead.core.call import describe
 from clearhead.core.statistics import Wanted
 from clearhead.engines import native
 from clearhead.engines.base import Upstream
+from clearhead.core.state import State
 q, rows = np.zeros((1, 4, 60000, 64), np.float32), np.zeros((1, 4, 60000), np.float32)
 threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:
-    native.gradients(describe(q, q, q, {}), rows, Upstream(rows, q))
+    native.gradients(describe(q, q, q, {}), State(rows, rows), Upstream(rows, q))
 except KeyboardInterrupt:
     print("stopped")
 """

@@ -60,12 +60,12 @@ PASSES = "rows", "columns", "image", "weights", "transposed", "gradients"
 def passes(case: Case) -> dict[str, tuple[Callable[[], dict[str, Array]], int, int]]:
     """Each pass, with the number of products and exponentials that it computes for a block."""
     inputs, problem = case.given, case.problem
-    lse, g = case.book.logsumexp, case.rng.standard_normal(inputs.q.shape)
+    state, g = case.book.state, case.rng.standard_normal(inputs.q.shape)
     bias, table = case.rules.get("bias"), problem.span_table
     said = Upstream(
-        np.full_like(lse, 0.5),
+        np.full_like(state.largest, 0.5),
         g,
-        entropy=np.full_like(lse, 0.3),
+        entropy=np.full_like(state.largest, 0.3),
         bias=None if bias is None else (*(1,) * (4 - bias.ndim), *bias.shape),
         spans=None if table is None else table.shape,
     )
@@ -73,11 +73,11 @@ def passes(case: Case) -> dict[str, tuple[Callable[[], dict[str, Array]], int, i
     every_row = Wanted(output=True, logsumexp=True, max_logit=True, entropy=True, distance=True, top=3)
     return {
         "rows": (lambda: triton.rows(inputs, every_row), 2, 1),
-        "columns": (lambda: triton.columns(inputs, lse, Wanted(received=True, peak=True)), 1, 1),
-        "image": (lambda: triton.columns(inputs, lse, Wanted(image=(5, 6))), 1, 1),
-        "weights": (lambda: {"weights": triton.weights(inputs, lse)}, 1, 1),
-        "transposed": (lambda: {"product": triton.transposed(inputs, lse, g)}, 2, 1),
-        "gradients": (lambda: triton.gradients(inputs, lse, said), *backward),
+        "columns": (lambda: triton.columns(inputs, state, Wanted(received=True, peak=True)), 1, 1),
+        "image": (lambda: triton.columns(inputs, state, Wanted(image=(5, 6))), 1, 1),
+        "weights": (lambda: {"weights": triton.weights(inputs, state)}, 1, 1),
+        "transposed": (lambda: {"product": triton.transposed(inputs, state, g)}, 2, 1),
+        "gradients": (lambda: triton.gradients(inputs, state, said), *backward),
     }
 
 
@@ -162,6 +162,6 @@ def test_segment_ranges_are_found_for_each_batch_entry_separately():
     segments["query_segments"][3] = rng.permutation(segments["query_segments"][3])
     case = Case(q, k, k, segments, 0)
     truth = case.book.weights
-    np.testing.assert_allclose(triton.weights(case.given, case.book.logsumexp), truth, 1e-9, 1e-12)
+    np.testing.assert_allclose(triton.weights(case.given, case.book.state), truth, 1e-9, 1e-12)
     result = triton.rows(case.given, Wanted(output=True))["output"]
     np.testing.assert_allclose(result, truth @ k, 1e-9, 1e-12)

@@ -78,9 +78,11 @@ def test_a_graph_changes_no_bit(dtype: torch.dtype, queries: slice):
 
 
 REQUESTS = {
-    "output": Options("output logsumexp"),
-    "statistics": Options("output logsumexp entropy received top_weights top_indices image", top=2, height=2, width=3),
-    "some": Options("output logsumexp entropy", start=1, stop=4, step=2),
+    "output": Options("output largest log_sum"),
+    "statistics": Options(
+        "output largest log_sum entropy received top_weights top_indices image", top=2, height=2, width=3
+    ),
+    "some": Options("output largest log_sum entropy", start=1, stop=4, step=2),
 }
 
 
@@ -104,11 +106,11 @@ def test_the_operators_of_products_and_gradients_pass_opcheck():
     torch.library.opcheck(torch.ops.clearhead.observe.default, call)
     q, k, v, bias = (x.detach() for x in (q, k, v, normal(6)))
     inputs, output = Settings(bias=bias), ch.AttentionMatrix(q, k, bias=bias).observe(v, logsumexp=True)
-    rest = [output.logsumexp, output.output], "output", [torch.ones_like(output.output)], True, False
-    call = (q, k, v, *inputs, *Options("logsumexp output"), *rest)
+    rest = [output.largest, output.log_sum, output.output], "output", [torch.ones_like(output.output)], True, False
+    call = (q, k, v, *inputs, *Options("largest log_sum output"), *rest)
     torch.library.opcheck(torch.ops.clearhead.observe_backward.default, call)
-    rest = [output.logsumexp], "product", [torch.ones(2, 4, 6, 2, dtype=F64)], True, False
-    call = (q, k, normal(2, 4, 5, 2), *inputs, *Options("logsumexp"), *rest)
+    rest = [output.largest, output.log_sum], "product", [torch.ones(2, 4, 6, 2, dtype=F64)], True, False
+    call = (q, k, normal(2, 4, 5, 2), *inputs, *Options("largest log_sum"), *rest)
     torch.library.opcheck(torch.ops.clearhead.observe_backward.default, call)
 
 

@@ -64,8 +64,8 @@ def test_what_a_row_must_not_see_does_not_reach_it():
     by, rows = fresh().standard_normal((2, *q.shape)).astype(np.float32)
     v[:, :, 60, 2], by[:, :, 40, 1] = np.nan, np.inf
     upstream = Upstream(rows[..., 0], by)
-    lse = case.book.logsumexp.astype(np.float32)
-    result, truth = (engine.gradients(case.given, lse, upstream) for engine in (triton, portable))
+    state = case.book.state.astype(np.float32)
+    result, truth = (engine.gradients(case.given, state, upstream) for engine in (triton, portable))
     for name, x in result.items():
         np.testing.assert_allclose(x, truth[name], 1e-4, 1e-4, err_msg=name)
     q[..., 0], k[:, :, 3, 0] = np.abs(q[..., 0]), -np.inf  # a weight of 0 that is visible: 0·ln 0 in the entropy
@@ -84,10 +84,10 @@ def check_rows(case: Case) -> None:
 @pytest.mark.gate
 def test_a_nan_in_a_query_reaches_only_the_pixels_that_have_its_row():
     case = drawn(DTYPES[3], 70, 101, 8, 8, causal=True, query_offset=40)
-    lse, want = case.book.logsumexp, Wanted(image=(7, 5))
-    truth = portable.columns(case.given, lse, want)["image"]
+    state, want = case.book.state, Wanted(image=(7, 5))
+    truth = portable.columns(case.given, state, want)["image"]
     case.given.q[:, 1, 25] = np.nan
-    result = triton.columns(case.given, lse, want)["image"]
+    result = triton.columns(case.given, state, want)["image"]
     assert np.isnan(result[0, 1, 2, :3]).all()
     truth[0, 1, 2], result[0, 1, 2] = 0, 0
     np.testing.assert_allclose(result, truth, 1e-9, 1e-12)
@@ -101,12 +101,12 @@ def test_wide_values_are_processed_in_parts(halves: bool, monkeypatch: pytest.Mo
     case = drawn(dtype, 9, 40, 8, 40, causal=True, query_offset=30, spans=spans)
     by = np.random.default_rng(1).standard_normal((*case.given.q.shape[:3], 40)).astype(dtype)
     rows = np.random.default_rng(2).standard_normal(by.shape[:3]).astype(np.float32)
-    lse = case.book.logsumexp.astype(np.float32)
+    state = case.book.state.astype(np.float32)
     upstream = Upstream(rows, by, bias=(1, 4, 1, 40), spans=(1, 1, 5, 5))
-    whole = triton.gradients(case.given, lse, upstream)
+    whole = triton.gradients(case.given, state, upstream)
     monkeypatch.setattr(triton, "MOST_D", 16)
     check_rows(case)
-    for name, x in triton.gradients(case.given, lse, upstream).items():
+    for name, x in triton.gradients(case.given, state, upstream).items():
         result, truth = x.astype(np.float64), whole[name].astype(np.float64)
         assert_close(result, truth, 4 * rounding(np.abs(truth).max(), dtype), name)
 
@@ -121,9 +121,9 @@ def test_the_gradient_of_a_table_with_more_labels_than_one_launch_takes(sizes: t
     labels = rng.integers(-1, 3, (2, 20)), rng.permuted(np.tile(np.arange(-1, 69), (2, 1)), axis=1)
     table = np.where(rng.random((*sizes, 3, 69)) < 0.2, -np.inf, 1.0)
     case = Case(q, k, v, {"spans": (*labels, table), "scale": rng.standard_normal(2)}, 0)
-    lse, by = case.book.logsumexp, rng.standard_normal((2, 2, 20, 4))
-    upstream = Upstream(rng.standard_normal(lse.shape), by, spans=(*sizes, 3, 69))
-    result, truth = (engine.gradients(case.given, lse, upstream)["spans"] for engine in (triton, portable))
+    state, by = case.book.state, rng.standard_normal((2, 2, 20, 4))
+    upstream = Upstream(rng.standard_normal(state.largest.shape), by, spans=(*sizes, 3, 69))
+    result, truth = (engine.gradients(case.given, state, upstream)["spans"] for engine in (triton, portable))
     np.testing.assert_allclose(result, truth, 1e-10, 1e-10)
 
 

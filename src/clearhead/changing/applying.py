@@ -20,6 +20,7 @@ from clearhead.core.call import describe
 from clearhead.core.problem import Problem
 from clearhead.core.rules import RULES
 from clearhead.core.rules import Rules as RuleNames
+from clearhead.core.state import State
 from clearhead.errors import ClearheadError, RuleError, SelectionError
 from clearhead.ops.attention import attention
 from clearhead.ops.edited import divided
@@ -186,13 +187,15 @@ def _cut(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall
     sinks = call.rules.get("sinks")
     first = np.broadcast_to(np.asarray(place.keys) == 0, keys.shape)
     keys = keys & ~first if sinks is None else keys
-    moved = _logsumexp_of(call, queries, keys, heads)
-    rest = _logsumexp_of(call, queries, first, heads) if sinks is None else numbers_like(sinks, moved)[:, None]
-    xp = library(moved)
-    moves = xp.isfinite(moved)
-    if not bool((xp.isfinite(rest) | ~moves).all()):
+    moved = _state_of(call, queries, keys, heads)
+    xp, moves = library(moved.largest), moved.largest > -np.inf
+    if sinks is None:
+        rest = _state_of(call, queries, first, heads)
+    else:
+        rest = State(numbers_like(sinks, moved.largest)[:, None], xp.zeros_like(moved.log_sum))
+    if not bool(((rest.largest > -np.inf) | ~moves).all()):
         raise RuleError("a query that sees these keys does not see the first token.", 'rest="renormalise"')
-    odds = xp.where(moves, moved, 0.0) - xp.where(moves, rest, 0.0)
+    odds = xp.where(moves, moved.largest, 0.0) - xp.where(moves, rest.largest, 0.0) + (moved.log_sum - rest.log_sum)
     gain = xp.where(moves, xp.logaddexp(odds, xp.zeros_like(odds)), 0.0)
     cut = xp.zeros_like(gain) + numbers_like(_per_head(-np.inf, 0.0, heads, call.q.shape[1]), gain)[:, None]
     table = xp.stack([cut, gain if sinks is None else -gain], -1)
@@ -209,14 +212,19 @@ def _added(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCa
     return replace(call, terms=(*call.terms, SpanTerm(queries, keys, table)))
 
 
-def _logsumexp_of(call: EditedCall, queries: Array, keys: Array, heads: Heads) -> Any:
-    """The log-sum-exp over these keys alone, without sinks, (batch, heads, queries); -inf for other rows and heads."""
+def _state_of(call: EditedCall, queries: Array, keys: Array, heads: Heads) -> State:
+    """The rows' states over these keys alone, without sinks, (batch, heads, queries); other rows and heads see none."""
     only = np.full((call.q.shape[1], 2, 2), -np.inf)
     only[slice(None) if heads is None else list(heads), 0, 0] = 0.0
     term = SpanTerm(np.where(queries, 0, 1), np.where(keys, 0, 1), only[None])
     rules = {name: value for name, value in call.rules.items() if name != "sinks"}
     rules["spans"] = combined((*call.terms, term))
-    return by_softcap(lambda q, k, _, capped: AttentionMatrix(q, k, **capped).logsumexp(), call.q, call.k, None, rules)
+
+    def pair(q: Any, k: Any, _: Any, capped: Any) -> Any:
+        return library(q).stack(AttentionMatrix(q, k, **capped).observe(logsumexp=True).state, -1)
+
+    both = by_softcap(pair, call.q, call.k, None, rules)
+    return State(both[..., 0], both[..., 1])
 
 
 def _tempered(call: EditedCall, edit: Edit, heads: Heads, _: Place) -> EditedCall:

@@ -4,7 +4,7 @@ With g_i the derivative of some number by the output o_i of query i, and t_ij = 
 a_ij·t_ij, and its cut what g_i·o_i changes by when query i may not see key j: a_ij/(1 - a_ij)·(g_i·o_i - t_ij).
 
 1 - a_ij may have no digits left where a_ij is near 1, which only the largest weight of a row can be. For that key, the
-answer of all other keys is computed apart: m_i = g_i·o'_i, by their own log-sum-exp. Then the cut is a_ij·(m_i - t_ij),
+answer of all other keys is computed apart: m_i = g_i·o'_i, by their own softmax. Then the cut is a_ij·(m_i - t_ij),
 where nothing is subtracted from 1. A sink is one more of the others, which adds nothing to m_i.
 
 Where a cut edge's weight moves to the row's sink instead, e_ij = a_ij·(g_i·v_0 - t_ij), or -a_ij·t_ij with learned
@@ -17,8 +17,10 @@ from typing import Any, Literal, NamedTuple, TypedDict, cast, get_args
 
 import numpy as np
 
+from clearhead.core import state as states
 from clearhead.core.arrays import on_cpu, to_device_of
 from clearhead.core.axes import Array, as_slice, brief
+from clearhead.core.state import State
 from clearhead.core.statistics import PER_KEY, PER_QUERY, Request, Statistic
 from clearhead.errors import check_known
 from clearhead.loading import load
@@ -141,13 +143,14 @@ class Others(NamedTuple):
     strongest: Array  # the index of the key with the largest logit, the earlier one of equal logits; -1: no key is seen
     logit: Array  # its logit; -inf where no key is seen
     term: Array  # its t
-    logsumexp: Array  # of the other keys' logits; -inf where there are none
+    largest: Array  # the state of the other keys' logits; -inf and 0 where there are none
+    log_sum: Array
     others: Array  # the mean of the other keys' t, by their own softmax; 0 where there are none
 
 
 def no_keys(shape: tuple[int, ...]) -> Others:
     """The state of rows that see no key."""
-    nothing = [np.full(shape, x) for x in (-np.inf, 0.0, -np.inf, 0.0)]
+    nothing = [np.full(shape, x) for x in (-np.inf, 0.0, -np.inf, 0.0, 0.0)]
     return Others(np.full(shape, -1), *nothing)
 
 
@@ -156,7 +159,7 @@ class Terms:
     """What each row must know for its effects, (batch, heads, queries) in the statistics' dtype, where q lies."""
 
     kind: Kind
-    logsumexp: Array
+    state: State
     whole: Array | None = None  # g_i·o_i
     others: Array | None = None  # m_i
     strongest: Array | None = None  # the key for which m_i stands; -1 where no key is seen
@@ -164,9 +167,9 @@ class Terms:
     def part(self, batches: Any, heads: Any, queries: range) -> "Terms":
         """The terms of some batches, heads and queries; batches and heads index arrays."""
         rows = as_slice(queries)
-        arrays = {name: getattr(self, name) for name in ("logsumexp", "whole", "others", "strongest")}
+        arrays = {name: getattr(self, name) for name in ("whole", "others", "strongest")}
         kept = {name: x[batches][:, heads][:, :, rows] for name, x in arrays.items() if x is not None}
-        return replace(self, **kept)
+        return replace(self, state=State(*(x[batches][:, heads][:, :, rows] for x in self.state)), **kept)
 
     def among(self, keys: range) -> "Terms":
         """The terms of the whole rows for some keys only: where each row's strongest key is among them."""
@@ -185,33 +188,37 @@ def merged(a: Others, b: Others, keys: int) -> Others:
     first = (a.logit >= later.logit) | (later.strongest < 0)  # of equal logits the earlier key
     best = [np.where(first, x, y) for x, y in zip(a[:3], later[:3], strict=True)]
     lost = [np.where(first, y, x) for x, y in zip(a[1:3], later[1:3], strict=True)]
-    rest = joined((a.logsumexp, a.others), (later.logsumexp, later.others), (lost[0], lost[1]))
-    return Others(best[0], best[1], best[2], *rest)
+    rest, mean = joined(*((State(*part[3:5]), part.others) for part in (a, later)), alone(*lost))
+    return Others(best[0], best[1], best[2], *rest, mean)
 
 
 @np.errstate(invalid="ignore", over="ignore")
-def terms_of_cuts(others: Others, sinks: Array | None, logsumexp: Array) -> Terms:
-    """The terms of cuts from each row's state over all keys, on the device of the log-sum-exp; sinks (heads,)."""
+def terms_of_cuts(others: Others, sinks: Array | None, state: State) -> Terms:
+    """The terms of cuts from each row's others and its state, on the device of the state; sinks (heads,)."""
     seen = others.strongest >= 0
-    rest = others.logsumexp, others.others
+    rest = State(others.largest, others.log_sum), others.others
     if sinks is not None:
         sink = np.where(seen, sinks[:, None], -np.inf)
-        rest = joined(rest, (sink, np.zeros(sink.shape)))
-    _, whole = joined((others.logit, others.term), rest)
+        rest = joined(rest, alone(sink, np.zeros(sink.shape)))
+    _, whole = joined(alone(others.logit, others.term), rest)
     numbers = (np.where(seen, whole, 0), rest[1])
-    made = [*(x.astype(logsumexp.dtype) for x in numbers), others.strongest]
-    return Terms("cut", logsumexp, *(to_device_of(x, logsumexp) for x in made))
+    made = [*(x.astype(state.largest.dtype) for x in numbers), others.strongest]
+    return Terms("cut", state, *(to_device_of(x, state.largest) for x in made))
+
+
+def alone(logit: Array, term: Array) -> tuple[State, Array]:
+    """A part that is one logit, as `joined` takes it."""
+    return State(logit, np.zeros(logit.shape)), term
 
 
 @np.errstate(invalid="ignore", over="ignore")
-def joined(*parts: tuple[Array, Array]) -> tuple[Array, Array]:
-    """The log-sum-exp and the mean of parts that each have theirs; -inf and 0 where all are empty."""
-    total = np.logaddexp.reduce([lse for lse, _ in parts])
-    safe = np.where(np.isneginf(total), 0.0, total)
-    mean = np.zeros(total.shape)
-    for lse, average in parts:
-        mean = mean + np.where(np.isneginf(lse), 0.0, np.exp(lse - safe) * average)
-    return total, mean
+def joined(*parts: tuple[State, Array]) -> tuple[State, Array]:
+    """The state and the mean of parts that each have theirs; nothing and 0 where all are empty."""
+    whole = states.merged(np, *(state for state, _ in parts))
+    mean = np.zeros(whole.largest.shape)
+    for state, average in parts:
+        mean = mean + np.where(np.isneginf(state.largest), 0.0, states.share(np, state, whole) * average)
+    return whole, mean
 
 
 def spearman(x: Sequence[float], y: Sequence[float]) -> float | None:

@@ -1,9 +1,9 @@
 """Merges two partial answers into one, over disjoint keys or over disjoint queries.
 
 Answers over disjoint keys merge by their log-sum-exp, as in online softmax (Milakov & Gimelshein 2018): with
-L = ln(exp(L_a) + exp(L_b)), a weighted sum becomes exp(L_a - L)·sum_a + exp(L_b - L)·sum_b. Answers over disjoint
-queries, whose log-sum-exp is final, are concatenated, added or reduced to the larger. `STATISTICS` says which of these
-applies to each statistic.
+L = ln(exp(L_a) + exp(L_b)), a weighted sum becomes exp(L_a - L)·sum_a + exp(L_b - L)·sum_b, by the rows' states
+(state.py). Answers over disjoint queries, whose states are final, are concatenated, added or reduced to the larger.
+`STATISTICS` says which of these applies to each statistic.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from clearhead.core import state as states
 from clearhead.core.arrays import as_host_array
 from clearhead.core.axes import Array
+from clearhead.core.state import State
 from clearhead.core.statistics import STATISTICS, Top
 from clearhead.errors import RuleError, ShapeError
 
@@ -43,7 +45,7 @@ def over_keys(a: Results, b: Results, keys: int) -> dict[str, Any]:
     """
     for part in (a, b):
         check_weighable(part)
-    shapes = [as_host_array(part["logsumexp"], "logsumexp")[0].shape for part in (a, b)]
+    shapes = [part["logsumexp"].largest.shape for part in (a, b)]
     if shapes[0] != shapes[1]:
         raise ShapeError(f"the parts have log-sum-exp {shapes[0]} and {shapes[1]}: they must be the same queries.")
     _check_alike(a, b)
@@ -67,23 +69,25 @@ def check_weighable(part: Results) -> None:
 class Shares(NamedTuple):
     """How much each of two parts counts in the merged whole; arrays are (…, queries) in float64."""
 
-    logsumexp: Array  # L of the whole
-    parts: tuple[Array, Array]  # L of each part
+    state: State  # of the whole
+    parts: tuple[State, State]  # of each part
     shares: tuple[Array, Array]  # exp(L_part - L); 0 where a part sees nothing
     keys: int  # how many keys the first part has
 
 
 @np.errstate(invalid="ignore")  # -inf - -inf where neither part sees a key
 def weighed(a: Results, b: Results, keys: int) -> dict[str, Any]:
-    """`over_keys` without its checks; b may hold a log-sum-exp and nothing else, which is how a sink is merged in."""
-    first, second = (as_host_array(part["logsumexp"], "logsumexp")[0].astype(np.float64) for part in (a, b))
-    whole = np.logaddexp(first, second)
-    share, other = (np.where(np.isneginf(part), 0.0, np.exp(part - whole)) for part in (first, second))
-    how = Shares(whole, (first, second), (share, other), keys)
+    """`over_keys` without its checks; b may hold a state and nothing else, which is how a sink is merged in."""
+    first, second = (
+        State(*(as_host_array(x, "logsumexp")[0].astype(np.float64) for x in part["logsumexp"])) for part in (a, b)
+    )
+    whole = states.merged(np, first, second)
+    how = Shares(whole, (first, second), (states.share(np, first, whole), states.share(np, second, whole)), keys)
     rules = {name: STATISTICS[name].over_keys or "" for name in _asked(a)}
+    whole_rows: dict[str, Callable[[Any, Any, Shares], Any]] = {"strongest": _strongest, "logsumexp": _whole_state}
     return {
-        name: _strongest(a[name], b.get(name), how)
-        if rule == "strongest"
+        name: whole_rows[rule](a[name], b.get(name), how)
+        if rule in whole_rows
         else _on_host(_OVER_KEYS[rule], name, a[name], b.get(name), how)
         for name, rule in rules.items()
     }
@@ -96,14 +100,15 @@ def entropy_of_part(share: Any, entropy: Any, rise: Any) -> Any:
 
 def _on_host(merge: Callable[[Array, Any, Any], Array], name: str, one: Any, other: Any, how: Any) -> Any:
     """What `merge` makes of two answers in the CPU's memory, as the kind of array that the first is; pairs apart."""
-    if isinstance(one, Top):
-        return Top(*(_on_host(merge, name, x, y, how) for x, y in zip(one, other, strict=True)))
+    if isinstance(one, tuple):
+        return type(one)(*(_on_host(merge, name, x, y, how) for x, y in zip(one, other, strict=True)))
     array, restore = as_host_array(one, name)
     return restore(merge(array, None if other is None else as_host_array(other, name)[0], how))
 
 
 def _weigh(one: Array, other: Array | None, how: Shares) -> Array:
-    shape = how.logsumexp.shape + (1,) * (one.ndim - how.logsumexp.ndim)
+    rows = how.state.largest.shape
+    shape = rows + (1,) * (one.ndim - len(rows))
     total = one.astype(np.float64) * how.shares[0].reshape(shape)
     if other is not None:
         total = total + other.astype(np.float64) * how.shares[1].reshape(shape)
@@ -111,12 +116,16 @@ def _weigh(one: Array, other: Array | None, how: Shares) -> Array:
 
 
 def _merge_entropy(one: Array, other: Array | None, how: Shares) -> Array:
-    total = np.zeros(how.logsumexp.shape)
-    for part, logsumexp, share in zip((one, other), how.parts, how.shares, strict=True):
+    total = np.zeros(how.state.largest.shape)
+    for part, share in zip((one, other), how.shares, strict=True):
         if part is not None:
-            rise = np.where(share > 0, how.logsumexp - np.where(share > 0, logsumexp, 0.0), 0.0)
-            total = total + entropy_of_part(share, part, rise)
+            total = total + entropy_of_part(share, part, -np.log(np.where(share > 0, share, 1.0)))
     return total.astype(one.dtype)
+
+
+def _whole_state(one: State, _: Any, how: Shares) -> State:
+    arrays = zip(one, how.state, strict=True)
+    return State(*(_on_host(lambda x, y, _: y.astype(x.dtype), "logsumexp", x, y, how) for x, y in arrays))
 
 
 def _strongest(one: Top, other: Top | None, how: Shares) -> Top:
@@ -151,7 +160,7 @@ def _check_alike(a: Results, b: Results) -> None:
 
 def _check_shapes(name: str, one: Any, other: Any, free: int | None, over: str) -> None:
     """Raise ShapeError unless the shapes are equal; the axis `free`, counted from the end, may differ."""
-    pairs = zip(one, other, strict=True) if isinstance(one, Top) else [(one, other)]
+    pairs = zip(one, other, strict=True) if isinstance(one, tuple) else [(one, other)]
     for x, y in pairs:
         left, right = (as_host_array(part, name)[0].shape for part in (x, y))
         rest = [[size for axis, size in enumerate(s) if free is None or axis != len(s) + free] for s in (left, right)]
@@ -172,8 +181,7 @@ def _add(one: Array, other: Array, axis: int | None) -> Array:
     return total
 
 
-_OVER_KEYS: dict[str, Callable[[Array, Any, Shares], Array]] = {  # and "strongest"
-    "logsumexp": lambda one, _, how: how.logsumexp.astype(one.dtype),
+_OVER_KEYS: dict[str, Callable[[Array, Any, Shares], Array]] = {  # and "strongest" and "logsumexp"
     "weighed": _weigh,
     "larger": lambda one, other, _: one if other is None else np.maximum(one, other),
     "entropy": _merge_entropy,
@@ -185,7 +193,8 @@ _OVER_QUERIES: dict[str, Callable[[Array, Array, int | None], Array]] = {
 }
 
 
-def sink_weights(xp: Any, sinks: Any, logsumexp: Any) -> Any:
-    """exp(sink - L_i), (batch, heads, queries); 0 for a row without visible keys."""
-    empty = xp.isneginf(logsumexp)
-    return xp.exp(xp.where(empty, -np.inf, sinks[:, None] - xp.where(empty, 0.0, logsumexp)))
+def sink_weights(xp: Any, sinks: Any, state: State) -> Any:
+    """exp((sink - m_i) - l_i), (batch, heads, queries); 0 for a row without visible keys."""
+    empty = xp.isneginf(state.largest)
+    above = sinks[:, None] - xp.where(empty, 0.0, state.largest)
+    return xp.exp(xp.where(empty, -np.inf, above - state.log_sum))

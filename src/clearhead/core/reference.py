@@ -13,6 +13,7 @@ from clearhead.core.axes import Array, group_size
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import within_range
 from clearhead.core.rules import EVERYWHERE, check_supported
+from clearhead.core.state import State
 
 RULES = EVERYWHERE
 
@@ -26,9 +27,14 @@ class Textbook:
     capped: Array  # c·tanh(scaled/c)
     biased: Array  # capped + bias - slope·|i - j| + table[query_spans[i], key_spans[j]]
     masked: Array  # biased, -inf where a query may not see a key
-    logsumexp: Array  # (batch, heads, queries): ln(Σ exp(masked) + exp(sink))
-    weights: Array  # exp(masked - logsumexp)
+    state: State  # m, the largest of masked and the sink, and ln(Σ exp(masked - m) + exp(sink - m))
+    weights: Array  # exp((masked - m) - log_sum)
     output: Array | None  # (batch, heads, queries, d_v): weights·v
+
+    @property
+    def logsumexp(self) -> Array:
+        """(batch, heads, queries): ln(Σ exp(masked) + exp(sink))."""
+        return np.asarray(self.state.logsumexp)
 
 
 def check_room(weights: int, steps: int = 0) -> None:
@@ -85,8 +91,7 @@ def from_scores(problem: Problem, scores: Array) -> Textbook:
     if problem.span_table is not None:
         biased = biased + added_by_spans(problem)
     masked = np.where(visibility.dense(problem), biased, -np.inf)
-    logsumexp, weights = _softmax(masked, problem.sinks)
-    return Textbook(scores, scaled, capped, biased, masked, logsumexp, weights, None)
+    return Textbook(scores, scaled, capped, biased, masked, *_softmax(masked, problem.sinks), None)
 
 
 def per_query(problem: Problem, book: Textbook) -> dict[str, Array]:
@@ -190,8 +195,8 @@ def _per_query_head(problem: Problem, x: Array) -> Array:
     return np.repeat(x, group_size(problem.heads, x.shape[1]), axis=1)
 
 
-def _softmax(masked: Array, sinks: Array | None) -> tuple[Array, Array]:
-    """Each row's log-sum-exp, and its weights; a sink is one more logit in the denominator."""
+def _softmax(masked: Array, sinks: Array | None) -> tuple[State, Array]:
+    """Each row's state, and its weights; a sink is one more logit in the denominator."""
     peak = masked.max(axis=-1, initial=-np.inf)
     empty = np.isneginf(peak)
     if sinks is not None:
@@ -202,7 +207,7 @@ def _softmax(masked: Array, sinks: Array | None) -> tuple[Array, Array]:
     if sinks is not None:
         total = np.where(empty, total, total + np.exp(sinks[:, None] - safe))
     weights = np.where(np.isneginf(masked), 0.0, shares / np.where(empty, 1.0, total)[..., None])
-    return np.asarray(np.where(empty, -np.inf, np.log(total) + safe)), weights
+    return State(peak, np.log(np.where(empty, 1.0, total))), weights
 
 
 def mix(weights: Array, values: Array, visible: Array) -> Array:

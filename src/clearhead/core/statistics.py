@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, TypeVar
 
 from clearhead.core.axes import Array, as_slice, brief
+from clearhead.core.state import State
 
 PER_QUERY, PER_KEY = ("heads", "queries"), ("heads", "keys")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -29,7 +30,7 @@ class Statistic(NamedTuple):
     computed      rows: in the pass over keys that computes the output; columns: in a second pass, which needs the final
                   log-sum-exp L; edges: from the effects of single edges
     over_keys     how parts over disjoint keys merge: weighed by exp(L_part - L), the larger, entropy's own formula, the
-                  strongest of both, logsumexp (the merged L itself), one after the other, added; None: they cannot,
+                  strongest of both, logsumexp (the merged state itself), one after the other, added; None: they cannot,
                   since the final L is needed, or pixels overlap
     over_queries  how parts over disjoint queries merge: one after the other, added, the larger, or the strongest
     derivative    the form of its part in the gradient of the logits: one term per row, one per key, a product of low
@@ -82,7 +83,8 @@ _VALUES, _RANKED = (*PER_QUERY, "d_v"), (*PER_QUERY, "k")
 # fmt: off
 STATISTICS: dict[str, Statistic] = {
     "output": Statistic(_VALUES, "v", "rows", "weighed", "after", "row", "Σ_j a_ij·v_j"),
-    "logsumexp": Statistic(PER_QUERY, "flag", "rows", "logsumexp", "after", "row", "ln Σ_j exp(s_ij), with the sink"),
+    "logsumexp": Statistic(PER_QUERY, "flag", "rows", "logsumexp", "after", "row", "ln Σ_j exp(s_ij), with the sink",
+                           State),
     "max_logit": Statistic(PER_QUERY, "flag", "rows", "larger", "after", "entries", "max_j s_ij"),
     "entropy": Statistic(PER_QUERY, "flag", "rows", "entropy", "after", "row", "-Σ_j a_ij ln a_ij, in nats"),
     "received": Statistic(PER_KEY, "flag", "columns", None, "added", "key", "Σ_i a_ij"),
@@ -187,10 +189,14 @@ class Wanted(Request):
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Answers:
-    """What was observed, (…, heads, …); None where it was not asked for."""
+    """What was observed, (…, heads, …); None where it was not asked for.
+
+    The log-sum-exp is there as two arrays, the rows' `state`, which has digits that their sum may not have.
+    """
 
     output: Any = None
-    logsumexp: Any = None
+    largest: Any = None
+    log_sum: Any = None
     max_logit: Any = None
     entropy: Any = None
     received: Any = None
@@ -200,6 +206,20 @@ class Answers:
     diagonal: Any = None
     image: Any = None
     groups: Any = None
+
+    @property
+    def logsumexp(self) -> Any:
+        """The sum of `largest` and `log_sum`."""
+        return None if self.largest is None else self.largest + self.log_sum
+
+    @property
+    def state(self) -> State | None:
+        """`largest` and `log_sum`."""
+        return None if self.largest is None else State(self.largest, self.log_sum)
+
+    def statistics(self) -> dict[str, Any]:
+        """All statistics by name, None for those not requested; the log-sum-exp as a State."""
+        return {name: self.state if one.kind is State else getattr(self, name) for name, one in STATISTICS.items()}
 
 
 @cache
@@ -238,14 +258,16 @@ def arrays_of(name: str, table: Table = STATISTICS) -> tuple[str, ...]:
     (('entropy',), ('top_weights', 'top_indices'))
     """
     kind = table[name].kind
+    if kind is State:
+        return State._fields
     return (name,) if kind is None else tuple(f"{name}_{part}" for part in kind._fields)
 
 
 def joined_arrays(arrays: Mapping[str, Any], table: Table = STATISTICS) -> dict[str, Any]:
-    """An engine's arrays by entry: top_weights and top_indices become a Top."""
+    """An engine's arrays by entry: top_weights and top_indices become a Top; a row's state stays two arrays."""
     result = dict(arrays)
     for name, one in table.items():
-        if one.kind is not None and f"{name}_{one.kind._fields[0]}" in result:
+        if one.kind not in (None, State) and f"{name}_{one.kind._fields[0]}" in result:
             result[name] = one.kind(*(result.pop(array) for array in arrays_of(name, table)))
     return result
 
@@ -254,7 +276,7 @@ def separate_arrays(answers: Any, table: Table = STATISTICS) -> dict[str, Any]:
     """What was observed, as arrays with the engines' names: the inverse of joined_arrays."""
     result: dict[str, Any] = {}
     for name, one in table.items():
-        value = getattr(answers, name)
+        value = answers.state if one.kind is State else getattr(answers, name)
         if value is not None:
             result |= zip(arrays_of(name, table), (value,) if one.kind is None else value, strict=True)
     return result

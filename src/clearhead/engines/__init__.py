@@ -9,6 +9,7 @@ from clearhead.core.axes import Array
 from clearhead.core.call import Call
 from clearhead.core.observations import check_room
 from clearhead.core.problem import Problem
+from clearhead.core.state import State
 from clearhead.core.statistics import Wanted, lacking
 from clearhead.engines import native
 from clearhead.engines.base import EffectEngine, Engine
@@ -121,11 +122,17 @@ def with_effects(engine: Engine, problem: Problem, name: str | None = None) -> E
     return cast("EffectEngine", result)
 
 
-def answer(engine: Engine, call: Call, want: Wanted, logsumexp: Array | None = None) -> dict[str, Array]:
+def state_of(engine: Engine, call: Call) -> State:
+    """The rows' states, from a row pass."""
+    answers = engine.rows(call.with_values(None), Wanted(logsumexp=True))
+    return State(*(answers[name] for name in State._fields))
+
+
+def answer(engine: Engine, call: Call, want: Wanted, state: State | None = None) -> dict[str, Array]:
     """Everything wanted, by array name, in the fewest passes over the keys.
 
-    logsumexp (batch, heads, queries) is passed where it is known, with the bits of this engine's own row pass; where it
-    is not known and has to be computed, it is among the answers. A row pass that is needed anyway may answer `received`
+    The rows' state is passed where it is known, with the bits of this engine's own row pass; where it is not known and
+    has to be computed, it is among the answers. A row pass that is needed anyway may answer `received`
     too. Raises SizeError where the answers are larger than memory.
     """
     problem, v = call.problem, call.v
@@ -133,7 +140,7 @@ def answer(engine: Engine, call: Call, want: Wanted, logsumexp: Array | None = N
         want = replace(want, output=v is not None)
     check_room(problem, want, 0 if v is None else v.shape[-1])
     columns = want.columns()
-    computed = logsumexp is None and (want.logsumexp or bool(columns))
+    computed = state is None and (want.logsumexp or bool(columns))
     first = want if want.logsumexp == computed else replace(want, logsumexp=computed)
     results: dict[str, Array] = {}
     if first.rows():
@@ -142,5 +149,6 @@ def answer(engine: Engine, call: Call, want: Wanted, logsumexp: Array | None = N
         want = replace(want, received=False)
         columns = want.columns()
     if columns:
-        results.update(engine.columns(call, results["logsumexp"] if logsumexp is None else logsumexp, want))
+        known = State(results["largest"], results["log_sum"]) if state is None else state
+        results.update(engine.columns(call, known, want))
     return results

@@ -13,6 +13,7 @@ from clearhead.core.call import Call
 from clearhead.core.effects import EFFECTS, Others, Terms, WantedEffects
 from clearhead.core.problem import Problem
 from clearhead.core.rules import RULES, refusals
+from clearhead.core.state import State
 from clearhead.core.statistics import Wanted, arrays_of
 from clearhead.errors import EngineError
 
@@ -62,23 +63,24 @@ class Engine(Protocol):
         """Why this engine cannot run `problem`, one sentence each; empty when it can."""
 
     def rows(self, call: Call, want: Wanted) -> Answers:
-        """The output (batch, heads, queries, d_v) and the row statistics asked for; `top` as top_weights, top_indices.
+        """The output (batch, heads, queries, d_v) and the row statistics asked for.
 
-        The output is in the problem's dtype, or in the statistics' (want.keep_float32). v may have any number of
-        heads that divides the query heads. An engine that can finish `received` in the same pass answers it here too,
+        `top` is answered as top_weights and top_indices, logsumexp as a State's largest and log_sum. The output is in
+        the problem's dtype, or in the statistics' (want.keep_float32). v may have any number of heads that divides the
+        query heads. An engine that can finish `received` in the same pass answers it here too,
         to the bits that `columns` would give.
         """
 
-    def columns(self, call: Call, logsumexp: Array, want: Wanted) -> Answers:
-        """The column statistics asked for, given the final log-sum-exp (batch, heads, queries)."""
+    def columns(self, call: Call, state: State, want: Wanted) -> Answers:
+        """The column statistics asked for, given the final state of every row."""
 
-    def weights(self, call: Call, logsumexp: Array) -> Array:
-        """Every weight of this (small) problem, (batch, heads, queries, keys), given the final log-sum-exp."""
+    def weights(self, call: Call, state: State) -> Array:
+        """Every weight of this (small) problem, (batch, heads, queries, keys), given the final state of every row."""
 
-    def transposed(self, call: Call, logsumexp: Array, g: Array) -> Array:
+    def transposed(self, call: Call, state: State, g: Array) -> Array:
         """Aᵀ·g: g (batch, heads or 1, queries, d) to (batch, heads, keys, d)."""
 
-    def gradients(self, call: Call, logsumexp: Array, upstream: Upstream) -> Answers:
+    def gradients(self, call: Call, state: State, upstream: Upstream) -> Answers:
         """The loss's derivatives by "q", "k" and "v", each shaped as its array.
 
         They are in the problem's dtype, or in the statistics' (upstream.keep_float32). "v" only where upstream.output
@@ -148,6 +150,8 @@ def in_one_dtype(pass_: Pass[_P]) -> Pass[_P]:
         rest = [x.astype(wide) if isinstance(x, Upstream) else x for x in more]
         in_wide = cast("Callable[..., dict[str, Array]]", pass_)
         answers = in_wide(call.astype(wide), *rest, **named)
+        if "largest" in answers:  # logits have the bits that other passes over q and k compute
+            answers |= in_wide(call.with_values(None), Wanted(logsumexp=True))
         usual = statistics_dtype(problem.dtype)
         values = usual if any(getattr(x, "keep_float32", False) for x in more) else problem.dtype
         dtypes = dict.fromkeys(("output", "q", "k", "v"), values) | {"top_indices": _INT64}

@@ -17,6 +17,7 @@ from clearhead.core.axes import Array
 from clearhead.core.call import Call
 from clearhead.core.effects import EFFECTS, ORDERS, Others, Terms, WantedEffects, no_keys
 from clearhead.core.problem import Problem
+from clearhead.core.state import State
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import (
     Upstream,
@@ -38,6 +39,7 @@ STATISTICS: frozenset[str] = frozenset(() if _native is None else _native.statis
 # effects in float64, since they are sums; the kernel fills all others in the statistics' dtype
 _SUMMED = frozenset(name for name, one in EFFECTS.items() if "added" in (one.over_keys, one.over_queries))
 ALL_LEVELS = "pip install . -C cmake.define.CLEARHEAD_LEVELS=all compiles every instruction set"
+_NUMBERS = (*State._fields, "rows", "keys", "entropy", "distance", "whole", "others")
 _MANY_QUERIES, _MANY_KEYS = 64, 1 << 15  # limits within which the row pass computes `received`
 
 
@@ -112,7 +114,8 @@ def rows(call: Call, want: Wanted) -> dict[str, Array]:
     few_rows = problem.queries < _MANY_QUERIES or problem.keys > _MANY_KEYS
     if want.received and not few_rows and want.columns() == ["received"]:  # else a column pass follows anyway
         answers["received"] = np.zeros((problem.batch, problem.heads, problem.keys))
-        answers.setdefault("logsumexp", np.empty((problem.batch, problem.heads, problem.queries), dtype))
+        for name in State._fields:
+            answers.setdefault(name, np.empty((problem.batch, problem.heads, problem.queries), dtype))
     run("rows", problem, bits(q), bits(k), bits(v) if "output" in results else None, answers)
     if "received" in answers:
         results["received"] = answers["received"].astype(dtype, copy=False)
@@ -128,41 +131,42 @@ def ragged(
     threads, and keys and values are read where they lie. `problem` is of one query and one key. `where` is cu_seq_q,
     cu_seq_k, seqused_k and block_table, as in clearhead.torch.varlen_attn. Raises ValueError where one does not fit.
     """
-    if "received" in answers and "logsumexp" not in answers:
-        answers = {**answers, "logsumexp": np.empty(q.shape[:2], statistics_dtype(problem.dtype))}
+    if "received" in answers and "largest" not in answers:
+        rooms = {name: np.empty(q.shape[:2], statistics_dtype(problem.dtype)) for name in State._fields}
+        answers = {**answers, **rooms}
     room = {name: bits(x) for name, x in answers.items()}
     run("ragged", problem, bits(q), bits(k), bits(v), *where, room, _MANY_QUERIES, _MANY_KEYS)
 
 
-def columns(call: Call, logsumexp: Array, want: Wanted) -> dict[str, Array]:
-    """The column statistics, from weights recomputed with the log-sum-exp."""
+def columns(call: Call, state: State, want: Wanted) -> dict[str, Array]:
+    """The column statistics, from weights recomputed with the rows' states."""
     results = room_for_columns(call.problem, want, STATISTICS)
-    _columns(call, logsumexp, results, labels(want.groups))
+    _columns(call, state, results, labels(want.groups))
     return _rounded(call.problem, results)
 
 
-def weights(call: Call, logsumexp: Array) -> Array:
-    """Every weight of this (small) problem: exp(logit - log-sum-exp)."""
+def weights(call: Call, state: State) -> Array:
+    """Every weight of this (small) problem: exp((logit - m) - l)."""
     problem = call.problem
     shape = (problem.batch, problem.heads, problem.queries, problem.keys)
     results = {"weights": np.zeros(shape, statistics_dtype(problem.dtype))}
-    _columns(call, logsumexp, results, {})
+    _columns(call, state, results, {})
     return results["weights"]
 
 
-def transposed(call: Call, logsumexp: Array, g: Array) -> Array:
+def transposed(call: Call, state: State, g: Array) -> Array:
     """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d)."""
     problem = call.problem
     shape = (problem.batch, problem.heads, problem.keys, g.shape[-1])
     results = {"transposed": np.zeros(shape, statistics_dtype(problem.dtype))}
-    _columns(call, logsumexp, results, {"x": bits(g), "x_type": TYPES[g.dtype]})
+    _columns(call, state, results, {"x": bits(g), "x_type": TYPES[g.dtype]})
     return results["transposed"]
 
 
-def _columns(call: Call, logsumexp: Array, answers: dict[str, Array], more: dict[str, Any]) -> None:
+def _columns(call: Call, state: State, answers: dict[str, Array], more: dict[str, Any]) -> None:
     """Run the column pass, which fills `answers`; `more` holds the labels of groups, or x and its type."""
     problem, q, k = call.problem, call.q, call.k
-    known = {"logsumexp": np.ascontiguousarray(logsumexp, statistics_dtype(problem.dtype)), **more}
+    known = {**_numbers(problem, state), **more}
     run("columns", problem, bits(q), bits(k), known, answers)
 
 
@@ -173,7 +177,7 @@ def _rounded(problem: Problem, results: dict[str, Array]) -> dict[str, Array]:
 
 
 @in_one_dtype
-def gradients(call: Call, logsumexp: Array, upstream: Upstream) -> dict[str, Array]:
+def gradients(call: Call, state: State, upstream: Upstream) -> dict[str, Array]:
     """The gradients of q, k, v, the bias and the table of spans, in one pass over the blocks of keys."""
     call = call if upstream.output is not None else call.with_values(None)
     problem, q, k, v = call.problem, call.q, call.k, call.v
@@ -184,7 +188,7 @@ def gradients(call: Call, logsumexp: Array, upstream: Upstream) -> dict[str, Arr
         room["bias"] = np.zeros(full if upstream.bias[3] == 1 else upstream.bias, dtype)
     if upstream.spans is not None:
         room["span_table"] = np.zeros((problem.batch, problem.heads, *upstream.spans[2:]))
-    known: dict[str, Any] = {"logsumexp": np.ascontiguousarray(logsumexp, dtype), **_numbers(problem, upstream)}
+    known: dict[str, Any] = {**_numbers(problem, state), **_numbers(problem, upstream)}
     if v is not None and upstream.output is not None:
         known |= {"v": bits(v), "output": bits(upstream.output)}
     run("gradients", problem, bits(q), bits(k), known, room)
@@ -205,10 +209,10 @@ def _summed(x: Array, shape: tuple[int, ...]) -> Array:
     return total
 
 
-def _numbers(problem: Problem, upstream: Upstream) -> dict[str, Array]:
-    """The upstream gradient's numbers per query and per key, by name."""
+def _numbers(problem: Problem, given: State | Terms | Upstream) -> dict[str, Array]:
+    """The numbers per query and per key of a state, of terms or of an upstream gradient, by name."""
     dtype = statistics_dtype(problem.dtype)
-    numbers = {name: getattr(upstream, name) for name in ("rows", "keys", "entropy", "distance")}
+    numbers = {name: getattr(given, name, None) for name in _NUMBERS}
     return {name: np.ascontiguousarray(x, dtype) for name, x in numbers.items() if x is not None}
 
 
@@ -221,7 +225,7 @@ def others(call: Call, g: Array) -> Others:
 
 
 def effects(call: Call, g: Array, terms: Terms, want: WantedEffects) -> dict[str, Array]:
-    """What is wanted of the matrix of effects, in one pass over weights recomputed with the log-sum-exp."""
+    """What is wanted of the matrix of effects, in one pass over weights recomputed with the rows' states."""
     dtype = statistics_dtype(call.problem.dtype)
     results = room_for_effects(call.problem, want)
     rounded = {name: x for name, x in results.items() if x.dtype != np.int64 and name not in _SUMMED}
@@ -261,9 +265,7 @@ def _effects(call: Call, g: Array, terms: Terms, answers: dict[str, Array], **mo
     gives to the sums in their order; so no bit depends on it either.
     """
     problem = call.problem
-    dtype = statistics_dtype(problem.dtype)
-    known = {"logsumexp": terms.logsumexp, "whole": terms.whole, "others": terms.others}
-    known = {name: np.ascontiguousarray(x, dtype) for name, x in known.items() if x is not None}
+    known = {**_numbers(problem, terms.state), **_numbers(problem, terms)}
     if terms.strongest is not None:
         known["strongest"] = np.ascontiguousarray(terms.strongest, np.int64)
     run("effects", problem, *map(bits, (call.q, call.k, call.v, g)), {**known, **more}, answers)

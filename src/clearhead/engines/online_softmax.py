@@ -1,6 +1,7 @@
 """Online softmax with row statistics, for one block of queries (Milakov & Gimelshein 2018)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -73,31 +74,36 @@ class OnlineSoftmax:
             self.output = self.output * shrink[:, None] + mix(weights, visible, values)
         self.maximum = maximum
 
-    def finish(self, sink: float | None) -> dict[str, Array]:
-        """The results by name, with the sink in the denominator; a row without visible keys is all zeros, lse -inf."""
+    def finish(self, sink: float | None, dtype: np.dtype[Any]) -> dict[str, Array]:
+        """The results by name, with the sink in the denominator; a row without visible keys is all zeros."""
         empty = self.total == 0
         total = np.where(empty, 1.0, self.total)
-        logsumexp = np.where(empty, -np.inf, self.maximum + np.log(total))
-        of_keys = logsumexp
-        if sink is not None:
-            logsumexp = np.where(empty, -np.inf, np.logaddexp(of_keys, sink))
-        share = np.where(empty, 0.0, np.exp(np.where(empty, 0.0, of_keys) - np.where(empty, 0.0, logsumexp)))
-        safe = np.where(empty, 0.0, logsumexp)[:, None]
+        largest = self.maximum if sink is None else np.where(empty, -np.inf, np.maximum(self.maximum, sink))
+        largest = largest.astype(dtype).astype(np.float64)  # as it is answered
+        safe = np.where(np.isneginf(largest), 0.0, largest)
+        of_keys = np.where(empty, 0.0, self.maximum - safe + np.log(total))  # relative to the largest logit
+        log_sum = of_keys if sink is None else np.where(empty, 0.0, np.logaddexp(of_keys, sink - safe))
+        share = np.where(empty, 0.0, np.exp(of_keys - log_sum))
+
+        def weights(logits: Array) -> Array:
+            return np.exp((logits - safe[:, None]) - log_sum[:, None])
+
         answers = {
-            "logsumexp": logsumexp,
+            "largest": largest,
+            "log_sum": log_sum,
             "max_logit": self.maximum,
-            "top_weights": np.exp(self.top_logits - safe),
+            "top_weights": weights(self.top_logits),
             "top_indices": self.top_indices,
         }
         if self.output is not None:
             answers["output"] = self.output * (share / total)[:, None]
         if self.centred is not None:
-            rise = np.where(empty, 0.0, logsumexp) - np.where(empty, 0.0, of_keys)
-            answers["entropy"] = entropy_of_part(share, np.log(total) - self.centred / total, rise)
+            entropy = entropy_of_part(share, np.log(total) - self.centred / total, log_sum - of_keys)
+            answers["entropy"] = np.where(share == 0, 0.0, entropy)
         if self.far is not None:
             answers["distance"] = self.far * share / total
         if self.diagonal is not None:
-            answers["diagonal"] = np.where(np.isneginf(self.diagonal), 0.0, np.exp(self.diagonal - safe[:, 0]))
+            answers["diagonal"] = np.where(np.isneginf(self.diagonal), 0.0, weights(self.diagonal[:, None])[:, 0])
         return answers
 
     def _add_top(self, logits: Array, first_key: int) -> None:

@@ -1,7 +1,7 @@
 """The portable engine: NumPy, streaming over blocks of keys; memory O(n + m) beyond inputs and outputs.
 
 Sums are in float64. The row pass is online softmax (Milakov & Gimelshein 2018; Rabe & Staats 2021); the column pass
-recomputes the weights from the log-sum-exp. portable_tiles.py has the blocks, portable_effects.py what single edges
+recomputes the weights from the rows' states. portable_tiles.py has the blocks, portable_effects.py what single edges
 did.
 """
 
@@ -14,6 +14,7 @@ from clearhead.core.call import Call
 from clearhead.core.observations import areas
 from clearhead.core.problem import Problem
 from clearhead.core.rules import EVERYWHERE
+from clearhead.core.state import State
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Upstream, elsewhere, room_for_columns, room_for_rows, unsupported
 from clearhead.engines.online_softmax import OnlineSoftmax, Values, mix
@@ -68,20 +69,21 @@ def rows(call: Call, want: Wanted) -> dict[str, Array]:
                 if logits is not None:
                     far = distances(problem, head.batch, block, cols) if want.distance or want.diagonal else None
                     running.add(logits, cols.start, head.values(cols.start), far)
-            answers = running.finish(None if problem.sinks is None else problem.sinks[head.index])
+            sink = None if problem.sinks is None else problem.sinks[head.index]
+            answers = running.finish(sink, statistics_dtype(problem.dtype))
             for name, array in result.items():
                 array[head.batch, head.index, block] = answers[name][: block.stop - block.start]
     return result
 
 
 @_quiet
-def columns(call: Call, logsumexp: Array, want: Wanted) -> dict[str, Array]:
-    """The column statistics, in one pass over weights recomputed with the log-sum-exp."""
+def columns(call: Call, state: State, want: Wanted) -> dict[str, Array]:
+    """The column statistics, in one pass over weights recomputed with the rows' states."""
     problem, q, k = call.problem, call.q, call.k
     result = room_for_columns(problem, want, STATISTICS)
     for head in heads_of(problem, k):
         total = {name: array[head.batch, head.index] for name, array in result.items()}
-        for block, cols, whole in weight_tiles(problem, head, q, logsumexp):
+        for block, cols, whole in weight_tiles(problem, head, q, state):
             weights = whole[: block.stop - block.start, : cols.stop - cols.start]
             if want.received:
                 total["received"][cols] += weights.sum(axis=0)
@@ -99,19 +101,19 @@ def columns(call: Call, logsumexp: Array, want: Wanted) -> dict[str, Array]:
 
 
 @_quiet
-def weights(call: Call, logsumexp: Array) -> Array:
-    """Every weight of this (small) problem: exp(logit - log-sum-exp)."""
+def weights(call: Call, state: State) -> Array:
+    """Every weight of this (small) problem: exp((logit - m) - l)."""
     problem, q, k = call.problem, call.q, call.k
     shape = (problem.batch, problem.heads, problem.queries, problem.keys)
     result = np.zeros(shape, statistics_dtype(problem.dtype))
     for head in heads_of(problem, k):
-        for block, cols, whole in weight_tiles(problem, head, q, logsumexp):
+        for block, cols, whole in weight_tiles(problem, head, q, state):
             result[head.batch, head.index, block, cols] = whole[: block.stop - block.start, : cols.stop - cols.start]
     return result
 
 
 @_quiet
-def transposed(call: Call, logsumexp: Array, g: Array) -> Array:
+def transposed(call: Call, state: State, g: Array) -> Array:
     """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d); blocks of zero rows are skipped."""
     problem, q, k = call.problem, call.q, call.k
     result = np.zeros((problem.batch, problem.heads, problem.keys, g.shape[-1]), np.float64)
@@ -119,14 +121,14 @@ def transposed(call: Call, logsumexp: Array, g: Array) -> Array:
         rows = g[head.batch, head.index if g.shape[1] > 1 else 0]
         busy = [block for block in blocks(problem.queries, QUERY_BLOCK) if rows[block].any()]  # in rollout, one row
         parts = {block.start: Values.of(padded(rows[block], QUERY_BLOCK)) for block in busy}
-        for block, cols, whole in weight_tiles(problem, head, q, logsumexp, set(parts)):
+        for block, cols, whole in weight_tiles(problem, head, q, state, set(parts)):
             mixed = mix(whole.T, whole.T != 0, parts[block.start])
             result[head.batch, head.index, cols] += mixed[: cols.stop - cols.start]
     return result.astype(statistics_dtype(problem.dtype), copy=False)
 
 
 @_quiet
-def gradients(call: Call, logsumexp: Array, upstream: Upstream) -> dict[str, Array]:
+def gradients(call: Call, state: State, upstream: Upstream) -> dict[str, Array]:
     """The gradients of q, k, v, the bias and the table of spans, in one pass over the recomputed weights."""
     problem, q, k, v = call.problem, call.q, call.k, call.v
     values = None if upstream.output is None else v
@@ -140,7 +142,7 @@ def gradients(call: Call, logsumexp: Array, upstream: Upstream) -> dict[str, Arr
         group = 1 if values is None else group_size(problem.heads, values.shape[1])
         value_place = head.batch, head.index // group
         turned = None if values is None else turned_values(problem, head, values)
-        for rows, cols, logs in log_weight_tiles(problem, head, q, logsumexp):
+        for rows, cols, logs in log_weight_tiles(problem, head, q, state):
             block, height, width = cols.start // KEY_BLOCK, rows.stop - rows.start, cols.stop - cols.start
             visible, weights = ~np.isneginf(logs), np.exp(logs)
             slope = np.zeros_like(logs)

@@ -66,12 +66,12 @@ def _of_block(logits: Array, terms: Array) -> Others:
     total = shares.sum(axis=-1)
     mean = np.where(np.isneginf(logits), 0.0, shares * terms).sum(axis=-1) / np.where(total == 0, 1.0, total)
     index = np.where(seen.any(axis=-1), best, -1)
-    return Others(index, top, of_top, np.where(total == 0, -np.inf, maximum + np.log(total)), mean)
+    return Others(index, top, of_top, maximum, np.log(np.where(total == 0, 1.0, total)), mean)
 
 
 @_quiet
 def effects(call: Call, g: Array, terms: Terms, want: WantedEffects) -> dict[str, Array]:
-    """What is wanted of the matrix of effects, in one pass over weights recomputed with the log-sum-exp.
+    """What is wanted of the matrix of effects, in one pass over weights recomputed with the rows' states.
 
     Lists and largest effects are chosen among effects that are rounded as `effect_tile` rounds them, sums are of
     effects in float64.
@@ -137,7 +137,7 @@ def _tiles(call: Call, g: Array, terms: Terms) -> Iterator[tuple[Head, slice, sl
     for head in heads_of(problem, k):
         here = head.batch, head.index
         values = turned_values(problem, head, v)
-        for block, cols, logs in log_weight_tiles(problem, head, q, terms.logsumexp):
+        for block, cols, logs in log_weight_tiles(problem, head, q, terms.state):
             height, width = block.stop - block.start, cols.stop - cols.start
             along = product(padded(g[here][block], QUERY_BLOCK), values[cols.start // KEY_BLOCK], KEY_BLOCK)
             visible, weights = ~np.isneginf(logs[:height, :width]), np.exp(logs[:height, :width])

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from clearhead.core import spans, visibility
+from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array, blocks, group_size
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import within_range
+from clearhead.core.state import State, rounded
 from clearhead.engines.online_softmax import Values
 from clearhead.engines.products import pieces, product
 
@@ -88,6 +90,7 @@ def logits_of(problem: Problem, head: Head, rows: slice, cols: slice, queries: A
         logits[:height, :width] -= problem.alibi_slopes[head.index] * far
     if problem.span_table is not None:
         logits[:height, :width] += spans.added(*visibility.spans_of(problem, head.batch, head.index, rows, cols))
+    logits = rounded(logits, statistics_dtype(problem.dtype))
     if visible is not True:
         logits[:height, :width][~visible] = -np.inf
     logits[:, width:] = -np.inf
@@ -105,20 +108,21 @@ def softcap_grad(problem: Problem, head: Head, block: int, queries: Array) -> Ar
 
 
 def weight_tiles(
-    problem: Problem, head: Head, q: Array, logsumexp: Array, only: set[int] | None = None
+    problem: Problem, head: Head, q: Array, state: State, only: set[int] | None = None
 ) -> Iterator[tuple[slice, slice, Array]]:
     """(queries, keys, weights) for every block that is not fully masked; weights are zero past the end."""
-    for rows, cols, logs in log_weight_tiles(problem, head, q, logsumexp, only):
+    for rows, cols, logs in log_weight_tiles(problem, head, q, state, only):
         yield rows, cols, np.exp(logs, out=logs)
 
 
 def log_weight_tiles(
-    problem: Problem, head: Head, q: Array, logsumexp: Array, only: set[int] | None = None
+    problem: Problem, head: Head, q: Array, state: State, only: set[int] | None = None
 ) -> Iterator[tuple[slice, slice, Array]]:
-    """The same blocks as ln a = logit - log-sum-exp; -inf where masked or past the end."""
-    lse = logsumexp[head.batch, head.index]
-    safe = padded(np.where(np.isneginf(lse), 0.0, lse)[:, None], -(-problem.queries // QUERY_BLOCK) * QUERY_BLOCK)
-    queries = padded(q[head.batch, head.index], -(-problem.queries // QUERY_BLOCK) * QUERY_BLOCK)
+    """The same blocks as ln a = (logit - m) - l, by the rows' state; -inf where masked or past the end."""
+    length = -(-problem.queries // QUERY_BLOCK) * QUERY_BLOCK
+    largest, log_sum = (padded(x[head.batch, head.index][:, None], length) for x in state)
+    largest[np.isneginf(largest)] = 0.0
+    queries = padded(q[head.batch, head.index], length)
     for cols in blocks(problem.keys, KEY_BLOCK):
         span = visibility.query_span(problem, head.batch, cols)
         for start in range(span.start - span.start % QUERY_BLOCK, span.stop, QUERY_BLOCK):
@@ -127,9 +131,10 @@ def log_weight_tiles(
             rows = slice(start, min(start + QUERY_BLOCK, problem.queries))
             logits = logits_of(problem, head, rows, cols, queries[start : start + QUERY_BLOCK])
             if logits is not None:
-                final = safe[start : start + QUERY_BLOCK]
-                hidden = None if np.isfinite(final).all() else np.isneginf(logits)
-                logits -= final
+                block = slice(start, start + QUERY_BLOCK)
+                hidden = None if np.isfinite(log_sum[block]).all() else np.isneginf(logits)
+                logits -= largest[block]
+                logits -= log_sum[block]
                 if hidden is not None:  # a NaN in a row must not reach keys masked for that row
                     logits[hidden] = -np.inf
                 yield rows, cols, logits

@@ -9,6 +9,7 @@ from clearhead.core.arrays import on_cpu, to_device_of
 from clearhead.core.axes import Array
 from clearhead.core.call import Call
 from clearhead.core.effects import Terms
+from clearhead.core.state import State
 from clearhead.engines.base import Engine, Upstream
 
 
@@ -33,4 +34,6 @@ class Remote:
             return x.of_each(self._sent)
         if isinstance(x, (Upstream, Terms)):
             return replace(x, **{f.name: self._sent(getattr(x, f.name)) for f in fields(x)})
+        if isinstance(x, State):
+            return State(*map(self._sent, x))
         return to_device_of(x, self.like) if isinstance(x, np.ndarray) else x

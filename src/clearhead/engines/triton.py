@@ -19,6 +19,7 @@ from clearhead.core.axes import Array
 from clearhead.core.call import Call
 from clearhead.core.problem import Problem
 from clearhead.core.rules import EVERYWHERE
+from clearhead.core.state import State
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Upstream, in_one_dtype, unsupported
 
@@ -80,27 +81,27 @@ def rows(call: Call, want: Wanted) -> dict[str, Array]:
 
 
 @_there
-def columns(call: Call, logsumexp: Array, want: Wanted) -> dict[str, Array]:
-    """The column statistics, from weights recomputed with the log-sum-exp."""
-    return _arrays(passes.observe_columns(call, logsumexp, want), call.q)
+def columns(call: Call, state: State, want: Wanted) -> dict[str, Array]:
+    """The column statistics, from weights recomputed with the rows' states."""
+    return _arrays(passes.observe_columns(call, state, want), call.q)
 
 
 @_there
-def weights(call: Call, logsumexp: Array) -> Array:
-    """Every weight of this (small) problem: exp(logit - log-sum-exp)."""
-    return gpu.from_tensor(passes.weights(call, logsumexp), call.q)
+def weights(call: Call, state: State) -> Array:
+    """Every weight of this (small) problem: exp((logit - m) - l)."""
+    return gpu.from_tensor(passes.weights(call, state), call.q)
 
 
 @_there
-def transposed(call: Call, logsumexp: Array, g: Array) -> Array:
+def transposed(call: Call, state: State, g: Array) -> Array:
     """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d)."""
-    return gpu.from_tensor(passes.transposed(call, logsumexp, g, MOST_D), call.q)
+    return gpu.from_tensor(passes.transposed(call, state, g, MOST_D), call.q)
 
 
 @_there
 @in_one_dtype
-def gradients(call: Call, logsumexp: Array, upstream: Upstream) -> dict[str, Array]:
+def gradients(call: Call, state: State, upstream: Upstream) -> dict[str, Array]:
     """The gradients of q, k, v, bias and spans. Each element has one writer: results are deterministic."""
     problem = call.problem
     number = gpu.statistics(problem) if upstream.keep_float32 else gpu.torch_dtype(problem.dtype)
-    return _arrays(passes.differentiate(call, logsumexp, upstream, number, MOST_D), call.q)
+    return _arrays(passes.differentiate(call, state, upstream, number, MOST_D), call.q)

@@ -345,7 +345,8 @@ def _answer(
     only_logsumexp = all(wanted is None or wanted is False for name, wanted in asked.items() if name != "logsumexp")
     if observing and not dropout and (only_logsumexp or not keeps_graph):
         seen = AttentionMatrix(call.q, call.k, **rules).observe(value, **asked)
-        return seen.output, replace(seen, output=None, logsumexp=seen.logsumexp.detach())
+        state = {"largest": seen.largest.detach(), "log_sum": seen.log_sum.detach()}
+        return seen.output, replace(seen, output=None, **state)
     output = by_softcap(lambda q, k, v, capped: _output(q, k, v, dropout, capped), call.q, call.k, value, rules)
     if not observing:
         return output, None

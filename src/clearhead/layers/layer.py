@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.core.effects import Rest, read_rest
 from clearhead.errors import RuleError
-from clearhead.ops.matrix import AttentionMatrix, with_logsumexp
+from clearhead.ops.matrix import AttentionMatrix, with_state
 from clearhead.ops.observation import Observation
 
 if TYPE_CHECKING:
@@ -76,7 +76,9 @@ class Layer:
             raise RuleError(
                 f"layer {self.name} was watched without its queries and keys: there is no matrix.", "keep=True"
             )
-        return with_logsumexp(AttentionMatrix(self.q, self.k, **self.rules), self.observation.logsumexp)
+        state = self.observation.state
+        assert state is not None  # watch observes it in every layer
+        return with_state(AttentionMatrix(self.q, self.k, **self.rules), state)
 
 
 def _shown(value: Any) -> str:

@@ -12,15 +12,17 @@ from clearhead.core.axes import Array
 from clearhead.core.call import describe
 from clearhead.core.files import object_of, write_whole
 from clearhead.core.rules import flat
+from clearhead.core.state import State
 from clearhead.core.statistics import STATISTICS, Top, arrays_of, joined_arrays, separate_arrays
 from clearhead.errors import ClearheadError, FileError
 from clearhead.layers.layer import Layer
 from clearhead.ops.observation import Observation
 from clearhead.version import __version__
 
-FORMAT = 1
+FORMAT = 2
 _WORDS: dict[str, Any] = {"name": str, "path": str, "call": int, "cross": bool, "note": str, "other_keys": int}
 _ARRAYS = ("q", "k", "v", "padding")  # fields of a Layer, as those above
+_TABLE = dict.fromkeys(State._fields, "logsumexp")  # the entry that these arrays belong to
 _SAVED = [name for name in STATISTICS if name not in ("output", "groups")]
 
 
@@ -110,9 +112,9 @@ def _layer(stored: dict[str, Array], words: dict[str, Any]) -> Layer:
     joined = joined_arrays({array: stored[array] for name in _SAVED for array in arrays_of(name) if array in stored})
     for name, value in joined.items():
         for part in value if isinstance(value, Top) else (value,):
-            expected = [sizes.get(axis) for axis in STATISTICS[name].axes]
+            expected = [sizes.get(axis) for axis in STATISTICS[_TABLE.get(name, name)].axes]
             batch, *rest = part.shape
-            fits = batch == stored["logsumexp"].shape[0] and len(rest) == len(expected)
+            fits = batch == stored["largest"].shape[0] and len(rest) == len(expected)
             if not fits or any(size not in (None, real) for size, real in zip(expected, rest, strict=True)):
                 raise ValueError(f"layer {words['name']} has {name} of shape {part.shape}")
     g, v = stored.get("g"), stored.get("v")
@@ -120,7 +122,6 @@ def _layer(stored: dict[str, Array], words: dict[str, Any]) -> Layer:
         raise ValueError(f"layer {words['name']} has a derivative of shape {g.shape}")
     sinks = rules.get("sinks") is not None
     seen = Observation(**joined, queries=queries, keys=keys, sinks=sinks)
-    known = {"call": 1, "other_keys": 0, **words}  # the first files had neither
-    said = {name: kind(known[name]) for name, kind in _WORDS.items()}
+    said = {name: kind(words[name]) for name, kind in _WORDS.items()}
     arrays: Any = {name: stored.get(name) for name in _ARRAYS}
     return Layer(**said, **arrays, heads=heads, observation=seen, rules=rules, derivative=g)

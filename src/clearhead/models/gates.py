@@ -13,6 +13,7 @@ from clearhead.changing.tensors import library, numbers_like
 from clearhead.core.axes import Array
 from clearhead.core.call import describe_whole
 from clearhead.core.rules import Rules
+from clearhead.core.state import State, merged, share
 from clearhead.errors import RuleError, Sentence
 from clearhead.ops import backward
 from clearhead.ops.matrix import AttentionMatrix
@@ -25,7 +26,7 @@ class Attended(NamedTuple):
     """Attention of the last tokens of a text: q (heads, rows, d_k), k and v (kv_heads, tokens, …).
 
     rules      of all edges; where there are gates, of the edges to earlier keys
-    output     (heads, rows, d_v); logsumexp (heads, rows), both of all edges
+    output     (heads, rows, d_v); state (heads, rows) each, both of all edges
     gates      (tokens,) ln α of each key, or None
     """
 
@@ -34,7 +35,7 @@ class Attended(NamedTuple):
     v: Array
     rules: dict[str, Any]
     output: Array
-    logsumexp: Array
+    state: State
     gates: Array | None = None
 
     def weights(self, rows: range) -> Array:
@@ -44,8 +45,10 @@ class Attended(NamedTuple):
         if rules.get("spans") is not None:
             rules["spans"] = combined([SpanTerm.of(rules["spans"]).take(some, slice(None))])
         matrix = AttentionMatrix(self.q[:, some], self.k, **rules)
-        share = np.exp(np.asarray(matrix.logsumexp(), np.float64) - self.logsumexp[:, some])
-        return np.asarray(np.asarray(matrix[:], np.float64) * share[..., None])
+        part = matrix.observe(logsumexp=True).state
+        assert part is not None
+        left = share(np, part.astype(np.float64), self.state.part(slice(None), some))
+        return np.asarray(np.asarray(matrix[:], np.float64) * left[..., None])
 
     def edges(self, rows: range, g: Array) -> Array:
         """a_ij·(g_i·v_j − g_i·o_i) of some rows, (heads, rows, keys): the derivative by an edge's logit."""
@@ -71,14 +74,14 @@ class LayerBack(NamedTuple):
 
 
 def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None = None) -> Attended:
-    """The output and the log-sum-exp of causal attention, gated where there are gates; arrays or tensors.
+    """The output and the rows' states of causal attention, gated where there are gates; arrays or tensors.
 
     q (…, heads, rows, d_k) are the last of the tokens of k and v. Raises RuleError for gates where attention is not
     causal, or where a rule says more of an edge than its queries and keys.
     """
     if gates is None:
         seen = AttentionMatrix(q, k, **rules).observe(v, logsumexp=True)
-        return Attended(q, k, v, rules, seen.output, seen.logsumexp)
+        return Attended(q, k, v, rules, seen.output, cast("State", seen.state))
     other = sorted(name for name, value in rules.items() if value is not None and name not in _KNOWN)
     if not rules.get("causal") or other:
         why = Sentence("this attention has {rule}", rule=other[0]) if other else "this attention is not causal"
@@ -88,8 +91,9 @@ def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None 
     if rules.get("window") is not None:
         earlier["window"] = rules["window"][0] - 1, None
     seen = AttentionMatrix(q, k, **earlier).observe(v, logsumexp=True)
-    to_self = _self_logits(q, k, rules)[0], _of_queries(v, q)
-    output, whole = _merged(q, (seen.logsumexp, seen.output), to_self, sinks)
+    to_self = _self_logits(q, k, rules)[0]
+    own = State(to_self, library(q).zeros_like(to_self)), _of_queries(v, q)
+    output, whole = _merged(q, (cast("State", seen.state), seen.output), own, sinks)
     return Attended(q, k, v, earlier, output, whole, gates)
 
 
@@ -106,30 +110,32 @@ def attended_together(q: Array, k: Array, v: Array, past: tuple[Array, Array], g
     bias = np.repeat(gates, q.shape[1] // len(gates), axis=0)[None].astype(q.dtype)
     seen = AttentionMatrix(q, past[0], bias=bias, **rules | {"causal": False}).observe(past[1], logsumexp=True)
     last = AttentionMatrix(apart(q), apart(k), **rules).observe(apart(v), logsumexp=True)
-    sizes, output = last.logsumexp.swapaxes(0, 1).reshape(q.shape[:2]), last.output.swapaxes(0, 1).reshape(q.shape)
-    return np.asarray(_merged(q, (seen.logsumexp, seen.output), (sizes, output))[0])
+    state = State(*(x.swapaxes(0, 1).reshape(q.shape[:2]) for x in (last.largest, last.log_sum)))
+    own = state, last.output.swapaxes(0, 1).reshape(q.shape)
+    return np.asarray(_merged(q, (cast("State", seen.state), seen.output), own)[0])
 
 
-def _merged(q: Any, first: tuple[Any, Any], second: tuple[Any, Any], sinks: Any = None) -> tuple[Any, Any]:
-    """The output and the log-sum-exp of whole rows from those of two parts, (log-sum-exp, output) each."""
+def _merged(q: Any, first: tuple[State, Any], second: tuple[State, Any], sinks: Any = None) -> tuple[Any, State]:
+    """The output and the states of whole rows from those of two parts, (states, output) each."""
     xp = library(q)
-    whole = xp.logaddexp(first[0], second[0])
+    whole = merged(xp, first[0], second[0])
     if sinks is not None:  # of the whole row, once
-        whole = xp.logaddexp(whole, numbers_like(sinks, whole)[:, None])
-    share, other = (numbers_like(xp.exp(size - whole), q)[..., None] for size in (first[0], second[0]))
-    return share * first[1] + other * second[1], whole
+        sink = numbers_like(sinks, whole.largest)[:, None]
+        whole = merged(xp, whole, State(sink, xp.zeros_like(sink)))
+    left, other = (numbers_like(share(xp, part, whole), q)[..., None] for part in (first[0], second[0]))
+    return left * first[1] + other * second[1], whole
 
 
 def through(part: Attended, g: Array) -> tuple[dict[str, Array], Array]:
     """The derivatives by q, k and v from `g`, that by the output, and those by the gates' ln α, (heads, tokens).
 
     The derivative by an edge's logit is a_ij·(g_i·v_j − g_i·o_i), whichever part of its row the edge is in. So each
-    part is differentiated with the output and the log-sum-exp of the whole row, as blocks of keys are in FlashAttention
+    part is differentiated with the output and the state of the whole row, as blocks of keys are in FlashAttention
     (Dao et al. 2022, appendix B). Without gates, the gates' derivatives are 0.
     """
     inputs = describe_whole(part.q, part.k, part.v, cast("Rules", part.rules))
     engine = engines.get(engines.choose_for("gradients", inputs.problem).engine)
-    answers = {"output": part.output[None], "logsumexp": part.logsumexp[None]}
+    answers = {"output": part.output[None], **{name: x[None] for name, x in part.state._asdict().items()}}
     heads, tokens = len(part.q), part.k.shape[1]
     bias = None if part.gates is None else (1, heads, 1, tokens)
     upstream: dict[str, Any] = {"output": np.ascontiguousarray(g, part.q.dtype)[None]}
@@ -140,7 +146,7 @@ def through(part: Attended, g: Array) -> tuple[dict[str, Array], Array]:
     rows, group = part.q.shape[1], heads // len(part.k)
     keys, values = _of_queries(part.k, part.q), _of_queries(part.v, part.q)
     to_self, slope = _self_logits(part.q, part.k, part.rules)
-    weight = np.exp(to_self - part.logsumexp)
+    weight = np.exp((to_self - part.state.largest) - part.state.log_sum)
     by_logit = weight * np.einsum("hnd,hnd->hn", g, values - part.output) * slope
 
     def grouped(x: Array) -> Array:

@@ -9,8 +9,8 @@ mass each key received, and dX the gradient of the loss with respect to X, the c
 The gradients of an image and of sums between groups are matrices of low rank, X·Yᵀ: one factor holds each token's
 share of the pixels or groups, the other the upstream gradient spread over them. So an engine needs, besides dO, X, Y,
 dR, dH and dD, only one number per row, and no weight is stored (Dao et al. 2022, appendix B). Top weights, peaks and
-maxima are few and are added one by one. A sink is a logit without a value: its weight is exp(sink - L_i), and it
-enters only the sum over l.
+maxima are few and are added one by one. A sink is a logit without a value: its weight is exp((sink - m_i) - l_i), by
+the row's state, and it enters only the sum over l.
 """
 
 import sys
@@ -29,12 +29,16 @@ from clearhead.core.device_array import DeviceArray
 from clearhead.core.merging import sink_weights
 from clearhead.core.observations import areas
 from clearhead.core.problem import Problem
+from clearhead.core.state import State
 from clearhead.core.statistics import STATISTICS, Groups, Wanted, arrays_of, listed
+from clearhead.engines import state_of
 from clearhead.engines.base import Engine, Upstream
 from clearhead.engines.remote import Remote
 from clearhead.errors import DerivativeError
 
-_READY = frozenset(arrays_of(name)[0] for name, one in STATISTICS.items() if one.derivative)
+_READY = frozenset(  # of a row's state, log_sum has the derivative of the log-sum-exp
+    "log_sum" if name == "logsumexp" else arrays_of(name)[0] for name, one in STATISTICS.items() if one.derivative
+)
 READS = frozenset(  # the results that the backward pass reads; where the largest logit lies, it finds by itself
     array
     for name, one in STATISTICS.items() if one.derivative in ("row", "entries") and name != "max_logit"
@@ -92,8 +96,8 @@ def gradients(
 ) -> dict[str, Array]:
     """The gradients of "q", "k", "v" and, where the problem has them, "sinks" (heads,), "bias" and "spans", by name.
 
-    answers  results of the forward pass, (batch, heads, …): logsumexp always, and each result named in `by`
-    by       the upstream gradients of the results, each of its result's shape
+    answers  results of the forward pass, (batch, heads, …): the rows' states always, and each result named in `by`
+    by       the upstream gradients of the results, each of its result's shape; that of the log-sum-exp as "log_sum"
     groups   the labels; needed when `by` has groups
     bias     the bias's own shape, 1 where it is broadcast, if its gradient is requested
     spans    the own shape of the table of spans, 1 where it is broadcast, if its gradient is requested
@@ -108,7 +112,7 @@ def gradients(
     if not prod((problem.batch, problem.heads, problem.queries, problem.keys)):  # no weights: gradients are zero
         return {name: to_device_of(x, q) for name, x in zeros(call, bias, spans).items()}
     on_device, kept, loss, sinks = isinstance(q, DeviceArray), answers, by, problem.sinks
-    if on_device and not {*by} <= {*listed(derivative="row"), *listed(derivative="key")}:  # rarely used
+    if on_device and not {*by} <= {*listed(derivative="row"), *listed(derivative="key"), "log_sum"}:  # rarely used
         return gradients(Remote(engine, q), *nearby((call, answers, by)), groups=groups, **shapes)
     xp: Any = sys.modules["torch"] if on_device else np
     dtype = statistics_dtype(problem.dtype)
@@ -117,7 +121,7 @@ def gradients(
     if on_device:
         real = getattr(xp, dtype.name)
         kept, loss = ({name: cast("Any", x).tensor.to(real) for name, x in part.items()} for part in (answers, by))
-        sinks = None if sinks is None else kept["logsumexp"].new_tensor(sinks)
+        sinks = None if sinks is None else kept["log_sum"].new_tensor(sinks)
 
     def arranged(x: Any) -> Any:
         return DeviceArray(x) if on_device else np.ascontiguousarray(x, dtype)
@@ -130,12 +134,13 @@ def gradients(
     parts = {part: arranged(loss[name]) for part, name in _PARTS.items() if name in by}
     upstream = Upstream(arranged(rows), by.get("output"), **parts, **shapes, keep_float32=keep_float32)
     if low is None:
-        result = dict(engine.gradients(call, answers["logsumexp"], upstream))
+        result = dict(engine.gradients(call, _state(answers), upstream))
     else:  # X and Y as further columns of dO and v, in the statistics' dtype, since they do not fit half precision
         v = v if "output" in by else None
         output, values = with_columns(problem, v, upstream.output, [low])
         wide = call.with_values(values).astype(dtype)
-        result = dict(engine.gradients(wide, answers["logsumexp"], replace(upstream, output=output)))
+        state = _state(answers) if dtype == problem.dtype else state_of(engine, wide)  # the logits have other bits
+        result = dict(engine.gradients(wide, state, replace(upstream, output=output)))
         by_values = result.pop("v")
         result |= {} if v is None else {"v": without_columns(v, by_values)}
     if entries:
@@ -143,9 +148,13 @@ def gradients(
         for one in entries:
             _add_entries(call, result, one)
     if sinks is not None:
-        total: Any = _by_sinks(xp, sinks, kept["logsumexp"], rows, loss.get("entropy"))
+        total: Any = _by_sinks(xp, sinks, _state(kept), rows, loss.get("entropy"))
         result["sinks"] = cast("Array", DeviceArray(total)) if on_device else total
     return result
+
+
+def _state(answers: Mapping[str, Any]) -> State:
+    return State(answers["largest"], answers["log_sum"])
 
 
 def nearby(x: Any) -> Any:
@@ -172,16 +181,16 @@ def _row_terms(
 
     `mixed` computes A·x for x (batch, heads, keys, columns).
     """
-    terms = xp.zeros_like(answers["logsumexp"], dtype=xp.float64)
-    if "logsumexp" in by:
-        terms += by["logsumexp"]
+    terms = xp.zeros_like(answers["log_sum"], dtype=xp.float64)
+    if "log_sum" in by:
+        terms += by["log_sum"]
     if "output" in by:
         pair = by["output"], answers["output"]
         if xp is np:
             pair = tuple(x.astype(statistics_dtype(problem.dtype), copy=False) for x in pair)
         terms -= xp.einsum("bhnd,bhnd->bhn", *pair)
     if "entropy" in by:
-        mass = 1.0 if problem.sinks is None else 1 - sink_weights(xp, problem.sinks, answers["logsumexp"])
+        mass = 1.0 if problem.sinks is None else 1 - sink_weights(xp, problem.sinks, _state(answers))
         terms -= by["entropy"] * (answers["entropy"] - mass + 1)
     if "distance" in by:
         terms -= by["distance"] * answers["distance"]
@@ -198,10 +207,10 @@ def _row_terms(
     return terms
 
 
-def _by_sinks(xp: Any, sinks: Any, logsumexp: Any, rows: Any, entropy: Any) -> Any:
+def _by_sinks(xp: Any, sinks: Any, state: State, rows: Any, entropy: Any) -> Any:
     """The gradient of the sinks, (heads,), from the row terms and the upstream gradient of the entropy."""
     by_logit = rows if entropy is None else rows + entropy
-    weights = sink_weights(xp, sinks, logsumexp)
+    weights = sink_weights(xp, sinks, state)
     return xp.where(weights == 0, 0.0, weights * by_logit).sum((0, 2))
 
 
@@ -294,20 +303,20 @@ def _entries(engine: Engine, call: Call, answers: Mapping[str, Array], by: Mappi
         slopes = np.where(keys < 0, 0.0, by["max_logit"])
         result.append(Entries(np.broadcast_to(rows, keys.shape), np.maximum(keys, 0), slopes, softmax=False))
     if "peak" in by:
-        queries = _peaks(engine, call, answers["logsumexp"])
+        queries = _peaks(engine, call, _state(answers))
         keys = np.broadcast_to(np.arange(problem.keys), queries.shape)
         slopes = by["peak"] * answers["peak"].astype(np.float64)
         result.append(Entries(queries, keys, slopes, softmax=True))
     return result
 
 
-def _peaks(engine: Engine, call: Call, logsumexp: Array) -> Array:
+def _peaks(engine: Engine, call: Call, state: State) -> Array:
     """The query with each key's largest weight, (batch, heads, keys); the first one where several are equal."""
     problem, q, k = call.problem, call.q, call.k
     result = np.zeros((problem.batch, problem.heads, problem.keys), np.int64)
     for cols in blocks(problem.keys if problem.queries else 0, _PEAK_KEYS):
         part = problem.take(keys=range(cols.start, cols.stop))
-        result[:, :, cols] = engine.weights(Call(part, q, k[:, :, cols]), logsumexp).argmax(axis=-2)
+        result[:, :, cols] = engine.weights(Call(part, q, k[:, :, cols]), state).argmax(axis=-2)
     return result
 
 

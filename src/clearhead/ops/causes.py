@@ -176,8 +176,8 @@ class CauseMatrix(Shown, ObservableEffects, LazyMatrix):
     def _terms(self) -> Terms:
         factors = self._factors
         if self.kind != "cut":
-            return Terms(self.kind, factors.logsumexp)
-        return terms_of_cuts(self._engine.others(self._call, self._g), factors.problem.sinks, factors.logsumexp)
+            return Terms(self.kind, factors.state)
+        return terms_of_cuts(self._engine.others(self._call, self._g), factors.problem.sinks, factors.state)
 
     @property
     def _call(self) -> Call:

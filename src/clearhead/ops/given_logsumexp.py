@@ -19,6 +19,7 @@ from clearhead.core.arrays import FLOATS, as_array, on_cpu, statistics_dtype, to
 from clearhead.core.axes import Array, as_slice, named
 from clearhead.core.call import Call
 from clearhead.core.problem import Problem
+from clearhead.core.state import State, of_logsumexp
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Engine
 from clearhead.errors import DtypeError, RuleError, ShapeError
@@ -37,8 +38,8 @@ _CAUSES = (
 
 
 @np.errstate(invalid="ignore", over="ignore")  # padding may hold anything
-def checked(problem: Problem, q: Array, k: Array, engine: Engine, value: Any) -> Array:
-    """The log-sum-exp that was given, (batch, heads, queries) in the statistics' dtype; -inf where no key is seen.
+def checked(problem: Problem, q: Array, k: Array, engine: Engine, value: Any) -> State | None:
+    """The rows' states by the log-sum-exp that was given; None where it is too large to have digits for weights.
 
     value   (…, heads, queries), by the natural logarithm, in any float dtype, on q's device. Where a query sees no key
             it may be -inf, as here and in PyTorch, or +inf, as in FlashAttention
@@ -58,7 +59,7 @@ def checked(problem: Problem, q: Array, k: Array, engine: Engine, value: Any) ->
         )
     taken = array.reshape(problem.batch, problem.heads, problem.queries).astype(statistics_dtype(problem.dtype))
     if not taken.size:
-        return taken
+        return of_logsumexp(on_cpu(taken))
     numbers, result = on_cpu(array).reshape(taken.shape).astype(np.float64), on_cpu(taken)
     norms = np.linalg.norm(on_cpu(k).astype(statistics_dtype(k.dtype)), axis=-1)[..., None]
     last, every = problem.queries - 1, slice(0, problem.batch)
@@ -70,7 +71,8 @@ def checked(problem: Problem, q: Array, k: Array, engine: Engine, value: Any) ->
         rows = as_slice(queries)
         part, near = problem.take(queries=queries, batches=np.arange(problem.batch)[items]), q[items, :, rows]
         answers = engine.rows(Call(part, near, k[items], to_device_of(norms[items], k)), _WANTED)
-        computed, mean = (on_cpu(answers[name]).astype(np.float64) for name in ("logsumexp", "output"))
+        *pair, mean = (on_cpu(answers[name]).astype(np.float64) for name in (*State._fields, "output"))
+        computed = State(*pair).logsumexp
         lengths = np.linalg.norm(on_cpu(near).astype(statistics_dtype(q.dtype)), axis=-1)
         tolerance = _tolerance(part, array.dtype, computed, abs(part.scale)[:, None] * lengths * mean[..., 0])
         claimed, infinite = numbers[items, :, rows], ~np.isfinite(computed)
@@ -79,10 +81,11 @@ def checked(problem: Problem, q: Array, k: Array, engine: Engine, value: Any) ->
             batch, head, row = (int(place) for place in np.argwhere(~right)[0])
             lead = np.unravel_index((batch + items.start) * problem.heads + head, problem.prefix or (1,))
             place = ", ".join(str(i) for i in (*lead[: len(problem.prefix)], queries[row]))
-            pair = f"{claimed[batch, head, row]:.7g}, computed {computed[batch, head, row]:.7g}"
-            raise RuleError(f"logsumexp is not that of these q, k and rules: logsumexp[{place}] is {pair}.", _CAUSES)
+            both = f"{claimed[batch, head, row]:.7g}, computed {computed[batch, head, row]:.7g}"
+            raise RuleError(f"logsumexp is not that of these q, k and rules: logsumexp[{place}] is {both}.", _CAUSES)
         result[items, :, rows] = np.where(infinite, computed, result[items, :, rows])
-    return to_device_of(result, taken)
+    state = of_logsumexp(result)
+    return None if state is None else State(*(to_device_of(x, taken) for x in state))
 
 
 def _tolerance(problem: Problem, dtype: np.dtype[Any], logsumexp: Array, size: Array) -> Array:

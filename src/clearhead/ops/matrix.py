@@ -12,6 +12,7 @@ from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.effects import Rest
 from clearhead.core.rule_values import read_place, read_slice
 from clearhead.core.rules import Rules, flat
+from clearhead.core.state import State
 from clearhead.core.statistics import Asked, askable, explained
 from clearhead.errors import RuleError, SelectionError, shown
 from clearhead.loading import load
@@ -128,8 +129,8 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         for name, x in {"q": q, "k": k, **flat(rules)}.items():
             if getattr(x, "grad_fn", None) is not None:
                 raise RuleError(f"{name} belongs to PyTorch's graph, which cannot be copied.", f"{name}.detach()")
-        known = None if self._factors is None else self._factors.known_logsumexp
-        return {"given": self._arguments, "logsumexp": known, "dtype": self._q_dtype(), "edits": self._edits}
+        known = None if self._factors is None else self._factors.known_state
+        return {"given": self._arguments, "state": known, "dtype": self._q_dtype(), "edits": self._edits}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "factors" in state:
@@ -138,8 +139,8 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         q, k, rules, engine, num_threads = state["given"]
         AttentionMatrix.__init__(self, q, k, engine=engine, num_threads=num_threads, **rules)
         self._edits = state["edits"]
-        if self._factors is not None and state["logsumexp"] is not None and state["dtype"] == self._q_dtype():
-            self._factors.logsumexp = state["logsumexp"]
+        if self._factors is not None and state["state"] is not None and state["dtype"] == self._q_dtype():
+            self._factors.state = state["state"]
 
     def _q_dtype(self) -> np.dtype[Any] | None:
         """The dtype that q is computed in, which autocast may have narrowed; None for a graph."""
@@ -308,8 +309,8 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         return AttentionMatrix._of(factors.take(batches=batches, heads=heads), self._edits)
 
 
-def with_logsumexp(matrix: AttentionMatrix, logsumexp: Any) -> AttentionMatrix:
-    """Set the matrix's known log-sum-exp, (batch, heads, queries), and return it; ignored where a graph is recorded."""
+def with_state(matrix: AttentionMatrix, state: State) -> AttentionMatrix:
+    """Set the rows' known states, (batch, heads, queries), and return the matrix; ignored where a graph is recorded."""
     if matrix._factors is not None:
-        matrix._factors.logsumexp = as_array(logsumexp, "logsumexp")[0]
+        matrix._factors.state = State(*(as_array(x, name)[0] for name, x in state._asdict().items()))
     return matrix

@@ -24,7 +24,9 @@ from clearhead.core.observations import check_room, wanted
 from clearhead.core.operands import check_transposed, operand
 from clearhead.core.problem import Problem
 from clearhead.core.rules import BROADCAST, FIELDS, Rules
+from clearhead.core.state import State
 from clearhead.core.statistics import Wanted
+from clearhead.engines import state_of
 from clearhead.engines.base import Engine
 from clearhead.ops.given_logsumexp import checked
 from clearhead.ops.indexing import check_weights
@@ -59,7 +61,9 @@ class MatrixData:
         problem = described.problem
         made = cls(problem, described.q, described.k, described.restore, _chosen(problem, engine), engine)
         if logsumexp is not None:
-            made.logsumexp = checked(problem, made.q, made.k, made.engine, logsumexp)
+            state = checked(problem, made.q, made.k, made.engine, logsumexp)
+            if state is not None:
+                made.state = state
         return made
 
     def __getstate__(self) -> dict[str, Any]:
@@ -81,18 +85,23 @@ class MatrixData:
         self.engine = _chosen(self.problem, self.asked_engine)
 
     @cached_property
+    def state(self) -> State:
+        """The rows' states, computed when first needed and kept; they can be set where they are known already."""
+        return state_of(self.engine, self.with_values())
+
+    @property
     def logsumexp(self) -> Array:
-        """(batch, heads, queries), computed when first needed and kept; it can be set where it is known already."""
-        return self.engine.rows(self.with_values(), Wanted(logsumexp=True))["logsumexp"]
+        """(batch, heads, queries)."""
+        return cast("Array", self.state.logsumexp)
 
     def with_values(self, v: Array | None = None) -> Call:
         """The factors, and values where they are read, as engines take them."""
         return Call(self.problem, self.q, self.k, v)
 
     @property
-    def known_logsumexp(self) -> Array | None:
-        """The log-sum-exp if it was computed or set, else None."""
-        return self.__dict__.get("logsumexp")
+    def known_state(self) -> State | None:
+        """The rows' states if they were computed or set, else None."""
+        return self.__dict__.get("state")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -111,22 +120,22 @@ class MatrixData:
         return self.restore(self.q), self.restore(self.k), rules, self.asked_engine, self.problem.num_threads
 
     def changed(self, problem: Problem, q: Array, k: Array) -> "MatrixData":
-        """A copy with another problem, q and k; the engine stays, the log-sum-exp is no longer known."""
+        """A copy with another problem, q and k; the engine stays, the rows' states are no longer known."""
         return replace(self, problem=problem, q=q, k=k)
 
     def in_dtype(self, dtype: np.dtype[Any]) -> "MatrixData":
-        """The same factors in another dtype; a known log-sum-exp stays known where it has the digits for it."""
+        """The same factors in another dtype; known states stay known where they have the digits for it."""
         problem = replace(self.problem, dtype=dtype)
         made = self.changed(problem, self.q.astype(dtype), self.k.astype(dtype))
         made.engine = _chosen(problem, self.asked_engine)
-        if self.known_logsumexp is not None and made.dtype == self.dtype:
-            made.logsumexp = self.logsumexp
+        if self.known_state is not None and made.dtype == self.dtype:
+            made.state = self.known_state
         return made
 
     def take(
         self, *, batches: Array | None = None, heads: range | None = None, queries: range | None = None
     ) -> "MatrixData":
-        """The data of some batch items, heads or queries, with their part of the log-sum-exp if it is known.
+        """The data of some batch items, heads or queries, with their rows' states if these are known.
 
         What is left out stays whole; choosing heads gives each of them a key head of its own.
         """
@@ -138,8 +147,8 @@ class MatrixData:
         k = self.k if heads is None else self.k[:, as_places(self.problem.kv_head_of(np.asarray(heads)))]
         problem = self.problem.take(queries=queries, batches=batches, heads=heads)
         part = self.changed(problem, self.q[:, chosen, rows][places], k[places])
-        if self.known_logsumexp is not None:
-            part.logsumexp = self.logsumexp[:, chosen, rows][places]
+        if self.known_state is not None:
+            part.state = State(*(x[:, chosen, rows][places] for x in self.known_state))
         return part
 
     def batches(self, lead: Sequence[range]) -> Array:
@@ -150,7 +159,7 @@ class MatrixData:
     def weights(self, picked: Sequence[int | range]) -> Array:
         """Exact weights for one integer or range per axis; integers drop their axis.
 
-        Raises SizeError for more weights than fit in memory. O(rows·keys·d_k) time for the log-sum-exp the first time.
+        Raises SizeError for more weights than fit in memory. O(rows·keys·d_k) time for the rows' states the first time.
         """
         *lead, rows, cols = (range(p, p + 1) if isinstance(p, int) else p for p in picked)
         shape = tuple(len(p) for p in picked if not isinstance(p, int))
@@ -163,9 +172,9 @@ class MatrixData:
             if whole
             else self.take(batches=self.batches(lead[:-1]), heads=lead[-1], queries=rows)
         )
-        logsumexp = part.logsumexp
+        state = part.state
         tile = part.problem.take(keys=cols)
-        return self.engine.weights(Call(tile, part.q, part.k[:, :, as_slice(cols)]), logsumexp).reshape(shape)
+        return self.engine.weights(Call(tile, part.q, part.k[:, :, as_slice(cols)]), state).reshape(shape)
 
     def mix(self, v: Any) -> Any:
         """A·v."""
@@ -183,7 +192,7 @@ class MatrixData:
         array, restore = as_array(g, "g", problem.device)
         columns, vector = operand(problem, array, "g", problem.queries, (problem.heads, 1))
         check_transposed(problem, columns)
-        result = self.engine.transposed(self.with_values(), self.logsumexp, columns)
+        result = self.engine.transposed(self.with_values(), self.state, columns)
         whole = problem.restore(result)
         return restore(whole[..., 0] if vector else whole)
 
@@ -194,11 +203,11 @@ class MatrixData:
         values = None if v is None else self.read_values(v, self.problem.kv_heads)
         part = self.take(queries=rows)
         engine = engines.able(part.engine, part.problem, want, part.asked_engine)
-        result = engines.answer(engine, part.with_values(values), want, part.known_logsumexp)
-        if "logsumexp" in result:
-            part.logsumexp = result.pop("logsumexp")
+        result = engines.answer(engine, part.with_values(values), want, part.known_state)
+        if "largest" in result:
+            part.state = State(*(result.pop(name) for name in State._fields))
         if want.logsumexp:
-            result["logsumexp"] = part.logsumexp.copy()
+            result |= {name: x.copy() for name, x in part.state._asdict().items()}
         answers = {name: part.restore(part.problem.restore(array)) for name, array in result.items()}
         return observation(answers, part.problem.queries, part.problem.keys, sinks=part.problem.sinks is not None)
 

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from clearhead.core import merging, room
+from clearhead.core import state as states
 from clearhead.core.arrays import as_host_array
 from clearhead.core.axes import Array, as_slice, brief
 from clearhead.core.rule_values import one_per_head, read_place, read_slice, whole_number
+from clearhead.core.state import State
 from clearhead.core.statistics import PER_KEY, STATISTICS, Answers, Top, joined_arrays, listed
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
 from clearhead.loading import load
@@ -19,7 +21,8 @@ from clearhead.loading import load
 class Observation(Answers):
     """The requested statistics by name; None for those not requested. Returned by `AttentionMatrix.observe`.
 
-    Arrays are of q's kind; statistics are float32, or float64 for float64, and the output has q's dtype. Axes are those
+    Arrays are of q's kind; statistics are float32, or float64 for float64, and the output has q's dtype. The
+    log-sum-exp is kept as its rows' largest logits and what is added to these (`largest` and `log_sum`). Axes are those
     that `observe` lists, after the matrix's leading axes. `queries` and `keys` are how many it covers. copy.copy shares
     the arrays; copy.deepcopy, pickle, multiprocessing and torch.save copy them (torch.load needs weights_only=False),
     and raise RuleError for tensors that PyTorch computed in a graph.
@@ -53,8 +56,8 @@ class Observation(Answers):
         _check_part(other)
         for part in (self, other):
             _check_without_sinks(part)
-        result = merging.over_keys(self._statistics(), other._statistics(), self.keys)
-        return Observation(**result, queries=self.queries, keys=self.keys + other.keys)
+        result = merging.over_keys(self.statistics(), other.statistics(), self.keys)
+        return _observation(result, queries=self.queries, keys=self.keys + other.keys)
 
     def with_sinks(self, sinks: Any) -> "Observation":
         """The same result with one extra logit per head, (heads,), in each row's denominator.
@@ -67,16 +70,15 @@ class Observation(Answers):
         array([[0.75]])
         """
         _check_without_sinks(self)
-        merging.check_weighable(self._statistics())
+        merging.check_weighable(self.statistics())
         if sinks is None:
             return self
-        lse, restore = as_host_array(self.logsumexp, "logsumexp")
-        heads = lse.shape[-2] if lse.ndim > 1 else 1
-        logits = one_per_head("sinks", sinks, heads, lse.ndim + 1)
-        extra = np.broadcast_to(logits[:, None] if lse.ndim > 1 else logits, lse.shape)
-        kept = restore(np.where(np.isneginf(lse), -np.inf, extra).astype(lse.dtype))
-        result = merging.weighed(self._statistics(), {"logsumexp": kept}, self.keys)
-        return Observation(**result, queries=self.queries, keys=self.keys, sinks=True)
+        largest = as_host_array(self.largest, "logsumexp")[0]
+        heads = largest.shape[-2] if largest.ndim > 1 else 1
+        logits = one_per_head("sinks", sinks, heads, largest.ndim + 1)
+        kept = states.of_sinks(logits if largest.ndim > 1 else logits[0], largest)
+        result = merging.weighed(self.statistics(), {"logsumexp": kept}, self.keys)
+        return _observation(result, queries=self.queries, keys=self.keys, sinks=True)
 
     def merge_queries(self, other: "Observation") -> "Observation":
         """Merge this result over some queries with one over the queries that follow, for the same keys.
@@ -111,8 +113,8 @@ class Observation(Answers):
                     f"{high_other}.",
                     "choose heights so that each pixel covers equally many queries, and one width.",
                 )
-        result = merging.over_queries(self._statistics(), other._statistics())
-        return Observation(**result, queries=self.queries + other.queries, keys=self.keys, sinks=self.sinks)
+        result = merging.over_queries(self.statistics(), other.statistics())
+        return _observation(result, queries=self.queries + other.queries, keys=self.keys, sinks=self.sinks)
 
     def heads(self, chosen: int | slice | Sequence[int]) -> "Observation":
         """The same result for some heads: an integer, which drops the heads axis, a slice or a list of indices.
@@ -125,21 +127,18 @@ class Observation(Answers):
         >>> seen.heads(1).logsumexp.shape, seen.heads([1]).top.weights.shape
         ((3,), (1, 3, 1))
         """
-        result = self._statistics()
+        result = self.statistics()
         for name, value in result.items():
             axis = STATISTICS[name].heads_axis
-            if isinstance(value, Top):
-                result[name] = Top(*(_pick_heads(name, x, axis, chosen) for x in value))
+            if isinstance(value, tuple):
+                result[name] = type(value)(*(_pick_heads(name, x, axis, chosen) for x in value))
             elif value is not None:
                 result[name] = _pick_heads(name, value, axis, chosen)
-        return replace(self, **result)
-
-    def _statistics(self) -> dict[str, Any]:
-        """All statistics by name, None for those not requested."""
-        return {name: getattr(self, name) for name in STATISTICS}
+        return _observation(result, queries=self.queries, keys=self.keys, sinks=self.sinks)
 
     def __repr__(self) -> str:
-        result = self._statistics() | {"top": None if self.top is None else self.top.weights}
+        result = self.statistics() | {"top": None if self.top is None else self.top.weights}
+        result["logsumexp"] = self.largest
         return brief("Observation", {"queries": self.queries, "keys": self.keys, **result})
 
     def __copy__(self) -> "Observation":
@@ -147,7 +146,7 @@ class Observation(Answers):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle and deep copies. Raises RuleError for tensors that PyTorch computed in a graph."""
-        arrays = {**self._statistics(), "top": None if self.top is None else self.top.weights}
+        arrays = {**self.statistics(), "top": self.top and self.top.weights, "logsumexp": self.log_sum}
         for name, x in arrays.items():
             if getattr(x, "grad_fn", None) is not None:
                 raise RuleError(
@@ -158,7 +157,7 @@ class Observation(Answers):
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         bundle: dict[str, str] = load("view.notebook").observed({
             name: as_host_array(value[0] if isinstance(value, Top) else value, name)[0].astype(np.float64)
-            for name, value in self._statistics().items() if value is not None
+            for name, value in (self.statistics() | {"logsumexp": self.logsumexp}).items() if value is not None
         })  # fmt: skip
         return bundle
 
@@ -166,6 +165,12 @@ class Observation(Answers):
 def observation(result: dict[str, Any], queries: int, keys: int, *, sinks: bool) -> Observation:
     """An Observation from an engine's arrays by name; `sinks` says whether the problem had any."""
     return Observation(**joined_arrays(result), queries=queries, keys=keys, sinks=sinks)
+
+
+def _observation(result: dict[str, Any], **more: Any) -> Observation:
+    """An Observation from statistics by name."""
+    state: State | None = result.pop("logsumexp", None)
+    return Observation(**result, **({} if state is None else state._asdict()), **more)
 
 
 def among(seen: Observation, keys: int, start: int = 0, *, last: int = 0) -> Observation:

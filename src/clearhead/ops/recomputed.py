@@ -18,7 +18,7 @@ from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 
 from clearhead.core.rule_values import MOST_ADDED
-from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS
+from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, arrays_of
 
 Tensors = dict[str, Tensor]
 INPUTS = ("q", "k", "v", "bias", "sinks", "span_table")  # what has a derivative, as arguments name it
@@ -33,8 +33,8 @@ _AXES = {  # what the last three axes of each tensor run along; "" is not cut in
     **dict.fromkeys(("places", "keys there", "kv_segments", "key_spans"), ("", "", "keys")),
     **dict.fromkeys(("image of queries", "groups of queries"), ("", "rows", "")),
     **dict.fromkeys(("image of keys", "groups of keys"), ("", "keys", "")),
-    **{name: ("heads", "rows", "") for name, one in STATISTICS.items() if one.axes == PER_QUERY},
-    **{name: ("heads", "", "keys") for name, one in STATISTICS.items() if one.axes == PER_KEY},
+    **{x: ("heads", "rows", "") for name, one in STATISTICS.items() if one.axes == PER_QUERY for x in arrays_of(name)},
+    **{x: ("heads", "", "keys") for name, one in STATISTICS.items() if one.axes == PER_KEY for x in arrays_of(name)},
     "bad keys": ("heads", "", "keys"),
 }
 
@@ -220,15 +220,16 @@ def _results(form: Form, names: Sequence[str], takes: Sequence[str], *given: Ten
     total = (masked - largest).exp().sum(-1, keepdim=True)
     if sinks is not None:
         total = total + (sinks - largest).exp()
-    logsumexp = torch.where(empty, 1.0, total).log() + largest
-    weights = (masked - logsumexp).exp()
+    log_sum = torch.where(empty, 1.0, total).log()
+    logs = (masked - largest) - log_sum
+    weights = logs.exp()
     if "bad rows" in x:
         weights = torch.where(seen, weights, 0.0)
     made: dict[str, Callable[[], Tensor]] = {
         "output": lambda: _product(weights, x["v"]),
         "product": lambda: weights.mT @ x["g"],
-        "logsumexp": lambda: torch.where(empty, -torch.inf, logsumexp),
-        "entropy": lambda: -(weights * torch.where(seen, masked - logsumexp, 0.0)).sum(-1, keepdim=True),
+        "log_sum": lambda: log_sum,
+        "entropy": lambda: -(weights * torch.where(seen, logs, 0.0)).sum(-1, keepdim=True),
         "distance": lambda: (weights * _apart(x).abs()).sum(-1, keepdim=True),
         "diagonal": lambda: torch.where(_apart(x) == 0, weights, 0.0).sum(-1, keepdim=True),
         "received": lambda: weights.sum(-2, keepdim=True),

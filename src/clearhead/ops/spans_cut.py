@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from clearhead.core import state as states
 from clearhead.core.arrays import on_cpu, statistics_dtype
 from clearhead.core.axes import Array, blocks
 from clearhead.core.call import Call
-from clearhead.core.effects import joined
+from clearhead.core.effects import alone, joined
+from clearhead.core.state import State
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines.base import Engine
 from clearhead.ops.matrix_data import MatrixData
@@ -18,7 +20,7 @@ _NUMBERS = 1 << 20  # (heads · queries · key groups) at a time
 def cut_spans(factors: MatrixData, v: Array, g: Array, groups: Groups) -> Array:
     """Σ over the queries of a group of what g·o changes by without a span, (batch, heads, query and key groups).
 
-    A span of several runs of keys is joined from them by their log-sum-exp; float64, in the CPU's memory.
+    A span of several runs of keys is joined from them by their states; float64, in the CPU's memory.
     """
     problem = factors.problem
     counts = groups.counts
@@ -37,8 +39,8 @@ def cut_spans(factors: MatrixData, v: Array, g: Array, groups: Groups) -> Array:
 
 
 @np.errstate(invalid="ignore", over="ignore")  # NaN and infinity are legal values, and need no warning
-def of_spans(engine: Engine, call: Call, g: Array, labels: Array, count: int) -> tuple[Array, Array]:
-    """The log-sum-exp and g·o of each span alone, (heads, queries, count + 1); the last one is of the keys of no span.
+def of_spans(engine: Engine, call: Call, g: Array, labels: Array, count: int) -> tuple[State, Array]:
+    """The state and g·o of each span alone, (heads, queries, count + 1); the last one is of the keys of no span.
 
     call     of one batch item
     g        (heads, queries, d_v)
@@ -48,8 +50,8 @@ def of_spans(engine: Engine, call: Call, g: Array, labels: Array, count: int) ->
     """
     problem, q, k, v = call.problem, call.q, call.k, call.v
     assert v is not None
-    lse = np.full((problem.heads, problem.queries, count + 1), -np.inf)
-    mean = np.zeros(lse.shape)
+    shape = problem.heads, problem.queries, count + 1
+    state, mean = State(np.full(shape, -np.inf), np.zeros(shape)), np.zeros(shape)
     edges = np.flatnonzero(np.diff(labels)) + 1
     want = Wanted(output=True, logsumexp=True, keep_float32=True)
     for start, stop in zip([0, *map(int, edges)], [*map(int, edges), len(labels)], strict=True):
@@ -57,24 +59,34 @@ def of_spans(engine: Engine, call: Call, g: Array, labels: Array, count: int) ->
         values = v[:, :, start:stop].astype(statistics_dtype(problem.dtype))  # so that no engine rounds its weights
         part = replace(problem.take(keys=range(start, stop)), sinks=None)
         result = engine.rows(Call(part, q, k[:, :, start:stop], values), want)
-        one, output = (on_cpu(result[name])[0].astype(np.float64) for name in ("logsumexp", "output"))
-        lse[..., span], mean[..., span] = joined((lse[..., span], mean[..., span]), (one, (output * g).sum(axis=-1)))
-    return lse, mean
+        *one, output = (on_cpu(result[name])[0].astype(np.float64) for name in (*State._fields, "output"))
+        _join(state, mean, span, (State(*one), (output * g).sum(axis=-1)))
+    return state, mean
+
+
+def _join(state: State, mean: Array, span: int, part: tuple[State, Array]) -> None:
+    """Join a part to one of the spans, in place."""
+    whole, average = joined((state.part(..., span), mean[..., span]), part)
+    for x, y in zip((*state, mean), (*whole, average), strict=True):
+        x[..., span] = y
 
 
 @np.errstate(invalid="ignore", over="ignore")
-def changes(lse: Array, mean: Array, sinks: Array | None) -> Array:
+def changes(state: State, mean: Array, sinks: Array | None) -> Array:
     """What g·o changes by without each span, (…, heads, queries, spans), from `of_spans` over all keys; sinks (heads,).
 
     The sink is added to the keys of no span, in place.
     """
     if sinks is not None:
-        sink = np.where(np.isneginf(lse).all(axis=-1), -np.inf, sinks[:, None])
-        lse[..., -1], mean[..., -1] = joined((lse[..., -1], mean[..., -1]), (sink, np.zeros(sink.shape)))
-    before, after = _running(lse, mean), [x[..., ::-1] for x in _running(lse[..., ::-1], mean[..., ::-1])]
-    others = joined((before[0][..., :-1], before[1][..., :-1]), (after[0][..., 1:], after[1][..., 1:]))[1]
-    whole = np.logaddexp.reduce(lse, axis=-1, keepdims=True)
-    share = np.exp(lse - np.where(np.isneginf(whole), 0.0, whole))
+        sink = np.where(np.isneginf(state.largest).all(axis=-1), -np.inf, sinks[:, None])
+        _join(state, mean, -1, alone(sink, np.zeros(sink.shape)))
+    before, means_before = _running(state, mean)
+    after, means_after = _running(state.part(..., slice(None, None, -1)), mean[..., ::-1])
+    others = joined(
+        (before.part(..., slice(-1)), means_before[..., :-1]),
+        (after.part(..., slice(-2, None, -1)), means_after[..., -2::-1]),
+    )[1]
+    share = states.share(np, state, before.part(..., slice(-1, None)))
     change: Array = (share * (others - mean))[..., :-1]
     return change
 
@@ -86,11 +98,11 @@ def add_changes(total: Array, change: Array, labels: Array) -> None:
         np.add.at(into, labels[labels >= 0], each[labels >= 0])
 
 
-def _running(lse: Array, mean: Array) -> list[Array]:
-    """For each place, the log-sum-exp and the mean of all spans before it, (…, spans + 1)."""
-    shape = (*lse.shape[:-1], lse.shape[-1] + 1)
-    total, average = np.full(shape, -np.inf), np.zeros(shape)
-    for place in range(lse.shape[-1]):
-        now = (total[..., place], average[..., place]), (lse[..., place], mean[..., place])
-        total[..., place + 1], average[..., place + 1] = joined(*now)
-    return [total, average]
+def _running(state: State, mean: Array) -> tuple[State, Array]:
+    """For each place, the state and the mean of all spans before it, (…, spans + 1)."""
+    shape = (*mean.shape[:-1], mean.shape[-1] + 1)
+    total, average = State(np.full(shape, -np.inf), np.zeros(shape)), np.zeros(shape)
+    for place in range(mean.shape[-1]):
+        before = total.part(..., place), average[..., place]
+        _join(total, average, place + 1, joined(before, (state.part(..., place), mean[..., place])))
+    return total, average

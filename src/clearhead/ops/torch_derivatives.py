@@ -3,7 +3,7 @@
 Results come from the engines, and so does their gradient, which is a node again (GRADIENT): each in one fused pass. All
 other derivatives, forward mode and whatever is differentiated a second time, are recomputed (torch_recomputed.py).
 
-    bundle      "known:" results of the forward pass, the log-sum-exp among them, "by:" upstream gradients of results;
+    bundle      "known:" results of the forward pass, the rows' states among them, "by:" upstream gradients of results;
                 "asked" names the inputs whose gradients are wanted
 """
 
@@ -71,7 +71,7 @@ def _product_backward(bundle: Bundle, results: Tensors, upstream: Tensors, neede
     """The gradients of u·Aᵀ·g, which is g·A·u."""
     del results
     wide = in_statistics_dtype({**bundle, "v": upstream["product"]})
-    seen = compute(VALUES, {**wide, "names": "output logsumexp"})
+    seen = compute(VALUES, {**wide, "names": "output largest log_sum"})
     found = gradients({**wide, **parts("known", seen)}, {"output": wide["g"]}, differentiable(needed))
     found["g"] = seen["output"]
     return {name: x.to(bundle[name].dtype) for name, x in found.items() if name in needed}

@@ -51,7 +51,7 @@ class Graph:
             check_shapes(self.q.shape, self.k.shape, v.shape)
         answers = self._answers(v, request)
         if not asked.get("logsumexp"):
-            del answers["logsumexp"]
+            del answers["largest"], answers["log_sum"]
         length = self.q.shape[-2]  # computing with it would fix a size that the compiler leaves open
         count = length if queries == slice(None) else len(range(length)[queries])
         return observation(answers, count, self.k.shape[-2], sinks=self.settings.sinks is not None)
@@ -60,7 +60,7 @@ class Graph:
         """A·v."""
         v = _tensor(v, "v", self.q)
         vector = v.ndim == 1
-        output = self._answers(v, Options("output logsumexp"))["output"]
+        output = self._answers(v, Options("output largest log_sum"))["output"]
         return output[..., 0] if vector else output
 
     def transposed(self, g: Any) -> Tensor:
@@ -161,7 +161,7 @@ def _settings(q: Tensor, rules: Rules) -> Settings:
 
 def _options(asked: Mapping[str, Any], queries: slice, *, output: bool) -> Options:
     requested = {name: value for name, value in asked.items() if value is not None and value is not False}
-    present = {*requested, "logsumexp", *(["output"] if output else [])}  # the backward pass needs the log-sum-exp
+    present = {*requested, "logsumexp", *(["output"] if output else [])}  # the backward pass needs the rows' states
     height, width = requested.get("image", (0, 0))
     labels = (None, None) if "groups" not in requested else (torch.as_tensor(side) for side in requested["groups"])
     names = " ".join(array for name in STATISTICS if name in present for array in arrays_of(name))

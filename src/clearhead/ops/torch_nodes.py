@@ -104,7 +104,8 @@ class _Node(torch.autograd.Function):
         rest, *tensors = inputs
         ctx.kind, ctx.names, ctx.rest = rest.kind, rest.names, rest
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(x for x in output if not x.is_floating_point()))
+        results = zip(rest.kind.names(rest.bundle(tensors)), output, strict=True)
+        ctx.mark_non_differentiable(*(x for name, x in results if not x.is_floating_point() or name == "largest"))
         ctx.save_for_backward(*tensors, *output)
         ctx.save_for_forward(*tensors, *output)
 

@@ -22,12 +22,12 @@ from clearhead.ops.torch_derivatives import PRODUCT as TRANSPOSED
 from clearhead.ops.torch_derivatives import differentiable, gradients
 from clearhead.ops.torch_passes import Bundle, parts, product, values
 
-PRODUCT = Options("product logsumexp")  # Aᵀ·g, and the log-sum-exp that its backward needs
+PRODUCT = Options("product largest log_sum")  # Aᵀ·g, and the rows' states that its backward needs
 
 
 def bundle_of(q: Tensor, k: Tensor, v: Tensor | None, rules: Settings, options: Options | None = None) -> Bundle:
     """An operator's arguments by name."""
-    return {"q": q, "k": k, "v": v, **rules._asdict(), **(options or Options("output logsumexp"))._asdict()}
+    return {"q": q, "k": k, "v": v, **rules._asdict(), **(options or Options("output largest log_sum"))._asdict()}
 
 
 def _observe(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
@@ -101,6 +101,7 @@ def _derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     inputs = [x if y is None else y for x, y in zip(ctx.numbers, tensors[:count], strict=True)]
     rules, options = from_flat(inputs[3:], Settings, Options)
     by = {name: grad for name, grad in zip(options.arrays(), grads, strict=True) if grad is not None}
+    by.pop("largest", None)  # it has no derivative: that of the log-sum-exp is log_sum's
     places: list[Tensor | None] = [None] * count
     if not by:
         return tuple(places)

@@ -18,7 +18,7 @@ from clearhead.core.call import Call, describe
 from clearhead.core.observations import wanted
 from clearhead.core.operands import operand
 from clearhead.core.problem import Problem
-from clearhead.core.statistics import Wanted
+from clearhead.engines import state_of
 from clearhead.engines.base import Engine
 from clearhead.ops import backward
 from clearhead.ops.torch_arguments import Options, Settings
@@ -84,7 +84,7 @@ def values(bundle: Bundle) -> dict[str, Tensor]:
 def gradient(bundle: Bundle) -> dict[str, Tensor]:
     """The gradients of the inputs in "asked", from "by:" upstream gradients and "known:" results, by the inputs' names.
 
-    The log-sum-exp is always among the known results.
+    The rows' states are always among the known results.
     """
     options = options_of(bundle)
     chosen = Chosen.read(bundle, "gradients", options.queries())
@@ -109,12 +109,12 @@ def _shared_shape(problem: Problem, name: str, shape: Sequence[int] | None) -> t
 
 
 def product(bundle: Bundle) -> dict[str, Tensor]:
-    """Aᵀ·g, (…, heads, keys, d) in the dtype of statistics, as "product"; and the log-sum-exp."""
+    """Aᵀ·g, (…, heads, keys, d) in the dtype of statistics, as "product"; and the rows' states."""
     chosen = Chosen.read(bundle)
     problem, g = chosen.problem, as_array(bundle["g"], "g", chosen.problem.device)[0]
     columns = operand(problem, g, "g", problem.queries, (problem.heads,))[0]
-    logsumexp = engines.answer(chosen.engine, chosen.call.with_values(None), Wanted(logsumexp=True))["logsumexp"]
-    made = {"product": chosen.engine.transposed(chosen.call, logsumexp, columns), "logsumexp": logsumexp}
+    state = state_of(chosen.engine, chosen.call)
+    made = {"product": chosen.engine.transposed(chosen.call, state, columns), **state._asdict()}
     return {name: tensor(problem.restore(x)) for name, x in made.items()}
 
 

@@ -17,9 +17,12 @@ from clearhead.ops.recomputed import Form, Tensors, compute, definition
 from clearhead.ops.torch_arguments import Options, Settings
 from clearhead.ops.torch_passes import Bundle, options_of
 
-_PER_QUERY, _PER_KEY = ({name for name, one in STATISTICS.items() if one.axes == axes} for axes in (PER_QUERY, PER_KEY))
+_PER_QUERY, _PER_KEY = (
+    {array for name, one in STATISTICS.items() if one.axes == axes for array in arrays_of(name)}
+    for axes in (PER_QUERY, PER_KEY)
+)
 _OF_ROWS, _OF_KEYS = {"q", "g", "output", *_PER_QUERY}, {"k", "v", "product"}
-_SMOOTH = {*smooth(), "product"}
+_SMOOTH = {array for name in smooth() for array in arrays_of(name)} | {"product"}
 
 
 def check_smooth(names: Iterable[str], what: str, hint: str = "observe it under torch.no_grad().") -> None:
@@ -35,6 +38,7 @@ def check_smooth(names: Iterable[str], what: str, hint: str = "observe it under 
 def tangents(bundle: Bundle, results: Tensors, along: Tensors) -> Tensors:
     """The results' tangents, by name, from those of inputs."""
     check_smooth(results, "forward-mode derivative")
+    results = {name: x for name, x in results.items() if name != "largest"}  # which has no derivative
     form = _form(bundle)
     still, moving = _finite(_inputs(form, bundle, results), _shaped(bundle, form, along))
     blocks = definition(form, tuple(results), tuple(still)).tangent([name in moving for name in still])

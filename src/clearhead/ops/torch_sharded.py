@@ -21,7 +21,7 @@ from clearhead.core.observations import wanted
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import as_int64
 from clearhead.core.rules import RULES, Rules, check_names, flat, joined
-from clearhead.core.statistics import STATISTICS, Top, Wanted
+from clearhead.core.statistics import STATISTICS, Wanted
 from clearhead.errors import DtypeError, RuleError
 from clearhead.ops.graphed import graphed
 from clearhead.ops.matrix_data import MatrixData
@@ -89,8 +89,10 @@ class Sharded(Graph):
         rows = len(range(self.problem.queries)[queries])
         width = 0 if v is None else v.shape[-1]
         sizes = {"batch": 0, "heads": 0, "queries": rows, "keys": self.problem.keys, "d_v": width}
-        whole = {name: self._whole(name, getattr(seen, name), want, sizes) for name in want.names()}
-        return replace(seen, queries=rows, **whole)
+        parts = {name: x for name, x in seen.statistics().items() if x is not None}
+        whole = {name: self._whole(name, x, want, sizes) for name, x in parts.items()}
+        state: Any = whole.pop("logsumexp", None)
+        return replace(seen, queries=rows, **whole, **({} if state is None else state._asdict()))
 
     def mix(self, v: Any) -> Any:
         """A·v, for a v with the axes of k."""
@@ -209,8 +211,8 @@ class Sharded(Graph):
 
     def _whole(self, name: str, x: Any, want: Wanted, sizes: Mapping[str, int]) -> Any:
         """A statistic of this rank's part as a DTensor of the whole."""
-        if isinstance(x, Top):
-            return Top(*(self._whole(name, one, want, sizes) for one in x))
+        if isinstance(x, tuple):
+            return type(x)(*(self._whole(name, one, want, sizes) for one in x))
         shape = (*self.problem.prefix, *want.shape(name, sizes)[2:])
         if name == "groups":  # this rank's labels may end before those of others
             x = pad(x, [n for axis in (-1, -2) for n in (0, shape[axis] - x.shape[axis])])

@@ -21,16 +21,19 @@ from torch.nn.attention import SDPBackend
 
 from clearhead import engines
 from clearhead.core.arrays import as_array, carries_tangent, to_torch
-from clearhead.core.axes import split_heads
-from clearhead.core.call import describe_whole
+from clearhead.core.axes import Array, split_heads
+from clearhead.core.call import Call, describe_whole
 from clearhead.core.observations import check_room
+from clearhead.core.state import of_logsumexp
 from clearhead.core.statistics import Wanted
+from clearhead.engines import state_of
 from clearhead.errors import DtypeError, RuleError, ShapeError
 from clearhead.ops import backward
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.torch_derivatives import gradients
 from clearhead.ops.torch_graph import Graph
 from clearhead.ops.torch_operators import bundle_of
+from clearhead.ops.torch_passes import parts
 from clearhead.torch.calls import count
 from clearhead.torch.sdpa import scaled_dot_product_attention
 
@@ -150,7 +153,7 @@ def fused(
     check_room(described.problem, _WANTED, described.d_v)
     engine = engines.get(engines.choose(described.problem).engine)
     result = engine.rows(described, _WANTED)
-    logsumexp = to_torch(torch, result["logsumexp"])
+    logsumexp = to_torch(torch, result["largest"] + result["log_sum"])
     if attn_mask is not None:
         logsumexp.masked_fill_(logsumexp == -torch.inf, 0.0)
     count("clearhead", _FUSED, query, key, value, attn_mask)
@@ -178,7 +181,7 @@ def fused_backward(
         return None, None, None
     described = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
     engine = engines.get(engines.choose_for("gradients", described.problem).engine)
-    answers = {"output": as_array(output, "output")[0], "logsumexp": as_array(logsumexp, "logsumexp")[0]}
+    answers = {"output": as_array(output, "output")[0], **_state(described, logsumexp)}
     upstream = {"output": as_array(d_output, "d_output")[0]}
     result = backward.gradients(engine, described, answers, upstream)
     count("clearhead", _GRADIENT, query, key, value, attn_mask)
@@ -199,10 +202,21 @@ def fused_backward_again(
     if _watched() or _why_not(d_output, query, key, value, mask):
         return NotImplemented
     rules = Graph(query, key, _rules(mask, named.get("scale"), is_causal=is_causal), None).settings
-    known = {"known:output": output, "known:logsumexp": logsumexp}
+    with torch.no_grad():
+        described = describe_whole(query, key, value, _rules(mask, named.get("scale"), is_causal=is_causal))
+        state = _state(described, logsumexp)
+    known = parts("known", {"output": output, **{name: to_torch(torch, x) for name, x in state.items()}})
     result = gradients({**bundle_of(query, key, value, rules), **known}, {"output": d_output}, "qkv")
     count("clearhead", _AGAIN, query, key, value, mask)
     return tuple(result[name] for name in "qkv")
+
+
+def _state(call: Call, logsumexp: Tensor) -> dict[str, Array]:
+    """The rows' states by the log-sum-exp that PyTorch kept, computed anew where one number has no digits for them."""
+    state = of_logsumexp(as_array(logsumexp, "logsumexp")[0])
+    if state is None:
+        state = state_of(engines.get(engines.choose(call.problem).engine), call)
+    return state._asdict()
 
 
 def _rules(attn_mask: Tensor | None, scale: float | None, *, is_causal: bool) -> Any:

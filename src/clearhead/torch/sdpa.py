@@ -12,6 +12,7 @@ from clearhead.core.axes import group_size
 from clearhead.core.call import known
 from clearhead.core.rule_values import check_probability
 from clearhead.core.rules import Rules
+from clearhead.core.state import share
 from clearhead.errors import DtypeError, RuleError, ShapeError, shown
 from clearhead.ops.attention import attention, output_of
 from clearhead.ops.matrix import AttentionMatrix
@@ -93,8 +94,10 @@ def dropped(query: Tensor, key: Tensor, value: Tensor, p: float, rules: dict[str
     mask = kept if rules.get("mask") is None else kept & torch.as_tensor(rules["mask"])
     over_kept = AttentionMatrix(query, key, **{**rules, "mask": mask}).observe(value, logsumexp=True)
     over_all = AttentionMatrix(query, key, **rules).observe(logsumexp=True)
-    share = torch.where(over_kept.logsumexp == -torch.inf, 0.0, torch.exp(over_kept.logsumexp - over_all.logsumexp))
-    output: Tensor = over_kept.output * (share / (1 - p)).to(over_kept.output.dtype)[..., None]
+    assert over_kept.state is not None
+    assert over_all.state is not None
+    left = share(torch, over_kept.state, over_all.state)
+    output: Tensor = over_kept.output * (left / (1 - p)).to(over_kept.output.dtype)[..., None]
     return output
 
 

@@ -120,7 +120,7 @@ def varlen_attn(
             _remember(call, tensors, problem, results)
     if asked:
         return Answers(**joined_arrays(results))
-    return (results["output"], results["logsumexp"]) if lse else results["output"]
+    return (results["output"], results["largest"] + results["log_sum"]) if lse else results["output"]
 
 
 def varlen_matrix(

@@ -7,6 +7,7 @@ import numpy as np
 
 from clearhead.core.arrays import as_host_array, on_cpu, to_device_of
 from clearhead.core.axes import Array, as_slice
+from clearhead.core.state import State, share
 from clearhead.core.statistics import Answers
 from clearhead.view.protocols import MatrixData, Weights
 
@@ -32,7 +33,7 @@ def summarise_heads(
     cross      queries and keys are different texts: previous, diagonal and distance are nan
     O(queries) where distance and entropy were observed, else O(queries·keys·d_k) for every head.
     """
-    batch, heads, queries = as_host_array(seen.logsumexp, "logsumexp")[0].shape
+    batch, heads, queries = as_host_array(seen.largest, "logsumexp")[0].shape
     real = np.ones((batch, queries), bool) if padding is None else ~padding
     distance, entropy = seen.distance, seen.entropy
     diagonal = None if cross or seen.diagonal is None else as_host_array(seen.diagonal, "diagonal")[0]
@@ -82,9 +83,8 @@ def _near(factors: MatrixData, left: int) -> Array:
 
 def _part(inside: MatrixData, factors: MatrixData) -> Array:
     """The share of each query's weight on some of the keys, (batch, heads, queries): exp(L_part - L)."""
-    with np.errstate(invalid="ignore"):
-        within, whole = (on_cpu(part.logsumexp).astype(np.float64) for part in (inside, factors))
-        return np.where(np.isneginf(within), 0.0, np.exp(within - whole))
+    within, whole = (State(*map(on_cpu, part.state)).astype(np.float64) for part in (inside, factors))
+    return np.asarray(share(np, within, whole))
 
 
 def _even(factors: MatrixData) -> MatrixData:

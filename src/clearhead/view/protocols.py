@@ -5,6 +5,7 @@ from typing import Any, Protocol, Self, Unpack
 
 from clearhead.core.axes import Array
 from clearhead.core.problem import Problem
+from clearhead.core.state import State
 from clearhead.core.statistics import Answers, Asked
 
 
@@ -19,6 +20,8 @@ class MatrixData(Protocol):
     def k(self) -> Array: ...  # (batch, kv_heads, keys, d_k)
     @property
     def logsumexp(self) -> Array: ...  # (batch, heads, queries)
+    @property
+    def state(self) -> State: ...  # of each row
     def changed(self, problem: Problem, q: Array, k: Array) -> Self: ...  # the same with another problem, q and k
     def observe(self, v: Any, asked: Mapping[str, Any]) -> Answers: ...
 

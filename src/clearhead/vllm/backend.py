@@ -21,6 +21,7 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from clearhead.core.axes import Array
+from clearhead.core.state import State, share
 from clearhead.errors import EngineError
 from clearhead.torch.varlen import Prepared, prepared, read_bits
 from clearhead.vllm.records import HINT, RECORDER, Step, Where
@@ -150,8 +151,8 @@ class Impl(AttentionImpl):  # type: ignore[misc]
             if not step.all:
                 q, out = q[step.queries], np.empty_like(out[step.queries])
             seen = self.attend(q, step.where, out, step.named, window_size=window)
-            if "logsumexp" in seen:
-                seen["spans"] = self.shares(step, q, seen["logsumexp"])
+            if "largest" in seen:
+                seen["spans"] = self.shares(step, q, State(seen["largest"], seen["log_sum"]))
             RECORDER.kept[self.layer] = seen
         return output
 
@@ -164,14 +165,15 @@ class Impl(AttentionImpl):  # type: ignore[misc]
             self.calls[call] = prepared(cache.dtype, q, keys, values, self.rules | rules, asked)
         return self.calls[call](q, keys, values, where, out)
 
-    def shares(self, step: Step, q: Array, logsumexp: Array) -> Array:
-        """The share of each query on each of its spans, (spans, heads): by the log-sum-exp of ranges of keys."""
+    def shares(self, step: Step, q: Array, state: State) -> Array:
+        """The share of each query on each of its spans, (spans, heads): by the states of ranges of keys."""
         parts = step.parts(self.left)
         rules: dict[str, Any] = {"window_size": (-1, -1), "sinks": None}
-        sums = self.attend(q[parts.rows], parts.where, None, {"logsumexp": True}, **rules)["logsumexp"]
+        sums = self.attend(q[parts.rows], parts.where, None, {"logsumexp": True}, **rules)
+        largest = sums["largest"]
         if self.rules["alibi_slopes"] is not None:
-            sums = sums - parts.gaps * self.rules["alibi_slopes"].numpy()
-        return parts.signs @ np.exp(sums - logsumexp[parts.rows])
+            largest = largest - parts.gaps * self.rules["alibi_slopes"].numpy()
+        return parts.signs @ share(np, State(largest, sums["log_sum"]), state.part(parts.rows))
 
     def read(self, kv_cache: Tensor, name: str) -> None:
         """Read once which layer this is, and its pages: those of keys and of values, (blocks, page, kv_heads, d)."""

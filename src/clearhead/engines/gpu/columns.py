@@ -22,9 +22,9 @@ class Columns(NamedTuple):
 @triton.jit
 def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     received, peak = state
-    inputs, keys, logsumexp, to = job
+    inputs, keys, states, to = job
     block = query_block(inputs, rules, strip.b, strip.h, start, sizes.N, sizes)
-    p = weights(keys, block, logsumexp, rules, strip.b, strip.h, True, MASKED, sizes)
+    p = weights(keys, block, states, rules, strip.b, strip.h, True, MASKED, sizes)
     if to.weights is not None:
         i, j = indices(keys, block, True)
         line = (strip.b * rules.heads + strip.h).to(tl.int64) * rules.queries + i
@@ -38,12 +38,12 @@ def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
 
 
 @triton.jit
-def columns(inputs, rules, logsumexp, to, sizes):
+def columns(inputs, rules, state, to, sizes):
     """Program (strip of keys × batch · heads)."""
     strip = program_strip(rules, rules.keys, sizes.M)
     keys = key_block(inputs, rules, strip.b, strip.h, strip.first, sizes.M, sizes)
     none = tl.zeros((sizes.M,), sizes.FLOAT)
-    received, peak = over_queries(_absorb, (none, none), (inputs, keys, logsumexp, to), rules, strip, sizes)
+    received, peak = over_queries(_absorb, (none, none), (inputs, keys, state, to), rules, strip, sizes)
     if to.received is not None:
         tl.store(to.received + strip.line, received, mask=strip.inside)
     if to.peak is not None:
@@ -70,15 +70,15 @@ def _shares(pixel, pixels, index, cells, FLOAT: tl.constexpr):
 
 @triton.jit
 def _under_pixel(total, job, rules, strip, start, MASKED: tl.constexpr, sizes):
-    inputs, queries, logsumexp, shares, column, width = job
+    inputs, queries, states, shares, column, width = job
     block = key_block(inputs, rules, strip.b, strip.h, start, sizes.N, sizes)
-    p = weights(queries, block, logsumexp, rules, strip.b, strip.h, False, MASKED, sizes)
+    p = weights(queries, block, states, rules, strip.b, strip.h, False, MASKED, sizes)
     share = shares[:, None] * _shares(column, width, block.index, rules.keys, sizes.FLOAT)[None, :]
     return total + tl.sum(tl.where(share > 0, p * share, 0.0), axis=1)  # a NaN beside the pixel stays out
 
 
 @triton.jit
-def pixels(inputs, rules, logsumexp, to, height, width, sizes):
+def pixels(inputs, rules, state, to, height, width, sizes):
     """The mean of the weights under each pixel, into (batch, heads, height, width). Program (pixel × batch · heads)."""
     pixel, head = placed(height * width)
     row, column = pixel // width, pixel % width
@@ -90,6 +90,6 @@ def pixels(inputs, rules, logsumexp, to, height, width, sizes):
         strip = strip_of(rules, b, h, start, rules.queries, sizes.M)
         queries = query_block(inputs, rules, b, h, start, sizes.M, sizes)
         shares = _shares(row, height, queries.index, rules.queries, sizes.FLOAT)
-        job = inputs, queries, logsumexp, shares, column, width
+        job = inputs, queries, state, shares, column, width
         total = over_keys(_under_pixel, total, job, rules, strip, part, sizes)
     tl.store(to + tl.program_id(0).to(tl.int64), tl.sum(total, axis=0))

@@ -1,4 +1,4 @@
-"""The backward pass: weights are recomputed from the log-sum-exp, once by tiles of keys and once by tiles of queries.
+"""The backward pass: weights are recomputed from the rows' states, once by tiles of keys and once by tiles of queries.
 
     dS_ij = a_ij·(dO_i·v_j + rows_i + keys_j - entropy_i·ln a_ij + distance_i·|position of i - j|)
 
@@ -14,16 +14,16 @@ import triton.language as tl
 
 from clearhead.engines.gpu.rules import LN2, any_seen, distances, logits, scaled, score_grad
 from clearhead.engines.gpu.sweeps import over_keys, over_queries, placed, program_strip
-from clearhead.engines.gpu.tiles import indices, key_block, mixed, product, query_block, row_lse, store_rows
+from clearhead.engines.gpu.tiles import indices, key_block, log_weights, mixed, product, query_block, store_rows
 
 
 class Loss(NamedTuple):
-    """The forward pass's log-sum-exp and the upstream gradients (base.Upstream) but the output's: contiguous.
+    """The forward pass's State of each row and the upstream gradients (base.Upstream) but the output's: contiguous.
 
     They are (batch, heads, …), None where zero; without `rows`, `keys` answers Aᵀ·g alone.
     """
 
-    logsumexp: Any
+    state: Any
     rows: Any = None
     keys: Any = None
     entropy: Any = None
@@ -64,7 +64,7 @@ def slopes(left, right, inputs, loss, rules, b, h, BY_KEYS: tl.constexpr, MASKED
     line = (b * rules.heads + h).to(tl.int64) * rules.queries + i
     s = logits(scores, rules, b, h, i, j, MASKED)
     visible = (s > -float("inf")) | (s != s)
-    logs = s - row_lse(loss.logsumexp, line, i < rules.queries)
+    logs = log_weights(s, loss.state, line, i < rules.queries)
     p = tl.exp2(logs)
     by_logit, by_score = p, p
     if loss.rows is not None:

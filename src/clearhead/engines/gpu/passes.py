@@ -9,6 +9,7 @@ from triton import language, next_power_of_2
 
 from clearhead.core.axes import Array
 from clearhead.core.call import Call
+from clearhead.core.state import State
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Kind, Upstream, kinds, row_kinds
 from clearhead.engines.gpu import columns, gradients, rows
@@ -51,6 +52,10 @@ class Pass:
         """Numbers per query or key, in the statistics' dtype."""
         return None if x is None else gpu.contiguous(x, self.number)
 
+    def states(self, state: State) -> State:
+        """The rows' states."""
+        return State(*map(self.contiguous, state))
+
     def zeros(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A tensor for results, 0 where nothing is written."""
         return torch.zeros(shape, dtype=dtype or self.number, device=self.device)
@@ -73,7 +78,7 @@ def observe_rows(call: Call, want: Wanted, most: int) -> Answers:
         return {**results, "output": torch.cat(outputs, -1)}
     run = Pass(call.with_values(v), "observed")
     results = run.rooms(row_kinds(problem, v, want, rows.STATISTICS))
-    if run.heads * problem.queries:  # without keys too: the log-sum-exp is -inf then
+    if run.heads * problem.queries:  # without keys too: their states are -inf and 0 then
         slots = max(2, next_power_of_2(want.top or 0))
         run.launch(
             rows.rows, run.strips(problem.queries) * run.heads, want=Rows(**results), count=want.top or 0,
@@ -82,40 +87,40 @@ def observe_rows(call: Call, want: Wanted, most: int) -> Answers:
     return results
 
 
-def observe_columns(call: Call, logsumexp: Array, want: Wanted) -> Answers:
+def observe_columns(call: Call, state: State, want: Wanted) -> Answers:
     """The column statistics."""
     run, problem = Pass(call.with_values(None), "observed"), call.problem
     results = run.rooms(kinds(problem, want, want.columns(), columns.STATISTICS))
     per_key = {name: tensor for name, tensor in results.items() if name in Columns._fields}
     if per_key:
-        _columns(run, logsumexp, Columns(**per_key))
+        _columns(run, state, Columns(**per_key))
     if "image" in results and results["image"].numel() and not run.empty:
         height, width = results["image"].shape[-2:]
         # a pixel reads whole tiles: small ones where it has few queries and keys
         small = [gpu.padded(size // pixels) for size, pixels in ((problem.queries, height), (problem.keys, width))]
         sizes = run.sizes._replace(M=min(run.sizes.M, small[0]), N=min(run.sizes.N, small[1]))
         run.launch(
-            columns.pixels, height * width * run.heads, sizes, logsumexp=run.contiguous(logsumexp),
+            columns.pixels, height * width * run.heads, sizes, state=run.states(state),
             to=results["image"], height=height, width=width,
         )  # fmt: skip
     return results
 
 
-def weights(call: Call, logsumexp: Array) -> torch.Tensor:
+def weights(call: Call, state: State) -> torch.Tensor:
     """Every weight of this (small) problem, (batch, heads, queries, keys)."""
     run, problem = Pass(call.with_values(None), "observed"), call.problem
     result = run.zeros(problem.batch, problem.heads, problem.queries, problem.keys)
-    _columns(run, logsumexp, Columns(weights=result))
+    _columns(run, state, Columns(weights=result))
     return result
 
 
-def _columns(run: Pass, logsumexp: Array, to: Columns) -> None:
+def _columns(run: Pass, state: State, to: Columns) -> None:
     if not run.empty:
         programs = run.strips(run.problem.keys) * run.heads
-        run.launch(columns.columns, programs, logsumexp=run.contiguous(logsumexp), to=to)
+        run.launch(columns.columns, programs, state=run.states(state), to=to)
 
 
-def transposed(call: Call, logsumexp: Array, g: Array, most: int) -> torch.Tensor:
+def transposed(call: Call, state: State, g: Array, most: int) -> torch.Tensor:
     """Aᵀ·g, (batch, heads, keys, d), in slices of at most `most` columns: what `gradients.keys` answers for v."""
     problem = call.problem
     parts = []
@@ -123,25 +128,25 @@ def transposed(call: Call, logsumexp: Array, g: Array, most: int) -> torch.Tenso
         run = Pass(call.with_values(None), "gradients", g[..., start : start + most])
         parts.append(run.zeros(problem.batch, problem.heads, problem.keys, run.sizes.d_v))
         if not run.empty:
-            loss = Loss(run.contiguous(logsumexp))
+            loss = Loss(run.states(state))
             programs = run.strips(problem.keys) * run.heads
             run.launch(gradients.keys, programs, loss=loss, out_k=None, out_v=parts[-1])
     return torch.cat(parts, -1)
 
 
-def differentiate(call: Call, logsumexp: Array, upstream: Upstream, number: torch.dtype, most: int) -> Answers:
+def differentiate(call: Call, state: State, upstream: Upstream, number: torch.dtype, most: int) -> Answers:
     """The gradients of q, k and v in this dtype, of the bias and of spans in the statistics'.
 
     Values with more than `most` columns are taken in slices, whose gradients add up, as dS is linear in dO.
     """
     v, output = call.v, upstream.output
     if v is None or output is None or v.shape[-1] <= most:
-        return _gradients(call, logsumexp, upstream, number)
+        return _gradients(call, state, upstream, number)
     sums, by_v = Answers(), []
     for start in range(0, v.shape[-1], most):
         columns = slice(start, start + most)
         part = _gradients(
-            call.with_values(v[..., columns]), logsumexp, replace(upstream, output=output[..., columns]),
+            call.with_values(v[..., columns]), state, replace(upstream, output=output[..., columns]),
             gpu.statistics(call.problem),
         )  # fmt: skip
         by_v.append(part.pop("v"))
@@ -152,7 +157,7 @@ def differentiate(call: Call, logsumexp: Array, upstream: Upstream, number: torc
     return {name: x.to(number) if name in "qkv" else x for name, x in sums.items()}
 
 
-def _gradients(call: Call, logsumexp: Array, upstream: Upstream, number: torch.dtype) -> Answers:
+def _gradients(call: Call, state: State, upstream: Upstream, number: torch.dtype) -> Answers:
     call = call.with_values(None) if upstream.output is None else call
     problem = call.problem
     run = Pass(call, "gradients", None if call.v is None else upstream.output)
@@ -162,8 +167,8 @@ def _gradients(call: Call, logsumexp: Array, upstream: Upstream, number: torch.d
         if shape is not None:
             results[name] = run.zeros(*shape)
     if not run.empty:
-        names = (name for name in Loss._fields if name != "logsumexp")
-        loss = Loss(run.contiguous(logsumexp), *(run.contiguous(getattr(upstream, name)) for name in names))
+        names = (name for name in Loss._fields if name != "state")
+        loss = Loss(run.states(state), *(run.contiguous(getattr(upstream, name)) for name in names))
         run.launch(
             gradients.keys, run.strips(problem.keys) * run.heads, loss=loss, out_k=results["k"],
             out_v=results.get("v"),

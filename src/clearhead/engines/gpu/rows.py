@@ -19,7 +19,8 @@ class Rows(NamedTuple):
     """Where the results are written: contiguous (batch, heads, queries, …); None where not requested."""
 
     output: Any = None
-    logsumexp: Any = None
+    largest: Any = None
+    log_sum: Any = None
     max_logit: Any = None
     entropy: Any = None
     distance: Any = None
@@ -69,11 +70,12 @@ def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
         top, places = _insert(top, places, s, j)
     higher = tl.maximum(maximum, tl.max(s, axis=1))
     safe = tl.where(higher == -float("inf"), 0.0, higher)
-    lower = s - safe[:, None]
+    lower = (s - safe[:, None]) * LOG2E
     p = tl.exp2(lower)
-    shrink = tl.exp2(maximum - safe)
+    rise = (maximum - safe) * LOG2E
+    shrink = tl.exp2(rise)
     if want.entropy is not None:
-        drop = tl.where(maximum == -float("inf"), 0.0, maximum - safe)  # the maximum rises by -drop
+        drop = tl.where(maximum == -float("inf"), 0.0, rise)  # the maximum rises by -drop
         lower = tl.maximum(lower, -1e30)  # 0·(logit of -inf) is 0
         centred = shrink * (centred + total * drop) + tl.sum(p * lower, axis=1)
     if want.distance is not None:
@@ -105,34 +107,40 @@ def rows(inputs, rules, want, count, sizes, TOP: tl.constexpr):
 
 @triton.jit
 def _finish(state, rules, strip, to, count, sizes):
-    """Store the results, with the sink in the denominator; 0 and log-sum-exp -inf for a row without visible keys."""
+    """Store the results, with the sink in the denominator; 0 and the state -inf, 0 for a row without visible keys."""
     maximum, total, centred, far, diagonal, top, places, output = state
     line, here = strip.line, strip.inside
     empty = total == 0
     total = tl.where(empty, 1.0, total)
-    keys_lse = maximum + tl.log2(total)
-    lse = keys_lse
+    largest, of_keys = maximum, tl.log2(total)
+    log_sum = of_keys  # of the keys, and with the sink, relative to the largest logit, in units of ln 2
     if rules.sinks is not None:
-        sink = tl.load(rules.sinks + strip.h) * LOG2E
-        high = tl.where(empty, 0.0, tl.maximum(keys_lse, sink))
-        lse = high + tl.log2(tl.exp2(keys_lse - high) + tl.exp2(sink - high))
-    lse = tl.where(empty, -float("inf"), lse)
-    safe = tl.where(empty, 0.0, lse)
-    rise = tl.where(empty, 0.0, lse - keys_lse)
+        sink = tl.load(rules.sinks + strip.h)
+        largest = tl.where(empty, maximum, tl.maximum(maximum, sink))
+        of_keys += tl.where(empty, 0.0, maximum - largest) * LOG2E
+        by_sink = tl.where(empty, 0.0, sink - largest) * LOG2E
+        high = tl.maximum(of_keys, by_sink)
+        log_sum = high + tl.log2(tl.exp2(of_keys - high) + tl.exp2(by_sink - high))
+    log_sum = tl.where(empty, 0.0, log_sum)
+    safe = tl.where(empty, 0.0, largest)
+    rise = tl.where(empty, 0.0, log_sum - of_keys)
     share = tl.where(empty, 0.0, tl.exp2(-rise))
     if to.output is not None:
         store_rows(to.output, line, here, output * (share / total)[:, None], sizes.d_v)
-    if to.logsumexp is not None:
-        tl.store(to.logsumexp + line, lse * LN2, mask=here)
+    if to.largest is not None:
+        tl.store(to.largest + line, largest, mask=here)
+        tl.store(to.log_sum + line, log_sum * LN2, mask=here)
     if to.max_logit is not None:
         unknown = (total != total) & (maximum != float("inf"))
-        tl.store(to.max_logit + line, tl.where(unknown, float("nan"), maximum * LN2), mask=here)
+        tl.store(to.max_logit + line, tl.where(unknown, float("nan"), maximum), mask=here)
     if to.entropy is not None:
-        tl.store(to.entropy + line, share * (tl.log2(total) - centred / total + rise) * LN2, mask=here)
+        entropy = share * (tl.log2(total) - centred / total + rise) * LN2
+        tl.store(to.entropy + line, tl.where(share == 0, 0.0, entropy), mask=here)
     if to.distance is not None:
         tl.store(to.distance + line, far * (share / total), mask=here)
     if to.diagonal is not None:
-        tl.store(to.diagonal + line, tl.where(diagonal == -float("inf"), 0.0, tl.exp2(diagonal - safe)), mask=here)
+        weight = tl.exp2((diagonal - safe) * LOG2E - log_sum)
+        tl.store(to.diagonal + line, tl.where(diagonal == -float("inf"), 0.0, weight), mask=here)
     if to.top_weights is not None:
         for rank in range(count):  # take the largest that is left; of equal logits the earlier key
             best = tl.max(top, axis=1)
@@ -140,6 +148,6 @@ def _finish(state, rules, strip, to, count, sizes):
             earliest = tl.min(tied, axis=1)
             some = best > -float("inf")
             slot = line * count + rank
-            tl.store(to.top_weights + slot, tl.exp2(best - safe), mask=here)
+            tl.store(to.top_weights + slot, tl.exp2((best - safe) * LOG2E - log_sum), mask=here)
             tl.store(to.top_indices + slot, tl.where(some, earliest, -1).to(tl.int64), mask=here)
             top = tl.where((tied == earliest[:, None]) & some[:, None], -float("inf"), top)

@@ -135,26 +135,26 @@ def _scale(rules, h):
 
 @triton.jit
 def logits(scores, rules, b, h, i, j, MASKED: tl.constexpr):
-    """The logits from q·k, in units of ln 2; -inf where masked. Without MASKED, every pair must be visible."""
+    """The logits from q·k, in nats; -inf where masked. Without MASKED, every pair must be visible."""
     scale = _scale(rules, h)
     if rules.softcap:
         cap = tl.load(rules.numbers + 1)
-        s = tanh(scores * (scale / cap)) * (cap * LOG2E)
+        s = tanh(scores * (scale / cap)) * cap
     else:
-        s = scores * (scale * LOG2E)
+        s = scores * scale
     if rules.slopes is not None:
-        slope = tl.load(rules.slopes + h) * LOG2E
+        slope = tl.load(rules.slopes + h)
         s -= slope * distances(rules, b, i, j).to(scores.dtype)
     if rules.table is not None:  # what it forbids may have a score of NaN or infinity
         added = _spans(rules, b, h, i, j)
-        s = tl.where(added == -float("inf"), -float("inf"), s + added * LOG2E)
+        s = tl.where(added == -float("inf"), -float("inf"), s + added)
     if MASKED:
         visible = seen(rules, b, h, i, j)
         if rules.bias is not None:
             bias = _bias(rules, b, h, i, j, visible)
             visible &= bias != -float("inf")
             bias = tl.where((bias > MOST) & (bias < float("inf")), MOST, tl.where(bias < -MOST, -MOST, bias))
-            s += bias.to(scores.dtype) * LOG2E
+            s += bias.to(scores.dtype)
         s = tl.where(visible, s, -float("inf"))
     return s
 

@@ -67,19 +67,21 @@ def indices(left, right, BY_KEYS: tl.constexpr):
 
 
 @triton.jit
-def row_lse(logsumexp, line, inside):
-    """The log-sum-exp of rows `line` in units of ln 2, +inf where it is -inf: without visible keys weights are 0."""
-    lse = tl.load(logsumexp + line, mask=inside, other=float("inf")) * LOG2E
-    return tl.where(lse == -float("inf"), float("inf"), lse)
+def log_weights(s, state, line, inside):
+    """The logarithms of weights in units of ln 2, (s - m) - l, of logits in nats; -inf without visible keys."""
+    largest = tl.load(state.largest + line, mask=inside, other=float("inf"))
+    log_sum = tl.load(state.log_sum + line, mask=inside, other=0.0)
+    largest = tl.where(largest == -float("inf"), float("inf"), largest)
+    return ((s - largest) - log_sum) * LOG2E
 
 
 @triton.jit
-def weights(left, right, logsumexp, rules, b, h, BY_KEYS: tl.constexpr, MASKED: tl.constexpr, sizes):
+def weights(left, right, state, rules, b, h, BY_KEYS: tl.constexpr, MASKED: tl.constexpr, sizes):
     """The weights of a tile of two Blocks, 0 where masked."""
     i, j = indices(left, right, BY_KEYS)
     s = logits(product(left.x, tl.trans(right.x), sizes.PRECISION), rules, b, h, i, j, MASKED)
     line = (b * rules.heads + h).to(tl.int64) * rules.queries + i
-    p = tl.exp2(s - row_lse(logsumexp, line, i < rules.queries))
+    p = tl.exp2(log_weights(s, state, line, i < rules.queries))
     return tl.where(s > -float("inf"), p, tl.where(s != s, s, 0.0)) if MASKED else p
 
 

@@ -1,0 +1,85 @@
+"""The state of each row's softmax, which is two numbers: the largest logit, and what the others add to it.
+
+A log-sum-exp in one number loses its digits where a row's logits are far from 0: beside -10⁹, ln 6 is nothing in
+float32. So nothing computes with it. With m_i the largest logit of row i, its sink included, and
+
+    l_i = ln Σ_j exp(s_ij - m_i), the sink included,
+
+every weight is exp((s_ij - m_i) - l_i). The log-sum-exp, for whoever asks for it, is m + l.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clearhead.core.axes import Array
+
+_SURE = 2.0**-16  # the rounding of a log-sum-exp in one number that weights may have
+_FINE = 2.0**30  # logits beyond lie 64 apart and more in float32
+
+
+def rounded(logits: Array, dtype: np.dtype[Any]) -> Array:
+    """Logits in float64 of a problem whose statistics have this dtype; those far from 0 become numbers of that dtype.
+
+    The largest logit is rounded to it, and l makes up for the rest as far as it has digits for that.
+    """
+    if logits.dtype == dtype or not (far := np.abs(logits) > _FINE).any():
+        return logits
+    return np.where(far, logits.astype(dtype), logits)
+
+
+class State(NamedTuple):
+    """m and l, (batch, heads, queries) each, in the statistics' dtype; -inf and 0 where a row sees nothing.
+
+    Of PyTorch's tensors, `largest` has no derivative and `log_sum` has that of the log-sum-exp.
+    """
+
+    largest: Any
+    log_sum: Any
+
+    @property
+    def logsumexp(self) -> Any:
+        """M + l: -inf where a row sees nothing."""
+        return self.largest + self.log_sum
+
+    def part(self, *index: Any) -> "State":
+        """Index both arrays."""
+        return State(*(x[index] for x in self))
+
+    def astype(self, dtype: Any) -> "State":
+        """Convert both arrays."""
+        return State(*(x.astype(dtype) for x in self))
+
+
+def share(xp: Any, part: State, whole: State) -> Any:
+    """exp(L_part - L_whole), the part of each row's weights that lies on some of its logits; 0 where they are none.
+
+    `xp` is NumPy or torch, whose arrays the states hold.
+    """
+    above = part.largest - xp.where(part.largest == -np.inf, 0.0, whole.largest)
+    return xp.exp(above + (part.log_sum - whole.log_sum))
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def merged(xp: Any, first: State, *others: State) -> State:
+    """The state of rows whose logits are those of all parts; `xp` as in `share`."""
+    largest = first.largest
+    for part in others:
+        largest = xp.maximum(largest, part.largest)
+    safe = xp.where(largest == -np.inf, 0.0, largest)
+    total: Any = sum(xp.exp((part.largest - safe) + part.log_sum) for part in (first, *others))
+    return State(largest, xp.log(xp.where(total == 0, 1.0, total)))
+
+
+def of_sinks(sinks: Any, largest: Array) -> State:
+    """The state of each row's sink alone, sinks (heads,) or one number; a row that sees nothing has no sink."""
+    each = sinks[:, None] if np.ndim(sinks) else sinks
+    return State(np.where(np.isneginf(largest), -np.inf, each), np.zeros(largest.shape))
+
+
+def of_logsumexp(logsumexp: Array) -> State | None:
+    """The state by a log-sum-exp in one number; None where some is so large that its rounding shows in the weights."""
+    finite = np.isfinite(logsumexp)
+    if np.abs(np.where(finite, logsumexp, 0.0)).max(initial=0.0) * np.finfo(logsumexp.dtype).eps > _SURE:
+        return None
+    return State(logsumexp, np.where(finite | np.isneginf(logsumexp), 0.0, np.nan).astype(logsumexp.dtype))
