@@ -13,9 +13,9 @@ from clearhead import engines
 from clearhead.core import reference
 from clearhead.core.arrays import FLOATS, statistics_dtype, to_torch
 from clearhead.core.axes import Array
+from clearhead.derivatives import backward
 from clearhead.engines.base import Upstream
 from clearhead.errors import EngineError
-from clearhead.ops import backward
 from losses import ANSWERS, Losses, by_pair, grouped, summed
 from problems import Case, each_engine, every_rule, on_every_engine, refused
 from seeds import fresh, normal

@@ -13,8 +13,8 @@ from clearhead.changing.tensors import library, numbers_like
 from clearhead.core.axes import Array
 from clearhead.core.call import describe_whole
 from clearhead.core.rules import Rules
+from clearhead.derivatives import backward
 from clearhead.errors import RuleError, Sentence
-from clearhead.ops import backward
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.span_terms import SpanTerm, combined
 

@@ -10,9 +10,8 @@ edited             A.cut, A.boost and A.tempered; span_terms: several rules `spa
 given_logsumexp    a log-sum-exp that another kernel computed, checked
 observation        the result of AttentionMatrix.observe, and how partial results are merged
 rollout            attention rollout and relevance of one token through many layers
-backward           gradients of a loss with respect to the inputs, from those with respect to the results
 torch_operators    PyTorch's operator; torch_arguments: what it takes; torch_passes: what it computes; torch_graph: its
                    caller; torch_derivatives: nodes of PyTorch's graph (torch_nodes); torch_batching: torch.vmap
 graphed            whether PyTorch records, traces or transforms a call
-recomputed         the definition over blocks, and its derivatives; torch_recomputed: forward mode and second order
+torch_recomputed   forward mode and second order, by derivatives/recomputed.py
 """

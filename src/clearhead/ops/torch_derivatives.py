@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.derivatives import backward
+from clearhead.derivatives.recomputed import INPUTS, Tensors
 from clearhead.errors import RuleError
-from clearhead.ops import backward, torch_recomputed
-from clearhead.ops.recomputed import INPUTS, Tensors
+from clearhead.ops import torch_recomputed
 from clearhead.ops.torch_batching import is_batched, put_together, taken_apart
 from clearhead.ops.torch_nodes import Kind, compute
 from clearhead.ops.torch_passes import Bundle, gradient, in_statistics_dtype, options_of, part, parts, product, values

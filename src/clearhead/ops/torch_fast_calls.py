@@ -18,8 +18,8 @@ from clearhead.core.call import Call, describe
 from clearhead.core.problem import Problem
 from clearhead.core.rules import Rules
 from clearhead.core.statistics import Wanted
+from clearhead.derivatives import backward
 from clearhead.engines import native
-from clearhead.ops import backward
 from clearhead.ops.fast_calls import unobserved
 from clearhead.ops.torch_arguments import Settings
 from clearhead.ops.torch_batching import is_batched

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from clearhead.derivatives.recomputed import Tensors, still_of
 from clearhead.errors import DerivativeError
 from clearhead.ops.graphed import traced_by_fx
-from clearhead.ops.recomputed import Tensors, still_of
 from clearhead.ops.torch_batching import folded, is_batched, put_together, taken_apart, unfolded
 from clearhead.ops.torch_passes import Bundle
 

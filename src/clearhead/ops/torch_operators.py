@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from clearhead.core.statistics import STATISTICS, arrays_of
+from clearhead.derivatives import backward
+from clearhead.derivatives.recomputed import INPUTS
 from clearhead.errors import DerivativeError, RuleError
-from clearhead.ops import backward
-from clearhead.ops.recomputed import INPUTS
 from clearhead.ops.torch_arguments import Known, Options, Settings, from_flat, schema
 from clearhead.ops.torch_batching import one_by_one
 from clearhead.ops.torch_derivatives import PRODUCT as TRANSPOSED

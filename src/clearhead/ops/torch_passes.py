@@ -19,8 +19,8 @@ from clearhead.core.observations import wanted
 from clearhead.core.operands import operand
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Wanted
+from clearhead.derivatives import backward
 from clearhead.engines.base import Engine
-from clearhead.ops import backward
 from clearhead.ops.torch_arguments import Options, Settings
 
 Bundle = dict[str, Any]

@@ -12,8 +12,8 @@ from torch import Tensor
 from clearhead.core.observations import areas
 from clearhead.core.rules import EVERYWHERE, check_supported, turned_on
 from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, arrays_of, smooth
+from clearhead.derivatives.recomputed import Form, Tensors, compute, definition
 from clearhead.errors import DerivativeError
-from clearhead.ops.recomputed import Form, Tensors, compute, definition
 from clearhead.ops.torch_arguments import Options, Settings
 from clearhead.ops.torch_passes import Bundle, options_of
 

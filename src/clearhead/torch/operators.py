@@ -25,8 +25,8 @@ from clearhead.core.axes import split_heads
 from clearhead.core.call import describe_whole
 from clearhead.core.observations import check_room
 from clearhead.core.statistics import Wanted
+from clearhead.derivatives import backward
 from clearhead.errors import DtypeError, RuleError, ShapeError
-from clearhead.ops import backward
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.torch_derivatives import gradients
 from clearhead.ops.torch_graph import Graph
