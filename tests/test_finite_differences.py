@@ -15,7 +15,7 @@ from clearhead import engines
 from clearhead.core import reference
 from clearhead.core.axes import Array
 from clearhead.core.statistics import STATISTICS, listed
-from clearhead.ops import torch_graph
+from clearhead.ops import torch_recorded
 from problems import Case, cases, examples, on_every_engine
 
 STEP = 1e-5
@@ -117,8 +117,7 @@ def test_through_autograd(engine: str, case: Case, answers: list[str]):
 def test_through_the_custom_operator(case: Case, names: list[str]):
     """The custom operator that torch.compile and torch.export call, with a tensor for query_offset as they do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_graph, "observe", torch.ops.clearhead.observe)
-        patch.setattr(torch_graph, "called_plainly", lambda _: False)
+        patch.setattr(torch_recorded, "traced", lambda _: True)
         check(case, names, observing(None))
 
 

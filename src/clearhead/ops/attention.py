@@ -1,21 +1,18 @@
 """attention(), which computes the output, and plan(), which says which engine computes it."""
 
 import sys
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from types import ModuleType
+from typing import Any, Unpack, cast
 
 from clearhead import engines
 from clearhead.core.arrays import as_array
-from clearhead.core.call import describe, describe_whole
+from clearhead.core.call import Given, describe, describe_whole
 from clearhead.core.observations import check_room
 from clearhead.core.rules import Rules, flat
 from clearhead.core.statistics import Wanted
+from clearhead.core.torch_state import graphed, ungraphed
 from clearhead.engines import native
 from clearhead.ops import fast_calls
-from clearhead.ops.graphed import graphed, ungraphed
-
-if TYPE_CHECKING:
-    from clearhead.ops.torch_graph import Graph
 
 _OUTPUT = Wanted(output=True)
 
@@ -76,7 +73,9 @@ def attention(
         if output is not None:
             return output
     if graphed(q, k, v, *flat(rules).values()):
-        return _graphed(key if spans is None else None, q, k, v, rules, engine, num_threads)
+        if v is None:
+            as_array(v, "v")  # raises: it is no array
+        return recorder_of(q).mix(Given(q, k, rules, engine, num_threads), v)
     described, values = describe_whole(q, k, v, rules, num_threads)
     check_room(described.problem, _OUTPUT, values.shape[-1])
     chosen = engines.get(engines.choose(described.problem, engine).engine)
@@ -86,32 +85,16 @@ def attention(
     return described.restore(described.problem.restore(output))
 
 
-def _graphed(key: Hashable, q: Any, k: Any, v: Any, rules: Rules, engine: str | None, num_threads: int | None) -> Any:
-    """The output as a node of PyTorch's graph, or as a DTensor."""
-    from clearhead.ops import torch_fast_calls
-    from clearhead.ops.torch_graph import Graph
-
-    output = None if key is None else torch_fast_calls.repeat(key, q, k, v)
-    if output is None:
-        graph = graph_of(q, k, rules, engine, num_threads)
-        if v is None:
-            as_array(v, "v")  # raises: it is no array
-        output = graph.observe(v, {}).output
-        if key is not None and type(graph) is Graph:
-            torch_fast_calls.remember(key, q, k, v, rules, graph.settings)
-    return output
-
-
-def graph_of(q: Any, k: Any, rules: Rules, engine: str | None, num_threads: int | None) -> "Graph":
-    """What computes with tensors that `graphed` says yes to: PyTorch's operators, or each rank's part of DTensors."""
+def recorder_of(q: Any) -> ModuleType:
+    """The module that computes where `graphed` says yes: as PyTorch's graph has it, or each rank's part of DTensors."""
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if kind is not None and isinstance(q, kind):
-        from clearhead.ops.torch_sharded import Sharded
+        from clearhead.ops import torch_sharded
 
-        return Sharded(q, k, rules, engine, num_threads)
-    from clearhead.ops.torch_graph import Graph
+        return torch_sharded
+    from clearhead.ops import torch_recorded
 
-    return Graph(q, k, rules, engine, num_threads)
+    return torch_recorded
 
 
 def plan(
