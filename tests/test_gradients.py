@@ -12,8 +12,8 @@ from clearhead import engines
 from clearhead.core import reference
 from clearhead.core.arrays import FLOATS, to_torch
 from clearhead.core.axes import Array
+from clearhead.derivatives import backward
 from clearhead.errors import EngineError
-from clearhead.ops import backward
 from losses import ANSWERS, Losses
 from problems import Case, each_engine, every_rule, on_every_engine, refused
 from seeds import fresh, normal

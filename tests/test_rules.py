@@ -19,9 +19,9 @@ from clearhead.core.axes import Array
 from clearhead.core.call import describe
 from clearhead.core.problem import Problem
 from clearhead.core.rules import FIELDS, RULES, Rule, Rules
+from clearhead.derivatives import operator
 from clearhead.diagnosing import recipe
 from clearhead.errors import EngineError, RuleError
-from clearhead.ops import torch_arguments
 from clearhead.view import packing
 from problems import Case, cases, every_rule, examples
 
@@ -32,7 +32,7 @@ SIZES = {"batch": 3, "heads": 4, "queries": 5, "keys": 7, "query_spans": 6, "key
 KNOWING = {  # everything that declares its supported rules, except PyTorch's kernels, which support few
     **{name: engines.get(name) for name in engines.NAMES},
     "reference": reference,
-    "operators": torch_arguments,
+    "operators": operator,
     "page": packing,
     "diagnose": recipe,
 }
@@ -103,8 +103,8 @@ def test_no_engine_is_chosen_for_a_new_rule(made_up: Problem):
         engines.choose(made_up)
 
 
-def tensors(*, grad: bool = False) -> list[torch.Tensor]:
-    return [torch.tensor(x, requires_grad=grad) for x in arrays()]
+def tensors() -> list[torch.Tensor]:
+    return [torch.tensor(x) for x in arrays()]
 
 
 def watched() -> None:
@@ -114,7 +114,7 @@ def watched() -> None:
 
 
 REFUSING: dict[str, Callable[[], Any]] = {
-    "PyTorch's graph has no rule `made_up`.": lambda: ch.attention(*tensors(grad=True), **NEW),
+    "PyTorch's graph has no rule `made_up`.": lambda: ch.attention(*(x.to("meta") for x in tensors()), **NEW),
     "the page has no rule `made_up`.": lambda: packing.packed(describe(*arrays(), NEW).problem),
     "the reference has no rule `made_up`.": lambda: ch.trace(*arrays(), **NEW),
     "ch.diagnose has no rule `made_up`.": lambda: ch.diagnose(*arrays(), np.zeros((3, 4, 5, 6)), **NEW),
@@ -127,6 +127,20 @@ REFUSING: dict[str, Callable[[], Any]] = {
 def test_everything_that_declares_rules_refuses_a_new_rule_by_name(sentence: str):
     with pytest.raises(RuleError, match=re.escape(sentence)):
         REFUSING[sentence]()
+
+
+@pytest.mark.usefixtures("made_up")
+def test_the_operators_refuse_a_rule_that_they_do_not_pass_on(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(operator, "RULES", operator.RULES | {"made_up"})
+    with pytest.raises(TypeError, match="made_up"):
+        ch.attention(*(x.to("meta") for x in tensors()), **NEW)
+
+
+def test_the_operators_pass_on_every_rule_they_declare():
+    schema = torch.ops.clearhead.observe.default._schema
+    assert [argument.name for argument in schema.arguments[3:]] == list(operator.Flat._fields)
+    fields = {field for name in operator.RULES for field in RULES[name].fields}
+    assert fields - {*operator.Flat._fields} == {"window"}  # left and right
 
 
 def test_the_page_reads_every_declared_rule():

@@ -25,9 +25,9 @@ from clearhead.core.statistics import (
     askable,
     listed,
 )
+from clearhead.derivatives import backward
 from clearhead.engines import native, portable
 from clearhead.errors import DerivativeError, EngineError, SelectionError, UnknownNameError
-from clearhead.ops import backward
 from clearhead.ops.observable import Observable
 from clearhead.view.answers import answer
 from seeds import fresh

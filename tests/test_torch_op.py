@@ -10,9 +10,8 @@ from torch.nn import functional as F
 
 import clearhead as ch
 from clearhead import engines
+from clearhead.derivatives.operator import Flat
 from clearhead.errors import ClearheadError, DtypeError, RuleError
-from clearhead.ops.torch_arguments import Options, Settings
-from clearhead.ops.torch_operators import PRODUCT
 from problems import of_tiers
 
 F64 = torch.float64
@@ -78,11 +77,11 @@ def test_a_graph_changes_no_bit(dtype: torch.dtype, queries: slice):
 
 
 REQUESTS = {
-    "output": Options("output largest log_sum"),
-    "statistics": Options(
+    "output": Flat("output largest log_sum"),
+    "statistics": Flat(
         "output largest log_sum entropy received top_weights top_indices image", top=2, height=2, width=3
     ),
-    "some": Options("output largest log_sum entropy", start=1, stop=4, step=2),
+    "some": Flat("output largest log_sum entropy", start=1, stop=4, step=2),
 }
 
 
@@ -90,28 +89,28 @@ REQUESTS = {
     "asked",
     [pytest.param(one, id=name, marks=[pytest.mark.gate] * (name == "output")) for name, one in REQUESTS.items()],
 )
-def test_the_operator_passes_opcheck(asked: Options):
+def test_the_operator_passes_opcheck(asked: Flat):
     grad = asked.step is None  # bfloat16 gradients differ by a rounding between runs that sum in different orders
     dtype = torch.bfloat16 if asked.step else torch.float32
-    inputs = Settings(
-        bias=normal(5, 1, dtype=dtype, grad=grad), sinks=normal(4, grad=grad), causal=True, query_offset=torch.tensor(1)
-    )
-    torch.library.opcheck(torch.ops.clearhead.observe.default, (*qkv(dtype, grad=grad), *inputs, *asked))
+    bias, sinks = normal(5, 1, dtype=dtype, grad=grad), normal(4, grad=grad)
+    q, k, v = qkv(dtype, grad=grad)
+    inputs = asked._replace(v=v, bias=bias, sinks=sinks, causal=True, query_offset=torch.tensor(1))
+    torch.library.opcheck(torch.ops.clearhead.observe.default, (q, k, [], *inputs))
 
 
-def test_the_operators_of_products_and_gradients_pass_opcheck():
+def test_the_operator_passes_opcheck_for_products_and_gradients():
     q, k, v = qkv()
-    inputs = Settings(bias=normal(6, grad=True))
-    call = (q, k, normal(2, 4, 5, 2, grad=True), *inputs, *PRODUCT)
+    call = (q, k, [], *Flat("product", g=normal(2, 4, 5, 2, grad=True), bias=normal(6, grad=True)))
     torch.library.opcheck(torch.ops.clearhead.observe.default, call)
     q, k, v, bias = (x.detach() for x in (q, k, v, normal(6)))
-    inputs, output = Settings(bias=bias), ch.AttentionMatrix(q, k, bias=bias).observe(v, logsumexp=True)
-    rest = [output.largest, output.log_sum, output.output], "output", [torch.ones_like(output.output)], True, False
-    call = (q, k, v, *inputs, *Options("largest log_sum output"), *rest)
-    torch.library.opcheck(torch.ops.clearhead.observe_backward.default, call)
-    rest = [output.largest, output.log_sum], "product", [torch.ones(2, 4, 6, 2, dtype=F64)], True, False
-    call = (q, k, normal(2, 4, 5, 2), *inputs, *Options("largest log_sum"), *rest)
-    torch.library.opcheck(torch.ops.clearhead.observe_backward.default, call)
+    output = ch.AttentionMatrix(q, k, bias=bias).observe(v, logsumexp=True)
+    more = [output.largest, output.log_sum, output.output, torch.ones_like(output.output)]
+    parts = "known:largest known:log_sum known:output by:output"
+    asked = Flat("q k v bias", v=v, bias=bias, parts=parts)
+    torch.library.opcheck(torch.ops.clearhead.observe.default, (q, k, more, *asked))
+    asked = Flat("q g bias", g=normal(2, 4, 5, 2), bias=bias, parts="by:product")
+    more = [torch.ones(2, 4, 6, 2, dtype=F64)]
+    torch.library.opcheck(torch.ops.clearhead.observe.default, (q, k, more, *asked))
 
 
 def everything(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, ...]:

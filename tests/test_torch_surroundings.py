@@ -65,8 +65,8 @@ MAPPED += [("k", "bias"), ("bias",), ("v",), ("q", "k", "v", "bias")]
 
 @pytest.mark.parametrize("mapped", of_tiers(MAPPED[:4], MAPPED[4:], every=2), ids=str)
 @pytest.mark.parametrize("shapes", HEADS.values(), ids=HEADS)
-def test_mapped_numbers_of_heads_are_one_call_with_the_same_bits(
-    shapes: dict[str, tuple[int, ...]], mapped: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+def test_mapped_numbers_of_heads_give_the_bits_of_single_calls(
+    shapes: dict[str, tuple[int, ...]], mapped: tuple[str, ...]
 ):
     mapped = tuple(name for name in mapped if name in shapes) or ("sinks",)
     inputs = {name: normal(*((3,) if name in mapped else ()), *shape).float() for name, shape in shapes.items()}
@@ -89,22 +89,31 @@ def test_mapped_numbers_of_heads_are_one_call_with_the_same_bits(
         return jvp(gradients, (moving,), (moving,))
 
     apart = [one({name: x[place] if name in mapped else x for name, x in inputs.items()}) for place in range(3)]
-    calls: list[int] = []
-    for name in ("rows", "columns", "gradients", "transposed"):
-        engine = engines.get("native")
-        original = getattr(engine, name)
-        monkeypatch.setattr(engine, name, lambda *a, original=original, **b: calls.append(1) or original(*a, **b))
     together = vmap(one, (axes,))(inputs)
-    several = len(calls)
-    calls.clear()
-    one({name: x[0] if name in mapped else x for name, x in inputs.items()})
-    assert several == len(calls)  # no loop
     leaves = torch.utils._pytree.tree_leaves
     for place, each in enumerate(apart):
         for ours, theirs in zip(leaves(together[0]), leaves(each[0]), strict=True):
             assert torch.equal(ours[place], theirs)
         for ours, theirs in zip(leaves(together[1]), leaves(each[1]), strict=True):
             torch.testing.assert_close(ours[place], theirs)
+
+
+@pytest.mark.parametrize("shapes", HEADS.values(), ids=HEADS)
+def test_a_mapped_axis_is_computed_in_one_call(shapes: dict[str, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch):
+    x = [normal(3, *shapes[name]) for name in ("q", "k", "v", "bias")]
+    sinks = normal(*shapes["sinks"])
+
+    def gradients(*x: Tensor) -> Any:
+        results, back = vjp(lambda q, k, v, bias: ch.attention(q, k, v, bias=bias, sinks=sinks), *x)
+        return back(results)
+
+    calls: list[int] = []
+    for name in ("rows", "gradients"):
+        engine = engines.get("native")
+        original = getattr(engine, name)
+        monkeypatch.setattr(engine, name, lambda *a, original=original, **b: calls.append(1) or original(*a, **b))
+    vmap(gradients)(*x)
+    assert len(calls) == 2
 
 
 def test_sinks_mapped_beside_lengths_are_computed_call_by_call():
@@ -135,6 +144,40 @@ AROUND: dict[str, Call] = {
 def test_second_derivatives_through(around: str):
     x = normal(1, 2, 4, 3)
     torch.testing.assert_close(second(attend, x, AROUND[around]), second(plain, x))
+
+
+def test_an_input_changed_in_place_is_noticed():
+    q, k, v = (normal(1, 2, 6, 4).requires_grad_() for _ in "qkv")
+    bias = normal(6, 6)
+    for changed in (k, bias):
+        output = ch.attention(q, k, v, bias=bias)
+        with torch.no_grad():
+            changed.add_(1.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            output.sum().backward()
+
+
+def test_many_tangents_at_once_are_those_one_by_one():
+    q, k, v = (normal(1, 2, 7, 5) for _ in "qkv")
+    at_once = torch.autograd.functional.jacobian(
+        lambda q: ch.attention(q, k, v), q, vectorize=True, strategy="forward-mode"
+    )
+    torch.testing.assert_close(at_once, torch.func.jacrev(lambda q: ch.attention(q, k, v))(q))
+
+
+def test_many_gradients_at_once_have_no_second_derivative():
+    x = normal(1, 2, 4, 3).requires_grad_()
+    (many,) = torch.autograd.grad(attend(x), x, normal(5, 1, 2, 4, 3), is_grads_batched=True, create_graph=True)
+    with pytest.raises(DerivativeError, match=r"^many derivatives at once"):
+        many.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_values_that_all_heads_share_and_nested_ones():
+    q, k, v = (normal(1, 2, 7, 5).requires_grad_() for _ in "qkv")
+    torch.testing.assert_close(ch.attention(q, k, v[0, 0]), ch.attention(q, k, v[:1, :1].expand(1, 2, 7, 5)))
+    with pytest.raises(DtypeError, match="nested"):
+        ch.attention(q, k, torch.nested.nested_tensor([*v.detach()]))
 
 
 def test_tangents_of_any_strides():

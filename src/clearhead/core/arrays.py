@@ -9,6 +9,7 @@ import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.core.device_array import DeviceArray
+from clearhead.core.torch_state import carries_tangent, has_dual_level, transforms, unwrapped
 from clearhead.errors import DerivativeError, DtypeError
 
 _native: Any  # None where it cannot be imported; engines/native.py says why
@@ -81,11 +82,6 @@ def torch_of(x: Any) -> Any:
     """The module torch where x is a tensor, else None."""
     torch = None if isinstance(x, np.ndarray) else sys.modules.get("torch")
     return torch if torch is not None and isinstance(x, torch.Tensor) else None
-
-
-def carries_tangent(torch: Any, x: Any) -> bool:
-    """Does a tensor carry a tangent of forward-mode differentiation?"""
-    return isinstance(x, torch.Tensor) and torch.autograd.forward_ad.unpack_dual(x).tangent is not None
 
 
 def autocast(x: Any) -> Any:
@@ -285,10 +281,10 @@ def as_tensor(array: Array) -> Any:
 
 def _from_torch(torch: Any, x: Any, name: str) -> Array:
     check_tensor(x, name)
-    transformed = torch._C._are_functorch_transforms_active()
-    if torch.autograd.forward_ad._current_level >= 0 and not transformed and carries_tangent(torch, x):
+    transformed = transforms()
+    if has_dual_level() and not transformed and carries_tangent(torch, x):
         raise no_forward_mode(name)
-    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+    if transformed and unwrapped(x) is not x:
         raise DtypeError(
             "{name} is inside torch.func (vmap, grad, vjp, jacrev): its numbers cannot be read there.",
             "clearhead.attention, AttentionMatrix.observe, A @ v and A.T @ g can be called there; all else outside.",

@@ -9,6 +9,7 @@ import numpy as np
 from clearhead.core.arrays import FLOATS, as_array
 from clearhead.core.axes import Array
 from clearhead.core.rules import Rules, check_supported
+from clearhead.core.torch_state import ungraphed
 from clearhead.diagnosing.fitting import differences
 from clearhead.diagnosing.inputs import file_inputs, layer_inputs, plain_inputs, rotary_of, weights_inputs
 from clearhead.diagnosing.reasons import doubts, known_about, nonfinite_inputs, telling
@@ -16,7 +17,6 @@ from clearhead.diagnosing.recipe import RIGHT, RULES, Diagnosed, Rotary, Stage
 from clearhead.diagnosing.search import Candidate, Search
 from clearhead.diagnosing.verdict import Confidence, Diagnosis, MistakeExplanation, Outcome, Place, Reason
 from clearhead.errors import ClearheadError, FileError
-from clearhead.ops.graphed import ungraphed
 from clearhead.textbook import case_file
 from clearhead.textbook.case_file import INPUTS, LAYER, NAMES
 from clearhead.textbook.shapes import Convention

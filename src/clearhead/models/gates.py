@@ -14,8 +14,8 @@ from clearhead.core.axes import Array
 from clearhead.core.call import describe_whole
 from clearhead.core.rules import Rules
 from clearhead.core.state import State, merged, share
+from clearhead.derivatives import backward
 from clearhead.errors import RuleError, Sentence
-from clearhead.ops import backward
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.span_terms import SpanTerm, combined
 

@@ -1,19 +1,17 @@
 """attention(), which computes the output, and plan(), which says which engine computes it."""
 
 import sys
-from typing import TYPE_CHECKING, Any, Unpack
+from types import ModuleType
+from typing import Any, Unpack
 
 from clearhead import engines
 from clearhead.core.arrays import as_array
-from clearhead.core.call import Call, describe, describe_whole, known
+from clearhead.core.call import Call, Given, describe, describe_whole, known
 from clearhead.core.observations import check_room
 from clearhead.core.rules import Rules, flat
 from clearhead.core.statistics import Wanted
+from clearhead.core.torch_state import graphed, ungraphed
 from clearhead.engines import native
-from clearhead.ops.graphed import graphed, ungraphed
-
-if TYPE_CHECKING:
-    from clearhead.ops.torch_graph import Graph
 
 _OUTPUT = Wanted(output=True)
 
@@ -68,7 +66,9 @@ def attention(
     call = known(q, k, v, rules, num_threads)
     if call is None:
         if graphed(q, k, v, *flat(rules).values()):
-            return _recorded(q, k, v, rules, engine, num_threads)
+            if v is None:
+                as_array(v, "v")  # raises: it is no array
+            return recorder_of(q).mix(Given(q, k, rules, engine, num_threads), v)
         call = describe_whole(q, k, v, rules, num_threads)
     return output_of(call, engine)
 
@@ -83,24 +83,16 @@ def output_of(call: Call, engine: str | None = None) -> Any:
     return call.give(chosen.rows(call, _OUTPUT)["output"])
 
 
-def _recorded(q: Any, k: Any, v: Any, rules: Rules, engine: str | None, num_threads: int | None) -> Any:
-    """The output as a node of PyTorch's graph, or as a DTensor."""
-    graph = graph_of(q, k, rules, engine, num_threads)
-    if v is None:
-        as_array(v, "v")  # raises: it is no array
-    return graph.observe(v, {}).output
-
-
-def graph_of(q: Any, k: Any, rules: Rules, engine: str | None, num_threads: int | None) -> "Graph":
-    """What computes with tensors that `graphed` says yes to: PyTorch's operators, or each rank's part of DTensors."""
+def recorder_of(q: Any) -> ModuleType:
+    """The module that computes where `graphed` says yes: as PyTorch's graph has it, or each rank's part of DTensors."""
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if kind is not None and isinstance(q, kind):
-        from clearhead.ops.torch_sharded import Sharded
+        from clearhead.ops import torch_sharded
 
-        return Sharded(q, k, rules, engine, num_threads)
-    from clearhead.ops.torch_graph import Graph
+        return torch_sharded
+    from clearhead.ops import torch_recorded
 
-    return Graph(q, k, rules, engine, num_threads)
+    return torch_recorded
 
 
 def plan(
