@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead.core import reference
+from clearhead.core import definition
 from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import Array
 from clearhead.core.call import describe
@@ -83,7 +83,7 @@ def test_a_call_gives_a_correct_result_or_raises_a_library_error(call: tuple[tup
         return
     rules.pop("engine", None)
     read = describe(q, k, v, rules)
-    book = reference.attend(read.problem, read.q, read.k, read.v)
+    book = definition.attend(read.problem, read.q, read.k, read.v)
     assert book.output is not None
     loose = {np.dtype(np.float64): 1e-9, np.dtype(np.float32): 1e-3}.get(q.dtype, 0.1)
     truth = read.problem.restore(book.output)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead import engines
-from clearhead.core import reference, visibility
+from clearhead.core import definition, visibility
 from clearhead.core.axes import Array
 from clearhead.core.call import describe
 from clearhead.errors import RuleError
@@ -165,7 +165,7 @@ def test_the_largest_values_give_the_references_numbers(engine: str, dtype: Any,
     passed = describe(q, k, v, rules)
     if engines.get(engine).reasons_not(passed.problem):
         pytest.skip("the engine says that it cannot")
-    truth = reference.attend(passed.problem, passed.q, passed.k, passed.v)
+    truth = definition.attend(passed.problem, passed.q, passed.k, passed.v)
     seen = ch.AttentionMatrix(q, k, engine=engine, **rules).observe(v, logsumexp=True)
     close: Any = {"rtol": 0, "atol": 4e-3 if dtype == np.float16 else 1e-5}
     assert truth.output is not None
