@@ -12,6 +12,7 @@ import clearhead as ch
 from cause_problems import (
     ENGINES,
     Causes,
+    along,
     check_elements,
     check_observed,
     covered,
@@ -21,7 +22,7 @@ from cause_problems import (
     signed_largest,
     without,
 )
-from clearhead.core import reference, visibility
+from clearhead.core import definition, visibility
 from clearhead.core.axes import Array
 from problems import Case, on_every_engine
 from seeds import fresh, normal
@@ -159,9 +160,9 @@ def test_each_cut_keeps_its_digits_where_one_weight_is_nearly_all(
 def test_scores_of_thousands_and_a_strongest_key_in_any_block(engine: str, dtype: Any):
     q, k, v, g = (normal(2, n, 4, dtype=dtype) for n in (70, 1100, 1100, 70))
     case = Case(30 * q, 30 * k, v, {"scale": 1.0}, 0)
-    problem, book = case.problem, case.book
+    book = case.book
     assert book.logsumexp.max() > 1000
-    expected = reference.contributions(problem, book, case.given.v, g[None])
+    expected = definition.contributions(book, along(case.given.v, g[None]))
     whole, masked = expected.sum(-1), book.masked[0]
     t = g.astype(np.float64) @ v.astype(np.float64).swapaxes(-1, -2)
     best = masked.argmax(-1)

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 import clearhead as ch
 import wrong
-from clearhead.core import reference
+from clearhead.core import definition
 from clearhead.core.call import describe
 from clearhead.diagnosing import operands
 from clearhead.diagnosing.diagnose import diagnose_file
@@ -37,7 +37,7 @@ def test_the_recipe_without_mistakes_equals_the_reference(stage):
         q, k, v, rules = draw(rng)
         described = describe(*(x.double().numpy() for x in (q, k, v)), rules)
         arrays = described.q, described.k, described.v
-        truth = getattr(reference.attend(described.problem, *arrays), stage)
+        truth = getattr(definition.attend(described.problem, *arrays), stage)
         with np.errstate(all="ignore"):
             search = Search(Diagnosed(described.problem, *arrays, truth, stage))
             recipe = search.full.exact.answer(RIGHT, search.everything)

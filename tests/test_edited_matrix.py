@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead import engines
-from clearhead.core import reference, visibility
+from clearhead.core import definition, visibility
 from clearhead.core.arrays import bfloat16, to_torch
 from clearhead.core.axes import Array
 from clearhead.core.call import describe
-from clearhead.core.reference import Textbook
+from clearhead.core.definition import Textbook
 from clearhead.errors import RuleError
 from problems import Case, cases, examples
 from seeds import fresh
@@ -61,10 +61,10 @@ class Dense:
         shape = (*self.case.problem.prefix, *self.logits.shape[2:])
         rules: dict[str, Any] = {"scale": 1.0, "mask": np.broadcast_to(self.seen, self.logits.shape).reshape(shape)}
         rules |= {} if self.sinks is None else {"sinks": self.sinks}
-        book = reference.from_scores(describe(self.case.q, self.case.k, None, rules).problem, self.logits)
+        book = definition.from_scores(describe(self.case.q, self.case.k, None, rules).problem, self.logits)
         v = self.case.given.v.astype(np.float64)
         v = np.repeat(v, self.case.problem.heads // max(1, v.shape[1]), axis=1)
-        return replace(book, output=book.weights @ v)
+        return replace(book, block=self.case.book.block, output=book.weights @ v)
 
     def slack(self, book: Textbook) -> Array:
         """The error allowed of a row's logits, (batch, heads, queries)."""
@@ -138,7 +138,7 @@ def expected(case: Case, dense: Dense, book: Textbook) -> dict[str, tuple[Array,
     problem, logit, tiny = case.problem, dense.slack(book), float(np.finfo(case.problem.dtype).tiny)
     off = logit[..., None] * book.weights + tiny
     values = np.repeat(abs(case.given.v.astype(np.float64)), problem.heads // max(1, problem.kv_heads), axis=1)
-    rows = reference.per_query(problem, book)
+    rows = definition.per_query(book)
     slack = {name: logit * abs(truth) + tiny for name, truth in rows.items()}
     slack |= {"logsumexp": logit, "max_logit": logit, "entropy": logit * (1 + rows["entropy"])}
     blurred = Textbook(**{**vars(book), "weights": off})
@@ -146,10 +146,10 @@ def expected(case: Case, dense: Dense, book: Textbook) -> dict[str, tuple[Array,
     return {
         "output": (book.output, 2 * off @ values + tiny),
         **{name: (truth, slack[name]) for name, truth in rows.items()},
-        "received": (reference.received(book), 2 * reference.received(blurred) + tiny),
-        "peak": (reference.peak(book), reference.peak(blurred) + tiny),
-        "image": (reference.image(book, 2, 3), 2 * reference.image(blurred, 2, 3) + 64 * logit.max(initial=0)),
-        "groups": (reference.groups(book, *labels), 2 * reference.groups(blurred, *labels) + tiny),
+        "received": (definition.received(book), 2 * definition.received(blurred) + tiny),
+        "peak": (definition.peak(book), definition.peak(blurred) + tiny),
+        "image": (definition.image(book, 2, 3), 2 * definition.image(blurred, 2, 3) + 64 * logit.max(initial=0)),
+        "groups": (definition.groups(book, *labels), 2 * definition.groups(blurred, *labels) + tiny),
     }
 
 
@@ -173,7 +173,7 @@ def test_weights_and_statistics_are_those_of_the_edited_logits(case: Case, count
     weights, places = (x.reshape(*mass.shape[:3], 3) for x in seen.top)
     held = np.take_along_axis(mass, np.maximum(places, 0), -1) if mass.size else np.zeros(places.shape)
     assert_close(weights, np.where(places < 0, 0, held), 2 * logit[..., None] * weights + tiny, "top")
-    assert_close(weights, reference.top(book, 3)[0], 2 * logit[..., None] * weights + tiny, "top")
+    assert_close(weights, definition.top(book, 3)[0], 2 * logit[..., None] * weights + tiny, "top")
     g = rng.standard_normal((*problem.prefix, problem.queries, 2)).astype(problem.dtype)
     full = g.reshape(*mass.shape[:3], 2)
     truth = book.weights.swapaxes(-1, -2) @ full

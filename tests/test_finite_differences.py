@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead import engines
-from clearhead.core import reference
+from clearhead.core import definition
 from clearhead.core.axes import Array
 from clearhead.core.statistics import STATISTICS, listed
 from problems import Case, cases, on_every_engine
@@ -29,13 +29,13 @@ def truth(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
     """Every result, (batch, heads, …), and which queries or keys the maxima and top weights were taken from."""
     problem, book = case.problem, case.book
     queries, keys = case.labels()
-    weights, indices = reference.top(book, 2)
+    weights, indices = definition.top(book, 2)
     answers = {
-        **reference.per_query(problem, book), "output": book.output, "top": weights,
-        "received": reference.received(book), "peak": reference.peak(book), "image": reference.image(book, 2, 3),
-        "groups": reference.groups(book, queries.reshape(problem.batch, problem.queries), keys),
+        **definition.per_query(book), "output": book.output, "top": weights,
+        "received": definition.received(book), "peak": definition.peak(book), "image": definition.image(book, 2, 3),
+        "groups": definition.groups(book, queries.reshape(problem.batch, problem.queries), keys),
     }  # fmt: skip
-    chosen = {"top": indices, "max_logit": reference.top(book, 1)[1][..., 0]}
+    chosen = {"top": indices, "max_logit": definition.top(book, 1)[1][..., 0]}
     chosen["peak"] = book.weights.argmax(-2) if problem.queries else np.zeros(answers["peak"].shape, int)
     return {name: np.where(np.isneginf(x), 0.0, x) for name, x in answers.items()}, chosen
 

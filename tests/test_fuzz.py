@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from calls import WRONG
-from clearhead.core import reference
+from clearhead.core import definition
 from clearhead.core.call import describe
 from clearhead.core.rules import RULES
 from clearhead.engines import native
@@ -33,7 +33,7 @@ def test_a_call_is_right_or_raises_a_library_error(case: Case, data: st.DataObje
         return
     inputs.pop("engine", None)
     read = describe(*(inputs.pop(name) for name in "qkv"), inputs)
-    book = reference.attend(read.problem, read.q, read.k, read.v)
+    book = definition.attend(read.problem, read.q, read.k, read.v)
     assert book.output is not None
     loose = {np.dtype(np.float64): 1e-9, np.dtype(np.float32): 1e-3}.get(output.dtype, 0.1)
     truth = read.problem.restore(book.output)

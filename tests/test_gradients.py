@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead import engines
-from clearhead.core import reference
+from clearhead.core import definition
 from clearhead.core.arrays import FLOATS, to_torch
 from clearhead.core.axes import Array
 from clearhead.derivatives import backward
@@ -106,4 +106,4 @@ def test_gradients_of_sinks_are_zero_for_empty_rows_and_do_not_overflow():
     case = Case(np.ones((2, 3)), np.ones((2, 3)), np.ones((2, 3)), {"sinks": [1000.0], "mask": False}, 0)
     result = backward.gradients(engines.get("portable"), case.given, answers, by)
     assert {name: float(np.abs(part).sum()) for name, part in result.items()} == {"q": 0.0, "k": 0.0, "sinks": 0.0}
-    assert reference.entropy(case.book).sum() == 0
+    assert definition.entropy(case.book).sum() == 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead import engines
-from clearhead.core import reference, visibility
+from clearhead.core import definition, visibility
 from clearhead.core.axes import Array
 from clearhead.core.call import describe
 from clearhead.errors import RuleError
@@ -59,7 +59,7 @@ def test_a_nan_key_reaches_all_that_sees_it(case: Case, data: st.DataObject):
     k[..., key, :] = np.nan
     result, visible = everything(replace(case, k=k)), visibility.dense(case.problem)
     sees = visible[..., key]
-    for name in ("output", "logsumexp", "max_logit", "entropy", "top_weights"):
+    for name in ("output", "largest", "max_logit", "entropy", "top_weights"):
         assert np.isnan(result[name][sees].astype(np.float64)).all(), name
     assert np.isnan(result["weights"][sees][:, key]).all()
     np.testing.assert_array_equal(result["weights"][~visible], 0)
@@ -165,7 +165,7 @@ def test_the_largest_values_give_the_references_numbers(engine: str, dtype: Any,
     passed = describe(q, k, v, rules)
     if engines.get(engine).reasons_not(passed.problem):
         pytest.skip("the engine says that it cannot")
-    truth = reference.attend(passed.problem, passed.q, passed.k, passed.v)
+    truth = definition.attend(passed.problem, passed.q, passed.k, passed.v)
     seen = ch.AttentionMatrix(q, k, engine=engine, **rules).observe(v, logsumexp=True)
     close: Any = {"rtol": 0, "atol": 4e-3 if dtype == np.float16 else 1e-5}
     assert truth.output is not None

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from clearhead.core import reference
+from clearhead.core import definition
 from clearhead.core.axes import Array
 from clearhead.core.call import describe
 from loops import output_by_loops, weights_by_loops
@@ -18,9 +18,9 @@ FLOAT64 = (np.dtype(np.float64),)
 EXACT = {"rtol": 1e-12, "atol": 1e-13}  # a few thousand eps: sums of at most some hundred float64 numbers
 
 
-def book_of(q: Array, k: Array, v: Array, **rules: Any) -> reference.Textbook:
+def book_of(q: Array, k: Array, v: Array, **rules: Any) -> definition.Textbook:
     given = describe(q, k, v, rules)
-    return reference.attend(given.problem, given.q, given.k, given.v)
+    return definition.attend(given.problem, given.q, given.k, given.v)
 
 
 def normal(*shape: int, seed: int = 0) -> Array:
@@ -44,21 +44,21 @@ def test_the_example_of_the_tutorial_worked_by_hand():
 def test_two_equal_keys_have_equal_weights_and_known_statistics():
     q, k, v = np.ones((2, 1)), np.zeros((4, 1)), np.array([[0.0], [2.0], [4.0], [6.0]])
     given = describe(q, k, v, {})
-    book = reference.attend(given.problem, given.q, given.k, given.v)
+    book = definition.attend(given.problem, given.q, given.k, given.v)
     assert book.output is not None
     np.testing.assert_allclose(book.output, np.full((1, 1, 2, 1), 3.0), **EXACT)
     np.testing.assert_allclose(book.logsumexp, np.full((1, 1, 2), math.log(4)), **EXACT)
-    np.testing.assert_array_equal(reference.max_logit(book), np.zeros((1, 1, 2)))
-    np.testing.assert_allclose(reference.entropy(book), np.full((1, 1, 2), math.log(4)), **EXACT)
-    np.testing.assert_allclose(reference.distance(given.problem, book), [[[1.5, 1.0]]], **EXACT)
-    np.testing.assert_allclose(reference.received(book), np.full((1, 1, 4), 0.5), **EXACT)
-    np.testing.assert_allclose(reference.peak(book), np.full((1, 1, 4), 0.25), **EXACT)
-    np.testing.assert_allclose(reference.image(book, 1, 3), np.full((1, 1, 1, 3), 0.25), **EXACT)
-    weights, indices = reference.top(book, 3)
+    np.testing.assert_array_equal(definition.max_logit(book), np.zeros((1, 1, 2)))
+    np.testing.assert_allclose(definition.entropy(book), np.full((1, 1, 2), math.log(4)), **EXACT)
+    np.testing.assert_allclose(definition.distance(book), [[[1.5, 1.0]]], **EXACT)
+    np.testing.assert_allclose(definition.received(book), np.full((1, 1, 4), 0.5), **EXACT)
+    np.testing.assert_allclose(definition.peak(book), np.full((1, 1, 4), 0.25), **EXACT)
+    np.testing.assert_allclose(definition.image(book, 1, 3), np.full((1, 1, 1, 3), 0.25), **EXACT)
+    weights, indices = definition.top(book, 3)
     np.testing.assert_array_equal(indices, np.broadcast_to([0, 1, 2], (1, 1, 2, 3)))
     np.testing.assert_allclose(weights, np.full((1, 1, 2, 3), 0.25), **EXACT)
     labels = np.array([[0, 1]]), np.array([[1, 1, -1, 0]])
-    np.testing.assert_allclose(reference.groups(book, *labels), np.array([[[[0.25, 0.5], [0.25, 0.5]]]]), **EXACT)
+    np.testing.assert_allclose(definition.groups(book, *labels), np.array([[[[0.25, 0.5], [0.25, 0.5]]]]), **EXACT)
 
 
 def test_rules_apply_in_their_documented_order():
@@ -80,8 +80,8 @@ def test_an_image_counts_a_cell_by_the_part_inside_the_pixel():
     book = book_of(np.zeros((1, 1)), np.array([[0.0], [0.0], [math.log(2)]]), np.zeros((3, 1)), bias=[0.0, 0.0, 1.0])
     a = book.weights[0, 0, 0]
     expected = [[(a[0] + a[1] / 2) / 1.5, (a[1] / 2 + a[2]) / 1.5]]
-    np.testing.assert_allclose(reference.image(book, 1, 2)[0, 0], expected, **EXACT)
-    np.testing.assert_allclose(reference.image(book, 1, 6)[0, 0], [np.repeat(a, 2)], **EXACT)
+    np.testing.assert_allclose(definition.image(book, 1, 2)[0, 0], expected, **EXACT)
+    np.testing.assert_allclose(definition.image(book, 1, 6)[0, 0], [np.repeat(a, 2)], **EXACT)
 
 
 @examples(3)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead import engines
-from clearhead.core import reference, visibility
+from clearhead.core import definition, visibility
 from clearhead.core.axes import Array
 from clearhead.core.call import describe
 from clearhead.core.problem import Problem
@@ -31,7 +31,7 @@ KEPT = {"described"}  # made of the others when it is first asked for
 SIZES = {"batch": 3, "heads": 4, "queries": 5, "keys": 7, "query_spans": 6, "key_spans": 8}
 KNOWING = {  # everything that declares its supported rules, except PyTorch's kernels, which support few
     **{name: engines.get(name) for name in engines.NAMES},
-    "reference": reference,
+    "definition": definition,
     "operators": operator,
     "page": packing,
     "diagnose": recipe,
@@ -116,7 +116,7 @@ def watched() -> None:
 REFUSING: dict[str, Callable[[], Any]] = {
     "PyTorch's graph has no rule `made_up`.": lambda: ch.attention(*(x.to("meta") for x in tensors()), **NEW),
     "the page has no rule `made_up`.": lambda: packing.packed(describe(*arrays(), NEW).problem),
-    "the reference has no rule `made_up`.": lambda: ch.trace(*arrays(), **NEW),
+    "the definition has no rule `made_up`.": lambda: ch.trace(*arrays(), **NEW),
     "ch.diagnose has no rule `made_up`.": lambda: ch.diagnose(*arrays(), np.zeros((3, 4, 5, 6)), **NEW),
     "the model passes `made_up` to its attention": watched,
 }
@@ -163,12 +163,9 @@ def draw_part(data: st.DataObject, case: Case) -> tuple[Problem, Array]:
 @examples(3)
 @given(case=cases(rules=RANGED, most=400), data=st.data())
 def test_spans_are_as_short_as_possible(case: Case, data: st.DataObject):
-    """For one query or one key the span is exactly what it sees."""
+    """For one query the span is exactly what it sees."""
     part, dense = draw_part(data, case)
     for batch in range(part.batch):
         for i in range(part.queries):
             keys = visibility.key_span(part, batch, slice(i, i + 1))
             np.testing.assert_array_equal(np.flatnonzero(dense[batch, 0, i]), np.arange(part.keys)[keys])
-        for j in range(part.keys):
-            queries = visibility.query_span(part, batch, slice(j, j + 1))
-            np.testing.assert_array_equal(np.flatnonzero(dense[batch, 0, :, j]), np.arange(part.queries)[queries])

@@ -10,7 +10,7 @@ import transformers as hf
 
 import clearhead as ch
 from changed import Letters
-from clearhead.core import reference
+from clearhead.core import definition
 from clearhead.layers.naming import LayerNames
 from clearhead.watching.seen import Seen
 from watched import (
@@ -96,7 +96,7 @@ def test_the_weights_of_a_forward_pass_equal_eagers(family: Family, padding: str
     assert_seen(seen, truth)
     for name, weights in truth.items():
         book = type("Weights", (), {"weights": seen_rows(weights, seen.layer(name))})
-        close(seen[name].image, reference.image(book, 3, 4), f"{name} image", 4)
+        close(seen[name].image, definition.image(book, 3, 4), f"{name} image", 4)
     assert all(not seen.layer(name).note for name in seen.layers), "a mask was kept in full"
 
 

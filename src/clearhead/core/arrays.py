@@ -24,7 +24,7 @@ Restore = Callable[[Array], Any]
 
 
 def as_array(x: Any, name: str, device: str | None = None) -> tuple[Array, Restore]:
-    """View `x` as a NumPy array, or as a DeviceArray if it lies in a GPU's memory.
+    """View `x` as a NumPy array, or as a DeviceArray if it lies on another device, such as a GPU.
 
     name      what errors call it
     device    where it must lie, such as "cpu" or "cuda:0"; None accepts any device
@@ -290,7 +290,7 @@ def _from_torch(torch: Any, x: Any, name: str) -> Array:
             "clearhead.attention, AttentionMatrix.observe, A @ v and A.T @ g can be called there; all else outside.",
             name=name,
         )
-    if x.device.type not in ("cpu", "cuda"):
+    if x.device.type == "meta":
         raise DtypeError(
             "{name} is on device {device}: no engine here runs there.",
             "{name}.cpu() moves it.",
@@ -304,7 +304,7 @@ def _from_torch(torch: Any, x: Any, name: str) -> Array:
             name=name,
         )
     try:
-        return cast("Array", DeviceArray(x.detach())) if x.device.type == "cuda" else _read(torch, x.detach())
+        return cast("Array", DeviceArray(x.detach())) if x.device.type != "cpu" else _read(torch, x.detach())
     except TypeError:
         raise DtypeError(
             "{name} is {dtype}, which NumPy does not have.", "{name}.float() converts it.", name=name, dtype=x.dtype

@@ -94,6 +94,17 @@ class Problem:
         return array.reshape(self.prefix + array.shape[2:])
 
     @property
+    def reach(self) -> tuple[int | None, int | None]:
+        """How many keys before and after its own position a query may attend to, (left, right); causal is a right of 0.
+
+        None is no limit.
+        """
+        left, right = self.window
+        if self.causal:
+            right = 0 if right is None else min(right, 0)
+        return left, right
+
+    @property
     def group(self) -> int:
         """How many query heads share a key head."""
         return group_size(self.heads, self.kv_heads)

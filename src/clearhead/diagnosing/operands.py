@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.axes import Array, group_size, join_heads, split_heads
-from clearhead.core.reference import mix
+from clearhead.core.definition import mix, split
 from clearhead.diagnosing.recipe import RIGHT, Diagnosed, Recipe, between
 from clearhead.diagnosing.softmaxes import eps
 
@@ -264,7 +264,7 @@ def weighted(weights: Array, values: Array) -> Array:
     """weights·values; a value of weight 0 is not read."""
     result = np.asarray(weights @ values)
     if not np.isfinite(result).all() and not np.isfinite(values).all():
-        return mix(weights, values, weights != 0)
+        return np.asarray(mix(weights, split(values), lambda: weights == 0))
     return result
 
 

@@ -11,8 +11,9 @@ from operator import attrgetter
 
 import numpy as np
 
-from clearhead.core import spans, visibility
 from clearhead.core.axes import Array
+from clearhead.core.block import block_of, everything
+from clearhead.core.spans import added
 from clearhead.diagnosing import recipe_visibility as sight
 from clearhead.diagnosing import softmaxes
 from clearhead.diagnosing.operands import PROJECTING, Operands, take, weighted, with_more
@@ -138,11 +139,9 @@ class Workings(Operands):
     def _spans(self, recipe: Recipe, selection: Selection) -> Array:
         """What the table adds, (batch, heads, rows, keys)."""
         problem = sight.spanned(self.problem, recipe)
-        result = np.empty((problem.batch, len(selection.heads), len(selection.rows), problem.keys), self.dtype)
-        for batch, index in np.ndindex(result.shape[:2]):
-            head, keys = selection.heads[index], slice(0, problem.keys)
-            of_queries, of_keys, table = visibility.spans_of(problem, batch, head, slice(0, problem.queries), keys)
-            result[batch, index] = spans.added(of_queries[list(selection.rows)], of_keys, table)
+        block = block_of(problem, everything(problem))
+        rows, table = block.query_spans[:, :, list(selection.rows)], block.span_table[:, list(selection.heads)]
+        result: Array = added(rows, block.key_spans, table).astype(self.dtype)
         return result
 
     def _masked(self, recipe: Recipe, selection: Selection) -> Array:

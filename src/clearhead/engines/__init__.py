@@ -67,12 +67,13 @@ def choose(problem: Problem, name: str | None = None, want: Wanted | None = None
     name = os.environ.get("CLEARHEAD_ENGINE") or None if name is None else name
     check_name(name)
     reasons: dict[str, list[str]] = {}
-    for candidate in NAMES if name is None else (name,):
+    order = NAMES if problem.device == "cpu" else ("native", "triton", "portable")  # Triton is slow on the CPU
+    for candidate in order if name is None else (name,):
         against = get(candidate).reasons_not(problem)
         if want is not None:
             against = [*against, *undeclared(get(candidate), want)]
         if not against:
-            if candidate == "portable" and "native" in reasons:
+            if candidate == "portable" and "native" in reasons and problem.device == "cpu":
                 _tell(native.missing())
             return Plan(candidate, reasons)
         reasons[candidate] = against

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.core import rules, visibility
+from clearhead.core import rules
 from clearhead.core.arrays import bfloat16, statistics_dtype, unrepeated
 from clearhead.core.axes import WEIGHTS, Array
 from clearhead.core.call import Call
@@ -69,7 +69,7 @@ def described(problem: Problem) -> Any:
 
 def _describe(problem: Problem) -> Any:
     """Pass every field by name: the kernel raises for an unknown name and for a missing one."""
-    left, right = visibility.reach(problem)
+    left, right = problem.reach
     arrays = {field: _readable(getattr(problem, field), axes) for field, axes in _arrays(RULES - {"scale", "spans"})}
     arrays |= _spans(problem)
     arrays["scales"] = np.ascontiguousarray(problem.scale) if scales_differ(problem) else None

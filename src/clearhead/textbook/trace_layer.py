@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from clearhead.core import reference
+from clearhead.core import definition
 from clearhead.core.arrays import as_array
 from clearhead.core.axes import Array, join_heads, split_heads
 from clearhead.core.call import describe
@@ -63,7 +63,7 @@ def trace_layer(
     k, v = (split_heads(layer.projected(layer.context, part), sizes.kv_heads or 1) for part in "kv")
     described = describe(q, k, v, rules).giving_back(as_array(x, "x")[1])
     problem = described.problem
-    book = reference.attend(described.problem, described.q, described.k, described.v)
+    book = definition.attend(described.problem, described.q, described.k, described.v)
     used, cross, names = used_rules(rules), context is not None, frozenset(f"b_{part}" for part in layer.b)
     shapes = layer.x.shape, layer.context.shape, layer.out
     steps = layer_steps(sizes, *shapes, used, names, convention, layer.x.itemsize, cross=cross)

@@ -6,9 +6,11 @@ import numpy as np
 
 from clearhead.core.arrays import FLOATS, as_array
 from clearhead.core.axes import KEY, VALUE, WEIGHTS, Array, heads_first, named
+from clearhead.core.block import block_of, everything
 from clearhead.core.call import Call, describe
-from clearhead.core.reference import Textbook, check_room, mix
+from clearhead.core.definition import Textbook, check_room, mix, split
 from clearhead.core.rule_values import read_numbers, read_place
+from clearhead.core.state import State
 from clearhead.errors import RuleError, ShapeError
 from clearhead.textbook.shapes import Convention, Sizes, check_convention, turned, weights_steps
 from clearhead.textbook.trace import Geometry, TokenTrace, Trace, values_of
@@ -34,8 +36,10 @@ class WeightsTrace(Trace):
         assert v is not None
         values = np.repeat(v.astype(np.float64), problem.group, axis=1)
         zeros, sums = np.zeros(weights.shape), weights.sum(axis=-1)
-        output = mix(weights, values, weights > 0)
-        book = Textbook(zeros, zeros, zeros, zeros, zeros, np.log(sums), weights, output)
+        output = mix(weights, split(values), lambda: weights == 0)
+        way = dict.fromkeys(("scores", "scaled", "capped", "biased"), zeros)
+        state = State(np.zeros(sums.shape), np.log(sums))
+        book = Textbook(block_of(problem, everything(problem)), zeros, state, weights, **way, output=output)
         arrays = {"weights": weights, "v": v, "output": output}
         axes = 1 if problem.prefix else 2  # two axes are one head without an axis of its own
         restored = {name: x.reshape(*problem.prefix[:-1], *x.shape[axes:]) for name, x in arrays.items()}
