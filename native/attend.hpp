@@ -72,7 +72,7 @@ struct RowStates {
 struct RowAnswers {
     CLEARHEAD_PER_QUERY(CLEARHEAD_MEMBER)
     void *largest = nullptr, *log_sum = nullptr;  // as in RowStates
-    void* output = nullptr;  // in the problem's type; in the statistics' for keep_float32
+    void* output = nullptr;                       // in the problem's type; in the statistics' for keep_float32
     bool keep_float32 = false;
     void* top_weights = nullptr;
     int64_t* top_indices = nullptr;
@@ -131,15 +131,15 @@ struct EffectAnswers {
 // All are contiguous, in the statistics' type, and null where not given or not requested.
 struct GradientAnswers {
     RowStates states;
-    const void* rows = nullptr;       // (batch, heads, queries)
-    const void* keys = nullptr;       // (batch, heads, keys)
-    const void* entropy = nullptr;    // (batch, heads, queries)
-    const void* distance = nullptr;   // (batch, heads, queries)
-    View output;                      // (batch, heads, queries, d_v) in the problem's type
-    void* q = nullptr;                // (batch, heads, queries, d_k)
-    void* k = nullptr;                // (batch, kv_heads, keys, d_k)
-    void* v = nullptr;                // (batch, v_heads, keys, d_v)
-    void* bias = nullptr;             // its strides are 0 where it is broadcast
+    const void* rows = nullptr;      // (batch, heads, queries)
+    const void* keys = nullptr;      // (batch, heads, keys)
+    const void* entropy = nullptr;   // (batch, heads, queries)
+    const void* distance = nullptr;  // (batch, heads, queries)
+    View output;                     // (batch, heads, queries, d_v) in the problem's type
+    void* q = nullptr;               // (batch, heads, queries, d_k)
+    void* k = nullptr;               // (batch, kv_heads, keys, d_k)
+    void* v = nullptr;               // (batch, v_heads, keys, d_v)
+    void* bias = nullptr;            // its strides are 0 where it is broadcast
     int64_t bias_batch = 0, bias_head = 0, bias_row = 0, bias_column = 0;
     double* span_table = nullptr;  // (batch, heads, query labels, key labels)
     int64_t* spans = nullptr;      // (batch, tiles, 2): the keys that positions let some query of a tile see

@@ -116,8 +116,8 @@ void rows(int threads, const Described& d, const Input& q, const Input& k, std::
     want.keep_float32 = output && bytes_of(p.type) == 2 && output->itemsize() == 4;
     want.output = room(output, n * p.d_v, want.keep_float32 ? 4 : bytes_of(p.type), "output");
 #define CLEARHEAD_TAKE(name) want.name = named.statistics(#name, n);
-    CLEARHEAD_PER_QUERY(CLEARHEAD_TAKE) CLEARHEAD_TAKE(largest) CLEARHEAD_TAKE(log_sum)
-    check(!want.largest == !want.log_sum, "largest and log_sum");
+    CLEARHEAD_PER_QUERY(CLEARHEAD_TAKE)
+    CLEARHEAD_TAKE(largest) CLEARHEAD_TAKE(log_sum) check(!want.largest == !want.log_sum, "largest and log_sum");
     want.top = named.lists("top_weights", "top_indices", n, want.top_weights, want.top_indices);
     want.received = named.sums("received", p.batch * p.heads * p.keys);
     check(!answers.contains("received") || answers.contains("largest"), "received needs the rows' states");
@@ -199,8 +199,8 @@ void others(int threads, const Described& d, const Input& q, const Input& k, con
     const int64_t count = job.problem.batch * job.problem.heads * job.problem.queries;
     for (const char* name : {"strongest", "logit", "term", "largest", "log_sum", "others"})
         check(answers.contains(name), name);
-    job.others = {named.indices("strongest", count), named.sums("logit", count), named.sums("term", count),
-                  named.sums("largest", count), named.sums("log_sum", count), named.sums("others", count)};
+    job.others = {named.indices("strongest", count), named.sums("logit", count),   named.sums("term", count),
+                  named.sums("largest", count),      named.sums("log_sum", count), named.sums("others", count)};
     named.done();
     work(find_others, {job}, threads);
 }

@@ -1,5 +1,5 @@
-// 2^x and tanh by polynomials (minimax, relative error on [-1/2, 1/2]; fitted with the constant term fixed at 1, so
-// that 2^0 is 1 exactly).
+// 2^x and tanh by polynomials (minimax, relative error on [0, 1]; fitted with the constant term fixed at 1, so that 2^0
+// is 1 exactly).
 #pragma once
 
 #include <cmath>
@@ -11,41 +11,43 @@ namespace {
 
 constexpr double kLog2e = 1.4426950408889634074;
 constexpr double kLn2 = 0.69314718055994530942;
-// A logit in units of log₂ up to kNear is rounded by 2^-15 (2^-14 of a double's) at most. Logits beyond kRounded lie 64
-// apart and more.
-template <class T> constexpr T kNear = T(sizeof(T) == 4 ? 0x1p10 : 0x1p39);
+// Logits beyond lie 64 apart and more.
 template <class T> constexpr T kRounded = T(sizeof(T) == 4 ? 0x1p30 : 0x1p59);
 
 CLEARHEAD_INLINE Vec<float> power_of_fraction(Vec<float> r) {  // degree 6: 2.0e-9
-    Vec<float> y = broadcast<float>(0.0001535336191172096f);
-    y = fma(y, r, broadcast<float>(0.001339887441412695f));
-    y = fma(y, r, broadcast<float>(0.009618437357661554f));
-    y = fma(y, r, broadcast<float>(0.05550332471125868f));
-    y = fma(y, r, broadcast<float>(0.240226479136289f));
-    y = fma(y, r, broadcast<float>(0.6931472028550661f));
+    Vec<float> y = broadcast<float>(0.00021612916166888432f);
+    y = fma(y, r, broadcast<float>(0.001246784620460968f));
+    y = fma(y, r, broadcast<float>(0.009675451577901754f));
+    y = fma(y, r, broadcast<float>(0.05548528062281933f));
+    y = fma(y, r, broadcast<float>(0.24022930554858887f));
+    y = fma(y, r, broadcast<float>(0.6931470444438645f));
     return fma(y, r, broadcast<float>(1.0f));
 }
 
-CLEARHEAD_INLINE Vec<double> power_of_fraction(Vec<double> r) {  // degree 11: 1.2e-17
-    Vec<double> y = broadcast<double>(4.3075765148573094e-10);
-    y = fma(y, r, broadcast<double>(7.073317584339574e-09));
-    y = fma(y, r, broadcast<double>(1.0179108811157608e-07));
-    y = fma(y, r, broadcast<double>(1.3215437556052541e-06));
-    y = fma(y, r, broadcast<double>(1.5252731107119468e-05));
-    y = fma(y, r, broadcast<double>(0.0001540353045405473));
-    y = fma(y, r, broadcast<double>(0.0013333558149544607));
-    y = fma(y, r, broadcast<double>(0.009618129107594308));
-    y = fma(y, r, broadcast<double>(0.05550410866480683));
-    y = fma(y, r, broadcast<double>(0.24022650695910142));
-    y = fma(y, r, broadcast<double>(0.6931471805599455));
+CLEARHEAD_INLINE Vec<double> power_of_fraction(Vec<double> r) {  // degree 11: 3.2e-18
+    Vec<double> y = broadcast<double>(6.263464628088627e-10);
+    y = fma(y, r, broadcast<double>(6.559530193150301e-09));
+    y = fma(y, r, broadcast<double>(1.0253212219093686e-07));
+    y = fma(y, r, broadcast<double>(1.320836731952627e-06));
+    y = fma(y, r, broadcast<double>(1.525317505287072e-05));
+    y = fma(y, r, broadcast<double>(0.00015403512309781895));
+    y = fma(y, r, broadcast<double>(0.0013333558629561105));
+    y = fma(y, r, broadcast<double>(0.009618129099550928));
+    y = fma(y, r, broadcast<double>(0.055504108665602236));
+    y = fma(y, r, broadcast<double>(0.2402265069590633));
+    y = fma(y, r, broadcast<double>(0.693147180559946));
     return fma(y, r, broadcast<double>(1.0));
 }
 
 // 2^x, for x at most a little above 0: exactly 0 at -infinity and far below 0, exactly 1 at 0, NaN at NaN.
 template <class T> CLEARHEAD_INLINE Vec<T> power_of_two(Vec<T> x) {
+#if defined(__AVX512DQ__)  // 0 is what is left of -infinity, and times_power rounds down by itself
+    return times_power<T>(power_of_fraction(above_whole<T>(x)), x);
+#else
     x = larger(broadcast<T>(Simd<T>::lowest), x);  // NaN passes
-    const Vec<T> whole = nearest<T>(x);
+    const Vec<T> whole = rounded_down<T>(x);
     return times_power<T>(power_of_fraction(x - whole), whole);
+#endif
 }
 
 CLEARHEAD_INLINE float exp2_of(float x) { return exp2f(x); }

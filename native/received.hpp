@@ -9,14 +9,6 @@
 namespace clearhead {
 namespace {
 
-// What weights relative to this maximum are multiplied by. Near 0, the row pass rounds maximum · log2_scale.
-template <class T> Vec<T> factor(const Normalizer<T>& normalizer, T maximum, const Scale<T>& scale) {
-    const T reference = maximum * scale.log2;
-    const Vec<T> weight = normalizer.weight(broadcast<T>(maximum));
-    if (!(reference - reference == 0) || SoftmaxState<T>::is_far(reference)) return weight;
-    return weight * power_of_two<T>(broadcast<T>(T(difference<T>(reference, 1, maximum, scale.log2))));
-}
-
 template <class M> void add_received(RowTask<M>& task, double* received) {
     using T = typename M::T;
     const Problem& p = task.p;
@@ -38,8 +30,8 @@ template <class M> void add_received(RowTask<M>& task, double* received) {
             const T* x = task.kept + (s * key_blocks(p) + block) * kStrip * kPitch<T>;
             Vec<T> factors[kStrip];
             for (int r = 0; task.maxima && r < strip.rows; ++r)
-                factors[r] = factor(normalizers[r], task.maxima[block * task.padded_rows + s * kStrip + r],
-                                    task.rules.scale_of(strip_rows[r].head));
+                factors[r] =
+                    normalizers[r].weight(broadcast<T>(task.maxima[block * task.padded_rows + s * kStrip + r]));
             const auto sum = [&](auto weight) {  // line[j] = Σ weight(r, x[r][j])
                 for (int j = first; j < last; j += kLanes<T>) {
                     Vec<T> total = {};
@@ -53,7 +45,7 @@ template <class M> void add_received(RowTask<M>& task, double* received) {
                 sum([&](int r, Vec<T> weight) {
                     const auto hidden = (IntVec<T>)weight == (IntVec<T>)broadcast<T>(T(-0.0));
                     const Vec<T> x = weight * factors[r];
-                    return normalizers[r].is_odd ? (hidden ? Vec<T>{} : x) : x;
+                    return normalizers[r].is_nan ? (hidden ? Vec<T>{} : x) : x;
                 });
             for (int64_t j = low; j < high; ++j) received[j] += double(line[j - j0]);
         }

@@ -38,7 +38,7 @@ template <class M> struct RowResults {
         const double sum = state.sum[r], max_logit = double(state.maximum[r]) * double(scale.logit);
         const double sink = p.sinks && !empty ? p.sinks[task.rows[r].head] : -kInfinity<double>;
         const T largest = T(sink > max_logit ? sink : max_logit);
-        const double of_keys = empty ? 0 : log(sum) + above(state, r, scale, largest);
+        const double of_keys = empty ? 0 : log(sum) + above(state.maximum[r], scale, largest);
         double log_sum = of_keys, share = 1;  // of_keys: ln Σ exp(logit - largest) without the sink
         if (p.sinks && !empty && of_keys == of_keys) {
             const double by = sink - double(largest), top = by > of_keys ? by : of_keys;
@@ -64,13 +64,10 @@ template <class M> struct RowResults {
     }
 
     // The logit that a row's weights are relative to, above `largest`.
-    double above(const SoftmaxState<T>& state, int64_t r, const Scale<T>& scale, T largest) const {
-        const T score = state.maximum[r], reference = state.reference[r];
-        const Exponent<T> by(score, scale.logit, scale.log2);
-        if (by.rounds) return double(by.origin) - double(largest);
-        const double rounded =
-            SoftmaxState<T>::is_far(reference) ? 0 : difference<T>(reference, 1, score, scale.log2) * kLn2;
-        return difference<T>(score, scale.logit, largest, 1) + rounded;
+    double above(T score, const Scale<T>& scale, T largest) const {
+        const T logit = score * scale.logit;
+        if (Exponent<T>(logit, scale).rounds) return double(logit) - double(largest);
+        return difference(score, scale.logit, largest);
     }
 
     Scale<T> scale_of(int64_t r) const { return task.rules.scale_of(task.rows[r].head); }

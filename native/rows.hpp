@@ -193,11 +193,7 @@ template <class M> struct RowTask {
             const int64_t k = job.rows.top;
             if (k) enter_top(state.top + (n + r) * k, state.top_keys + (n + r) * k, k, x, j0, first, last, high);
         }
-        for (int r = 0; r < row_count; ++r) {
-            const Scale<T> scale = rules.scale_of(rows[n + r].head);
-            rescaling.log2_scale[r] = scale.log2, rescaling.logit_scale[r] = scale.logit;
-        }
-        rescaling.apply(n, row_count, state, rescale);
+        rescaling.apply(n, row_count, state, rescale, [&](int r) { return rules.scale_of(rows[n + r].head); });
         const bool statistics = job.rows.entropy || job.rows.distance;
         for (int r = 0; r < row_count; ++r) update_weights(n, r, j0, first, last, rescaling, statistics);
         for (int r = 0; maxima && r < row_count; ++r) {
@@ -209,9 +205,8 @@ template <class M> struct RowTask {
 
     void update_weights(int64_t n, int r, int64_t j0, int first, int last, const Rescaling<T>& rescaling,
                         bool statistics) {
-        if (rescaling.is_far(r))
-            statistics ? compute_weights<true, true>(n, r, j0, first, last, rescaling)
-                       : compute_weights<false, true>(n, r, j0, first, last, rescaling);
+        if (rescaling.step[r] != 1)
+            compute_weights<true, true>(n, r, j0, first, last, rescaling);
         else if (statistics)
             compute_weights<true, false>(n, r, j0, first, last, rescaling);
         else
@@ -224,23 +219,21 @@ template <class M> struct RowTask {
         if (to_position % p.column_step == 0 && j >= first && j < last) diagonal = x[j];
     }
 
-    // Row n + r, row r of its strip: weight = 2^t with t = score·log2_scale - reference, or, FAR from 0, as `Exponent` has
-    // it. Adds to the sums, lane by lane, Σ weight; with STATISTICS also Σ weight·t and Σ weight·distance.
-    template <bool STATISTICS, bool FAR>
+    // Row n + r, row r of its strip: weight = 2^t with t = (score·step - origin)·unit, where `step` is 1 unless the row
+    // ROUNDS its logits. Adds to the sums, lane by lane, Σ weight; with STATISTICS also Σ weight·t and Σ
+    // weight·distance.
+    template <bool STATISTICS, bool ROUNDS>
     void compute_weights(int64_t n, int r, int64_t j0, int first, int last, const Rescaling<T>& rescaling) {
         constexpr int side = kLanes<T>;
         T* x = strip_scores + r * pitch;
         const Row& row = rows[n + r];
-        const Vec<T> log2_scale = broadcast<T>(rescaling.log2_scale[r]), factor = broadcast<T>(rescaling.factor[r]);
-        const Vec<T> minus_reference = broadcast<T>(rescaling.minus_reference[r]), lowest = broadcast<T>(T(-1e30));
+        const Vec<T> step = broadcast<T>(rescaling.step[r]), origin = broadcast<T>(rescaling.origin[r]);
+        const Vec<T> unit = broadcast<T>(rescaling.unit[r]), factor = broadcast<T>(rescaling.factor[r]);
+        const Vec<T> lowest = broadcast<T>(T(-1e30));
         Vec<T> sum_a = {}, sum_b = {}, log2_a = {}, log2_b = {};
         Vec<T>& distance_sum = distance_sums[n + r];
         if (STATISTICS && job.rows.distance) distance_sum = distance_sum * factor;
-        const Exponent<T> far = rescaling.exponent(r);
-        const Vec<T> step = broadcast<T>(far.step), origin = broadcast<T>(far.origin), unit = broadcast<T>(far.unit);
-        const auto exponent = [&](Vec<T> score) {
-            return FAR ? (score * step - origin) * unit : fma(score, log2_scale, minus_reference);
-        };
+        const auto exponent = [&](Vec<T> score) { return ((ROUNDS ? score * step : score) - origin) * unit; };
         for (int j = first; j < last; j += 2 * side) {
             const Vec<T> t = exponent(load(x + j)), u = exponent(load(x + j + side));
             const Vec<T> a = power_of_two<T>(t), b = power_of_two<T>(u);

@@ -217,59 +217,56 @@ template <class T> struct Rules {
     }
 };
 
-// How scores become exponents of 2 relative to the largest score: 2^((score·step - origin)·unit). Logits beyond kRounded
-// are rounded first, wherever they are computed: what the product with the scale has beyond a number of T is no less than
-// 1 there, and no sum could tell it.
+// How scores become exponents of 2 in a row whose largest logit is this: log₂ of a weight is (score·step -
+// origin)·unit, `origin` being the largest score's score·step. Logits beyond kRounded are rounded before they are
+// compared, in every pass: they would differ by what no sum beside them could tell.
 template <class T> struct Exponent {
-    T step, origin, unit;
     bool rounds;
+    T step, unit;
 
-    Exponent(T maximum, T logit_scale, T log2_scale) {
-        const T logit = maximum * logit_scale, size = logit < 0 ? -logit : logit;
-        rounds = size > kRounded<T> && size < kInfinity<T>;
-        step = rounds ? logit_scale : T(1);
-        origin = rounds ? logit : maximum;
-        unit = rounds ? T(kLog2e) : log2_scale;
-    }
+    Exponent(T logit, const Scale<T>& scale)
+        : rounds((logit < 0 ? -logit : logit) > kRounded<T> && logit - logit == 0),
+          step(rounds ? scale.logit : T(1)),
+          unit(rounds ? T(kLog2e) : scale.log2) {}
+
+    // log₂ of what weights relative to the score `from` are multiplied by to be relative to `to`.
+    T between(T from, T to) const { return (from * step - to * step) * unit; }
 };
 
-// a·b - c·d, in double, with the digits that cancel.
-template <class T> double difference(double a, double b, double c, double d) {
-    if constexpr (sizeof(T) == 4) return a * b - c * d;
-    const double product = c * d, low = __builtin_fma(-c, d, product);
-    return __builtin_fma(a, b, -product) + low;
-}
+// a·b - c in one rounding.
+inline double difference(double a, double b, double c) { return __builtin_fma(a, b, -c); }
 
 // Turns a row's scores into weights, exp((logit - m) - l) = 2^((score·step - origin)·unit - rest), by its final state.
 // The origin is the score that gives m, as far as T can say it, so that scores near it differ from it exactly.
 template <class T> struct Normalizer {
     Vec<T> step, origin, unit, minus_rest;
-    bool is_odd = false;  // logits are rounded, or the row saw NaN: its weights are NaN, but 0 for keys that it may not see
+    bool rounds = false, is_nan = false;  // is_nan: the weights are NaN, but 0 for keys that the row may not see
 
     Normalizer() = default;
     Normalizer(const RowStates& states, int64_t index, const Scale<T>& scale)
-        : Normalizer(static_cast<const T*>(states.largest)[index], static_cast<const T*>(states.log_sum)[index], scale) {}
+        : Normalizer(static_cast<const T*>(states.largest)[index], static_cast<const T*>(states.log_sum)[index],
+                     scale) {}
 
     Normalizer(T largest, T log_sum, const Scale<T>& scale) {
         if (!(largest - largest == 0)) largest = 0;
-        T score = largest / scale.logit;
+        const Exponent<T> by(largest, scale);
+        T score = by.rounds ? largest : largest / scale.logit;
         score = score > kLargest<T> ? kLargest<T> : score < -kLargest<T> ? -kLargest<T> : score;
-        const Exponent<T> exponent(score, scale.logit, scale.log2);
-        const T from = exponent.rounds ? largest : score;
-        const double moved = exponent.rounds ? 0 : difference<T>(largest, 1, from, scale.logit);  // from `origin` to m
-        step = broadcast<T>(exponent.step), origin = broadcast<T>(from), unit = broadcast<T>(exponent.unit);
-        minus_rest = broadcast<T>(T(-(moved + double(log_sum)) * kLog2e));
-        is_odd = exponent.rounds || log_sum != log_sum;
+        const double moved = by.rounds ? 0 : difference(score, scale.logit, largest);  // from m to the origin
+        rounds = by.rounds, is_nan = log_sum != log_sum;
+        step = broadcast<T>(by.step), origin = broadcast<T>(score), unit = broadcast<T>(by.unit);
+        minus_rest = broadcast<T>(T((moved - double(log_sum)) * kLog2e));
     }
 
     // log₂ of the weight.
     CLEARHEAD_INLINE_MEMBER Vec<T> exponent(Vec<T> score) const {
-        return fma((is_odd ? score * step : score) - origin, unit, minus_rest);
+        return fma((rounds ? score * step : score) - origin, unit, minus_rest);
     }
 
     CLEARHEAD_INLINE_MEMBER Vec<T> weight(Vec<T> score) const {
         const Vec<T> weight = power_of_two<T>(exponent(score));
-        return is_odd && minus_rest[0] != minus_rest[0] ? (score == broadcast<T>(-kInfinity<T>) ? Vec<T>{} : weight) : weight;
+        if (is_nan) return score == broadcast<T>(-kInfinity<T>) ? Vec<T>{} : weight;
+        return weight;
     }
 
     T weight_of(T score) const { return weight(broadcast<T>(score))[0]; }

@@ -128,28 +128,32 @@ template <class V> CLEARHEAD_INLINE V larger(V x, V best) {
 #endif
 }
 
-template <class T> CLEARHEAD_INLINE Vec<T> nearest(Vec<T> x) {
-#if defined(__AVX512F__)
+#if defined(__AVX512DQ__)
+template <class T> CLEARHEAD_INLINE Vec<T> above_whole(Vec<T> x) {  // x - ⌊x⌋, 0 for an infinite x
     if constexpr (sizeof(T) == 4)
-        return (Vec<T>)_mm512_roundscale_ps((Floats)x, 8);
+        return (Vec<T>)_mm512_reduce_ps((Floats)x, 9);
     else
-        return (Vec<T>)_mm512_roundscale_pd((Doubles)x, 8);
-#elif defined(__AVX2__)
+        return (Vec<T>)_mm512_reduce_pd((Doubles)x, 9);
+}
+#else
+template <class T> CLEARHEAD_INLINE Vec<T> rounded_down(Vec<T> x) {
+#if defined(__AVX2__)
     if constexpr (sizeof(T) == 4)
-        return (Vec<T>)_mm256_round_ps((Floats)x, 8);
+        return (Vec<T>)_mm256_floor_ps((Floats)x);
     else
-        return (Vec<T>)_mm256_round_pd((Doubles)x, 8);
+        return (Vec<T>)_mm256_floor_pd((Doubles)x);
 #elif defined(__aarch64__)
     if constexpr (sizeof(T) == 4)
-        return (Vec<T>)vrndnq_f32((Floats)x);
+        return (Vec<T>)vrndmq_f32((Floats)x);
     else
-        return (Vec<T>)vrndnq_f64((Doubles)x);
-#else
-    return (x + Simd<T>::magic) - Simd<T>::magic;
+        return (Vec<T>)vrndmq_f64((Doubles)x);
+#else  // or 1 less where x is whole
+    return (x - T(0.5) + Simd<T>::magic) - Simd<T>::magic;
 #endif
 }
+#endif
 
-// x·2ⁿ for a vector n of whole numbers.
+// x·2ⁿ for a vector n of whole numbers; AVX-512 rounds n down.
 template <class T> CLEARHEAD_INLINE Vec<T> times_power(Vec<T> x, Vec<T> n) {
 #if defined(__AVX512F__)
     if constexpr (sizeof(T) == 4)
@@ -158,7 +162,7 @@ template <class T> CLEARHEAD_INLINE Vec<T> times_power(Vec<T> x, Vec<T> n) {
         return (Vec<T>)_mm512_scalef_pd((__m512d)x, (__m512d)n);
 #else  // by two factors, so that results below the normal range are right
     using S = Simd<T>;
-    const Vec<T> half = nearest<T>(n * T(0.5));
+    const Vec<T> half = rounded_down<T>(n * T(0.5));
     const IntVec<T> zero = (IntVec<T>)broadcast<T>(S::magic);
     const IntVec<T> a = (IntVec<T>)(half + S::magic) - zero + S::bias;
     const IntVec<T> b = (IntVec<T>)(n - half + S::magic) - zero + S::bias;

@@ -36,6 +36,28 @@ def test_outputs_are_no_less_exact_than_pytorchs_fused_kernel(
     compare([[x * size for x in random(shape, seed)] for seed in range(4)], dtype, rules)
 
 
+# Keys come in pairs whose scores differ by about 1: of independent ones, one would have nearly all the weight.
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("size", [15.0, 60.0, 250.0])
+@pytest.mark.parametrize("shape", [(1, 4, 130, 130, 64), (1, 2, 150, 400, 32)])
+def test_outputs_of_large_scores_are_no_less_exact(shape: tuple[int, ...], size: float, dtype: str):
+    draws = [(q * size, paired(k, size) * size, v) for q, k, v in (random(shape, seed) for seed in range(4))]
+    compare(draws, dtype, measures=(root_mean_square,))
+
+
+def paired(k: torch.Tensor, size: float) -> torch.Tensor:
+    """Keys of which every second is near the one before, for queries and keys of this standard deviation."""
+    k[:, :, 1::2] = k[:, :, ::2] + torch.randn(k[:, :, ::2].shape, dtype=k.dtype) / size**2
+    return k
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_only_key_of_a_query_has_all_the_weight(dtype: str):
+    x, v = torch.full((1, 1, 1, 16), 113.0, dtype=DTYPES[dtype]), random((1, 1, 1, 1, 16))[2].to(DTYPES[dtype])
+    assert torch.equal(scaled_dot_product_attention(x, x, v), v)
+    assert (ch.AttentionMatrix(x, x)[...] == 1).all()
+
+
 @pytest.mark.parametrize("size", [1.0, 30.0, 300.0])
 def test_large_scores_over_long_rows_are_no_less_exact(size: float):
     q, k, v = random((1, 8, 16, 20_000, 64))
@@ -65,9 +87,12 @@ def test_subnormal_numbers_are_no_less_exact(small: str, dtype: str):
 
 
 # Several draws together: with few independent rows, a few random roundings would decide the ratio.
-@pytest.mark.parametrize(
-    ("dtype", "size"), [("float32", 1.0), ("float32", 3.0), ("float32", 6.0), ("bfloat16", 3.0), ("float16", 3.0)]
-)
+SIZES: list[Any] = [("float32", 1.0), ("float32", 3.0), ("float32", 6.0), ("bfloat16", 3.0), ("float16", 3.0)]
+SIZES += [("float32", 15.0), ("float32", 60.0)]
+PAIRED = [(dtype, size, True) for dtype in ("float32", "bfloat16") for size in (15.0, 60.0, 250.0)]
+
+
+@pytest.mark.parametrize(("dtype", "size", "pairs"), [*((*one, False) for one in SIZES), *PAIRED])
 @pytest.mark.parametrize(
     ("shape", "rules"),
     [
@@ -79,12 +104,17 @@ def test_subnormal_numbers_are_no_less_exact(small: str, dtype: str):
     ],
 )
 def test_gradients_are_no_less_exact_than_pytorchs_fused_kernels(
-    shape: tuple[int, ...], rules: dict[str, bool], dtype: str, size: float
+    shape: tuple[int, ...],
+    rules: dict[str, bool],
+    dtype: str,
+    size: float,
+    pairs: bool,  # noqa: FBT001
 ):
     batch, heads, n, m, d = shape
     generator, ours, theirs = torch.Generator().manual_seed(0), [], []
-    for _ in range(4 if dtype == "float32" else 1):
+    for _ in range(12 if size > 6 and not pairs else 4 if dtype == "float32" or pairs else 1):
         made = [torch.randn(batch, heads, length, d, generator=generator) for length in (n, m, m, n)]
+        made[1] = paired(made[1], size) if pairs else made[1]
         q, k, v, upstream = (x.to(DTYPES[dtype]) for x in (*(x * size for x in made[:3]), made[3]))
         truth = gradients(plain_attention, [x.double() for x in (q, k, v)], upstream.double(), rules)
         for attend, errors in ((scaled_dot_product_attention, ours), (fused_attention, theirs)):
