@@ -1,7 +1,6 @@
 """Many calls at once: torch.vmap, and PyTorch's older vmap, which is_grads_batched=True and vectorize=True use."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ def mapped(compute: Compute, task: Task, x: Tensors, axes: dict[str, int | None]
             compute(task, {name: _at(y, axes[name], place) for name, y in x.items()}) for place in range(max(1, count))
         ]
         return {name: torch.stack([each[name] for each in one])[:count] for name in task.answers}
-    answers = compute(replace(task, problem=None), together)
+    answers = compute(task, together)
     if task.is_gradient:
         return {name: y.reshape(count, *_at(x[name], axes[name], 0).shape) for name, y in answers.items()}
     flat = _rank(x["q"], axes["q"]) == 2
