@@ -67,6 +67,14 @@ def test_vmap_over_every_rule_and_observation(name: str):
         assert torch.equal(together, torch.stack(apart))
 
 
+def test_a_scale_is_one_number_or_one_for_each_call():
+    scale, scales = torch.tensor(0.3).double(), torch.tensor([0.3, 0.5, 0.7]).double()
+    same = vmap(lambda x: ch.attention(x, x, x, scale=scale))(X)
+    each = vmap(lambda x, scale: ch.attention(x, x, x, scale=scale))(X, scales)
+    assert torch.equal(same, ch.attention(X, X, X, scale=scale.item()))
+    assert torch.equal(each, torch.stack([ch.attention(x, x, x, scale=s) for x, s in zip(X, scales, strict=True)]))
+
+
 def test_many_gradients_at_once_are_those_one_by_one():
     x = X.clone().requires_grad_()
     output = ch.attention(x, x, x, causal=True)

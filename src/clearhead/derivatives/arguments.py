@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.core.arrays import as_rule_array, autocast, check_tensor, to_torch
 from clearhead.core.call import Given
 from clearhead.core.observations import check_asked
-from clearhead.core.problem import Problem, check_shapes
+from clearhead.core.problem import check_shapes
 from clearhead.core.room import array_bytes, check_room
 from clearhead.core.rule_values import has_axes
 from clearhead.core.rules import RULES, Rules, check_names
@@ -43,8 +43,6 @@ class Task:
     engine: str | None
     num_threads: int | None
     is_gradient: bool = False
-    names: tuple[str, ...] = ()  # of the tensors, where the node has them in this order
-    problem: Problem | None = None  # what was read before; kept where no rule is a tensor, which a graph may free
 
 
 def read(
@@ -57,9 +55,10 @@ def read(
     check_names(given.rules)
     q = autocast(tensor_of(given.q, "q", given.q))
     x = {"q": q, "k": autocast(tensor_of(given.k, "k", q))}
-    check_shapes(q.shape, x["k"].shape, None)
+    v = None if v is None else tensor_of(v, "v", q)
+    check_shapes(q.shape, x["k"].shape, None if v is None or v.ndim != q.ndim else v.shape)
     if v is not None:
-        x["v"] = _values(q, x["k"], tensor_of(v, "v", q))
+        x["v"] = _values(q, x["k"], v)
     rules = {}
     for name, value in _by_field(given.rules).items():
         if name in _INSTEAD and isinstance(value, Tensor) and value.requires_grad:
@@ -68,9 +67,8 @@ def read(
             x[name] = tensor_of(value, _SPANS.get(name, name), q)
         elif value is not None:
             rules[name] = value
-    wanted = {
-        name: value for name, value in check_asked(asked or {}).items() if value is not None and value is not False
-    }
+    checked = check_asked(asked) if asked else {}
+    wanted = {name: value for name, value in checked.items() if value is not None and value is not False}
     names = {*wanted, "logsumexp", *(["output"] if "v" in x else [])}  # the gradient needs the log-sum-exp
     answers = tuple(array for name in STATISTICS if name in names for array in arrays_of(name))
     x |= zip(LABELS, map(torch.as_tensor, wanted.pop("groups", ())), strict=False)
@@ -128,8 +126,6 @@ def _from_array(x: Any, name: str) -> Tensor:
 
 def _values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The values (…, keys, d_v); what is for all heads alike is expanded."""
-    if v.ndim == q.ndim:
-        check_shapes(q.shape, k.shape, v.shape)
     columns = v[:, None] if v.ndim == 1 else v
     columns = columns if columns.dtype == q.dtype else autocast(columns)
     if columns.dtype != q.dtype:

@@ -1,7 +1,6 @@
 """Many calls at once: torch.vmap, and PyTorch's older vmap, which is_grads_batched=True and vectorize=True use."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ def mapped(compute: Compute, task: Task, x: Tensors, axes: dict[str, int | None]
             compute(task, {name: _at(y, axes[name], place) for name, y in x.items()}) for place in range(max(1, count))
         ]
         return {name: torch.stack([each[name] for each in one])[:count] for name in task.answers}
-    answers = compute(replace(task, problem=None), together)
+    answers = compute(task, together)
     if task.is_gradient:
         return {name: y.reshape(count, *_at(x[name], axes[name], 0).shape) for name, y in answers.items()}
     flat = _rank(x["q"], axes["q"]) == 2
@@ -52,17 +51,17 @@ def _folded(task: Task, x: Tensors, axes: dict[str, int | None], count: int) -> 
     rank, result = _rank(x["q"], axes["q"]), {}
     for name, y in x.items():
         axis, kind = axes[name], _AXES.get(name)
-        each = axis is not None or (name in task.answers and task.is_gradient)
+        each = axis is not None or (task.is_gradient and name in task.answers)
+        if kind is None or (each and name in BROADCAST):
+            y = y.expand(count, *y.shape) if axis is None else y.movedim(axis, 0)
         if kind is None:  # q, k, v, g, results and what is upstream of them, whose batch axes are those of q
-            y = y.expand(count, *y.shape) if axis is None else y.movedim(axis, 0)
             result[name] = y.unsqueeze(1) if rank == 2 else y  # an axis for the one head
-        elif name in BROADCAST and each:
-            y = y.expand(count, *y.shape) if axis is None else y.movedim(axis, 0)
-            result[name] = y.reshape(count, *(1,) * (max(rank, 3) - y.ndim + 1), *y.shape[1:])
-        elif name not in BROADCAST and (each or (kind[0] == "batch" and y.ndim >= len(kind))):
+        elif name in BROADCAST:
+            result[name] = y.reshape(count, *(1,) * (max(rank, 3) - y.ndim + 1), *y.shape[1:]) if each else y
+        elif each or (kind[0] == "batch" and y.ndim >= len(kind)):
             return None
         else:
-            result[name] = y.reshape(-1) if kind == ("heads",) else y
+            result[name] = y.reshape(-1) if rank == 2 and kind == ("heads",) else y
     return result
 
 
@@ -115,12 +114,7 @@ def _one_by_one(what: Callable[[Tensor], Tensor], like: Tensor, changing: Tensor
 def _taken_apart(x: Tensor) -> Tensor:
     """A tensor that holds many, with their axis in front."""
     slices: list[Tensor] = []
-
-    def keep(one: Tensor) -> Tensor:
-        slices.append(one)
-        return one
-
-    _one_by_one(keep, x)
+    _one_by_one(lambda one: slices.append(one) or one, x)  # type: ignore[func-returns-value]
     return torch.stack(slices)
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from itertools import compress
 from typing import Any, cast
 
@@ -17,12 +18,12 @@ from torch import Tensor
 
 from clearhead import engines
 from clearhead.core.arrays import as_array, to_torch
-from clearhead.core.axes import Array, heads_first
+from clearhead.core.axes import Array
 from clearhead.core.call import Call, describe
 from clearhead.core.observations import wanted
 from clearhead.core.operands import operand
 from clearhead.core.problem import Problem
-from clearhead.core.rules import BROADCAST, FIELDS
+from clearhead.core.rules import BROADCAST
 from clearhead.core.statistics import Wanted
 from clearhead.core.torch_state import has_dual_level, transforms
 from clearhead.derivatives import backward, batching, torch_recomputed
@@ -43,18 +44,18 @@ def _compute(task: Task, x: Tensors) -> Tensors:
     recorded = torch.is_grad_enabled() and any(one.requires_grad for one in x.values())
     if not recorded and not has_dual_level() and not transforms():
         return answer(task, x)
-    answers = _Node.apply(replace(task, names=tuple(x)), *x.values())  # type: ignore[no-untyped-call]
+    answers = _Node.apply(task, tuple(x), *x.values())  # type: ignore[no-untyped-call]
     return dict(zip(task.answers, answers, strict=True))
 
 
 class _Node(torch.autograd.Function):
     @staticmethod
-    def forward(task: Task, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(answer(task, dict(zip(task.names, tensors, strict=True))).values())
+    def forward(task: Task, names: tuple[str, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(answer(task, dict(zip(names, tensors, strict=True))).values())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.task, *tensors = inputs
+        ctx.task, ctx.names, *tensors = inputs
         ctx.set_materialize_grads(False)
         results = zip(ctx.task.answers, output, strict=True)
         ctx.mark_non_differentiable(*(x for name, x in results if not x.is_floating_point() or name == "largest"))
@@ -65,32 +66,35 @@ class _Node(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         task, x, results = _saved(ctx)
         upstream = {name: grad for name, grad in zip(results, grads, strict=True) if grad is not None}
-        needed = tuple(compress(task.names, ctx.needs_input_grad[1:]))
+        needed = tuple(compress(x, ctx.needs_input_grad[2:]))
         along = partial(_gradients, task, x, results, needed)
         found = batching.one_call(along, upstream, x.values()) if upstream else {}
-        return None, *(found.get(name) for name in task.names)
+        return None, None, *(found.get(name) for name in x)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
         task, *sides = _saved(ctx)
         x, results = ({name: still_of(one) for name, one in side.items()} for side in sides)
-        moving = {name: x for name, x in zip(task.names, tangents[1:], strict=True) if x is not None}
+        moving = {name: x for name, x in zip(x, tangents[2:], strict=True) if x is not None}
         check_differentiable(moving)
         moved = batching.one_call(partial(torch_recomputed.tangents, task, x, results), moving, x.values())
         return tuple(moved.get(name) for name in results)
 
     @staticmethod
-    def vmap(info: Any, dims: Any, task: Task, *tensors: Tensor) -> Any:
-        x, axes = (dict(zip(task.names, side, strict=True)) for side in (tensors, dims[1:]))
+    def vmap(info: Any, dims: Any, task: Task, names: tuple[str, ...], *tensors: Tensor) -> Any:
+        x, axes = (dict(zip(names, side, strict=True)) for side in (tensors, dims[2:]))
         results = batching.mapped(compute, task, x, axes, info.batch_size)
         return tuple(results.values()), (0,) * len(results)
 
 
+_Node.forward.__signature__ = signature(_Node.forward)  # type: ignore[attr-defined]  # PyTorch reads it at each call
+
+
 def _saved(ctx: Any) -> tuple[Task, Tensors, Tensors]:
     """A node's task, tensors and results."""
-    tensors, names = ctx.saved_tensors, ctx.task.names  # a checkpoint lets them be read once
-    x, results = tensors[: len(names)], tensors[len(names) :]
-    return ctx.task, dict(zip(names, x, strict=True)), dict(zip(ctx.task.answers, results, strict=True))
+    tensors, count = ctx.saved_tensors, len(ctx.names)  # a checkpoint lets them be read once
+    x, results = dict(zip(ctx.names, tensors, strict=False)), tensors[count:]
+    return ctx.task, x, dict(zip(ctx.task.answers, results, strict=True))
 
 
 def check_differentiable(needed: Iterable[str]) -> None:
@@ -123,7 +127,7 @@ def gradients_of_product(task: Task, x: Tensors, u: Tensor, needed: Iterable[str
     """The gradients of u·Aᵀ·g, which is g·A·u."""
     wide = {**x, **{name: one.to(u.dtype) for name, one in (("q", x["q"]), ("k", x["k"]), ("v", u))}}
     g = wide.pop("g").to(u.dtype)
-    values = replace(task, answers=("output", "largest", "log_sum"), is_gradient=False, problem=None)
+    values = replace(task, answers=("output", "largest", "log_sum"), is_gradient=False)
     seen = compute(values, wide)
     found = gradients(values, wide, seen, {"output": g}, tuple(name for name in INPUTS if name in needed))
     return {name: one.to(x[name].dtype) for name, one in {**found, "g": seen["output"]}.items() if name in needed}
@@ -145,18 +149,18 @@ def answer(task: Task, x: Tensors) -> Tensors:
 
 def _call(task: Task, x: Tensors, answering: str = "") -> tuple[Call, range, Engine]:
     """The whole call of a task, which of its queries are meant, and the engine, which can compute `answering`."""
-    if task.problem is None:
-        call = describe(x["q"], x["k"], None, by_rule(task, x), task.num_threads)
-        task.problem = None if FIELDS.keys() & x.keys() else call.problem
-    else:
-        q, k = (heads_first(as_array(x[name], name)[0]) for name in "qk")
-        call = Call(task.problem, q, k)
+    k, v = x["k"], x.get("v")
+    usual = v is not None and v.shape[:-1] == k.shape[:-1]
+    call = describe(x["q"], k, v if usual else None, by_rule(task, x), task.num_threads)
     problem = call.problem
-    if "v" in x:
-        v = as_array(x["v"], "v", problem.device)[0]
-        call = call.with_values(operand(problem, v, "v", problem.keys, (problem.kv_heads, problem.heads))[0])
-    plan = engines.choose_for(answering, problem, task.engine) if answering else engines.choose(problem, task.engine)
-    return call, range(problem.queries)[task.queries], engines.get(plan.engine)
+    if v is not None and not usual:
+        values = as_array(v, "v", problem.device)[0]
+        call = call.with_values(operand(problem, values, "v", problem.keys, (problem.kv_heads, problem.heads))[0])
+    if answering:
+        engine = engines.get(engines.choose_for(answering, problem, task.engine).engine)
+    else:
+        engine = engines.chosen(problem, task.engine)
+    return call, range(problem.queries)[task.queries], engine
 
 
 def _chosen(call: Call, rows: range) -> Call:
@@ -164,8 +168,11 @@ def _chosen(call: Call, rows: range) -> Call:
 
 
 def _wanted(task: Task, x: Tensors, problem: Problem, *, output: bool) -> Wanted:
+    state = "log_sum" in task.answers
+    if not task.asked and LABELS[0] not in x:
+        return Wanted(output=output, logsumexp=state)
     groups = {"groups": tuple(x[name] for name in LABELS)} if LABELS[0] in x else {}
-    return wanted(problem, {**task.asked, **groups, "logsumexp": "log_sum" in task.answers}, output=output)
+    return wanted(problem, {**task.asked, **groups, "logsumexp": state}, output=output)
 
 
 def _product(call: Call, engine: Engine, g: Tensor) -> Tensors:
@@ -182,7 +189,9 @@ def _gradient(task: Task, x: Tensors) -> Tensors:
     call = _chosen(whole, rows)
     problem = call.problem
     known, by = ({name: _block(problem, y) for name, y in part(x, role).items()} for role in ("known", "by"))
-    groups = _wanted(task, x, whole.problem, output=False).for_queries(rows).groups
+    groups = None
+    if LABELS[0] in x:
+        groups = _wanted(task, x, whole.problem, output=False).for_queries(rows).groups
     shapes = {name: _shared_shape(problem, name, x[name]) for name in ("bias", "span_table") if name in task.answers}
     bias, spans = shapes.get("bias"), shapes.get("span_table")
     made = backward.gradients(engine, call, known, by, groups=groups, bias=bias, spans=spans)
