@@ -126,7 +126,7 @@ def test_even_weights_are_those_over_the_visible_keys(name, padded):
     matrix = ch.AttentionMatrix(q, k, **rules)
     padding = np.arange(N) >= rng.integers(2, N, (2, 1)) if padded else None
     result = even_heads(matrix, padding)
-    visible = visibility.dense(matrix.factors.problem)[:, 0].astype(float)
+    visible = visibility.dense(matrix.call.problem)[:, 0].astype(float)
     weights = visible / np.maximum(visible.sum(-1, keepdims=True), 1)
     mask = rules.get("mask")
     first = np.zeros(2, int) if mask is None else mask[:, 0].any(1).argmax(-1)

@@ -57,11 +57,11 @@ def test_copies_have_the_same_bits_under_every_rule(tensors: bool, case: Case, k
         matrix.logsumexp()
     asked: dict[str, Any] = {"logsumexp": True, "entropy": True, "received": True, "top": 2, "image": (2, 3)}
     seen = matrix.observe(v, **asked, groups=case.labels())
-    if part and matrix.factors.problem.batch:
+    if part and matrix.call.problem.batch:
         matrix = matrix.part(0)
     copies = {how: (copied(matrix), copied(seen)) for how, copied in COPIES.items()}
-    known = matrix.factors.known_state is not None
-    assert {other.factors.known_state is not None for other, _ in copies.values()} == {known}
+    known = matrix.known_state is not None
+    assert {other.known_state is not None for other, _ in copies.values()} == {known}
     for how, (other, again) in copies.items():
         note(how)
         assert (other.shape, other.dtype, repr(other)) == (matrix.shape, matrix.dtype, repr(matrix))

@@ -240,9 +240,9 @@ def test_an_edit_shares_q_and_k_and_computes_nothing(kind: str, monkeypatch: pyt
             for work in ("rows", "columns", "weights", "transposed"):
                 patch.setattr(engines.get(name), work, _unreachable)
         matrix = ch.AttentionMatrix(*local).cut(slice(3, 40), [1, 7]).boost(9, by=2.0).tempered(1.5).cut(keys=-1)
-    assert np.shares_memory(matrix.factors.q, q)
-    assert np.shares_memory(matrix.factors.k, k)
-    problem = matrix.factors.problem
+    assert np.shares_memory(matrix.call.q, q)
+    assert np.shares_memory(matrix.call.k, k)
+    problem = matrix.call.problem
     assert problem.span_table.shape[2:] == (2, 4)  # cut or not; keys 1 and 7, 9, the last, all others
     assert type(matrix.logsumexp()) is type(local[0])
 
@@ -251,7 +251,7 @@ def test_edits_after_each_other_have_as_many_labels_as_there_are_combinations():
     matrix = ch.AttentionMatrix(np.ones((64, 2)), np.ones((64, 2)))
     for _ in range(5):
         matrix = matrix.boost(slice(10, 20), by=0.5, queries=slice(30)).cut(slice(10), slice(10))
-    problem = matrix.factors.problem
+    problem = matrix.call.problem
     assert problem.span_table.shape[2:] == (3, 3)
     assert sorted(np.unique(problem.span_table)) == [-np.inf, 0.0, 2.5]
     assert matrix.logsumexp()[5] == pytest.approx(np.log(10 * np.exp(2.5) + 44) + np.sqrt(2), abs=1e-9)
@@ -263,7 +263,7 @@ def test_a_given_logsumexp_is_not_that_of_an_edited_matrix():
     known = ch.AttentionMatrix(q, k, causal=True).logsumexp()
     matrix = ch.AttentionMatrix(q, k, causal=True, logsumexp=known)
     for edited in (matrix.cut(keys=0), matrix.boost(1, by=2), matrix.tempered(2)):
-        assert edited.factors.known_state is None
+        assert edited.known_state is None
         np.testing.assert_allclose(edited[...].sum(-1)[1:], 1.0, rtol=1e-12)
     np.testing.assert_array_equal(matrix.logsumexp(), known)
     before = matrix[...][1:, 1:]
@@ -297,7 +297,7 @@ def test_a_bias_that_is_broadcast_is_divided_once():
     row = np.arange(5.0)
     q = np.zeros((3, 2, 4, 2))
     matrix = ch.AttentionMatrix(q, np.zeros((3, 2, 5, 2)), bias=np.broadcast_to(row, (3, 2, 4, 5))).tempered(2.0)
-    bias = matrix.factors.problem.bias
+    bias = matrix.call.problem.bias
     assert bias.strides[:3] == (0, 0, 0)
     np.testing.assert_allclose(matrix[2, 1, 3], np.exp(row / 2) / np.exp(row / 2).sum(), rtol=1e-12)
 
@@ -308,7 +308,7 @@ def test_copies_and_parts_of_edited_matrices(case: Case, how: str, part: bool): 
     rng, matrix = case.rng, case.matrix()
     for _ in range(2):
         matrix = edit(rng, matrix, Dense(case))
-    if part and matrix.factors.problem.batch:
+    if part and matrix.call.problem.batch:
         whole, words = matrix[(0,) * (matrix.ndim - 3)], repr(matrix).partition("after")[2]
         matrix = matrix.part(0)
         assert repr(matrix).partition("after")[2] == words

@@ -101,7 +101,7 @@ def test_text_and_map_are_signed_and_follow_what_is_supposed(running):
             "each => { each.value = 1; each.dispatchEvent(new Event('input', { bubbles: true })) }"
         )
         page.wait_for_timeout(300)
-        supposed = ch.AttentionMatrix(matrix.factors.q, matrix.factors.k, scale=0.25).contributions(v, g)
+        supposed = ch.AttentionMatrix(matrix.call.q, matrix.call.k, scale=0.25).contributions(v, g)
         assert read(page, "contribution") == (5, 2, pytest.approx(supposed[0, 0, 5, 2], rel=6e-3, abs=1e-6))
         page.locator("#shows").select_option("weights")
         until(page, "document.querySelector('#readout').textContent.includes('sum to 1')")

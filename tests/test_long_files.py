@@ -141,7 +141,7 @@ def test_page_and_pictures_end_their_colour_scale_at_the_same_weight(small):
 def test_the_true_weight_lies_within_the_printed_interval(seed, dtype, tmp_path):
     """Compared with float64 weights of the unrounded inputs."""
     part = matrix(N, M, seed=seed, d=16)
-    q, k = np.asarray(part.factors.q[0, 1], np.float64), np.asarray(part.factors.k[0, 0], np.float64)
+    q, k = np.asarray(part.call.q[0, 1], np.float64), np.asarray(part.call.k[0, 0], np.float64)
     logits = q @ k.T / 4
     true = np.exp(logits - logits.max(1, keepdims=True))
     true /= true.sum(1, keepdims=True)

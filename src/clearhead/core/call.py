@@ -1,6 +1,6 @@
 """One call: the caller's arrays and rules, read and validated once, in one value that everything below takes."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from threading import Lock
 from typing import Any, NamedTuple, cast
@@ -12,16 +12,19 @@ from clearhead.core.arrays import (
     as_array,
     as_tensor,
     autocast,
+    broadcast,
     device_of,
     key_of,
     numbers_of,
     same,
     torch_of,
+    unrepeated,
 )
-from clearhead.core.axes import Array, as_places, as_slice, heads_first
+from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice, heads_first
+from clearhead.core.device_array import DeviceArray
 from clearhead.core.problem import Arrays, Problem, apart, is_number, problem_of, with_arrays
 from clearhead.core.rule_values import read_threads
-from clearhead.core.rules import Rules, check_names
+from clearhead.core.rules import BROADCAST, FIELDS, Rules, check_names
 
 _MOST = 512  # problems that are kept
 _writing = Lock()
@@ -86,6 +89,33 @@ class Call:
     def give(self, result: Array) -> Any:
         """Give back a result (batch, heads, …): with the caller's own leading axes, as the kind of array that q is."""
         return self.restore(self.problem.restore(result))
+
+    def give_all(self, results: Mapping[str, Array]) -> dict[str, Any]:
+        """Give back every result, by name."""
+        return {name: self.give(x) for name, x in results.items()}
+
+    def as_given(self, engine: str | None) -> Given:
+        """What a caller would give for this call, with 4 axes."""
+        rules: Any = self.problem.keywords()
+        rules |= {name: self.restore(cast("Array", x)) for name, x in rules.items() if isinstance(x, DeviceArray)}
+        return Given(self.restore(self.q), self.restore(self.k), rules, engine, self.problem.num_threads)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: what a mask, bias or table repeats along an axis is kept once."""
+        once: dict[str, Any] = {name: unrepeated(getattr(self.problem, name)) for name in BROADCAST}
+        arrays = self._arrays or self._read()
+        return {"problem": replace(self.problem, **once), "arrays": arrays, "restore": self.restore}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        problem: Problem = kept["problem"]
+        sizes = {name: getattr(problem, name) for name in WEIGHTS}
+        once = {name: x for name in BROADCAST if (x := getattr(problem, name)) is not None}
+        again: dict[str, Any] = {
+            name: broadcast(x, tuple(sizes.get(axis, n) for axis, n in zip(FIELDS[name], x.shape, strict=True)))
+            for name, x in once.items()
+        }
+        q, k, v = kept["arrays"]
+        Call.__init__(self, replace(problem, **again), q, k, v, kept["restore"])
 
     def with_values(self, v: Array | None) -> "Call":
         """Replace the values."""

@@ -1,6 +1,8 @@
 """Reads and checks the right-hand side of a product with the weights: v in A·v, g in Aᵀ·g."""
 
-from clearhead.core.arrays import FLOATS, broadcast, statistics_dtype
+from typing import Any
+
+from clearhead.core.arrays import FLOATS, as_array, autocast, broadcast, statistics_dtype
 from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.problem import Problem
 from clearhead.core.room import array_bytes, check_room
@@ -35,6 +37,14 @@ def operand(problem: Problem, x: Array, name: str, length: int, heads: tuple[int
     if shared:
         return broadcast(columns, (problem.batch, 1, *columns.shape)), vector
     return columns.reshape(problem.batch, *columns.shape[-3:]), vector
+
+
+def values_of(problem: Problem, v: Any, *heads: int) -> Array:
+    """Read v, (batch, 1 or one of these numbers of heads, keys, d_v), narrowed by autocast as q and k are.
+
+    Raises ShapeError or DtypeError where it does not fit.
+    """
+    return operand(problem, as_array(autocast(v), "v", problem.device)[0], "v", problem.keys, heads)[0]
 
 
 def check_transposed(problem: Problem, columns: Array) -> None:

@@ -51,6 +51,7 @@ class State(NamedTuple):
         return State(*(x.astype(dtype) for x in self))
 
 
+@np.errstate(invalid="ignore")  # inf - inf
 def share(xp: Any, part: State, whole: State) -> Any:
     """exp(L_part - L_whole), the part of each row's weights that lies on some of its logits; 0 where they are none.
 

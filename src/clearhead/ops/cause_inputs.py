@@ -8,43 +8,43 @@ from clearhead.core import room
 from clearhead.core.arrays import FLOATS, as_array, broadcast, device_of, on_cpu, statistics_dtype, to_device_of
 from clearhead.core.axes import Array, blocks, group_size
 from clearhead.core.effects import Kind, read_rest
-from clearhead.core.operands import operand
+from clearhead.core.operands import operand, values_of
 from clearhead.errors import DtypeError, RuleError, ShapeError
-from clearhead.ops.matrix_data import MatrixData
+from clearhead.ops.lazy_matrix import Weights
 
-Inputs = tuple[MatrixData, Array, Array]  # the factors, v (batch, its heads, keys, d_v), g (batch, heads, queries, d_v)
+Inputs = tuple[Weights, Array, Array]  # the weights, v (batch, its heads, keys, d_v), g (batch, heads, queries, d_v)
 
 _BLOCK = 4096  # keys whose projected values are held at a time
 
 
-def contributions(factors: MatrixData, v: Any, g: Any, output: Any) -> tuple[Kind, MatrixData, Array, Array]:
+def contributions(weights: Weights, v: Any, g: Any, output: Any) -> tuple[Kind, Weights, Array, Array]:
     """The inputs of contributions along g; of norms where g is None. Raises RuleError where g and W_O are given."""
     if g is None:
-        return "norm", *norms(factors, v, output)
+        return "norm", *norms(weights, v, output)
     if output is not None:
         raise RuleError(
             "output is given together with g: it is for norms, and g has been carried through W_O.", "leave it out."
         )
-    return "contribution", *along_g(factors, v, g)
+    return "contribution", *along_g(weights, v, g)
 
 
-def cuts(factors: MatrixData, v: Any, g: Any, rest: Any) -> tuple[Kind, MatrixData, Array, Array]:
+def cuts(weights: Weights, v: Any, g: Any, rest: Any) -> tuple[Kind, Weights, Array, Array]:
     """The inputs of cuts; with rest="first" values that are v_0 - v_j, or -v_j where there are learned sinks."""
-    factors, values, along = along_g(factors, v, g)
+    weights, values, along = along_g(weights, v, g)
     if read_rest(rest) == "renormalise":
-        return "cut", factors, values, along
+        return "cut", weights, values, along
     dtype = statistics_dtype(values.dtype)
     _check_room(values, dtype)
     shifted = on_cpu(values).astype(dtype)
     with np.errstate(invalid="ignore", over="ignore"):
-        shifted = (shifted[:, :, :1] if factors.problem.sinks is None else 0) - shifted
-    return "moved", *_in_one_dtype(factors, to_device_of(shifted, values), along)
+        shifted = (shifted[:, :, :1] if weights.call.problem.sinks is None else 0) - shifted
+    return "moved", *_in_one_dtype(weights, to_device_of(shifted, values), along)
 
 
-def along_g(factors: MatrixData, v: Any, g: Any) -> Inputs:
+def along_g(weights: Weights, v: Any, g: Any) -> Inputs:
     """Validated v and g, in one dtype with q and k."""
-    problem = factors.problem
-    values = factors.read_values(v, problem.kv_heads, problem.heads)
+    problem = weights.call.problem
+    values = values_of(problem, v, problem.kv_heads, problem.heads)
     along = operand(problem, as_array(g, "g", problem.device)[0], "g", problem.queries, (problem.heads,))[0]
     if along.shape[-1] != values.shape[-1]:
         raise ShapeError(
@@ -53,43 +53,44 @@ def along_g(factors: MatrixData, v: Any, g: Any) -> Inputs:
             "o = A @ v; g, = torch.autograd.grad(number, o)",
         )
     rows = problem.batch, problem.heads, problem.queries
-    return _in_one_dtype(factors, values, broadcast(along, (*rows, along.shape[-1])))
+    return _in_one_dtype(weights, values, broadcast(along, (*rows, along.shape[-1])))
 
 
-def norms(factors: MatrixData, v: Any, output: Any) -> Inputs:
+def norms(weights: Weights, v: Any, output: Any) -> Inputs:
     """‖v_j‖, or ‖v_j·W_O‖ for every query head, as values of one column; g is 1."""
-    problem = factors.problem
-    values = factors.read_values(v, problem.kv_heads, problem.heads)
-    weights = None if output is None else _projection(factors, output, values.shape[-1])
+    problem = weights.call.problem
+    values = values_of(problem, v, problem.kv_heads, problem.heads)
+    projection = None if output is None else _projection(weights, output, values.shape[-1])
     _check_room(values, np.dtype(np.float64))
-    result = _norms(on_cpu(values), weights, problem.heads).astype(statistics_dtype(values.dtype))
+    result = _norms(on_cpu(values), projection, problem.heads).astype(statistics_dtype(values.dtype))
     ones = broadcast(np.ones((), result.dtype), (problem.batch, problem.heads, problem.queries, 1))
-    return _in_one_dtype(factors, to_device_of(result, values), to_device_of(ones, values))
+    return _in_one_dtype(weights, to_device_of(result, values), to_device_of(ones, values))
 
 
-def _in_one_dtype(factors: MatrixData, v: Array, g: Array) -> Inputs:
-    """All in a dtype that holds q's, v's and g's: their shifted where all are one, else float64 or float32."""
-    dtypes = {factors.problem.dtype, v.dtype, g.dtype}
+def _in_one_dtype(weights: Weights, v: Array, g: Array) -> Inputs:
+    """Convert all to their common dtype: theirs where it is one, else float64 if any is float64, else float32."""
+    dtypes = {weights.call.problem.dtype, v.dtype, g.dtype}
     if len(dtypes) == 1:
-        return factors, v, g
+        return weights, v, g
     dtype = np.dtype(np.float64 if np.dtype(np.float64) in dtypes else np.float32)
     _check_room(v, dtype)
-    return factors.in_dtype(dtype), v.astype(dtype), g.astype(dtype)
+    known = weights.known_state if statistics_dtype(dtype) == weights.dtype else None
+    return weights.with_call(weights.call.astype(dtype), known), v.astype(dtype), g.astype(dtype)
 
 
-def _projection(factors: MatrixData, output: Any, d_v: int) -> Array:
+def _projection(weights: Weights, output: Any, d_v: int) -> Array:
     """W_O in float64, (heads·d_v, d_model)."""
-    weights = on_cpu(as_array(output, "output", factors.problem.device)[0])
-    if weights.dtype not in FLOATS:
-        raise DtypeError(f"output is {weights.dtype}: expected float64, float32, bfloat16 or float16.")
-    rows = factors.problem.heads * d_v
-    if weights.ndim != 2 or weights.shape[0] != rows:
-        turned = weights.ndim == 2 and weights.shape[1] == rows
+    projection = on_cpu(as_array(output, "output", weights.call.problem.device)[0])
+    if projection.dtype not in FLOATS:
+        raise DtypeError(f"output is {projection.dtype}: expected float64, float32, bfloat16 or float16.")
+    rows = weights.call.problem.heads * d_v
+    if projection.ndim != 2 or projection.shape[0] != rows:
+        turned = projection.ndim == 2 and projection.shape[1] == rows
         raise ShapeError(
-            f"output has shape {weights.shape}: expected W_O, (heads·d_v {rows}, d_model).",
+            f"output has shape {projection.shape}: expected W_O, (heads·d_v {rows}, d_model).",
             "a linear layer's weight is (d_model, heads·d_v): output=weight.T" if turned else "",
         )
-    return weights.astype(np.float64)
+    return projection.astype(np.float64)
 
 
 @np.errstate(invalid="ignore", over="ignore")

@@ -4,14 +4,13 @@ core/effects.py has the formulas and the table of what is observed; the engines 
 """
 
 from functools import cached_property
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
-from clearhead import engines
 from clearhead.core import room
-from clearhead.core.arrays import as_array, broadcast, empty, to_device_of, unrepeated
-from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice, group_size, named
+from clearhead.core.arrays import as_array, broadcast, to_device_of, unrepeated
+from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice, named
 from clearhead.core.call import Call
 from clearhead.core.effect_lists import take_strongest
 from clearhead.core.effects import (
@@ -31,9 +30,7 @@ from clearhead.core.statistics import joined_arrays
 from clearhead.engines.base import EffectEngine, room_for_effects
 from clearhead.errors import RuleError
 from clearhead.loading import Shown
-from clearhead.ops.indexing import TransposedMatrix, check_weights, read_index
-from clearhead.ops.lazy_matrix import LazyMatrix
-from clearhead.ops.matrix_data import MatrixData
+from clearhead.ops.lazy_matrix import LazyMatrix, Weights
 from clearhead.ops.observable import ObservableEffects
 from clearhead.ops.spans_cut import cut_spans
 
@@ -56,38 +53,39 @@ class CauseMatrix(Shown, ObservableEffects, LazyMatrix):
     (CauseMatrix(cut, queries 3, keys 3) float64, array([ 0.413,  0.773, -1.649]))
     """
 
+    words = (
+        "effects",
+        "E[..., :512, :512] is a tile; E.image(256, 256) shows the whole, E.strongest(20) its strongest edges.",
+    )
     instead = "E.by_query() sums over keys, E.by_key() over queries, E.top(1, 'largest') has each query's largest"
 
-    def __init__(self, kind: Kind, factors: MatrixData, v: Array, g: Array) -> None:
-        engines.with_effects(factors.engine, factors.problem, factors.asked_engine)  # raises where it was asked for
-        self.kind = kind
-        self._factors, self._v, self._g = factors, v, g
+    def __init__(self, kind: Kind, weights: Weights, v: Array, g: Array) -> None:
+        self.kind, self._weights, self._v, self._g = kind, weights, v, g
+        self._engine  # noqa: B018  raises where the engine that was asked for computes no effects
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_v": unrepeated(self._v), "_g": unrepeated(self._g)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        problem, width = self._factors.problem, self._v.shape[-1]
+        problem, width = self.call.problem, self._v.shape[-1]
         self._v = broadcast(self._v, (problem.batch, self._v.shape[1], problem.keys, width))
         self._g = broadcast(self._g, (problem.batch, problem.heads, problem.queries, width))
 
     @property
+    def call(self) -> Call:
+        """q, k and the rules."""
+        return self._weights.call
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """(…, heads, queries, keys)."""
-        return self._factors.shape
+        return self._weights.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the effects: float32, or float64 where q, v or g is."""
-        return self._factors.dtype
-
-    @property
-    def T(self) -> "TransposedMatrix[Self]":  # noqa: N802
-        """Eᵀ, the last two axes swapped: (…, heads, keys, queries), for E.T @ x. What NumPy calls `mT`."""
-        return TransposedMatrix(self, self._by_index, self._transposed)
-
-    mT = T  # noqa: N815
+        return self._weights.dtype
 
     def __repr__(self) -> str:
         return f"CauseMatrix({self.kind}, {named(self.shape, WEIGHTS)[1:]} {self.dtype}"
@@ -132,11 +130,11 @@ class CauseMatrix(Shown, ObservableEffects, LazyMatrix):
         if self.kind == "moved":
             return self.groups(query_groups, key_groups)
         check_cuts(self.kind)
-        factors = self._factors
-        want = wanted_effects(factors.problem, {"groups": (query_groups, key_groups)})
+        problem = self.call.problem
+        want = wanted_effects(problem, {"groups": (query_groups, key_groups)})
         assert want.groups is not None
-        result = cut_spans(factors, self._v, self._g, want.groups).astype(self.dtype)
-        return self._restore(factors.problem.restore(result))
+        result = cut_spans(self._engine, self.call.with_values(self._v), self._g, want.groups).astype(self.dtype)
+        return self._restore(problem.restore(result))
 
     def observe(self, *, order: Order = "magnitude", **asked: Unpack[AskedEffects]) -> Effects:
         """Everything asked for, together, in one pass (a GPU takes several), and for cuts one more, the first time.
@@ -153,7 +151,7 @@ class CauseMatrix(Shown, ObservableEffects, LazyMatrix):
         >>> seen.by_key.round(3), seen.strongest.key, seen.top is None
         (array([1., 0., 4.]), array([2]), True)
         """
-        problem = self._factors.problem
+        problem = self.call.problem
         want = wanted_effects(problem, asked, order)
         arrays = self._observed(want)
         strongest = take_strongest(arrays, problem.keys, asked.get("strongest"))
@@ -161,62 +159,36 @@ class CauseMatrix(Shown, ObservableEffects, LazyMatrix):
         return Effects(**answers, strongest=strongest and Strongest(*map(self._restore, strongest)))
 
     def _observed(self, want: WantedEffects) -> dict[str, Array]:
-        factors = self._factors
         if not want.names():
             return {}
         if 0 in self.shape:
-            zeros = room_for_effects(factors.problem, want)
+            zeros = room_for_effects(self.call.problem, want)
             return {name: x if x.dtype == np.int64 else x.astype(self.dtype) for name, x in zeros.items()}
-        return dict(self._engine.effects(self._call, self._g, self._terms, want))
-
-    def _restore(self, x: Array) -> Any:
-        return self._factors.restore(to_device_of(x, self._factors.q) if isinstance(x, np.ndarray) else x)
+        return dict(self._engine.effects(self.call.with_values(self._v), self._g, self._terms, want))
 
     @cached_property
     def _terms(self) -> Terms:
-        factors = self._factors
+        state = self._weights.state
         if self.kind != "cut":
-            return Terms(self.kind, factors.state)
-        return terms_of_cuts(self._engine.others(self._call, self._g), factors.problem.sinks, factors.state)
-
-    @property
-    def _call(self) -> Call:
-        return self._factors.with_values(self._v)
+            return Terms(self.kind, state)
+        others = self._engine.others(self.call.with_values(self._v), self._g)
+        return terms_of_cuts(others, self.call.problem.sinks, state)
 
     @property
     def _engine(self) -> EffectEngine:
-        return engines.with_effects(self._factors.engine, self._factors.problem, self._factors.asked_engine)
+        return self._weights.effect_engine()
 
-    def _by_index(self, key: Any, *, transposed: bool = False) -> Any:
-        factors = self._factors
-        picked, swap = read_index(key, self.shape, transposed=transposed)
-        shape = tuple(len(p) for p in picked if not isinstance(p, int))
-        if 0 in shape:
-            tile = empty(factors.q, shape, self.dtype)
-        else:
-            check_weights(shape, self.dtype, factors.problem.device, "effects")
-            tile = self._tile(*[range(p, p + 1) if isinstance(p, int) else p for p in picked]).reshape(shape)
-        return self._restore(tile.swapaxes(-1, -2) if swap else tile)
-
-    def _tile(self, *picked: range) -> Array:
-        *lead, rows, cols = picked
-        problem, terms = self._factors.problem, self._terms
-        *chosen, head = lead or [range(1)]
-        batches = self._factors.batches(chosen)
-        part = self._factors.take(batches=batches, heads=head, queries=rows)
-        places, head_places, keys = as_places(batches), np.asarray(head), as_slice(cols)
-        v = self._v[places][:, head_places // group_size(problem.heads, self._v.shape[1]), keys]
-        g = self._g[places][:, as_slice(head), as_slice(rows)]
-        terms = terms.part(places, as_slice(head), rows)
+    def _tile(self, batches: Array, heads: range, rows: range, cols: range) -> Array:
+        places = as_places(batches)
+        terms = self._terms.part(places, as_slice(heads), rows)
         if terms.strongest is not None:  # as a place among the keys picked
             terms = terms.among(cols)
-        return self._engine.effect_tile(Call(part.problem.take(keys=cols), part.q, part.k[:, :, keys], v), g, terms)
-
-    def _transposed(self, x: Any) -> Any:
-        return self._product(x, transposed=True)
+        call = self.call.with_values(self._v).take(batches=batches, heads=heads, queries=rows, keys=cols)
+        g = self._g[places][:, as_slice(heads), as_slice(rows)]
+        return self._engine.effect_tile(call, g, terms)
 
     def _product(self, x: Any, *, transposed: bool = False) -> Any:
-        problem = self._factors.problem
+        problem = self.call.problem
         array, restore = as_array(x, "x", problem.device)
         long, heads, result = problem.keys, (problem.heads, problem.kv_heads), problem.queries
         if transposed:
@@ -229,7 +201,8 @@ class CauseMatrix(Shown, ObservableEffects, LazyMatrix):
         if 0 in (*self.shape, *size):
             product = to_device_of(np.zeros(size, self.dtype), operands)
         else:
-            product = self._engine.effect_product(self._call, self._g, self._terms, operands, transposed=transposed)
+            edges = self.call.with_values(self._v), self._g, self._terms
+            product = self._engine.effect_product(*edges, operands, transposed=transposed)
         whole = problem.restore(product)
         return restore(whole[..., 0] if vector else whole)
 

@@ -38,7 +38,7 @@ _CAUSES = (
 
 
 @np.errstate(invalid="ignore", over="ignore")  # padding may hold anything
-def checked(problem: Problem, q: Array, k: Array, engine: Engine, value: Any) -> State | None:
+def checked(call: Call, engine: Engine, value: Any) -> State | None:
     """The rows' states by the log-sum-exp that was given; None where it is too large to have digits for weights.
 
     value   (…, heads, queries), by the natural logarithm, in any float dtype, on q's device. Where a query sees no key
@@ -48,6 +48,7 @@ def checked(problem: Problem, q: Array, k: Array, engine: Engine, value: Any) ->
     `ROWS` rows of every batch item and head (the first, the last and some between), and all that are not finite.
     O(checked rows·keys·d_k) time; rows that see no key cost nothing.
     """
+    problem, q, k = call.problem, call.q, call.k
     array = as_array(value, "logsumexp", problem.device)[0]
     if array.dtype not in FLOATS:
         raise DtypeError(f"logsumexp is {array.dtype}: expected float64, float32, bfloat16 or float16.")

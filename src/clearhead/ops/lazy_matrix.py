@@ -1,25 +1,34 @@
-"""What NumPy may ask of a matrix that is never stored: an array of every weight. All else is refused."""
+"""A matrix that is never stored: its indices, its transpose, and what NumPy may ask of it; all else is refused.
+
+Weights and effects of edges are such matrices; they differ in how a tile of them is computed.
+"""
 
 from collections.abc import Sequence
 from math import prod
 from numbers import Number
-from typing import TYPE_CHECKING, Any, NoReturn
+from operator import index as as_index
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from clearhead.core.arrays import as_rule_array
-from clearhead.core.axes import Array
-from clearhead.errors import DtypeError, RuleError
+from clearhead.core.arrays import as_rule_array, empty, to_device_of
+from clearhead.core.axes import TRANSPOSED, WEIGHTS, Array, named
+from clearhead.core.call import Call
+from clearhead.core.room import array_bytes, check_room
+from clearhead.core.rule_values import read_slice
+from clearhead.core.state import State
+from clearhead.engines.base import EffectEngine
+from clearhead.errors import DtypeError, RuleError, SelectionError
 
 
-class LazyMatrix(NDArrayOperatorsMixin):
-    """A matrix that is never stored: refuses what would need every weight, and says what to call instead."""
+class NeverStored(NDArrayOperatorsMixin):
+    """Refuses what would need every number of a matrix, and says what to call instead."""
 
-    instead = "A @ np.ones(A.shape[-1]) sums over keys, A.received() over queries, A.top(1) has each query's largest"
+    instead: str
     __getitem__: Any
 
-    if TYPE_CHECKING:  # each subclass has these, and indices
+    if TYPE_CHECKING:  # each subclass has these
 
         @property
         def shape(self) -> tuple[int, ...]: ...
@@ -76,3 +85,154 @@ class LazyMatrix(NDArrayOperatorsMixin):
     def _refusal(self, name: str) -> DtypeError:
         hint = f"{self.instead}; np.asarray stores all {self.size:,} numbers."
         return DtypeError(f"{name} would need every number of {self!r}.", hint)
+
+
+class LazyMatrix(NeverStored):
+    """Weights, or effects of edges, (…, heads, queries, keys); each subclass says how tiles and products are computed.
+
+    words   what its numbers are called, and what to ask for instead of too many of them
+    """
+
+    words: tuple[str, str]
+
+    if TYPE_CHECKING:
+
+        @property
+        def call(self) -> Call: ...
+
+        def _tile(self, batches: Array, heads: range, rows: range, cols: range) -> Array: ...
+
+        def _product(self, x: Any, *, transposed: bool = False) -> Any: ...
+
+    @property
+    def T(self) -> "TransposedMatrix":  # noqa: N802
+        """The last two axes swapped: (…, heads, keys, queries), for A.T @ g. What NumPy calls `mT`."""
+        return TransposedMatrix(self)
+
+    mT = T  # noqa: N815
+
+    def _by_index(self, key: Any, *, transposed: bool = False) -> Any:
+        call = self.call
+        picked, swap = read_index(key, self.shape, transposed=transposed)
+        shape = tuple(len(p) for p in picked if not isinstance(p, int))
+        if 0 in shape:
+            tile = empty(call.q, shape, self.dtype)
+        else:
+            what, instead = self.words
+            size = array_bytes(shape, self.dtype.itemsize)
+            check_room(f"{what} of shape {shape}", size, instead, call.problem.device)
+            *lead, rows, cols = (range(p, p + 1) if isinstance(p, int) else p for p in picked)
+            *chosen, heads = lead or [range(1)]
+            sizes = call.problem.prefix[:-1]
+            batches = np.arange(call.problem.batch).reshape(sizes)[np.ix_(*chosen)].reshape(-1)
+            tile = self._tile(batches, heads, rows, cols).reshape(shape)
+        return self._restore(tile.swapaxes(-1, -2) if swap else tile)
+
+    def _restore(self, x: Array) -> Any:
+        """Turn a result in the caller's axes into the kind of array that q is, where q lies."""
+        return self.call.restore(to_device_of(x, self.call.q) if isinstance(x, np.ndarray) else x)
+
+
+class Weights(Protocol):
+    """What effects of edges read of an AttentionMatrix."""
+
+    @property
+    def call(self) -> Call: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def state(self) -> State: ...  # of all rows
+    @property
+    def known_state(self) -> State | None: ...  # None where it is not known yet
+    def with_call(self, call: Call, state: State | None = None) -> "Weights": ...
+    def effect_engine(self) -> EffectEngine: ...
+
+
+class TransposedMatrix(NeverStored):
+    """Aᵀ, (…, heads, keys, queries): the matrix with its last two axes swapped, never stored. Made by `A.T`.
+
+    T, mT     the matrix itself
+
+    >>> import numpy as np, clearhead as ch
+    >>> A = ch.AttentionMatrix(np.zeros((2, 1)), np.zeros((4, 1)))
+    >>> A.T.shape, A.T @ np.ones(2)
+    ((4, 2), array([0.5, 0.5, 0.5, 0.5]))
+    """
+
+    def __init__(self, matrix: LazyMatrix) -> None:
+        self.T = self.mT = matrix
+        self.instead = matrix.instead
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *lead, queries, keys = self.T.shape
+        return (*lead, keys, queries)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.T.dtype
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {self.T!r}"
+
+    def __getitem__(self, key: Any) -> Any:
+        """Exact weights: A[…] with its last two axes swapped; indices and errors as in the matrix."""
+        return self.T._by_index(key, transposed=True)
+
+    def __matmul__(self, g: Any) -> Any:
+        """Aᵀ·g: g (…, heads, queries, d), or one for all heads, (queries,) or (queries, d); gives (…, heads, keys, d).
+
+        The result is in the weights' dtype. For a sharded sequence, g holds this rank's queries and the result this
+        rank's keys, summed over the queries of all ranks. Raises ShapeError or DtypeError for a g that does not fit,
+        SizeError when the result does not fit in memory. O(queries·keys·(d_k + d)) time, less where blocks of rows of
+        g are zero; O(queries + keys) memory.
+        """
+        return self.T._product(g, transposed=True)
+
+
+def read_index(key: Any, shape: tuple[int, ...], *, transposed: bool = False) -> tuple[list[int | range], bool]:
+    """A basic index as one integer or range per axis of a matrix of this shape; integers are counted from 0.
+
+    transposed   it is an index into the transpose; the second answer says whether to swap the result's last two axes
+
+    Raises SelectionError for anything else, for too many indices, and for an integer outside its axis.
+    """
+    if not transposed:
+        return _expand(key, shape, WEIGHTS), False
+    picked = _expand(key, (*shape[:-2], shape[-1], shape[-2]), TRANSPOSED)
+    picked[-1], picked[-2] = picked[-2], picked[-1]
+    both = not isinstance(picked[-1], int) and not isinstance(picked[-2], int)
+    return picked, both
+
+
+def _expand(key: Any, shape: tuple[int, ...], axes: Sequence[str]) -> list[int | range]:
+    parts = list(key) if isinstance(key, tuple) else [key]
+    dots = [place for place, part in enumerate(parts) if part is Ellipsis]
+    if len(dots) > 1:
+        raise SelectionError("an index can have only one Ellipsis (`...`).")
+    place = dots[0] if dots else len(parts)
+    count = len(parts) - len(dots)
+    if count > len(shape):
+        raise SelectionError(f"{count} indices for {len(shape)} axes: the matrix is {named(shape, axes)}.")
+    parts[place : place + len(dots)] = [slice(None)] * (len(shape) - count)
+    return [_pick(part, axis, shape, axes) for axis, part in enumerate(parts)]
+
+
+def _pick(part: Any, axis: int, shape: tuple[int, ...], axes: Sequence[str]) -> int | range:
+    size = shape[axis]
+    if isinstance(part, slice):
+        return read_slice(f"the slice of axis {axis}", part, size)
+    try:
+        if isinstance(part, (bool, np.bool_)):
+            raise TypeError
+        place = as_index(part)
+    except Exception:  # a stranger's __index__ may raise anything
+        raise SelectionError(
+            f"axis {axis} is indexed by {type(part).__name__}: expected integers, slices and `...`.",
+            "A[...][that] indexes a stored copy.",
+        ) from None
+    if not -size <= place < size:
+        raise SelectionError(f"index {place} is outside axis {axis}: the matrix is {named(shape, axes)}.")
+    return place % size

@@ -8,15 +8,19 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 
-from clearhead.core.arrays import as_array
-from clearhead.core.axes import WEIGHTS, named
-from clearhead.core.call import Given
+from clearhead import engines
+from clearhead.core.arrays import as_array, autocast, broadcast, statistics_dtype
+from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice, named
+from clearhead.core.call import Call, Given, describe
 from clearhead.core.effects import Rest
+from clearhead.core.observations import check_room, wanted
+from clearhead.core.operands import check_transposed, operand, values_of
 from clearhead.core.rule_values import read_place, read_slice
 from clearhead.core.rules import Rules, flat
 from clearhead.core.state import State
-from clearhead.core.statistics import Asked, askable, explained
+from clearhead.core.statistics import Asked, Wanted, askable, explained
 from clearhead.core.torch_state import graphed
+from clearhead.engines.base import EffectEngine
 from clearhead.errors import RuleError, SelectionError, shown
 from clearhead.loading import load
 from clearhead.ops import cause_inputs
@@ -24,11 +28,12 @@ from clearhead.ops.attention import recorder_of
 from clearhead.ops.causes import CauseMatrix
 from clearhead.ops.display import Display
 from clearhead.ops.edited import Edit, Editable
-from clearhead.ops.indexing import TransposedMatrix, read_index
+from clearhead.ops.given_logsumexp import checked
 from clearhead.ops.lazy_matrix import LazyMatrix
-from clearhead.ops.matrix_data import MatrixData
 from clearhead.ops.observable import Observable
-from clearhead.ops.observation import Observation
+from clearhead.ops.observation import Observation, observation
+
+_OUTPUT, _SMALL = Wanted(output=True), 1 << 20  # weights: below, the states of all rows are computed at once
 
 
 class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
@@ -46,9 +51,9 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
     Eight rows of it for each batch item and head are checked, O(keys·d_k) each. Where one is off by more than rounding,
     ε_L·|L| + 8ε·(1 + |L| + √keys + |scale|·‖q‖·‖k‖) with the ε of L's dtype and of float32 (of float64 where q and L
     are), for half precision half of q's ε more, RuleError names the first row that is, and the usual causes.
-    `logsumexp()` returns it and weights are computed from it; the output and row statistics come from a pass of their
-    own. It has no derivative: RuleError while PyTorch records a graph for q, k or a rule; results that a later graph
-    needs are computed without it.
+    `logsumexp()` returns it and weights are computed from it, unless its rounding would show in these (|L|·ε > 2^-16):
+    then it is computed here. The output and row statistics come from a pass of their own. It has no derivative:
+    RuleError while PyTorch records a graph for q, k or a rule; what a later graph needs is computed without it.
 
     Pickling and copying keep q, k, the rules and a known log-sum-exp: copy.copy shares them, copy.deepcopy, pickle,
     multiprocessing and torch.save copy them (torch.load needs weights_only=False). Where a tensor of them is the result
@@ -61,6 +66,12 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
     >>> A.shape, A[1].round(3)
     ((3, 3), array([0.36, 0.64, 0.  ]))
     """
+
+    words = (
+        "weights",
+        "A[..., :512, :512] is a tile; A.image(256, 256) shows the whole, A.top(8) its strongest weights.",
+    )
+    instead = "A @ np.ones(A.shape[-1]) sums over keys, A.received() over queries, A.top(1) has each query's largest"
 
     def __init__(
         self,
@@ -75,43 +86,68 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         given = Given(q, k, rules, engine, num_threads)
         self._given: Given | None = given
         self._edits: tuple[str, ...] = ()
+        self._call: Call | None = None
+        self._state: State | None = None
         self._recorder = self._recorder_with(logsumexp)
-        self._factors: MatrixData | None = None
         if self._recorder is None:
-            self._factors = MatrixData.read(*given, logsumexp)
-            self._kind = self._factors.shape, self._factors.dtype
+            self._hold(describe(q, k, None, rules, num_threads), engine)
+            if logsumexp is not None:
+                self._state = checked(self.call, self._engine, logsumexp)
         else:
             self._kind = self._recorder.check(given)
             if logsumexp is not None:
                 raise self._recorder.refused_logsumexp(given)
 
-    @classmethod
-    def _of(cls, factors: MatrixData, edits: tuple[str, ...]) -> "AttentionMatrix":
-        """A matrix of validated factors, such as a part of another matrix after these edits."""
-        made = cls.__new__(cls)
-        made._given, made._recorder, made._factors, made._edits = None, None, factors, edits
-        made._kind = factors.shape, factors.dtype
+    def _hold(self, call: Call, engine: str | None, state: State | None = None) -> None:
+        """Compute with this call, by the engine of this name or the first that can; the rows' states may be known."""
+        self._call = call
+        self._engine, self._asked_engine, self._state = engines.chosen(call.problem, engine), engine, state
+        self._kind = call.problem.shape, statistics_dtype(call.problem.dtype)
+
+    def with_call(self, call: Call, state: State | None = None) -> "AttentionMatrix":
+        """The matrix of another call, after the same edits, by the same engine; the rows' states may be known."""
+        made = AttentionMatrix.__new__(AttentionMatrix)
+        made._given, made._recorder, made._edits = None, None, self._edits
+        made._hold(call, self._asked_engine, state)
         return made
 
     def _edited(self, words: str, edit: Edit) -> Self:
-        q, k, rules, engine, num_threads = self._given or self.factors.inputs()
+        q, k, rules, engine, num_threads = self._given or self.call.as_given(self._asked_engine)
         made = type(self)(q, k, engine=engine, num_threads=num_threads, **edit(q, rules))
         made._edits = (*self._edits, words)
         return made
 
     @property
-    def factors(self) -> MatrixData:
-        """q, k, the rules and the log-sum-exp, validated. Raises RuleError while PyTorch records a graph for them."""
-        return self._factors_for("weights read by index", "A[…]; A @ v and A.observe keep the graph.")
+    def call(self) -> Call:
+        """q, k and the rules, read and validated. Raises RuleError while PyTorch records a graph for them."""
+        return self._call or self._plain("weights read by index", "A[…]; A @ v and A.observe keep the graph.").call
 
-    def _factors_for(self, what: str, call: str) -> MatrixData:
-        if self._factors is not None:
-            return self._factors
+    def _plain(self, what: str, call: str) -> "AttentionMatrix":
+        """The matrix for `what`, of which no graph is kept. Raises RuleError while PyTorch records one."""
+        if self._call is not None:
+            return self
         assert self._given is not None
         recorder = self._recorder_with()
         if recorder is not None:
             raise recorder.refused(self._given, what, call)
-        return MatrixData.read(*self._given)
+        q, k, rules, engine, num_threads = self._given
+        return AttentionMatrix(q, k, engine=engine, num_threads=num_threads, **rules)
+
+    @property
+    def state(self) -> State:
+        """The rows' states, (batch, heads, queries) each; computed when first needed, and kept."""
+        if self._state is None:
+            self._state = engines.state_of(self._engine, self.call)
+        return self._state
+
+    @property
+    def known_state(self) -> State | None:
+        """The rows' states if they are known, else None."""
+        return None if self._call is None else self._state
+
+    def effect_engine(self) -> EffectEngine:
+        """The engine that computes effects of edges. Raises EngineError where the one that was named does not."""
+        return engines.with_effects(self._engine, self.call.problem, self._asked_engine)
 
     def _recorder_with(self, *others: Any) -> ModuleType | None:
         """The module that computes DTensors, or where PyTorch records a graph for q, k, a rule or one of `others`."""
@@ -120,13 +156,6 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         q, k, rules, *_ = self._given
         return recorder_of(q) if graphed(q, k, *flat(rules).values(), *others) else None
 
-    def _answers(self, name: str, *given: Any) -> Any:
-        """Call the recorder's function or, where PyTorch records nothing, the factors' method; v or g comes first."""
-        recorder = self._recorder or self._recorder_with(given[0])
-        if recorder is None:
-            return getattr(self.factors, name)(*given)
-        return getattr(recorder, name)(self._given, *given)
-
     def __copy__(self) -> "AttentionMatrix":
         made = AttentionMatrix.__new__(type(self))
         made.__dict__.update(self.__dict__)
@@ -134,27 +163,27 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
 
     def __getstate__(self) -> dict[str, Any]:
         if self._given is None:
-            return {"factors": self._factors, "edits": self._edits}
+            return {"call": self._call, "engine": self._asked_engine, "state": self._state, "edits": self._edits}
         q, k, rules, *_ = self._given
         for name, x in {"q": q, "k": k, **flat(rules)}.items():
             if getattr(x, "grad_fn", None) is not None:
                 raise RuleError(f"{name} belongs to PyTorch's graph, which cannot be copied.", f"{name}.detach()")
-        known = None if self._factors is None else self._factors.known_state
-        return {"given": self._given, "state": known, "dtype": self._q_dtype(), "edits": self._edits}
+        return {"given": self._given, "state": self.known_state, "dtype": self._q_dtype(), "edits": self._edits}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if "factors" in state:
-            self.__dict__ = AttentionMatrix._of(state["factors"], state["edits"]).__dict__
-            return
-        q, k, rules, engine, num_threads = state["given"]
-        AttentionMatrix.__init__(self, q, k, engine=engine, num_threads=num_threads, **rules)
-        self._edits = state["edits"]
-        if self._factors is not None and state["state"] is not None and state["dtype"] == self._q_dtype():
-            self._factors.state = state["state"]
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        if "call" in kept:
+            self._given, self._recorder = None, None
+            self._hold(kept["call"], kept["engine"], kept["state"])
+        else:
+            q, k, rules, engine, num_threads = kept["given"]
+            AttentionMatrix.__init__(self, q, k, engine=engine, num_threads=num_threads, **rules)
+            if kept["state"] is not None and kept["dtype"] == self._q_dtype():
+                self._state = kept["state"]
+        self._edits = kept["edits"]
 
     def _q_dtype(self) -> np.dtype[Any] | None:
         """The dtype that q is computed in, which autocast may have narrowed; None for a graph."""
-        return None if self._factors is None else self._factors.problem.dtype
+        return None if self._call is None else self._call.problem.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -165,13 +194,6 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the weights: float32, or float64 for float64."""
         return self._kind[1]
-
-    @property
-    def T(self) -> "TransposedMatrix[AttentionMatrix]":  # noqa: N802
-        """Aᵀ, the last two axes swapped: (…, heads, keys, queries), for A.T @ g. What NumPy calls `mT`."""
-        return TransposedMatrix(self, self._by_index, self._transposed)
-
-    mT = T  # noqa: N815
 
     def __repr__(self) -> str:
         after = f", after {', '.join(self._edits)}" if self._edits else ""
@@ -191,11 +213,26 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         """
         return self._by_index(key)
 
-    def _by_index(self, key: Any, *, transposed: bool = False) -> Any:
-        factors = self.factors
-        picked, swap = read_index(key, factors.shape, transposed=transposed)
-        tile = factors.weights(picked)
-        return factors.restore(tile.swapaxes(-1, -2) if swap else tile)
+    def _tile(self, batches: Array, heads: range, rows: range, cols: range) -> Array:
+        plain = self._plain("weights read by index", "A[…]")
+        if plain._state is None and plain.size <= _SMALL:
+            plain.state  # noqa: B018  of all rows: then it is there for the next index
+        problem = plain.call.problem
+        whole = heads == range(problem.heads) and np.array_equal(batches, np.arange(problem.batch))
+        part = plain._part(None if whole else batches, None if whole else heads, rows)
+        return plain._engine.weights(part.call.take(keys=cols), part.state)
+
+    def _part(self, batches: Array | None, heads: range | None, queries: range | None) -> "AttentionMatrix":
+        """The matrix of some batch items, heads or queries, with their rows' states if these are known.
+
+        What is left out stays whole; choosing heads gives each of them a key head of its own.
+        """
+        state = self._state
+        if state is not None:
+            chosen, rows = (slice(None) if one is None else as_slice(one) for one in (heads, queries))
+            places = slice(None) if batches is None else as_places(batches)
+            state = State(*(x[:, chosen, rows][places] for x in state))
+        return self.with_call(self.call.take(batches=batches, heads=heads, queries=queries), state)
 
     def __matmul__(self, v: Any) -> Any:
         """A·v, (…, heads, queries, d_v), the same bits as `attention`.
@@ -208,10 +245,25 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         >>> (ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True) @ np.arange(3.0)).round(3)
         array([0.   , 0.64 , 1.207])
         """
-        return self._answers("mix", v)
+        return self._product(v)
 
-    def _transposed(self, g: Any) -> Any:
-        return self._answers("transposed", g)
+    def _product(self, x: Any, *, transposed: bool = False) -> Any:
+        recorder = self._recorder or self._recorder_with(x)
+        if recorder is not None:
+            return (recorder.transposed if transposed else recorder.mix)(self._given, x)
+        plain = self._plain("products", "A @ v")
+        call, problem, engine = plain.call, plain.call.problem, plain._engine
+        array, restore = as_array(x if transposed else autocast(x), "g" if transposed else "v", problem.device)
+        if transposed:
+            columns, vector = operand(problem, array, "g", problem.queries, (problem.heads, 1))
+            check_transposed(problem, columns)
+            result = engine.transposed(call, plain.state, columns)
+        else:
+            columns, vector = operand(problem, array, "v", problem.keys, (problem.kv_heads, problem.heads))
+            check_room(problem, _OUTPUT, columns.shape[-1])
+            result = engine.rows(call.with_values(columns), _OUTPUT)["output"]
+        whole = problem.restore(result)
+        return restore(whole[..., 0] if vector else whole)
 
     @explained(askable())
     def observe(self, v: Any = None, *, queries: slice = slice(None), **asked: Unpack[Asked]) -> Observation:
@@ -236,7 +288,23 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
             raise SelectionError(f"queries is {shown(queries)}: expected a slice.", "queries=slice(-64, None)")
         if queries != slice(None):
             read_slice("queries", queries, self.shape[-2])
-        return self._answers("observe", v, asked, queries)
+        recorder = self._recorder or self._recorder_with(v)
+        if recorder is not None:
+            seen: Observation = recorder.observe(self._given, v, asked, queries)
+            return seen
+        plain, rows = self._plain("statistics", "A.observe(…)"), range(self.shape[-2])[queries]
+        problem = plain.call.problem
+        want = wanted(problem, asked, output=v is not None).for_queries(rows)
+        values = None if v is None else values_of(problem, v, problem.kv_heads)
+        part = plain if rows == range(problem.queries) else plain._part(None, None, rows)
+        engine = engines.able(part._engine, part.call.problem, want, part._asked_engine)
+        result = engines.answer(engine, part.call.with_values(values), want, part._state)
+        if "largest" in result:
+            part._state = State(*(result.pop(name) for name in State._fields))
+        if want.logsumexp:
+            result |= {name: x.copy() for name, x in part.state._asdict().items()}
+        answers, sizes = part.call.give_all(result), (len(rows), problem.keys)
+        return observation(answers, *sizes, sinks=problem.sinks is not None)
 
     def contributions(self, v: Any, g: Any = None, *, output: Any = None) -> CauseMatrix:
         """What each edge brings along g, c_ij = a_ij·(g_i·v_j), (…, heads, queries, keys), exact and never stored.
@@ -258,8 +326,8 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         array([[2., 0.],
                [1., 3.]])
         """
-        factors = self._factors_for("contributions", "A.contributions(v, g)")
-        return CauseMatrix(*cause_inputs.contributions(factors, v, g, output))
+        plain = self._plain("contributions", "A.contributions(v, g)")
+        return CauseMatrix(*cause_inputs.contributions(plain, v, g, output))
 
     def cuts(self, v: Any, g: Any, *, rest: Rest = "renormalise") -> CauseMatrix:
         """What g_i·o_i changes by when query i may not see key j, (…, heads, queries, keys), exact and never stored.
@@ -282,7 +350,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         >>> A.cuts(np.array([2.0, 6.0]), np.ones(2), rest="first")[1]
         array([ 0., -2.])
         """
-        return CauseMatrix(*cause_inputs.cuts(self._factors_for("cuts", "A.cuts(v, g)"), v, g, rest))
+        return CauseMatrix(*cause_inputs.cuts(self._plain("cuts", "A.cuts(v, g)"), v, g, rest))
 
     def plot(self, head: int = 0, *, batch: int = 0, ax: Any = None) -> Any:
         """One head drawn on matplotlib axes (extra `plot`), for papers; returns the axes.
@@ -297,9 +365,12 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         return self._plot(head, 0, batch, ax)
 
     def __shown__(self, batch: int, v: Any = None) -> Any:
-        part, problem, shown = self.part(batch), self.factors.problem, load("view.long")
-        values = None if v is None else self.factors.values(v)[batch : batch + 1]
-        return shown.ShownRun("attention", [shown.ShownLayer("", range(problem.heads), part, v=values)])
+        problem, shown = self.call.problem, load("view.long")
+        values = None
+        if v is not None:
+            read = values_of(problem, v, problem.kv_heads)
+            values = broadcast(read, (problem.batch, problem.kv_heads, *read.shape[2:]))[batch : batch + 1]
+        return shown.ShownRun("attention", [shown.ShownLayer("", range(problem.heads), self.part(batch), v=values)])
 
     def part(self, batch: int, head: int | None = None) -> "AttentionMatrix":
         """The matrix of one batch item, with all heads or one: (1, heads, queries, keys).
@@ -310,17 +381,17 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         >>> ch.AttentionMatrix(np.ones((2, 4, 3, 8)), np.ones((2, 4, 3, 8))).part(batch=1, head=3).shape
         (1, 1, 3, 3)
         """
-        factors = self.factors
-        batches = np.array([read_place("batch", batch, factors.problem.batch)])
-        heads = None
+        plain = self._plain("parts", "A.part(batch)")
+        problem, heads = plain.call.problem, None
+        batches = np.array([read_place("batch", batch, problem.batch)])
         if head is not None:
-            place = read_place("head", head, factors.problem.heads)
+            place = read_place("head", head, problem.heads)
             heads = range(place, place + 1)
-        return AttentionMatrix._of(factors.take(batches=batches, heads=heads), self._edits)
+        return plain._part(batches, heads, None)
 
 
 def with_state(matrix: AttentionMatrix, state: State) -> AttentionMatrix:
     """Set the rows' known states, (batch, heads, queries), and return the matrix; ignored where a graph is recorded."""
-    if matrix._factors is not None:
-        matrix._factors.state = State(*(as_array(x, name)[0] for name, x in state._asdict().items()))
+    if matrix._call is not None:
+        matrix._state = State(*(as_array(x, name)[0] for name, x in state._asdict().items()))
     return matrix

@@ -52,11 +52,11 @@ def rollout(matrices: Sequence[AttentionMatrix], *, query: int, residual: float 
     flow[..., query, 0] = 1
     for matrix in reversed(matrices):
         shared = flow if matrix.ndim > 2 else flow[0]
-        passed = as_host_array(matrix.T @ to_device_of(shared, matrix.factors.q), "product")[0].reshape(
+        passed = as_host_array(matrix.T @ to_device_of(shared, matrix.call.q), "product")[0].reshape(
             *flow.shape[:-3], -1, n, 1
         )
         flow = residual * flow + (1 - residual) * passed.mean(axis=-3, keepdims=True)
-    first = matrices[0].factors
+    first = matrices[0].call
     return first.restore(to_device_of(flow[..., 0, :, 0].copy(), first.q))
 
 

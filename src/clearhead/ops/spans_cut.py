@@ -12,17 +12,16 @@ from clearhead.core.effects import alone, joined
 from clearhead.core.state import State
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines.base import Engine
-from clearhead.ops.matrix_data import MatrixData
 
 _NUMBERS = 1 << 20  # (heads · queries · key groups) at a time
 
 
-def cut_spans(factors: MatrixData, v: Array, g: Array, groups: Groups) -> Array:
+def cut_spans(engine: Engine, call: Call, g: Array, groups: Groups) -> Array:
     """Σ over the queries of a group of what g·o changes by without a span, (batch, heads, query and key groups).
 
     A span of several runs of keys is joined from them by their states; float64, in the CPU's memory.
     """
-    problem = factors.problem
+    problem = call.problem
     counts = groups.counts
     result = np.zeros((problem.batch, problem.heads, *counts))
     if 0 in (*result.shape, problem.queries, problem.keys):
@@ -31,9 +30,8 @@ def cut_spans(factors: MatrixData, v: Array, g: Array, groups: Groups) -> Array:
     along = on_cpu(g)
     for batch in range(problem.batch):
         for rows in blocks(problem.queries, step):
-            part = factors.take(batches=np.array([batch]), queries=range(rows.start, rows.stop))
-            call = part.with_values(v[batch : batch + 1])
-            answers = of_spans(part.engine, call, along[batch, :, rows], groups.keys[batch], counts[1])
+            part = call.take(batches=np.array([batch]), queries=range(rows.start, rows.stop))
+            answers = of_spans(engine, part, along[batch, :, rows], groups.keys[batch], counts[1])
             add_changes(result[batch], changes(*answers, problem.sinks), groups.queries[batch, rows])
     return result
 

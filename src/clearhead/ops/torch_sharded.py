@@ -24,8 +24,8 @@ from clearhead.core.rules import RULES, Rules, check_names, flat, joined
 from clearhead.core.statistics import STATISTICS, Wanted
 from clearhead.core.torch_state import graphed
 from clearhead.errors import DtypeError, RuleError
+from clearhead.loading import load
 from clearhead.ops import torch_recorded
-from clearhead.ops.matrix_data import MatrixData
 from clearhead.ops.observation import Observation
 
 Axis = int | str  # of an array: the number of q's axis, "kv_heads", "keys", or "" for one that is never sharded
@@ -121,7 +121,9 @@ class _Shards:
         if graphed(q, k, values, *flat(part.rules).values()):
             seen = torch_recorded.observe(part, values, local, queries)
         else:
-            seen = MatrixData.read(*part).observe(values, local, queries)
+            engine = {"engine": part.engine, "num_threads": part.num_threads}
+            matrix = load("ops.matrix").AttentionMatrix(q, k, **engine, **part.rules)
+            seen = matrix.observe(values, queries=queries, **local)
         rows = len(range(self.problem.queries)[queries])
         width = 0 if v is None else v.shape[-1]
         sizes = {"batch": 0, "heads": 0, "queries": rows, "keys": self.problem.keys, "d_v": width}

@@ -1,5 +1,5 @@
 """Pages and pictures: self-contained HTML files with the numbers and the program that draws them; notebook output.
 
-Public objects such as AttentionMatrix import this package, not the reverse: it reads them through protocols.py. A
-page is a JSON header and named arrays.
+Objects such as AttentionMatrix load it when they are asked to show themselves. A page is a JSON header and named
+arrays.
 """

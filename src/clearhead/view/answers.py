@@ -65,22 +65,23 @@ def _operands(asked: dict[str, Any], layer: ShownLayer, head: int) -> bytes:
     """
     queries, keys = layer.matrix.shape[2:]
     i, j = _number(asked, "query", queries), _number(asked, "key", keys)
-    factors, kv_head = layer.matrix.part(0, head).factors, layer.matrix.factors.problem.kv_head_of(head)
-    operands = {"q": factors.q, "k": factors.k}
+    part, kv_head = layer.matrix.part(0, head), layer.matrix.call.problem.kv_head_of(head)
+    call = part.call
+    operands = {"q": call.q, "k": call.k}
     if layer.v is not None:
         operands["v"] = layer.v[:, kv_head : kv_head + 1]
     if layer.g is not None:
         operands["g"] = layer.g[:, head : head + 1]
     arrays = {name: on_cpu(x)[0] for name, x in operands.items()}
-    rules = packed(factors.problem)[1]
+    rules = packed(call.problem)[1]
     whole = sum(x.size for x in (*arrays.values(), *rules.values())) <= _MOST_NUMBERS
-    arrays["logsumexp"] = on_cpu(factors.logsumexp)[0]
+    arrays["logsumexp"] = on_cpu(part.state.logsumexp)[0]
     if not whole:
         row = _row_of(layer, head, i)
         sums = _sums(row[0], arrays["k"][0], arrays["v"][0] if "v" in arrays else None)
         places = {"q": i, "g": i, "logsumexp": i, "k": j, "v": j}
         arrays = {name: x[:, places[name] : places[name] + 1] for name, x in arrays.items()} | {"row": row} | sums
-        rules = packed(factors.problem.take(range(i, i + 1), range(j, j + 1)))[1]
+        rules = packed(call.problem.take(range(i, i + 1), range(j, j + 1)))[1]
     return framed({"whole": whole}, arrays | rules)
 
 

@@ -120,7 +120,7 @@ def _renamed(run: ShownRun, tokens: Any, source_tokens: Any) -> ShownRun:
     if source_tokens is not None and not any(layer.cross for layer in layers):
         layers = [replace(layer, cross=True) for layer in layers]
     for layer in layers:
-        token_names(tokens, source_tokens if layer.cross else None, layer.matrix.factors.problem)
+        token_names(tokens, source_tokens if layer.cross else None, layer.matrix.call.problem)
     return replace(run, layers=layers, tokens=tokens, sources=run.sources if source_tokens is None else source_tokens)
 
 
@@ -128,7 +128,7 @@ def _names(run: ShownRun, layer: ShownLayer) -> tuple[Sequence[str] | None, Sequ
     """The names of a layer's rows and columns, None where they are not known."""
     if run.tokens is None or (layer.cross and run.sources is None):
         return None, None
-    start = 0 if layer.cross else int(layer.matrix.factors.problem.query_offset[0])
+    start = 0 if layer.cross else int(layer.matrix.call.problem.query_offset[0])
     n, m = layer.matrix.shape[-2:]
     cols = run.sources if layer.cross else run.tokens
     rows = run.tokens[start : start + n]

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clearhead.core.arrays import as_host_array, on_cpu, to_device_of
-from clearhead.core.axes import Array, as_slice
+from clearhead.core.axes import Array
+from clearhead.core.call import Call
 from clearhead.core.state import State, share
 from clearhead.core.statistics import Answers
-from clearhead.view.protocols import MatrixData, Weights
+from clearhead.ops.matrix import AttentionMatrix
 
 
 class HeadSummary(NamedTuple):
@@ -23,7 +24,7 @@ class HeadSummary(NamedTuple):
 
 
 def summarise_heads(
-    matrix: Weights | None, seen: Answers, padding: Array | None = None, *, cross: bool = False
+    matrix: AttentionMatrix | None, seen: Answers, padding: Array | None = None, *, cross: bool = False
 ) -> HeadSummary:
     """Means over the queries of a batch that are not padding.
 
@@ -44,52 +45,52 @@ def summarise_heads(
             distance, entropy = more.distance, more.entropy
         sink = np.stack([as_host_array(matrix[b, :, :, first_key(matrix, b)], "weights")[0] for b in range(batch)])
         if not cross:
-            diagonal = _near(matrix.factors, 0) if diagonal is None else diagonal
-            previous = _near(matrix.factors, 1) - diagonal
+            diagonal = _near(matrix, 0) if diagonal is None else diagonal
+            previous = _near(matrix, 1) - diagonal
     return _means(heads, real, sink, previous, diagonal, None if cross else distance, entropy)
 
 
-def even_heads(matrix: Weights, padding: Array | None = None, *, cross: bool = False) -> HeadSummary:
+def even_heads(matrix: AttentionMatrix, padding: Array | None = None, *, cross: bool = False) -> HeadSummary:
     """The same five statistics of a head whose weights are equal, over the keys that the matrix's first head may see.
 
     Their difference from a head's own is what it does by itself: in a short causal text every head is near to its own
     key and to the first. One number each. O(queries·keys·d_k).
     """
-    problem = matrix.factors.problem
+    problem = matrix.call.problem
     batch, queries, keys = problem.batch, problem.queries, problem.keys
     real = np.ones((batch, queries), bool) if padding is None else ~padding
-    factors = _even(matrix.factors)
-    seen = factors.observe(None, {"distance": True, "entropy": True})
-    q, k, alone = factors.q, factors.k, []
+    even = _even(matrix)
+    seen, alone = even.observe(distance=True, entropy=True), []
     for b in range(batch):
         first = range(keys)[first_key(matrix, b) :][:1]
-        only = factors.changed(factors.problem.take(keys=first), q, k[:, :, as_slice(first)])
-        alone.append(_part(only, factors)[b])
+        alone.append(_part(even.with_call(even.call.take(keys=first)), even)[b])
     sink = np.stack(alone) if batch else np.zeros((0, 1, queries))
     diagonal = previous = None
     if not cross:
-        diagonal = _near(factors, 0)
-        previous = _near(factors, 1) - diagonal
+        diagonal = _near(even, 0)
+        previous = _near(even, 1) - diagonal
     return _means(1, real, sink, previous, diagonal, None if cross else seen.distance, seen.entropy)
 
 
-def _near(factors: MatrixData, left: int) -> Array:
+def _near(matrix: AttentionMatrix, left: int) -> Array:
     """The mass each query gives its own key and the `left` before it, (batch, heads, queries): exp(L_window - L)."""
-    problem = factors.problem
+    call = matrix.call
+    problem = call.problem
     left, before = min(left, problem.keys), problem.window[0]
     window = (left if before is None else min(left, before), 0)
-    return _part(factors.changed(replace(problem, window=window, sinks=None), factors.q, factors.k), factors)
+    near = Call(replace(problem, window=window, sinks=None), call.q, call.k)
+    return _part(matrix.with_call(near), matrix)
 
 
-def _part(inside: MatrixData, factors: MatrixData) -> Array:
+def _part(inside: AttentionMatrix, matrix: AttentionMatrix) -> Array:
     """The share of each query's weight on some of the keys, (batch, heads, queries): exp(L_part - L)."""
-    within, whole = (State(*map(on_cpu, part.state)).astype(np.float64) for part in (inside, factors))
+    within, whole = (State(*map(on_cpu, part.state)).astype(np.float64) for part in (inside, matrix))
     return np.asarray(share(np, within, whole))
 
 
-def _even(factors: MatrixData) -> MatrixData:
+def _even(matrix: AttentionMatrix) -> AttentionMatrix:
     """One head that sees what the first one sees, and whose scores are all 0."""
-    first = factors.problem.take(heads=range(1))
+    first = matrix.call.problem.take(heads=range(1))
     unused: dict[str, Any] = {"softcap": None, "alibi_slopes": None, "sinks": None}
     for name in ("bias", "span_table"):
         value = getattr(first, name)
@@ -98,13 +99,13 @@ def _even(factors: MatrixData) -> MatrixData:
             plain = np.where(forbids, np.array(-np.inf, value.dtype), np.array(0, value.dtype))
             unused[name] = to_device_of(plain, value)
     zeros = (np.zeros((first.batch, 1, size, first.d_k), first.dtype) for size in (first.queries, first.keys))
-    q, k = (to_device_of(x, factors.q) for x in zeros)
-    return factors.changed(replace(first, **unused), q, k)
+    q, k = (to_device_of(x, matrix.call.q) for x in zeros)
+    return matrix.with_call(Call(replace(first, **unused), q, k))
 
 
-def first_key(matrix: Weights, batch: int) -> int:
+def first_key(matrix: AttentionMatrix, batch: int) -> int:
     """The index of a batch item's first key that is not padding."""
-    mask = matrix.factors.problem.mask
+    mask = matrix.call.problem.mask
     return 0 if mask is None else int(on_cpu(mask[batch, 0]).any(0).argmax())
 
 

@@ -13,10 +13,12 @@ import numpy as np
 
 from clearhead.core.arrays import FLOATS, as_host_array, on_cpu, to_device_of
 from clearhead.core.axes import WEIGHTS, Array, named
+from clearhead.core.call import Call
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Answers
 from clearhead.digits import rounded
 from clearhead.errors import DtypeError, RuleError, SelectionError, expected, shown
+from clearhead.ops.matrix import AttentionMatrix
 from clearhead.version import __version__
 from clearhead.view.captions import captions
 from clearhead.view.container import Document, compressed, stored
@@ -24,7 +26,6 @@ from clearhead.view.head_summary import even_heads, first_key, summarise_heads
 from clearhead.view.images import reach
 from clearhead.view.packing import forbids, packed
 from clearhead.view.pooling import Pictures, coded, pictures
-from clearhead.view.protocols import Weights
 from clearhead.words import Language, read_language
 
 OPENING = {"kind": "attention", "maker": f"clearhead {__version__}"}
@@ -43,7 +44,7 @@ class ShownLayer:
 
     name: str
     heads: Sequence[int]  # their numbers in the model
-    matrix: Weights  # (1, heads, queries, keys)
+    matrix: AttentionMatrix  # (1, heads, queries, keys)
     padding: Array | None = None  # (1, queries)
     cross: bool = False
     note: str = ""
@@ -189,7 +190,7 @@ def _places(layers: list[ShownLayer], exact: Iterable[tuple[Any, int]]) -> list[
 def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
     """The entry of one layer; its arrays go to `chosen.arrays`."""
     layer, exact = chosen.layers[place], chosen.exact[place]
-    matrix, problem = layer.matrix, layer.matrix.factors.problem
+    matrix, problem = layer.matrix, layer.matrix.call.problem
     large = problem.queries * problem.keys > COMPUTED**2
     v = None if layer.g is None else layer.v
     seen = matrix.observe(v, entropy=True, distance=True, logsumexp=True, top=min(2, problem.keys))
@@ -277,13 +278,13 @@ def _exact(
     chosen: _Chosen, layer: ShownLayer, exact: list[int], keys: list[int], logsumexp: Array | None
 ) -> dict[str, Array]:
     """q, k, v, g and log-sum-exp of the exact heads, the latter of rounded q and k where these are rounded."""
-    factors, dtype = layer.matrix.factors, chosen.dtype
-    q, k = on_cpu(factors.q), on_cpu(factors.k)
-    if dtype is not None and dtype != factors.q.dtype:
+    call, dtype = layer.matrix.call, chosen.dtype
+    q, k = on_cpu(call.q), on_cpu(call.k)
+    if dtype is not None and dtype != call.q.dtype:
         q, k = (_rounded(x, dtype, layer.name) for x in (q, k))
         if logsumexp is not None:
-            rounded = (to_device_of(x.astype(factors.q.dtype), factors.q) for x in (q, k))
-            logsumexp = on_cpu(factors.changed(factors.problem, *rounded).logsumexp)
+            near, far = (to_device_of(x.astype(call.q.dtype), call.q) for x in (q, k))
+            logsumexp = on_cpu(layer.matrix.with_call(Call(call.problem, near, far)).state.logsumexp)
     arrays = {"q": q[0, exact], "k": k[0, keys]}
     if logsumexp is not None:
         arrays["logsumexp"] = logsumexp[0, exact]
@@ -314,7 +315,7 @@ def _fitting(chosen: _Chosen, room: int | None) -> _Chosen:
     count = max(1, sum(map(len, chosen.exact)))
     sizes, values, pictured, large = 0.0, 0.0, 0, False
     for layer, exact in zip(chosen.layers, chosen.exact, strict=True):
-        problem = layer.matrix.factors.problem
+        problem = layer.matrix.call.problem
         computed = problem.queries * problem.keys <= COMPUTED**2
         pictured += 0 if computed and len(exact) == problem.heads else problem.heads * chosen.small**2
         if exact:
@@ -330,7 +331,7 @@ def _fitting(chosen: _Chosen, room: int | None) -> _Chosen:
     if whole > LIMIT:
         fit = int(max(0.0, LIMIT / _TEXT - pictured) / max(1.0, sizes) * count)
         first = chosen.layers[0]
-        halves = (chosen.dtype or first.matrix.factors.q.dtype).itemsize > 2
+        halves = (chosen.dtype or first.matrix.call.q.dtype).itemsize > 2
         hint = (
             "exact=[({name!r}, {head})] chooses (layer, head) pairs: about {fit} fit; dtype='bfloat16' halves it; "
             "`clearhead view` serves any number."
@@ -356,14 +357,14 @@ def _bytes_of(
     layer: ShownLayer, exact: list[int], dtype: np.dtype[Any] | None, *, computed: bool
 ) -> tuple[float, float]:
     """About how many bytes q, k, the rules and the log-sum-exp of the exact heads take, and how many v and g."""
-    factors = layer.matrix.factors
-    problem = factors.problem
+    call = layer.matrix.call
+    problem = call.problem
     keys = {problem.kv_head_of(head) for head in exact}
-    stored_as = dtype or factors.q.dtype
+    stored_as = dtype or call.q.dtype
     numbers = (len(exact) * problem.queries + len(keys) * problem.keys) * problem.d_k
     rules = sum(array.nbytes for array in packed(problem, exact)[1].values())
     rows = 0 if computed else 12 * len(exact) * problem.queries
-    share = _share(on_cpu(factors.q[0, exact[0]]), stored_as)
+    share = _share(on_cpu(call.q[0, exact[0]]), stored_as)
     size = numbers * stored_as.itemsize * share + rows + rules / 4
     if layer.v is None:
         return size, 0.0

@@ -10,11 +10,11 @@ from clearhead.core.arrays import as_host_array
 from clearhead.core.axes import Array
 from clearhead.digits import significant
 from clearhead.errors import DtypeError, MissingExtraError
+from clearhead.ops.matrix import AttentionMatrix
 from clearhead.spelling import bare
 from clearhead.view import images
 from clearhead.view.head_summary import first_key
 from clearhead.view.pooling import pictures
-from clearhead.view.protocols import Weights
 
 SVG_SIDE, PNG_SIDE, PLOT_SIDE = 64, 512, 1024  # larger matrices are pooled to so many pixels a side
 
@@ -31,12 +31,12 @@ class Cells(NamedTuple):
     high: float  # the weight at which the colour scale ends
 
 
-def cells(matrix: Weights, head: int, side: int, name: str) -> Cells:
+def cells(matrix: AttentionMatrix, head: int, side: int, name: str) -> Cells:
     """One head of an AttentionMatrix (1, heads, queries, keys); above `side`, pixels show their largest weight.
 
     O(queries·keys) time, O(side²) memory.
     """
-    problem = matrix.factors.problem
+    problem = matrix.call.problem
     n, m = problem.queries, problem.keys
     if max(n, m) <= side:
         weights, masked = as_host_array(matrix[0, head], "weights")[0], ~visibility.dense(problem)[0, head]

@@ -9,8 +9,8 @@ import numpy as np
 from clearhead.core import visibility
 from clearhead.core.arrays import as_host_array
 from clearhead.core.axes import Array
+from clearhead.ops.matrix import AttentionMatrix
 from clearhead.view.head_summary import first_key
-from clearhead.view.protocols import Weights
 
 MASKED = -1.0  # stands for a masked weight; page/src/attention.js has the same number
 LEVELS = 80  # the highest code of a finite pixel
@@ -18,7 +18,12 @@ NONFINITE = 255  # the code of a pixel that covers NaN or infinity
 
 
 def tile(
-    matrix: Weights, head: int, rows: Sequence[int], cols: Sequence[int], step: int, rule: Literal["most", "mean"]
+    matrix: AttentionMatrix,
+    head: int,
+    rows: Sequence[int],
+    cols: Sequence[int],
+    step: int,
+    rule: Literal["most", "mean"],
 ) -> Array:
     """Pixels of step × step units, float32; a unit's weight is summed over its keys and averaged over its queries.
 
@@ -30,7 +35,7 @@ def tile(
     queries, keys = slice(rows[0], rows[-1]), slice(cols[0], cols[-1])
     weights = as_host_array(matrix[0, head, queries, keys], "weights")[0].astype(np.float64)
     seen = np.zeros(weights.shape, bool)
-    seen[...] = visibility.tile(matrix.factors.problem, 0, head, queries, keys)
+    seen[...] = visibility.tile(matrix.call.problem, 0, head, queries, keys)
     starts, ends = (np.subtract(edges[:-1], edges[0]) for edges in (rows, cols))
     units = _pooled(np.add, np.where(seen, weights, 0.0), starts, ends) / np.diff(rows)[:, None]
     shown = _pooled(np.logical_or, seen, starts, ends)
@@ -57,9 +62,9 @@ class Pictures(NamedTuple):
     received: Array  # (heads, keys), the first key included
 
 
-def pictures(matrix: Weights, side: int) -> Pictures:
+def pictures(matrix: AttentionMatrix, side: int) -> Pictures:
     """The largest and the mean weight of each pixel, in at most side × side pixels. O(queries·keys·d_k) per head."""
-    problem = matrix.factors.problem
+    problem = matrix.call.problem
     n, m, first = problem.queries, problem.keys, first_key(matrix, 0)
     rows, cols = (np.arange(min(side, size) + 1) * size // min(side, size) for size in (n, m))
     widths = np.diff(cols)
