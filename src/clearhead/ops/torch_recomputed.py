@@ -13,7 +13,7 @@ from clearhead.core.observations import areas
 from clearhead.core.rules import EVERYWHERE, check_supported, turned_on
 from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, arrays_of, smooth
 from clearhead.errors import DerivativeError
-from clearhead.ops.recomputed import Form, Tensors, compute, definition
+from clearhead.ops.recomputed import Form, Tensors, attention, compute
 from clearhead.ops.torch_arguments import Options, Settings
 from clearhead.ops.torch_passes import Bundle, options_of
 
@@ -37,7 +37,7 @@ def tangents(bundle: Bundle, results: Tensors, along: Tensors) -> Tensors:
     check_smooth(results, "forward-mode derivative")
     form = _form(bundle)
     still, moving = _finite(_inputs(form, bundle, results), _shaped(bundle, form, along))
-    blocks = definition(form, tuple(results), tuple(still)).tangent([name in moving for name in still])
+    blocks = attention(form, tuple(results), tuple(still)).tangent([name in moving for name in still])
     moved = compute(blocks, *still.values(), *_ordered(moving, still))
     return {name: _result(bundle, name, x) for name, x in zip(results, moved, strict=True)}
 
@@ -53,7 +53,7 @@ def gradients_tangents(bundle: Bundle, upstream: Tensors, along: Tensors) -> Ten
     inputs = {name: x for name, x in along.items() if ":" not in name}
     sides = _shaped(bundle, form, upstream), _shaped(bundle, form, inputs), _shaped(bundle, form, moved)
     still, by, moving, changing = _finite(_inputs(form, bundle, upstream), *sides)
-    first = definition(form, tuple(by), tuple(still)).gradient([name in bundle["asked"] for name in still])
+    first = attention(form, tuple(by), tuple(still)).gradient([name in bundle["asked"] for name in still])
     blocks = first.tangent([*(name in moving for name in still), *(name in changing for name in by)])
     made = compute(blocks, *still.values(), *by.values(), *_ordered(moving, still), *_ordered(changing, by))
     return {name: _input(bundle, form, name, x) for name, x in zip(first.gives, made, strict=True)}
@@ -69,7 +69,7 @@ def gradients_gradients(bundle: Bundle, upstream: Tensors, again: Tensors, neede
     form, names = _form(bundle), {*needed}
     sides = _shaped(bundle, form, upstream), _shaped(bundle, form, again)
     still, by, second = _finite(_inputs(form, bundle, upstream), *sides)
-    first = definition(form, tuple(by), tuple(still)).gradient([name in second for name in still])
+    first = attention(form, tuple(by), tuple(still)).gradient([name in second for name in still])
     blocks = first.gradient([*(name in names for name in still), *(f"by:{name}" in names for name in by)])
     made = iter(compute(blocks, *still.values(), *by.values(), *_ordered(second, still)))
     found = {name: _input(bundle, form, name, next(made)) for name in still if name in names}
@@ -156,9 +156,9 @@ def _inputs(form: Form, bundle: Bundle, results: Tensors) -> Tensors:
     made["positions"] = rows + _each(offset) if isinstance(offset, Tensor) else (rows + (form.offset or 0))[None]
     made["places"] = keys[None, None]
     if bundle["query_lengths"] is not None:
-        made["queries there"] = rows < _each(bundle["query_lengths"])
+        made["queries_there"] = rows < _each(bundle["query_lengths"])
     if bundle["kv_lengths"] is not None:
-        made["keys there"] = keys < _each(bundle["kv_lengths"])
+        made["keys_there"] = keys < _each(bundle["kv_lengths"])
     if bundle["mask"] is not None:
         mask: Tensor = bundle["mask"]
         made["mask"] = _chosen(form, mask.reshape((1,) * (3 - mask.ndim) + tuple(mask.shape)), -2, queries)
