@@ -8,6 +8,7 @@ the oracle of the tests (`attend`); over blocks of rows it is the portable engin
 PyTorch, block by block, it is every derivative that no kernel has.
 """
 
+from collections import deque
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -52,6 +53,11 @@ def steps(x: Block, scores: Any = None) -> Iterator[tuple[str, Any]]:
     yield "biased", s
     seen = visible(x)
     yield "masked", s if seen is None else xp.where(seen, s, -np.inf)
+
+
+def logits(x: Block) -> Any:
+    """What the softmax sees: the last of the steps."""
+    return deque(steps(x), maxlen=1).pop()[1]
 
 
 def softmax(masked: Any, sinks: Any = None, dtype: Any = None) -> tuple[State, Any]:
@@ -318,9 +324,7 @@ def attend(problem: Problem, q: Array, k: Array, v: Array | None = None) -> Text
             size, hint = room.array_bytes(x.shape, 8), "give fewer tokens or columns."
             room.check_room("{name} in float64", size, hint, name=name)
     book = from_scores(problem, product(q.astype(np.float64), k.astype(np.float64).swapaxes(-1, -2)))
-    return (
-        book if v is None else replace(book, output=mix(book.weights, split(v.astype(np.float64)), lambda: book.hidden))
-    )
+    return book if v is None else replace(book, output=mix(book.weights, split(v.astype(np.float64)), book.hidden))
 
 
 @np.errstate(invalid="ignore", over="ignore", divide="ignore")

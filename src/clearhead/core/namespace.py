@@ -61,7 +61,7 @@ def beside(x: Any, like: Any) -> Any:
         return x.astype(like.dtype, copy=False) if x.dtype.kind not in "iub" else x
     torch = sys.modules["torch"]
     if isinstance(x, np.ndarray):
-        x = to_torch(torch, np.require(x, requirements=("C", "W")))
+        x = to_torch(torch, np.array(x))  # copied: its strides may be negative
     return x.to(like.device, like.dtype if x.is_floating_point() else None)
 
 

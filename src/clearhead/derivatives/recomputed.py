@@ -3,11 +3,11 @@
 `Blocks` is a function of tensors whose results are put together from those of its blocks. Its gradient and its tangent
 are such functions again, and PyTorch's graph keeps nothing but their inputs. So a derivative of any order takes
 O(queries + keys) memory beside one block. In a block everything is written as the formulas are, in PyTorch's
-operations: on any device, and under every transform of torch.func. core/reference.py has the same definition in NumPy.
+operations, by core/definition.py: on any device, and under every transform of torch.func.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import compress
 from typing import Any
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from clearhead.core.rule_values import MOST_ADDED
+from clearhead.core import definition
+from clearhead.core.block import Block
 from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, arrays_of
 
 Tensors = dict[str, Tensor]
@@ -28,14 +29,15 @@ _AXES = {  # what the last three axes of each tensor run along; "" is not cut in
     **dict.fromkeys(("k", "v", "product"), ("heads", "keys", "")),
     **dict.fromkeys(("bias", "mask"), ("heads", "rows", "keys")),
     **dict.fromkeys(("span_table", "sinks", "scales", "alibi_slopes", "image", "groups"), ("heads", "", "")),
-    **dict.fromkeys(("positions", "queries there", "query_segments", "query_spans"), ("", "rows", "")),
-    **dict.fromkeys(("places", "keys there", "kv_segments", "key_spans"), ("", "", "keys")),
+    **dict.fromkeys(("positions", "queries_there", "query_segments", "query_spans"), ("", "rows", "")),
+    **dict.fromkeys(("places", "keys_there", "kv_segments", "key_spans"), ("", "", "keys")),
     **dict.fromkeys(("image of queries", "groups of queries"), ("", "rows", "")),
     **dict.fromkeys(("image of keys", "groups of keys"), ("", "keys", "")),
     **{x: ("heads", "rows", "") for name, one in STATISTICS.items() if one.axes == PER_QUERY for x in arrays_of(name)},
     **{x: ("heads", "", "keys") for name, one in STATISTICS.items() if one.axes == PER_KEY for x in arrays_of(name)},
     "bad keys": ("heads", "", "keys"),
 }
+_OF_BLOCK = {field.name for field in fields(Block)}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -202,93 +204,26 @@ def still_of(x: Tensor) -> Tensor:
     return still
 
 
-def definition(form: Form, names: Sequence[str], takes: Sequence[str]) -> Blocks:
-    """The results of attention by these names; takes: the names of the tensors, as `_weights` reads them."""
+def attention(form: Form, names: Sequence[str], takes: Sequence[str]) -> Blocks:
+    """The results of attention by these names; takes: the names of the tensors, of which core/block.py has most."""
     return Blocks(form, partial(_results, form, tuple(names), tuple(takes)), tuple(takes), tuple(names))
 
 
 def _results(form: Form, names: Sequence[str], takes: Sequence[str], *given: Tensor) -> tuple[Tensor, ...]:
     x = dict(zip(takes, given, strict=True))
-    logits, visible = _logits(form, x)
-    seen = logits.new_ones((1, 1, 1), dtype=torch.bool) if visible is None else visible
-    empty = ~seen.any(-1, keepdim=True) if logits.shape[-1] else torch.ones_like(logits.sum(-1, keepdim=True)).bool()
-    masked = torch.where(seen, logits, -torch.inf)
-    sinks = x.get("sinks")
-    largest = masked.detach().amax(-1, keepdim=True) if logits.shape[-1] else logits.new_zeros((1, 1, 1))
-    if sinks is not None:
-        sinks = torch.where(sinks.isinf(), sinks, sinks.clamp(-MOST_ADDED, MOST_ADDED))
-        largest = torch.maximum(largest, sinks.detach())
-    largest = torch.where(empty, 0.0, largest)
-    total = (masked - largest).exp().sum(-1, keepdim=True)
-    if sinks is not None:
-        total = total + (sinks - largest).exp()
-    log_sum = torch.where(empty, 1.0, total).log()
-    logs = (masked - largest) - log_sum
-    weights = logs.exp()
+    rules: dict[str, Any] = {name: y for name, y in x.items() if name in _OF_BLOCK}
+    rules["scale"] = x.get("scales", form.scale)
     if "bad rows" in x:
-        weights = torch.where(seen, weights, 0.0)
-    made: dict[str, Callable[[], Tensor]] = {
-        "output": lambda: _product(weights, x["v"]),
-        "product": lambda: weights.mT @ x["g"],
-        "log_sum": lambda: log_sum,
-        "entropy": lambda: -(weights * torch.where(seen, logs, 0.0)).sum(-1, keepdim=True),
-        "distance": lambda: (weights * _apart(x).abs()).sum(-1, keepdim=True),
-        "diagonal": lambda: torch.where(_apart(x) == 0, weights, 0.0).sum(-1, keepdim=True),
-        "received": lambda: weights.sum(-2, keepdim=True),
-        "image": lambda: x["image of queries"].mT @ weights @ x["image of keys"],
-        "groups": lambda: x["groups of queries"].mT @ weights @ x["groups of keys"],
+        rules["unknown"] = torch.where(x["bad rows"] | x["bad keys"], torch.nan, 0.0)
+    block = Block(softcap=form.softcap, left=form.left, right=form.right, **rules)
+    masked = definition.logits(block)
+    a = definition.Matrix(block, masked, *definition.softmax(masked, block.sinks))
+    made = {name: y[..., None] for name, y in definition.per_query(a, names).items()}
+    others: dict[str, Callable[[], Tensor]] = {
+        "output": lambda: definition.product(a.weights, x["v"]),
+        "product": lambda: a.weights.mT @ x["g"],
+        "received": lambda: definition.received(a)[..., None, :],
+        "image": lambda: x["image of queries"].mT @ a.weights @ x["image of keys"],
+        "groups": lambda: x["groups of queries"].mT @ a.weights @ x["groups of keys"],
     }
-    return tuple(made[name]() for name in names)
-
-
-def _logits(form: Form, x: Tensors) -> tuple[Tensor, Tensor | None]:
-    """The logits (…, heads, rows, keys), and where a query may see a key; None: everywhere."""
-    logits = _product(x["q"] * x.get("scales", form.scale), x["k"].mT)
-    if form.softcap is not None:
-        logits = form.softcap * (logits / form.softcap).tanh()
-    seen = [x[name] for name in ("mask", "queries there", "keys there") if name in x]
-    if "bias" in x:
-        logits = logits + x["bias"].clamp(-MOST_ADDED, MOST_ADDED)
-        seen.append(x["bias"] != -torch.inf)
-    if "alibi_slopes" in x:
-        logits = logits - x["alibi_slopes"] * _apart(x).abs()
-    if "span_table" in x:
-        rows, columns = x["query_spans"], x["key_spans"]
-        added = _taken(_taken(x["span_table"], rows.clamp(min=0), -2), columns.clamp(min=0), -1)
-        there = (rows >= 0) & (columns >= 0)
-        logits = logits + torch.where(there, added.clamp(-MOST_ADDED, MOST_ADDED), 0.0)
-        seen.append(~there | (added != -torch.inf))
-    if form.right is not None:
-        seen.append(_apart(x) >= -form.right)
-    if form.left is not None:
-        seen.append(_apart(x) <= form.left)
-    if "query_segments" in x:
-        seen.append(x["query_segments"] == x["kv_segments"])
-    if "bad rows" in x:  # at the end, since a slope at NaN would bring it past the mask
-        logits = logits + torch.where(x["bad rows"] | x["bad keys"], torch.nan, 0.0)
-    visible = None
-    for one in seen:
-        visible = one if visible is None else visible & one
-    return logits, visible
-
-
-def _apart(x: Tensors) -> Tensor:
-    """How far each query's position is behind each key, (…, rows, keys)."""
-    return x["positions"] - x["places"]
-
-
-def _taken(x: Tensor, places: Tensor, axis: int) -> Tensor:
-    """torch.take_along_dim for tensors with any numbers of axes."""
-    most = max(x.ndim, places.ndim)
-    x, places = (y.reshape((1,) * (most - y.ndim) + tuple(y.shape)) for y in (x, places))
-    return torch.take_along_dim(x, places, axis)
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a·b, a (…, heads, rows, x), b (…, fewer heads, x, y): each serves a group of neighbouring heads of a."""
-    *lead, heads, rows, inner = a.shape
-    few = b.shape[-3]
-    if few in (0, heads):
-        return a @ b
-    tall = a.reshape(*lead, few, heads // few * rows, inner) @ b
-    return tall.reshape(*lead, heads, rows, b.shape[-1])
+    return tuple(made[name] if name in made else others[name]() for name in names)

@@ -16,7 +16,7 @@ from clearhead.core.rules import EVERYWHERE, FIELDS, check_supported, turned_on
 from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, arrays_of, smooth
 from clearhead.core.torch_state import unwrapped
 from clearhead.derivatives.arguments import LABELS, Task, by_rule, part, tensor_of
-from clearhead.derivatives.recomputed import Form, Tensors, compute, definition
+from clearhead.derivatives.recomputed import Form, Tensors, attention, compute
 from clearhead.errors import DerivativeError
 
 Arguments = dict[str, Any]  # a node's tensors and rules by name, None where there is none
@@ -47,7 +47,7 @@ def tangents(task: Task, x: Tensors, results: Tensors, along: Tensors) -> Tensor
     results = {name: y for name, y in results.items() if name != "largest"}  # which has no derivative
     given, form = _read(task, x)
     still, moving = _finite(_inputs(form, given, results), _shaped(given, form, along))
-    blocks = definition(form, tuple(results), tuple(still)).tangent([name in moving for name in still])
+    blocks = attention(form, tuple(results), tuple(still)).tangent([name in moving for name in still])
     moved = compute(blocks, *still.values(), *_ordered(moving, still))
     return {name: _result(given, name, x) for name, x in zip(results, moved, strict=True)}
 
@@ -60,7 +60,7 @@ def _gradients_tangents(task: Task, x: Tensors, along: Tensors) -> Tensors:
     inputs = {name: x for name, x in along.items() if ":" not in name}
     sides = _shaped(given, form, upstream), _shaped(given, form, inputs), _shaped(given, form, moved)
     still, by, moving, changing = _finite(_inputs(form, given, upstream), *sides)
-    first = definition(form, tuple(by), tuple(still)).gradient([name in task.answers for name in still])
+    first = attention(form, tuple(by), tuple(still)).gradient([name in task.answers for name in still])
     blocks = first.tangent([*(name in moving for name in still), *(name in changing for name in by)])
     made = compute(blocks, *still.values(), *by.values(), *_ordered(moving, still), *_ordered(changing, by))
     return {name: _input(given, form, name, x) for name, x in zip(first.gives, made, strict=True)}
@@ -76,7 +76,7 @@ def gradients_gradients(task: Task, x: Tensors, again: Tensors, needed: Iterable
     given, form = _read(task, x)
     sides = _shaped(given, form, upstream), _shaped(given, form, again)
     still, by, second = _finite(_inputs(form, given, upstream), *sides)
-    first = definition(form, tuple(by), tuple(still)).gradient([name in second for name in still])
+    first = attention(form, tuple(by), tuple(still)).gradient([name in second for name in still])
     blocks = first.gradient([*(name in names for name in still), *(f"by:{name}" in names for name in by)])
     made = iter(compute(blocks, *still.values(), *by.values(), *_ordered(second, still)))
     found = {name: _input(given, form, name, next(made)) for name in still if name in names}
@@ -169,9 +169,9 @@ def _inputs(form: Form, given: Arguments, results: Tensors) -> Tensors:
     made["positions"] = rows + _each(offset) if isinstance(offset, Tensor) else (rows + (form.offset or 0))[None]
     made["places"] = keys[None, None]
     if given["query_lengths"] is not None:
-        made["queries there"] = rows < _each(given["query_lengths"])
+        made["queries_there"] = rows < _each(given["query_lengths"])
     if given["kv_lengths"] is not None:
-        made["keys there"] = keys < _each(given["kv_lengths"])
+        made["keys_there"] = keys < _each(given["kv_lengths"])
     if given["mask"] is not None:
         mask: Tensor = given["mask"]
         made["mask"] = _chosen(form, mask.reshape((1,) * (3 - mask.ndim) + tuple(mask.shape)), -2, queries)

@@ -1,0 +1,55 @@
+"""The portable engine over PyTorch's tensors, as on a GPU: parity, effects, gradients and laws, in the CPU's memory."""
+
+from typing import Any
+
+import pytest
+
+import test_causes
+import test_gradients
+import test_laws
+import test_parity
+from clearhead import engines
+from on_tensors import OnTensors
+from passes import PASSES, RECOMPUTED
+
+DRAWN = (  # each test is of the native engine too, which has the arrays as they are
+    test_parity.test_output_and_row_statistics,
+    test_parity.test_column_statistics,
+    test_parity.test_statistics_of_some_queries_only,
+    test_parity.test_indexing_works_as_on_a_numpy_array,
+    test_parity.test_products_from_the_keys_side,
+    test_causes.test_effects_are_the_references,
+    test_causes.test_what_is_observed_is_numpys_answer_to_the_references_effects,
+    test_causes.test_nonfinite_numbers_that_are_seen_reach_the_rows_that_see_them,
+    test_gradients.test_gradients_of_each_engine_follow_the_formulas,
+)
+SINGLE = (
+    test_causes.test_an_infinite_logit_that_is_seen_leaves_no_number_in_its_row,
+    test_causes.test_equal_effects_come_in_the_order_of_their_places,
+    test_causes.test_a_picture_shows_the_positive_of_two_equal_effects_and_nan_where_there_is_one,
+    test_causes.test_a_list_of_the_strongest_is_over_all_batches_and_heads,
+    test_gradients.test_gradients_are_nan_exactly_for_queries_that_see_nan,
+)
+
+
+@pytest.fixture(autouse=True)
+def _on_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, over_tensors = engines.get, OnTensors()
+    monkeypatch.setattr(engines, "get", lambda name: over_tensors if name == "portable" else given(name))
+
+
+@pytest.mark.parametrize("test", DRAWN, ids=lambda test: test.__name__)
+def test_drawn_problems(test: Any):
+    test("compiled")
+
+
+@pytest.mark.parametrize("test", SINGLE, ids=lambda test: test.__name__)
+def test_single_problems(test: Any):
+    test("portable")
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("over", [name for name in PASSES if name not in RECOMPUTED])
+@pytest.mark.parametrize("law", test_laws.LAWS, ids=lambda law: law.__name__)
+def test_laws_over_tensors(law: Any, over: str):
+    test_laws.test_every_pass_on_every_engine_obeys_every_law(law, over, "portable")
