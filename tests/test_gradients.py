@@ -13,6 +13,7 @@ from clearhead import engines
 from clearhead.core import reference
 from clearhead.core.arrays import FLOATS, statistics_dtype, to_torch
 from clearhead.core.axes import Array
+from clearhead.core.state import State
 from clearhead.engines.base import Upstream
 from clearhead.errors import EngineError
 from clearhead.ops import backward
@@ -80,7 +81,7 @@ def test_gradients_of_each_engine_follow_the_formulas(engine: str, case: Case, p
     parts -= {"spans"} if problem.span_table is None else set()
     if "spans" in parts and problem.span_table is not None:
         upstream = replace(upstream, spans=(*local[:2], *problem.span_table.shape[2:]))
-    result = engines.get(engine).gradients(case.given, case.book.state.astype(dtype), upstream)
+    result = engines.get(engine).gradients(case.given, State(*(x.astype(dtype) for x in case.book.state)), upstream)
     assert set(result) == {"q", "k"} | parts & {"bias", "spans"} | ({"v"} if "output" in parts else set())
     *usual, by_logit = by_hand(losses)
     truth = dict(zip("qkv", usual, strict=True)) | {"bias": summed(by_logit, local)}

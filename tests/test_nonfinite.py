@@ -59,7 +59,7 @@ def test_a_nan_key_reaches_all_that_sees_it(case: Case, data: st.DataObject):
     k[..., key, :] = np.nan
     result, visible = everything(replace(case, k=k)), visibility.dense(case.problem)
     sees = visible[..., key]
-    for name in ("output", "logsumexp", "max_logit", "entropy", "top_weights"):
+    for name in ("output", "log_sum", "max_logit", "entropy", "top_weights"):
         assert np.isnan(result[name][sees].astype(np.float64)).all(), name
     assert np.isnan(result["weights"][sees][:, key]).all()
     np.testing.assert_array_equal(result["weights"][~visible], 0)

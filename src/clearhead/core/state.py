@@ -42,13 +42,10 @@ class State(NamedTuple):
         """M + l: -inf where a row sees nothing."""
         return self.largest + self.log_sum
 
-    def part(self, *index: Any) -> "State":
-        """Index both arrays."""
-        return State(*(x[index] for x in self))
 
-    def astype(self, dtype: Any) -> "State":
-        """Convert both arrays."""
-        return State(*(x.astype(dtype) for x in self))
+def taken(state: State, *index: Any) -> State:
+    """Index both arrays."""
+    return State(*(x[index] for x in state))
 
 
 def share(xp: Any, part: State, whole: State) -> Any:

@@ -83,7 +83,7 @@ def _near(factors: MatrixData, left: int) -> Array:
 
 def _part(inside: MatrixData, factors: MatrixData) -> Array:
     """The share of each query's weight on some of the keys, (batch, heads, queries): exp(L_part - L)."""
-    within, whole = (State(*map(on_cpu, part.state)).astype(np.float64) for part in (inside, factors))
+    within, whole = (State(*(on_cpu(x).astype(np.float64) for x in part.state)) for part in (inside, factors))
     return np.asarray(share(np, within, whole))
 
 
