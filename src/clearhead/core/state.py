@@ -48,6 +48,7 @@ def taken(state: State, *index: Any) -> State:
     return State(*(x[index] for x in state))
 
 
+@np.errstate(invalid="ignore", over="ignore")  # infinity and NaN are legal values
 def share(xp: Any, part: State, whole: State) -> Any:
     """exp(L_part - L_whole), the part of each row's weights that lies on some of its logits; 0 where they are none.
 
