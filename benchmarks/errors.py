@@ -16,7 +16,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import clearhead as ch
-from clearhead.core import reference
+from clearhead.core import definition
 from clearhead.core.call import describe
 
 SHAPES = {  # batch, heads, queries, keys, d
@@ -52,7 +52,7 @@ def ratio(shape: tuple[int, ...], deviation: float, dtype: torch.dtype, *, causa
     """Our root mean square error of the output divided by that of PyTorch's fused kernel."""
     q, k, v = (x.to(dtype) for x in drawn(shape, deviation, seed=0)[:3])
     inputs = describe(q, k, v, {"causal": causal})
-    truth = reference.attend(inputs.problem, inputs.q, inputs.k, inputs.v).output
+    truth = definition.attend(inputs.problem, inputs.q, inputs.k, inputs.v).output
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
     ours = ch.attention(q, k, v, causal=causal)

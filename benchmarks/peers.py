@@ -14,7 +14,7 @@ from clearhead.core.arrays import bfloat16
 from clearhead.core.axes import Array
 from clearhead.core.call import describe
 from clearhead.core.statistics import Wanted
-from clearhead.ops.backward import gradients
+from clearhead.derivatives.backward import gradients
 
 NAMES = ("torch", "onnxruntime", "onnx-attention", "flex", "jax", "numpy")
 _ASKED: dict[str, Any] = {"logsumexp": True, "max_logit": True, "entropy": True, "received": True, "top": 8}

@@ -4,20 +4,45 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
+#include <cmath>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <vector>
 
-#include "given_spans.hpp"
+#include "given.hpp"
 #include "named.hpp"
 #include "ragged.hpp"
-#include "repeated.hpp"
 #include "threads.hpp"
 
 using namespace clearhead;
 using namespace nb::literals;
 
 namespace {
+
+// The sets of labels for every row of the problem's table, and whether its numbers are large.
+template <class T> void read_table(Problem& p, std::vector<LabelSets>& entries) {
+    const View& table = p.span_table;
+    const int64_t batches = table.batch ? p.batch : 1, heads = table.head ? p.heads : 1;
+    p.span_sets_head = table.head ? p.span_queries : 0;
+    p.span_sets_batch = table.batch ? heads * p.span_queries : 0;
+    for (int64_t i = 0; i < batches * heads * p.span_queries; ++i) {
+        const int64_t label = i % p.span_queries, head = i / p.span_queries % heads, batch = i / p.span_queries / heads;
+        const T* row = static_cast<const T*>(table.data) + batch * table.batch + head * table.head + label * table.row;
+        LabelSets sets;
+        uint64_t visible = 0;
+        for (int64_t g = 0; g < p.span_keys; ++g) {
+            const uint64_t bit = uint64_t{1} << (g % 64);
+            const bool forbidden = row[g] == -std::numeric_limits<T>::infinity();
+            (forbidden ? sets.hidden : visible) |= bit;
+            if (row[g] != 0) sets.added |= bit;
+            p.large_spans |= !forbidden && std::abs(row[g]) > T(1e30);
+        }
+        sets.forbidden = ~visible;
+        entries.push_back(sets);
+    }
+    p.span_sets = entries.data();
+}
 
 // The fields of a problem that Python gives by name, each in a list: numbers, and arrays with how many numbers they
 // have. `m.def` names them one by one: what Python forgets, or knows and this side does not, is a TypeError there.
@@ -278,12 +303,10 @@ NB_MODULE(_native, m) {
                      reinterpret_cast<int (*)()>(size));
         },
         "parallel"_a, "size"_a);
-    nb::class_<Repeatable>(m, "Repeatable")
-        .def(nb::init<nb::object>(), "tensor_type"_a.none())
-        .def("add", &Repeatable::add, "q"_a, "k"_a, "v"_a, "described"_a, "any_keys"_a)
-        .def("__call__", &Repeatable::operator(), "q"_a, "k"_a, "v"_a, "spans"_a.none(), "threads"_a)
-        .def("step", &Repeatable::step, "q"_a, "k"_a, "v"_a, "keys"_a, "values"_a, "place"_a, "turns"_a.none(),
-             "threads"_a);
+    m.def("signature", &signature);
+    m.def("output", &output);
+    m.def("step", &step, "threads"_a, "described"_a, "q"_a, "k"_a, "v"_a, "keys"_a, "values"_a, "place"_a,
+          "turns"_a.none());
     m.def("engine_named", &engine_named);
     m.def("rows", &rows, "threads"_a, "described"_a, "q"_a, "k"_a, "v"_a.none(), "answers"_a);
     m.def("ragged", &ragged, "threads"_a, "described"_a, "q"_a, "k"_a, "v"_a, "cu_seq_q"_a, "cu_seq_k"_a.none(),

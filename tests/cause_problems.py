@@ -8,7 +8,7 @@ import numpy as np
 
 import clearhead as ch
 from clearhead import engines
-from clearhead.core import reference, visibility
+from clearhead.core import definition, visibility
 from clearhead.core.axes import Array
 from clearhead.core.effects import ORDERS, Order
 from clearhead.ops.causes import CauseMatrix
@@ -45,8 +45,8 @@ class Causes:
     def truth(self, kind: str) -> Array:
         """(batch, heads, queries, keys) in float64."""
         if kind == "cut":
-            return reference.cuts(self.case.problem, self.case.book, *self.four)
-        result = reference.contributions(self.case.problem, self.case.book, *self.four)
+            return cuts_anew(self.case.book, *self.four)
+        result = definition.contributions(self.case.book, along(*self.four))
         if kind == "contribution" or self.case.problem.sinks is not None or not result.size:
             return result if kind == "contribution" else -result
         v, g = (x.astype(np.float64) for x in self.four)
@@ -65,6 +65,29 @@ class Causes:
         moved = np.where(moving, g @ values.swapaxes(-1, -2), 0.0)
         largest: Array = 8 * slack.weights * (1e-30 + moved.max(axis=-1, initial=0.0, keepdims=True))
         return largest + slack.tiny
+
+
+def along(v: Array, g: Array) -> Array:
+    """g_i·v_j in float64, (batch, heads, queries, keys)."""
+    result: Array = definition.product(g.astype(np.float64), v.astype(np.float64).swapaxes(-1, -2))
+    return result
+
+
+@np.errstate(invalid="ignore", over="ignore", divide="ignore")
+def cuts_anew(book: definition.Textbook, v: Array, g: Array) -> Array:
+    """What g_i·o_i changes by when query i may not see key j: each edge is forbidden, and its row computed again."""
+    terms, result = along(v, g), np.zeros(book.masked.shape)
+    for j in range(result.shape[-1]):
+        seen = ~np.isneginf(book.masked[..., j])
+        masked = book.masked.copy()
+        masked[..., j] = -np.inf
+        left = definition.softmax(masked, book.block.sinks)[1]
+        others = np.delete(np.arange(result.shape[-1]), j)
+        # g·o' - g·o, in which the others' weights grow by a' - a = a'·a_j: so no digits cancel
+        more = left[..., others] * book.weights[..., j, None] * terms[..., others]
+        more = np.where(np.isneginf(masked[..., others]), 0.0, more).sum(axis=-1)
+        result[..., j] = np.where(seen, more - book.weights[..., j] * terms[..., j], 0.0)
+    return result
 
 
 def effects(A: ch.AttentionMatrix, kind: str, v: Any, g: Any) -> CauseMatrix:
@@ -137,11 +160,11 @@ def check_observed(
         np.broadcast_to(x, (*problem.prefix[:-1], n)).reshape(problem.batch, n)
         for x, n in zip(labels, E.shape[-2:], strict=True)
     )
-    book, within = (reference.Textbook(**{**vars(case.book), "weights": x}) for x in (truth, rough))
-    grouped = [case.restore(reference.groups(one, rows, cols)) for one in (book, within)]
+    book, within = (definition.Textbook(**{**vars(case.book), "weights": x}) for x in (truth, rough))
+    grouped = [case.restore(definition.groups(one, rows, cols)) for one in (book, within)]
     assert_close(seen.groups, *grouped, "groups")
     if 0 not in E.shape:
-        mean = case.restore(reference.image(book, *pixels)), case.restore(reference.image(within, *pixels))
+        mean = case.restore(definition.image(book, *pixels)), case.restore(definition.image(within, *pixels))
         edges = Slack(case).eps * sum((*pixels, *E.shape[-2:])) * np.abs(truth).max()
         assert_close(seen.image.mean, mean[0], mean[1] + edges, "image")
         largest, near = (case.restore(signed_largest(x, *pixels)) for x in (truth, allowed))

@@ -293,8 +293,6 @@ def refused(rank: int, world: int, _seed: int) -> None:
         (lambda: attention(q, q, q, bias=bias_over_keys), "bias.redistribute(placements=[Shard(dim=2)])"),
         (lambda: attention(q, q, q, bias=bias.requires_grad_()), "bias requires grad and is no DTensor"),
         (lambda: attention(q, q, q, mask=torch.ones(n, n - 1, dtype=torch.bool)), "mask has shape"),
-        (lambda: attention(q, q, q, causual=True), "unknown rule `causual`"),
-        (lambda: attention(q, q, None), "v is a NoneType"),
         (lambda: attention(q, single, q), "k is float32 but q is float64"),
         (lambda: ch.plan(q, q, q), "q is a DTensor: expected a plain tensor."),
         (
@@ -312,7 +310,6 @@ def refused(rank: int, world: int, _seed: int) -> None:
         ),
         (lambda: A.observe(groups=(q, q)), "query_groups is a DTensor"),
         (lambda: ch.AttentionMatrix(graph, q).peak(), "peak over queries that are sharded has no derivative"),
-        (lambda: A.observe(entropie=True), "unknown statistic `entropie`"),
         (lambda: torch.func.grad(lambda y: attention(y, y, y).to_local().sum())(q), "DTensor"),
     ]
     refuse(calls)

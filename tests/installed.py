@@ -13,7 +13,7 @@ import numpy as np
 
 import clearhead as ch
 import seeds
-from clearhead.core import reference
+from clearhead.core import definition
 from clearhead.core.call import describe
 
 RULES = {"causal": True, "query_offset": 7, "window": (40, None), "softcap": 20.0, "sinks": np.array([0.5, -1.0])}
@@ -43,12 +43,12 @@ def check_numbers() -> None:
     for dtype, tolerance in TOLERANCES.items():
         q, k, v = (rng.standard_normal((1, heads, n, 24)).astype(dtype) for heads, n in ((2, 65), (1, 300), (1, 300)))
         inputs = describe(q, k, v, RULES)
-        truth = reference.attend(inputs.problem, inputs.q, inputs.k, inputs.v)
+        truth = definition.attend(inputs.problem, inputs.q, inputs.k, inputs.v)
         assert truth.output is not None
         matrix = ch.AttentionMatrix(q, k, **RULES)
         output, received = (np.asarray(x, np.float64) for x in (ch.attention(q, k, v, **RULES), matrix.received()))
         assert np.abs(output - truth.output).max() < tolerance, dtype
-        assert np.abs(received - reference.received(truth)).max() < 100 * tolerance, dtype
+        assert np.abs(received - definition.received(truth)).max() < 100 * tolerance, dtype
         assert np.abs(np.asarray(matrix[0, 1, 64], np.float64) - truth.weights[0, 1, 64]).max() < tolerance, dtype
 
 

@@ -106,3 +106,12 @@ def _allowed(rules: dict[str, Any], batch: tuple[int, ...], i: int, j: int, posi
 
 def _of_batch(value: Any, batch: tuple[int, ...]) -> int:
     return int(value[batch]) if isinstance(value, np.ndarray) and value.ndim else int(value)
+
+
+def areas(pixels: int, size: int) -> Array:
+    """(pixels, size): row r averages r·size/pixels … (r+1)·size/pixels; one that a border cuts counts in part."""
+    edges = np.arange(pixels + 1) * (size / pixels)
+    low, high = edges[:-1, None], edges[1:, None]
+    cells = np.arange(size)
+    overlap = np.minimum(high, cells + 1) - np.maximum(low, cells)
+    return np.maximum(overlap, 0.0) / max(size / pixels, 1e-300)

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from clearhead import engines
-from clearhead.core import reference
+from clearhead.core import definition
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.call import describe
 from clearhead.core.state import State
@@ -96,7 +96,7 @@ def compare(seed: int) -> None:
     inputs, p, q, k, v = described, described.problem, described.q, described.k, described.v
     assert native.reasons_not(p) == []
     want = wanted(rng, p.queries, p.keys, p.batch)
-    book = reference.attend(p, q, k, v)
+    book = definition.attend(p, q, k, v)
     rtol, atol = DTYPES[p.dtype]
     stat = (2e-4, 2e-4) if p.dtype.itemsize == 2 else (rtol, atol)
 
@@ -107,8 +107,8 @@ def compare(seed: int) -> None:
 
     rows = native.rows(inputs, want)
     same("output", rows["output"], book.output, (rtol, atol + rtol))
-    same("top", rows["top_weights"], reference.top(book, want.top or 0)[0], stat)
-    for name, x in reference.per_query(p, book).items():
+    same("top", rows["top_weights"], definition.top(book, want.top or 0)[0], stat)
+    for name, x in definition.per_query(book).items():
         if name in rows:
             same(name, rows[name], x, (stat[0] * 4, stat[1] * (p.keys if name == "distance" else 4)))
     state = State(rows["largest"], rows["log_sum"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead import engines
-from clearhead.core import reference
+from clearhead.core import definition
 from clearhead.core import rules as table
 from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import Array
@@ -87,8 +87,8 @@ class Case:
         return self.given.problem
 
     @cached_property
-    def book(self) -> reference.Textbook:
-        return reference.attend(self.problem, self.given.q, self.given.k, self.given.v)
+    def book(self) -> definition.Textbook:
+        return definition.attend(self.problem, self.given.q, self.given.k, self.given.v)
 
     @property
     def rng(self) -> np.random.Generator:

@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from clearhead.core import reference, visibility
+from clearhead.core import definition, visibility
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
 from problems import Case
@@ -52,15 +52,15 @@ class Slack:
         if name in ("logsumexp", "max_logit"):
             return self.logit
         if name == "entropy":
-            return self.logit * (1 + reference.entropy(self.book))
-        return self.logit * reference.per_query(self.case.problem, self.book)[name] + self.tiny
+            return self.logit * (1 + definition.entropy(self.book))
+        return self.logit * definition.per_query(self.book)[name] + self.tiny
 
     def image(self, weights: Array, height: int, width: int) -> Array:
         """A pixel's edges are rounded too: by eps times their position, which is eps · pixels of a pixel's width."""
         largest = weights.max(axis=(-1, -2), initial=0)[..., None, None]
-        slack = reference.Textbook(**{**vars(self.book), "weights": self.logit.max(initial=0) * weights})
+        slack = definition.Textbook(**{**vars(self.book), "weights": self.logit.max(initial=0) * weights})
         return (
-            reference.image(slack, height, width)
+            definition.image(slack, height, width)
             + self.eps * (height + width + sum(weights.shape[-2:])) * largest
             + self.tiny
         )
@@ -102,7 +102,7 @@ def assert_close(actual: Array, expected: Array, allowed: Array, what: str = "")
 def assert_rows(case: Case, seen: Any, top: int, engine: str | None = None, times: float = 1.0) -> None:
     """The output, every statistic of a query and the top weights are the reference's, up to `times` the rounding."""
     slack, restore = Slack(case, engine), case.restore
-    for name, truth in reference.per_query(case.problem, case.book).items():
+    for name, truth in definition.per_query(case.book).items():
         assert_close(getattr(seen, name), restore(truth), times * restore(slack.row(name)), name)
         assert getattr(seen, name).dtype == statistics_dtype(case.problem.dtype)
     assert_close(seen.output, restore(case.book.output), times * restore(slack.output(case.q.dtype)), "output")
@@ -113,7 +113,7 @@ def assert_rows(case: Case, seen: Any, top: int, engine: str | None = None, time
 def assert_top(case: Case, top: Any, count: int, times: float = 1.0) -> None:
     """The weights equal the reference's; the keys are distinct and visible, and have these weights."""
     book, slack = case.book, times * Slack(case).weights
-    weights, indices = reference.top(book, count)
+    weights, indices = definition.top(book, count)
     result, places = (x.reshape(weights.shape) for x in top)
     allowed = np.take_along_axis(slack, np.maximum(indices, 0), -1) if book.weights.shape[-1] else 0
     assert_close(result, weights, allowed, "top weights")
@@ -135,17 +135,17 @@ def assert_columns(
     allowed = replace(case.book, weights=slack.weights * chosen)
     # so many additions round too, in an order that depends on the engine
     adding = slack.eps * np.sqrt(sum(book.weights.shape[-2:]))
-    received = reference.received(book)
-    within = reference.received(allowed) + adding * received
+    received = definition.received(book)
+    within = definition.received(allowed) + adding * received
     assert_close(seen.received, restore(received), restore(within), "received")
-    assert_close(seen.peak, restore(reference.peak(book)), restore(reference.peak(allowed)), "peak")
+    assert_close(seen.peak, restore(definition.peak(book)), restore(definition.peak(allowed)), "peak")
     if labels is not None:
         sides = ((labels[0], case.problem.queries), (labels[1], case.problem.keys))
         lead = case.problem.prefix[:-1]
         rows, cols = (np.broadcast_to(x, (*lead, n)).reshape(case.problem.batch, n) for x, n in sides)
-        truth = reference.groups(book, rows, cols)
-        within = reference.groups(allowed, rows, cols) + adding * truth
+        truth = definition.groups(book, rows, cols)
+        within = definition.groups(allowed, rows, cols) + adding * truth
         assert_close(seen.groups, restore(truth), restore(within), "groups")
     some = case.book.weights[:, :, queries]
-    picture = reference.image(replace(book, weights=some), *pixels)
+    picture = definition.image(replace(book, weights=some), *pixels)
     assert_close(seen.image, restore(picture), restore(slack.image(some, *pixels)), "image")

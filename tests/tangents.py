@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.core import observations, reference, visibility
+from clearhead.core import observations, visibility
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
 from clearhead.core.statistics import Groups
@@ -53,9 +53,7 @@ class Along:
         noise = np.random.default_rng((self.case.seed, draw)).uniform(-(2.0**-23), 2.0**-23, visible.shape)
         result = formula(self.case, visible, **leaves, noise=torch.from_numpy(noise) if draw else 0.0)
         weights = result["weights"]
-        far = torch.from_numpy(np.broadcast_to(reference.all_distances(problem), weights.shape).copy()).to(
-            weights.dtype
-        )
+        far = torch.from_numpy(np.broadcast_to(abs(self.case.book.block.ahead), weights.shape).copy()).to(weights.dtype)
         result["distance"] = (weights * far).sum(-1)
         result["diagonal"] = torch.where(far == 0, weights, 0.0).sum(-1)
         sides = [

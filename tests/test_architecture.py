@@ -108,18 +108,11 @@ PUBLIC_UNDERSCORES = {
     "_functorch": "in torch._C, as above",
     "_disabled_torch_function_impl": "in torch._C: operations of a subclass of Tensor give plain tensors",
     "_are_functorch_transforms_active": "in torch._C, as above",
+    "_is_any_autocast_enabled": "in torch._C: does autocast cast on some device?",
     "_len_torch_dispatch_stack": "in torch._C: is a mode of PyTorch's dispatcher about?",
-    "_get_dispatch_mode": "in torch._C, as above",
-    "_TorchDispatchModeKey": "in torch._C, as above",
     "_dynamo_marked_constant": "what torch.compiler.assume_constant_result sets, without loading the compiler",
     "_fused_sdp_choice": "of torch: which of its operators scaled_dot_product_attention would call",
     "_current_graph_task_id": "in torch._C, as above",
-    "_add_batch_dim": "of torch: PyTorch's older vmap, which is_grads_batched uses, has no other way in or out",
-    "_remove_batch_dim": "of torch, as above",
-    "_dispatch_keys": "in torch._C: does a tensor hold many at once?",
-    "_dispatch_key_parse": "in torch._C, as above",
-    "_vmapmode_increment_nesting": "in torch._C: at which level of that vmap are we?",
-    "_vmapmode_decrement_nesting": "in torch._C, as above",
     "_will_engine_execute_node": "in torch._C: does a backward pass come to this node?",
     "_get_tracing_state": "in torch._C, as above",
     "_current_level": "of torch.autograd.forward_ad: is a dual number about?",
@@ -177,6 +170,13 @@ def test_importing_the_package_loads_nothing_heavy():
 def test_attention_and_the_matrix_need_numpy_only():
     program = "x = np.eye(3); ch.attention(x, x, x); ch.AttentionMatrix(x, x).observe(x, top=1, received=True)"
     assert loaded_by(f"import clearhead as ch, numpy as np; {program}") <= LIGHT
+
+
+def test_matrices_load_nothing_that_shows_them():
+    program = "x = np.eye(3); A = ch.AttentionMatrix(x, x); A[0, 1], A.top(1), A.cuts(x, x).by_key(), repr(A)"
+    loaded = python(f"import sys, clearhead as ch, numpy as np; {program}; print(*sys.modules)").split()
+    assert "clearhead.ops.matrix" in loaded
+    assert not [name for name in loaded if name.startswith(("clearhead.view", "clearhead.words", "clearhead.tables"))]
 
 
 def test_the_command_line_lets_openblas_sleep_before_numpy_is_loaded():

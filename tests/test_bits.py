@@ -10,10 +10,8 @@ from threadpoolctl import threadpool_limits
 
 import clearhead as ch
 from clearhead.core.axes import Array
-from clearhead.engines.products import pieces, product
 from problems import Case, cases
 from programs import python
-from seeds import fresh
 
 ROWS: dict[str, Any] = {"logsumexp": True, "max_logit": True, "entropy": True, "distance": True}
 COLUMNS: dict[str, Any] = {"received": True, "peak": True, "image": (9, 70)}
@@ -28,13 +26,6 @@ def answers(case: Case, **wanted: Any) -> dict[str, Array]:
 def assert_same_bits(actual: dict[str, Array], expected: dict[str, Array]) -> None:
     for name, array in expected.items():
         np.testing.assert_array_equal(actual[name], array, err_msg=name, strict=True)
-
-
-def test_the_strides_of_a_product_change_no_bit():
-    """BLAS sums a single row in another order where the other matrix is transposed in memory."""
-    x, y = fresh().standard_normal((1, 40)), fresh().standard_normal((40, 70))
-    turned = np.asfortranarray(y)
-    np.testing.assert_array_equal(product(x, pieces(turned), 70), product(x, pieces(y), 70))
 
 
 @given(case=cases(), data=st.data())

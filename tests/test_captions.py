@@ -4,11 +4,9 @@ import re
 
 import numpy as np
 import pytest
-import torch
 
 import clearhead as ch
 from clearhead.core import visibility
-from clearhead.core.device_array import DeviceArray
 from clearhead.view import captions as module
 from clearhead.view.captions import KINDS, captions
 from clearhead.view.head_summary import HeadSummary, even_heads, summarise_heads
@@ -144,16 +142,3 @@ def test_even_weights_are_those_over_the_visible_keys(name, padded):
     }
     for statistic, (values, which) in expected.items():
         assert getattr(result, statistic) == pytest.approx([values[which].mean()], abs=1e-9), statistic
-
-
-@pytest.mark.gate  # it imports Triton
-def test_even_weights_of_arrays_on_a_device_are_the_same():
-    rng = fresh()
-    q, k = rng.standard_normal((1, 2, 9, 6)), rng.standard_normal((1, 1, 14, 6))
-    bias = np.where(rng.random((1, 1, 9, 14)) < 0.3, -np.inf, rng.standard_normal((1, 1, 9, 14)))
-    there = [DeviceArray(torch.from_numpy(x)) for x in (q, k, bias)]
-    result = even_heads(ch.AttentionMatrix(*there[:2], bias=there[2]), cross=True)
-    expected = even_heads(ch.AttentionMatrix(q, k, bias=bias), cross=True)
-    assert result.sink == pytest.approx(expected.sink)
-    assert result.entropy == pytest.approx(expected.entropy)
-    assert np.isnan(result.previous[0])

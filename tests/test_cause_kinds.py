@@ -17,23 +17,6 @@ from programs import peak_of
 from seeds import fresh, normal
 
 
-@each_engine
-def test_one_key_is_all_that_a_query_sees(engine: str):
-    v, g = normal(1, 4), normal(3, 4)
-    E = ch.AttentionMatrix(normal(3, 2), normal(1, 2), engine=engine).cuts(v, g)
-    np.testing.assert_allclose(E[:, 0], -(g * v).sum(-1), rtol=1e-12)
-    sunk = ch.AttentionMatrix(normal(3, 2), normal(1, 2), sinks=0.3, engine=engine)
-    np.testing.assert_allclose(sunk.cuts(v, g)[:, 0], -(g * (sunk @ v)).sum(-1), rtol=1e-12)
-
-
-def test_arrays_of_any_strides():
-    q, v = normal(5, 4), normal(5, 4)
-    expected = ch.AttentionMatrix(q, q, causal=True).cuts(v, q)
-    for turn in (np.asfortranarray, lambda x: x[::-1, ::-1].copy()[::-1, ::-1], lambda x: x.view(np.matrix)):
-        E = ch.AttentionMatrix(turn(q), turn(q), causal=True).cuts(turn(v), turn(q))
-        np.testing.assert_array_equal(E[...], expected[...])
-
-
 def test_values_and_derivatives_for_all_heads_alike():
     q, k, v, g = normal(2, 4, 6, 3), normal(2, 2, 7, 3), normal(7, 5), normal(6, 5)
     A = ch.AttentionMatrix(q, k)
@@ -80,15 +63,15 @@ def test_autocast_narrows_what_the_output_is_computed_from_and_leaves_g():
 
 @pytest.mark.parametrize("kind", ["cut", "contribution"])
 def test_memory_grows_with_queries_and_keys_and_not_with_their_product(kind: str):
-    """On the portable engine, which allocates nothing that tracemalloc does not see: 64 queries of 16,384 keys."""
+    """On the portable engine, which allocates nothing that tracemalloc does not see: 256 queries of 16,384 keys."""
     peaks = []
     for n in (4096, 16_384):
-        q, k, v, g = normal(64, 4), normal(n, 4), normal(n, 4), normal(64, 4)
+        q, k, v, g = normal(256, 4), normal(n, 4), normal(n, 4), normal(256, 4)
         A = ch.AttentionMatrix(q, k, engine="portable")
         E = A.cuts(v, g) if kind == "cut" else A.contributions(v, g)
         peaks.append(peak_of(lambda E=E: E.observe(**EVERYTHING)))
     assert peaks[1] < 4.2 * peaks[0]
-    assert peaks[1] < 64 * 16_384 * 8
+    assert peaks[1] < 256 * 16_384 * 8
 
 
 @pytest.mark.gate

@@ -12,6 +12,7 @@ import clearhead as ch
 from cause_problems import (
     ENGINES,
     Causes,
+    along,
     check_elements,
     check_observed,
     covered,
@@ -21,7 +22,7 @@ from cause_problems import (
     signed_largest,
     without,
 )
-from clearhead.core import reference, visibility
+from clearhead.core import definition, visibility
 from clearhead.core.axes import Array
 from problems import Case, on_every_engine
 from seeds import fresh, normal
@@ -159,9 +160,9 @@ def test_each_cut_keeps_its_digits_where_one_weight_is_nearly_all(
 def test_scores_of_thousands_and_a_strongest_key_in_any_block(engine: str, dtype: Any):
     q, k, v, g = (normal(2, n, 4, dtype=dtype) for n in (70, 1100, 1100, 70))
     case = Case(30 * q, 30 * k, v, {"scale": 1.0}, 0)
-    problem, book = case.problem, case.book
+    book = case.book
     assert book.logsumexp.max() > 1000
-    expected = reference.contributions(problem, book, case.given.v, g[None])
+    expected = definition.contributions(book, along(case.given.v, g[None]))
     whole, masked = expected.sum(-1), book.masked[0]
     t = g.astype(np.float64) @ v.astype(np.float64).swapaxes(-1, -2)
     best = masked.argmax(-1)
@@ -282,16 +283,6 @@ def test_a_picture_shows_the_positive_of_two_equal_effects_and_nan_where_there_i
     result = A.contributions(v[:1], g).image(1, pixels[1]).largest
     under = [place in range(keys)[covered(pixel, pixels[1], keys)] for pixel in range(pixels[1])]
     np.testing.assert_array_equal(np.isnan(result), np.broadcast_to(under, result.shape))
-
-
-@each_engine
-def test_a_list_of_the_strongest_is_over_all_batches_and_heads(engine: str):
-    v, g = normal(2, 2, 2, 9, 3), normal(2, 2, 2, 8, 3)
-    E = ch.AttentionMatrix(normal(2, 2, 2, 8, 5), normal(2, 2, 2, 9, 5), engine=engine).cuts(v, g)
-    dense, edges = E[...].reshape(4, 2, 8, 9), E.strongest(30)
-    order = np.argsort(-np.abs(dense), axis=None)[:30]
-    np.testing.assert_array_equal(np.ravel_multi_index(edges[:4], dense.shape), order)
-    np.testing.assert_allclose(edges.value, dense.ravel()[order], rtol=1e-12)
 
 
 @each_engine

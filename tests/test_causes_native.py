@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.core import reference
 from clearhead.core.axes import Array
 from clearhead.core.effects import ORDERS, Order, Terms, WantedEffects, terms_of_cuts
 from clearhead.core.statistics import Groups
 from clearhead.engines import native, state_of
+from loops import areas
 from problems import Case, cases, draw_layout, examples
 from slack import assert_close
 
@@ -67,7 +67,7 @@ def test_sums_are_those_of_the_tile(drawn: Drawn) -> None:
         "by_key": (np.ones((1, n)), np.eye(m)),
         "by_query": (np.eye(n), np.ones((m, 1))),
         "groups": (members[0], members[1].T),
-        "image_mean": (reference._areas(7, n), reference._areas(11, m).T),
+        "image_mean": (areas(7, n), areas(11, m).T),
     }
     groups = Groups(*(np.broadcast_to(x, (problem.batch, len(x))) for x in labels), (3, 4))
     result = drawn.effects(by_key=True, by_query=True, image=(7, 11), groups=groups)

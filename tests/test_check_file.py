@@ -84,21 +84,15 @@ def test_files_may_hold_layers_rules_capital_names_and_nulls(tmp_path):
 @pytest.mark.parametrize(
     ("data", "error", "words"),
     [
-        ("{", FileError, "is not valid JSON"),
-        ("[1, 2]", FileError, "holds a list: expected a JSON object"),
         ({"q": [[1]], "k": [[1]]}, FileError, "lacks v"),
         ({**EXAMPLE, "x": [[1]]}, FileError, "holds both q and x"),
         ({**EXAMPLE, "casual": True}, UnknownNameError, "did you mean `causal`?"),
         ({**EXAMPLE, "q": [[1, 2], [3]]}, FileError, "q is not a list of equally long rows"),
-        ({**EXAMPLE, "q": "hello"}, FileError, "q is not a list of equally long rows"),
         ({**EXAMPLE, "q": [["a", 1], [1, 2]]}, FileError, "q holds 'a': expected numbers"),
-        ({**EXAMPLE, "q": [[None, 1], [1, 2]]}, FileError, "q holds None: expected numbers"),
         ({**EXAMPLE, "q": [[1, 2, 3]]}, ShapeError, "q has d_k 3 but k has d_k 2"),
         ({**EXAMPLE, "scores": [[1, 2, 3]]}, FileError, "the claimed scores has shape (1, 3)"),
-        ({**EXAMPLE, "scale": "big"}, ClearheadError, "scale is 'big'"),
         ('{"q": [[1]], "k": [[1]], "v": [[1]], "scale": NaN}', ClearheadError, "scale is nan"),
         ({**EXAMPLE, "Q": [[1]]}, FileError, "gives a name twice"),
-        ({**EXAMPLE, "num_heads": 2}, UnknownNameError, "num_heads"),
     ],
 )
 def test_files_with_wrong_contents_are_refused(tmp_path, data, error, words):
@@ -106,16 +100,3 @@ def test_files_with_wrong_contents_are_refused(tmp_path, data, error, words):
         check_file(written(tmp_path / "case.json", data))
     assert words in str(caught.value)
     assert "\n" not in caught.value.one_line()
-
-
-def test_missing_and_broken_files_are_refused(tmp_path):
-    np.savez(tmp_path / "pickled.npz", q=np.array([object()]), allow_pickle=True)
-    for place, words in (
-        (tmp_path / "nothing.json", "does not exist"),
-        (tmp_path / "nothing.npz", "does not exist"),
-        (tmp_path, "cannot be read"),
-        (written(tmp_path / "case.npz", "not a zip"), r"not a readable .npz"),
-        (tmp_path / "pickled.npz", "holds pickled Python objects"),
-    ):
-        with pytest.raises(FileError, match=words):
-            check_file(place)

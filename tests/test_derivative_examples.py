@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
-import clearhead as ch
+from torch import nn
 
 pytestmark = [pytest.mark.gate, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 FOLDER = Path(__file__).parents[1] / "examples/derivatives"
@@ -26,50 +22,11 @@ def example(name: str) -> Any:
     return module
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-    with sdpa_kernel(SDPBackend.MATH):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-
-
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.py")))
 def test_the_example_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(sys, "argv", [name, "--steps", "4"])
     example(name).main()
     assert "nan" not in capsys.readouterr().out
-
-
-def test_meanflow_has_the_loss_and_the_gradients_of_pytorchs_math_path(monkeypatch: pytest.MonkeyPatch):
-    flow = example("meanflow")
-    torch.manual_seed(0)
-    model, data = flow.DiT().double(), torch.randn(4, 6, 2, dtype=torch.float64)
-
-    def both() -> list[Tensor]:
-        monkeypatch.setattr(torch, "rand", lambda *s, **k: random(*s, **k).double())
-        monkeypatch.setattr(torch, "randn", lambda *s, **k: normal(*s, **k).double())
-        loss = flow.loss(model, data, torch.Generator().manual_seed(1))
-        return [loss, *torch.autograd.grad(loss, [*model.parameters()])]
-
-    random, normal = torch.rand, torch.randn
-    ours = both()
-    monkeypatch.setattr(ch, "attention", plain)
-    torch.testing.assert_close(ours, both())
-
-
-def test_forces_train_as_with_pytorchs_math_path(monkeypatch: pytest.MonkeyPatch):
-    atoms = example("forces")
-    torch.manual_seed(0)
-    model, x = atoms.Potential().double(), torch.randn(3, 5, 3, dtype=torch.float64)
-    line = torch.linspace
-    monkeypatch.setattr(torch, "linspace", lambda *s: line(*s).double())
-
-    def both() -> list[Tensor]:
-        error = atoms.forces(model, x.clone(), training=True).square().mean()
-        return [error, *torch.autograd.grad(error, [*model.parameters()], allow_unused=True)]
-
-    ours = both()
-    monkeypatch.setattr(ch, "attention", plain)
-    for actual, theirs in zip(ours, both(), strict=True):
-        torch.testing.assert_close(actual, theirs)
 
 
 @pytest.mark.long

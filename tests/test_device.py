@@ -1,4 +1,4 @@
-"""Tensors on a device: Triton's interpreter computes on them there, every other engine refuses them."""
+"""Tensors on a device: Triton's interpreter computes on them there, or the portable engine; the native one refuses."""
 
 from typing import Any
 
@@ -64,12 +64,11 @@ def test_every_result_equals_that_of_the_cpu_and_stays_on_the_device(moved: tupl
     assert native.startswith("not native: the arrays are on device interpreter")
 
 
-def test_cpu_engines_refuse_device_tensors_and_all_arrays_must_share_a_device():
+def test_the_native_engine_refuses_device_tensors_and_all_arrays_must_share_a_device():
     arrays, _ = inputs()
     q, k, v = (there(x) for x in arrays.values())
-    for engine in ("native", "portable"):
-        with pytest.raises(EngineError, match="the arrays are on device interpreter: this engine runs on the CPU"):
-            ch.attention(q, k, v, engine=engine)
+    with pytest.raises(EngineError, match="the arrays are on device interpreter: this engine runs on the CPU"):
+        ch.attention(q, k, v, engine="native")
     with pytest.raises(DtypeError, match=r"^k is on device cpu but q is on device interpreter\."):
         ch.attention(q, arrays["k"], v)
     with pytest.raises(DtypeError, match=r"^v is on device cpu but q is on device interpreter\."):
@@ -110,14 +109,26 @@ def test_gradients_on_the_device_equal_those_of_the_cpu(asked: str, queries: sli
         np.testing.assert_allclose(result[name], x, 1e-8, 1e-12, err_msg=name)
 
 
-def test_what_the_engine_does_not_compute_is_refused_by_name():
-    q, k, v = (there(x) for x in inputs()[0].values())
-    matrix = ch.AttentionMatrix(q, k)
-    with pytest.raises(EngineError, match=r"triton: it does not compute groups\."):
-        matrix.groups(np.arange(9) // 2, np.arange(14) // 5)
-    for effects in (matrix.contributions, matrix.cuts):
-        with pytest.raises(EngineError, match=r"no engine can run this problem"):
-            effects(v, there(np.ones((2, 1, 4, 9, 5)))).by_key()
+def test_what_triton_does_not_compute_the_portable_engine_does_there():
+    arrays, rules = inputs()
+    q, k, v = (there(x) for x in arrays.values())
+    g, x = np.random.default_rng(1).standard_normal((2, 1, 4, 9, 5)), np.ones((14, 2))
+    labels = np.arange(9) // 2, np.arange(14) // 5
+    matrix, truth = ch.AttentionMatrix(q, k, **rules), ch.AttentionMatrix(arrays["q"], arrays["k"], **rules)
+    np.testing.assert_allclose(here(matrix.groups(*labels)), truth.groups(*labels), 1e-9)
+    asked: Any = {"by_key": True, "by_query": True, "top": 3, "strongest": 5, "image": (3, 4), "groups": labels}
+    for kind in ("contributions", "cuts"):
+        effects, expected = getattr(matrix, kind)(v, there(g)), getattr(truth, kind)(arrays["v"], g)
+        pairs = zip(*(separate(each.observe(**asked)) for each in (effects, expected)), strict=True)
+        for result, right in (*pairs, (effects @ there(x), expected @ x), (effects.T @ there(g), expected.T @ g)):
+            np.testing.assert_allclose(here(result), right, 1e-8, 1e-12)
+        np.testing.assert_allclose(here(effects[..., 1:7, ::2]), expected[..., 1:7, ::2], 1e-8, 1e-12)
+
+
+def separate(seen: Any) -> list[Any]:
+    """The arrays of observed effects."""
+    parts = (seen.by_key, seen.by_query, seen.groups), seen.top, seen.strongest, seen.image
+    return [x for part in parts for x in part]
 
 
 def test_merges_and_rollout_stay_on_the_device():

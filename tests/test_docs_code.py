@@ -62,21 +62,6 @@ def test_python_without_prompts_runs(page: Path, tmp_path: Path, monkeypatch: py
         exec(compile(block.code, page.name, "exec"), here)
 
 
-def test_a_block_without_a_reason_is_found(tmp_path: Path):
-    page = tmp_path / "page.md"
-    page.write_text("<!-- not run: needs a GPU -->\n```sh\nrun\n```\n\nSo:\n\n```sh\nrun\n```\n", encoding="utf-8")
-    assert [block.note for block in blocks(page)] == ["not run: needs a GPU", ""]
-    with pytest.raises(AssertionError, match="write <!-- not run: why -->"):
-        test_every_block_of_code_runs_or_says_why_not(page)
-
-
-def test_set_up_runs_before_its_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    page = tmp_path / "page.md"
-    page.write_text("<!-- set-up\nx = 1\n-->\n```python\nassert x == 2\n```\n", encoding="utf-8")
-    with pytest.raises(AssertionError):
-        test_python_without_prompts_runs(page, tmp_path, monkeypatch)
-
-
 def test_a_transcript_may_differ_in_last_digits_and_rounding_errors_only():
     alike = runpy.run_path(str(ROOT / "docs/transcripts.py"))["alike"]
     for old, new in (("a 78.15% 3e-17", "a 78.16% 5e-16"), ("0.99", "1.00")):

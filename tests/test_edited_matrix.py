@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead import engines
-from clearhead.core import reference, visibility
+from clearhead.core import definition, visibility
 from clearhead.core.arrays import bfloat16, to_torch
 from clearhead.core.axes import Array
 from clearhead.core.call import describe
-from clearhead.core.reference import Textbook
+from clearhead.core.definition import Textbook
 from clearhead.errors import RuleError
 from problems import Case, cases, examples
 from seeds import fresh
@@ -61,10 +61,10 @@ class Dense:
         shape = (*self.case.problem.prefix, *self.logits.shape[2:])
         rules: dict[str, Any] = {"scale": 1.0, "mask": np.broadcast_to(self.seen, self.logits.shape).reshape(shape)}
         rules |= {} if self.sinks is None else {"sinks": self.sinks}
-        book = reference.from_scores(describe(self.case.q, self.case.k, None, rules).problem, self.logits)
+        book = definition.from_scores(describe(self.case.q, self.case.k, None, rules).problem, self.logits)
         v = self.case.given.v.astype(np.float64)
         v = np.repeat(v, self.case.problem.heads // max(1, v.shape[1]), axis=1)
-        return replace(book, output=book.weights @ v)
+        return replace(book, block=self.case.book.block, output=book.weights @ v)
 
     def slack(self, book: Textbook) -> Array:
         """The error allowed of a row's logits, (batch, heads, queries)."""
@@ -138,7 +138,7 @@ def expected(case: Case, dense: Dense, book: Textbook) -> dict[str, tuple[Array,
     problem, logit, tiny = case.problem, dense.slack(book), float(np.finfo(case.problem.dtype).tiny)
     off = logit[..., None] * book.weights + tiny
     values = np.repeat(abs(case.given.v.astype(np.float64)), problem.heads // max(1, problem.kv_heads), axis=1)
-    rows = reference.per_query(problem, book)
+    rows = definition.per_query(book)
     slack = {name: logit * abs(truth) + tiny for name, truth in rows.items()}
     slack |= {"logsumexp": logit, "max_logit": logit, "entropy": logit * (1 + rows["entropy"])}
     blurred = Textbook(**{**vars(book), "weights": off})
@@ -146,10 +146,10 @@ def expected(case: Case, dense: Dense, book: Textbook) -> dict[str, tuple[Array,
     return {
         "output": (book.output, 2 * off @ values + tiny),
         **{name: (truth, slack[name]) for name, truth in rows.items()},
-        "received": (reference.received(book), 2 * reference.received(blurred) + tiny),
-        "peak": (reference.peak(book), reference.peak(blurred) + tiny),
-        "image": (reference.image(book, 2, 3), 2 * reference.image(blurred, 2, 3) + 64 * logit.max(initial=0)),
-        "groups": (reference.groups(book, *labels), 2 * reference.groups(blurred, *labels) + tiny),
+        "received": (definition.received(book), 2 * definition.received(blurred) + tiny),
+        "peak": (definition.peak(book), definition.peak(blurred) + tiny),
+        "image": (definition.image(book, 2, 3), 2 * definition.image(blurred, 2, 3) + 64 * logit.max(initial=0)),
+        "groups": (definition.groups(book, *labels), 2 * definition.groups(blurred, *labels) + tiny),
     }
 
 
@@ -173,7 +173,7 @@ def test_weights_and_statistics_are_those_of_the_edited_logits(case: Case, count
     weights, places = (x.reshape(*mass.shape[:3], 3) for x in seen.top)
     held = np.take_along_axis(mass, np.maximum(places, 0), -1) if mass.size else np.zeros(places.shape)
     assert_close(weights, np.where(places < 0, 0, held), 2 * logit[..., None] * weights + tiny, "top")
-    assert_close(weights, reference.top(book, 3)[0], 2 * logit[..., None] * weights + tiny, "top")
+    assert_close(weights, definition.top(book, 3)[0], 2 * logit[..., None] * weights + tiny, "top")
     g = rng.standard_normal((*problem.prefix, problem.queries, 2)).astype(problem.dtype)
     full = g.reshape(*mass.shape[:3], 2)
     truth = book.weights.swapaxes(-1, -2) @ full
@@ -271,19 +271,6 @@ def test_a_given_logsumexp_is_not_that_of_an_edited_matrix():
     np.testing.assert_allclose(after, before / before.sum(-1, keepdims=True), rtol=1e-9)
 
 
-def test_a_row_with_nothing_left_is_empty():
-    rng = fresh()
-    q, k, v = (rng.standard_normal((2, 5, 4)) for _ in range(3))
-    matrix = ch.AttentionMatrix(q, k, causal=True).cut(queries=[0, 1], keys=slice(0, 2)).cut(queries=3)
-    seen = matrix.observe(v, logsumexp=True, entropy=True)
-    for row in (0, 1, 3):
-        assert not seen.output[:, row].any()
-        assert not seen.entropy[:, row].any()
-        assert np.isneginf(seen.logsumexp[:, row]).all()
-        assert not matrix[:, row].any()
-    assert np.isfinite(seen.logsumexp[:, [2, 4]]).all()
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16], ids=str)
 def test_numbers_of_a_bias_stay_finite_and_keep_their_precision(dtype: Any):
     """The lowest number of a dtype is many a library's mask: over t it is no -inf, which would empty a row."""
@@ -313,17 +300,6 @@ def test_a_bias_that_is_broadcast_is_divided_once():
     bias = matrix.factors.problem.bias
     assert bias.strides[:3] == (0, 0, 0)
     np.testing.assert_allclose(matrix[2, 1, 3], np.exp(row / 2) / np.exp(row / 2).sum(), rtol=1e-12)
-
-
-def test_a_table_that_is_broadcast_keeps_its_labels():
-    q, k = np.zeros((2, 4, 2)), np.zeros((2, 5, 2))
-    rules: Any = {"spans": (np.zeros(4, int), np.array([0, 1, 2, -1, -1]), np.broadcast_to(-1.5, (1, 3)))}
-    logits = np.array([-3.0, -3.0, -3.0, 0.0, 0.0])
-    for edited in (
-        ch.AttentionMatrix(q, k, **rules, alibi_slopes=np.broadcast_to(0.0, 2)).tempered(0.5),
-        ch.AttentionMatrix(q, k, **rules).boost(slice(3), by=-1.5),
-    ):
-        np.testing.assert_allclose(edited[1, 3], np.exp(logits) / np.exp(logits).sum(), rtol=1e-12)
 
 
 @examples(0.5)
@@ -372,19 +348,6 @@ def test_a_pickled_edit_of_what_requires_gradients_is_refused():
     with pytest.raises(RuleError, match=r"spans\[2\] belongs to PyTorch's graph"):
         pickle.dumps(matrix.cut(keys=0))
     assert pickle.loads(pickle.dumps(matrix)).logsumexp().shape == (3,)
-
-
-def _edited(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-    matrix = ch.AttentionMatrix(q, k).cut(keys=0).boost(1, by=2.0, queries=[0, 2]).tempered([1.0, 2.0, 3.0])
-    return matrix.observe(v).output
-
-
-def test_edits_inside_of_torch_func():
-    q, k, v = (torch.from_numpy(fresh().standard_normal((2, 3, n, 4))) for n in (5, 6, 6))
-    torch.testing.assert_close(torch.func.vmap(_edited)(q, k, v), _edited(q, k, v))
-    result = torch.func.grad(lambda q: _edited(q, k, v).sum())(q)
-    _edited(q.requires_grad_(), k, v).sum().backward()
-    torch.testing.assert_close(result, q.grad)
 
 
 KEYS = [np.s_[:, :, 3], np.s_[..., 3], np.s_[1, :, -2, 1:], np.s_[:, 0, 2, 4], np.s_[..., 1:4, ::2]]

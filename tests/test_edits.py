@@ -56,21 +56,15 @@ WRONG: list[tuple[Any, type[ClearheadError], str]] = [
     (lambda: ch.cut(keys=" "), SelectionError, "keys is ' ': expected a word"),
     (lambda: ch.cut(keys=slice(5, 5)), SelectionError, r"keys is slice\(5, 5, None\): it chooses nothing"),
     (lambda: ch.cut(keys=slice(None, None, -1)), DtypeError, "goes forward"),
-    (lambda: ch.cut(keys=2.5), DtypeError, "keys is 2.5: expected a position, a slice, a word"),
-    (lambda: ch.cut(keys=[1, 2.5]), DtypeError, "keys holds 2.5"),
-    (lambda: ch.cut(keys=[1, True]), DtypeError, "keys holds True"),
     (lambda: ch.cut(keys=np.ones((2, 2))), DtypeError, r"keys is a ndarray of shape \(2, 2\)"),
-    (lambda: ch.cut(keys={"a": 1}), DtypeError, "keys is {'a': 1}"),
     (lambda: ch.cut(keys=1, layers=0), SelectionError, r"layers is 0: expected a list of layers"),
     (lambda: ch.cut(keys=1, layers=[]), SelectionError, "layers is empty"),
     (lambda: ch.cut(keys=1, heads=[]), SelectionError, "heads is empty"),
-    (lambda: ch.cut(keys=1, heads={}), SelectionError, "heads is empty"),
     (lambda: ch.cut(keys=1, heads=[-1]), SelectionError, "heads holds -1"),
     (lambda: ch.cut(keys=1, heads={0: 3}), SelectionError, r"heads\[0\] is 3"),
     (lambda: ch.cut(keys=1, layers=[0], heads={0: [1]}), SelectionError, "layers are given as well"),
     (lambda: ch.boost(keys=None, by=1), RuleError, "boost has no keys"),
     (lambda: ch.boost(keys=1, by=np.inf), RuleError, "by is inf: expected a finite number"),
-    (lambda: ch.boost(keys=1, by=None), RuleError, "by is None"),
     (lambda: ch.tempered(0), RuleError, "t is 0.0: expected a number above 0"),
     (lambda: ch.off(to="median"), RuleError, "to is 'median': expected 'zero' or 'mean'"),
     (lambda: ch.like(3), DtypeError, "seen is 3: expected what `with ch.watch"),
@@ -150,20 +144,6 @@ def place(n: int, m: int) -> Place:
 
 def acting(edits: list[Edit]) -> list[tuple[Edit, Any]]:
     return [(edit, edit.heads_in(())) for edit in edits]
-
-
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_one_call_gives_the_same_on_arrays_and_tensors(dtype: Any):
-    rng = fresh()
-    q, k, v = (rng.standard_normal((2, h, 9, 8)).astype(dtype) for h in (4, 2, 2))
-    rules = {"causal": True, "softcap": 3.0, "sinks": rng.standard_normal(4), "alibi_slopes": np.arange(4.0) / 8}
-    bias = rng.standard_normal((1, 1, 9, 9)).astype(dtype)
-    ours = edited(q, k, v, {**rules, "bias": bias}, acting(CALL), place(9, 9))
-    tensors = (torch.from_numpy(x) for x in (q, k, v))
-    theirs = edited(*tensors, {**rules, "bias": torch.from_numpy(bias)}, acting(CALL), place(9, 9))
-    np.testing.assert_allclose(ours.output(), theirs.output().numpy(), rtol=0, atol=1e-5)
-    shape, whole = (2, 4, 9, 9), {**rules, "bias": torch.from_numpy(bias)}
-    assert all(acts(edit, heads, shape, whole, place(9, 9)) for edit, heads in acting(CALL))
 
 
 @pytest.mark.parametrize("rule", ["window", "mask", "bias", "kv_lengths", "query_lengths", "segments", "offset"])

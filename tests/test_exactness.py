@@ -14,7 +14,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import clearhead as ch
-from clearhead.core import reference
+from clearhead.core import definition
 from clearhead.core.axes import Array
 from clearhead.core.call import describe
 from clearhead.torch import scaled_dot_product_attention
@@ -161,7 +161,7 @@ def compare(
     for exact in draws:
         q, k, v = (x.to(DTYPES[dtype]) for x in exact)
         inputs = describe(q, k, v, rules)
-        truth: Any = reference.attend(inputs.problem, inputs.q, inputs.k, inputs.v).output
+        truth: Any = definition.attend(inputs.problem, inputs.q, inputs.k, inputs.v).output
         theirs = fused_attention(q, k, v, is_causal="causal" in rules)
         ours = ch.attention(q, k, v, **rules)
         assert ours.dtype == theirs.dtype

@@ -106,37 +106,6 @@ def assert_printed(text, seen):
             assert weight == (0 if word == "masked" else pytest.approx(float(word), abs=6e-5))
 
 
-def test_transformers_gives_the_same_and_its_layers_with_dense_logits_too():
-    torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    from changed import ByHand, by_hand
-    from clearhead.models import hub
-
-    place = Path(gpt2.__file__).parents[1] / "models" / gpt2.SHIPPED
-    other, plain = hub.load(str(place)), hf.AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
-    now = []  # the layer that runs
-    for _ in range(2):
-        text, ids, options, added, factors = drawn(fresh())
-        edits = edits_from_options(zip([o[2:] for o in options[::2]], options[1::2], strict=True), None, None)
-        one, two = (explain(text, model, edits=edits) for model in (shipped(), other))
-        np.testing.assert_allclose(one.moved.distance, two.moved.distance, atol=2e-4)
-        theirs = {token.id: token.after for token in two.moved.next}
-        both = [(token.after, theirs[token.id]) for token in one.moved.next if token.id in theirs]
-        np.testing.assert_allclose(*zip(*both, strict=True), atol=2e-5)
-        for ours, theirs in zip(one.runs, two.runs, strict=True):
-            np.testing.assert_allclose(ours.heads, theirs.heads, atol=1e-4)
-            np.testing.assert_allclose(ours.output, theirs.output, atol=2e-4)
-        logits, outputs = torch.tensor(added).float(), torch.tensor(factors).float()[..., None, None]
-        hand = ByHand(
-            [lambda scores, more=logits: (scores[0] + more[now[-1]], scores[1])],
-            [lambda output, by=outputs: output * by[now[-1]]],
-            lambda path: now.append(int(path.split(".")[2])) or True,
-        )
-        with torch.no_grad(), by_hand(plain, hand):
-            shares = plain(torch.tensor([ids])).logits[0, -1].double().softmax(-1)
-        truth = [float(shares[token.id]) for token in one.moved.next]
-        assert [token.after for token in one.moved.next] == pytest.approx(truth, abs=2e-5)
-
-
 def test_without_edits_nothing_changes():
     seen = explain(TEXT, shipped())
     assert (seen.edits, seen.before, seen.moved) == ((), None, None)
@@ -197,11 +166,6 @@ def test_a_head_that_is_off_says_so_and_passes_nothing_on():
 )
 def test_an_option_is_an_edit(kind, text, edit):
     assert edits_from_options([(kind, text)], 1, 5) == [edit]
-
-
-def test_edits_are_for_one_run_of_a_text(tmp_path):
-    (tmp_path / "text.txt").write_text("humpty dumpty sat on")
-    assert call("explain", "--file", tmp_path / "text.txt", "--cut", "on>sat").returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead import engines
-from clearhead.core import reference
+from clearhead.core import definition
 from clearhead.core.axes import Array
 from clearhead.core.statistics import STATISTICS, listed
-from clearhead.ops import torch_graph
-from problems import Case, cases, examples, on_every_engine
+from problems import Case, cases, on_every_engine
 
 STEP = 1e-5
 ANSWERS = tuple(name for name, one in STATISTICS.items() if one.derivative)
@@ -31,13 +29,13 @@ def truth(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
     """Every result, (batch, heads, …), and which queries or keys the maxima and top weights were taken from."""
     problem, book = case.problem, case.book
     queries, keys = case.labels()
-    weights, indices = reference.top(book, 2)
+    weights, indices = definition.top(book, 2)
     answers = {
-        **reference.per_query(problem, book), "output": book.output, "top": weights,
-        "received": reference.received(book), "peak": reference.peak(book), "image": reference.image(book, 2, 3),
-        "groups": reference.groups(book, queries.reshape(problem.batch, problem.queries), keys),
+        **definition.per_query(book), "output": book.output, "top": weights,
+        "received": definition.received(book), "peak": definition.peak(book), "image": definition.image(book, 2, 3),
+        "groups": definition.groups(book, queries.reshape(problem.batch, problem.queries), keys),
     }  # fmt: skip
-    chosen = {"top": indices, "max_logit": reference.top(book, 1)[1][..., 0]}
+    chosen = {"top": indices, "max_logit": definition.top(book, 1)[1][..., 0]}
     chosen["peak"] = book.weights.argmax(-2) if problem.queries else np.zeros(answers["peak"].shape, int)
     return {name: np.where(np.isneginf(x), 0.0, x) for name, x in answers.items()}, chosen
 
@@ -94,13 +92,6 @@ def observing(engine: str | None) -> Function:
     return answer
 
 
-def multiplied(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Another path: A @ v, and the received weights as Aᵀ·1."""
-    q, k, v, _, rules = _apart(given)
-    matrix = ch.AttentionMatrix(q, k, **rules)
-    return {"output": matrix @ v, "received": matrix.T @ torch.ones(q.shape[-2], dtype=torch.float64)}
-
-
 def _apart(given: Mapping[str, Any]) -> tuple[Any, ...]:
     rules = dict(given)
     q, k, v, labels = (rules.pop(name) for name in ("q", "k", "v", "labels"))
@@ -110,22 +101,6 @@ def _apart(given: Mapping[str, Any]) -> tuple[Any, ...]:
 @on_every_engine(times=0.7, limits=SMALL, answers=some_answers)
 def test_through_autograd(engine: str, case: Case, answers: list[str]):
     check(case, [name for name in answers if name in engines.get(engine).STATISTICS], observing(engine))
-
-
-@examples(0.5)
-@given(case=any_case, names=some_answers)
-def test_through_the_custom_operator(case: Case, names: list[str]):
-    """The custom operator that torch.compile and torch.export call, with a tensor for query_offset as they do."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_graph, "observe", torch.ops.clearhead.observe)
-        patch.setattr(torch_graph, "called_plainly", lambda _: False)
-        check(case, names, observing(None))
-
-
-@examples(0.3)
-@given(case=any_case, names=st.sets(st.sampled_from(("output", "received")), min_size=1).map(sorted))
-def test_through_products(case: Case, names: list[str]):
-    check(case, names, multiplied)
 
 
 @pytest.mark.parametrize("name", ANSWERS)

@@ -1,26 +1,20 @@
 """`generate` and continuous batching with attn_implementation="clearhead": the tokens of eager attention, of sdpa."""
 
-import math
 import random
 from dataclasses import fields
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 import transformers as hf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers.generation.continuous_batching.cache_allocators import full_attention
-from transformers.masking_utils import sliding_window_causal_mask_function
 
 import clearhead as ch
-from clearhead.errors import ClearheadError, RuleError, ShapeError
-from clearhead.layers import attending, masks
+from clearhead.errors import ClearheadError, RuleError
 from clearhead.layers.attending import attend
-from clearhead.layers.packed import PAGED, attend_packed
+from clearhead.layers.packed import PAGED
 from test_hf import both, quick_or_slow, set_to
 from watched import build, greedy, inputs, seen_of
 
@@ -163,47 +157,6 @@ def test_a_model_elsewhere_than_on_the_cpu_is_refused():
         model.init_continuous_batching(hf.GenerationConfig(eos_token_id=-1))
 
 
-@pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("causal", [True, False])
-def test_packed_attention_is_each_requests_own(*, causal: bool, window: int | None):
-    queries, keys = [4, 1, 0, 3, 1], [9, 6, 0, 3, 1]
-    q = torch.randn(1, 6, sum(queries) + 2, 8)
-    k, v = (torch.randn(1, 2, sum(keys), 8) for _ in "kv")
-    scores = {"scale": 0.3, "softcap": 2.0}
-    ends = {
-        name: torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
-        for name, lengths in (("cu_seq_lens_q", queries), ("cu_seq_lens_k", keys))
-    }
-    result = attend_packed(torch.nn.Module(), q, k, v, scores, {**ends, "sliding_window": window}, causal=causal)
-    assert torch.equal(result[:, :, sum(queries) :], torch.zeros(1, 6, 2, 8))
-    row = col = 0
-    for n, m in zip(queries, keys, strict=True):
-        for i in range(n):
-            place = m - n + i
-            last = place + 1 if causal else m
-            first = 0 if window is None else max(0, place - window + 1)
-            for head in range(6):
-                s = 0.3 * k[0, head // 3, col + first : col + last].double() @ q[0, head, row + i].double()
-                a = torch.softmax(2.0 * torch.tanh(s / 2.0), 0)
-                expected = a @ v[0, head // 3, col + first : col + last].double()
-                torch.testing.assert_close(result[0, head, row + i].double(), expected, atol=1e-5, rtol=1e-5)
-        row, col = row + n, col + m
-
-
-def test_numbers_of_other_requests_never_arrive():
-    q, k, v = (torch.randn(1, 2, 9, 8) for _ in "qkv")
-    ends = torch.tensor([0, 5, 9], dtype=torch.int32)
-
-    def run() -> torch.Tensor:
-        lengths = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
-        return attend_packed(torch.nn.Module(), q, k, v, {}, lengths, causal=True)
-
-    before = run()
-    for x in (q, k, v):
-        x[:, :, 5:] = math.nan
-    assert torch.equal(run()[:, :, :5], before[:, :, :5])
-
-
 CACHES = [{"cache_implementation": "dynamic"}, {"cache_implementation": "static"}]
 CASES = [
     *product(("gpt2", "llama", "mistral", "gemma2", "gemma3", "gpt-oss", "t5", "whisper"), CACHES),
@@ -252,24 +205,3 @@ def test_a_cache_is_continued_under_a_mask_that_means_what_it_meant_when_the_pas
             with torch.no_grad():
                 results.append(model(tokens[:, cache.get_seq_length() : stop], **passed).logits)
     torch.testing.assert_close(results[:4], results[4:], atol=1e-4, rtol=1e-4)
-
-
-@given(data=st.data())
-@settings(max_examples=50)
-def test_later_layers_get_the_same_bits_from_what_their_mask_has_kept(data: Any):
-    size, pick = (lambda most: data.draw(st.integers(1, most))), (lambda *some: data.draw(st.sampled_from(some)))
-    batch, n, heads, group, dtype = size(2), pick(1, 1, 1, 5), size(2), size(3), pick(torch.float32, torch.bfloat16)
-    m, none = n + size(9), torch.nn.Identity()
-    q, k, v = (torch.randn(batch, *x, dtype=dtype) for x in ((heads * group, n, 8), (heads, m, 8), (heads, m, size(9))))
-    real, left = torch.arange(m).expand(batch, m) >= pick(0, 0, 3), pick(99, size(12))
-    rule = sliding_window_causal_mask_function(left)
-    mask = masks.keep_rules(batch, n, m, m - n, mask_function=rule, attention_mask=real, dtype=dtype)
-    scores = {"softcap": pick(None, 2.0), "s_aux": pick(None, torch.randn(heads * group))}
-    calls = (mask, 0.1), (mask + 0, 0.3), (mask, 0.3)
-    _, in_full, expected = (attending.attend(none, q, k, v, x, 0, scale, **scores)[0] for x, scale in calls)
-    for only_way in (patch.object(attending, "_known", return_value=None), patch.object(attending, "_attend")):
-        with only_way:
-            assert torch.equal(attending.attend(none, q, k, v, mask, 0, 0.3, **scores)[0], expected)
-    with pytest.raises(ShapeError, match="attention mask"):
-        attending.attend(none, q, k[:, :, 1:], v[:, :, 1:], mask, 0, 0.3, **scores)
-    torch.testing.assert_close(expected, in_full, atol=0.1 if dtype == torch.bfloat16 else 1e-5, rtol=0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import clearhead as ch
 from clearhead.core.arrays import bfloat16
 from clearhead.errors import DtypeError, RuleError, SelectionError
-from clearhead.view import head_summary, images, pooling
+from clearhead.view import images, pooling
 from clearhead.view.pooling import tile
 from long_pages import TEXT, TOKENS, H, document_of, end_of, long_page, matrix, two_layers
 from problems import in_the_gate
@@ -44,19 +44,6 @@ def test_a_picture_holds_the_largest_and_the_mean_weight_of_each_pixel(n, m, sid
         assert np.allclose(result.first_most[:, r], first.max(1), atol=1e-6)
         assert np.allclose(result.first_mean[:, r], first.mean(1), atol=1e-6)
     assert np.allclose(result.received, weights.sum(1), atol=1e-4)
-
-
-def test_head_summaries_are_the_means_of_the_weights():
-    part = matrix(30, causal=True)
-    weights = part[0].astype(np.float64)
-    result = head_summary.summarise_heads(part, part.observe(logsumexp=True))
-    i, j = np.indices((30, 30))
-    assert np.allclose(result.sink, weights[:, :, 0].mean(1), atol=1e-6)
-    assert np.allclose(result.diagonal, np.diagonal(weights, 0, 1, 2).mean(1), atol=1e-6)
-    assert np.allclose(result.previous, np.diagonal(weights, -1, 1, 2).mean(1), atol=1e-6)
-    assert np.allclose(result.distance, (weights * abs(i - j)).sum(2).mean(1), atol=1e-5)
-    logs = np.log(weights, where=weights > 0, out=np.zeros_like(weights))
-    assert np.allclose(result.entropy, -(weights * logs).sum(2).mean(1), atol=1e-5)
 
 
 # what the page computes
@@ -204,12 +191,6 @@ def test_the_page_records_whether_any_key_is_masked(rules, masked):
 
 
 # the file
-
-
-def test_the_same_matrix_gives_the_same_bytes(tmp_path):
-    for name in "ab":
-        matrix(20, causal=True).save(tmp_path / f"{name}.html")
-    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 
 def test_a_page_that_is_too_large_is_refused_early_and_the_error_says_what_fits():

@@ -10,7 +10,7 @@ import pytest
 
 import clearhead as ch
 from clearhead.cli import main
-from clearhead.errors import FileError, SelectionError
+from clearhead.errors import SelectionError
 from clearhead.view import notebook
 from long_pages import TOKENS, end_of, matrix, two_layers
 from seeds import fresh
@@ -108,9 +108,3 @@ def test_the_command_line_writes_the_page_of_a_file(tmp_path, capsys):
     (tmp_path / "bytes.txt").write_bytes(b"ab\xff")
     assert main(["explain", "--file", str(tmp_path / "bytes.txt")]) == 2
     assert "byte 2 is 0xff" in capsys.readouterr().err
-
-
-def test_a_failed_save_leaves_no_file(tmp_path):
-    with pytest.raises(FileError, match="cannot be written"):
-        matrix(4).save(tmp_path / "missing" / "page.html")
-    assert list(tmp_path.iterdir()) == []

@@ -164,17 +164,6 @@ def test_tables_lists_words_and_differences_show_the_same_numbers(running, writt
         assert difference_of(page) == pytest.approx(weights[i, j] - small[1][0, 2, i, j], abs=1e-3)
 
 
-def test_a_search_goes_on_after_a_match_within_a_word(running, written):
-    with mapped(running, written, place="#at=0.0.0&cell=0.0&show=most.sqrt.0.1") as page:
-        page.fill("#search", "i")
-        places = [index for index, text in enumerate(TOKENS) if "i" in text]
-        assert any(not TOKENS[index].startswith(" ") for index in places)
-        for keys, order in (("Enter", [1, 2, 3, 4, 5, 1]), ("Shift+Enter", [5, 4, 3])):
-            for index in order:
-                page.press("#search", keys)
-                until(page, f"document.querySelector('.text').textContent.includes('{index} of {len(places)}')")
-
-
 def test_whole_words_are_listed_shaded_and_searchable(running, written, small):
     weights = words_of(small[0][0, 2].astype(np.float64))
     with mapped(running, written, place="#at=0.0.2&cell=20.4&show=most.sqrt.0.1") as page:
@@ -195,16 +184,6 @@ def test_whole_words_are_listed_shaded_and_searchable(running, written, small):
         page.press("#search", "Enter")
         result = sum("t" in word for word in TEXT)
         until(page, f"document.querySelector('.text').textContent.includes(' of {result}')")
-
-
-def test_several_words_are_found_in_word_pieces(running):
-    tokens = ["[CLS]", "the", "cat", "sat", "un", "##believ", "##ably", "still", ",", "it", "rained", "[SEP]"]
-    with mapped(running, matrix(len(tokens)).to_html(tokens=tokens)) as page:
-        for words, token in (("the cat", 1), ("sat unbelievably", 3), ("believably still,", 5), ("it  rained", 9)):
-            page.fill("#search", words)
-            page.press("#search", "Enter")
-            until(page, f"document.querySelector('#readout').textContent.startsWith('query {token} ')")
-            assert "1 of 1" in page.locator(".text").text_content()
 
 
 def test_tokens_take_the_focus_and_shortcuts_work_after_a_checkbox(running, written):

@@ -48,26 +48,21 @@ def case(**values: object) -> str:
     [
         (case(q=DEEP), "more than 64 levels deep"),
         (case(q="[" * 70 + "1" + "]" * 70), "more than 64 levels deep"),
-        (case(theirs=DEEP), "more than 64 levels deep"),
         (case(q=f"[[{'9' * 400}, 1], [1, 2]]"), "q holds a number that is too large for float64"),
         (case(q="[[1e400, 1], [1, 2]]"), "q holds a number that is too large for float64"),
         (case(q=f"[[1e{'9' * 30}, 1], [1, 2]]"), "exponent of a number is out of range"),
         (case(q=f"[[{'9' * 5000}, 1], [1, 2]]"), "is not valid JSON"),
-        (case(theirs="[[1e400, 1], [1, 2]]"), "theirs holds a number that is too large"),
         (case()[:-1] + ', "q": [[1, 2], [3, 4]]}', "gives 'q' twice"),
         (case(window='["a", 1]'), "window is"),
         (case(window="[2.5, 0]"), "window is (2.5, 0)"),
         (case(scale="{}"), "scale is {}"),
         (case(scale="9" * 400), "scale is too large for a float"),
         (case(num_heads="2"), "num_heads"),
-        (case(convention="[1]"), "convention"),
-        (case(causal="[true]"), "causal"),
         ("", "is not valid JSON"),
-        ("{}" * 3, "is not valid JSON"),
         ("null", "expected a JSON object"),
         *((data, "is not UTF-8 text") for data in (b"\xff\xfe{}", b"\x80", b'{"q": "\xe4"}')),
     ],
-    ids=range(22),
+    ids=range(17),
 )
 def test_json_with_false_claims_is_refused(tmp_path: Path, text: str | bytes, words: str):
     place = tmp_path / "case.json"
@@ -115,16 +110,14 @@ def packed(place: Path, **entries: bytes) -> Path:
         (header((-4, -4)) + bytes(128), "claims shape (-4, -4)"),
         (header((10**18,), "<U0"), "claims shape"),
         (header((3,)) + bytes(23), "but has 23 bytes"),
-        (header((3,)) + bytes(25), "but has 25 bytes"),
         (header((1,), "|O") + b"cos\nsystem\n", "pickled Python objects"),
         (header((2, 2), "|V4") + bytes(16), "holds |V4: expected numbers"),
         (b"\x93NUMPY\x03\x00" + header((1,))[8:] + bytes(8), "version 3.0"),
         (b"\x93NUMPY\x01\x00\xff\xff{", "not a readable .npz file"),
         (b"\x93NUMPY\x01\x00\x76\x00" + b"(" * 0x75 + b"\n", "not a readable .npz file"),
         (b"hello", "is no array"),
-        (b"", "is no array"),
     ],
-    ids=range(13),
+    ids=range(11),
 )
 def test_npz_with_false_claims_is_refused(tmp_path: Path, data: bytes, words: str):
     place = packed(tmp_path / "case.npz", q=data, k=header((2, 2)) + bytes(32), v=header((2, 2)) + bytes(32))
@@ -232,22 +225,17 @@ def tensors(change: Callable[[dict[str, Any]], Any], body: Callable[[bytes], byt
         (tensors(lambda h: h["q"].update(data_offsets=[0, 2**60])), "`q` has 1152921504606846976 bytes"),
         (tensors(lambda h: h["q"].update(data_offsets=h["v"]["data_offsets"])), "overlap"),
         (tensors(lambda h: h["q"].update(data_offsets=[-32, 0])), "`q` has no dtype, shape and data_offsets"),
-        (tensors(lambda h: h["q"].update(data_offsets=[True, 32])), "`q` has no dtype"),
-        (tensors(lambda h: h["q"].update(shape=["2", 2])), "`q` has no dtype"),
         (tensors(lambda h: h["q"].update(shape=[1] * 70 + [4])), "has not"),
-        (tensors(lambda h: h.update(q=7)), "`q` has no dtype"),
         (tensors(lambda h: h.update(__metadata__={"a": 1})), "its metadata is not text"),
         (tensors(lambda h: h.pop("v")), "overlap, or do not fill it"),
         (tensors(lambda h: None, lambda body: body[:-1]), "overlap, or do not fill it"),
-        (tensors(lambda h: None, lambda body: body + b"x"), "overlap, or do not fill it"),
         (tensors(lambda h: b'{"q": ' + DEEP.encode() + b"}"), "64 levels"),
         (tensors(lambda h: b"[]"), "holds a list"),
         (tensors(lambda h: b"\xff"), "not UTF-8"),
         (struct.pack("<Q", 2**63) + b"{}", "its header is longer than the file"),
         (b"", "its header is longer than the file"),
-        (b"short", "its header is longer than the file"),
     ],
-    ids=range(18),
+    ids=range(13),
 )
 def test_safetensors_with_false_claims_are_refused(tmp_path: Path, data: bytes, words: str):
     place = tmp_path / "case.safetensors"
@@ -330,35 +318,6 @@ def test_damaged_weights_are_reported(tmp_path: Path, value: float):
         explain("humpty dumpty", load(place))
 
 
-def rewritten(place: Path, **changes: object) -> Path:
-    config = json.loads((place / "config.json").read_text()) | changes
-    (place / "config.json").write_text(json.dumps(config))
-    return place
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"n_layer": 10**9}, "n_layer is 1,000,000,000: expected at most 4,096"),
-        ({"n_embd": 10**6, "n_head": 1}, "the sizes make it"),
-        ({"n_positions": 10**12}, "the sizes make it (1000000000000, 512)"),
-        ({"vocab_size": 10**12}, "the sizes make it (1000000000000, 512)"),
-        ({"n_inner": -1}, "n_inner is -1"),
-        ({"n_inner": "wide"}, "n_inner is 'wide'"),
-        ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon is nan"),
-        ({"layer_norm_epsilon": 10**400}, "layer_norm_epsilon is 1000"),
-        ({"layer_norm_epsilon": -1}, "layer_norm_epsilon is -1"),
-        ({"activation_function": ["gelu"]}, "activation_function ['gelu'] is unknown"),
-        ({"n_layer": True}, "n_layer is True"),
-    ],
-)
-def test_a_gpt2_config_with_false_claims_is_refused(tmp_path: Path, changes: dict[str, object], words: str):
-    place = rewritten(Path(shutil.copytree(SHIPPED, tmp_path / "model")), **changes)
-    with pytest.raises(FileError) as caught:
-        load(place)
-    assert words in str(caught.value)
-
-
 def read_damaged_files(count: int) -> None:
     seed = int(seeds.fresh().integers(2**31))
     command = [sys.executable, "-m", "tests.damaged_files", str(seed), str(count)]
@@ -376,11 +335,3 @@ def test_damaged_files_of_every_format_give_a_result_or_a_library_error():
 @pytest.mark.long
 def test_many_damaged_files_of_every_format_give_a_result_or_a_library_error():
     read_damaged_files(3_000)
-
-
-def test_a_model_directory_with_deeply_nested_json_is_refused(tmp_path: Path):
-    for name in ("config.json", "tokenizer.json"):
-        place = Path(shutil.copytree(SHIPPED, tmp_path / name))
-        (place / name).write_text('{"a": ' + DEEP + "}")
-        with pytest.raises(FileError):
-            load(place)

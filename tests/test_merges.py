@@ -92,12 +92,6 @@ def test_parts_over_queries_merge_into_the_whole(case: Case, data: st.DataObject
     assert (merged.queries, merged.keys) == (case.problem.queries, case.problem.keys)
 
 
-def test_a_slice_of_the_queries_keeps_every_group():
-    matrix, labels = ch.AttentionMatrix(normal(3, 4), normal(2, 4)), ([0, 1, 2], [0, 1])
-    some = matrix.observe(groups=labels, queries=slice(0, 1)).groups
-    np.testing.assert_array_equal(some, [matrix[0], [0, 0], [0, 0]])
-
-
 def test_images_with_pixels_of_equal_height_are_stacked():
     matrix = ch.AttentionMatrix(normal(12, 4), normal(8, 4))
     upper, lower = (matrix.observe(image=size, queries=s) for size, s in (((4, 3), np.s_[:8]), ((2, 3), np.s_[8:])))

@@ -1,6 +1,6 @@
 """Every mistake is named, alone and in random pairs; independent code makes them (wrong.py, or a few lines here).
 
-Some have a number that is found from the result.
+One has a number that is solved from the result.
 """
 
 from itertools import combinations, islice, product
@@ -19,7 +19,6 @@ from clearhead.diagnosing.mistakes import COMPUTED, OF_INPUTS, OF_PROBLEM, mista
 from clearhead.diagnosing.recipe import Recipe
 from clearhead.diagnosing.search import Search
 from diagnosing import diagnosed, qkv, softmax, top
-from problems import in_the_gate
 from seeds import fresh
 
 # the same numbers, whatever the inputs
@@ -89,7 +88,7 @@ def right_or_not(case, names):
         return "top"
     best = diagnosis.explanations[0] if diagnosis.explanations else None
     exact = best is not None and best.candidate.fits and all(m.evidence == "numbers" for m in best.candidate.mistakes)
-    return "equal" if exact and not best.candidate.fitted_fill else f"missed: {names} {diagnosis!r}"
+    return "equal" if exact and not best.candidate.solved else f"missed: {names} {diagnosis!r}"
 
 
 def pairs(rng):
@@ -153,48 +152,25 @@ def test_a_softmax_without_subtracting_the_maximum_is_named(dtype, size):
     assert top(ch.diagnose(q, k, v, theirs)).mistakes == ("softmax without its maximum",)
 
 
-@pytest.mark.parametrize("rate", in_the_gate([0.1, 0.3, 0.5], 0.1, 0.5))
-@pytest.mark.parametrize("stage", ["output", "weights"])
-def test_dropout_is_found_with_its_rate(rate, stage):
-    """Where weights are given, or can be solved for: in the first rows of a causal mask."""
-    q, k, v = qkv(n=64)
-    causal = np.where(np.tri(64) > 0, 0, -np.inf).astype(np.float32)
-    for scale, names in ((8**-0.5, {"dropout left on"}), (1.0, {"no scale", "dropout left on"})):
-        weights = softmax(q @ k.mT * np.float32(scale) + causal)
-        dropped = torch.nn.functional.dropout(torch.tensor(weights), rate).numpy()
-        best = top(ch.diagnose(q, k, v, dropped if stage == "weights" else dropped @ v, stage=stage, causal=True))
-        assert set(best.mistakes) == names
-        assert best.confidence == "likely"
-        assert best.details["dropout"] == pytest.approx(rate, rel=1e-2)
-
-
 def rounded(x, dtype):
     return torch.tensor(x).to(dtype).float().numpy()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_narrow_dtype_is_found_at_its_step(dtype):
+def test_scores_weights_or_outputs_in_a_narrow_dtype_are_named(dtype):
     q, k, v = qkv(n=48)
-    scores = q @ k.mT
-    scale = np.float32(8**0.5)
-    powers = np.exp(scores / scale - (scores / scale).max(axis=-1, keepdims=True))
-    total = np.zeros_like(powers[..., :1])
-    acc = np.zeros(v.shape, np.float32)
-    for j in range(48):
-        acc = rounded(acc + powers[..., j : j + 1] * v[..., j : j + 1, :], dtype)
-        total = rounded(total + powers[..., j : j + 1], dtype)
-    for theirs, name in (
-        (softmax(rounded(scores, dtype) / scale) @ v, "scores in a narrow dtype"),
-        (rounded(softmax(scores / scale), dtype) @ v, "weights in a narrow dtype"),
-        (rounded(powers, dtype) @ v / powers.sum(axis=-1, keepdims=True), "weights in a narrow dtype"),
-        (acc / total, "sum in a narrow dtype"),
+    scores, scale = q @ k.mT, np.float32(8**0.5)
+    for theirs in (
+        softmax(rounded(scores, dtype) / scale) @ v,
+        rounded(softmax(scores / scale), dtype) @ v,
+        rounded(softmax(scores / scale) @ v, dtype),
     ):
-        assert_narrow(ch.diagnose(q, k, v, theirs), name, dtype)
+        assert_narrow(ch.diagnose(q, k, v, theirs), dtype)
 
 
-def assert_narrow(diagnosis, name, dtype):
+def assert_narrow(diagnosis, dtype):
     best = top(diagnosis)
-    assert best.mistakes == (name,)
+    assert best.mistakes == ("a narrow dtype somewhere",)
     assert best.details["half_dtype"] == str(dtype).removeprefix("torch.")
     assert best.confidence == "likely"
 
@@ -212,7 +188,7 @@ def test_a_narrow_dtype_of_all_steps_is_found_in_most_draws(dtype):
     ]  # by chance, errors follow the output
     assert len(named) >= 2
     for diagnosis in named:
-        assert_narrow(diagnosis, "a narrow dtype somewhere", dtype)
+        assert_narrow(diagnosis, dtype)
 
 
 def test_float32_inside_float64_is_named():
@@ -237,7 +213,7 @@ def test_forgotten_masks_and_masks_after_the_softmax_are_named():
     assert {e.mistakes[0] for e in diagnosis.explanations} == {"sinks missing", "mask after softmax, renormalised"}
 
 
-@pytest.mark.parametrize("block", [4, 7, 16, 48])
+@pytest.mark.parametrize("block", [8, 16, 32])
 @pytest.mark.parametrize("bug", ["rescale missing", "last block only"])
 def test_the_block_size_is_found(block, bug):
     q, k, v = (torch.tensor(x) for x in qkv(n=100))
@@ -274,17 +250,6 @@ def test_a_finite_mask_value_is_found_where_heads_are_joined(fill):
     best = top(diagnosed(wrong.Case(case.inputs, case.rules, theirs.numpy())))
     assert best.mistakes == ("mask fills with a finite number",)
     assert best.details["fill"] == pytest.approx(fill, abs=1e-2)
-
-
-@pytest.mark.parametrize("number", [0.03, 0.1, 0.77, 3.0, -0.5])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_hard_coded_scale_is_found(number, dtype):
-    q, k, v = qkv(dtype=dtype)
-    theirs = softmax(q @ k.mT * dtype(number)) @ v
-    best = top(ch.diagnose(q, k, v, theirs, scale=0.3))
-    assert best.mistakes == ("another scale",)
-    assert best.details["scale_factor"] == pytest.approx(number / 0.3, rel=1e-4)
-    assert "{" not in best.did()[0] + best.did("zh")[0]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -337,22 +302,6 @@ def test_every_subset_of_matrices_or_biases_is_named(what):
             assert best.mistakes == ("W transposed" if what == "w" else "projection bias left out",)
             named = {field[-1] for field in best.details}
             assert named - {"k"} == set(chosen) - ({"k"} if what == "b" else set()) - {"k"}
-
-
-@pytest.mark.parametrize("base", [1000.0, 10000.0, 500000.0, 12345.0])
-def test_another_rotary_base_is_found(base):
-    q, k, v = qkv(40, d=16, dtype=np.float64)
-    places = np.arange(40)[:, None]
-
-    def turned(x, base):
-        angles = places / base ** (np.arange(8) / 8)
-        a, b = x[..., :8], x[..., 8:]
-        return np.concatenate([a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], -1)
-
-    theirs = softmax(turned(q, base) @ turned(k, base).mT / 4) @ v
-    best = top(ch.diagnose(q, k, v, theirs, rotary=50000.0))
-    assert best.mistakes == ("another rotary base",)
-    assert best.details["rotary_base"] == pytest.approx(base, rel=1e-3)
 
 
 def test_more_than_two_batch_entries_are_brought_together():

@@ -19,13 +19,12 @@ from clearhead.errors import ClearheadError, FileError  # noqa: E402
 from clearhead.models import residual  # noqa: E402
 from clearhead.models.backward import of_logits, through  # noqa: E402
 from clearhead.models.finding import models_here  # noqa: E402
-from clearhead.models.folder import tokenizer_of  # noqa: E402
 from clearhead.models.model import load  # noqa: E402
 from clearhead.models.protocol import Variant  # noqa: E402
 from clearhead.models.variants import hidden_of  # noqa: E402
 from gguf_files import write  # noqa: E402
 from programs import peak_of  # noqa: E402
-from seeds import fresh, normal  # noqa: E402
+from seeds import fresh  # noqa: E402
 
 SIZES = {
     "vocab_size": 97, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 6,
@@ -260,23 +259,6 @@ def test_models_are_found_where_ollama_and_lm_studio_keep_them(tmp_path, monkeyp
     assert shown["（自带的模型）"].strip() == "gpt2，399 万个参数，F16，8.0 MB"
     assert listed["lmstudio:someone/tiny"].reason in shown["lmstudio:someone/tiny"]
     assert len({columns(name + facts) - columns(facts.lstrip()) for name, facts in shown.items()}) == 1
-
-
-def test_the_tokenizer_of_a_folder_is_read():
-    assert tokenizer_of(Path(ch.__file__).parent / "models" / "rhymes").encode("humpty dumpty").ids
-
-
-def test_of_a_long_text_the_stream_between_stored_layers_is_computed_again(monkeypatch):
-    def step(number, hidden):
-        return 1.1 * hidden + number
-
-    kept = residual.stream(step, normal(3, 2), 15)
-    monkeypatch.setattr(residual, "_LONG", 0)
-    made = residual.stream(step, kept[0], 15)
-    assert (len(made), len(made.stored)) == (16, 4)
-    for number in fresh().permutation(16):
-        np.testing.assert_array_equal(made[int(number)], kept[number])
-    np.testing.assert_array_equal(made[-3:], kept[-3:])
 
 
 @pytest.mark.parametrize("to", ["zero", "mean"])

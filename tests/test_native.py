@@ -244,9 +244,7 @@ from clearhead.core.call import describe
 from clearhead.core.statistics import Wanted
 from clearhead.engines import native
 from clearhead.engines.base import Upstream
-from clearhead.engines.base import Upstream
 from clearhead.core.state import State
-from clearhead.core.call import describe
 q, rows = np.zeros((1, 4, 60000, 64), np.float32), np.zeros((1, 4, 60000), np.float32)
 threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:

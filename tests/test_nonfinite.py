@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead import engines
-from clearhead.core import reference, visibility
+from clearhead.core import definition, visibility
 from clearhead.core.axes import Array
 from clearhead.core.call import describe
 from clearhead.errors import RuleError
@@ -165,16 +165,10 @@ def test_the_largest_values_give_the_references_numbers(engine: str, dtype: Any,
     passed = describe(q, k, v, rules)
     if engines.get(engine).reasons_not(passed.problem):
         pytest.skip("the engine says that it cannot")
-    truth = reference.attend(passed.problem, passed.q, passed.k, passed.v)
+    truth = definition.attend(passed.problem, passed.q, passed.k, passed.v)
     seen = ch.AttentionMatrix(q, k, engine=engine, **rules).observe(v, logsumexp=True)
     close: Any = {"rtol": 0, "atol": 4e-3 if dtype == np.float16 else 1e-5}
     assert truth.output is not None
     np.testing.assert_allclose(seen.output, truth.output[0, 0], **close)
     np.testing.assert_allclose(seen.logsumexp, truth.logsumexp[0, 0].astype(seen.logsumexp.dtype), rtol=1e-5, atol=1e-5)
     assert np.isfinite(seen.logsumexp).all()
-
-
-def test_a_mean_of_values_where_a_usual_mask_hides_a_whole_row():
-    q, k, v = inputs(np.float32)
-    out = ch.attention(q, k, v, bias=np.where(FIRST, LOWEST, 0.0))
-    np.testing.assert_allclose(out[:2], np.tile(v.mean(axis=0), (2, 1)), atol=1e-6)

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 import clearhead as ch
-from clearhead.ops.observation import among
 from error_texts import Errors, exact_texts
 
 Q, K, V, G = np.ones((2, 4, 6, 8)), np.ones((2, 2, 5, 8)), np.ones((2, 2, 5, 3)), np.ones((2, 4, 6, 3))
@@ -50,13 +49,11 @@ OBJECT: Errors = {  # of a matrix, and of one of its effects
             lambda: cuts().T[..., -7],
         ],
         f"axis 0 is indexed by list: {COPY}": lambda: A[[0, 1]],
-        f"axis 1 is indexed by bool: {COPY}": lambda: A[:, True],
         "queries is 3: expected a slice.\n\nhint: queries=slice(-64, None)": observe(entropy=True, queries=3),
     },
     TypeError: {
         f"v is int64: {FLOAT}": [lambda: A @ np.ones(5, int), lambda: cuts(v=np.ones((2, 2, 5, 3), int))],
         f"g is a str: {ARRAY}": lambda: cuts(g="loss"),
-        f"g is a NoneType: {ARRAY}": lambda: cuts(g=None),
         f"output is int64: {FLOAT}": lambda: A.contributions(V, output=np.ones((12, 7), int)),
         "query_groups is float64: expected whole numbers, one label per token, below 0 for none.": [
             observe(groups=(np.zeros(6), LABELS[1])),
@@ -90,20 +87,13 @@ OBJECT: Errors = {  # of a matrix, and of one of its effects
         "hint: a linear layer's weight is (d_model, heads·d_v): output=weight.T": lambda: A.contributions(
             V, output=np.ones((7, 12))
         ),
-        "output has shape (3, 7): expected W_O, (heads·d_v 12, d_model).": lambda: A.contributions(
-            V, output=np.ones((3, 7))
-        ),
         "order is 'biggest': expected one of magnitude, largest, smallest.\n\nhint: order=\"magnitude\"": lambda: (
             cuts().top(3, "biggest")
         ),
         "entropy is 1: expected True or False.": observe(entropy=1),
-        "by_key is 1: expected True or False.": lambda: cuts().observe(by_key=1),
         f"top is 0: {WHOLE}top=8": [observe(top=0), lambda: cuts().top(0)],
-        f"top is True: {WHOLE}top=8": observe(top=True),
-        f"strongest is 2.5: {WHOLE}strongest=8": lambda: cuts().strongest(2.5),
         "image is 64: expected (height, width) in pixels.\n\nhint: image=(256, 256)": observe(image=64),
         f"image's height is 0: {WHOLE}image=(256, 256)": [lambda: A.image(0, 9), lambda: cuts().image(0, 9)],
-        "groups is dict: expected (query_groups, key_groups).": observe(groups={}),
         "key_groups has shape (6,): expected (5,), one label per token.": [
             observe(groups=(LABELS[0], LABELS[0])),
             lambda: cuts().groups(LABELS[0], LABELS[0]),
@@ -128,13 +118,8 @@ EDITS: Errors = {
     ValueError: {
         "cut has neither queries nor keys: no weight would be left.\n\nhint: A.cut(keys=0)": lambda: A.cut(),
         f"by is -inf: expected a finite number.{AWAY}": lambda: A.boost(0, by=-np.inf),
-        f"by is nan: expected a finite number.{AWAY}": lambda: A.boost(0, by=np.nan),
-        f"by is None: expected a number.{AWAY}": lambda: A.boost(0, by=None),
         f"by is 1e+39: expected a number from -3.4e38 to 3.4e38.{AWAY}": lambda: A.boost(0, by=1e39),
         f"t is 0.0: expected a number above 0, from 1e-30 to 1e30.{FLATTER}": lambda: A.tempered(0),
-        f"t is [1.0, 1.0, -2.0, 1.0]: expected a number above 0, from 1e-30 to 1e30.{FLATTER}": lambda: A.tempered(
-            [1, 1, -2, 1]
-        ),
         f"t is inf: expected a finite number.{FLATTER}": lambda: A.tempered(np.inf),
         "t has shape (2,): expected one number per query head, (heads 4,).": lambda: A.tempered([1.0, 2.0]),
         "t is [1.0, 2.0], and a softcap is one number for all heads: c·tanh(s/c)/t has a softcap of c/t.\n\n"
@@ -156,19 +141,10 @@ EDITS: Errors = {
         "queries has 7 positions, and the matrix has 6 queries.\n\nhint: give each once.": lambda: A.cut(
             [0, 0, 1, 1, 2, 2, 3]
         ),
-        "keys is a ndarray of shape (2, 5): it chooses none of 5 keys.\n\nhint: keys=None is all.": lambda: A.cut(
-            keys=np.zeros((2, 5), bool)
-        ),
         f"keys is bool of shape (4,): expected (keys 5), or (batch 2, keys 5).{EACH}": lambda: A.cut(keys=[True] * 4),
-        f"queries is bool of shape (1, 3): expected (queries 3).{EACH}": lambda: matrix().cut(np.ones((1, 3), bool)),
         f"queries is [True, 3]: {FORMS}\n\nhint: queries=[3, 4]": lambda: A.cut([True, 3]),
-        f"queries is True: {FORMS}\n\nhint: queries=[3, 4]": lambda: A.cut(True),
         f"queries is 'sat': {FORMS}\n\nhint: ch.change finds the words of a text.": lambda: A.cut("sat"),
         f"queries is a ndarray of shape (3,), float64: {FORMS}\n\nhint: queries=[3, 4]": lambda: A.cut(np.ones(3)),
-        f"queries is a ndarray of shape (2, 3), int64: {FORMS}\n\nhint: queries=[3, 4]": lambda: A.cut(
-            np.ones((2, 3), int)
-        ),
-        "queries is slice('a', None, None): expected a slice of whole numbers.": lambda: A.cut(slice("a", None)),
     },
 }
 test_each_error_of_an_edit_has_its_exact_text = exact_texts(EDITS)
@@ -209,16 +185,12 @@ MERGES: Errors = {
         "the parts have output (3, 4) and (3, 2): only the queries may differ between them.": lambda: part(
             v=FLAT
         ).merge_queries(part(v=FLAT[:, :2])),
-        "keys is 2: expected a whole number from 3 up.": lambda: among(part(peak=True), 2),
         "a part has no logsumexp: parts over keys are weighed by it.\n\nhint: observe(logsumexp=True)": [
             lambda: part(entropy=True).merge_keys(part(logsumexp=True)),
             lambda: part(entropy=True).with_sinks(0.5),
         ],
         f"peak{FINAL}": lambda: part(logsumexp=True).merge_keys(part(logsumexp=True, peak=True)),
         f"received{FINAL}": lambda: part(logsumexp=True, received=True).with_sinks(0.5),
-        "sinks has shape (2,): expected one number per query head, (heads 1,).": lambda: part(
-            logsumexp=True
-        ).with_sinks([0.5, 0.5]),
         "the parts have log-sum-exp (3,) and (2,): they must be the same queries.": lambda: part(
             logsumexp=True
         ).merge_keys(part(queries=2, logsumexp=True)),
@@ -233,17 +205,11 @@ MERGES: Errors = {
             groups=([0] * 3, [0] * 3)
         ).merge_queries(part(groups=([0] * 3, [0, 1, 1]))),
     },
-    TypeError: {
-        "the other part is a NoneType: expected an Observation.\n\nhint: A.observe(…)": lambda: part(
-            logsumexp=True
-        ).merge_keys(None),
-    },
     IndexError: {
         "entropy has shape (3,): a matrix of two axes is one head, with no axis to choose from.": lambda: part(
             entropy=True
         ).heads(0),
         "head 99 is outside 0..3.": lambda: A.observe(entropy=True).heads(99),
-        "head is 2.5: expected a whole number.": lambda: A.observe(entropy=True).heads([1, 2.5]),
     },
 }
 
@@ -259,7 +225,6 @@ SIZES = "expected an array, or its shape in whole numbers or symbols.\n\nhint: "
 REST: Errors = {
     IndexError: {
         "query is 1.5: expected a whole number.": lambda: ch.rollout([matrix()], query=1.5),
-        "query is 'a': expected a whole number.": lambda: trace().token("a"),
         "exact is 5: expected a list of (layer, head) pairs.\n\nhint: exact=[(0, 3)]": lambda: matrix().save(
             "page.html", exact=5
         ),
@@ -272,13 +237,9 @@ REST: Errors = {
         "Known: batch, beside, dtype, each, exact, language, source_tokens, title, tokens, v.": lambda: matrix().save(
             "page.html", exakt=[]
         ),
-        'path is 3: expected the name of a file, as text.\n\nhint: path="page.html"': lambda: matrix().save(3),
     },
     ValueError: {
-        "residual is 'x': expected a number.": lambda: ch.rollout([matrix()], query=0, residual="x"),
         f'q is (\'n m\', 3): {SIZES}q=(3, 4), or q=("n", "d_k")': lambda: ch.shapes(("n m", 3), (3, 2), (3, 2)),
-        f'k is (-2, 2): {SIZES}k=(3, 4), or k=("n", "d_k")': lambda: ch.shapes((3, 2), (-2, 2), (3, 2)),
-        f'v is (True, 2): {SIZES}v=(3, 4), or v=("n", "d_k")': lambda: ch.shapes((3, 2), (3, 2), (True, 2)),
         "cell is 0: expected a whole number from 1 up.\n\nhint: cell=8": lambda: trace().to_png(cell=0),
         "language is 'fr': expected 'en' or 'zh'.\n\nhint: language=\"zh\"": [
             lambda: matrix().to_html(language="fr"),

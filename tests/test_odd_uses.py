@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,12 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import clearhead as ch
-from clearhead.errors import DtypeError, RuleError, SelectionError, shown
+from clearhead.errors import DtypeError, RuleError, shown
 from clearhead.torch import scaled_dot_product_attention
 from terminal import call
 
 META = torch.ones(1, 2, 3, 4, device="meta")
 ENORMOUS = np.broadcast_to(np.float32(1), (2, 4, 2**40, 8))
-
-
-def wrong(q: Any, k: Any, v: Any, **rules: Any) -> Any:
-    raise AssertionError("the kernel was called")
 
 
 def cache(positions: int = 3) -> ch.nn.KVCache:
@@ -41,56 +36,6 @@ def test_a_cache_cannot_be_made_longer_than_what_was_appended(lengths: list[int]
     assert made.lengths.tolist() == [1, 3]
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        META, META[0, :, 0, 0].long(), torch.eye(2).to_sparse(), ENORMOUS, [ENORMOUS, 1], [0.5, 1.0], [2**70, -1],
-        np.ma.array([1, 1], mask=[0, 1]), range(9), [[1], [1, 2]], True, [True, False], {0, 1},
-    ],
-    ids=lambda value: shown(value, 20),
-)  # fmt: skip
-@pytest.mark.parametrize("use", ["lengths", "counts", "reorder", "crop"])
-def test_a_cache_refuses_numbers_that_cannot_be_read(use: str, value: Any):
-    made, k = cache(), torch.ones(2, 1, 3, 4)
-    uses: dict[str, Callable[[], Any]] = {
-        "lengths": lambda: setattr(made, "lengths", value),
-        "counts": lambda: made.append(k, k, value),
-        "reorder": lambda: made.reorder(value),
-        "crop": lambda: made.crop(value),
-    }
-    with pytest.raises(RuleError, match="expected a whole number") as raised:
-        uses[use]()
-    assert len(str(raised.value)) < 300
-    assert made.lengths.tolist() == [3, 3]
-
-
-@pytest.mark.parametrize(
-    ("edit", "acts"),
-    [
-        (ch.cut(queries=0, keys=5), False),
-        (ch.cut(queries=[1, 2], keys=slice(3, 5)), False),
-        (ch.boost(queries=0, keys=5, by=2.0), False),
-        (ch.cut(queries=5, keys=0), True),
-        (ch.cut(queries=[0, 4], keys=[3, 5]), True),
-        (ch.cut(keys=5), True),
-    ],
-    ids=str,
-)
-def test_an_edit_that_no_position_lets_act_is_refused(edit: Any, *, acts: bool):
-    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9, bos_token_id=1, eos_token_id=None))
-    ids = torch.arange(6)[None] % 9
-
-    def run() -> None:
-        with torch.no_grad(), ch.change(model.eval(), edit):
-            model(ids)
-
-    if acts:
-        return run()
-    with pytest.raises(RuleError, match="never acted: none of its queries came with a key that it sees"):
-        run()
-    return None
-
-
 def test_an_edit_of_padding_is_refused():
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9, bos_token_id=1, eos_token_id=None))
     ids, mask = torch.ones(2, 6, dtype=torch.long), torch.ones(2, 6, dtype=torch.long)
@@ -105,39 +50,6 @@ def test_an_edit_may_wait_for_a_query_that_is_generated_later():
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9, bos_token_id=1, eos_token_id=None))
     with torch.no_grad(), ch.change(model.eval(), ch.cut(queries=slice(7, 8), keys=slice(6, 7))):
         model.generate(torch.ones(1, 6, dtype=torch.long), max_new_tokens=4, do_sample=False)
-
-
-ENDLESS: dict[str, Callable[[], Any]] = {
-    "cut keys": lambda: ch.cut(keys=itertools.repeat(1)),
-    "cut queries": lambda: ch.cut(queries=itertools.repeat(1), keys=0),
-    "boost": lambda: ch.boost(keys=itertools.repeat(1), by=1.0),
-    "layers": lambda: ch.cut(keys=1, layers=itertools.repeat(1)),
-    "explain": lambda: ch.explain("mary had", edits=itertools.repeat(ch.cut(keys=1))),
-    "why": lambda: ch.why("mary had", edits=itertools.repeat(ch.cut(keys=1))),
-    "widths": lambda: ch.testing.assert_attention(wrong, widths=itertools.repeat(1)),
-    "lengths": lambda: ch.testing.assert_attention(wrong, lengths=itertools.repeat(1)),
-    "kinds": lambda: ch.testing.assert_attention(wrong, kinds=itertools.repeat("usual")),
-}
-
-
-@pytest.mark.parametrize("name", ENDLESS)
-def test_endless_iterables_are_refused(name: str):
-    with pytest.raises((DtypeError, RuleError, SelectionError)):
-        ENDLESS[name]()
-
-
-@pytest.mark.parametrize(
-    "inputs",
-    [
-        {"widths": 64}, {"dtypes": torch.float32}, {"kinds": None}, {"optional": None}, {"lengths": 128},
-        {"dtypes": [["float32"]]}, {"arrays": np.ones(3)}, {"layout": []}, {"widths": ENORMOUS},
-        {"optional": {"mask": 1}.items()},
-    ],
-    ids=lambda inputs: next(iter(inputs)),
-)  # fmt: skip
-def test_the_kit_refuses_arguments_before_it_calls_a_kernel(inputs: dict[str, Any]):
-    with pytest.raises((RuleError, DtypeError, ch.testing.assertion.ClearheadError)):
-        ch.testing.assert_attention(wrong, **inputs)
 
 
 def test_anything_can_be_shown():

@@ -79,12 +79,6 @@ def test_the_page_computes_what_the_reference_computes(rule, dtype, tmp_path):
     np.testing.assert_allclose(page["tile"], flat(trace.weights), rtol=1e-6, atol=1e-30)  # float32, rounded once
 
 
-def test_a_tile_of_the_page_equals_the_matrix(tmp_path):
-    q, k, v = np.random.default_rng(6).standard_normal((3, 2, 33, 64)).astype(np.float32)
-    page = in_the_page(ch.trace(q, k, v, causal=True), tmp_path)
-    np.testing.assert_allclose(page["tile"], np.asarray(ch.AttentionMatrix(q, k, causal=True)[:]), rtol=2e-5, atol=1e-9)
-
-
 def test_the_page_prints_shares_as_the_terminal_does():
     shares = [0.0, 1.0, 0.1, 0.001, 0.00001, *(10.0 ** -(14 * fresh().random(2000))).tolist()]
     assert in_node(CHECK / "numbers.js", json.dumps({"percent": shares}))["percent"] == [

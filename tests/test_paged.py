@@ -12,9 +12,6 @@ from hypothesis import strategies as st
 from torch.nn.attention import varlen
 
 import clearhead as ch
-from clearhead.core.arrays import as_array
-from clearhead.core.call import describe
-from clearhead.engines import native
 from clearhead.errors import ClearheadError
 from clearhead.torch import varlen_attn, varlen_matrix
 from clearhead.torch.varlen import _OBSERVED
@@ -230,13 +227,3 @@ def test_so_is_what_does_not_fit_after_a_call_that_did(name: str):
     batch = Batch([(1, 20), (3, 3)])
     assert torch.equal(batch.attend(top=1).output, batch.attend())
     test_what_does_not_fit_is_refused(name)
-
-
-@pytest.mark.parametrize("blocks", [[0, 5], [-1, 0]])
-def test_the_kernel_looks_at_block_numbers_itself(blocks: list[int]):
-    batch = Batch([(1, 20)])
-    q, k, v = (as_array(x, "x")[0] for x in (batch.query, batch.key, batch.value))
-    where = np.array([0, 1]), None, np.array([20]), np.array([blocks], np.int32)
-    problem = describe(q.swapaxes(0, 1), k[0, :1].swapaxes(0, 1), None, {}).problem
-    with pytest.raises(ValueError, match="a block number"):
-        native.ragged(problem, q, k, v, where, {"output": np.empty_like(q)})

@@ -15,7 +15,7 @@ import clearhead as ch
 from clearhead.core.arrays import as_array, to_torch
 from clearhead.core.axes import Array
 from clearhead.core.statistics import smooth
-from clearhead.ops import recomputed
+from clearhead.derivatives import recomputed
 from problems import Case, cases, examples
 from programs import python
 from tangents import HEIGHT, INPUTS, WIDTH, Along

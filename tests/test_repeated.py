@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 import clearhead.torch
+from clearhead.core import call
+from clearhead.core.statistics import Wanted
+from clearhead.engines import native
 from clearhead.errors import ClearheadError
-from clearhead.ops import fast_calls
 from seeds import fresh
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -27,8 +30,10 @@ def tensors(*shape: int, dtype: torch.dtype = torch.float32, keys: int | None = 
 
 
 def long_way(*arrays: Any, **rules: Any) -> Any:
-    """The same call with every check: naming an engine always goes there."""
-    return ch.attention(*arrays, engine="native", **rules)
+    """The same call with every check, by the pass that computes statistics too."""
+    with patch.dict(call._problems, clear=True):
+        read = call.describe(*arrays, rules)
+    return read.give(native.rows(read, Wanted(output=True))["output"])
 
 
 def same(a: Any, b: Any) -> bool:
@@ -74,15 +79,14 @@ def test_a_repeated_call_gives_the_bits_of_a_checked_one(data: st.DataObject):
         assert same(result, long_way(*given, **rules))
 
 
-def test_the_second_call_is_repeated():
+def test_the_second_call_is_known():
     """Else the tests here would compare the long way with itself."""
-    q, k, v = tensors(2, 3, 5, 8)
-    for arrays in ((q, k, v), [x.numpy() for x in (q, k, v)]):
-        key = fast_calls.rules_key({"scale": 0.123})
+    for arrays in (tensors(2, 3, 5, 8), [x.numpy() for x in tensors(2, 3, 5, 8)]):
         ch.attention(*arrays, scale=0.123)
-        assert same(fast_calls.repeat(key, *arrays), long_way(*arrays, scale=0.123))
-        spans = fresh_spans(5, 5)
-        assert same(fast_calls.repeat(key, *arrays, spans), long_way(*arrays, scale=0.123, spans=spans))
+        known = call.known(*arrays, {"scale": 0.123})
+        assert known is not None
+        assert same(native.output(known), long_way(*arrays, scale=0.123))
+        assert call.known(*arrays, {"scale": 0.123, "bias": np.zeros((5, 5))}) is None
 
 
 def test_more_shapes_than_are_kept():
@@ -92,15 +96,13 @@ def test_more_shapes_than_are_kept():
             assert same(ch.attention(*arrays, scale=0.5), long_way(*arrays, scale=0.5))
 
 
-def test_any_number_of_keys_follows_one_checked_call():
+def test_every_number_of_keys_is_read_anew():
     q, k, v = tensors(2, 3, 1, 8, keys=50)
     for arrays in ((q, k, v), [x.numpy() for x in (q, k, v)]):
         query, *others = arrays
         for m in (50, 1, 33, 0, 49):
             some = [x[..., :m, :] for x in others]
             assert same(ch.attention(query, *some, softcap=3.0), long_way(query, *some, softcap=3.0))
-        key = fast_calls.rules_key({"softcap": 3.0})
-        assert fast_calls.repeat(key, query, *(x[..., :7, :] for x in others)) is not None
         with pytest.raises(ch.errors.ShapeError, match="keys"):
             ch.attention(query, others[0], others[1][..., :7, :], softcap=3.0)
 
@@ -271,22 +273,6 @@ def test_the_number_of_pytorchs_threads_changes_no_bit(theirs: int):
         ch.set_num_threads(ours)
 
 
-@pytest.mark.parametrize("window", [None, (None, 0), (9, None), (3, 0), (0, 0)])
-def test_a_last_query_repeats_one_call_wherever_it_stands_unless_the_window_forbids_keys(window: Any):
-    before, rules = len(fast_calls._calls), {"causal": True, "window": window}
-    q = tensors(1, 2, 1, 11)[0]
-    for keys in range(1, 8):
-        k, v = tensors(1, 2, 1, 11, keys=keys)[1:]
-        for _ in range(2):
-            result = ch.attention(q, k, v, query_offset=keys - 1, **rules)
-            assert same(result, long_way(q, k, v, query_offset=keys - 1, **rules))
-    assert len(fast_calls._calls) - before <= (1 if window in (None, (None, 0), (9, None)) else 7)
-    with pytest.raises(ClearheadError):
-        ch.attention(q, k, v, query_offset=6, causal="yes")
-    with pytest.raises(ClearheadError):
-        ch.attention(q, k, v, query_offset=6, window=(9, -1))
-
-
 def test_a_single_number_for_a_rule_with_axes_is_checked_in_every_call():
     """kv_lengths=5 fits eight keys and not four; kv_segments=1 stands for as many labels as there are keys."""
     q = tensors(1, 2, 3, 10)[0]
@@ -299,5 +285,3 @@ def test_a_single_number_for_a_rule_with_axes_is_checked_in_every_call():
         for rules in (length, labels, {"bias": 0.5}, {"mask": True}):
             for _ in range(2):
                 assert same(ch.attention(q, k, v, **rules), long_way(q, k, v, **rules))
-    given = [pair for _, key in fast_calls._calls for pair in key if isinstance(pair, tuple) and pair[1] is not None]
-    assert not {name for name, _ in given} & {"kv_lengths", "query_segments", "kv_segments", "bias", "mask"}

@@ -203,23 +203,6 @@ def test_a_file_size_limit_leaves_the_old_file(tmp_path: Path):
     assert place.read_bytes() == b"old"
 
 
-def test_a_full_disk_leaves_the_old_file(tmp_path: Path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(disk)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
-        return  # only root can mount a small disk; the size limit above and the failing calls below need no root
-    try:
-        (disk / "out").write_bytes(b"old")
-        fails(disk / "out", errno.ENOSPC)
-        fails(disk / "new", errno.ENOSPC)
-        assert (disk / "out").read_bytes() == b"old"
-        write_whole(disk / "out", DATA[:1000])
-        assert (disk / "out").read_bytes() == DATA[:1000]
-    finally:
-        subprocess.run(["umount", disk], check=True)
-
-
 @pytest.mark.parametrize("call", ["fsync", "replace", "chmod"])
 @pytest.mark.parametrize("raised", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
 def test_any_failing_call_leaves_the_old_file_and_no_other(
@@ -331,21 +314,6 @@ def test_the_path_is_checked_before_the_work(case: str, tmp_path: Path, capsys: 
             assert err == (
                 f"clearhead {command[0]}: {tmp_path}/no/such cannot be written: its folder does not exist.\n"
             )
-
-
-def test_bench_creates_its_folder_before_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from benchmarks import command, run
-
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(FileError, match=r"cannot be written: (Not a directory|File exists)"):
-        command.bench(quick=True, chosen=None, only=None, save=str(tmp_path / "file"), threads=1)
-    report = run.Report([], {}, {}, {}, {"date": "2026-01-02", "commit": "", "command": "python"})
-    folder = files.make_folder(tmp_path / "some" / "where")
-    (folder / "bench.md").write_text("old")
-    (folder / "bench.md").chmod(0o600)
-    command._save(folder, report)
-    assert sorted(os.listdir(folder)) == ["bench.json", "bench.md"]
-    assert stat.S_IMODE((folder / "bench.md").stat().st_mode) == 0o600
 
 
 def test_every_file_is_written_through_write_whole():

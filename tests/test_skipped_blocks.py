@@ -4,9 +4,8 @@ The interpreter's builder counts what kernels multiply and exponentiate; visibil
 the interpreter's size, some query sees some key.
 """
 
-import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -56,12 +55,6 @@ def drawn(rules: str) -> Case:
 
 
 PASSES = "rows", "columns", "image", "weights", "transposed", "gradients"
-
-
-def dealt(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Rules and a pass, at random: each pass once, each of these rules about as often as the others."""
-    order = fresh().permutation(np.array(PASSES)).tolist()
-    return list(zip(itertools.cycle(fresh().permutation(np.array(names)).tolist()), order))
 
 
 def passes(case: Case) -> dict[str, tuple[Callable[[], dict[str, Array]], int, int]]:
@@ -154,35 +147,6 @@ def test_blocks_between_different_segments_are_never_visited(name: str, done: Co
     run()
     assert done["products"] == products * blocks(case) == products * 6
     assert done["looks"] == 0  # whole blocks of a segment
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("count", [len(PASSES)])
-def test_skipping_blocks_changes_no_bit(count: int, monkeypatch: pytest.MonkeyPatch):
-    rules_of_passes = dealt(("whole blocks", "scattered", "row of biases", "packed and causal", "spans"))
-    for rules, name in rules_of_passes[:count]:
-        case = drawn(rules)
-        for x, place, what in ((case.k, 3, np.nan), (case.v, 90, np.inf), (case.q, 33, -np.inf)):
-            x[:, 0, place, 2] = what  # in one head
-        result = passes(case)[name][0]()
-        with monkeypatch.context() as patched:
-            for module in MODULES:
-                patched.setattr(module, "any_seen", lambda *_: True)
-            for answer, truth in passes(case)[name][0]().items():
-                np.testing.assert_array_equal(result[answer], truth, f"{rules}, {name}: {answer}", strict=True)
-
-
-@pytest.mark.long
-def test_segments_and_spans_of_zero_give_the_same_bits_as_an_equivalent_mask():
-    zero = np.where(np.isneginf(FORBIDDEN), FORBIDDEN, 0.0)
-    for rules, name in [*dealt(("packed", "in turns", "alone", "spans")), ("spans", "gradients")]:
-        case = drawn(rules)
-        said = {"spans": (*RULES["spans"]["spans"][:2], zero)} if rules == "spans" else RULES[rules]
-        case = Case(case.q, case.k, case.v, said, 0)
-        masked = Case(case.q, case.k, case.v, {"mask": visibility.dense(case.problem)[0]}, 0)
-        result = passes(case)[name][0]()
-        for answer, truth in passes(masked)[name][0]().items():
-            np.testing.assert_array_equal(result[answer], truth, f"{rules}, {name}: {answer}", strict=True)
 
 
 @pytest.mark.gate

@@ -25,9 +25,9 @@ from clearhead.core.statistics import (
     askable,
     listed,
 )
+from clearhead.derivatives import backward
 from clearhead.engines import native, portable
 from clearhead.errors import DerivativeError, EngineError, SelectionError, UnknownNameError
-from clearhead.ops import backward
 from clearhead.ops.observable import Observable
 from clearhead.view.answers import answer
 from seeds import fresh
@@ -113,21 +113,6 @@ def test_another_engine_computes_a_statistic_that_one_lacks(monkeypatch: pytest.
     assert engines.choose(describe(q, k, v, {}).problem, None, Wanted(entropy=True)).engine == "portable"
     with pytest.raises(EngineError, match="native: it does not compute entropy"):
         forced.observe(entropy=True)
-
-
-@pytest.mark.skipif(bool(native.missing()), reason="the compiled kernel is not here")
-def test_the_native_binding_passes_statistics_by_name():
-    q, k, v = arrays()
-    rules = native.described(describe(q, k, v, {}).problem)
-    rows = {name: np.zeros((2, 3, 70), np.float32) for name in ("entropy", NAME)}
-    with pytest.raises(ValueError, match=f"the kernel has no {NAME}"):
-        native._native.rows(1, rules, q, k, None, rows)
-    known = dict.fromkeys(("largest", "log_sum"), np.zeros((2, 3, 70), np.float32))
-    with pytest.raises(ValueError, match=f"the kernel has no {NAME}"):
-        native._native.columns(1, rules, q, k, known, {NAME: np.zeros((2, 3, 70))})
-    known |= {"rows": known["largest"], NAME: known["largest"]}
-    with pytest.raises(ValueError, match=f"the kernel has no {NAME}"):
-        native._native.gradients(1, rules, q, k, known, {"q": np.zeros_like(q), "k": np.zeros_like(k)})
 
 
 def test_everything_that_declares_statistics_refuses_a_new_one_by_name(want: Wanted):

@@ -13,7 +13,7 @@ from clearhead.diagnosing.diagnose import diagnose_file
 from clearhead.errors import RuleError, ShapeError, UnknownNameError
 from clearhead.textbook.layer_shapes import NAMES, layer_shapes, read_sizes
 from clearhead.textbook.page import Scene
-from clearhead.textbook.symbols import Term, read_size, total
+from clearhead.textbook.symbols import Term
 from clearhead.words import LANGUAGES, say
 from seeds import fresh
 
@@ -70,23 +70,6 @@ def test_symbols_and_numbers_go_together():
     heads = ch.shapes(x=("n", 512), w_q=(512, 512), w_k=(512, 512), w_v=(512, 512), num_heads="h")
     assert [str(size) for size in heads[1].shape] == ["h", "n", "512/h"]
     assert heads[-2].formula == "H = concat(O_0 … O_{h-1})"
-
-
-@pytest.mark.parametrize(
-    ("text", "written"),
-    [("n", "n"), ("2*n * n", "2·n²"), ("d_model/h", "d_model/h"), ("6·h/(3)", None), ("6·h/3", "2·h"), ("n/n", "1"),
-     ("m·n", "n·m"), ("n/2·h", None), ("0·n", "0"), ("n-1", None), ("", None), ("n/", None), ("n/0", None),
-     ("9" * 5000, None), (2.5, None), (-1, None), (True, None), (7, "7")],
-)  # fmt: skip
-def test_sizes_are_read_and_written(text, written):
-    size = read_size(text)
-    assert (None if size is None else str(size)) == written
-
-
-def test_sums_join_equal_symbols():
-    n, m = read_size("n"), read_size("m")
-    assert total([n * m, 2 * m * n, n, 5, 1000]) == "3·n·m + n + 1,005"
-    assert total([]) == total([0]) == "0"
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ from torch.nn import functional as F
 
 import clearhead as ch
 from clearhead import engines
-from clearhead.errors import ClearheadError, DtypeError, RuleError, SelectionError
-from clearhead.ops.torch_arguments import Options, Settings
-from clearhead.ops.torch_operators import PRODUCT
+from clearhead.derivatives.operator import Flat
+from clearhead.errors import ClearheadError, DtypeError, RuleError
 from problems import of_tiers
 
 F64 = torch.float64
@@ -48,40 +47,6 @@ def test_gradients_of_observations_of_some_queries(queries: slice, shape: tuple[
         torch.testing.assert_close(ours, theirs)
 
 
-def test_gradients_of_products():
-    q, k, v = qkv()
-    g, one, sinks = normal(2, 4, 5, 3, grad=True), normal(5, grad=True), normal(4, grad=True)
-
-    def products(q: Tensor, k: Tensor, v: Tensor, g: Tensor, one: Tensor, sinks: Tensor) -> tuple[Tensor, ...]:
-        matrix = ch.AttentionMatrix(q, k, sinks=sinks, softcap=2.0)
-        return matrix @ v, matrix.T @ g, matrix.T @ one, matrix @ v[0, 0], matrix @ v[0, 0, :, 0]
-
-    assert torch.autograd.gradcheck(products, (q, k, v, g, one, sinks), fast_mode=True)
-    with torch.no_grad():
-        dense = torch.as_tensor(np.asarray(ch.AttentionMatrix(q, k, sinks=sinks, softcap=2.0)))
-    result = products(q, k, v, g, one, sinks)
-    torch.testing.assert_close(result[1], dense.mT @ g)
-    torch.testing.assert_close(result[2], dense.mT @ one)
-    torch.testing.assert_close(result[4], dense @ v[0, 0, :, 0])
-
-
-@pytest.mark.parametrize("wanting", ["q", "k", "v", "bias", "sinks"])
-def test_any_single_input_may_require_grad(wanting: str):
-    q, k, v = qkv(grad=False)
-    inputs = {"q": q, "k": k, "v": v, "bias": normal(6), "sinks": normal(4)}
-    inputs[wanting].requires_grad_()
-    for answer in (
-        lambda q, k, v, **rules: ch.attention(q, k, v, **rules),
-        lambda q, k, v, **rules: ch.AttentionMatrix(q, k, **rules) @ v,
-        lambda q, k, v, **rules: ch.AttentionMatrix(q, k, **rules).observe(v, received=True).output,
-    ):
-        (result,) = torch.autograd.grad(answer(**inputs).square().sum(), inputs[wanting])
-        assert result.abs().sum() > 0
-    g = normal(5, grad=True)
-    (ch.AttentionMatrix(q.detach(), k.detach()).T @ g).sum().backward()
-    torch.testing.assert_close(g.grad, torch.full((5,), 8.0, dtype=F64))
-
-
 ALL = {
     "logsumexp": True, "max_logit": True, "entropy": True, "distance": True, "top": 2, "received": True, "peak": True,
     "image": (2, 3), "groups": (torch.tensor([0, 1, 0, -1, 2]), torch.tensor([0, 1, 0, -1, 1, 1])),
@@ -111,22 +76,12 @@ def test_a_graph_changes_no_bit(dtype: torch.dtype, queries: slice):
     assert (repr(kept), repr(kept.T), kept.T.shape) == (repr(plain), repr(plain.T), plain.T.shape)
 
 
-@pytest.mark.parametrize("shape", [(5, 3), (4, 5, 3), (2, 4, 5, 3), (2, 1, 4, 5, 3)])
-def test_any_number_of_axes_and_any_strides(shape: tuple[int, ...]):
-    q, k, v = (normal(*shape[::-1], grad=True, seed=i).permute(*range(len(shape))[::-1]) for i in range(3))
-    assert not q.is_contiguous()
-    result = torch.autograd.grad(ch.attention(q, k, v, causal=True).square().sum(), (q, k, v))
-    expected = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v, is_causal=True).square().sum(), (q, k, v))
-    for ours, theirs in zip(result, expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
 REQUESTS = {
-    "output": Options("output largest log_sum"),
-    "statistics": Options(
+    "output": Flat("output largest log_sum"),
+    "statistics": Flat(
         "output largest log_sum entropy received top_weights top_indices image", top=2, height=2, width=3
     ),
-    "some": Options("output largest log_sum entropy", start=1, stop=4, step=2),
+    "some": Flat("output largest log_sum entropy", start=1, stop=4, step=2),
 }
 
 
@@ -134,28 +89,28 @@ REQUESTS = {
     "asked",
     [pytest.param(one, id=name, marks=[pytest.mark.gate] * (name == "output")) for name, one in REQUESTS.items()],
 )
-def test_the_operator_passes_opcheck(asked: Options):
+def test_the_operator_passes_opcheck(asked: Flat):
     grad = asked.step is None  # bfloat16 gradients differ by a rounding between runs that sum in different orders
     dtype = torch.bfloat16 if asked.step else torch.float32
-    inputs = Settings(
-        bias=normal(5, 1, dtype=dtype, grad=grad), sinks=normal(4, grad=grad), causal=True, query_offset=torch.tensor(1)
-    )
-    torch.library.opcheck(torch.ops.clearhead.observe.default, (*qkv(dtype, grad=grad), *inputs, *asked))
+    bias, sinks = normal(5, 1, dtype=dtype, grad=grad), normal(4, grad=grad)
+    q, k, v = qkv(dtype, grad=grad)
+    inputs = asked._replace(v=v, bias=bias, sinks=sinks, causal=True, query_offset=torch.tensor(1))
+    torch.library.opcheck(torch.ops.clearhead.observe.default, (q, k, [], *inputs))
 
 
-def test_the_operators_of_products_and_gradients_pass_opcheck():
+def test_the_operator_passes_opcheck_for_products_and_gradients():
     q, k, v = qkv()
-    inputs = Settings(bias=normal(6, grad=True))
-    call = (q, k, normal(2, 4, 5, 2, grad=True), *inputs, *PRODUCT)
+    call = (q, k, [], *Flat("product", g=normal(2, 4, 5, 2, grad=True), bias=normal(6, grad=True)))
     torch.library.opcheck(torch.ops.clearhead.observe.default, call)
     q, k, v, bias = (x.detach() for x in (q, k, v, normal(6)))
-    inputs, output = Settings(bias=bias), ch.AttentionMatrix(q, k, bias=bias).observe(v, logsumexp=True)
-    rest = [output.largest, output.log_sum, output.output], "output", [torch.ones_like(output.output)], True, False
-    call = (q, k, v, *inputs, *Options("largest log_sum output"), *rest)
-    torch.library.opcheck(torch.ops.clearhead.observe_backward.default, call)
-    rest = [output.largest, output.log_sum], "product", [torch.ones(2, 4, 6, 2, dtype=F64)], True, False
-    call = (q, k, normal(2, 4, 5, 2), *inputs, *Options("largest log_sum"), *rest)
-    torch.library.opcheck(torch.ops.clearhead.observe_backward.default, call)
+    output = ch.AttentionMatrix(q, k, bias=bias).observe(v, logsumexp=True)
+    more = [output.largest, output.log_sum, output.output, torch.ones_like(output.output)]
+    parts = "known:largest known:log_sum known:output by:output"
+    asked = Flat("q k v bias", v=v, bias=bias, parts=parts)
+    torch.library.opcheck(torch.ops.clearhead.observe.default, (q, k, more, *asked))
+    asked = Flat("q g bias", g=normal(2, 4, 5, 2), bias=bias, parts="by:product")
+    more = [torch.ones(2, 4, 6, 2, dtype=F64)]
+    torch.library.opcheck(torch.ops.clearhead.observe.default, (q, k, more, *asked))
 
 
 def everything(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, ...]:
@@ -251,7 +206,7 @@ def test_inputs_are_read_in_place(monkeypatch: pytest.MonkeyPatch):
             inputs = qkv(dtype, grad=grad)
             q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2).detach().requires_grad_(grad) for x in inputs)
             seen.clear()
-            ch.attention(q, k, v)
+            ch.AttentionMatrix(q, k) @ v
             assert seen == [x.data_ptr() for x in (q, k, v)]
 
 
@@ -261,27 +216,14 @@ def refusals() -> list[Any]:
     return [
         pytest.param(lambda: ch.attention(q, meta, v), DtypeError, "k is on device meta but q is on device cpu"),
         pytest.param(lambda: matrix @ v.to("meta"), DtypeError, "v is on device meta but q is on device cpu"),
-        pytest.param(lambda: matrix.T @ q.to("meta"), DtypeError, "g is on device meta but q is on device cpu"),
         pytest.param(lambda: ch.attention(q, k, v, sinks=slopes.to("meta")), DtypeError, "sinks is on device meta"),
-        pytest.param(lambda: ch.attention(q, k.float(), v), DtypeError, "k is float32 but q is float64"),
-        pytest.param(lambda: ch.attention(q, k, v.float()), DtypeError, "v is torch.float32 but q is torch.float64"),
-        pytest.param(lambda: ch.attention(q, k, v, scale=normal(grad=True)), RuleError, "scale requires grad"),
-        pytest.param(lambda: ch.attention(q, k, v, scale="a"), RuleError, "scale is 'a': expected a number"),
-        pytest.param(lambda: ch.attention(q, k, v, causal=1), RuleError, "causal is 1: expected True or False"),
-        pytest.param(lambda: ch.attention(q, k, v, window=3), RuleError, "window is 3: expected"),
-        pytest.param(lambda: ch.attention(q, k, "v"), DtypeError, "v is a str: expected"),
         pytest.param(lambda: ch.attention(q, k, v, alibi_slopes=slopes).sum().backward(), RuleError, "alibi_slopes"),
-        pytest.param(lambda: matrix.observe(entropy=1), RuleError, "entropy is 1: expected True or False"),
-        pytest.param(lambda: matrix.observe(top=0), RuleError, "top is 0: expected a whole number from 1 up"),
-        pytest.param(lambda: matrix.observe(image=3), RuleError, "image is 3: expected"),
-        pytest.param(lambda: matrix.observe(groups=3), RuleError, "groups is int: expected"),
-        pytest.param(lambda: matrix.observe(queries=3), SelectionError, "queries is 3: expected a slice"),
         pytest.param(lambda: matrix[0], RuleError, "weights read by index have no derivative"),
         pytest.param(lambda: np.asarray(matrix.T[0]), RuleError, "weights read by index have no derivative"),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("call", "error", "words"), refusals())
-def test_calls_with_a_graph_are_refused_with_the_same_texts(call: Any, error: type[ClearheadError], words: str):
+def test_what_a_graph_cannot_have_is_refused(call: Any, error: type[ClearheadError], words: str):
     with pytest.raises(error, match=f"^({words})"):
         call()

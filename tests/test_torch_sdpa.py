@@ -247,8 +247,6 @@ REFUSED: dict[str, tuple[Any, str, type[Exception], str]] = {  # beside PyTorch'
                               RuntimeError, "attn_mask dtype to be bool or float"),
     "wider mask": (lambda f, x: f(x, X, X, torch.zeros(3, 3).double()), "attn_mask is torch.float64",
                    RuntimeError, "attn_mask dtype to be bool or float"),
-    "narrower mask": (lambda f, x: f(x, X, X, torch.zeros(3, 3).half()), "attn_mask is torch.float16",
-                      RuntimeError, "attn_mask dtype to be bool or float"),
     "mask of one axis": (lambda f, x: f(x, X, X, torch.zeros(3)), r"attn_mask has shape \(3,\)",
                          IndexError, r"Dimension out of range .* got -2"),
     "mask of more batches": (lambda f, x: f(x, X, X, torch.zeros(2, 1, 3, 3)), r"attn_mask has shape \(2, 1, 3, 3\)",
@@ -257,16 +255,8 @@ REFUSED: dict[str, tuple[Any, str, type[Exception], str]] = {  # beside PyTorch'
                           RuntimeError, r"broadcast shape \[1, 1, 2, 3, 3\]"),
     "more than certain": (lambda f, x: f(x, X, X, dropout_p=1.5), "dropout_p is 1.5",
                           RuntimeError, "dropout probability has to be between 0 and 1, but got 1.5"),
-    "less than impossible": (lambda f, x: f(x, X, X, dropout_p=-0.5), "dropout_p is -0.5",
-                             RuntimeError, "do not support dropout > 0"),
-    "not a number for dropout": (lambda f, x: f(x, X, X, dropout_p=float("nan")), "dropout_p is nan: expected a probab",
-                                 RuntimeError, "do not support dropout > 0"),
     "causal twice": (lambda f, x: f(x, X, X, causal_upper_left(3, 3), is_causal=True), "attn_mask is a causal bias and",
                      ValueError, "CausalBias should not be used with causal=True"),
-    "lists": (lambda f, x: f([[1.0]], [[1.0]], [[1.0]]), "query is a list: expected a PyTorch tensor",
-              TypeError, "'query' .* must be Tensor, not list"),
-    "a list for a mask": (lambda f, x: f(x, X, X, [[True]]), "attn_mask is a list: expected a PyTorch tensor",
-                          TypeError, "'attn_mask' .* must be Tensor, not list"),
     "other heads": (lambda f, x: f(x, X[:, :1].expand(1, 3, 3, 4), X), "the leading axes of query",
                     RuntimeError, r"size of tensor a \(2\) must match the size of tensor b \(3\)"),
     "groups that do not divide": (
@@ -282,22 +272,10 @@ REFUSED: dict[str, tuple[Any, str, type[Exception], str]] = {  # beside PyTorch'
                      RuntimeError, "same dtype, but got .* value.dtype: double"),
     "whole numbers": (lambda f, x: f(X.int(), X.int(), X.int()), "q is int32",
                       RuntimeError, "expected scalar type Float but found Int"),
-    "complex numbers": (lambda f, x: f(X.cfloat(), X.cfloat(), X.cfloat()), "q is complex64",
-                        NotImplementedError, "not implemented for 'ComplexFloat'"),
     "other widths": (lambda f, x: f(x, torch.randn(1, 2, 3, 5), X), "q has d_k 4 but k has d_k 5",
                      RuntimeError, "size for first two dimensions of batch2"),
     "another device": (lambda f, x: f(x, X.to("meta"), X), "k is on device meta",
                        RuntimeError, "same device type, but got query.device: cpu key.device: meta"),
-    **{
-        f"{option} is {value!r}": (lambda f, x, option=option, value=value: f(x, X, X, **{option: value}),
-                                   f"{option} is {value!r}: expected {wanted}",
-                                   TypeError, f"'{option}' must be {kind}, not {type(value).__name__}")
-        for option, value, wanted, kind in (
-            ("dropout_p", "a", "a probability", "float"), ("dropout_p", None, "a probability", "float"),
-            ("is_causal", "a", "True or False", "bool"), ("is_causal", None, "True or False", "bool"),
-            ("enable_gqa", "a", "True or False", "bool"), ("scale", "a", "a number", "float"),
-        )
-    },
 }
 # fmt: on
 
@@ -335,13 +313,6 @@ def test_a_causal_bias_of_other_lengths_is_refused(variant: Any, made: tuple[int
     x, words = torch.randn(1, 2, 8, 4), rf"^attn_mask is a causal bias for {made[0]} queries and {made[1]} keys"
     with pytest.raises(ClearheadError, match=words):
         ours(x, x, x, variant(*made))
-
-
-def test_nan_at_masked_keys_reaches_no_output():
-    value = X.clone()
-    value[..., 2, :] = torch.nan
-    mask = torch.tensor([True, True, False])
-    assert ours(X, X, value, mask.expand(3, 3)).isfinite().all()
 
 
 @pytest.mark.gate

@@ -66,6 +66,11 @@ PATHS: dict[str, tuple[Path, Path]] = {  # ours, and the plain formula
     "values alone": (lambda x: ch.attention(X, X, x), lambda x: weights(X, X) @ x),
     "A @ v": (lambda x: ch.AttentionMatrix(x, x) @ x, lambda x: weights(x, x) @ x),
     "A.T @ g": (lambda x: ch.AttentionMatrix(x, x).T @ x, lambda x: weights(x, x).transpose(-1, -2) @ x),
+    "A @ v for all heads": (lambda x: ch.AttentionMatrix(x, x) @ x[0, 0], lambda x: weights(x, x) @ x[0, 0]),
+    "A.T @ g for all heads": (
+        lambda x: ch.AttentionMatrix(x, x).T @ x[0, 0, :, 0],
+        lambda x: weights(x, x).transpose(-1, -2) @ x[0, 0, :, 0],
+    ),
     "logsumexp": (observed("logsumexp"), lambda x: (x @ x.transpose(-1, -2) / 2).logsumexp(-1)),
     "entropy": (observed("entropy"), lambda x: -(weights(x, x) * weights(x, x).log()).sum(-1)),
     "distance": (observed("distance"), lambda x: (weights(x, x) * FAR).sum(-1)),
@@ -109,11 +114,8 @@ def backward_of_dual(f: Path) -> Tensor:
 
 BY_FUNC = ("grad of grad", "hessian", "jvp", "jvp of vjp", "vjp of jvp", "jacfwd")  # as torch.func composes them
 WAYS: dict[str, Callable[[Path], Any]] = {
-    "autograd.hessian": lambda f: F.hessian(lambda x: f(x).square().sum(), X),
     "autograd.hessian, vectorized": lambda f: F.hessian(lambda x: f(x).square().sum(), X, vectorize=True),
     "hvp of what is linear": lambda f: F.hvp(lambda x: f(x).sum(), X, X + 1)[1],
-    "vhp": lambda f: F.vhp(lambda x: f(x).square().sum(), X, X + 1)[1],
-    "jvp by two derivatives": lambda f: F.jvp(f, X, X + 1)[1],
     "gradient penalty": penalty,
     "a step of MAML": maml,
     **{name: lambda f, name=name: COMPOSED[name](f, [X]) for name in BY_FUNC},
@@ -176,15 +178,6 @@ def third(f: Path) -> Path:
 HIGHER: dict[str, Callable[[Path], Any]] = {
     "grad of grad of grad": lambda f: third(f)(X),
     "jvp of jvp": lambda f: torch.func.jvp(lambda x: torch.func.jvp(f, (x,), (X + 1,))[1], (X,), (X - 1,)),
-    "jvp of jvp of jvp": lambda f: torch.func.jvp(
-        lambda x: torch.func.jvp(lambda y: torch.func.jvp(f, (y,), (X,))[1], (x,), (X + 1,))[1], (X,), (X - 1,)
-    ),
-    "jacfwd of hessian": lambda f: torch.func.jacfwd(torch.func.hessian(lambda x: f(x).square().sum()))(X),
-    "vmap of jvp of grad of grad": lambda f: torch.func.vmap(
-        lambda x: torch.func.jvp(
-            torch.func.grad(lambda y: torch.func.grad(lambda z: f(z).square().sum())(y).sin().sum()), (x,), (X,)
-        )[1]
-    )(torch.stack([X, X - 1])),
     "four times in autograd": by_steps,
 }
 

@@ -44,66 +44,12 @@ def second(f: Call, x: Tensor, around: Call = lambda f, x: f(x)) -> Tensor:
     return torch.autograd.grad(first.square().sum(), x)[0]
 
 
-def random_call(edited: bool) -> tuple[Call, list[Tensor]]:  # noqa: FBT001
-    """Attention under random rules, as a function of q, k, v and of the rules that have derivatives."""
-    rng = fresh()
-    batch, kv_heads, group, queries, keys, d = (int(x) for x in rng.integers(1, (3, 3, 3, 4, 4, 3)))
-    heads = kv_heads * group
-    q, k, v = normal(batch, heads, queries, d), normal(batch, kv_heads, keys, d), normal(batch, kv_heads, keys, 2)
-    biases = (queries, keys), (heads, 1, keys), (batch, heads, queries, keys), (1,)
-    tables = (2, 3), (heads, 2, 3), (batch, heads, 2, 3)
-    moving = {
-        "bias": normal(*biases[rng.integers(4)]),
-        "sinks": normal(heads),
-        "spans": normal(*tables[rng.integers(3)]),
-    }
-    still: dict[str, Any] = {
-        "softcap": 1.5, "scale": normal(heads), "alibi_slopes": normal(heads).abs(), "window": (1, 1), "causal": True,
-        "mask": normal(batch, 1, queries, keys) > -0.5,
-        "kv_lengths": torch.from_numpy(rng.integers(0, keys + 1, batch)),
-    }  # fmt: skip
-    moving = {name: x for name, x in moving.items() if rng.random() < 0.5}
-    still = {name: x for name, x in still.items() if rng.random() < 0.3} | {"query_offset": int(rng.integers(-1, 2))}
-    labels = torch.from_numpy(rng.integers(-1, 2, (batch, queries))), torch.from_numpy(rng.integers(-1, 3, keys))
-
-    def call(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Any:
-        rules = still | dict(zip(moving, rest, strict=True))
-        if "spans" in rules:
-            rules["spans"] = *labels, rules["spans"]
-        matrix = ch.AttentionMatrix(q, k, **rules)
-        matrix = matrix.cut([0], [0]).boost([0], by=1.5) if edited else matrix
-        seen = matrix.observe(v, entropy=True)
-        return seen.output, seen.entropy
-
-    return call, [x.requires_grad_() for x in (q, k, v, *moving.values())]
-
-
-@pytest.mark.parametrize("edited", [False, True])
-@pytest.mark.parametrize("trial", [0, *(pytest.param(trial, marks=pytest.mark.gate) for trial in range(1, 10))])
-def test_pytorchs_checks_of_first_and_second_derivatives(trial: int, edited: bool):  # noqa: FBT001
-    call, inputs = random_call(edited)
-    every = {"check_batched_grad": True, "fast_mode": True, "atol": 1e-4}
-    assert torch.autograd.gradcheck(call, inputs, check_forward_ad=True, check_batched_forward_grad=True, **every)
-    assert torch.autograd.gradgradcheck(call, inputs, check_fwd_over_rev=True, **every)
-
-
-def test_tangents_by_dual_numbers_are_those_by_jvp():
-    x, along = normal(1, 2, 70, 16, dtype=torch.float32), normal(1, 2, 70, 16, dtype=torch.float32)
-    with forward_ad.dual_level():
-        by_node = forward_ad.unpack_dual(attend(forward_ad.make_dual(x.clone().requires_grad_(), along))).tangent
-    torch.testing.assert_close(by_node, jvp(attend, (x,), (along,))[1], rtol=1e-4, atol=1e-5)
-
-
 HEADS: dict[str, dict[str, tuple[int, ...]]] = {
     "one head": {"q": (3, 2), "k": (4, 2), "v": (4, 3), "bias": (3, 4), "sinks": (1,), "alibi_slopes": (1,)},
     "a head without an axis": {"q": (3, 2), "k": (4, 2), "v": (4, 3), "bias": (4,), "sinks": (), "alibi_slopes": ()},
     "heads": {
         "q": (4, 3, 2), "k": (2, 4, 2), "v": (2, 4, 3), "bias": (4, 1, 4), "sinks": (4,), "alibi_slopes": (4,),
         "scale": (4,),
-    },
-    "batch": {
-        "q": (2, 4, 3, 2), "k": (2, 2, 4, 2), "v": (2, 2, 4, 3), "bias": (2, 4, 3, 1), "sinks": (4,),
-        "alibi_slopes": (4,), "scale": (4,),
     },
     "more axes": {
         "q": (2, 1, 4, 3, 2), "k": (2, 1, 2, 4, 2), "v": (2, 1, 2, 4, 3), "bias": (1, 4, 3, 4), "sinks": (4,),
@@ -119,8 +65,8 @@ MAPPED += [("k", "bias"), ("bias",), ("v",), ("q", "k", "v", "bias")]
 
 @pytest.mark.parametrize("mapped", of_tiers(MAPPED[:4], MAPPED[4:], every=2), ids=str)
 @pytest.mark.parametrize("shapes", HEADS.values(), ids=HEADS)
-def test_mapped_numbers_of_heads_are_one_call_with_the_same_bits(
-    shapes: dict[str, tuple[int, ...]], mapped: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+def test_mapped_numbers_of_heads_give_the_bits_of_single_calls(
+    shapes: dict[str, tuple[int, ...]], mapped: tuple[str, ...]
 ):
     mapped = tuple(name for name in mapped if name in shapes) or ("sinks",)
     inputs = {name: normal(*((3,) if name in mapped else ()), *shape).float() for name, shape in shapes.items()}
@@ -143,22 +89,31 @@ def test_mapped_numbers_of_heads_are_one_call_with_the_same_bits(
         return jvp(gradients, (moving,), (moving,))
 
     apart = [one({name: x[place] if name in mapped else x for name, x in inputs.items()}) for place in range(3)]
-    calls: list[int] = []
-    for name in ("rows", "columns", "gradients", "transposed"):
-        engine = engines.get("native")
-        original = getattr(engine, name)
-        monkeypatch.setattr(engine, name, lambda *a, original=original, **b: calls.append(1) or original(*a, **b))
     together = vmap(one, (axes,))(inputs)
-    several = len(calls)
-    calls.clear()
-    one({name: x[0] if name in mapped else x for name, x in inputs.items()})
-    assert several == len(calls)  # no loop
     leaves = torch.utils._pytree.tree_leaves
     for place, each in enumerate(apart):
         for ours, theirs in zip(leaves(together[0]), leaves(each[0]), strict=True):
             assert torch.equal(ours[place], theirs)
         for ours, theirs in zip(leaves(together[1]), leaves(each[1]), strict=True):
             torch.testing.assert_close(ours[place], theirs)
+
+
+@pytest.mark.parametrize("shapes", HEADS.values(), ids=HEADS)
+def test_a_mapped_axis_is_computed_in_one_call(shapes: dict[str, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch):
+    x = [normal(3, *shapes[name]) for name in ("q", "k", "v", "bias")]
+    sinks = normal(*shapes["sinks"])
+
+    def gradients(*x: Tensor) -> Any:
+        results, back = vjp(lambda q, k, v, bias: ch.attention(q, k, v, bias=bias, sinks=sinks), *x)
+        return back(results)
+
+    calls: list[int] = []
+    for name in ("rows", "gradients"):
+        engine = engines.get("native")
+        original = getattr(engine, name)
+        monkeypatch.setattr(engine, name, lambda *a, original=original, **b: calls.append(1) or original(*a, **b))
+    vmap(gradients)(*x)
+    assert len(calls) == 2
 
 
 def test_sinks_mapped_beside_lengths_are_computed_call_by_call():
@@ -189,6 +144,40 @@ AROUND: dict[str, Call] = {
 def test_second_derivatives_through(around: str):
     x = normal(1, 2, 4, 3)
     torch.testing.assert_close(second(attend, x, AROUND[around]), second(plain, x))
+
+
+def test_an_input_changed_in_place_is_noticed():
+    q, k, v = (normal(1, 2, 6, 4).requires_grad_() for _ in "qkv")
+    bias = normal(6, 6)
+    for changed in (k, bias):
+        output = ch.attention(q, k, v, bias=bias)
+        with torch.no_grad():
+            changed.add_(1.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            output.sum().backward()
+
+
+def test_many_tangents_at_once_are_those_one_by_one():
+    q, k, v = (normal(1, 2, 7, 5) for _ in "qkv")
+    at_once = torch.autograd.functional.jacobian(
+        lambda q: ch.attention(q, k, v), q, vectorize=True, strategy="forward-mode"
+    )
+    torch.testing.assert_close(at_once, torch.func.jacrev(lambda q: ch.attention(q, k, v))(q))
+
+
+def test_many_gradients_at_once_have_no_second_derivative():
+    x = normal(1, 2, 4, 3).requires_grad_()
+    (many,) = torch.autograd.grad(attend(x), x, normal(5, 1, 2, 4, 3), is_grads_batched=True, create_graph=True)
+    with pytest.raises(DerivativeError, match=r"^many derivatives at once"):
+        many.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_values_that_all_heads_share_and_nested_ones():
+    q, k, v = (normal(1, 2, 7, 5).requires_grad_() for _ in "qkv")
+    torch.testing.assert_close(ch.attention(q, k, v[0, 0]), ch.attention(q, k, v[:1, :1].expand(1, 2, 7, 5)))
+    with pytest.raises(DtypeError, match="nested"):
+        ch.attention(q, k, torch.nested.nested_tensor([*v.detach()]))
 
 
 def test_tangents_of_any_strides():

@@ -118,27 +118,19 @@ BAD = {  # by what is asked: changes of a good question, and what is said
     "tile": (
         ({"head": 4}, "head is 4: expected a whole number from 0 to 3"),
         ({"head": -1}, "head is -1"),
-        ({"head": True}, "head is True"),
         ({"layer": "x"}, "layer is 'x'"),
-        ({"run": None}, "run is None"),
         ({"rows": [0]}, "rows: expected 2 to 2049"),
         ({"rows": [0, 0]}, "rows: expected rising"),
         ({"rows": [0, N + 1]}, f"from 0 to {N}"),
         ({"cols": [-1, 2]}, "cols: expected rising"),
         ({"cols": list(range(3000))}, "cols: expected 2 to 2049"),
-        ({"cols": "all"}, "cols: expected"),
         ({"rule": "sum"}, "rule is 'sum'"),
         ({"step": -3}, "step is -3"),
     ),
     "operands": (
         ({"head": 4}, "head is 4: expected a whole number from 0 to 3"),
         ({"query": N}, f"query is {N}: expected a whole number from 0 to {N - 1}"),
-        ({"query": -1}, "query is -1"),
-        ({"query": None}, "query is None"),
         ({"key": M}, f"key is {M}: expected a whole number from 0 to {M - 1}"),
-        ({"key": 2.0}, "key is 2.0"),
-        ({"key": [0]}, "key is [0]"),
-        ({"key": True}, "key is True"),
     ),
 }
 

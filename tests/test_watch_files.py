@@ -97,13 +97,6 @@ def test_files_of_other_kinds_are_refused(tmp_path: Path):
         ch.load(tmp_path / "other")
 
 
-def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path):
-    seen = watched("vit")
-    with pytest.raises(ch.errors.FileError, match="cannot be written"):
-        seen.save(tmp_path / "nowhere" / "seen")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_sequence_outside_the_batch_is_refused():
     with pytest.raises(SelectionError, match=r"^batch 9 is outside 0\.\.1"):
         watched("gpt-oss", "left").to_svg(batch=9)

@@ -10,7 +10,7 @@ import transformers as hf
 
 import clearhead as ch
 from clearhead.errors import RuleError, ShapeError
-from watched import BOTH_KINDS, WINDOWED, assert_same_runs, build, eager, greedy, inputs, logits, run_watched, shaken
+from watched import BOTH_KINDS, WINDOWED, build, eager, greedy, inputs, logits, run_watched, shaken
 
 PICTURE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
 PICTURE |= {"image_size": 32, "patch_size": 8}
@@ -111,18 +111,6 @@ def test_the_steps_of_generate_are_joined(model: Any, start: dict[str, Any], mor
         assert seen.layer(DECODERS[0]).padding.sum() == 2
 
 
-def test_the_joined_steps_equal_one_forward_pass(model: Any):
-    passed = sources()
-    with ch.watch(model, received=True, image=(4, 4), values=True, heads=[1, 2]) as seen:
-        tokens = model.generate(**passed, **EIGHT)
-    passed |= {"decoder_input_ids": tokens[:, :-1], "use_cache": False}
-    _, once = run_watched(model, passed, received=True, image=(4, 4), values=True, heads=[1, 2])
-    assert_same_runs(seen, once, "received")
-    for name in DECODERS:
-        np.testing.assert_allclose(seen[name].image, once[name].image, atol=1e-5)
-        np.testing.assert_allclose(seen.layer(name).v, once.layer(name).v, atol=2e-5)
-
-
 @pytest.mark.parametrize("kind", ["inference", "bfloat16", "without keys"])
 def test_merged_attention_in_inference_mode_in_bfloat16_and_without_keys(kind: str):
     """Masks made in inference mode, another dtype, and statistics without the queries and keys."""
@@ -187,25 +175,6 @@ def test_compressed_keys_behind_the_sequence_are_merged_too():
         assert seen.layer(layer).other_keys == matrix.shape[-1] - 16 > 0
     with pytest.raises(RuleError, match="merged attention has behind"), ch.watch(model):
         model.generate(ids, **EIGHT)
-
-
-def relative(name: str) -> Any:
-    if name == "t5gemma":
-        text = {**WINDOWED, "layer_types": BOTH_KINDS, "query_pre_attn_scalar": 8}
-        return shaken(hf.T5GemmaForConditionalGeneration(hf.T5GemmaConfig(encoder=text, decoder=text, vocab_size=60)))
-    return build(name)
-
-
-@pytest.mark.parametrize("name", ["t5gemma", "t5", "mistral", "gemma3"])
-def test_static_and_growing_caches_give_the_same_weights(name: str):
-    model = relative(name)
-    passed, result = sources() if "t5" in name else inputs("llama", "left"), []
-    for more in ({}, STATIC):
-        truth = model.generate(**passed, **EIGHT, **more)
-        with ch.watch(model, received=True, distance=True) as seen:
-            assert model.generate(**passed, **EIGHT, **more).tolist() == truth.tolist()
-        result.append(seen)
-    assert_same_runs(*result, "received", "distance")
 
 
 @pytest.mark.parametrize("steps", [[11], [8, 1, 2]])

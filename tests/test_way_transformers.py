@@ -11,7 +11,6 @@ import transformers as hf
 from rich.cells import cell_len
 from rich.console import Console
 
-from clearhead.changing.edits import off
 from clearhead.explaining.attribution import way
 from clearhead.explaining.explain import explain
 from clearhead.explaining.recorded import of_transformers, recorded
@@ -143,16 +142,6 @@ def test_the_terminal_folds_many_layers_into_a_line_each(deep: str, language: st
         whole = sum(part.adds for part in seen.way.parts if part.layer == layer)
         (line,) = [line for line in printed if f"┃← {'layer' if language == 'en' else '第'} {layer}" in line]
         assert abs(whole) < 0.1 or f"{whole:+.2f}" in line
-
-
-def test_a_head_that_is_off_adds_nothing(deep: str):
-    seen = explain("humpty dumpty sat", deep, edits=off(layers=[3], heads=[1]))
-    assert seen.before is not None
-    for result, is_off in ((seen.before.way, False), (seen.way, True)):
-        assert result is not None
-        (part,) = [part for part in result.parts if part.kind == "attention" and part.layer == 3]
-        assert (part.heads[1] == 0) == is_off
-        assert result.difference < 1e-4
 
 
 def test_a_model_without_a_way_says_why_in_one_line(tmp_path: Path):

@@ -78,21 +78,6 @@ def test_a_chats_turns_are_blocks_and_its_templates_tokens_folded(running, seen)
         assert page.locator(".passage .token").first.is_visible()
 
 
-@pytest.mark.parametrize(("token", "against"), [("lamb", "nut"), ("nut", "lamb")])
-def test_each_sentence_is_there_in_both_languages(token, against):
-    words = document(ch.why(TEXT, shipped(), token=token, against=against)).header["why"]["words"]
-    assert words["en"].keys() == words["zh"].keys()
-    for name, english in words["en"].items():
-        chinese = words["zh"][name]
-        names = [set(re.findall(r"{\w*}", text)) for text in (english, chinese)]
-        assert names[0] == names[1] <= {f"{{{name}}}" for name in why_page._FOR_PAGE}
-        assert bool(re.search("[一-鿿]", chinese)) == bool(english), name
-        assert "注意" not in chinese
-    ahead, behind = ("{token}", "{against}") if token == "lamb" else ("{against}", "{token}")
-    assert words["en"]["title"] == f"Why {ahead} and not {behind}"
-    assert ("behind" in words["en"]["lead"]) == (token == "nut")
-
-
 def test_the_command_writes_the_page_beside_or_in_place_of_the_report(tmp_path):
     path, text = tmp_path / "why.html", tmp_path / "text.txt"
     text.write_text(f"{TEXT}\n", encoding="utf-8")

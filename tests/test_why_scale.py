@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from clearhead.cli import main
-from clearhead.errors import ClearheadError
-from clearhead.textbook.why_scale import WhyScale, saturation, why_scale
+from clearhead.textbook.why_scale import saturation, why_scale
 from dense_gpt2 import softmax
 from seeds import fresh
 
@@ -39,31 +38,6 @@ def test_slopes_are_the_derivative_by_finite_differences():
             slope = (softmax(factor * scores + step) - softmax(factor * scores - step))[j] / 2e-5
             assert scale.slopes[row, j] == pytest.approx(slope, rel=1e-6, abs=1e-9)
     assert saturation((3.0, 1.0), (1.0, 40.0)).slopes[1].max() < 1e-30
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: why_scale([0]),
-        lambda: why_scale([1.5]),
-        lambda: why_scale("12"),
-        lambda: why_scale(keys=0),
-        lambda: why_scale(seed=-1),
-        lambda: why_scale([10**12]),
-        lambda: why_scale([]).save("no.html"),
-        lambda: saturation([]),
-        lambda: saturation([np.nan]),
-        lambda: saturation(["a"]),
-        lambda: saturation(3.0),
-    ],
-)
-def test_wrong_arguments_and_too_much_give_a_library_error(call):
-    with pytest.raises(ClearheadError):
-        call()
-
-
-def test_no_widths_give_no_numbers():
-    assert [array.shape[0] for array in why_scale([])] == [0] * len(WhyScale._fields)
 
 
 def test_the_command_prints_both_tables(capsys):

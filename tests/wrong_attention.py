@@ -164,7 +164,6 @@ def scores(q, k, does, rules, heads, d, d_v, details):
         "scale of the heads": heads**-0.5,
         "scale (d_k ** -1) / 2": d**-1 / 2,
         "log2 e with exp": 1.4426950408889634 * usual,
-        "another scale": details.get("number"),
         "scale 1/d_k": 1 / d,
         "scale of d_model": (heads * d) ** -0.5,
         "scale of d_v": d_v**-0.5,
@@ -199,10 +198,6 @@ def rotary(q, k, v, does, details, rules):
         places_q = torch.arange(n)
     if "rotary backwards" in does:
         places_q, places_k = -places_q, -places_k
-    if "rotary positions scaled" in does:
-        places_q, places_k = (places / details["factor"] for places in (places_q, places_k))
-    if "another rotary base" in does:
-        base = details["base"]
     pairs = "neighbours" if "rotary pairing" in does else "half"
     if "rotary missing" in does:
         return q, k, v

@@ -87,8 +87,6 @@ def alibi(n, m, rules, dtype, does, details=None):
     slopes = torch.tensor(rules["alibi_slopes"], dtype=dtype)
     if "other ALiBi slopes" in does:
         slopes = (slopes.flip(0), slopes[:1].expand(len(slopes)), slopes.roll(-1), slopes**2)[details["which"]]
-    if "ALiBi by a factor" in does:
-        slopes = slopes * details["number"]
     return slopes[:, None, None] * far
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from clearhead import __version__, engines
 from clearhead.bench.measure import Call, interleaved, ratio
-from clearhead.core import reference
+from clearhead.core import definition
 from clearhead.core.arrays import as_host_array
 from clearhead.core.axes import Array
 from clearhead.core.call import describe
@@ -125,7 +125,7 @@ def _truth(arrays: tuple[Array, Array, Array], rules: Any) -> Array:
     """The float64 reference's output for the last queries."""
     inputs = describe(*arrays, rules)
     last = range(max(0, inputs.problem.queries - CHECKED), inputs.problem.queries)
-    output = reference.attend(
+    output = definition.attend(
         inputs.problem.take(queries=last), inputs.q[:, :, last.start :], inputs.k, inputs.v
     ).output
     assert output is not None

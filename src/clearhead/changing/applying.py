@@ -21,10 +21,10 @@ from clearhead.core.problem import Problem
 from clearhead.core.rules import RULES
 from clearhead.core.rules import Rules as RuleNames
 from clearhead.core.state import State
+from clearhead.core.torch_state import ungraphed
 from clearhead.errors import ClearheadError, RuleError, SelectionError
 from clearhead.ops.attention import attention
 from clearhead.ops.edited import divided
-from clearhead.ops.graphed import ungraphed
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.softcap_per_head import by_softcap
 from clearhead.ops.span_terms import SpanTerm, combined

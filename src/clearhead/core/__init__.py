@@ -1,4 +1,4 @@
-"""The definition of attention: axes, arrays, rules, the problem, visibility, statistics and the float64 reference.
+"""The definition of attention: axes, arrays, rules, the problem, visibility, statistics and the definition.
 
 axes           the names of axes, and shapes as errors print them
 arrays         arrays of any kind in, the same kind out; device_array: those in a GPU's memory

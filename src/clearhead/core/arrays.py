@@ -1,7 +1,7 @@
 """Arrays in, arrays out: NumPy, PyTorch and whatever speaks DLPack, without a copy; you get back the kind you gave."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, cast
 
 import ml_dtypes
@@ -9,8 +9,14 @@ import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.core.device_array import DeviceArray
+from clearhead.core.torch_state import carries_tangent, has_dual_level, transforms, unwrapped
 from clearhead.errors import DerivativeError, DtypeError
 
+_native: Any  # None where it cannot be imported; engines/native.py says why
+try:
+    from clearhead import _native  # type: ignore[no-redef]
+except ImportError:
+    _native = None
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 FLOATS = (np.dtype(np.float64), np.dtype(np.float32), bfloat16, np.dtype(np.float16))
 
@@ -18,7 +24,7 @@ Restore = Callable[[Array], Any]
 
 
 def as_array(x: Any, name: str, device: str | None = None) -> tuple[Array, Restore]:
-    """View `x` as a NumPy array, or as a DeviceArray if it lies in a GPU's memory.
+    """View `x` as a NumPy array, or as a DeviceArray if it lies on another device, such as a GPU.
 
     name      what errors call it
     device    where it must lie, such as "cpu" or "cuda:0"; None accepts any device
@@ -53,7 +59,7 @@ def _adopt(x: Any, name: str) -> tuple[Array, Restore]:
         return x.view(np.ndarray), same
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        return _from_torch(torch, x, name), _as_tensor
+        return _from_torch(torch, x, name), as_tensor
     tracer = getattr(getattr(sys.modules.get("jax"), "core", None), "Tracer", None)
     if tracer is not None and isinstance(x, tracer):
         raise DtypeError(
@@ -76,11 +82,6 @@ def torch_of(x: Any) -> Any:
     """The module torch where x is a tensor, else None."""
     torch = None if isinstance(x, np.ndarray) else sys.modules.get("torch")
     return torch if torch is not None and isinstance(x, torch.Tensor) else None
-
-
-def carries_tangent(torch: Any, x: Any) -> bool:
-    """Does a tensor carry a tangent of forward-mode differentiation?"""
-    return isinstance(x, torch.Tensor) and torch.autograd.forward_ad.unpack_dual(x).tangent is not None
 
 
 def autocast(x: Any) -> Any:
@@ -241,22 +242,55 @@ def same(array: Array) -> Array:
     return array
 
 
-def _as_tensor(array: Array) -> Any:
+def plain(*tensors: Any) -> bool:
+    """Are these tensors on which nothing but their numbers matters: recorded, cast, transformed, traced by nothing?"""
+    torch = sys.modules.get("torch")
+    if torch is None or torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
+        return False
+    state, tensor, parameter, recorded = torch._C, torch.Tensor, torch.nn.Parameter, torch.is_grad_enabled()
+    if state._are_functorch_transforms_active() or state._len_torch_dispatch_stack() or state._get_tracing_state():
+        return False
+    for x in tensors:  # not any(…), which takes as long as a short call does when the caches are cold
+        kind = type(x)
+        if (kind is not tensor and kind is not parameter) or (recorded and x.requires_grad) or x.is_neg():
+            return False
+    return bool(torch.autograd.forward_ad._current_level < 0)
+
+
+def key_of(q: Any, k: Any, v: Any) -> Hashable:
+    """What is equal for two calls whose arrays have equal shapes and dtypes; None where they need a closer look."""
+    kind = type(q)
+    if type(k) is kind is np.ndarray:
+        if v is None:
+            return q.shape, k.shape, q.dtype, k.dtype
+        return (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype) if type(v) is kind else None
+    if _native is None or kind is np.ndarray or v is None or not plain(q, k, v):
+        return None
+    return cast("Hashable", _native.signature(q, k, v))
+
+
+def numbers_of(x: Any) -> Array:
+    """A NumPy array as it is, and the numbers of a plain tensor as one."""
+    return x if type(x) is np.ndarray else _read(sys.modules["torch"], x.detach())
+
+
+def as_tensor(array: Array) -> Any:
+    """A tensor with the array's memory."""
     return to_torch(sys.modules["torch"], array)
 
 
 def _from_torch(torch: Any, x: Any, name: str) -> Array:
     check_tensor(x, name)
-    transformed = torch._C._are_functorch_transforms_active()
-    if torch.autograd.forward_ad._current_level >= 0 and not transformed and carries_tangent(torch, x):
+    transformed = transforms()
+    if has_dual_level() and not transformed and carries_tangent(torch, x):
         raise no_forward_mode(name)
-    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+    if transformed and unwrapped(x) is not x:
         raise DtypeError(
             "{name} is inside torch.func (vmap, grad, vjp, jacrev): its numbers cannot be read there.",
             "clearhead.attention, AttentionMatrix.observe, A @ v and A.T @ g can be called there; all else outside.",
             name=name,
         )
-    if x.device.type not in ("cpu", "cuda"):
+    if x.device.type == "meta":
         raise DtypeError(
             "{name} is on device {device}: no engine here runs there.",
             "{name}.cpu() moves it.",
@@ -270,7 +304,7 @@ def _from_torch(torch: Any, x: Any, name: str) -> Array:
             name=name,
         )
     try:
-        return cast("Array", DeviceArray(x.detach())) if x.device.type == "cuda" else _read(torch, x.detach())
+        return cast("Array", DeviceArray(x.detach())) if x.device.type != "cpu" else _read(torch, x.detach())
     except TypeError:
         raise DtypeError(
             "{name} is {dtype}, which NumPy does not have.", "{name}.float() converts it.", name=name, dtype=x.dtype

@@ -1,45 +1,108 @@
 """One call: the caller's arrays and rules, read and validated once, in one value that everything below takes."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from threading import Lock
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from clearhead.core.arrays import Restore, as_array, autocast, device_of, same, torch_of
+from clearhead.core.arrays import (
+    Restore,
+    as_array,
+    as_tensor,
+    autocast,
+    device_of,
+    key_of,
+    numbers_of,
+    same,
+    torch_of,
+)
 from clearhead.core.axes import Array, as_places, as_slice, heads_first
-from clearhead.core.problem import Arrays, Problem, problem_of
+from clearhead.core.problem import Arrays, Problem, apart, is_number, problem_of, with_arrays
 from clearhead.core.rule_values import read_threads
 from clearhead.core.rules import Rules, check_names
 
+_MOST = 512  # problems that are kept
+_writing = Lock()
+_problems: dict[Hashable, Problem] = {}  # of calls whose rules are numbers, by their shapes, dtypes and rules
 
-@dataclass(frozen=True, eq=False, slots=True)
+
+class Given(NamedTuple):
+    """What a caller gave, before it is read: a matrix may be asked much later what it is made of."""
+
+    q: Any
+    k: Any
+    rules: Rules
+    engine: str | None = None
+    num_threads: int | None = None
+
+
 class Call:
-    """A problem with its arrays, and what turns a result into the kind of array that q is; made by `describe`."""
+    """A problem with its arrays, and what turns a result into the kind of array that q is; made by `describe`.
 
-    problem: Problem
-    q: Array  # (batch, heads, queries, d_k)
-    k: Array  # (batch, kv_heads, keys, d_k)
-    v: Array | None = None  # (batch, any number of heads that divides the query heads, keys, d_v)
-    restore: Restore = same
+    problem   shapes and rules
+    given     q, k and v as the caller gave them, where they are plain arrays or tensors; else None
+    q         (batch, heads, queries, d_k)
+    k         (batch, kv_heads, keys, d_k)
+    v         (batch, any number of heads that divides the query heads, keys, d_v), or None
+    """
+
+    __slots__ = ("_arrays", "given", "problem", "restore")
+
+    def __init__(
+        self, problem: Problem, q: Any, k: Any, v: Any = None, restore: Restore = same, *, read: bool = True
+    ) -> None:
+        self.problem = problem
+        self.restore = restore
+        self.given = None if read else (q, k, v)
+        self._arrays: tuple[Array, Array, Array | None] | None = (q, k, v) if read else None
+
+    @property
+    def q(self) -> Array:
+        return (self._arrays or self._read())[0]
+
+    @property
+    def k(self) -> Array:
+        return (self._arrays or self._read())[1]
+
+    @property
+    def v(self) -> Array | None:
+        return (self._arrays or self._read())[2]
+
+    @property
+    def d_v(self) -> int:
+        """The width of a value; 0 where there are none."""
+        v = (self.given or self._arrays or (None,) * 3)[2]
+        return 0 if v is None else int(v.shape[-1])
+
+    def _read(self) -> tuple[Array, Array, Array | None]:
+        assert self.given is not None
+        q, k, v = (None if x is None else heads_first(numbers_of(x)) for x in self.given)
+        arrays: Any = q, k, v
+        self._arrays = arrays
+        return cast("tuple[Array, Array, Array | None]", arrays)
 
     def give(self, result: Array) -> Any:
         """Give back a result (batch, heads, …): with the caller's own leading axes, as the kind of array that q is."""
         return self.restore(self.problem.restore(result))
 
-    def give_all(self, results: Mapping[str, Array]) -> dict[str, Any]:
-        """Give back every result, by name."""
-        return {name: self.give(x) for name, x in results.items()}
-
     def with_values(self, v: Array | None) -> "Call":
         """Replace the values."""
-        return replace(self, v=v)
+        return Call(self.problem, self.q, self.k, v, self.restore)
+
+    def giving_back(self, restore: Restore) -> "Call":
+        """Let this function turn results into what the caller gets."""
+        return Call(self.problem, self.q, self.k, self.v, restore)
 
     def astype(self, dtype: np.dtype[Any]) -> "Call":
         """Convert the arrays to another dtype."""
-        q, k = self.q.astype(dtype, copy=False), self.k.astype(dtype, copy=False)
-        v = None if self.v is None else self.v.astype(dtype, copy=False)
-        return replace(self, problem=replace(self.problem, dtype=dtype), q=q, k=k, v=v)
+        return self.of_each(lambda x: x.astype(dtype, copy=False), replace(self.problem, dtype=dtype))
+
+    def of_each(self, convert: Callable[[Array], Array], problem: Problem | None = None) -> "Call":
+        """Convert each of the arrays."""
+        v = None if self.v is None else convert(self.v)
+        return Call(problem or self.problem, convert(self.q), convert(self.k), v, self.restore)
 
     def take(
         self,
@@ -65,6 +128,16 @@ class Call:
         return Call(problem, q[:, :, rows][batch], k[:, :, cols][batch], values, self.restore)
 
 
+def known(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) -> Call | None:
+    """The call that `describe` makes, where one like it was read before and nothing but its shapes is to be asked."""
+    if rules and not all(map(is_number, rules.values())):
+        return None
+    problem = _problems.get(_key(q, k, v, rules, num_threads))
+    if problem is None:
+        return None
+    return Call(problem, q, k, v, same if type(q) is np.ndarray else as_tensor, read=False)
+
+
 def describe(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) -> Call:
     """Read and validate all arguments of a call before any work; every public call comes through here.
 
@@ -72,26 +145,45 @@ def describe(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = Non
 
     Raises ShapeError where shapes do not fit each other, DtypeError unless they are arrays of one float dtype on
     one device, RuleError for a wrong value of a rule or of num_threads, UnknownNameError for a keyword that is no rule.
-    O(1), plus reading the rules that are arrays.
+    O(1), plus reading the rules that are arrays. What plain numbers say is read once for each combination of shapes.
     """
+    numbers, arrays = (apart(rules) or (None, rules)) if rules else (rules, rules)
+    key = None if numbers is None else _key(q, k, v, numbers, num_threads)
+    problem = _problems.get(key)
+    if problem is not None:
+        problem = with_arrays(problem, arrays) if arrays else problem
+        return Call(problem, q, k, v, same if type(q) is np.ndarray else as_tensor, read=False)
     check_names(rules)
-    num_threads, library = read_threads(num_threads), "torch" if torch_of(q) else ""
-    q, restore = as_array(autocast(q), "q")
-    device = device_of(q)
-    k = as_array(autocast(k), "k", device)[0]
-    shapes: tuple[tuple[int, ...], ...] = q.shape, k.shape
-    dtypes: tuple[np.dtype[Any], ...] = q.dtype, k.dtype
-    if v is not None:
-        v = as_array(autocast(v), "v", device)[0]
-        shapes, dtypes = (*shapes, v.shape), (*dtypes, v.dtype)
-    problem = problem_of(Arrays(shapes, dtypes, device, library, num_threads), rules)
-    return Call(problem, heads_first(q), heads_first(k), None if v is None else heads_first(v), restore)
+    threads, library = read_threads(num_threads), "torch" if torch_of(q) else ""
+    of_q, restore = as_array(autocast(q), "q")
+    device = device_of(of_q)
+    of_k = as_array(autocast(k), "k", device)[0]
+    of_v = None if v is None else as_array(autocast(v), "v", device)[0]
+    all_arrays = [x for x in (of_q, of_k, of_v) if x is not None]
+    shapes, dtypes = tuple(x.shape for x in all_arrays), tuple(x.dtype for x in all_arrays)
+    problem = problem_of(Arrays(shapes, dtypes, device, library, threads), rules if numbers is None else numbers)
+    if key is not None:
+        with _writing:
+            if len(_problems) >= _MOST:
+                _problems.pop(next(iter(_problems)))
+            _problems[key] = problem
+    if arrays and numbers is not None:
+        problem = with_arrays(problem, arrays)
+    if key is not None:
+        return Call(problem, q, k, v, restore, read=False)
+    return Call(problem, heads_first(of_q), heads_first(of_k), None if of_v is None else heads_first(of_v), restore)
 
 
-def describe_whole(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) -> tuple[Call, Array]:
-    """As `describe`, for calls that need v, which is returned second. Raises DtypeError where v is None."""
+def _key(q: Any, k: Any, v: Any, numbers: Rules, num_threads: Any) -> Hashable:
+    """What makes two calls have one problem but for rules that are arrays; None where q, k or v need a closer look."""
+    key = key_of(q, k, v)
+    if key is None or (not numbers and num_threads is None):
+        return key
+    return (key, num_threads, type(num_threads), *numbers.items(), *map(type, numbers.values()))  # True equals 1
+
+
+def describe_whole(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) -> Call:
+    """As `describe`, for calls that need v. Raises DtypeError where v is None."""
     if v is None:
         as_array(v, "v")  # raises: it is no array
-    call = describe(q, k, v, rules, num_threads)
-    assert call.v is not None
-    return call, call.v
+    return describe(q, k, v, rules, num_threads)

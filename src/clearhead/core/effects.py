@@ -18,14 +18,12 @@ from typing import Any, Literal, NamedTuple, TypedDict, cast, get_args
 import numpy as np
 
 from clearhead.core import state as states
-from clearhead.core.arrays import as_host_array, on_cpu, to_device_of
+from clearhead.core.arrays import on_cpu, to_device_of
 from clearhead.core.axes import Array, as_slice, brief
 from clearhead.core.state import State
 from clearhead.core.statistics import PER_KEY, PER_QUERY, Request, Statistic
-from clearhead.digits import significant
 from clearhead.errors import check_known
-from clearhead.tables import Table, html
-from clearhead.words import Language, of_locale, say
+from clearhead.loading import load
 
 Kind = Literal["contribution", "cut", "moved", "norm"]
 Rest = Literal["renormalise", "first"]
@@ -62,16 +60,8 @@ class Strongest(NamedTuple):
         return brief("Strongest", self._asdict())
 
     def _repr_html_(self) -> str:
-        language = of_locale()
-        return html(language, [strongest_table(self, say(language, "strongest table"), language)])
-
-
-def strongest_table(edges: Strongest, heading: str, language: Language) -> Table:
-    """A row for each edge."""
-    columns = [as_host_array(x, name)[0].tolist() for name, x in edges._asdict().items()]
-    rows = [(*map(str, edge), significant(value, 4)) for *edge, value in zip(*columns, strict=True)]
-    names = [say(language, f"column {name}") for name in edges._fields]
-    return Table(heading, names, rows, [-value for value in columns[-1]])
+        shown: str = load("view.objects").html_of(self)
+        return shown
 
 
 class SignedImage(NamedTuple):

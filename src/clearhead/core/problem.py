@@ -5,8 +5,7 @@ positions (visibility.py says which); sinks add one logit to each row's denomina
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, fields, replace
 from math import prod
 from types import NoneType
 from typing import Any, NamedTuple, cast
@@ -38,7 +37,7 @@ class Arrays(NamedTuple):
         return Sizes(q[:-2], q[-3] if len(q) > 2 else 1, q[-2], k[-2], q[-1], self.device)
 
 
-@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Problem:
     """One attention problem over arrays viewed as (batch, heads, queries, d_k); made by `describe` (call.py)."""
 
@@ -69,6 +68,11 @@ class Problem:
     kv_segments: Array | None  # (batch, keys)
     sinks: Array | None  # (heads,)
     query_offset: Array  # (batch,): query i stands at key position i + offset
+    described: Any = field(default=None, init=False, repr=False)  # as the compiled kernel reads it, once it has
+
+    def __getstate__(self) -> list[Any]:
+        """For copies and pickles, which have no part of the compiled kernel."""
+        return [None if one.name == "described" else getattr(self, one.name) for one in fields(self)]
 
     @property
     def queries(self) -> int:
@@ -88,6 +92,17 @@ class Problem:
         if len(self.prefix) == 2:
             return array
         return array.reshape(self.prefix + array.shape[2:])
+
+    @property
+    def reach(self) -> tuple[int | None, int | None]:
+        """How many keys before and after its own position a query may attend to, (left, right); causal is a right of 0.
+
+        None is no limit.
+        """
+        left, right = self.window
+        if self.causal:
+            right = 0 if right is None else min(right, 0)
+        return left, right
 
     @property
     def group(self) -> int:
@@ -145,31 +160,7 @@ class Problem:
 
 
 def problem_of(of: Arrays, rules: Rules) -> Problem:
-    """The problem of a call. What does not depend on arrays is checked once per shape and kept."""
-    arrays = {name: value for name, value in rules.items() if name in _ARRAYS and not _is_plain(value)}
-    rest = {**rules, **dict.fromkeys(arrays, None)} if arrays else rules
-    if "query_offset" in arrays:
-        rest["query_offset"] = 0
-    if not all(map(_is_plain, rest.values())):
-        return _checked(of, rules)
-    problem = _known(of, tuple(rest), *rest.values())
-    if not arrays:
-        return problem
-    check_segments(rules)
-    fields: dict[str, Any] = {}
-    for name, value in arrays.items():
-        fields |= read_one(name, value, of.sizes, {"causal": problem.causal, "window": problem.window})
-    return replace(problem, **fields)
-
-
-def _is_plain(value: Any) -> bool:
-    """Can the value be part of a cache's key? Then it is no array, nor anything whose content may change."""
-    if type(value) is tuple:
-        return all(type(side) in (int, NoneType) for side in value)
-    return type(value) in (int, float, bool, NoneType)
-
-
-def _checked(of: Arrays, rules: Rules) -> Problem:
+    """The problem of a call, with everything checked."""
     q, k, *v = of.shapes
     check_shapes(q, k, v[0] if v else None)
     _check_dtypes(of.dtypes)
@@ -190,9 +181,34 @@ def _checked(of: Arrays, rules: Rules) -> Problem:
     )
 
 
-@lru_cache(maxsize=512, typed=True)  # validation would dominate a short call
-def _known(of: Arrays, names: tuple[str, ...], *values: Any) -> Problem:  # one by one: so typed tells True from 1
-    return _checked(of, cast("Rules", dict(zip(names, values, strict=True))))
+def apart(rules: Rules) -> tuple[Rules, Rules] | None:
+    """The rules that are numbers, and those that are arrays; None where one is neither and needs a closer look.
+
+    Of the first, a rule whose value is an array is left open; where it is the offset, 0 stands for it.
+    """
+    arrays = {name: value for name, value in rules.items() if name in _ARRAYS and not is_number(value)}
+    rest: Any = {**rules, **dict.fromkeys(arrays, None)} if arrays else rules
+    if "query_offset" in arrays:
+        rest["query_offset"] = 0
+    return (rest, cast("Rules", arrays)) if all(map(is_number, rest.values())) else None
+
+
+def with_arrays(problem: Problem, arrays: Rules) -> Problem:
+    """The problem with the rules that `apart` left open."""
+    check_segments(arrays)
+    lengths = len(problem.rows), len(problem.cols)
+    sizes = Sizes(problem.prefix, problem.heads, *lengths, problem.d_k, problem.device)
+    fields: dict[str, Any] = {}
+    for name, value in arrays.items():
+        fields |= read_one(name, value, sizes, {"causal": problem.causal, "window": problem.window})
+    return replace(problem, **fields)
+
+
+def is_number(value: Any) -> bool:
+    """Can the value be part of a key? Then it is no array, nor anything whose content may change."""
+    if type(value) is tuple:
+        return all(type(side) in (int, NoneType) for side in value)
+    return type(value) in (int, float, bool, NoneType)
 
 
 def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None) -> None:

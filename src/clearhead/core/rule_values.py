@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from math import inf, prod
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from clearhead.errors import (
     expected,
     shown,
 )
-from clearhead.words import LANGUAGES, Language
 
 Window = tuple[int | None, int | None]
 _MANY = 2**20  # members of a list that is an argument: an iterable may be endless
@@ -111,13 +110,6 @@ def read_path(value: Any) -> str | os.PathLike[str]:
     if zero:
         raise FileError("path is {value}: no file can be called so.", value=shown(value))
     return value
-
-
-def read_language(value: Any) -> Language:
-    """Read "en" or "zh". Raises RuleError."""
-    if not isinstance(value, str) or value not in LANGUAGES:
-        raise RuleError(expected("language", value, "'en' or 'zh'"), 'language="zh"')
-    return cast("Language", str(value))
 
 
 def read_slice(name: str, value: Any, size: int) -> range:

@@ -1,7 +1,7 @@
 """The score rules: one table, from which everything that lists rules is derived.
 
 An entry says how a rule's value is read, which fields of a Problem hold it, and along which axes these lie. A new rule
-needs an entry here, a keyword of `Rules`, its fields in `Problem`, and its arithmetic in reference.py or visibility.py
+needs an entry here, a keyword of `Rules`, its fields in `Problem`, and its arithmetic in definition.py or visibility.py
 and in every engine. Engines, and whatever else must know a rule by name (PyTorch's operators, the pages), each declare
 the set of rules that they support and refuse all others: EVERYWHERE, and what they alone have.
 """

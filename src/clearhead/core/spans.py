@@ -12,6 +12,7 @@ import numpy as np
 
 from clearhead.core.arrays import FLOATS, as_rule_array, broadcast
 from clearhead.core.axes import Array, named
+from clearhead.core.namespace import namespace, take
 from clearhead.core.room import array_bytes, check_room
 from clearhead.core.rule_values import as_int64, spread, within_range
 from clearhead.errors import DtypeError, RuleError, ShapeError, expected
@@ -95,30 +96,14 @@ def _read_table(value: Any, prefix: tuple[int, ...]) -> Array:
         raise ShapeError("{name} has shape {shape}, which does not broadcast to {axes}.", _HINT, **values) from None
 
 
-def added(query_spans: Array, key_spans: Array, table: Array) -> Array:
-    """What the rule adds to each logit, (queries, keys), for labels (queries,), (keys,) and one head's table."""
-    if not table.size:
-        return np.zeros((len(query_spans), len(key_spans)))
-    result: Array = table[np.maximum(query_spans, 0)[:, None], np.maximum(key_spans, 0)]
-    result[query_spans < 0] = 0.0
-    result[:, key_spans < 0] = 0.0
-    return result
+def added(query_spans: Any, key_spans: Any, table: Any) -> Any:
+    """What the rule adds to each logit, (…, heads, queries, keys), of NumPy's arrays or PyTorch's tensors.
 
-
-def allowed(query_spans: Array, key_spans: Array, table: Array) -> Array | bool:
-    """Which pairs the rule does not forbid, bool (queries, keys); True or False where all have one answer."""
-    present = ~np.isneginf(added(np.unique(query_spans), np.unique(key_spans), table))
-    if present.all() or not present.any():
-        return bool(present.all())
-    seen: Array = ~np.isneginf(added(query_spans, key_spans, table))
-    return seen
-
-
-def add_sums(total: Array, query_spans: Array, key_spans: Array, values: Array) -> None:
-    """Add values (queries, keys), summed over each pair of labels, to `total` (query_spans, key_spans), float64."""
-    rows, at_rows = np.unique(query_spans, return_inverse=True)
-    cols, at_cols = np.unique(key_spans, return_inverse=True)
-    flat = at_rows[:, None] * len(cols) + at_cols
-    result = np.bincount(flat.reshape(-1), values.reshape(-1), len(rows) * len(cols)).reshape(len(rows), len(cols))
-    labelled = rows >= 0, cols >= 0
-    total[np.ix_(rows[labelled[0]], cols[labelled[1]])] += result[np.ix_(*labelled)]
+    For labels (…, 1, queries, 1) and (…, 1, 1, keys), and a table (…, heads, query_spans, key_spans).
+    """
+    xp = namespace(table)
+    there = (query_spans >= 0) & (key_spans >= 0)
+    if 0 in table.shape[-2:]:
+        return xp.where(there, 0.0, 0.0)
+    found = take(take(table, xp.clip(query_spans, 0, None), -2), xp.clip(key_spans, 0, None), -1)
+    return xp.where(there, found, 0.0)

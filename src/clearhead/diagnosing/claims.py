@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.core import reference
+from clearhead.core import definition
 from clearhead.core.axes import Array, join_heads, split_heads
 from clearhead.core.rules import Rules
 from clearhead.diagnosing.diagnose import judged
@@ -239,7 +239,7 @@ def _following(traced: Trace, wrong: Mapping[str, Array], target: str) -> tuple[
             projected = step("concat") if w_o is None else step("concat") @ turned(np.asarray(w_o), convention)
             return projected if b_o is None else np.asarray(projected + b_o)
         scores = step("scaled") / problem.scale[:, None, None] if "scaled" in sources else step("scores")
-        return np.asarray(getattr(reference.from_scores(problem, scores), name))
+        return np.asarray(getattr(definition.from_scores(problem, scores), name))
 
     truth = turned(np.asarray(getattr(traced, target)), convention)
     return ", ".join(sources), turned(step(target).reshape(truth.shape), convention)

@@ -9,16 +9,14 @@ import numpy as np
 from clearhead.core.arrays import FLOATS, as_array
 from clearhead.core.axes import Array
 from clearhead.core.rules import Rules, check_supported
-from clearhead.diagnosing.evidence import Reason
+from clearhead.core.torch_state import ungraphed
 from clearhead.diagnosing.fitting import differences
 from clearhead.diagnosing.inputs import file_inputs, layer_inputs, plain_inputs, rotary_of, weights_inputs
 from clearhead.diagnosing.reasons import doubts, known_about, nonfinite_inputs, telling
-from clearhead.diagnosing.recipe import RIGHT, RULES, Diagnosed, Recipe, Rotary, Selection, Stage
+from clearhead.diagnosing.recipe import RIGHT, RULES, Diagnosed, Rotary, Stage
 from clearhead.diagnosing.search import Candidate, Search
-from clearhead.diagnosing.verdict import Confidence, Diagnosis, MistakeExplanation, Outcome, Place
-from clearhead.diagnosing.workings import Workings
+from clearhead.diagnosing.verdict import Confidence, Diagnosis, MistakeExplanation, Outcome, Place, Reason
 from clearhead.errors import ClearheadError, FileError
-from clearhead.ops.graphed import ungraphed
 from clearhead.textbook import case_file
 from clearhead.textbook.case_file import INPUTS, LAYER, NAMES
 from clearhead.textbook.shapes import Convention
@@ -26,7 +24,6 @@ from clearhead.view.names import token_names
 
 _OPTIONS = "num_heads", "convention", "stage", "rotary", "rotary_interleaved"
 _KNOWN = (*INPUTS, *LAYER, "weights", *NAMES, "theirs", *_OPTIONS, *Rules.__annotations__)
-_WHOLE, _COARSEST, _PRINTED = 0.5, 0.006, 4e-7  # of no decimals, of two, and of seven: a program wrote so many
 
 
 def diagnose(
@@ -145,6 +142,8 @@ def diagnose_weights(weights: Any, v: Any, theirs: Any, *, convention: Conventio
 def diagnose_file(path: str | Path) -> Diagnosis:
     """`diagnose`, `diagnose_layer` or `diagnose_weights` on a file's values: .json, .npz, .safetensors or .pt.
 
+    Numbers in a .json file may be rounded for printing: all are as precise as the one with the most decimals.
+
     Raises FileError when the file is missing, malformed or of the wrong form, and what those three raise.
     """
     place = Path(path)
@@ -154,18 +153,14 @@ def diagnose_file(path: str | Path) -> Diagnosis:
     written = data.pop("theirs")
     theirs = case_file.numbers("theirs", written)
     theirs = theirs if theirs.dtype in FLOATS else theirs.astype(np.float64)
-    by_hand = not isinstance(written, np.ndarray)
-    theirs = case_file.precision(written, theirs) if by_hand else theirs
+    slack = 0.0
+    if not isinstance(written, np.ndarray):
+        theirs, slack = case_file.precision(written, theirs), case_file.half_a_decimal(written)
     stage, names = data.pop("stage", "output"), case_file.names_of(data)
     values = {name: case_file.value_of(name, value) for name, value in data.items()}
     inputs = file_inputs(place, values, theirs, stage)
     tokens, _ = token_names(names["tokens"], names["source_tokens"], inputs.problem)
-    if by_hand:
-        halves = file_inputs(place, values, np.asarray(case_file.half_decimals(written)), stage).theirs
-        diagnosis = _judged_by_decimals(inputs, halves)
-    else:
-        diagnosis = judged(inputs)
-    return replace(diagnosis, tokens=tokens, convention=values.get("convention", "rows"))
+    return replace(judged(inputs, slack), tokens=tokens, convention=values.get("convention", "rows"))
 
 
 @np.errstate(all="ignore")  # wrong recipes overflow and divide by 0
@@ -189,7 +184,7 @@ def judged(inputs: Diagnosed, slack: float = 0.0) -> Diagnosis:
         known = (sign,)
     elif first is not None:
         verdict, explanations = _explanations(search, gaps, tolerance)
-        known = known_about(search, theirs, right, gaps, tolerance) if verdict == "unexplained" else ()
+        known = tuple(known_about(search, theirs, right, gaps, tolerance)) if verdict == "unexplained" else ()
     named = {mistake for explanation in explanations for mistake in explanation.candidate.mistakes}
     hidden = [] if verdict == "unexplained" else search.unseen()
     unseen = tuple(MistakeExplanation(each, "ambiguous") for each in hidden if each.mistakes[0] not in named)
@@ -215,8 +210,6 @@ def _explanations(search: Search, gaps: Array, tolerance: float) -> tuple[Outcom
     if several:
         return "ambiguous", tuple(explanations)
     doubted = tuple(doubts(search, best, gaps, tolerance))
-    if not doubted and search.rare_rivals(best):
-        doubted = (Reason("rivals"),)
     confidence: Confidence = "sure" if len(groups) == 1 and not doubted else "likely"
     return "mistake", (replace(explanations[0], confidence=confidence, doubts=doubted), *explanations[1:])
 
@@ -233,35 +226,3 @@ def _right_with_axes_swapped(arrays: tuple[Any, ...], stage: Stage, rotary: Rota
         return False
     gap, allowed = search.full.measure(RIGHT, search.sample)
     return gap <= allowed
-
-
-def _judged_by_decimals(inputs: Diagnosed, halves: Array) -> Diagnosis:
-    """The verdict on numbers written by hand, each as precise as its own last decimal: 0.11 may stand beside 0.175.
-
-    It is that by the finest decimal; where this fails, by a coarser one, if each number agrees to its own decimals.
-
-    halves   half of each number's last decimal, in the axes of theirs; 0 where it has none
-    """
-    fine = float(halves[halves > 0].min(initial=_WHOLE))
-    by_hand = fine > _PRINTED
-    coarser = sorted({half for half in halves.ravel().tolist() if fine < half <= _COARSEST}) if by_hand else []
-    halves = np.clip(halves, fine, coarser[-1] if coarser else fine)  # 0.5 beside 0.43 is 0.50
-    finest = judged(inputs, fine)
-    for slack in coarser if finest.verdict != "right" else ():
-        diagnosis = judged(inputs, slack)
-        recipes = [e.candidate.recipe for e in diagnosis.explanations] or [RIGHT] * (diagnosis.verdict == "right")
-        better = diagnosis.verdict == "right" or finest.verdict == "unexplained"
-        if better and any(_agrees(inputs, recipe, halves) for recipe in recipes):
-            return diagnosis
-    return finest
-
-
-@np.errstate(all="ignore")
-def _agrees(inputs: Diagnosed, recipe: Recipe, halves: Array) -> bool:
-    """Is each number as near to the recipe's as its decimals say?"""
-    whole = Selection(tuple(range(inputs.problem.heads)), tuple(range(inputs.problem.queries)))
-    computed = Workings(inputs).answer(recipe, whole)
-    if computed.shape != inputs.theirs.shape:
-        return False
-    rounding = 1e-6 * (1 + np.abs(computed))
-    return bool((differences(inputs.theirs.astype(np.float64), computed) <= halves + rounding).all())

@@ -1,19 +1,13 @@
-"""How well a recipe's numbers fit theirs: the gap, what rounding allows, and unknown numbers fitted to theirs.
+"""How well a recipe's numbers fit theirs: the gap, what rounding allows, and the number in hidden places, solved."""
 
-Every candidate is compared first on one head and a few rows, in float32. A layer's output mixes all heads. So one head
-of one row of theirs is recovered first: the output projection is undone, and the heads are split again in the way in
-which the candidate joins them.
-"""
-
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from clearhead.core.axes import Array
-from clearhead.diagnosing.recipe import RIGHT, STAGES, VISIBILITY, Diagnosed, Recipe, Selection, changed
+from clearhead.core.axes import Array, split_heads
+from clearhead.diagnosing.recipe import RIGHT, STAGES, VISIBILITY, Diagnosed, Recipe, Selection
 from clearhead.diagnosing.softmaxes import eps
 from clearhead.diagnosing.workings import Workings
 
@@ -24,16 +18,8 @@ _RUNS = 4
 _WIDEST = 1e-2  # of a number: what a rounded log-sum-exp excuses at most; for scores up to some ten thousand
 _WIDEST_NARROW = 0.1  # the same where the log-sum-exp is in a narrow dtype as well
 _FEW = 64  # numbers whose root mean square says little
-_TIMES = (*np.geomspace(1 / 256, 256, 65), *-np.geomspace(1 / 16, 16, 17))
-_STARTS = {  # where the search for an unknown number begins
-    "fill": (6.0, 2.0, 0.0, -3.0, -8.0),
-    "scale_factor": _TIMES,
-    "alibi_factor": _TIMES,
-    "rotary_base": (1e4, 5e5, 1e6, *np.geomspace(10, 1e7, 140)),
-    "rotary_factor": (*range(2, 65), *(1 / k for k in range(2, 65)), 1.25, 1.5, 2.5, 0.75),
-}
-_PLAIN = "softmax", "blocks", "heads", "turned", "across", "added"  # fields that keep a fill from being solved for
-_LONG, _COLUMNS = 1024, 8  # from so many keys on, so many columns of an output are compared
+_CLEAR = 0.3  # a correlation that is no chance
+_ALTERING = "axis", "softmax", "blocks", "across", "added"  # fields whose rows are no such quotients
 
 
 def coarser(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
@@ -177,67 +163,94 @@ class Fit:
         factor = 3 * FACTOR if self.dtype == np.float64 else FACTOR  # in float64 the exact numbers are rounded too
         return factor * (worst + eps(self.dtype) * largest(exact)) + self.slack
 
-    def filled(
-        self, recipe: Recipe, selection: Selection, workings: Workings | None = None, start: float | None = None
-    ) -> Recipe | None:
-        """The recipe with its unknown number, such as that for hidden scores, found from theirs; None where none fits.
+    def rounded_to(self, narrow: str, selection: Selection) -> float:
+        """How surely theirs are the right numbers but for rounding to a narrow dtype on the way; 0 where they are not.
 
-        It is the number whose result has the least squares, by Newton's steps from the best of many.
-
-        start   the number, where it is nearly known
+        The error goes with that of a run whose inputs, weights, output or every step is rounded, or each number is one
+        of the dtype's; it is not much larger than in such a run, and does not go with the right numbers themselves.
         """
-        field, workings, theirs = recipe.unknown, workings or self.exact, self.theirs(selection)
-        if not field:
-            return recipe
-        by_row = field == "fill" and not self.inputs.merged and recipe.axis == "keys"
-        if by_row and any(getattr(recipe, name) != getattr(RIGHT, name) for name in _PLAIN):
+        exact, theirs, dtype = self.exact.answer(RIGHT, selection), self.theirs(selection), np.dtype(narrow)
+        error, clear = theirs - exact, max(_CLEAR, 6 / max(1, theirs.size) ** 0.5)
+        if error.size < _FEW or not np.isfinite(error).all() or abs(correlated(error, exact)) > clear:
+            return 0.0
+
+        def rounded(x: Array) -> Array:
+            return x.astype(dtype).astype(x.dtype)
+
+        runs = [
+            work.answer(RIGHT, selection)
+            for work in (Workings(self.inputs, dtype), Workings(self.inputs.mapped(rounded, rounded)))
+        ]
+        runs.append(rounded(exact))
+        if self.inputs.stage == "output" and not self.inputs.merged:
+            runs.append(rounded(self.exact.weights(RIGHT, selection)) @ self.exact.values(RIGHT, selection))
+        errors = [run - exact for run in runs]
+        alike = [correlated(error, other) for other in errors if rms(error) <= _TYPICAL * rms(other) < np.inf]
+        best = max(alike, default=0.0)
+        written = bool(alike) and bool((rounded(theirs) == theirs).all())
+        return best if best > clear else clear * written
+
+    def filled(self, recipe: Recipe, selection: Selection) -> Recipe | None:
+        """The recipe with the number f that stands in hidden places, or is added there, solved from theirs.
+
+        With o_v and o_h the outputs of the visible and of the hidden keys alone, and r = Σ exp(hidden) / Σ exp(visible)
+        for f = 0, a row's output is (o_v + r·e^f·o_h) / (1 + r·e^f). So o_v - theirs = r·e^f·(theirs - o_h) in each
+        row; all rows together give f, each weighed by how much it shows.
+        """
+        if recipe.merge == "flat" or any(getattr(recipe, name) != getattr(RIGHT, name) for name in _ALTERING):
             return None
-        use = np.isfinite(theirs)
-
-        def error(number: float) -> Array:
-            return (workings.answer(changed(recipe, {field: number}), selection) - theirs)[use]
-
-        def squared_error(number: float) -> float:
-            total = float((error(number) ** 2).sum())
-            return total if np.isfinite(total) else np.inf
-
-        if workings.answer(changed(recipe, {field: _STARTS[field][0]}), selection).shape != theirs.shape:
+        merged, stage = self.inputs.merged, self.inputs.stage
+        exact = self._per_head if merged else self.exact
+        theirs = self._by_head(recipe, selection) if merged else self.theirs(selection)
+        x, seen = exact.logits(recipe._replace(fill=0.0), selection), exact.visible(recipe, selection)
+        if stage == "masked":
+            numbers = (theirs - x)[np.broadcast_to(~seen, x.shape)]
+            return recipe._replace(fill=_short(float(np.median(numbers)))) if numbers.size else None
+        visible = x[np.broadcast_to(seen, x.shape)]
+        near = float(visible.mean()) if visible.size and recipe.masking == "fill" else 0.0  # from where f is counted
+        powers, total = exact.powers(recipe, selection, np.where(seen, x, x + near))
+        powers = np.where(seen, 0.0, powers)
+        hidden = powers.sum(axis=-1, keepdims=True)
+        of_visible, of_hidden = exact.answer(recipe._replace(masking="forbid"), selection), powers / hidden
+        if stage == "output":
+            of_hidden = of_hidden @ exact.values(recipe, selection)
+        if not theirs.shape == of_visible.shape == of_hidden.shape or total.shape != hidden.shape:
             return None
-        if by_row and self.inputs.stage == "masked":  # the number stands in hidden places, alone or added
-            hidden = np.broadcast_to(~workings.visible(recipe, selection), theirs.shape)
-            numbers = (theirs - workings.answer(changed(recipe, {field: 0.0}), selection))[hidden]
-            return changed(recipe, {field: _round(float(np.median(numbers)))}) if numbers.size else None
-        steps, by_power = 6 if start is None else 3, field == "fill"
-        starts = sorted(_STARTS[field], key=squared_error)[: 1 if by_power else 3] if start is None else [start]
-        relative = 1e-3 if workings.dtype == np.float32 else 1e-6
-        ends = (_newton(error, number, steps, relative, by_power=by_power) for number in starts)
-        best = min((end for end in ends if end is not None), key=squared_error, default=None)
-        idle = field == "scale_factor" or recipe.masking == "add"  # near 0: all scores are lost, or no key is hidden
-        if best is None or (idle and abs(best) <= 1e-3):
+        r = hidden / (total - hidden)
+        use = np.isfinite(r) & np.isfinite(theirs + of_hidden).all(axis=-1, keepdims=True)
+        left, right, shown = (
+            np.where(use, side, 0.0)
+            for side in (of_visible - theirs, r * (theirs - of_hidden), r * (of_visible - of_hidden))
+        )
+        power = 1.0
+        for _ in range(4):
+            weight = shown / (1 + np.where(use, r, 0.0) * power) ** 2
+            power = max(0.0, float((left * weight).sum() / (right * weight).sum()))
+        if not 0 < power < np.inf:
             return None
-        return changed(recipe, {field: best if field in ("scale_factor", "alibi_factor") else _round(best)})
+        number = float(np.log(power)) + near
+        idle = recipe.masking == "add" and abs(number) <= 1e-3  # no key is hidden then
+        return None if idle else recipe._replace(fill=_short(number))
+
+    @cached_property
+    def _per_head(self) -> Workings:
+        return Workings(replace(self.inputs, per_head=True))
+
+    def _by_head(self, recipe: Recipe, selection: Selection) -> Array:
+        """A layer's output with an axis of heads: W^O is undone, as far as it can be, and the heads are split again."""
+        layer, heads, joined = self.inputs.layer, self.inputs.problem.heads, self.theirs(selection)[:, 0]
+        assert layer is not None
+        if "o" in layer.w and recipe.w_o not in ("missing", "on values"):
+            if "o" in layer.b and recipe.b_o == "given":
+                joined = joined - layer.b["o"]
+            flat = joined.reshape(-1, joined.shape[-1])
+            joined = np.linalg.lstsq(self.exact.w_o(recipe).T, flat.T, rcond=None)[0].T.reshape(*joined.shape[:-1], -1)
+        if recipe.merge == "interleaved":
+            return np.moveaxis(joined.reshape(*joined.shape[:-1], -1, heads), -1, 1)
+        return np.asarray(split_heads(joined, heads))
 
 
-def _newton(
-    error: Callable[[float], Array], number: float, steps: int, relative: float, *, by_power: bool
-) -> float | None:
-    """The number after Gauss and Newton's steps for the least squares; None where they leave all bounds.
-
-    by_power   they are steps of exp(number), in which results are nearly linear where the number is a score
-    """
-    for _ in range(steps):
-        step = relative * max(abs(number), 1.0 if number == 0 else 0.1)
-        here = error(number)
-        slope = (error(number + step) - here) / step
-        squared = float((slope**2).sum())
-        change = -float((here * slope).sum()) / squared if squared else 0.0
-        number += float(np.log1p(max(change, -0.9))) if by_power else change
-        if not abs(number) < 1e9:
-            return None
-    return number
-
-
-def _round(x: float) -> float:
+def _short(x: float) -> float:
     """A number of two digits where `x` lies very near to one: -9.99998 is -10, 2.2e-16 is 0."""
     short = float(f"{x:.2g}") if abs(x) > 1e-3 else 0.0
     return short if abs(x - short) <= 1e-3 * max(1.0, abs(x)) else x
@@ -261,97 +274,34 @@ def rms(x: Array) -> float:
     return size if np.isfinite(size) else float("inf")
 
 
+def correlated(a: Array, b: Array) -> float:
+    """Σ a·b / (|a|·|b|), 0 where one of them is 0 or not finite."""
+    size = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float((a * b).sum()) / size if size and np.isfinite(size) else 0.0
+
+
 def largest(x: Array) -> float:
     """The largest finite magnitude."""
     return float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
 
 
-class Comparison(NamedTuple):
-    """Theirs, the heads and rows compared, what computes a candidate there, and the gap that rules it out."""
-
-    fit: Fit
-    selection: Selection
-    workings: Workings
-    threshold: float
-
-
 class Screen:
-    """Rules out candidates that are far from theirs on a few rows."""
+    """Rules out candidates that are far from theirs on a few rows, of one head where heads are not joined."""
 
     def __init__(self, fit: Fit) -> None:
-        if fit.inputs.stage == "output" and not fit.inputs.merged and fit.inputs.problem.keys >= _LONG:
-            fit = Fit(replace(fit.inputs, theirs=fit.inputs.theirs[..., :_COLUMNS]), fit.dtype, fit.slack)
         inputs, n, heads = fit.inputs, fit.inputs.problem.queries, tuple(range(fit.inputs.problem.heads))
-        self.row, self.head = n // 2, len(heads) // 2
-        rows = {self.row} if inputs.merged else {int(n > 2), self.row, n - 1}
-        single = np.dtype(np.float32)
-        selection = Selection(heads if inputs.merged else heads[self.head :][:1], tuple(sorted(rows & set(range(n)))))
-        workings = fit.plain if fit.plain.precision == single else Workings(inputs, single)
-        self.allowed = fit.allowed(RIGHT, selection)
-        threshold = max(1e-3 * largest(fit.theirs(selection)), 5 * self.allowed)
-        self.whole = Comparison(fit, selection, workings, threshold)
-        self._single_heads: dict[Any, Comparison] = {}
-        self._per_head = Workings(replace(inputs, per_head=True), single) if inputs.merged else workings
+        rows = {n // 2} if inputs.merged else {int(n > 2), n // 2, n - 1}
+        self.fit, single = fit, np.dtype(np.float32)
+        chosen = heads if inputs.merged else heads[len(heads) // 2 :][:1]
+        self.selection = Selection(chosen, tuple(sorted(rows & set(range(n)))))
+        self.workings = fit.plain if fit.plain.precision == single else Workings(inputs, single)
+        allowed = fit.allowed(RIGHT, self.selection)
+        self.threshold = max(1e-3 * largest(fit.theirs(self.selection)), 5 * allowed)
 
-    def filled_if_near(self, recipe: Recipe) -> Recipe | None:
-        """The recipe, with the number that its mask fills with found; None where it is far from theirs."""
-        fit, selection, workings, threshold = self.comparison(recipe)
-        filled = fit.filled(recipe, selection, workings)
-        if filled is None or not fit.gap(filled, selection, workings.answer(filled, selection), threshold) <= threshold:
-            return None
-        return filled
-
-    def comparison(self, recipe: Recipe) -> Comparison:
-        """What a recipe is compared on: one head of theirs, where a layer's output can be split into heads."""
-        if not self.whole.fit.inputs.merged or not self.whole.selection.rows or recipe.added:
-            return self.whole
-        key = recipe.w_o, recipe.b_o, recipe.merge
-        if key not in self._single_heads:
-            self._single_heads[key] = self._single_head(recipe) or self.whole
-        return self._single_heads[key]
-
-    def _single_head(self, recipe: Recipe) -> Comparison | None:
-        inputs, (whole, rows, _, threshold) = self.whole.fit.inputs, self.whole
-        p = inputs.problem
-        theirs = whole.theirs(rows)[:, 0, 0]
-        perturbed = theirs + self.allowed * np.random.default_rng(0).choice([-1.0, 1.0], theirs.shape)
-        joined, perturbed_joined = (_unprojected(whole.exact, recipe, row) for row in (theirs, perturbed))
-        if joined is None or perturbed_joined is None or joined.shape[-1] % p.heads or not np.isfinite(joined).all():
-            return None
-        noise = 10 * float(np.abs(joined - perturbed_joined).max(initial=0.0))
-        if not noise < 0.1 * largest(joined):
-            return None
-        d_v = joined.shape[-1] // p.heads
-        head, row = self.head, self.row
-        if recipe.merge == "flat":  # a joined row holds consecutive rows of one head: this is the first of them
-            head, row = divmod(self.row * p.heads, p.queries)
-            values = joined[:, :d_v]
-        elif recipe.merge == "interleaved":
-            values = joined.reshape(-1, d_v, p.heads)[:, :, head]
-        else:
-            values = joined.reshape(-1, p.heads, d_v)[:, head]
-        theirs_per_head = np.zeros((len(theirs), p.heads, p.queries, d_v))
-        theirs_per_head[:, head, row] = values
-        fit = Fit(replace(inputs, theirs=theirs_per_head, per_head=True), whole.dtype, whole.slack)
-        selection = Selection((head,), (row,))
-        return Comparison(fit, selection, self._per_head, max(threshold, 1e-3 * largest(values), noise))
-
-
-def _unprojected(workings: Workings, recipe: Recipe, row: Array) -> Array | None:
-    """The joined heads that the output projection turned into this row; None where it cannot be undone."""
-    layer = workings.inputs.layer
-    assert layer is not None
-    if "o" not in layer.w or recipe.w_o == "missing":
-        return row
-    if "o" in layer.b and recipe.b_o == "given":
-        row = row - layer.b["o"].astype(np.float64)
-    if recipe.w_o == "on values":
-        return row
-    w = workings.w_o(recipe)
-    try:
-        return np.asarray(np.linalg.solve(w.T, row.T).T)
-    except np.linalg.LinAlgError:  # it is singular, or not square
-        return None
+    def near(self, recipe: Recipe) -> bool:
+        """Is it near theirs?"""
+        computed = self.workings.answer(recipe, self.selection)
+        return self.fit.gap(recipe, self.selection, computed, self.threshold) <= self.threshold
 
 
 def taken(inputs: Diagnosed, batches: tuple[int, ...]) -> Diagnosed:
@@ -361,16 +311,3 @@ def taken(inputs: Diagnosed, batches: tuple[int, ...]) -> Diagnosed:
     index = list(batches)
     problem, theirs = inputs.problem.take(batches=np.array(index)), inputs.theirs[index]
     return replace(inputs.mapped(lambda x: x[index]), whole=inputs, entries=batches, problem=problem, theirs=theirs)
-
-
-def generic(inputs: Diagnosed) -> Diagnosed:
-    """Inputs of the same shapes, dtypes and rules, whose numbers are random."""
-    rng = np.random.default_rng(0)
-
-    def drawn(x: Array) -> Array:
-        return np.asarray(rng.standard_normal(x.shape)).astype(x.dtype)
-
-    def matrix(x: Array) -> Array:
-        return drawn(x) / x.dtype.type(len(x) ** 0.5 if x.ndim > 1 else 1)
-
-    return replace(inputs.mapped(drawn, matrix), weights=inputs.weights)

@@ -23,10 +23,11 @@ from clearhead.textbook.trace_weights import describe_weights
 
 def plain_inputs(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rotary | None, rules: Rules) -> Diagnosed:
     """The inputs of `diagnose`, checked."""
-    described, values = describe_whole(q, k, v, rules)
-    shape = (*described.problem.prefix, described.problem.queries, values.shape[-1])
+    described = describe_whole(q, k, v, rules)
+    assert described.v is not None
+    shape = (*described.problem.prefix, described.problem.queries, described.d_v)
     result = heads_first(read_theirs(theirs, shape, described.problem, stage))
-    return Diagnosed(described.problem, described.q, described.k, values, result, stage, None, rotary)
+    return Diagnosed(described.problem, described.q, described.k, described.v, result, stage, None, rotary)
 
 
 def weights_inputs(weights: Any, v: Any, theirs: Any, convention: Convention, stage: Stage) -> Diagnosed:

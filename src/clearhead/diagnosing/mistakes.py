@@ -5,12 +5,12 @@ the inputs is computed here, by the names that the data use: the conditions unde
 changes with other scales, sizes of blocks and narrower dtypes, and of some of several matrices.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import combinations
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -36,24 +36,20 @@ class Mistake:
     needs: Sentence  # what an input must have to show it
     when: tuple[str, ...] = ()  # the conditions under which it can be made
     rule: str = ""  # the caller's rule that it breaks, another condition
-    evidence: Literal["numbers", "rounding", "chance"] = "numbers"  # it gives theirs exactly, but for rounding; by luck
+    evidence: Literal["numbers", "rounding"] = "numbers"  # it gives theirs exactly, or only as far as rounding goes
     alone: bool = False  # never tried together with another mistake
     seldom: bool = False  # never tried together with another seldom one
-    rare: bool = False  # tried alone and last
 
-    def variants(self, inputs: Diagnosed, *, rare: bool = False) -> list[Change]:
-        """The changes that these inputs allow: the usual ones, or the rare ones, which are tried alone and last."""
+    def variants(self, inputs: Diagnosed) -> list[Change]:
+        """The changes that these inputs allow."""
         if not all(holds(condition, inputs) for condition in (*self.when, self.rule) if condition):
             return []
         result: list[Change] = []
         for change in (c for c in self.changes if "when" not in c or holds(c["when"], inputs)):
             fields = {field: value for field, value in change.items() if field != "when"}
             computed = next((field for field in fields if field in COMPUTED), None)
-            if computed is not None:
-                variants = COMPUTED[computed](inputs, fields.pop(computed))
-                result += [{**fields, **variant} for variant in (variants.rare if rare else variants.usual)]
-            elif rare == self.rare:
-                result.append(fields)
+            variants = [{}] if computed is None else COMPUTED[computed](inputs, fields.pop(computed))
+            result += [{**fields, **variant} for variant in variants]
         return result
 
 
@@ -77,8 +73,8 @@ def _mistake(name: str, table: dict[str, Any], tables: dict[str, Any]) -> Mistak
         if isinstance(sentence, dict) and "as" in sentence:  # the same as another mistake's
             sentence = tables[sentence["as"]][what]
         table[what] = {"en": sentence, "zh": sentence} if isinstance(sentence, str) else sentence
-    table["changes"] = tuple(  # TOML has no tuples, and no None for a number that is fitted to theirs
-        {field: None if x == "fitted" else tuple(x) if isinstance(x, list) else x for field, x in change.items()}
+    table["changes"] = tuple(  # TOML has no tuples, and no None for a number that is solved from theirs
+        {field: None if x == "solved" else tuple(x) if isinstance(x, list) else x for field, x in change.items()}
         for change in table["changes"]
     )
     return Mistake(name, when=(when,) if isinstance(when, str) else tuple(when), **table)
@@ -178,14 +174,7 @@ OF_INPUTS: dict[str, Callable[[Diagnosed], bool]] = {
 }
 
 
-class Variants(NamedTuple):
-    """The changes that are usual, and those that are tried alone and last."""
-
-    usual: Iterable[Change] = ()
-    rare: Iterable[Change] = ()
-
-
-def _scales(inputs: Diagnosed, which: float | str) -> Variants:
+def _scales(inputs: Diagnosed, which: float | str) -> list[Change]:
     """Other scales, where they differ from the right one: a number, or one that is named after what it comes from."""
     p, right = inputs.problem, inputs.problem.scale
     d_model = [] if inputs.layer is None else [inputs.layer.x.shape[-1]]
@@ -198,56 +187,53 @@ def _scales(inputs: Diagnosed, which: float | str) -> Variants:
     for name, each in widths.items():  # divided by the square root of a width
         others[name] = [width**-0.5 for width in each if width and (name == "d_k" or width != p.d_k)]
     scales = {which} if isinstance(which, float) else {*others[which]}
-    return Variants([{"scale": float(x)} for x in sorted(scales) if (abs(x - right) > 1e-9 * abs(right)).any()])
+    return [{"scale": float(x)} for x in sorted(scales) if (abs(x - right) > 1e-9 * abs(right)).any()]
 
 
-def _overflows(inputs: Diagnosed, *_: object) -> Variants:
+def _overflows(inputs: Diagnosed, *_: object) -> list[Change]:
     """The dtypes whose range exp can leave where no maximum is subtracted; only NaN in theirs shows that."""
     if np.isfinite(inputs.theirs.astype(np.float64)).all():
-        return Variants()
+        return []
     names = {dtype.name for dtype in (inputs.theirs.dtype, inputs.problem.dtype)} & {"float16", "float64"}
-    return Variants([{"overflow": name} for name in sorted({*names, "float32"})])
+    return [{"overflow": name} for name in sorted({*names, "float32"})]
 
 
-def _later_steps(inputs: Diagnosed, *_: object) -> Variants:
+def _later_steps(inputs: Diagnosed, *_: object) -> list[Change]:
     """The later steps up to the weights that change the numbers."""
     uses = inputs.problem.uses
     works = {"scaled": holds("scaled", inputs), "capped": uses("softcap"), "masked": _hides(inputs), "weights": True}
     works["biased"] = any(map(uses, ("bias", "alibi_slopes", "spans")))
     later = STAGES[STAGES.index(inputs.stage) + 1 : 6]  # an earlier step means a missing rule, which has its own entry
-    return Variants([{"step": step} for step in later if works[step]])
+    return [{"step": step} for step in later if works[step]]
 
 
-def _some(field: str, inputs: Diagnosed, value: str) -> Variants:
-    """A layer's square matrices, or its biases: each alone, q, k and v, and all together; other subsets are rare."""
+def _some(field: str, inputs: Diagnosed, value: str) -> list[Change]:
+    """Each subset of a layer's square matrices, or of its biases."""
     arrays = {} if inputs.layer is None else getattr(inputs.layer, field)
     names = [name for name, x in arrays.items() if field == "b" or x.shape[0] == x.shape[1]]
     subsets = [some for many in range(1, len(names) + 1) for some in combinations(names, many)]
-    projections = tuple(name for name in names if name != "o")
-    usual = [some for some in subsets if len(some) in (1, len(names)) or some == projections]
-    rare = [some for some in subsets if some not in usual]
-    return Variants(*([{f"{field}_{name}": value for name in some} for some in chosen] for chosen in (usual, rare)))
+    return [{f"{field}_{name}": value for name in some} for some in subsets]
 
 
-def _chunks(inputs: Diagnosed, *_: object) -> Variants:
+def _chunks(inputs: Diagnosed, *_: object) -> list[Change]:
     """Chunks as wide as the window, or as one of its sides."""
     left, right = inputs.problem.window
     sizes = set() if left is None else {left, left + 1, left + 1 + (right or 0)} - {0}
-    return Variants([{"chunk": size} for size in sorted(sizes) if size < inputs.problem.keys])
+    return [{"chunk": size} for size in sorted(sizes) if size < inputs.problem.keys]
 
 
-def _every_rule(inputs: Diagnosed, value: str) -> Variants:
-    """All rules that hide keys at once, where there are at least three."""
+def _every_rule(inputs: Diagnosed, value: str) -> list[Change]:
+    """All rules that hide keys at once, where there are at least two."""
     fields = {"kv_lengths": "padding", "query_lengths": "query_padding", "query_segments": "segments"}
     rules = ("causal", "window", "mask", *fields)
     change = {fields.get(rule, rule): value for rule in rules if inputs.problem.uses(rule)}
-    return Variants([change] if len(change) > 2 else [])
+    return [change] if len(change) > 1 else []
 
 
-def _narrow(inputs: Diagnosed, where: str) -> Variants:
+def _narrow(inputs: Diagnosed, *_: object) -> list[Change]:
     size = min(inputs.theirs.dtype.itemsize, inputs.problem.dtype.itemsize)
     names = [name for name, itemsize in (("float32", 4), ("float16", 2), ("bfloat16", 2)) if itemsize < size]
-    return Variants([{"half": where, "half_dtype": name} for name in names])
+    return [{"half_dtype": name} for name in names]
 
 
 def _sizes(length: int) -> list[int]:
@@ -255,44 +241,29 @@ def _sizes(length: int) -> list[int]:
     return [size for size in (2, 4) if length <= 64] + [size for size in BLOCKS if size < length]
 
 
-def _of_sizes(field: str, kind: str, *sizes: Iterable[int]) -> Variants:
-    """A change of this kind for each size: the usual sizes, and the rare ones."""
-    return Variants(*([{field: (kind, size)} for size in some] for some in sizes))
-
-
-def _in_blocks(field: str, inputs: Diagnosed, kind: str, *, any_size: bool = False) -> Variants:
-    """A bug of some kind in blocks of each size; blocks of fewer than 16 keys are rare unless they have any size."""
+def _in_blocks(field: str, inputs: Diagnosed, kind: str) -> list[Change]:
+    """A bug of some kind in blocks of each size."""
     keys = inputs.problem.keys
-    sizes = _sizes(keys)
-    usual = sizes if any_size else [size for size in sizes if size >= 16] or sizes[-1:]
-    every = [size for size in (*range(1, 257), 512, 1024) if size < keys] if any_size else sizes
-    rare = [size for size in every if size not in usual]
-    return _of_sizes(field, kind, *([s for s in some if kind != "overlapping" or keys % s] for some in (usual, rare)))
+    return [{field: (kind, size)} for size in _sizes(keys) if kind != "overlapping" or keys % size]
 
 
-def _key_tails(inputs: Diagnosed, kind: str) -> Variants:
-    """One block size for each number of keys that are skipped, or of zeros that are read."""
+def _key_tails(inputs: Diagnosed, kind: str) -> list[Change]:
+    """One size of blocks for each number of keys that are skipped behind the last whole one, or of zeros read there."""
     keys = inputs.problem.keys
-    uneven = ([size for size in sizes if keys % size] for sizes in (_sizes(keys), range(1, min(keys, 257))))
-    by_tail = ({tail_length(kind, size, keys): size for size in sorted(sizes, reverse=True)} for sizes in uneven)
-    usual, every = (sorted(sizes.values()) for sizes in by_tail)
-    return _of_sizes("key_tail", kind, usual, [size for size in every if size not in usual])
+    uneven = sorted((size for size in _sizes(keys) if keys % size), reverse=True)
+    by_tail = {keys % size if kind == "skipped" else -keys % size: size for size in uneven}
+    return [{"key_tail": (kind, size)} for size in sorted(by_tail.values())]
 
 
-def tail_length(kind: str, block: int, keys: int) -> int:
-    """How many keys a kernel skips behind its last whole block, or how many zeros it reads behind them."""
-    return keys % block if kind == "skipped" else -keys % block
-
-
-def _query_tails(inputs: Diagnosed, kind: str) -> Variants:
+def _query_tails(inputs: Diagnosed, kind: str) -> list[Change]:
     """The rows behind the last whole block of queries: 0, or whatever the memory held."""
     n, theirs = inputs.problem.queries, inputs.theirs.astype(np.float64)
-    starts = sorted({n // size * size for size in (*_sizes(n), *range(3, min(n, 33))) if n % size}, reverse=True)
+    starts = sorted({n // size * size for size in _sizes(n) if n % size}, reverse=True)
     zeros = [start for start in starts if not theirs[:, :, start:].any()]
-    return _of_sizes("tail", kind, zeros if kind == "zero" else starts if not zeros else [])
+    return [{"tail": (kind, start)} for start in (zeros if kind == "zero" else starts if not zeros else [])]
 
 
-COMPUTED: dict[str, Callable[[Diagnosed, str], Variants]] = {  # by the field that mistakes.toml names
+COMPUTED: dict[str, Callable[[Diagnosed, str], list[Change]]] = {  # by the field that mistakes.toml names
     "scale": _scales,
     "overflow": _overflows,
     "step": _later_steps,
@@ -300,9 +271,8 @@ COMPUTED: dict[str, Callable[[Diagnosed, str], Variants]] = {  # by the field th
     "b": partial(_some, "b"),
     "chunk": _chunks,
     "every rule": _every_rule,
-    "half": _narrow,
+    "half_dtype": _narrow,
     "blocks": partial(_in_blocks, "blocks"),
-    "blocks of any size": partial(_in_blocks, "blocks", any_size=True),
     "tile": partial(_in_blocks, "tile"),
     "key_tail": _key_tails,
     "tail": _query_tails,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.axes import Array, group_size, join_heads, split_heads
-from clearhead.core.reference import mix
+from clearhead.core.definition import mix, split
 from clearhead.diagnosing.recipe import RIGHT, Diagnosed, Recipe, between
 from clearhead.diagnosing.softmaxes import eps
 
@@ -118,8 +118,7 @@ class Operands:
         if plain and self.long:
             return self._operand(recipe, role)
         name, fields = recipe.order["qkv".index(role)], PROJECTED(recipe)
-        fitted = recipe.rotary_base != 0 or recipe.rotary_factor != 1  # many values
-        often = plain or fields == PROJECTED(RIGHT) or (self.inputs.layer is not None and not fitted)
+        often = plain or fields == PROJECTED(RIGHT) or self.inputs.layer is not None
         key = (name, role if self.perturbed is not None else "") if plain else (role, fields)
         return self.once(key, lambda: self._operand(recipe, role), keep=often)
 
@@ -201,16 +200,15 @@ class Operands:
 
     def _rotated(self, recipe: Recipe, x: Array, *, shift: bool) -> Array:
         assert self.inputs.rotary is not None
-        right_base, interleaved = self.inputs.rotary
+        base, interleaved = self.inputs.rotary
         part = int(x.shape[-1] * recipe.rotary_part) // 2 * 2
         half = part // 2
         places = np.arange(x.shape[2])[None, :]
         if shift:
             offset = self.problem.query_offset[:, None] if recipe.rotary_from == "offset" else 0
             places = places + offset + recipe.rotary_shift
-        assert recipe.rotary_factor is not None
-        places = places[..., None] / recipe.rotary_factor
-        frequencies = (recipe.rotary_base or right_base) ** (-np.arange(half) / max(1, half))
+        places = places[..., None]
+        frequencies = base ** (-np.arange(half) / max(1, half))
         if self.precision is not None:  # no code is told off for angles in float32, as most libraries have them
             places, frequencies = places.astype(np.float32), frequencies.astype(np.float32)
         angles = places * (-frequencies if recipe.rotary == "backwards" else frequencies)
@@ -266,7 +264,7 @@ def weighted(weights: Array, values: Array) -> Array:
     """weights·values; a value of weight 0 is not read."""
     result = np.asarray(weights @ values)
     if not np.isfinite(result).all() and not np.isfinite(values).all():
-        return mix(weights, values, weights != 0)
+        return np.asarray(mix(weights, split(values), lambda: weights == 0))
     return result
 
 

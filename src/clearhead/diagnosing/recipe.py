@@ -41,7 +41,6 @@ _Softmax = Literal[  # one more: 1 + Σ in the denominator; unkept: sums, or max
     "unkept sum", "unkept sum and maximum", "sigmoid", "logarithm",
 ]  # fmt: skip
 _Blocks = Literal["", "rescale", "rescale values", "rescale sum", "last", "last values", "averaged", "unshifted", "nan"]
-_FITTED = "scale_factor", "rotary_base", "rotary_factor", "alibi_factor"  # None until they are found from theirs
 
 
 class Recipe(NamedTuple):
@@ -65,8 +64,6 @@ class Recipe(NamedTuple):
     rotary: Literal["given", "missing", "pairing", "mixed", "mixed, pairing", "backwards"] = "given"
     rotary_on: Literal["qk", "q", "k", "qkv"] = "qk"
     rotary_part: float = 1.0  # of the columns
-    rotary_base: float | None = 0.0  # 0 is the given one
-    rotary_factor: float | None = 1.0  # divides the positions
     rotary_shift: int = 0  # added to the queries' positions
     rotary_from: Literal["offset", "zero"] = "offset"  # the position of the first query
     # what a cache holds where there are more keys than queries; the newest keys are as many as there are queries
@@ -75,19 +72,16 @@ class Recipe(NamedTuple):
     keys: Literal["k", "q", "v"] = "k"
     product: Literal["q·kᵀ", "q·k", "k·qᵀ", "cosine"] = "q·kᵀ"
     groups: Literal["repeat", "tile", "first"] = "repeat"  # tile: query head h reads key head h % kv_heads
-    half: Literal["", "scores", "logits", "powers", "weights", "sum", "somewhere"] = ""  # what `half_dtype` rounds
-    half_dtype: Literal["float32", "float16", "bfloat16"] = "float16"
+    half_dtype: Literal["", "float32", "float16", "bfloat16"] = ""  # what something on the way was rounded to
     step: Literal[Stage, ""] = ""  # the step whose numbers these are, where it is not the stage asked for
     # scaled
     scale: float | None = None  # None is the problem's
-    scale_factor: float | None = 1.0
     # capped
     softcap: _Softcap = "given"
     # biased
     bias: Literal["given", "missing", "scaled", "negated", "transposed", "twice"] | _Head = "given"  # or before scale
     alibi: Literal["given", "missing", "added", "scaled"] = "given"
     alibi_slopes: Literal["given", "reversed", "all alike", "next head", "square root", "squared"] = "given"
-    alibi_factor: float | None = 1.0
     spans: Literal["given", "missing", "transposed", "wrapped"] = "given"  # wrapped: labels below 0 count from the end
     # masked: which keys a query sees
     causal: Literal["given", "missing", "inverted", "upper", "strict", "ahead", "first corner", "last corner"] = "given"
@@ -103,7 +97,7 @@ class Recipe(NamedTuple):
     key_tail: tuple[Literal["", "skipped", "zeros"], int] = ("", 0)  # keys behind the last whole block; keys per block
     # how the mask acts: after the softmax, as 1 where seen or where hidden, as a finite number
     masking: Literal["forbid", "after", "renormalised", "one seen", "one hidden", "fill", "add"] = "forbid"
-    fill: float | None = None  # for "fill" and "add"; None is fitted to theirs
+    fill: float | None = None  # for "fill" and "add"; None until it is solved from theirs
     # weights
     scaling: Literal["logits", "weights"] = "logits"
     axis: Literal["keys", "queries", "matrix", "heads", "batch", "all", "none", "none, 0 where hidden"] = "keys"
@@ -113,7 +107,6 @@ class Recipe(NamedTuple):
     sinks: Literal["given", "missing", "unshifted", "scaled"] | _Head = "given"
     blocks: tuple[_Blocks, int] = ("", 0)
     empty: Literal["zero", "nan", "mean"] = "zero"  # rows that see no key
-    dropout: float = 0.0
     heads: Literal["each", "first", "mean"] = "each"  # whose result each head gets
     turned: bool = False  # Aᵀ·V
     # output
@@ -128,11 +121,9 @@ class Recipe(NamedTuple):
     tail: tuple[Literal["", "zero", "unknown"], int] = ("", 0)  # what stands in the rows from this one on
 
     @property
-    def unknown(self) -> str:
-        """The field whose number is still to be found from theirs; "" where there is none."""
-        if self.masking in ("fill", "add") and self.fill is None:
-            return "fill"
-        return next((field for field in _FITTED if getattr(self, field) is None), "")
+    def unfilled(self) -> bool:
+        """Is the number in hidden places still to be solved from theirs?"""
+        return self.masking in ("fill", "add") and self.fill is None
 
     @property
     def wide(self) -> bool:
@@ -150,7 +141,6 @@ VISIBILITY = attrgetter(*between("causal", "tile"), "spans", "bias", "cache")  #
 _FIRST = {"source": "scores", "scale": "scaled", "softcap": "capped", "bias": "biased", "causal": "masked"}
 _FIRST |= {"scaling": "weights", "w_v": "output"}  # the first field of each stage
 _OF_VALUES: dict[str, dict[Any, Stage]] = {  # values that show at another stage than their field, and that stage
-    "half": {"logits": "scaled", "powers": "weights", "weights": "weights", "sum": "weights"},
     "softcap": {"after bias": "biased", "after mask": "masked"},
     "cache": {"ignored": "masked", "newest values empty": "output", "newest twice": "output"},
     "tile": {"overlapping": "output", "stale values": "output", "first values": "output"},
@@ -163,8 +153,7 @@ def shown(change: Change, stage: Stage) -> bool:
     for field, value in change.items():
         *_, by_field = (_FIRST[until] for until in between("source", field) if until in _FIRST)
         first = _OF_VALUES.get(field, {}).get(value[0] if field == "tile" else value, by_field)
-        details = ("half_dtype", "fill")  # these qualify another field
-        if field not in details and STAGES.index(first) > STAGES.index(stage):
+        if field != "fill" and STAGES.index(first) > STAGES.index(stage):
             return False
     return True
 

@@ -12,17 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clearhead.diagnosing import evidence
-from clearhead.diagnosing.fitting import Fit, Screen, coarser, generic, largest, largest_difference, rms, taken
-from clearhead.diagnosing.mistakes import BLOCKS, Mistake, mistakes, tail_length
+from clearhead.diagnosing.fitting import Fit, Screen, coarser, largest, largest_difference, taken
+from clearhead.diagnosing.mistakes import Mistake, mistakes
 from clearhead.diagnosing.recipe import RIGHT, Change, Diagnosed, Recipe, Selection, acts_after_weights, changed, shown
 
 _SOFTMAX = {"axis", "softmax", "blocks", "overflow"}  # each replaces the whole softmax: no two of them go together
+_PAIRED = 16  # keys of a block, below which it is tried alone
 _WIDE, _WIDE_PAIRS = 2**20, 2**19  # scores of a head, up to which mistakes that need them all are tried, and in pairs
-_SCREENED = 2**13  # keys of all heads together, on which dropout is looked for first
-_COARSE = 0.1  # the largest error that rounding can cause, as relative root mean square
-_LESSENED = 0.8  # of the difference on a few rows: more must not be left by a narrow step that is tried on all
-_SOLVED = 64  # the most rows whose weights are solved for
 BUDGET = 2**21  # the most weights that are compared
 
 
@@ -35,8 +31,6 @@ class Candidate:
     recipe: Recipe
     residual: float = inf
     tolerance: float = 0.0
-    rare: bool = False  # of the variants that are tried last
-    shows: evidence.Reason | None = None  # the evidence, where it is other than numbers that fit
 
     @property
     def fits(self) -> bool:
@@ -44,8 +38,8 @@ class Candidate:
         return self.residual <= self.tolerance
 
     @property
-    def fitted_fill(self) -> bool:
-        """Was a number, such as the one that its mask fills with, fitted to theirs?"""
+    def solved(self) -> bool:
+        """Was the number that its mask fills with solved from theirs?"""
         return any(None in change.values() for change in self.changes)
 
     def beside(self, other: "Candidate", recipe: Recipe) -> "Candidate":
@@ -73,7 +67,6 @@ class Search:
 
     def __init__(self, inputs: Diagnosed, slack: float = 0.0) -> None:
         self.tried = 0  # candidates so far
-        self._generic: Fit | None = None
         dtype, problem = coarser(inputs.problem.dtype, inputs.theirs.dtype), inputs.problem
         n, heads = problem.queries, tuple(range(problem.heads))
         whole = prod(problem.shape) <= BUDGET
@@ -108,83 +101,20 @@ class Search:
         parts = (self.full.theirs(Selection(self.everything.heads, chosen)) for chosen in ((start,), rows))
         return all(np.mean((~(np.abs(theirs) <= beyond)).any(axis=-1)) >= 0.5 for theirs in parts)
 
-    def rounded(self, bases: list[Candidate], narrowings: list[Candidate]) -> list[Candidate]:
-        """Bases with one step in a narrow dtype, sorted by how much of the difference is left then."""
-        fitting = []
-        for base in bases:
-            near = [] if base.recipe.half else [n for n in narrowings if self._may_be_rounded(base, n)]
-            for narrowing in near if near and self._alike(base) else []:
-                both = base.beside(narrowing, changed(base.recipe, narrowing.changes[0]))
-                left = evidence.rounding(self.quick, base.recipe, both.recipe, self.sample)
-                if left is not None:
-                    fitting.append(replace(both, residual=left[0], tolerance=left[1]))
-        return closest(fitting)
+    def rounded(self, narrowings: list[Candidate]) -> list[Candidate]:
+        """The narrow dtype that theirs were rounded to somewhere on the way, if nothing worse happened."""
+        gap, fit = self.quick.gap(RIGHT, self.sample), self.quick
+        fitting = [(fit.rounded_to(n.recipe.half_dtype, self.sample), n) for n in narrowings]
+        surest = sorted((pair for pair in fitting if pair[0]), key=lambda pair: -pair[0])
+        return [replace(narrowing, residual=gap, tolerance=gap) for _, narrowing in surest[:1]]
 
-    def rounded_somewhere(self, right: Candidate, narrowings: list[Candidate]) -> list[Candidate]:
-        """The narrow dtype whose plain run is about as far off as theirs, where no single step explains it."""
-        if not (self._near(right) and self._alike(right)):
-            return []
-        gap, likely = self.quick.gap(RIGHT, self.sample), []
-        for narrowing in [n for n in narrowings if n.recipe.half == "somewhere"]:
-            ratio = evidence.somewhere(self.quick, RIGHT, narrowing.recipe.half_dtype, self.sample)
-            likely += [] if ratio is None else [(ratio, replace(narrowing, residual=gap, tolerance=gap))]
-        return [candidate for _, candidate in sorted(likely, key=lambda one: one[0])[:1]]
-
-    def with_dropout(self, bases: list[Candidate], dropouts: list[Candidate]) -> list[Candidate]:
-        """Bases whose weights are dropped at random, as far as these can be solved for; first the lowest rate."""
-        fitting, solvable = [], self._solvable()
-        if not solvable.rows:
-            return []
-        some = self.everything.heads[: max(2, _SCREENED // self.quick.inputs.problem.keys)]
-        compared = self.sample if self.quick.inputs.merged else Selection(some, self.sample.rows)
-        fit, _, workings, _ = self.screen.whole
-        error_of_right = evidence.error_of(fit, RIGHT, compared, workings)
-        for dropout, base in product(dropouts, bases):
-            if base.recipe.unknown or evidence.error_of(fit, base.recipe, compared, workings) > 1.02 * error_of_right:
-                continue
-            dropped = evidence.dropout(self.full, base.recipe, solvable)
-            if dropped is not None:
-                gap = self.quick.gap(base.recipe, self.sample)
-                both = base.beside(dropout, base.recipe._replace(dropout=dropped.values["rate"]))
-                fitting.append(replace(both, residual=gap, tolerance=gap, shows=dropped))
-        return sorted(fitting, key=lambda candidate: candidate.recipe.dropout)[:1]
-
-    def _solvable(self) -> Selection:
-        """The rows whose weights can be solved for: given, or of no more keys than the values have columns."""
-        (heads, rows), inputs = (self.everything.heads, self.everything.rows), self.full.inputs
-        if inputs.stage != "output" or inputs.merged:
-            return self.everything if inputs.stage == "weights" else Selection(heads, ())
-        counts = self.full.exact.visible(RIGHT, self.everything).sum(axis=-1).min(axis=(0, 1))
-        few = [row for row, count in zip(rows, counts, strict=True) if count <= inputs.v.shape[-1]]
-        return Selection(heads, tuple(few[:_SOLVED]))
-
-    def _may_be_rounded(self, base: Candidate, narrowing: Candidate) -> bool:
-        """On a few rows, does the narrow step lessen the difference?"""
-        half, few = narrowing.recipe.half, self.screen.whole
-        slow = half == "sum" and base.mistakes and self.untried  # key after key, where the input is long
-        if half == "somewhere" or slow or not self._near(base):
-            return False
-        rounded = changed(base.recipe, narrowing.changes[0])
-        before, left = (evidence.error_of(few.fit, x, few.selection) for x in (base.recipe, rounded))
-        return not before or left < _LESSENED * before
-
-    def _near(self, base: Candidate) -> bool:
-        """On a few rows, do theirs lie so close to it that rounding could explain the difference?"""
-        fit, selection, workings, _ = self.screen.whole
-        most = _COARSE * rms(fit.theirs(selection))
-        return not base.recipe.unknown and evidence.error_of(fit, base.recipe, selection, workings) <= most
-
-    def _alike(self, base: Candidate) -> bool:
-        """Is no row far worse than the others, as is the case with rounding?"""
-        return self.full.gap(base.recipe, self.everything) <= 30 * self.quick.gap(base.recipe, self.sample)
-
-    def singles(self, *, rare: bool = False, only: Callable[[Mistake], bool] = bool) -> list[Candidate]:
+    def singles(self, only: Callable[[Mistake], bool] = bool) -> list[Candidate]:
         """Every single mistake that can be made with these inputs, and that shows at their stage."""
         inputs = self.quick.inputs
         return [
-            Candidate((mistake,), (change,), changed(RIGHT, change), rare=rare)
+            Candidate((mistake,), (change,), changed(RIGHT, change))
             for mistake in filter(only, mistakes())
-            for change in mistake.variants(inputs, rare=rare)
+            for change in mistake.variants(inputs)
             if shown(change, inputs.stage) and (inputs.weights is None or acts_after_weights(change))
         ]
 
@@ -200,7 +130,7 @@ class Search:
         allowed = self.quick.allowed(RIGHT, self.sample, right)
         hidden: dict[str, Candidate] = {}
         for single in self.singles(only=lambda mistake: bool(mistake.rule)):
-            if not single.recipe.unknown and single.mistakes[0].name not in hidden:
+            if not single.recipe.unfilled and single.mistakes[0].name not in hidden:
                 computed = self.quick.exact.answer(single.recipe, self.sample)
                 if largest_difference(computed, right) <= allowed:
                     hidden[single.mistakes[0].name] = single
@@ -208,78 +138,41 @@ class Search:
 
     def explanations(self) -> list[Candidate]:
         """Candidates that fit, the best first: one mistake before two, numbers before statistics."""
-        by_evidence: dict[str, list[Candidate]] = {"numbers": [], "rounding": [], "chance": [], "unknown": []}
+        by_evidence: dict[str, list[Candidate]] = {"numbers": [], "rounding": [], "unknown": []}
         for single in self.singles():
             if not (self.untried == "all" and single.recipe.wide):
                 unknown = single.recipe.tail[0] == "unknown"
                 by_evidence["unknown" if unknown else single.mistakes[0].evidence].append(single)
-        singles, narrowings, dropouts, tails = by_evidence.values()
-        right, paired = Candidate((), (), RIGHT), [s for s in singles if not (self.untried and s.recipe.wide)]
-        fitting = self.fitting(singles) or self.rounded([right], narrowings) or self.fitting(self._rare())
+        singles, narrowings, tails = by_evidence.values()
+        paired = [s for s in singles if not (self.untried and s.recipe.wide) and not 0 < s.recipe.tile[1] < _PAIRED]
+        fitting = self.fitting(singles)
         if fitting or not np.isfinite(self.full.theirs(self.sample)).any():  # some two mistakes make anything NaN
             return fitting
         return (
             self.fitting(tails)
             or self.fitting(pairs(paired, paired))
             or self.fitting(pairs(tails, paired))
-            or self.rounded(paired, narrowings)
-            or self.rounded_somewhere(right, narrowings)
-            or self.with_dropout([right], dropouts)
-            or self.with_dropout(paired, dropouts)
+            or self.rounded(narrowings)
         )
 
-    def _rare(self) -> list[Candidate]:
-        """Blocks of unusual sizes, but for those that are known by one number alone: how many keys come last."""
-        return [s for s in self.singles(rare=True) if not s.recipe.key_tail[0]]
+    def fitting(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+        """Candidates that fit, the closest first.
 
-    def rare_rivals(self, candidate: Candidate) -> list[Candidate]:
-        """Rare variants of other mistakes that fit as well, though not on every input."""
-        others = [s for s in self._rare() if s.mistakes[0] not in candidate.mistakes]
-        return [rival for rival in self.fitting(others) if not self.same_anywhere(candidate, rival)]
-
-    def as_if(self) -> list[Candidate]:
-        """The last keys unread, or keys of zeros behind them, however many: what theirs equal, whatever the reason."""
-        tails = [s for rare in (False, True) for s in self.singles(rare=rare) if s.recipe.key_tail[0]]
-        return self.fitting(tails, weak=True)[:1]
-
-    def fitting(self, candidates: Iterable[Candidate], *, weak: bool = False) -> list[Candidate]:
-        """Candidates that fit, the closest first; with `weak`, those as well that a coincidence would make fit."""
-        measured = map(self.measured, self._screened(candidates))
-        fitting = [c for c in measured if c.fits and (weak or not self._coincidence(c))]
-        plain = [c for c in fitting if not c.fitted_fill]
-        imitated = [c for c in fitting if c.fitted_fill and any(self.same_anywhere(c, other) for other in plain)]
-        return closest(c for c in fitting if c not in imitated)
-
-    def _coincidence(self, candidate: Candidate) -> bool:
-        """Is it a tail that only blocks of unusual sizes leave, or a pair with a number fitted to a single query?"""
-        if len(candidate.mistakes) > 1 and candidate.fitted_fill and self.full.inputs.problem.queries == 1:
-            return True
-        (kind, block), keys = candidate.recipe.key_tail, self.full.inputs.problem.keys
-        return bool(kind) and not any(  # where no usual size leaves such a tail, it has another reason
-            size < keys and tail_length(kind, size, keys) == tail_length(kind, block, keys) for size in BLOCKS
-        )
-
-    def same_anywhere(self, a: Candidate, b: Candidate) -> bool:
-        """Do two candidates give the same numbers on random inputs of this kind too, so that no input tells them apart?
-
-        A fitted number can imitate another mistake, as hidden scores of -c imitate a cap after the mask.
+        One whose number was solved counts only where no other fits: hidden scores of -c imitate a cap after the mask.
         """
-        if self._generic is None:
-            self._generic = Fit(generic(self.quick.inputs), self.quick.dtype, 0.0)
-        fit = self._generic
-        x, y = (fit.exact.answer(one.recipe, self.sample) for one in (a, b))
-        allowed = (fit.allowed(one.recipe, self.sample, exact) for one, exact in ((a, x), (b, y)))
-        return largest_difference(x, y) <= max(2e-3 * largest(y), *allowed)
+        measured = map(self.measured, self._screened(candidates))
+        single = self.full.inputs.problem.queries == 1  # a number that is solved beside another mistake fits it anyhow
+        fitting = [c for c in measured if c.fits and not (single and c.solved and len(c.mistakes) > 1)]
+        return closest([c for c in fitting if not c.solved] or fitting)
 
     def _screened(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
-        """Candidates that come near theirs on a few rows, the number that their mask fills with found."""
+        """Candidates that come near theirs on a few rows, the number that their mask fills with solved."""
         for candidate in candidates:
             self.tried += 1
-            recipe = self.screen.filled_if_near(candidate.recipe)
-            if recipe is not None and recipe is not candidate.recipe:  # found from a few rows: refine it on the sample
-                start = getattr(recipe, candidate.recipe.unknown)
-                recipe = self.quick.filled(candidate.recipe, self.sample, start=start)
-            if recipe is not None:
+            recipe: Recipe | None = candidate.recipe
+            if candidate.recipe.unfilled:
+                recipe = self.quick.filled(candidate.recipe, self.sample)
+            if recipe is not None and self.screen.near(recipe):
                 yield replace(candidate, recipe=recipe)
 
 

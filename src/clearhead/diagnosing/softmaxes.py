@@ -1,6 +1,6 @@
 """The softmax of a recipe, right or wrong: powers of the logits, and what they are divided by.
 
-Also what kernels do to it: blocks of keys with their classic bugs, and sums in a narrow dtype.
+Also what kernels do to it: blocks of keys with their classic bugs.
 """
 
 from collections.abc import Callable
@@ -42,14 +42,9 @@ def powers(
     if recipe.softmax == "unkept sum and maximum":
         peak = peak.swapaxes(-1, -2)
     result = rounded(np.exp(x - peak))
-    if recipe.half == "powers":
-        result = rounded_to(result, recipe.half_dtype)
     if recipe.softmax == "no sum":
         return rounded(np.exp(x - row_peak)), np.ones_like(peak)
-    if recipe.half == "sum":
-        total = product_in_half(result, np.ones((x.shape[-1], 1), x.dtype), recipe.half_dtype)
-    else:
-        total = result.sum(axis=axis, keepdims=True)
+    total = result.sum(axis=axis, keepdims=True)
     for extra, count in extras:
         total = total + count * np.exp(extra if recipe.sinks == "unshifted" else extra - peak)
     if recipe.softmax == "one more, shifted":
@@ -94,19 +89,6 @@ def tiled(what: str, size: int, x: Array) -> tuple[Array, Array, Array]:
     return powers, (right if what == "rescale values" else stale).sum(axis=-1, keepdims=True), final
 
 
-def rounded_to(x: Array, dtype: str) -> Array:
-    """Rounded to a narrow dtype and back."""
-    return x.astype(dtype).astype(x.dtype)
-
-
 def eps(dtype: np.dtype[Any]) -> float:
     """The distance from 1 to the next number."""
     return 2.0**-7 if dtype == bfloat16 else float(np.finfo(dtype).eps)
-
-
-def product_in_half(powers: Array, values: Array, dtype: str) -> Array:
-    """Σ_j p_j·v_j over keys, each partial sum rounded."""
-    total = np.zeros((*powers.shape[:-1], values.shape[-1]), powers.dtype)
-    for j in range(powers.shape[-1]):
-        total = rounded_to(total + powers[..., j : j + 1] * values[..., j : j + 1, :], dtype)
-    return total

@@ -1,22 +1,27 @@
 """The verdict in English and Chinese: what their code did, how sure that is, and the line to change."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from clearhead.core.rule_values import read_language
-from clearhead.diagnosing.evidence import Reason
 from clearhead.diagnosing.mistakes import values
 from clearhead.diagnosing.recipe import Change, Recipe
 from clearhead.diagnosing.search import BUDGET, Candidate, Coverage
 from clearhead.digits import significant
 from clearhead.view.names import Names
-from clearhead.words import Language, counted, filled, table
+from clearhead.words import Language, counted, filled, read_language, table
 
 Outcome = Literal["right", "mistake", "ambiguous", "unexplained"]
 Confidence = Literal["sure", "likely", "ambiguous"]
-_MANNERS = "is", "mixes", "goes with"  # how numbers relate to the right ones of another place
+
+
+class Reason(NamedTuple):
+    """A piece of evidence: a key in words/diagnose.toml, and the values that the sentence names."""
+
+    key: str
+    values: Mapping[str, Any] = MappingProxyType({})
 
 
 class Place(NamedTuple):
@@ -73,7 +78,7 @@ class MistakeExplanation:
 
     @property
     def details(self) -> dict[str, Any]:
-        """The fields of the textbook's recipe that were changed, such as a block's size, a fill or a rate."""
+        """The fields of the textbook's recipe that were changed, such as a block's size or a fill."""
         fields = {field for change in self.candidate.changes for field in change}
         return {field: getattr(self.candidate.recipe, field) for field in sorted(fields)}
 
@@ -201,7 +206,7 @@ def _details(recipe: Recipe, change: Change, language: Language) -> dict[str, An
         said = words[language] if words else significant(kind, 4) if isinstance(kind, float) else kind
         details |= {"what": said, "size": value[1]} if sized else {field: said}
     letters = _say(language, "between").join(field[-1].upper() for field in change if field[:2] in ("w_", "b_"))
-    return details | {"letters": letters, "rate": f"{significant(100 * recipe.dropout, 2)}%"}
+    return details | {"letters": letters}
 
 
 def _say(language: Language, key: str, **values: object) -> str:
@@ -209,20 +214,14 @@ def _say(language: Language, key: str, **values: object) -> str:
 
 
 def said(reason: Reason, language: Language) -> str:
-    """A reason as a sentence; "is", "mixes" and "goes with" name the place whose right numbers these are."""
-    values = {"count": 0, "rows": 0, "by": 0, **reason.values}
+    """A reason as a sentence."""
+    values = {"count": 0, "rows": 0, **reason.values}
     if isinstance(values.get("names"), list):
         values["names"] = _say(language, "between").join(values["names"])
     if "how" in values:
         values["how"] = _say(language, f"{reason.key}, {values['how']}")
-    for words, field in (("numbers", "count"), ("outputs", "count"), ("keys", "count"), ("in_rows", "rows")):
-        values[words] = counted(values[field], words.removeprefix("in_")[:-1])
-    if reason.key in table("diagnose"):
-        return _say(language, reason.key, **values)
-    manner, place = next((m, reason.key.removeprefix(m + " ")) for m in _MANNERS if reason.key.startswith(m + " "))
-    if values["by"]:
-        place = f"{'next' if values['by'] > 0 else 'previous'} {place.removeprefix('next ')}"
-    return _say(language, manner, **values, place=_say(language, place))
+    values |= {"numbers": counted(values["count"], "number"), "in_rows": counted(values["rows"], "row")}
+    return _say(language, reason.key, **values)
 
 
 def _verdict(diagnosis: Diagnosis, language: Language) -> Iterator[AnswerLine]:

@@ -11,14 +11,15 @@ from operator import attrgetter
 
 import numpy as np
 
-from clearhead.core import spans, visibility
 from clearhead.core.axes import Array
+from clearhead.core.block import block_of, everything
+from clearhead.core.spans import added
 from clearhead.diagnosing import recipe_visibility as sight
 from clearhead.diagnosing import softmaxes
-from clearhead.diagnosing.operands import PROJECTED, PROJECTING, Operands, take, weighted, with_more
+from clearhead.diagnosing.operands import PROJECTING, Operands, take, weighted, with_more
 from clearhead.diagnosing.recipe import RIGHT, VISIBILITY, Recipe, Selection, between
 
-_SCORES = attrgetter(*PROJECTING, *between("cache", "half_dtype"), "tile")
+_SCORES = attrgetter(*PROJECTING, *between("cache", "groups"), "tile")
 _LOGITS = attrgetter(*between("scale", "spans"), "scaling")
 
 
@@ -48,15 +49,9 @@ class Workings(Operands):
 
     def scores(self, recipe: Recipe, selection: Selection) -> Array:
         """Q·Kᵀ, (batch, heads, rows, keys)."""
-
-        def computed() -> Array:
-            result = self._scores(recipe, selection)
-            return softmaxes.rounded_to(result, recipe.half_dtype) if recipe.half in ("scores", "logits") else result
-
-        return self.once(("scores", selection, _SCORES(recipe)), computed)
+        return self.once(("scores", selection, _SCORES(recipe)), lambda: self._scores(recipe, selection))
 
     def _scores(self, recipe: Recipe, selection: Selection) -> Array:
-        """The same before they are rounded to a narrow dtype."""
         if self.long and recipe.split == "one" and recipe.product == "q·kᵀ" and recipe.keys != "v":
             every = Selection(tuple(range(self.problem.heads)), selection.rows)  # not split: the sum of all heads' own
             split, total = recipe._replace(split="heads"), np.zeros((), self.dtype)
@@ -87,10 +82,8 @@ class Workings(Operands):
 
     def scale(self, recipe: Recipe, selection: Selection) -> Array:
         """What scores are multiplied by, (heads, 1, 1)."""
-        assert recipe.scale_factor is not None
         scale = self.problem.scale[list(selection.heads), None, None]
-        scale = scale if recipe.scale is None else np.full_like(scale, recipe.scale)
-        return (scale * recipe.scale_factor).astype(self.dtype)
+        return (scale if recipe.scale is None else np.full_like(scale, recipe.scale)).astype(self.dtype)
 
     def _unmasked(self, recipe: Recipe, selection: Selection, stage: str) -> Array:
         problem = self.problem
@@ -105,8 +98,6 @@ class Workings(Operands):
             x = self._capped(recipe, x)
         if recipe.scaling == "logits":
             x = self.rounded(x * self.scale(recipe, selection))
-        if recipe.half == "logits":
-            x = softmaxes.rounded_to(x, recipe.half_dtype)
         if stage != "scaled" and recipe.softcap in ("given", "not multiplied", "clipped"):
             x = self._capped(recipe, x)
         if stage == "biased":
@@ -137,23 +128,20 @@ class Workings(Operands):
 
     def _alibi(self, recipe: Recipe, selection: Selection) -> Array:
         assert self.problem.alibi_slopes is not None
-        assert recipe.alibi_factor is not None
         positions = np.array(selection.rows) + self.problem.query_offset[:, None]
         distances = np.abs(positions[:, None, :, None] - np.arange(self.problem.keys))
         right = self.problem.alibi_slopes
         every = {"given": right, "reversed": right[::-1], "all alike": np.full_like(right, right[0])}
         every |= {"next head": np.roll(right, -1), "square root": np.sqrt(right), "squared": right**2}
-        slopes = recipe.alibi_factor * every[recipe.alibi_slopes][list(selection.heads), None, None]
+        slopes = every[recipe.alibi_slopes][list(selection.heads), None, None]
         return (slopes * distances).astype(self.dtype)
 
     def _spans(self, recipe: Recipe, selection: Selection) -> Array:
         """What the table adds, (batch, heads, rows, keys)."""
         problem = sight.spanned(self.problem, recipe)
-        result = np.empty((problem.batch, len(selection.heads), len(selection.rows), problem.keys), self.dtype)
-        for batch, index in np.ndindex(result.shape[:2]):
-            head, keys = selection.heads[index], slice(0, problem.keys)
-            of_queries, of_keys, table = visibility.spans_of(problem, batch, head, slice(0, problem.queries), keys)
-            result[batch, index] = spans.added(of_queries[list(selection.rows)], of_keys, table)
+        block = block_of(problem, everything(problem))
+        rows, table = block.query_spans[:, :, list(selection.rows)], block.span_table[:, list(selection.heads)]
+        result: Array = added(rows, block.key_spans, table).astype(self.dtype)
         return result
 
     def _masked(self, recipe: Recipe, selection: Selection) -> Array:
@@ -194,7 +182,7 @@ class Workings(Operands):
             return self._scaled_late(recipe, selection, np.where(used, x, self.dtype.type(0)))
         if recipe.softmax in ("sigmoid", "logarithm"):
             return self._scaled_late(recipe, selection, softmaxes.scored(recipe.softmax, x))
-        result = self.rounded(_quotient(*self._powers(recipe, wide, x)))
+        result = self.rounded(_quotient(*self.powers(recipe, wide, x)))
         result = take(take(result, selection.heads, 1), selection.rows, 2)
         if recipe.softmax.startswith("twice"):
             hidden = recipe.softmax == "twice, hidden keys too"
@@ -208,13 +196,12 @@ class Workings(Operands):
         if recipe.empty != "zero":
             empty_rows = ~self.visible(recipe, selection).any(axis=-1, keepdims=True)
             result = np.where(empty_rows, np.nan if recipe.empty == "nan" else 1 / self.problem.keys, result)
-        result = self._scaled_late(recipe, selection, result)
-        return softmaxes.rounded_to(result, recipe.half_dtype) if recipe.half == "weights" else result
+        return self._scaled_late(recipe, selection, result)
 
     def _scaled_late(self, recipe: Recipe, selection: Selection, result: Array) -> Array:
         return result if recipe.scaling == "logits" else result * self.scale(recipe, selection)
 
-    def _powers(self, recipe: Recipe, selection: Selection, x: Array) -> tuple[Array, Array]:
+    def powers(self, recipe: Recipe, selection: Selection, x: Array) -> tuple[Array, Array]:
         """The softmax's numerators and denominator, up to a common factor of each row."""
         counts = sight.multiplicity(self.problem, recipe)
         x = x if counts is None else x + np.log(counts).astype(x.dtype)
@@ -263,10 +250,6 @@ class Workings(Operands):
         split = recipe._replace(split="heads") if recipe.split == "one" else recipe  # only q and k are that wide
         if recipe.turned:
             return self.rounded(self._turned_weights(recipe, selection) @ self.values(split, selection))
-        if recipe.half == "sum" and recipe.axis == "keys" and recipe.softmax == "once":
-            powers, total = self._powers(recipe, selection, self.logits(recipe, selection))
-            result = softmaxes.product_in_half(powers, self.values(split, selection), recipe.half_dtype)
-            return self.rounded(result / total)
         weights = self.weights(recipe, selection)
         if not self.long:
             return self.rounded(weighted(weights, self.values(split, selection)))
@@ -275,16 +258,8 @@ class Workings(Operands):
         return self.rounded(np.concatenate(parts, axis=1))
 
     def values(self, recipe: Recipe, selection: Selection) -> Array:
-        """What the weights are multiplied by, (batch, heads, keys, columns): of an output no more than theirs has."""
-        role, columns = recipe.values, self.inputs.theirs.shape[-1]
-        if self.inputs.stage != "output" or self.inputs.merged or columns == self.inputs.v.shape[-1] or recipe.added:
-            return self.served(recipe, role, selection.heads)
-
-        def some() -> Array:
-            return np.ascontiguousarray(self._projections(recipe, role, selection.heads)[..., :columns])
-
-        key = ("values", selection.heads, role, recipe.groups, PROJECTED(recipe))
-        return self.held(recipe, self.once(key, some), role)
+        """What the weights are multiplied by, (batch, heads, keys, columns)."""
+        return self.served(recipe, recipe.values, selection.heads)
 
     def _across(self, recipe: Recipe, selection: Selection) -> Array:
         """Attention in which the heads of a token, or the batch entries, attend to each other; no rule but causal."""

@@ -11,18 +11,18 @@ from clearhead.core.observations import check_room
 from clearhead.core.problem import Problem
 from clearhead.core.state import State
 from clearhead.core.statistics import Wanted, lacking
+from clearhead.engines import native
 from clearhead.engines.base import EffectEngine, Engine
 from clearhead.errors import EngineError, unknown
-from clearhead.loading import load
-from clearhead.tables import Table, Tabular
-from clearhead.words import Language, say
+from clearhead.loading import Shown, load
 
+_NATIVE = cast("Engine", native)
 NAMES = ("native", "portable", "triton")
 EXPERIMENTAL = {"triton": "its kernels are tested in Triton's interpreter and compiled, and have never run on a GPU."}
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(Tabular):
+class Plan(Shown):
     """Which engine a call takes, and why each faster one can't."""
 
     engine: str
@@ -38,13 +38,6 @@ class Plan(Tabular):
         lines += [f"not {name}: {reason}" for name, reasons in self.reasons.items() for reason in reasons]
         return "\n".join(lines)
 
-    def _tables(self, language: Language) -> list[Table]:
-        rows = [(name, reason) for name, reasons in self.reasons.items() for reason in reasons]
-        rows.append((self.engine, say(language, "plan takes")))
-        columns = [say(language, f"column {name}") for name in ("engine", "reason")]
-        heading = say(language, "plan table", engine=self.engine)
-        return [Table(heading, columns, rows, notes=[self.experimental] if self.experimental else [])]
-
 
 @cache
 def get(name: str) -> Engine:
@@ -58,6 +51,11 @@ def check_name(name: str | None) -> None:
         raise unknown("engine", name, NAMES)
 
 
+def chosen(problem: Problem, name: str | None = None) -> Engine:
+    """The engine that `choose` names."""
+    return _NATIVE if name is None and native.usable(problem) else get(choose(problem, name).engine)
+
+
 def choose(problem: Problem, name: str | None = None, want: Wanted | None = None) -> Plan:
     """The first engine with no reason against it, or the named one.
 
@@ -69,13 +67,14 @@ def choose(problem: Problem, name: str | None = None, want: Wanted | None = None
     name = os.environ.get("CLEARHEAD_ENGINE") or None if name is None else name
     check_name(name)
     reasons: dict[str, list[str]] = {}
-    for candidate in NAMES if name is None else (name,):
+    order = NAMES if problem.device == "cpu" else ("native", "triton", "portable")  # Triton is slow on the CPU
+    for candidate in order if name is None else (name,):
         against = get(candidate).reasons_not(problem)
         if want is not None:
             against = [*against, *undeclared(get(candidate), want)]
         if not against:
-            if candidate == "portable" and "native" in reasons:
-                _tell(load("engines.native").missing())
+            if candidate == "portable" and "native" in reasons and problem.device == "cpu":
+                _tell(native.missing())
             return Plan(candidate, reasons)
         reasons[candidate] = against
     shown = "; ".join(f"{engine}: {' '.join(against)}" for engine, against in reasons.items())

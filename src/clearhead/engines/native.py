@@ -32,6 +32,8 @@ from clearhead.engines.native_calls import RULES as RULES
 from clearhead.engines.native_calls import TYPES, bits, import_error, labels, run
 from clearhead.engines.native_calls import described as described
 from clearhead.engines.native_calls import kernel as _native
+from clearhead.engines.native_calls import output as output
+from clearhead.engines.native_calls import step as step
 
 STATISTICS = frozenset(  # as the kernel lists them; a row's state is two arrays
     "logsumexp" if name in State._fields else name for name in (() if _native is None else _native.statistics())
@@ -64,11 +66,6 @@ def absent_levels() -> list[str]:
     return [] if _native is None else [name for name in _native.all_levels().split() if name not in present]
 
 
-def engine_named() -> bool:
-    """Does CLEARHEAD_ENGINE name an engine? The kernel asks in a twentieth of the time that os.environ takes."""
-    return bool(_native.engine_named())
-
-
 def missing() -> str:
     """Why the kernel cannot run at all, as a sentence; "" if it can."""
     if _native is None:
@@ -98,6 +95,13 @@ def reasons_not(problem: Problem) -> list[str]:
     """Reasons against this engine: no kernel, arrays not in the CPU's memory, or a rule it does not support."""
     against = [reason for reason in (missing(), elsewhere(problem)) if reason]
     return against + unsupported("the native engine", RULES, problem)
+
+
+def usable(problem: Problem) -> bool:
+    """Has this engine nothing against the problem, and does the environment name no other one?"""
+    if problem.described is None and not reasons_not(problem):
+        described(problem)
+    return problem.described is not None and not _native.engine_named()
 
 
 @in_one_dtype
@@ -267,8 +271,3 @@ def _effects(call: Call, g: Array, terms: Terms, answers: dict[str, Array], **mo
     if terms.strongest is not None:
         known["strongest"] = np.ascontiguousarray(terms.strongest, np.int64)
     run("effects", problem, *map(bits, (call.q, call.k, call.v, g)), {**known, **more}, answers)
-
-
-def repeatable(tensor_type: type | None) -> Any:
-    """Room for checked calls on NumPy arrays, or on tensors of this type (see `ops/fast_calls.py`)."""
-    return _native.Repeatable(tensor_type)

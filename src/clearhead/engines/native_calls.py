@@ -2,13 +2,13 @@
 
 from functools import cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from clearhead.core import rules, visibility
+from clearhead.core import rules
 from clearhead.core.arrays import bfloat16, statistics_dtype, unrepeated
 from clearhead.core.axes import WEIGHTS, Array
+from clearhead.core.call import Call
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Groups
 from clearhead.engines.base import one_scale, scales_differ
@@ -25,7 +25,6 @@ except ImportError as error:
 RULES = rules.EVERYWHERE
 TYPES = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, bfloat16: 2, np.dtype(np.float16): 3}
 _NO_LIMIT = 1 << 62
-_described: WeakKeyDictionary[Problem, Any] = WeakKeyDictionary()  # problems already converted for the kernel
 
 
 def run(name: str, problem: Problem, *arguments: Any) -> None:
@@ -40,17 +39,37 @@ def run(name: str, problem: Problem, *arguments: Any) -> None:
         ) from None
 
 
+def output(call: Call) -> Any:
+    """The output alone, of q's kind, from arrays or tensors as they were given; None where `rows` must read them."""
+    problem, given = call.problem, call.given
+    if given is None:
+        return None
+    threads = get_num_threads() if problem.num_threads is None else problem.num_threads
+    return kernel.output(threads, described(problem), *given)
+
+
+def step(problem: Problem, q: Any, k: Any, v: Any, room: tuple[Any, Any], place: int, turns: Any) -> Any:
+    """One step of decoding: write k and v to `place` of the room, and attend to all up to it; arrays or tensors.
+
+    problem   of one query and any number of keys, without a rule that asks for positions
+    room      keys and values, (batch, kv_heads, places, d) each
+    turns     by how much q and k are turned before, (2, d_k): see nn/rotary.py; None: not at all
+
+    Returns the output (batch, heads, 1, d_v); None, before anything is changed, where the arrays are no such ones.
+    """
+    return kernel.step(get_num_threads(), described(problem), q, k, v, *room, place, turns)
+
+
 def described(problem: Problem) -> Any:
-    """The problem as the kernel reads it, converted once and cached; contiguous arrays are not copied."""
-    result = _described.get(problem)
-    if result is None:
-        result = _described[problem] = _describe(problem)
-    return result
+    """The problem as the kernel reads it, converted once and kept with it; contiguous arrays are not copied."""
+    if problem.described is None:
+        object.__setattr__(problem, "described", _describe(problem))
+    return problem.described
 
 
 def _describe(problem: Problem) -> Any:
     """Pass every field by name: the kernel raises for an unknown name and for a missing one."""
-    left, right = visibility.reach(problem)
+    left, right = problem.reach
     arrays = {field: _readable(getattr(problem, field), axes) for field, axes in _arrays(RULES - {"scale", "spans"})}
     arrays |= _spans(problem)
     arrays["scales"] = np.ascontiguousarray(problem.scale) if scales_differ(problem) else None

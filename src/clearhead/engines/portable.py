@@ -1,176 +1,226 @@
-"""The portable engine: NumPy, streaming over blocks of keys; memory O(n + m) beyond inputs and outputs.
+"""The portable engine: the definition over blocks of rows, in NumPy or, on any device, in PyTorch's operators.
 
-Sums are in float64. The row pass is online softmax (Milakov & Gimelshein 2018; Rabe & Staats 2021); the column pass
-recomputes the weights from the rows' states. portable_tiles.py has the blocks, portable_effects.py what single edges
-did.
+A block is as many rows and heads as fit a cache, and the keys that they may reach, judged by position; what its rules
+forbid at its ends costs no arithmetic. Column statistics are added up over blocks. Memory is O(queries + keys) beyond
+inputs and answers. NumPy sums in float64; tensors are summed over a row in the statistics' dtype, over blocks in
+float64 where the device has it.
 """
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from clearhead.core import spans, visibility
+from clearhead.core import definition
 from clearhead.core.arrays import statistics_dtype
-from clearhead.core.axes import Array, blocks, group_size
+from clearhead.core.axes import Array
 from clearhead.core.call import Call
-from clearhead.core.observations import areas
+from clearhead.core.definition import Matrix, Values
+from clearhead.core.effect_lists import first
+from clearhead.core.effects import Others, Terms, WantedEffects, no_keys
+from clearhead.core.namespace import astype, dtype_name, full, namespace, on_host, raw, wrapped
 from clearhead.core.problem import Problem
 from clearhead.core.rules import EVERYWHERE
 from clearhead.core.state import State
 from clearhead.core.statistics import Wanted
-from clearhead.engines.base import Upstream, elsewhere, room_for_columns, room_for_rows, unsupported
-from clearhead.engines.online_softmax import OnlineSoftmax, Values, mix
-from clearhead.engines.portable_effects import effect_product, effect_tile, effects, others, turned_values
-from clearhead.engines.portable_tiles import (
-    KEY_BLOCK,
-    QUERY_BLOCK,
-    add_groups,
-    add_shared,
-    distances,
-    heads_of,
-    key_blocks,
-    log_weight_tiles,
-    logits_of,
-    packed,
-    padded,
-    sandwich,
-    softcap_grad,
-    weight_tiles,
-)
-from clearhead.engines.products import product
+from clearhead.engines.base import Kind, Upstream, kinds, row_kinds, unsupported
+from clearhead.engines.portable_blocks import Part, dense, matrices
 
-__all__ = [  # what an engine answers
-    "RULES", "STATISTICS", "columns", "effect_product", "effect_tile", "effects", "gradients", "others",
-    "reasons_not", "rows", "transposed", "weights",
-]  # fmt: skip
 STATISTICS = frozenset((
     "output", "logsumexp", "max_logit", "entropy", "distance", "diagonal", "top", "received", "peak", "image", "groups",
 ))  # fmt: skip
 RULES = EVERYWHERE
-
-_quiet = np.errstate(all="ignore")  # NaN and infinity are legal values, and need no warning
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def reasons_not(problem: Problem) -> list[str]:
-    """Reasons against this engine: arrays not in the CPU's memory, or a rule it does not support."""
-    against = elsewhere(problem)
-    return ([against] if against else []) + unsupported("the portable engine", RULES, problem)
+    """Reasons against this engine: a rule it does not support."""
+    return unsupported("the portable engine", RULES, problem)
+
+
+def _quiet(pass_: Callable[_P, _R]) -> Callable[_P, _R]:
+    """NaN and infinity are legal values, and need no warning."""
+
+    @wraps(pass_)
+    def run(*args: _P.args, **named: _P.kwargs) -> _R:
+        with np.errstate(all="ignore"):
+            return pass_(*args, **named)
+
+    return run
 
 
 @_quiet
 def rows(call: Call, want: Wanted) -> dict[str, Array]:
-    """The output and the row statistics, in one pass over the keys."""
-    problem, q, k, v = call.problem, call.q, call.k, call.v
-    result = room_for_rows(problem, v, want, STATISTICS)
-    for head in heads_of(problem, k, v):
-        for block in blocks(problem.queries, QUERY_BLOCK):
-            queries = padded(q[head.batch, head.index, block], QUERY_BLOCK)
-            running = OnlineSoftmax(QUERY_BLOCK, want, head.d_v)
-            for cols in key_blocks(problem, head.batch, block):
-                logits = logits_of(problem, head, block, cols, queries)
-                if logits is not None:
-                    far = distances(problem, head.batch, block, cols) if want.distance or want.diagonal else None
-                    running.add(logits, cols.start, head.values(cols.start), far)
-            sink = None if problem.sinks is None else problem.sinks[head.index]
-            answers = running.finish(sink, statistics_dtype(problem.dtype))
-            for name, array in result.items():
-                array[head.batch, head.index, block] = answers[name][: block.stop - block.start]
-    return result
+    """The output and the row statistics, of each block of rows with all its keys."""
+    problem = call.problem
+    nothing = {"largest": -np.inf, "max_logit": -np.inf, "top_indices": -1}
+    each = row_kinds(problem, call.v, want, STATISTICS)
+    result = {name: full(raw(call.q), shape, nothing.get(name, 0), dtype) for name, (shape, dtype) in each.items()}
+    for part, a in matrices(call, v=call.v if "output" in each else None):
+        found = definition.per_query(a, each)
+        if "output" in each:
+            found["output"] = definition.mix(a.weights, part.values("v"), a.hidden)
+        if want.top is not None:
+            found["top_weights"], places = definition.top(a, want.top)
+            found["top_indices"] = part.among_all(places)
+        for name, x in found.items():
+            result[name][part.rows] = x
+    return _answers(result, each, call.q)
 
 
 @_quiet
 def columns(call: Call, state: State, want: Wanted) -> dict[str, Array]:
-    """The column statistics, in one pass over weights recomputed with the rows' states."""
-    problem, q, k = call.problem, call.q, call.k
-    result = room_for_columns(problem, want, STATISTICS)
-    for head in heads_of(problem, k):
-        total = {name: array[head.batch, head.index] for name, array in result.items()}
-        for block, cols, whole in weight_tiles(problem, head, q, state):
-            weights = whole[: block.stop - block.start, : cols.stop - cols.start]
-            if want.received:
-                total["received"][cols] += weights.sum(axis=0)
-            if want.peak:
-                np.maximum(total["peak"][cols], weights.max(axis=0), out=total["peak"][cols])
-            if want.image is not None:
-                high, tall = areas(want.image[0], problem.queries, block)
-                across, broad = areas(want.image[1], problem.keys, cols)
-                total["image"][high, across] += sandwich(tall, weights, broad)
-            if want.groups is not None:
-                labels = want.groups[0][head.batch, block], want.groups[1][head.batch, cols]
-                add_groups(total["groups"], weights, *labels)
-    dtype = statistics_dtype(problem.dtype)
-    return {name: array.astype(dtype, copy=False) for name, array in result.items()}
+    """The column statistics, of weights recomputed with the rows' state."""
+    each = kinds(call.problem, want, want.columns(), STATISTICS)
+    result = {name: full(raw(call.q), shape, 0) for name, (shape, _) in each.items()}
+    for part, a in matrices(call, state):
+        if want.received:
+            result["received"][part.cols] += definition.received(a)
+        if want.peak:
+            peaks = result["peak"][part.cols]
+            peaks[...] = namespace(peaks).maximum(peaks, astype(definition.peak(a), dtype_name(peaks)))
+        if want.image is not None:
+            part.add_image(result["image"], a.weights, want.image)
+        if want.groups is not None:
+            part.add_groups(result["groups"], a.weights, *want.groups[:2])
+    return _answers(result, each, call.q)
 
 
 @_quiet
 def weights(call: Call, state: State) -> Array:
-    """Every weight of this (small) problem: exp((logit - m) - l)."""
-    problem, q, k = call.problem, call.q, call.k
-    shape = (problem.batch, problem.heads, problem.queries, problem.keys)
-    result = np.zeros(shape, statistics_dtype(problem.dtype))
-    for head in heads_of(problem, k):
-        for block, cols, whole in weight_tiles(problem, head, q, state):
-            result[head.batch, head.index, block, cols] = whole[: block.stop - block.start, : cols.stop - cols.start]
-    return result
+    """Every weight of this (small) problem: exp((s - m) - l)."""
+    return dense(call, ((part, a.weights) for part, a in matrices(call, state)))
 
 
 @_quiet
 def transposed(call: Call, state: State, g: Array) -> Array:
     """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d); blocks of zero rows are skipped."""
-    problem, q, k = call.problem, call.q, call.k
-    result = np.zeros((problem.batch, problem.heads, problem.keys, g.shape[-1]), np.float64)
-    for head in heads_of(problem, k):
-        rows = g[head.batch, head.index if g.shape[1] > 1 else 0]
-        busy = [block for block in blocks(problem.queries, QUERY_BLOCK) if rows[block].any()]  # in rollout, one row
-        parts = {block.start: Values.of(padded(rows[block], QUERY_BLOCK)) for block in busy}
-        for block, cols, whole in weight_tiles(problem, head, q, state, set(parts)):
-            mixed = mix(whole.T, whole.T != 0, parts[block.start])
-            result[head.batch, head.index, cols] += mixed[: cols.stop - cols.start]
-    return result.astype(statistics_dtype(problem.dtype), copy=False)
+    result = full(raw(call.q), (*_lead(call), call.problem.keys, g.shape[-1]), 0)
+    for part, a in matrices(call, state, busy="by", by=g):
+        result[part.cols] += _turned_mix(a, a.weights, part.values("by"))
+    return wrapped(astype(result, statistics_dtype(call.problem.dtype)), call.q)
 
 
 @_quiet
 def gradients(call: Call, state: State, upstream: Upstream) -> dict[str, Array]:
     """The gradients of q, k, v, the bias and the table of spans, in one pass over the recomputed weights."""
-    problem, q, k, v = call.problem, call.q, call.k, call.v
-    values = None if upstream.output is None else v
-    shapes = {name: x.shape for name, x in (("q", q), ("k", k), ("v", values)) if x is not None}
+    problem = call.problem
+    values = None if upstream.output is None else call.v
+    shapes = {name: x.shape for name, x in (("q", call.q), ("k", call.k), ("v", values)) if x is not None}
     shapes |= {name: shape for name in ("bias", "spans") if (shape := getattr(upstream, name)) is not None}
-    result = {name: np.zeros(shape) for name, shape in shapes.items()}
-    for head in heads_of(problem, k):
-        place = head.batch, head.index
-        key_place = head.batch, problem.kv_head_of(head.index)
-        keys = [Values.of(block) for block in packed(k[key_place])]
-        group = 1 if values is None else group_size(problem.heads, values.shape[1])
-        value_place = head.batch, head.index // group
-        turned = None if values is None else turned_values(problem, head, values)
-        for rows, cols, logs in log_weight_tiles(problem, head, q, state):
-            block, height, width = cols.start // KEY_BLOCK, rows.stop - rows.start, cols.stop - cols.start
-            visible, weights = ~np.isneginf(logs), np.exp(logs)
-            slope = np.zeros_like(logs)
-            slope[:height] += upstream.rows[place][rows, None]
-            if upstream.keys is not None:
-                slope[:, :width] += upstream.keys[place][cols]
-            if upstream.entropy is not None:
-                slope[:height] -= upstream.entropy[place][rows, None] * logs[:height]
-            if upstream.distance is not None:
-                far = distances(problem, head.batch, rows, cols)[:height]
-                slope[:height] += upstream.distance[place][rows, None] * far
-            if turned is not None and upstream.output is not None:
-                output = padded(upstream.output[place][rows], QUERY_BLOCK)
-                slope += product(output, turned[block], KEY_BLOCK)
-                result["v"][value_place][cols] += mix(weights.T, visible.T, Values.of(output))[:width]
-            by_logit = np.where(visible, weights * slope, 0.0)
-            if upstream.bias is not None:
-                add_shared(result["bias"], place, rows, cols, by_logit[:height, :width])
-            if upstream.spans is not None:
-                row_labels, col_labels, _ = visibility.spans_of(problem, *place, rows, cols)
-                shared = zip(place, upstream.spans, strict=False)
-                total = result["spans"][tuple(index if size > 1 else 0 for index, size in shared)]
-                spans.add_sums(total, row_labels, col_labels, by_logit[:height, :width])
-            queries = padded(q[place][rows], QUERY_BLOCK)
-            scale = problem.scale[head.index]
-            by_score = np.where(visible, scale * softcap_grad(problem, head, block, queries) * by_logit, 0.0)
-            result["q"][place][rows] += mix(by_score, visible, keys[block])[:height]
-            result["k"][key_place][cols] += mix(by_score.T, visible.T, Values.of(queries))[:width]
+    result = {name: full(raw(call.q), shape, 0) for name, shape in shapes.items()}
+    for part, a in matrices(call, state, v=values, output=upstream.output):
+        slopes = part.of_rows(upstream.rows)[..., None]
+        if upstream.keys is not None:
+            slopes = slopes + part.of_keys(upstream.keys)[..., None, :]
+        if upstream.entropy is not None:
+            slopes = slopes - part.of_rows(upstream.entropy)[..., None] * definition.log_weights(a.masked, a.state)
+        if upstream.distance is not None:
+            slopes = slopes + part.of_rows(upstream.distance)[..., None] * abs(a.block.ahead)
+        if values is not None:
+            slopes = slopes + definition.product(part.get("output"), part.get("v").swapaxes(-1, -2))
+            part.add_to_keys(result["v"], _turned_mix(a, a.weights, part.values("output")))
+        by_logits = definition.by_logits(a, slopes)
+        if upstream.bias is not None:
+            part.add_shared(result["bias"], by_logits)
+        if upstream.spans is not None:
+            assert problem.query_spans is not None
+            assert problem.key_spans is not None
+            part.add_groups(result["spans"], by_logits, problem.query_spans, problem.key_spans)
+        by_scores = definition.by_scores(a.block, part.capped, by_logits)
+        result["q"][part.rows] += definition.mix(by_scores, part.values("k"), a.hidden)
+        part.add_to_keys(result["k"], _turned_mix(a, by_scores, part.values("q")))
     usual = statistics_dtype(problem.dtype)
     dtypes = {"bias": usual, "spans": usual} | (dict.fromkeys("qkv", usual) if upstream.keep_float32 else {})
-    return {name: array.astype(dtypes.get(name, problem.dtype), copy=False) for name, array in result.items()}
+    return {name: wrapped(astype(x, dtypes.get(name, problem.dtype)), call.q) for name, x in result.items()}
+
+
+@_quiet
+def others(call: Call, g: Array) -> Others:
+    """Each row's strongest key and what all its other keys answer, in NumPy's arrays."""
+    result = no_keys((*_lead(call), call.problem.queries))
+    for part, a in matrices(call, v=call.v, g=g):
+        found = definition.others_of(a.masked, part.along())
+        for array, x in zip(result, found._replace(strongest=part.among_all(found.strongest)), strict=True):
+            array[part.rows] = on_host(x)
+    return result
+
+
+@_quiet
+def effects(call: Call, g: Array, terms: Terms, want: WantedEffects) -> dict[str, Array]:
+    """What is wanted of the matrix of effects, of weights recomputed with the rows' state.
+
+    Lists and largest effects are chosen among effects that are rounded as `effect_tile` rounds them, sums are of
+    effects as they are.
+    """
+    problem = call.problem
+    each = kinds(problem, want, want.names(), WantedEffects.table)
+    result = {
+        name: full(raw(call.q), shape, -1 if dtype == np.int64 else 0, dtype if dtype == np.int64 else None)
+        for name, (shape, dtype) in each.items()
+    }
+    for part, a, tile in _effects(call, g, terms):
+        rounded = astype(astype(tile, statistics_dtype(problem.dtype)), dtype_name(tile))
+        if want.by_key:
+            result["by_key"][part.cols] += tile.sum(axis=-2)
+        if want.by_query:
+            result["by_query"][part.rows] = tile.sum(axis=-1)
+        if want.top is not None:
+            chosen = first(
+                rounded, namespace(tile).where(a.hidden(), -1, part.keys_among_all(tile)), want.order, want.top
+            )
+            result["top_values"][part.rows], result["top_indices"][part.rows] = chosen
+        if want.strongest is not None:
+            part.add_strongest(result["strongest_values"], result["strongest_indices"], rounded, a.hidden())
+        if want.image is not None:
+            part.add_image(result["image_mean"], tile, want.image)
+            part.add_largest(result["image_largest"], rounded, want.image)
+        if want.groups is not None:
+            part.add_groups(result["groups"], tile, *want.groups[:2])
+    return _answers(result, each, call.q)
+
+
+@_quiet
+def effect_tile(call: Call, g: Array, terms: Terms) -> Array:
+    """Every effect of this (small) problem, (batch, heads, queries, keys)."""
+    return dense(call, ((part, tile) for part, _, tile in _effects(call, g, terms)))
+
+
+@_quiet
+def effect_product(call: Call, g: Array, terms: Terms, x: Array, *, transposed: bool) -> Array:
+    """E·x, (batch, heads, queries, d), or with `transposed` Eᵀ·x, (batch, heads, keys, d)."""
+    size = call.problem.keys if transposed else call.problem.queries
+    result = full(raw(call.q), (*_lead(call), size, x.shape[-1]), 0)
+    for part, a, tile in _effects(call, g, terms, **{"x of rows" if transposed else "x of keys": x}):
+        if transposed:
+            result[part.cols] += _turned_mix(a, tile, part.values("x of rows"))
+        else:
+            result[part.rows] += definition.mix(tile, part.values("x of keys"), a.hidden)
+    return wrapped(astype(result, statistics_dtype(call.problem.dtype)), call.q)
+
+
+def _effects(call: Call, g: Array, terms: Terms, **more: Any) -> Iterator[tuple[Part, Matrix, Any]]:
+    """(part, matrix, effects) of every block that some query sees some key of."""
+    for part, a in matrices(call, terms.state, v=call.v, g=g, **more):
+        if terms.whole is None or terms.others is None or terms.strongest is None:
+            yield part, a, definition.contributions(a, part.along())
+        else:
+            strongest = part.of_rows(terms.strongest) - part.place.keys.start
+            rows = part.of_rows(terms.whole), part.of_rows(terms.others), strongest
+            yield part, a, definition.cuts(a, part.along(), *rows)
+
+
+def _lead(call: Call) -> tuple[int, int]:
+    return call.problem.batch, call.problem.heads
+
+
+def _turned_mix(a: Matrix, x: Any, values: Values) -> Any:
+    """Mix the values of rows into keys, (batch, heads, keys, d), by numbers x of the matrix's pairs."""
+    return definition.mix(x.swapaxes(-1, -2), values, lambda: a.hidden().swapaxes(-1, -2))
+
+
+def _answers(result: Mapping[str, Any], each: Mapping[str, Kind], like: Array) -> dict[str, Array]:
+    """Sums in the dtypes of answers, as the kind of array that `like` is."""
+    return {name: wrapped(astype(x, each[name][1]), like) for name, x in result.items()}

@@ -30,7 +30,9 @@ class Remote:
         return call
 
     def _sent(self, x: Any) -> Any:
-        if isinstance(x, (Call, Upstream, Terms)):
+        if isinstance(x, Call):
+            return x.of_each(self._sent)
+        if isinstance(x, (Upstream, Terms)):
             return replace(x, **{f.name: self._sent(getattr(x, f.name)) for f in fields(x)})
         if isinstance(x, State):
             return State(*map(self._sent, x))

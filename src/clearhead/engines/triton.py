@@ -64,6 +64,8 @@ def reasons_not(problem: Problem) -> list[str]:
     against = [missing()] if triton is None else []
     if triton is not None and problem.device == "cpu" and not triton.knobs.runtime.interpret:
         against.append("the arrays are in the CPU's memory, and TRITON_INTERPRET is not set.")
+    if problem.device.split(":")[0] not in ("cpu", "interpreter", "cuda"):
+        against.append(f"the arrays are on device {problem.device}: its kernels run on CUDA's.")
     if problem.d_k > MOST_D:
         against.append(f"d_k is {problem.d_k}: the kernels hold at most {MOST_D}.")
     return against + unsupported("the triton engine", RULES, problem)

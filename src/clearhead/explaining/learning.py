@@ -13,7 +13,7 @@ import numpy as np
 
 from clearhead.core.array_files import safetensors
 from clearhead.core.axes import Array
-from clearhead.core.rule_values import read_language, read_path
+from clearhead.core.rule_values import read_path
 from clearhead.digits import significant
 from clearhead.errors import FileError
 from clearhead.models.config import Config
@@ -24,7 +24,7 @@ from clearhead.textbook.page import capitalised, lesson
 from clearhead.textbook.trace import listed
 from clearhead.view import page
 from clearhead.view.container import Document
-from clearhead.words import LANGUAGES, Language, say, slider_words
+from clearhead.words import LANGUAGES, Language, read_language, say, slider_words
 
 _SHOWN = 6  # tokens whose probability is followed
 _PAGE = ("says", "next", "gradient", "check")  # sentences of the page

@@ -82,16 +82,18 @@ def hidden(
     Most heads rest on the first token, and without it no text makes sense. So it is not hidden: the model's neutral
     token stands in its place, or where only the rows from `first` on are run, it stays.
     """
+    pairs = list(zip(parts, factors or [0.0] * len(parts), strict=True))
+    beginning = first is None and any(0 in keys and not factor for keys, factor in pairs)
+    neutral = {0: model.neutral} if beginning else {}
 
     def variant(keys: Sequence[int], factor: float, tokens: int) -> Variant:
         gates = np.zeros(tokens)
         gates[[key for key in keys if key or factor]] = np.log(factor) if factor else -np.inf
-        replaced = {0: model.neutral} if 0 in keys and not factor and first is None else {}
+        replaced = neutral if 0 in keys and not factor else {}
         return Variant(
             edits, gates if gates.any() else None, min(keys, default=0) if first is None else first, ids=replaced
         )
 
-    pairs = list(zip(parts, factors or [0.0] * len(parts), strict=True))
     return _summed(model, based, [[variant(*pair, len(each.target.ids)) for pair in pairs] for each in based])
 
 

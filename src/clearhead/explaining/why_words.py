@@ -84,25 +84,25 @@ def listed(seen: Any, count: int | None = None) -> list[tuple[PartEffect, bool]]
     return made[:count]
 
 
-def causes_table(seen: Any, language: Language, kind: str, listed: Sequence[HeadEffect | EdgeEffect]) -> Table:
+def causes_table(seen: Any, language: Language, kind: str, causes: Sequence[HeadEffect | EdgeEffect]) -> Table:
     """Heads ("carried"), each with its strongest edge, or "edges"."""
     heading = say(language, f"why {kind} sink" if seen.sink else f"why {kind}", first=token_name(seen, 0))
     columns = [say(language, key) for key in ("why head", "why edge", "why weight", "why without")]
     columns += [say(language, "why off")] * (kind == "carried")
     rows = []
-    for one in listed:
+    for one in causes:
         edge = one if isinstance(one, EdgeEffect) else one.edge
         cells = ["", "", ""]
         if edge is not None:
             cells = [_edge(seen, edge), fixed(edge.weight, 2, 6), so_likely(seen, edge.truth)]
         rows.append((f"{one.layer}.{one.head}", *cells, *[so_likely(seen, one.truth)] * (kind == "carried")))
     notes = []
-    if kind == "carried" and any(one.needed for one in listed if isinstance(one, HeadEffect)):
-        needed = (f"{one.layer}.{one.head}" for one in listed if isinstance(one, HeadEffect) and one.needed)
+    if kind == "carried" and any(one.needed for one in causes if isinstance(one, HeadEffect)):
+        needed = (f"{one.layer}.{one.head}" for one in causes if isinstance(one, HeadEffect) and one.needed)
         notes.append(say(language, "why needed", heads=", ".join(needed)))
     if seen.missed and kind == "edges":
         notes.append(say(language, "why missed"))
-    return Table(heading, columns, rows, [-one.truth for one in listed], notes)
+    return Table(heading, columns, rows, [-one.truth for one in causes], notes)
 
 
 def conclusion(seen: Any, language: Language) -> list[str]:

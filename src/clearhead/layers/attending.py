@@ -1,6 +1,7 @@
 """The attention function that Transformers calls: the same meaning as its eager attention, and observed."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,14 +13,13 @@ from transformers import masking_utils as theirs
 
 from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.rules import flat
+from clearhead.core.torch_state import graphed
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError
 from clearhead.layers.derivatives import check_dropout
 from clearhead.layers.masks import Pattern, RuledMask, from_tensor, keep_rules
 from clearhead.layers.packed import PACKING, PAGED, attend_packed, is_packed, serve_batching
 from clearhead.layers.recording import AttentionCall, Recording
-from clearhead.ops import fast_calls
 from clearhead.ops.attention import attention
-from clearhead.ops.graphed import graphed
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
 from clearhead.ops.softcap_per_head import by_softcap
@@ -131,9 +131,9 @@ def attend(
     unchanged = not (torch.compiler.is_compiling() or watchers or changers or dropout) and position_bias is None
     if unchanged and type(attention_mask) is RuledMask and type(scaling) in _NUMBER and type(softcap) in _NUMBER:
         known = _known(attention_mask, query, key, scaling, softcap, more)
-        output = None if known is None else _repeated((query, key, value), s_aux, *known)
-        if output is not None:
-            return output.transpose(1, 2).contiguous(), None
+        if known is not None:
+            with suppress(ClearheadError):  # `_attend` raises it again, and says where
+                return attention(query, key, value, sinks=s_aux, **known).transpose(1, 2).contiguous(), None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     named_scores = (("scale", scaling), ("softcap", softcap), ("sinks", s_aux))
     scores = {name: x for name, x in named_scores if x is not None}
@@ -243,8 +243,8 @@ def _observed_request(
 
 def _known(
     mask: RuledMask, query: Tensor, key: Tensor, scale: float | None, softcap: float | None, more: Iterable[str]
-) -> tuple[dict[str, Any], Hashable] | None:
-    """The rules that `_attend` finds where nobody watches or changes a layer, and their key: read once for all layers.
+) -> dict[str, Any] | None:
+    """The rules that `_attend` finds where nobody watches or changes a layer: read once for all layers.
 
     They stay with the mask, which is another one in each forward pass. None where a call needs a closer look: shapes
     that differ, a cache with room, arguments that may mean something, a mask that code may have written into.
@@ -255,19 +255,9 @@ def _known(
         known, sizes = (asked, None), (query.shape[0], query.shape[2], key.shape[2])
         if (batch, n, m) == sizes and not mask.has_room and _PLAIN.issuperset(more):
             rules = mask.pattern.rules(range(row, row + n), range(col, col + m - mask.pattern.others))
-            rules = dict(fast_calls.without_position({"scale": scale, "softcap": softcap, **rules}, query, key))
-            known = asked, (rules, fast_calls.rules_key(rules))
+            known = asked, {"scale": scale, "softcap": softcap, **rules}
         mask.known = known
     return known[1] if mask.untouched else None
-
-
-def _repeated(arrays: tuple[Tensor, ...], sinks: Tensor | None, rules: dict[str, Any], key: Hashable) -> Tensor | None:
-    """The output (batch, heads, queries, d_v) under known rules, whose key this is; None where they do not fit."""
-    output: Tensor | None = fast_calls.repeat(key, *arrays) if sinks is None else None
-    try:
-        return attention(*arrays, sinks=sinks, **rules) if output is None else output
-    except ClearheadError:
-        return None  # `_attend` raises it again, and says where
 
 
 def _check(more: dict[str, Any], known: frozenset[str]) -> None:

@@ -14,8 +14,8 @@ from clearhead.core.axes import Array
 from clearhead.core.call import describe_whole
 from clearhead.core.rules import Rules
 from clearhead.core.state import State, merged, share, taken
+from clearhead.derivatives import backward
 from clearhead.errors import RuleError, Sentence
-from clearhead.ops import backward
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.span_terms import SpanTerm, combined
 
@@ -133,7 +133,7 @@ def through(part: Attended, g: Array) -> tuple[dict[str, Array], Array]:
     part is differentiated with the output and the state of the whole row, as blocks of keys are in FlashAttention
     (Dao et al. 2022, appendix B). Without gates, the gates' derivatives are 0.
     """
-    inputs = describe_whole(part.q, part.k, part.v, cast("Rules", part.rules))[0]
+    inputs = describe_whole(part.q, part.k, part.v, cast("Rules", part.rules))
     engine = engines.get(engines.choose_for("gradients", inputs.problem).engine)
     answers = {"output": part.output[None], **{name: x[None] for name, x in part.state._asdict().items()}}
     heads, tokens = len(part.q), part.k.shape[1]

@@ -9,12 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.core.arrays import as_rule_array, check_tensor
+from clearhead.core.arrays import as_rule_array, check_tensor, plain
+from clearhead.core.call import describe
 from clearhead.core.room import array_bytes, check_room
 from clearhead.core.rule_values import is_whole, whole_number
-from clearhead.errors import DtypeError, RuleError, ShapeError, shown
-from clearhead.ops import fast_calls
+from clearhead.engines import native
+from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError, shown
 
+_NUMBERS = (int, float, bool, NoneType)  # types of rules that need no tensor
 _CAPACITY = 64  # positions, by default
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -36,6 +38,13 @@ def check_placed(what: str, shapes: Iterable[tuple[int, ...]], dtype: torch.dtyp
         raise RuleError(f"device is {shown(device)}: PyTorch has no such device here.", hint) from None
     size = sum(array_bytes(shape, empty.element_size()) for shape in shapes)
     check_room(what, size, "give smaller sizes.", str(empty.device))
+
+
+def _sees_all(rules: dict[str, Any], position: int) -> bool:
+    """May one query at this position, the last one, attend to all keys?"""
+    window = rules.get("window")
+    within = window is None or (type(window) is tuple and (window[0] is None or window[0] >= position))
+    return within and type(rules.get("causal", False)) is bool and rules.get("alibi_slopes") is None
 
 
 class KVCache:
@@ -185,8 +194,17 @@ class KVCache:
         within = self.window is None or length - self.start < self.window
         if not within or length - self.start >= self.keys.shape[2] or min(self._lengths) < max(self._lengths):
             return None
-        output: Tensor | None = fast_calls.step(q, k, v, (self.keys, self.values), length - self.start, turns, rules)
+        output, place = None, length - self.start
+        rest: Any = {name: value for name, value in rules.items() if name not in ("causal", "window")}
+        if _sees_all(rules, place) and plain(q, k, v) and all(type(x) in _NUMBERS for x in rest.values()):
+            try:
+                problem = describe(q, self.keys[:, :, :1], self.values[:, :, :1], rest).problem
+            except ClearheadError:
+                return None
+            if native.usable(problem):
+                output = native.step(problem, q, k, v, (self.keys, self.values), place, turns)
         if output is not None:
+            torch.autograd.graph.increment_version((self.keys, self.values))  # as PyTorch does where it writes
             self._lengths = [length + 1] * len(self._lengths)
         return output
 

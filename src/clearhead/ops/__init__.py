@@ -1,7 +1,6 @@
-"""The public operations: attention, AttentionMatrix, rollout, their derivatives, and the operators for PyTorch.
+"""The public operations: attention, AttentionMatrix, rollout, and what stands behind them.
 
-attention          attention() and plan(); fast_calls: the same call again goes straight to the kernel;
-                   torch_fast_calls: those of tensors with a graph
+attention          attention() and plan()
 matrix             AttentionMatrix; matrix_data: its arrays and rules; indexing: its indices, its transpose
 lazy_matrix        what NumPy may ask of a matrix that is never stored
 observable         one method for each statistic and each effect
@@ -10,9 +9,5 @@ edited             A.cut, A.boost and A.tempered; span_terms: several rules `spa
 given_logsumexp    a log-sum-exp that another kernel computed, checked
 observation        the result of AttentionMatrix.observe, and how partial results are merged
 rollout            attention rollout and relevance of one token through many layers
-backward           gradients of a loss with respect to the inputs, from those with respect to the results
-torch_operators    PyTorch's operator; torch_arguments: what it takes; torch_passes: what it computes; torch_graph: its
-                   caller; torch_derivatives: nodes of PyTorch's graph (torch_nodes); torch_batching: torch.vmap
-graphed            whether PyTorch records, traces or transforms a call
-recomputed         the definition over blocks, and its derivatives; torch_recomputed: forward mode and second order
+torch_recorded     what a matrix answers where PyTorch records, transforms or traces; torch_sharded: of DTensors
 """

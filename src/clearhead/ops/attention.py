@@ -1,21 +1,17 @@
 """attention(), which computes the output, and plan(), which says which engine computes it."""
 
 import sys
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from types import ModuleType
+from typing import Any, Unpack
 
 from clearhead import engines
 from clearhead.core.arrays import as_array
-from clearhead.core.call import describe, describe_whole
+from clearhead.core.call import Call, Given, describe, describe_whole, known
 from clearhead.core.observations import check_room
 from clearhead.core.rules import Rules, flat
 from clearhead.core.statistics import Wanted
+from clearhead.core.torch_state import graphed, ungraphed
 from clearhead.engines import native
-from clearhead.ops import fast_calls
-from clearhead.ops.graphed import graphed, ungraphed
-
-if TYPE_CHECKING:
-    from clearhead.ops.torch_graph import Graph
 
 _OUTPUT = Wanted(output=True)
 
@@ -67,51 +63,36 @@ def attention(
     array([[0.67, 0.33],
            [0.33, 0.67]])
     """
-    key = spans = None
-    if engine is None and num_threads is None:
-        rules = cast("Rules", fast_calls.without_position(rules, q, k))
-        others, spans = fast_calls.spans_apart(rules)
-        key = fast_calls.rules_key(others)
-        output = None if key is None else fast_calls.repeat(key, q, k, v, spans)
-        if output is not None:
-            return output
-    if graphed(q, k, v, *flat(rules).values()):
-        return _graphed(key if spans is None else None, q, k, v, rules, engine, num_threads)
-    described, values = describe_whole(q, k, v, rules, num_threads)
-    check_room(described.problem, _OUTPUT, values.shape[-1])
-    chosen = engines.get(engines.choose(described.problem, engine).engine)
-    output = chosen.rows(described, _OUTPUT)["output"]
-    if chosen is native:
-        fast_calls.remember(key, q, k, v, described)
-    return described.restore(described.problem.restore(output))
+    call = known(q, k, v, rules, num_threads)
+    if call is None:
+        if graphed(q, k, v, *flat(rules).values()):
+            if v is None:
+                as_array(v, "v")  # raises: it is no array
+            return recorder_of(q).mix(Given(q, k, rules, engine, num_threads), v)
+        call = describe_whole(q, k, v, rules, num_threads)
+    return output_of(call, engine)
 
 
-def _graphed(key: Hashable, q: Any, k: Any, v: Any, rules: Rules, engine: str | None, num_threads: int | None) -> Any:
-    """The output as a node of PyTorch's graph, or as a DTensor."""
-    from clearhead.ops import torch_fast_calls
-    from clearhead.ops.torch_graph import Graph
-
-    output = None if key is None else torch_fast_calls.repeat(key, q, k, v)
-    if output is None:
-        graph = graph_of(q, k, rules, engine, num_threads)
-        if v is None:
-            as_array(v, "v")  # raises: it is no array
-        output = graph.observe(v, {}).output
-        if key is not None and type(graph) is Graph:
-            torch_fast_calls.remember(key, q, k, v, rules, graph.settings)
-    return output
+def output_of(call: Call, engine: str | None = None) -> Any:
+    """The output of a call that has values, of q's kind. Raises EngineError and SizeError as `attention`."""
+    chosen = engines.chosen(call.problem, engine)
+    output = native.output(call) if chosen is native else None
+    if output is not None:
+        return output
+    check_room(call.problem, _OUTPUT, call.d_v)
+    return call.give(chosen.rows(call, _OUTPUT)["output"])
 
 
-def graph_of(q: Any, k: Any, rules: Rules, engine: str | None, num_threads: int | None) -> "Graph":
-    """What computes with tensors that `graphed` says yes to: PyTorch's operators, or each rank's part of DTensors."""
+def recorder_of(q: Any) -> ModuleType:
+    """The module that computes where `graphed` says yes: as PyTorch's graph has it, or each rank's part of DTensors."""
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if kind is not None and isinstance(q, kind):
-        from clearhead.ops.torch_sharded import Sharded
+        from clearhead.ops import torch_sharded
 
-        return Sharded(q, k, rules, engine, num_threads)
-    from clearhead.ops.torch_graph import Graph
+        return torch_sharded
+    from clearhead.ops import torch_recorded
 
-    return Graph(q, k, rules, engine, num_threads)
+    return torch_recorded
 
 
 def plan(

@@ -23,7 +23,6 @@ from clearhead.core.effects import (
     Strongest,
     Terms,
     WantedEffects,
-    strongest_table,
     terms_of_cuts,
 )
 from clearhead.core.observations import wanted_effects
@@ -31,16 +30,15 @@ from clearhead.core.operands import operand
 from clearhead.core.statistics import joined_arrays
 from clearhead.engines.base import EffectEngine, room_for_effects
 from clearhead.errors import RuleError
+from clearhead.loading import Shown
 from clearhead.ops.indexing import TransposedMatrix, check_weights, read_index
 from clearhead.ops.lazy_matrix import LazyMatrix
 from clearhead.ops.matrix_data import MatrixData
 from clearhead.ops.observable import ObservableEffects
 from clearhead.ops.spans_cut import cut_spans
-from clearhead.tables import QUICK, Table, Tabular
-from clearhead.words import Language, say
 
 
-class CauseMatrix(Tabular, ObservableEffects, LazyMatrix):
+class CauseMatrix(Shown, ObservableEffects, LazyMatrix):
     """The effect of every edge, (…, heads, queries, keys), as an array-like object that is never stored.
 
     Made by `AttentionMatrix.contributions` and `AttentionMatrix.cuts`, which have the formulas. `kind` is
@@ -93,13 +91,6 @@ class CauseMatrix(Tabular, ObservableEffects, LazyMatrix):
 
     def __repr__(self) -> str:
         return f"CauseMatrix({self.kind}, {named(self.shape, WEIGHTS)[1:]} {self.dtype}"
-
-    def _tables(self, language: Language) -> list[Table]:
-        heading = say(language, f"{self.kind} table")
-        if 0 < self.size <= QUICK:
-            return [strongest_table(self.strongest(10), heading, language)._replace(notes=[repr(self)])]
-        more = [say(language, "too many", hint="E.strongest(10)")] if self.size else []
-        return [Table(heading, notes=[repr(self), *more])]
 
     def __getitem__(self, key: Any) -> Any:
         """Exact effects by integers, slices with steps and Ellipsis; only those asked for are computed.

@@ -16,8 +16,8 @@ from clearhead.core.rule_values import LEAST_FACTOR, MOST_FACTOR, Sizes, has_axe
 from clearhead.core.rules import RULES, Rules
 from clearhead.core.selections import in_words, members
 from clearhead.core.spans import parts_of, read_spans
+from clearhead.core.torch_state import graphed, ungraphed
 from clearhead.errors import RuleError, shown
-from clearhead.ops.graphed import graphed, ungraphed
 from clearhead.ops.span_terms import SpanTerm, combined
 
 LARGEST = float(np.finfo(np.float32).max)  # of what `boost` adds: sums of these stay finite in float64

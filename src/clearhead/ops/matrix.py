@@ -3,33 +3,32 @@
 With q, k and each row's log-sum-exp L, every weight is available: a_ij = exp(logit_ij - L_i).
 """
 
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from types import ModuleType
+from typing import Any, Self, Unpack
 
 import numpy as np
 
 from clearhead.core.arrays import as_array
 from clearhead.core.axes import WEIGHTS, named
+from clearhead.core.call import Given
 from clearhead.core.effects import Rest
 from clearhead.core.rule_values import read_place, read_slice
 from clearhead.core.rules import Rules, flat
 from clearhead.core.state import State
 from clearhead.core.statistics import Asked, askable, explained
+from clearhead.core.torch_state import graphed
 from clearhead.errors import RuleError, SelectionError, shown
+from clearhead.loading import load
 from clearhead.ops import cause_inputs
-from clearhead.ops.attention import graph_of
+from clearhead.ops.attention import recorder_of
 from clearhead.ops.causes import CauseMatrix
+from clearhead.ops.display import Display
 from clearhead.ops.edited import Edit, Editable
-from clearhead.ops.graphed import graphed
 from clearhead.ops.indexing import TransposedMatrix, read_index
 from clearhead.ops.lazy_matrix import LazyMatrix
-from clearhead.ops.matrix_data import Answers, MatrixData
+from clearhead.ops.matrix_data import MatrixData
 from clearhead.ops.observable import Observable
 from clearhead.ops.observation import Observation
-from clearhead.view.display import Display
-from clearhead.view.long import ShownLayer, ShownRun
-
-if TYPE_CHECKING:
-    from clearhead.ops.torch_graph import Graph
 
 
 class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
@@ -75,22 +74,29 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         num_threads: int | None = None,
         **rules: Unpack[Rules],
     ) -> None:
-        self._arguments: Any = q, k, rules, engine, num_threads
+        given = Given(q, k, rules, engine, num_threads)
+        self._given: Given | None = given
         self._edits: tuple[str, ...] = ()
-        self._graph = self._graph_with(logsumexp)
-        if logsumexp is not None and self._graph is not None:
-            raise self._graph.refused_logsumexp()
-        self._factors = MatrixData.read(*self._arguments, logsumexp) if self._graph is None else None
+        self._recorder = self._recorder_with(logsumexp)
+        self._factors: MatrixData | None = None
+        if self._recorder is None:
+            self._factors = MatrixData.read(*given, logsumexp)
+            self._kind = self._factors.shape, self._factors.dtype
+        else:
+            self._kind = self._recorder.check(given)
+            if logsumexp is not None:
+                raise self._recorder.refused_logsumexp(given)
 
     @classmethod
     def _of(cls, factors: MatrixData, edits: tuple[str, ...]) -> "AttentionMatrix":
         """A matrix of validated factors, such as a part of another matrix after these edits."""
         made = cls.__new__(cls)
-        made._arguments, made._graph, made._factors, made._edits = None, None, factors, edits
+        made._given, made._recorder, made._factors, made._edits = None, None, factors, edits
+        made._kind = factors.shape, factors.dtype
         return made
 
     def _edited(self, words: str, edit: Edit) -> Self:
-        q, k, rules, engine, num_threads = self._arguments or self.factors.inputs()
+        q, k, rules, engine, num_threads = self._given or self.factors.inputs()
         made = type(self)(q, k, engine=engine, num_threads=num_threads, **edit(q, rules))
         made._edits = (*self._edits, words)
         return made
@@ -103,21 +109,25 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
     def _factors_for(self, what: str, call: str) -> MatrixData:
         if self._factors is not None:
             return self._factors
-        graph = self._graph_with()
-        if graph is not None:
-            raise graph.refused(what, call)
-        return MatrixData.read(*self._arguments)
+        assert self._given is not None
+        recorder = self._recorder_with()
+        if recorder is not None:
+            raise recorder.refused(self._given, what, call)
+        return MatrixData.read(*self._given)
 
-    def _graph_with(self, *others: Any) -> "Graph | None":
-        """What computes with DTensors, or where PyTorch records a graph for q, k, a rule or one of `others`."""
-        if self._arguments is None:
+    def _recorder_with(self, *others: Any) -> ModuleType | None:
+        """The module that computes DTensors, or where PyTorch records a graph for q, k, a rule or one of `others`."""
+        if self._given is None:
             return None
-        q, k, rules, *_ = self._arguments
-        return graph_of(*self._arguments) if graphed(q, k, *flat(rules).values(), *others) else None
+        q, k, rules, *_ = self._given
+        return recorder_of(q) if graphed(q, k, *flat(rules).values(), *others) else None
 
-    def _answers(self, *others: Any) -> Answers:
-        """The Graph or MatrixData that computes results of this matrix together with `others`."""
-        return self._graph or self._graph_with(*others) or self.factors
+    def _answers(self, name: str, *given: Any) -> Any:
+        """Call the recorder's function or, where PyTorch records nothing, the factors' method; v or g comes first."""
+        recorder = self._recorder or self._recorder_with(given[0])
+        if recorder is None:
+            return getattr(self.factors, name)(*given)
+        return getattr(recorder, name)(self._given, *given)
 
     def __copy__(self) -> "AttentionMatrix":
         made = AttentionMatrix.__new__(type(self))
@@ -125,14 +135,14 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._arguments is None:
+        if self._given is None:
             return {"factors": self._factors, "edits": self._edits}
-        q, k, rules, *_ = self._arguments
+        q, k, rules, *_ = self._given
         for name, x in {"q": q, "k": k, **flat(rules)}.items():
             if getattr(x, "grad_fn", None) is not None:
                 raise RuleError(f"{name} belongs to PyTorch's graph, which cannot be copied.", f"{name}.detach()")
         known = None if self._factors is None else self._factors.known_state
-        return {"given": self._arguments, "state": known, "dtype": self._q_dtype(), "edits": self._edits}
+        return {"given": self._given, "state": known, "dtype": self._q_dtype(), "edits": self._edits}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "factors" in state:
@@ -151,12 +161,12 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
     @property
     def shape(self) -> tuple[int, ...]:
         """(…, heads, queries, keys)."""
-        return (self._graph or self.factors).shape
+        return self._kind[0]
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the weights: float32, or float64 for float64."""
-        return (self._graph or self.factors).dtype
+        return self._kind[1]
 
     @property
     def T(self) -> "TransposedMatrix[AttentionMatrix]":  # noqa: N802
@@ -200,10 +210,10 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         >>> (ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True) @ np.arange(3.0)).round(3)
         array([0.   , 0.64 , 1.207])
         """
-        return self._answers(v).mix(v)
+        return self._answers("mix", v)
 
     def _transposed(self, g: Any) -> Any:
-        return self._answers(g).transposed(g)
+        return self._answers("transposed", g)
 
     @explained(askable())
     def observe(self, v: Any = None, *, queries: slice = slice(None), **asked: Unpack[Asked]) -> Observation:
@@ -228,7 +238,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
             raise SelectionError(f"queries is {shown(queries)}: expected a slice.", "queries=slice(-64, None)")
         if queries != slice(None):
             read_slice("queries", queries, self.shape[-2])
-        return self._answers(v).observe(v, asked, queries)
+        return self._answers("observe", v, asked, queries)
 
     def contributions(self, v: Any, g: Any = None, *, output: Any = None) -> CauseMatrix:
         """What each edge brings along g, c_ij = a_ij·(g_i·v_j), (…, heads, queries, keys), exact and never stored.
@@ -288,10 +298,10 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         """
         return self._plot(head, 0, batch, ax)
 
-    def _run(self, batch: int, v: Any = None) -> ShownRun:
-        part, problem = self.part(batch), self.factors.problem
+    def __shown__(self, batch: int, v: Any = None) -> Any:
+        part, problem, shown = self.part(batch), self.factors.problem, load("view.long")
         values = None if v is None else self.factors.values(v)[batch : batch + 1]
-        return ShownRun("attention", [ShownLayer("", range(problem.heads), part, v=values)])
+        return shown.ShownRun("attention", [shown.ShownLayer("", range(problem.heads), part, v=values)])
 
     def part(self, batch: int, head: int | None = None) -> "AttentionMatrix":
         """The matrix of one batch item, with all heads or one: (1, heads, queries, keys).

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Union, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -31,11 +31,6 @@ from clearhead.engines.base import Engine
 from clearhead.ops.given_logsumexp import checked
 from clearhead.ops.indexing import check_weights
 from clearhead.ops.observation import Observation, observation
-
-if TYPE_CHECKING:
-    from clearhead.ops.torch_graph import Graph
-
-Answers = Union["MatrixData", "Graph"]  # what AttentionMatrix delegates to: a Graph for tensors with a PyTorch graph
 
 
 @dataclass(eq=False)

@@ -16,17 +16,17 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.nn.functional import pad
 
 from clearhead.core.arrays import as_rule_array, statistics_dtype
-from clearhead.core.call import describe
+from clearhead.core.call import Given, describe
 from clearhead.core.observations import wanted
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import as_int64
 from clearhead.core.rules import RULES, Rules, check_names, flat, joined
 from clearhead.core.statistics import STATISTICS, Wanted
+from clearhead.core.torch_state import graphed
 from clearhead.errors import DtypeError, RuleError
-from clearhead.ops.graphed import graphed
+from clearhead.ops import torch_recorded
 from clearhead.ops.matrix_data import MatrixData
 from clearhead.ops.observation import Observation
-from clearhead.ops.torch_graph import Graph
 
 Axis = int | str  # of an array: the number of q's axis, "kv_heads", "keys", or "" for one that is never sharded
 _AXES = {
@@ -37,17 +37,52 @@ _AXES = {
 _REDUCED = {"added": "sum", "larger": "max"}  # what DTensor does with the ranks' parts over queries
 
 
-class Sharded(Graph):
-    """The Graph of DTensors: `observe` and A @ v; all else is refused."""
+def check(given: Given) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Check a matrix of DTensors, and return its shape and dtype. Raises as `describe`, DtypeError for placements."""
+    problem = _Shards(given).problem
+    return problem.shape, statistics_dtype(problem.dtype)
 
-    def __init__(self, q: DTensor, k: Any, rules: Rules, engine: str | None, num_threads: int | None = None) -> None:
+
+def observe(given: Given, v: Any, asked: Mapping[str, Any], queries: slice = slice(None)) -> Observation:
+    """Answer the requested statistics as DTensors; parameters and errors as `AttentionMatrix.observe`."""
+    return _Shards(given).observe(v, asked, queries)
+
+
+def mix(given: Given, v: Any) -> Any:
+    """Compute A·v, for a v with the axes of k."""
+    return observe(given, v, {}).output
+
+
+def transposed(given: Given, _: Any) -> NoReturn:
+    """Refuse Aᵀ·g."""
+    raise refused(given, "A.T @ g")
+
+
+def refused(_: Given, what: str, __: str = "") -> RuleError:
+    """Make the error for what is not computed of DTensors."""
+    return RuleError(
+        f"{what}: not computed of DTensors, and q is one.",
+        "attention, A.observe and A @ v are; q.full_tensor() is the whole of q on every rank.",
+    )
+
+
+def refused_logsumexp(given: Given) -> RuleError:
+    """Make the error for another kernel's log-sum-exp."""
+    return refused(given, "a matrix with another kernel's logsumexp")
+
+
+class _Shards:
+    """A call of DTensors: how q is sharded, and what each rank has of it."""
+
+    def __init__(self, given: Given) -> None:
         if torch.compiler.is_compiling():
             raise RuleError("q is a DTensor: attention on DTensors is not compiled.", "torch.compiler.disable")
-        check_names(rules)
-        self.q, self.k, self.engine, self.num_threads = q, k, engine, num_threads
+        check_names(given.rules)
+        self.given = given
+        q, k, rules, *_ = given
+        self.q, self.k = q, k
         self.rules = flat(rules)
-        self.problem = _described(q, k, None, self.rules, num_threads)
-        self.shape, self.dtype = self.problem.shape, statistics_dtype(self.problem.dtype)
+        self.problem = _described(q, k, None, self.rules, given.num_threads)
         self.queries = q.ndim - 2  # the number of that axis
         self.split = [place.dim if isinstance(place, Shard) else None for place in q.placements]  # by the mesh's axes
         axes = [axis for axis in self.split if axis is not None]
@@ -69,8 +104,7 @@ class Sharded(Graph):
                     f"distribute_tensor({name}, q.device_mesh, {[Replicate()] * len(self.split)})",
                 )
 
-    def observe(self, v: Any, asked: Mapping[str, Any], queries: slice = slice(None)) -> Observation:
-        """The requested statistics as DTensors; parameters and errors as `AttentionMatrix.observe`."""
+    def observe(self, v: Any, asked: Mapping[str, Any], queries: slice) -> Observation:
         axes = self._axes("batch", "kv_heads", "keys", "")
         if v is not None:
             _described(self.q, self.k, v, {}, None)
@@ -83,9 +117,11 @@ class Sharded(Graph):
             local["groups"] = tuple(self._part("groups", side, self._axes("batch", axis)) for side, axis in sides)
         q = self._part("q", self.q, tuple(range(self.q.ndim)))
         k, values = (self._part(name, x, axes) for name, x in (("k", self.k), ("v", v)))
-        rules = self._rules()
-        answers: Any = Graph if graphed(q, k, values, *flat(rules).values()) else MatrixData.read
-        seen: Observation = answers(q, k, rules, self.engine, self.num_threads).observe(values, local, queries)
+        part = self.given._replace(q=q, k=k, rules=self._rules())
+        if graphed(q, k, values, *flat(part.rules).values()):
+            seen = torch_recorded.observe(part, values, local, queries)
+        else:
+            seen = MatrixData.read(*part).observe(values, local, queries)
         rows = len(range(self.problem.queries)[queries])
         width = 0 if v is None else v.shape[-1]
         sizes = {"batch": 0, "heads": 0, "queries": rows, "keys": self.problem.keys, "d_v": width}
@@ -93,24 +129,6 @@ class Sharded(Graph):
         whole = {name: self._whole(name, x, want, sizes) for name, x in parts.items()}
         state: Any = whole.pop("logsumexp", None)
         return replace(seen, queries=rows, **whole, **({} if state is None else state._asdict()))
-
-    def mix(self, v: Any) -> Any:
-        """A·v, for a v with the axes of k."""
-        return self.observe(v, {}).output
-
-    def transposed(self, _: Any) -> NoReturn:
-        raise self.refused("A.T @ g")
-
-    def refused(self, what: str, _: str = "") -> RuleError:
-        """The error for what is not computed of DTensors."""
-        return RuleError(
-            f"{what}: not computed of DTensors, and q is one.",
-            "attention, A.observe and A @ v are; q.full_tensor() is the whole of q on every rank.",
-        )
-
-    def refused_logsumexp(self) -> RuleError:
-        """The error for another kernel's log-sum-exp."""
-        return self.refused("a matrix with another kernel's logsumexp")
 
     def _axes(self, *names: str) -> tuple[Axis, ...]:
         """The axes of an array with these axes, of which "batch" is all that q has before its heads."""

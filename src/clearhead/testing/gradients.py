@@ -5,12 +5,14 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from clearhead.core import reference
+from clearhead.core import definition
 from clearhead.core.arrays import statistics_dtype, to_torch
 from clearhead.core.axes import Array
+from clearhead.core.block import block_of, everything
 from clearhead.core.call import describe
 from clearhead.core.problem import Problem
 from clearhead.core.rules import Rules
+from clearhead.core.spans import added
 from clearhead.core.visibility import dense
 from clearhead.diagnosing.fitting import FACTOR, differences, largest
 from clearhead.diagnosing.softmaxes import eps
@@ -74,7 +76,7 @@ def _rounding(problem: Problem, arrays: list[Array], upstream: Array) -> list[fl
     """
     q, k, v = (np.abs(x.astype(np.float64)) for x in arrays)
     k, v = (np.repeat(x, problem.group, axis=1) for x in (k, v))
-    book, g = reference.attend(problem, *arrays[:2]), np.abs(upstream.astype(np.float64))
+    book, g = definition.attend(problem, *arrays[:2]), np.abs(upstream.astype(np.float64))
     size = np.abs(problem.scale)[:, None, None] * (q @ k.swapaxes(-1, -2)) + np.abs(book.biased - book.capped)
     size = np.where(np.isneginf(book.masked), 0.0, size).max(axis=-1, initial=0.0)
     row = np.maximum(size, np.where(np.isneginf(book.logsumexp), 0.0, np.abs(book.logsumexp)))
@@ -97,6 +99,7 @@ def _plain(problem: Problem, arrays: list[Array], upstream: Array, dtype: Any, o
 
 def _attend(problem: Problem, leaves: list[Any], dtype: Any, order: Array) -> Any:
     q, k, v = leaves
+    block = block_of(problem, everything(problem))
     k, v = (x[:, :, torch.from_numpy(order)].repeat_interleave(problem.group, 1) for x in (k, v))
 
     def constant(x: Array) -> Any:
@@ -108,10 +111,10 @@ def _attend(problem: Problem, leaves: list[Any], dtype: Any, order: Array) -> An
     if problem.bias is not None:
         s = s + constant(problem.bias.astype(np.float64)[..., order])
     if problem.alibi_slopes is not None:
-        slopes = problem.alibi_slopes[:, None, None] * reference.all_distances(problem)
+        slopes = problem.alibi_slopes[:, None, None] * abs(block.ahead)
         s = s - constant(np.broadcast_to(slopes, problem.shape)[..., order])
     if problem.span_table is not None:
-        s = s + constant(reference.added_by_spans(problem)[..., order])
+        s = s + constant(added(block.query_spans, block.key_spans, block.span_table)[..., order])
     seen = torch.from_numpy(np.ascontiguousarray(dense(problem)[..., order]))
     s = s.masked_fill(~seen, -torch.inf)
     some = seen.any(-1, keepdim=True)

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from clearhead.core import reference
+from clearhead.core import definition
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
 from clearhead.core.call import describe
@@ -62,7 +62,7 @@ def _measured(problem: Drawn, theirs: Array) -> tuple[Array, Array, Array, np.dt
         everything = Selection(tuple(range(q.shape[1])), tuple(range(q.shape[2])))
         right = fit.exact.answer(RIGHT, everything)
         _, allowed = fit.measure(RIGHT, everything, right)
-        logsumexp = reference.attend(described.problem, described.q, described.k).logsumexp
+        logsumexp = definition.attend(described.problem, described.q, described.k).logsumexp
         size = np.where(np.isfinite(logsumexp), np.abs(logsumexp), 0.0)
         rounded = eps(statistics_dtype(described.problem.dtype)) * size[..., None] * largest(v)
         return right, differences(fit.theirs(everything), right), allowed + FACTOR * rounded, dtype

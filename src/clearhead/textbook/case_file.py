@@ -127,13 +127,6 @@ def half_a_decimal(value: Any) -> float:
     return 0.5 * 10.0 ** -max(decimals, -308)
 
 
-def half_decimals(value: Any) -> Any:
-    """The same for each number of a list by itself: 0.005 for 0.11, 0.0005 for 0.175; 0 where it is no decimal."""
-    if isinstance(value, list):
-        return [half_decimals(part) for part in value]
-    return half_a_decimal(value) if isinstance(value, Decimal) and value.is_finite() else 0.0
-
-
 def precision(value: Any, array: Array) -> Array:
     """A list's numbers in the dtype they were printed from: float32 where they have nine digits or are exact in it."""
     short = all(len(d.as_tuple().digits) <= 9 for d in _decimals(value))

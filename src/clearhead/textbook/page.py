@@ -12,7 +12,6 @@ import numpy as np
 from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import Array
 from clearhead.core.problem import Problem
-from clearhead.core.rule_values import read_language
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.textbook.heads_page import one_head
 from clearhead.textbook.shapes import Convention, Steps
@@ -20,7 +19,7 @@ from clearhead.view.container import Document
 from clearhead.view.long import OPENING, PageOptions, ShownLayer, ShownRun
 from clearhead.view.long import described as described_runs
 from clearhead.view.packing import packed
-from clearhead.words import LANGUAGES, Language, in_columns, in_formulas, say, table
+from clearhead.words import LANGUAGES, Language, in_columns, in_formulas, read_language, say, table
 
 _NARROW = next(known for known in FLOATS if known.name == "bfloat16")
 _STEPS = ("x", "context", "q", "k", "v", "scores", "scaled", "capped", "biased", "masked", "weights", "heads", "concat")

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from clearhead import engines
-from clearhead.core import reference
+from clearhead.core import definition
 from clearhead.core.arrays import as_array
 from clearhead.core.axes import Array, brief
 from clearhead.core.call import Call, describe_whole
 from clearhead.core.problem import Problem
-from clearhead.core.rule_values import has_axes, read_language, read_members, read_place, whole_number
+from clearhead.core.rule_values import has_axes, read_members, read_place, whole_number
 from clearhead.core.rules import Rules
 from clearhead.core.statistics import Wanted
 from clearhead.digits import fixed, significant
@@ -22,7 +22,7 @@ from clearhead.textbook.shapes import Convention, Sizes, Steps, Used, attention_
 from clearhead.view import images, notebook, page
 from clearhead.view.container import Document
 from clearhead.view.names import check_count, token_names
-from clearhead.words import Language, say
+from clearhead.words import Language, read_language, say
 
 _INPUTS = ("x", "context", "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
 
@@ -113,7 +113,7 @@ class Trace:
     def __init__(
         self,
         described: Call,
-        book: reference.Textbook,
+        book: definition.Textbook,
         steps: Steps,
         arrays: dict[str, Array],
         convention: Convention,
@@ -247,7 +247,7 @@ class Trace:
         problem, described = self.problem, self._described
         i = read_place("query", query, problem.queries)
         alone = problem.take(queries=range(i, i + 1))
-        book = reference.attend(alone, described.q[:, :, i : i + 1], described.k, described.v)
+        book = definition.attend(alone, described.q[:, :, i : i + 1], described.k, described.v)
         assert book.output is not None
         visible = ~np.isneginf(book.masked[:, :, 0, :, None])
         weighted = book.weights[:, :, 0, :, None] * np.where(visible, values_of(self), 0.0)
@@ -290,9 +290,9 @@ def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: U
     if convention == "columns":
         read = [as_array(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
         q, k, v = (restore(turned(array, convention)) for array, restore in read)
-    described, _ = describe_whole(q, k, v, rules)
+    described = describe_whole(q, k, v, rules)
     problem = described.problem
-    book = reference.attend(problem, described.q, described.k, described.v)
+    book = definition.attend(problem, described.q, described.k, described.v)
     raw = {name: as_array(x, name)[0] for name, x in (("q", q), ("k", k), ("v", v))}
     sizes = Sizes.of(*(x.shape for x in raw.values()))
     steps = attention_steps(sizes, used_rules(rules), convention, problem.dtype.itemsize)
@@ -316,7 +316,7 @@ def listed(x: Any) -> Any:
     return cells.tolist()
 
 
-def intermediates(problem: Problem, book: reference.Textbook) -> dict[str, Array]:
+def intermediates(problem: Problem, book: definition.Textbook) -> dict[str, Array]:
     """The intermediates from the scores to the output by name, with the axes of the caller's inputs."""
     names = ("scores", "scaled", "capped", "biased", "masked", "logsumexp", "weights", "output")
     return {name: problem.restore(getattr(book, name)) for name in names}

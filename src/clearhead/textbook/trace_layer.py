@@ -1,12 +1,12 @@
 """`ch.trace_layer`: every intermediate of an attention layer, from X through its heads to U."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 import numpy as np
 
-from clearhead.core import reference
+from clearhead.core import definition
 from clearhead.core.arrays import as_array
 from clearhead.core.axes import Array, join_heads, split_heads
 from clearhead.core.call import describe
@@ -61,9 +61,9 @@ def trace_layer(
     layer, sizes = read_layer(values | {"b_q": b_q, "b_k": b_k, "b_v": b_v, "b_o": b_o}, num_heads, convention)
     q = split_heads(layer.projected(layer.x, "q"), num_heads)
     k, v = (split_heads(layer.projected(layer.context, part), sizes.kv_heads or 1) for part in "kv")
-    described = replace(describe(q, k, v, rules), restore=as_array(x, "x")[1])
+    described = describe(q, k, v, rules).giving_back(as_array(x, "x")[1])
     problem = described.problem
-    book = reference.attend(described.problem, described.q, described.k, described.v)
+    book = definition.attend(described.problem, described.q, described.k, described.v)
     used, cross, names = used_rules(rules), context is not None, frozenset(f"b_{part}" for part in layer.b)
     shapes = layer.x.shape, layer.context.shape, layer.out
     steps = layer_steps(sizes, *shapes, used, names, convention, layer.x.itemsize, cross=cross)

@@ -1,19 +1,20 @@
 """`ch.trace_weights`: attention whose weights are given, as in an example that starts with them: O = A·V."""
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from clearhead.core.arrays import FLOATS, as_array
 from clearhead.core.axes import KEY, VALUE, WEIGHTS, Array, heads_first, named
+from clearhead.core.block import block_of, everything
 from clearhead.core.call import Call, describe
-from clearhead.core.reference import Textbook, check_room, mix
-from clearhead.core.rule_values import read_language, read_numbers, read_place
+from clearhead.core.definition import Textbook, check_room, mix, split
+from clearhead.core.rule_values import read_numbers, read_place
+from clearhead.core.state import State
 from clearhead.errors import RuleError, ShapeError
 from clearhead.textbook.shapes import Convention, Sizes, check_convention, turned, weights_steps
 from clearhead.textbook.trace import Geometry, TokenTrace, Trace, values_of
-from clearhead.words import Language
+from clearhead.words import Language, read_language
 
 _NO_SCORES = "the weights were given: there are no queries, keys and scores."
 
@@ -35,8 +36,10 @@ class WeightsTrace(Trace):
         assert v is not None
         values = np.repeat(v.astype(np.float64), problem.group, axis=1)
         zeros, sums = np.zeros(weights.shape), weights.sum(axis=-1)
-        output = mix(weights, values, weights > 0)
-        book = Textbook(zeros, zeros, zeros, zeros, zeros, np.log(sums), weights, output)
+        output = mix(weights, split(values), lambda: weights == 0)
+        way = dict.fromkeys(("scores", "scaled", "capped", "biased"), zeros)
+        state = State(np.zeros(sums.shape), np.log(sums))
+        book = Textbook(block_of(problem, everything(problem)), zeros, state, weights, **way, output=output)
         arrays = {"weights": weights, "v": v, "output": output}
         axes = 1 if problem.prefix else 2  # two axes are one head without an axis of its own
         restored = {name: x.reshape(*problem.prefix[:-1], *x.shape[axes:]) for name, x in arrays.items()}
@@ -119,7 +122,7 @@ def describe_weights(weights: Any, v: Any, convention: Convention) -> WeightInpu
     k = np.broadcast_to(np.zeros((), values.dtype), (*values.shape[:-1], 1))
     with np.errstate(divide="ignore"):
         logits = np.log(a.astype(np.float64))
-    described = replace(describe(q, k, values, {"bias": logits, "scale": 1.0}), restore=restore)
+    described = describe(q, k, values, {"bias": logits, "scale": 1.0}).giving_back(restore)
     return WeightInputs(described, heads_first(a.astype(np.float64)))
 
 

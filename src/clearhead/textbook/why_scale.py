@@ -9,14 +9,14 @@ import numpy as np
 from clearhead.core.arrays import as_rule_array
 from clearhead.core.axes import Array
 from clearhead.core.room import check_room
-from clearhead.core.rule_values import read_language, read_members, read_numbers, whole_number
+from clearhead.core.rule_values import read_members, read_numbers, whole_number
 from clearhead.digits import significant
 from clearhead.errors import RuleError, SelectionError, ShapeError
 from clearhead.textbook.page import lesson
 from clearhead.textbook.trace import listed
 from clearhead.view import page
 from clearhead.view.container import Document
-from clearhead.words import LANGUAGES, Language, say, slider_words
+from clearhead.words import LANGUAGES, Language, read_language, say, slider_words
 
 WIDTHS = (1, 4, 16, 64, 256)
 EDGE = 40  # where the page's histograms of scores end

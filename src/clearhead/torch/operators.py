@@ -15,25 +15,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
 from clearhead import engines
-from clearhead.core.arrays import as_array, carries_tangent, to_torch
+from clearhead.core.arrays import as_array, to_torch
 from clearhead.core.axes import Array, split_heads
-from clearhead.core.call import Call, describe_whole
+from clearhead.core.call import Call, Given, describe_whole
 from clearhead.core.observations import check_room
 from clearhead.core.state import of_logsumexp
 from clearhead.core.statistics import Wanted
+from clearhead.core.torch_state import carries_tangent, has_dual_level, transforms, unwrapped
+from clearhead.derivatives import backward
+from clearhead.derivatives.arguments import read
+from clearhead.derivatives.function import gradients
 from clearhead.engines import state_of
 from clearhead.errors import DtypeError, RuleError, ShapeError
-from clearhead.ops import backward
 from clearhead.ops.matrix import AttentionMatrix
-from clearhead.ops.torch_derivatives import gradients
-from clearhead.ops.torch_graph import Graph
-from clearhead.ops.torch_operators import bundle_of
-from clearhead.ops.torch_passes import parts
 from clearhead.torch.calls import count
 from clearhead.torch.sdpa import scaled_dot_product_attention
 
@@ -46,7 +44,7 @@ _GRADIENT = "the fused operator's gradient"
 _AGAIN = "the fused operator's gradient, to be differentiated again"
 _FAST_PATH = "the fast path of nn.MultiheadAttention and nn.TransformerEncoder"
 _TRACED = "traced, transformed or watched: what it becomes is counted where that runs"
-_TRANSFORMS = ("Grad", "Jvp", "Vmap")  # of torch.func
+_TRANSFORMS = frozenset(("Grad", "Jvp", "Vmap"))  # of torch.func
 
 
 def attend(
@@ -67,7 +65,7 @@ def attend(
     if not why:
         try:
             fusible = torch._fused_sdp_choice(*inputs, **named) != SDPBackend.MATH.value
-            moving = forward_ad._current_level >= 0 and any(carries_tangent(torch, x) for x in (query, key, value))
+            moving = has_dual_level() and any(carries_tangent(torch, x) for x in (query, key, value))
             if fusible and _recorded(query, key, value) and not moving:
                 return _pytorchs(inputs, named)  # counted in `fused`
             output = scaled_dot_product_attention(*inputs, **named)
@@ -83,9 +81,11 @@ def attend(
 def transformed(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Any:
     """The same inside of torch.func's grad, vmap and jvp, before these take it apart."""
     mask = rest[0] if rest else named.get("attn_mask")
-    if any(level.key().name not in _TRANSFORMS for level in torch._C._functorch.get_interpreter_stack() or ()):
+    if not _TRANSFORMS.issuperset(transforms()):
         return NotImplemented
-    if torch._C._len_torch_dispatch_stack() or _why_not(*map(_unwrapped, (query, key, value, mask))):
+    if torch._C._len_torch_dispatch_stack() or _why_not(
+        *(x if x is None else unwrapped(x) for x in (query, key, value, mask))
+    ):
         return NotImplemented  # counted in `attend` or `fused`
     try:
         output = scaled_dot_product_attention(query, key, value, *rest, **named)
@@ -93,13 +93,6 @@ def transformed(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: 
         return NotImplemented
     count("clearhead", _DIRECT, query, key, value, mask)
     return output
-
-
-def _unwrapped(x: Tensor | None) -> Tensor | None:
-    """The tensor inside of all transforms of torch.func."""
-    while x is not None and torch._C._functorch.is_functorch_wrapped_tensor(x):
-        x = torch._C._functorch.get_unwrapped(x)
-    return x
 
 
 def _pytorchs(inputs: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
@@ -122,9 +115,7 @@ def _why_not(*tensors: Tensor | None) -> str:
 
 def _watched() -> bool:
     """Does something around this call read or change the operators that PyTorch would run?"""
-    return bool(
-        torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    )
+    return bool(torch._C._len_torch_dispatch_stack() or transforms() or torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
 
 def _recorded(*tensors: Tensor) -> bool:
@@ -149,8 +140,8 @@ def fused(
 ) -> tuple[Tensor, Tensor]:
     """aten::_scaled_dot_product_flash_attention_for_cpu: the output, and the log-sum-exp, 0 where no key is seen."""
     del dropout_p  # PyTorch does not choose this operator with dropout
-    described, values = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
-    check_room(described.problem, _WANTED, values.shape[-1])
+    described = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
+    check_room(described.problem, _WANTED, described.d_v)
     engine = engines.get(engines.choose(described.problem).engine)
     result = engine.rows(described, _WANTED)
     logsumexp = to_torch(torch, result["largest"] + result["log_sum"])
@@ -179,7 +170,7 @@ def fused_backward(
     del dropout_p
     if d_output is None:  # nothing depends on the output
         return None, None, None
-    described, _ = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
+    described = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
     engine = engines.get(engines.choose_for("gradients", described.problem).engine)
     answers = {"output": as_array(output, "output")[0], **_state(described, logsumexp)}
     upstream = {"output": as_array(d_output, "d_output")[0]}
@@ -201,12 +192,12 @@ def fused_backward_again(
         return NotImplemented
     if _watched() or _why_not(d_output, query, key, value, mask):
         return NotImplemented
-    rules = Graph(query, key, _rules(mask, named.get("scale"), is_causal=is_causal), None).settings
+    rules = _rules(mask, named.get("scale"), is_causal=is_causal)
     with torch.no_grad():
-        described = describe_whole(query, key, value, _rules(mask, named.get("scale"), is_causal=is_causal))[0]
-        state = _state(described, logsumexp)
-    known = parts("known", {"output": output, **{name: to_torch(torch, x) for name, x in state.items()}})
-    result = gradients({**bundle_of(query, key, value, rules), **known}, {"output": d_output}, "qkv")
+        state = _state(describe_whole(query, key, value, rules), logsumexp)
+    task, x = read(Given(query, key, rules), value)
+    known = {"output": output, **{name: to_torch(torch, one) for name, one in state.items()}}
+    result = gradients(task, x, known, {"output": d_output}, tuple("qkv"))
     count("clearhead", _AGAIN, query, key, value, mask)
     return tuple(result[name] for name in "qkv")
 

@@ -9,14 +9,15 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from clearhead.core.arrays import autocast, check_tensor
 from clearhead.core.axes import group_size
+from clearhead.core.call import known
 from clearhead.core.rule_values import check_probability
+from clearhead.core.rules import Rules
 from clearhead.core.state import share
 from clearhead.errors import DtypeError, RuleError, ShapeError, shown
-from clearhead.ops import fast_calls
-from clearhead.ops.attention import attention
+from clearhead.ops.attention import attention, output_of
 from clearhead.ops.matrix import AttentionMatrix
 
-_CAUSAL = {"causal": True, "query_offset": 0}  # from the top left corner
+_CAUSAL: Rules = {"causal": True, "query_offset": 0}  # from the top left corner
 
 
 def scaled_dot_product_attention(
@@ -55,9 +56,13 @@ def scaled_dot_product_attention(
     >>> scaled_dot_product_attention(x, x, x, is_causal=True)[0, 0, 0]
     tensor([1., 0.])
     """
-    if attn_mask is None and type(dropout_p) is float and dropout_p == 0.0:
-        output = _repeated(query, key, value, is_causal, scale, enable_gqa)
-        if output is not None:
+    if attn_mask is None and dropout_p == 0.0 and type(is_causal) is bool and type(enable_gqa) is bool:
+        plainly: Rules = {**_CAUSAL} if is_causal else {}
+        if scale is not None:
+            plainly["scale"] = scale
+        call = known(query, key, value, plainly)
+        if call is not None and call.problem.heads == call.problem.kv_heads:  # else enable_gqa says whether it may be
+            output: Tensor = output_of(call)
             return output
     for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
         if not isinstance(flag, bool):
@@ -67,21 +72,10 @@ def scaled_dot_product_attention(
     rules = _mask_rules(query, key, attn_mask)
     if is_causal and "causal" in rules:
         raise RuleError("attn_mask is a causal bias and is_causal is True: one of them will do.")
-    rules |= {**(_CAUSAL if is_causal else {}), "scale": scale}
+    rules |= {**(_CAUSAL if is_causal else {}), **({} if scale is None else {"scale": scale})}
     if dropout_p == 0.0:
         return attention(query, key, value, **rules)
     return dropped(query, key, value, dropout_p, rules)
-
-
-def _repeated(query: Tensor, key: Tensor, value: Tensor, is_causal: Any, scale: Any, enable_gqa: Any) -> Tensor | None:
-    """The output, if a call like this was checked before."""
-    if type(is_causal) is not bool or type(enable_gqa) is not bool:
-        return None
-    call = fast_calls.rules_key({**(_CAUSAL if is_causal else {}), "scale": scale})
-    output: Tensor | None = None if call is None else fast_calls.repeat(call, query, key, value)
-    if output is None or enable_gqa or query.ndim < 3 or query.shape[-3] == key.shape[-3] == value.shape[-3]:
-        return output
-    return None  # heads share keys, which has to be asked for
 
 
 def dropped(query: Tensor, key: Tensor, value: Tensor, p: float, rules: dict[str, Any]) -> Tensor:

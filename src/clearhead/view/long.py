@@ -14,7 +14,6 @@ import numpy as np
 from clearhead.core.arrays import FLOATS, as_host_array, on_cpu, to_device_of
 from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.problem import Problem
-from clearhead.core.rule_values import read_language
 from clearhead.core.statistics import Answers
 from clearhead.digits import rounded
 from clearhead.errors import DtypeError, RuleError, SelectionError, expected, shown
@@ -26,7 +25,7 @@ from clearhead.view.images import reach
 from clearhead.view.packing import forbids, packed
 from clearhead.view.pooling import Pictures, coded, pictures
 from clearhead.view.protocols import Weights
-from clearhead.words import Language
+from clearhead.words import Language, read_language
 
 OPENING = {"kind": "attention", "maker": f"clearhead {__version__}"}
 LIMIT = 64 * 10**6  # bytes of a page

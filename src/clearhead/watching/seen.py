@@ -16,11 +16,11 @@ from clearhead.core.rule_values import is_whole, read_members, read_path, whole_
 from clearhead.errors import FileError, RuleError, SelectionError, check_known, shown
 from clearhead.layers.run import LAYERS, Run
 from clearhead.layers.saved import write
+from clearhead.ops.display import Display, Page
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
 from clearhead.ops.rollout import relevance, rollout
 from clearhead.view import plots
-from clearhead.view.display import Display, Page
 from clearhead.view.long import ShownLayer, ShownRun
 from clearhead.watching.cell import cell
 from clearhead.watching.dividing import Sequences, Written
@@ -295,7 +295,7 @@ class Seen(Run, Display):
         words = {"model": self.model, "tokens": self.tokens, "source_tokens": self.source_tokens}
         write(path, layers, {**words, "unseen": self.unseen})
 
-    def _run(self, batch: int, v: Any = None) -> ShownRun:
+    def __shown__(self, batch: int, v: Any = None) -> ShownRun:
         if v is not None:
             raise RuleError("v is for the page of an AttentionMatrix.", "ch.watch(model, values=True) keeps the run's.")
         results = []

@@ -14,13 +14,21 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from string import Formatter
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from clearhead.digits import significant
+from clearhead.errors import RuleError, expected
 
 Language = Literal["en", "zh"]
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
 REPORTS = ("steps", "explain", "way", "why", "trace", "learn", "notebook")  # the files whose sentences `say` says
+
+
+def read_language(value: Any) -> Language:
+    """Read "en" or "zh". Raises RuleError."""
+    if not isinstance(value, str) or value not in LANGUAGES:
+        raise RuleError(expected("language", value, "'en' or 'zh'"), 'language="zh"')
+    return cast("Language", str(value))
 
 
 def of_locale(environment: Mapping[str, str] = os.environ) -> Language:

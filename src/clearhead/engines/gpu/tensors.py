@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from triton import knobs, language, next_power_of_2
 
-from clearhead.core import visibility
 from clearhead.core.arrays import bfloat16, statistics_dtype, to_torch, unrepeated
 from clearhead.core.axes import Array, group_size
 from clearhead.core.device_array import DeviceArray
@@ -129,7 +128,7 @@ def rules(problem: Problem, device: torch.device) -> Rules:
     def reach(side: int | None) -> int | None:
         return min(side, 2 * _FAR) if near and side is not None else side
 
-    left, right = visibility.reach(problem)
+    left, right = problem.reach
     bias, mask = (None if x is None else strided(x, device=device) for x in (problem.bias, problem.mask))
     (segments, packed), spans = labels.segments(problem), labels.spans(problem)
     offset = sent(problem.query_offset, np.int32 if near else np.int64)

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 
 from clearhead.core.rule_values import MOST_ADDED
@@ -118,9 +117,12 @@ class Blocks:
 
         def function(*x: Tensor) -> tuple[Tensor, ...]:
             of, at, along = self._of(moving, x[:count]), tuple(compress(x, moving)), x[count:]
-            if forward_ad._current_level < 0 or eager_transforms.JVP_NESTING:
+            try:
                 return tuple(torch.func.jvp(of, at, along)[1])
-            # PyTorch cannot nest forward_ad.dual_level: the gradient is linear in what is upstream, with this slope
+            except RuntimeError as error:  # inside of forward_ad.dual_level, which PyTorch cannot nest
+                if "Nested forward mode" not in str(error):
+                    raise
+            # the gradient is linear in what is upstream, with this slope
             results, back = torch.func.vjp(of, *at)[:2]
             return tuple(torch.func.vjp(lambda *by: back(by), *map(torch.zeros_like, results))[1](along))
 

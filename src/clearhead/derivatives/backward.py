@@ -162,7 +162,7 @@ def nearby(x: Any) -> Any:
     if isinstance(x, Mapping):
         return {name: nearby(one) for name, one in x.items()}
     if isinstance(x, Call):
-        return replace(x, q=nearby(x.q), k=nearby(x.k), v=nearby(x.v))
+        return x.of_each(nearby)
     if isinstance(x, tuple):
         return tuple(map(nearby, x))
     return None if x is None else on_cpu(x)

@@ -1,0 +1,115 @@
+"""What the definition reads of one block of rows: its arrays, which broadcast against its matrix of weights."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clearhead.core.axes import Array
+from clearhead.core.namespace import beside
+from clearhead.core.problem import Problem
+
+
+class Place(NamedTuple):
+    """Where a block lies in the whole matrix."""
+
+    batches: slice
+    heads: slice
+    rows: slice
+    keys: slice
+
+
+def everything(problem: Problem) -> Place:
+    """The place of the whole matrix."""
+    return Place(*(slice(0, size) for size in (problem.batch, problem.heads, problem.queries, problem.keys)))
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Block:
+    """The arrays of a block, NumPy's or PyTorch's, and its rules; the matrix is (…, heads, rows, keys).
+
+    A rule that is not in use, or that cannot forbid anything in this block, is None.
+    """
+
+    q: Any = None  # (…, heads, rows, d_k)
+    k: Any = None  # (…, kv_heads, keys, d_k)
+    positions: Any  # (…, 1, rows, 1): where among the keys each query stands
+    places: Any  # (keys,)
+    scale: Any = 1.0  # or (heads, 1, 1)
+    softcap: float | None = None
+    bias: Any = None  # (…, heads, rows, keys)
+    alibi_slopes: Any = None  # (heads, 1, 1)
+    query_spans: Any = None  # (…, 1, rows, 1)
+    key_spans: Any = None  # (…, 1, 1, keys)
+    span_table: Any = None  # (…, heads, query_spans, key_spans)
+    left: int | None = None  # how many keys before its position a query may attend to
+    right: int | None = None  # and after it; 0 is causal
+    mask: Any = None  # (…, heads, rows, keys)
+    queries_there: Any = None  # (…, 1, rows, 1)
+    keys_there: Any = None  # (…, 1, 1, keys)
+    query_segments: Any = None  # (…, 1, rows, 1)
+    kv_segments: Any = None  # (…, 1, 1, keys)
+    sinks: Any = None  # (heads, 1, 1)
+    seen: Any = None  # where a query may attend to a key, where that is known already
+    unknown: Any = None  # (…, heads, rows, keys), NaN where q or k was; 0 elsewhere
+
+    @property
+    def ahead(self) -> Any:
+        """How far each query's position is behind each key's, (…, 1, rows, keys)."""
+        return self.places - self.positions
+
+
+def block_of(problem: Problem, place: Place, q: Any = None, k: Any = None) -> Block:
+    """A block of a problem, of the kind of array that q is: NumPy's where there is no q.
+
+    q and k, of this block, (batch, heads, rows, d_k) and (batch, kv_heads, keys, d_k), are in the dtype of sums.
+    """
+    batches, heads, rows, keys = place
+    like = np.zeros(0) if q is None else q
+
+    def each(x: Array | None, *index: Any) -> Any:
+        return None if x is None else beside(x[index], like)
+
+    def of_rows(x: Array | None) -> Any:
+        return each(x, batches, None, rows, None)
+
+    def of_keys(x: Array | None) -> Any:
+        return each(x, batches, None, None, keys)
+
+    def of_pairs(x: Array | None) -> Any:
+        return each(x, *place)
+
+    def of_heads(x: Array | None) -> Any:
+        return each(x, heads, None, None)
+
+    queries, places = _indices(problem.rows[rows])[:, None], _indices(problem.cols[keys])
+    offset, *lengths = (
+        None if x is None else _alike(x[batches])[:, None, None, None]
+        for x in (problem.query_offset, problem.query_lengths, problem.kv_lengths)
+    )
+    positions = queries + offset
+    there = [None if size is None else at < size for at, size in zip((queries, places), lengths, strict=True)]
+    left, right = problem.reach
+    if positions.size and places.size:
+        left = None if left is None or positions.max() - places.min() <= left else left
+        right = None if right is None or places.max() - positions.min() <= right else right
+    one = bool((problem.scale == problem.scale[:1]).all())
+    return Block(
+        q=q, k=k, positions=beside(positions, like), places=beside(places, like),
+        scale=float(problem.scale[0]) if one and problem.heads else of_heads(problem.scale), softcap=problem.softcap,
+        bias=of_pairs(problem.bias), alibi_slopes=of_heads(problem.alibi_slopes), sinks=of_heads(problem.sinks),
+        query_spans=of_rows(problem.query_spans), key_spans=of_keys(problem.key_spans),
+        span_table=each(problem.span_table, batches, heads), left=left, right=right, mask=of_pairs(problem.mask),
+        queries_there=None if there[0] is None or there[0].all() else beside(there[0], like),
+        keys_there=None if there[1] is None or there[1].all() else beside(there[1], like),
+        query_segments=of_rows(problem.query_segments), kv_segments=of_keys(problem.kv_segments),
+    )  # fmt: skip
+
+
+def _indices(chosen: range) -> Array:
+    return np.arange(chosen.start, chosen.stop, chosen.step, dtype=np.int64)
+
+
+def _alike(x: Array) -> Array:
+    """Numbers for each batch entry, or one of them where all are equal."""
+    return x[:1] if (x == x[:1]).all() else x

@@ -1,0 +1,94 @@
+"""What PyTorch does around a call: records it, transforms it, traces it. Its private names are read here, and why."""
+
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from clearhead.errors import DerivativeError
+
+_TRACED = (
+    "a compiler traces attention inside of torch.func.grad, vjp or jvp, or with a tangent, where its operator has no "
+    "derivative; torch.compile without fullgraph=True runs that part uncompiled."
+)
+
+
+def graphed(q: Any, *others: Any) -> bool:
+    """Must PyTorch see a call? Yes where it traces or transforms the call, or keeps a graph for one of these.
+
+    Where it does not show whether a tensor moves, the answer is yes: such a call is computed plainly after all.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(q, torch.Tensor):
+        return False
+    if _is_traced(torch, q) or transforms() or has_dual_level():
+        return True
+    return bool(torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (q, *others)))
+
+
+def ungraphed() -> AbstractContextManager[Any]:
+    """Return torch.no_grad() where PyTorch is loaded: for reading tensors that require grad."""
+    torch = sys.modules.get("torch")
+    return nullcontext() if torch is None else torch.no_grad()
+
+
+def traced(q: Any) -> bool:
+    """Must a call with this tensor be the operator that compilers see?
+
+    Raises DerivativeError inside torch.func's grad or jvp: the operator has no derivative there.
+    """
+    torch = sys.modules["torch"]
+    if not _is_traced(torch, q):
+        return False
+    if _is_differentiated():
+        if torch.compiler.is_compiling():  # which knows built-in errors, and then runs this part uncompiled
+            raise RuntimeError(_TRACED)
+        raise DerivativeError(_TRACED, "outside of make_fx and fake tensors every derivative is there.")
+    return True
+
+
+def _is_traced(torch: Any, q: Any) -> bool:
+    """Does a compiler look on, or has the tensor no numbers of its own? Without an operator it would see a constant."""
+    if torch.compiler.is_compiling() or type(q) not in (torch.Tensor, torch.nn.Parameter) or q.is_meta:
+        return True
+    make_fx = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return make_fx is not None and make_fx.get_proxy_mode() is not None
+
+
+def _is_differentiated() -> bool:
+    """Is this inside torch.func's grad or jvp, or may tensors carry tangents?"""
+    return has_dual_level() or not {"Grad", "Jvp"}.isdisjoint(transforms())
+
+
+# what torch.compiler.assume_constant_result sets, which would load the compiler
+_is_differentiated._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def transforms() -> list[str]:
+    """The transforms of torch.func around this call, from the outermost: "Grad", "Jvp", "Vmap", "Functionalize"."""
+    stack = sys.modules["torch"]._C._functorch.get_interpreter_stack()  # has no public name
+    return [level.key().name for level in stack or ()]
+
+
+def has_dual_level() -> bool:
+    """May tensors carry tangents? Under torch.vmap PyTorch's public `unpack_dual` cannot say it."""
+    return bool(sys.modules["torch"].autograd.forward_ad._current_level >= 0)
+
+
+def carries_tangent(torch: Any, x: Any) -> bool:
+    """Does a tensor carry a tangent of forward-mode differentiation?"""
+    return isinstance(x, torch.Tensor) and torch.autograd.forward_ad.unpack_dual(x).tangent is not None
+
+
+def holds_many(x: Any) -> bool:
+    """Does a tensor hold many at once? is_grads_batched=True and vectorize=True make such ones, by an older vmap."""
+    return bool(sys.modules["torch"]._C._functorch.is_legacy_batchedtensor(x))  # they look like any other tensor
+
+
+def unwrapped(x: Any) -> Any:
+    """The tensor inside of all transforms of torch.func, which have no public way in; x itself where there is none."""
+    inside = sys.modules["torch"]._C._functorch.get_unwrapped
+    while True:
+        try:
+            x = inside(x)
+        except RuntimeError:
+            return x

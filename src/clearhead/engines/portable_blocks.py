@@ -1,0 +1,248 @@
+"""The blocks that the portable engine computes with: which there are, and where what comes of each is put."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from clearhead.core import definition, visibility
+from clearhead.core.arrays import statistics_dtype
+from clearhead.core.axes import Array, blocks
+from clearhead.core.block import Block, Place, block_of
+from clearhead.core.call import Call
+from clearhead.core.definition import Matrix, Values
+from clearhead.core.effect_lists import first, larger, largest_under
+from clearhead.core.namespace import astype, beside, dtype_name, full, namespace, on_host, raw, wrapped
+from clearhead.core.observations import areas
+from clearhead.core.problem import Problem
+from clearhead.core.state import State, rounded
+
+_ROWS = 128
+_IN_CACHE, _ON_DEVICE = 1 << 18, 1 << 24  # weights of a block, of the CPU and of other devices
+_FEWEST_ROWS = 4
+_OF_KEYS = ("k", "v", "x of keys")  # the arrays along the keys; all others are along the rows
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """Some heads of some batch entries, with their arrays in the dtype of sums."""
+
+    problem: Problem
+    batches: slice
+    heads: slice
+    arrays: dict[str, Any]
+
+    @cached_property
+    def split(self) -> dict[str, Values]:
+        """The arrays, with NaN and infinity apart."""
+        return {name: definition.split(x) for name, x in self.arrays.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A block: its place among all rows and keys, its arrays, and where its sums belong."""
+
+    of: Heads
+    place: Place
+    capped: Any = None  # scores after the softcap, where there is one
+
+    @property
+    def rows(self) -> tuple[slice, ...]:
+        """The index of what there is per query, (batch, heads, queries, …)."""
+        return self.place[:3]
+
+    @property
+    def cols(self) -> tuple[slice, ...]:
+        """The index of what there is per key, (batch, heads, keys, …)."""
+        return *self.place[:2], self.place.keys
+
+    def get(self, name: str) -> Any:
+        """One of the arrays, of this block."""
+        return self.of.arrays[name][:, :, self._along(name)]
+
+    def values(self, name: str) -> Values:
+        """The same, with NaN and infinity apart."""
+        finite, nonfinite = self.of.split[name]
+        return Values(*(None if x is None else x[:, :, self._along(name)] for x in (finite, nonfinite)))
+
+    def _along(self, name: str) -> slice:
+        return self.place.keys if name in _OF_KEYS else self.place.rows
+
+    def of_rows(self, x: Array) -> Any:
+        """Numbers per query, of this block, (batch, heads, rows)."""
+        return beside(raw(x)[self.rows], self.get("q"))
+
+    def of_keys(self, x: Array) -> Any:
+        """Numbers per key, of this block, (batch, heads, keys)."""
+        return beside(raw(x)[self.cols], self.get("q"))
+
+    def along(self) -> Any:
+        """g_i·v_j, (batch, heads, rows, keys)."""
+        return definition.product(self.get("g"), self.get("v").swapaxes(-1, -2))
+
+    def among_all(self, places: Any) -> Any:
+        """Places of keys in the block as places among all keys; -1 is none."""
+        return namespace(places).where(places < 0, -1, places + self.place.keys.start)
+
+    def add_to_keys(self, total: Any, x: Any) -> None:
+        """Add (batch, heads, keys, d) to the key heads of `total`, which serve several heads each."""
+        heads = _serving(self.place.heads, total.shape[1], self.of.problem.heads)
+        few = heads.stop - heads.start
+        here = total[self.place.batches, heads, self.place.keys]
+        here += x.reshape(x.shape[0], few, x.shape[1] // few, *x.shape[2:]).sum(axis=2)
+
+    def add_shared(self, total: Any, x: Any) -> None:
+        """Add the block to `total`, summed over the axes along which it has size 1."""
+        for axis, size in enumerate(total.shape):
+            x = x.sum(axis=axis, keepdims=True) if size == 1 else x
+        here = total[tuple(slice(None) if size == 1 else at for size, at in zip(total.shape, self.place, strict=False))]
+        here += x
+
+    def add_groups(self, total: Any, x: Any, query_labels: Array, key_labels: Array) -> None:
+        """Add the block's sums between labels, (batch, queries) and (batch, keys), to `total`, as in `add_shared`."""
+        labels = query_labels[self.place.batches, self.place.rows], key_labels[self.place.batches, self.place.keys]
+        present = [np.unique(side[side >= 0]) for side in labels]
+        if not all(map(len, present)):
+            return
+        left, right = (beside(definition.members(*each), x) for each in zip(present, labels, strict=True))
+        x = definition.pooled(x, left, right)
+        for axis in (0, 1):
+            x = x.sum(axis=axis, keepdims=True) if total.shape[axis] == 1 else x
+        here = total[tuple(slice(None) if n == 1 else at for n, at in zip(total.shape[:2], self.place, strict=False))]
+        rows, cols = (beside(side, x) for side in present)
+        here[:, :, rows[:, None], cols] += astype(x, dtype_name(total))
+
+    def add_image(self, total: Any, x: Any, size: tuple[int, int]) -> None:
+        """Add the block's shares in the pixels of a picture (batch, heads, height, width)."""
+        (high, tall), (across, broad) = self._pixels(size)
+        here = total[(*self.place[:2], high, across)]
+        here += definition.pooled(x, beside(tall, x), beside(broad, x))
+
+    def add_largest(self, total: Any, x: Any, size: tuple[int, int]) -> None:
+        """Put into each pixel what `larger` leaves of it and of the block's effects under it."""
+        (high, tall), (across, broad) = self._pixels(size)
+        x = largest_under(largest_under(x, tall).swapaxes(-1, -2), broad).swapaxes(-1, -2)
+        here = total[(*self.place[:2], high, across)]
+        here[...] = larger(x, here)
+
+    def _pixels(self, size: tuple[int, int]) -> Iterator[tuple[slice, Array]]:
+        problem = self.of.problem
+        sides = zip(size, (problem.queries, problem.keys), self.place[2:], strict=True)
+        return (areas(pixels, length, chosen) for pixels, length, chosen in sides)
+
+    def keys_among_all(self, like: Any) -> Any:
+        """The place of each key of the block among all keys."""
+        return beside(np.arange(self.place.keys.start, self.place.keys.stop), like)
+
+    def add_strongest(self, values: Any, places: Any, x: Any, hidden: Any) -> None:
+        """Put the block's effects into lists of the strongest of each head, (batch, heads, k)."""
+        lead = self.place[:2]
+        rows = beside(np.arange(self.place.rows.start, self.place.rows.stop), x)[:, None]
+        numbers = namespace(x).where(hidden, -1, rows * self.of.problem.keys + self.keys_among_all(x))
+        flat = [y.reshape(*y.shape[:2], -1) for y in (x, numbers)]
+        new = first(flat[0], flat[1], "magnitude", values.shape[-1])
+        kept = values[lead], places[lead]
+        both = [namespace(x).concatenate(pair, axis=-1) for pair in zip(kept, new, strict=True)]
+        values[lead], places[lead] = first(both[0], both[1], "magnitude", values.shape[-1])
+
+
+def matrices(
+    call: Call, state: State | None = None, busy: str = "", **arrays: Array | None
+) -> Iterator[tuple[Part, Matrix]]:
+    """Every block that some query sees some key of, with its weights: from the rows' state, or from all their keys.
+
+    state    over all keys; None: these are all keys
+    busy     the name of an array: blocks of rows that are zero in it are left out
+    arrays   further ones, (batch, heads or fewer, queries or keys, d), to be had of each part
+    """
+    most = (_IN_CACHE if isinstance(call.q, np.ndarray) else _ON_DEVICE) // (
+        4 if "g" in arrays else 1
+    )  # effects take more
+    usual = statistics_dtype(call.problem.dtype)
+    tall = min(_ROWS, max(_FEWEST_ROWS, most // _reach(call.problem)), max(1, call.problem.queries))
+    for of in _heads(call, arrays, max(1, most // (tall * _reach(call.problem)))):
+        for rows in blocks(call.problem.queries, tall):
+            if busy and not of.arrays[busy][:, :, rows].any():
+                continue
+            for place, block in _blocks(of, rows):
+                part, capped = Part(of, place), None
+                for name, s in definition.steps(block):
+                    capped = s if name == "capped" and block.softcap is not None else capped
+                part, x = replace(part, capped=capped), block.sinks
+                if isinstance(s, np.ndarray):
+                    s = rounded(s, usual)
+                if state is None:
+                    yield part, Matrix(block, s, *definition.softmax(s, x, usual))
+                else:
+                    mine = State(*map(part.of_rows, state))
+                    yield part, Matrix(block, s, mine, definition.weights(s, mine))
+
+
+def dense(call: Call, parts: Iterator[tuple[Part, Any]]) -> Array:
+    """The whole matrix of what there is of each block, (batch, heads, queries, keys)."""
+    problem = call.problem
+    shape = problem.batch, problem.heads, problem.queries, problem.keys
+    result = full(raw(call.q), shape, 0, statistics_dtype(problem.dtype))
+    for part, x in parts:
+        result[part.place] = x
+    return wrapped(result, call.q)
+
+
+def _heads(call: Call, arrays: dict[str, Array | None], most: int) -> Iterator[Heads]:
+    """The batch entries and heads of blocks, at most so many, all of them with keys at the same positions."""
+    problem = call.problem
+    given = {"q": call.q, "k": call.k, **{name: x for name, x in arrays.items() if x is not None}}
+    groups = {problem.heads // max(1, x.shape[1]) for x in given.values()}
+    fits = (
+        count
+        for count in range(min(most, problem.heads), 0, -1)
+        if not problem.heads % count and all(not count % group or not group % count for group in groups)
+    )
+    heads = next(fits, 1)
+    rules = (problem.query_offset, problem.query_lengths, problem.kv_lengths)
+    alike = all(x is None or bool((x == x[:1]).all()) for x in rules)
+    wide = np.float64 if any(x.dtype == np.float64 for x in given.values()) else statistics_dtype(problem.dtype)
+    dtype = np.float64 if isinstance(call.q, np.ndarray) else wide
+    for batches in blocks(problem.batch, max(1, most // max(1, problem.heads)) if alike else 1):
+        for chosen in blocks(problem.heads, heads):
+            yield Heads(problem, batches, chosen, {
+                name: astype(raw(x)[batches, _serving(chosen, x.shape[1], problem.heads)], dtype)
+                for name, x in given.items()
+            })  # fmt: skip
+
+
+def _serving(heads: slice, few: int, all_heads: int) -> slice:
+    """Which of `few` heads serve these."""
+    start = heads.start * few // max(1, all_heads)
+    return slice(start, max(start + 1, heads.stop * few // max(1, all_heads)))
+
+
+def _reach(problem: Problem) -> int:
+    """How many keys a block of rows may attend to, at most."""
+    left, right = problem.reach
+    return max(1, problem.keys if left is None or right is None else min(problem.keys, left + right + _ROWS))
+
+
+def _blocks(of: Heads, rows: slice) -> Iterator[tuple[Place, Block]]:
+    """The block of these rows, with the keys from the first to the last that any of them sees; none where none does."""
+    problem, q, k = of.problem, of.arrays["q"][:, :, rows], of.arrays["k"]
+    keys = visibility.key_span(problem, of.batches.start, rows)
+    place = Place(of.batches, of.heads, rows, keys)
+    if keys.start == keys.stop:
+        return
+    block = block_of(problem, place, q, k[:, :, keys])
+    if problem.mask is None and problem.bias is None and problem.kv_segments is None and problem.span_table is None:
+        yield place, block
+        return
+    seen = visibility.visible(block)
+    assert seen is not None
+    found = np.flatnonzero(on_host(seen.any(axis=(0, 1, 2))))
+    if not found.size:
+        return
+    if seen.shape[-1] > 1 and found[-1] - found[0] + 1 < seen.shape[-1]:  # nothing beyond is multiplied
+        seen = seen[..., found[0] : found[-1] + 1]
+        place = place._replace(keys=slice(keys.start + int(found[0]), keys.start + int(found[-1]) + 1))
+        block = block_of(problem, place, q, k[:, :, place.keys])
+    yield place, replace(block, seen=seen)

@@ -1,0 +1,100 @@
+"""Display: how every object that holds attention matrices is shown; view/display.py makes pages and pictures of it."""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+
+from clearhead.loading import load
+
+
+class Page(TypedDict, total=False):
+    """Options of a page; `Display.save` says what each is."""
+
+    exact: Iterable[tuple[Any, int]] | None
+    dtype: Any
+    v: Any
+    batch: int
+    beside: Any
+    language: Literal["en", "zh"]
+    title: str
+    tokens: Sequence[str] | None
+    source_tokens: Sequence[str] | None
+    each: Callable[[Sequence[int]], Iterable[int]]
+
+
+class Display:
+    """The display methods that AttentionMatrix shares with the result of `ch.watch`."""
+
+    if TYPE_CHECKING:
+
+        def __shown__(self, batch: int, v: Any = None) -> Any:
+            """The layers of one batch item to show, with the caller's v, as a ShownRun; each subclass defines it."""
+
+    def document(self, **options: Unpack[Page]) -> Any:
+        """The content of the page that `save` writes: a header and arrays. Options and errors as `save`."""
+        return load("view.display").document_of(self, options)
+
+    def to_html(self, **options: Unpack[Page]) -> str:
+        """The page that `save` writes, as one self-contained HTML text. Options and errors as `save`."""
+        text: str = load("view.page").html(self.document(**options))
+        return text
+
+    def show(self, **options: Unpack[Page]) -> Any:
+        """The whole page in a notebook's cell, which keeps all of it. Options and errors as `save`."""
+        return load("view.notebook").Framed(self.to_html(**options))
+
+    def save(self, path: str | os.PathLike[str], **options: Unpack[Page]) -> None:
+        """Write one self-contained page: every head as a square, any head as a map down to single weights.
+
+        exact     (layer, head) pairs whose weights the page computes from q and k; None: all, []: pictures only
+        dtype     "float16" or "bfloat16" store q, k and v in less room; None: their own
+        v         (…, kv_heads, keys, d_v), for the page of a matrix: a weight's arithmetic goes on to the output. A
+                  run has its own (`ch.watch(model, values=True)`), put in where the page stays below 16 MB with it
+        batch, beside (a second run to compare with), language ("en", "zh"), title, each (wraps the loop over layers)
+        tokens    (keys,) strings, the names of the tokens; with source_tokens (keys,), tokens is (queries,)
+        Raises SelectionError above 64 MB (the hint says what would fit) and for a batch item or head that does not
+        exist; FileError when the file cannot be written or its name is no HTML file's; UnknownNameError for an unknown
+        option; ShapeError for tokens of another length or v of another shape; RuleError for v where a run was watched.
+        O(queries·keys·d_k) time for every head.
+        """
+        load("view.page").write(path, lambda: self.document(**options))
+
+    def to_svg(
+        self,
+        head: int = 0,
+        *,
+        layer: int | str = 0,
+        batch: int = 0,
+        tokens: Sequence[str] | None = None,
+        source_tokens: Sequence[str] | None = None,
+    ) -> str:
+        """One head's weights (queries, keys) as SVG text, for papers; above 64, pixels show their largest weight.
+
+        Raises SelectionError when there is no such layer, head or batch item, ShapeError for tokens of another length.
+        """
+        text: str = load("view.display").svg_of(self, head, layer, batch, tokens, source_tokens)
+        return text
+
+    def to_png(self, head: int = 0, *, layer: int | str = 0, batch: int = 0, cell: int = 1) -> bytes:
+        """One head's weights (queries, keys) as PNG bytes, cell × cell pixels for each weight.
+
+        Above 512 queries or keys, pixels show their largest weight. Raises SelectionError when there is no such layer,
+        head or batch item.
+        """
+        data: bytes = load("view.display").png_of(self, head, layer, batch, cell)
+        return data
+
+    def widget(self, **options: Unpack[Page]) -> Any:
+        """The page in a notebook, whose kernel computes weights when the page requests them (extra `notebook`).
+
+        For matrices too large for a saved page. Options as for `save`; returns an anywidget. Raises MissingExtraError
+        without anywidget.
+        """
+        return load("view.display").widget_of(self, options)
+
+    def _plot(self, head: int, layer: int | str, batch: int, ax: Any) -> Any:
+        return load("view.display").plot_of(self, head, layer, batch, ax)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        bundle: dict[str, str] = load("view.display").bundle_of(self)
+        return bundle
