@@ -57,7 +57,8 @@ struct Problem {
 
 // The statistics that are one number per query. RowAnswers' members, what Python may name and what the kernel says it
 // computes are made from this one list.
-#define CLEARHEAD_PER_QUERY(EACH) EACH(max_logit) EACH(entropy) EACH(distance) EACH(diagonal)
+#define CLEARHEAD_PER_QUERY(EACH) \
+    EACH(largest) EACH(log_sum) EACH(max_logit) EACH(entropy) EACH(distance) EACH(diagonal)
 #define CLEARHEAD_MEMBER(name) void* name = nullptr;
 
 // The state of each row, (batch, heads, queries) in the statistics' type: its largest logit m, and
@@ -71,8 +72,7 @@ struct RowStates {
 // are float, or double for f64.
 struct RowAnswers {
     CLEARHEAD_PER_QUERY(CLEARHEAD_MEMBER)
-    void *largest = nullptr, *log_sum = nullptr;  // as in RowStates
-    void* output = nullptr;                       // in the problem's type; in the statistics' for keep_float32
+    void* output = nullptr;  // in the problem's type; in the statistics' for keep_float32
     bool keep_float32 = false;
     void* top_weights = nullptr;
     int64_t* top_indices = nullptr;

@@ -102,7 +102,7 @@ Described describe(CLEARHEAD_NUMBERS(CLEARHEAD_NUMBER) CLEARHEAD_ARRAYS(CLEARHEA
 
 #define CLEARHEAD_NAME(name) #name,
 const char* const statistics[] = {
-    CLEARHEAD_PER_QUERY(CLEARHEAD_NAME) "logsumexp", "output", "top", "received", "peak", "image", "groups"};
+    CLEARHEAD_PER_QUERY(CLEARHEAD_NAME) "output", "top", "received", "peak", "image", "groups"};
 
 void rows(int threads, const Described& d, const Input& q, const Input& k, std::optional<Input> v, nb::dict answers) {
     Job job;
@@ -117,7 +117,7 @@ void rows(int threads, const Described& d, const Input& q, const Input& k, std::
     want.output = room(output, n * p.d_v, want.keep_float32 ? 4 : bytes_of(p.type), "output");
 #define CLEARHEAD_TAKE(name) want.name = named.statistics(#name, n);
     CLEARHEAD_PER_QUERY(CLEARHEAD_TAKE)
-    CLEARHEAD_TAKE(largest) CLEARHEAD_TAKE(log_sum) check(!want.largest == !want.log_sum, "largest and log_sum");
+    check(!want.largest == !want.log_sum, "largest and log_sum");
     want.top = named.lists("top_weights", "top_indices", n, want.top_weights, want.top_indices);
     want.received = named.sums("received", p.batch * p.heads * p.keys);
     check(!answers.contains("received") || answers.contains("largest"), "received needs the rows' states");

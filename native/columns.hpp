@@ -204,7 +204,12 @@ template <class M> struct ColumnTask {
         const int64_t width = end - j0;
         if (want.weights) copy_tile(weights, count, width, want.weights, head_index * p.queries + i, j0, p.keys);
         if (want.received) add_to_keys(weights, count, width, line, segment + (j0 - first));
-        if (want.peak) update_peak(count, want.peak + head_index * p.keys + j0, width);
+        double* peak = want.peak ? want.peak + head_index * p.keys + j0 : nullptr;
+        for (int r = 0; peak && r < count; ++r)
+            for (int64_t j = 0; j < width; ++j) {
+                const double w = double(weights[r * pitch + j]);
+                if (w > peak[j] || w != w) peak[j] = w;  // NaN where one is NaN
+            }
         if (want.image) {
             double* pixels = want.image + head_index * want.height * want.width;
             picture.template add<false>(weights, i, count, j0, int(width), 0, pixels, nullptr);
@@ -214,15 +219,6 @@ template <class M> struct ColumnTask {
                           want.key_labels + tiles.batch * p.keys + j0, line,
                           want.groups + head_index * want.query_groups * want.key_groups, want.key_groups);
         if (want.transposed) product.add(weights, count, j0 - first, width);
-    }
-
-    // The largest weight on each key, NaN where one is NaN.
-    void update_peak(int count, double* peak, int64_t width) {
-        for (int r = 0; r < count; ++r)
-            for (int64_t j = 0; j < width; ++j) {
-                const double w = double(tiles.tile[r * pitch + j]);
-                if (w > peak[j] || w != w) peak[j] = w;
-            }
     }
 };
 

@@ -50,9 +50,6 @@ template <class T> CLEARHEAD_INLINE Vec<T> power_of_two(Vec<T> x) {
 #endif
 }
 
-CLEARHEAD_INLINE float exp2_of(float x) { return exp2f(x); }
-CLEARHEAD_INLINE double exp2_of(double x) { return exp2(x); }
-
 CLEARHEAD_INLINE Vec<float> tanh_of(Vec<float> x) {
     const Vec<float> bound = broadcast<float>(10.0f);  // beyond it, tanh is ±1 in float
     Vec<float> y = x > bound ? bound : x;

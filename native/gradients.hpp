@@ -120,9 +120,11 @@ template <class M> struct GradientTask {
     bool add_tile(int64_t head, int64_t i) {
         const int count = int(min_of(kTile, p.queries - i));
         const int64_t first_row = (batch * p.heads + head) * p.queries + i;
+        const T *largest = static_cast<const T*>(want.states.largest) + first_row,
+                *log_sum = static_cast<const T*>(want.states.log_sum) + first_row;
         for (int r = 0; r < count; ++r) {
             rows[r] = row_at(p, batch, head, i + r);
-            if (sees_nothing(first_row + r)) rows[r].low = rows[r].high = 0;
+            if (largest[r] == -kInfinity<T> && log_sum[r] == 0) rows[r].low = rows[r].high = 0;  // it sees nothing
         }
         queries.load_rows(p.q, p.type, batch, head, i, i + count, p.d_k);
         if (want.v) outputs.load_rows(want.output, p.type, batch, head, i, i + count, p.d_v);
@@ -138,11 +140,6 @@ template <class M> struct GradientTask {
         for (int64_t j = 0; want.v && j < end - j0; j += kStrip) accumulate_keys(j, count, weights, outputs, grad_v);
         for (int64_t j = 0; j < end - j0; j += kStrip) accumulate_keys(j, count, score_grads, queries, grad_k);
         return true;
-    }
-
-    bool sees_nothing(int64_t index) const {
-        return static_cast<const T*>(want.states.largest)[index] == -kInfinity<T> &&
-               static_cast<const T*>(want.states.log_sum)[index] == 0;
     }
 
     // Adds weightsᵀ · x to the gradients of keys j … j + kStrip of the block, over the strips of rows that see one of

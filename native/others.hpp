@@ -52,7 +52,7 @@ template <class T> struct OtherState {
     double sum = 0, terms = 0;         // Σ weights and Σ weights·t of the others, relative to the maximum
 
     void raise(T to, double log2_scale) {
-        const double factor = maximum == -kInfinity<T> ? 0 : exp2_of((double(maximum) - double(to)) * log2_scale);
+        const double factor = maximum == -kInfinity<T> ? 0 : exp2((double(maximum) - double(to)) * log2_scale);
         sum *= factor, terms *= factor, maximum = to;
     }
 

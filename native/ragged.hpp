@@ -65,8 +65,7 @@ inline RowAnswers answers_from(RowAnswers all, const Problem& p, int64_t first, 
     };
     move(all.output, p.d_v * bytes_of(p.type));
 #define CLEARHEAD_MOVE(name) move(all.name, wide);
-    CLEARHEAD_PER_QUERY(CLEARHEAD_MOVE)
-    CLEARHEAD_MOVE(largest) CLEARHEAD_MOVE(log_sum) move(all.top_weights, all.top * wide);
+    CLEARHEAD_PER_QUERY(CLEARHEAD_MOVE) move(all.top_weights, all.top * wide);
     move(all.top_indices, all.top * 8);
     return all;
 }
@@ -136,9 +135,7 @@ inline void ragged(int threads, const Described& d, const Input& q, const Input&
     want.output = room(named.write("output"), n * all.d_v, bytes, "output");
 #define CLEARHEAD_TAKE_ALL(name) want.name = named.statistics(#name, n);
     CLEARHEAD_PER_QUERY(CLEARHEAD_TAKE_ALL)
-    CLEARHEAD_TAKE_ALL(largest)
-    CLEARHEAD_TAKE_ALL(log_sum)
-        want.top = named.lists("top_weights", "top_indices", n, want.top_weights, want.top_indices);
+    want.top = named.lists("top_weights", "top_indices", n, want.top_weights, want.top_indices);
     void* received = named.statistics("received", all.heads * total);
     check(!want.largest == !want.log_sum, "largest and log_sum");
     check(!received || want.largest || n == 0, "received needs the rows' states");

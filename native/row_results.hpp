@@ -35,10 +35,13 @@ template <class M> struct RowResults {
     // Writes a row's statistics; returns the share of the softmax that its sink leaves to the keys.
     double write_statistics(const SoftmaxState<T>& state, int64_t r, int64_t index, bool empty) {
         const Scale<T> scale = scale_of(r);
-        const double sum = state.sum[r], max_logit = double(state.maximum[r]) * double(scale.logit);
+        const T score = state.maximum[r], logit = score * scale.logit;
+        const double sum = state.sum[r], max_logit = double(score) * double(scale.logit);
         const double sink = p.sinks && !empty ? p.sinks[task.rows[r].head] : -kInfinity<double>;
         const T largest = T(sink > max_logit ? sink : max_logit);
-        const double of_keys = empty ? 0 : log(sum) + above(state.maximum[r], scale, largest);
+        const double above = Exponent<T>(logit, scale).rounds ? double(logit) - double(largest)
+                                                              : difference(score, scale.logit, largest);
+        const double of_keys = empty ? 0 : log(sum) + above;
         double log_sum = of_keys, share = 1;  // of_keys: ln Σ exp(logit - largest) without the sink
         if (p.sinks && !empty && of_keys == of_keys) {
             const double by = sink - double(largest), top = by > of_keys ? by : of_keys;
@@ -54,20 +57,13 @@ template <class M> struct RowResults {
         store_at(job.rows.distance, index, empty ? 0 : state.distance_sum[r] * (share / sum));
         if (!job.rows.diagonal && !job.rows.top) return share;
         const Normalizer<T> normalizer(largest, T(log_sum), scale);
-        const auto weight = [&](T score) { return empty ? T(0) : normalizer.weight_of(score); };
+        const auto weight = [&](T x) { return empty ? T(0) : normalizer.weight(broadcast<T>(x))[0]; };
         store_at(job.rows.diagonal, index, weight(state.diagonal[r]));
         for (int64_t i = r * job.rows.top, to = index * job.rows.top; i < (r + 1) * job.rows.top; ++i, ++to) {
             store_at(job.rows.top_weights, to, weight(state.top[i]));
             job.rows.top_indices[to] = state.top_keys[i];
         }
         return share;
-    }
-
-    // The logit that a row's weights are relative to, above `largest`.
-    double above(T score, const Scale<T>& scale, T largest) const {
-        const T logit = score * scale.logit;
-        if (Exponent<T>(logit, scale).rounds) return double(logit) - double(largest);
-        return difference(score, scale.logit, largest);
     }
 
     Scale<T> scale_of(int64_t r) const { return task.rules.scale_of(task.rows[r].head); }

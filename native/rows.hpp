@@ -189,34 +189,26 @@ template <class M> struct RowTask {
                 for (int j = first; j < last; ++j) visible[r * kBlock + j] = !(x[j] == -kInfinity<T>);
             const Vec<T> high = largest_lanes(x, first, last);
             rescaling.maximum[r] = largest_of<T>(larger(high, broadcast<T>(state.maximum[n + r])));
-            if (job.rows.diagonal) take_diagonal(rows[n + r], j0, first, last, x, state.diagonal[n + r]);
+            if (job.rows.diagonal) {  // the key at the row's own position
+                const int64_t to_position = rows[n + r].position - p.column_start, j = to_position / p.column_step - j0;
+                if (to_position % p.column_step == 0 && j >= first && j < last) state.diagonal[n + r] = x[j];
+            }
             const int64_t k = job.rows.top;
             if (k) enter_top(state.top + (n + r) * k, state.top_keys + (n + r) * k, k, x, j0, first, last, high);
         }
         rescaling.apply(n, row_count, state, rescale, [&](int r) { return rules.scale_of(rows[n + r].head); });
         const bool statistics = job.rows.entropy || job.rows.distance;
-        for (int r = 0; r < row_count; ++r) update_weights(n, r, j0, first, last, rescaling, statistics);
+        for (int r = 0; r < row_count; ++r)
+            if (rescaling.step[r] != 1)
+                compute_weights<true, true>(n, r, j0, first, last, rescaling);
+            else
+                statistics ? compute_weights<true, false>(n, r, j0, first, last, rescaling)
+                           : compute_weights<false, false>(n, r, j0, first, last, rescaling);
         for (int r = 0; maxima && r < row_count; ++r) {
             maxima[j0 / kBlock * padded_rows + n + r] = rescaling.maximum[r];
             for (int j = first; blocks.separate_nonfinite && j < last; ++j)  // -0: may not be seen
                 if (!visible[r * kBlock + j]) strip_scores[r * pitch + j] = T(-0.0);
         }
-    }
-
-    void update_weights(int64_t n, int r, int64_t j0, int first, int last, const Rescaling<T>& rescaling,
-                        bool statistics) {
-        if (rescaling.step[r] != 1)
-            compute_weights<true, true>(n, r, j0, first, last, rescaling);
-        else if (statistics)
-            compute_weights<true, false>(n, r, j0, first, last, rescaling);
-        else
-            compute_weights<false, false>(n, r, j0, first, last, rescaling);
-    }
-
-    // Keeps the number of the key at the row's own position, where columns first … last hold it.
-    void take_diagonal(const Row& row, int64_t j0, int first, int last, const T* x, T& diagonal) const {
-        const int64_t to_position = row.position - p.column_start, j = to_position / p.column_step - j0;
-        if (to_position % p.column_step == 0 && j >= first && j < last) diagonal = x[j];
     }
 
     // Row n + r, row r of its strip: weight = 2^t with t = (score·step - origin)·unit, where `step` is 1 unless the row

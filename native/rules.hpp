@@ -229,8 +229,11 @@ template <class T> struct Exponent {
           step(rounds ? scale.logit : T(1)),
           unit(rounds ? T(kLog2e) : scale.log2) {}
 
-    // log₂ of what weights relative to the score `from` are multiplied by to be relative to `to`.
-    T between(T from, T to) const { return (from * step - to * step) * unit; }
+    // log₂ of what weights relative to the score `from` are multiplied by to be relative to `to`; 2^-1e30 is 0.
+    T between(T from, T to) const {
+        const T shift = (from * step - to * step) * unit;
+        return shift < T(-1e30) ? T(-1e30) : shift;
+    }
 };
 
 // a·b - c in one rounding.
@@ -268,8 +271,6 @@ template <class T> struct Normalizer {
         if (is_nan) return score == broadcast<T>(-kInfinity<T>) ? Vec<T>{} : weight;
         return weight;
     }
-
-    T weight_of(T score) const { return weight(broadcast<T>(score))[0]; }
 };
 
 }  // namespace

@@ -56,30 +56,21 @@ template <class T> struct SoftmaxState {
             const Scale<T> scale = scale_of(r);
             const Exponent<T> by(largest * scale.logit, scale);
             // 2^shift is what the weights are multiplied by; their log₂ changes by shift.
-            const auto shift_of = [&](T from) { return from == -kInfinity<T> ? 0 : double(by.between(from, largest)); };
-            const double shift = shift_of(maximum[r]), later_shift = shift_of(later.maximum[r]);
-            const double a = maximum[r] == -kInfinity<T> ? 0 : exp2_of(shift), b = exp2_of(later_shift);
+            const double shift = by.between(maximum[r], largest), later_shift = by.between(later.maximum[r], largest);
+            const double a = exp2(shift), b = exp2(later_shift);
             log2_sum[r] = a * (log2_sum[r] + sum[r] * shift) + b * (later.log2_sum[r] + later.sum[r] * later_shift);
             sum[r] = a * sum[r] + b * later.sum[r];
             distance_sum[r] = a * distance_sum[r] + b * later.distance_sum[r];
             if (later.diagonal[r] != -kInfinity<T>) diagonal[r] = later.diagonal[r];
             maximum[r] = largest;
-            add_scaled(output + r * columns, a, later.output + r * columns, b, columns);
-            merge_top(later, r, job.rows.top);
+            const Vec<T> factor = broadcast<T>(T(a)), later_factor = broadcast<T>(T(b));
+            for (int64_t c = r * columns; c < (r + 1) * columns; c += kLanes<T>)
+                store(output + c, fma(load(later.output + c), later_factor, load(output + c) * factor));
+            const int64_t k = job.rows.top;
+            for (int64_t i = r * k; i < (r + 1) * k && later.top_keys[i] >= 0; ++i)
+                if (later.top[i] > top[r * k + k - 1])
+                    insert(top + r * k, top_keys + r * k, k, later.top[i], later.top_keys[i]);
         }
-    }
-
-    // out = out·a + add·b.
-    static void add_scaled(T* out, double a, const T* add, double b, int64_t columns) {
-        const Vec<T> out_factor = broadcast<T>(T(a)), add_factor = broadcast<T>(T(b));
-        for (int64_t c = 0; c < columns; c += kLanes<T>)
-            store(out + c, fma(load(add + c), add_factor, load(out + c) * out_factor));
-    }
-
-    void merge_top(const SoftmaxState& later, int64_t r, int64_t k) {
-        for (int64_t i = r * k; i < (r + 1) * k && later.top_keys[i] >= 0; ++i)
-            if (later.top[i] > top[r * k + k - 1])
-                insert(top + r * k, top_keys + r * k, k, later.top[i], later.top_keys[i]);
     }
 };
 
@@ -100,8 +91,7 @@ template <class T> struct Rescaling {
             T& old = state.maximum[n + r];
             step[r] = by.step, unit[r] = by.unit;
             origin[r] = maximum[r] == -kInfinity<T> ? T(0) : maximum[r] * by.step;
-            const T down = by.between(old, maximum[r]);
-            shift[r] = maximum[r] == old ? T(0) : down < T(-1e30) ? T(-1e30) : down;  // 2^-1e30 is 0
+            shift[r] = maximum[r] == old ? T(0) : by.between(old, maximum[r]);
             old = maximum[r];
         }
         for (int r = 0; r < padded_rows; r += kLanes<T>) store(factor + r, power_of_two<T>(load(shift + r)));

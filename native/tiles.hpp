@@ -340,15 +340,12 @@ __attribute__((noinline)) void weighted_sum(const typename M::Cell* weights, con
     // With few rows, more columns at a time, so that enough chains run at the same time.
     constexpr int wide = kRegisters < 32 ? 2 : R <= 2 ? 8 : R <= 4 ? 4 : 2;
     int64_t c = 0;
-    for (; c + wide * kLanes<T> <= columns; c += wide * kLanes<T>)
-        weighted_sum_tile<M, R, wide, ROW, STEP>(weights, values, pitch, depth, rescale, out + c, out_pitch, prefetch,
-                                                 runs, c);
-    for (; c + 2 * kLanes<T> <= columns; c += 2 * kLanes<T>)
-        weighted_sum_tile<M, R, 2, ROW, STEP>(weights, values, pitch, depth, rescale, out + c, out_pitch, prefetch,
-                                              runs, c);
-    for (; c < columns; c += kLanes<T>)
-        weighted_sum_tile<M, R, 1, ROW, STEP>(weights, values, pitch, depth, rescale, out + c, out_pitch, prefetch,
-                                              runs, c);
+    const auto add = [&]<int C>() {
+        for (; c + C * kLanes<T> <= columns; c += C * kLanes<T>)
+            weighted_sum_tile<M, R, C, ROW, STEP>(weights, values, pitch, depth, rescale, out + c, out_pitch, prefetch,
+                                                  runs, c);
+    };
+    add.template operator()<wide>(), add.template operator()<2>(), add.template operator()<1>();
 }
 
 // The cells of two neighbouring rows of bfloat16 numbers, a vector's bytes of each: pairs in the order of the columns.

@@ -243,6 +243,14 @@ def test_only_looking_is_paid_for(monkeypatch: pytest.MonkeyPatch):
     np.testing.assert_array_equal(seen.logsumexp, right)
 
 
+@pytest.mark.parametrize("size", [1e2, 1e4, 1e6])
+def test_a_number_without_digits_for_weights_is_computed_here(size: float):
+    q, k = normal(2, 3, 20, 16) * np.float32(size), normal(2, 3, 27, 16)
+    matrix = ch.AttentionMatrix(q, k, logsumexp=lse(q, k))
+    np.testing.assert_array_equal(matrix[...], ch.AttentionMatrix(q, k)[...])
+    np.testing.assert_allclose(matrix[...].sum(-1), 1, 1e-5)
+
+
 @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy])
 def test_a_copy_keeps_it(how: Callable[[Any], Any]):
     q, k = normal(2, 3, 20, 16), normal(2, 3, 27, 16)

@@ -51,6 +51,20 @@ def test_parts_over_keys_merge_into_the_whole_in_any_order(case: Case, data: st.
     assert merged.with_sinks(None) is merged
 
 
+@pytest.mark.parametrize("far", [-1e9, -3e38, 1e6])
+def test_parts_of_rows_far_from_zero_merge_as_those_near(far: float):
+    q, k, v = (np.round(normal(n, 4)).astype(np.float32) for n in (3, 8, 8))
+    seen = []
+    for more in (0.0, far):
+        rules: Any = {"scale": 0.0, "bias": np.full((1, 1), more, np.float32)}
+        parts = [ch.AttentionMatrix(q, k[s], **rules).observe(v[s], logsumexp=True, entropy=True, top=3)
+                 for s in (slice(5), slice(5, 8))]  # fmt: skip
+        seen.append(parts[0].merge_keys(parts[1]).with_sinks(np.array([more])))
+    for name in ("output", "entropy", "log_sum"):
+        np.testing.assert_allclose(*(getattr(x, name) for x in seen), 1e-5, 1e-6, err_msg=name)
+    np.testing.assert_allclose(*(x.top.weights for x in seen), 1e-5)
+
+
 @given(case=cases(dtypes=FLOATS), data=st.data())
 def test_parts_over_queries_merge_into_the_whole(case: Case, data: st.DataObject):
     query_groups, key_groups = case.labels()

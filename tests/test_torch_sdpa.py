@@ -217,6 +217,15 @@ class TestDropout:
         torch.manual_seed(3)
         assert torch.equal(ours(self.x, self.x, self.x, dropout_p=0.5), first)
 
+    @pytest.mark.parametrize("far", [-1e9, -3e38, 1e6])
+    def test_dropout_under_a_mask_that_is_the_same_everywhere(self, far: float):
+        mask, x, v = torch.full((1, 1), far), torch.zeros(2, 3, 7, 4), torch.randn(2, 3, 7, 4)
+        drawn = []
+        for one in (mask, None):
+            torch.manual_seed(0)
+            drawn.append(ours(x, x, v, one, dropout_p=0.5))
+        torch.testing.assert_close(*drawn)
+
     def test_gradients_of_dropout(self):
         q, k, v = (torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
         mask = torch.ones(4, 4, dtype=torch.bool)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import clearhead as ch
+from clearhead.core.state import State
 from clearhead.core.statistics import PER_QUERY, Wanted, listed
 from clearhead.engines import portable, triton
 from clearhead.engines.base import Upstream
@@ -64,7 +65,7 @@ def test_what_a_row_must_not_see_does_not_reach_it():
     by, rows = fresh().standard_normal((2, *q.shape)).astype(np.float32)
     v[:, :, 60, 2], by[:, :, 40, 1] = np.nan, np.inf
     upstream = Upstream(rows[..., 0], by)
-    state = case.book.state.astype(np.float32)
+    state = State(*(x.astype(np.float32) for x in case.book.state))
     result, truth = (engine.gradients(case.given, state, upstream) for engine in (triton, portable))
     for name, x in result.items():
         np.testing.assert_allclose(x, truth[name], 1e-4, 1e-4, err_msg=name)
@@ -101,7 +102,7 @@ def test_wide_values_are_processed_in_parts(halves: bool, monkeypatch: pytest.Mo
     case = drawn(dtype, 9, 40, 8, 40, causal=True, query_offset=30, spans=spans)
     by = np.random.default_rng(1).standard_normal((*case.given.q.shape[:3], 40)).astype(dtype)
     rows = np.random.default_rng(2).standard_normal(by.shape[:3]).astype(np.float32)
-    state = case.book.state.astype(np.float32)
+    state = State(*(x.astype(np.float32) for x in case.book.state))
     upstream = Upstream(rows, by, bias=(1, 4, 1, 40), spans=(1, 1, 5, 5))
     whole = triton.gradients(case.given, state, upstream)
     monkeypatch.setattr(triton, "MOST_D", 16)

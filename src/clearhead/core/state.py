@@ -42,16 +42,13 @@ class State(NamedTuple):
         """M + l: -inf where a row sees nothing."""
         return self.largest + self.log_sum
 
-    def part(self, *index: Any) -> "State":
-        """Index both arrays."""
-        return State(*(x[index] for x in self))
 
-    def astype(self, dtype: Any) -> "State":
-        """Convert both arrays."""
-        return State(*(x.astype(dtype) for x in self))
+def taken(state: State, *index: Any) -> State:
+    """Index both arrays."""
+    return State(*(x[index] for x in state))
 
 
-@np.errstate(invalid="ignore")  # inf - inf
+@np.errstate(invalid="ignore", over="ignore")  # infinity and NaN are legal values
 def share(xp: Any, part: State, whole: State) -> Any:
     """exp(L_part - L_whole), the part of each row's weights that lies on some of its logits; 0 where they are none.
 

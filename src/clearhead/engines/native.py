@@ -35,7 +35,9 @@ from clearhead.engines.native_calls import kernel as _native
 from clearhead.engines.native_calls import output as output
 from clearhead.engines.native_calls import step as step
 
-STATISTICS: frozenset[str] = frozenset(() if _native is None else _native.statistics())  # as the kernel lists them
+STATISTICS = frozenset(  # as the kernel lists them; a row's state is two arrays
+    "logsumexp" if name in State._fields else name for name in (() if _native is None else _native.statistics())
+)
 # effects in float64, since they are sums; the kernel fills all others in the statistics' dtype
 _SUMMED = frozenset(name for name, one in EFFECTS.items() if "added" in (one.over_keys, one.over_queries))
 ALL_LEVELS = "pip install . -C cmake.define.CLEARHEAD_LEVELS=all compiles every instruction set"

@@ -13,7 +13,7 @@ from clearhead.changing.tensors import library, numbers_like
 from clearhead.core.axes import Array
 from clearhead.core.call import describe_whole
 from clearhead.core.rules import Rules
-from clearhead.core.state import State, merged, share
+from clearhead.core.state import State, merged, share, taken
 from clearhead.derivatives import backward
 from clearhead.errors import RuleError, Sentence
 from clearhead.ops.matrix import AttentionMatrix
@@ -47,7 +47,7 @@ class Attended(NamedTuple):
         matrix = AttentionMatrix(self.q[:, some], self.k, **rules)
         part = matrix.observe(logsumexp=True).state
         assert part is not None
-        left = share(np, part.astype(np.float64), self.state.part(slice(None), some))
+        left = share(np, State(*(x.astype(np.float64) for x in part)), taken(self.state, slice(None), some))
         return np.asarray(np.asarray(matrix[:], np.float64) * left[..., None])
 
     def edges(self, rows: range, g: Array) -> Array:

@@ -43,7 +43,8 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
     have the statistics' dtype: float32, or float64 for float64. Statistics come as the kind of array that q is. engine
     and num_threads, as in `attention`, hold for whatever is computed of it.
 
-    Creating it computes nothing. The log-sum-exp is computed once, when first needed, and kept: O(queries) memory.
+    Creating it computes nothing. Each row's state, whose sum is the log-sum-exp, is computed once, when first needed,
+    and kept: O(queries) memory.
 
     logsumexp   another kernel's, (…, heads, queries), of the same q, k and rules: only looking is paid for then. By the
                 natural logarithm, in any float dtype, on q's device; -inf or +inf where a query sees no key
@@ -51,15 +52,15 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
     Eight rows of it for each batch item and head are checked, O(keys·d_k) each. Where one is off by more than rounding,
     ε_L·|L| + 8ε·(1 + |L| + √keys + |scale|·‖q‖·‖k‖) with the ε of L's dtype and of float32 (of float64 where q and L
     are), for half precision half of q's ε more, RuleError names the first row that is, and the usual causes.
-    `logsumexp()` returns it and weights are computed from it, unless its rounding would show in these (|L|·ε > 2^-16):
-    then it is computed here. The output and row statistics come from a pass of their own. It has no derivative:
-    RuleError while PyTorch records a graph for q, k or a rule; what a later graph needs is computed without it.
+    `logsumexp()` returns it and weights are computed from it, unless it has a number above 128 (in float32), whose
+    rounding would show in the weights: then it is computed here. The output and row statistics come from a pass of
+    their own. It has no derivative: RuleError while PyTorch records a graph for q, k or a rule.
 
     Pickling and copying keep q, k, the rules and a known log-sum-exp: copy.copy shares them, copy.deepcopy, pickle,
     multiprocessing and torch.save copy them (torch.load needs weights_only=False). Where a tensor of them is the result
     of a graph that PyTorch recorded, RuleError, but for copy.copy; a leaf that requires gradients stays one. Raises
     what `attention` raises.
-    Source: Vaswani et al. 2017, section 3.2.1; weights from the log-sum-exp as in Dao et al. 2022, appendix B.
+    Source: Vaswani et al. 2017, section 3.2.1; weights computed again as in Dao et al. 2022, appendix B.
 
     >>> import numpy as np, clearhead as ch
     >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)

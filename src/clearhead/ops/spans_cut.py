@@ -64,7 +64,7 @@ def of_spans(engine: Engine, call: Call, g: Array, labels: Array, count: int) ->
 
 def _join(state: State, mean: Array, span: int, part: tuple[State, Array]) -> None:
     """Join a part to one of the spans, in place."""
-    whole, average = joined((state.part(..., span), mean[..., span]), part)
+    whole, average = joined((states.taken(state, ..., span), mean[..., span]), part)
     for x, y in zip((*state, mean), (*whole, average), strict=True):
         x[..., span] = y
 
@@ -79,12 +79,12 @@ def changes(state: State, mean: Array, sinks: Array | None) -> Array:
         sink = np.where(np.isneginf(state.largest).all(axis=-1), -np.inf, sinks[:, None])
         _join(state, mean, -1, alone(sink, np.zeros(sink.shape)))
     before, means_before = _running(state, mean)
-    after, means_after = _running(state.part(..., slice(None, None, -1)), mean[..., ::-1])
+    after, means_after = _running(states.taken(state, ..., slice(None, None, -1)), mean[..., ::-1])
     others = joined(
-        (before.part(..., slice(-1)), means_before[..., :-1]),
-        (after.part(..., slice(-2, None, -1)), means_after[..., -2::-1]),
+        (states.taken(before, ..., slice(-1)), means_before[..., :-1]),
+        (states.taken(after, ..., slice(-2, None, -1)), means_after[..., -2::-1]),
     )[1]
-    share = states.share(np, state, before.part(..., slice(-1, None)))
+    share = states.share(np, state, states.taken(before, ..., slice(-1, None)))
     change: Array = (share * (others - mean))[..., :-1]
     return change
 
@@ -101,6 +101,6 @@ def _running(state: State, mean: Array) -> tuple[State, Array]:
     shape = (*mean.shape[:-1], mean.shape[-1] + 1)
     total, average = State(np.full(shape, -np.inf), np.zeros(shape)), np.zeros(shape)
     for place in range(mean.shape[-1]):
-        before = total.part(..., place), average[..., place]
-        _join(total, average, place + 1, joined(before, (state.part(..., place), mean[..., place])))
+        before = states.taken(total, ..., place), average[..., place]
+        _join(total, average, place + 1, joined(before, (states.taken(state, ..., place), mean[..., place])))
     return total, average

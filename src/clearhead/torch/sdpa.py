@@ -56,7 +56,8 @@ def scaled_dot_product_attention(
     >>> scaled_dot_product_attention(x, x, x, is_causal=True)[0, 0, 0]
     tensor([1., 0.])
     """
-    if attn_mask is None and dropout_p == 0.0 and type(is_causal) is bool and type(enable_gqa) is bool:
+    plain = attn_mask is None and type(dropout_p) is float and dropout_p == 0.0
+    if plain and type(is_causal) is bool and type(enable_gqa) is bool:
         plainly: Rules = {**_CAUSAL} if is_causal else {}
         if scale is not None:
             plainly["scale"] = scale

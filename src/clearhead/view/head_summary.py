@@ -84,7 +84,7 @@ def _near(matrix: AttentionMatrix, left: int) -> Array:
 
 def _part(inside: AttentionMatrix, matrix: AttentionMatrix) -> Array:
     """The share of each query's weight on some of the keys, (batch, heads, queries): exp(L_part - L)."""
-    within, whole = (State(*map(on_cpu, part.state)).astype(np.float64) for part in (inside, matrix))
+    within, whole = (State(*(on_cpu(x).astype(np.float64) for x in part.state)) for part in (inside, matrix))
     return np.asarray(share(np, within, whole))
 
 

@@ -21,7 +21,7 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from clearhead.core.axes import Array
-from clearhead.core.state import State, share
+from clearhead.core.state import State, share, taken
 from clearhead.errors import EngineError
 from clearhead.torch.varlen import Prepared, prepared, read_bits
 from clearhead.vllm.records import HINT, RECORDER, Step, Where
@@ -173,7 +173,7 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         largest = sums["largest"]
         if self.rules["alibi_slopes"] is not None:
             largest = largest - parts.gaps * self.rules["alibi_slopes"].numpy()
-        return parts.signs @ share(np, State(largest, sums["log_sum"]), state.part(parts.rows))
+        return parts.signs @ share(np, State(largest, sums["log_sum"]), taken(state, parts.rows))
 
     def read(self, kv_cache: Tensor, name: str) -> None:
         """Read once which layer this is, and its pages: those of keys and of values, (blocks, page, kv_heads, d)."""

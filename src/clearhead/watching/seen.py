@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -339,8 +339,8 @@ class Seen(Run, Display):
             rows_of = ("tokens", self.tokens), ("source tokens", self.source_tokens)
             texts = [f"{len(rows)} × {len(rows[0])} {which}" for which, rows in rows_of if rows]
             lines.append(f"  tokens    {', '.join(texts) or 'none'}")
-            asked = [x.name for x in fields(first) if getattr(first, x.name) is not None]
-            lines.append(f"  observed  {', '.join(name for name in asked if name not in ('queries', 'keys'))}")
+            asked = [name for name, x in first.statistics().items() if x is not None]
+            lines.append(f"  observed  {', '.join(asked)}")
         if self.unseen:
             lines.append(f"  not seen  {_few([f'{path} ({kind})' for path, kind in self.unseen])}")
         return "\n".join(lines)
