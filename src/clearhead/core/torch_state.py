@@ -20,7 +20,7 @@ def graphed(q: Any, *others: Any) -> bool:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(q, torch.Tensor):
         return False
-    if _is_traced(torch, q) or transforms() or has_dual_level():
+    if torch.compiler.is_compiling() or _is_traced(torch, q) or transforms() or has_dual_level():
         return True
     return bool(torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (q, *others)))
 
@@ -37,18 +37,19 @@ def traced(q: Any) -> bool:
     Raises DerivativeError inside torch.func's grad or jvp: the operator has no derivative there.
     """
     torch = sys.modules["torch"]
-    if not _is_traced(torch, q):
+    compiling = torch.compiler.is_compiling()  # asked here: PyTorch may compile a function that this one calls, alone
+    if not compiling and not _is_traced(torch, q):
         return False
     if _is_differentiated():
-        if torch.compiler.is_compiling():  # which knows built-in errors, and then runs this part uncompiled
+        if compiling:  # PyTorch knows built-in errors, and then runs this part uncompiled
             raise RuntimeError(_TRACED)
         raise DerivativeError(_TRACED, "outside of make_fx and fake tensors every derivative is there.")
     return True
 
 
 def _is_traced(torch: Any, q: Any) -> bool:
-    """Does a compiler look on, or has the tensor no numbers of its own? Without an operator it would see a constant."""
-    if torch.compiler.is_compiling() or type(q) not in (torch.Tensor, torch.nn.Parameter) or q.is_meta:
+    """Has a tensor no numbers of its own, or does make_fx look on? Without an operator it would see a constant."""
+    if type(q) not in (torch.Tensor, torch.nn.Parameter) or q.is_meta:
         return True
     make_fx = sys.modules.get("torch.fx.experimental.proxy_tensor")
     return make_fx is not None and make_fx.get_proxy_mode() is not None

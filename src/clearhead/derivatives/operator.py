@@ -110,9 +110,9 @@ def _read(q: Tensor, k: Tensor, more: Sequence[Tensor], *rest: Any) -> tuple[Tas
     flat = Flat(*rest)
     answers, parts = tuple(flat.answers.split()), flat.parts.split()
     tensors = {name: y for name in _TENSORS if (y := getattr(flat, name)) is not None}
-    rules = {"softcap": flat.softcap, "causal": flat.causal, "window": (flat.left, flat.right)}
-    if flat.scale is None:
-        rules["scale"] = flat.one_scale
+    rules: dict[str, Any] = {"causal": flat.causal, "window": (flat.left, flat.right)}
+    numbers = {"scale": flat.one_scale, "softcap": flat.softcap}
+    rules |= {name: number for name, number in numbers.items() if number is not None}
     values = {"flag": True, "count": flat.top, "size": (flat.height, flat.width)}
     kinds = {name: one.asked for name, one in STATISTICS.items() if arrays_of(name)[0] in answers}
     asked = {name: values[kind] for name, kind in kinds.items() if kind in values}

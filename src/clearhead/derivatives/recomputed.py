@@ -118,7 +118,8 @@ class Blocks:
         count = len(self.takes)
 
         def function(*x: Tensor) -> tuple[Tensor, ...]:
-            of, at, along = self._of(moving, x[:count]), tuple(compress(x, moving)), x[count:]
+            at = tuple(y.contiguous() for y in compress(x, moving))  # no tangent has expanded strides
+            of, along = self._of(moving, x[:count]), x[count:]
             try:
                 return tuple(torch.func.jvp(of, at, along)[1])
             except RuntimeError as error:  # inside of forward_ad.dual_level, which PyTorch cannot nest
