@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.core.arrays import as_array, device_of
+from clearhead.core.statistics import listed
 from clearhead.errors import RuleError
 from clearhead.ops import backward, torch_recomputed
 from clearhead.ops.recomputed import INPUTS, Tensors
@@ -25,6 +27,14 @@ def gradients(bundle: Bundle, upstream: Tensors, asked: Iterable[str]) -> Tensor
     """The gradients of the inputs in `asked`, from the upstream gradients of results, by the inputs' names."""
     wanted = tuple(asked)
     return compute(GRADIENT, {**bundle, **parts("by", upstream), "asked": wanted}) if wanted else {}
+
+
+def _gradient(bundle: Bundle) -> Tensors:
+    """The gradients by an engine's kernel; on a device those that take more than it has are recomputed there."""
+    by, fused = part(bundle, "by"), {*listed(derivative="row"), *listed(derivative="key")}
+    if {*by} <= fused or device_of(as_array(bundle["q"], "q")[0]) == "cpu":
+        return gradient(bundle)
+    return torch_recomputed.gradients(bundle, by)
 
 
 def transposed(bundle: Bundle, g: Tensor) -> Tensor:
@@ -93,6 +103,6 @@ def _recomputed(function: Callable[..., Tensors], bundle: Bundle, *sides: Tensor
 
 
 VALUES = Kind(lambda bundle: options_of(bundle).arrays(), values, _values_backward, _values_along)
-GRADIENT = Kind(lambda bundle: bundle["asked"], gradient, _gradient_backward, _gradient_along)
+GRADIENT = Kind(lambda bundle: bundle["asked"], _gradient, _gradient_backward, _gradient_along)
 PRODUCT = Kind(lambda _: ("product",), lambda bundle: {"product": product(bundle)["product"]}, _product_backward,
                _values_along)  # fmt: skip

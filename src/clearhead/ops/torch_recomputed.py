@@ -13,7 +13,7 @@ from clearhead.core.observations import areas
 from clearhead.core.rules import EVERYWHERE, check_supported, turned_on
 from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, arrays_of, smooth
 from clearhead.errors import DerivativeError
-from clearhead.ops.recomputed import Form, Tensors, attention, compute
+from clearhead.ops.recomputed import Form, Tensors, attention, compute, peak_rows
 from clearhead.ops.torch_arguments import Options, Settings
 from clearhead.ops.torch_passes import Bundle, options_of
 
@@ -30,6 +30,21 @@ def check_smooth(names: Iterable[str], what: str, hint: str = "observe it under 
     missing = sorted({"top" if name in arrays_of("top") else name for name in names} - _SMOOTH)
     if missing:
         raise DerivativeError(f"{', '.join(missing)} has no {what} here, since it jumps from one key to another.", hint)
+
+
+def gradients(bundle: Bundle, upstream: Tensors) -> Tensors:
+    """The gradients of the inputs that bundle["asked"] names, from those of any results, which no engine has."""
+    form = _form(bundle)
+    still, by = _finite(_inputs(form, bundle, upstream), _shaped(bundle, form, upstream))
+    if "top_weights" in by:
+        still["top places"] = _shape(bundle, form, "top places", bundle["known:top_indices"]).long()
+    if "peak" in by:
+        still["peak rows"] = peak_rows(form, tuple(still), tuple(still.values()))
+        still["row numbers"] = torch.arange(len(form.rows), device=bundle["q"].device)[None, :, None]
+    first = attention(form, tuple(by), tuple(still)).gradient([name in bundle["asked"] for name in still])
+    made = dict(zip(first.gives, compute(first, *still.values(), *by.values()), strict=True))
+    zero = {name: torch.zeros_like(bundle[name]) for name in bundle["asked"] if name not in made}
+    return {**zero, **{name: _input(bundle, form, name, x) for name, x in made.items()}}
 
 
 def tangents(bundle: Bundle, results: Tensors, along: Tensors) -> Tensors:
