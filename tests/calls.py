@@ -24,7 +24,7 @@ from clearhead.explaining import learning
 from clearhead.explaining.explanation import Explanation
 from clearhead.explaining.why import Why
 from clearhead.layers.layer import Layer
-from clearhead.ops.matrix import TransposedMatrix
+from clearhead.ops.lazy_matrix import TransposedMatrix
 from clearhead.textbook.heads import heads_beside
 from clearhead.textbook.trace import TokenTrace, Trace
 from clearhead.textbook.trace_weights import WeightsTrace
@@ -180,7 +180,9 @@ def methods(owner: Callable[[], Any], kind: type, *chosen: str, **right: Any) ->
         fresh.__signature__ = signature(function if static else partial(function, None))  # type: ignore[attr-defined]
         return fresh
 
-    public = [name for name in dir(kind) if not name.startswith("_") or name in ("__getitem__", "__matmul__")]
+    within = ("with_call", "effect_engine")  # called by other modules, with what they were given by the same matrix
+    public = [name for name in dir(kind) if name not in within]
+    public = [name for name in public if not name.startswith("_") or name in ("__getitem__", "__matmul__")]
     names = [name for name in chosen or public if callable(getattr(kind, name))]
     names = [name for name in names if getattr(getattr(kind, name), "__module__", "").startswith("clearhead")]
     calls = {name: call(name) for name in names}

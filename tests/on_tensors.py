@@ -28,7 +28,9 @@ class OnTensors:
 def _sent(x: Any) -> Any:
     if isinstance(x, np.ndarray):
         return DeviceArray(to_torch(torch, np.array(x)))
-    if isinstance(x, (Call, Upstream, Terms)):
+    if isinstance(x, Call):
+        return x.of_each(_sent)
+    if isinstance(x, (Upstream, Terms)):
         return replace(x, **{field.name: _sent(getattr(x, field.name)) for field in fields(x)})
     return State(*map(_sent, x)) if isinstance(x, State) else x
 

@@ -12,7 +12,9 @@ from typing import Any
 import clearhead
 
 MORE = ("hf", "vllm", "textbook.heads", "textbook.why_scale", "explaining.learning")  # clearhead loads the rest
-INSIDE = ("clearhead.view.", "clearhead.ops.matrix_data", "clearhead.textbook.page")  # nobody's business
+INSIDE = tuple(
+    f"clearhead.{part}" for part in ("view.", "core.call", "core.state", "engines.base", "textbook.page")
+)  # nobody's business
 MODULES = ("clearhead", *(f"clearhead.{part}" for part in (*clearhead._PARTS, *MORE)))
 
 

@@ -81,13 +81,14 @@ def test_the_native_engine_refuses_device_tensors_and_all_arrays_must_share_a_de
         "entropy logsumexp output",
         "distance output",
         pytest.param("received", marks=pytest.mark.long),
-        pytest.param("image peak max_logit", marks=pytest.mark.long),
+        "image peak max_logit top diagonal",
     ],
 )
 @pytest.mark.parametrize("queries", [slice(-2, 1, -3), pytest.param(slice(None), marks=pytest.mark.long)])
 def test_gradients_on_the_device_equal_those_of_the_cpu(asked: str, queries: slice, monkeypatch: pytest.MonkeyPatch):
     """With CPU tensors that are treated as a device's."""
     arrays, rules = inputs()
+    special: dict[str, Any] = {"image": (3, 4), "top": 2}
     result: dict[str, Any] = {}
     expected: dict[str, Any] = {}
     for pretend, grads in ((False, expected), (True, result)):
@@ -97,10 +98,10 @@ def test_gradients_on_the_device_equal_those_of_the_cpu(asked: str, queries: sli
         leaves |= {name: torch.tensor(rules[name], requires_grad=True) for name in ("bias", "sinks")}
         others = {name: x for name, x in rules.items() if name not in leaves}
         matrix = ch.AttentionMatrix(leaves["q"], leaves["k"], **others, bias=leaves["bias"], sinks=leaves["sinks"])
-        flags: Any = {name: (3, 4) if name == "image" else True for name in asked.split() if name != "output"}
+        flags: Any = {name: special.get(name, True) for name in asked.split() if name != "output"}
         seen = matrix.observe(leaves["v"] if "output" in asked else None, **flags, queries=queries)
         losses = np.random.default_rng(1)
-        answers = [getattr(seen, name) for name in asked.split()]
+        answers = [seen.top.weights if name == "top" else getattr(seen, name) for name in asked.split()]
         sees = [torch.where(torch.isfinite(x), x, 0.0) for x in answers]
         sum((x * torch.from_numpy(losses.standard_normal(x.shape))).sum() for x in sees).backward()
         grads |= {name: x.grad for name, x in leaves.items() if x.grad is not None}

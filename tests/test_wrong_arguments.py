@@ -36,6 +36,7 @@ NOT_DRAWN = {
 }
 NOT_CALLED = {
     "torch.dropped KVCache.step": "asked by clearhead's own hooks and layers, with what PyTorch has checked",
+    "with_call effect_engine": "asked by other modules, with what they were given by the same matrix",
     "acts_in may_act heads_in": "asked by the engine of edits, of layers that it names itself",
     "torch.activate torch.active torch.deactivate torch.explain get_num_threads vllm.register": "take no arguments",
     "explaining.learning.learning": "takes no argument",

@@ -1,4 +1,4 @@
-// Attention in float64: the rules of core/reference.py, applied in the same order.
+// Attention in float64: the rules of core/definition.py, applied in the same order.
 //   logit = c·tanh(scale·q·k / c) + bias − slope·|position − j| + table[span of i, span of j], −∞ where forbidden
 //   a = exp(logit / T − L)
 

@@ -136,8 +136,7 @@ class Effects:
 class Others(NamedTuple):
     """Each row's key of the largest logit, and what all its other keys answer, (batch, heads, queries) each.
 
-    The arrays are float64 but for the index, in the CPU's memory, and without sinks. Two of them over disjoint keys
-    merge into one.
+    The arrays are float64 but for the index, in the CPU's memory, and without sinks.
     """
 
     strongest: Array  # the index of the key with the largest logit, the earlier one of equal logits; -1: no key is seen
@@ -179,17 +178,6 @@ class Terms:
         place, between = np.divmod(strongest - keys.start, keys.step)
         inside = (strongest >= 0) & (between == 0) & (place >= 0) & (place < len(keys))
         return replace(self, strongest=to_device_of(np.where(inside, place, -1), self.strongest))
-
-
-@np.errstate(invalid="ignore")
-def merged(a: Others, b: Others, keys: int) -> Others:
-    """The state of rows over the keys of a and of b, whose keys follow the `keys` of a."""
-    later = Others(np.where(b.strongest < 0, -1, b.strongest + keys), *b[1:])
-    first = (a.logit >= later.logit) | (later.strongest < 0)  # of equal logits the earlier key
-    best = [np.where(first, x, y) for x, y in zip(a[:3], later[:3], strict=True)]
-    lost = [np.where(first, y, x) for x, y in zip(a[1:3], later[1:3], strict=True)]
-    rest, mean = joined(*((State(*part[3:5]), part.others) for part in (a, later)), alone(*lost))
-    return Others(best[0], best[1], best[2], *rest, mean)
 
 
 @np.errstate(invalid="ignore", over="ignore")

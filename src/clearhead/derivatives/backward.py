@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from clearhead.core import visibility
-from clearhead.core.arrays import on_cpu, statistics_dtype, to_device_of
+from clearhead.core.arrays import statistics_dtype, to_device_of
 from clearhead.core.axes import Array, blocks, group_size
 from clearhead.core.call import Call
 from clearhead.core.device_array import DeviceArray
@@ -30,10 +30,9 @@ from clearhead.core.merging import sink_weights
 from clearhead.core.observations import areas
 from clearhead.core.problem import Problem
 from clearhead.core.state import State
-from clearhead.core.statistics import STATISTICS, Groups, Wanted, arrays_of, listed
+from clearhead.core.statistics import STATISTICS, Groups, Wanted, arrays_of
 from clearhead.engines import state_of
 from clearhead.engines.base import Engine, Upstream
-from clearhead.engines.remote import Remote
 from clearhead.errors import DerivativeError
 
 _READY = frozenset(  # of a row's state, log_sum has the derivative of the log-sum-exp
@@ -102,8 +101,8 @@ def gradients(
     bias     the bias's own shape, 1 where it is broadcast, if its gradient is requested
     spans    the own shape of the table of spans, 1 where it is broadcast, if its gradient is requested
     keep_float32  return gradients in the statistics' dtype, to be summed over ranks
-    Gradients of empty inputs are zero. Raises DerivativeError when a result in `by` has no gradient. On a GPU, top
-    weights, peaks, maxima, images and groups go through the CPU and copy O(queries + keys) numbers.
+    Gradients of empty inputs are zero. Raises DerivativeError when a result in `by` has no gradient. On a device only
+    results with a term per row or per key may be named; torch_recomputed.py has the others there.
     O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory beyond inputs and answers.
     """
     check_derivatives(by)
@@ -112,8 +111,6 @@ def gradients(
     if not prod((problem.batch, problem.heads, problem.queries, problem.keys)):  # no weights: gradients are zero
         return {name: to_device_of(x, q) for name, x in zeros(call, bias, spans).items()}
     on_device, kept, loss, sinks = isinstance(q, DeviceArray), answers, by, problem.sinks
-    if on_device and not {*by} <= {*listed(derivative="row"), *listed(derivative="key"), "log_sum"}:  # rarely used
-        return gradients(Remote(engine, q), *nearby((call, answers, by)), groups=groups, **shapes)
     xp: Any = sys.modules["torch"] if on_device else np
     dtype = statistics_dtype(problem.dtype)
     low = _low_rank(problem, by, groups)
@@ -155,17 +152,6 @@ def gradients(
 
 def _state(answers: Mapping[str, Any]) -> State:
     return State(answers["largest"], answers["log_sum"])
-
-
-def nearby(x: Any) -> Any:
-    """Arrays on a GPU, also in tuples and dicts, copied to the CPU; what is there already stays as it is."""
-    if isinstance(x, Mapping):
-        return {name: nearby(one) for name, one in x.items()}
-    if isinstance(x, Call):
-        return x.of_each(nearby)
-    if isinstance(x, tuple):
-        return tuple(map(nearby, x))
-    return None if x is None else on_cpu(x)
 
 
 def _row_terms(

@@ -24,13 +24,15 @@ from clearhead.core.observations import wanted
 from clearhead.core.operands import operand
 from clearhead.core.problem import Problem
 from clearhead.core.rules import BROADCAST
-from clearhead.core.statistics import Wanted
+from clearhead.core.statistics import Wanted, listed
 from clearhead.core.torch_state import has_dual_level, transforms
 from clearhead.derivatives import backward, batching, torch_recomputed
 from clearhead.derivatives.arguments import LABELS, Task, by_rule, part
 from clearhead.derivatives.recomputed import INPUTS, Tensors, still_of
 from clearhead.engines.base import Engine
 from clearhead.errors import RuleError
+
+_FUSED = frozenset({*listed(derivative="row"), *listed(derivative="key"), "log_sum"})
 
 
 def compute(task: Task, x: Tensors) -> Tensors:
@@ -185,6 +187,8 @@ def _product(call: Call, engine: Engine, g: Tensor) -> Tensors:
 
 def _gradient(task: Task, x: Tensors) -> Tensors:
     """The gradients of inputs, each with the input's own shape and dtype."""
+    if x["q"].device.type != "cpu" and not _FUSED.issuperset(part(x, "by")):  # more than the device's kernels have
+        return torch_recomputed.gradients(task, x)
     whole, rows, engine = _call(task, x, "gradients")
     call = _chosen(whole, rows)
     problem = call.problem

@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 
 from clearhead.core import definition
 from clearhead.core.block import Block
+from clearhead.core.namespace import take
 from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, arrays_of
 
 Tensors = dict[str, Tensor]
@@ -35,7 +36,9 @@ _AXES = {  # what the last three axes of each tensor run along; "" is not cut in
     **dict.fromkeys(("image of keys", "groups of keys"), ("", "keys", "")),
     **{x: ("heads", "rows", "") for name, one in STATISTICS.items() if one.axes == PER_QUERY for x in arrays_of(name)},
     **{x: ("heads", "", "keys") for name, one in STATISTICS.items() if one.axes == PER_KEY for x in arrays_of(name)},
-    "bad keys": ("heads", "", "keys"),
+    **dict.fromkeys(("bad keys", "peak rows"), ("heads", "", "keys")),
+    **dict.fromkeys(("top_weights", "top places"), ("heads", "rows", "")),
+    "row numbers": ("", "rows", ""),
 }
 _OF_BLOCK = {field.name for field in fields(Block)}
 
@@ -150,15 +153,20 @@ class Blocks:
         """The results."""
         form, totals = self.form, dict[int, Tensor]()
         known = {name: list(y.shape[-3:]) for name, y in zip(self.takes, x, strict=True)}
-        for block in form.blocks():
-            cut = (y[form.within(name, y.shape[-3:], block)] for name, y in zip(self.takes, x, strict=True))
-            for place, (name, part) in enumerate(zip(self.gives, self.function(*cut), strict=True)):
+        for block, parts in self.each(x):
+            for place, (name, part) in enumerate(zip(self.gives, parts, strict=True)):
                 if place not in totals:
                     sizes = known.get(name, form.sizes(name))
                     whole = [n if size is None else size for size, n in zip(sizes, part.shape[-3:], strict=True)]
                     totals[place] = part.new_zeros((*part.shape[:-3], *whole))
                 totals[place][form.within(name, totals[place].shape[-3:], block)].add_(part)
         return tuple(totals[place] for place in range(len(self.gives)))
+
+    def each(self, x: Sequence[Tensor]) -> Iterator[tuple[dict[str, slice], tuple[Tensor, ...]]]:
+        """The results of each block."""
+        for block in self.form.blocks():
+            named = zip(self.takes, x, strict=True)
+            yield block, self.function(*(y[self.form.within(name, y.shape[-3:], block)] for name, y in named))
 
 
 class _Recomputed(torch.autograd.Function):
@@ -210,6 +218,21 @@ def attention(form: Form, names: Sequence[str], takes: Sequence[str]) -> Blocks:
     return Blocks(form, partial(_results, form, tuple(names), tuple(takes)), tuple(takes), tuple(names))
 
 
+def peak_rows(form: Form, takes: Sequence[str], given: Sequence[Tensor]) -> Tensor:
+    """The row with each key's largest weight, (…, heads, 1, keys); the first one where several are equal."""
+    shape = *given[0].shape[:-3], form.heads, 1, form.keys
+    best, at = given[0].new_full(shape, -1.0), given[0].new_zeros(shape, dtype=torch.int64)
+    for block, (weights,) in attention(form, ("weights",), takes).each(given):
+        index = form.within("peak", shape[-3:], block)
+        if not weights.numel():
+            continue
+        largest, row = weights.max(-2, keepdim=True)
+        better = largest > best[index]
+        at[index] = torch.where(better, row + block["rows"].start, at[index])
+        best[index] = torch.where(better, largest, best[index])
+    return at
+
+
 def _results(form: Form, names: Sequence[str], takes: Sequence[str], *given: Tensor) -> tuple[Tensor, ...]:
     x = dict(zip(takes, given, strict=True))
     rules: dict[str, Any] = {name: y for name, y in x.items() if name in _OF_BLOCK}
@@ -224,6 +247,9 @@ def _results(form: Form, names: Sequence[str], takes: Sequence[str], *given: Ten
         "output": lambda: definition.product(a.weights, x["v"]),
         "product": lambda: a.weights.mT @ x["g"],
         "received": lambda: definition.received(a)[..., None, :],
+        "peak": lambda: torch.where(x["peak rows"] == x["row numbers"], a.weights, 0.0).sum(-2, keepdim=True),
+        "top_weights": lambda: torch.where(x["top places"] < 0, 0.0, take(a.weights, x["top places"].clamp(min=0), -1)),
+        "weights": lambda: a.weights,
         "image": lambda: x["image of queries"].mT @ a.weights @ x["image of keys"],
         "groups": lambda: x["groups of queries"].mT @ a.weights @ x["groups of keys"],
     }

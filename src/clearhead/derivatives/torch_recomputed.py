@@ -16,7 +16,7 @@ from clearhead.core.rules import EVERYWHERE, FIELDS, check_supported, turned_on
 from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, arrays_of, smooth
 from clearhead.core.torch_state import unwrapped
 from clearhead.derivatives.arguments import LABELS, Task, by_rule, part, tensor_of
-from clearhead.derivatives.recomputed import Form, Tensors, attention, compute
+from clearhead.derivatives.recomputed import Form, Tensors, attention, compute, peak_rows
 from clearhead.errors import DerivativeError
 
 Arguments = dict[str, Any]  # a node's tensors and rules by name, None where there is none
@@ -37,6 +37,21 @@ def check_smooth(names: Iterable[str], what: str, hint: str = "observe it under 
     missing = sorted({"top" if name in arrays_of("top") else name for name in names} - _SMOOTH)
     if missing:
         raise DerivativeError(f"{', '.join(missing)} has no {what} here, since it jumps from one key to another.", hint)
+
+
+def gradients(task: Task, x: Tensors) -> Tensors:
+    """The gradients that a task asks for, from those of any results, which no engine has."""
+    (given, form), upstream = _read(task, x), part(x, "by")
+    still, by = _finite(_inputs(form, given, upstream), _shaped(given, form, upstream))
+    if "top_weights" in by:
+        still["top places"] = _shape(given, form, "top places", x["known:top_indices"]).long()
+    if "peak" in by:
+        still["peak rows"] = peak_rows(form, tuple(still), tuple(still.values()))
+        still["row numbers"] = torch.arange(len(form.rows), device=x["q"].device)[None, :, None]
+    first = attention(form, tuple(by), tuple(still)).gradient([name in task.answers for name in still])
+    made = dict(zip(first.gives, compute(first, *still.values(), *by.values()), strict=True))
+    zero = {name: torch.zeros_like(x[name]) for name in task.answers if name not in made}
+    return {**zero, **{name: _input(given, form, name, y) for name, y in made.items()}}
 
 
 def tangents(task: Task, x: Tensors, results: Tensors, along: Tensors) -> Tensors:
