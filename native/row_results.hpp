@@ -60,7 +60,7 @@ template <class M> struct RowResults {
         const auto weight = [&](T x) { return empty ? T(0) : normalizer.weight(broadcast<T>(x))[0]; };
         store_at(job.rows.diagonal, index, weight(state.diagonal[r]));
         for (int64_t i = r * job.rows.top, to = index * job.rows.top; i < (r + 1) * job.rows.top; ++i, ++to) {
-            store_at(job.rows.top_weights, to, weight(state.top[i]));
+            store_at(job.rows.top_weights, to, log_sum == log_sum ? weight(state.top[i]) : log_sum);  // NaN in all
             job.rows.top_indices[to] = state.top_keys[i];
         }
         return share;

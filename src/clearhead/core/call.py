@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from threading import Lock
+from types import NoneType
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -209,7 +210,9 @@ def _key(q: Any, k: Any, v: Any, numbers: Rules, num_threads: Any) -> Hashable:
     key = key_of(q, k, v)
     if key is None or (not numbers and num_threads is None):
         return key
-    return (key, num_threads, type(num_threads), *numbers.items(), *map(type, numbers.values()))  # True equals 1
+    if type(num_threads) not in (int, NoneType):
+        return None
+    return (key, num_threads, *numbers.items(), *map(type, numbers.values()))  # True equals 1
 
 
 def describe_whole(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) -> Call:
