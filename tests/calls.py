@@ -234,7 +234,7 @@ def public() -> dict[str, Call]:
         "explaining.learning.read": of(learning.read),
         **methods(matrix, ch.AttentionMatrix, **ROW),
         **methods(lambda: matrix().T, TransposedMatrix, **COLUMN),
-        **methods(lambda: matrix().cuts(V, Q), ch.CauseMatrix, **ROW),
+        **methods(lambda: matrix().cut_effects(V, Q), ch.EffectMatrix, **ROW),
         **methods(observed, ch.Observation, other=observed()),
         **methods(lambda: trace, Trace),
         **methods(lambda: ch.trace_weights(np.abs(FLAT[:, :3]), FLAT), WeightsTrace),
@@ -331,5 +331,5 @@ def in_frameworks() -> dict[str, Call]:
         "values_like": of(ch.values_like, seen=seen()),
         **methods(lambda: seen().spans([0, 1, 1]), Spans),
         **methods(seen, Seen),
-        **methods(lambda: seen().layer("0"), Layer, "cuts"),
+        **methods(lambda: seen().layer("0"), Layer, "cut_effects"),
     }

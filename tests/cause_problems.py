@@ -11,7 +11,7 @@ from clearhead import engines
 from clearhead.core import definition, visibility
 from clearhead.core.axes import Array
 from clearhead.core.effects import ORDERS, Order
-from clearhead.ops.causes import CauseMatrix
+from clearhead.ops.causes import EffectMatrix
 from problems import LAYOUTS, Case
 from problems import each_engine as on_each_engine
 from slack import Slack, assert_close
@@ -33,7 +33,7 @@ class Causes:
         g = rng.standard_normal((*problem.prefix, problem.queries, self.case.v.shape[-1])).astype(self.case.v.dtype)
         return LAYOUTS[sorted(LAYOUTS)[rng.integers(len(LAYOUTS))]](g)
 
-    def made(self, kind: str, **changes: Any) -> CauseMatrix:
+    def made(self, kind: str, **changes: Any) -> EffectMatrix:
         return effects(self.case.matrix(**changes), kind, self.case.v, self.g)
 
     @property
@@ -90,10 +90,10 @@ def cuts_anew(book: definition.Textbook, v: Array, g: Array) -> Array:
     return result
 
 
-def effects(A: ch.AttentionMatrix, kind: str, v: Any, g: Any) -> CauseMatrix:
+def effects(A: ch.AttentionMatrix, kind: str, v: Any, g: Any) -> EffectMatrix:
     if kind == "contribution":
         return A.contributions(v, g)
-    return A.cuts(v, g, rest="first" if kind == "moved" else "renormalise")
+    return A.cut_effects(v, g, rest="first" if kind == "moved" else "renormalise")
 
 
 def in_float64(case: Case) -> Case:

@@ -301,7 +301,7 @@ def refused(rank: int, world: int, _seed: int) -> None:
         ),
         (lambda: A[0, 0, 1], "weights read by index: not computed of DTensors"),
         (lambda: A.T @ x, "A.T @ g: not computed of DTensors"),
-        (lambda: A.cuts(q, q), "cuts: not computed of DTensors"),
+        (lambda: A.cut_effects(q, q), "cuts: not computed of DTensors"),
         (lambda: A.contributions(q, q), "contributions: not computed of DTensors"),
         (lambda: A.image(2, 2), "image is not computed of queries that are sharded"),
         (

@@ -180,11 +180,11 @@ def contributions(question: Question, engine: str) -> Answers:
 
 
 def cuts(question: Question, engine: str) -> Answers:
-    E = question.matrix(engine).cuts(question.case.v, question.g)
+    E = question.matrix(engine).cut_effects(question.case.v, question.g)
     return _effects(question, E) | laid(question, {"spans": ("labels", E.spans(*question.labels))})
 
 
-def _effects(question: Question, E: ch.CauseMatrix) -> Answers:
+def _effects(question: Question, E: ch.EffectMatrix) -> Answers:
     asked = {name: EXAMPLES[one.asked] for name, one in EFFECTS.items() if one.asked in EXAMPLES}
     seen = E.observe(groups=question.labels, **asked)
     edges = {f"strongest {name}": ("list", x) for name, x in seen.strongest._asdict().items()}

@@ -173,7 +173,7 @@ def test_attention_and_the_matrix_need_numpy_only():
 
 
 def test_matrices_load_nothing_that_shows_them():
-    program = "x = np.eye(3); A = ch.AttentionMatrix(x, x); A[0, 1], A.top(1), A.cuts(x, x).by_key(), repr(A)"
+    program = "x = np.eye(3); A = ch.AttentionMatrix(x, x); A[0, 1], A.top(1), A.cut_effects(x, x).by_key(), repr(A)"
     loaded = python(f"import sys, clearhead as ch, numpy as np; {program}; print(*sys.modules)").split()
     assert "clearhead.ops.matrix" in loaded
     assert not [name for name in loaded if name.startswith(("clearhead.view", "clearhead.words", "clearhead.tables"))]

@@ -32,7 +32,7 @@ LIBRARIES: dict[str, Callable[[Array], Any]] = {
 def everything(engine: str, q: Any, k: Any, v: Any, g: Any) -> dict[str, Any]:
     """What calls with these arrays give, by name."""
     A = ch.AttentionMatrix(q, k, causal=True, engine=engine)
-    E, labels = A.cuts(v, g), (np.zeros(6, int), np.arange(6) % 3)
+    E, labels = A.cut_effects(v, g), (np.zeros(6, int), np.arange(6) % 3)
     rows = {"entropy": True, "logsumexp": True, "received": True, "image": (2, 3)}
     seen, effects = A.observe(v, top=2, groups=labels, **rows), E.observe(**EVERYTHING, groups=labels)
     result = {name: getattr(seen, name) for name in ("output", "groups", *rows)}
@@ -95,7 +95,7 @@ def test_a_product_has_the_array_type_of_its_operand():
     assert isinstance(matrix @ v, np.ndarray)
     assert isinstance(matrix @ torch.from_numpy(v), torch.Tensor)
     assert isinstance(matrix.T @ np.ones(3), np.ndarray)
-    effects = matrix.cuts(torch.from_numpy(v), torch.ones(3, 2, dtype=torch.float64))
+    effects = matrix.cut_effects(torch.from_numpy(v), torch.ones(3, 2, dtype=torch.float64))
     assert isinstance(effects @ np.ones(5), np.ndarray)
     assert isinstance(effects.T @ torch.ones(3), torch.Tensor)
     assert torch.equal(torch.as_tensor(effects), effects[...])

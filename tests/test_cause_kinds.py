@@ -20,10 +20,10 @@ from seeds import fresh, normal
 def test_values_and_derivatives_for_all_heads_alike():
     q, k, v, g = normal(2, 4, 6, 3), normal(2, 2, 7, 3), normal(7, 5), normal(6, 5)
     A = ch.AttentionMatrix(q, k)
-    each = A.cuts(np.broadcast_to(v, (2, 4, 7, 5)), np.broadcast_to(g, (2, 4, 6, 5)))
-    np.testing.assert_array_equal(A.cuts(v, g)[...], each[...])
-    np.testing.assert_array_equal(A.cuts(v[:, 0], g[:, 0])[...], A.cuts(v[:, :1], g[:, :1])[...])
-    np.testing.assert_allclose(A.cuts(np.broadcast_to(v, (2, 2, 7, 5)), g)[...], each[...], rtol=1e-12)
+    each = A.cut_effects(np.broadcast_to(v, (2, 4, 7, 5)), np.broadcast_to(g, (2, 4, 6, 5)))
+    np.testing.assert_array_equal(A.cut_effects(v, g)[...], each[...])
+    np.testing.assert_array_equal(A.cut_effects(v[:, 0], g[:, 0])[...], A.cut_effects(v[:, :1], g[:, :1])[...])
+    np.testing.assert_allclose(A.cut_effects(np.broadcast_to(v, (2, 2, 7, 5)), g)[...], each[...], rtol=1e-12)
 
 
 MIXED = [
@@ -43,9 +43,9 @@ def test_mixed_dtypes_lose_no_digits(engine: str, known: bool, first: Any, secon
     A = ch.AttentionMatrix(q, k, engine=engine)
     if known:
         A.logsumexp()
-    E = A.cuts(v, g)
+    E = A.cut_effects(v, g)
     wide = [x.astype(widest) for x in (q, k, v, g)]
-    expected = ch.AttentionMatrix(*wide[:2], engine=engine).cuts(*wide[2:])[...]
+    expected = ch.AttentionMatrix(*wide[:2], engine=engine).cut_effects(*wide[2:])[...]
     assert E.dtype == widest
     near = {"rtol": 20 * np.finfo(widest).eps, "atol": 1e-14 if widest == np.float64 else 1e-6}
     np.testing.assert_allclose(E[...], expected, **near)
@@ -55,10 +55,10 @@ def test_mixed_dtypes_lose_no_digits(engine: str, known: bool, first: Any, secon
 def test_autocast_narrows_what_the_output_is_computed_from_and_leaves_g():
     q, k, v, g = (torch.from_numpy(normal(2, n, 5, dtype=np.float32)) for n in (6, 7, 7, 6))
     with torch.autocast("cpu", torch.bfloat16):
-        result = ch.AttentionMatrix(q, k).cuts(v, g)
+        result = ch.AttentionMatrix(q, k).cut_effects(v, g)
     narrow = [x.bfloat16() for x in (q, k, v)]
-    assert torch.equal(result[...], ch.AttentionMatrix(*narrow[:2]).cuts(narrow[2], g)[...])
-    assert not torch.equal(result[...], ch.AttentionMatrix(*narrow[:2]).cuts(narrow[2], g.bfloat16())[...])
+    assert torch.equal(result[...], ch.AttentionMatrix(*narrow[:2]).cut_effects(narrow[2], g)[...])
+    assert not torch.equal(result[...], ch.AttentionMatrix(*narrow[:2]).cut_effects(narrow[2], g.bfloat16())[...])
 
 
 @pytest.mark.parametrize("kind", ["cut", "contribution"])
@@ -68,7 +68,7 @@ def test_memory_grows_with_queries_and_keys_and_not_with_their_product(kind: str
     for n in (4096, 16_384):
         q, k, v, g = normal(256, 4), normal(n, 4), normal(n, 4), normal(256, 4)
         A = ch.AttentionMatrix(q, k, engine="portable")
-        E = A.cuts(v, g) if kind == "cut" else A.contributions(v, g)
+        E = A.cut_effects(v, g) if kind == "cut" else A.contributions(v, g)
         peaks.append(peak_of(lambda E=E: E.observe(**EVERYTHING)))
     assert peaks[1] < 4.2 * peaks[0]
     assert peaks[1] < 256 * 16_384 * 8
@@ -80,7 +80,7 @@ def test_memory_grows_with_queries_and_keys_and_not_with_their_product(kind: str
 )
 def test_long_inputs_take_less_than_one_fiftieth_of_the_matrix(engine: str, n: int):
     q, k, v, g = (normal(n, 4, dtype=np.float32) for _ in range(4))
-    E = ch.AttentionMatrix(q, k, causal=True, engine=engine).cuts(v, g)
+    E = ch.AttentionMatrix(q, k, causal=True, engine=engine).cut_effects(v, g)
     assert peak_of(lambda: E.observe(**{**EVERYTHING, "image": (64, 64)})) < n * n * 4 / 50
 
 
@@ -106,7 +106,7 @@ def matrix() -> ch.AttentionMatrix:
 def test_creating_one_computes_nothing(monkeypatch: pytest.MonkeyPatch):
     let_no_engine_run(monkeypatch)
     for g in (G, G.astype(np.float32)):
-        for E in (matrix().cuts(V, g), matrix().contributions(V, g), matrix().contributions(V)):
+        for E in (matrix().cut_effects(V, g), matrix().contributions(V, g), matrix().contributions(V)):
             assert (E.shape, E.dtype, len(E), E.size) == ((2, 4, 6, 5), np.float64, 2, 240)
             with pytest.raises(AssertionError, match="work began"):
                 E.by_key()
@@ -115,7 +115,7 @@ def test_creating_one_computes_nothing(monkeypatch: pytest.MonkeyPatch):
 def test_effects_larger_than_memory_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(room, "SMALL", 0)
     many = np.broadcast_to(0.0, (2**21, 2))
-    E = ch.AttentionMatrix(many, many).cuts(many, many)
+    E = ch.AttentionMatrix(many, many).cut_effects(many, many)
     for call, words in (
         (lambda: E[...], r"^effects of shape \(2097152, 2097152\) .*E\[\.\.\., :512, :512\] is a tile"),
         (lambda: E.top(2**40), r"^top of shape"),
@@ -129,7 +129,7 @@ def test_effects_larger_than_memory_are_refused(monkeypatch: pytest.MonkeyPatch)
 def test_an_engine_that_cannot_run_is_refused_where_it_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(engines.get("portable"), "effects")
     with pytest.raises(RuntimeError, match=r"^the portable engine has no effects\.\n\nhint: leave `engine` out"):
-        ch.AttentionMatrix(Q, K, engine="portable").cuts(V, G)
+        ch.AttentionMatrix(Q, K, engine="portable").cut_effects(V, G)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "g", "output"])
@@ -142,13 +142,13 @@ def test_tensors_of_a_graph_are_refused_and_taken_without_it(name: str):
         A = ch.AttentionMatrix(inputs["q"], inputs["k"])
         if name == "output":
             return A.contributions(inputs["v"], output=inputs["output"])
-        return A.cuts(inputs["v"], inputs["g"])
+        return A.cut_effects(inputs["v"], inputs["g"])
 
     plain = effects()[...]
     inputs[name] = inputs[name].clone().requires_grad_()
     words = (
         "cuts have no derivative, and PyTorch keeps or traces a graph for them.\n\n"
-        "hint: with torch.no_grad(): A.cuts(v, g)"
+        "hint: with torch.no_grad(): A.cut_effects(v, g)"
         if name in "qk"
         else f"{name} requires grad, and nothing here keeps a graph for it.\n\n"
         f"hint: {name}.detach(), or `with torch.no_grad():` around the call."
@@ -177,4 +177,6 @@ def test_a_derivative_from_autograd_goes_in_as_it_comes_out():
 
 def test_arrays_on_another_device_are_named():
     with pytest.raises(ClearheadError, match=r"^g is on device meta: no engine here runs there"):
-        ch.AttentionMatrix(torch.ones(3, 2), torch.ones(3, 2)).cuts(torch.ones(3, 2), torch.ones(3, 2, device="meta"))
+        ch.AttentionMatrix(torch.ones(3, 2), torch.ones(3, 2)).cut_effects(
+            torch.ones(3, 2), torch.ones(3, 2, device="meta")
+        )

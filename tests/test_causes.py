@@ -85,7 +85,7 @@ def test_spans_are_what_changes_where_no_key_of_a_group_is_seen(engine: str, cas
 @on_every_engine(ENGINES, times=0.5, limits=SMALL)
 def test_spans_of_narrow_arrays_have_the_precision_of_the_statistics(engine: str, case: Case):
     causes, labels, wide = Causes(case), case.labels(), in_float64(case)
-    truth = wide.matrix(engine="portable").cuts(wide.v, causes.g.astype(np.float64)).spans(*labels)
+    truth = wide.matrix(engine="portable").cut_effects(wide.v, causes.g.astype(np.float64)).spans(*labels)
     allowed = Causes(case).allowed.sum((-1, -2))
     result = causes.made("cut", engine=engine).spans(*labels)
     assert_close(result, truth, case.restore(allowed)[..., None, None], "spans")
@@ -144,7 +144,7 @@ def test_each_cut_keeps_its_digits_where_one_weight_is_nearly_all(
     q, g = np.eye(n, dtype=dtype), np.eye(n, dtype=dtype)
     rules: dict[str, Any] = {} if sink is None else {"sinks": sink}
     A = ch.AttentionMatrix(q, logits.T.astype(dtype), scale=1.0, engine=engine, **rules)
-    result = A.cuts(t.T.astype(dtype), g)[...]
+    result = A.cut_effects(t.T.astype(dtype), g)[...]
     eps, tiny = np.finfo(dtype).eps, np.finfo(dtype).tiny
     with localcontext() as context:
         context.prec = 150
@@ -174,7 +174,7 @@ def test_scores_of_thousands_and_a_strongest_key_in_any_block(engine: str, dtype
         cuts = weights / (1 - weights) * (whole[0][..., None] - t)
     place = np.arange(1100) == best[..., None]
     cuts = np.where(place, weights * (mean[..., None] - t), cuts)
-    result = ch.AttentionMatrix(case.q, case.k, scale=1.0, engine=engine).cuts(v, g)
+    result = ch.AttentionMatrix(case.q, case.k, scale=1.0, engine=engine).cut_effects(v, g)
     assert_close(result[...], cuts, case.restore(Causes(case).allowed) * 10, "cuts")
 
 
@@ -224,7 +224,7 @@ def test_an_infinite_logit_that_is_seen_leaves_no_number_in_its_row(engine: str)
     bias = np.zeros((4, 4))
     bias[2, 1] = np.inf
     for E in (
-        ch.AttentionMatrix(q, q, bias=bias, causal=True, engine=engine).cuts(v, g),
+        ch.AttentionMatrix(q, q, bias=bias, causal=True, engine=engine).cut_effects(v, g),
         ch.AttentionMatrix(q, q, bias=bias, causal=True, engine=engine).contributions(v, g),
     ):
         dense = E[...]
@@ -290,7 +290,7 @@ def test_a_picture_shows_the_positive_of_two_equal_effects_and_nan_where_there_i
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_nonfinite_operand_reaches_only_those_that_see_it_and_keeps_its_sign(engine: str, side: str, bad: float):
     n, place = 60, 30
-    E = ch.AttentionMatrix(*normal(2, 2, n, 8), causal=True, engine=engine).cuts(*normal(2, 2, n, 8))
+    E = ch.AttentionMatrix(*normal(2, 2, n, 8), causal=True, engine=engine).cut_effects(*normal(2, 2, n, 8))
     sees, effects = np.arange(n) >= place, E[..., place]
     if side == "E.T @ x":
         E, sees, effects = E.T, np.arange(n) <= place, E[:, place]

@@ -131,7 +131,7 @@ def test_weights_move_to_no_first_token_that_a_query_does_not_see(family: str, p
         logits(model(**passed)).sum().backward()
     if padding:
         with pytest.raises(RuleError, match="begins with padding"):
-            seen.cuts(0, rest="first")
+            seen.cut_effects(0, rest="first")
 
 
 @pytest.mark.parametrize("order", ["inside", "outside"])

@@ -95,7 +95,7 @@ def test_copies_of_causes_have_the_same_bits_and_what_is_known(how: str, kind: s
     if tensors:
         q, k, v, g = (torch.from_numpy(x) for x in (q, k, v, g))
     A = ch.AttentionMatrix(q, k, causal=True, query_offset=0, sinks=[0.1] * 4)
-    E = A.cuts(v, g) if kind == "cut" else A.contributions(v, g if kind == "contribution" else None)
+    E = A.cut_effects(v, g) if kind == "cut" else A.contributions(v, g if kind == "contribution" else None)
     before = E.observe(by_key=True, strongest=5)
     other = COPIES[how](E)
     assert (repr(other), other.shape, other.dtype, other.kind) == (repr(E), E.shape, E.dtype, kind)
@@ -116,7 +116,7 @@ def test_a_pickle_holds_what_is_broadcast_once():
     assert len(pickle.dumps(part)) < 2 * (q[1].nbytes + q[1].nbytes + mask.nbytes)
     np.testing.assert_array_equal(copy.deepcopy(part)[...], part[...])
     q, v, g = normal(50, 4, 30, 2), normal(30, 64), normal(30, 64)
-    E = ch.AttentionMatrix(q, q).cuts(v, g)
+    E = ch.AttentionMatrix(q, q).cut_effects(v, g)
     assert len(pickle.dumps(E)) < 2 * (2 * q.nbytes + v.nbytes + g.nbytes)
 
 
@@ -144,7 +144,7 @@ def test_shallow_copies_share_what_a_graph_computed():
 
 def test_a_deep_copy_shares_nothing():
     q, v = normal(3, 4), normal(3, 4)
-    whole = ch.AttentionMatrix(q, q), ch.AttentionMatrix(q, q).cuts(v, v)
+    whole = ch.AttentionMatrix(q, q), ch.AttentionMatrix(q, q).cut_effects(v, v)
     others, before = copy.deepcopy(whole), [one[...] for one in whole]
     q[...], v[...] = 0, 0
     for other, x in zip(others, before, strict=True):
@@ -179,17 +179,19 @@ def test_every_repr_is_one_line():
     seen, traced = ch.AttentionMatrix(q, q).observe(q, top=2, entropy=True), ch.trace(q, q, q)
     wide, narrow = ch.AttentionMatrix(many, many), ch.AttentionMatrix(q[0], q[0])
     labels = np.zeros(30, int), np.zeros(30, int)
-    effects = ch.AttentionMatrix(q, q).cuts(q, q).observe(by_key=True, top=2, strongest=3, image=(2, 2), groups=labels)
+    effects = (
+        ch.AttentionMatrix(q, q).cut_effects(q, q).observe(by_key=True, top=2, strongest=3, image=(2, 2), groups=labels)
+    )
     short = {
         "Top(weights (2, 30, 2), indices (2, 30, 2))": seen.top,
         "TokenTrace(query 0, weights (2, 30), output (2, 4))": traced.token(0),
         "Geometry(query_norms (2, 30), key_norms (2, 30), cosine (2, 30, 30))": traced.geometry,
         "Step(scores: S = Q·Kᵀ, (heads 2, queries 30, keys 30))": traced.steps[3],
         "Trace(q, k, v, scores, scaled, weights, output)": traced,
-        "CauseMatrix(contribution, batch 12, heads 16, queries 16384, keys 16384) float64": (
+        "EffectMatrix(contribution, batch 12, heads 16, queries 16384, keys 16384) float64": (
             wide.contributions(many, many)
         ),
-        "TransposedMatrix of CauseMatrix(norm, queries 30, keys 30) float64": narrow.contributions(q[0]).T,
+        "TransposedMatrix of EffectMatrix(norm, queries 30, keys 30) float64": narrow.contributions(q[0]).T,
         "Ranked(values (2, 30, 2), indices (2, 30, 2))": effects.top,
         "Strongest(batch (3,), head (3,), query (3,), key (3,), value (3,))": effects.strongest,
         "SignedImage(mean (2, 2, 2), largest (2, 2, 2))": effects.image,
@@ -201,7 +203,7 @@ def test_every_repr_is_one_line():
         ),
         f"Effects(by_key (2, 30), top {effects.top}, strongest {effects.strongest}, image {effects.image}, "
         "groups (2, 1, 1))": effects,
-        "Effects()": ch.AttentionMatrix(q, q).cuts(q, q).observe(),
+        "Effects()": ch.AttentionMatrix(q, q).cut_effects(q, q).observe(),
     }
     assert {words: repr(shown) for words, shown in (short | long).items()} == {words: words for words in short | long}
     assert max(map(len, short)) <= 80

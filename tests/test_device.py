@@ -118,7 +118,7 @@ def test_what_triton_does_not_compute_the_portable_engine_does_there():
     matrix, truth = ch.AttentionMatrix(q, k, **rules), ch.AttentionMatrix(arrays["q"], arrays["k"], **rules)
     np.testing.assert_allclose(here(matrix.groups(*labels)), truth.groups(*labels), 1e-9)
     asked: Any = {"by_key": True, "by_query": True, "top": 3, "strongest": 5, "image": (3, 4), "groups": labels}
-    for kind in ("contributions", "cuts"):
+    for kind in ("contributions", "cut_effects"):
         effects, expected = getattr(matrix, kind)(v, there(g)), getattr(truth, kind)(arrays["v"], g)
         pairs = zip(*(separate(each.observe(**asked)) for each in (effects, expected)), strict=True)
         for result, right in (*pairs, (effects @ there(x), expected @ x), (effects.T @ there(g), expected.T @ g)):

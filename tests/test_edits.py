@@ -193,7 +193,7 @@ def test_moved_weights_are_those_of_dense_rows_and_change_what_the_cuts_say(sink
     expected[:, :, queries, 0] += 0 if sinks else moved
     np.testing.assert_allclose(after, expected, rtol=0, atol=1e-13)
     change = (g * (call.output() - ch.attention(q, k, v, **rules))).sum(-1)
-    E = A.cuts(v, g, rest="first")
+    E = A.cut_effects(v, g, rest="first")
     np.testing.assert_allclose(change[:, :, queries], E[...][:, :, queries][..., keys].sum(-1), rtol=0, atol=1e-12)
     np.testing.assert_allclose(E.spans(np.zeros(9, int), np.arange(12))[:, :, 0], E.by_key(), rtol=0, atol=1e-12)
     tensors = [torch.from_numpy(x).requires_grad_() for x in (q, k, v)]

@@ -61,9 +61,9 @@ def test_every_cell_has_the_number_of_the_matrix_of_causes(running, rules):
         until(page, "document.querySelector('#readout')?.textContent.includes('rank')")
         now = 1, 0
         for kind, word, effects in (
-            ("moved", "cut", matrix.cuts(v, g, rest="first")),
+            ("moved", "cut", matrix.cut_effects(v, g, rest="first")),
             ("contributions", "contribution", matrix.contributions(v, g)),
-            ("cuts", "cut", matrix.cuts(v, g)),
+            ("cuts", "cut", matrix.cut_effects(v, g)),
         ):
             choose(page, kind, word)
             expected = np.asarray(effects)[0, 1]
@@ -125,7 +125,7 @@ def test_the_pages_of_why_and_of_watched_runs_have_causes(running):
     run = model.run([token.id for token in model.tokens(TEXT)])
     made = derivatives(model, run, target_of(run, seen.token.id, seen.against.id))
     layer = run.layers[first.layer]
-    cuts = ch.AttentionMatrix(layer.q, layer.k, causal=True).cuts(layer.v, made.layers[first.layer].g)
+    cuts = ch.AttentionMatrix(layer.q, layer.k, causal=True).cut_effects(layer.v, made.layers[first.layer].g)
     cut = pytest.approx(cuts[first.head, first.query, first.key], rel=6e-3)
     with opened(running, seen.to_html(), wait=".passage .token[style]", color_scheme="dark", bypass_csp=True) as page:
         for fold in page.locator("details.fold > summary").all():
@@ -165,6 +165,8 @@ def test_nan_is_shown_and_a_link_keeps_what_is_shown(running):
     with opened(running, page_of(matrix, v, g, 5), wait=".map-of", place=place) as page:
         until(page, "document.querySelector('#readout')?.textContent.includes('cut NaN')")
         step_to(page, 2, 1, (4, 1))
-        assert read(page, "cut")[2] == pytest.approx(np.asarray(matrix.cuts(v, g))[0, 0, 2, 1], rel=6e-3, abs=1e-6)
+        assert read(page, "cut")[2] == pytest.approx(
+            np.asarray(matrix.cut_effects(v, g))[0, 0, 2, 1], rel=6e-3, abs=1e-6
+        )
         until(page, "document.querySelector('.legend .nonfinite')")
         assert "show=most.sqrt.0.0.cuts" in page.evaluate("location.hash")

@@ -18,8 +18,8 @@ def matrix(*, dtype: Any = np.float64, **rules: Any) -> ch.AttentionMatrix:
     return ch.AttentionMatrix(normal(2, 4, 9, 8, dtype=dtype), normal(2, 2, 7, 8, dtype=dtype), **rules)
 
 
-def effects() -> ch.CauseMatrix:
-    return matrix().cuts(normal(2, 4, 7, 3), normal(2, 4, 9, 3))
+def effects() -> ch.EffectMatrix:
+    return matrix().cut_effects(normal(2, 4, 7, 3), normal(2, 4, 9, 3))
 
 
 def test_what_numpy_asks_of_an_array():
@@ -48,7 +48,7 @@ def test_conversions_store_every_weight(tensors: bool):  # noqa: FBT001
 def test_conversions_that_do_not_fit_in_memory_are_refused():
     x = np.ones((4_000_000, 2), np.float32)
     A = ch.AttentionMatrix(x, x, logsumexp=None)
-    for B in (A, A.T, A.cuts(x, x)):
+    for B in (A, A.T, A.cut_effects(x, x)):
         with pytest.raises(MemoryError, match="of shape"):
             np.asarray(B)
 
@@ -100,7 +100,7 @@ def test_what_would_store_every_weight_is_refused_by_name(name: str):
     for A, shown, instead in (
         (matrix(), f"AttentionMatrix{SIZES}, never stored", OF_WEIGHTS),
         (matrix().T, f"TransposedMatrix of AttentionMatrix{SIZES}, never stored", OF_WEIGHTS),
-        (effects(), f"CauseMatrix(cut, {SIZES[1:]}", OF_EFFECTS),
+        (effects(), f"EffectMatrix(cut, {SIZES[1:]}", OF_EFFECTS),
     ):
         with pytest.raises(DtypeError if name in REFUSED else AttributeError) as error:
             REFUSED[name](A) if name in REFUSED else getattr(A, name)(axis=-1)

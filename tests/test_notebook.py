@@ -32,7 +32,7 @@ def results():
 
     q, k, v = (fresh().standard_normal((2, 30, 8)) for _ in range(3))
     A = ch.AttentionMatrix(q, k, causal=True)
-    E = A.cuts(v, v)
+    E = A.cut_effects(v, v)
     model = transformers.GPT2LMHeadModel.from_pretrained(ROOT / "models/rhymes").double()
     tokenizer = Tokenizer.from_file(str(ROOT / "models/rhymes/tokenizer.json"))
     ids = torch.tensor([tokenizer.encode("humpty dumpty sat on a").ids])
@@ -43,7 +43,7 @@ def results():
     edges = seen.strongest(30)
     lists = {"edges": edges, "heads": seen.heads(), "summary": seen.summary(), "spans": seen.spans("words")}
     lists["verified"] = seen.verify(seen.strongest(4), lambda: model(ids).logits[0, -1, 5])
-    made = {"cuts": E, "moved": A.cuts(v, v, rest="first"), "strongest": E.strongest(5)}
+    made = {"cuts": E, "moved": A.cut_effects(v, v, rest="first"), "strongest": E.strongest(5)}
     made |= {"contributions": A.contributions(v, v), "norms": A.contributions(v), "plan": ch.plan(q, k, v)}
     return made | lists | {"seen": seen, "plain": plain, "why": ch.why(TEXT), "explain": ch.explain(TEXT)}
 
@@ -113,7 +113,7 @@ def test_what_a_run_shows_stays_small_and_the_page_comes_when_asked_for():
     assert [row[2] for row in rows_of(shown(odd))] == ["NaN", "∞", "1"]
     assert shown(odd).count("██████████") == 2  # of ∞ and of 1
     large = ch.AttentionMatrix(np.ones((20_000, 2), np.float32), np.ones((20_000, 2), np.float32))
-    cuts = large.cuts(np.ones((20_000, 2)), np.ones((20_000, 2)))
+    cuts = large.cut_effects(np.ones((20_000, 2)), np.ones((20_000, 2)))
     assert "<table>" not in shown(cuts)  # nothing was computed
     for name in ("seen", "why", "explain"):
         assert ".show()" in shown(results()[name])

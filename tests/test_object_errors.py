@@ -17,8 +17,8 @@ def matrix(**rules: Any) -> ch.AttentionMatrix:
     return ch.AttentionMatrix(FLAT, FLAT, **rules)
 
 
-def cuts(v: Any = V, g: Any = G) -> ch.CauseMatrix:
-    return A.cuts(v, g)
+def cuts(v: Any = V, g: Any = G) -> ch.EffectMatrix:
+    return A.cut_effects(v, g)
 
 
 def observe(**wanted: Any) -> Callable[[], Any]:
@@ -37,8 +37,8 @@ FLOAT = "expected float64, float32, bfloat16 or float16."
 ARRAY = "expected a NumPy array, a PyTorch tensor or an array that speaks DLPack."
 ARRAY += "\n\nhint: np.asarray(g, dtype=np.float64) makes one from numbers in a list."
 LABELS = np.zeros(6, int), np.zeros(5, int)
-STORED = f"hint: {ch.CauseMatrix.instead}; np.asarray stores all 240 numbers."
-EFFECTS = "CauseMatrix(cut, batch 2, heads 4, queries 6, keys 5) float64"
+STORED = f"hint: {ch.EffectMatrix.instead}; np.asarray stores all 240 numbers."
+EFFECTS = "EffectMatrix(cut, batch 2, heads 4, queries 6, keys 5) float64"
 OBJECT: Errors = {  # of a matrix, and of one of its effects
     IndexError: {
         "an index can have only one Ellipsis (`...`).": lambda: A[..., 0, ...],

@@ -161,7 +161,7 @@ def test_a_visible_nan_in_a_query_s_key_is_its_diagonal(rules: dict[str, Any]):
     np.testing.assert_allclose(result, truth, 1e-5)
 
 
-@pytest.mark.parametrize("what", ["groups", "contributions", "cuts"])
+@pytest.mark.parametrize("what", ["groups", "contributions", "cut_effects"])
 def test_what_the_engine_does_not_compute_is_said(what: str):
     q = fresh().standard_normal((3, 4))
     matrix = ch.AttentionMatrix(q, q, engine="triton")

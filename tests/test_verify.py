@@ -35,7 +35,7 @@ def test_several_layers_and_heads_agree_with_the_edit_by_hand():
     state = {name: x.clone() for name, x in model.state_dict().items()}
     both = seen.strongest(6) + seen.strongest(3, rest="first")
     for edge in both[6:]:
-        assert edge.value == float(seen.cuts(edge.layer, rest="first")[0, edge.head, edge.query, edge.key])
+        assert edge.value == float(seen.cut_effects(edge.layer, rest="first")[0, edge.head, edge.query, edge.key])
     result = seen.verify(both, number)
     for edge, edited in zip(result, both, strict=True):
         cut = ch.cut(queries=edge.query, keys=edge.key, layers=[edge.layer], heads=[edge.head], rest=edited.rest)

@@ -265,7 +265,7 @@ def test_a_served_weight_is_written_out_to_the_output(running, port, matrix, val
 def test_a_served_run_with_derivatives_shows_what_its_edges_did(running, matrix, values):
     g = fresh().standard_normal((2, 4, N, 5))
     with served(matrix, values, g) as (port, _), visited(running, port) as page:
-        for head, kind, effects in ((2, "contribution", matrix.contributions), (3, "cut", matrix.cuts)):
+        for head, kind, effects in ((2, "contribution", matrix.contributions), (3, "cut", matrix.cut_effects)):
             until(page, f"document.querySelector('#readout').textContent.includes('{kind}')")
             said = page.locator("#readout").text_content()
             i, j = map(int, re.findall(r"(?:query|key) (\d+)", said)[:2])

@@ -242,7 +242,7 @@ def test_a_checkpointed_layer_whose_backward_comes_after_the_block_is_refused():
         out = model(**drawn("llama"), use_cache=False)
     number_of(out).backward()
     with pytest.raises(RuleError, match="no backward pass has run"):
-        seen.cuts(0)
+        seen.cut_effects(0)
 
 
 def test_the_pieces_of_a_text_with_a_cache():
@@ -393,12 +393,12 @@ def test_what_cannot_be_is_refused_by_name():
         raise AssertionError("the block was entered")
     with ch.watch(model.eval()) as seen:
         model(**passed)
-    for asking in (seen.cuts, seen.contributions, lambda layer: seen.layer(layer).g):
+    for asking in (seen.cut_effects, seen.contributions, lambda layer: seen.layer(layer).g):
         with pytest.raises(RuleError, match="layer 1 was watched without derivatives"):
             asking(1)
     with ch.watch(model, causes=True) as seen:
         model(**passed)
-    for asking in (seen.strongest, seen.heads, lambda: seen.relevance(0), lambda: seen.cuts(0)):
+    for asking in (seen.strongest, seen.heads, lambda: seen.relevance(0), lambda: seen.cut_effects(0)):
         with pytest.raises(RuleError, match="no backward pass has run"):
             asking()
 
@@ -415,7 +415,7 @@ def test_a_stack_that_the_model_runs_without_a_graph_is_named():
     seen = watched(model, drawn("clip"))
     assert seen.layer("text_model.0").g.any()
     with pytest.raises(RuleError, match=r"layer vision_model\.0 ran without a graph"):
-        seen.cuts("vision_model.0")
+        seen.cut_effects("vision_model.0")
 
 
 def test_a_file_holds_the_derivative(tmp_path: Path):
@@ -451,7 +451,7 @@ def dense(seen: Any, truth: dict[str, np.ndarray]) -> dict[str, dict[str, np.nda
         rest = a @ others + sink
         alone = -(a * t)
         cuts = np.divide(a * ((a * t) @ others - t * (a @ others + sink)), rest, out=alone.copy(), where=rest > 0)
-        results[name] = {"contributions": a * t, "cuts": cuts}
+        results[name] = {"contributions": a * t, "cut_effects": cuts}
     return results
 
 
@@ -461,7 +461,7 @@ def test_causes_equal_those_of_eager_weights(name: str):
     _, truth = eager(model, passed)
     seen = watched(model, passed)
     expected = dense(seen, truth)
-    for layer, kind in itertools.product(seen.layers, ("contributions", "cuts")):
+    for layer, kind in itertools.product(seen.layers, ("contributions", "cut_effects")):
         result = getattr(seen, kind)(layer)[...].double().numpy()
         size = np.abs(expected[layer][kind]).max()
         np.testing.assert_allclose(result, expected[layer][kind], atol=2e-4 * size, err_msg=f"{layer} {kind}")
@@ -470,9 +470,9 @@ def test_causes_equal_those_of_eager_weights(name: str):
     magnitudes = [abs(edge.value) for edge in edges]
     assert magnitudes == sorted(magnitudes, reverse=True)
     for edge in edges:
-        there = float(seen.cuts(edge.layer)[edge.batch, edge.head, edge.query, edge.key])
+        there = float(seen.cut_effects(edge.layer)[edge.batch, edge.head, edge.query, edge.key])
         assert there == pytest.approx(edge.value, rel=1e-4)
-    every = np.sort(np.concatenate([np.abs(one["cuts"]).reshape(-1) for one in expected.values()]))
+    every = np.sort(np.concatenate([np.abs(one["cut_effects"]).reshape(-1) for one in expected.values()]))
     np.testing.assert_allclose(magnitudes, every[:-31:-1], rtol=1e-2)
     sums = {
         (name, head): x for name, one in expected.items() for head, x in enumerate(one["contributions"].sum((0, 2, 3)))
@@ -547,8 +547,8 @@ def test_spans_of_several_steps_and_of_a_loaded_file_are_those_of_one_pass(tmp_p
     one.save(tmp_path / "seen")
     for other in (steps, ch.load(tmp_path / "seen")):
         for layer in (0, 1):
-            expected = one.cuts(layer).spans(words, words).numpy()
-            result = np.asarray(other.cuts(layer).spans(words, words))
+            expected = one.cut_effects(layer).spans(words, words).numpy()
+            result = np.asarray(other.cut_effects(layer).spans(words, words))
             np.testing.assert_allclose(result, expected, atol=1e-4 * np.abs(expected).max())
         np.testing.assert_allclose(np.asarray(other.relevance(-1)), one.relevance(-1).numpy(), rtol=1e-3, atol=1e-4)
         sizes = [[abs(edge.value) for edge in seen.strongest(5)] for seen in (one, other)]

@@ -81,13 +81,13 @@ def test_words_and_sentences_are_those_of_the_text(drops: bool):  # noqa: FBT001
     for groups, labels in (("words", WORDS), ("sentences", SENTENCES)):
         spans = seen.spans(groups)
         for layer in (0, 1):
-            torch.testing.assert_close(spans[layer], seen.cuts(layer).spans(labels, labels), rtol=0, atol=0)
+            torch.testing.assert_close(spans[layer], seen.cut_effects(layer).spans(labels, labels), rtol=0, atol=0)
     assert seen.spans("words").names(1) == (["<s>", "Humpty", "sat", ".", "He's", "up", "!", "\n", "All"],) * 2
     assert seen.spans("sentences", layers=[1]).names(1)[0] == ["<s>Humpty sat.", "He's up!", "All"]
     by_name = seen.spans({"who": ["Humpty", "He's"], "rest": range(7, 11)})
     assert by_name.names()[0] == ["who", "rest"]
     places = [-1, 0, 0, -1, -1, 0, 0, 1, 1, 1, 1]
-    torch.testing.assert_close(by_name[0], seen.cuts(0).spans(places, places), rtol=0, atol=0)
+    torch.testing.assert_close(by_name[0], seen.cut_effects(0).spans(places, places), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_spans_are_verified_by_running_the_model_without_them(rest: Any):
         with torch.no_grad():
             assert line.truth == pytest.approx(float(after - number()), abs=1e-6)
         rows, cols = (np.isin(np.arange(9), side) - 1 for side in (pair.queries, pair.keys))
-        estimate = float(seen.cuts(pair.layer, rest=rest).spans(rows, cols)[0, pair.head, 0, 0])
+        estimate = float(seen.cut_effects(pair.layer, rest=rest).spans(rows, cols)[0, pair.head, 0, 0])
         assert line.estimate == pair.value == pytest.approx(estimate, rel=1e-4, abs=1e-6)
     assert "c ← " in str(result)
 
@@ -167,7 +167,7 @@ def test_texts_of_a_batch_are_divided_each_for_itself():
     rows = torch.stack([ids, ids.flip(0)])
     seen = gpt2(rows, tokenizer=Tokenizer(ids, TEXT, drops=False))
     local = [WORDS, words(TEXT[::-1])]
-    torch.testing.assert_close(seen.spans("words")[0], seen.cuts(0).spans(local, local), rtol=0, atol=0)
+    torch.testing.assert_close(seen.spans("words")[0], seen.cut_effects(0).spans(local, local), rtol=0, atol=0)
     assert seen.spans("words").names(0, 1)[0][:3] == ["All", "\n", "!"]
     both = seen.spans({"x": "up"})
     assert both[1].shape == (2, 4, 1, 1)
@@ -197,7 +197,7 @@ def test_the_source_of_merged_attention_is_behind_the_text():
     passed["decoder_input_ids"] = torch.from_numpy(fresh().integers(2, 55, (2, 4)))
     seen = watched(merged_model(), passed)
     spans = seen.spans({"first": 0, "rest": slice(1, None)}, [slice(0, 3), slice(3, 5)])
-    expected = seen.cuts("decoder.1").spans([0, 1, 1, 1], [0, 1, 1, 1, 2, 2, 2, 3, 3])
+    expected = seen.cut_effects("decoder.1").spans([0, 1, 1, 1], [0, 1, 1, 1, 2, 2, 2, 3, 3])
     torch.testing.assert_close(spans["decoder.1"], expected, rtol=0, atol=0)
     assert spans.names("decoder.1")[1] == ["first", "rest", "", ""]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from clearhead.models.finding import load_model as load_model
     from clearhead.ops.attention import attention as attention
     from clearhead.ops.attention import plan as plan
-    from clearhead.ops.causes import CauseMatrix as CauseMatrix
+    from clearhead.ops.causes import EffectMatrix as EffectMatrix
     from clearhead.ops.matrix import AttentionMatrix as AttentionMatrix
     from clearhead.ops.observation import Observation as Observation
     from clearhead.ops.rollout import rollout as rollout
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 # No module beside this one is called like a public name: importing it would put the module in the name's place.
 _HOMES = {
     "AttentionMatrix": "ops.matrix",
-    "CauseMatrix": "ops.causes",
+    "EffectMatrix": "ops.causes",
     "Effects": "core.effects",
     "Observation": "ops.observation",
     "Seen": "watching.seen",

@@ -261,7 +261,7 @@ def contributions(a: Matrix, along: Any) -> Any:
     return namespace(along).where(a.hidden(), 0.0, a.weights * along)
 
 
-def cuts(a: Matrix, along: Any, whole: Any, others: Any, strongest: Any) -> Any:
+def cut_effects(a: Matrix, along: Any, whole: Any, others: Any, strongest: Any) -> Any:
     """a_ij/(1 - a_ij)·(g_i·o_i - t_ij), and a_ij·(m_i - t_ij) for each row's strongest key; (…, heads, rows) each."""
     xp, w = namespace(along), a.weights
     alone = strongest[..., None] == beside(np.arange(w.shape[-1]), w)

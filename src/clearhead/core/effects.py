@@ -89,7 +89,7 @@ EFFECTS: dict[str, Statistic] = {  # parts over disjoint keys are computed with 
 
 
 class AskedEffects(TypedDict, total=False):
-    """What `CauseMatrix.observe` can be asked for, besides the order of `top`."""
+    """What `EffectMatrix.observe` can be asked for, besides the order of `top`."""
 
     by_key: bool
     by_query: bool
@@ -115,10 +115,10 @@ class WantedEffects(Request):
 class Effects:
     """What was observed of a matrix of effects, (…, heads, …); None where it was not asked for.
 
-    Made by `CauseMatrix.observe`; each field has the answer of the method of its name.
+    Made by `EffectMatrix.observe`; each field has the answer of the method of its name.
 
     >>> import numpy as np, clearhead as ch
-    >>> ch.AttentionMatrix(np.eye(3), np.eye(3)).cuts(np.eye(3), np.eye(3)).observe(by_key=True, top=2)
+    >>> ch.AttentionMatrix(np.eye(3), np.eye(3)).cut_effects(np.eye(3), np.eye(3)).observe(by_key=True, top=2)
     Effects(by_key (3,), top Ranked(values (3, 2), indices (3, 2)))
     """
 

@@ -31,7 +31,7 @@ def wanted(problem: Problem, asked: Mapping[str, Any], *, output: bool = False) 
 
 
 def wanted_effects(problem: Problem, asked: Mapping[str, Any], order: Any = "magnitude") -> WantedEffects:
-    """Read the keywords of `CauseMatrix.observe` for this problem; raises as `wanted`.
+    """Read the keywords of `EffectMatrix.observe` for this problem; raises as `wanted`.
 
     SizeError where the answers and the sums they come from exceed free memory.
     """

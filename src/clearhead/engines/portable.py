@@ -209,7 +209,7 @@ def _effects(call: Call, g: Array, terms: Terms, **more: Any) -> Iterator[tuple[
         else:
             strongest = part.of_rows(terms.strongest) - part.place.keys.start
             rows = part.of_rows(terms.whole), part.of_rows(terms.others), strongest
-            yield part, a, definition.cuts(a, part.along(), *rows)
+            yield part, a, definition.cut_effects(a, part.along(), *rows)
 
 
 def _lead(call: Call) -> tuple[int, int]:

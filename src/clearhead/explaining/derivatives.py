@@ -1,7 +1,7 @@
 """What one logit is above another, differentiated by every head's output, in NumPy: reverse mode, layer by layer.
 
 With z = logit(token) − logit(against) at one position, o_i = Σ_j a_ij·v_j a head's output at query i before W^O, and
-g_i = ∂z/∂o_i, the matrices of causes of one layer are `A.contributions(v, g)` and `A.cuts(v, g)`.
+g_i = ∂z/∂o_i, the matrices of causes of one layer are `A.contributions(v, g)` and `A.cut_effects(v, g)`.
 """
 
 from collections.abc import Sequence

@@ -80,5 +80,5 @@ def cuts(model: LanguageModel, target: Target, run: ForwardPass, edits: tuple[Ed
         ran = part.attended
         first = target.rows.start - (len(target.ids) - ran.q.shape[-2])
         some = slice(first, first + len(target.rows))
-        result[layer] = AttentionMatrix(ran.q, ran.k, **ran.rules).cuts(ran.v, part.g, rest=rest)[:, some]
+        result[layer] = AttentionMatrix(ran.q, ran.k, **ran.rules).cut_effects(ran.v, part.g, rest=rest)[:, some]
     return result

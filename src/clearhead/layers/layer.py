@@ -9,7 +9,7 @@ from clearhead.ops.matrix import AttentionMatrix, with_state
 from clearhead.ops.observation import Observation
 
 if TYPE_CHECKING:
-    from clearhead.ops.causes import CauseMatrix
+    from clearhead.ops.causes import EffectMatrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,13 +54,13 @@ class Layer:
             raise RuleError(f"layer {self.name} was watched without derivatives: there are no causes.", "causes=True")
         return self.derivative() if callable(self.derivative) else self.derivative
 
-    def contributions(self) -> "CauseMatrix":
+    def contributions(self) -> "EffectMatrix":
         """a_ij·(g_i·v_j) of each edge, (batch, heads, queries, keys). Raises what `g` raises."""
         g = self.g
         return self.matrix().contributions(self.v, g)
 
-    def cuts(self, rest: Rest = "renormalise") -> "CauseMatrix":
-        """What g_i·o_i changes by when i may not see j, (batch, heads, queries, keys), as `AttentionMatrix.cuts`.
+    def cut_effects(self, rest: Rest = "renormalise") -> "EffectMatrix":
+        """How g_i·o_i changes when i may not see j, (batch, heads, queries, keys); `AttentionMatrix.cut_effects`.
 
         Raises what `g` raises, RuleError for rest="first" where a text begins with padding.
         """
@@ -68,7 +68,7 @@ class Layer:
         if read_rest(rest) == "first" and self.padding is not None and bool(self.padding[:, 0].any()):
             what = f"layer {self.name} has a text that begins with padding: its first token is not the first key."
             raise RuleError(what, 'pad on the right, or rest="renormalise".')
-        return self.matrix().cuts(self.v, g, rest=rest)
+        return self.matrix().cut_effects(self.v, g, rest=rest)
 
     def matrix(self) -> AttentionMatrix:
         """The attention matrix, (batch, heads, queries, keys). Raises RuleError where `watch` had keep=False."""

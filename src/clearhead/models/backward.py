@@ -1,7 +1,7 @@
 """Derivatives of a number of a run by every head's output, the residual stream and the embeddings, in reverse mode.
 
 With y a number of the logits, o_i = Σ_j a_ij·v_j a head's output at query i before W^O, and g_i = ∂y/∂o_i, the
-matrices of causes of one layer are `A.contributions(v, g)` and `A.cuts(v, g)`. Attention's own derivative comes from an
+effects of one layer are `A.contributions(v, g)` and `A.cut_effects(v, g)`. Attention's own derivative comes from an
 engine, so that the memory of a layer is O(tokens); what else a layer computed is computed again on the way back.
 """
 

@@ -4,7 +4,7 @@ attention          attention() and plan()
 matrix             AttentionMatrix; matrix_data: its arrays and rules; indexing: its indices, its transpose
 lazy_matrix        what NumPy may ask of a matrix that is never stored
 observable         one method for each statistic and each effect
-causes             CauseMatrix: what each edge did; cause_inputs: what it is made of; spans_cut: whole spans cut at once
+causes             EffectMatrix: what each edge did; cause_inputs: its arguments; spans_cut: whole spans
 edited             A.cut, A.boost and A.tempered; span_terms: several rules `spans` as one; softcap_per_head
 given_logsumexp    a log-sum-exp that another kernel computed, checked
 observation        the result of AttentionMatrix.observe, and how partial results are merged

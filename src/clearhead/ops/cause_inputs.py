@@ -28,7 +28,7 @@ def contributions(weights: Weights, v: Any, g: Any, output: Any) -> tuple[Kind, 
     return "contribution", *along_g(weights, v, g)
 
 
-def cuts(weights: Weights, v: Any, g: Any, rest: Any) -> tuple[Kind, Weights, Array, Array]:
+def cut_effects(weights: Weights, v: Any, g: Any, rest: Any) -> tuple[Kind, Weights, Array, Array]:
     """The inputs of cuts; with rest="first" values that are v_0 - v_j, or -v_j where there are learned sinks."""
     weights, values, along = along_g(weights, v, g)
     if read_rest(rest) == "renormalise":

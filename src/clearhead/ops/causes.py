@@ -1,4 +1,4 @@
-"""CauseMatrix: what every edge did, exact at the head's output and never stored; contributions, cuts and norms.
+"""EffectMatrix: what every edge did, exact at the head's output and never stored; contributions, cuts and norms.
 
 core/effects.py has the formulas and the table of what is observed; the engines compute tiles of it.
 """
@@ -35,10 +35,10 @@ from clearhead.ops.observable import ObservableEffects
 from clearhead.ops.spans_cut import cut_spans
 
 
-class CauseMatrix(Shown, ObservableEffects, LazyMatrix):
+class EffectMatrix(Shown, ObservableEffects, LazyMatrix):
     """The effect of every edge, (…, heads, queries, keys), as an array-like object that is never stored.
 
-    Made by `AttentionMatrix.contributions` and `AttentionMatrix.cuts`, which have the formulas. `kind` is
+    Made by `AttentionMatrix.contributions` and `AttentionMatrix.cut_effects`, which have the formulas. `kind` is
     "contribution", "cut", "moved" (a cut with rest="first") or "norm". Where query i may not see key j, e_ij is 0.
 
     Elements have the statistics' dtype; answers are of q's kind, products of x's. Creating it computes nothing; what
@@ -48,9 +48,9 @@ class CauseMatrix(Shown, ObservableEffects, LazyMatrix):
 
     >>> import numpy as np, clearhead as ch
     >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
-    >>> E = A.cuts(np.array([1.0, 0.0, 4.0]), np.ones(3))
+    >>> E = A.cut_effects(np.array([1.0, 0.0, 4.0]), np.ones(3))
     >>> E, E[2].round(3)
-    (CauseMatrix(cut, queries 3, keys 3) float64, array([ 0.413,  0.773, -1.649]))
+    (EffectMatrix(cut, queries 3, keys 3) float64, array([ 0.413,  0.773, -1.649]))
     """
 
     words = (
@@ -88,7 +88,7 @@ class CauseMatrix(Shown, ObservableEffects, LazyMatrix):
         return self._weights.dtype
 
     def __repr__(self) -> str:
-        return f"CauseMatrix({self.kind}, {named(self.shape, WEIGHTS)[1:]} {self.dtype}"
+        return f"EffectMatrix({self.kind}, {named(self.shape, WEIGHTS)[1:]} {self.dtype}"
 
     def __getitem__(self, key: Any) -> Any:
         """Exact effects by integers, slices with steps and Ellipsis; only those asked for are computed.
@@ -121,7 +121,7 @@ class CauseMatrix(Shown, ObservableEffects, LazyMatrix):
         the runs of neighbouring keys of one group; O(queries·key groups) memory, in blocks of queries.
 
         >>> import numpy as np, clearhead as ch
-        >>> E = ch.AttentionMatrix(np.eye(3), np.eye(3), scale=0).cuts(np.array([1.0, 0.0, 4.0]), np.ones(3))
+        >>> E = ch.AttentionMatrix(np.eye(3), np.eye(3), scale=0).cut_effects(np.array([1.0, 0.0, 4.0]), np.ones(3))
         >>> E.spans([0, 1, 1], [0, 0, 1]).round(3), E.groups([0, 1, 1], [0, 0, 1]).round(3)
         (array([[ 2.333, -1.167],
                [ 4.667, -2.333]]), array([[ 1.167, -1.167],

@@ -25,7 +25,7 @@ from clearhead.errors import RuleError, SelectionError, shown
 from clearhead.loading import load
 from clearhead.ops import cause_inputs
 from clearhead.ops.attention import recorder_of
-from clearhead.ops.causes import CauseMatrix
+from clearhead.ops.causes import EffectMatrix
 from clearhead.ops.display import Display
 from clearhead.ops.edited import Edit, Editable
 from clearhead.ops.given_logsumexp import checked
@@ -307,7 +307,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         answers, sizes = part.call.give_all(result), (len(rows), problem.keys)
         return observation(answers, *sizes, sinks=problem.sinks is not None)
 
-    def contributions(self, v: Any, g: Any = None, *, output: Any = None) -> CauseMatrix:
+    def contributions(self, v: Any, g: Any = None, *, output: Any = None) -> EffectMatrix:
         """What each edge brings along g, c_ij = a_ij·(g_i·v_j), (…, heads, queries, keys), exact and never stored.
 
         v        (…, kv_heads or heads, keys, d_v), or one for all heads, (keys, d_v)
@@ -328,9 +328,9 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
                [1., 3.]])
         """
         plain = self._plain("contributions", "A.contributions(v, g)")
-        return CauseMatrix(*cause_inputs.contributions(plain, v, g, output))
+        return EffectMatrix(*cause_inputs.contributions(plain, v, g, output))
 
-    def cuts(self, v: Any, g: Any, *, rest: Rest = "renormalise") -> CauseMatrix:
+    def cut_effects(self, v: Any, g: Any, *, rest: Rest = "renormalise") -> EffectMatrix:
         """What g_i·o_i changes by when query i may not see key j, (…, heads, queries, keys), exact and never stored.
 
         v and g as in `contributions`. e_ij = a_ij/(1 - a_ij)·(g_i·o_i - g_i·v_j): the rest of the row is normalised
@@ -345,13 +345,13 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
 
         >>> import numpy as np, clearhead as ch
         >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True)
-        >>> A.cuts(np.array([2.0, 6.0]), np.ones(2))[...]
+        >>> A.cut_effects(np.array([2.0, 6.0]), np.ones(2))[...]
         array([[-2.,  0.],
                [ 2., -2.]])
-        >>> A.cuts(np.array([2.0, 6.0]), np.ones(2), rest="first")[1]
+        >>> A.cut_effects(np.array([2.0, 6.0]), np.ones(2), rest="first")[1]
         array([ 0., -2.])
         """
-        return CauseMatrix(*cause_inputs.cuts(self._plain("cuts", "A.cuts(v, g)"), v, g, rest))
+        return EffectMatrix(*cause_inputs.cut_effects(self._plain("cuts", "A.cut_effects(v, g)"), v, g, rest))
 
     def plot(self, head: int = 0, *, batch: int = 0, ax: Any = None) -> Any:
         """One head drawn on matplotlib axes (extra `plot`), for papers; returns the axes.

@@ -171,7 +171,7 @@ class ObservableEffects:
 
         >>> import numpy as np, clearhead as ch
         >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
-        >>> A.cuts(np.array([1.0, 0.0, 4.0]), np.ones(3)).top(2, "smallest").indices.tolist()
+        >>> A.cut_effects(np.array([1.0, 0.0, 4.0]), np.ones(3)).top(2, "smallest").indices.tolist()
         [[0, -1], [0, 1], [2, 0]]
         """
         return cast("Ranked", self.observe(top=0 if k is None else k, order=order).top)
@@ -199,7 +199,7 @@ class ObservableEffects:
 
         >>> import numpy as np, clearhead as ch
         >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
-        >>> A.cuts(np.array([1.0, 0.0, 4.0]), np.ones(3)).image(1, 1).largest.round(3)
+        >>> A.cut_effects(np.array([1.0, 0.0, 4.0]), np.ones(3)).image(1, 1).largest.round(3)
         array([[-1.649]])
         """
         return cast("SignedImage", self.observe(image=(height, width)).image)

@@ -10,7 +10,7 @@ from clearhead.core.arrays import as_host_array, to_device_of
 from clearhead.core.axes import Array, blocks
 from clearhead.core.rule_values import read_number, read_place
 from clearhead.errors import DtypeError, RuleError, ShapeError, shown
-from clearhead.ops.causes import CauseMatrix
+from clearhead.ops.causes import EffectMatrix
 from clearhead.ops.matrix import AttentionMatrix
 
 _TILE, _LEAST = 1 << 21, 16  # elements that are computed at once, in at least so many rows
@@ -60,7 +60,7 @@ def rollout(matrices: Sequence[AttentionMatrix], *, query: int, residual: float 
     return first.restore(to_device_of(flow[..., 0, :, 0].copy(), first.q))
 
 
-def relevance(contributions: Sequence[CauseMatrix], *, query: int) -> Any:
+def relevance(contributions: Sequence[EffectMatrix], *, query: int) -> Any:
     """One row of Π_l (I + mean over heads of max(C_l, 0)), from the last layer to the first: r ← r + r·Ā_l.
 
     contributions   one per layer, first layer first, each (batch, heads, n, n) over the same tokens
@@ -82,7 +82,7 @@ def relevance(contributions: Sequence[CauseMatrix], *, query: int) -> Any:
     return restore(flow.astype(contributions[0].dtype))
 
 
-def _passed(matrix: CauseMatrix, item: int, flow: Array) -> Array:
+def _passed(matrix: EffectMatrix, item: int, flow: Array) -> Array:
     """r·Ā, (n,): Σ_i r_i·max(c_ij, 0), mean over heads; rows outside the first and last r_i ≠ 0 are skipped."""
     rows, (heads, n) = np.flatnonzero(flow), (matrix.shape[1], len(flow))
     first, last = (int(rows[0]), int(rows[-1])) if len(rows) else (0, -1)
@@ -93,7 +93,7 @@ def _passed(matrix: CauseMatrix, item: int, flow: Array) -> Array:
     return result / heads
 
 
-def _tokens(what: str, layers: Sequence[AttentionMatrix | CauseMatrix]) -> int:
+def _tokens(what: str, layers: Sequence[AttentionMatrix | EffectMatrix]) -> int:
     """How many tokens all layers have. Raises ShapeError where these differ, or are not both queries and keys."""
     n = layers[0].shape[-1]
     for layer, matrix in enumerate(layers):

@@ -8,7 +8,7 @@ from clearhead.core.arrays import as_host_array
 from clearhead.core.effects import Strongest
 from clearhead.digits import significant
 from clearhead.engines import Plan
-from clearhead.ops.causes import CauseMatrix
+from clearhead.ops.causes import EffectMatrix
 from clearhead.tables import QUICK, Table, html
 from clearhead.words import Language, of_locale, say
 
@@ -40,7 +40,7 @@ def _(shown: Strongest, language: Language) -> Iterable[Table]:
 
 
 @tables.register
-def _(shown: CauseMatrix, language: Language) -> Iterable[Table]:
+def _(shown: EffectMatrix, language: Language) -> Iterable[Table]:
     heading = say(language, f"{shown.kind} table")
     if 0 < shown.size <= QUICK:
         return [_strongest(shown.strongest(10), heading, language)._replace(notes=[repr(shown)])]

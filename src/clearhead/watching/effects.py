@@ -115,7 +115,7 @@ def strongest_edges(layers: Iterable[Layer], k: int, rest: Rest) -> list[Edge]:
     """The k cuts of all layers with the largest effect; of equal ones the first by place. O(layers·k) memory."""
     results: list[Edge] = []
     for layer in layers:
-        cuts = layer.cuts(rest).strongest(k)
+        cuts = layer.cut_effects(rest).strongest(k)
         batch, head, query, key, value = (as_host_array(x, "strongest")[0].tolist() for x in cuts)
         heads = [layer.heads[place] for place in head]
         results += map(Edge, [layer.name] * len(head), batch, heads, query, key, value, [rest] * len(head))

@@ -30,7 +30,7 @@ from clearhead.watching.summary import Head, Summary, heads_of
 from clearhead.watching.verifying import Verified, verified
 
 if TYPE_CHECKING:
-    from clearhead.ops.causes import CauseMatrix
+    from clearhead.ops.causes import EffectMatrix
 
 Layers = Iterable[int | str] | None  # None is all
 
@@ -100,7 +100,7 @@ class Seen(Run, Display):
         matrices = [self.matrix(name) for name in chosen]
         return rollout(matrices, query=query, residual=residual)
 
-    def contributions(self, layer: int | str) -> "CauseMatrix":
+    def contributions(self, layer: int | str) -> "EffectMatrix":
         """What each edge brought along g, a_ij·(g_i·v_j), as a matrix (batch, heads, queries, keys), never stored.
 
         g_i is the derivative, which loss.backward() brought, by what the head puts out for query i, before W_O. A row's
@@ -110,7 +110,7 @@ class Seen(Run, Display):
         """
         return self.layer(layer).contributions()
 
-    def cuts(self, layer: int | str, *, rest: Rest = "renormalise") -> "CauseMatrix":
+    def cut_effects(self, layer: int | str, *, rest: Rest = "renormalise") -> "EffectMatrix":
         """What g_i·o_i changes by when query i may not see key j, (batch, heads, queries, keys), never stored.
 
         Exact at the head's output, its row renormalised, or with rest="first" the edge's weight moved to the first
@@ -124,10 +124,11 @@ class Seen(Run, Display):
         >>> with ch.watch(model, causes=True) as seen:
         ...     logits = model(torch.tensor([[1, 2, 3, 4]])).logits[0, -1]
         ...     (logits[5] - logits[6]).backward()
-        >>> seen.cuts(0).shape, bool((seen.cuts(0)[:, :, :3] == 0).all()), len(seen.strongest(3)), len(seen.heads())
+        >>> E = seen.cut_effects(0)
+        >>> E.shape, bool((E[:, :, :3] == 0).all()), len(seen.strongest(3)), len(seen.heads())
         ((1, 2, 4, 4), True, 3, 2)
         """
-        return self.layer(layer).cuts(rest)
+        return self.layer(layer).cut_effects(rest)
 
     def strongest(self, k: int = 20, *, rest: Rest = "renormalise") -> Edges[Edge]:
         """The k edges of all layers, heads and batch items whose cut changes most; it prints as a table.

@@ -17,7 +17,7 @@ from clearhead.watching.effects import Edges, sides_of, table_of
 from clearhead.words import Language
 
 if TYPE_CHECKING:
-    from clearhead.ops.causes import CauseMatrix
+    from clearhead.ops.causes import EffectMatrix
 
 
 class SpanEdge(NamedTuple):
@@ -37,7 +37,7 @@ class SpanEdge(NamedTuple):
 class SpannedLayer(NamedTuple):
     """One layer: its cuts, the numbers of its heads, and how its queries and keys are divided."""
 
-    cuts: "CauseMatrix"
+    matrix: "EffectMatrix"
     heads: tuple[int, ...]
     queries: Division
     keys: Division
@@ -46,7 +46,7 @@ class SpannedLayer(NamedTuple):
     def effects(self) -> Any:
         """(batch, heads, query spans, key spans)."""
         rows, cols = (side.labels if len(side.labels) > 1 else side.labels[0] for side in (self.queries, self.keys))
-        return self.cuts.spans(rows, cols)
+        return self.matrix.spans(rows, cols)
 
 
 class Spans(Tabular, Mapping[str, Any]):
@@ -130,7 +130,7 @@ def spanned(
 
     parts = {}
     for layer in layers:
-        cuts = layer.cuts(rest)
+        cuts = layer.cut_effects(rest)
         (local, other), (queries, keys) = sides_of(layer, has_source=has_source), cuts.shape[-2:]
         rows = divided(layer, local, "queries", queries)
         cols = divided(layer, other, "keys", keys - layer.other_keys)
