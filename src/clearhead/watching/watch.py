@@ -51,8 +51,7 @@ def watch(
     keep       keep queries and keys as well, O(tokens), so that `seen.matrix(layer)` has every weight
     values     keep values as well: `seen.layer(i).v`, for what each key brings to the output
     causes     keep values, and the derivative g that backward() brings by each head's output: for
-               `seen.cut_effects(layer)`, `seen.strongest(20)`, `seen.spans("words")`, `seen.heads()` and
-               others
+               `seen.cut_effects(layer)`, `seen.strongest(20)`, `seen.spans("words")` and others
     tokenizer  makes texts of the ids in `seen.tokens`; anything with decode(list of ids)
 
     Gives a Seen: `seen[layer]` is an Observation, `seen.matrix(layer)` an AttentionMatrix, both (batch, heads, queries,
