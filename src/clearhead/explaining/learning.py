@@ -17,7 +17,7 @@ from clearhead.core.rule_values import read_path
 from clearhead.digits import significant
 from clearhead.errors import FileError
 from clearhead.models.families import Config
-from clearhead.models.model import Model, of_arrays
+from clearhead.models.model import of_arrays
 from clearhead.models.protocol import probabilities
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.textbook.page import capitalised, lesson
@@ -114,7 +114,13 @@ def read(path: str | os.PathLike[str]) -> Learning:
             of_arrays("learning", about["config"], {name: array[step] for name, array in stored.items()})
             for step in steps
         ]
-        seen = [_seen(model, about["shown"]) for model in models]
+        seen = []  # of each step scaled scores and weights, (heads, queries, keys), and the next token's probabilities
+        for run in (model.run(about["shown"]) for model in models):
+            layer = run.layers[0]
+            assert run.logits is not None
+            weights = np.asarray(AttentionMatrix(layer.q, layer.k, causal=True)[:])
+            scaled = layer.q @ layer.k.swapaxes(-1, -2) / np.sqrt(layer.q.shape[-1])
+            seen.append((scaled, weights, probabilities(run.logits[-1])))
         recorded = {name: arrays[name].astype(np.float64) for name in ("loss", "gradient", "attention", "next")}
     except (KeyError, IndexError, TypeError, ValueError) as error:
         values = {"path": path, "reason": str(error)}
@@ -138,16 +144,6 @@ def read(path: str | os.PathLike[str]) -> Learning:
         following=following,
         difference=float(max(off)),
     )
-
-
-def _seen(model: Model, ids: list[int]) -> tuple[Array, Array, Array]:
-    """Scaled scores and weights of the first layer, (heads, queries, keys), and the next token's probabilities."""
-    run = model.run(ids)
-    layer = run.layers[0]
-    assert run.logits is not None
-    weights = np.asarray(AttentionMatrix(layer.q, layer.k, causal=True)[:])
-    scaled = layer.q @ layer.k.swapaxes(-1, -2) / np.sqrt(layer.q.shape[-1])
-    return scaled, weights, probabilities(run.logits[-1])
 
 
 def _document(run: Learning, language: Language) -> Document:

@@ -52,7 +52,10 @@ def document(seen: Any, language: Language) -> Document:
     shown = {name: causes[name] for name in _SHOWN} | {"sink": seen.sink, "words": words}
     shown["tokens"] = [token.text for token in seen.tokens]  # and those of the answer, which edges may name
     shown["tokens"] += [seen.model.text(token) for token in seen.based[0].run.ids[len(seen.tokens) :]]
-    shown["turns"] = _turns(seen)
+    turns = [] if isinstance(seen.prompt, str) else read(seen.model, seen.prompt).turns
+    places = [[i for i, token in enumerate(seen.tokens) if token.start < b and token.stop > a] for a, b in turns]
+    spoken = zip(seen.prompt, places, strict=True) if len(turns) == len(seen.prompt) else ()  # no message is rewritten
+    shown["turns"] = [(message["role"], place[0], place[-1] + 1) for message, place in spoken if place]
     shown["grid"] = rounded(-seen.heads_run if _ran(seen) else seen.by_head, 4)
     whole = {name: shown.get(name) for name in numbers[0]} if numbers and _ran(seen) else {}
     shown["numbers"] = [whole, *numbers] if whole else []
@@ -93,14 +96,6 @@ def _number(number: OtherNumber, seen: Any, words: Any) -> dict[str, Any]:
             for each in LANGUAGES
         },
     }
-
-
-def _turns(seen: Any) -> list[tuple[str, int, int]]:
-    """Who speaks in a chat, from which token to which; nothing for a text, or where the template rewrote a message."""
-    turns = [] if isinstance(seen.prompt, str) else read(seen.model, seen.prompt).turns
-    places = [[i for i, token in enumerate(seen.tokens) if token.start < b and token.stop > a] for a, b in turns]
-    spoken = zip(seen.prompt, places, strict=True) if len(turns) == len(seen.prompt) else ()
-    return [(message["role"], place[0], place[-1] + 1) for message, place in spoken if place]
 
 
 def _several(seen: Any) -> bool:
