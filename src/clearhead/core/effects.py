@@ -19,7 +19,7 @@ import numpy as np
 
 from clearhead.core import state as states
 from clearhead.core.arrays import on_cpu, to_device_of
-from clearhead.core.axes import Array, as_slice, brief
+from clearhead.core.axes import Array, brief, part_of
 from clearhead.core.state import State
 from clearhead.core.statistics import PER_KEY, PER_QUERY, Request, Statistic
 from clearhead.errors import check_known
@@ -163,12 +163,12 @@ class Terms:
     others: Array | None = None  # m_i
     strongest: Array | None = None  # the key for which m_i stands; -1 where no key is seen
 
-    def part(self, batches: Any, heads: Any, queries: range) -> "Terms":
-        """The terms of some batches, heads and queries; batches and heads index arrays."""
-        rows = as_slice(queries)
+    def part(self, batches: Array | None, heads: range | None, queries: range) -> "Terms":
+        """The terms of some batches, heads and queries; None is all."""
+        part = batches, heads, queries
         arrays = {name: getattr(self, name) for name in ("whole", "others", "strongest")}
-        kept = {name: x[batches][:, heads][:, :, rows] for name, x in arrays.items() if x is not None}
-        return replace(self, state=State(*(x[batches][:, heads][:, :, rows] for x in self.state)), **kept)
+        kept = {name: part_of(x, *part) for name, x in arrays.items() if x is not None}
+        return replace(self, state=State(*(part_of(x, *part) for x in self.state)), **kept)
 
     def among(self, keys: range) -> "Terms":
         """The terms of the whole rows for some keys only: where each row's strongest key is among them."""

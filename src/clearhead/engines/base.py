@@ -117,16 +117,6 @@ def unsupported(who: str, supported: frozenset[str], problem: Problem) -> list[s
     return refusals(who, supported, problem.active_rules())
 
 
-def one_scale(problem: Problem) -> float:
-    """The scale of all heads, for an engine that takes one number."""
-    return float(problem.scale[0]) if problem.heads else 1.0
-
-
-def scales_differ(problem: Problem) -> bool:
-    """Do some heads have another scale than the first?"""
-    return problem.heads > 1 and bool((problem.scale != problem.scale[0]).any())
-
-
 def elsewhere(problem: Problem) -> str:
     """Why an engine on the CPU cannot read the arrays; "" where it can."""
     return "" if problem.device == "cpu" else f"the arrays are on device {problem.device}: this engine runs on the CPU."

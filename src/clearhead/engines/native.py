@@ -142,34 +142,30 @@ def ragged(
 
 def columns(call: Call, state: State, want: Wanted) -> dict[str, Array]:
     """The column statistics, from weights recomputed with the rows' states."""
-    results = room_for_columns(call.problem, want, STATISTICS)
-    _columns(call, state, results, labels(want.groups))
-    return _rounded(call.problem, results)
+    problem = call.problem
+    results = room_for_columns(problem, want, STATISTICS)
+    known = {**_numbers(problem, state), **labels(want.groups)}
+    run("columns", problem, bits(call.q), bits(call.k), known, results)
+    return _rounded(problem, results)
 
 
 def weights(call: Call, state: State) -> Array:
     """Every weight of this (small) problem: exp((logit - m) - l)."""
     problem = call.problem
     shape = (problem.batch, problem.heads, problem.queries, problem.keys)
-    results = {"weights": np.zeros(shape, statistics_dtype(problem.dtype))}
-    _columns(call, state, results, {})
-    return results["weights"]
+    result = np.zeros(shape, statistics_dtype(problem.dtype))
+    run("columns", problem, bits(call.q), bits(call.k), _numbers(problem, state), {"weights": result})
+    return result
 
 
 def transposed(call: Call, state: State, g: Array) -> Array:
     """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d)."""
     problem = call.problem
     shape = (problem.batch, problem.heads, problem.keys, g.shape[-1])
-    results = {"transposed": np.zeros(shape, statistics_dtype(problem.dtype))}
-    _columns(call, state, results, {"x": bits(g), "x_type": TYPES[g.dtype]})
-    return results["transposed"]
-
-
-def _columns(call: Call, state: State, answers: dict[str, Array], more: dict[str, Any]) -> None:
-    """Run the column pass, which fills `answers`; `more` holds the labels of groups, or x and its type."""
-    problem, q, k = call.problem, call.q, call.k
-    known = {**_numbers(problem, state), **more}
-    run("columns", problem, bits(q), bits(k), known, answers)
+    result = np.zeros(shape, statistics_dtype(problem.dtype))
+    known = {**_numbers(problem, state), "x": bits(g), "x_type": TYPES[g.dtype]}
+    run("columns", problem, bits(call.q), bits(call.k), known, {"transposed": result})
+    return result
 
 
 def _rounded(problem: Problem, results: dict[str, Array]) -> dict[str, Array]:

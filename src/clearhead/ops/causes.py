@@ -179,12 +179,11 @@ class EffectMatrix(Shown, ObservableEffects, LazyMatrix):
         return self._weights.effect_engine()
 
     def _tile(self, batches: Array, heads: range, rows: range, cols: range) -> Array:
-        places = as_places(batches)
-        terms = self._terms.part(places, as_slice(heads), rows)
+        terms = self._terms.part(batches, heads, rows)
         if terms.strongest is not None:  # as a place among the keys picked
             terms = terms.among(cols)
         call = self.call.with_values(self._v).take(batches=batches, heads=heads, queries=rows, keys=cols)
-        g = self._g[places][:, as_slice(heads), as_slice(rows)]
+        g = self._g[:, as_slice(heads), as_slice(rows)][as_places(batches)]
         return self._engine.effect_tile(call, g, terms)
 
     def _product(self, x: Any, *, transposed: bool = False) -> Any:

@@ -11,7 +11,6 @@ from clearhead.core.axes import Array, group_size
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.files import toml_of
 from clearhead.core.problem import Problem
-from clearhead.engines.base import one_scale, scales_differ
 from clearhead.engines.gpu import labels
 from clearhead.engines.gpu.arguments import Sizes, Strided
 from clearhead.engines.gpu.rules import Rules
@@ -132,15 +131,16 @@ def rules(problem: Problem, device: torch.device) -> Rules:
     bias, mask = (None if x is None else strided(x, device=device) for x in (problem.bias, problem.mask))
     (segments, packed), spans = labels.segments(problem), labels.spans(problem)
     offset = sent(problem.query_offset, np.int32 if near else np.int64)
-    constexpr = language.constexpr
+    constexpr, scale = language.constexpr, problem.one_scale
+    first = float(problem.scale[0]) if scale is None else scale
     assert offset is not None
     forbidden = problem.span_table is not None and bool(np.isneginf(problem.span_table).any())
     return Rules(
         heads=problem.heads,
         queries=problem.queries,
         keys=problem.keys,
-        numbers=sent(np.array([one_scale(problem), problem.softcap or 1.0]), number),
-        scales=sent(problem.scale, number) if scales_differ(problem) else None,
+        numbers=sent(np.array([first, problem.softcap or 1.0]), number),
+        scales=sent(problem.scale, number) if scale is None else None,
         softcap=constexpr(problem.softcap is not None),
         rows=problem.rows.start,
         row_step=constexpr(problem.rows.step),
