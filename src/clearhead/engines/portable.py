@@ -25,7 +25,7 @@ from clearhead.core.rules import EVERYWHERE
 from clearhead.core.state import State
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Kind, Upstream, kinds, row_kinds, unsupported
-from clearhead.engines.portable_blocks import Part, dense, matrices
+from clearhead.engines.portable_blocks import PlacedBlock, dense, matrices
 
 STATISTICS = frozenset((
     "output", "logsumexp", "max_logit", "entropy", "distance", "diagonal", "top", "received", "peak", "image", "groups",
@@ -201,7 +201,7 @@ def effect_product(call: Call, g: Array, terms: Terms, x: Array, *, transposed: 
     return wrapped(astype(result, statistics_dtype(call.problem.dtype)), call.q)
 
 
-def _effects(call: Call, g: Array, terms: Terms, **more: Any) -> Iterator[tuple[Part, Matrix, Any]]:
+def _effects(call: Call, g: Array, terms: Terms, **more: Any) -> Iterator[tuple[PlacedBlock, Matrix, Any]]:
     """(part, matrix, effects) of every block that some query sees some key of."""
     for part, a in matrices(call, terms.state, v=call.v, g=g, **more):
         if terms.whole is None or terms.others is None or terms.strongest is None:

@@ -10,7 +10,7 @@ import numpy as np
 from clearhead.core import definition, visibility
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array, blocks
-from clearhead.core.block import Block, Place, block_of
+from clearhead.core.block import Block, BlockPlace, block_of
 from clearhead.core.call import Call
 from clearhead.core.definition import Matrix, Values
 from clearhead.core.effect_lists import first, larger, largest_under
@@ -41,11 +41,11 @@ class Heads:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class PlacedBlock:
     """A block: its place among all rows and keys, its arrays, and where its sums belong."""
 
     of: Heads
-    place: Place
+    place: BlockPlace
     capped: Any = None  # scores after the softcap, where there is one
 
     @property
@@ -150,7 +150,7 @@ class Part:
 
 def matrices(
     call: Call, state: State | None = None, busy: str = "", **arrays: Array | None
-) -> Iterator[tuple[Part, Matrix]]:
+) -> Iterator[tuple[PlacedBlock, Matrix]]:
     """Every block that some query sees some key of, with its weights: from the rows' state, or from all their keys.
 
     state    over all keys; None: these are all keys
@@ -167,7 +167,7 @@ def matrices(
             if busy and not of.arrays[busy][:, :, rows].any():
                 continue
             for place, block in _blocks(of, rows):
-                part, capped = Part(of, place), None
+                part, capped = PlacedBlock(of, place), None
                 for name, s in definition.steps(block):
                     capped = s if name == "capped" and block.softcap is not None else capped
                 part, x = replace(part, capped=capped), block.sinks
@@ -180,7 +180,7 @@ def matrices(
                     yield part, Matrix(block, s, mine, definition.weights(s, mine))
 
 
-def dense(call: Call, parts: Iterator[tuple[Part, Any]]) -> Array:
+def dense(call: Call, parts: Iterator[tuple[PlacedBlock, Any]]) -> Array:
     """The whole matrix of what there is of each block, (batch, heads, queries, keys)."""
     problem = call.problem
     shape = problem.batch, problem.heads, problem.queries, problem.keys
@@ -225,11 +225,11 @@ def _reach(problem: Problem) -> int:
     return max(1, problem.keys if left is None or right is None else min(problem.keys, left + right + _ROWS))
 
 
-def _blocks(of: Heads, rows: slice) -> Iterator[tuple[Place, Block]]:
+def _blocks(of: Heads, rows: slice) -> Iterator[tuple[BlockPlace, Block]]:
     """The block of these rows, with the keys from the first to the last that any of them sees; none where none does."""
     problem, q, k = of.problem, of.arrays["q"][:, :, rows], of.arrays["k"]
     keys = visibility.key_span(problem, of.batches.start, rows)
-    place = Place(of.batches, of.heads, rows, keys)
+    place = BlockPlace(of.batches, of.heads, rows, keys)
     if keys.start == keys.stop:
         return
     block = block_of(problem, place, q, k[:, :, keys])

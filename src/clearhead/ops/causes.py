@@ -30,7 +30,7 @@ from clearhead.core.statistics import joined_arrays
 from clearhead.engines.base import EffectEngine, room_for_effects
 from clearhead.errors import RuleError
 from clearhead.loading import Shown
-from clearhead.ops.lazy_matrix import LazyMatrix, Weights
+from clearhead.ops.lazy_matrix import LazyMatrix, WeightMatrix
 from clearhead.ops.observable import ObservableEffects
 from clearhead.ops.spans_cut import cut_spans
 
@@ -59,7 +59,7 @@ class EffectMatrix(Shown, ObservableEffects, LazyMatrix):
     )
     instead = "E.by_query() sums over keys, E.by_key() over queries, E.top(1, 'largest') has each query's largest"
 
-    def __init__(self, kind: Kind, weights: Weights, v: Array, g: Array) -> None:
+    def __init__(self, kind: Kind, weights: WeightMatrix, v: Array, g: Array) -> None:
         self.kind, self._weights, self._v, self._g = kind, weights, v, g
         self._engine  # noqa: B018  raises where the engine that was asked for computes no effects
 

@@ -133,7 +133,7 @@ class LazyMatrix(NeverStored):
         return self.call.restore(to_device_of(x, self.call.q) if isinstance(x, np.ndarray) else x)
 
 
-class Weights(Protocol):
+class WeightMatrix(Protocol):
     """What effects of edges read of an AttentionMatrix."""
 
     @property
@@ -146,7 +146,7 @@ class Weights(Protocol):
     def state(self) -> State: ...  # of all rows
     @property
     def known_state(self) -> State | None: ...  # None where it is not known yet
-    def with_call(self, call: Call, state: State | None = None) -> "Weights": ...
+    def with_call(self, call: Call, state: State | None = None) -> "WeightMatrix": ...
     def effect_engine(self) -> EffectEngine: ...
 
 
