@@ -10,7 +10,7 @@ from clearhead.engines.gpu.rules import LOG2E, logits
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
-class Side(NamedTuple):
+class Tokens(NamedTuple):
     """Some queries of a head, or some keys: their tiles of q and g, or of k and v, and their indices."""
 
     x: Any
@@ -35,7 +35,7 @@ def query_block(inputs, rules, b, h, first, COUNT: tl.constexpr, sizes):
     y = x
     if inputs.g is not None:
         y = load_rows(inputs.g, b, h, index, rules.queries, sizes.d_v, sizes.DV)
-    return Side(x, y, index)
+    return Tokens(x, y, index)
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def key_block(inputs, rules, b, h, first, COUNT: tl.constexpr, sizes):
     y = x
     if inputs.v is not None:
         y = load_rows(inputs.v, b, h, index, rules.keys, sizes.d_v, sizes.DV)
-    return Side(x, y, index)
+    return Tokens(x, y, index)
 
 
 @triton.jit
