@@ -16,7 +16,7 @@ from clearhead import engines
 from clearhead.core.problem import Rules
 from clearhead.core.statistics import Watched
 from clearhead.diagnosing.verdict import Diagnosis
-from clearhead.explaining.explanation import Explanation
+from clearhead.explaining.head_steps import HeadSteps
 from clearhead.textbook.trace import TokenTrace, Trace
 from clearhead.watching.seen import Seen
 from programs import python
@@ -222,7 +222,7 @@ def described_here() -> dict[str, Any]:
     import clearhead.nn
     import clearhead.torch
 
-    owners = [clearhead.nn.KVCache, clearhead.nn.MultiHeadAttention, Diagnosis, Explanation, Seen, TokenTrace, Trace]
+    owners = [clearhead.nn.KVCache, clearhead.nn.MultiHeadAttention, Diagnosis, HeadSteps, Seen, TokenTrace, Trace]
     rooms = ("textbook", "diagnosing", "explaining", "watching", "changing")
     functions = {
         n: f

@@ -29,7 +29,7 @@ TEXTS = {
     "twinkle twinkle little star. how i wonder what you are. up above the": ["--parts", "sentences"],
 }
 COLOURS = {"NO_COLOR": "1"}, {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
-cause = cache(lambda: ch.why(TEXT, gpt2.load()))
+cause = cache(lambda: ch.explain(TEXT, gpt2.load()))
 
 
 def lines_of(*arguments, **environment):
@@ -101,7 +101,7 @@ def made(seen, hidden, head=-0.01, **changed):
     """The explanation as it would be if hiding its second part changed y so, and the only head by `head`."""
     parts = [part._replace(hidden=hidden if place == 1 else 0.0, **changed) for place, part in enumerate(seen.parts)]
     heads = [seen.heads[0]._replace(truth=head, edge=None)]
-    return replace(seen, parts=parts, heads=heads, value=2.0, pairs=[])
+    return replace(seen, parts=parts, heads=heads, question=seen.question._replace(value=2.0), pairs=[])
 
 
 @pytest.mark.parametrize(
@@ -117,13 +117,13 @@ def made(seen, hidden, head=-0.01, **changed):
 )
 def test_the_conclusion_follows_the_numbers(hidden, head, said):
     seen = cause()
-    girl = seen.against._replace(probability=0.5)
+    girl = seen.question.against._replace(probability=0.5)
     assert said in conclusion(made(seen, hidden, head, likeliest=girl), "en")
     assert all(re.search("[一-鿿]", each) for each in conclusion(made(seen, hidden, head, likeliest=girl), "zh"))
 
 
 def test_nothing_is_concluded_of_parts_that_were_not_run():
-    (said,) = conclusion(ch.why(TEXT, gpt2.load(), verify=0), "en")
+    (said,) = conclusion(ch.explain(TEXT, gpt2.load(), verify=0), "en")
     assert "carries it" in said
 
 
@@ -169,7 +169,7 @@ def test_the_rival_is_a_whole_word(text, answer, expected):
 
 def test_many_words_are_hidden_by_sentences_then_word_by_word():
     text = "humpty dumpty sat on a wall. " * 9 + "humpty dumpty had a great"
-    seen = ch.why(text, gpt2.load(), effort=0, points=0)
+    seen = ch.explain(text, gpt2.load(), effort=0, points=0)
     assert len(seen.parts) > 48 > len(seen.groups) == 10
     assert all(group.hidden is not None for group in seen.groups)
     best = sorted(seen.groups, key=lambda group: -abs(group.hidden))[:3]
@@ -185,7 +185,7 @@ def test_many_words_are_hidden_by_sentences_then_word_by_word():
 def test_a_very_long_text_is_hidden_by_blocks_of_sentences_first(monkeypatch):
     monkeypatch.setattr(part_runs, "_ROOM", 0)
     text = "humpty dumpty sat on a wall. " * 9 + "humpty dumpty had a great"
-    seen = ch.why(text, gpt2.load(), effort=0, points=0, verify=4)
+    seen = ch.explain(text, gpt2.load(), effort=0, points=0, verify=4)
     blocks, sentences = (
         [group for group in seen.groups if (group.text.count(".") > 1) == several] for several in (1, 0)
     )

@@ -1,5 +1,6 @@
 """Why an answer, in the terminal: the question, the parts of the text, edges and heads, a conclusion, both ways."""
 
+import io
 from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
@@ -9,15 +10,15 @@ from rich.text import Text
 
 from clearhead.digits import fixed
 from clearhead.explaining import why_words
+from clearhead.explaining.explanation import Explanation
 from clearhead.explaining.texts import parts_of
-from clearhead.explaining.why import Why
 from clearhead.explaining.why_lists import Trust
 from clearhead.report.cells import colourful, label, note, rgb, table, title
 from clearhead.report.console import folded, sections
 from clearhead.report.explained import about, more_note, split_note
 from clearhead.report.streams import printable, shown
 from clearhead.tables import Table, bars
-from clearhead.words import Language, say
+from clearhead.words import Language, of_locale, say
 
 _LINES = 25  # of the first screen
 _COUNTS = ((6, 5), (6, 4), (5, 4), (5, 3), (4, 3), (3, 3), (2, 2), (1, 1))  # parts and heads on it: the most that fit
@@ -26,7 +27,9 @@ _BAR, _NAME = 10, 23
 _FOR, _OTHER = (38, 96, 200), (202, 92, 12)  # blue speaks for the answer, orange against it: all eyes tell them apart
 
 
-def show(console: Console, seen: Why, language: Language, *, whole: bool, more: bool, trust: Trust | None) -> None:
+def show(
+    console: Console, seen: Explanation, language: Language, *, whole: bool, more: bool, trust: Trust | None
+) -> None:
     """Print the answer on one screen, or with `whole` all parts, heads and edges that were listed.
 
     more   end with the options that show more
@@ -55,7 +58,15 @@ def show(console: Console, seen: Why, language: Language, *, whole: bool, more: 
     sections(console, map(iter, screen))
 
 
-def _parts(console: Console, seen: Why, language: Language, listed: Table) -> Iterator[Text]:
+def as_text(seen: Explanation) -> str:
+    """Return the screen as a terminal of 80 columns without colours has it."""
+    console = Console(width=80, file=io.StringIO(), color_system=None, highlight=False, markup=False, emoji=False)
+    with console.capture() as printed:
+        show(console, seen, of_locale(), whole=False, more=False, trust=None)
+    return printed.get().rstrip("\n")
+
+
+def _parts(console: Console, seen: Explanation, language: Language, listed: Table) -> Iterator[Text]:
     heading, names, rows, effects, notes = listed
     yield title(heading)
     wide = any(cell_len(shown(row[0])) > _NAME for row in rows)  # then there is no room for bars
