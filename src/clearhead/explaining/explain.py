@@ -89,7 +89,7 @@ def explain(
     that is not there, for parts that overlap or are outside the text, for an edit of what there is not, and where both
     answers are the same; ShapeError for an empty answer or text, or one that is too long; FileError for a model that
     cannot be read. O(points + parts) passes, O(tokens) memory.
-    Source: integrated gradients (Sundararajan et al. 2017) over gates of attention; Aumann and Shapley 1974.
+    Source: integrated gradients (Sundararajan et al. 2017; Aumann and Shapley 1974) over gates of attention.
 
     >>> import clearhead as ch
     >>> found = ch.explain("mary had a little", against=" girl")
@@ -106,7 +106,9 @@ def explain(
     acting = editing.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
     check_edits(acting)
     reading = read(loaded, text)
-    hidden, halves = _hidden_where(reading, hide), part_runs.read_effort(effort, len(reading.tokens))
+    halves = part_runs.read_effort(effort, len(reading.tokens))
+    where = reading.turns[:-1] or reading.turns or [(0, len(reading.text))]
+    hidden = where if hide is None else read_slices("hide", hide, reading.text)
     if word is not None or (answer is None and (more or reading.turns)):
         reading, answer = said_by(loaded, reading, answer, word, more, each)
     placed = editing.by_position(acting, reading.tokens, reading.text)
@@ -116,28 +118,21 @@ def explain(
     cut = parts_of_text(parts, reading.text, reading.tokens, reading.turns, hidden)
     if not cut:
         raise SelectionError("the text has no part to hide: its last token, which answers, never is hidden.")
-    sinks = rerun.resting(run, len(reading.tokens) - 1)
-    again = _again(loaded, reading, asked, run, sinks, each)._replace(listed=listed)
+    again = _again(loaded, reading, asked, run, each)._replace(listed=listed)
     counts = Counts(part_runs.points_for(loaded, asked_points, cut, len(reading.tokens)), most, halves)
-    explained = partial(Explanation, loaded, text, reading, sinks=sinks, edits=acting, based=again.based)
-    return _explained(again, asked, reading, cut, counts, each, explained)
+    made = partial(Explanation, loaded, text, reading, edits=acting)
+    return _explained(again, asked, reading, cut, counts, each, made)
 
 
-def _again(model: LanguageModel, reading: Reading, asked: Answers, run: ForwardPass, sinks: int, each: Each) -> Again:
+def _again(model: LanguageModel, reading: Reading, asked: Answers, run: ForwardPass, each: Each) -> Again:
     """What is run again, with the runs that say the answers."""
     runs = [run if one.ids == list(run.ids) else model.run(one.ids, each, run.edits) for one in asked.targets]
     other = asked.against or (rival(model, reading, np.asarray(run.logits[len(reading.tokens) - 1]), asked.answer[0]),)
     pair = asked.answer[0], other[0]
     based = [rerun.based_on(*both, each, pair) for both in zip(asked.targets, runs, strict=True)]
+    sinks = rerun.resting(run, len(reading.tokens) - 1)
     rest: Rest = "first" if 2 * sinks >= model.config.layers * model.config.heads else "renormalise"
     return Again(model, based, run.edits, sum(one.value for one in based), rest, 0, pair)
-
-
-def _hidden_where(reading: Reading, hide: Any) -> list[tuple[int, int]]:
-    """Where tokens can be hidden."""
-    if hide is not None:
-        return read_slices("hide", hide, reading.text)
-    return reading.turns[:-1] or reading.turns or [(0, len(reading.text))]
 
 
 def _explained(
@@ -188,6 +183,8 @@ def _explained(
         pairs=part_runs.pairs(again, parts, total),
         heads=[head._replace(edge=next((one for one in edges if one[:2] == head[:2]), None)) for head in heads],
         edges=edges[: again.listed],
+        sinks=rerun.resting(again.based[0].run, len(reading.tokens) - 1),
+        based=again.based,
         numbers=head_runs.other_numbers(again, off, ran.runs, without, (by_head.shape, len(parts))),
         estimate=Estimate(
             by_token, by_head, heads_run, total, total - sum(part.effect for part in parts), points, missed
