@@ -10,7 +10,7 @@ import clearhead as ch
 from clearhead import engines
 from clearhead.core import definition, visibility
 from clearhead.core.axes import Array
-from clearhead.core.effects import ORDERS, Order
+from clearhead.core.statistics import ORDERS, Order
 from clearhead.ops.causes import EffectMatrix
 from problems import LAYOUTS, Case
 from problems import each_engine as on_each_engine

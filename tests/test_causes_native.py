@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.core.axes import Array
-from clearhead.core.effects import ORDERS, Order, Terms, WantedEffects, terms_of_cuts
-from clearhead.core.statistics import Groups
+from clearhead.core.effects import Terms, terms_of_cuts
+from clearhead.core.statistics import ORDERS, Groups, Order, Wanted
 from clearhead.engines import native, state_of
 from loops import areas
 from problems import Case, cases, draw_layout, examples
@@ -42,7 +42,7 @@ class Drawn:
         return native.effect_tile(self.case.given, self.g, self.terms)
 
     def effects(self, **asked: Any) -> dict[str, Array]:
-        return dict(native.effects(self.case.given, self.g, self.terms, WantedEffects(**asked)))
+        return dict(native.effects(self.case.given, self.g, self.terms, Wanted(of="effects", **asked)))
 
 
 @st.composite

@@ -10,7 +10,7 @@ from clearhead.core.call import Call
 from clearhead.core.observations import check_room
 from clearhead.core.problem import Problem
 from clearhead.core.state import State
-from clearhead.core.statistics import Wanted, lacking
+from clearhead.core.statistics import Wanted
 from clearhead.engines import native
 from clearhead.engines.base import EffectEngine, Engine
 from clearhead.errors import EngineError, unknown
@@ -96,7 +96,7 @@ def _tell(missing: str) -> None:
 
 def undeclared(engine: Engine, want: Wanted) -> list[str]:
     """Why an engine cannot answer all that is wanted: it does not compute some statistic. Empty where it can."""
-    missing = lacking(want, engine.STATISTICS)
+    missing = [name for name in want.names() if name not in engine.STATISTICS]
     return [f"it does not compute {', '.join(missing)}."] if missing else []
 
 

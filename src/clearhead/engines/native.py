@@ -15,17 +15,18 @@ import numpy as np
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
 from clearhead.core.call import Call
-from clearhead.core.effects import EFFECTS, ORDERS, Others, Terms, WantedEffects, no_keys
+from clearhead.core.effects import Others, Terms, no_keys
 from clearhead.core.problem import Problem
 from clearhead.core.state import State
-from clearhead.core.statistics import Wanted
+from clearhead.core.statistics import ORDERS, Wanted, listed
+from clearhead.core.statistics import STATISTICS as TABLE
 from clearhead.engines.base import (
     Upstream,
     elsewhere,
     in_one_dtype,
-    room_for_columns,
-    room_for_effects,
+    kinds,
     room_for_rows,
+    room_for_sums,
     unsupported,
 )
 from clearhead.engines.native_calls import RULES as RULES
@@ -39,7 +40,7 @@ STATISTICS = frozenset(  # as the kernel lists them; a row's state is two arrays
     "logsumexp" if name in State._fields else name for name in (() if _native is None else _native.statistics())
 )
 # effects in float64, since they are sums; the kernel fills all others in the statistics' dtype
-_SUMMED = frozenset(name for name, one in EFFECTS.items() if "added" in (one.over_keys, one.over_queries))
+_SUMMED = frozenset(x for x in listed("effects") if "added" in (TABLE[x].over_keys, TABLE[x].over_queries))
 ALL_LEVELS = "pip install . -C cmake.define.CLEARHEAD_LEVELS=all compiles every instruction set"
 _NUMBERS = (*State._fields, "rows", "keys", "entropy", "distance", "whole", "others")
 _MANY_QUERIES, _MANY_KEYS = 64, 1 << 15  # limits within which the row pass computes `received`
@@ -143,7 +144,7 @@ def ragged(
 def columns(call: Call, state: State, want: Wanted) -> dict[str, Array]:
     """The column statistics, from weights recomputed with the rows' states."""
     problem = call.problem
-    results = room_for_columns(problem, want, STATISTICS)
+    results = room_for_sums(kinds(problem, want, want.columns(), STATISTICS))
     known = {**_numbers(problem, state), **labels(want.groups)}
     run("columns", problem, bits(call.q), bits(call.k), known, results)
     return _rounded(problem, results)
@@ -222,10 +223,10 @@ def others(call: Call, g: Array) -> Others:
     return results
 
 
-def effects(call: Call, g: Array, terms: Terms, want: WantedEffects) -> dict[str, Array]:
+def effects(call: Call, g: Array, terms: Terms, want: Wanted) -> dict[str, Array]:
     """What is wanted of the matrix of effects, in one pass over weights recomputed with the rows' states."""
     dtype = statistics_dtype(call.problem.dtype)
-    results = room_for_effects(call.problem, want)
+    results = room_for_sums(kinds(call.problem, want, want.names(), listed("effects")))
     rounded = {name: x for name, x in results.items() if x.dtype != np.int64 and name not in _SUMMED}
     results |= {name: np.zeros(x.shape, dtype) for name, x in rounded.items()}
     more: dict[str, Any] = labels(want.groups)

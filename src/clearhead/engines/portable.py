@@ -17,15 +17,14 @@ from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
 from clearhead.core.call import Call
 from clearhead.core.definition import Matrix, Values
-from clearhead.core.effect_lists import first
-from clearhead.core.effects import Others, Terms, WantedEffects, no_keys
+from clearhead.core.effects import Others, Terms, no_keys
 from clearhead.core.namespace import astype, dtype_name, full, namespace, on_host, raw, wrapped
 from clearhead.core.problem import Problem
 from clearhead.core.rules import EVERYWHERE
 from clearhead.core.state import State
-from clearhead.core.statistics import Wanted
+from clearhead.core.statistics import Wanted, listed
 from clearhead.engines.base import Kind, Upstream, kinds, row_kinds, unsupported
-from clearhead.engines.portable_blocks import PlacedBlock, dense, matrices
+from clearhead.engines.portable_blocks import PlacedBlock, dense, first, matrices
 
 STATISTICS = frozenset((
     "output", "logsumexp", "max_logit", "entropy", "distance", "diagonal", "top", "received", "peak", "image", "groups",
@@ -149,14 +148,14 @@ def others(call: Call, g: Array) -> Others:
 
 
 @_quiet
-def effects(call: Call, g: Array, terms: Terms, want: WantedEffects) -> dict[str, Array]:
+def effects(call: Call, g: Array, terms: Terms, want: Wanted) -> dict[str, Array]:
     """What is wanted of the matrix of effects, of weights recomputed with the rows' state.
 
     Lists and largest effects are chosen among effects that are rounded as `effect_tile` rounds them, sums are of
     effects as they are.
     """
     problem = call.problem
-    each = kinds(problem, want, want.names(), WantedEffects.table)
+    each = kinds(problem, want, want.names(), listed("effects"))
     result = {
         name: full(raw(call.q), shape, -1 if dtype == np.int64 else 0, dtype if dtype == np.int64 else None)
         for name, (shape, dtype) in each.items()

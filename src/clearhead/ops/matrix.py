@@ -13,8 +13,7 @@ from clearhead.core.arrays import as_array, autocast, broadcast, statistics_dtyp
 from clearhead.core.axes import WEIGHTS, Array, named, part_of
 from clearhead.core.call import Call, Given, describe
 from clearhead.core.effects import Rest
-from clearhead.core.observations import check_room, wanted
-from clearhead.core.operands import check_transposed, operand, values_of
+from clearhead.core.observations import check_room, check_transposed, operand, values_of, wanted
 from clearhead.core.rule_values import read_place, read_slice
 from clearhead.core.rules import Rules, flat
 from clearhead.core.state import State

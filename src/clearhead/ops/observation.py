@@ -33,6 +33,7 @@ class Observation(Answers):
     (array([1.33, 0.67]), None)
     """
 
+    top: Top | None = None
     queries: int = 0
     keys: int = 0
     sinks: bool = False  # True where the log-sum-exp and the weights include a sink
