@@ -62,11 +62,12 @@ class Terms:
     whole: Array | None = None  # g_i·o_i
     others: Array | None = None  # m_i
     strongest: Array | None = None  # the key for which m_i stands; -1 where no key is seen
+    g: Any = None  # (batch, heads, queries, d_v) in the problem's dtype, as the call's values have
 
     def part(self, batches: Array | None, heads: range | None, queries: range) -> "Terms":
         """The terms of some batches, heads and queries; None is all."""
         part = batches, heads, queries
-        arrays = {name: getattr(self, name) for name in ("whole", "others", "strongest")}
+        arrays = {name: getattr(self, name) for name in ("whole", "others", "strongest", "g")}
         kept = {name: part_of(x, *part) for name, x in arrays.items() if x is not None}
         return replace(self, state=State(*(part_of(x, *part) for x in self.state)), **kept)
 

@@ -10,7 +10,6 @@ computes effects computes all that is observed of these.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, get_args
 
 from clearhead.core.axes import Array, as_slice, brief
@@ -207,10 +206,7 @@ class Wanted:
 
     def names(self) -> list[str]:
         """What is asked for, in the order of the table."""
-        kind: Any = type(self)
-        names, values = _reader(kind)
-        each = zip(names, values(self), strict=True)
-        return [name for name, value in each if value is not None and value is not False]
+        return [name for name in STATISTICS if (x := getattr(self, name, None)) is not None and x is not False]
 
     def shape(self, name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape of each array of one entry; `sizes` has batch, heads, queries, keys and whatever else is needed."""
@@ -281,13 +277,6 @@ class Answers:
         return {name: self.state if name == "logsumexp" else getattr(self, name) for name in STATISTICS}
 
 
-@cache
-def _reader(kind: type[Wanted]) -> tuple[tuple[str, ...], Callable[[Wanted], tuple[Any, ...]]]:
-    """The statistics among the fields of a request, and a function that reads them all at once."""
-    names = tuple(name for name in STATISTICS if hasattr(kind, name))
-    return names, attrgetter(*names)
-
-
 def listed(of: Matrix = "weights", **facts: Any) -> tuple[str, ...]:
     """The statistics of a matrix of which all these facts hold, in the order of the table.
 
@@ -300,7 +289,7 @@ def listed(of: Matrix = "weights", **facts: Any) -> tuple[str, ...]:
 
 def askable(of: Matrix = "weights") -> tuple[str, ...]:
     """What can be asked for by name; the output is asked for by giving v."""
-    return tuple(name for name in listed(of) if STATISTICS[name].asked != "v")
+    return tuple(name for name, one in STATISTICS.items() if of in one.of and one.asked != "v")
 
 
 def smooth(**facts: Any) -> tuple[str, ...]:
@@ -308,6 +297,7 @@ def smooth(**facts: Any) -> tuple[str, ...]:
     return tuple(name for name in listed(**facts) if STATISTICS[name].smooth)
 
 
+@cache
 def arrays_of(name: str, of: Matrix = "weights") -> tuple[str, ...]:
     """The arrays of a statistic, as engines call them.
 
@@ -324,9 +314,9 @@ def joined_arrays(arrays: Mapping[str, Any], of: Matrix = "weights") -> dict[str
     """An engine's arrays by statistic: top_weights and top_indices become a Top; a row's state stays two arrays."""
     result = dict(arrays)
     for name, one in STATISTICS.items():
-        names, kind = arrays_of(name, of), one.of.get(of)
-        if kind not in (None, State) and names[0] in result:
-            result[name] = kind(*(result.pop(array) for array in names))
+        kind = one.of.get(of)
+        if kind not in (None, State) and arrays_of(name, of)[0] in result:
+            result[name] = kind(*(result.pop(array) for array in arrays_of(name, of)))
     return result
 
 

@@ -12,7 +12,7 @@ from clearhead.core.problem import Problem
 from clearhead.core.state import State
 from clearhead.core.statistics import Wanted
 from clearhead.engines import native
-from clearhead.engines.base import EffectEngine, Engine
+from clearhead.engines.base import Engine
 from clearhead.errors import EngineError, unknown
 from clearhead.loading import Shown, load
 
@@ -117,10 +117,9 @@ def choose_for(what: str, problem: Problem, name: str | None = None) -> Plan:
     return replace(choose(problem, "portable"), reasons=reasons)
 
 
-def with_effects(engine: Engine, problem: Problem, name: str | None = None) -> EffectEngine:
+def with_effects(engine: Engine, problem: Problem, name: str | None = None) -> Engine:
     """The given engine, or else the first, that answers what single edges did. Raises EngineError where none does."""
-    result = engine if hasattr(engine, "effects") else get(choose_for("effects", problem, name).engine)
-    return cast("EffectEngine", result)
+    return engine if hasattr(engine, "effects") else get(choose_for("effects", problem, name).engine)
 
 
 def state_of(engine: Engine, call: Call) -> State:

@@ -52,7 +52,8 @@ class Upstream:
 class Engine(Protocol):
     """What every engine answers. All arrays are (batch, heads, …); q, k and v may have any strides.
 
-    Statistics are float32, or float64 for float64.
+    Statistics are float32, or float64 for float64. An engine that also answers what single edges did (core/effects.py
+    has the formulas) has `others`, `effects` and `product`, and takes rows' terms where others take their states.
     """
 
     STATISTICS: frozenset[str]  # those that it computes; it is never asked for another
@@ -74,11 +75,11 @@ class Engine(Protocol):
     def columns(self, call: Call, state: State, want: Wanted) -> Results:
         """The column statistics asked for, given the final state of every row."""
 
-    def weights(self, call: Call, state: State) -> Array:
-        """Every weight of this (small) problem, (batch, heads, queries, keys), given the final state of every row."""
+    def weights(self, call: Call, state: State | Terms) -> Array:
+        """Every weight or effect of this (small) problem, (batch, heads, queries, keys), by every row's final state."""
 
-    def transposed(self, call: Call, state: State, g: Array) -> Array:
-        """Aᵀ·g: g (batch, heads or 1, queries, d) to (batch, heads, keys, d)."""
+    def transposed(self, call: Call, state: State | Terms, g: Array) -> Array:
+        """Aᵀ·g, or Eᵀ·g: g (batch, heads or 1, queries, d) to (batch, heads, keys, d)."""
 
     def gradients(self, call: Call, state: State, upstream: Upstream) -> Results:
         """The loss's derivatives by "q", "k" and "v", each shaped as its array.
@@ -90,24 +91,14 @@ class Engine(Protocol):
         batch and heads where the table is broadcast, in float64. Both are in the statistics' dtype.
         """
 
-
-class EffectEngine(Engine, Protocol):
-    """An engine that also answers what single edges did; core/effects.py has the formulas.
-
-    g (batch, heads, queries, d_v) has the problem's dtype, as the call's values have.
-    """
-
     def others(self, call: Call, g: Array) -> Others:
         """Each row's key of the largest logit, and what all its other keys answer, without sinks; in NumPy arrays."""
 
-    def effects(self, call: Call, g: Array, terms: Terms, want: Wanted) -> Results:
+    def effects(self, call: Call, terms: Terms, want: Wanted) -> Results:
         """What is wanted of effects, in the statistics' dtype, by the names of `arrays_of`."""
 
-    def effect_tile(self, call: Call, g: Array, terms: Terms) -> Array:
-        """Every effect of this (small) problem, (batch, heads, queries, keys)."""
-
-    def effect_product(self, call: Call, g: Array, terms: Terms, x: Array, *, transposed: bool) -> Array:
-        """E·x, x (batch, heads that divide the query heads, keys, d), or Eᵀ·x, x (…, queries, d)."""
+    def product(self, call: Call, terms: Terms, x: Array) -> Array:
+        """E·x: x (batch, heads that divide the query heads, keys, d) to (batch, heads, queries, d)."""
 
 
 def unsupported(who: str, supported: frozenset[str], problem: Problem) -> list[str]:

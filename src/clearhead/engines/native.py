@@ -143,30 +143,51 @@ def ragged(
 
 def columns(call: Call, state: State, want: Wanted) -> dict[str, Array]:
     """The column statistics, from weights recomputed with the rows' states."""
-    problem = call.problem
-    results = room_for_sums(kinds(problem, want, want.columns(), STATISTICS))
-    known = {**_numbers(problem, state), **labels(want.groups)}
-    run("columns", problem, bits(call.q), bits(call.k), known, results)
-    return _rounded(problem, results)
+    results = room_for_sums(kinds(call.problem, want, want.columns(), STATISTICS))
+    _edges(call, state, results, **labels(want.groups))
+    return _rounded(call.problem, results)
 
 
-def weights(call: Call, state: State) -> Array:
-    """Every weight of this (small) problem: exp((logit - m) - l)."""
+def weights(call: Call, state: State | Terms) -> Array:
+    """Every weight of this (small) problem, exp((logit - m) - l), or every effect."""
     problem = call.problem
     shape = (problem.batch, problem.heads, problem.queries, problem.keys)
-    result = np.zeros(shape, statistics_dtype(problem.dtype))
-    run("columns", problem, bits(call.q), bits(call.k), _numbers(problem, state), {"weights": result})
-    return result
+    tile = np.zeros(shape, statistics_dtype(problem.dtype))
+    _edges(call, state, {"weights": tile})
+    return tile
 
 
-def transposed(call: Call, state: State, g: Array) -> Array:
-    """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d)."""
+def transposed(call: Call, state: State | Terms, g: Array) -> Array:
+    """Aᵀ·g, or of effects Eᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d)."""
     problem = call.problem
     shape = (problem.batch, problem.heads, problem.keys, g.shape[-1])
     result = np.zeros(shape, statistics_dtype(problem.dtype))
-    known = {**_numbers(problem, state), "x": bits(g), "x_type": TYPES[g.dtype]}
-    run("columns", problem, bits(call.q), bits(call.k), known, {"transposed": result})
+    _edges(call, state, {"transposed": result}, x=bits(g), x_type=TYPES[g.dtype])
     return result
+
+
+def product(call: Call, terms: Terms, x: Array) -> Array:
+    """E·x, (batch, heads, queries, d)."""
+    problem = call.problem
+    result = np.zeros((problem.batch, problem.heads, problem.queries, x.shape[-1]))
+    _edges(call, terms, {"product": result}, x=bits(x), x_type=TYPES[x.dtype])
+    return result.astype(statistics_dtype(problem.dtype), copy=False)
+
+
+def _edges(call: Call, known: State | Terms, answers: dict[str, Array], **more: Any) -> None:
+    """Run the pass over weights or effects, which fills `answers`; `more` holds labels, an order, or x and its type.
+
+    For effects, the kernel goes through the queries in segments that do not depend on the number of threads, and adds
+    what each gives to the sums in their order; so no bit depends on it either.
+    """
+    problem, numbers = call.problem, _numbers(call.problem, known)
+    if isinstance(known, State):
+        run("columns", problem, bits(call.q), bits(call.k), {**numbers, **more}, answers)
+        return
+    if known.strongest is not None:
+        numbers["strongest"] = np.ascontiguousarray(known.strongest, np.int64)
+    numbers |= _numbers(problem, known.state)
+    run("effects", problem, *map(bits, (call.q, call.k, call.v, known.g)), {**numbers, **more}, answers)
 
 
 def _rounded(problem: Problem, results: dict[str, Array]) -> dict[str, Array]:
@@ -223,48 +244,15 @@ def others(call: Call, g: Array) -> Others:
     return results
 
 
-def effects(call: Call, g: Array, terms: Terms, want: Wanted) -> dict[str, Array]:
+def effects(call: Call, terms: Terms, want: Wanted) -> dict[str, Array]:
     """What is wanted of the matrix of effects, in one pass over weights recomputed with the rows' states."""
     dtype = statistics_dtype(call.problem.dtype)
-    results = room_for_sums(kinds(call.problem, want, want.names(), listed("effects")))
+    results = room_for_sums(kinds(call.problem, want, want.names(), TABLE))
     rounded = {name: x for name, x in results.items() if x.dtype != np.int64 and name not in _SUMMED}
     results |= {name: np.zeros(x.shape, dtype) for name, x in rounded.items()}
     more: dict[str, Any] = labels(want.groups)
     if want.top is not None:
         more["order"] = ORDERS.index(want.order)
     answers = {"received" if name == "by_key" else name: x for name, x in results.items()}
-    _effects(call, g, terms, answers, **more)
+    _edges(call, terms, answers, **more)
     return _rounded(call.problem, results)
-
-
-def effect_tile(call: Call, g: Array, terms: Terms) -> Array:
-    """Every effect of this (small) problem, (batch, heads, queries, keys)."""
-    problem = call.problem
-    shape = (problem.batch, problem.heads, problem.queries, problem.keys)
-    tile = np.zeros(shape, statistics_dtype(problem.dtype))
-    _effects(call, g, terms, {"weights": tile})
-    return tile
-
-
-def effect_product(call: Call, g: Array, terms: Terms, x: Array, *, transposed: bool) -> Array:
-    """E·x, (batch, heads, queries, d), or with `transposed` Eᵀ·x, (batch, heads, keys, d)."""
-    problem = call.problem
-    dtype = statistics_dtype(problem.dtype)
-    size = problem.keys if transposed else problem.queries
-    product = np.zeros((problem.batch, problem.heads, size, x.shape[-1]), dtype if transposed else np.float64)
-    answers = {"transposed" if transposed else "product": product}
-    _effects(call, g, terms, answers, x=bits(x), x_type=TYPES[x.dtype])
-    return product.astype(dtype, copy=False)
-
-
-def _effects(call: Call, g: Array, terms: Terms, answers: dict[str, Array], **more: Any) -> None:
-    """Run the pass over effects, which fills `answers`; `more` holds labels, an order, or x and its type.
-
-    The kernel goes through the queries in segments that do not depend on the number of threads, and adds what each
-    gives to the sums in their order; so no bit depends on it either.
-    """
-    problem = call.problem
-    known = {**_numbers(problem, terms.state), **_numbers(problem, terms)}
-    if terms.strongest is not None:
-        known["strongest"] = np.ascontiguousarray(terms.strongest, np.int64)
-    run("effects", problem, *map(bits, (call.q, call.k, call.v, g)), {**known, **more}, answers)

@@ -22,7 +22,8 @@ from clearhead.core.namespace import astype, dtype_name, full, namespace, on_hos
 from clearhead.core.problem import Problem
 from clearhead.core.rules import EVERYWHERE
 from clearhead.core.state import State
-from clearhead.core.statistics import Wanted, listed
+from clearhead.core.statistics import STATISTICS as TABLE
+from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Kind, Upstream, kinds, row_kinds, unsupported
 from clearhead.engines.portable_blocks import PlacedBlock, dense, first, matrices
 
@@ -88,17 +89,20 @@ def columns(call: Call, state: State, want: Wanted) -> dict[str, Array]:
 
 
 @_quiet
-def weights(call: Call, state: State) -> Array:
-    """Every weight of this (small) problem: exp((s - m) - l)."""
-    return dense(call, ((part, a.weights) for part, a in matrices(call, state)))
+def weights(call: Call, state: State | Terms) -> Array:
+    """Every weight of this (small) problem, exp((s - m) - l), or every effect."""
+    return dense(call, ((part, tile) for part, _, tile in _tiles(call, state)))
 
 
 @_quiet
-def transposed(call: Call, state: State, g: Array) -> Array:
-    """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d); blocks of zero rows are skipped."""
+def transposed(call: Call, state: State | Terms, g: Array) -> Array:
+    """Aᵀ·g, or of effects Eᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d).
+
+    Of weights, blocks of zero rows are skipped.
+    """
     result = full(raw(call.q), (*_lead(call), call.problem.keys, g.shape[-1]), 0)
-    for part, a in matrices(call, state, busy="by", by=g):
-        result[part.cols] += _turned_mix(a, a.weights, part.values("by"))
+    for part, a, tile in _tiles(call, state, busy="by" if isinstance(state, State) else "", by=g):
+        result[part.cols] += _turned_mix(a, tile, part.values("by"))
     return wrapped(astype(result, statistics_dtype(call.problem.dtype)), call.q)
 
 
@@ -148,19 +152,19 @@ def others(call: Call, g: Array) -> Others:
 
 
 @_quiet
-def effects(call: Call, g: Array, terms: Terms, want: Wanted) -> dict[str, Array]:
+def effects(call: Call, terms: Terms, want: Wanted) -> dict[str, Array]:
     """What is wanted of the matrix of effects, of weights recomputed with the rows' state.
 
-    Lists and largest effects are chosen among effects that are rounded as `effect_tile` rounds them, sums are of
+    Lists and largest effects are chosen among effects that are rounded as `weights` rounds them, sums are of
     effects as they are.
     """
     problem = call.problem
-    each = kinds(problem, want, want.names(), listed("effects"))
+    each = kinds(problem, want, want.names(), TABLE)
     result = {
         name: full(raw(call.q), shape, -1 if dtype == np.int64 else 0, dtype if dtype == np.int64 else None)
         for name, (shape, dtype) in each.items()
     }
-    for part, a, tile in _effects(call, g, terms):
+    for part, a, tile in _tiles(call, terms):
         rounded = astype(astype(tile, statistics_dtype(problem.dtype)), dtype_name(tile))
         if want.by_key:
             result["by_key"][part.cols] += tile.sum(axis=-2)
@@ -182,32 +186,25 @@ def effects(call: Call, g: Array, terms: Terms, want: Wanted) -> dict[str, Array
 
 
 @_quiet
-def effect_tile(call: Call, g: Array, terms: Terms) -> Array:
-    """Every effect of this (small) problem, (batch, heads, queries, keys)."""
-    return dense(call, ((part, tile) for part, _, tile in _effects(call, g, terms)))
-
-
-@_quiet
-def effect_product(call: Call, g: Array, terms: Terms, x: Array, *, transposed: bool) -> Array:
-    """E·x, (batch, heads, queries, d), or with `transposed` Eᵀ·x, (batch, heads, keys, d)."""
-    size = call.problem.keys if transposed else call.problem.queries
-    result = full(raw(call.q), (*_lead(call), size, x.shape[-1]), 0)
-    for part, a, tile in _effects(call, g, terms, **{"x of rows" if transposed else "x of keys": x}):
-        if transposed:
-            result[part.cols] += _turned_mix(a, tile, part.values("x of rows"))
-        else:
-            result[part.rows] += definition.mix(tile, part.values("x of keys"), a.hidden)
+def product(call: Call, terms: Terms, x: Array) -> Array:
+    """E·x, (batch, heads, queries, d)."""
+    result = full(raw(call.q), (*_lead(call), call.problem.queries, x.shape[-1]), 0)
+    for part, a, tile in _tiles(call, terms, **{"x of keys": x}):
+        result[part.rows] += definition.mix(tile, part.values("x of keys"), a.hidden)
     return wrapped(astype(result, statistics_dtype(call.problem.dtype)), call.q)
 
 
-def _effects(call: Call, g: Array, terms: Terms, **more: Any) -> Iterator[tuple[PlacedBlock, Matrix, Any]]:
-    """(part, matrix, effects) of every block that some query sees some key of."""
-    for part, a in matrices(call, terms.state, v=call.v, g=g, **more):
-        if terms.whole is None or terms.others is None or terms.strongest is None:
+def _tiles(call: Call, known: State | Terms, **more: Any) -> Iterator[tuple[PlacedBlock, Matrix, Any]]:
+    """(part, matrix, its weights or effects) of every block that some query sees some key of."""
+    if isinstance(known, State):
+        yield from ((part, a, a.weights) for part, a in matrices(call, known, **more))
+        return
+    for part, a in matrices(call, known.state, v=call.v, g=known.g, **more):
+        if known.whole is None or known.others is None or known.strongest is None:
             yield part, a, definition.contributions(a, part.along())
         else:
-            strongest = part.of_rows(terms.strongest) - part.place.keys.start
-            rows = part.of_rows(terms.whole), part.of_rows(terms.others), strongest
+            strongest = part.of_rows(known.strongest) - part.place.keys.start
+            rows = part.of_rows(known.whole), part.of_rows(known.others), strongest
             yield part, a, definition.cut_effects(a, part.along(), *rows)
 
 

@@ -3,6 +3,7 @@
 core/effects.py has the formulas; the engines compute tiles of it.
 """
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Unpack, cast
 
@@ -10,11 +11,12 @@ import numpy as np
 
 from clearhead.core import room
 from clearhead.core.arrays import as_array, broadcast, on_cpu, to_device_of, unrepeated
-from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice, named
+from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.call import Call
 from clearhead.core.effects import Kind, Terms, terms_of_cuts
 from clearhead.core.observations import operand, wanted
 from clearhead.core.statistics import (
+    STATISTICS,
     Answers,
     AskedEffects,
     Order,
@@ -23,9 +25,8 @@ from clearhead.core.statistics import (
     Strongest,
     Wanted,
     joined_arrays,
-    listed,
 )
-from clearhead.engines.base import EffectEngine, kinds, room_for_sums
+from clearhead.engines.base import Engine, kinds, room_for_sums
 from clearhead.errors import RuleError
 from clearhead.loading import Shown
 from clearhead.ops.lazy_matrix import LazyMatrix, WeightMatrix
@@ -232,12 +233,16 @@ class EffectMatrix(Shown, LazyMatrix):
         if not want.names():
             return {}
         if 0 in self.shape:
-            zeros = room_for_sums(kinds(self.call.problem, want, want.names(), listed("effects")))
+            zeros = room_for_sums(kinds(self.call.problem, want, want.names(), STATISTICS))
             return {name: x if x.dtype == np.int64 else x.astype(self.dtype) for name, x in zeros.items()}
-        return dict(self._engine.effects(self.call.with_values(self._v), self._g, self._terms, want))
+        return dict(self._engine.effects(self.call.with_values(self._v), self._terms, want))
+
+    @property
+    def _terms(self) -> Terms:
+        return replace(self._rows, g=self._g)
 
     @cached_property
-    def _terms(self) -> Terms:
+    def _rows(self) -> Terms:
         state = self._weights.state
         if self.kind != "cut":
             return Terms(self.kind, state)
@@ -245,16 +250,13 @@ class EffectMatrix(Shown, LazyMatrix):
         return terms_of_cuts(others, self.call.problem.sinks, state)
 
     @property
-    def _engine(self) -> EffectEngine:
+    def _engine(self) -> Engine:
         return self._weights.effect_engine()
 
     def _tile(self, batches: Array, heads: range, rows: range, cols: range) -> Array:
-        terms = self._terms.part(batches, heads, rows)
-        if terms.strongest is not None:  # as a place among the keys picked
-            terms = terms.among(cols)
+        terms = self._terms.part(batches, heads, rows).among(cols)
         call = self.call.with_values(self._v).take(batches=batches, heads=heads, queries=rows, keys=cols)
-        g = self._g[:, as_slice(heads), as_slice(rows)][as_places(batches)]
-        return self._engine.effect_tile(call, g, terms)
+        return self._engine.weights(call, terms)
 
     def _product(self, x: Any, *, transposed: bool = False) -> Any:
         problem = self.call.problem
@@ -270,8 +272,8 @@ class EffectMatrix(Shown, LazyMatrix):
         if 0 in (*self.shape, *size):
             product = to_device_of(np.zeros(size, self.dtype), operands)
         else:
-            edges = self.call.with_values(self._v), self._g, self._terms
-            product = self._engine.effect_product(*edges, operands, transposed=transposed)
+            multiply = self._engine.transposed if transposed else self._engine.product
+            product = multiply(self.call.with_values(self._v), self._terms, operands)
         whole = problem.restore(product)
         return restore(whole[..., 0] if vector else whole)
 
