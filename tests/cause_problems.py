@@ -16,7 +16,7 @@ from problems import LAYOUTS, Case
 from problems import each_engine as on_each_engine
 from slack import Slack, assert_close
 
-ENGINES = [name for name in engines.NAMES if hasattr(engines.get(name), "effects")]
+ENGINES = [name for name in engines.NAMES if hasattr(engines.get(name), "others")]
 EVERYTHING: dict[str, Any] = {"by_key": True, "by_query": True, "top": 3, "strongest": 7, "image": (5, 6)}
 each_engine = on_each_engine(ENGINES)
 

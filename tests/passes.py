@@ -198,8 +198,8 @@ PASSES: dict[str, tuple[str, Callable[[Question, str], Answers]]] = {  # what an
     "gradients": ("gradients", gradients),
     "tangents": ("gradients", tangents),
     "second": ("gradients", second),
-    "contributions": ("effects", contributions),
-    "cuts": ("effects", cuts),
+    "contributions": ("others", contributions),
+    "cuts": ("others", cuts),
 }
 RECOMPUTED = ("tangents", "second")  # by PyTorch's operations, whose bits depend on the sizes of a product
 

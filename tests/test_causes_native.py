@@ -42,7 +42,7 @@ class Drawn:
         return native.weights(self.case.given, self.terms)
 
     def effects(self, **asked: Any) -> dict[str, Array]:
-        return dict(native.effects(self.case.given, self.terms, Wanted(of="effects", **asked)))
+        return dict(native.columns(self.case.given, self.terms, Wanted(of="effects", **asked)))
 
 
 @st.composite

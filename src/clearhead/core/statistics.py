@@ -3,8 +3,7 @@
 All that lists statistics is derived from `STATISTICS`: the keywords of `observe` and their checks, the answers' sizes,
 how they merge, which derivatives there are, PyTorch's operators, saved files, notebooks. `Watched`, `Asked`,
 `AskedEffects`, `Wanted`, `Answers` and the methods of matrices repeat it for type checkers and for readers; a test
-compares them. Each engine declares the statistics of weights that it computes, and is never asked for another; one that
-computes effects computes all that is observed of these.
+compares them. Each engine declares the statistics that it computes, and is never asked for another.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +29,7 @@ class Statistic(NamedTuple):
     asked         how a caller asks for it: a flag (True), a count (a whole number), a size (height, width), labels (of
                   queries and of keys), or by giving v
     computed      of weights, rows: in the pass over keys that computes the output; columns: in a second pass, which
-                  needs the final log-sum-exp L. Of effects, all is computed in the pass over these: edges
+                  needs the final log-sum-exp L; edges: of effects, in such a pass, as all that is observed of these
     over_keys     how parts over disjoint keys merge: weighed by exp(L_part - L), the larger, entropy's own formula, the
                   strongest of both, logsumexp (the merged state itself), one after the other, added; None: they cannot,
                   since the final L is needed, or pixels overlap
@@ -51,20 +50,10 @@ class Statistic(NamedTuple):
     of: Mapping[Matrix, Any] = {"weights": None}
 
     @property
-    def heads_axis(self) -> int:
-        """The axis that runs along the heads, counted from the end."""
-        return -len(self.axes)
-
-    @property
     def queries_axis(self) -> int | None:
         """The axis that runs along the queries, counted from the end; None where they are reduced."""
         places = [place for place, axis in enumerate(self.axes) if axis in ("queries", "height", "query groups")]
         return places[0] - len(self.axes) if places else None
-
-    @property
-    def smooth(self) -> bool:
-        """Is it a sum over the weights? The largest of them jumps from key to key, and has no second derivative."""
-        return bool(self.derivative) and not {self.over_keys, self.over_queries} & {"larger", "strongest"}
 
 
 class Top(NamedTuple):
@@ -220,8 +209,8 @@ class Wanted:
         return [name for name in self.names() if STATISTICS[name].computed == "rows"]
 
     def columns(self) -> list[str]:
-        """The statistics asked for that the column pass computes."""
-        return [name for name in self.names() if STATISTICS[name].computed == "columns"]
+        """The statistics asked for that the column pass computes; of effects, all."""
+        return [name for name in self.names() if self.of == "effects" or STATISTICS[name].computed == "columns"]
 
     def for_queries(self, queries: range) -> "Wanted":
         """The same request for some queries only: of the queries' labels, theirs are kept."""
@@ -293,8 +282,9 @@ def askable(of: Matrix = "weights") -> tuple[str, ...]:
 
 
 def smooth(**facts: Any) -> tuple[str, ...]:
-    """The statistics of weights of which all these facts hold and that do not jump from key to key."""
-    return tuple(name for name in listed(**facts) if STATISTICS[name].smooth)
+    """The sums over weights of which all these facts hold: the largest weight jumps, and has no second derivative."""
+    each = ((name, STATISTICS[name]) for name in listed(**facts))
+    return tuple(name for name, one in each if not {one.over_keys, one.over_queries} & {"larger", "strongest"})
 
 
 @cache

@@ -45,12 +45,6 @@ def get(name: str) -> Engine:
     return cast("Engine", load(f"engines.{name}"))
 
 
-def check_name(name: str | None) -> None:
-    """Raise UnknownNameError unless this is an engine's name or None, which leaves the choice to `choose`."""
-    if name is not None and not (isinstance(name, str) and name in NAMES):
-        raise unknown("engine", name, NAMES)
-
-
 def chosen(problem: Problem, name: str | None = None) -> Engine:
     """The engine that `choose` names."""
     return _NATIVE if name is None and native.usable(problem) else get(choose(problem, name).engine)
@@ -65,7 +59,8 @@ def choose(problem: Problem, name: str | None = None, want: Wanted | None = None
     Raises UnknownNameError for another name, and EngineError with every reason where no engine can run the problem.
     """
     name = os.environ.get("CLEARHEAD_ENGINE") or None if name is None else name
-    check_name(name)
+    if name is not None and not (isinstance(name, str) and name in NAMES):
+        raise unknown("engine", name, NAMES)
     reasons: dict[str, list[str]] = {}
     order = NAMES if problem.device == "cpu" else ("native", "triton", "portable")  # Triton is slow on the CPU
     for candidate in order if name is None else (name,):
@@ -109,7 +104,7 @@ def choose_for(what: str, problem: Problem, name: str | None = None) -> Plan:
     """As `choose`, among the engines that answer `what`, such as "gradients". EngineError if the named one does not."""
     name = os.environ.get("CLEARHEAD_ENGINE") or None if name is None else name
     plan = choose(problem, name)
-    if hasattr(get(plan.engine), what):
+    if hasattr(get(plan.engine), "others" if what == "effects" else what):
         return plan
     if name is not None:
         raise EngineError(f"the {name} engine has no {what}.", "leave `engine` out to let clearhead choose.")
@@ -119,7 +114,7 @@ def choose_for(what: str, problem: Problem, name: str | None = None) -> Plan:
 
 def with_effects(engine: Engine, problem: Problem, name: str | None = None) -> Engine:
     """The given engine, or else the first, that answers what single edges did. Raises EngineError where none does."""
-    return engine if hasattr(engine, "effects") else get(choose_for("effects", problem, name).engine)
+    return engine if hasattr(engine, "others") else get(choose_for("effects", problem, name).engine)
 
 
 def state_of(engine: Engine, call: Call) -> State:

@@ -53,7 +53,7 @@ class Engine(Protocol):
     """What every engine answers. All arrays are (batch, heads, …); q, k and v may have any strides.
 
     Statistics are float32, or float64 for float64. An engine that also answers what single edges did (core/effects.py
-    has the formulas) has `others`, `effects` and `product`, and takes rows' terms where others take their states.
+    has the formulas) has `others` and `product`, and takes rows' terms where others take their states.
     """
 
     STATISTICS: frozenset[str]  # those that it computes; it is never asked for another
@@ -72,8 +72,8 @@ class Engine(Protocol):
         to the bits that `columns` would give.
         """
 
-    def columns(self, call: Call, state: State, want: Wanted) -> Results:
-        """The column statistics asked for, given the final state of every row."""
+    def columns(self, call: Call, state: State | Terms, want: Wanted) -> Results:
+        """The column statistics asked for, given the final state of every row; all that is asked of effects."""
 
     def weights(self, call: Call, state: State | Terms) -> Array:
         """Every weight or effect of this (small) problem, (batch, heads, queries, keys), by every row's final state."""
@@ -93,9 +93,6 @@ class Engine(Protocol):
 
     def others(self, call: Call, g: Array) -> Others:
         """Each row's key of the largest logit, and what all its other keys answer, without sinks; in NumPy arrays."""
-
-    def effects(self, call: Call, terms: Terms, want: Wanted) -> Results:
-        """What is wanted of effects, in the statistics' dtype, by the names of `arrays_of`."""
 
     def product(self, call: Call, terms: Terms, x: Array) -> Array:
         """E·x: x (batch, heads that divide the query heads, keys, d) to (batch, heads, queries, d)."""
@@ -166,11 +163,6 @@ def row_kinds(problem: Problem, v: Array | None, want: Wanted, declared: frozens
     if v is None and want.output:
         names.remove("output")
     return kinds(problem, want, names, declared, 0 if v is None else v.shape[-1])
-
-
-def room_for_rows(problem: Problem, v: Array | None, want: Wanted, declared: frozenset[str]) -> dict[str, Array]:
-    """Uninitialised arrays for the answers of a row pass, by name."""
-    return {name: np.empty(shape, dtype) for name, (shape, dtype) in row_kinds(problem, v, want, declared).items()}
 
 
 def room_for_ragged(problem: Problem, d_v: int, want: Wanted, declared: frozenset[str]) -> dict[str, Array]:

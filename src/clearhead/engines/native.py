@@ -25,8 +25,8 @@ from clearhead.engines.base import (
     elsewhere,
     in_one_dtype,
     kinds,
-    room_for_rows,
     room_for_sums,
+    row_kinds,
     unsupported,
 )
 from clearhead.engines.native_calls import RULES as RULES
@@ -36,8 +36,10 @@ from clearhead.engines.native_calls import kernel as _native
 from clearhead.engines.native_calls import output as output
 from clearhead.engines.native_calls import step as step
 
-STATISTICS = frozenset(  # as the kernel lists them; a row's state is two arrays
-    "logsumexp" if name in State._fields else name for name in (() if _native is None else _native.statistics())
+_EFFECTS = ("by_key", "by_query", "strongest")
+STATISTICS = frozenset(  # of weights as the kernel lists them; a row's state is two arrays
+    "logsumexp" if name in State._fields else name
+    for name in (() if _native is None else (*_native.statistics(), *_EFFECTS))
 )
 # effects in float64, since they are sums; the kernel fills all others in the statistics' dtype
 _SUMMED = frozenset(x for x in listed("effects") if "added" in (TABLE[x].over_keys, TABLE[x].over_queries))
@@ -110,7 +112,8 @@ def rows(call: Call, want: Wanted) -> dict[str, Array]:
     """The output and the row statistics, in one pass over the keys."""
     problem, q, k, v = call.problem, call.q, call.k, call.v
     dtype = statistics_dtype(problem.dtype)
-    results = room_for_rows(problem, v, want, STATISTICS)
+    each = row_kinds(problem, v, want, STATISTICS)
+    results = {name: np.empty(shape, kind) for name, (shape, kind) in each.items()}
     answers: dict[str, Any] = dict(results)
     if "output" in results:
         answers["output"] = bits(results["output"])
@@ -141,11 +144,18 @@ def ragged(
     run("ragged", problem, bits(q), bits(k), bits(v), *where, room, _MANY_QUERIES, _MANY_KEYS)
 
 
-def columns(call: Call, state: State, want: Wanted) -> dict[str, Array]:
-    """The column statistics, from weights recomputed with the rows' states."""
+def columns(call: Call, state: State | Terms, want: Wanted) -> dict[str, Array]:
+    """The column statistics, or all that is wanted of effects, from weights recomputed with the rows' states."""
+    dtype = statistics_dtype(call.problem.dtype)
+    more: dict[str, Any] = labels(want.groups)
     results = room_for_sums(kinds(call.problem, want, want.columns(), STATISTICS))
-    _edges(call, state, results, **labels(want.groups))
-    return _rounded(call.problem, results)
+    if want.of == "effects":
+        rounded = {name: x for name, x in results.items() if x.dtype != np.int64 and name not in _SUMMED}
+        results |= {name: np.zeros(x.shape, dtype) for name, x in rounded.items()}
+        if want.top is not None:
+            more["order"] = ORDERS.index(want.order)
+    _edges(call, state, {"received" if name == "by_key" else name: x for name, x in results.items()}, **more)
+    return {name: x if x.dtype == np.int64 else x.astype(dtype, copy=False) for name, x in results.items()}
 
 
 def weights(call: Call, state: State | Terms) -> Array:
@@ -188,12 +198,6 @@ def _edges(call: Call, known: State | Terms, answers: dict[str, Array], **more: 
         numbers["strongest"] = np.ascontiguousarray(known.strongest, np.int64)
     numbers |= _numbers(problem, known.state)
     run("effects", problem, *map(bits, (call.q, call.k, call.v, known.g)), {**numbers, **more}, answers)
-
-
-def _rounded(problem: Problem, results: dict[str, Array]) -> dict[str, Array]:
-    """Sums in the statistics' dtype; indices as they are."""
-    dtype = statistics_dtype(problem.dtype)
-    return {name: x if x.dtype == np.int64 else x.astype(dtype, copy=False) for name, x in results.items()}
 
 
 @in_one_dtype
@@ -242,17 +246,3 @@ def others(call: Call, g: Array) -> Others:
     results = no_keys((problem.batch, problem.heads, problem.queries))
     run("others", problem, *map(bits, (call.q, call.k, call.v, g)), results._asdict())
     return results
-
-
-def effects(call: Call, terms: Terms, want: Wanted) -> dict[str, Array]:
-    """What is wanted of the matrix of effects, in one pass over weights recomputed with the rows' states."""
-    dtype = statistics_dtype(call.problem.dtype)
-    results = room_for_sums(kinds(call.problem, want, want.names(), TABLE))
-    rounded = {name: x for name, x in results.items() if x.dtype != np.int64 and name not in _SUMMED}
-    results |= {name: np.zeros(x.shape, dtype) for name, x in rounded.items()}
-    more: dict[str, Any] = labels(want.groups)
-    if want.top is not None:
-        more["order"] = ORDERS.index(want.order)
-    answers = {"received" if name == "by_key" else name: x for name, x in results.items()}
-    _edges(call, terms, answers, **more)
-    return _rounded(call.problem, results)

@@ -22,13 +22,13 @@ from clearhead.core.namespace import astype, dtype_name, full, namespace, on_hos
 from clearhead.core.problem import Problem
 from clearhead.core.rules import EVERYWHERE
 from clearhead.core.state import State
-from clearhead.core.statistics import STATISTICS as TABLE
-from clearhead.core.statistics import Wanted
+from clearhead.core.statistics import Wanted, arrays_of
 from clearhead.engines.base import Kind, Upstream, kinds, row_kinds, unsupported
 from clearhead.engines.portable_blocks import PlacedBlock, dense, first, matrices
 
 STATISTICS = frozenset((
     "output", "logsumexp", "max_logit", "entropy", "distance", "diagonal", "top", "received", "peak", "image", "groups",
+    "by_key", "by_query", "strongest",
 ))  # fmt: skip
 RULES = EVERYWHERE
 _P = ParamSpec("_P")
@@ -71,21 +71,46 @@ def rows(call: Call, want: Wanted) -> dict[str, Array]:
 
 
 @_quiet
-def columns(call: Call, state: State, want: Wanted) -> dict[str, Array]:
-    """The column statistics, of weights recomputed with the rows' state."""
+def columns(call: Call, state: State | Terms, want: Wanted) -> dict[str, Array]:
+    """The column statistics, or all that is wanted of effects, of weights recomputed with the rows' state.
+
+    Lists and largest effects are chosen among effects that are rounded as `weights` rounds them, sums are of effects as
+    they are.
+    """
+    usual = statistics_dtype(call.problem.dtype)
     each = kinds(call.problem, want, want.columns(), STATISTICS)
-    result = {name: full(raw(call.q), shape, 0) for name, (shape, _) in each.items()}
-    for part, a in matrices(call, state):
-        if want.received:
-            result["received"][part.cols] += definition.received(a)
+    result = {
+        name: full(raw(call.q), shape, -1 if dtype == np.int64 else 0, dtype if dtype == np.int64 else None)
+        for name, (shape, dtype) in each.items()
+    }
+    for part, a, tile in _tiles(call, state):
+        for name in ("received", "by_key"):
+            if name in result:
+                result[name][part.cols] += tile.sum(axis=-2)
+        if want.by_query:
+            result["by_query"][part.rows] = tile.sum(axis=-1)
         if want.peak:
             peaks = result["peak"][part.cols]
             peaks[...] = namespace(peaks).maximum(peaks, astype(definition.peak(a), dtype_name(peaks)))
         if want.image is not None:
-            part.add_image(result["image"], a.weights, want.image)
+            part.add_image(result[arrays_of("image", want.of)[0]], tile, want.image)
         if want.groups is not None:
-            part.add_groups(result["groups"], a.weights, *want.groups[:2])
+            part.add_groups(result["groups"], tile, *want.groups[:2])
+        if want.of == "effects":
+            _add_lists(part, a, astype(astype(tile, usual), dtype_name(tile)), want, result)
     return _answers(result, each, call.q)
+
+
+def _add_lists(part: PlacedBlock, a: Matrix, tile: Any, want: Wanted, result: dict[str, Any]) -> None:
+    """Put the first and the largest effects of a block where they belong."""
+    if want.top is not None:
+        places = namespace(tile).where(a.hidden(), -1, part.keys_among_all(tile))
+        chosen = first(tile, places, want.order, want.top)
+        result["top_values"][part.rows], result["top_indices"][part.rows] = chosen
+    if want.strongest is not None:
+        part.add_strongest(result["strongest_values"], result["strongest_indices"], tile, a.hidden())
+    if want.image is not None:
+        part.add_largest(result["image_largest"], tile, want.image)
 
 
 @_quiet
@@ -149,40 +174,6 @@ def others(call: Call, g: Array) -> Others:
         for array, x in zip(result, found._replace(strongest=part.among_all(found.strongest)), strict=True):
             array[part.rows] = on_host(x)
     return result
-
-
-@_quiet
-def effects(call: Call, terms: Terms, want: Wanted) -> dict[str, Array]:
-    """What is wanted of the matrix of effects, of weights recomputed with the rows' state.
-
-    Lists and largest effects are chosen among effects that are rounded as `weights` rounds them, sums are of
-    effects as they are.
-    """
-    problem = call.problem
-    each = kinds(problem, want, want.names(), TABLE)
-    result = {
-        name: full(raw(call.q), shape, -1 if dtype == np.int64 else 0, dtype if dtype == np.int64 else None)
-        for name, (shape, dtype) in each.items()
-    }
-    for part, a, tile in _tiles(call, terms):
-        rounded = astype(astype(tile, statistics_dtype(problem.dtype)), dtype_name(tile))
-        if want.by_key:
-            result["by_key"][part.cols] += tile.sum(axis=-2)
-        if want.by_query:
-            result["by_query"][part.rows] = tile.sum(axis=-1)
-        if want.top is not None:
-            chosen = first(
-                rounded, namespace(tile).where(a.hidden(), -1, part.keys_among_all(tile)), want.order, want.top
-            )
-            result["top_values"][part.rows], result["top_indices"][part.rows] = chosen
-        if want.strongest is not None:
-            part.add_strongest(result["strongest_values"], result["strongest_indices"], rounded, a.hidden())
-        if want.image is not None:
-            part.add_image(result["image_mean"], tile, want.image)
-            part.add_largest(result["image_largest"], rounded, want.image)
-        if want.groups is not None:
-            part.add_groups(result["groups"], tile, *want.groups[:2])
-    return _answers(result, each, call.q)
 
 
 @_quiet

@@ -235,7 +235,7 @@ class EffectMatrix(Shown, LazyMatrix):
         if 0 in self.shape:
             zeros = room_for_sums(kinds(self.call.problem, want, want.names(), STATISTICS))
             return {name: x if x.dtype == np.int64 else x.astype(self.dtype) for name, x in zeros.items()}
-        return dict(self._engine.effects(self.call.with_values(self._v), self._terms, want))
+        return dict(self._engine.columns(self.call.with_values(self._v), self._terms, want))
 
     @property
     def _terms(self) -> Terms:

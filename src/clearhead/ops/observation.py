@@ -130,7 +130,7 @@ class Observation(Answers):
         """
         result = self.statistics()
         for name, value in result.items():
-            axis = STATISTICS[name].heads_axis
+            axis = -len(STATISTICS[name].axes)  # the heads lead
             if isinstance(value, tuple):
                 result[name] = type(value)(*(_pick_heads(name, x, axis, chosen) for x in value))
             elif value is not None:

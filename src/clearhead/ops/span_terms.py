@@ -86,7 +86,8 @@ def joined(steps: Sequence[Sequence[SpanTerm]]) -> list[SpanTerm]:
         if parts[0].by_row:
             starts = np.cumsum([0, *(side.shape[1] for side in queries[:-1])])
             queries = [np.where(side < 0, -1, side + start) for side, start in zip(queries, starts, strict=True)]
-            table = _cat_tables([part.table for part in parts])
+            tables = _of_one_kind([part.table for part in parts])
+            table = np.concatenate(tables, 2) if (torch := torch_of(tables[0])) is None else torch.cat(tables, 2)
         result.append(SpanTerm(_cat(queries), keys, table, parts[0].by_row))
     return result
 
@@ -122,11 +123,6 @@ def _with_zeros(table: Any) -> Any:
 def _cat(labels: Sequence[Array]) -> Array:
     lead = max(part.shape[0] for part in labels)
     return np.concatenate([np.broadcast_to(part, (lead, part.shape[1])) for part in labels], axis=1)
-
-
-def _cat_tables(tables: Sequence[Any]) -> Any:
-    parts = _of_one_kind(tables)
-    return np.concatenate(parts, axis=2) if isinstance(parts[0], np.ndarray) else torch_of(parts[0]).cat(parts, 2)
 
 
 def _of_one_kind(tables: Sequence[Any]) -> list[Any]:
