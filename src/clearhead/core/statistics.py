@@ -8,7 +8,6 @@ compares them. Each engine declares the statistics that it computes, and is neve
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, get_args
 
 from clearhead.core.axes import Array, as_slice, brief
@@ -205,8 +204,8 @@ class Wanted:
         return sizes["batch"], *(each[axis] if axis in each else sizes[axis] for axis in STATISTICS[name].axes)
 
     def rows(self) -> list[str]:
-        """The statistics asked for that the row pass computes."""
-        return [name for name in self.names() if STATISTICS[name].computed == "rows"]
+        """The statistics asked for that the row pass computes; of effects, none."""
+        return [name for name in self.names() if self.of == "weights" and STATISTICS[name].computed == "rows"]
 
     def columns(self) -> list[str]:
         """The statistics asked for that the column pass computes; of effects, all."""
@@ -287,7 +286,6 @@ def smooth(**facts: Any) -> tuple[str, ...]:
     return tuple(name for name, one in each if not {one.over_keys, one.over_queries} & {"larger", "strongest"})
 
 
-@cache
 def arrays_of(name: str, of: Matrix = "weights") -> tuple[str, ...]:
     """The arrays of a statistic, as engines call them.
 

@@ -23,7 +23,6 @@ from clearhead.core.statistics import (
     Ranked,
     SignedImage,
     Strongest,
-    Wanted,
     joined_arrays,
 )
 from clearhead.engines.base import Engine, kinds, room_for_sums
@@ -152,7 +151,13 @@ class EffectMatrix(Shown, LazyMatrix):
         """
         problem = self.call.problem
         want = wanted(problem, asked, of="effects", order=order)
-        arrays = self._observed(want)
+        if not want.names():
+            return Answers()
+        if 0 in self.shape:
+            zeros = room_for_sums(kinds(problem, want, want.names(), STATISTICS))
+            arrays = {name: x if x.dtype == np.int64 else x.astype(self.dtype) for name, x in zeros.items()}
+        else:
+            arrays = dict(self._engine.columns(self.call.with_values(self._v), self._terms, want))
         strongest = _take_strongest(arrays, problem.keys, asked.get("strongest"))
         answers = joined_arrays({name: self._restore(problem.restore(x)) for name, x in arrays.items()}, "effects")
         return Answers(**answers, strongest=strongest and Strongest(*map(self._restore, strongest)))
@@ -228,14 +233,6 @@ class EffectMatrix(Shown, LazyMatrix):
         DtypeError or RuleError for labels that do not fit.
         """
         return self.observe(groups=(query_groups, key_groups)).groups
-
-    def _observed(self, want: Wanted) -> dict[str, Array]:
-        if not want.names():
-            return {}
-        if 0 in self.shape:
-            zeros = room_for_sums(kinds(self.call.problem, want, want.names(), STATISTICS))
-            return {name: x if x.dtype == np.int64 else x.astype(self.dtype) for name, x in zeros.items()}
-        return dict(self._engine.columns(self.call.with_values(self._v), self._terms, want))
 
     @property
     def _terms(self) -> Terms:
