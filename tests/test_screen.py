@@ -101,7 +101,7 @@ def made(seen, hidden, head=-0.01, **changed):
     """The explanation as it would be if hiding its second part changed y so, and the only head by `head`."""
     parts = [part._replace(hidden=hidden if place == 1 else 0.0, **changed) for place, part in enumerate(seen.parts)]
     heads = [seen.heads[0]._replace(truth=head, edge=None)]
-    return replace(seen, parts=parts, heads=heads, question=seen.question._replace(value=2.0), pairs=[])
+    return replace(seen, parts=parts, heads=heads, rivals=seen.rivals._replace(value=2.0), pairs=[])
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def made(seen, hidden, head=-0.01, **changed):
 )
 def test_the_conclusion_follows_the_numbers(hidden, head, said):
     seen = cause()
-    girl = seen.question.against._replace(probability=0.5)
+    girl = seen.rivals.against._replace(probability=0.5)
     assert said in conclusion(made(seen, hidden, head, likeliest=girl), "en")
     assert all(re.search("[一-鿿]", each) for each in conclusion(made(seen, hidden, head, likeliest=girl), "zh"))
 

@@ -107,15 +107,15 @@ def test_there_is_a_way_to_every_listed_token_and_differences_are_those_of_logit
 
 def test_why_prints_the_way_to_its_token_and_the_difference_from_the_other():
     why = ch.explain("mary had a little", answer="lamb", against="girl")
-    assert [each.text for each in why.question.ways] == [" lamb", " girl"]
-    less = against(*why.question.ways)
-    assert less.sums[-1] == pytest.approx(why.question.lead, abs=1e-4)
+    assert [each.text for each in why.rivals.ways] == [" lamb", " girl"]
+    less = against(*why.rivals.ways)
+    assert less.sums[-1] == pytest.approx(why.rivals.lead, abs=1e-4)
     done = call("explain", "mary had a little", "--why", "lamb", "--against", "girl", "--way")
     assert "minus ␣girl" in done.stdout
     for part in less.parts:
         if abs(part.adds) > 0.1:
             assert f"{part.adds:+.2f}" in done.stdout
-    assert f"{why.question.lead:+.2f}" in done.stdout
+    assert f"{why.rivals.lead:+.2f}" in done.stdout
     assert all(cell_len(line) <= 80 for line in done.stdout.splitlines())
 
 

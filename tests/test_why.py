@@ -118,7 +118,7 @@ def test_what_is_run_again_is_what_a_dense_model_gives(asked, sink, monkeypatch)
     assert [part.replaced for part in seen.parts] == ["<|endoftext|>"] + [""] * (len(seen.parts) - 1)
     for part in seen.parts:
         assert part.hidden == pytest.approx(without(model, ids, target, part.tokens) - whole, **close)
-        assert not seen.question.compared or part.lead == pytest.approx(part.hidden, **close)
+        assert not seen.rivals.compared or part.lead == pytest.approx(part.hidden, **close)
     for (layer, head), truth in np.ndenumerate(seen.estimate.heads_run):
 
         def off(number, a, layer=layer, head=head):
@@ -142,7 +142,7 @@ def test_what_is_run_again_is_what_a_dense_model_gives(asked, sink, monkeypatch)
             return a
 
         assert truth == pytest.approx(number_of(model, ids, target, weigh=moved_away) - whole, **close)
-        assert not seen.question.compared or lead == pytest.approx(truth, **close)
+        assert not seen.rivals.compared or lead == pytest.approx(truth, **close)
         assert weight == pytest.approx(dense(model, ids)[1][layer, head, query, key], abs=1e-9)
 
 
@@ -255,8 +255,8 @@ def test_what_is_hidden_in_pytorch_is_what_cutting_its_keys_gives(name):
         read = torch.cat([torch.tensor([[first]]), ids[:, 1:]], dim=1)
         with torch.inference_mode(), ch.change(inner, [ch.scaled(1.0), *edits]):
             logits = inner(read, use_cache=False).logits[0, -1].double()
-        rest = torch.cat([logits[: seen.question.token.id], logits[seen.question.token.id + 1 :]])
-        return float(logits[seen.question.token.id] - rest.logsumexp(0))
+        rest = torch.cat([logits[: seen.rivals.token.id], logits[seen.rivals.token.id + 1 :]])
+        return float(logits[seen.rivals.token.id] - rest.logsumexp(0))
 
     assert seen.value == pytest.approx(number(), abs=1e-3)
     assert number(first=0) - number() == pytest.approx(seen.parts[0].hidden, abs=1e-3)
@@ -305,14 +305,14 @@ def test_words_stand_for_the_likelier_of_their_spellings_and_ids_for_themselves(
     lamb, mary = (model.tokenizer.encode(word).ids[0] for word in (" lamb", "mary"))
     assert model.tokenizer.encode(" mary").ids[0] != mary
     for word, expected in ((" lamb", lamb), ("␣lamb", lamb), ("lamb", lamb), ("Lamb", lamb), (lamb, lamb)):
-        assert ch.explain("mary had a little", model, answer=word).question.token.id == expected
+        assert ch.explain("mary had a little", model, answer=word).rivals.token.id == expected
     both = [mary, model.tokenizer.encode(" mary").ids[0]]
-    chosen = ch.explain("mary had a little", model, against="mary").question.against.id
+    chosen = ch.explain("mary had a little", model, against="mary").rivals.against.id
     assert chosen == both[int(logits[both].argmax())]
-    girl = ch.explain("mary had a little", model, answer="girl").question
+    girl = ch.explain("mary had a little", model, answer="girl").rivals
     assert girl.against.text == " mary"  # which stands in the text
     swapped = ch.explain("mary had a little", model, answer="girl", against="lamb")
-    assert swapped.question.lead == -ch.explain("mary had a little", model).question.lead < 0
+    assert swapped.rivals.lead == -ch.explain("mary had a little", model).rivals.lead < 0
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_text_edges_heads_and_weights_have_the_numbers_of_the_run(running, seen)
     with opened(running, seen.to_html(), wait=SHADED) as page:
         title = page.locator("h1").inner_text()
         assert re.sub("[\u2068\u2069]", "", title) == "Why ␣lamb and not ␣nut"
-        assert f"a lead of {seen.question.lead:.2f}" in page.locator(".fold").first.text_content()
+        assert f"a lead of {seen.rivals.lead:.2f}" in page.locator(".fold").first.text_content()
         assert page.locator(".passage").get_attribute("data-answer") == "␣lamb"
         for token, effect in zip(page.locator(".passage .token").all(), seen.estimate.by_token, strict=True):
             red, _, blue = _ground(token)

@@ -149,7 +149,7 @@ def _answered(options: argparse.Namespace, edits: Any, asked: set[str]) -> int:
         if way or not edits:
             attribution.show(
                 console,
-                replace(seen, ways=cause.question.ways) if cause and cause.question.ways else seen,
+                replace(seen, ways=cause.rivals.ways) if cause and cause.rivals.ways else seen,
                 options.lang,
             )
     return 0

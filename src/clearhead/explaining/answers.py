@@ -77,7 +77,7 @@ class Target(NamedTuple):
         return self.sign * float(log_p - np.log(rest)), slopes / rest
 
 
-class Answers(NamedTuple):
+class Question(NamedTuple):
     """What was asked: the runs that give the number, and both answers' ids; no ids where there is no other."""
 
     targets: list[Target]
@@ -117,7 +117,7 @@ def read_answers(
     run: ForwardPass,
     answer: int | str | None,
     against: int | str | None,
-) -> Answers:
+) -> Question:
     """Read what to explain after a text's run; where no answer is given, the first whole word that the model says.
 
     Raises RuleError for a model that says no next token, SelectionError where both answers are the same, ShapeError for
@@ -137,11 +137,11 @@ def read_answers(
         )
     model.fits(len(ids) + max(len(first), len(second)) - 1)
     if second and len(first) == len(second) == 1:
-        return Answers([Target(ids, first, second[0], odds=False)], first, second)
+        return Question([Target(ids, first, second[0], odds=False)], first, second)
     targets = [Target([*ids, *first[:-1]], first, None, odds=not second)]
     if second:
         targets.append(Target([*ids, *second[:-1]], second, None, odds=False, sign=-1))
-    return Answers(targets, first, second)
+    return Question(targets, first, second)
 
 
 def whole_word(model: LanguageModel, ids: list[int], logits: Array) -> tuple[int, ...]:

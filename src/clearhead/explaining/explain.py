@@ -11,11 +11,11 @@ from clearhead.core.effects import Rest
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import SelectionError
 from clearhead.explaining import editing, head_runs, part_runs, rerun
-from clearhead.explaining.answers import Answers, read_answers, rival, said_by
+from clearhead.explaining.answers import Question, read_answers, rival, said_by
 from clearhead.explaining.attribution import Way, heads_by_share
 from clearhead.explaining.attribution import way as way_to
 from clearhead.explaining.derivatives import check_edits
-from clearhead.explaining.explanation import Estimate, Explanation, Question
+from clearhead.explaining.explanation import Estimate, Explanation, Rivals
 from clearhead.explaining.forward import check_each, forward_pass
 from clearhead.explaining.integral import cuts
 from clearhead.explaining.part_runs import Again, candidate
@@ -74,8 +74,8 @@ def explain(
     hide      (start, stop) pairs: what of the text may be hidden. None: all of it; of a chat all but the last message
               of the user, which is the question, where there is anything else. Never the last token, which answers,
               nor a chat's template. In place of the text's first token, where heads rest, stands a neutral one
-    points    of the integral, 2 passes each; 0: none, but runs of the rows after the parts alone. None: 4, or 0 if 3
-              tokens follow the parts in a text of more than 1,024 and the model runs in NumPy
+    points    of the integral, 2 passes each; 0: none, but runs of the rows after the parts. None: 4, or 0 for a question
+              after over 1,024 tokens
     verify    up to how many parts are hidden one by one; of more, all sentences, then the parts of three. 0: none
     effort    how many more runs hide random halves of the parts, for their effects: "quick" (24, fewer in texts of over
               341 tokens), "careful" (48), or a number
@@ -83,12 +83,12 @@ def explain(
     edits     an edit or a list of edits that are in force in all runs: cut, boost, tempered, scaled or off
     each      iterates over points, and over the layers of what is run again, such as a progress bar
 
-    Returns an Explanation. Heads and edges are off in the rows that say the answer.
-    Raises DtypeError for a text or model of another type, RuleError for a model without next tokens, for attention that
-    is not causal, and for an edit without a derivative; UnknownNameError for another effort; SelectionError for a word
-    that is not there, for parts that overlap or are outside the text, for an edit of what there is not, and where both
-    answers are the same; ShapeError for an empty answer or text, or one that is too long; FileError for a model that
-    cannot be read. O(points + parts) passes, O(tokens) memory.
+    Heads and edges are off in the rows that say the answer. Raises DtypeError for a text or model of another type,
+    RuleError for a model without next tokens, for attention that is not causal, and for an edit without a derivative;
+    UnknownNameError for another effort; SelectionError for a word that is not there, for parts that overlap or are
+    outside the text, for an edit of what there is not, and where both answers are the same; ShapeError for an empty
+    answer or text, or one that is too long; FileError for a model that cannot be read. O(points + parts) passes,
+    O(tokens) memory.
     Source: integrated gradients (Sundararajan et al. 2017; Aumann and Shapley 1974) over gates of attention.
 
     >>> import clearhead as ch
@@ -124,7 +124,7 @@ def explain(
     return _explained(again, asked, reading, cut, counts, each, made)
 
 
-def _again(model: LanguageModel, reading: Reading, asked: Answers, run: ForwardPass, each: Each) -> Again:
+def _again(model: LanguageModel, reading: Reading, asked: Question, run: ForwardPass, each: Each) -> Again:
     """What is run again, with the runs that say the answers."""
     runs = [run if one.ids == list(run.ids) else model.run(one.ids, each, run.edits) for one in asked.targets]
     other = asked.against or (rival(model, reading, np.asarray(run.logits[len(reading.tokens) - 1]), asked.answer[0]),)
@@ -137,7 +137,7 @@ def _again(model: LanguageModel, reading: Reading, asked: Answers, run: ForwardP
 
 def _explained(
     again: Again,
-    asked: Answers,
+    asked: Question,
     reading: Reading,
     cut: list[Part],
     counts: Counts,
@@ -174,7 +174,7 @@ def _explained(
     edges, missed, without = head_runs.edges(again, estimates, looked)
     answer, other = ("".join(map(model.text, ids)) for ids in (asked.answer, asked.against or again.pair[1:]))
     return made(
-        question=Question(
+        rivals=Rivals(
             answer, candidates[0], other, candidates[1], bool(asked.against), float(again.value), tuple(ways)
         ),
         next=[candidate(model, base, int(i)) for i in rerun.likely(base)],

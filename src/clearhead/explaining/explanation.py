@@ -44,7 +44,7 @@ _CARRIES = 0.1  # of what hiding the best part takes: what a head has to take th
 _SHOWN = 8  # parts and heads in a notebook
 
 
-class Question(NamedTuple):
+class Rivals(NamedTuple):
     """The answer that is explained, and the other one that it is compared with.
 
     token, against   their first tokens
@@ -106,7 +106,7 @@ class Explanation(Tabular, Framing):
     model: LanguageModel
     prompt: Any  # the text or the messages, as they came
     reading: Reading  # all that the model read, of messages by its template, and its tokens
-    question: Question
+    rivals: Rivals
     next: Sequence[Candidate]  # the likeliest next tokens, the likeliest first
     parts: list[PartEffect]  # in the order of the text
     groups: list[PartEffect]  # sentences that were hidden as a whole, where there were too many parts for one run each
@@ -146,17 +146,17 @@ class Explanation(Tabular, Framing):
     @property
     def answer(self) -> str:
         """The answer's text."""
-        return self.question.answer
+        return self.rivals.answer
 
     @property
     def value(self) -> float:
         """Y, in natural logarithms."""
-        return self.question.value
+        return self.rivals.value
 
     @property
     def way(self) -> Way | None:
         """What each part of the model adds to the logit of the answer's first token; None where they do not add up."""
-        return next(iter(self.question.ways), None)
+        return next(iter(self.rivals.ways), None)
 
     @property
     def sink(self) -> bool:
@@ -172,7 +172,7 @@ class Explanation(Tabular, Framing):
     @property
     def probability(self) -> float:
         """The answer's; where two answers are compared, that of its first token."""
-        return self.question.token.probability if self.question.compared else probability(self.value)
+        return self.rivals.token.probability if self.rivals.compared else probability(self.value)
 
     @property
     def strongest(self) -> HeadEffect:
@@ -187,12 +187,12 @@ class Explanation(Tabular, Framing):
         """
 
         def takes(change: float) -> Array:
-            left = 0.0 if self.question.compared else probability(self.value + change) - probability(self.value)
+            left = 0.0 if self.rivals.compared else probability(self.value + change) - probability(self.value)
             return -np.array([change, left])
 
         least = _CARRIES * takes(min((part.hidden or 0.0 for part in self.ranked), default=0.0))
         found = [one for one in self.heads if one.truth < 0 and not one.needed and (takes(one.truth) >= least).all()]
-        found = [one for one in found if self.question.compared or decides(self.value, one.truth)]
+        found = [one for one in found if self.rivals.compared or decides(self.value, one.truth)]
         return min(found, key=lambda head: head.truth, default=None)
 
     def steps(
@@ -217,7 +217,7 @@ class Explanation(Tabular, Framing):
         best, change = self.carrier or self.strongest, None
         if where == dict.fromkeys(where) and not self.edits:
             where |= {"layer": best.layer, "head": best.head}
-            own = self.answer == self.next[0].text and not self.question.compared
+            own = self.answer == self.next[0].text and not self.rivals.compared
             change = best.truth if own else None
         made = steps_of_text(self.prompt, self.model, **where, count=count, edits=list(self.edits) or None)
         return made if change is None else replace(made, change=change, chosen=(True, True))
@@ -230,7 +230,7 @@ class Explanation(Tabular, Framing):
         True
         """
         placed = editing.by_position(self.edits, self.tokens, self.text)
-        pair = self.question.token.id, self.question.against.id
+        pair = self.rivals.token.id, self.rivals.against.id
         again = Again(self.model, list(self.based), placed, self.value, "first", 0, pair)
         seed = whole_number("seed", seed, 0)
         kept, ran = part_runs.halves(again, self.parts, whole_number("masks", masks, 1), seed)
@@ -261,7 +261,7 @@ class Explanation(Tabular, Framing):
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as plain numbers, lists and words."""
-        asked, told = self.question, self.estimate
+        asked, told = self.rivals, self.estimate
         listed = ("groups", "pairs", "heads", "edges", "next")
         return {
             "model": {"name": self.model.name, **self.model.config.facts()},

@@ -37,11 +37,11 @@ def document(seen: Any, language: Language) -> Document:
     steps = steps_of_text(seen.prompt, seen.model, **chosen, edits=list(seen.edits) or None)
     g, run = None, seen.based[0].run  # the derivatives of the lead by the heads' outputs, but not through PyTorch
     if isinstance(seen.model, Model) and len(run.ids) == len(seen.tokens):
-        target = target_of(run, seen.question.token.id, seen.question.against.id)
+        target = target_of(run, seen.rivals.token.id, seen.rivals.against.id)
         g = [np.asarray(layer.g) for layer in derivatives(seen.model, run, target).layers]
     made = explained(steps, language, g, [each["layer"] for each in causes["heads"] + causes["edges"]])
     of_run = made.header["edited"] if seen.edits else made.header
-    of_run["facts"]["way"] = for_page(seen.question.ways)
+    of_run["facts"]["way"] = for_page(seen.rivals.ways)
     kept = made.header["facts"]["kept"]
     words = {each: _words(each, seen) | {"kept": kept[each] if kept else ""} for each in LANGUAGES}
     numbers = [_number(each, seen, words) for each in seen.numbers]
@@ -76,7 +76,7 @@ def _number(number: OtherNumber, seen: Any, words: Any) -> dict[str, Any]:
     ]
     other = replace(
         seen,
-        question=seen.question._replace(
+        rivals=seen.rivals._replace(
             token=number.token, against=number.against, answer=number.token.text, compared=single
         ),
     )
@@ -115,27 +115,27 @@ def _ran(seen: Any) -> bool:
 
 def _words(language: Language, seen: Any) -> dict[str, str]:
     """Every sentence of the section and the names of its columns."""
-    logits = {"logit": seen.question.token.logit, "other": seen.question.against.logit, "lead": abs(seen.question.lead)}
+    logits = {"logit": seen.rivals.token.logit, "other": seen.rivals.against.logit, "lead": abs(seen.rivals.lead)}
     facts = {name: fixed(x, 2, 9).replace("-", "−") for name, x in logits.items()}
     shares = {
-        "share": percent(seen.question.token.probability),
-        "other_share": percent(seen.question.against.probability),
+        "share": percent(seen.rivals.token.probability),
+        "other_share": percent(seen.rivals.against.probability),
     }
     words = {name: say(language, key, **_FOR_PAGE) for name, key in _WORDS.items()}
     notes = ["replaced"] * any(part.replaced for part in seen.parts) + ["groups"] * bool(seen.groups) + ["exact"]
     kind = (
         "why title long"
-        if seen.answer != seen.question.token.text
+        if seen.answer != seen.rivals.token.text
         else "why title"
-        if seen.question.compared
+        if seen.rivals.compared
         else "why title whole"
     )
-    title = _FOR_PAGE if seen.question.lead >= 0 else _FOR_PAGE | {"token": "{against}", "against": "{token}"}
+    title = _FOR_PAGE if seen.rivals.lead >= 0 else _FOR_PAGE | {"token": "{against}", "against": "{token}"}
     words |= {
         "choose": say(language, "why token" if _several(seen) else "why rather"),
         "all": say(language, "why all" if _several(seen) else "why any"),
         "title": say(language, kind, **title),
-        "lead": say(language, "why lead" if seen.question.lead >= 0 else "why behind", **_FOR_PAGE, **facts, **shares),
+        "lead": say(language, "why lead" if seen.rivals.lead >= 0 else "why behind", **_FOR_PAGE, **facts, **shares),
         "carried": say(language, "why carried sink" if seen.sink else "why carried", **_FOR_PAGE),
         "grid": say(language, "why grid" if _ran(seen) else "why grid effects", count=seen.estimate.by_head.size),
         "edges": say(language, "why edges sink" if seen.sink else "why edges", **_FOR_PAGE),

@@ -20,14 +20,14 @@ _MUCH = 0.5  # of what a sentence does: what one part of it has to do alone to b
 
 def question(seen: Any, language: Language, width: int | None = None) -> str:
     """Why this answer, and how likely it is; texts cut to `width` columns."""
-    answer, other = (cut(spelled(x), width or len(x) + 80) for x in (seen.answer, seen.question.other))
-    share = percent(seen.question.token.probability) if _single(seen) else _facts(seen, language)["after"]
+    answer, other = (cut(spelled(x), width or len(x) + 80) for x in (seen.answer, seen.rivals.other))
+    share = percent(seen.rivals.token.probability) if _single(seen) else _facts(seen, language)["after"]
     facts = {"answer": answer, "share": share, "against": other}
-    facts |= {"other": percent(seen.question.against.probability), "ratio": ratio(seen.value)}
+    facts |= {"other": percent(seen.rivals.against.probability), "ratio": ratio(seen.value)}
     if _single(seen):
-        ahead = seen.question.token.probability >= seen.question.against.probability
+        ahead = seen.rivals.token.probability >= seen.rivals.against.probability
         return say(language, "why against" if ahead else "why trails", **facts)
-    return say(language, "why against long" if seen.question.compared else "why long", **facts)
+    return say(language, "why against long" if seen.rivals.compared else "why long", **facts)
 
 
 def ratio(value: float) -> str:
@@ -110,7 +110,7 @@ def conclusion(seen: Any, language: Language) -> list[str]:
     run = [part for part in seen.ranked if part.hidden is not None]
     rests = [say(language, "why so", said=_rests(seen, language, run))] if run else []
     either = []
-    for pair in [pair for pair in seen.pairs if seen.question.compared or decides(seen.value, pair.hidden)][:1]:
+    for pair in [pair for pair in seen.pairs if seen.rivals.compared or decides(seen.value, pair.hidden)][:1]:
         first, second = (cut(bare(part.text), _PART) for part in pair[:2])
         one, other = (so_likely(seen, part.hidden or 0.0).rstrip("×") for part in pair[:2])
         facts = _facts(seen, language, pair.hidden)
@@ -126,13 +126,13 @@ def gap_of(seen: Any, language: Language) -> str:
 
 def _single(seen: Any) -> bool:
     """Is one token the answer, and one the other?"""
-    return bool(seen.answer == seen.question.token.text and seen.question.other == seen.question.against.text)
+    return bool(seen.answer == seen.rivals.token.text and seen.rivals.other == seen.rivals.against.text)
 
 
 def so_likely(seen: Any, change: float = 0.0) -> str:
     """How likely the answer is where y changes by that, per token; of two, how many times as likely as the other."""
     value = seen.value + change
-    return f"{ratio(value)}×" if seen.question.compared else percent(probability(value, _tokens(seen)))
+    return f"{ratio(value)}×" if seen.rivals.compared else percent(probability(value, _tokens(seen)))
 
 
 def _tokens(seen: Any) -> int:
@@ -142,17 +142,17 @@ def _tokens(seen: Any) -> int:
 
 def of_answer(seen: Any, language: Language) -> str:
     """The name of the column of these."""
-    if seen.question.compared:
-        return f"× {cut(spelled(seen.question.against.text), 8)}"
-    return f"p({cut(spelled(seen.question.token.text), 7)})" if _tokens(seen) == 1 else say(language, "why of answer")
+    if seen.rivals.compared:
+        return f"× {cut(spelled(seen.rivals.against.text), 8)}"
+    return f"p({cut(spelled(seen.rivals.token.text), 7)})" if _tokens(seen) == 1 else say(language, "why of answer")
 
 
 def _facts(seen: Any, language: Language, change: float = 0.0) -> dict[str, str]:
     """The answer, how likely it is, and how likely where y changes by that, with its unit."""
     before, after = (so_likely(seen, each).rstrip("×") for each in (0.0, change))
-    answer, unit = cut(spelled(seen.answer), _ANSWER), "why times" if seen.question.compared else "why each"
-    if seen.question.compared or _tokens(seen) > 1:
-        after = say(language, unit, share=after, other=cut(spelled(seen.question.other), _ANSWER))
+    answer, unit = cut(spelled(seen.answer), _ANSWER), "why times" if seen.rivals.compared else "why each"
+    if seen.rivals.compared or _tokens(seen) > 1:
+        after = say(language, unit, share=after, other=cut(spelled(seen.rivals.other), _ANSWER))
     return {"before": before, "after": after, "answer": answer if _tokens(seen) == 1 else f"“{answer}”"}
 
 
@@ -162,10 +162,10 @@ def _rests(seen: Any, language: Language, run: Sequence[PartEffect]) -> str:
     if part.hidden >= 0:
         return say(language, "why none", **_facts(seen, language))
     facts = _facts(seen, language, part.hidden) | {"without": _without(seen, language, part)}
-    if not (seen.question.compared or decides(seen.value, part.hidden)):
+    if not (seen.rivals.compared or decides(seen.value, part.hidden)):
         return say(language, "why little", **facts)
     then = part.likeliest
-    if seen.question.compared or then.id == seen.question.token.id:
+    if seen.rivals.compared or then.id == seen.rivals.token.id:
         return say(language, "why falls", **facts)
     return say(language, "why passed", **facts, other=spelled(then.text), share=percent(then.probability))
 
