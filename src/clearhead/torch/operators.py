@@ -28,7 +28,7 @@ from clearhead.core.statistics import Wanted
 from clearhead.core.torch_state import carries_tangent, has_dual_level, transforms, unwrapped
 from clearhead.derivatives import backward
 from clearhead.derivatives.arguments import read
-from clearhead.derivatives.function import gradients
+from clearhead.derivatives.function import compute, gradients
 from clearhead.engines import state_of
 from clearhead.errors import DtypeError, RuleError, ShapeError
 from clearhead.ops.matrix import AttentionMatrix
@@ -197,7 +197,7 @@ def fused_backward_again(
         state = _state(describe_whole(query, key, value, rules), logsumexp)
     task, x = read(Given(query, key, rules), value)
     known = {"output": output, **{name: to_torch(torch, one) for name, one in state.items()}}
-    result = gradients(task, x, known, {"output": d_output}, tuple("qkv"))
+    result = gradients(compute, task, x, known, {"output": d_output}, "qkv")
     count("clearhead", _AGAIN, query, key, value, mask)
     return tuple(result[name] for name in "qkv")
 
