@@ -107,7 +107,6 @@ PUBLIC_UNDERSCORES = {
     "_C": "PyTorch's compiled part: what functorch and autograd are doing has no public name",
     "_functorch": "in torch._C, as above",
     "_disabled_torch_function_impl": "in torch._C: operations of a subclass of Tensor give plain tensors",
-    "_are_functorch_transforms_active": "in torch._C, as above",
     "_is_any_autocast_enabled": "in torch._C: does autocast cast on some device?",
     "_len_torch_dispatch_stack": "in torch._C: is a mode of PyTorch's dispatcher about?",
     "_dynamo_marked_constant": "what torch.compiler.assume_constant_result sets, without loading the compiler",

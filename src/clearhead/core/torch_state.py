@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 from clearhead.errors import DerivativeError
@@ -23,6 +24,30 @@ def graphed(q: Any, *others: Any) -> bool:
     if torch.compiler.is_compiling() or _is_traced(torch, q) or transforms() or has_dual_level():
         return True
     return bool(torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (q, *others)))
+
+
+def plain(*tensors: Any) -> bool:
+    """Are these tensors on which nothing but their numbers matters: recorded, cast, transformed, traced by nothing?"""
+    if "torch" not in sys.modules or ("torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_compiling()):
+        return False
+    autocast, transformed, watched, traced, forward_ad, recording, types = _looked_up()
+    if autocast() or transformed() or watched() or traced() or forward_ad._current_level >= 0:
+        return False
+    recorded = recording()
+    for x in tensors:  # noqa: SIM110  any(…) takes as long as a short call does when the caches are cold
+        if type(x) not in types or (recorded and x.requires_grad) or x.is_neg():
+            return False
+    return True
+
+
+@cache
+def _looked_up() -> tuple[Any, ...]:
+    """What `plain` asks PyTorch: to look it up takes as long as to be answered."""
+    torch = sys.modules["torch"]
+    inside = torch._C
+    asked = inside._is_any_autocast_enabled, inside._functorch.get_interpreter_stack, inside._len_torch_dispatch_stack
+    types = torch.Tensor, torch.nn.Parameter
+    return *asked, inside._get_tracing_state, torch.autograd.forward_ad, torch.is_grad_enabled, types
 
 
 def ungraphed() -> AbstractContextManager[Any]:

@@ -63,10 +63,9 @@ class Task(NamedTuple):
         named = {name: fields[name] for name in RULES if name in fields}
         return cast("Rules", {name: y for name, y in named.items() if y is not None and y is not False})
 
-    def asked(self, x: Tensors) -> dict[str, Any]:
-        """The keywords of `observe`."""
-        labels = tuple(x.get(name) for name in LABELS)
-        values = {"flag": True, "count": self.top, "size": (self.height, self.width), "labels": labels}
+    def asked(self) -> dict[str, Any]:
+        """The keywords of `observe`, but for the labels of groups."""
+        values = {"flag": True, "count": self.top, "size": (self.height, self.width)}
         arrays = self.answers.split()
         kinds = {name: one.asked for name, one in STATISTICS.items() if arrays_of(name)[0] in arrays}
         return {name: values[kind] for name, kind in kinds.items() if kind in values}

@@ -7,7 +7,8 @@ torch_recomputed.py. Nodes are made only where something may differentiate or ma
 
 import sys
 from collections.abc import Callable, Iterable
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from inspect import signature
 from itertools import compress
 from typing import Any, cast
@@ -19,11 +20,11 @@ from clearhead import engines
 from clearhead.core.arrays import as_array, to_torch
 from clearhead.core.axes import Array
 from clearhead.core.call import Call, describe
-from clearhead.core.observations import read_groups, wanted
+from clearhead.core.observations import read_groups
 from clearhead.core.operands import operand, values_of
 from clearhead.core.problem import Problem
 from clearhead.core.rules import BROADCAST
-from clearhead.core.statistics import listed
+from clearhead.core.statistics import Groups, Wanted, listed
 from clearhead.core.torch_state import has_dual_level, transforms
 from clearhead.derivatives import backward, batching, torch_recomputed
 from clearhead.derivatives.arguments import LABELS, Task, part
@@ -31,13 +32,16 @@ from clearhead.derivatives.recomputed import INPUTS, Tensors, still_of
 from clearhead.errors import RuleError
 
 Compute = Callable[[Task, Tensors], Tensors]
+_uncompiled: list[Compute] = []  # one that compilers leave alone
 _FUSED = frozenset({*listed(derivative="row"), *listed(derivative="key"), "log_sum"})
 
 
 def compute(task: Task, x: Tensors) -> Tensors:
     """Answer a task, by name: with a node where PyTorch records one, and tangents where inputs carry them."""
     if "torch._dynamo" in sys.modules:  # where it runs this part uncompiled, it would still compile single functions
-        return torch.compiler.disable(_compute)(task, x)  # type: ignore[no-untyped-call]
+        if not _uncompiled:
+            _uncompiled.append(torch.compiler.disable(_compute))  # type: ignore[no-untyped-call]
+        return _uncompiled[0](task, x)
     return _compute(task, x)
 
 
@@ -158,10 +162,24 @@ def answer(task: Task, x: Tensors) -> Tensors:
         columns = operand(problem, as_array(x["g"], "g", problem.device)[0], "g", problem.queries, (problem.heads,))[0]
         product = engine.transposed(whole, engines.state_of(engine, whole), columns)
         return {"product": _tensor(problem.restore(product))}
-    call, rows = _chosen(task, whole)
-    want = wanted(problem, task.asked(x), output=call.v is not None).for_queries(rows)
+    call = _chosen(task, whole)[0]
+    want = _wanted(task)
+    if LABELS[0] in x:
+        want = replace(want, groups=_groups(task, x, problem))
     results = engines.answer(engines.able(engine, call.problem, want, task.engine), call, want)
     return {name: _tensor(call.problem.restore(results[name])) for name in task.answers.split()}
+
+
+@lru_cache(512)
+def _wanted(task: Task) -> Wanted:
+    """What is to be observed, but for the labels of groups."""
+    return Wanted(output="output" in task.answers.split(), **task.asked())
+
+
+def _groups(task: Task, x: Tensors, problem: Problem) -> Groups:
+    """The labels of groups, of the queries that a task is about."""
+    groups = read_groups(problem, tuple(map(x.get, LABELS)))
+    return groups._replace(queries=groups.queries[:, task.queries])
 
 
 def _whole(task: Task, x: Tensors) -> Call:
@@ -189,10 +207,7 @@ def _gradient(task: Task, x: Tensors) -> Tensors:
     engine = engines.get(engines.choose_for("gradients", whole.problem, task.engine).engine)
     call, rows = _chosen(task, whole)
     known, by = ({name: _block(call.problem, y) for name, y in part(x, role).items()} for role in ("known", "by"))
-    groups = None
-    if LABELS[0] in x:
-        groups = read_groups(whole.problem, tuple(map(x.get, LABELS)))
-        groups = groups._replace(queries=groups.queries[:, task.queries])
+    groups = _groups(task, x, whole.problem) if LABELS[0] in x else None
     shapes = {name: _shared_shape(call.problem, name, x[name]) for name in ("bias", "span_table") if name in names}
     bias, spans = shapes.get("bias"), shapes.get("span_table")
     made = backward.gradients(engine, call, known, by, groups=groups, bias=bias, spans=spans)
