@@ -75,7 +75,7 @@ class _Node(torch.autograd.Function):
         if part(x, "by"):
             along: Any = partial(torch_recomputed.gradients_gradients, task, x, needed=needed)
         else:
-            along = partial(first, compute, task, x, results, needed)
+            along = partial(gradients, compute, task, x, results, needed=needed)
         found = batching.one_call(along, by) if by else {}
         return None, None, *map(found.get, x)
 
@@ -125,30 +125,13 @@ def check_differentiable(needed: Iterable[str]) -> None:
         )
 
 
-def first(run: Compute, task: Task, x: Tensors, results: Tensors, needed: Iterable[str], by: Tensors) -> Tensors:
-    """The gradients of the needed tensors of a node that answers results or Aᵀ·g, computed by `run`."""
-    inputs = [name for name in (*INPUTS, "g") if name in needed]
-    if "g" in x:
-        return _of_product(run, task, x, by["product"], inputs)
-    backward.check_derivatives(by)
-    return gradients(run, task, x, {name: one for name, one in results.items() if name in backward.READS}, by, inputs)
-
-
 def gradients(run: Compute, task: Task, x: Tensors, known: Tensors, by: Tensors, needed: Iterable[str]) -> Tensors:
-    """The gradients of these inputs, from what is upstream of results; the rows' states are among the known results."""
-    parts = {f"known:{name}": one for name, one in known.items()} | {f"by:{name}": y for name, y in by.items()}
-    asked = " ".join(needed)
-    return run(task._replace(answers=asked), {**x, **parts}) if asked else {}
-
-
-def _of_product(run: Compute, task: Task, x: Tensors, u: Tensor, needed: list[str]) -> Tensors:
-    """The gradients of u·Aᵀ·g, which is g·A·u."""
-    wide = {**x, **{name: one.to(u.dtype) for name, one in (("q", x["q"]), ("k", x["k"]), ("v", u))}}
-    g = wide.pop("g").to(u.dtype)
-    values = task._replace(answers="output largest log_sum")
-    seen = run(values, wide)
-    found = gradients(run, values, wide, seen, {"output": g}, [name for name in needed if name != "g"])
-    return {name: one.to(x[name].dtype) for name, one in {**found, "g": seen["output"]}.items() if name in needed}
+    """The gradients of the needed tensors from what is upstream of results, by `run`; `known` has the rows' states."""
+    backward.check_derivatives({*by} - {"product"})
+    parts = {f"known:{name}": one for name, one in known.items() if name in backward.READS}
+    parts |= {f"by:{name}": one for name, one in by.items()}
+    answers = " ".join(name for name in (*INPUTS, "g") if name in needed)
+    return run(task._replace(answers=answers), {**x, **parts}) if answers else {}
 
 
 def answer(task: Task, x: Tensors) -> Tensors:
@@ -201,16 +184,17 @@ def _chosen(task: Task, whole: Call) -> tuple[Call, range]:
 
 def _gradient(task: Task, x: Tensors) -> Tensors:
     """The gradients of inputs, each with the input's own shape and dtype."""
-    if x["q"].device.type != "cpu" and not _FUSED.issuperset(part(x, "by")):  # more than the device's kernels have
+    by = part(x, "by")
+    if "product" in by or (x["q"].device.type != "cpu" and not _FUSED.issuperset(by)):  # more than the kernels have
         return torch_recomputed.gradients(task, x)
     whole, names = _whole(task, x), task.answers.split()
     engine = engines.get(engines.choose_for("gradients", whole.problem, task.engine).engine)
     call, rows = _chosen(task, whole)
-    known, by = ({name: _block(call.problem, y) for name, y in part(x, role).items()} for role in ("known", "by"))
+    known, slopes = ({name: _block(call.problem, y) for name, y in some.items()} for some in (part(x, "known"), by))
     groups = _groups(task, x, whole.problem) if LABELS[0] in x else None
     shapes = {name: _shared_shape(call.problem, name, x[name]) for name in ("bias", "span_table") if name in names}
     bias, spans = shapes.get("bias"), shapes.get("span_table")
-    made = backward.gradients(engine, call, known, by, groups=groups, bias=bias, spans=spans)
+    made = backward.gradients(engine, call, known, slopes, groups=groups, bias=bias, spans=spans)
     if "spans" in made:
         made["span_table"] = made.pop("spans")
     return {name: _as_input(whole.problem, rows, name, x[name], made.get(name)) for name in names}

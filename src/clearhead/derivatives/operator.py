@@ -85,7 +85,7 @@ def _derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
         )
     needed, by = list(compress(x, ctx.needs_input_grad[0])), function.upstream(task, grads)
     function.check_differentiable(needed)
-    found = function.first(observe, task, x, results, needed, by) if by else {}
+    found = function.gradients(observe, task, x, results, by, needed) if by else {}
     return [*map(found.get, x)], None, *(None for _ in task)
 
 

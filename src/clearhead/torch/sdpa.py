@@ -64,8 +64,8 @@ def scaled_dot_product_attention(
         if scale is not None:
             plainly["scale"] = scale
         problem = known(query, key, value, plainly)
-        same = problem is not None and problem.heads == problem.kv_heads  # else enable_gqa says whether it may be
-        if same and native.usable(problem):
+        shares = problem is None or problem.heads != problem.kv_heads  # then enable_gqa says whether it may
+        if problem is not None and not shares and native.usable(problem):
             output: Tensor | None = native.output(problem, query, key, value)
             if output is not None:
                 return output
