@@ -268,7 +268,7 @@ def as_tensor(array: Array) -> Any:
 def _from_torch(torch: Any, x: Any, name: str) -> Array:
     check_tensor(x, name)
     transformed = transforms()
-    if has_dual_level() and not transformed and carries_tangent(torch, x):
+    if has_dual_level() and not transformed and carries_tangent(x):
         raise no_forward_mode(name)
     if transformed and unwrapped(x) is not x:
         raise DtypeError(

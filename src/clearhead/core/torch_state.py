@@ -100,14 +100,9 @@ def has_dual_level() -> bool:
     return bool(sys.modules["torch"].autograd.forward_ad._current_level >= 0)
 
 
-def carries_tangent(torch: Any, x: Any) -> bool:
+def carries_tangent(x: Any) -> bool:
     """Does a tensor carry a tangent of forward-mode differentiation?"""
-    return isinstance(x, torch.Tensor) and torch.autograd.forward_ad.unpack_dual(x).tangent is not None
-
-
-def holds_many(x: Any) -> bool:
-    """Does a tensor hold many at once? is_grads_batched=True and vectorize=True make such ones, by an older vmap."""
-    return bool(sys.modules["torch"]._C._functorch.is_legacy_batchedtensor(x))  # they look like any other tensor
+    return sys.modules["torch"].autograd.forward_ad.unpack_dual(x).tangent is not None
 
 
 def unwrapped(x: Any) -> Any:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from clearhead.core.rules import BROADCAST, FIELDS
-from clearhead.core.torch_state import holds_many
 from clearhead.derivatives.arguments import LABELS, Task, part
 from clearhead.derivatives.recomputed import Tensors
 
@@ -72,7 +71,7 @@ def _folded(x: Tensors, axes: dict[str, int | None], count: int, wanted: Sequenc
 
 def one_call(function: Callable[[Tensors], Tensors], x: Tensors) -> Tensors:
     """The function of tensors, of which some may hold many at once by PyTorch's older vmap: torch.func.vmap of it."""
-    levels = []
+    levels, holds_many = [], torch._C._functorch.is_legacy_batchedtensor  # such tensors look like any other
     for level in _NESTED:
         apart = {name: torch._remove_batch_dim(y, level, 0, 0) for name, y in x.items() if holds_many(y)}
         apart = {name: y for name, y in apart.items() if len(y)}  # the others hold none at this level

@@ -38,10 +38,13 @@ def run(name: str, problem: Problem, *arguments: Any) -> None:
         ) from None
 
 
-def output(problem: Problem, q: Any, k: Any, v: Any) -> Any:
-    """The output alone, of q's kind, from arrays or tensors as they were given; None where `rows` must read them."""
+def output(problem: Problem, q: Any, k: Any, v: Any, *, state: bool = False) -> Any:
+    """The output alone, of q's kind, from arrays or tensors as they were given; None where `rows` must read them.
+
+    With `state` a tuple of the output and the two arrays of the rows' states.
+    """
     threads = get_num_threads() if problem.num_threads is None else problem.num_threads
-    return kernel.output(threads, problem.described or described(problem), q, k, v)
+    return kernel.output(threads, problem.described or described(problem), q, k, v, state)
 
 
 def step(problem: Problem, q: Any, k: Any, v: Any, room: tuple[Any, Any], place: int, turns: Any) -> Any:

@@ -61,7 +61,7 @@ def attend(
     if not why:
         try:
             fusible = torch._fused_sdp_choice(*inputs, **named) != SDPBackend.MATH.value
-            moving = has_dual_level() and any(carries_tangent(torch, x) for x in (query, key, value))
+            moving = has_dual_level() and any(map(carries_tangent, (query, key, value)))
             if fusible and _recorded(query, key, value) and not moving:
                 return _pytorchs(inputs, named)  # counted in `fused`
             output = scaled_dot_product_attention(*inputs, **named)
