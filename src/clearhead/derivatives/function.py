@@ -127,10 +127,10 @@ def check_differentiable(needed: Iterable[str]) -> None:
         )
 
 
-def gradients(run: Compute, task: Task, x: Tensors, known: Tensors, by: Tensors, needed: Iterable[str]) -> Tensors:
-    """The gradients of the needed tensors from what is upstream of results, by `run`; `known` has the rows' states."""
+def gradients(run: Compute, task: Task, x: Tensors, results: Tensors, by: Tensors, needed: Iterable[str]) -> Tensors:
+    """Let `run` answer the gradients of the needed tensors; `results` has the rows' states, `by` what is upstream."""
     backward.check_derivatives({*by} - {"product"})
-    parts = {f"known:{name}": one for name, one in known.items() if name in backward.READS}
+    parts = {f"known:{name}": one for name, one in results.items() if name in backward.READS}
     parts |= {f"by:{name}": one for name, one in by.items()}
     answers = " ".join(name for name in (*INPUTS, "g") if name in needed)
     return run(task._replace(answers=answers), {**x, **parts}) if answers else {}
@@ -142,9 +142,9 @@ def answer(task: Task, x: Tensors) -> Tensors:
         return _gradient(task, x)
     if task.answers == _USUAL and task.engine is None and task.queries == slice(None):
         inputs = x["q"], x["k"], x["v"]
-        known_problem = known(*inputs, task.rules(x), task.num_threads)
-        if known_problem is not None and native.usable(known_problem):
-            made = native.output(known_problem, *inputs, state=True)
+        found = known(*inputs, task.rules(x), task.num_threads)
+        if found is not None and native.usable(found):
+            made = native.output(found, *inputs, state=True)
             if made is not None:
                 return dict(zip(task.answers.split(), made, strict=True))
     whole = _whole(task, x)
@@ -199,11 +199,11 @@ def _gradient(task: Task, x: Tensors) -> Tensors:
     whole, names = _whole(task, x), task.answers.split()
     engine = engines.get(engines.choose_for("gradients", whole.problem, task.engine).engine)
     call, rows = _chosen(task, whole)
-    known, slopes = ({name: _block(call.problem, y) for name, y in some.items()} for some in (part(x, "known"), by))
+    answers, slopes = ({name: _block(call.problem, y) for name, y in some.items()} for some in (part(x, "known"), by))
     groups = _groups(task, x, whole.problem) if LABELS[0] in x else None
     shapes = {name: _shared_shape(call.problem, name, x[name]) for name in ("bias", "span_table") if name in names}
     bias, spans = shapes.get("bias"), shapes.get("span_table")
-    made = backward.gradients(engine, call, known, slopes, groups=groups, bias=bias, spans=spans)
+    made = backward.gradients(engine, call, answers, slopes, groups=groups, bias=bias, spans=spans)
     if "spans" in made:
         made["span_table"] = made.pop("spans")
     return {name: _as_input(whole.problem, rows, name, x[name], made.get(name)) for name in names}
