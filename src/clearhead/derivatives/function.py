@@ -7,8 +7,7 @@ torch_recomputed.py. Nodes are made only where something may differentiate or ma
 
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from inspect import signature
 from itertools import compress
 from typing import Any, cast
@@ -20,11 +19,11 @@ from clearhead import engines
 from clearhead.core.arrays import as_array, to_torch
 from clearhead.core.axes import Array
 from clearhead.core.call import Call, describe, known
-from clearhead.core.observations import read_groups
+from clearhead.core.observations import read_groups, wanted
 from clearhead.core.operands import operand, values_of
 from clearhead.core.problem import Problem
 from clearhead.core.rules import BROADCAST
-from clearhead.core.statistics import Groups, Wanted, listed
+from clearhead.core.statistics import listed
 from clearhead.core.torch_state import has_dual_level, transforms
 from clearhead.derivatives import backward, batching, torch_recomputed
 from clearhead.derivatives.arguments import LABELS, Task, part
@@ -154,24 +153,11 @@ def answer(task: Task, x: Tensors) -> Tensors:
         columns = operand(problem, as_array(x["g"], "g", problem.device)[0], "g", problem.queries, (problem.heads,))[0]
         product = engine.transposed(whole, engines.state_of(engine, whole), columns)
         return {"product": _tensor(problem.restore(product))}
-    call = _chosen(task, whole)[0]
-    want = _wanted(task)
-    if LABELS[0] in x:
-        want = replace(want, groups=_groups(task, x, problem))
+    call, rows = _chosen(task, whole)
+    labels = {"groups": tuple(map(x.get, LABELS))} if LABELS[0] in x else {}
+    want = wanted(problem, task.asked() | labels, output=call.v is not None).for_queries(rows)
     results = engines.answer(engines.able(engine, call.problem, want, task.engine), call, want)
     return {name: _tensor(call.problem.restore(results[name])) for name in task.answers.split()}
-
-
-@lru_cache(512)
-def _wanted(task: Task) -> Wanted:
-    """What is to be observed, but for the labels of groups."""
-    return Wanted(output="output" in task.answers.split(), **task.asked())
-
-
-def _groups(task: Task, x: Tensors, problem: Problem) -> Groups:
-    """The labels of groups, of the queries that a task is about."""
-    groups = read_groups(problem, tuple(map(x.get, LABELS)))
-    return groups._replace(queries=groups.queries[:, task.queries])
 
 
 def _whole(task: Task, x: Tensors) -> Call:
@@ -200,7 +186,8 @@ def _gradient(task: Task, x: Tensors) -> Tensors:
     engine = engines.get(engines.choose_for("gradients", whole.problem, task.engine).engine)
     call, rows = _chosen(task, whole)
     answers, slopes = ({name: _block(call.problem, y) for name, y in some.items()} for some in (part(x, "known"), by))
-    groups = _groups(task, x, whole.problem) if LABELS[0] in x else None
+    groups = read_groups(whole.problem, tuple(map(x.get, LABELS))) if LABELS[0] in x else None
+    groups = groups and groups._replace(queries=groups.queries[:, task.queries])
     shapes = {name: _shared_shape(call.problem, name, x[name]) for name in ("bias", "span_table") if name in names}
     bias, spans = shapes.get("bias"), shapes.get("span_table")
     made = backward.gradients(engine, call, answers, slopes, groups=groups, bias=bias, spans=spans)
