@@ -43,7 +43,6 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--save", metavar="DIR", help="write bench.json and bench.md there")
     parser.add_argument("--items", type=int, metavar="N", help="faithful: items of each task; 0 prints the log's table")
     parser.add_argument("--parts", metavar="A,B", help="faithful: parts of each item; default: 12,36,100")
-    parser.add_argument("--few", action="store_true", help="faithful: only the ways that are compared in time")
     parser.add_argument("--log", metavar="FILE", help="faithful: what was run, one line an item; what it has stays")
     return parser
 
@@ -53,7 +52,7 @@ def _run(inputs: argparse.Namespace) -> int:
         set_num_threads(inputs.threads)  # raises if the number is invalid
     from benchmarks.command import bench
 
-    asked = {"items": inputs.items, "parts": inputs.parts, "few": inputs.few, "log": inputs.log}
+    asked = {"items": inputs.items, "parts": inputs.parts, "log": inputs.log}
     chosen = {"quick": inputs.quick, "chosen": inputs.peers, "only": inputs.only, "save": inputs.save}
     bench(**chosen, threads=get_num_threads(), faithful=asked)
     return 0

@@ -34,7 +34,7 @@ def bench(
 ) -> None:
     """Measure and report: messages and progress go to standard error, the table to standard output.
 
-    faithful   what is asked of that group, which takes days and is run only by its name
+    faithful   what is asked of that group, which takes hours and is run only by its name
     """
     from clearhead.report.console import console
 

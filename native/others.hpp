@@ -125,7 +125,7 @@ template <class M> struct OtherTask {
 
     void write(const OtherState<T>& row, int64_t index) const {
         const OtherAnswers& want = job.others;
-        const double to_logit = double(tiles.rules.scale_of(tiles.head).log2) * kLn2;
+        const double to_logit = double(tiles.rules.scale_of(tiles.head).logit);
         want.strongest[index] = row.strongest;
         want.logit[index] = row.strongest < 0 ? -kInfinity<double> : double(row.best) * to_logit;
         want.term[index] = double(row.term);

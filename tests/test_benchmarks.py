@@ -62,8 +62,8 @@ COSTS = {
     "model": [Share("forward", 1, 128, 768, 12, 0.001, 1.5)],
     "models": [ModelCost("prefill", 128, 0.3, 0.95, None, None), ModelCost("explain", 5, 3.5, None, 10**9, None)],
     "faithful": [
-        Faithful(12, "4 points, 32 runs", 8, 0.9, 1.0, 0.9, None, [10.2, 10.9, 11.2], 0.04, 0.06, 46, 9.5),
-        Faithful(36, "BM25", 8, 0.8, 0.5, 0.1, 0.5, [1.2, 0.9, 1.2], None, None, 0, 0.0),
+        Faithful(12, "default", 8, 0.9, 1.0, 0.9, [10.2, 10.9, 11.2], 44, 9.5),
+        Faithful(36, "ContextCite, 64", 8, 0.8, 0.5, 0.1, [1.2, 0.9, 1.2], 64, 0.0),
     ],
 }
 

@@ -198,14 +198,15 @@ def test_nonfinite_numbers_that_are_seen_reach_the_rows_that_see_them(
     reached = np.zeros_like(visible)
     if where == "g":
         reached[..., 0, :] = True
-    elif kind == "contribution" and where == "v":
-        reached[..., 0] = True
     elif kind == "moved" and where == "v" and case.problem.sinks is None:
         reached[...] = True
+    elif kind != "cut" and where == "v":
+        reached[..., 0] = True
     else:
         reached |= visible[..., :1]
     np.testing.assert_array_equal(dirty[~visible], 0)
-    np.testing.assert_array_equal(dirty[~reached], clean[~reached])
+    rounds = 100 * np.finfo(clean.dtype).eps * (engine == "portable")  # which promises no bits
+    np.testing.assert_allclose(dirty[~reached], clean[~reached], rtol=0, atol=rounds * np.abs(clean).max())
     felt = reached & visible & (case.restore(case.book.weights) > 1e-30)
     if where != "k" and np.isinf(bad) and kind == "cut":
         felt &= case.restore(case.book.weights)[..., :1] > 1e-30  # 0·inf is NaN or 0, as rounding has it

@@ -175,7 +175,7 @@ def test_traces_can_be_copied(how: str):
 
 
 def test_every_repr_is_one_line():
-    q, many = normal(2, 30, 4), np.broadcast_to(0.0, (12, 16, 16_384, 8))
+    q, many = normal(2, 30, 4), np.broadcast_to(0.0, (12, 8, 16_384, 8))
     seen, traced = ch.AttentionMatrix(q, q).observe(q, top=2, entropy=True), ch.trace(q, q, q)
     wide, narrow = ch.AttentionMatrix(many, many), ch.AttentionMatrix(q[0], q[0])
     labels = np.zeros(30, int), np.zeros(30, int)
@@ -188,7 +188,7 @@ def test_every_repr_is_one_line():
         "Geometry(query_norms (2, 30), key_norms (2, 30), cosine (2, 30, 30))": traced.geometry,
         "Step(scores: S = Q·Kᵀ, (heads 2, queries 30, keys 30))": traced.steps[3],
         "Trace(q, k, v, scores, scaled, weights, output)": traced,
-        "EffectMatrix(contribution, batch 12, heads 16, queries 16384, keys 16384) float64": (
+        "EffectMatrix(contribution, batch 12, heads 8, queries 16384, keys 16384) float64": (
             wide.contributions(many, many)
         ),
         "TransposedMatrix of EffectMatrix(norm, queries 30, keys 30) float64": narrow.contributions(q[0]).T,
@@ -201,9 +201,9 @@ def test_every_repr_is_one_line():
         "TransposedMatrix of AttentionMatrix(heads 2, queries 30, keys 30) float64, never stored": (
             ch.AttentionMatrix(q, q).T
         ),
-        f"Effects(by_key (2, 30), top {effects.top}, strongest {effects.strongest}, image {effects.image}, "
+        f"Answers(by_key (2, 30), top {effects.top}, strongest {effects.strongest}, image {effects.image}, "
         "groups (2, 1, 1))": effects,
-        "Effects()": ch.AttentionMatrix(q, q).cut_effects(q, q).observe(),
+        "Answers()": ch.AttentionMatrix(q, q).cut_effects(q, q).observe(),
     }
     assert {words: repr(shown) for words, shown in (short | long).items()} == {words: words for words in short | long}
     assert max(map(len, short)) <= 80

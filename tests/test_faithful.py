@@ -12,8 +12,7 @@ from rich.console import Console
 
 import clearhead as ch
 from benchmarks import faithful
-from benchmarks.faithful_measures import bm25, context_cite, curves, deleted, lds, log_p
-from benchmarks.faithful_tasks import TASKS, item
+from benchmarks.faithful import TASKS, context_cite, item, lds
 from clearhead.digits import percent
 from clearhead.errors import FileError, RuleError, UnknownNameError
 from clearhead.explaining import part_runs, rerun
@@ -64,55 +63,54 @@ def test_contextcite_finds_the_parts_of_a_sparse_sum():
     np.testing.assert_allclose(slopes[on], alpha * np.sign(scores[on]), atol=1e-6)
 
 
-def test_rise_and_mas_of_known_curves():
-    scores = [4.0, 3.0, 2.0, 1.0]
-    steps = deleted(scores)
-    assert [len(step) for step in steps] == [0, 1, 2, 3, 4]
-    assert steps[2] == (0, 1)
-    odds = [float(np.log(p / (1 - p))) for p in (0.9, 0.54, 0.27, 0.09, 1e-300)]
-    rise, mas = curves(scores, steps, odds)  # 1, 0.6, 0.3, 0.1, 0: what the scores leave is the same
-    assert rise == pytest.approx((1 / 2 + 0.6 + 0.3 + 0.1) / 4, abs=1e-6)
-    assert mas == pytest.approx(rise, abs=1e-6)
-    at_once = [float(np.log(0.9 / 0.1)), *[-600.0] * 4]
-    rise, mas = curves(scores, steps, at_once)
-    assert rise == pytest.approx(1 / 8, abs=1e-6)
-    assert mas == pytest.approx((1 / 2 + 0.6 + 0.3 + 0.1) / 4, abs=1e-6)  # the scores promised less
-    assert log_p(0.0) == pytest.approx(np.log(0.5))
-
-
-def test_bm25_prefers_the_part_that_shares_rare_words():
-    scores = bm25([7, 1], [[1, 1, 2], [5, 7, 4], [1, 5, 6], [1, 2, 3]])
-    assert int(np.argmax(scores)) == 1
-    assert scores[0] > scores[2] == scores[3] > 0
-
-
 WAY = {
     "scores": [1.0],
     "lds": 0.5,
     "three": 1.0,
     "first": 1.0,
-    "both": 0.0,
     "drops": [1.0, 2.0, 3.0],
-    "curves": [0.1, 0.2],
     "passes": 8,
 }
 RECORDS = [
     {"task": "fact", "parts": 12, "seed": 0, "ways": {"quick": {**WAY, "seconds": 2.0}}},
-    {"task": "fact twice", "parts": 12, "seed": 0, "ways": {"quick": {**WAY, "lds": 0.9, "both": 1.0, "seconds": 4.0}}},
+    {
+        "task": "fact twice",
+        "parts": 12,
+        "seed": 0,
+        "ways": {"quick": {**WAY, "lds": 0.9, "drops": [3.0, 2.0, 3.0], "seconds": 4.0}},
+    },
 ]
 
 
 def test_the_table_is_printed_of_what_a_log_has(tmp_path):
     log = str(tmp_path / "log.jsonl")
-    for record in RECORDS:
-        faithful.write(log, record)
-    assert faithful.read(log) == json.loads(json.dumps(RECORDS))
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS), encoding="utf-8")
     (one,) = faithful.costs(1, quick=False, items=0, parts="12", log=log)
-    assert (one.items, one.lds, one.both, one.seconds, one.rise) == (2, pytest.approx(0.7), 1.0, 3.0, 0.1)
-    assert faithful.lines([one])[1] == ("12", "quick", "2", "0.70", "100%", "100%", "8", "3.00")
+    assert (one.items, one.lds, one.drops, one.seconds) == (2, pytest.approx(0.7), [2.0, 2.0, 3.0], 3.0)
+    assert faithful.lines([one])[1] == ("12", "quick", "2", "0.70", "100%", "100%", "2.0 2.0 3.0", "8", "3.0")
     assert faithful.costs(1, quick=False, items=0, parts="36", log=log) == []
     with pytest.raises(FileError, match="--parts 12,two"):
         faithful.costs(1, quick=False, items=0, parts="12,two")
+
+
+def test_a_run_goes_on_after_what_its_log_has(tmp_path, monkeypatch):
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps(RECORDS[0]) + "\n", encoding="utf-8")
+    monkeypatch.setattr(ch, "load_model", lambda name: name)
+    monkeypatch.setattr(faithful, "TASKS", {"fact": None, "fact twice": None})
+    monkeypatch.setattr(faithful, "item", lambda task, seed, parts: {**RECORDS[1], "task": task, "seed": seed})
+    monkeypatch.setattr(faithful, "asked", lambda model, made: made if made["seed"] != 1 else None)
+    monkeypatch.setattr(faithful, "record", lambda one: one)
+    (mean,) = faithful.costs(1, quick=False, items=2, parts="12", log=str(log))
+    assert mean.items == 4
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    # the log's item is not run again, and the one that does not count is passed over
+    assert [(one["task"], one["seed"]) for one in lines] == [
+        ("fact", 0),
+        ("fact twice", 0),
+        ("fact", 2),
+        ("fact twice", 2),
+    ]
 
 
 def made_parts(effects):

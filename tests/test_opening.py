@@ -12,8 +12,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from clearhead.cli import main
+from clearhead.explaining.answer_words import clearest
 from clearhead.explaining.explain import explain
-from clearhead.explaining.head_captions import clearest
 from clearhead.models.model import load
 from clearhead.models.protocol import Token
 from clearhead.report import explained

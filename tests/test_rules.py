@@ -152,7 +152,7 @@ def draw_part(data: st.DataObject, case: Case) -> tuple[Problem, Array]:
     """Some queries and keys, with steps of either sign, and the visibility among them."""
     rows, cols = (range(n)[data.draw(st.slices(n))] for n in (case.problem.queries, case.problem.keys))
     dense = visibility.dense(case.problem)[:, :, list(rows)][..., list(cols)]
-    return case.problem.take(rows, cols), dense
+    return case.problem.take(queries=rows, keys=cols), dense
 
 
 @examples(3)

@@ -72,7 +72,10 @@ def self_check(cases: tuple[Case, ...] = CASES) -> None:
 
 def measured(case: Case) -> Line:
     """Check and time one case: the chosen engine, the others, and PyTorch if installed. Raises as `self_check`."""
-    arrays = _arrays(case)
+    rng = np.random.default_rng(0)
+    sizes = ((case.heads, case.queries), (case.kv_heads, case.keys), (case.kv_heads, case.keys))
+    q, k, v = (rng.standard_normal((1, *size, 64), dtype=np.float32).astype(case.dtype) for size in sizes)
+    arrays = q, k, v
     rules: Any = {"causal": True} if case.causal else {}
     problem = describe(*arrays, rules).problem
     plan = engines.choose(problem)
@@ -90,13 +93,6 @@ def measured(case: Case) -> Line:
     timings = interleaved(calls, rounds=5, slice_seconds=0.05)
     local = timings.pop(plan.engine)
     return Line(case.name, plan.engine, local.median, {name: ratio(timing, local) for name, timing in timings.items()})
-
-
-def _arrays(case: Case) -> tuple[Array, Array, Array]:
-    rng = np.random.default_rng(0)
-    sizes = ((case.heads, case.queries), (case.kv_heads, case.keys), (case.kv_heads, case.keys))
-    q, k, v = (rng.standard_normal((1, *size, 64), dtype=np.float32).astype(case.dtype) for size in sizes)
-    return q, k, v
 
 
 def _ours(case: Case, arrays: tuple[Array, Array, Array], rules: Any, engine: str) -> Call:

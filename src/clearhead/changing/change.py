@@ -13,7 +13,7 @@ from clearhead.changing.places import Place, Text
 from clearhead.changing.texts import Texts, check_tokenizer
 from clearhead.errors import MissingExtraError, RuleError
 from clearhead.layers.naming import ModulePath
-from clearhead.layers.run import Run
+from clearhead.layers.saved import Run
 
 if TYPE_CHECKING:
     from clearhead.layers.attending import Change, Finish
@@ -82,13 +82,17 @@ class _Changing:
 
     def __init__(self, model: Any, edits: tuple[Edit, ...], tokenizer: Any) -> None:
         from clearhead.layers.passes import Passes
+        from clearhead.layers.switching import mixes_tokens
 
         self.edits, self.name = edits, type(model).__name__
         self.texts = Texts(tokenizer)
         self.passes = Passes(model, self.texts.take_tokens, self._begin_pass)
         self.acting: dict[LayerCall, list[tuple[Edit, Any]]] = {}
         self.acted: set[int] = set()  # ids of edits
-        self.modules = self._attention_modules()
+        mixing = {module: self.passes.inner(path) for module, path in self.passes.paths.items() if mixes_tokens(module)}
+        self.modules = {  # that may attend, each with all that may choose its layer
+            module: {self.passes.paths[module], *self.passes.names.possible(path)} for module, path in mixing.items()
+        }
         self.checked: set[tuple[Text, Text]] = set()
         self.continues = False  # has this pass a cache, so that another may follow?
 
@@ -101,14 +105,6 @@ class _Changing:
         for edit in self.edits:
             if edit.seen is not None:
                 otherrun.check_kept(edit, self.modules.values())
-
-    def _attention_modules(self) -> dict[Any, set[str]]:
-        """The modules that may attend, each with all that may choose its layer."""
-        from clearhead.layers.switching import mixes_tokens
-
-        passes = self.passes
-        mixing = {module: passes.inner(path) for module, path in passes.paths.items() if mixes_tokens(module)}
-        return {module: {passes.paths[module], *passes.names.possible(path)} for module, path in mixing.items()}
 
     def attention(self, module: Any) -> "Change":
         """What to do with this call of an attention module."""

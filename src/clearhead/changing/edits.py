@@ -12,7 +12,7 @@ from clearhead.changing.places import Places, read_places
 from clearhead.core.effects import Rest, read_rest
 from clearhead.core.rule_values import check_size, is_whole, listed, read_members, read_number, read_path
 from clearhead.errors import DtypeError, RuleError, SelectionError, expected, shown
-from clearhead.layers.run import LAYERS, Run
+from clearhead.layers.saved import LAYERS, Run
 
 Heads = tuple[int, ...] | dict[int | str, tuple[int, ...]] | None
 _HEADS = (int, np.integer), "a list of whole numbers from 0 up, or a dictionary of layer to such a list", "heads=[0, 1]"
@@ -126,7 +126,9 @@ def boost(*, keys: Any, by: float, queries: Any = None, layers: Any = None, head
     >>> ch.boost(keys=slice(0, 12), by=2)
     boost(keys=slice(0, 12), by=2.0)
     """
-    return _made("boost", layers, heads, queries=queries, keys=_needed("boost", keys), by=_number("by", by))
+    if keys is None:
+        raise RuleError("boost has no keys: expected those that get more.", 'ch.boost(keys="word", …)')
+    return _made("boost", layers, heads, queries=queries, keys=keys, by=_number("by", by))
 
 
 def tempered(t: float, *, layers: Any = None, heads: Any = None) -> Edit:
@@ -254,12 +256,6 @@ def _as_code(value: Any) -> str:
 def _made(kind: str, layers: Any, heads: Any, **what: Any) -> Edit:
     what |= {name: read_places(name, what[name]) for name in ("queries", "keys") if name in what}
     return Edit(kind=kind, **what, **_where(layers, heads))
-
-
-def _needed(kind: str, keys: Any) -> Any:
-    if keys is None:
-        raise RuleError("{kind} has no keys: expected those that get more.", 'ch.{kind}(keys="word", …)', kind=kind)
-    return keys
 
 
 def _number(name: str, value: Any) -> float:

@@ -48,7 +48,10 @@ def _edit(kind: str, text: str, layer: int | None, head: int | None, rest: Rest)
         what = what if sign else text
         if kind == "boost":
             what, _, number = what.rpartition("=")
-            by = _number(number)
+            try:
+                by = float(number)
+            except ValueError:
+                raise _form("boost") from None
             queries, _, keys = what.rpartition(">")
             return boost(queries=_places(queries), keys=_places(keys), by=by, **where)
         queries, sign, keys = what.partition(">")
@@ -63,13 +66,6 @@ def _edit(kind: str, text: str, layer: int | None, head: int | None, rest: Rest)
 
 def _form(kind: str) -> RuleError:
     return RuleError("expected {form}.", form=_SIGNS[kind])
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise _form("boost") from None
 
 
 def _places(text: str) -> Any:

@@ -15,8 +15,7 @@ from clearhead.core.rules import RULES, fields_along
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
 from clearhead.layers.layer import Layer
 from clearhead.layers.naming import ModulePath
-from clearhead.ops.softcap_per_head import for_heads
-from clearhead.ops.span_terms import SpanTerm, host
+from clearhead.ops.span_terms import SpanTerm, for_heads, host
 
 Rules = dict[str, Any]
 _PER_HEAD = {name: RULES[name].neutral for name in fields_along("heads")}  # and what each is where it is not given
@@ -130,10 +129,19 @@ def weights(
     other_k, chosen = _of_heads(layer.k, part, k, "k", KEY), for_heads(layer.rules, part.index)
     made = _with_rules(part, rules, chosen, q)
     spans = chosen.get("spans")
-    new = () if spans is None else (_only(SpanTerm.of(spans).take(part.queries, part.keys), part.heads, q.shape[1]),)
+    new: tuple[SpanTerm, ...] = ()
+    if spans is not None:  # a term of these heads becomes one of all heads, which adds nothing to the others
+        term = SpanTerm.of(spans).take(part.queries, part.keys)
+        table = host(term.table)
+        whole = np.zeros((table.shape[0], q.shape[1], *table.shape[2:]), table.dtype)
+        whole[:, list(part.heads)] = table
+        new = (replace(term, table=whole),)
     if part.whole:
         return other_q, other_k, made, new
-    kept = tuple(_without(term, part.heads, q.shape[1]) for term in terms)
+    kept = []
+    for term in terms:  # which add nothing to the heads of the other run
+        of_each = library(term.table).broadcast_to(term.table, (term.table.shape[0], q.shape[1], *term.table.shape[2:]))
+        kept.append(replace(term, table=_replaced(of_each, part.heads, 0.0)))
     q = _replaced(q, part.heads, other_q)
     return q, _replaced(for_each_head(k, q.shape[1]), part.heads, other_k), made, (*kept, *new)
 
@@ -284,17 +292,3 @@ def _mask(rules: Mapping[str, Any], place: Place, part: Part | None) -> Array | 
         mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
         allowed = allowed & (mask if part is None else mask[_places(mask, part)])
     return None if allowed.all() else allowed
-
-
-def _only(term: SpanTerm, heads: Sequence[int], count: int) -> SpanTerm:
-    """A term of some heads, as a term of all heads that adds nothing to the others."""
-    table = host(term.table)
-    whole = np.zeros((table.shape[0], count, *table.shape[2:]), table.dtype)
-    whole[:, list(heads)] = table
-    return replace(term, table=whole)
-
-
-def _without(term: SpanTerm, heads: Sequence[int], count: int) -> SpanTerm:
-    """The same term, which adds nothing to these heads."""
-    table = library(term.table).broadcast_to(term.table, (term.table.shape[0], count, *term.table.shape[2:]))
-    return replace(term, table=_replaced(table, heads, 0.0))

@@ -99,3 +99,9 @@ def as_places(chosen: Array) -> slice | Array:
         return chosen
     step = int(steps[0])
     return as_slice(range(int(chosen[0]), int(chosen[-1]) + (1 if step > 0 else -1), step))
+
+
+def part_of(x: Any, batches: Array | None, heads: range | None, queries: range | None) -> Any:
+    """Take some batches, heads and queries of what each row has, (batch, heads, queries); None is all."""
+    x = x[:, slice(None) if heads is None else as_slice(heads), slice(None) if queries is None else as_slice(queries)]
+    return x if batches is None else x[as_places(batches)]

@@ -137,20 +137,20 @@ class Call:
 
     def take(
         self,
-        *,
-        queries: range | None = None,
-        keys: range | None = None,
         batches: Array | None = None,
         heads: range | None = None,
+        queries: range | None = None,
+        keys: range | None = None,
     ) -> "Call":
-        """Take some queries, keys, batches or heads only; what is left out stays whole.
+        """Take some batches, heads, queries or keys only; what is left out stays whole.
 
         Choosing heads gives each of them a key head of its own. Slices of arrays are views; `batches` may copy.
         """
-        problem = self.problem.take(queries=queries, keys=keys, batches=batches, heads=heads)
+        problem = self.problem.take(batches, heads, queries, keys)
         batch = slice(None) if batches is None else as_places(batches)
-        rows, cols = (slice(None) if part is None else as_slice(part) for part in (queries, keys))
-        q, k, v = self.q, self.k, self.v
+        rows = slice(None) if queries is None else as_slice(queries)
+        cols = slice(None) if keys is None else as_slice(keys)
+        q, k, v = self._arrays or self._read()
         if heads is not None:
             chosen = np.asarray(heads)
             q, k = q[:, as_slice(heads)], k[:, as_places(self.problem.kv_head_of(chosen))]

@@ -7,6 +7,7 @@ positions (visibility.py says which); sinks add one logit to each row's denomina
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import prod
+from operator import attrgetter
 from types import NoneType
 from typing import Any, NamedTuple, cast
 
@@ -111,7 +112,15 @@ class Problem:
 
     def kv_head_of(self, head: Any) -> Any:
         """The key head that a query head uses; for an array of query heads, the key head of each."""
-        return head // self.group
+        return head * self.kv_heads // self.heads
+
+    @property
+    def one_scale(self) -> float | None:
+        """The scale of all heads; None where some differ."""
+        scale = self.scale
+        if len(scale) > 1 and (scale != scale[0]).any():
+            return None
+        return float(scale[0]) if len(scale) else 1.0
 
     def uses(self, rule: str) -> bool:
         """Is the rule in use, that is, does its value differ from that of a call without it?"""
@@ -133,20 +142,18 @@ class Problem:
 
     def take(
         self,
-        queries: range | None = None,
-        keys: range | None = None,
         batches: Array | None = None,
         heads: range | None = None,
+        queries: range | None = None,
+        keys: range | None = None,
     ) -> "Problem":
-        """The same problem for some queries, keys, batches or heads only; what is left out stays whole.
+        """The same problem for some batches, heads, queries or keys only; what is left out stays whole.
 
         Results for some keys are entries of the whole matrix only if the log-sum-exp is that over all keys. Choosing
         heads gives each of them a key head of its own. Slices of arrays are views; `batches` may copy.
         """
-        asked: dict[str, Any] = {"queries": queries, "keys": keys, "batch": batches, "heads": heads}
-        chosen = {axis: index for axis, index in asked.items() if index is not None}
-        fields = {field: getattr(self, field) for field, axes in FIELDS.items() if not chosen.keys().isdisjoint(axes)}
-        changes = take(fields, chosen)
+        chosen: dict[str, Any] = {"queries": queries, "keys": keys, "batch": batches, "heads": heads}
+        changes = take(dict(zip(FIELDS, _fields(self), strict=True)), chosen)
         if queries is not None:
             changes["rows"] = self.rows[as_slice(queries)]
         if keys is not None:
@@ -157,6 +164,9 @@ class Problem:
             kv_heads = self.kv_heads if heads is None else count
             changes |= {"prefix": (batch, count), "batch": batch, "heads": count, "kv_heads": kv_heads}
         return replace(self, **changes)
+
+
+_fields = attrgetter(*FIELDS)
 
 
 def problem_of(of: Arrays, rules: Rules) -> Problem:

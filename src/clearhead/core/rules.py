@@ -208,20 +208,22 @@ def take(values: Mapping[str, Any], chosen: Mapping[str, Index]) -> dict[str, An
 
     An axis of size 1 is a broadcast one and stays as it is, unless the index is a slice or selects nothing.
     """
-    return {name: _part(x, FIELDS[name], chosen) if hasattr(x, "shape") else x for name, x in values.items()}
-
-
-def _part(x: Any, axes: Axes, chosen: Mapping[str, Index]) -> Any:
-    slices, picked = [slice(None)] * len(axes), []
-    for place, axis in enumerate(axes):
-        index = chosen.get(axis)
-        if index is None or (x.shape[place] == 1 and not isinstance(index, slice) and len(index)):
+    result = dict(values)
+    for name, x in values.items():
+        if not hasattr(x, "shape"):
             continue
-        if isinstance(index, (range, slice)):
-            slices[place] = as_slice(index) if isinstance(index, range) else index
-        else:
-            picked.append((place, as_places(index) if isinstance(index, np.ndarray) else index))
-    x = x[tuple(slices)]
-    for place, one in picked:
-        x = x[(*[slice(None)] * place, one)]
-    return x
+        slices: list[slice] = [slice(None)] * len(FIELDS[name])
+        picked = []
+        for place, axis in enumerate(FIELDS[name]):
+            index = chosen.get(axis)
+            if index is None or (x.shape[place] == 1 and not isinstance(index, slice) and len(index)):
+                continue
+            if isinstance(index, (range, slice)):
+                slices[place] = as_slice(index) if isinstance(index, range) else index
+            else:
+                picked.append((place, as_places(index) if isinstance(index, np.ndarray) else index))
+        part = x[tuple(slices)]
+        for place, one in picked:
+            part = part[(*[slice(None)] * place, one)]
+        result[name] = part
+    return result

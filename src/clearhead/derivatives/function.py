@@ -19,8 +19,7 @@ from clearhead import engines
 from clearhead.core.arrays import as_array, to_torch
 from clearhead.core.axes import Array
 from clearhead.core.call import Call, describe, known
-from clearhead.core.observations import read_groups, wanted
-from clearhead.core.operands import operand, values_of
+from clearhead.core.observations import operand, read_groups, values_of, wanted
 from clearhead.core.problem import Problem
 from clearhead.core.rules import BROADCAST
 from clearhead.core.statistics import listed

@@ -10,7 +10,6 @@ from clearhead.core.arrays import bfloat16, statistics_dtype, unrepeated
 from clearhead.core.axes import WEIGHTS, Array
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Groups
-from clearhead.engines.base import one_scale, scales_differ
 from clearhead.engines.threads import get_num_threads, openmp_of_torch
 from clearhead.errors import SizeError
 
@@ -24,6 +23,7 @@ except ImportError as error:
 RULES = rules.EVERYWHERE
 TYPES = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, bfloat16: 2, np.dtype(np.float16): 3}
 _NO_LIMIT = 1 << 62
+_ARRAYS = [pair for name in RULES - {"scale"} for pair in rules.RULES[name].fields.items() if pair[1]]  # field, axes
 
 
 def run(name: str, problem: Problem, *arguments: Any) -> None:
@@ -60,45 +60,45 @@ def step(problem: Problem, q: Any, k: Any, v: Any, room: tuple[Any, Any], place:
 
 
 def described(problem: Problem) -> Any:
-    """The problem as the kernel reads it, converted once and kept with it; contiguous arrays are not copied."""
-    if problem.described is None:
-        object.__setattr__(problem, "described", _describe(problem))
-    return problem.described
+    """The problem as the kernel reads it, converted once and kept with it; contiguous arrays are not copied.
 
-
-def _describe(problem: Problem) -> Any:
-    """Pass every field by name: the kernel raises for an unknown name and for a missing one."""
-    left, right = problem.reach
-    arrays = {field: _readable(getattr(problem, field), axes) for field, axes in _arrays(RULES - {"scale", "spans"})}
-    arrays |= _spans(problem)
-    arrays["scales"] = np.ascontiguousarray(problem.scale) if scales_differ(problem) else None
-    return kernel.describe(
+    Arrays over queries and keys keep their strides. The kernel raises for an unknown name and for a missing one.
+    """
+    if problem.described is not None:
+        return problem.described
+    arrays: dict[str, Any] = {}
+    for field, axes in _ARRAYS:
+        x = getattr(problem, field)
+        if x is not None and axes == WEIGHTS:
+            x = x.view(np.uint8) if x.dtype == np.bool_ else bits(x)
+        elif x is not None:
+            x = table(x, statistics_dtype(problem.dtype)) if field == "span_table" else np.ascontiguousarray(x)
+        arrays[field] = x
+    scale, (left, right) = problem.one_scale, problem.reach
+    arrays["scales"] = np.ascontiguousarray(problem.scale) if scale is None else None
+    made = kernel.describe(
         type=TYPES[problem.dtype],
-        **{name: getattr(problem, name) for name in ("batch", "heads", "kv_heads", "queries", "keys", "d_k")},
+        batch=problem.batch,
+        heads=problem.heads,
+        kv_heads=problem.kv_heads,
+        queries=problem.queries,
+        keys=problem.keys,
+        d_k=problem.d_k,
         row_start=problem.rows.start,
         row_step=problem.rows.step,
         column_start=problem.cols.start,
         column_step=problem.cols.step,
         left=_NO_LIMIT if left is None else left,
         right=_NO_LIMIT if right is None else right,
-        scale=one_scale(problem),
+        scale=float(problem.scale[0]) if scale is None else scale,
         softcap=problem.softcap or 0.0,
         team=problem.library == "torch" and _has_team(),
         bias_type=1 if problem.bias is None else TYPES[problem.bias.dtype],
         kept=arrays,
         **arrays,
     )
-
-
-def _spans(problem: Problem) -> dict[str, Array | None]:
-    """The labels, and the table in the numbers that the kernel computes with."""
-    if problem.span_table is None or problem.query_spans is None or problem.key_spans is None:
-        return dict.fromkeys(("query_spans", "key_spans", "span_table"))
-    return {
-        "query_spans": np.ascontiguousarray(problem.query_spans),
-        "key_spans": np.ascontiguousarray(problem.key_spans),
-        "span_table": table(problem.span_table, statistics_dtype(problem.dtype)),
-    }
+    object.__setattr__(problem, "described", made)
+    return made
 
 
 def table(x: Array, dtype: np.dtype[Any]) -> Array:
@@ -113,22 +113,6 @@ def _has_team() -> bool:
     if functions is not None:
         kernel.use_team(*functions)
     return functions is not None
-
-
-@cache
-def _arrays(supported: frozenset[str]) -> list[tuple[str, rules.Axes]]:
-    """The fields of a problem that hold arrays for these rules, with their axes."""
-    fields = (field for rule in supported for field in rules.RULES[rule].fields)
-    return [(field, rules.FIELDS[field]) for field in fields if rules.FIELDS[field]]
-
-
-def _readable(x: Array | None, axes: rules.Axes) -> Array | None:
-    """A rule's array for the bindings: arrays over queries and keys keep their strides, others become contiguous."""
-    if x is None:
-        return None
-    if axes != WEIGHTS:
-        return np.ascontiguousarray(x)
-    return x.view(np.uint8) if x.dtype == np.bool_ else bits(x)
 
 
 def labels(groups: Groups | None) -> dict[str, Array]:

@@ -48,19 +48,17 @@ def for_page(ways: Sequence[Way], no_way: NoWay | None = None) -> dict[str, Any]
         return {
             "position": ways[0].position,
             "parts": [{"kind": part.kind, "layer": part.layer} for part in ways[0].parts],
-            "choices": [_numbers(way) for way in ways],
+            "choices": [
+                {"id": way.token, "text": way.text, "logit": way.logit}  # what is added up has two decimals
+                | {name: rounded([getattr(part, name) for part in way.parts], 7) for name in ("adds", "heads", "bias")}
+                for way in ways
+            ],
             "words": {language: _words(ways[0], language) for language in LANGUAGES},
         }
     if no_way is None:
         return None
     reasons = {language: capitalised(no_way.said(language), language) for language in LANGUAGES}
     return {"words": {each: {"title": say(each, "way heading"), "no": why} for each, why in reasons.items()}}
-
-
-def _numbers(way: Way) -> dict[str, Any]:
-    """Each number to seven digits: what is added up has two decimals."""
-    numbers = {name: rounded([getattr(part, name) for part in way.parts], 7) for name in ("adds", "heads", "bias")}
-    return {"id": way.token, "text": way.text, "logit": way.logit, **numbers}
 
 
 def _words(way: Way, language: Language) -> dict[str, Any]:

@@ -15,12 +15,11 @@ from clearhead.core.axes import Array, brief
 from clearhead.core.call import describe
 from clearhead.core.rules import Rules
 from clearhead.digits import rounded
-from clearhead.explaining.answer_words import tables
+from clearhead.explaining.answer_words import CaptionedHead, captioned_heads, tables
 from clearhead.explaining.attribution import Way
 from clearhead.explaining.attribution_words import for_page
 from clearhead.explaining.editing import SHOWN, Moved
 from clearhead.explaining.forward import model_line, steps_of
-from clearhead.explaining.head_captions import CaptionedHead, captioned_heads
 from clearhead.explaining.stream import NoWay
 from clearhead.explaining.texts import Window, parts_of
 from clearhead.models.model import SHIPPED
@@ -178,6 +177,12 @@ def _run_facts(seen: Explanation, moved: Moved | None, logits: str) -> dict[str,
     others = {token.id: token.before if seen.edits else token.after for token in moved.next} if moved else {}
     following = [[[c.text, rounded(c.probability, 6)] for c in choices] for choices in seen.following]
     texts = [choice.text for choice in seen.sampled]
+    looks = []  # the keys that the row gives most weight to, with these weights, for each head of each layer
+    for run in seen.runs:
+        rows = np.asarray(AttentionMatrix(run.q, run.k, **run.rules)[:, seen.token], np.float64)
+        order = np.argsort(-rows, axis=-1, kind="stable")[:, :_LOOKS].tolist()
+        pairs = zip(rows, order, strict=True)
+        looks.append([[(key, round(row[key], 4)) for key in keys if row[key] > _LOOK] for row, keys in pairs])
     return {
         "next": [[c.text, c.probability, *([others[c.id]] if moved else [])] for c in seen.next] or None,
         "following": following,
@@ -185,7 +190,7 @@ def _run_facts(seen: Explanation, moved: Moved | None, logits: str) -> dict[str,
         "check": both("check", engine=seen.trace.check.engine, difference=seen.trace.check.largest_difference),
         "moved": [[t.text, t.after, t.before] for t in moved.next[:SHOWN]] if moved and seen.edits else None,
         "way": for_page(seen.ways, seen.no_way),
-        "looks": {"query": seen.token, "heads": [_looks(run, seen.token) for run in seen.runs]},
+        "looks": {"query": seen.token, "heads": looks},
         "sampling": None if seen.logits is None else {"logits": logits, "texts": texts},
     }
 
@@ -201,15 +206,6 @@ def _kept(runs: Sequence[LayerRun], order: Iterable[int], weights: int) -> list[
         return None
     left = _ROOM / _NARROW - weights - max(streams)
     return list(dict.fromkeys(order))[: max(1, int(left / max(sizes)))]
-
-
-def _looks(run: LayerRun, query: int) -> list[list[tuple[int, float]]]:
-    """The keys that a row gives most weight to, with these weights, for each head of a layer."""
-    rows = np.asarray(AttentionMatrix(run.q, run.k, **run.rules)[:, query], np.float64)
-    order = np.argsort(-rows, axis=-1, kind="stable")[:, :_LOOKS].tolist()
-    return [
-        [(key, round(row[key], 4)) for key in keys if row[key] > _LOOK] for row, keys in zip(rows, order, strict=True)
-    ]
 
 
 def _page_layer(seen: Explanation, number: int, weights: Mapping[str, Array]) -> PageLayer:

@@ -35,7 +35,9 @@ def forward_pass(model: LanguageModel, tokens: list[Token], each: Each, edits: S
         run = model.run([token.id for token in tokens], each, edits)
     finite = bool(run.hidden and np.isfinite(run.hidden[-1]).all())  # NaN and infinity stay in it to its end
     for number in range(0 if finite else len(run.layers)):
-        if not all(np.isfinite(array).all() for array in _numbers_of(run, number)):
+        layer = run.layers[number]  # where it has the residual stream, everything in the layer reaches that
+        arrays = [run.hidden[number + 1]] if run.hidden else [layer.x, layer.q, layer.k, layer.v, layer.output]
+        if not all(np.isfinite(array).all() for array in arrays):
             values = {"number": number, "name": model.name}
             raise FileError(
                 "{name}: layer {number} gives NaN or infinity: its weights are damaged, or too large.", **values
@@ -47,14 +49,6 @@ def forward_pass(model: LanguageModel, tokens: list[Token], each: Each, edits: S
             "{name}: its logits are NaN or infinite: its weights are damaged, or too large.", name=model.name
         )
     return run
-
-
-def _numbers_of(run: ForwardPass, number: int) -> tuple[Array, ...]:
-    """A layer's numbers: of a run that has it the residual stream, which everything in the layer reaches."""
-    if run.hidden:
-        return (run.hidden[number + 1],)
-    layer = run.layers[number]
-    return layer.x, layer.q, layer.k, layer.v, layer.output
 
 
 def with_stream(

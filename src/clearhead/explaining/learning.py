@@ -16,8 +16,8 @@ from clearhead.core.axes import Array
 from clearhead.core.rule_values import read_path
 from clearhead.digits import significant
 from clearhead.errors import FileError
-from clearhead.models.config import Config
-from clearhead.models.model import Model, of_arrays
+from clearhead.models.families import Config
+from clearhead.models.model import of_arrays
 from clearhead.models.protocol import probabilities
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.textbook.page import capitalised, lesson
@@ -114,7 +114,13 @@ def read(path: str | os.PathLike[str]) -> Learning:
             of_arrays("learning", about["config"], {name: array[step] for name, array in stored.items()})
             for step in steps
         ]
-        seen = [_seen(model, about["shown"]) for model in models]
+        seen = []  # of each step scaled scores and weights, (heads, queries, keys), and the next token's probabilities
+        for run in (model.run(about["shown"]) for model in models):
+            layer = run.layers[0]
+            assert run.logits is not None
+            weights = np.asarray(AttentionMatrix(layer.q, layer.k, causal=True)[:])
+            scaled = layer.q @ layer.k.swapaxes(-1, -2) / np.sqrt(layer.q.shape[-1])
+            seen.append((scaled, weights, probabilities(run.logits[-1])))
         recorded = {name: arrays[name].astype(np.float64) for name in ("loss", "gradient", "attention", "next")}
     except (KeyError, IndexError, TypeError, ValueError) as error:
         values = {"path": path, "reason": str(error)}
@@ -140,24 +146,20 @@ def read(path: str | os.PathLike[str]) -> Learning:
     )
 
 
-def _seen(model: Model, ids: list[int]) -> tuple[Array, Array, Array]:
-    """Scaled scores and weights of the first layer, (heads, queries, keys), and the next token's probabilities."""
-    run = model.run(ids)
-    layer = run.layers[0]
-    assert run.logits is not None
-    weights = np.asarray(AttentionMatrix(layer.q, layer.k, causal=True)[:])
-    scaled = layer.q @ layer.k.swapaxes(-1, -2) / np.sqrt(layer.q.shape[-1])
-    return scaled, weights, probabilities(run.logits[-1])
-
-
 def _document(run: Learning, language: Language) -> Document:
     """The document whose only entry is `learning`; docs/files.md says what is in it."""
     shown = run.likeliest()
+    across = np.linspace(_EDGE, _WIDE - _EDGE, len(run.step))  # the loss as points of a picture, and what is beside it
+    points = np.stack([across, _HIGH - _EDGE - (_HIGH - 2 * _EDGE) * run.loss / run.loss.max()], axis=1).round(1)
+    ends = np.linspace(0, len(points) - 1, 5, dtype=int)
+    below = [(points[place][0], _HIGH - 4, str(run.step[place])) for place in ends]
+    beside = [(points[place][0], points[place][1] - 8, significant(float(run.loss[place]))) for place in (0, -1)]
     data = {
         "tokens": run.tokens,
         "gradient": run.gradient.tolist(),
         "steepest": float(run.gradient.max()),
-        **_curve(run),
+        "curve": points.tolist(),
+        "ticks": below + beside,
         "names": [run.vocabulary[token] for token in shown],
         "next": run.following[:, shown].tolist(),
         "matrices": ["W^Q", "W^K", "W^V"],
@@ -196,13 +198,3 @@ def _figures(run: Learning) -> list[list[dict[str, Any]]]:
     ]
     groups = [{"unit": 36, "between": "softmax", "list": pair} for pair in heads]
     return [[{"unit": 14, "between": "", "list": [matrix]} for matrix in matrices], *([group] for group in groups)]
-
-
-def _curve(run: Learning) -> dict[str, Any]:
-    """The loss as points of a picture, in the order of the recorded steps, and what stands beside it."""
-    across = np.linspace(_EDGE, _WIDE - _EDGE, len(run.step))
-    points = np.stack([across, _HIGH - _EDGE - (_HIGH - 2 * _EDGE) * run.loss / run.loss.max()], axis=1).round(1)
-    ends = np.linspace(0, len(points) - 1, 5, dtype=int)
-    below = [(points[place][0], _HIGH - 4, str(run.step[place])) for place in ends]
-    beside = [(points[place][0], points[place][1] - 8, significant(float(run.loss[place]))) for place in (0, -1)]
-    return {"curve": points.tolist(), "ticks": below + beside}

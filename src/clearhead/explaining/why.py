@@ -17,13 +17,12 @@ from clearhead.core.rule_values import whole_number
 from clearhead.digits import significant
 from clearhead.errors import SelectionError
 from clearhead.explaining import editing, head_runs, part_runs, rerun, why_page
-from clearhead.explaining.answers import Answers, decides, probability, read_answers, rival
+from clearhead.explaining.answers import Question, decides, probability, read_answers, rival
 from clearhead.explaining.attribution import Way, heads_by_share
 from clearhead.explaining.attribution import way as way_to
 from clearhead.explaining.derivatives import check_edits
 from clearhead.explaining.forward import check_each, forward_pass
 from clearhead.explaining.integral import cuts
-from clearhead.explaining.other_numbers import of_later_tokens, other_numbers
 from clearhead.explaining.part_runs import Again, candidate
 from clearhead.explaining.rerun import Based
 from clearhead.explaining.stream import of_decoder
@@ -161,16 +160,13 @@ class Why(Tabular, Framing):
         >>> ch.why("mary had a little").trust(8).score > 0
         True
         """
-        again = Again(
-            self.model, list(self.based), self._placed(), self.value, "first", 0, (self.token.id, self.against.id)
-        )
+        placed = editing.by_position(self.edits, self.tokens, self.text)
+        pair = self.token.id, self.against.id
+        again = Again(self.model, list(self.based), placed, self.value, "first", 0, pair)
         seed = whole_number("seed", seed, 0)
         kept, ran = part_runs.halves(again, self.parts, whole_number("masks", masks, 1), seed)
         effects = np.array([part.effect for part in self.parts])
         return Trust(spearman((kept @ effects).tolist(), ran.tolist()), len(ran))
-
-    def _placed(self) -> tuple[Edit, ...]:
-        return editing.by_position(self.edits, self.tokens, self.text)
 
     def to_html(self, language: Language = "en") -> str:
         """A page with these causes above every step of the run. Raises RuleError for another language."""
@@ -297,7 +293,7 @@ def _hidden_where(reading: Reading, hide: Any) -> list[tuple[int, int]]:
 
 def _explained(
     again: Again,
-    asked: Answers,
+    asked: Question,
     reading: Reading,
     cut: list[Part],
     counts: tuple[int, int, int],
@@ -323,9 +319,13 @@ def _explained(
         by_token[list(part.tokens)] = (part.effect if part.hidden is None else -part.hidden) / len(part.tokens)
     heads, heads_run, off = head_runs.heads(again, by_head)
     candidates = [candidate(model, base, i) for i in again.pair]
-    ways = _ways(model, again.based[0], candidates)
+    ways: list[Way] = []
+    if isinstance(model, Model):  # whose parts add up
+        run, rows = again.based[0].run, again.based[0].target.rows
+        stream = of_decoder(model, list(run.ids), run, rows.start)
+        ways = [way_to(stream, one.id, one.text) for one in candidates]
     named = [(head.layer, head.head) for head in heads[:_HEADS]] + heads_by_share(ways)[:_HEADS]
-    looked = [(place, 0, _KEYS) for place in named] + of_later_tokens(again, off)
+    looked = [(place, 0, _KEYS) for place in named] + head_runs.of_later_tokens(again, off)
     estimates = [by_edge, cuts(model, again.based[0].target, again.based[0].run, again.edits, again.rest)]
     edges, missed, without = head_runs.edges(again, estimates, looked)
     return Why(
@@ -352,15 +352,7 @@ def _explained(
         missed=missed,
         ways=ways,
         next=[candidate(model, base, int(i)) for i in rerun.likely(base)],
-        numbers=other_numbers(again, off, ran.runs, without, (by_head.shape, len(parts))),
+        numbers=head_runs.other_numbers(again, off, ran.runs, without, (by_head.shape, len(parts))),
         based=again.based,
         **facts,
     )
-
-
-def _ways(model: LanguageModel, based: Based, candidates: Sequence[Candidate]) -> list[Way]:
-    """What each part of the model adds to both candidates' logits; none where its parts cannot be added up."""
-    if not isinstance(model, Model):
-        return []
-    stream = of_decoder(model, list(based.run.ids), based.run, based.target.rows.start)
-    return [way_to(stream, candidate.id, candidate.text) for candidate in candidates]

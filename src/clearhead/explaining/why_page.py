@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.core.axes import Array
 from clearhead.digits import fixed, percent, rounded
 from clearhead.explaining.answers import probability
 from clearhead.explaining.attribution_words import for_page
@@ -36,7 +35,11 @@ def document(seen: Any, language: Language) -> Document:
     first = seen.heads[0]
     chosen: dict[str, Any] = {"layer": first.layer, "head": first.head, "token": len(seen.tokens) - 1}
     steps = explain(seen.prompt, seen.model, **chosen, edits=list(seen.edits) or None)
-    made = explained(steps, language, _derivatives(seen), [each["layer"] for each in causes["heads"] + causes["edges"]])
+    g, run = None, seen.based[0].run  # the derivatives of the lead by the heads' outputs, but not through PyTorch
+    if isinstance(seen.model, Model) and len(run.ids) == len(seen.tokens):
+        target = target_of(run, seen.token.id, seen.against.id)
+        g = [np.asarray(layer.g) for layer in derivatives(seen.model, run, target).layers]
+    made = explained(steps, language, g, [each["layer"] for each in causes["heads"] + causes["edges"]])
     of_run = made.header["edited"] if seen.edits else made.header
     of_run["facts"]["way"] = for_page(seen.ways)
     kept = made.header["facts"]["kept"]
@@ -49,7 +52,10 @@ def document(seen: Any, language: Language) -> Document:
     shown = {name: causes[name] for name in _SHOWN} | {"sink": seen.sink, "words": words}
     shown["tokens"] = [token.text for token in seen.tokens]  # and those of the answer, which edges may name
     shown["tokens"] += [seen.model.text(token) for token in seen.based[0].run.ids[len(seen.tokens) :]]
-    shown["turns"] = _turns(seen)
+    turns = [] if isinstance(seen.prompt, str) else read(seen.model, seen.prompt).turns
+    places = [[i for i, token in enumerate(seen.tokens) if token.start < b and token.stop > a] for a, b in turns]
+    spoken = zip(seen.prompt, places, strict=True) if len(turns) == len(seen.prompt) else ()  # no message is rewritten
+    shown["turns"] = [(message["role"], place[0], place[-1] + 1) for message, place in spoken if place]
     shown["grid"] = rounded(-seen.heads_run if _ran(seen) else seen.by_head, 4)
     whole = {name: shown.get(name) for name in numbers[0]} if numbers and _ran(seen) else {}
     shown["numbers"] = [whole, *numbers] if whole else []
@@ -92,14 +98,6 @@ def _number(number: OtherNumber, seen: Any, words: Any) -> dict[str, Any]:
     }
 
 
-def _turns(seen: Any) -> list[tuple[str, int, int]]:
-    """Who speaks in a chat, from which token to which; nothing for a text, or where the template rewrote a message."""
-    turns = [] if isinstance(seen.prompt, str) else read(seen.model, seen.prompt).turns
-    places = [[i for i, token in enumerate(seen.tokens) if token.start < b and token.stop > a] for a, b in turns]
-    spoken = zip(seen.prompt, places, strict=True) if len(turns) == len(seen.prompt) else ()
-    return [(message["role"], place[0], place[-1] + 1) for message, place in spoken if place]
-
-
 def _several(seen: Any) -> bool:
     """Has the answer more than one token?"""
     return len(seen.based[0].target.answer) > 1
@@ -108,15 +106,6 @@ def _several(seen: Any) -> bool:
 def _ran(seen: Any) -> bool:
     """Was the model run again without each head? Else the grid of all heads has their effects."""
     return bool(np.isfinite(seen.heads_run).all())
-
-
-def _derivatives(seen: Any) -> list[Array] | None:
-    """Of each layer the derivative of the lead by its heads' outputs, (heads, tokens, d_v); none through PyTorch."""
-    run = seen.based[0].run
-    if not isinstance(seen.model, Model) or len(run.ids) != len(seen.tokens):
-        return None
-    target = target_of(run, seen.token.id, seen.against.id)
-    return [np.asarray(layer.g) for layer in derivatives(seen.model, run, target).layers]
 
 
 def _words(language: Language, seen: Any) -> dict[str, str]:

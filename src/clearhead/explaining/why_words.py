@@ -1,6 +1,6 @@
 """The sentences and the tables that say a `Why`: the terminal prints them, and a notebook shows them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -109,7 +109,13 @@ def conclusion(seen: Any, language: Language) -> list[str]:
     """What the runs support: the part that decides, two of which either is enough, the head that carries the answer."""
     run = [part for part in seen.ranked if part.hidden is not None]
     rests = [say(language, "why so", said=_rests(seen, language, run))] if run else []
-    return [*rests, *_either(seen, language), _carries(seen, language)]
+    either = []
+    for pair in [pair for pair in seen.pairs if seen.compared or decides(seen.value, pair.hidden)][:1]:
+        first, second = (cut(bare(part.text), _PART) for part in pair[:2])
+        one, other = (so_likely(seen, part.hidden or 0.0).rstrip("×") for part in pair[:2])
+        facts = _facts(seen, language, pair.hidden)
+        either.append(say(language, "why either", **facts, first=first, second=second, one=one, other=other))
+    return [*rests, *either, _carries(seen, language)]
 
 
 def gap_of(seen: Any, language: Language) -> str:
@@ -172,15 +178,6 @@ def _without(seen: Any, language: Language, part: PartEffect) -> str:
     if most is not None and (most.hidden or 0.0) < _MUCH * (part.hidden or 0.0):
         return say(language, "why within", part=name, inside=cut(bare(most.text), _PART))
     return say(language, "why without it", part=name)
-
-
-def _either(seen: Any, language: Language) -> Iterator[str]:
-    """The strongest pair of parts of which either is enough."""
-    for pair in [pair for pair in seen.pairs if seen.compared or decides(seen.value, pair.hidden)][:1]:
-        first, second = (cut(bare(part.text), _PART) for part in pair[:2])
-        one, other = (so_likely(seen, part.hidden or 0.0).rstrip("×") for part in pair[:2])
-        facts = _facts(seen, language, pair.hidden)
-        yield say(language, "why either", **facts, first=first, second=second, one=one, other=other)
 
 
 def _carries(seen: Any, language: Language) -> str:

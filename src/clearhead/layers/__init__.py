@@ -7,6 +7,6 @@ passes      which layer is running, and for which time
 naming      what layers are called
 recording   one layer while it runs
 derivatives the derivative by each layer's outputs, as backward passes bring it
-layer       one layer afterwards; run: all layers of a model, and saved: their file
+layer       one layer afterwards; saved: all layers of a run, and their file
 pieces      the tokens' texts, and their words and sentences
 """

@@ -1,7 +1,7 @@
 """A model's forward passes, followed by hooks: the tokens of each, and which call of which layer an attention is."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from inspect import signature
 from typing import Any, NamedTuple
@@ -71,8 +71,11 @@ class Passes:
             packed.beginning.append(self._begin_batches)
             after.callback(packed.beginning.remove, self._begin_batches)
             after.enter_context(torch.compiler.set_stance("force_eager"))
-            for hook in self._hooks(switching.models(self.model)):
-                after.callback(hook.remove)
+            for module in dict.fromkeys((self.model, *switching.models(self.model))):
+                after.callback(module.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
+                after.callback(module.register_forward_hook(self._leave, always_call=True).remove)
+            for module in filter(switching.mixes_tokens, self.paths):
+                after.callback(module.register_forward_pre_hook(lambda module, _: self.ran.add(module)).remove)
             for module in self.model.modules():
                 registry[module] = attention
                 after.callback(registry.pop, module, None)
@@ -125,15 +128,6 @@ class Passes:
         }
         around = {path for path in apart if any(other != path and _within(other, path) for other in apart)}
         return tuple((path, kind) for path, kind in apart.items() if path not in around)
-
-    def _hooks(self, models: Iterable[Any]) -> Iterator[Any]:
-        """Hooks that say when a forward pass begins and ends, and which attention modules run in it."""
-        for module in dict.fromkeys((self.model, *models)):
-            yield module.register_forward_pre_hook(self._enter, with_kwargs=True)
-            yield module.register_forward_hook(self._leave, always_call=True)
-        for module in self.paths:
-            if switching.mixes_tokens(module):
-                yield module.register_forward_pre_hook(lambda module, _: self.ran.add(module))
 
     def _begin_batches(self, manager: Any, model: Any) -> None:
         if model not in self.paths:

@@ -59,7 +59,8 @@ def words(pieces: Sequence[str]) -> list[int]:
         if not piece:  # a part of the character that a later token has
             parts += 1
             continue
-        number += not _goes_on(before, piece)
+        letters = bool(before) and all(category(x)[0] in "LMN" or x in "'’" for x in (before[-1], piece[0]))
+        number += not (letters and not name(piece[0], "").startswith(_APART))
         numbers += [number] * (parts + 1)
         before, parts = piece, 0
     return numbers + [max(number, 0)] * parts
@@ -94,8 +95,3 @@ def _numbered(pieces: Sequence[str], end: re.Pattern[str]) -> list[int]:
     number = np.searchsorted(ends, starts + gaps, side="right")
     numbered: list[int] = np.unique(number, return_inverse=True)[1].tolist()
     return numbered
-
-
-def _goes_on(before: str, piece: str) -> bool:
-    letters = bool(before) and all(category(x)[0] in "LMN" or x in "'’" for x in (before[-1], piece[0]))
-    return letters and not name(piece[0], "").startswith(_APART)

@@ -15,8 +15,7 @@ from clearhead.layers.layer import Layer
 from clearhead.layers.masks import Pattern, RuleDict
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation, among
-from clearhead.ops.softcap_per_head import for_heads
-from clearhead.ops.span_terms import SpanTerm, combined, joined
+from clearhead.ops.span_terms import SpanTerm, combined, for_heads, joined
 
 AGAIN = "watch one sequence in a block, with its cache: open another `with ch.watch(…)` for another one."
 
@@ -158,7 +157,12 @@ class Recording:
         scores = {name: x.detach() if isinstance(x, Tensor) else x for name, x in call.scores.items()}
         bias = None if call.pattern.bias is None else call.pattern.bias.detach()
         pattern = replace(call.pattern, bias=bias)
-        q, k, v = _kept(q, k, v)
+        used: Counter[int] = Counter()  # parts of one storage, as of one projection, are kept as its parts
+        for x in (q, k, v):
+            if x is not None:
+                used[x.untyped_storage().data_ptr()] += x.nbytes
+        kept: list[Any] = [x if x is None else _kept_copy(x, used[x.untyped_storage().data_ptr()]) for x in (q, k, v)]
+        q, k, v = kept
         terms = tuple(term.kept(new, old) for term, old in zip(call.terms, before, strict=True))
         self.calls.append(replace(call, q=q, k=k, v=v, pattern=pattern, scores=scores, terms=terms))
         self.parts.append(seen if self.heads is None else seen.heads(list(self.heads)))
@@ -255,15 +259,6 @@ class Recording:
                 part = rows[..., side]
                 part[:] = without if block is None else block[..., start : start + part.shape[-1]]
         return whole
-
-
-def _kept(*arrays: Tensor | None) -> list[Any]:
-    """The arrays as they are kept; those that are parts of one storage, as of one projection, are kept as its parts."""
-    used: Counter[int] = Counter()
-    for x in arrays:
-        if x is not None:
-            used[x.untyped_storage().data_ptr()] += x.nbytes
-    return [None if x is None else _kept_copy(x, used[x.untyped_storage().data_ptr()]) for x in arrays]
 
 
 def _kept_copy(x: Tensor, used: int | None = None) -> Tensor:

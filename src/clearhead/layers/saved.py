@@ -1,8 +1,12 @@
-"""The file of `seen.save`: safetensors, arrays named by layer, everything else as JSON in the header."""
+"""The attention layers of one run of a model, by name, and the file of `seen.save`.
+
+That is safetensors: arrays named by layer, everything else as JSON in the header.
+"""
 
 import json
 import os
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -11,24 +15,67 @@ from clearhead.core.arrays import as_rule_array as near
 from clearhead.core.axes import Array
 from clearhead.core.call import describe
 from clearhead.core.files import object_of, write_whole
+from clearhead.core.rule_values import layer_name, read_path
 from clearhead.core.rules import flat
 from clearhead.core.state import State
-from clearhead.core.statistics import STATISTICS, Top, arrays_of, joined_arrays, separate_arrays
-from clearhead.errors import ClearheadError, FileError
+from clearhead.core.statistics import STATISTICS, Top, arrays_of, joined_arrays, listed, separate_arrays
+from clearhead.errors import ClearheadError, FileError, SelectionError
 from clearhead.layers.layer import Layer
 from clearhead.ops.observation import Observation
 from clearhead.version import __version__
 
+LAYERS = (int, np.integer, str), "a list of layers' numbers or names", "layers=[0, 1]"
 FORMAT = 2
 _WORDS: dict[str, Any] = {"name": str, "path": str, "call": int, "cross": bool, "note": str, "other_keys": int}
 _ARRAYS = ("q", "k", "v", "padding")  # fields of a Layer, as those above
 _TABLE = dict.fromkeys(State._fields, "logsumexp")  # the entry that these arrays belong to
-_SAVED = [name for name in STATISTICS if name not in ("output", "groups")]
+_SAVED = [name for name in listed() if name not in ("output", "groups")]
+
+
+@dataclass(eq=False)
+class Run:
+    """The layers as they ran; a layer is given by its name, its number, or the path of its module."""
+
+    parts: dict[str, Any] = field(default_factory=dict)  # by name, as they ran; each has finished()
+    tokens: list[list[Any]] = field(default_factory=list)  # (batch, length): texts with a tokenizer, ids without
+    source_tokens: list[list[Any]] = field(default_factory=list)  # the encoder's, where there is one
+    model: str = ""
+    unseen: tuple[tuple[str, str], ...] = ()  # (path, class) of attention that ran without Transformers' interface
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a file that `seen.save(path)` wrote. Raises FileError."""
+        layers, words = read(read_path(path))
+        return cls({layer.name: layer for layer in layers}, **words)
+
+    @property
+    def layers(self) -> list[str]:
+        """The names of what was seen, in the order in which the layers ran; "0#2" is layer 0 run a second time."""
+        return list(self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def layer(self, layer: int | str) -> Layer:
+        """One layer with its name, heads, q, k, v, rules and notes. Raises SelectionError for an unknown layer."""
+        return cast("Layer", self.parts[self.layer_name(layer)].finished())
+
+    def layer_name(self, layer: int | str) -> str:
+        """The name of a layer given by number, name or path. Raises SelectionError for an unknown layer."""
+        if not self.parts and isinstance(layer, (int, str)):
+            hint = "run the model inside the `with` block; requests of generate_batch are in seen.requests."
+            raise SelectionError("no attention was seen.", hint)
+        if isinstance(layer, str) and layer not in self.parts:
+            layer = next((name for name, part in self.parts.items() if part.path == layer), layer)
+        return layer_name(layer, self.layers)
 
 
 def read(path: str | os.PathLike[str]) -> tuple[list[Layer], dict[str, Any]]:
     """Read the layers, and the model's name and tokens. Raises FileError."""
-    arrays, words = _read(path)
+    arrays, metadata = safetensors(path)
+    if "watch" not in metadata:
+        raise FileError("{path} was not written by seen.save.", path=path)
+    words = object_of(metadata["watch"], f"{path}: what is said of its layers")
     if words.get("format") != FORMAT:
         values = {"path": path, "format": words.get("format"), "current": FORMAT, "version": words.get("clearhead")}
         raise FileError(
@@ -73,13 +120,6 @@ def _put(arrays: dict[str, Array], number: str, layer: Layer) -> dict[str, Any]:
             arrays[f"{number} {name}"] = np.ascontiguousarray(near(value, name))
     words = {name: getattr(layer, name) for name in _WORDS}
     return words | {"heads": list(layer.heads), "queries": seen.queries, "keys": seen.keys, "rules": plain}
-
-
-def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, Any]]:
-    arrays, words = safetensors(path)
-    if "watch" not in words:
-        raise FileError("{path} was not written by seen.save.", path=path)
-    return arrays, object_of(words["watch"], f"{path}: what is said of its layers")
 
 
 def _record(arrays: dict[str, Array], words: dict[str, Any]) -> tuple[list[Layer], dict[str, Any]]:

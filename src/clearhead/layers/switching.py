@@ -48,8 +48,11 @@ def switch(model: nn.Module) -> Implementations:
                 part.set_attn_implementation(NAME)
         for part in models(model):
             if part.config._attn_implementation != NAME:
+                classes = dict.fromkeys(type(module) for module in part.modules() if mixes_tokens(module))
+                local = [kind for kind in classes if kind.__module__ == type(part).__module__]
+                said = ", ".join(kind.__name__ for kind in local or classes) or "no class called so"
                 raise RuleError(
-                    f"{type(part).__name__} cannot be watched or changed: its attention ({_attentions(part)}) does not "
+                    f"{type(part).__name__} cannot be watched or changed: its attention ({said}) does not "
                     "go through Transformers' AttentionInterface.",
                     "ch.AttentionMatrix(q, k, …) observes q and k that you take from the model yourself.",
                 )
@@ -76,13 +79,6 @@ def mixes_tokens(module: nn.Module) -> bool:
     called_so = _NAMES.search(type(module).__name__) is not None
     result = called_so or sides > 1 or not children.isdisjoint(_FUSED)
     return result and next(module.parameters(), None) is not None
-
-
-def _attentions(model: nn.Module) -> str:
-    """The model's attention classes, those of its own file where it has any."""
-    classes = dict.fromkeys(type(m) for m in model.modules() if mixes_tokens(m))
-    local = [kind for kind in classes if kind.__module__ == type(model).__module__]
-    return ", ".join(kind.__name__ for kind in local or classes) or "no class called so"
 
 
 def models(model: nn.Module) -> list[PreTrainedModel]:

@@ -4,7 +4,7 @@ protocol        what `explain` needs of a model: tokens, and every layer's atten
 finding         load_model: a model by its path or name; those on this machine
 model           a decoder in NumPy with its tokenizer; chat: messages as one text; tokens: the tokenizer of a GGUF file
 decoder         its forward pass, with keys and values kept; backward: derivatives; edits: edits of attention in a layer
-config          its sizes; families: what differs between Llama, Gemma and the others, as data
+families        its sizes, and what differs between Llama, Gemma and the others, as data
 rope functions  rotary positions; norms and activations, with their derivatives
 weights         packed and memory-mapped tensors; layout: which of them a decoder has
 gguf folder     the two forms in which decoders are stored

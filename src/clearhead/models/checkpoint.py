@@ -41,8 +41,9 @@ def folder(name: str) -> Path:
     try:
         with suppress(OSError):  # raised where it is not in the cache
             cached = Path(snapshot_download(name, local_files_only=True))
-            if _is_whole(cached):
-                return cached
+            with suppress(FileError):  # a download that was cut off leaves some of its files
+                if all(map(os.path.isfile, (cached / "config.json", *weight_files(cached)))):
+                    return cached
         switches = {key: os.environ.get(key, "").upper() for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
         offline = [key for key, value in switches.items() if value in ("1", "ON", "YES", "TRUE")]
         if offline:
@@ -106,13 +107,6 @@ def check_filled(name: str, missing: list[str]) -> None:
 def one_line(error: BaseException) -> str:
     """A library's error message on one line; the name of its class where the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _is_whole(place: Path) -> bool:
-    """Are the config and every file of weights there? A download that was cut off leaves some."""
-    with suppress(FileError):
-        return all(map(os.path.isfile, (place / "config.json", *weight_files(place))))
-    return False
 
 
 def _integers(config: Any, depth: int = 0) -> Iterator[tuple[str, int]]:

@@ -15,7 +15,7 @@ import numpy as np
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, blocks
 from clearhead.models import edits as editing
-from clearhead.models.config import Config
+from clearhead.models.families import Config
 from clearhead.models.functions import ACTIVATIONS, CACHED, NormWeights
 from clearhead.models.protocol import LayerRun
 from clearhead.models.rope import turned
@@ -237,17 +237,14 @@ class KeysValues:
         """All keys and values so far, these included."""
         stop = self.tokens + k.shape[1]
         if not self.arrays or stop > self.arrays[0].shape[1]:
-            self.arrays = [self._larger(number, x, stop) for number, x in enumerate((k, v))]
+            before, room = self.arrays, max(2 * stop, 64)
+            self.arrays = [np.empty((x.shape[0], room, x.shape[2]), x.dtype) for x in (k, v)]
+            for array, old in zip(self.arrays, before, strict=False):
+                array[:, : self.tokens] = old[:, : self.tokens]
         for array, x in zip(self.arrays, (k, v), strict=True):
             array[:, self.tokens : stop] = x
         self.tokens = stop
         return self.arrays[0][:, :stop], self.arrays[1][:, :stop]
-
-    def _larger(self, number: int, x: Array, stop: int) -> Array:
-        array = np.empty((x.shape[0], max(2 * stop, 64), x.shape[2]), x.dtype)
-        if self.arrays:
-            array[:, : self.tokens] = self.arrays[number][:, : self.tokens]
-        return array
 
 
 def normalised(norm: NormWeights, x: Array) -> Array:

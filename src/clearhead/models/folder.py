@@ -13,8 +13,7 @@ from clearhead.core.axes import Array
 from clearhead.core.files import json_of, read_bytes, read_text
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError
-from clearhead.models.config import Config
-from clearhead.models.families import FAMILIES, OTHER_NAMES, Family, windows_of
+from clearhead.models.families import FAMILIES, OTHER_NAMES, Config, Family, windows_of
 from clearhead.models.functions import ACTIVATIONS
 from clearhead.models.rope import Rope, of_parameters
 from clearhead.models.weights import Stored
@@ -79,7 +78,10 @@ def config_of(path: Path, data: Mapping[str, Any]) -> Config:
     if heads % kv_heads:
         raise heads_error(path, heads, kv_heads)
     d_k = read.whole("head_dim", d_model // heads)
-    _refuse(path, data)
+    for key in ("add_cross_attention", "use_parallel_residual", "use_bidirectional_attention"):
+        if data.get(key):
+            hint = "Transformers runs it."
+            raise FileError("{path}: {key} is set, which is not computed here.", hint, path=path, key=key)
     return Config(
         family=name,
         layers=layers,
@@ -132,15 +134,6 @@ def rope_error(path: object, kind: object) -> FileError:
     """The error for rotary positions that are not known here."""
     what = "{path}: rotary positions of kind {kind!r} are not computed here."
     return FileError(what, "Transformers runs the folder with safetensors.", path=path, kind=kind)
-
-
-def _refuse(path: Path, data: Mapping[str, Any]) -> None:
-    """Raise for what changes the computation and is not computed here."""
-    for key in ("add_cross_attention", "use_parallel_residual", "use_bidirectional_attention"):
-        if data.get(key):
-            raise FileError(
-                "{path}: {key} is set, which is not computed here.", "Transformers runs it.", path=path, key=key
-            )
 
 
 def _activation(path: Path, data: Mapping[str, Any], family: Family) -> str:

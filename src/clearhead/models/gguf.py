@@ -14,8 +14,7 @@ import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.errors import FileError, Sentence
-from clearhead.models.config import Config
-from clearhead.models.families import FAMILIES, Family, windows_of
+from clearhead.models.families import FAMILIES, Config, windows_of
 from clearhead.models.folder import check_layers, check_number, heads_error, rope_error
 from clearhead.models.rope import Rope, longrope, longrope_magnitude, plain_rates
 from clearhead.models.weights import Stored, packings
@@ -185,7 +184,13 @@ def config_of(file: GGUF) -> Config:
     if embedding is None or len(embedding.shape) != 2:
         raise FileError("{path} has no `token_embd.weight`.", path=file.path)
     epsilon = "attention.layer_norm_epsilon" if family.centred else "attention.layer_norm_rms_epsilon"
-    windows = _windows(read, family, architecture, layers)
+    kind = "all" if architecture == "llama" else family.windows  # Mistral's files say llama
+    window = read.whole("attention.sliding_window") if read.maybe("attention.sliding_window") else None
+    windows = windows_of(kind, window, layers)
+    large = {"gemma2": 46, "gemma3": 62}.get(architecture) == layers  # the 27B models' query_pre_attn_scalar
+    scale = float((d_model / heads if large else d_k) ** -0.5)
+    if read.has("attention.scale"):
+        scale = read.number("attention.scale", low=1e-9)
     return Config(
         family=architecture,
         layers=layers,
@@ -202,7 +207,7 @@ def config_of(file: GGUF) -> Config:
         gated=family.gated,
         tied="output.weight" not in file.tensors,
         windows=windows,
-        scales=(_scale(read, architecture, layers, d_model, heads, d_k),) * layers,
+        scales=(scale,) * layers,
         ropes=_ropes(read, architecture, d_k, windows),
         softcap=read.maybe("attn_logit_softcapping"),
         logit_softcap=read.maybe("final_logit_softcapping"),
@@ -252,20 +257,6 @@ class _Keys:
         if not (np.isfinite(factors).all() and factors.all()):
             raise FileError("{path}: `{name}` holds 0, NaN or infinity.", name=name, path=self.file.path)
         return factors
-
-
-def _windows(read: _Keys, family: Family, architecture: str, layers: int) -> tuple[int | None, ...]:
-    if not read.maybe("attention.sliding_window"):
-        return (None,) * layers
-    kind = "all" if architecture == "llama" else family.windows  # Mistral's files say llama
-    return windows_of(kind, read.whole("attention.sliding_window"), layers)
-
-
-def _scale(read: _Keys, architecture: str, layers: int, d_model: int, heads: int, d_k: int) -> float:
-    if read.has("attention.scale"):
-        return read.number("attention.scale", low=1e-9)
-    large = {"gemma2": 46, "gemma3": 62}.get(architecture) == layers  # the 27B models' query_pre_attn_scalar
-    return float((d_model / heads if large else d_k) ** -0.5)
 
 
 def _ropes(read: _Keys, architecture: str, d_k: int, windows: tuple[int | None, ...]) -> tuple[Rope | None, ...]:

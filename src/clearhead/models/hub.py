@@ -263,7 +263,11 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any]:
 
     files: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     config = transformers.AutoConfig.from_pretrained(place, **files)
-    _check(name, config)
+    if config.is_encoder_decoder:
+        raise FileError("{name} is an encoder with a decoder: one text does not say what the decoder reads.", name=name)
+    for size in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
+        if getattr(config, size, None) is None:
+            raise FileError("{name}: its config has no {size}: expected a model of text.", size=size, name=name)
     decodes = any(word.endswith(("ForCausalLM", "LMHeadModel")) for word in config.architectures or ())
     kind: Any = transformers.AutoModelForCausalLM if decodes else transformers.AutoModel
     with torch.device("meta"):
@@ -287,14 +291,6 @@ def _no_bar() -> Iterator[None]:
     finally:
         if drawn:
             logging.enable_progress_bar()
-
-
-def _check(name: str, config: Any) -> None:
-    if config.is_encoder_decoder:
-        raise FileError("{name} is an encoder with a decoder: one text does not say what the decoder reads.", name=name)
-    for size in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
-        if getattr(config, size, None) is None:
-            raise FileError("{name}: its config has no {size}: expected a model of text.", size=size, name=name)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from clearhead.core.room import check_room_for_file
 from clearhead.errors import FileError
-from clearhead.models.config import Config
+from clearhead.models.families import Config
 from clearhead.models.weights import Stored
 
 _OPTIONAL = "?"  # before a name: the model may lack it

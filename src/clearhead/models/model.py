@@ -15,8 +15,8 @@ from clearhead.core.files import check_waits, json_of
 from clearhead.errors import FileError, RuleError, ShapeError
 from clearhead.models import chat, folder, gguf, layout, runs, tokens
 from clearhead.models.backward import of_logits, through
-from clearhead.models.config import Config
 from clearhead.models.decoder import Decoder
+from clearhead.models.families import Config
 from clearhead.models.gates import LayerBack
 from clearhead.models.protocol import Each, ForwardPass, Slope, Token, Variant, in_short, token_text, too_long
 from clearhead.models.variants import again, hidden_of

@@ -75,22 +75,16 @@ def _again(
     before = run.stream(start) if variants[-1].layer else [run.hidden[0][start:]]
     for number in each(range(variants[0].layer, decoder.config.layers)):
         here = sum(variant.layer <= number for variant in variants)
-        entering = (
-            _entering(decoder, variant, before[number][places - start], places) for variant, places in seen[count:here]
-        )
-        hidden = np.concatenate([hidden, *entering])
+        for variant, places in seen[count:here]:  # which begin with the run's stream, but of tokens that were replaced
+            entering = before[number][places - start]
+            for place, token in variant.ids.items():
+                entering[places == place] = decoder.embedded([token], place)
+            hidden = np.concatenate([hidden, entering])
         (k, v), count = run.past[number], here
         hidden = _layer(decoder, number, seen[:here], hidden, (k[:, :start], v[:, :start]))
     ends, same = np.cumsum([len(places) for _, places in seen]), run.hidden[-1][rows.start : min(start, rows.stop)]
     parts = zip(np.split(hidden, ends[:-1]), seen, strict=True)
     return [np.concatenate([same, part[np.isin(places, rows)]]) for part, (_, places) in parts]
-
-
-def _entering(decoder: Decoder, variant: Variant, hidden: Array, places: Array) -> Array:
-    """The residual stream that a variant begins with, (rows, d_model): the run's, but of tokens that were replaced."""
-    for place, token in variant.ids.items():
-        hidden[places == place] = decoder.embedded([token], place)
-    return hidden
 
 
 def _seen(decoder: Decoder, variant: Variant, start: int, tokens: int, rows: range) -> Array:

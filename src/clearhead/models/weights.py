@@ -47,7 +47,10 @@ class Stored:
         if self.order is not None:
             chosen = self.order[chosen]
         part = self.data.T[chosen] if self.transposed else self.data[chosen]
-        numbers = _widened(part) if self.kind == "BF16" else part if self.kind in DTYPES else _unpacked(part, self.kind)
+        if self.kind == "BF16":  # the upper half of a float32
+            numbers = (part.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+        else:
+            numbers = part if self.kind in DTYPES else _unpacked(part, self.kind)
         numbers = np.require(numbers, dtype, "A")  # a file may store numbers at odd places
         return numbers + dtype(self.plus) if self.plus else numbers
 
@@ -63,11 +66,6 @@ class Stored:
         """Some of its rows as a tensor of its own, such as the queries of a fused projection."""
         order = np.arange(start, stop) if self.order is None else self.order[start:stop]
         return Stored(self.kind, (stop - start, *self.shape[1:]), self.data, self.transposed, order, self.plus)
-
-
-def _widened(numbers: Array) -> Array:
-    """bfloat16 as float32, of which it is the upper half."""
-    return (numbers.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def _unpacked(blocks: Array, kind: str) -> Array:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from clearhead.core import room
 from clearhead.core.arrays import as_rule_array, empty, to_device_of
 from clearhead.core.axes import TRANSPOSED, WEIGHTS, Array, named
 from clearhead.core.call import Call
-from clearhead.core.room import array_bytes, check_room
 from clearhead.core.rule_values import read_slice
 from clearhead.core.state import State
-from clearhead.engines.base import EffectEngine
+from clearhead.engines.base import Engine
 from clearhead.errors import DtypeError, RuleError, SelectionError
 
 
@@ -113,27 +113,27 @@ class LazyMatrix(NeverStored):
 
     def _by_index(self, key: Any, *, transposed: bool = False) -> Any:
         call = self.call
-        picked, swap = read_index(key, self.shape, transposed=transposed)
-        shape = tuple(len(p) for p in picked if not isinstance(p, int))
+        ranges, shape, swap = read_index(key, self.shape, transposed=transposed)
         if 0 in shape:
             tile = empty(call.q, shape, self.dtype)
         else:
-            what, instead = self.words
-            size = array_bytes(shape, self.dtype.itemsize)
-            check_room(f"{what} of shape {shape}", size, instead, call.problem.device)
-            *lead, rows, cols = (range(p, p + 1) if isinstance(p, int) else p for p in picked)
+            if prod(shape) * 8 > room.SMALL:
+                what, instead = self.words
+                size = prod(shape) * self.dtype.itemsize
+                room.check_room(f"{what} of shape {shape}", size, instead, call.problem.device)
+            *lead, rows, cols = ranges
             *chosen, heads = lead or [range(1)]
             sizes = call.problem.prefix[:-1]
             batches = np.arange(call.problem.batch).reshape(sizes)[np.ix_(*chosen)].reshape(-1)
             tile = self._tile(batches, heads, rows, cols).reshape(shape)
-        return self._restore(tile.swapaxes(-1, -2) if swap else tile)
+        return call.restore(tile.swapaxes(-1, -2) if swap else tile)
 
     def _restore(self, x: Array) -> Any:
         """Turn a result in the caller's axes into the kind of array that q is, where q lies."""
         return self.call.restore(to_device_of(x, self.call.q) if isinstance(x, np.ndarray) else x)
 
 
-class Weights(Protocol):
+class WeightMatrix(Protocol):
     """What effects of edges read of an AttentionMatrix."""
 
     @property
@@ -146,8 +146,8 @@ class Weights(Protocol):
     def state(self) -> State: ...  # of all rows
     @property
     def known_state(self) -> State | None: ...  # None where it is not known yet
-    def with_call(self, call: Call, state: State | None = None) -> "Weights": ...
-    def effect_engine(self) -> EffectEngine: ...
+    def with_call(self, call: Call, state: State | None = None) -> "WeightMatrix": ...
+    def effect_engine(self) -> Engine: ...
 
 
 class TransposedMatrix(NeverStored):
@@ -192,47 +192,45 @@ class TransposedMatrix(NeverStored):
         return self.T._product(g, transposed=True)
 
 
-def read_index(key: Any, shape: tuple[int, ...], *, transposed: bool = False) -> tuple[list[int | range], bool]:
-    """A basic index as one integer or range per axis of a matrix of this shape; integers are counted from 0.
+def read_index(
+    key: Any, shape: tuple[int, ...], *, transposed: bool = False
+) -> tuple[list[range], tuple[int, ...], bool]:
+    """Read a basic index: what it picks along each axis of a matrix of this shape, and the shape of the tile.
 
-    transposed   it is an index into the transpose; the second answer says whether to swap the result's last two axes
+    transposed   it is an index into the transpose; the third answer says whether to swap the tile's last two axes
 
     Raises SelectionError for anything else, for too many indices, and for an integer outside its axis.
     """
-    if not transposed:
-        return _expand(key, shape, WEIGHTS), False
-    picked = _expand(key, (*shape[:-2], shape[-1], shape[-2]), TRANSPOSED)
-    picked[-1], picked[-2] = picked[-2], picked[-1]
-    both = not isinstance(picked[-1], int) and not isinstance(picked[-2], int)
-    return picked, both
-
-
-def _expand(key: Any, shape: tuple[int, ...], axes: Sequence[str]) -> list[int | range]:
+    axes, sizes = (TRANSPOSED, (*shape[:-2], shape[-1], shape[-2])) if transposed else (WEIGHTS, shape)
     parts = list(key) if isinstance(key, tuple) else [key]
-    dots = [place for place, part in enumerate(parts) if part is Ellipsis]
+    dots = [place for place, part in enumerate(parts) if part is Ellipsis] or [len(parts)]
+    parts[dots[0] : dots[0] + 1] = []
+    absent = len(shape) - len(parts)
     if len(dots) > 1:
         raise SelectionError("an index can have only one Ellipsis (`...`).")
-    place = dots[0] if dots else len(parts)
-    count = len(parts) - len(dots)
-    if count > len(shape):
-        raise SelectionError(f"{count} indices for {len(shape)} axes: the matrix is {named(shape, axes)}.")
-    parts[place : place + len(dots)] = [slice(None)] * (len(shape) - count)
-    return [_pick(part, axis, shape, axes) for axis, part in enumerate(parts)]
-
-
-def _pick(part: Any, axis: int, shape: tuple[int, ...], axes: Sequence[str]) -> int | range:
-    size = shape[axis]
-    if isinstance(part, slice):
-        return read_slice(f"the slice of axis {axis}", part, size)
-    try:
-        if isinstance(part, (bool, np.bool_)):
-            raise TypeError
-        place = as_index(part)
-    except Exception:  # a stranger's __index__ may raise anything
-        raise SelectionError(
-            f"axis {axis} is indexed by {type(part).__name__}: expected integers, slices and `...`.",
-            "A[...][that] indexes a stored copy.",
-        ) from None
-    if not -size <= place < size:
-        raise SelectionError(f"index {place} is outside axis {axis}: the matrix is {named(shape, axes)}.")
-    return place % size
+    if absent < 0:
+        raise SelectionError(f"{len(parts)} indices for {len(shape)} axes: the matrix is {named(sizes, axes)}.")
+    ranges = [range(size) for size in sizes]
+    tile: list[int | None] = [*sizes]  # the length of each axis, None for one that goes
+    for place, part in enumerate(parts):
+        axis = place if place < dots[0] else place + absent
+        if isinstance(part, slice):
+            ranges[axis] = read_slice(f"the slice of axis {axis}", part, sizes[axis])
+            tile[axis] = len(ranges[axis])
+            continue
+        try:
+            if isinstance(part, (bool, np.bool_)):
+                raise TypeError
+            one = as_index(part)
+        except Exception:  # a stranger's __index__ may raise anything
+            raise SelectionError(
+                f"axis {axis} is indexed by {type(part).__name__}: expected integers, slices and `...`.",
+                "A[...][that] indexes a stored copy.",
+            ) from None
+        if not -sizes[axis] <= one < sizes[axis]:
+            raise SelectionError(f"index {one} is outside axis {axis}: the matrix is {named(sizes, axes)}.")
+        ranges[axis], tile[axis] = range(one % sizes[axis], one % sizes[axis] + 1), None
+    swap = transposed and None not in tile[-2:]
+    if transposed:
+        ranges[-2:], tile[-2:] = ranges[:-3:-1], tile[:-3:-1]
+    return ranges, tuple(length for length in tile if length is not None), swap

@@ -10,17 +10,16 @@ import numpy as np
 
 from clearhead import engines
 from clearhead.core.arrays import as_array, autocast, broadcast, statistics_dtype
-from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice, named
+from clearhead.core.axes import WEIGHTS, Array, named, part_of
 from clearhead.core.call import Call, Given, describe
 from clearhead.core.effects import Rest
-from clearhead.core.observations import check_room, wanted
-from clearhead.core.operands import check_transposed, operand, values_of
+from clearhead.core.observations import check_room, check_transposed, operand, values_of, wanted
 from clearhead.core.rule_values import read_place, read_slice
 from clearhead.core.rules import Rules, flat
 from clearhead.core.state import State
 from clearhead.core.statistics import Asked, Wanted, askable, explained
 from clearhead.core.torch_state import graphed
-from clearhead.engines.base import EffectEngine
+from clearhead.engines.base import Engine
 from clearhead.errors import RuleError, SelectionError, shown
 from clearhead.loading import load
 from clearhead.ops import cause_inputs
@@ -146,7 +145,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         """The rows' states if they are known, else None."""
         return None if self._call is None else self._state
 
-    def effect_engine(self) -> EffectEngine:
+    def effect_engine(self) -> Engine:
         """The engine that computes effects of edges. Raises EngineError where the one that was named does not."""
         return engines.with_effects(self._engine, self.call.problem, self._asked_engine)
 
@@ -215,25 +214,26 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         return self._by_index(key)
 
     def _tile(self, batches: Array, heads: range, rows: range, cols: range) -> Array:
-        plain = self._plain("weights read by index", "A[…]")
+        plain = self if self._call is not None else self._plain("weights read by index", "A[…]")
         if plain._state is None and plain.size <= _SMALL:
             plain.state  # noqa: B018  of all rows: then it is there for the next index
-        problem = plain.call.problem
-        whole = heads == range(problem.heads) and np.array_equal(batches, np.arange(problem.batch))
-        part = plain._part(None if whole else batches, None if whole else heads, rows)
-        return plain._engine.weights(part.call.take(keys=cols), part.state)
+        call = plain.call
+        chosen: tuple[Array | None, range | None] = batches, heads
+        if heads == range(call.problem.heads) and np.array_equal(batches, np.arange(call.problem.batch)):
+            chosen = None, None
+        state = plain._state_of(*chosen, rows) or engines.state_of(plain._engine, call.take(*chosen, rows))
+        return plain._engine.weights(call.take(*chosen, rows, cols), state)
 
-    def _part(self, batches: Array | None, heads: range | None, queries: range | None) -> "AttentionMatrix":
+    def _part(self, batches: Array | None, heads: range | None, queries: range | None = None) -> "AttentionMatrix":
         """The matrix of some batch items, heads or queries, with their rows' states if these are known.
 
         What is left out stays whole; choosing heads gives each of them a key head of its own.
         """
-        state = self._state
-        if state is not None:
-            chosen, rows = (slice(None) if one is None else as_slice(one) for one in (heads, queries))
-            places = slice(None) if batches is None else as_places(batches)
-            state = State(*(x[:, chosen, rows][places] for x in state))
-        return self.with_call(self.call.take(batches=batches, heads=heads, queries=queries), state)
+        return self.with_call(self.call.take(batches, heads, queries), self._state_of(batches, heads, queries))
+
+    def _state_of(self, *part: Any) -> State | None:
+        """The states of some batches, heads and queries if they are known."""
+        return None if self._state is None else State(*(part_of(x, *part) for x in self._state))
 
     def __matmul__(self, v: Any) -> Any:
         """A·v, (…, heads, queries, d_v), the same bits as `attention`.
@@ -388,7 +388,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         if head is not None:
             place = read_place("head", head, problem.heads)
             heads = range(place, place + 1)
-        return plain._part(batches, heads, None)
+        return plain._part(batches, heads)
 
 
 def with_state(matrix: AttentionMatrix, state: State) -> AttentionMatrix:

@@ -13,7 +13,6 @@ from clearhead.core.axes import Array, named
 from clearhead.digits import fixed, percent, signed
 from clearhead.explaining.answer_words import attending, following, kinds_of
 from clearhead.explaining.explanation import Explanation
-from clearhead.explaining.head_captions import CaptionedHead
 from clearhead.explaining.texts import Split, parts_of, token_name
 from clearhead.explaining.why_lists import HeadEffect
 from clearhead.models.model import SHIPPED
@@ -49,26 +48,17 @@ def answer(console: Console, seen: Explanation, language: Language) -> Iterator[
     """What the token attends to, what follows it, what heads do."""
     if seen.window is not None:
         yield title(say(language, "window", **seen.window._asdict(), last=seen.window.stop - 1))
-    yield from _attending(console, seen, language)
-    yield from _next(seen, language)
-    yield from _heads(seen, language)
-
-
-def _attending(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     weights, masked = seen.row.weights, np.isneginf(seen.row.masked)
     yield title(shown(attending(seen, language)))
     if "sinks" in seen.run.rules:
         yield note(say(language, "sink takes", share=percent(max(0.0, 1 - float(weights.sum())))))
     yield Text()
     yield from shaded_text(console, seen.text, seen.tokens, (weights, masked, seen.token), language)
-
-
-def _next(seen: Explanation, language: Language) -> Iterator[Text]:
-    if not seen.after:
-        return
-    yield Text()
-    yield title(shown(following(seen, language)))
-    yield from (share_line(choice.text, choice.probability) for choice in seen.after)
+    if seen.after:
+        yield Text()
+        yield title(shown(following(seen, language)))
+        yield from (share_line(choice.text, choice.probability) for choice in seen.after)
+    yield from _heads(seen, language)
 
 
 def share_line(token: str, share: float) -> Text:
@@ -84,14 +74,11 @@ def _heads(seen: Explanation, language: Language) -> Iterator[Text]:
     yield title(say(language, "what heads do"))
     if 2 * seen.sinks >= seen.entropy.size:
         yield note("  " + say(language, "resting", sinks=seen.sinks, heads=seen.entropy.size))
-    yield from (_caption(head, more, language) for head, more in kinds)
-
-
-def _caption(head: CaptionedHead, more: int, language: Language) -> Text:
-    assert head.caption is not None
-    facts = {"layer": head.layer, "head": head.head, "caption": head.caption.said[language]}
-    line = Text("  " + say(language, "head caption", **facts))
-    return line.append(say(language, "more such heads", count=more), style="dim") if more else line
+    for head, more in kinds:
+        assert head.caption is not None
+        facts = {"layer": head.layer, "head": head.head, "caption": head.caption.said[language]}
+        line = Text("  " + say(language, "head caption", **facts))
+        yield line.append(say(language, "more such heads", count=more), style="dim") if more else line
 
 
 def about(model: LanguageModel, language: Language) -> Iterator[Text]:

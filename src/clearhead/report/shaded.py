@@ -56,7 +56,10 @@ def shaded_text(
     pieces = pieces_of(text, tokens, row)
     high = max((piece.weight for piece in pieces if not piece.masked), default=0.0)
     lines = _lines(pieces, console.width - _INDENT)
-    kept = _kept(lines)
+    weights = [sum(0.0 if piece.masked else piece.weight for piece in line) for line in lines]
+    chosen = [any(piece.chosen for piece in line) for line in lines]
+    order = sorted(range(len(lines)), key=lambda place: (not chosen[place], -weights[place], place))
+    kept = order[:_MOST_LINES]  # all, or the chosen token's and those with the most weight
     for place, line in enumerate(lines):
         if place in kept:
             yield from _drawn(console, line, high)
@@ -127,14 +130,6 @@ def _cut(piece: Piece, width: int) -> list[Piece]:
         return [piece]
     parts = chop_cells(piece.text, max(2, width - 2))  # its brackets take two
     return [replace(piece, text=part, gap=piece.gap and place == 0) for place, part in enumerate(parts)]
-
-
-def _kept(lines: Sequence[Sequence[Piece]]) -> set[int]:
-    """The lines to show: all, or the chosen token's and those with the most weight."""
-    weights = [sum(0.0 if piece.masked else piece.weight for piece in line) for line in lines]
-    chosen = [any(piece.chosen for piece in line) for line in lines]
-    order = sorted(range(len(lines)), key=lambda place: (not chosen[place], -weights[place], place))
-    return set(order[:_MOST_LINES])
 
 
 def _drawn(console: Console, line: Sequence[Piece], high: float) -> Iterator[Text]:

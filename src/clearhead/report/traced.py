@@ -138,7 +138,11 @@ def _step(console: Console, picture: _Picture, verdict: Verdict | None, language
         axes = zip(step.axes[-2:], array.shape, strict=True)
         rows, cols = ([_name(case, axis, i) for i in range(size)] for axis, size in axes)
         yield from matrices(console, [(array, picture.masked)], rows, cols, language)
-        yield note("  " + _sums(picture, array, language))
+        in_rows = case.trace.convention == "rows"
+        axis = -1 if in_rows else -2  # a query's weights
+        sums = array.sum(axis=axis)[~picture.masked.all(axis=axis)]
+        said = sum_words(language, sums, rows=in_rows, sinks=case.trace.problem.sinks is not None)
+        yield note("  " + say(language, "axes" if in_rows else "axes columns") + say(language, "also") + said)
     else:
         yield from grid(console, array, language, picture.rows)
     if verdict is not None:
@@ -149,16 +153,6 @@ def _name(case: CheckedExample, axis: str, place: int) -> str:
     """A query's or key's token, or q_0, k_0 where the file names none."""
     names = case.tokens if axis == "queries" else case.sources
     return f"{'q' if axis == 'queries' else 'k'}_{place}" if names is None else names[place]
-
-
-def _sums(picture: _Picture, weights: Array, language: Language) -> str:
-    """Which axis is which, and what each query's weights sum to: rows, or in columns convention columns."""
-    rows = picture.case.trace.convention == "rows"
-    axis = -1 if rows else -2
-    sums = weights.sum(axis=axis)[~picture.masked.all(axis=axis)]
-    sinks = picture.case.trace.problem.sinks is not None
-    axes = say(language, "axes" if rows else "axes columns")
-    return axes + say(language, "also") + sum_words(language, sums, rows=rows, sinks=sinks)
 
 
 def grid(console: Console, array: Array, language: Language, names: Sequence[str] | None = None) -> Iterator[Text]:

@@ -38,23 +38,21 @@ def show(console: Console, seen: Why, language: Language, *, whole: bool, more: 
     said = [Text(shown(sentence)) for sentence in why_words.conclusion(seen, language)]
     said += [note(shown(why_words.gap_of(seen, language)))] * whole
     for parts, heads in [(None, None)] if whole else _COUNTS:
-        opening = _answer(seen, language, None if whole else _ANSWER)
+        asked = why_words.question(seen, language, None if whole else _ANSWER)
+        opening = [
+            title(shown(asked)),
+            Text(shown(why_words.most_likely(seen, language))),
+            *about(seen.model, language),
+        ]
+        opening += [Text(f"{say(language, 'edits')}  {printable(repr(edit))}") for edit in seen.edits]
         listed = why_words.parts_table(seen, language, parts, effects=whole)
-        screen = [[*opening], [*_parts(console, seen, language, listed)]]
+        screen = [opening, [*_parts(console, seen, language, listed)]]
         for kind, some in (("carried", seen.heads[:heads]), ("edges", seen.edges))[: 1 + whole]:
             screen.append([*_causes(console, why_words.causes_table(seen, language, kind, some))])
         screen.append([*said, *last])
         if sum(len(folded(console, line)) for part in screen for line in part) + len(screen) - 1 <= _LINES:
             break
     sections(console, map(iter, screen))
-
-
-def _answer(seen: Why, language: Language, width: int | None) -> Iterator[Text]:
-    yield title(shown(why_words.question(seen, language, width)))
-    yield Text(shown(why_words.most_likely(seen, language)))
-    yield from about(seen.model, language)
-    for edit in seen.edits:
-        yield Text(f"{say(language, 'edits')}  {printable(repr(edit))}")
 
 
 def _parts(console: Console, seen: Why, language: Language, listed: Table) -> Iterator[Text]:

@@ -12,9 +12,8 @@ from clearhead.core.rule_values import is_whole, listed, read_flag, read_number,
 from clearhead.core.rules import RULES, Rules, check_names
 from clearhead.diagnosing.diagnose import diagnose
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError, check_known, needing, shown
-from clearhead.testing.calling import Arrays, Caller, Layout
 from clearhead.testing.drawing import KINDS, WIDTHS, Draws, Plan, planned, possible_kinds, smaller
-from clearhead.testing.judging import Failure, judged
+from clearhead.testing.judging import Arrays, Caller, Failure, Layout, judged
 
 _SHRINKS = 150  # calls of the function while a failing problem is made smaller
 _DTYPES = {dtype.name: dtype for dtype in FLOATS}
@@ -190,7 +189,12 @@ def _message(caller: Caller, failure: Failure, small: Failure) -> str:
     if small.plan != failure.plan:
         lines += ["", "the smallest problem that fails in the same way:", *_described(small), *small.lines]
     if failure.theirs is not None:
-        lines += ["", "what ch.diagnose says about the first problem:", *_diagnosed(failure)]
+        problem = failure.problem
+        try:
+            said = diagnose(problem.q, problem.k, problem.v, failure.theirs, **problem.rules).told()
+        except ClearheadError as error:
+            said = f"nothing: {error.one_line()}"
+        lines += ["", "what ch.diagnose says about the first problem:", *(f"  {line}" for line in said.splitlines())]
     lines += ["", f"to repeat just this problem, add to the call: seed={failure.plan.seed}"]
     return "\n".join(lines)
 
@@ -209,12 +213,3 @@ def _brief(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return str(value.tolist()) if value.size <= 4 else f"{value.dtype} {value.shape}"
     return repr(value)
-
-
-def _diagnosed(failure: Failure) -> list[str]:
-    problem = failure.problem
-    try:
-        result = diagnose(problem.q, problem.k, problem.v, failure.theirs, **problem.rules)
-    except ClearheadError as error:
-        return [f"  nothing: {error.one_line()}"]
-    return [f"  {line}" for line in result.told().splitlines()]

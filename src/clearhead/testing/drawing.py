@@ -147,18 +147,16 @@ def smaller(draws: Draws, plan: Plan) -> Iterator[Plan]:
     square = _square(draws, set(plan.names))
     for fields in (("queries", "keys"),) if square else (("queries", "keys"), ("queries",), ("keys",)):
         for cut in (8, 4, 2, 1):
-            changes = {field: _below(allowed, getattr(sizes, field), cut) for field in fields}
+            changes = {}
+            for field in fields:  # the largest allowed one of size/cut at most; for a cut of 1 the next smaller one
+                size = getattr(sizes, field)
+                fits = (length for length in allowed if length <= (size - 1 if cut == 1 else size // cut))
+                changes[field] = max(fits, default=size)
             if any(changes[field] != getattr(sizes, field) for field in fields):
                 yield replace(plan, sizes=sizes._replace(**changes))
     for d_k, d_v in draws.widths:
         if d_k + d_v < sizes.d_k + sizes.d_v:
             yield replace(plan, sizes=sizes._replace(d_k=d_k, d_v=d_v))
-
-
-def _below(allowed: tuple[int, ...], size: int, cut: int) -> int:
-    """The largest allowed size of at most size/cut; for a cut of 1 the next smaller one; else the same size."""
-    most = size - 1 if cut == 1 else size // cut
-    return max((length for length in allowed if length <= most), default=size)
 
 
 def drawn(draws: Draws, plan: Plan) -> Drawn:

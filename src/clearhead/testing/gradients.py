@@ -16,9 +16,8 @@ from clearhead.core.spans import added
 from clearhead.core.visibility import dense
 from clearhead.diagnosing.fitting import FACTOR, differences, largest
 from clearhead.diagnosing.softmaxes import eps
-from clearhead.testing.calling import Caller
 from clearhead.testing.drawing import Drawn, Draws, Plan, drawn
-from clearhead.testing.judging import Failure, clean, described
+from clearhead.testing.judging import Caller, Failure, clean, described
 
 _RUNS = 4  # plain runs, each with the keys in another order: one alone may have been lucky
 

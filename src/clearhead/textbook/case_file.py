@@ -183,7 +183,11 @@ def _wanted(place: Path) -> str:
 def _read_safetensors(place: Path) -> dict[str, Any]:
     """The tensors, and other rules from the file's metadata: {"causal": "true", "stage": "weights"}."""
     arrays, metadata = safetensors(place)
-    return {name: _json_or_text(text) for name, text in metadata.items()} | arrays
+    rules: dict[str, Any] = {**metadata}
+    for name, text in metadata.items():
+        with suppress(ValueError, RecursionError):  # then it is a text
+            rules[name] = json.loads(text)
+    return rules | arrays
 
 
 def _read_pt(place: Path) -> dict[str, Any]:
@@ -202,14 +206,12 @@ def _read_pt(place: Path) -> dict[str, Any]:
         values = {"file": place.name, "type": type(loaded).__name__}
         raise FileError("{file} holds a {type}: expected names with their values.", _PLAIN, **values)
     with torch.no_grad():
-        return {name: _array(name, x) if isinstance(x, torch.Tensor) else x for name, x in loaded.items()}
-
-
-def _array(name: str, tensor: Any) -> Array:
-    try:
-        return as_array(tensor.contiguous(), name)[0]
-    except DtypeError as error:
-        raise FileError("{name}: {what}", error.hint, name=name, what=error.what) from None
+        for name, x in loaded.items():
+            try:
+                loaded[name] = as_array(x.contiguous(), name)[0] if isinstance(x, torch.Tensor) else x
+            except DtypeError as error:
+                raise FileError("{name}: {what}", error.hint, name=name, what=error.what) from None
+    return loaded
 
 
 def _refused(place: Path) -> dict[str, Any]:
@@ -222,13 +224,6 @@ _JSON = 'a .json file holds {"q": [[…]], "k": [[…]], "v": [[…]]}; .npz, .s
 _PLAIN = (
     'np.savez("case.npz", q=q, k=k, v=v, theirs=out), or torch.save({"q": q, "k": k, "v": v, "theirs": out}, "case.pt")'
 )
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 _READERS = {

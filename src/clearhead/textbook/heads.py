@@ -61,18 +61,14 @@ def heads_beside(counts: Sequence[int], **layer: Any) -> tuple[WithHeads, ...]:
         trace = trace_layer(**{**layer, "num_heads": heads})
         first = layers[0].trace if layers else trace
         arrays = [np.asarray(getattr(trace, name)) for name in trace.parameters]
+        weights = np.asarray(trace.weights)
+        terms = weights * np.log(np.where(weights > 0, weights, 1.0))
+        entropy = -np.sum(terms, axis=-1 if trace.convention == "rows" else -2)
         parts = {
             "parameters": sum(array.size for array in arrays),
             "multiply_adds": sum(step.multiply_adds for step in trace.steps),
-            "entropy": _entropy(trace),
+            "entropy": entropy.mean(axis=-1) if entropy.shape[-1] else entropy.sum(axis=-1),
             "difference": largest_difference(np.asarray(trace.output), np.asarray(first.output)),
         }
         layers.append(WithHeads(num_heads=heads, trace=trace, **parts))
     return tuple(layers)
-
-
-def _entropy(trace: Trace) -> Array:
-    weights = np.asarray(trace.weights)
-    axis = -1 if trace.convention == "rows" else -2
-    entropy = -np.sum(weights * np.log(np.where(weights > 0, weights, 1.0)), axis=axis)
-    return np.asarray(entropy.mean(axis=-1) if entropy.shape[-1] else entropy.sum(axis=-1))

@@ -41,7 +41,9 @@ def one_head(problem: Problem, layer: Mapping[str, Array], steps: Steps) -> tupl
     if not np.isfinite(projected).all() or not np.allclose(projected, joined["q"][:, 0], rtol=1e-3, atol=off):
         return {}, {}
     one, several = (AttentionMatrix(sides["q"], sides["k"], **rules) for sides in (joined, exact))
-    outputs = [_mixed(heads, layer) for heads in (one @ joined["v"], join_heads(several @ exact["v"])[:, None])]
+    outputs = [np.asarray(x)[:, 0] for x in (one @ joined["v"], join_heads(several @ exact["v"])[:, None])]
+    if "w_o" in layer:
+        outputs = [output @ layer["w_o"] + layer.get("b_o", 0.0) for output in outputs]
     work = [step.multiply_adds / (problem.heads if step.name in _OF_WEIGHTS else 1) for step in steps]
     counts = {
         "parameters beside": [sum(np.size(a) for name, a in layer.items() if name[:2] in ("w_", "b_"))] * 2,
@@ -61,12 +63,6 @@ def one_head(problem: Problem, layer: Mapping[str, Array], steps: Steps) -> tupl
     }
     arrays = {"one_weights": np.asarray(one[:])[:, 0], "one_output": outputs[0]}
     return rows, {name: array.astype(np.float32) for name, array in arrays.items()}
-
-
-def _mixed(joined: Any, layer: Mapping[str, Array]) -> Array:
-    """The layer's output (batch, queries, d_model) from the heads side by side."""
-    output = np.asarray(joined)[:, 0]
-    return output @ layer["w_o"] + layer.get("b_o", 0.0) if "w_o" in layer else output
 
 
 def entropy_range(entropies: Array) -> str:

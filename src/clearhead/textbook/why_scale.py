@@ -60,7 +60,13 @@ class WhyScale(NamedTuple):
     def _document(self, language: Language, queries: int) -> Document:
         values = {"edge": EDGE, "queries": f"{queries:,}", "keys": self.ranked.shape[-1]}
         now = [f"dₖ = {d_k}, √dₖ = {significant(d_k**0.5)}" for d_k in self.d_k.tolist()]
-        words = {each: {**_words(each, values), "now": now} for each in LANGUAGES}
+        words: dict[str, Any] = {}
+        for each in LANGUAGES:  # of each part its heading, the name of its number, and what stands below it
+            said = {key: say(each, f"scale {key}", **values) for key in ("title", "says", "means")}
+            named = [[say(each, f"scale {key}", **values) for key in names] for names in _PARTS]
+            named[0] += [f"−{EDGE}", "0", f"{EDGE}"]
+            words[each] = {**said, "parts": named, "columns": ["q·k", "q·k / √dₖ"], "now": now}
+            words[each] |= slider_words(each, "d_k")
         peaks = self.histogram.max(axis=-1, keepdims=True)
         histogram, variances = self.histogram / np.where(peaks > 0, peaks, 1), (self.variance, self.scaled_variance)
         pictures = (
@@ -138,15 +144,6 @@ def saturation(scores: Any = (2.0, 1.0, 0.0), factors: Any = (0.125, 0.25, 0.5, 
     scores, factors = _list("scores", scores), _list("factors", factors)
     weights = _softmax(factors[:, None] * scores)
     return Saturation(factors, weights, weights * (1 - weights))
-
-
-def _words(language: Language, values: dict[str, Any]) -> dict[str, Any]:
-    """The page's sentences; of each part its heading, the name of its number, and what stands below it."""
-    words: dict[str, Any] = {key: say(language, f"scale {key}", **values) for key in ("title", "says", "means")}
-    words["parts"] = [[say(language, f"scale {key}", **values) for key in names] for names in _PARTS]
-    words["parts"][0] += [f"−{EDGE}", "0", f"{EDGE}"]
-    words["columns"] = ["q·k", "q·k / √dₖ"]
-    return words | slider_words(language, "d_k")
 
 
 def _one_width(rng: np.random.Generator, d_k: int, keys: int, queries: int) -> tuple[Array, ...]:

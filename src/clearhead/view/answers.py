@@ -81,7 +81,7 @@ def _operands(asked: dict[str, Any], layer: ShownLayer, head: int) -> bytes:
         sums = _sums(row[0], arrays["k"][0], arrays["v"][0] if "v" in arrays else None)
         places = {"q": i, "g": i, "logsumexp": i, "k": j, "v": j}
         arrays = {name: x[:, places[name] : places[name] + 1] for name, x in arrays.items()} | {"row": row} | sums
-        rules = packed(call.problem.take(range(i, i + 1), range(j, j + 1)))[1]
+        rules = packed(call.problem.take(queries=range(i, i + 1), keys=range(j, j + 1)))[1]
     return framed({"whole": whole}, arrays | rules)
 
 

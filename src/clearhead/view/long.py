@@ -243,22 +243,17 @@ def _numbers(layer: ShownLayer, seen: Answers, first: int) -> dict[str, Any]:
         numbers["effect"] = (
             (np.float64(on_cpu(layer.g)) * as_host_array(seen.output, "output")[0]).sum((0, 2, 3)).tolist()
         )
-    return {
-        "reach": _reaches(seen, first),
-        "statistics": {n: [rounded(x, 4) if isfinite(x) else None for x in each] for n, each in numbers.items()},
-        "captions": [caption and caption.said for caption in each],
-        "kinds": [caption and caption.kind for caption in each],
-    }
-
-
-def _reaches(seen: Answers, first: int) -> dict[str, list[float]]:
-    """The weight at which each head's colour scale ends: over all keys, and without the first key."""
     assert seen.top is not None
     weights, keys = (as_host_array(x, "weights")[0][0] for x in seen.top)
     strongest = weights[..., 0]
     others = weights[..., 1] if weights.shape[-1] > 1 else np.zeros_like(strongest)
-    ends = {"whole": strongest, "aside": np.where(keys[..., 0] == first, others, strongest)}
-    return {name: rounded(map(reach, peaks), 6) for name, peaks in ends.items()}
+    ends = {"whole": strongest, "aside": np.where(keys[..., 0] == first, others, strongest)}  # without the first key
+    return {
+        "reach": {name: rounded(map(reach, peaks), 6) for name, peaks in ends.items()},  # where colour scales end
+        "statistics": {n: [rounded(x, 4) if isfinite(x) else None for x in each] for n, each in numbers.items()},
+        "captions": [caption and caption.said for caption in each],
+        "kinds": [caption and caption.kind for caption in each],
+    }
 
 
 def _put(arrays: dict[str, Array], drawn: Pictures, problem: Problem, prefix: str) -> dict[str, Any]:

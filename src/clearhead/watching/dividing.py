@@ -116,7 +116,9 @@ def _labels_of_places(name: str, groups: Mapping[Any, Any], text: Text) -> Array
     labels = np.full((1, text.length), -1)
     for number, (key, inputs) in enumerate(groups.items()):
         which = f"{name}[{key!r}]"
-        places = read_places(which, _flat(inputs))
+        if isinstance(inputs, (list, tuple)) and any(isinstance(one, range) for one in inputs):
+            inputs = [place for one in inputs for place in (one if isinstance(one, range) else [one])]
+        places = read_places(which, inputs)
         if places is None:
             raise DtypeError(f"{which} is None: expected positions, slices or words.", f"{which}=slice(0, 5)")
         chosen = search(which, places, text).members(range(text.length))
@@ -129,13 +131,6 @@ def _labels_of_places(name: str, groups: Mapping[Any, Any], text: Text) -> Array
             raise RuleError(f"token {taken[0][1]} is in {which} and in {name}[{other!r}]: spans do not overlap.")
         labels = np.where(chosen, number, labels)
     return labels
-
-
-def _flat(inputs: Any) -> Any:
-    """Ranges within a list as their positions, which is how `read_places` takes them."""
-    if not isinstance(inputs, (list, tuple)) or not any(isinstance(one, range) for one in inputs):
-        return inputs
-    return [place for one in inputs for place in (one if isinstance(one, range) else [one])]
 
 
 def _texts(labels: Array, text: Text) -> list[list[str]]:

@@ -14,19 +14,17 @@ from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.effects import Rest
 from clearhead.core.rule_values import is_whole, read_members, read_path, whole_number
 from clearhead.errors import FileError, RuleError, SelectionError, check_known, shown
-from clearhead.layers.run import LAYERS, Run
-from clearhead.layers.saved import write
+from clearhead.layers.saved import LAYERS, Run, write
 from clearhead.ops.display import Display, Page
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
 from clearhead.ops.rollout import relevance, rollout
 from clearhead.view import plots
 from clearhead.view.long import ShownLayer, ShownRun
-from clearhead.watching.cell import cell
 from clearhead.watching.dividing import Sequences, Written
 from clearhead.watching.effects import Edge, Edges, HeadEffects, head_effects, strongest_edges, words_of
 from clearhead.watching.spans import SpanEdge, Spans, spanned
-from clearhead.watching.summary import Head, Summary, heads_of
+from clearhead.watching.summary import Head, Summary, cell, heads_of
 from clearhead.watching.verifying import Verified, verified
 
 if TYPE_CHECKING:

@@ -1,16 +1,21 @@
-"""One line for each head: where its weight goes, in five numbers."""
+"""One line for each head: where its weight goes, in five numbers; and what a notebook's cell shows of a watched run."""
 
 from collections.abc import Iterable
-from typing import ClassVar, NamedTuple
+from contextlib import suppress
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from clearhead.core.arrays import as_host_array
 from clearhead.digits import fixed
+from clearhead.errors import RuleError
 from clearhead.layers.layer import Layer
+from clearhead.tables import QUICK, Table, html
 from clearhead.view.head_summary import summarise_heads
-from clearhead.watching.effects import Lines
-from clearhead.words import Language, say
+from clearhead.watching.effects import HeadEffects, Lines, table_of
+from clearhead.words import Language, of_locale, say
+
+_EDGES, _HEADS = 10, 8  # that did most, in a cell
 
 
 class Head(NamedTuple):
@@ -51,3 +56,23 @@ def heads_of(layer: Layer) -> list[Head]:
     if layer.other_keys:  # which are near to no query
         means = means._replace(distance=[np.nan] * len(layer.heads))
     return [Head(layer.name, head, *(mean[place] for mean in means)) for place, head in enumerate(layer.heads)]
+
+
+def cell(seen: Any) -> str:
+    """The edges and heads that did most, else the sharpest heads: a few kB of HTML, at any length of the text."""
+    language = of_locale()
+    first, *lines = (line.strip() for line in repr(seen).splitlines())
+    layers = [seen.layer(name) for name in seen.layers]
+    tables = [Table(first, notes=lines)]
+    if sum(len(x.heads) * x.observation.queries * x.observation.keys for x in layers) > QUICK:
+        tables.append(Table("", notes=[say(language, "too many", hint=".summary(), .strongest(20), .heads()")]))
+    elif layers:
+        with suppress(RuleError):  # there are no causes, or no backward pass has run
+            heads = sorted(seen.heads(), key=lambda head: -abs(head.off))[:_HEADS]
+            tables += [table_of(x, language) for x in (seen.strongest(_EDGES), HeadEffects(heads))]
+        if len(tables) == 1:
+            sharpest = sorted(seen.summary(), key=lambda head: (head.sink > 0.5, head.entropy))[:_HEADS]
+            tables.append(table_of(Summary(sharpest), language))
+    if any(layer.q is not None for layer in layers):
+        tables.append(Table("", notes=[say(language, "whole page")]))
+    return html(language, tables)

@@ -14,7 +14,7 @@ from clearhead.core.observations import check_asked
 from clearhead.core.rule_values import read_members
 from clearhead.core.statistics import Watched, explained
 from clearhead.errors import MissingExtraError, RuleError, SelectionError, shown
-from clearhead.layers.run import LAYERS
+from clearhead.layers.saved import LAYERS
 from clearhead.watching.dividing import Written
 from clearhead.watching.seen import Seen
 

@@ -11,10 +11,9 @@ from clearhead.core.axes import Array, group_size
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.files import toml_of
 from clearhead.core.problem import Problem
-from clearhead.engines.base import one_scale, scales_differ
 from clearhead.engines.gpu import labels
-from clearhead.engines.gpu.arguments import Sizes, Strided
-from clearhead.engines.gpu.rules import Rules
+from clearhead.engines.gpu.arguments import Strided, TileSizes
+from clearhead.engines.gpu.rules import RuleArguments
 
 _FAR = 1 << 29  # positions up to this size are stored in 32 bits
 _WIDTHS = 64, 128, 256  # the most numbers in a row that each entry of sizes.toml is for
@@ -87,7 +86,7 @@ def padded(width: int) -> int:
     return max(16, next_power_of_2(width))
 
 
-def sizes(problem: Problem, kind: str, d_v: int = 0) -> Sizes:
+def sizes(problem: Problem, kind: str, d_v: int = 0) -> TileSizes:
     """The sizes of a pass of sizes.toml over `d_v` columns of values.
 
     N decides the order of sums, hence the bits of the results; it depends on dtype and widths alone.
@@ -99,7 +98,7 @@ def sizes(problem: Problem, kind: str, d_v: int = 0) -> Sizes:
     owned, passed, stages = _SIZES[kind][str(size)][_WIDTHS.index(max(64, *columns))]
     if knobs.runtime.interpret:
         owned, passed = 32, 32
-    return Sizes(problem.d_k, d_v, owned, passed, *columns, number, precision, stages)
+    return TileSizes(problem.d_k, d_v, owned, passed, *columns, number, precision, stages)
 
 
 def _tf32() -> bool:
@@ -117,7 +116,7 @@ def to_device(x: Array, dtype: Any, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(whole).to(device)
 
 
-def rules(problem: Problem, device: torch.device) -> Rules:
+def rules(problem: Problem, device: torch.device) -> RuleArguments:
     """The problem as the kernels read it, copied to the device."""
     number = statistics_dtype(problem.dtype)
     near = bool((np.abs(problem.query_offset) <= _FAR).all())
@@ -132,15 +131,16 @@ def rules(problem: Problem, device: torch.device) -> Rules:
     bias, mask = (None if x is None else strided(x, device=device) for x in (problem.bias, problem.mask))
     (segments, packed), spans = labels.segments(problem), labels.spans(problem)
     offset = sent(problem.query_offset, np.int32 if near else np.int64)
-    constexpr = language.constexpr
+    constexpr, scale = language.constexpr, problem.one_scale
+    first = float(problem.scale[0]) if scale is None else scale
     assert offset is not None
     forbidden = problem.span_table is not None and bool(np.isneginf(problem.span_table).any())
-    return Rules(
+    return RuleArguments(
         heads=problem.heads,
         queries=problem.queries,
         keys=problem.keys,
-        numbers=sent(np.array([one_scale(problem), problem.softcap or 1.0]), number),
-        scales=sent(problem.scale, number) if scales_differ(problem) else None,
+        numbers=sent(np.array([first, problem.softcap or 1.0]), number),
+        scales=sent(problem.scale, number) if scale is None else None,
         softcap=constexpr(problem.softcap is not None),
         rows=problem.rows.start,
         row_step=constexpr(problem.rows.step),
