@@ -1,6 +1,6 @@
 // The row pass: online softmax over blocks of keys, with its statistics (core/definition.py has the same of a block of
-// rows with all its keys). A task computes a block of rows: for every block of keys, and every strip of rows, it computes the scores,
-// turns them into weights in place, and adds weights · values to the output.
+// rows with all its keys). A task computes a block of rows: for every block of keys, and every strip of rows, it
+// computes the scores, turns them into weights in place, and adds weights · values to the output.
 //
 // A row's operations do not depend on where the row stands: blocks and spans of keys start at fixed keys, each span is
 // summed separately and then merged, and a key that the row may not see adds an exact 0. So neither the other rows of
