@@ -195,8 +195,8 @@ constexpr double kSmall = 1 << 26;  // bytes of an output: of a larger one Pytho
 // short: Python says so. There may be other numbers of keys than were described where no rule has values along them.
 inline nb::object output_of(int threads, const Described& d, const Reader& reader, const Given& q, const Given& k,
                             const Given& v) {
-    Job job;
-    Problem& p = job.problem = d.p;
+    RowJob job{{d.p, threads}};
+    Problem& p = job.problem;
     const bool along_keys = p.kv_segments || p.key_spans || p.bias.data || p.mask.data || p.kv_lengths;
     const int64_t keys = along_keys ? p.keys : k.shape[2];
     const bool fits = q.has(p.batch, p.heads, p.queries, p.d_k) && k.has(p.batch, p.kv_heads, keys, p.d_k) &&
@@ -214,8 +214,8 @@ inline nb::object output_of(int threads, const Described& d, const Reader& reade
     try {
         const auto [output, data] = reader.make(q.ndim, shape, q.dtype);
         if (!data) return nb::none();
-        job.rows.output = data;
-        work(attend, {job}, threads);
+        job.output = data;
+        work(attend, {job});
         return output;
     } catch (const std::bad_alloc&) { return nb::none(); }
 }
