@@ -196,8 +196,8 @@ constexpr double kSmall = 1 << 26;  // bytes of an output: of a larger one Pytho
 // With `state` a tuple: the output and the rows' states.
 inline nb::object output_of(int threads, const Described& d, const Reader& reader, const Given& q, const Given& k,
                             const Given& v, bool state = false) {
-    Job job;
-    Problem& p = job.problem = d.p;
+    RowJob job{{d.p, threads}};
+    Problem& p = job.problem;
     const bool along_keys = p.kv_segments || p.key_spans || p.bias.data || p.mask.data || p.kv_lengths;
     const int64_t keys = along_keys ? p.keys : k.shape[2];
     const bool fits = q.has(p.batch, p.heads, p.queries, p.d_k) && k.has(p.batch, p.kv_heads, keys, p.d_k) &&
@@ -215,9 +215,9 @@ inline nb::object output_of(int threads, const Described& d, const Reader& reade
     try {
         const auto [output, data] = reader.make(q.ndim, shape, q.dtype);
         if (!data) return nb::none();
-        job.rows.output = data;
+        job.output = data;
         if (!state) {
-            work(attend, {job}, threads);
+            work(attend, {job});
             return output;
         }
         int64_t rows[4] = {1, q.shape[0], q.shape[1], q.shape[2]};
@@ -226,9 +226,9 @@ inline nb::object output_of(int threads, const Described& d, const Reader& reade
         const auto [largest, to_largest] = reader.make(q.ndim - 1, rows, kind);
         const auto [log_sum, to_log_sum] = reader.make(q.ndim - 1, rows, kind);
         if (!to_largest || !to_log_sum) return nb::none();
-        job.rows.largest = to_largest;
-        job.rows.log_sum = to_log_sum;
-        work(attend, {job}, threads);
+        job.largest = to_largest;
+        job.log_sum = to_log_sum;
+        work(attend, {job});
         return nb::make_tuple(output, largest, log_sum);
     } catch (const std::bad_alloc&) { return nb::none(); }
 }
