@@ -193,8 +193,9 @@ constexpr double kSmall = 1 << 26;  // bytes of an output: of a larger one Pytho
 
 // The output for q, k and v that were read: of q's kind. None where they are not what was described, or memory is
 // short: Python says so. There may be other numbers of keys than were described where no rule has values along them.
+// With `state` a tuple: the output and the rows' states.
 inline nb::object output_of(int threads, const Described& d, const Reader& reader, const Given& q, const Given& k,
-                            const Given& v) {
+                            const Given& v, bool state = false) {
     RowJob job{{d.p, threads}};
     Problem& p = job.problem;
     const bool along_keys = p.kv_segments || p.key_spans || p.bias.data || p.mask.data || p.kv_lengths;
@@ -215,17 +216,30 @@ inline nb::object output_of(int threads, const Described& d, const Reader& reade
         const auto [output, data] = reader.make(q.ndim, shape, q.dtype);
         if (!data) return nb::none();
         job.output = data;
+        if (!state) {
+            work(attend, {job});
+            return output;
+        }
+        int64_t rows[4] = {1, q.shape[0], q.shape[1], q.shape[2]};
+        const nb::dlpack::dtype kind = {uint8_t(nb::dlpack::dtype_code::Float), uint8_t(p.type == Type::f64 ? 64 : 32),
+                                        1};
+        const auto [largest, to_largest] = reader.make(q.ndim - 1, rows, kind);
+        const auto [log_sum, to_log_sum] = reader.make(q.ndim - 1, rows, kind);
+        if (!to_largest || !to_log_sum) return nb::none();
+        job.largest = to_largest;
+        job.log_sum = to_log_sum;
         work(attend, {job});
-        return output;
+        return nb::make_tuple(output, largest, log_sum);
     } catch (const std::bad_alloc&) { return nb::none(); }
 }
 
-// The output alone, of q's kind; None where the arrays must be read in another way.
-inline nb::object output(int threads, const Described& d, nb::handle q, nb::handle k, nb::handle v) {
+// The output alone, of q's kind, or with `state` that and the rows' states; None where the arrays must be read in
+// another way.
+inline nb::object output(int threads, const Described& d, nb::handle q, nb::handle k, nb::handle v, bool state) {
     const Reader reader(q);
     Given given[3];
     if (!reader.read(q, given[0]) || !reader.read(k, given[1]) || !reader.read(v, given[2])) return nb::none();
-    return output_of(threads, d, reader, given[0], given[1], given[2]);
+    return output_of(threads, d, reader, given[0], given[1], given[2], state);
 }
 
 // Copies the only row of every head to row `place` of `to`; turned, where `turns` are given, in the order of the

@@ -193,6 +193,7 @@ def test_derivatives_of_third_and_higher_order(each: tuple[str, str]):
 
 
 @pytest.mark.gate
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # PyTorch's, of any function given no leaf
 @pytest.mark.parametrize("way", ["hvp of what is linear", "gradient penalty", "a step of MAML"])
 def test_a_second_derivative_of_a_compiled_function_is_refused(way: str):
     compiled = torch.compile(PATHS["attention"][0], fullgraph=True, backend="aot_eager")

@@ -159,14 +159,12 @@ class Call:
         return Call(problem, q[:, :, rows][batch], k[:, :, cols][batch], values, self.restore)
 
 
-def known(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) -> Call | None:
-    """The call that `describe` makes, where one like it was read before and nothing but its shapes is to be asked."""
+def known(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) -> Problem | None:
+    """The problem that `describe` reads, where it was read before and nothing but the arrays' shapes is to be asked."""
     if rules and not all(map(is_number, rules.values())):
         return None
-    problem = _problems.get(_key(q, k, v, rules, num_threads))
-    if problem is None:
-        return None
-    return Call(problem, q, k, v, same if type(q) is np.ndarray else as_tensor, read=False)
+    bare = not rules and num_threads is None
+    return _problems.get(key_of(q, k, v) if bare else _key(q, k, v, rules, num_threads))
 
 
 def describe(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) -> Call:

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.core.arrays import as_rule_array, check_tensor, plain
+from clearhead.core.arrays import as_rule_array, check_tensor
 from clearhead.core.call import describe
 from clearhead.core.room import array_bytes, check_room
 from clearhead.core.rule_values import is_whole, whole_number
+from clearhead.core.torch_state import plain
 from clearhead.engines import native
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError, shown
 
