@@ -59,11 +59,10 @@ def assert_attention(
     gradients  compare the derivatives of q, k and v too; for tensors
     examples   how many problems, kind after kind; or the seeds of some, as the message of a failure says
 
-    Raises AssertionError where something is wrong, or fn raises. It says of the smallest wrong problem what was given,
-    how far off the result is, the first wrong number, the cause where it can be named, its seed, and what the right
-    problems have in common. Raises RuleError, ShapeError, DtypeError or UnknownNameError where the arguments make no
-    sense, MissingExtraError where PyTorch is missing. Each problem costs O(queries·keys·d) in float64, and at most
-    300,000 weights.
+    Raises AssertionError where something is wrong, or fn raises: of the smallest wrong problem what was given, how far
+    off the result is and the seed; of all of them the causes, and what the right ones have in common. Raises RuleError,
+    SelectionError, DtypeError or UnknownNameError where the arguments make no sense, MissingExtraError where PyTorch is
+    missing. Each problem costs O(queries·keys·d) in float64, and has 300,000 weights at most.
 
     >>> import numpy as np, clearhead as ch
     >>> def mine(q, k, v, causal=False):
@@ -85,7 +84,7 @@ def assert_attention(
         first = int(np.random.SeedSequence().generate_state(1)[0])
         examples = range(first, first + whole_number("examples", examples))
     caller, right, wrong = Caller(fn, arrays), list[Plan](), list[Failure]()
-    for seed in _sizes("examples", examples, 0):
+    for seed in _sizes("examples", examples, 0, 2**64):
         plan = planned(draws, seed)
         failure = judged(caller, draws, plan, gradients=gradients)
         if failure is None:
@@ -102,26 +101,28 @@ def _draws(rules: Rules, optional: Any, kinds: Any, dtypes: Any, lengths: Any, w
     fixed = {name: value for name, value in rules.items() if value is not None and value is not False}
     optional, kinds = _names("optional", optional, RULES), _names("kinds", kinds, KINDS)
     kinds = tuple(kind for kind in kinds if possible(kind, {*fixed, *optional}))
-    pairs = [(x, x) if isinstance(x, str) else x for x in _list("dtypes", dtypes)]
+    pairs, heads = (
+        [
+            (x, x) if isinstance(x, str) or is_whole(x) else x
+            for x in read_members(name, value, (object,), "a list", _HINT)
+        ]
+        for name, value in (("dtypes", dtypes), ("widths", widths))
+    )
     types = tuple(tuple(_DTYPES[name] for name in _names("dtypes", pair, _DTYPES)) for pair in pairs)
-    heads = tuple(_sizes("widths", (x, x) if is_whole(x) else x) for x in _list("widths", widths))
+    heads = [_sizes("widths", pair) for pair in heads]
     sizes = None if lengths is None else _sizes("lengths", lengths)
     if not kinds or sizes == () or not all(parts and all(len(x) == 2 for x in parts) for parts in (types, heads)):
         raise RuleError("no problem is left to draw from these rules, kinds, dtypes and sizes.", _HINT)
-    return Draws(fixed, optional, kinds, cast("Any", types), sizes, cast("Any", heads), grouped)
+    return Draws(fixed, optional, kinds, cast("Any", types), sizes, tuple(heads), grouped)
 
 
-def _list(argument: str, value: Any) -> list[Any]:
-    return read_members(argument, value, (object,), "a list", _HINT)
-
-
-def _sizes(argument: str, values: Any, least: int = 1) -> tuple[int, ...]:
-    most = 2**64 if argument == "examples" else _LONGEST
-    return tuple(whole_number(f"one of {argument}", size, least, most) for size in _list(argument, values))
+def _sizes(argument: str, values: Any, least: int = 1, most: int = _LONGEST) -> tuple[int, ...]:
+    sizes = read_members(argument, values, (object,), "a list", _HINT)
+    return tuple(whole_number(f"one of {argument}", size, least, most) for size in sizes)
 
 
 def _names(argument: str, values: Any, known: Mapping[str, Any]) -> tuple[str, ...]:
-    names = _list(argument, values)
+    names = read_members(argument, values, (object,), "a list", _HINT)
     check_known(f"name in {argument}:", names, known)
     return tuple(names)
 
