@@ -267,7 +267,7 @@ void move_row(const View& from, const int64_t* shape, const View* turns, const V
 
 // One step of decoding: writes k (batch, kv_heads, 1, d_k) and v to position `place` of their rooms (batch, kv_heads,
 // room, d), and attends with q (batch, heads, 1, d_k) to all positions up to it. `turns` (2, d_k) are the cosine and
-// the signed sine by which q and k are turned before (nn/rotary.py), or None. Returns the output; None, before anything
+// the signed sine by which q and k are turned before (nn/cache.py), or None. Returns the output; None, before anything
 // is written, where the arrays are not what was described.
 inline nb::object step(int threads, const Described& d, nb::handle q, nb::handle k, nb::handle v, nb::handle keys,
                        nb::handle values, int64_t place, nb::handle turns) {

@@ -19,23 +19,6 @@ META = torch.ones(1, 2, 3, 4, device="meta")
 ENORMOUS = np.broadcast_to(np.float32(1), (2, 4, 2**40, 8))
 
 
-def cache(positions: int = 3) -> ch.nn.KVCache:
-    made = ch.nn.KVCache(2, 1, 4, 4)
-    made.append(*2 * [torch.ones(2, 1, positions, 4)])
-    return made
-
-
-@pytest.mark.parametrize("lengths", [[40, 64], [3, 4], [4, 0]])
-def test_a_cache_cannot_be_made_longer_than_what_was_appended(lengths: list[int]):
-    made = cache()
-    with pytest.raises(RuleError, match=r"lengths is \[.*: the sequences have \[3, 3\] positions"):
-        made.lengths = torch.tensor(lengths)
-    with pytest.raises(RuleError, match="the sequences have"):
-        made.lengths = np.array([2**63 + 5, 1], np.uint64)
-    made.lengths = torch.tensor([1, 3])
-    assert made.lengths.tolist() == [1, 3]
-
-
 def test_an_edit_of_padding_is_refused():
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9, bos_token_id=1, eos_token_id=None))
     ids, mask = torch.ones(2, 6, dtype=torch.long), torch.ones(2, 6, dtype=torch.long)

@@ -134,13 +134,6 @@ def test_dropout_keeps_the_forbidden_pairs_forbidden():
     assert layer(x, spans=(labels, labels, table))[:, :3].isfinite().all()
 
 
-def test_an_extra_key_has_no_label():
-    layer = nn.MultiHeadAttention(8, 2, extra_key=True)
-    labels = torch.zeros(3, dtype=torch.int64)
-    with pytest.raises(RuleError, match=r"^spans with an extra key has no meaning here"):
-        layer(torch.ones(1, 3, 8), spans=(labels, labels, torch.zeros(1, 1)))
-
-
 def test_a_scale_for_each_head_is_data_without_a_derivative():
     (q, k, v), _ = drawn()
     scale = torch.from_numpy(fresh().standard_normal(HEADS))

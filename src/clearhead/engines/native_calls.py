@@ -52,7 +52,7 @@ def step(problem: Problem, q: Any, k: Any, v: Any, room: tuple[Any, Any], place:
 
     problem   of one query and any number of keys, without a rule that asks for positions
     room      keys and values, (batch, kv_heads, places, d) each
-    turns     by how much q and k are turned before, (2, d_k): see nn/rotary.py; None: not at all
+    turns     by how much q and k are turned before, (2, d_k): see nn/cache.py; None: not at all
 
     Returns the output (batch, heads, 1, d_v); None, before anything is changed, where the arrays are no such ones.
     """
