@@ -168,14 +168,14 @@ def judged(inputs: Diagnosed, slack: float = 0.0) -> Diagnosis:
     """The verdict on checked inputs; `slack` is half the last decimal of theirs where it was printed, else 0."""
     check_supported("ch.diagnose", RULES, inputs.problem.active_rules())
     search = Search(inputs, slack)
-    right, theirs = search.full.exact.answer(RIGHT, search.everything), search.full.theirs(search.everything)
-    _, tolerance = search.full.measure(RIGHT, search.everything, right)
+    right, theirs = search.fit.exact.answer(RIGHT, search.everything), search.fit.theirs(search.everything)
+    _, tolerance = search.fit.measure(RIGHT, search.everything, right)
     gaps = differences(theirs, right)
     first: Place | None = None
     if len(wrong := np.argwhere(gaps > tolerance)):  # the first number that is further off than rounding allows
         place = batch, head, row, column = tuple(wrong[0].tolist())
         batch, row = search.coverage.batches[batch], search.coverage.queries[row]
-        head = None if search.full.inputs.merged else head
+        head = None if search.inputs.merged else head
         first = Place(batch, head, row, column, float(theirs[place]), float(right[place]))
     verdict: Outcome = "right" if first is None else "unexplained"
     explanations: tuple[MistakeExplanation, ...] = ()
@@ -194,7 +194,7 @@ def judged(inputs: Diagnosed, slack: float = 0.0) -> Diagnosis:
 
 def _explanations(search: Search, gaps: Array, tolerance: float) -> tuple[Outcome, tuple[MistakeExplanation, ...]]:
     """What explains wrong numbers: one mistake before two, and the explanations that fit equally well together."""
-    fitting = search.explanations() if search.full.inputs.problem.keys else []  # without keys all recipes give 0
+    fitting = search.explanations() if search.inputs.problem.keys else []  # without keys all recipes give 0
     if not fitting:
         return "unexplained", ()
     best = fitting[0]
@@ -224,5 +224,5 @@ def _right_with_axes_swapped(arrays: tuple[Any, ...], stage: Stage, rotary: Rota
         search = Search(plain_inputs(q, k, v, theirs, stage, rotary, rules))
     except ClearheadError:  # the rules fit the other order of axes only
         return False
-    gap, allowed = search.full.measure(RIGHT, search.sample)
+    gap, allowed = search.fit.measure(RIGHT, search.sample)
     return gap <= allowed
