@@ -89,7 +89,7 @@ def test_any_number_in_the_place_of_forbidden_scores_is_found(number):
     q, k, v = qkv()
     scores = q @ k.mT / np.float32(8**0.5)
     lengths = fresh().integers(6, 20, 2)
-    theirs = softmax(np.where(KEY < lengths[:, None, None, None], scores, np.float32(number))) @ v
+    theirs = softmax(np.where(lengths[:, None, None, None] > KEY, scores, np.float32(number))) @ v
     best = ch.diagnose(q, k, v, theirs, kv_lengths=lengths).explanations[0]
     assert best.mistakes == ("mask fills with a finite number",)
     assert best.details["fill"] == pytest.approx(number, abs=1e-2)

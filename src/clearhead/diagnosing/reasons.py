@@ -14,6 +14,7 @@ from clearhead.diagnosing.verdict import Nonfinite, Reason
 _POSITIONS = 4  # fewer queries are no evidence: what is wrong with them could be wrong with these alone
 _LENGTHS = 4  # fewer distinct lengths are no evidence: they may be right by luck, or rounded up alike
 _CHANCE = 1e-3  # of any candidate fitting so well
+_ACROSS = {"causal", "scale", "query_offset"}  # the rules that attention over heads keeps
 _MOST = 6  # the most runs of positions that are listed
 
 
@@ -26,6 +27,8 @@ def doubts(search: Search, candidate: Candidate, gaps: Array, tolerance: float) 
     gaps, tolerance   how far theirs lie from the right numbers, and what rounding allows
     """
     inputs = search.inputs
+    if candidate.recipe["across"] == "heads" and not set(inputs.problem.active_rules()) - _ACROSS:
+        yield Reason("axes swapped")  # such arrays give the same numbers
     if len(candidate.mistakes) > 1:
         yield Reason("a pair")
     if any(mistake.evidence == "rounding" for mistake in candidate.mistakes):
@@ -94,8 +97,6 @@ def known_about(search: Search, theirs: Array, right: Array, gaps: Array, tolera
         yield Reason("some nonfinite", {"count": int(nonfinite.sum()), "rows": int(nonfinite.any(axis=-1).sum())})
     if search.untried:
         yield Reason("too long")
-    if stage == "weights":
-        yield from _of_weights(theirs, right, tolerance)
     if stage == "output" and np.isfinite(theirs).all():
         yield Reason("ask for weights")
 
@@ -118,21 +119,6 @@ def _ranges(places: Array) -> str:
     runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
     texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
     return ", ".join(texts[:_MOST]) + (", …" if len(texts) > _MOST else "")
-
-
-def _of_weights(theirs: Array, right: Array, tolerance: float) -> Iterator[Reason]:
-    """Weights: do they sum to 1, and are they 0 where they should be?"""
-    if not np.isfinite(theirs).all():
-        return
-    sums = theirs.sum(axis=-1)
-    sums_right = (np.abs(sums - right.sum(axis=-1)) <= theirs.shape[-1] * tolerance).all()
-    extremes = {"least": float(sums.min()), "most": float(sums.max())}
-    yield Reason("sums right") if sums_right else Reason("sums wrong", extremes)
-    if (right == 0).any():
-        off = (theirs > tolerance) & (right == 0)
-        yield Reason("zeros wrong", {"count": int(off.sum())}) if off.any() else Reason("zeros right")
-    if (theirs < -tolerance).any():
-        yield Reason("negative weights", {"least": float(theirs.min())})
 
 
 def nonfinite_inputs(inputs: Diagnosed) -> tuple[Nonfinite, ...]:
