@@ -14,14 +14,10 @@ import clearhead as ch
 import wrong
 from clearhead.core import definition
 from clearhead.core.call import describe
-from clearhead.diagnosing import operands
 from clearhead.diagnosing.diagnose import diagnose_file
 from clearhead.diagnosing.fitting import largest
-from clearhead.diagnosing.inputs import plain_inputs
-from clearhead.diagnosing.mistakes import mistakes
-from clearhead.diagnosing.recipe import RIGHT, Diagnosed, Selection, changed
+from clearhead.diagnosing.recipe import RIGHT, Diagnosed
 from clearhead.diagnosing.search import BUDGET, Search
-from clearhead.diagnosing.workings import Workings
 from clearhead.errors import DtypeError, FileError, RuleError, ShapeError, UnknownNameError
 from diagnosing import softmax
 from problems import in_the_gate
@@ -40,7 +36,7 @@ def test_the_recipe_without_mistakes_equals_the_reference(stage):
         truth = getattr(definition.attend(described.problem, *arrays), stage)
         with np.errstate(all="ignore"):
             search = Search(Diagnosed(described.problem, *arrays, truth, stage))
-            recipe = search.full.exact.answer(RIGHT, search.everything)
+            recipe = search.fit.exact.answer(RIGHT, search.everything)
         np.testing.assert_allclose(recipe, truth, rtol=1e-11, atol=1e-12 * (1 + largest(truth)))
 
 
@@ -305,33 +301,7 @@ def test_spans_and_scales_in_files(tmp_path, ending):
     assert diagnosis.explanations[0].mistakes == ("spans missing",)
 
 
-# ── long inputs are converted head by head ──
-
-_SELECTIONS = [((0, 1, 2, 3), (0, 3, 5)), ((2,), (1, 2)), ((0, 1), tuple(range(12)))]
-
-
-@pytest.mark.parametrize("precision", [None, np.dtype(np.float32)])
-@pytest.mark.parametrize(("batch", "kv_heads"), [(1, 4), (2, 4), (2, 2)])
-@np.errstate(all="ignore")
-def test_head_by_head_gives_the_same(monkeypatch, batch, kv_heads, precision):
-    q = fresh().standard_normal((batch, 4, 12, 8)).astype(np.float32)
-    k, v = fresh().standard_normal((2, batch, kv_heads, 12, 8)).astype(np.float32)
-    inputs = plain_inputs(q, k, v, np.zeros_like(q), "output", None, {"causal": True})
-    changes = [change for mistake in mistakes() for change in mistake.variants(inputs)]
-    recipes = [recipe for change in changes if not (recipe := changed(RIGHT, change)).unfilled]
-    assert len(recipes) > 50
-    wholes, singles = Workings(inputs, precision), Workings(inputs, precision)
-    for recipe in recipes:
-        for heads, rows in _SELECTIONS:
-            answers = []
-            for workings, most in ((wholes, 10**9), (singles, 0)):
-                monkeypatch.setattr(operands, "_LONG", most)
-                answers.append(workings.answer(recipe, Selection(heads, rows)))
-            whole, single = answers
-            assert whole.dtype == single.dtype
-            tolerance = 1e-4 if precision else 1e-11
-            np.testing.assert_allclose(single, whole, rtol=tolerance, atol=tolerance * (1 + largest(whole)))
-
+# ── long inputs ──
 
 LONG = """
 import sys, numpy as np, clearhead as ch

@@ -13,8 +13,6 @@ def layer(inputs, heads, does, details, rules):
     context = inputs.get("context", x)
     if "context ignored or swapped" in does:
         x, context = (x, x) if details["which"] < 2 else (context, x)
-    if "layer norm included" in does and details["which"] == 0:
-        x = context = torch.nn.functional.layer_norm(x, x.shape[-1:])
     for name in "qkv":
         w = inputs[f"w_{name}"]
         y = (x if name == "q" else context) @ (w.T if "W transposed" in does and name == wrong_one else w)
@@ -32,11 +30,7 @@ def layer(inputs, heads, does, details, rules):
         rules = rules if details["which"] % 2 else {**rules, "scale": rules.get("scale", d**-0.5)}
     out = attention(split["q"], split["k"], split["v"], does - {"residual included"}, details, rules)
     out = projected(inputs, made, out, heads, does, details)
-    if "residual included" in does or ("layer norm included" in does and details["which"] == 1):
-        out = out + inputs["x"]
-    if "layer norm included" in does and details["which"]:
-        out = torch.nn.functional.layer_norm(out, out.shape[-1:])
-    return out
+    return out + inputs["x"] if "residual included" in does else out
 
 
 def repacked(made, heads, d, which):

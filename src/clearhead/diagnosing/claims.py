@@ -25,7 +25,7 @@ from clearhead.diagnosing.diagnose import judged
 from clearhead.diagnosing.fitting import largest, largest_difference
 from clearhead.diagnosing.inputs import file_inputs
 from clearhead.diagnosing.mistakes import mistakes
-from clearhead.diagnosing.recipe import RIGHT, STAGES, Diagnosed, changed
+from clearhead.diagnosing.recipe import STAGES, Diagnosed, Recipe
 from clearhead.diagnosing.search import Candidate, closest
 from clearhead.diagnosing.verdict import Confidence, MistakeExplanation
 from clearhead.diagnosing.workings import Workings
@@ -278,10 +278,16 @@ def _of_projection(inputs: Diagnosed, name: str, claimed: Array, slack: float) -
     """The mistakes in a projection or the split of its heads that give this Q, K or V."""
     fields, workings = {f"w_{name}", f"b_{name}", "split"}, Workings(inputs)
     tried = [
-        Candidate((mistake,), (change,), recipe, largest_difference(claimed, workings.operand(recipe, name)), slack)
+        Candidate(
+            (mistake,),
+            (change,),
+            recipe,
+            largest_difference(claimed, workings.operands(recipe)["qkv".index(name)]),
+            slack,
+        )
         for mistake in mistakes()
         for change in mistake.variants(inputs)
-        if set(change) <= fields and (recipe := changed(RIGHT, change))
+        if set(change) <= fields and (recipe := Recipe(change))
     ]
     fitting = closest(candidate for candidate in tried if candidate.fits)
     confidence: Confidence = "likely" if len(fitting) == 1 else "ambiguous"

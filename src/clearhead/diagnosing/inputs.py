@@ -110,6 +110,8 @@ def read_theirs(theirs: Any, output: tuple[int, ...], problem: Problem, stage: S
     if array.shape == want:
         return array
     joined = len(output) == len(problem.prefix) + 1  # a layer's output, its heads joined
+    if stage == "weights" and problem.prefix and array.shape == (*want[:-3], *want[-2:]):  # perhaps a mean over heads
+        return np.broadcast_to(array[..., None, :, :], want)
     of_output = ("batch", "queries", "d_out") if joined else ("batch", "heads", "queries", "d_v")
     hint = _hint(array.shape, want, output, problem, stage)
     values = {"shape": array.shape, "stage": stage, "axes": named(want, of_output if stage == "output" else WEIGHTS)}
