@@ -12,7 +12,6 @@ import numpy as np
 
 from clearhead.changing import otherrun
 from clearhead.changing.edits import Edit
-from clearhead.changing.places import Place, Text, find
 from clearhead.changing.tensors import chosen, float_sum, library, numbers_like, spread, times
 from clearhead.core import visibility
 from clearhead.core.axes import Array, blocks
@@ -28,6 +27,7 @@ from clearhead.ops.edited import divided
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.softcap_per_head import by_softcap
 from clearhead.ops.span_terms import SpanTerm, combined
+from clearhead.watching.places import Place, Text, find
 
 Heads = Sequence[int] | None  # None is all
 Rules = dict[str, Any]

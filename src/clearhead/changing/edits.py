@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.changing.places import Places, read_places
 from clearhead.core.effects import Rest, read_rest
 from clearhead.core.rule_values import check_size, is_whole, listed, read_members, read_number, read_path
 from clearhead.errors import DtypeError, RuleError, SelectionError, expected, shown
-from clearhead.layers.saved import LAYERS, Run
+from clearhead.watching.places import Places, read_places
+from clearhead.watching.saved import LAYERS, Run
 
 Heads = tuple[int, ...] | dict[int | str, tuple[int, ...]] | None
 _HEADS = (int, np.integer), "a list of whole numbers from 0 up, or a dictionary of layer to such a list", "heads=[0, 1]"

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 
 from clearhead.changing.edits import Edit
-from clearhead.changing.places import Place
 from clearhead.changing.tensors import library, numbers_like, spread
 from clearhead.core.arrays import as_array, to_torch, torch_of
 from clearhead.core.axes import KEY, QUERY, VALUE, Array, group_size, named
 from clearhead.core.rules import RULES, fields_along
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
-from clearhead.layers.layer import Layer
-from clearhead.layers.naming import ModulePath
 from clearhead.ops.softcap_per_head import for_heads
 from clearhead.ops.span_terms import SpanTerm, host
+from clearhead.watching.layer import Layer
+from clearhead.watching.naming import ModulePath
+from clearhead.watching.places import Place
 
 Rules = dict[str, Any]
 _PER_HEAD = {name: RULES[name].neutral for name in fields_along("heads")}  # and what each is where it is not given

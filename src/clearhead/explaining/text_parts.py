@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from clearhead.core.rule_values import is_whole
 from clearhead.errors import SelectionError, expected
 from clearhead.explaining.texts import pieces
-from clearhead.layers.pieces import SENTENCE_END, paragraphs, sentences, words
 from clearhead.models.protocol import Token, first_letter
+from clearhead.watching.pieces import SENTENCE_END, paragraphs, sentences, words
 
 _DIVIDED: dict[str, Callable[[Sequence[str]], list[int]]] = {
     "words": words,

@@ -7,12 +7,12 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 
 from clearhead.core.arrays import as_host_array
-from clearhead.core.effects import Rest
+from clearhead.core.effects import Rest, spearman
 from clearhead.digits import significant
-from clearhead.layers.layer import Layer
-from clearhead.layers.naming import ModulePath
 from clearhead.spelling import cut, spelled
 from clearhead.tables import Table, Tabular, aligned
+from clearhead.watching.layer import Layer
+from clearhead.watching.naming import ModulePath
 from clearhead.words import Language, say
 
 _TEXT = ("", "decoder", "text_model", "language_model")  # stacks whose positions are those of the text
@@ -77,6 +77,32 @@ class Edges(Lines[One]):
     def __init__(self, edges: Iterable[One] = (), tokens: Sequence[tuple[str, str]] = ()) -> None:
         super().__init__(edges)
         self.tokens = tuple(tokens)
+
+
+class VerifiedEdge(NamedTuple):
+    """One edge of one head, what cutting it was estimated to change, and what it does."""
+
+    layer: str
+    head: int
+    query: int  # the number of the token, or of the span
+    key: int
+    estimate: float
+    truth: float
+
+
+class Verified(Edges[VerifiedEdge]):
+    """Edges with estimate and truth; `str` makes a table, with the tokens where known, and their rank correlation."""
+
+    about, bars = "verified table", "truth"
+    columns: ClassVar = {"head": 4, "query": 6, "key": 6, "estimate": 11, "truth": 11}
+
+    @property
+    def agreement(self) -> float | None:
+        """Spearman's rank correlation of estimates and truth; None for fewer than three edges or all equal ones."""
+        return spearman([edge.estimate for edge in self], [edge.truth for edge in self])
+
+    def _notes(self, language: Language) -> list[str]:
+        return [] if self.agreement is None else [say(language, "verified rank", agreement=self.agreement)]
 
 
 class HeadEffect(NamedTuple):

@@ -14,7 +14,7 @@ from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.effects import Rest
 from clearhead.core.rule_values import is_whole, read_members, read_path, whole_number
 from clearhead.errors import FileError, RuleError, SelectionError, check_known, shown
-from clearhead.layers.saved import LAYERS, Run, write
+from clearhead.loading import load as load_module
 from clearhead.ops.display import Display, Page
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
@@ -22,10 +22,10 @@ from clearhead.ops.rollout import relevance, rollout
 from clearhead.view import plots
 from clearhead.view.long import ShownLayer, ShownRun
 from clearhead.watching.dividing import Sequences, Written
-from clearhead.watching.effects import Edge, Edges, HeadEffects, head_effects, strongest_edges, words_of
+from clearhead.watching.effects import Edge, Edges, HeadEffects, Verified, head_effects, strongest_edges, words_of
+from clearhead.watching.saved import LAYERS, Run, write
 from clearhead.watching.spans import SpanEdge, Spans, spanned
 from clearhead.watching.summary import Head, Summary, cell, heads_of
-from clearhead.watching.verifying import Verified, verified
 
 if TYPE_CHECKING:
     from clearhead.ops.causes import EffectMatrix
@@ -204,6 +204,7 @@ class Seen(Run, Display):
                 "the model that was watched is gone, or this was read from a file: there is nothing to run again.",
                 "verify while the model is there.",
             )
+        verified = load_module("hf.changing").verified
         return verified(model, edges, run, max((len(self.layer(name).q) for name in self.layers), default=0))
 
     def heads(self) -> HeadEffects:

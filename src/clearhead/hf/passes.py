@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from clearhead.errors import RuleError
-from clearhead.layers import packed, switching
-from clearhead.layers.naming import LayerNames, ModulePath
+from clearhead.hf import packed, switching
+from clearhead.watching.naming import LayerNames, ModulePath
 
 Ids = torch.Tensor | None
 

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from clearhead.core.axes import group_size
 from clearhead.errors import ClearheadError, RuleError, SelectionError
-from clearhead.layers.derivatives import CallDerivative, LayerDerivative
-from clearhead.layers.layer import Layer
-from clearhead.layers.masks import Pattern, RuleDict
+from clearhead.hf.derivatives import CallDerivative, LayerDerivative
+from clearhead.hf.masks import Pattern, RuleDict
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation, among
 from clearhead.ops.softcap_per_head import for_heads
 from clearhead.ops.span_terms import SpanTerm, combined, joined
+from clearhead.watching.layer import Layer
 
 AGAIN = "watch one sequence in a block, with its cache: open another `with ch.watch(…)` for another one."
 

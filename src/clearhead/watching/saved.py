@@ -20,9 +20,9 @@ from clearhead.core.rules import flat
 from clearhead.core.state import State
 from clearhead.core.statistics import STATISTICS, Top, arrays_of, joined_arrays, separate_arrays
 from clearhead.errors import ClearheadError, FileError, SelectionError
-from clearhead.layers.layer import Layer
 from clearhead.ops.observation import Observation
 from clearhead.version import __version__
+from clearhead.watching.layer import Layer
 
 LAYERS = (int, np.integer, str), "a list of layers' numbers or names", "layers=[0, 1]"
 FORMAT = 2

@@ -15,10 +15,10 @@ from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.rules import flat
 from clearhead.core.torch_state import graphed
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError
-from clearhead.layers.derivatives import check_dropout
-from clearhead.layers.masks import Pattern, RuledMask, from_tensor, keep_rules
-from clearhead.layers.packed import PACKING, PAGED, attend_packed, is_packed, serve_batching
-from clearhead.layers.recording import AttentionCall, Recording
+from clearhead.hf.derivatives import check_dropout
+from clearhead.hf.masks import Pattern, RuledMask, from_tensor, keep_rules
+from clearhead.hf.packed import PACKING, PAGED, attend_packed, is_packed, serve_batching
+from clearhead.hf.recording import AttentionCall, Recording
 from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation

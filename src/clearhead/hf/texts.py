@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from clearhead.changing.places import Text
 from clearhead.errors import DtypeError
-from clearhead.layers.naming import ModulePath
-from clearhead.layers.pieces import pieces_of
+from clearhead.watching.naming import ModulePath
+from clearhead.watching.pieces import pieces_of
+from clearhead.watching.places import Text
 
 _WITHOUT_WORDS = frozenset(("vision_model", "vision_tower", "visual", "audio_tower"))  # their sequences are no tokens
 
