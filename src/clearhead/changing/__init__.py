@@ -3,5 +3,4 @@
 change      ch.change
 edits       the edits; edits_text: as the command line's options
 applying    one attention call, edited, and otherrun: with another run's arrays; NumPy and PyTorch alike
-tensors     the few operations that they need on both
 """

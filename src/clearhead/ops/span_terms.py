@@ -13,6 +13,7 @@ import numpy as np
 
 from clearhead.core.arrays import torch_of
 from clearhead.core.axes import Array
+from clearhead.core.namespace import numbers_like
 
 _MANY = 2**16  # more combinations of labels than this are sorted, not counted
 
@@ -35,7 +36,7 @@ class SpanTerm:
 
     def times(self, factors: Any) -> "SpanTerm":
         """The table times one number for each head, (heads,)."""
-        return replace(self, table=self.table * like_table(factors, self.table)[:, None, None])
+        return replace(self, table=self.table * numbers_like(factors, self.table)[:, None, None])
 
     def take(self, queries: slice, keys: slice) -> "SpanTerm":
         """The term for some queries and keys; labels keep their meaning."""
@@ -85,13 +86,6 @@ def joined(steps: Sequence[Sequence[SpanTerm]]) -> list[SpanTerm]:
     return result
 
 
-def like_table(x: Any, table: Any) -> Any:
-    """Numbers as the kind of array that a table is, with its dtype."""
-    if (torch := torch_of(table)) is not None:
-        return torch.as_tensor(x, dtype=table.dtype, device=table.device)
-    return np.asarray(x, table.dtype)
-
-
 def _refined(sides: Sequence[Array]) -> tuple[Array, list[Array]]:
     """Labels that are equal where all sides' labels are, (batch or 1, length), and each side's label of each."""
     sizes = [int(side.max()) + 2 for side in sides]
@@ -126,7 +120,7 @@ def _cat_tables(tables: Sequence[Any]) -> Any:
 def _of_one_kind(tables: Sequence[Any]) -> list[Any]:
     """Tensors where any of them is one, else arrays."""
     kind = next((table for table in tables if not isinstance(table, np.ndarray)), tables[0])
-    return [table if type(table) is type(kind) else like_table(table, kind) for table in tables]
+    return [table if type(table) is type(kind) else numbers_like(table, kind) for table in tables]
 
 
 def _plain(labels: Array) -> Array:
