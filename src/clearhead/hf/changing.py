@@ -14,8 +14,8 @@ from clearhead.changing.edits import Edit, cut, read_edits
 from clearhead.errors import DtypeError, RuleError, shown
 from clearhead.hf import attending, switching
 from clearhead.hf.attending import Change, Finish
+from clearhead.hf.call import AttentionCall
 from clearhead.hf.passes import LayerCall, Passes
-from clearhead.hf.recording import AttentionCall
 from clearhead.hf.texts import Texts, check_tokenizer
 from clearhead.watching.effects import Edge, Edges, Verified, VerifiedEdge
 from clearhead.watching.naming import ModulePath

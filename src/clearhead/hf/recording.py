@@ -10,37 +10,16 @@ from torch import Tensor
 
 from clearhead.core.axes import group_size
 from clearhead.errors import ClearheadError, RuleError, SelectionError
-from clearhead.hf.derivatives import CallDerivative, LayerDerivative
+from clearhead.hf.call import AttentionCall
+from clearhead.hf.derivatives import CallDerivative, LayerDerivative, check_dropout
 from clearhead.hf.masks import Pattern, RuleDict
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation, among
 from clearhead.ops.softcap_per_head import for_heads
-from clearhead.ops.span_terms import SpanTerm, combined, joined
+from clearhead.ops.span_terms import combined, joined
 from clearhead.watching.layer import Layer
 
 AGAIN = "watch one sequence in a block, with its cache: open another `with ch.watch(…)` for another one."
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionCall:
-    """One call's q (batch, heads, queries, d_k), k and v (batch, kv_heads, keys, d_k or d_v), and their positions.
-
-    In merged attention k and v hold `pattern.others` keys more behind those of the sequence: an encoder's.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor | None
-    pattern: Pattern
-    queries: range  # positions in the sequence
-    keys: range  # those of the sequence
-    scores: RuleDict  # scale, softcap, sinks
-    terms: tuple[SpanTerm, ...] = ()  # what `ch.change` adds to logits
-    edits: tuple[Any, ...] = ()  # and all its edits of this call's layer
-
-    def rules(self) -> RuleDict:
-        rules, spans = self.scores | self.pattern.rules(self.queries, self.keys), combined(self.terms)
-        return rules if spans is None else {**rules, "spans": spans}
 
 
 @dataclass(eq=False)
@@ -54,7 +33,7 @@ class Recording:
     heads: Sequence[int] | None
     keep: bool
     values: bool
-    image: tuple[int, int] | None
+    asked: dict[str, Any]  # what to observe
     derivative: LayerDerivative | None = None  # where backward passes are to bring one
     calls: list[AttentionCall] = field(default_factory=list)
     parts: list[Observation] = field(default_factory=list)
@@ -70,9 +49,19 @@ class Recording:
         """How many queries all calls had together."""
         return sum(len(call.queries) for call in self.calls)
 
-    def wanted(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """What is to be observed in the next call: the picture of several is made in the end."""
-        return {**asked, "image": None} if self.calls else asked
+    def attend(self, call: AttentionCall, dropout: float = 0.0) -> Tensor:
+        """The call's output, (batch, heads, queries, d_v), in a graph that brings its derivative where one is wanted.
+
+        Its observation is kept, and what belongs to it. Raises RuleError unless it continues the calls before.
+        """
+        self.check(call)
+        if self.derivative is not None:
+            check_dropout(dropout)
+        image = None if self.calls else self.asked.get("image")  # the picture of several calls is made in the end
+        result, seen = call.observed({**self.asked, "image": image}, dropout)
+        result = result if self.derivative is None else self.derivative.follow(result, self.heads)
+        self.add(call, seen)
+        return result
 
     def check(self, call: AttentionCall) -> None:
         """Raise RuleError unless this call continues the sequence of the calls before."""
@@ -124,11 +113,6 @@ class Recording:
                 "generate with num_beams=1; watch one sequence in a block.",
             )
 
-    def follow(self, _: AttentionCall, output: Tensor) -> Tensor:
-        """The output of the call that `add` keeps next, in a graph that brings its derivative."""
-        assert self.derivative is not None
-        return self.derivative.follow(output, self.heads)
-
     def graphless(self) -> list[tuple[Tensor, CallDerivative]]:
         """The queries and derivatives of the calls that had no graph: those that a checkpoint computes again."""
         calls = [] if self.derivative is None else self.derivative.calls
@@ -141,10 +125,10 @@ class Recording:
             self._check_whole(call)
             self.parts[0] = replace(self.parts[0], image=None)
         new = slice(max(known - call.keys.start, 0), len(call.keys))
-        q, k, v = call.q, call.k[:, :, new], call.v[:, :, new] if self.values and call.v is not None else None
+        q, k, v = call.q, call.k[:, :, new], call.v[:, :, new] if self.values else None
         if call.pattern.others and not self.calls:
             self.other_k = _kept_copy(call.k[:, :, len(call.keys) :])
-            if self.values and call.v is not None:
+            if self.values:
                 self.other_v = _kept_copy(call.v[:, :, len(call.keys) :])
         if k.shape[2]:
             self.first_sums = None if self.calls else k.detach().sum(-1)
@@ -172,7 +156,7 @@ class Recording:
         """Of several steps, this is observed from the whole matrix in the end. Raises RuleError where it was let go."""
         if self.keep:
             return
-        if self.image is not None:
+        if self.asked.get("image"):
             raise RuleError("a picture of several steps needs their queries and keys.", "keep=True, or no image.")
         if call.pattern.others and self.parts[0].distance is not None:
             raise RuleError(
@@ -193,8 +177,8 @@ class Recording:
         ])  # fmt: skip
         q, k, v = self._arrays()
         if len(self.calls) > 1 and q is not None:
-            if self.image is not None:
-                seen = replace(seen, image=AttentionMatrix(q, k, **rules).observe(image=self.image).image)
+            if self.asked.get("image"):
+                seen = replace(seen, image=AttentionMatrix(q, k, **rules).observe(image=self.asked["image"]).image)
             if others and seen.distance is not None:  # the others' places are known only now
                 seen = replace(seen, distance=AttentionMatrix(q, k, **rules).distance())
         real = last.pattern.padding

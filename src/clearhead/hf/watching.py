@@ -1,19 +1,21 @@
 """What `ch.watch` does with a model: which layers run in its block, their recordings, and the tokens."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
 import numpy as np
+from torch import Tensor
 
 from clearhead.core.observations import check_asked
 from clearhead.core.rule_values import read_members
 from clearhead.core.statistics import Watched
 from clearhead.errors import RuleError, SelectionError, shown
 from clearhead.hf import attending, switching
-from clearhead.hf.attending import Follow, Watch
+from clearhead.hf.attending import Watch
+from clearhead.hf.call import AttentionCall
 from clearhead.hf.derivatives import Arrivals, LayerDerivative, check_graph, computed_again
 from clearhead.hf.passes import LayerCall, Passes
 from clearhead.hf.recording import Recording
@@ -112,7 +114,7 @@ class _Watching:
         """What to do with this call of an attention module."""
         was_eager = self.passes.was_eager(module)
         if self.passes.in_backward(module):
-            return Watch(was_eager=was_eager, follow=self._follow_again(module))
+            return Watch(None, was_eager, self._follow_again(module))
         if not self.passes.running:  # a wrapper called its model's `forward`
             self._begin_pass({})
         call = self.passes.call_of(module)
@@ -126,18 +128,14 @@ class _Watching:
             seen.parts[recording.name] = recording
             watched.append((recording, first))
         if self.batch:
-            return Watch(asked=self.asked, was_eager=was_eager, requests=watched)
-        recording = watched[0][0]
-        follow = None if recording.derivative is None else recording.follow
-        return Watch(recording, recording.wanted(self.asked), was_eager, follow)
+            return Watch(was_eager=was_eager, requests=watched)
+        return Watch(watched[0][0], was_eager)
 
-    def _follow_again(self, module: Any) -> Follow | None:
+    def _follow_again(self, module: Any) -> Callable[[AttentionCall, Tensor], Tensor] | None:
         """How to follow an output that a checkpoint computes again, where it had no graph the first time."""
         local = [one for (_, place), one in self.recordings.items() if place.module is module and one is not None]
         waiting = [result for recording in local for result in recording.graphless()]
-        if not waiting:
-            return None
-        return lambda call, output: computed_again(waiting, call.q).follow(output)
+        return (lambda call, output: computed_again(waiting, call.q).follow(output)) if waiting else None
 
     def _recording(self, call: LayerCall) -> Recording | None:
         if self.layers is not None:
@@ -147,8 +145,8 @@ class _Watching:
                 return None
         derivative = None if self.arrivals is None else LayerDerivative(call.name, self.arrivals)
         return Recording(
-            call.name, call.path, call.number, call.cross, self.heads, self.keep, self.values, self.asked.get("image"),
-            derivative,
+            call.name, call.path, call.number, call.cross, self.heads, self.keep, self.values, self.asked, derivative,
+
         )  # fmt: skip
 
     def _take_tokens(self, ids: Any, source: Any) -> None:
