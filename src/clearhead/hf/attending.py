@@ -187,7 +187,7 @@ def _attend(
         if watch.was_eager or (change is not None and change.was_eager):
             causal = False  # in eager attention, no mask means that every query sees every key
         start = None if change is None or change.start is None else change.start(arrays[0].shape[2])
-        if recording is not None and recording.cross:
+        if recording is not None and recording.layer.cross:
             start = recording.length
         call, finish = read(*arrays, mask, bias, causal=causal, start=start, scores=scores), None
         if change is not None:

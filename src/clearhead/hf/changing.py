@@ -15,10 +15,10 @@ from clearhead.errors import DtypeError, RuleError, shown
 from clearhead.hf import attending, switching
 from clearhead.hf.attending import Change, Finish
 from clearhead.hf.call import AttentionCall
-from clearhead.hf.passes import LayerCall, Passes
+from clearhead.hf.passes import Passes
 from clearhead.hf.texts import Texts, check_tokenizer
 from clearhead.watching.effects import Edge, Edges, Verified, VerifiedEdge
-from clearhead.watching.naming import ModulePath
+from clearhead.watching.naming import LayerCall, ModulePath
 from clearhead.watching.places import Place, Text
 from clearhead.watching.saved import Run
 from clearhead.watching.spans import SpanEdge
@@ -38,27 +38,23 @@ def changed(model: Any, edits: Any, tokenizer: Any) -> Iterator[None]:
         raise RuleError("the model is being changed already.", "give all edits to one ch.change, as a list.")
     changing = _Changing(model, read, tokenizer)
     changing.check()
-    with changing.passes.followed(attending.changers, changing.attention):
+    with changing.followed(attending.changers):
         yield
     changing.check_acted()
 
 
-class _Changing:
+class _Changing(Passes):
     """The state of one block: the edits of each layer, and the texts that the model runs over."""
 
     def __init__(self, model: Any, edits: tuple[Edit, ...], tokenizer: Any) -> None:
+        super().__init__(model)
         self.edits, self.name = edits, type(model).__name__
         self.texts = Texts(tokenizer)
-        self.passes = Passes(model, self.texts.take_tokens, self._begin_pass)
         self.acting: dict[LayerCall, list[tuple[Edit, Any]]] = {}
         self.acted: set[int] = set()  # ids of edits
-        mixing = {
-            module: self.passes.inner(path)
-            for module, path in self.passes.paths.items()
-            if switching.mixes_tokens(module)
-        }
-        self.modules = {  # that may attend, each with all that may choose its layer
-            module: {self.passes.paths[module], *self.passes.names.possible(path)} for module, path in mixing.items()
+        attending = [(module, path) for module, path in self.paths.items() if switching.mixes_tokens(module)]
+        self.modules = {  # each with all that may choose its layer
+            module: {path, *self.names.possible(self.inner(path))} for module, path in attending
         }
         self.checked: set[tuple[Text, Text]] = set()
         self.continues = False  # has this pass a cache, so that another may follow?
@@ -75,12 +71,12 @@ class _Changing:
 
     def attention(self, module: Any) -> Change:
         """What to do with this call of an attention module."""
-        again = self.passes.in_backward(module)
-        layer = self.passes.place(module) if again else self.passes.call_of(module)
+        again = self.in_backward(module)
+        layer = self.place(module) if again else self.call_of(module)
         if again and any("#" in str(name) for edit in self.edits for name in edit.named_layers()):
             raise RuleError("a checkpointed layer is computed again, and which of its calls this is, is not known.")
         start = (lambda queries: self.texts.start(layer.path, queries)) if layer.cross else None
-        return Change(layer.name, self.passes.was_eager(module), start, lambda call: self._edit(layer, call))
+        return Change(layer.name, self.was_eager(module), start, lambda call: self._edit(layer, call))
 
     def _edit(self, layer: LayerCall, call: AttentionCall) -> tuple[AttentionCall, Finish | None]:
         """The call after the edits of its layer, and what is done with its output."""
@@ -120,7 +116,7 @@ class _Changing:
         alike = [
             choices
             for module, choices in self.modules.items()
-            if ModulePath.of(self.passes.paths[module])._replace(numbers=kind.numbers) == kind
+            if ModulePath.of(self.paths[module])._replace(numbers=kind.numbers) == kind
         ]
         for edit in self.edits:
             if any(edit.may_act(edit.named_layers(), choices) for choices in alike):
@@ -129,17 +125,26 @@ class _Changing:
                 otherrun.check_lengths(edit, kind, call.queries, call.keys, continues=self.continues)
         self.checked.add((queries, keys))
 
-    def _begin_pass(self, named: Mapping[str, Any]) -> None:
+    def begin_pass(self, named: Mapping[str, Any]) -> None:
+        """Note that texts may begin; with a cache, another pass may follow."""
         self.texts.begin_pass()
         self.checked.clear()
         self.continues = named.get("past_key_values") is not None
 
+    def take_tokens(self, ids: Any, source: Any) -> None:
+        """Tell the texts."""
+        self.texts.take_tokens(ids, source)
+
+    def begin_batches(self, manager: Any) -> None:  # noqa: ARG002
+        """Refuse continuous batching."""
+        raise RuleError("continuous batching has many requests, and edits are of one.", "model.generate(…)")
+
     def check_acted(self) -> None:
         """At the block's end: raise RuleError for an edit that never acted, warn where attention was not seen."""
         idle = [edit for edit in self.edits if id(edit) not in self.acted]
-        missed = self.passes.unseen()
+        missed = self.unseen()
         kinds = ", ".join(dict.fromkeys(kind for _, kind in missed))
-        if idle and not self.passes.entered:
+        if idle and not self.entered:
             raise RuleError(f"{idle[0]} never acted: {self.name} did not run inside the block.")
         if idle:
             ran = [layer.name for layer, acting in self.acting.items() if any(edit is idle[0] for edit, _ in acting)]

@@ -18,6 +18,7 @@ from clearhead.ops.observation import Observation, among
 from clearhead.ops.softcap_per_head import for_heads
 from clearhead.ops.span_terms import combined, joined
 from clearhead.watching.layer import Layer
+from clearhead.watching.naming import LayerCall
 
 AGAIN = "watch one sequence in a block, with its cache: open another `with ch.watch(…)` for another one."
 
@@ -26,10 +27,7 @@ AGAIN = "watch one sequence in a block, with its cache: open another `with ch.wa
 class Recording:
     """The calls of one layer in one block, and their observations."""
 
-    name: str
-    path: str
-    call: int  # which call of its module in one forward pass, from 1 up
-    cross: bool
+    layer: LayerCall
     heads: Sequence[int] | None
     keep: bool
     values: bool
@@ -43,6 +41,10 @@ class Recording:
     other_v: Tensor | None = None
     shared: list[int] | None = None  # the key heads of `heads`
     failed: ClearheadError | None = None  # in continuous batching
+
+    @property
+    def name(self) -> str:
+        return self.layer.name
 
     @property
     def length(self) -> int:
@@ -87,7 +89,7 @@ class Recording:
                 "rule for all.",
                 "watch a sequence inside the block, or the block inside ch.watch with whole sequences in it.",
             )
-        if self.cross and call.keys != before.keys:
+        if self.layer.cross and call.keys != before.keys:
             raise RuleError(f"layer {self.name}: the keys of cross-attention changed.", AGAIN)
         local, other = torch.split(call.k, [len(call.keys), call.pattern.others], 2)
         if other.shape[2] != before.pattern.others or (
@@ -98,7 +100,9 @@ class Recording:
                 "are another encoder's output, or the model adds to them as it goes on.",
                 "watch one forward pass with use_cache=False: its matrix has every query.",
             )
-        if not self.cross and call.keys.stop == before.keys.stop:  # as in cross-attention, if the keys are the same
+        if (
+            not self.layer.cross and call.keys.stop == before.keys.stop
+        ):  # as in cross-attention, if the keys are the same
             first, sums = self.first_sums, local.detach().sum(-1)
             if first is None or first.shape != sums.shape or not torch.allclose(sums, first):
                 raise RuleError(
@@ -182,13 +186,13 @@ class Recording:
             if others and seen.distance is not None:  # the others' places are known only now
                 seen = replace(seen, distance=AttentionMatrix(q, k, **rules).distance())
         real = last.pattern.padding
-        if real is not None and not self.cross:
+        if real is not None and not self.layer.cross:
             real = real[:, queries.start : queries.stop]
-        padding = None if real is None or self.cross or bool(real.all()) else ~real
+        padding = None if real is None or self.layer.cross or bool(real.all()) else ~real
         heads = range(first.q.shape[1]) if self.heads is None else self.heads
         return Layer(
-            self.name, self.path, self.call, self.cross, tuple(heads), seen, q, k, v, rules, padding, pattern.note,
-            others, self.derivative,
+            self.name, self.layer.path, self.layer.number, self.layer.cross, tuple(heads), seen, q, k, v, rules,
+            padding, pattern.note, others, self.derivative,
         )  # fmt: skip
 
     def _arrays(self) -> list[Tensor | None]:

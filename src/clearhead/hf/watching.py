@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
@@ -17,10 +16,11 @@ from clearhead.hf import attending, switching
 from clearhead.hf.attending import Watch
 from clearhead.hf.call import AttentionCall
 from clearhead.hf.derivatives import Arrivals, LayerDerivative, check_graph, computed_again
-from clearhead.hf.passes import LayerCall, Passes
+from clearhead.hf.passes import Passes
 from clearhead.hf.recording import Recording
 from clearhead.hf.texts import check_tokenizer
 from clearhead.watching.dividing import Written
+from clearhead.watching.naming import LayerCall
 from clearhead.watching.saved import LAYERS
 from clearhead.watching.seen import Seen
 
@@ -39,27 +39,21 @@ def watched(
     switching.check(model)
     if any(module in attending.watchers for module in model.modules()):
         raise RuleError("the model is being watched already.", "one `with ch.watch(…)` for one model at a time.")
-    watching = _Watching(model, asked, layers, chosen, keep, values or causes, causes, tokenizer)
+    watching = _Watching(model, asked, layers, chosen, tokenizer, keep=keep, values=values, causes=causes)
     with watching.block():
         yield watching.seen
 
 
-@dataclass(eq=False)
-class _Watching:
+class _Watching(Passes):
     """The state of one block: which layers ran, their recordings, and the tokens."""
 
-    model: Any
-    asked: dict[str, Any]
-    layers: Collection[int | str] | None
-    heads: list[int] | None
-    keep: bool
-    values: bool
-    causes: bool
-    tokenizer: Any
-
-    def __post_init__(self) -> None:
-        self.arrivals = Arrivals() if self.causes else None
-        self.passes = Passes(self.model, self._take_tokens, self._begin_pass, self._begin_batches)
+    def __init__(
+        self, model: Any, asked: dict[str, Any], layers: Collection[int | str] | None, heads: list[int] | None,
+        tokenizer: Any, *, keep: bool, values: bool, causes: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(model)
+        self.asked, self.layers, self.heads, self.tokenizer = asked, layers, heads, tokenizer
+        self.keep, self.values, self.arrivals = keep, values or causes, Arrivals() if causes else None
         self.recordings: dict[tuple[Seen, LayerCall], Recording | None] = {}
         self.manager: Any = None  # of continuous batching
         self.batch: list[tuple[Seen, int]] = []  # its requests in this pass, and the position of each one's first query
@@ -70,29 +64,29 @@ class _Watching:
     def block(self) -> Iterator[None]:
         """Inside, the model is watched; in the end the observations of each layer's calls are joined."""
         try:
-            with self.passes.followed(attending.watchers, self.attention):
+            with self.followed(attending.watchers):
                 yield
                 self._check_chosen()
         finally:
             for seen in (self.seen, *self.seen.requests.values()):
                 seen.parts = {name: part.finished() for name, part in seen.parts.items() if part.calls}
-                seen.unseen = self.passes.unseen()
+                seen.unseen = self.unseen()
             self.recordings.clear()
 
     def _new(self) -> Seen:
         written = None if self.tokenizer is None else Written(self.tokenizer)
         return Seen({}, model=type(self.model).__name__, watched=ref(self.model), written=written)
 
-    def _begin_batches(self, manager: Any) -> None:
+    def begin_batches(self, manager: Any) -> None:
         """Continuous batching begins. Raises RuleError where it cannot be watched."""
-        if self.causes:
+        if self.arrivals is not None:
             what = "causes=True wants a graph, and continuous batching records none."
             raise RuleError(what, "watch the text of a request in a block of its own.")
         if self.seen.requests and manager is not self.manager:
             raise RuleError("requests were watched already, and others have their names.", "one generate_batch a block")
         self.manager = manager
 
-    def _begin_pass(self, named: Mapping[str, Any]) -> None:
+    def begin_pass(self, named: Mapping[str, Any]) -> None:
         """Read whose pass it is. Raises RuleError where derivatives are wanted and none could come."""
         ids: Any = named.get("input_ids")
         self.batch = []
@@ -112,12 +106,12 @@ class _Watching:
 
     def attention(self, module: Any) -> Watch:
         """What to do with this call of an attention module."""
-        was_eager = self.passes.was_eager(module)
-        if self.passes.in_backward(module):
+        was_eager = self.was_eager(module)
+        if self.in_backward(module):
             return Watch(None, was_eager, self._follow_again(module))
-        if not self.passes.running:  # a wrapper called its model's `forward`
-            self._begin_pass({})
-        call = self.passes.call_of(module)
+        if not self.running:  # a wrapper called its model's `forward`
+            self.begin_pass({})
+        call = self.call_of(module)
         watched: list[tuple[Recording, int]] = []
         for seen, first in self.batch or [(self.seen, 0)]:
             if (seen, call) not in self.recordings:
@@ -144,12 +138,9 @@ class _Watching:
             if not chosen:
                 return None
         derivative = None if self.arrivals is None else LayerDerivative(call.name, self.arrivals)
-        return Recording(
-            call.name, call.path, call.number, call.cross, self.heads, self.keep, self.values, self.asked, derivative,
+        return Recording(call, self.heads, self.keep, self.values, self.asked, derivative)
 
-        )  # fmt: skip
-
-    def _take_tokens(self, ids: Any, source: Any) -> None:
+    def take_tokens(self, ids: Any, source: Any) -> None:
         """Add the ids that an outermost forward pass is called with; those of many requests were added before."""
         if not self.batch:
             self._add(self.seen, ids, source)
@@ -174,13 +165,12 @@ class _Watching:
         for recording in self.recordings.values():
             if recording is not None and recording.failed is not None:
                 raise recording.failed
-        passes = self.passes
-        if passes.entered and not passes.went_through:
-            kinds = ", ".join(dict.fromkeys(kind for _, kind in passes.unseen()))
+        if self.entered and not self.went_through:
+            kinds = ", ".join(dict.fromkeys(kind for _, kind in self.unseen()))
             why = f"{kinds} does not go through Transformers' AttentionInterface" if kinds else "it has none"
             raise RuleError(f"{self.seen.model} ran, but no attention was seen: {why}.")
         missing = [layer for layer in self.layers or () if layer not in self.ran]
-        if passes.went_through and missing:
+        if self.went_through and missing:
             raise SelectionError(f"layers: there is no {missing[0]!r} in {self.seen.model}.")
 
 
