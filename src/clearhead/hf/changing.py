@@ -94,7 +94,9 @@ class _Changing(Passes):
         sums = sequence.sums.setdefault(layer, {})
         if call.queries.start == 0:
             sums.clear()
-        real = _real(layer, call) if any(edit.kind == "off" for edit, _ in acting) else None
+        off = not layer.cross and any(edit.kind == "off" for edit, _ in acting)
+        there = call.pattern.real(call.queries, call.keys) if off else None
+        real = None if there is None else there.cpu().numpy()
         place = Place(layer.name, call.queries, call.keys, sequence.text, key_text, real, self.continues, sums)
         rules, shape = call.rules(), (*call.q.shape[:3], call.k.shape[2])
         result = edited(call.q, call.k, call.v, rules, acting, place)
@@ -161,23 +163,6 @@ class _Changing(Passes):
                 f"changed: {kinds}.",
                 stacklevel=4,
             )
-
-
-def _real(layer: LayerCall, call: AttentionCall) -> Any:
-    """(batch, queries), False where a query is padding; None where none is, or it is not known.
-
-    In a mask that is stored, a query that may not see its own key is padding.
-    """
-    padding, dense, queries = call.pattern.padding, call.pattern.dense, call.queries
-    if layer.cross or (padding is None and dense is None):
-        return None
-    if dense is None:
-        assert padding is not None
-        real = padding[:, queries.start : queries.stop].bool()
-    else:
-        mask = dense[..., queries.start - call.keys.start : queries.stop - call.keys.start]
-        real = (mask[:, :, 0] if mask.shape[2] == 1 else mask.diagonal(dim1=2, dim2=3)).any(1)
-    return real.cpu().numpy() if real.shape[1] == len(queries) and not real.all() else None
 
 
 def _head_count(module: Any) -> int:

@@ -185,10 +185,8 @@ class Recording:
                 seen = replace(seen, image=AttentionMatrix(q, k, **rules).observe(image=self.asked["image"]).image)
             if others and seen.distance is not None:  # the others' places are known only now
                 seen = replace(seen, distance=AttentionMatrix(q, k, **rules).distance())
-        real = last.pattern.padding
-        if real is not None and not self.layer.cross:
-            real = real[:, queries.start : queries.stop]
-        padding = None if real is None or self.layer.cross or bool(real.all()) else ~real
+        real = None if self.layer.cross else pattern.real(queries, keys)
+        padding = None if real is None else ~real
         heads = range(first.q.shape[1]) if self.heads is None else self.heads
         return Layer(
             self.name, self.layer.path, self.layer.number, self.layer.cross, tuple(heads), seen, q, k, v, rules,

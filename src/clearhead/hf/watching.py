@@ -1,7 +1,9 @@
 """What `ch.watch` does with a model: which layers run in its block, their recordings, and the tokens."""
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 from weakref import ref
 
@@ -21,7 +23,7 @@ from clearhead.hf.recording import Recording
 from clearhead.hf.texts import check_tokenizer
 from clearhead.watching.dividing import Written
 from clearhead.watching.naming import LayerCall
-from clearhead.watching.saved import LAYERS
+from clearhead.watching.saved import LAYERS, read_heads
 from clearhead.watching.seen import Seen
 
 
@@ -35,7 +37,7 @@ def watched(
     asked = {"logsumexp": True} | check_asked(statistics, Watched.__annotations__, names)
     _check_options(keep=keep, values=values, causes=causes, tokenizer=tokenizer)
     layers = None if layers is None else read_members("layers", layers, *LAYERS)
-    chosen = None if heads is None else _heads(heads)
+    chosen = None if heads is None else read_heads("heads", heads)
     switching.check(model)
     if any(module in attending.watchers for module in model.modules()):
         raise RuleError("the model is being watched already.", "one `with ch.watch(…)` for one model at a time.")
@@ -103,6 +105,7 @@ class _Watching(Passes):
             self.batch.append((seen, first))
         if self.arrivals is not None:
             check_graph()
+        self._warn_of_positions(named)
 
     def attention(self, module: Any) -> Watch:
         """What to do with this call of an attention module."""
@@ -124,6 +127,20 @@ class _Watching(Passes):
         if self.batch:
             return Watch(was_eager=was_eager, requests=watched)
         return Watch(watched[0][0], was_eager)
+
+    def _warn_of_positions(self, named: Mapping[str, Any]) -> None:
+        """Warn where a text begins with padding, and nothing says so to a model that numbers its positions."""
+        mask: Any = named.get("attention_mask")
+        begins = named.get("past_key_values") is None and getattr(mask, "ndim", 0) == 2
+        if not begins or named.get("position_ids") is not None or bool(mask[:, 0].all()):
+            return
+        if "position_ids" in signature(self.model.forward).parameters:
+            warnings.warn(
+                f"{int((mask[:, 0] == 0).sum())} of {len(mask)} texts begin with padding, and {self.seen.model} is "
+                "given no position_ids: it counts the padding as positions. Pad on the right, or pass "
+                "position_ids=(attention_mask.cumsum(-1) - 1).clamp(min=0), as model.generate does.",
+                stacklevel=2,
+            )
 
     def _follow_again(self, module: Any) -> Callable[[AttentionCall, Tensor], Tensor] | None:
         """How to follow an output that a checkpoint computes again, where it had no graph the first time."""
@@ -182,11 +199,3 @@ def _check_options(*, keep: Any, values: Any, causes: Any, tokenizer: Any) -> No
     if causes and not keep:
         raise RuleError("keep is False, and causes=True needs queries, keys and values.", "keep=True")
     check_tokenizer(tokenizer)
-
-
-def _heads(inputs: Any) -> list[int]:
-    """The heads to keep, sorted. Raises SelectionError for anything but whole numbers from 0 up."""
-    heads = read_members("heads", inputs, (int, np.integer), "a list of whole numbers from 0 up", "heads=[0, 1]")
-    if heads and min(heads) < 0:
-        raise SelectionError(f"heads holds {min(heads)}: expected a list of whole numbers from 0 up.", "heads=[0, 1]")
-    return sorted(set(heads))

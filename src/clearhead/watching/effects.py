@@ -12,10 +12,8 @@ from clearhead.digits import significant
 from clearhead.spelling import cut, spelled
 from clearhead.tables import Table, Tabular, aligned
 from clearhead.watching.layer import Layer
-from clearhead.watching.naming import ModulePath
+from clearhead.watching.naming import ModulePath, text_of
 from clearhead.words import Language, say
-
-_TEXT = ("", "decoder", "text_model", "language_model")  # stacks whose positions are those of the text
 
 
 class Edge(NamedTuple):
@@ -151,8 +149,7 @@ def strongest_edges(layers: Iterable[Layer], k: int, rest: Rest) -> list[Edge]:
 
 def sides_of(layer: Layer, *, has_source: bool) -> tuple[str, str]:
     """Which text a layer's queries and keys are of: the model's "own", its encoder's "source", or "" for none."""
-    stack = ModulePath.of(layer.path).stack
-    local = "source" if stack == "encoder" and has_source else "own" if stack == "encoder" or stack in _TEXT else ""
+    local = text_of(ModulePath.of(layer.path).stack, has_source=has_source)
     return local, "source" if layer.cross else local
 
 

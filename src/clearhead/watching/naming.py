@@ -31,6 +31,13 @@ class ModulePath(NamedTuple):
         return ModulePath(stack, numbers, any(map(_is_cross, parts[-2:])))
 
 
+def text_of(stack: str, *, has_source: bool) -> str:
+    """Which text a stack's positions are of: the model's "own", its encoder's "source", or "" for none."""
+    if stack == "encoder" and has_source:
+        return "source"
+    return "own" if stack in ("", "encoder", "decoder", "text_model", "language_model") else ""
+
+
 class LayerCall(NamedTuple):
     """Which layer a call of an attention module is, and which call of that module in this pass, from 1 up."""
 

@@ -148,8 +148,8 @@ class Seen(Run, Display):
     ) -> Spans:
         """What g·o changes by when a query may see no key of a whole span of tokens; it prints as a table.
 
-        groups   "words" or "sentences", where `watch` had a tokenizer; a label for each token, (tokens,) or
-                 (batch, tokens), below 0 for none; or places as `ch.cut` takes them, by name or as a list of slices:
+        groups   "words", "sentences" or "paragraphs", where `watch` had a tokenizer; a label for each token, (tokens,)
+                 or (batch, tokens), below 0 for none; or places as `ch.cut` takes them, by name or as a list of slices:
                  {"user": slice(0, 9), "model": [slice(9, 20), slice(31, 40)]}
         source_groups   the same for an encoder's text; None where there is none, or groups is a word
         layers   None is all
@@ -312,7 +312,9 @@ class Seen(Run, Display):
                 g = None
             arrays = (None if x is None else as_array(x, name)[0][[batch]] for name, x in (("v", layer.v), ("g", g)))
             results.append(ShownLayer(layer.name, layer.heads, part, padding, layer.cross, layer.note, *arrays))
-        return ShownRun(self.model or "watched", results, _texts(self.tokens, batch), _texts(self.source_tokens, batch))
+        several = any(len(layer.observation.log_sum) > 1 for layer in map(self.layer, self.layers))
+        name = f"{self.model or 'watched'}{f', batch={batch}' if several else ''}"
+        return ShownRun(name, results, _texts(self.tokens, batch), _texts(self.source_tokens, batch))
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": cell(self)}
