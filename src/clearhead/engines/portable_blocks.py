@@ -13,11 +13,11 @@ from clearhead.core.axes import Array, blocks
 from clearhead.core.block import Block, BlockPlace, block_of
 from clearhead.core.call import Call
 from clearhead.core.definition import Matrix, Values
-from clearhead.core.effect_lists import first, larger, largest_under
-from clearhead.core.namespace import astype, beside, dtype_name, full, namespace, on_host, raw, wrapped
+from clearhead.core.namespace import astype, beside, dtype_name, full, namespace, on_host, ranked, raw, take, wrapped
 from clearhead.core.observations import areas
 from clearhead.core.problem import Problem
 from clearhead.core.state import State, rounded
+from clearhead.core.statistics import Order
 
 _ROWS = 128
 _IN_CACHE, _ON_DEVICE = 1 << 18, 1 << 24  # weights of a block, of the CPU and of other devices
@@ -146,6 +146,44 @@ class PlacedBlock:
         kept = values[lead], places[lead]
         both = [namespace(x).concatenate(pair, axis=-1) for pair in zip(kept, new, strict=True)]
         values[lead], places[lead] = first(both[0], both[1], "magnitude", values.shape[-1])
+
+
+def first(values: Any, places: Any, order: Order, count: int) -> tuple[Any, Any]:
+    """The first `count` along the last axis in this order, and their places; of equal ones the one listed earlier.
+
+    A place of -1 is free: it comes last, and its value becomes 0. So does NaN, which is never listed.
+    """
+    xp = namespace(values)
+    most = float(xp.finfo(values.dtype).max)  # an infinite effect is as strong as this
+    by = xp.clip({"magnitude": abs(values), "largest": values, "smallest": -values}[order], -most, most)
+    ranks = ranked(xp.where((places < 0) | xp.isnan(by), -np.inf, by), count)[1]
+    if not values.shape[-1]:
+        return 0.0 * ranks, ranks
+    chosen, at = (take(x, xp.clip(ranks, 0, None), -1) for x in (values, places))
+    return xp.where(ranks < 0, 0.0, chosen), xp.where(ranks < 0, -1, at)
+
+
+def larger(a: Any, b: Any) -> Any:
+    """What `SignedImage.largest` shows of two effects: the larger in magnitude, of equal ones the positive, or NaN.
+
+    The places do not matter, so parts of a picture merge in any order.
+
+    >>> larger(np.array([-2.0, -1.0, np.nan]), np.array([1.0, 1.0, 3.0]))
+    array([-2.,  1., nan])
+    """
+    xp = namespace(a)
+    return xp.where((abs(a) > abs(b)) | ((abs(a) == abs(b)) & (a > b)) | xp.isnan(a), a, b)
+
+
+def largest_under(x: Any, shares: Array) -> Any:
+    """What `larger` leaves of the rows of x that each pixel covers, (…, pixels, columns); shares as from `areas`."""
+    covers = shares > 1e-9  # a share is at least one over the number of rows, or a rounding error
+    start, count = covers.argmax(axis=1), covers.sum(axis=1)
+    cells = start[:, None] + np.minimum(np.arange(count.max(initial=1)), np.maximum(count - 1, 0)[:, None])
+    under = x[..., beside(cells, x), :]
+    xp = namespace(x)
+    result = larger(xp.amax(under, axis=-2), xp.amin(under, axis=-2))
+    return xp.where(beside(count[:, None] > 0, x), result, 0.0)
 
 
 def matrices(

@@ -14,8 +14,7 @@ from clearhead.hf.masks import Pattern, RuleDict, RuledMask, from_tensor
 from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
-from clearhead.ops.softcap_per_head import by_softcap
-from clearhead.ops.span_terms import SpanTerm, combined
+from clearhead.ops.span_terms import SpanTerm, by_softcap, combined
 from clearhead.torch import dropped
 
 

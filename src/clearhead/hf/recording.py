@@ -15,8 +15,7 @@ from clearhead.hf.derivatives import CallDerivative, LayerDerivative, check_drop
 from clearhead.hf.masks import Pattern, RuleDict
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation, among
-from clearhead.ops.softcap_per_head import for_heads
-from clearhead.ops.span_terms import combined, joined
+from clearhead.ops.span_terms import combined, for_heads, joined
 from clearhead.watching.layer import Layer
 from clearhead.watching.naming import LayerCall
 

@@ -8,7 +8,7 @@ from clearhead.core import room
 from clearhead.core.arrays import FLOATS, as_array, broadcast, device_of, on_cpu, statistics_dtype, to_device_of
 from clearhead.core.axes import Array, blocks, group_size
 from clearhead.core.effects import Kind, read_rest
-from clearhead.core.operands import operand, values_of
+from clearhead.core.observations import operand, values_of
 from clearhead.errors import DtypeError, RuleError, ShapeError
 from clearhead.ops.lazy_matrix import WeightMatrix
 

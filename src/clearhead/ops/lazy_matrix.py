@@ -18,7 +18,7 @@ from clearhead.core.axes import TRANSPOSED, WEIGHTS, Array, named
 from clearhead.core.call import Call
 from clearhead.core.rule_values import read_slice
 from clearhead.core.state import State
-from clearhead.engines.base import EffectEngine
+from clearhead.engines.base import Engine
 from clearhead.errors import DtypeError, RuleError, SelectionError
 
 
@@ -147,7 +147,7 @@ class WeightMatrix(Protocol):
     @property
     def known_state(self) -> State | None: ...  # None where it is not known yet
     def with_call(self, call: Call, state: State | None = None) -> "WeightMatrix": ...
-    def effect_engine(self) -> EffectEngine: ...
+    def effect_engine(self) -> Engine: ...
 
 
 class TransposedMatrix(NeverStored):
