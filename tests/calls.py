@@ -23,12 +23,12 @@ from clearhead.diagnosing.verdict import Diagnosis
 from clearhead.explaining import learning
 from clearhead.explaining.explanation import Explanation
 from clearhead.explaining.why import Why
-from clearhead.layers.layer import Layer
 from clearhead.ops.lazy_matrix import TransposedMatrix
 from clearhead.textbook.heads import heads_beside
 from clearhead.textbook.trace import TokenTrace, Trace
 from clearhead.textbook.trace_weights import WeightsTrace
 from clearhead.textbook.why_scale import WhyScale, saturation, why_scale
+from clearhead.watching.layer import Layer
 from clearhead.watching.seen import Seen
 from clearhead.watching.spans import Spans
 

@@ -10,10 +10,10 @@ import torch
 import clearhead as ch
 from clearhead.changing.applying import acts, edited
 from clearhead.changing.edits import Edit
-from clearhead.changing.places import Place, Text, find, read_places
 from clearhead.errors import ClearheadError, DtypeError, RuleError, SelectionError, UnknownNameError
-from clearhead.layers.pieces import pieces_of
 from clearhead.models import model as gpt2
+from clearhead.watching.pieces import pieces_of
+from clearhead.watching.places import Place, Text, find, read_places
 from seeds import fresh
 
 EDITS = [

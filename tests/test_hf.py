@@ -13,7 +13,7 @@ import transformers as hf
 
 import clearhead.hf  # noqa: F401  registers
 from clearhead.errors import RuleError
-from clearhead.layers.attending import attend
+from clearhead.hf.attending import attend
 from watched import FAMILIES, FAMILY, build, inputs, logits
 
 

@@ -13,8 +13,8 @@ from transformers.generation.continuous_batching.cache_allocators import full_at
 
 import clearhead as ch
 from clearhead.errors import ClearheadError, RuleError
-from clearhead.layers.attending import attend
-from clearhead.layers.packed import PAGED
+from clearhead.hf.attending import attend
+from clearhead.hf.packed import PAGED
 from test_hf import both, quick_or_slow, set_to
 from watched import build, greedy, inputs, seen_of
 

@@ -108,7 +108,7 @@ def tensors() -> list[torch.Tensor]:
 
 
 def watched() -> None:
-    from clearhead.layers.attending import attend
+    from clearhead.hf.attending import attend
 
     attend(torch.nn.Module(), *tensors(), None, **NEW)
 

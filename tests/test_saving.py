@@ -23,7 +23,7 @@ from clearhead.cli import main
 from clearhead.core import files
 from clearhead.core.files import write_whole
 from clearhead.errors import FileError
-from clearhead.layers import saved as layers
+from clearhead.watching import saved as layers
 
 CASE = '{"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]]}'
 DATA = bytes(range(256)) * 1000

@@ -11,7 +11,7 @@ import transformers as hf
 import clearhead as ch
 from changed import Letters
 from clearhead.core import definition
-from clearhead.layers.naming import LayerNames
+from clearhead.watching.naming import LayerNames
 from clearhead.watching.seen import Seen
 from watched import (
     FAMILIES,

@@ -18,8 +18,8 @@ from transformers import masking_utils as theirs
 
 import clearhead as ch
 from clearhead.errors import ClearheadError, DtypeError, RuleError, SelectionError, ShapeError, UnknownNameError
-from clearhead.layers.attending import attend
-from clearhead.layers.masks import RuledMask, keep_rules
+from clearhead.hf.attending import attend
+from clearhead.hf.masks import RuledMask, keep_rules
 from clearhead.watching.seen import Seen
 from test_hf import gradients, same, same_gradients
 from watched import (

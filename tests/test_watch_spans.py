@@ -10,7 +10,7 @@ import torch
 
 import clearhead as ch
 from clearhead.errors import RuleError, SelectionError, ShapeError, UnknownNameError
-from clearhead.layers.pieces import sentences, words
+from clearhead.watching.pieces import sentences, words
 from seeds import fresh
 from test_watch_merged import merged_model
 from watched import build, inputs, logits

@@ -138,7 +138,7 @@ class Call:
     def take(
         self,
         batches: Array | None = None,
-        heads: range | None = None,
+        heads: range | Array | None = None,
         queries: range | None = None,
         keys: range | None = None,
     ) -> "Call":
@@ -153,7 +153,7 @@ class Call:
         q, k, v = self._arrays or self._read()
         if heads is not None:
             chosen = np.asarray(heads)
-            q, k = q[:, as_slice(heads)], k[:, as_places(self.problem.kv_head_of(chosen))]
+            q, k = q[:, as_places(chosen)], k[:, as_places(self.problem.kv_head_of(chosen))]
             v = None if v is None else v[:, as_places(chosen * v.shape[1] // self.problem.heads)]
         values = None if v is None else v[:, :, cols][batch]
         return Call(problem, q[:, :, rows][batch], k[:, :, cols][batch], values, self.restore)

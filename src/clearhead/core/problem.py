@@ -143,7 +143,7 @@ class Problem:
     def take(
         self,
         batches: Array | None = None,
-        heads: range | None = None,
+        heads: range | Array | None = None,
         queries: range | None = None,
         keys: range | None = None,
     ) -> "Problem":
