@@ -20,11 +20,12 @@ def test_the_worked_example_has_the_correct_numbers():
 def test_a_score_is_the_product_of_norms_and_cosine():
     q, k = normal(2, 4, 5), normal(1, 6, 5)
     t = ch.trace(q, k, normal(1, 6, 2))
-    g = t.geometry
-    assert g.query_norms.shape == (2, 4)
-    assert g.key_norms.shape == (1, 6)
-    np.testing.assert_allclose(g.query_norms[..., None] * g.key_norms[:, None] * g.cosine, t.scores, rtol=1e-10)
-    assert (np.abs(g.cosine) <= 1 + 1e-12).all()
+    for i in range(4):
+        row = t.token(i)
+        np.testing.assert_allclose(row.norm, np.linalg.norm(q[:, i], axis=-1), rtol=1e-12)
+        np.testing.assert_allclose(row.key_norms, np.repeat(np.linalg.norm(k, axis=-1), 2, axis=0), rtol=1e-12)
+        np.testing.assert_allclose(row.norm[:, None] * row.key_norms * row.cosine, t.scores[:, i], rtol=1e-10)
+        assert (np.abs(row.cosine) <= 1 + 1e-12).all()
 
 
 def test_one_token_and_all_tokens_agree():

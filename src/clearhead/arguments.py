@@ -145,7 +145,6 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
         "file": _FILE,
         "--head": _WHOLE,
         "--batch": _WHOLE,
-        "--num-heads": _text("N,N"),
         "--query": _WHOLE,
         **_RESULTS,
     },

@@ -267,8 +267,6 @@ def _trace(options: argparse.Namespace) -> int:
 
     console = console_of(options)
     case = check_file(options.file)
-    if options.num_heads is not None:
-        return lessons.heads(options, case, console)
     place = traced.chosen(case, options.batch, options.head, options.query)
     deliver(options, case.to_json, case.save)
     if console is not None:

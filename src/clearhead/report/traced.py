@@ -20,8 +20,7 @@ from clearhead.report.console import put
 from clearhead.report.explained import sum_words
 from clearhead.report.heat import matrices
 from clearhead.report.streams import bare, spelled
-from clearhead.textbook.shapes import Step, turned
-from clearhead.textbook.trace_weights import WeightsTrace
+from clearhead.textbook.shapes import Step
 from clearhead.words import Language, formula, say
 
 _ROWS, _COLS = 8, 8
@@ -56,8 +55,6 @@ def chosen(case: CheckedExample, batch: int | None, head: int | None, query: int
 def show(console: Console, case: CheckedExample, language: Language, place: Chosen) -> None:
     """Print every step, then what is wrong with the claims, so that this stays on the screen."""
     verdicts = {verdict.name: verdict for verdict in case.verdicts}
-    if words := case.trace.read_as(language):  # how three axes were read, where that was ambiguous
-        put(console, [note(words), Text()])
     for step in case.trace.steps:
         put(console, _step(console, _Picture(case, step, place), verdicts.get(step.name), language))
         console.print()
@@ -192,27 +189,24 @@ def _verdict(console: Console, picture: _Picture, verdict: Verdict, language: La
 
 def _one_query(case: CheckedExample, place: Chosen, language: Language) -> Iterator[Text]:
     """One query's scores as lengths and angles, and its weights: ‖q‖·‖k‖·cos θ for each key."""
-    problem, traced = case.trace.problem, case.trace
-    if isinstance(traced, WeightsTrace) or not problem.queries or not problem.keys:
+    problem = case.trace.problem
+    if not hasattr(case.trace, "scores") or not problem.queries or not problem.keys:
         return
-    n, m = problem.queries, problem.keys
-    norms, key_norms, cosine = (np.asarray(x) for x in traced.geometry)
-    norm = float(norms.reshape(-1, problem.heads, n)[place])
-    lengths = key_norms.reshape(-1, problem.kv_heads, m)[place.batch, problem.kv_head_of(place.head)]
-    rows = (turned(np.asarray(x), traced.convention) for x in (cosine, traced.scores, traced.masked, traced.weights))
-    cosines, scores, masked, weights = (x.reshape(-1, problem.heads, n, m)[place] for x in rows)
+    m, token = problem.keys, case.trace.token(place.query)
+    rows = token.norm[..., None], token.key_norms, token.cosine, token.scores, token.weights, token.masked
+    norm, *numbers, masked = (np.asarray(x).reshape(problem.batch, problem.heads, -1)[place[:2]] for x in rows)
     query = bare(_name(case, "queries", place.query))
     yield title(say(language, "geometry", query=f"{place.query} {query}" if case.tokens else str(place.query)))
-    yield note("  " + say(language, "norm", norm=norm))
+    yield note("  " + say(language, "norm", norm=float(norm[0])))
     heads = [f"  {say(language, 'key')}", "‖k‖", "cos θ", "q·k", say(language, "weight")]
     widths = (14, *[-11] * 4)
     yield columns(widths, heads)
-    for j in np.arange(m) if m <= _ROWS else np.argsort(-weights, kind="stable")[:_ROWS]:
+    for j in np.arange(m) if m <= _ROWS else np.argsort(-numbers[-1], kind="stable")[:_ROWS]:
         key = _name(case, "keys", j)
         lead = label(bare(key) if case.sources is None else f"{j} {spelled(key)}", 12)
-        numbers = [figure(x, 4, 11) for x in (lengths[j], cosines[j], scores[j])]
-        weight = say(language, "masked weight") if np.isneginf(masked[j]) else figure(weights[j], 4, 11)
-        yield columns(widths, [f"  {lead}", *numbers, weight])
+        cells = [figure(x[j], 4, 11) for x in numbers]
+        cells[-1] = say(language, "masked weight") if np.isneginf(masked[j]) else cells[-1]
+        yield columns(widths, [f"  {lead}", *cells])
     if m > _ROWS:
         yield note("  " + say(language, "more", count=m - _ROWS))
     yield Text()
