@@ -25,6 +25,7 @@ from clearhead.explaining.explanation import Explanation
 from clearhead.explaining.why import Why
 from clearhead.layers.layer import Layer
 from clearhead.ops.lazy_matrix import TransposedMatrix
+from clearhead.textbook.sparse import sparse_patterns
 from clearhead.textbook.trace import TokenTrace, Trace
 from clearhead.textbook.why_scale import WhyScale, why_scale
 from clearhead.watching.seen import Seen
@@ -226,6 +227,7 @@ def public() -> dict[str, Call]:
         "rollout": of(ch.rollout, matrices=[matrix(), matrix()]),
         "cut": of(ch.cut, keys=0),
         "off": of(ch.off, heads=0),
+        "textbook.sparse.sparse_patterns": of(sparse_patterns, n=12, width=3),
         "textbook.why_scale.why_scale": of(why_scale),
         "explaining.learning.read": of(learning.read),
         **methods(matrix, ch.AttentionMatrix, **ROW),

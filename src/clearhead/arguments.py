@@ -138,11 +138,11 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
         "--trust": _FLAG,
         **_RESULTS,
     },
-    "shapes": {"sizes": _text("SIZE", nargs="*"), "--json": _FILE},
+    "shapes": {"sizes": _text("SIZE", nargs="*"), "--sparse": {**_WHOLE, "metavar": "W"}, "--json": _FILE},
     "scale": {"--widths": _text("N,N,…"), "--keys": {**_WHOLE, "default": 16}, **_RESULTS},
     "learn": {"--step": _WHOLE, **_RESULTS},
     "trace": {
-        "file": _FILE,
+        "file": {**_FILE, "nargs": "?"},
         "--head": _WHOLE,
         "--batch": _WHOLE,
         "--query": _WHOLE,

@@ -14,14 +14,22 @@ _STOPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of the slider on its page
 def shapes(options: argparse.Namespace) -> int:
     """Print the shape and cost of every step of a layer."""
     from clearhead.textbook.layer_shapes import layer_shapes, read_sizes
+    from clearhead.textbook.sparse import Pattern, sparse_patterns
 
-    console = console_of(options)
-    steps = layer_shapes(read_sizes(options.sizes))
-    deliver(options, steps.to_json)
+    console, sizes = console_of(options), read_sizes(options.sizes)
+    steps, patterns = layer_shapes(sizes), tuple[Pattern, ...]()
+    if options.sparse is not None:
+        n = sizes.get("n")
+        if n is None or "m" in sizes:
+            raise FileError("--sparse is for self-attention over n tokens.", "clearhead shapes n=1024 --sparse 64")
+        patterns = sparse_patterns(n, options.sparse)
+    sparse = [{"pattern": each.name, "pairs": each.pairs, "share": each.share} for each in patterns]
+    deliver(options, lambda: steps.to_json() | ({"sparse": sparse} if patterns else {}))
     if console is not None:
-        from clearhead.report.lessons import show_shapes
+        from clearhead.report.lessons import show_shapes, show_sparse
 
         show_shapes(console, steps, options.lang)
+        show_sparse(console, steps, patterns, options.sparse, options.lang)
     return 0
 
 

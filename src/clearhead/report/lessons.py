@@ -17,7 +17,9 @@ from clearhead.report.explained import share_line
 from clearhead.report.streams import spelled
 from clearhead.tables import bar
 from clearhead.textbook.layer_shapes import LayerShapes
-from clearhead.textbook.symbols import Size, total
+from clearhead.textbook.shapes import Steps
+from clearhead.textbook.sparse import Pattern
+from clearhead.textbook.symbols import Size, is_symbolic, total
 from clearhead.textbook.why_scale import WhyScale
 from clearhead.words import Language, formula, say
 
@@ -52,6 +54,37 @@ def _shapes(shapes: LayerShapes, language: Language) -> Iterator[Text]:
     )
     yield Text(say(language, "work in all", work=work))
     yield note(say(language, "bytes of weights", size=stored))
+    d_k, d_v = (next(step.shape[-1] for step in counted if step.name == name) for name in "qv")
+    if d_k != d_v and not is_symbolic((d_k, d_v)):
+        yield note(say(language, "widths differ", d_k=d_k, d_v=d_v))
+
+
+def show_sparse(
+    console: Console, shapes: LayerShapes, patterns: Sequence[Pattern], width: int, language: Language
+) -> None:
+    """Print sparse patterns beside full attention: what they cost, and which pairs they have."""
+    if patterns:
+        console.print()
+        put(console, _sparse(shapes.numbers or shapes.symbols, patterns, width, language))
+
+
+def _sparse(steps: Steps, patterns: Sequence[Pattern], width: int, language: Language) -> Iterator[Text]:
+    works = {step.name: step.multiply_adds for step in steps if step.name in ("scores", "heads")}
+    yield title(say(language, "sparse", width=width, pairs=patterns[0].pairs))
+    heads = ["", *(say(language, f"sparse {key}") for key in ("pairs", "share", "work"))]
+    rows = []
+    for each in patterns:
+        works_of = [work // patterns[0].pairs * each.pairs for work in works.values()]
+        rows.append(
+            [f"  {say(language, f'sparse {each.name}')}", f"{each.pairs:,}", percent(each.share), total(works_of)]
+        )
+    yield from table((14, -16, -10, -26), heads, rows, "bold")
+    yield Text()
+    wide = [max(each.picture.shape[1], cell_len(row[0].strip())) + 3 for each, row in zip(patterns, rows, strict=True)]
+    yield columns((2, *wide), ["", *(row[0].strip() for row in rows)])
+    for lines in zip(*(each.picture for each in patterns), strict=True):
+        yield columns((2, *wide), ["", *("".join("█" if seen else "·" for seen in line) for line in lines)])
+    yield note(say(language, "sparse says"))
 
 
 def _shape(shape: Sequence[Size]) -> str:

@@ -20,10 +20,11 @@ from clearhead.report.console import put
 from clearhead.report.explained import sum_words
 from clearhead.report.heat import matrices
 from clearhead.report.streams import bare, spelled
-from clearhead.textbook.shapes import Step
+from clearhead.textbook.shapes import Step, turned
 from clearhead.words import Language, formula, say
 
 _ROWS, _COLS = 8, 8
+_BOUNDS = 4  # of a query's output
 _NOUNS = {"batch": ("batch", "batch entries"), "head": ("head", "heads"), "query": ("query", "queries")}
 _STYLES = {"did": "bold", "mend": "green", "note": "dim"}
 _VERDICTS = {"right": "bold green", "mistake": "bold red", "ambiguous": "bold red", "unexplained": "bold yellow"}
@@ -59,6 +60,7 @@ def show(console: Console, case: CheckedExample, language: Language, place: Chos
         put(console, _step(console, _Picture(case, step, place), verdicts.get(step.name), language))
         console.print()
     put(console, _one_query(case, place, language))
+    put(console, _mixture(case, place, language))
     put(console, _closing(case, language, place))
 
 
@@ -209,6 +211,26 @@ def _one_query(case: CheckedExample, place: Chosen, language: Language) -> Itera
         yield columns(widths, [f"  {lead}", *cells])
     if m > _ROWS:
         yield note("  " + say(language, "more", count=m - _ROWS))
+    yield Text()
+
+
+def _mixture(case: CheckedExample, place: Chosen, language: Language) -> Iterator[Text]:
+    """One query's output as a sum of values, and between which numbers it lies, where the weights sum to 1."""
+    traced, problem = case.trace, case.trace.problem
+    if not problem.queries or not problem.keys:
+        return
+    token = traced.token(place.query)
+    weights, output = (np.asarray(x).reshape(problem.batch, problem.heads, -1) for x in (token.weights, token.output))
+    weights, output = weights[place[:2]], output[place[:2]]
+    names = None if case.sources is None else [bare(name) for name in case.sources]
+    yield title(say(language, "mixture", query=place.query))
+    yield Text(f"  {token.written_out(place.batch * problem.heads + place.head, tokens=names)}")
+    if abs(weights.sum() - 1) < 1e-6 and np.isfinite(output).all():
+        v = turned(np.asarray(traced.v), traced.convention)
+        v = v.reshape(problem.batch, problem.kv_heads, problem.keys, -1)[place.batch, problem.kv_head_of(place.head)]
+        ends = v[weights > 0].min(axis=0), output, v[weights > 0].max(axis=0)
+        bounds = ["≤".join(fixed(float(x), 4, 8) for x in three) for three in list(zip(*ends, strict=True))[:_BOUNDS]]
+        yield note("  " + say(language, "convex combination", bounds=say(language, "separator").join(bounds)))
     yield Text()
 
 
