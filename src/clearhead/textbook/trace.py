@@ -178,8 +178,11 @@ class Trace:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         book, pages = self._computed.book, [self.to_html] if hasattr(self, "scores") else []
-        weights, hidden = (x.reshape(-1, *x.shape[-2:])[:1] for x in (book.weights, book.hidden()))
-        pictures = (lambda: images.svg(weights[0], hidden[0], name="A")), (lambda: images.png(weights[0], hidden[0]))
+        weights, hidden = book.weights[:1, :1], book.hidden()[:1, :1]  # of the first head, where there is one
+        pictures = (
+            lambda: images.svg(weights[0, 0], hidden[0, 0], name="A"),
+            lambda: images.png(weights[0, 0], hidden[0, 0]),
+        )
         outputs = notebook.bundle(str(self), pages, *pictures, weights.size)
         return {kind: output for kind, output in outputs.items() if output}
 
