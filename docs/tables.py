@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from benchmarks import written  # noqa: E402
-from clearhead.core.statistics import STATISTICS  # noqa: E402
+from clearhead.core.statistics import STATISTICS, listed  # noqa: E402
 
 RESULTS = HERE.parent / "benchmarks" / "results"
 READMES = {"en": HERE.parent / "README.md", "zh": HERE.parent / "README.zh-CN.md"}
@@ -125,7 +125,8 @@ def statistics() -> str:
     """The table of every statistic, for the page on matrices."""
     asked = {"flag": "True", "count": "8", "size": "(256, 256)", "labels": "(query_labels, key_labels)"}
     lines = []
-    for name, each in STATISTICS.items():
+    for name in listed():
+        each = STATISTICS[name]
         ask = "`v`" if each.asked == "v" else f"`{name}={asked[each.asked]}`"
         definition = re.sub(r"([\\*_|])", r"\\\1", each.definition)
         lines.append(

@@ -10,13 +10,13 @@ import clearhead as ch
 from clearhead import engines
 from clearhead.core import definition, visibility
 from clearhead.core.axes import Array
-from clearhead.core.effects import ORDERS, Order
+from clearhead.core.statistics import ORDERS, Order
 from clearhead.ops.causes import EffectMatrix
 from problems import LAYOUTS, Case
 from problems import each_engine as on_each_engine
 from slack import Slack, assert_close
 
-ENGINES = [name for name in engines.NAMES if hasattr(engines.get(name), "effects")]
+ENGINES = [name for name in engines.NAMES if hasattr(engines.get(name), "others")]
 EVERYTHING: dict[str, Any] = {"by_key": True, "by_query": True, "top": 3, "strongest": 7, "image": (5, 6)}
 each_engine = on_each_engine(ENGINES)
 

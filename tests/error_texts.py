@@ -9,7 +9,7 @@ import pytest
 from clearhead import engines
 from clearhead.errors import ClearheadError
 
-WORK = ("rows", "columns", "weights", "transposed", "others", "effects", "effect_tile", "effect_product")
+WORK = ("rows", "columns", "weights", "transposed", "others", "product")
 Call = Callable[[], Any]
 Errors = dict[type[Exception], dict[str, Call | list[Call]]]  # by the built-in error and its text, what raises it
 

@@ -14,8 +14,7 @@ from clearhead import engines
 from clearhead.core import visibility
 from clearhead.core.arrays import as_array, statistics_dtype, to_torch
 from clearhead.core.axes import Array
-from clearhead.core.effects import EFFECTS
-from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, Table, arrays_of, separate_arrays, smooth
+from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, Matrix, arrays_of, listed, separate_arrays, smooth
 from parts import only_batch, only_queries
 from problems import LAYOUTS, Case
 
@@ -114,25 +113,26 @@ def laid(question: Question, arrays: dict[str, tuple[str, Any]]) -> Answers:
     return result
 
 
-def observed(table: Table, seen: Any) -> dict[str, tuple[str, Any]]:
+def observed(of: Matrix, seen: Any) -> dict[str, tuple[str, Any]]:
     """What was observed by array name, each with its axis."""
-    separate, result = separate_arrays(seen, table), {}
-    for name, one in table.items():
+    separate, result = separate_arrays(seen, of), {}
+    for name in listed(of):
+        one = STATISTICS[name]
         axis = next(
             (axis for axis in one.axes if axis in ("queries", "keys")), "labels" if one.asked == "labels" else "whole"
         )
-        result |= {array: (axis, separate[array]) for array in arrays_of(name, table) if array in separate}
+        result |= {array: (axis, separate[array]) for array in arrays_of(name, of) if array in separate}
     return result
 
 
 def weights(question: Question, engine: str) -> Answers:
     """Every statistic, the product of the transpose, and the weights."""
     A = question.matrix(engine)
-    asked = {name: EXAMPLES[one.asked] for name, one in STATISTICS.items() if one.asked in EXAMPLES}
+    asked = {name: EXAMPLES[kind] for name in listed() if (kind := STATISTICS[name].asked) in EXAMPLES}
     supported = engines.get(engine).STATISTICS
     asked = {name: x for name, x in asked.items() if name in supported}
     labels = question.labels if "groups" in supported else None
-    arrays = observed(STATISTICS, A.observe(question.case.v, groups=labels, **asked))
+    arrays = observed("weights", A.observe(question.case.v, groups=labels, **asked))
     return laid(question, {**arrays, "Aᵀ·g": ("keys", A.T @ question.g), "weights": ("queries", A[...])})
 
 
@@ -185,10 +185,10 @@ def cuts(question: Question, engine: str) -> Answers:
 
 
 def _effects(question: Question, E: ch.EffectMatrix) -> Answers:
-    asked = {name: EXAMPLES[one.asked] for name, one in EFFECTS.items() if one.asked in EXAMPLES}
+    asked = {name: EXAMPLES[kind] for name in listed("effects") if (kind := STATISTICS[name].asked) in EXAMPLES}
     seen = E.observe(groups=question.labels, **asked)
     edges = {f"strongest {name}": ("list", x) for name, x in seen.strongest._asdict().items()}
-    arrays = observed(EFFECTS, replace(seen, strongest=None)) | edges
+    arrays = observed("effects", replace(seen, strongest=None)) | edges
     products = {"E·x": ("queries", E @ np.ones((E.shape[-1], 2))), "Eᵀ·x": ("keys", E.T @ question.g)}
     return laid(question, {**arrays, **products, "effects": ("queries", E[...])})
 
@@ -198,8 +198,8 @@ PASSES: dict[str, tuple[str, Callable[[Question, str], Answers]]] = {  # what an
     "gradients": ("gradients", gradients),
     "tangents": ("gradients", tangents),
     "second": ("gradients", second),
-    "contributions": ("effects", contributions),
-    "cuts": ("effects", cuts),
+    "contributions": ("others", contributions),
+    "cuts": ("others", cuts),
 }
 RECOMPUTED = ("tangents", "second")  # by PyTorch's operations, whose bits depend on the sizes of a product
 

@@ -127,7 +127,7 @@ def test_effects_larger_than_memory_are_refused(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
 def test_an_engine_that_cannot_run_is_refused_where_it_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delattr(engines.get("portable"), "effects")
+    monkeypatch.delattr(engines.get("portable"), "others")
     with pytest.raises(RuntimeError, match=r"^the portable engine has no effects\.\n\nhint: leave `engine` out"):
         ch.AttentionMatrix(Q, K, engine="portable").cut_effects(V, G)
 

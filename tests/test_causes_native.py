@@ -1,6 +1,6 @@
 """What single edges did, by the native engine: its sums and lists are those of its tiles."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.core.axes import Array
-from clearhead.core.effects import ORDERS, Order, Terms, WantedEffects, terms_of_cuts
-from clearhead.core.statistics import Groups
+from clearhead.core.effects import Terms, terms_of_cuts
+from clearhead.core.statistics import ORDERS, Groups, Order, Wanted
 from clearhead.engines import native, state_of
 from loops import areas
 from problems import Case, cases, draw_layout, examples
@@ -34,15 +34,15 @@ class Drawn:
         call = self.case.given
         state = state_of(native, call)
         if self.kind == "contribution":
-            return Terms("contribution", state)
-        return terms_of_cuts(native.others(call, self.g), call.problem.sinks, state)
+            return Terms("contribution", state, g=self.g)
+        return replace(terms_of_cuts(native.others(call, self.g), call.problem.sinks, state), g=self.g)
 
     @cached_property
     def tile(self) -> Array:
-        return native.effect_tile(self.case.given, self.g, self.terms)
+        return native.weights(self.case.given, self.terms)
 
     def effects(self, **asked: Any) -> dict[str, Array]:
-        return dict(native.effects(self.case.given, self.g, self.terms, WantedEffects(**asked)))
+        return dict(native.columns(self.case.given, self.terms, Wanted(of="effects", **asked)))
 
 
 @st.composite

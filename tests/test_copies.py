@@ -200,9 +200,9 @@ def test_every_repr_is_one_line():
         "TransposedMatrix of AttentionMatrix(heads 2, queries 30, keys 30) float64, never stored": (
             ch.AttentionMatrix(q, q).T
         ),
-        f"Effects(by_key (2, 30), top {effects.top}, strongest {effects.strongest}, image {effects.image}, "
+        f"Answers(by_key (2, 30), top {effects.top}, strongest {effects.strongest}, image {effects.image}, "
         "groups (2, 1, 1))": effects,
-        "Effects()": ch.AttentionMatrix(q, q).cut_effects(q, q).observe(),
+        "Answers()": ch.AttentionMatrix(q, q).cut_effects(q, q).observe(),
     }
     assert {words: repr(shown) for words, shown in (short | long).items()} == {words: words for words in short | long}
     assert max(map(len, short)) <= 80

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import fields, make_dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -18,6 +18,8 @@ from clearhead.core.statistics import (
     STATISTICS,
     Answers,
     Asked,
+    AskedEffects,
+    Matrix,
     Statistic,
     Wanted,
     Watched,
@@ -57,10 +59,12 @@ def test_every_list_of_statistics_equals_the_table():
     assert [field.name for field in fields(Answers)] == [
         array for name in STATISTICS for array in (arrays_of(name) if name == "logsumexp" else (name,))
     ]
-    assert {field.name for field in fields(Wanted)} == {*STATISTICS, "keep_float32"}
+    assert {field.name for field in fields(Wanted)} == {*STATISTICS, "of", "order", "keep_float32"}
     assert set(Asked.__annotations__) == set(askable()) == {n for n in vars(Observable) if not n.startswith("_")}
     assert set(Watched.__annotations__) == set(askable()) - {"logsumexp", "groups"}
-    assert {name for name, one in STATISTICS.items() if one.over_keys} == set(listed(computed="rows"))
+    assert set(AskedEffects.__annotations__) == set(askable("effects")) <= {*vars(ch.EffectMatrix)}
+    assert {name for name in listed() if STATISTICS[name].over_keys} == set(listed(computed="rows"))
+    assert {*listed(), *listed("effects")} == {*STATISTICS}
 
 
 def test_help_lists_the_statistics():
@@ -74,7 +78,7 @@ def test_help_lists_the_statistics():
 @pytest.mark.parametrize("engine", engines.NAMES)
 def test_engines_compute_every_statistic_of_the_table(engine: str):
     declared = engines.get(engine).STATISTICS
-    every = STATISTICS.keys() - {"groups"} if engine == "triton" else {*STATISTICS}
+    every = {*listed()} - {"groups"} if engine == "triton" else {*STATISTICS}
     assert declared in (every, set()), "an engine without its compiler computes nothing"
 
 
@@ -132,5 +136,6 @@ def test_everything_that_declares_statistics_refuses_a_new_one_by_name(want: Wan
 
 
 def test_no_two_statistics_share_an_array_name():
-    names = [array for name in STATISTICS for array in arrays_of(name)]
-    assert len(names) == len(set(names))
+    for of in get_args(Matrix):
+        names = [array for name in listed(of) for array in arrays_of(name, of)]
+        assert len(names) == len(set(names))

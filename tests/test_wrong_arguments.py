@@ -39,7 +39,7 @@ NOT_CALLED = {
     "acts_in may_act heads_in": "asked by the engine of edits, of layers that it names itself",
     "torch.activate torch.active torch.deactivate torch.explain get_num_threads vllm.register": "take no arguments",
     "explaining.learning.learning": "takes no argument",
-    "EffectMatrix Effects Observation Seen Why explaining.learning.Learning textbook.sparse.Pattern "
+    "EffectMatrix Answers Observation Seen Why explaining.learning.Learning textbook.sparse.Pattern "
     "textbook.why_scale.WhyScale": "made by calls",
 }
 CALLABLE = ("a type", "a function")

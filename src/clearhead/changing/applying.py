@@ -26,8 +26,7 @@ from clearhead.errors import ClearheadError, RuleError, SelectionError
 from clearhead.ops.attention import attention
 from clearhead.ops.edited import divided
 from clearhead.ops.matrix import AttentionMatrix
-from clearhead.ops.softcap_per_head import by_softcap
-from clearhead.ops.span_terms import SpanTerm, combined
+from clearhead.ops.span_terms import SpanTerm, by_softcap, combined
 
 Heads = Sequence[int] | None  # None is all
 Rules = dict[str, Any]

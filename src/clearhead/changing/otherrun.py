@@ -15,8 +15,7 @@ from clearhead.core.rules import RULES, fields_along
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
 from clearhead.layers.layer import Layer
 from clearhead.layers.naming import ModulePath
-from clearhead.ops.softcap_per_head import for_heads
-from clearhead.ops.span_terms import SpanTerm, host
+from clearhead.ops.span_terms import SpanTerm, for_heads, host
 
 Rules = dict[str, Any]
 _PER_HEAD = {name: RULES[name].neutral for name in fields_along("heads")}  # and what each is where it is not given

@@ -5,9 +5,9 @@ arrays         arrays of any kind in, the same kind out; device_array: those in 
 rule_values    reads and checks the value of each rule; rules: the table of all rules and of the axes of their values
 problem        shapes and rules of one call, validated once; visibility: which query may attend to which key
 selections     which queries or keys an argument means
-statistics     the table of what can be observed; observations: reads and checks what a caller asks for
+statistics     the table of what can be observed; observations: reads and checks what a caller asks of a matrix
+effects        what single edges did: the formulas, and what a row must know for them
 merging        how two partial answers become one
-operands       reads and checks the right-hand side of A·v and Aᵀ·g
 reference      softmax(q·kᵀ/√d_k + …)·v in float64: the definition
 room           checks that results fit in memory; files, array_files: atomic writing and checked reading of files
 """

@@ -10,7 +10,7 @@ from clearhead.core.namespace import beside
 from clearhead.core.problem import Problem
 
 
-class Place(NamedTuple):
+class BlockPlace(NamedTuple):
     """Where a block lies in the whole matrix."""
 
     batches: slice
@@ -19,9 +19,9 @@ class Place(NamedTuple):
     keys: slice
 
 
-def everything(problem: Problem) -> Place:
+def everything(problem: Problem) -> BlockPlace:
     """The place of the whole matrix."""
-    return Place(*(slice(0, size) for size in (problem.batch, problem.heads, problem.queries, problem.keys)))
+    return BlockPlace(*(slice(0, size) for size in (problem.batch, problem.heads, problem.queries, problem.keys)))
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Block:
         return self.places - self.positions
 
 
-def block_of(problem: Problem, place: Place, q: Any = None, k: Any = None) -> Block:
+def block_of(problem: Problem, place: BlockPlace, q: Any = None, k: Any = None) -> Block:
     """A block of a problem, of the kind of array that q is: NumPy's where there is no q.
 
     q and k, of this block, (batch, heads, rows, d_k) and (batch, kv_heads, keys, d_k), are in the dtype of sums.

@@ -1,4 +1,4 @@
-"""What single edges did: the one table of what is observed of contributions and cuts, and what a row must know for it.
+"""What single edges did: the formulas of contributions and cuts, and what a row must know for them.
 
 With g_i the derivative of some number by the output o_i of query i, and t_ij = g_i·v_j, the contribution of an edge is
 a_ij·t_ij, and its cut what g_i·o_i changes by when query i may not see key j: a_ij/(1 - a_ij)·(g_i·o_i - t_ij).
@@ -13,124 +13,24 @@ sinks: contributions of the values v_0 - v_j, or -v_j, of the kind "moved".
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypedDict, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 
 from clearhead.core import state as states
 from clearhead.core.arrays import on_cpu, to_device_of
-from clearhead.core.axes import Array, brief, part_of
+from clearhead.core.axes import Array, part_of
 from clearhead.core.state import State
-from clearhead.core.statistics import PER_KEY, PER_QUERY, Request, Statistic
 from clearhead.errors import check_known
-from clearhead.loading import load
 
 Kind = Literal["contribution", "cut", "moved", "norm"]
 Rest = Literal["renormalise", "first"]
-Order = Literal["magnitude", "largest", "smallest"]
-ORDERS: tuple[str, ...] = get_args(Order)
 
 
 def read_rest(rest: Any) -> Rest:
     """Where a cut edge's weight goes. Raises UnknownNameError for another word."""
     check_known("rest", [rest], get_args(Rest))
     return cast("Rest", rest)
-
-
-class Ranked(NamedTuple):
-    """Each query's first effects in some order, and the keys they fall on; 0 and -1 where there are fewer."""
-
-    values: Any
-    indices: Any
-
-    def __repr__(self) -> str:
-        return brief("Ranked", self._asdict())
-
-
-class Strongest(NamedTuple):
-    """The edges of largest effect, by magnitude: their places and values, each (≤ k,)."""
-
-    batch: Any
-    head: Any
-    query: Any
-    key: Any
-    value: Any
-
-    def __repr__(self) -> str:
-        return brief("Strongest", self._asdict())
-
-    def _repr_html_(self) -> str:
-        shown: str = load("view.objects").html_of(self)
-        return shown
-
-
-class SignedImage(NamedTuple):
-    """The matrix as a picture: the mean under each pixel, and what `larger` leaves of the effects there."""
-
-    mean: Any
-    largest: Any
-
-    def __repr__(self) -> str:
-        return brief("SignedImage", self._asdict())
-
-
-_IMAGE, _GROUPS = ("heads", "height", "width"), ("heads", "query groups", "key groups")
-_FIRST, _LARGEST = "each query's k first e_ij in some order", "the k e_ij of largest magnitude, and i·keys + j"
-# fmt: off
-EFFECTS: dict[str, Statistic] = {  # parts over disjoint keys are computed with the terms of the whole row
-    "by_key": Statistic(PER_KEY, "flag", "edges", "after", "added", None, "Σ_i e_ij"),
-    "by_query": Statistic(PER_QUERY, "flag", "edges", "added", "after", None, "Σ_j e_ij"),
-    "top": Statistic((*PER_QUERY, "k"), "count", "edges", "strongest", "after", None, _FIRST, Ranked),
-    "strongest": Statistic(("heads", "k"), "count", "edges", "strongest", "strongest", None, _LARGEST, Ranked),
-    "image": Statistic(_IMAGE, "size", "edges", None, "after", None, "e under each pixel: mean, largest", SignedImage),
-    "groups": Statistic(_GROUPS, "labels", "edges", "added", "added", None, "Σ of e_ij between labelled spans"),
-}
-# fmt: on
-
-
-class AskedEffects(TypedDict, total=False):
-    """What `EffectMatrix.observe` can be asked for, besides the order of `top`."""
-
-    by_key: bool
-    by_query: bool
-    top: int | None
-    strongest: int | None
-    image: tuple[int, int] | None
-    groups: tuple[Any, Any] | None
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class WantedEffects(Request):
-    """What to observe of a matrix of effects."""
-
-    table = EFFECTS
-    by_key: bool = False
-    by_query: bool = False
-    top: int | None = None
-    order: Order = "magnitude"  # of `top`
-    strongest: int | None = None
-
-
-@dataclass(frozen=True, eq=False, slots=True, repr=False)
-class Effects:
-    """What was observed of a matrix of effects, (…, heads, …); None where it was not asked for.
-
-    Made by `EffectMatrix.observe`; each field has the answer of the method of its name.
-
-    >>> import numpy as np, clearhead as ch
-    >>> ch.AttentionMatrix(np.eye(3), np.eye(3)).cut_effects(np.eye(3), np.eye(3)).observe(by_key=True, top=2)
-    Effects(by_key (3,), top Ranked(values (3, 2), indices (3, 2)))
-    """
-
-    by_key: Any = None
-    by_query: Any = None
-    top: Ranked | None = None
-    strongest: Strongest | None = None
-    image: SignedImage | None = None
-    groups: Any = None
-
-    def __repr__(self) -> str:
-        return brief("Effects", {name: getattr(self, name) for name in EFFECTS})
 
 
 class Others(NamedTuple):
@@ -162,11 +62,12 @@ class Terms:
     whole: Array | None = None  # g_i·o_i
     others: Array | None = None  # m_i
     strongest: Array | None = None  # the key for which m_i stands; -1 where no key is seen
+    g: Any = None  # (batch, heads, queries, d_v) in the problem's dtype, as the call's values have
 
     def part(self, batches: Array | None, heads: range | None, queries: range) -> "Terms":
         """The terms of some batches, heads and queries; None is all."""
         part = batches, heads, queries
-        arrays = {name: getattr(self, name) for name in ("whole", "others", "strongest")}
+        arrays = {name: getattr(self, name) for name in ("whole", "others", "strongest", "g")}
         kept = {name: part_of(x, *part) for name, x in arrays.items() if x is not None}
         return replace(self, state=State(*(part_of(x, *part) for x in self.state)), **kept)
 

@@ -6,8 +6,9 @@ L = ln(exp(L_a) + exp(L_b)), a weighted sum becomes exp(L_a - L)·sum_a + exp(L_
 `STATISTICS` says which of these applies to each statistic.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any
 
 import numpy as np
 
@@ -15,10 +16,11 @@ from clearhead.core import state as states
 from clearhead.core.arrays import as_host_array
 from clearhead.core.axes import Array
 from clearhead.core.state import State
-from clearhead.core.statistics import STATISTICS, Top
+from clearhead.core.statistics import STATISTICS
 from clearhead.errors import RuleError, ShapeError
 
 Results = Mapping[str, Any]  # answers by name; what is missing or None was not asked for
+Parts = Sequence[tuple[Sequence[Array], Array]]  # the arrays of each part's answer, and exp(L_part - L), (…, queries)
 
 
 def over_queries(a: Results, b: Results) -> dict[str, Any]:
@@ -28,13 +30,14 @@ def over_queries(a: Results, b: Results) -> dict[str, Any]:
     groups, of query groups) differs.
     """
     _check_alike(a, b)
-    joined: dict[str, Any] = dict.fromkeys(STATISTICS)
+    result = {}
     for name in _asked(a):
-        one, other, axis = a[name], b[name], STATISTICS[name].queries_axis
+        axis, merge = STATISTICS[name].queries_axis, _OVER_QUERIES[STATISTICS[name].over_queries]
         if name != "groups":
-            _check_shapes(name, one, other, axis, "queries")
-        joined[name] = _on_host(_OVER_QUERIES[STATISTICS[name].over_queries], name, one, other, axis)
-    return joined
+            _check_shapes(name, a[name], b[name], axis, "queries")
+        (first, back), (second, _) = _read(name, a[name]), _read(name, b[name])
+        result[name] = back(merge(one, other, axis) for one, other in zip(first, second, strict=True))
+    return result
 
 
 def over_keys(a: Results, b: Results, keys: int) -> dict[str, Any]:
@@ -66,81 +69,53 @@ def check_weighable(part: Results) -> None:
         )
 
 
-class Shares(NamedTuple):
-    """How much each of two parts counts in the merged whole; arrays are (…, queries) in float64."""
-
-    state: State  # of the whole
-    parts: tuple[State, State]  # of each part
-    shares: tuple[Array, Array]  # exp(L_part - L); 0 where a part sees nothing
-    keys: int  # how many keys the first part has
-
-
 @np.errstate(invalid="ignore")  # -inf - -inf where neither part sees a key
 def weighed(a: Results, b: Results, keys: int) -> dict[str, Any]:
     """`over_keys` without its checks; b may hold a state and nothing else, which is how a sink is merged in."""
-    first, second = (
-        State(*(as_host_array(x, "logsumexp")[0].astype(np.float64) for x in part["logsumexp"])) for part in (a, b)
-    )
-    whole = states.merged(np, first, second)
-    how = Shares(whole, (first, second), (states.share(np, first, whole), states.share(np, second, whole)), keys)
-    rules = {name: STATISTICS[name].over_keys or "" for name in _asked(a)}
-    whole_rows: dict[str, Callable[[Any, Any, Shares], Any]] = {"strongest": _strongest, "logsumexp": _whole_state}
-    return {
-        name: whole_rows[rule](a[name], b.get(name), how)
-        if rule in whole_rows
-        else _on_host(_OVER_KEYS[rule], name, a[name], b.get(name), how)
-        for name, rule in rules.items()
-    }
+    each = [State(*(x.astype(np.float64) for x in _read("logsumexp", part["logsumexp"])[0])) for part in (a, b)]
+    whole = states.merged(np, *each)
+    shares = [states.share(np, state, whole) for state in each]  # 0 where a part sees nothing
+    result = {}
+    for name in _asked(a):
+        first, back = _read(name, a[name])
+        parts = [(first, shares[0])]
+        if b.get(name) is not None:
+            parts.append((_read(name, b[name])[0], shares[1]))
+        merge = _OVER_KEYS.get(STATISTICS[name].over_keys)
+        made = whole if merge is None else merge(parts, keys)
+        result[name] = back(x.astype(like.dtype, copy=False) for x, like in zip(made, first, strict=True))
+    return result
 
 
-def entropy_of_part(share: Any, entropy: Any, rise: Any) -> Any:
-    """A part's term in the merged entropy H = Σ_part share·(H_part + L - L_part); `rise` is L - L_part."""
-    return share * (entropy + rise)
+def _read(name: str, x: Any) -> tuple[list[Array], Callable[[Iterable[Array]], Any]]:
+    """An answer's arrays in the CPU's memory, and a function that makes an answer of its kind of others."""
+    several = isinstance(x, tuple)
+    arrays, restores = zip(*(as_host_array(one, name) for one in (x if several else (x,))), strict=True)
+
+    def back(made: Iterable[Array]) -> Any:
+        restored = [restore(array) for restore, array in zip(restores, made, strict=True)]
+        return type(x)(*restored) if several else restored[0]
+
+    return list(arrays), back
 
 
-def _on_host(merge: Callable[[Array, Any, Any], Array], name: str, one: Any, other: Any, how: Any) -> Any:
-    """What `merge` makes of two answers in the CPU's memory, as the kind of array that the first is; pairs apart."""
-    if isinstance(one, tuple):
-        return type(one)(*(_on_host(merge, name, x, y, how) for x, y in zip(one, other, strict=True)))
-    array, restore = as_host_array(one, name)
-    return restore(merge(array, None if other is None else as_host_array(other, name)[0], how))
+def _strongest(parts: Parts, keys: int) -> list[Array]:
+    weights = np.concatenate([x * share[..., None] for (x, _), share in parts], axis=-1)
+    each = [np.where(at < 0, -1, at + place * keys) for place, ((_, at), _) in enumerate(parts)]
+    places, count = np.concatenate(each, axis=-1), min(x.shape[-1] for x in each)
+    order = np.argsort(np.where(places < 0, 1.0, -weights), axis=-1, kind="stable")[..., :count]
+    return [np.take_along_axis(x, order, axis=-1) for x in (weights, places)]
 
 
-def _weigh(one: Array, other: Array | None, how: Shares) -> Array:
-    rows = how.state.largest.shape
-    shape = rows + (1,) * (one.ndim - len(rows))
-    total = one.astype(np.float64) * how.shares[0].reshape(shape)
-    if other is not None:
-        total = total + other.astype(np.float64) * how.shares[1].reshape(shape)
-    return total.astype(one.dtype)
+def _weigh(parts: Parts, _: int) -> list[Array]:
+    return [reduce(np.add, (
+        x.astype(np.float64) * share.reshape(share.shape + (1,) * (x.ndim - share.ndim)) for (x,), share in parts
+    ))]  # fmt: skip
 
 
-def _merge_entropy(one: Array, other: Array | None, how: Shares) -> Array:
-    total = np.zeros(how.state.largest.shape)
-    for part, share in zip((one, other), how.shares, strict=True):
-        if part is not None:
-            total = total + entropy_of_part(share, part, -np.log(np.where(share > 0, share, 1.0)))
-    return total.astype(one.dtype)
-
-
-def _whole_state(one: State, _: Any, how: Shares) -> State:
-    arrays = zip(one, how.state, strict=True)
-    return State(*(_on_host(lambda x, y, _: y.astype(x.dtype), "logsumexp", x, y, how) for x, y in arrays))
-
-
-def _strongest(one: Top, other: Top | None, how: Shares) -> Top:
-    (weights, back), (indices, back_indices) = (as_host_array(x, "top") for x in one)
-    result, places, count = weights * how.shares[0][..., None], indices, weights.shape[-1]
-    if other is not None:
-        more, more_places = (as_host_array(x, "top")[0] for x in other)
-        count = min(count, more.shape[-1])
-        result = np.concatenate([result, more * how.shares[1][..., None]], axis=-1)
-        places = np.concatenate([places, np.where(more_places < 0, -1, more_places + how.keys)], axis=-1)
-    order = np.argsort(np.where(places < 0, 1.0, -result), axis=-1, kind="stable")[..., :count]
-    return Top(
-        back(np.take_along_axis(result, order, axis=-1).astype(weights.dtype)),
-        back_indices(np.take_along_axis(places, order, axis=-1)),
-    )
+def _entropy(parts: Parts, _: int) -> list[Array]:
+    """H = Σ_part share·(H_part + L - L_part)."""
+    return [reduce(np.add, (share * (x - np.log(np.where(share > 0, share, 1.0))) for (x,), share in parts))]
 
 
 def _asked(part: Results) -> list[str]:
@@ -160,9 +135,8 @@ def _check_alike(a: Results, b: Results) -> None:
 
 def _check_shapes(name: str, one: Any, other: Any, free: int | None, over: str) -> None:
     """Raise ShapeError unless the shapes are equal; the axis `free`, counted from the end, may differ."""
-    pairs = zip(one, other, strict=True) if isinstance(one, tuple) else [(one, other)]
-    for x, y in pairs:
-        left, right = (as_host_array(part, name)[0].shape for part in (x, y))
+    for pair in zip(one, other, strict=True) if isinstance(one, tuple) else [(one, other)]:
+        left, right = (tuple(x.shape) for x in pair)
         rest = [[size for axis, size in enumerate(s) if free is None or axis != len(s) + free] for s in (left, right)]
         if rest[0] != rest[1] or len(left) != len(right):
             raise ShapeError(f"the parts have {name} {left} and {right}: only the {over} may differ between them.")
@@ -181,10 +155,11 @@ def _add(one: Array, other: Array, axis: int | None) -> Array:
     return total
 
 
-_OVER_KEYS: dict[str, Callable[[Array, Any, Shares], Array]] = {  # and "strongest" and "logsumexp"
+_OVER_KEYS: dict[str | None, Callable[[Parts, int], Sequence[Array]]] = {  # and logsumexp, which is the merged state
     "weighed": _weigh,
-    "larger": lambda one, other, _: one if other is None else np.maximum(one, other),
-    "entropy": _merge_entropy,
+    "larger": lambda parts, _: [reduce(np.maximum, (x for (x,), _ in parts))],
+    "entropy": _entropy,
+    "strongest": _strongest,
 }
 _OVER_QUERIES: dict[str, Callable[[Array, Array, int | None], Array]] = {
     "after": lambda one, other, axis: np.concatenate([one, other], axis=axis),

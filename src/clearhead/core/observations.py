@@ -1,6 +1,6 @@
-"""Reads and checks what a caller asks to observe; the table of what can be asked is in `statistics.py`.
+"""Reads and checks what a caller asks of a matrix: what to observe, and right-hand sides of products, v and g.
 
-ops/observation.py holds the answers; merging.py says how two partial answers become one.
+The table of what can be observed is in statistics.py; ops/observation.py holds the answers.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -10,76 +10,84 @@ from typing import Any, cast
 import numpy as np
 
 from clearhead.core import room
-from clearhead.core.arrays import as_rule_array, statistics_dtype
+from clearhead.core.arrays import FLOATS, as_array, as_rule_array, autocast, broadcast, statistics_dtype
 from clearhead.core.axes import WEIGHTS, Array, named
-from clearhead.core.effects import EFFECTS, ORDERS, Order, WantedEffects
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import as_int64, whole_number
-from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, Groups, Table, Wanted, arrays_of, askable, listed
+from clearhead.core.statistics import (
+    ORDERS,
+    PER_KEY,
+    PER_QUERY,
+    STATISTICS,
+    Groups,
+    Matrix,
+    Order,
+    Wanted,
+    arrays_of,
+    askable,
+    listed,
+)
 from clearhead.errors import DtypeError, RuleError, ShapeError, shown, unknown
 
 _PER_QUERY, _PER_KEY = listed(axes=PER_QUERY), listed(axes=PER_KEY)
 
 
-def wanted(problem: Problem, asked: Mapping[str, Any], *, output: bool = False) -> Wanted:
-    """Read the keywords of `observe` for this problem; `output` says whether A·v is asked for too.
+def wanted(
+    problem: Problem,
+    asked: Mapping[str, Any],
+    *,
+    of: Matrix = "weights",
+    output: bool = False,
+    order: Any = "magnitude",
+) -> Wanted:
+    """Read the keywords of `observe` for this problem.
+
+    of       the matrix that is observed
+    output   whether A·v is asked for too
+    order    of the first effects of each query
 
     Raises UnknownNameError for a statistic that is not in the table, and RuleError, DtypeError or ShapeError for a
-    value that is not what the statistic takes.
+    value that is not what the statistic takes. SizeError where answers about effects and the sums they come from exceed
+    free memory; those about weights are checked by `check_room`.
     """
-    return Wanted(output=output, **_with_labels(problem, check_asked(asked)))
-
-
-def wanted_effects(problem: Problem, asked: Mapping[str, Any], order: Any = "magnitude") -> WantedEffects:
-    """Read the keywords of `EffectMatrix.observe` for this problem; raises as `wanted`.
-
-    SizeError where the answers and the sums they come from exceed free memory.
-    """
-    read = _read("effect", EFFECTS, asked, EFFECTS, ("order",))
+    read = check_asked(asked, of=of)
     if not isinstance(order, str) or order not in ORDERS:
         raise RuleError(f"order is {shown(order)}: expected one of {', '.join(ORDERS)}.", 'order="magnitude"')
     if read.get("strongest"):
         read["strongest"] = min(read["strongest"], problem.queries * problem.keys)
-    want = WantedEffects(**_with_labels(problem, read), order=cast("Order", order))
-    check_effects_room(problem, want)
-    return want
-
-
-def check_effects_room(problem: Problem, want: WantedEffects) -> None:
-    """Raise SizeError where the answers about effects and the sums they come from exceed free memory."""
+    if read.get("groups") is not None:
+        read["groups"] = read_groups(problem, read["groups"])
+    if of == "weights":
+        return Wanted(output=output, **read)
+    want = Wanted(of=of, order=cast("Order", order), **read)
     itemsize = statistics_dtype(problem.dtype).itemsize
     sizes = {axis: getattr(problem, axis) for axis in WEIGHTS}
     for name in want.names():
         shape = want.shape(name, sizes)
-        taken = len(arrays_of(name, EFFECTS)) * room.array_bytes(shape, 8 + itemsize)
+        taken = len(arrays_of(name, of)) * room.array_bytes(shape, 8 + itemsize)
         room.check_room(f"{name} of shape {shape}", taken, "ask for fewer at a time.", problem.device)
+    return want
 
 
 def check_asked(
-    asked: Mapping[str, Any], known: Collection[str] = (), others: Iterable[str] = ("queries",)
+    asked: Mapping[str, Any],
+    known: Collection[str] = (),
+    others: Iterable[str] | None = None,
+    of: Matrix = "weights",
 ) -> dict[str, Any]:
     """Validate what can be checked without a problem: everything but the labels of groups.
 
-    known     the statistics that can be asked for here; empty means all of the table
-    others    further keywords of the caller, which the error lists as well
+    known     the statistics that can be asked for here; empty means all of the matrix
+    others    further keywords of the caller, which the error lists as well; None means those of `observe`
 
     Returns the keywords with their checked values. Raises UnknownNameError or RuleError.
     """
-    return _read("statistic", STATISTICS, asked, known or askable(), others)
-
-
-def _read(
-    kind: str, table: Table, asked: Mapping[str, Any], known: Collection[str], others: Iterable[str]
-) -> dict[str, Any]:
+    kind, further = ("statistic", "queries") if of == "weights" else ("effect", "order")
+    known = known or askable(of)
     for name in asked:
         if name not in known:
-            raise unknown(kind, name, (*known, *others))
-    return {name: _READERS[table[name].asked](name, value) for name, value in asked.items()}
-
-
-def _with_labels(problem: Problem, asked: dict[str, Any]) -> dict[str, Any]:
-    groups = asked.get("groups")
-    return asked if groups is None else asked | {"groups": read_groups(problem, groups)}
+            raise unknown(kind, name, (*known, *((further,) if others is None else others)))
+    return {name: _READERS[STATISTICS[name].asked](name, value) for name, value in asked.items()}
 
 
 def check_room(problem: Problem, want: Wanted, width: int = 0) -> None:
@@ -174,3 +182,48 @@ def _label_row(problem: Problem, name: str, value: Any, size: int) -> Array:
     if spread.max(initial=-1) >= max(size, 1 << 20):
         raise RuleError(f"{name} goes up to {spread.max()}: labels are 0, 1, 2, …, one per group.")
     return spread
+
+
+def operand(problem: Problem, x: Array, name: str, length: int, heads: tuple[int, ...]) -> tuple[Array, bool]:
+    """Read the right-hand side of a product.
+
+    x         (…, one of `heads`, length, d), or for all heads alike (length, d) or (length,)
+    length    the number of keys for A·v, of queries for Aᵀ·g
+    heads     the numbers of heads that it may have
+
+    Returns it as (batch, its heads, length, d), its heads being 1 where it is for all alike, and whether it was a
+    vector. Raises DtypeError for what is no float, ShapeError for another shape.
+    """
+    if x.dtype not in FLOATS:
+        raise DtypeError(f"{name} is {x.dtype}: expected float64, float32, bfloat16 or float16.")
+    vector = x.ndim == 1
+    columns = x[:, None] if vector else x
+    lead = problem.prefix[:-1]
+    shared = columns.ndim == 2
+    fits = columns.ndim >= 2 and columns.shape[-2] == length
+    if not shared:
+        fits = fits and columns.shape[:-3] == lead and len(problem.prefix) > 0 and columns.shape[-3] in heads
+    if not fits:
+        axes = f"({', '.join(map(str, (*lead, heads[0])))}, {length}, d)" if problem.prefix else f"({length}, d)"
+        raise ShapeError(
+            f"{name} has shape {x.shape}: expected {axes}, or one for all heads, ({length},) or ({length}, d).",
+            f"the matrix is {named(problem.shape, WEIGHTS)}.",
+        )
+    if shared:
+        return broadcast(columns, (problem.batch, 1, *columns.shape)), vector
+    return columns.reshape(problem.batch, *columns.shape[-3:]), vector
+
+
+def values_of(problem: Problem, v: Any, *heads: int) -> Array:
+    """Read v, (batch, 1 or one of these numbers of heads, keys, d_v), narrowed by autocast as q and k are.
+
+    Raises ShapeError or DtypeError where it does not fit.
+    """
+    return operand(problem, as_array(autocast(v), "v", problem.device)[0], "v", problem.keys, heads)[0]
+
+
+def check_transposed(problem: Problem, columns: Array) -> None:
+    """Raise SizeError where Aᵀ·g for these columns (batch, 1 or heads, queries, d) is larger than memory."""
+    shape = (problem.batch, problem.heads, problem.keys, columns.shape[-1])
+    size = room.array_bytes(shape, statistics_dtype(problem.dtype).itemsize)
+    room.check_room(f"Aᵀ·g of shape {shape}", size, "give fewer columns of g.", problem.device)

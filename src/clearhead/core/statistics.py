@@ -1,42 +1,42 @@
-"""The one table of statistics: what can be observed of attention, along which axes, and how two parts become one.
+"""The one table of statistics: what is observed of attention's weights and of effects of edges, and how parts merge.
 
 All that lists statistics is derived from `STATISTICS`: the keywords of `observe` and their checks, the answers' sizes,
-how they merge, which derivatives there are, PyTorch's operators, saved files, notebooks.
-`Watched`, `Asked`, `Wanted`, `Answers` and `Observable` repeat the list for type checkers and for readers; a test
+how they merge, which derivatives there are, PyTorch's operators, saved files, notebooks. `Watched`, `Asked`,
+`AskedEffects`, `Wanted`, `Answers` and the methods of matrices repeat it for type checkers and for readers; a test
 compares them. Each engine declares the statistics that it computes, and is never asked for another.
-
-effects.py has a second table of the same kind: what is observed of contributions and cuts.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
-from functools import cache
-from operator import attrgetter
-from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, get_args
 
 from clearhead.core.axes import Array, as_slice, brief
 from clearhead.core.state import State
+from clearhead.loading import load
 
 PER_QUERY, PER_KEY = ("heads", "queries"), ("heads", "keys")
+Matrix = Literal["weights", "effects"]
+Order = Literal["magnitude", "largest", "smallest"]
+ORDERS: tuple[str, ...] = get_args(Order)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Statistic(NamedTuple):
-    """One thing that can be observed; a_ij is the weight and s_ij the logit of query i and key j.
+    """One thing that can be observed; a_ij is the weight, s_ij the logit and e_ij the effect of query i and key j.
 
     axes          of its array, after the batch axes
     asked         how a caller asks for it: a flag (True), a count (a whole number), a size (height, width), labels (of
                   queries and of keys), or by giving v
-    computed      rows: in the pass over keys that computes the output; columns: in a second pass, which needs the final
-                  log-sum-exp L; edges: from the effects of single edges
+    computed      of weights, rows: in the pass over keys that computes the output; columns: in a second pass, which
+                  needs the final log-sum-exp L; edges: of effects, in such a pass, as all that is observed of these
     over_keys     how parts over disjoint keys merge: weighed by exp(L_part - L), the larger, entropy's own formula, the
                   strongest of both, logsumexp (the merged state itself), one after the other, added; None: they cannot,
                   since the final L is needed, or pixels overlap
     over_queries  how parts over disjoint queries merge: one after the other, added, the larger, or the strongest
     derivative    the form of its part in the gradient of the logits: one term per row, one per key, a product of low
-                  rank, single entries; None: it has no derivative
+                  rank, single entries; None: it has no derivative, as nothing has that is observed of effects
     definition    in one line
-    kind          the named tuple of its arrays, where there are several
+    of            the matrices that it is observed of, each with the named tuple of its arrays, or None for one array
     """
 
     axes: tuple[str, ...]
@@ -46,26 +46,13 @@ class Statistic(NamedTuple):
     over_queries: Literal["after", "added", "larger", "strongest"]
     derivative: Literal["row", "key", "rank", "entries"] | None
     definition: str
-    kind: Any = None
-
-    @property
-    def heads_axis(self) -> int:
-        """The axis that runs along the heads, counted from the end."""
-        return -len(self.axes)
+    of: Mapping[Matrix, Any] = {"weights": None}
 
     @property
     def queries_axis(self) -> int | None:
         """The axis that runs along the queries, counted from the end; None where they are reduced."""
         places = [place for place, axis in enumerate(self.axes) if axis in ("queries", "height", "query groups")]
         return places[0] - len(self.axes) if places else None
-
-    @property
-    def smooth(self) -> bool:
-        """Is it a sum over the weights? The largest of them jumps from key to key, and has no second derivative."""
-        return not {self.over_keys, self.over_queries} & {"larger", "strongest"}
-
-
-Table = Mapping[str, Statistic]
 
 
 class Top(NamedTuple):
@@ -78,23 +65,67 @@ class Top(NamedTuple):
         return brief("Top", self._asdict())
 
 
+class Ranked(NamedTuple):
+    """Each query's first effects in some order, and the keys they fall on; 0 and -1 where there are fewer."""
+
+    values: Any
+    indices: Any
+
+    def __repr__(self) -> str:
+        return brief("Ranked", self._asdict())
+
+
+class Strongest(NamedTuple):
+    """The edges of largest effect, by magnitude: their places and values, each (≤ k,)."""
+
+    batch: Any
+    head: Any
+    query: Any
+    key: Any
+    value: Any
+
+    def __repr__(self) -> str:
+        return brief("Strongest", self._asdict())
+
+    def _repr_html_(self) -> str:
+        shown: str = load("view.objects").html_of(self)
+        return shown
+
+
+class SignedImage(NamedTuple):
+    """The matrix as a picture: the mean under each pixel, and the effect there of largest magnitude, with its sign."""
+
+    mean: Any
+    largest: Any
+
+    def __repr__(self) -> str:
+        return brief("SignedImage", self._asdict())
+
+
 _PICTURE, _TABLE = ("heads", "height", "width"), ("heads", "query groups", "key groups")
 _VALUES, _RANKED = (*PER_QUERY, "d_v"), (*PER_QUERY, "k")
+_EFFECTS: dict[Matrix, Any] = {"effects": None}
 # fmt: off
 STATISTICS: dict[str, Statistic] = {
     "output": Statistic(_VALUES, "v", "rows", "weighed", "after", "row", "Σ_j a_ij·v_j"),
     "logsumexp": Statistic(PER_QUERY, "flag", "rows", "logsumexp", "after", "row", "ln Σ_j exp(s_ij), with the sink",
-                           State),
+                           {"weights": State}),
     "max_logit": Statistic(PER_QUERY, "flag", "rows", "larger", "after", "entries", "max_j s_ij"),
     "entropy": Statistic(PER_QUERY, "flag", "rows", "entropy", "after", "row", "-Σ_j a_ij ln a_ij, in nats"),
     "received": Statistic(PER_KEY, "flag", "columns", None, "added", "key", "Σ_i a_ij"),
     "peak": Statistic(PER_KEY, "flag", "columns", None, "larger", "entries", "max_i a_ij"),
+    "by_key": Statistic(PER_KEY, "flag", "edges", "after", "added", None, "Σ_i e_ij", _EFFECTS),
+    "by_query": Statistic(PER_QUERY, "flag", "edges", "added", "after", None, "Σ_j e_ij", _EFFECTS),
     "top": Statistic(_RANKED, "count", "rows", "strongest", "after", "entries",
-                     "the k strongest a_ij and their j", Top),
+                     "the k strongest a_ij and their j", {"weights": Top, "effects": Ranked}),
+    "strongest": Statistic(("heads", "k"), "count", "edges", "strongest", "strongest", None,
+                           "the k e_ij of largest magnitude, and i·keys + j", {"effects": Ranked}),
     "distance": Statistic(PER_QUERY, "flag", "rows", "weighed", "after", "row", "Σ_j a_ij |position of i - j|"),
     "diagonal": Statistic(PER_QUERY, "flag", "rows", "weighed", "after", "entries", "a_ij of the key at i's position"),
-    "image": Statistic(_PICTURE, "size", "columns", None, "after", "rank", "mean of a over each pixel's area"),
-    "groups": Statistic(_TABLE, "labels", "columns", None, "added", "rank", "Σ of a_ij between labelled spans"),
+    "image": Statistic(_PICTURE, "size", "columns", None, "after", "rank", "mean of a over each pixel's area",
+                       {"weights": None, "effects": SignedImage}),
+    "groups": Statistic(_TABLE, "labels", "columns", None, "added", "rank", "Σ of a_ij between labelled spans",
+                        {"weights": None, "effects": None}),
 }
 # fmt: on
 _EXAMPLES = {"flag": "True", "count": "8", "size": "(256, 256)", "labels": "(labels, labels)"}
@@ -120,6 +151,17 @@ class Asked(Watched, total=False):
     groups: tuple[Any, Any] | None
 
 
+class AskedEffects(TypedDict, total=False):
+    """What `EffectMatrix.observe` can be asked for, besides the order of `top`."""
+
+    by_key: bool
+    by_query: bool
+    top: int | None
+    strongest: int | None
+    image: tuple[int, int] | None
+    groups: tuple[Any, Any] | None
+
+
 class Groups(NamedTuple):
     """Which span each query and each key belongs to, and how many spans there are."""
 
@@ -129,56 +171,45 @@ class Groups(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Request:
-    """What to observe, validated: a field for each entry of its table, of which every table has these two."""
+class Wanted:
+    """What to observe of weights or of effects, validated: a field for each statistic."""
 
-    table: ClassVar[Table]
-    image: tuple[int, int] | None = None
-    groups: Groups | None = None
-
-    def names(self) -> list[str]:
-        """What is asked for, in the order of the table."""
-        kind: Any = type(self)
-        names, values = _reader(kind)
-        each = zip(names, values(self), strict=True)
-        return [name for name, value in each if value is not None and value is not False]
-
-    def shape(self, name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape of each array of one entry; `sizes` has batch, heads, queries, keys and whatever else is needed."""
-        height, width = self.image or (0, 0)
-        rows, columns = (0, 0) if self.groups is None else self.groups.counts
-        each = {"height": height, "width": width, "query groups": rows, "key groups": columns, "k": getattr(self, name)}
-        return sizes["batch"], *(each[axis] if axis in each else sizes[axis] for axis in self.table[name].axes)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Wanted(Request):
-    """What to observe of the weights."""
-
-    table = STATISTICS
     output: bool = False
     logsumexp: bool = False
     max_logit: bool = False
     entropy: bool = False
     received: bool = False
     peak: bool = False
+    by_key: bool = False
+    by_query: bool = False
     top: int | None = None
+    strongest: int | None = None
     distance: bool = False
     diagonal: bool = False
+    image: tuple[int, int] | None = None
+    groups: Groups | None = None
+    of: Matrix = "weights"
+    order: Order = "magnitude"  # of the first effects
     keep_float32: bool = False  # answer the output in the statistics' dtype, to be rounded by the caller
 
+    def names(self) -> list[str]:
+        """What is asked for, in the order of the table."""
+        return [name for name in STATISTICS if (x := getattr(self, name, None)) is not None and x is not False]
+
+    def shape(self, name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape of each array of one entry; `sizes` has batch, heads, queries, keys and whatever else is needed."""
+        height, width = self.image or (0, 0)
+        rows, columns = (0, 0) if self.groups is None else self.groups.counts
+        each = {"height": height, "width": width, "query groups": rows, "key groups": columns, "k": getattr(self, name)}
+        return sizes["batch"], *(each[axis] if axis in each else sizes[axis] for axis in STATISTICS[name].axes)
+
     def rows(self) -> list[str]:
-        """The statistics asked for that the row pass computes."""
-        return [name for name in self.names() if STATISTICS[name].computed == "rows"]
+        """The statistics asked for that the row pass computes; of effects, none."""
+        return [name for name in self.names() if self.of == "weights" and STATISTICS[name].computed == "rows"]
 
     def columns(self) -> list[str]:
-        """The statistics asked for that the column pass computes."""
-        return [name for name in self.names() if STATISTICS[name].computed == "columns"]
-
-    def only(self, names: Iterable[str]) -> "Wanted":
-        """The same request, restricted to these statistics."""
-        kept, nothing = set(names), type(self)()
-        return replace(self, **{name: getattr(nothing, name) for name in self.names() if name not in kept})
+        """The statistics asked for that the column pass computes; of effects, all."""
+        return [name for name in self.names() if self.of == "effects" or STATISTICS[name].computed == "columns"]
 
     def for_queries(self, queries: range) -> "Wanted":
         """The same request for some queries only: of the queries' labels, theirs are kept."""
@@ -191,7 +222,13 @@ class Wanted(Request):
 class Answers:
     """What was observed, (…, heads, …); None where it was not asked for.
 
-    The log-sum-exp is there as two arrays, the rows' `state`, which has digits that their sum may not have.
+    Returned by `EffectMatrix.observe`, where each field has the answer of the method of its name, and by `varlen_attn`;
+    `AttentionMatrix.observe` returns an Observation. The log-sum-exp is there as two arrays, the rows' `state`, which
+    has digits that their sum may not have.
+
+    >>> import numpy as np, clearhead as ch
+    >>> ch.AttentionMatrix(np.eye(3), np.eye(3)).cut_effects(np.eye(3), np.eye(3)).observe(by_key=True, top=2)
+    Answers(by_key (3,), top Ranked(values (3, 2), indices (3, 2)))
     """
 
     output: Any = None
@@ -201,11 +238,17 @@ class Answers:
     entropy: Any = None
     received: Any = None
     peak: Any = None
-    top: Top | None = None
+    by_key: Any = None
+    by_query: Any = None
+    top: Any = None  # a Top; of effects, a Ranked
+    strongest: Strongest | None = None
     distance: Any = None
     diagonal: Any = None
-    image: Any = None
+    image: Any = None  # an array; of effects, a SignedImage
     groups: Any = None
+
+    def __repr__(self) -> str:
+        return brief(type(self).__name__, {**self.statistics(), "logsumexp": self.largest})
 
     @property
     def logsumexp(self) -> Any:
@@ -219,72 +262,59 @@ class Answers:
 
     def statistics(self) -> dict[str, Any]:
         """All statistics by name, None for those not requested; the log-sum-exp as a State."""
-        return {name: self.state if one.kind is State else getattr(self, name) for name, one in STATISTICS.items()}
+        return {name: self.state if name == "logsumexp" else getattr(self, name) for name in STATISTICS}
 
 
-@cache
-def _reader(kind: type[Request]) -> tuple[tuple[str, ...], Callable[[Request], tuple[Any, ...]]]:
-    """The names in the table among the fields of a request, and a function that reads them all at once."""
-    has = {field.name for field in fields(kind)}
-    names = tuple(name for name in kind.table if name in has)
-    return names, attrgetter(*names)
-
-
-def listed(**facts: Any) -> tuple[str, ...]:
-    """The statistics of which all these facts hold, in the order of the table.
+def listed(of: Matrix = "weights", **facts: Any) -> tuple[str, ...]:
+    """The statistics of a matrix of which all these facts hold, in the order of the table.
 
     >>> listed(axes=("heads", "keys"))
     ('received', 'peak')
     """
-    return tuple(
-        name for name, one in STATISTICS.items() if all(getattr(one, fact) == value for fact, value in facts.items())
-    )
+    each = ((name, one) for name, one in STATISTICS.items() if of in one.of)
+    return tuple(name for name, one in each if all(getattr(one, fact) == value for fact, value in facts.items()))
 
 
-def askable() -> tuple[str, ...]:
+def askable(of: Matrix = "weights") -> tuple[str, ...]:
     """What can be asked for by name; the output is asked for by giving v."""
-    return tuple(name for name, one in STATISTICS.items() if one.asked != "v")
+    return tuple(name for name, one in STATISTICS.items() if of in one.of and one.asked != "v")
 
 
 def smooth(**facts: Any) -> tuple[str, ...]:
-    """The statistics of which all these facts hold and that do not jump from key to key."""
-    return tuple(name for name in listed(**facts) if STATISTICS[name].smooth)
+    """The sums over weights of which all these facts hold: the largest weight jumps, and has no second derivative."""
+    each = ((name, STATISTICS[name]) for name in listed(**facts))
+    return tuple(name for name, one in each if not {one.over_keys, one.over_queries} & {"larger", "strongest"})
 
 
-def arrays_of(name: str, table: Table = STATISTICS) -> tuple[str, ...]:
-    """The arrays of an entry, as engines call them.
+def arrays_of(name: str, of: Matrix = "weights") -> tuple[str, ...]:
+    """The arrays of a statistic, as engines call them.
 
-    >>> arrays_of("entropy"), arrays_of("top")
-    (('entropy',), ('top_weights', 'top_indices'))
+    >>> arrays_of("entropy"), arrays_of("top"), arrays_of("top", "effects")
+    (('entropy',), ('top_weights', 'top_indices'), ('top_values', 'top_indices'))
     """
-    kind = table[name].kind
+    kind = STATISTICS[name].of.get(of)
     if kind is State:
         return State._fields
     return (name,) if kind is None else tuple(f"{name}_{part}" for part in kind._fields)
 
 
-def joined_arrays(arrays: Mapping[str, Any], table: Table = STATISTICS) -> dict[str, Any]:
-    """An engine's arrays by entry: top_weights and top_indices become a Top; a row's state stays two arrays."""
+def joined_arrays(arrays: Mapping[str, Any], of: Matrix = "weights") -> dict[str, Any]:
+    """An engine's arrays by statistic: top_weights and top_indices become a Top; a row's state stays two arrays."""
     result = dict(arrays)
-    for name, one in table.items():
-        if one.kind not in (None, State) and f"{name}_{one.kind._fields[0]}" in result:
-            result[name] = one.kind(*(result.pop(array) for array in arrays_of(name, table)))
+    for name, one in STATISTICS.items():
+        kind = one.of.get(of)
+        if kind not in (None, State) and arrays_of(name, of)[0] in result:
+            result[name] = kind(*(result.pop(array) for array in arrays_of(name, of)))
     return result
 
 
-def separate_arrays(answers: Any, table: Table = STATISTICS) -> dict[str, Any]:
+def separate_arrays(answers: Answers, of: Matrix = "weights") -> dict[str, Any]:
     """What was observed, as arrays with the engines' names: the inverse of joined_arrays."""
     result: dict[str, Any] = {}
-    for name, one in table.items():
-        value = answers.state if one.kind is State else getattr(answers, name)
+    for name, value in answers.statistics().items():
         if value is not None:
-            result |= zip(arrays_of(name, table), (value,) if one.kind is None else value, strict=True)
+            result |= zip(arrays_of(name, of), value if isinstance(value, tuple) else (value,), strict=True)
     return result
-
-
-def lacking(want: Wanted, declared: Collection[str]) -> list[str]:
-    """The statistics that are wanted but not among the declared ones."""
-    return [name for name in want.names() if name not in declared]
 
 
 def explained(names: Iterable[str]) -> Callable[[_Function], _Function]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.core.block import Block, Place, block_of, everything
+from clearhead.core.block import Block, BlockPlace, block_of, everything
 from clearhead.core.problem import Problem
 from clearhead.core.spans import added
 
@@ -44,7 +44,7 @@ def visible(x: Block) -> Any:
 
 def tile(problem: Problem, batch: int, head: int, rows: slice, cols: slice) -> Array | bool:
     """The mask of one block, bool (queries, keys); False for a fully masked block, True for a fully visible one."""
-    place = Place(slice(batch, batch + 1), slice(head, head + 1), rows, cols)
+    place = BlockPlace(slice(batch, batch + 1), slice(head, head + 1), rows, cols)
     shape = len(problem.rows[rows]), len(problem.cols[cols])
     if 0 in shape:
         return False

@@ -20,8 +20,7 @@ from clearhead import engines
 from clearhead.core.arrays import as_array, to_torch
 from clearhead.core.axes import Array
 from clearhead.core.call import Call, describe
-from clearhead.core.observations import wanted
-from clearhead.core.operands import operand
+from clearhead.core.observations import operand, wanted
 from clearhead.core.problem import Problem
 from clearhead.core.rules import BROADCAST
 from clearhead.core.statistics import Wanted, listed

@@ -10,9 +10,9 @@ from clearhead.core.call import Call
 from clearhead.core.observations import check_room
 from clearhead.core.problem import Problem
 from clearhead.core.state import State
-from clearhead.core.statistics import Wanted, lacking
+from clearhead.core.statistics import Wanted
 from clearhead.engines import native
-from clearhead.engines.base import EffectEngine, Engine
+from clearhead.engines.base import Engine
 from clearhead.errors import EngineError, unknown
 from clearhead.loading import Shown, load
 
@@ -45,12 +45,6 @@ def get(name: str) -> Engine:
     return cast("Engine", load(f"engines.{name}"))
 
 
-def check_name(name: str | None) -> None:
-    """Raise UnknownNameError unless this is an engine's name or None, which leaves the choice to `choose`."""
-    if name is not None and not (isinstance(name, str) and name in NAMES):
-        raise unknown("engine", name, NAMES)
-
-
 def chosen(problem: Problem, name: str | None = None) -> Engine:
     """The engine that `choose` names."""
     return _NATIVE if name is None and native.usable(problem) else get(choose(problem, name).engine)
@@ -65,7 +59,8 @@ def choose(problem: Problem, name: str | None = None, want: Wanted | None = None
     Raises UnknownNameError for another name, and EngineError with every reason where no engine can run the problem.
     """
     name = os.environ.get("CLEARHEAD_ENGINE") or None if name is None else name
-    check_name(name)
+    if name is not None and not (isinstance(name, str) and name in NAMES):
+        raise unknown("engine", name, NAMES)
     reasons: dict[str, list[str]] = {}
     order = NAMES if problem.device == "cpu" else ("native", "triton", "portable")  # Triton is slow on the CPU
     for candidate in order if name is None else (name,):
@@ -96,7 +91,7 @@ def _tell(missing: str) -> None:
 
 def undeclared(engine: Engine, want: Wanted) -> list[str]:
     """Why an engine cannot answer all that is wanted: it does not compute some statistic. Empty where it can."""
-    missing = lacking(want, engine.STATISTICS)
+    missing = [name for name in want.names() if name not in engine.STATISTICS]
     return [f"it does not compute {', '.join(missing)}."] if missing else []
 
 
@@ -109,7 +104,7 @@ def choose_for(what: str, problem: Problem, name: str | None = None) -> Plan:
     """As `choose`, among the engines that answer `what`, such as "gradients". EngineError if the named one does not."""
     name = os.environ.get("CLEARHEAD_ENGINE") or None if name is None else name
     plan = choose(problem, name)
-    if hasattr(get(plan.engine), what):
+    if hasattr(get(plan.engine), "others" if what == "effects" else what):
         return plan
     if name is not None:
         raise EngineError(f"the {name} engine has no {what}.", "leave `engine` out to let clearhead choose.")
@@ -117,10 +112,9 @@ def choose_for(what: str, problem: Problem, name: str | None = None) -> Plan:
     return replace(choose(problem, "portable"), reasons=reasons)
 
 
-def with_effects(engine: Engine, problem: Problem, name: str | None = None) -> EffectEngine:
+def with_effects(engine: Engine, problem: Problem, name: str | None = None) -> Engine:
     """The given engine, or else the first, that answers what single edges did. Raises EngineError where none does."""
-    result = engine if hasattr(engine, "effects") else get(choose_for("effects", problem, name).engine)
-    return cast("EffectEngine", result)
+    return engine if hasattr(engine, "others") else get(choose_for("effects", problem, name).engine)
 
 
 def state_of(engine: Engine, call: Call) -> State:

@@ -10,14 +10,14 @@ import numpy as np
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import WEIGHTS, Array
 from clearhead.core.call import Call
-from clearhead.core.effects import EFFECTS, Others, Terms, WantedEffects
+from clearhead.core.effects import Others, Terms
 from clearhead.core.problem import Problem
 from clearhead.core.rules import RULES, refusals
 from clearhead.core.state import State
 from clearhead.core.statistics import Wanted, arrays_of
 from clearhead.errors import EngineError
 
-Answers = Mapping[str, Array]
+Results = Mapping[str, Array]
 _P = ParamSpec("_P")
 _INT64 = np.dtype(np.int64)
 Pass = Callable[Concatenate[Call, _P], dict[str, Array]]
@@ -52,7 +52,8 @@ class Upstream:
 class Engine(Protocol):
     """What every engine answers. All arrays are (batch, heads, …); q, k and v may have any strides.
 
-    Statistics are float32, or float64 for float64.
+    Statistics are float32, or float64 for float64. An engine that also answers what single edges did (core/effects.py
+    has the formulas) has `others` and `product`, and takes rows' terms where others take their states.
     """
 
     STATISTICS: frozenset[str]  # those that it computes; it is never asked for another
@@ -62,7 +63,7 @@ class Engine(Protocol):
     def reasons_not(self, problem: Problem) -> list[str]:
         """Why this engine cannot run `problem`, one sentence each; empty when it can."""
 
-    def rows(self, call: Call, want: Wanted) -> Answers:
+    def rows(self, call: Call, want: Wanted) -> Results:
         """The output (batch, heads, queries, d_v) and the row statistics asked for.
 
         `top` is answered as top_weights and top_indices, logsumexp as a State's largest and log_sum. The output is in
@@ -71,16 +72,16 @@ class Engine(Protocol):
         to the bits that `columns` would give.
         """
 
-    def columns(self, call: Call, state: State, want: Wanted) -> Answers:
-        """The column statistics asked for, given the final state of every row."""
+    def columns(self, call: Call, state: State | Terms, want: Wanted) -> Results:
+        """The column statistics asked for, given the final state of every row; all that is asked of effects."""
 
-    def weights(self, call: Call, state: State) -> Array:
-        """Every weight of this (small) problem, (batch, heads, queries, keys), given the final state of every row."""
+    def weights(self, call: Call, state: State | Terms) -> Array:
+        """Every weight or effect of this (small) problem, (batch, heads, queries, keys), by every row's final state."""
 
-    def transposed(self, call: Call, state: State, g: Array) -> Array:
-        """Aᵀ·g: g (batch, heads or 1, queries, d) to (batch, heads, keys, d)."""
+    def transposed(self, call: Call, state: State | Terms, g: Array) -> Array:
+        """Aᵀ·g, or Eᵀ·g: g (batch, heads or 1, queries, d) to (batch, heads, keys, d)."""
 
-    def gradients(self, call: Call, state: State, upstream: Upstream) -> Answers:
+    def gradients(self, call: Call, state: State, upstream: Upstream) -> Results:
         """The loss's derivatives by "q", "k" and "v", each shaped as its array.
 
         They are in the problem's dtype, or in the statistics' (upstream.keep_float32). "v" only where upstream.output
@@ -90,24 +91,11 @@ class Engine(Protocol):
         batch and heads where the table is broadcast, in float64. Both are in the statistics' dtype.
         """
 
-
-class EffectEngine(Engine, Protocol):
-    """An engine that also answers what single edges did; core/effects.py has the formulas.
-
-    g (batch, heads, queries, d_v) has the problem's dtype, as the call's values have.
-    """
-
     def others(self, call: Call, g: Array) -> Others:
         """Each row's key of the largest logit, and what all its other keys answer, without sinks; in NumPy arrays."""
 
-    def effects(self, call: Call, g: Array, terms: Terms, want: WantedEffects) -> Answers:
-        """What is wanted, in the statistics' dtype, by the names of `effects.arrays_of`."""
-
-    def effect_tile(self, call: Call, g: Array, terms: Terms) -> Array:
-        """Every effect of this (small) problem, (batch, heads, queries, keys)."""
-
-    def effect_product(self, call: Call, g: Array, terms: Terms, x: Array, *, transposed: bool) -> Array:
-        """E·x, x (batch, heads that divide the query heads, keys, d), or Eᵀ·x, x (…, queries, d)."""
+    def product(self, call: Call, terms: Terms, x: Array) -> Array:
+        """E·x: x (batch, heads that divide the query heads, keys, d) to (batch, heads, queries, d)."""
 
 
 def unsupported(who: str, supported: frozenset[str], problem: Problem) -> list[str]:
@@ -151,9 +139,9 @@ def in_one_dtype(pass_: Pass[_P]) -> Pass[_P]:
 
 
 def kinds(
-    problem: Problem, want: Wanted | WantedEffects, names: Iterable[str], declared: Collection[str], d_v: int = 0
+    problem: Problem, want: Wanted, names: Iterable[str], declared: Collection[str], d_v: int = 0
 ) -> dict[str, Kind]:
-    """The shape and dtype of each array of these statistics or effects, by the array's name.
+    """The shape and dtype of each array of these statistics, by the array's name.
 
     Raises EngineError for a statistic that is not among the declared ones.
     """
@@ -162,9 +150,9 @@ def kinds(
     for name in names:
         if name not in declared:
             raise EngineError(f"this engine does not compute {name}.", "leave `engine` out to let clearhead choose.")
-        for array in arrays_of(name, want.table):
+        for array in arrays_of(name, want.of):
             result[array] = want.shape(name, sizes), _INT64 if array.endswith("_indices") else usual
-    if "output" in result and isinstance(want, Wanted) and not want.keep_float32:
+    if "output" in result and not want.keep_float32:
         result["output"] = result["output"][0], problem.dtype
     return result
 
@@ -177,19 +165,6 @@ def row_kinds(problem: Problem, v: Array | None, want: Wanted, declared: frozens
     return kinds(problem, want, names, declared, 0 if v is None else v.shape[-1])
 
 
-def room_for_effects(problem: Problem, want: WantedEffects) -> dict[str, Array]:
-    """Arrays of zeros, in float64, in which a pass over effects adds up its answers, by name; indices start at -1."""
-    each = kinds(problem, want, want.names(), EFFECTS)
-    return {
-        name: np.full(shape, -1, dtype) if dtype == _INT64 else np.zeros(shape) for name, (shape, dtype) in each.items()
-    }
-
-
-def room_for_rows(problem: Problem, v: Array | None, want: Wanted, declared: frozenset[str]) -> dict[str, Array]:
-    """Uninitialised arrays for the answers of a row pass, by name."""
-    return {name: np.empty(shape, dtype) for name, (shape, dtype) in row_kinds(problem, v, want, declared).items()}
-
-
 def room_for_ragged(problem: Problem, d_v: int, want: Wanted, declared: frozenset[str]) -> dict[str, Array]:
     """Uninitialised arrays for the answers of a ragged batch, (tokens, heads, …) and (keys, heads), by name.
 
@@ -199,6 +174,8 @@ def room_for_ragged(problem: Problem, d_v: int, want: Wanted, declared: frozense
     return {name: np.empty((*shape[2:0:-1], *shape[3:]), dtype) for name, (shape, dtype) in each.items()}
 
 
-def room_for_columns(problem: Problem, want: Wanted, declared: frozenset[str]) -> dict[str, Array]:
-    """Arrays of zeros, in float64, in which a column pass adds up its answers, by name."""
-    return {name: np.zeros(shape) for name, (shape, _) in kinds(problem, want, want.columns(), declared).items()}
+def room_for_sums(each: Mapping[str, Kind]) -> dict[str, Array]:
+    """Arrays of zeros, in float64, in which a pass adds up its answers, by name; indices start at -1."""
+    return {
+        name: np.full(shape, -1, dtype) if dtype == _INT64 else np.zeros(shape) for name, (shape, dtype) in each.items()
+    }

@@ -15,17 +15,18 @@ import numpy as np
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
 from clearhead.core.call import Call
-from clearhead.core.effects import EFFECTS, ORDERS, Others, Terms, WantedEffects, no_keys
+from clearhead.core.effects import Others, Terms, no_keys
 from clearhead.core.problem import Problem
 from clearhead.core.state import State
-from clearhead.core.statistics import Wanted
+from clearhead.core.statistics import ORDERS, Wanted, listed
+from clearhead.core.statistics import STATISTICS as TABLE
 from clearhead.engines.base import (
     Upstream,
     elsewhere,
     in_one_dtype,
-    room_for_columns,
-    room_for_effects,
-    room_for_rows,
+    kinds,
+    room_for_sums,
+    row_kinds,
     unsupported,
 )
 from clearhead.engines.native_calls import RULES as RULES
@@ -35,11 +36,13 @@ from clearhead.engines.native_calls import kernel as _native
 from clearhead.engines.native_calls import output as output
 from clearhead.engines.native_calls import step as step
 
-STATISTICS = frozenset(  # as the kernel lists them; a row's state is two arrays
-    "logsumexp" if name in State._fields else name for name in (() if _native is None else _native.statistics())
+_EFFECTS = ("by_key", "by_query", "strongest")
+STATISTICS = frozenset(  # of weights as the kernel lists them; a row's state is two arrays
+    "logsumexp" if name in State._fields else name
+    for name in (() if _native is None else (*_native.statistics(), *_EFFECTS))
 )
 # effects in float64, since they are sums; the kernel fills all others in the statistics' dtype
-_SUMMED = frozenset(name for name, one in EFFECTS.items() if "added" in (one.over_keys, one.over_queries))
+_SUMMED = frozenset(x for x in listed("effects") if "added" in (TABLE[x].over_keys, TABLE[x].over_queries))
 ALL_LEVELS = "pip install . -C cmake.define.CLEARHEAD_LEVELS=all compiles every instruction set"
 _NUMBERS = (*State._fields, "rows", "keys", "entropy", "distance", "whole", "others")
 _MANY_QUERIES, _MANY_KEYS = 64, 1 << 15  # limits within which the row pass computes `received`
@@ -109,7 +112,8 @@ def rows(call: Call, want: Wanted) -> dict[str, Array]:
     """The output and the row statistics, in one pass over the keys."""
     problem, q, k, v = call.problem, call.q, call.k, call.v
     dtype = statistics_dtype(problem.dtype)
-    results = room_for_rows(problem, v, want, STATISTICS)
+    each = row_kinds(problem, v, want, STATISTICS)
+    results = {name: np.empty(shape, kind) for name, (shape, kind) in each.items()}
     answers: dict[str, Any] = dict(results)
     if "output" in results:
         answers["output"] = bits(results["output"])
@@ -140,38 +144,60 @@ def ragged(
     run("ragged", problem, bits(q), bits(k), bits(v), *where, room, _MANY_QUERIES, _MANY_KEYS)
 
 
-def columns(call: Call, state: State, want: Wanted) -> dict[str, Array]:
-    """The column statistics, from weights recomputed with the rows' states."""
-    problem = call.problem
-    results = room_for_columns(problem, want, STATISTICS)
-    known = {**_numbers(problem, state), **labels(want.groups)}
-    run("columns", problem, bits(call.q), bits(call.k), known, results)
-    return _rounded(problem, results)
+def columns(call: Call, state: State | Terms, want: Wanted) -> dict[str, Array]:
+    """The column statistics, or all that is wanted of effects, from weights recomputed with the rows' states."""
+    dtype = statistics_dtype(call.problem.dtype)
+    more: dict[str, Any] = labels(want.groups)
+    results = room_for_sums(kinds(call.problem, want, want.columns(), STATISTICS))
+    if want.of == "effects":
+        rounded = {name: x for name, x in results.items() if x.dtype != np.int64 and name not in _SUMMED}
+        results |= {name: np.zeros(x.shape, dtype) for name, x in rounded.items()}
+        if want.top is not None:
+            more["order"] = ORDERS.index(want.order)
+    _edges(call, state, {"received" if name == "by_key" else name: x for name, x in results.items()}, **more)
+    return {name: x if x.dtype == np.int64 else x.astype(dtype, copy=False) for name, x in results.items()}
 
 
-def weights(call: Call, state: State) -> Array:
-    """Every weight of this (small) problem: exp((logit - m) - l)."""
+def weights(call: Call, state: State | Terms) -> Array:
+    """Every weight of this (small) problem, exp((logit - m) - l), or every effect."""
     problem = call.problem
     shape = (problem.batch, problem.heads, problem.queries, problem.keys)
-    result = np.zeros(shape, statistics_dtype(problem.dtype))
-    run("columns", problem, bits(call.q), bits(call.k), _numbers(problem, state), {"weights": result})
-    return result
+    tile = np.zeros(shape, statistics_dtype(problem.dtype))
+    _edges(call, state, {"weights": tile})
+    return tile
 
 
-def transposed(call: Call, state: State, g: Array) -> Array:
-    """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d)."""
+def transposed(call: Call, state: State | Terms, g: Array) -> Array:
+    """Aᵀ·g, or of effects Eᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d)."""
     problem = call.problem
     shape = (problem.batch, problem.heads, problem.keys, g.shape[-1])
     result = np.zeros(shape, statistics_dtype(problem.dtype))
-    known = {**_numbers(problem, state), "x": bits(g), "x_type": TYPES[g.dtype]}
-    run("columns", problem, bits(call.q), bits(call.k), known, {"transposed": result})
+    _edges(call, state, {"transposed": result}, x=bits(g), x_type=TYPES[g.dtype])
     return result
 
 
-def _rounded(problem: Problem, results: dict[str, Array]) -> dict[str, Array]:
-    """Sums in the statistics' dtype; indices as they are."""
-    dtype = statistics_dtype(problem.dtype)
-    return {name: x if x.dtype == np.int64 else x.astype(dtype, copy=False) for name, x in results.items()}
+def product(call: Call, terms: Terms, x: Array) -> Array:
+    """E·x, (batch, heads, queries, d)."""
+    problem = call.problem
+    result = np.zeros((problem.batch, problem.heads, problem.queries, x.shape[-1]))
+    _edges(call, terms, {"product": result}, x=bits(x), x_type=TYPES[x.dtype])
+    return result.astype(statistics_dtype(problem.dtype), copy=False)
+
+
+def _edges(call: Call, known: State | Terms, answers: dict[str, Array], **more: Any) -> None:
+    """Run the pass over weights or effects, which fills `answers`; `more` holds labels, an order, or x and its type.
+
+    For effects, the kernel goes through the queries in segments that do not depend on the number of threads, and adds
+    what each gives to the sums in their order; so no bit depends on it either.
+    """
+    problem, numbers = call.problem, _numbers(call.problem, known)
+    if isinstance(known, State):
+        run("columns", problem, bits(call.q), bits(call.k), {**numbers, **more}, answers)
+        return
+    if known.strongest is not None:
+        numbers["strongest"] = np.ascontiguousarray(known.strongest, np.int64)
+    numbers |= _numbers(problem, known.state)
+    run("effects", problem, *map(bits, (call.q, call.k, call.v, known.g)), {**numbers, **more}, answers)
 
 
 @in_one_dtype
@@ -188,8 +214,8 @@ def gradients(call: Call, state: State, upstream: Upstream) -> dict[str, Array]:
         room["span_table"] = np.zeros((problem.batch, problem.heads, *upstream.spans[2:]))
     known: dict[str, Any] = {**_numbers(problem, state), **_numbers(problem, upstream)}
     if v is not None and upstream.output is not None:
-        known |= {"v": bits(v), "output": bits(upstream.output)}
-    run("gradients", problem, bits(q), bits(k), known, room)
+        known["output"] = bits(upstream.output)
+    run("gradients", problem, bits(q), bits(k), bits(v), known, room)
     number = dtype if upstream.keep_float32 else problem.dtype
     answers = {name: array.astype(number, copy=False) for name, array in room.items() if name in "qkv"}
     if upstream.bias is not None:
@@ -220,50 +246,3 @@ def others(call: Call, g: Array) -> Others:
     results = no_keys((problem.batch, problem.heads, problem.queries))
     run("others", problem, *map(bits, (call.q, call.k, call.v, g)), results._asdict())
     return results
-
-
-def effects(call: Call, g: Array, terms: Terms, want: WantedEffects) -> dict[str, Array]:
-    """What is wanted of the matrix of effects, in one pass over weights recomputed with the rows' states."""
-    dtype = statistics_dtype(call.problem.dtype)
-    results = room_for_effects(call.problem, want)
-    rounded = {name: x for name, x in results.items() if x.dtype != np.int64 and name not in _SUMMED}
-    results |= {name: np.zeros(x.shape, dtype) for name, x in rounded.items()}
-    more: dict[str, Any] = labels(want.groups)
-    if want.top is not None:
-        more["order"] = ORDERS.index(want.order)
-    answers = {"received" if name == "by_key" else name: x for name, x in results.items()}
-    _effects(call, g, terms, answers, **more)
-    return _rounded(call.problem, results)
-
-
-def effect_tile(call: Call, g: Array, terms: Terms) -> Array:
-    """Every effect of this (small) problem, (batch, heads, queries, keys)."""
-    problem = call.problem
-    shape = (problem.batch, problem.heads, problem.queries, problem.keys)
-    tile = np.zeros(shape, statistics_dtype(problem.dtype))
-    _effects(call, g, terms, {"weights": tile})
-    return tile
-
-
-def effect_product(call: Call, g: Array, terms: Terms, x: Array, *, transposed: bool) -> Array:
-    """E·x, (batch, heads, queries, d), or with `transposed` Eᵀ·x, (batch, heads, keys, d)."""
-    problem = call.problem
-    dtype = statistics_dtype(problem.dtype)
-    size = problem.keys if transposed else problem.queries
-    product = np.zeros((problem.batch, problem.heads, size, x.shape[-1]), dtype if transposed else np.float64)
-    answers = {"transposed" if transposed else "product": product}
-    _effects(call, g, terms, answers, x=bits(x), x_type=TYPES[x.dtype])
-    return product.astype(dtype, copy=False)
-
-
-def _effects(call: Call, g: Array, terms: Terms, answers: dict[str, Array], **more: Any) -> None:
-    """Run the pass over effects, which fills `answers`; `more` holds labels, an order, or x and its type.
-
-    The kernel goes through the queries in segments that do not depend on the number of threads, and adds what each
-    gives to the sums in their order; so no bit depends on it either.
-    """
-    problem = call.problem
-    known = {**_numbers(problem, terms.state), **_numbers(problem, terms)}
-    if terms.strongest is not None:
-        known["strongest"] = np.ascontiguousarray(terms.strongest, np.int64)
-    run("effects", problem, *map(bits, (call.q, call.k, call.v, g)), {**known, **more}, answers)

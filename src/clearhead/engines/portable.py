@@ -17,18 +17,18 @@ from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
 from clearhead.core.call import Call
 from clearhead.core.definition import Matrix, Values
-from clearhead.core.effect_lists import first
-from clearhead.core.effects import Others, Terms, WantedEffects, no_keys
+from clearhead.core.effects import Others, Terms, no_keys
 from clearhead.core.namespace import astype, dtype_name, full, namespace, on_host, raw, wrapped
 from clearhead.core.problem import Problem
 from clearhead.core.rules import EVERYWHERE
 from clearhead.core.state import State
-from clearhead.core.statistics import Wanted
+from clearhead.core.statistics import Wanted, arrays_of
 from clearhead.engines.base import Kind, Upstream, kinds, row_kinds, unsupported
-from clearhead.engines.portable_blocks import Part, dense, matrices
+from clearhead.engines.portable_blocks import PlacedBlock, dense, first, matrices
 
 STATISTICS = frozenset((
     "output", "logsumexp", "max_logit", "entropy", "distance", "diagonal", "top", "received", "peak", "image", "groups",
+    "by_key", "by_query", "strongest",
 ))  # fmt: skip
 RULES = EVERYWHERE
 _P = ParamSpec("_P")
@@ -71,35 +71,63 @@ def rows(call: Call, want: Wanted) -> dict[str, Array]:
 
 
 @_quiet
-def columns(call: Call, state: State, want: Wanted) -> dict[str, Array]:
-    """The column statistics, of weights recomputed with the rows' state."""
+def columns(call: Call, state: State | Terms, want: Wanted) -> dict[str, Array]:
+    """The column statistics, or all that is wanted of effects, of weights recomputed with the rows' state.
+
+    Lists and largest effects are chosen among effects that are rounded as `weights` rounds them, sums are of effects as
+    they are.
+    """
+    usual = statistics_dtype(call.problem.dtype)
     each = kinds(call.problem, want, want.columns(), STATISTICS)
-    result = {name: full(raw(call.q), shape, 0) for name, (shape, _) in each.items()}
-    for part, a in matrices(call, state):
-        if want.received:
-            result["received"][part.cols] += definition.received(a)
+    result = {
+        name: full(raw(call.q), shape, -1 if dtype == np.int64 else 0, dtype if dtype == np.int64 else None)
+        for name, (shape, dtype) in each.items()
+    }
+    for part, a, tile in _tiles(call, state):
+        for name in ("received", "by_key"):
+            if name in result:
+                result[name][part.cols] += tile.sum(axis=-2)
+        if want.by_query:
+            result["by_query"][part.rows] = tile.sum(axis=-1)
         if want.peak:
             peaks = result["peak"][part.cols]
             peaks[...] = namespace(peaks).maximum(peaks, astype(definition.peak(a), dtype_name(peaks)))
         if want.image is not None:
-            part.add_image(result["image"], a.weights, want.image)
+            part.add_image(result[arrays_of("image", want.of)[0]], tile, want.image)
         if want.groups is not None:
-            part.add_groups(result["groups"], a.weights, *want.groups[:2])
+            part.add_groups(result["groups"], tile, *want.groups[:2])
+        if want.of == "effects":
+            _add_lists(part, a, astype(astype(tile, usual), dtype_name(tile)), want, result)
     return _answers(result, each, call.q)
 
 
-@_quiet
-def weights(call: Call, state: State) -> Array:
-    """Every weight of this (small) problem: exp((s - m) - l)."""
-    return dense(call, ((part, a.weights) for part, a in matrices(call, state)))
+def _add_lists(part: PlacedBlock, a: Matrix, tile: Any, want: Wanted, result: dict[str, Any]) -> None:
+    """Put the first and the largest effects of a block where they belong."""
+    if want.top is not None:
+        places = namespace(tile).where(a.hidden(), -1, part.keys_among_all(tile))
+        chosen = first(tile, places, want.order, want.top)
+        result["top_values"][part.rows], result["top_indices"][part.rows] = chosen
+    if want.strongest is not None:
+        part.add_strongest(result["strongest_values"], result["strongest_indices"], tile, a.hidden())
+    if want.image is not None:
+        part.add_largest(result["image_largest"], tile, want.image)
 
 
 @_quiet
-def transposed(call: Call, state: State, g: Array) -> Array:
-    """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d); blocks of zero rows are skipped."""
+def weights(call: Call, state: State | Terms) -> Array:
+    """Every weight of this (small) problem, exp((s - m) - l), or every effect."""
+    return dense(call, ((part, tile) for part, _, tile in _tiles(call, state)))
+
+
+@_quiet
+def transposed(call: Call, state: State | Terms, g: Array) -> Array:
+    """Aᵀ·g, or of effects Eᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d).
+
+    Of weights, blocks of zero rows are skipped.
+    """
     result = full(raw(call.q), (*_lead(call), call.problem.keys, g.shape[-1]), 0)
-    for part, a in matrices(call, state, busy="by", by=g):
-        result[part.cols] += _turned_mix(a, a.weights, part.values("by"))
+    for part, a, tile in _tiles(call, state, busy="by" if isinstance(state, State) else "", by=g):
+        result[part.cols] += _turned_mix(a, tile, part.values("by"))
     return wrapped(astype(result, statistics_dtype(call.problem.dtype)), call.q)
 
 
@@ -149,66 +177,25 @@ def others(call: Call, g: Array) -> Others:
 
 
 @_quiet
-def effects(call: Call, g: Array, terms: Terms, want: WantedEffects) -> dict[str, Array]:
-    """What is wanted of the matrix of effects, of weights recomputed with the rows' state.
-
-    Lists and largest effects are chosen among effects that are rounded as `effect_tile` rounds them, sums are of
-    effects as they are.
-    """
-    problem = call.problem
-    each = kinds(problem, want, want.names(), WantedEffects.table)
-    result = {
-        name: full(raw(call.q), shape, -1 if dtype == np.int64 else 0, dtype if dtype == np.int64 else None)
-        for name, (shape, dtype) in each.items()
-    }
-    for part, a, tile in _effects(call, g, terms):
-        rounded = astype(astype(tile, statistics_dtype(problem.dtype)), dtype_name(tile))
-        if want.by_key:
-            result["by_key"][part.cols] += tile.sum(axis=-2)
-        if want.by_query:
-            result["by_query"][part.rows] = tile.sum(axis=-1)
-        if want.top is not None:
-            chosen = first(
-                rounded, namespace(tile).where(a.hidden(), -1, part.keys_among_all(tile)), want.order, want.top
-            )
-            result["top_values"][part.rows], result["top_indices"][part.rows] = chosen
-        if want.strongest is not None:
-            part.add_strongest(result["strongest_values"], result["strongest_indices"], rounded, a.hidden())
-        if want.image is not None:
-            part.add_image(result["image_mean"], tile, want.image)
-            part.add_largest(result["image_largest"], rounded, want.image)
-        if want.groups is not None:
-            part.add_groups(result["groups"], tile, *want.groups[:2])
-    return _answers(result, each, call.q)
-
-
-@_quiet
-def effect_tile(call: Call, g: Array, terms: Terms) -> Array:
-    """Every effect of this (small) problem, (batch, heads, queries, keys)."""
-    return dense(call, ((part, tile) for part, _, tile in _effects(call, g, terms)))
-
-
-@_quiet
-def effect_product(call: Call, g: Array, terms: Terms, x: Array, *, transposed: bool) -> Array:
-    """E·x, (batch, heads, queries, d), or with `transposed` Eᵀ·x, (batch, heads, keys, d)."""
-    size = call.problem.keys if transposed else call.problem.queries
-    result = full(raw(call.q), (*_lead(call), size, x.shape[-1]), 0)
-    for part, a, tile in _effects(call, g, terms, **{"x of rows" if transposed else "x of keys": x}):
-        if transposed:
-            result[part.cols] += _turned_mix(a, tile, part.values("x of rows"))
-        else:
-            result[part.rows] += definition.mix(tile, part.values("x of keys"), a.hidden)
+def product(call: Call, terms: Terms, x: Array) -> Array:
+    """E·x, (batch, heads, queries, d)."""
+    result = full(raw(call.q), (*_lead(call), call.problem.queries, x.shape[-1]), 0)
+    for part, a, tile in _tiles(call, terms, **{"x of keys": x}):
+        result[part.rows] += definition.mix(tile, part.values("x of keys"), a.hidden)
     return wrapped(astype(result, statistics_dtype(call.problem.dtype)), call.q)
 
 
-def _effects(call: Call, g: Array, terms: Terms, **more: Any) -> Iterator[tuple[Part, Matrix, Any]]:
-    """(part, matrix, effects) of every block that some query sees some key of."""
-    for part, a in matrices(call, terms.state, v=call.v, g=g, **more):
-        if terms.whole is None or terms.others is None or terms.strongest is None:
+def _tiles(call: Call, known: State | Terms, **more: Any) -> Iterator[tuple[PlacedBlock, Matrix, Any]]:
+    """(part, matrix, its weights or effects) of every block that some query sees some key of."""
+    if isinstance(known, State):
+        yield from ((part, a, a.weights) for part, a in matrices(call, known, **more))
+        return
+    for part, a in matrices(call, known.state, v=call.v, g=known.g, **more):
+        if known.whole is None or known.others is None or known.strongest is None:
             yield part, a, definition.contributions(a, part.along())
         else:
-            strongest = part.of_rows(terms.strongest) - part.place.keys.start
-            rows = part.of_rows(terms.whole), part.of_rows(terms.others), strongest
+            strongest = part.of_rows(known.strongest) - part.place.keys.start
+            rows = part.of_rows(known.whole), part.of_rows(known.others), strongest
             yield part, a, definition.cut_effects(a, part.along(), *rows)
 
 

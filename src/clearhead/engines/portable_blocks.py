@@ -10,14 +10,14 @@ import numpy as np
 from clearhead.core import definition, visibility
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array, blocks
-from clearhead.core.block import Block, Place, block_of
+from clearhead.core.block import Block, BlockPlace, block_of
 from clearhead.core.call import Call
 from clearhead.core.definition import Matrix, Values
-from clearhead.core.effect_lists import first, larger, largest_under
-from clearhead.core.namespace import astype, beside, dtype_name, full, namespace, on_host, raw, wrapped
+from clearhead.core.namespace import astype, beside, dtype_name, full, namespace, on_host, ranked, raw, take, wrapped
 from clearhead.core.observations import areas
 from clearhead.core.problem import Problem
 from clearhead.core.state import State, rounded
+from clearhead.core.statistics import Order
 
 _ROWS = 128
 _IN_CACHE, _ON_DEVICE = 1 << 18, 1 << 24  # weights of a block, of the CPU and of other devices
@@ -41,11 +41,11 @@ class Heads:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class PlacedBlock:
     """A block: its place among all rows and keys, its arrays, and where its sums belong."""
 
     of: Heads
-    place: Place
+    place: BlockPlace
     capped: Any = None  # scores after the softcap, where there is one
 
     @property
@@ -148,9 +148,47 @@ class Part:
         values[lead], places[lead] = first(both[0], both[1], "magnitude", values.shape[-1])
 
 
+def first(values: Any, places: Any, order: Order, count: int) -> tuple[Any, Any]:
+    """The first `count` along the last axis in this order, and their places; of equal ones the one listed earlier.
+
+    A place of -1 is free: it comes last, and its value becomes 0. So does NaN, which is never listed.
+    """
+    xp = namespace(values)
+    most = float(xp.finfo(values.dtype).max)  # an infinite effect is as strong as this
+    by = xp.clip({"magnitude": abs(values), "largest": values, "smallest": -values}[order], -most, most)
+    ranks = ranked(xp.where((places < 0) | xp.isnan(by), -np.inf, by), count)[1]
+    if not values.shape[-1]:
+        return 0.0 * ranks, ranks
+    chosen, at = (take(x, xp.clip(ranks, 0, None), -1) for x in (values, places))
+    return xp.where(ranks < 0, 0.0, chosen), xp.where(ranks < 0, -1, at)
+
+
+def larger(a: Any, b: Any) -> Any:
+    """What `SignedImage.largest` shows of two effects: the larger in magnitude, of equal ones the positive, or NaN.
+
+    The places do not matter, so parts of a picture merge in any order.
+
+    >>> larger(np.array([-2.0, -1.0, np.nan]), np.array([1.0, 1.0, 3.0]))
+    array([-2.,  1., nan])
+    """
+    xp = namespace(a)
+    return xp.where((abs(a) > abs(b)) | ((abs(a) == abs(b)) & (a > b)) | xp.isnan(a), a, b)
+
+
+def largest_under(x: Any, shares: Array) -> Any:
+    """What `larger` leaves of the rows of x that each pixel covers, (…, pixels, columns); shares as from `areas`."""
+    covers = shares > 1e-9  # a share is at least one over the number of rows, or a rounding error
+    start, count = covers.argmax(axis=1), covers.sum(axis=1)
+    cells = start[:, None] + np.minimum(np.arange(count.max(initial=1)), np.maximum(count - 1, 0)[:, None])
+    under = x[..., beside(cells, x), :]
+    xp = namespace(x)
+    result = larger(xp.amax(under, axis=-2), xp.amin(under, axis=-2))
+    return xp.where(beside(count[:, None] > 0, x), result, 0.0)
+
+
 def matrices(
     call: Call, state: State | None = None, busy: str = "", **arrays: Array | None
-) -> Iterator[tuple[Part, Matrix]]:
+) -> Iterator[tuple[PlacedBlock, Matrix]]:
     """Every block that some query sees some key of, with its weights: from the rows' state, or from all their keys.
 
     state    over all keys; None: these are all keys
@@ -167,7 +205,7 @@ def matrices(
             if busy and not of.arrays[busy][:, :, rows].any():
                 continue
             for place, block in _blocks(of, rows):
-                part, capped = Part(of, place), None
+                part, capped = PlacedBlock(of, place), None
                 for name, s in definition.steps(block):
                     capped = s if name == "capped" and block.softcap is not None else capped
                 part, x = replace(part, capped=capped), block.sinks
@@ -180,7 +218,7 @@ def matrices(
                     yield part, Matrix(block, s, mine, definition.weights(s, mine))
 
 
-def dense(call: Call, parts: Iterator[tuple[Part, Any]]) -> Array:
+def dense(call: Call, parts: Iterator[tuple[PlacedBlock, Any]]) -> Array:
     """The whole matrix of what there is of each block, (batch, heads, queries, keys)."""
     problem = call.problem
     shape = problem.batch, problem.heads, problem.queries, problem.keys
@@ -225,11 +263,11 @@ def _reach(problem: Problem) -> int:
     return max(1, problem.keys if left is None or right is None else min(problem.keys, left + right + _ROWS))
 
 
-def _blocks(of: Heads, rows: slice) -> Iterator[tuple[Place, Block]]:
+def _blocks(of: Heads, rows: slice) -> Iterator[tuple[BlockPlace, Block]]:
     """The block of these rows, with the keys from the first to the last that any of them sees; none where none does."""
     problem, q, k = of.problem, of.arrays["q"][:, :, rows], of.arrays["k"]
     keys = visibility.key_span(problem, of.batches.start, rows)
-    place = Place(of.batches, of.heads, rows, keys)
+    place = BlockPlace(of.batches, of.heads, rows, keys)
     if keys.start == keys.stop:
         return
     block = block_of(problem, place, q, k[:, :, keys])

@@ -76,7 +76,7 @@ class Target(NamedTuple):
         return self.sign * float(log_p - np.log(rest)), slopes / rest
 
 
-class Answers(NamedTuple):
+class Question(NamedTuple):
     """What was asked: the runs that give the number, and both answers' ids; no ids where there is no other."""
 
     targets: list[Target]
@@ -91,7 +91,7 @@ def read_answers(
     answer: str | None,
     token: int | str | None,
     against: int | str | None,
-) -> Answers:
+) -> Question:
     """What to explain after a text's run; the likeliest next token where neither answer nor token is given.
 
     Raises RuleError for a model that says no next token and for answer with token, SelectionError for a token that is
@@ -123,11 +123,11 @@ def read_answers(
         )
     model.fits(len(ids) + max(len(first), len(second)) - 1)
     if second and len(first) == len(second) == 1:
-        return Answers([Target(ids, first, second[0], odds=False)], first, second)
+        return Question([Target(ids, first, second[0], odds=False)], first, second)
     targets = [Target([*ids, *first[:-1]], first, None, odds=not second)]
     if second:
         targets.append(Target([*ids, *second[:-1]], second, None, odds=False, sign=-1))
-    return Answers(targets, first, second)
+    return Question(targets, first, second)
 
 
 def probability(value: float, tokens: int = 1) -> float:

@@ -17,7 +17,7 @@ from clearhead.core.rule_values import whole_number
 from clearhead.digits import significant
 from clearhead.errors import SelectionError
 from clearhead.explaining import editing, head_runs, part_runs, rerun, why_page
-from clearhead.explaining.answers import Answers, decides, probability, read_answers, rival
+from clearhead.explaining.answers import Question, decides, probability, read_answers, rival
 from clearhead.explaining.attribution import Way, heads_by_share
 from clearhead.explaining.attribution import way as way_to
 from clearhead.explaining.derivatives import check_edits
@@ -293,7 +293,7 @@ def _hidden_where(reading: Reading, hide: Any) -> list[tuple[int, int]]:
 
 def _explained(
     again: Again,
-    asked: Answers,
+    asked: Question,
     reading: Reading,
     cut: list[Part],
     counts: tuple[int, int, int],

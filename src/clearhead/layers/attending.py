@@ -22,7 +22,7 @@ from clearhead.layers.recording import AttentionCall, Recording
 from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
-from clearhead.ops.softcap_per_head import by_softcap
+from clearhead.ops.span_terms import by_softcap
 from clearhead.torch import dropped
 
 NAME = "clearhead"

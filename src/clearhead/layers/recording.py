@@ -15,8 +15,7 @@ from clearhead.layers.layer import Layer
 from clearhead.layers.masks import Pattern, RuleDict
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation, among
-from clearhead.ops.softcap_per_head import for_heads
-from clearhead.ops.span_terms import SpanTerm, combined, joined
+from clearhead.ops.span_terms import SpanTerm, combined, for_heads, joined
 
 AGAIN = "watch one sequence in a block, with its cache: open another `with ch.watch(…)` for another one."
 

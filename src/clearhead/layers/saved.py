@@ -18,7 +18,7 @@ from clearhead.core.files import object_of, write_whole
 from clearhead.core.rule_values import layer_name, read_path
 from clearhead.core.rules import flat
 from clearhead.core.state import State
-from clearhead.core.statistics import STATISTICS, Top, arrays_of, joined_arrays, separate_arrays
+from clearhead.core.statistics import STATISTICS, Top, arrays_of, joined_arrays, listed, separate_arrays
 from clearhead.errors import ClearheadError, FileError, SelectionError
 from clearhead.layers.layer import Layer
 from clearhead.ops.observation import Observation
@@ -29,7 +29,7 @@ FORMAT = 2
 _WORDS: dict[str, Any] = {"name": str, "path": str, "call": int, "cross": bool, "note": str, "other_keys": int}
 _ARRAYS = ("q", "k", "v", "padding")  # fields of a Layer, as those above
 _TABLE = dict.fromkeys(State._fields, "logsumexp")  # the entry that these arrays belong to
-_SAVED = [name for name in STATISTICS if name not in ("output", "groups")]
+_SAVED = [name for name in listed() if name not in ("output", "groups")]
 
 
 @dataclass(eq=False)

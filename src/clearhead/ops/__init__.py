@@ -3,9 +3,9 @@
 attention          attention() and plan()
 matrix             AttentionMatrix; matrix_data: its arrays and rules; indexing: its indices, its transpose
 lazy_matrix        what NumPy may ask of a matrix that is never stored
-observable         one method for each statistic and each effect
+observable         one method for each statistic
 causes             EffectMatrix: what each edge did; cause_inputs: its arguments; spans_cut: whole spans
-edited             A.cut, A.boost and A.tempered; span_terms: several rules `spans` as one; softcap_per_head
+edited             A.cut, A.boost and A.tempered; span_terms: several rules `spans` as one, a softcap for each head
 given_logsumexp    a log-sum-exp that another kernel computed, checked
 observation        the result of AttentionMatrix.observe, and how partial results are merged
 rollout            attention rollout and relevance of one token through many layers

@@ -1,41 +1,38 @@
 """EffectMatrix: what every edge did, exact at the head's output and never stored; contributions, cuts and norms.
 
-core/effects.py has the formulas and the table of what is observed; the engines compute tiles of it.
+core/effects.py has the formulas; the engines compute tiles of it.
 """
 
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import numpy as np
 
 from clearhead.core import room
-from clearhead.core.arrays import as_array, broadcast, to_device_of, unrepeated
-from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice, named
+from clearhead.core.arrays import as_array, broadcast, on_cpu, to_device_of, unrepeated
+from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.call import Call
-from clearhead.core.effect_lists import take_strongest
-from clearhead.core.effects import (
-    EFFECTS,
+from clearhead.core.effects import Kind, Terms, terms_of_cuts
+from clearhead.core.observations import operand, wanted
+from clearhead.core.statistics import (
+    STATISTICS,
+    Answers,
     AskedEffects,
-    Effects,
-    Kind,
     Order,
+    Ranked,
+    SignedImage,
     Strongest,
-    Terms,
-    WantedEffects,
-    terms_of_cuts,
+    joined_arrays,
 )
-from clearhead.core.observations import wanted_effects
-from clearhead.core.operands import operand
-from clearhead.core.statistics import joined_arrays
-from clearhead.engines.base import EffectEngine, room_for_effects
+from clearhead.engines.base import Engine, kinds, room_for_sums
 from clearhead.errors import RuleError
 from clearhead.loading import Shown
-from clearhead.ops.lazy_matrix import LazyMatrix, Weights
-from clearhead.ops.observable import ObservableEffects
+from clearhead.ops.lazy_matrix import LazyMatrix, WeightMatrix
 from clearhead.ops.spans_cut import cut_spans
 
 
-class EffectMatrix(Shown, ObservableEffects, LazyMatrix):
+class EffectMatrix(Shown, LazyMatrix):
     """The effect of every edge, (…, heads, queries, keys), as an array-like object that is never stored.
 
     Made by `AttentionMatrix.contributions` and `AttentionMatrix.cut_effects`, which have the formulas. `kind` is
@@ -59,7 +56,7 @@ class EffectMatrix(Shown, ObservableEffects, LazyMatrix):
     )
     instead = "E.by_query() sums over keys, E.by_key() over queries, E.top(1, 'largest') has each query's largest"
 
-    def __init__(self, kind: Kind, weights: Weights, v: Array, g: Array) -> None:
+    def __init__(self, kind: Kind, weights: WeightMatrix, v: Array, g: Array) -> None:
         self.kind, self._weights, self._v, self._g = kind, weights, v, g
         self._engine  # noqa: B018  raises where the engine that was asked for computes no effects
 
@@ -129,18 +126,19 @@ class EffectMatrix(Shown, ObservableEffects, LazyMatrix):
         """
         if self.kind == "moved":
             return self.groups(query_groups, key_groups)
-        check_cuts(self.kind)
+        if self.kind != "cut":
+            raise RuleError("spans are of cuts: contributions of a span are the sum of those of its edges.", "E.groups")
         problem = self.call.problem
-        want = wanted_effects(problem, {"groups": (query_groups, key_groups)})
+        want = wanted(problem, {"groups": (query_groups, key_groups)}, of="effects")
         assert want.groups is not None
         result = cut_spans(self._engine, self.call.with_values(self._v), self._g, want.groups).astype(self.dtype)
         return self._restore(problem.restore(result))
 
-    def observe(self, *, order: Order = "magnitude", **asked: Unpack[AskedEffects]) -> Effects:
+    def observe(self, *, order: Order = "magnitude", **asked: Unpack[AskedEffects]) -> Answers:
         """Everything asked for, together, in one pass (a GPU takes several), and for cuts one more, the first time.
 
         by_key=True, by_query=True, top=8 with order="magnitude", strongest=20, image=(256, 256),
-        groups=(query_groups, key_groups): what the methods of these names answer. Returns an Effects; what was not
+        groups=(query_groups, key_groups): what the methods of these names answer. Returns Answers; what was not
         asked for is None. Raises UnknownNameError, RuleError, ShapeError or DtypeError for requests that do not fit,
         SizeError for answers larger than memory, all before any work. O(queries·keys·(d_k + d_v)) time,
         O(queries + keys) memory beyond the answers.
@@ -152,22 +150,96 @@ class EffectMatrix(Shown, ObservableEffects, LazyMatrix):
         (array([1., 0., 4.]), array([2]), True)
         """
         problem = self.call.problem
-        want = wanted_effects(problem, asked, order)
-        arrays = self._observed(want)
-        strongest = take_strongest(arrays, problem.keys, asked.get("strongest"))
-        answers = joined_arrays({name: self._restore(problem.restore(x)) for name, x in arrays.items()}, EFFECTS)
-        return Effects(**answers, strongest=strongest and Strongest(*map(self._restore, strongest)))
-
-    def _observed(self, want: WantedEffects) -> dict[str, Array]:
+        want = wanted(problem, asked, of="effects", order=order)
         if not want.names():
-            return {}
+            return Answers()
         if 0 in self.shape:
-            zeros = room_for_effects(self.call.problem, want)
-            return {name: x if x.dtype == np.int64 else x.astype(self.dtype) for name, x in zeros.items()}
-        return dict(self._engine.effects(self.call.with_values(self._v), self._g, self._terms, want))
+            zeros = room_for_sums(kinds(problem, want, want.names(), STATISTICS))
+            arrays = {name: x if x.dtype == np.int64 else x.astype(self.dtype) for name, x in zeros.items()}
+        else:
+            arrays = dict(self._engine.columns(self.call.with_values(self._v), self._terms, want))
+        strongest = _take_strongest(arrays, problem.keys, asked.get("strongest"))
+        answers = joined_arrays({name: self._restore(problem.restore(x)) for name, x in arrays.items()}, "effects")
+        return Answers(**answers, strongest=strongest and Strongest(*map(self._restore, strongest)))
+
+    def by_key(self) -> Any:
+        """Σ_i e_ij, (…, heads, keys): what each key did in all rows together. Summed in float64.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)))
+        >>> A.contributions(np.array([2.0, 6.0]), np.ones(2)).by_key()
+        array([2., 6.])
+        """
+        return self.observe(by_key=True).by_key
+
+    def by_query(self) -> Any:
+        """Σ_j e_ij, (…, heads, queries). Contributions along g sum to g_i·o_i; cuts do not sum to anything simple.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)))
+        >>> A.contributions(np.array([2.0, 6.0]), np.ones(2)).by_query()
+        array([4., 4.])
+        """
+        return self.observe(by_query=True).by_query
+
+    def top(self, k: int, order: Order = "magnitude") -> Ranked:
+        """The k first effects of each query and their keys, (…, heads, queries, k) each.
+
+        order   "magnitude" (largest |e| first), "largest" (most positive first) or "smallest" (most negative first)
+
+        Of equal effects the earlier key comes first. Only keys that the rules allow are listed, and no effect that is
+        NaN; the rest has effect 0 and index -1. Raises RuleError for another order, or unless k is a whole number from
+        1 up. O(queries·keys·(d_k + d_v)) time, O(queries·k) memory.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
+        >>> A.cut_effects(np.array([1.0, 0.0, 4.0]), np.ones(3)).top(2, "smallest").indices.tolist()
+        [[0, -1], [0, 1], [2, 0]]
+        """
+        return cast("Ranked", self.observe(top=0 if k is None else k, order=order).top)
+
+    def strongest(self, k: int) -> Strongest:
+        """The k edges of largest magnitude in the whole matrix: batch, head, query, key and value, each (≤ k,).
+
+        `batch` counts over all leading axes together. Of equal effects the earlier place comes first. Only edges that
+        the rules allow are listed, and no effect that is NaN. Raises RuleError unless k is a whole number from 1 up.
+        O(queries·keys·(d_k + d_v)) time, O(batch·heads·k) memory.
+
+        >>> import numpy as np, clearhead as ch
+        >>> E = ch.AttentionMatrix(np.eye(3), np.eye(3)).contributions(np.array([1.0, 0.0, 4.0]), np.ones(3))
+        >>> E.strongest(2).key, E.strongest(2).value.round(3)
+        (array([2, 2]), array([1.884, 1.058]))
+        """
+        return cast("Strongest", self.observe(strongest=0 if k is None else k).strongest)
+
+    def image(self, height: int, width: int) -> SignedImage:
+        """The matrix as a picture, (…, heads, height, width): the mean under each pixel, and what is largest there.
+
+        `largest` is the effect of largest magnitude, with its sign, of all cells that a pixel covers, if only in part;
+        of two equal ones the positive, and NaN where there is one. Raises RuleError unless both sides are whole numbers
+        from 1 up.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
+        >>> A.cut_effects(np.array([1.0, 0.0, 4.0]), np.ones(3)).image(1, 1).largest.round(3)
+        array([[-1.649]])
+        """
+        return cast("SignedImage", self.observe(image=(height, width)).image)
+
+    def groups(self, query_groups: Any, key_groups: Any) -> Any:
+        """Σ of e_ij between labelled spans, (…, heads, query groups, key groups); labels as in AttentionMatrix.groups.
+
+        Effects of single edges do not add up to that of a whole span where it is a cut: see `spans`. Raises ShapeError,
+        DtypeError or RuleError for labels that do not fit.
+        """
+        return self.observe(groups=(query_groups, key_groups)).groups
+
+    @property
+    def _terms(self) -> Terms:
+        return replace(self._rows, g=self._g)
 
     @cached_property
-    def _terms(self) -> Terms:
+    def _rows(self) -> Terms:
         state = self._weights.state
         if self.kind != "cut":
             return Terms(self.kind, state)
@@ -175,16 +247,13 @@ class EffectMatrix(Shown, ObservableEffects, LazyMatrix):
         return terms_of_cuts(others, self.call.problem.sinks, state)
 
     @property
-    def _engine(self) -> EffectEngine:
+    def _engine(self) -> Engine:
         return self._weights.effect_engine()
 
     def _tile(self, batches: Array, heads: range, rows: range, cols: range) -> Array:
-        terms = self._terms.part(batches, heads, rows)
-        if terms.strongest is not None:  # as a place among the keys picked
-            terms = terms.among(cols)
+        terms = self._terms.part(batches, heads, rows).among(cols)
         call = self.call.with_values(self._v).take(batches=batches, heads=heads, queries=rows, keys=cols)
-        g = self._g[:, as_slice(heads), as_slice(rows)][as_places(batches)]
-        return self._engine.effect_tile(call, g, terms)
+        return self._engine.weights(call, terms)
 
     def _product(self, x: Any, *, transposed: bool = False) -> Any:
         problem = self.call.problem
@@ -200,13 +269,22 @@ class EffectMatrix(Shown, ObservableEffects, LazyMatrix):
         if 0 in (*self.shape, *size):
             product = to_device_of(np.zeros(size, self.dtype), operands)
         else:
-            edges = self.call.with_values(self._v), self._g, self._terms
-            product = self._engine.effect_product(*edges, operands, transposed=transposed)
+            multiply = self._engine.transposed if transposed else self._engine.product
+            product = multiply(self.call.with_values(self._v), self._terms, operands)
         whole = problem.restore(product)
         return restore(whole[..., 0] if vector else whole)
 
 
-def check_cuts(kind: Kind) -> None:
-    """Raise RuleError unless this is a matrix of cuts, whose spans do not just add up."""
-    if kind != "cut":
-        raise RuleError("spans are of cuts: contributions of a span are the sum of those of its edges.", "E.groups")
+def _take_strongest(arrays: dict[str, Array], keys: int, count: int | None) -> Strongest | None:
+    """The strongest of all batches and heads, (≤ count,) each, from those of each, which leave `arrays`; None without.
+
+    strongest_values and strongest_indices are (batch, heads, k); an index is query·keys + key, -1 is free.
+    """
+    if "strongest_values" not in arrays:
+        return None
+    values, places = (on_cpu(arrays.pop(f"strongest_{name}")) for name in ("values", "indices"))
+    batch, head, rank = np.nonzero(places >= 0)
+    value, place = values[batch, head, rank], places[batch, head, rank]
+    order = np.lexsort((place, head, batch, -np.abs(value)))[:count]
+    query, key = np.divmod(place[order], max(1, keys))
+    return Strongest(batch[order], head[order], query, key, value[order])

@@ -18,7 +18,7 @@ from clearhead.core.axes import TRANSPOSED, WEIGHTS, Array, named
 from clearhead.core.call import Call
 from clearhead.core.rule_values import read_slice
 from clearhead.core.state import State
-from clearhead.engines.base import EffectEngine
+from clearhead.engines.base import Engine
 from clearhead.errors import DtypeError, RuleError, SelectionError
 
 
@@ -133,7 +133,7 @@ class LazyMatrix(NeverStored):
         return self.call.restore(to_device_of(x, self.call.q) if isinstance(x, np.ndarray) else x)
 
 
-class Weights(Protocol):
+class WeightMatrix(Protocol):
     """What effects of edges read of an AttentionMatrix."""
 
     @property
@@ -146,8 +146,8 @@ class Weights(Protocol):
     def state(self) -> State: ...  # of all rows
     @property
     def known_state(self) -> State | None: ...  # None where it is not known yet
-    def with_call(self, call: Call, state: State | None = None) -> "Weights": ...
-    def effect_engine(self) -> EffectEngine: ...
+    def with_call(self, call: Call, state: State | None = None) -> "WeightMatrix": ...
+    def effect_engine(self) -> Engine: ...
 
 
 class TransposedMatrix(NeverStored):

@@ -13,14 +13,13 @@ from clearhead.core.arrays import as_array, autocast, broadcast, statistics_dtyp
 from clearhead.core.axes import WEIGHTS, Array, named, part_of
 from clearhead.core.call import Call, Given, describe
 from clearhead.core.effects import Rest
-from clearhead.core.observations import check_room, wanted
-from clearhead.core.operands import check_transposed, operand, values_of
+from clearhead.core.observations import check_room, check_transposed, operand, values_of, wanted
 from clearhead.core.rule_values import read_place, read_slice
 from clearhead.core.rules import Rules, flat
 from clearhead.core.state import State
 from clearhead.core.statistics import Asked, Wanted, askable, explained
 from clearhead.core.torch_state import graphed
-from clearhead.engines.base import EffectEngine
+from clearhead.engines.base import Engine
 from clearhead.errors import RuleError, SelectionError, shown
 from clearhead.loading import load
 from clearhead.ops import cause_inputs
@@ -146,7 +145,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         """The rows' states if they are known, else None."""
         return None if self._call is None else self._state
 
-    def effect_engine(self) -> EffectEngine:
+    def effect_engine(self) -> Engine:
         """The engine that computes effects of edges. Raises EngineError where the one that was named does not."""
         return engines.with_effects(self._engine, self.call.problem, self._asked_engine)
 

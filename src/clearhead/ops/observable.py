@@ -1,8 +1,7 @@
-"""What is observed of a matrix, one method each: statistics of attention's weights, and effects of single edges."""
+"""What is observed of attention's weights, one method each."""
 
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from clearhead.core.effects import AskedEffects, Effects, Order, Ranked, SignedImage, Strongest
 from clearhead.core.statistics import Answers, Asked, Top
 
 
@@ -125,89 +124,5 @@ class Observable:
         >>> import numpy as np, clearhead as ch
         >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).groups([0, 0], [0, 1])
         array([[1.5, 0.5]])
-        """
-        return self.observe(groups=(query_groups, key_groups)).groups
-
-
-class ObservableEffects:
-    """One method for each thing that is observed of effects; each asks `observe` for it alone.
-
-    Ask `observe` for several at once: they share the passes over the keys.
-    """
-
-    if TYPE_CHECKING:
-
-        def observe(self, *, order: Order = "magnitude", **asked: Unpack[AskedEffects]) -> Effects:
-            """Everything asked for, together."""
-
-    def by_key(self) -> Any:
-        """Σ_i e_ij, (…, heads, keys): what each key did in all rows together. Summed in float64.
-
-        >>> import numpy as np, clearhead as ch
-        >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)))
-        >>> A.contributions(np.array([2.0, 6.0]), np.ones(2)).by_key()
-        array([2., 6.])
-        """
-        return self.observe(by_key=True).by_key
-
-    def by_query(self) -> Any:
-        """Σ_j e_ij, (…, heads, queries). Contributions along g sum to g_i·o_i; cuts do not sum to anything simple.
-
-        >>> import numpy as np, clearhead as ch
-        >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)))
-        >>> A.contributions(np.array([2.0, 6.0]), np.ones(2)).by_query()
-        array([4., 4.])
-        """
-        return self.observe(by_query=True).by_query
-
-    def top(self, k: int, order: Order = "magnitude") -> Ranked:
-        """The k first effects of each query and their keys, (…, heads, queries, k) each.
-
-        order   "magnitude" (largest |e| first), "largest" (most positive first) or "smallest" (most negative first)
-
-        Of equal effects the earlier key comes first. Only keys that the rules allow are listed, and no effect that is
-        NaN; the rest has effect 0 and index -1. Raises RuleError for another order, or unless k is a whole number from
-        1 up. O(queries·keys·(d_k + d_v)) time, O(queries·k) memory.
-
-        >>> import numpy as np, clearhead as ch
-        >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
-        >>> A.cut_effects(np.array([1.0, 0.0, 4.0]), np.ones(3)).top(2, "smallest").indices.tolist()
-        [[0, -1], [0, 1], [2, 0]]
-        """
-        return cast("Ranked", self.observe(top=0 if k is None else k, order=order).top)
-
-    def strongest(self, k: int) -> Strongest:
-        """The k edges of largest magnitude in the whole matrix: batch, head, query, key and value, each (≤ k,).
-
-        `batch` counts over all leading axes together. Of equal effects the earlier place comes first. Only edges that
-        the rules allow are listed, and no effect that is NaN. Raises RuleError unless k is a whole number from 1 up.
-        O(queries·keys·(d_k + d_v)) time, O(batch·heads·k) memory.
-
-        >>> import numpy as np, clearhead as ch
-        >>> E = ch.AttentionMatrix(np.eye(3), np.eye(3)).contributions(np.array([1.0, 0.0, 4.0]), np.ones(3))
-        >>> E.strongest(2).key, E.strongest(2).value.round(3)
-        (array([2, 2]), array([1.884, 1.058]))
-        """
-        return cast("Strongest", self.observe(strongest=0 if k is None else k).strongest)
-
-    def image(self, height: int, width: int) -> SignedImage:
-        """The matrix as a picture, (…, heads, height, width): the mean under each pixel, and what is largest there.
-
-        `largest` is the effect of largest magnitude, with its sign, of all cells that a pixel covers, if only in part;
-        of two equal ones the positive, and NaN where there is one. Raises RuleError unless both sides are whole numbers
-        from 1 up.
-
-        >>> import numpy as np, clearhead as ch
-        >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
-        >>> A.cut_effects(np.array([1.0, 0.0, 4.0]), np.ones(3)).image(1, 1).largest.round(3)
-        array([[-1.649]])
-        """
-        return cast("SignedImage", self.observe(image=(height, width)).image)
-
-    def groups(self, query_groups: Any, key_groups: Any) -> Any:
-        """Σ of e_ij between labelled spans, (…, heads, query groups, key groups); labels as in AttentionMatrix.groups.
-
-        Effects of single edges do not add up to that of a whole span where it is a cut: see `spans`. Raises ShapeError,
-        DtypeError or RuleError for labels that do not fit.
         """
         return self.observe(groups=(query_groups, key_groups)).groups

@@ -33,6 +33,7 @@ class Observation(Answers):
     (array([1.33, 0.67]), None)
     """
 
+    top: Top | None = None
     queries: int = 0
     keys: int = 0
     sinks: bool = False  # True where the log-sum-exp and the weights include a sink
@@ -129,7 +130,7 @@ class Observation(Answers):
         """
         result = self.statistics()
         for name, value in result.items():
-            axis = STATISTICS[name].heads_axis
+            axis = -len(STATISTICS[name].axes)  # the heads lead
             if isinstance(value, tuple):
                 result[name] = type(value)(*(_pick_heads(name, x, axis, chosen) for x in value))
             elif value is not None:

@@ -1,10 +1,14 @@
-"""Several rules `spans` that act on the same logits, one after the other, as one rule.
+"""Rules that edits make: several `spans` that act on the same logits as one rule, and one softcap for each head.
 
-Each is a term: labels of queries and keys, and a table of what is added for each pair of labels. Queries that have the
-same label in every term get one label together, keys likewise, and the tables are added: O(queries + keys) memory.
+A rule `spans` is a term: labels of queries and keys, and a table of what is added for each pair of labels. Queries that
+have the same label in every term get one label together, keys likewise, and the tables are added: O(queries + keys)
+memory.
+
+Engines have one softcap for a call, so heads whose softcaps differ are calls of their own.
 """
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -12,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.arrays import torch_of
-from clearhead.core.axes import Array
+from clearhead.core.axes import Array, group_size
+from clearhead.core.rules import RULES, take
 
+Rules = dict[str, Any]
 _MANY = 2**16  # more combinations of labels than this are sorted, not counted
 
 
@@ -80,7 +86,8 @@ def joined(steps: Sequence[Sequence[SpanTerm]]) -> list[SpanTerm]:
         if parts[0].by_row:
             starts = np.cumsum([0, *(side.shape[1] for side in queries[:-1])])
             queries = [np.where(side < 0, -1, side + start) for side, start in zip(queries, starts, strict=True)]
-            table = _cat_tables([part.table for part in parts])
+            tables = _of_one_kind([part.table for part in parts])
+            table = np.concatenate(tables, 2) if (torch := torch_of(tables[0])) is None else torch.cat(tables, 2)
         result.append(SpanTerm(_cat(queries), keys, table, parts[0].by_row))
     return result
 
@@ -118,11 +125,6 @@ def _cat(labels: Sequence[Array]) -> Array:
     return np.concatenate([np.broadcast_to(part, (lead, part.shape[1])) for part in labels], axis=1)
 
 
-def _cat_tables(tables: Sequence[Any]) -> Any:
-    parts = _of_one_kind(tables)
-    return np.concatenate(parts, axis=2) if isinstance(parts[0], np.ndarray) else torch_of(parts[0]).cat(parts, 2)
-
-
 def _of_one_kind(tables: Sequence[Any]) -> list[Any]:
     """Tensors where any of them is one, else arrays."""
     kind = next((table for table in tables if not isinstance(table, np.ndarray)), tables[0])
@@ -143,3 +145,36 @@ def _plain_table(table: Any) -> Any:
 def host(x: Any) -> Array:
     """Numbers, of a tensor without its graph, in the CPU's memory."""
     return np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
+
+
+def by_softcap(compute: Callable[[Any, Any, Any, Rules], Any], q: Any, k: Any, v: Any, rules: Mapping[str, Any]) -> Any:
+    """compute(q, k, v, rules), whose result has its heads on axis 1; `softcap` may be a tuple of one number per head.
+
+    q (batch, heads, queries, d_k), k and v (batch, kv_heads, keys, d_k or d_v); v may be None
+    """
+    caps = rules.get("softcap")
+    if not isinstance(caps, tuple):
+        return compute(q, k, v, dict(rules))
+    group, parts, order = group_size(q.shape[1], k.shape[1]), [], []
+    for cap in dict.fromkeys(caps):
+        heads = [head for head, one in enumerate(caps) if one == cap]
+        kv_heads = [head // group for head in heads]
+        values = None if v is None else v[:, kv_heads]
+        parts.append(compute(q[:, heads], k[:, kv_heads], values, for_heads(rules, heads) | {"softcap": cap}))
+        order += heads
+    is_array = isinstance(parts[0], np.ndarray)
+    whole = np.concatenate(parts, axis=1) if is_array else sys.modules["torch"].cat(parts, 1)
+    return whole[:, np.argsort(order).tolist()]
+
+
+def for_heads(rules: Mapping[str, Any], heads: Sequence[int]) -> Rules:
+    """The rules of some heads: bias, mask, scale, slopes, sinks and the table of spans are sliced along their heads."""
+    plain = {name: x for name, x in rules.items() if name != "spans" and len(RULES[name].fields) == 1}
+    result: Rules = dict(rules) | take(plain, {"heads": list(heads)})
+    if isinstance(result.get("softcap"), tuple):
+        result["softcap"] = tuple(result["softcap"][head] for head in heads)
+    if result.get("spans") is not None:
+        queries, keys, table = result["spans"]
+        per_head = table.ndim > 2 and table.shape[-3] > 1
+        result["spans"] = queries, keys, table[..., list(heads), :, :] if per_head else table
+    return result

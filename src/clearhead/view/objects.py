@@ -5,7 +5,7 @@ from functools import singledispatch
 from typing import Any
 
 from clearhead.core.arrays import as_host_array
-from clearhead.core.effects import Strongest
+from clearhead.core.statistics import Strongest
 from clearhead.digits import significant
 from clearhead.engines import Plan
 from clearhead.ops.causes import EffectMatrix

@@ -24,7 +24,7 @@ _MOST = 1000  # requests that are kept
 _CHOICES = ("layers", "heads", "entropy", "first", "spans", "top")
 
 
-class Asked(NamedTuple):
+class Choices(NamedTuple):
     """What a request asks for; of all layers and heads where it names none."""
 
     layers: tuple[int, ...] | None
@@ -35,7 +35,7 @@ class Asked(NamedTuple):
     top: int
 
 
-def read_asked(extra: Mapping[str, Any] | None, layers: int, heads: int, length: int) -> Asked | None:
+def read_asked(extra: Mapping[str, Any] | None, layers: int, heads: int, length: int) -> Choices | None:
     """What a request's extra arguments ask for, in a model of so many layers and heads, of a prompt of this length."""
     value = (extra or {}).get(KEY)
     if value is None:
@@ -56,7 +56,7 @@ def read_asked(extra: Mapping[str, Any] | None, layers: int, heads: int, length:
     if not (entropy or first or top or spans):
         raise RuleError("clearhead has nothing to watch.", "entropy, first, spans or top: what shall be seen?")
     chosen = _places("layers", value.get("layers"), layers), _places("heads", value.get("heads"), heads)
-    return Asked(*chosen, entropy, ((0, 1), *spans) if first else spans, first, int(top))
+    return Choices(*chosen, entropy, ((0, 1), *spans) if first else spans, first, int(top))
 
 
 def _places(name: str, value: Any, size: int) -> tuple[int, ...] | None:
@@ -89,7 +89,7 @@ class Parts(NamedTuple):
 class Step:
     """The requests of a step that are watched, and what is computed of their last queries."""
 
-    def __init__(self, due: dict[int, tuple[str, Asked]], page: int, where: Where) -> None:
+    def __init__(self, due: dict[int, tuple[str, Choices]], page: int, where: Where) -> None:
         starts, _, lengths, pages = where
         self.names, self.asked = zip(*due.values(), strict=True)
         self.page, self.all = page, len(due) == len(lengths) == int(starts[-1])
@@ -134,7 +134,7 @@ class Recorder:
     """The requests that are watched in this process, and what was seen of them."""
 
     def __init__(self) -> None:
-        self.asked: dict[str, Asked] = {}
+        self.asked: dict[str, Choices] = {}
         self.seen: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()
         self.batch: Callable[[], Sequence[tuple[str, int]]] | None = None  # names and lengths of the step's requests
         self.first_head = 0  # of this process, where several share the heads
@@ -172,7 +172,7 @@ class Recorder:
                 seen |= dict(zip(("top_weights", "top_keys"), top, strict=True))
             self._record(name, one, int(step.lengths[row]) - 1, layers, seen)
 
-    def _record(self, name: str, one: Asked, position: int, layers: Array, seen: dict[str, Array]) -> None:
+    def _record(self, name: str, one: Choices, position: int, layers: Array, seen: dict[str, Array]) -> None:
         here = np.arange(next(iter(seen.values())).shape[1]) + self.first_head
         heads = here if one.heads is None else here[np.isin(here, one.heads)]
         chosen = slice(None) if one.layers is None else np.isin(layers, one.layers)

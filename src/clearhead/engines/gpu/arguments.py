@@ -14,17 +14,17 @@ class Strided(NamedTuple):
     share: Any = 1  # how many query heads share one of its heads
 
 
-class Operands(NamedTuple):
+class Inputs(NamedTuple):
     """The arrays that a pass reads, each Strided, or None where it has none."""
 
     q: Any
     k: Any
     v: Any = None
     g: Any = None  # (batch, heads, queries, d_v): the upstream gradient of the output, or what Aᵀ is multiplied with
-    end: Any = None  # a constant after the tuples, as in Rules
+    end: Any = None  # a constant after the tuples, as in RuleArguments
 
 
-class Sizes(NamedTuple):
+class TileSizes(NamedTuple):
     """The sizes of a pass; all but d_k and d_v are constants of the compiled kernel."""
 
     d_k: Any

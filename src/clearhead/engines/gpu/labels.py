@@ -15,9 +15,9 @@ Fields = dict[str, Array]
 
 
 def segments(problem: Problem) -> tuple[Fields, bool]:
-    """The fields of Rules about segments: each label as a small number, and for each token the range of its segment.
+    """Make the RuleArguments of segments: labels as small numbers, and for each token the range of its segment.
 
-    And whether all tokens in a range have its label, as they do where documents are packed one after the other.
+    And say whether all tokens in a range have its label, as they do where documents are packed one after the other.
     Computed from runs of equal labels, since packed documents have few of them.
     """
     queries, keys = problem.query_segments, problem.kv_segments
@@ -50,7 +50,7 @@ def _runs(labels: Array) -> tuple[Array, Array]:
 
 
 def spans(problem: Problem) -> Fields:
-    """The fields of Rules about spans; tokens without a label have the last row and column of the table, zeros.
+    """The fields of RuleArguments about spans; tokens without a label have the last row and column of the table, zeros.
 
     `table` has size 1 along batch and heads where they share it.
     """

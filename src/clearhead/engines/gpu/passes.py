@@ -14,7 +14,7 @@ from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Kind, Upstream, kinds, row_kinds
 from clearhead.engines.gpu import columns, gradients, rows
 from clearhead.engines.gpu import tensors as gpu
-from clearhead.engines.gpu.arguments import Operands, Sizes
+from clearhead.engines.gpu.arguments import Inputs, TileSizes
 from clearhead.engines.gpu.columns import Columns
 from clearhead.engines.gpu.gradients import Loss
 from clearhead.engines.gpu.rows import Rows
@@ -34,13 +34,13 @@ class Pass:
         values = v if g is None else g
         self.sizes = gpu.sizes(problem, kind, 0 if values is None else values.shape[-1])
         self.rules = gpu.rules(problem, self.device)
-        self.inputs = Operands(*(None if x is None else gpu.strided(x, problem) for x in (q, k, v, g)))
+        self.inputs = Inputs(*(None if x is None else gpu.strided(x, problem) for x in (q, k, v, g)))
 
-    def launch(self, kernel: Any, programs: int, sizes: Sizes | None = None, **arguments: Any) -> None:
+    def launch(self, kernel: Any, programs: int, sizes: TileSizes | None = None, **arguments: Any) -> None:
         """Run so many programs of a kernel."""
         sizes = sizes or self.sizes
         kernel[(programs,)](
-            inputs=self.inputs, rules=self.rules, sizes=Sizes(*sizes[:2], *map(language.constexpr, sizes[2:])),
+            inputs=self.inputs, rules=self.rules, sizes=TileSizes(*sizes[:2], *map(language.constexpr, sizes[2:])),
             **arguments, num_warps=8, num_stages=sizes.STAGES,
         )  # fmt: skip
 

@@ -29,7 +29,7 @@ class Rows(NamedTuple):
     top_indices: Any = None
 
 
-class State(NamedTuple):
+class OnlineState(NamedTuple):
     """The online softmax state of queries after some keys."""
 
     maximum: Any
@@ -88,7 +88,7 @@ def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     total = total * shrink + tl.sum(p, axis=1)
     if want.output is not None:
         output = mixed(output * shrink[:, None], p, s > -float("inf"), block.y, MASKED, sizes.PRECISION)
-    return State(higher, total, centred, far, diagonal, top, places, output)
+    return OnlineState(higher, total, centred, far, diagonal, top, places, output)
 
 
 @triton.jit
@@ -99,7 +99,7 @@ def rows(inputs, rules, want, count, sizes, TOP: tl.constexpr):
     none = tl.zeros((sizes.M,), sizes.FLOAT)
     lowest = none - float("inf")
     places = tl.zeros((sizes.M, TOP), tl.int32) - 1 - tl.arange(0, TOP)[None, :]
-    state = State(lowest, none, none, none, lowest, tl.full((sizes.M, TOP), -float("inf"), sizes.FLOAT), places,
+    state = OnlineState(lowest, none, none, none, lowest, tl.full((sizes.M, TOP), -float("inf"), sizes.FLOAT), places,
                   tl.zeros((sizes.M, sizes.DV), sizes.FLOAT))  # fmt: skip
     state = over_keys(_absorb, state, (inputs, queries, want), rules, strip, None, sizes)
     _finish(state, rules, strip, want, count, sizes)

@@ -14,7 +14,7 @@ MOST = tl.constexpr(2.0**127)  # as MOST in core/rule_values.py
 LN2 = tl.constexpr(0.6931471805599453)
 
 
-class Rules(NamedTuple):
+class RuleArguments(NamedTuple):
     """A problem as the kernels read it; None for rules that it does not have."""
 
     heads: Any

@@ -12,8 +12,8 @@ from clearhead.core.device_array import DeviceArray
 from clearhead.core.files import toml_of
 from clearhead.core.problem import Problem
 from clearhead.engines.gpu import labels
-from clearhead.engines.gpu.arguments import Sizes, Strided
-from clearhead.engines.gpu.rules import Rules
+from clearhead.engines.gpu.arguments import Strided, TileSizes
+from clearhead.engines.gpu.rules import RuleArguments
 
 _FAR = 1 << 29  # positions up to this size are stored in 32 bits
 _WIDTHS = 64, 128, 256  # the most numbers in a row that each entry of sizes.toml is for
@@ -86,7 +86,7 @@ def padded(width: int) -> int:
     return max(16, next_power_of_2(width))
 
 
-def sizes(problem: Problem, kind: str, d_v: int = 0) -> Sizes:
+def sizes(problem: Problem, kind: str, d_v: int = 0) -> TileSizes:
     """The sizes of a pass of sizes.toml over `d_v` columns of values.
 
     N decides the order of sums, hence the bits of the results; it depends on dtype and widths alone.
@@ -98,7 +98,7 @@ def sizes(problem: Problem, kind: str, d_v: int = 0) -> Sizes:
     owned, passed, stages = _SIZES[kind][str(size)][_WIDTHS.index(max(64, *columns))]
     if knobs.runtime.interpret:
         owned, passed = 32, 32
-    return Sizes(problem.d_k, d_v, owned, passed, *columns, number, precision, stages)
+    return TileSizes(problem.d_k, d_v, owned, passed, *columns, number, precision, stages)
 
 
 def _tf32() -> bool:
@@ -116,7 +116,7 @@ def to_device(x: Array, dtype: Any, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(whole).to(device)
 
 
-def rules(problem: Problem, device: torch.device) -> Rules:
+def rules(problem: Problem, device: torch.device) -> RuleArguments:
     """The problem as the kernels read it, copied to the device."""
     number = statistics_dtype(problem.dtype)
     near = bool((np.abs(problem.query_offset) <= _FAR).all())
@@ -135,7 +135,7 @@ def rules(problem: Problem, device: torch.device) -> Rules:
     first = float(problem.scale[0]) if scale is None else scale
     assert offset is not None
     forbidden = problem.span_table is not None and bool(np.isneginf(problem.span_table).any())
-    return Rules(
+    return RuleArguments(
         heads=problem.heads,
         queries=problem.queries,
         keys=problem.keys,

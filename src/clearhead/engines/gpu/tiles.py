@@ -10,7 +10,7 @@ from clearhead.engines.gpu.rules import LOG2E, logits
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
-class Block(NamedTuple):
+class Tokens(NamedTuple):
     """Some queries of a head, or some keys: their tiles of q and g, or of k and v, and their indices."""
 
     x: Any
@@ -29,24 +29,24 @@ def load_rows(x, b, h, index, size, d, D: tl.constexpr):
 
 @triton.jit
 def query_block(inputs, rules, b, h, first, COUNT: tl.constexpr, sizes):
-    """The Block of the COUNT queries from `first` on."""
+    """The COUNT queries from `first` on."""
     index = tl.cast(first, tl.int32) + tl.arange(0, COUNT)
     x = load_rows(inputs.q, b, h, index, rules.queries, sizes.d_k, sizes.DK)
     y = x
     if inputs.g is not None:
         y = load_rows(inputs.g, b, h, index, rules.queries, sizes.d_v, sizes.DV)
-    return Block(x, y, index)
+    return Tokens(x, y, index)
 
 
 @triton.jit
 def key_block(inputs, rules, b, h, first, COUNT: tl.constexpr, sizes):
-    """The Block of the COUNT keys from `first` on."""
+    """The COUNT keys from `first` on."""
     index = tl.cast(first, tl.int32) + tl.arange(0, COUNT)
     x = load_rows(inputs.k, b, h, index, rules.keys, sizes.d_k, sizes.DK)
     y = x
     if inputs.v is not None:
         y = load_rows(inputs.v, b, h, index, rules.keys, sizes.d_v, sizes.DV)
-    return Block(x, y, index)
+    return Tokens(x, y, index)
 
 
 @triton.jit
