@@ -185,7 +185,6 @@ def test_every_repr_is_one_line():
     short = {
         "Top(weights (2, 30, 2), indices (2, 30, 2))": seen.top,
         "TokenTrace(query 0, weights (2, 30), output (2, 4))": traced.token(0),
-        "Geometry(query_norms (2, 30), key_norms (2, 30), cosine (2, 30, 30))": traced.geometry,
         "Step(scores: S = Q·Kᵀ, (heads 2, queries 30, keys 30))": traced.steps[3],
         "Trace(q, k, v, scores, scaled, weights, output)": traced,
         "EffectMatrix(contribution, batch 12, heads 8, queries 16384, keys 16384) float64": (

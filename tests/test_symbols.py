@@ -125,6 +125,18 @@ def test_the_command_prints_symbols_beside_numbers(capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_widths_of_keys_and_values_may_differ(capsys):
+    """d_k is summed over in S, so only costs depend on it; d_v is what O has."""
+    for d_k, d_v in ((4, 6), (64, 6), (4, 9)):
+        q, k, v = (fresh().standard_normal(shape) for shape in ((3, d_k), (5, d_k), (5, d_v)))
+        t = ch.trace(q, k, v)
+        assert (t.scores.shape, t.weights.shape, t.output.shape) == ((3, 5), (3, 5), (3, d_v))
+        assert main(["shapes", f"d_k={d_k}", f"d_v={d_v}"]) == 0
+        assert f"d_k = {d_k} and d_v = {d_v} need not be equal" in capsys.readouterr().out
+    assert main(["shapes", "d_k=4", "d_v=4"]) == 0
+    assert "need not be equal" not in capsys.readouterr().out
+
+
 def layer(convention, w_o=True, **rules):
     rng = fresh()
     x, w = rng.standard_normal((5, 4)), rng.standard_normal((4, 4, 4))

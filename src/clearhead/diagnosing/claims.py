@@ -32,11 +32,10 @@ from clearhead.diagnosing.workings import Workings
 from clearhead.errors import FileError
 from clearhead.textbook import case_file
 from clearhead.textbook.case_file import INPUTS, LAYER, NAMES, WEIGHTS_AND_V
+from clearhead.textbook.computed import listed
 from clearhead.textbook.page import Scene, Translations, both
 from clearhead.textbook.shapes import Convention, turned
-from clearhead.textbook.trace import Trace, listed, trace
-from clearhead.textbook.trace_layer import trace_layer
-from clearhead.textbook.trace_weights import WeightsTrace, trace_weights
+from clearhead.textbook.trace import Trace, trace, trace_layer, trace_weights
 from clearhead.view import page
 from clearhead.view.container import Document
 from clearhead.view.names import Names, token_names
@@ -112,13 +111,11 @@ class CheckedExample:
             | {"difference_from_source": listed(v.off_source)}
             for v in self.verdicts
         ]
-        geometry = None if isinstance(self.trace, WeightsTrace) else self.trace.geometry
         return {
             "tokens": None if self.tokens is None else {"queries": list(self.tokens), "keys": list(self.sources or ())},
             "steps": [{**step.to_json(), "values": listed(step.array)} for step in self.trace.steps],
             "claims": judged,
             "first_wrong": self.first_wrong and self.first_wrong.name,
-            "geometry": geometry and {name: listed(x) for name, x in geometry._asdict().items()},
             "check": {name: listed(x) if name != "engine" else x for name, x in self.trace.check._asdict().items()},
         }
 

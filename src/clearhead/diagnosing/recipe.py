@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from clearhead.core.axes import Array
 from clearhead.core.problem import Problem
 from clearhead.core.rules import EVERYWHERE
-from clearhead.textbook.trace_layer import LayerArrays
+from clearhead.textbook.computed import LayerArrays
 
 Stage = Literal["scores", "scaled", "capped", "biased", "masked", "weights", "output"]
 STAGES: tuple[Stage, ...] = ("scores", "scaled", "capped", "biased", "masked", "weights", "output")
