@@ -247,6 +247,7 @@ REFUSED = {  # commands, and what each is refused with
     "scale --widths 1,x": "--widths is '1,x'",
     "scale --widths 999999999999": "the queries and keys would take",
     "learn --step=-1": "-1",
+    "shapes n=3 n=4": "n is given twice.",
     "view": "--text-file",
     "view none.safetensors": "does not exist",
 }
@@ -264,6 +265,7 @@ EDITS = {
     "--boost sat": "expected KEYS=NUMBER",
     "--boost sat=inf": "expected a finite number",
     "--boost =2": "boost has no keys",
+    "--boost sat=1e308": "by goes up to 1e+308",
     "--off x": "expected LAYER.HEAD",
     "--off 0.99": "there is no head 99",
 }
@@ -291,21 +293,10 @@ def test_what_is_refused_is_one_line_and_exit_code_two_and_writes_no_file(comman
         assert os.listdir(tmp_path) == ["text.txt"]
 
 
-@pytest.mark.parametrize(
-    ("case", "words"),
-    [
-        ({"q": [[1.0, 2]], "k": [[1.0]], "v": [[1.0]]}, "q has d_k 2 but k has d_k 1"),
-        ({"q": [[[1.0]]] * 3, "k": [[[1.0]]] * 2, "v": [[[1.0]]] * 2}, "query heads must be a multiple of key heads"),
-        ({"q": [[1.0]], "k": [[1.0]], "v": [[1.0]], "casual": True}, "did you mean `causal`?"),
-        (
-            {"q": [[1.0]], "k": [[1.0], [2.0]], "v": [[1.0], [2.0]], "causal": True},
-            "query_offset=1 aligns the last query",
-        ),
-    ],
-)
-def test_a_file_that_cannot_be_computed_is_a_one_line_error(tmp_path, case, words):
-    (tmp_path / "case.json").write_text(json.dumps(case))
-    assert words in refused("trace", tmp_path / "case.json", "--json", tmp_path / "out.json")
+def test_a_file_that_cannot_be_computed_is_a_one_line_error(tmp_path):
+    (tmp_path / "case.json").write_text(json.dumps({"q": [[1]], "k": [[1], [2]], "v": [[1], [2]], "causal": True}))
+    said = refused("trace", tmp_path / "case.json", "--json", tmp_path / "out.json")
+    assert "query_offset=1 aligns the last query" in said
     assert not (tmp_path / "out.json").exists()
 
 

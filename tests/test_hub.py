@@ -237,10 +237,6 @@ def test_directories_without_a_model_are_refused(tmp_path: Path):
         hub.load(str(tmp_path))
 
 
-def test_gpt2_needs_no_pytorch(tmp_path: Path):
-    assert isinstance(ch.load_model(saved(tmp_path, FAMILY["gpt2"])[0]), gpt2.Model)
-
-
 def test_positions_reserved_for_padding_hold_no_token(tmp_path: Path):
     """RoBERTa's 514 positions hold 512 tokens: one more was an IndexError inside PyTorch."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}

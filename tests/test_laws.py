@@ -269,37 +269,6 @@ def test_an_output_lies_in_the_convex_hull_of_its_visible_values(case: Case):
     assert np.where(sees, (output >= low - slack) & (output <= high + slack), output == 0).all()
 
 
-@given(case=cases(rules=NO_SINKS, dtypes=FLOAT64), shift=st.floats(-50, 50))
-def test_adding_a_number_to_a_row_of_scores_changes_no_weight(case: Case, shift: float):
-    bias = np.asarray(case.rules.get("bias", 0.0), np.float64)
-    moved = case.matrix(bias=bias + shift)
-    allowed = case.restore(Slack(case).weights) * (1 + abs(shift))
-    assert_close(np.asarray(moved), np.asarray(case.matrix()), allowed, "weights")
-    sees = np.isfinite(case.matrix().logsumexp())
-    lse = np.where(sees, moved.logsumexp() - shift, -np.inf)
-    assert_close(lse, case.matrix().logsumexp(), case.restore(Slack(case).logit) * (1 + abs(shift)), "logsumexp")
-
-
-@given(case=cases(rules=("scale", "softcap", "sinks", "segments")))
-def test_reordered_keys_reorder_the_weights(case: Case):
-    order = case.rng.permutation(case.problem.keys)
-    rules = {**case.rules, **{n: case.rules[n][..., order] for n in ("kv_segments",) if n in case.rules}}
-    mixed = Case(case.q, case.k[..., order, :], case.v[..., order, :], rules, case.seed)
-    slack = Slack(case)
-    assert_close(
-        np.asarray(mixed.matrix()), np.asarray(case.matrix())[..., order], case.restore(slack.weights)[..., order]
-    )
-    assert_close(mixed.attention(), case.attention(), 2 * case.restore(slack.output(case.q.dtype)))
-
-
-@given(case=cases())
-def test_fewer_visible_keys_never_raise_the_log_sum_exp(case: Case):
-    less = np.broadcast_to(case.rng.random(case.problem.keys) < 0.5, case.matrix().shape)
-    mask = case.rules.get("mask")
-    fewer = case.matrix(mask=less if mask is None else mask & less)
-    assert (fewer.logsumexp() <= case.matrix().logsumexp() + case.restore(Slack(case).logit)).all()
-
-
 def test_top_lists_equal_weights_in_the_order_of_keys():
     q, k = np.zeros((1, 4)), np.zeros((2400, 4))
     np.testing.assert_array_equal(ch.AttentionMatrix(q, k).top(5).indices, [[0, 1, 2, 3, 4]])

@@ -318,7 +318,8 @@ def test_damaged_weights_are_reported(tmp_path: Path, value: float):
         explain("humpty dumpty", load(place))
 
 
-def read_damaged_files(count: int) -> None:
+@pytest.mark.parametrize("count", [60, pytest.param(3_000, marks=pytest.mark.long)])
+def test_damaged_files_give_a_result_or_a_library_error(count: int):
     seed = int(seeds.fresh().integers(2**31))
     command = [sys.executable, "-m", "tests.damaged_files", str(seed), str(count)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
@@ -328,10 +329,3 @@ def read_damaged_files(count: int) -> None:
     assert len(lines) == 2 * count
 
 
-def test_damaged_files_of_every_format_give_a_result_or_a_library_error():
-    read_damaged_files(60)
-
-
-@pytest.mark.long
-def test_many_damaged_files_of_every_format_give_a_result_or_a_library_error():
-    read_damaged_files(3_000)

@@ -81,16 +81,3 @@ def test_a_case_whose_numbers_overflow_has_a_page(tmp_path: Path, number: str):
     done = call("trace", place, "--html", "-")
     assert done.stderr == ""
     assert done.stdout.startswith("<!doctype html>")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("shapes", "n=3", "n=4"), "clearhead shapes: n is given twice."),
-        (("explain", "mary had", "--boost", "mary=1e308"), "by goes up to 1e+308"),
-    ],
-)
-def test_commands_name_the_argument_that_is_wrong(words: tuple[str, ...], said: str):
-    done = call(*words)
-    assert done.returncode == 2
-    assert said in done.stderr

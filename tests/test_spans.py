@@ -31,23 +31,6 @@ def drawn(lead: tuple[int, ...] = ()) -> tuple[list[Tensor], tuple[Tensor, Tenso
     return arrays, (torch.from_numpy(ours), torch.from_numpy(theirs), torch.from_numpy(table))
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
-@pytest.mark.parametrize("shape", [(QUERIES, 6), (HEADS, QUERIES, 6)])
-def test_fewer_axes(shape: tuple[int, ...], dtype: Any):
-    rng = fresh()
-    q, k, v = (rng.standard_normal((*shape[:-2], n, 6)).astype(dtype) for n in (QUERIES, KEYS, KEYS))
-    ours, theirs = rng.integers(-1, ROWS, QUERIES), rng.integers(-1, COLUMNS, KEYS)
-    table = rng.standard_normal((*shape[:-2], ROWS, COLUMNS)).astype(dtype)
-    padded = np.pad(table, [*[(0, 0)] * (len(shape) - 2), (0, 1), (0, 1)])
-    bias = np.take(np.take(padded, ours, axis=-2), theirs, axis=-1)
-    expected = ch.attention(q, k, v, bias=bias, engine="portable")
-    result = ch.attention(q, k, v, spans=(ours, theirs, table), engine="portable")
-    np.testing.assert_array_equal(result, expected)
-    np.testing.assert_array_equal(
-        ch.attention(q, k, v, spans=(ours, theirs.tolist(), table), engine="portable"), result
-    )
-
-
 def test_derivatives_are_summed_in_float64():
     """One number for 40,000 pairs, of derivatives near 1 and their differences near 1e-4."""
     q, k = (torch.zeros(1, 1, n, 1) for n in (200, 200))

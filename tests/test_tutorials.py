@@ -8,25 +8,6 @@ from diagnosing import softmax
 from seeds import normal
 
 
-def test_the_worked_example_has_the_correct_numbers():
-    q, k, v = np.array([[1, 3], [2, 0.5]]), np.array([[0.5, 2], [1, 3]]), np.array([[0.0, 4], [1, 2]])
-    t = ch.trace(q, k, v)
-    np.testing.assert_allclose(t.scores, [[6.5, 10], [2, 3.5]], rtol=0, atol=1e-12)
-    np.testing.assert_allclose(t.scaled, [[4.596, 7.071], [1.414, 2.475]], rtol=0, atol=5e-4)
-    np.testing.assert_allclose(t.weights, [[0.0777, 0.9223], [0.2572, 0.7428]], rtol=0, atol=2e-4)
-    np.testing.assert_allclose(t.output, [[0.9223, 2.1554], [0.7428, 2.5144]], rtol=0, atol=2e-4)
-
-
-def test_a_score_is_the_product_of_norms_and_cosine():
-    q, k = normal(2, 4, 5), normal(1, 6, 5)
-    t = ch.trace(q, k, normal(1, 6, 2))
-    g = t.geometry
-    assert g.query_norms.shape == (2, 4)
-    assert g.key_norms.shape == (1, 6)
-    np.testing.assert_allclose(g.query_norms[..., None] * g.key_norms[:, None] * g.cosine, t.scores, rtol=1e-10)
-    assert (np.abs(g.cosine) <= 1 + 1e-12).all()
-
-
 def test_one_token_and_all_tokens_agree():
     q, k, v = (normal(2, 9, 8) for _ in range(3))
     t = ch.trace(q, k, v, causal=True)

@@ -21,7 +21,6 @@ from watched import (
     eager,
     eager_steps,
     greedy,
-    in_pieces,
     inputs,
     logits,
     run_watched,
@@ -229,15 +228,6 @@ def test_models_in_bfloat16_float16_and_float64(dtype: torch.dtype):
     np.testing.assert_allclose(numbers(logits(watched)), numbers(logits(out)), atol=limit * reach)
 
 
-def test_the_pieces_of_a_prompt_with_a_cache_are_joined():
-    """A prompt fed in two pieces with a cache is one sequence."""
-    model, passed = build("qwen3"), inputs("qwen3")
-    _, truth = eager(model, passed)
-    with torch.no_grad(), ch.watch(model, **ALL) as seen:
-        in_pieces(model, passed["input_ids"], [6, 5])
-    assert_seen(seen, truth)
-
-
 def test_summary_and_rollout_equal_those_of_dense_weights():
     model, passed = build("gpt2"), inputs("gpt2", "left")
     seen = seen_of(model, passed)
@@ -280,14 +270,6 @@ def test_models_that_cannot_be_watched_are_refused_before_anything_runs():
     assert llama.config._attn_implementation != "clearhead"
     with pytest.raises(ch.errors.RuleError, match="output_attentions"), torch.no_grad(), ch.watch(llama):
         llama(**inputs("llama"), output_attentions=True)
-
-
-def test_a_second_sequence_and_beam_search_are_refused():
-    model, passed = build("llama"), inputs("llama")
-    with torch.no_grad(), ch.watch(model), pytest.raises(ch.errors.RuleError, match="second sequence"):
-        [model(**passed) for _ in range(2)]
-    with pytest.raises(ch.errors.RuleError, match="beam"), ch.watch(model):
-        model.generate(**passed, max_new_tokens=8, num_beams=3, do_sample=False)
 
 
 def test_own_is_the_diagonal_in_the_layer_the_summary_and_the_file(tmp_path):
