@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import clearhead as ch
 from clearhead.core.axes import Array
 from clearhead.core.device_array import DeviceArray
 from clearhead.errors import DtypeError, EngineError
+from watched import build
 
 pytestmark = pytest.mark.gate  # but for what is marked long; Triton's interpreter is slow
 
@@ -150,8 +150,7 @@ def test_merges_and_rollout_stay_on_the_device():
 
 def test_a_model_on_a_device_is_watched(monkeypatch: pytest.MonkeyPatch):
     """A small GPT-2 generates the same as on the CPU when its tensors are treated as a device's."""
-    config = GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, bos_token_id=1, eos_token_id=None)
-    model = GPT2LMHeadModel(config).eval()
+    model = build("gpt2", n_layer=1)
     ids = torch.tensor([[5, 3, 8, 2, 7], [1, 1, 4, 9, 6]])
     result = []
     for pretend in (False, True):

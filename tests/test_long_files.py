@@ -222,9 +222,9 @@ def test_invalid_options_and_matrices_have_no_page(q, wish, error, words, tmp_pa
 
 def test_a_watched_model_is_saved_as_a_page_or_a_file(tmp_path):
     torch = pytest.importorskip("torch")
-    from transformers import GPT2Config, GPT2Model
+    from watched import build
 
-    model = GPT2Model(GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=12, bos_token_id=0, eos_token_id=0)).eval()
+    model = build("gpt2")
     with torch.no_grad(), ch.watch(model) as seen:
         model(torch.arange(12)[None])
     seen.save(tmp_path / "page.html", language="zh", exact=[(1, 0)])

@@ -327,5 +327,3 @@ def test_damaged_files_give_a_result_or_a_library_error(count: int):
     again = f"python -m tests.damaged_files {seed} {count} NUMBER"
     assert done.returncode == 0, "\n".join([f"{done.returncode}; {again} replays it", *lines[-40:], done.stderr])
     assert len(lines) == 2 * count
-
-

@@ -149,12 +149,20 @@ def test_v_is_checked_before_a_file_is_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_watched_runs_page_has_the_values_that_were_kept(tmp_path):
+def test_a_watched_runs_page_has_the_values_and_derivatives_kept(tmp_path):
     torch = pytest.importorskip("torch")
-    from transformers import GPT2Config, GPT2Model
+    from watched import build
 
-    config = GPT2Config(n_layer=1, n_head=H, n_embd=H * D, vocab_size=9, bos_token_id=0, eos_token_id=0)
-    model, ids = GPT2Model(config).eval(), torch.arange(9)[None]
+    model, ids = build("gpt2"), torch.arange(9)[None]
+    with ch.watch(model, causes=True) as caused:
+        model(torch.cat([ids, ids + 9])).logits[:, -1, 3].sum().backward()
+    made = caused.document(batch=1)
+    for place, layer in enumerate(made.header["runs"][0]["layers"]):
+        for name, kept in (("g", caused.layer(place).g), ("v", caused.layer(place).v)):
+            np.testing.assert_array_equal(made.arrays[layer["arrays"][name]], kept[1].detach().numpy())
+    with ch.watch(model, causes=True) as unseen:  # and no backward pass
+        model(ids)
+    assert "g" not in unseen.document().header["runs"][0]["layers"][0]["arrays"]
     for values in (False, True):
         with torch.no_grad(), ch.watch(model, values=values) as seen:
             model(ids)
@@ -163,7 +171,7 @@ def test_a_watched_runs_page_has_the_values_that_were_kept(tmp_path):
         assert layer["values"] == ("float32" if values else None)
         assert ("v" in arrays) == values
         with pytest.raises(RuleError, match="v is for the page of an AttentionMatrix"):
-            seen.save(tmp_path / "page.html", v=np.ones((1, H, 9, D)))
+            seen.save(tmp_path / "page.html", v=np.ones((1, 4, 9, 8)))
     cells = [[2, 8, 3]]
     (result,) = in_node(CHECK / "dive.js", json.dumps({"page": str(tmp_path / "page.html"), "cells": cells}))
     kept = seen.layer(0)

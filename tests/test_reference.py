@@ -4,8 +4,6 @@ import math
 from typing import Any
 
 import numpy as np
-import pytest
-import torch
 from hypothesis import given
 
 from clearhead.core import definition
@@ -92,24 +90,3 @@ def test_plain_loops_give_the_same_numbers(case: Case):
     np.testing.assert_allclose(case.restore(case.book.logsumexp), lse, **EXACT)
     assert case.book.output is not None
     np.testing.assert_allclose(case.restore(case.book.output), output_by_loops(case, weights), **EXACT)
-
-
-PYTORCH_RULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # ours, theirs; both get the same mask or bias
-    "none": ({}, {}),
-    "causal": ({"causal": True}, {"is_causal": True}),
-    "scale": ({"scale": 0.3}, {"scale": 0.3}),
-    "mask": ({"mask": normal(2, 1, 7, 7) < 1}, {}),
-    "bias": ({"bias": normal(2, 4, 7, 7)}, {}),
-}
-
-
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
-@pytest.mark.parametrize("rule", PYTORCH_RULES)
-def test_pytorch_gives_the_same_numbers(rule: str, kv_heads: int):
-    q, k, v = normal(2, 4, 7, 5), normal(2, kv_heads, 7, 5, seed=1), normal(2, kv_heads, 7, 3, seed=2)
-    ours, theirs = PYTORCH_RULES[rule]
-    added = [torch.from_numpy(ours[name]) for name in ("mask", "bias") if name in ours]
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        *map(torch.from_numpy, (q, k, v)), *added, enable_gqa=kv_heads < 4, **theirs
-    )
-    np.testing.assert_allclose(book_of(q, k, v, **ours).output, expected.numpy(), **EXACT)

@@ -6,26 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 
 import clearhead as ch
 from clearhead.errors import DtypeError, RuleError
 from seeds import fresh
-
-
-def gpt2(layers: int, heads: int) -> Any:
-    torch.manual_seed(int(fresh().integers(1 << 31)))
-    config = hf.GPT2Config(
-        n_layer=layers, n_head=heads, n_embd=16, vocab_size=40, n_positions=16, bos_token_id=0, eos_token_id=0
-    )
-    model = hf.GPT2LMHeadModel(config).eval()
-    for parameter in model.parameters():
-        parameter.data *= 3  # so that attention is not flat
-    return model
+from watched import build
 
 
 def test_several_layers_and_heads_agree_with_the_edit_by_hand():
-    model, ids = gpt2(2, 4), torch.from_numpy(fresh().integers(1, 40, (1, 9)))
+    model, ids = build("gpt2"), torch.from_numpy(fresh().integers(1, 40, (1, 9)))
 
     def number() -> torch.Tensor:
         return model(ids).logits[0, -1].logsumexp(0)
@@ -49,7 +38,7 @@ def test_several_layers_and_heads_agree_with_the_edit_by_hand():
 
 
 def test_what_cannot_be_verified_is_refused():
-    model, ids = gpt2(1, 2), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    model, ids = build("gpt2", n_layer=1), torch.tensor([[1, 2, 3], [4, 5, 6]])
     with ch.watch(model, causes=True) as both:
         model(ids).logits.sum().backward()
     with pytest.raises(RuleError, match="2 texts were watched together"):

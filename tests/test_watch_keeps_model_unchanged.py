@@ -32,6 +32,7 @@ from watched import (
     greedy,
     in_pieces,
     inputs,
+    joined,
     logits,
     run_watched,
     seen_of,
@@ -309,11 +310,7 @@ def test_keys_dropped_by_the_cache_are_not_visible_to_later_steps():
     with torch.no_grad():
         steps = [model(piece, past_key_values=cache, output_attentions=True).attentions for piece in pieces]
     for layer in (0, 1):
-        truth = np.zeros((2, 4, 8, 8), np.float32)
-        for row, step in zip((0, 6, 7), steps, strict=True):
-            weights = step[layer].numpy()
-            stop = row + weights.shape[2]
-            truth[:, :, row:stop, stop - weights.shape[3] : stop] = weights
+        truth = joined([step[layer].numpy() for step in steps])
         assert truth[0, 0, 7, 0] == 0
         np.testing.assert_allclose(seen.matrix(layer)[...], truth, atol=2e-5)
         assert "let go" in seen.layer(layer).note

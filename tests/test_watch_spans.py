@@ -12,8 +12,9 @@ import clearhead as ch
 from clearhead.errors import RuleError, SelectionError, ShapeError, UnknownNameError
 from clearhead.layers.pieces import sentences, words
 from seeds import fresh
+from test_watch_causes import watched
 from test_watch_merged import merged_model
-from watched import build, inputs, logits
+from watched import build, inputs
 
 TEXT = ["<s>", "Hum", "pty", " sat", ".", " He", "'s", " up", "!", "\n", "All"]  # as many as `inputs` has
 WORDS, SENTENCES = [0, 1, 1, 2, 3, 4, 4, 5, 6, 7, 8], [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2]
@@ -29,14 +30,6 @@ class Tokenizer:
     def decode(self, ids: list[int]) -> str:
         text = "".join(self.texts[one] for one in ids)
         return text.removeprefix(" ") if self.drops else text
-
-
-def watched(model: Any, passed: dict[str, Any], **more: Any) -> Any:
-    """What was seen of a run whose number depends on every output, each with a factor drawn for it."""
-    with ch.watch(model, causes=True, **more) as seen:
-        out = logits(model(**passed))
-        (out * torch.from_numpy(fresh().standard_normal(out.shape)).to(out)).sum().backward()
-    return seen
 
 
 def gpt2(ids: Any = None, **more: Any) -> Any:
