@@ -54,7 +54,7 @@ def test_a_used_matrix_gives_the_same_bits_as_a_fresh_one(case: Case, data: st.D
 
 
 @pytest.mark.parametrize("shape", [(130, 700, 64, 64), (64, 512, 130, 200), (3, 1100, 33, 1)])
-def test_the_number_of_threads_changes_no_bit_where_blas_would_use_several(shape: tuple[int, int, int, int]):
+def test_threads_change_no_bit_where_blas_would_use_several(shape: tuple[int, int, int, int]):
     rng, (n, m, d_k, d_v) = np.random.default_rng(0), shape
     case = Case(rng.standard_normal((n, d_k)), rng.standard_normal((m, d_k)), rng.standard_normal((m, d_v)), {}, 0)
     g, result = rng.standard_normal((n, 65)), []

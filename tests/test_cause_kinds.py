@@ -52,7 +52,7 @@ def test_mixed_dtypes_lose_no_digits(engine: str, known: bool, first: Any, secon
     assert A.contributions(v).dtype == (np.float64 if np.float64 in (first, second) else np.float32)
 
 
-def test_autocast_narrows_what_the_output_is_computed_from_and_leaves_g():
+def test_autocast_narrows_q_k_and_v_and_leaves_g():
     q, k, v, g = (torch.from_numpy(normal(2, n, 5, dtype=np.float32)) for n in (6, 7, 7, 6))
     with torch.autocast("cpu", torch.bfloat16):
         result = ch.AttentionMatrix(q, k).cut_effects(v, g)
@@ -62,7 +62,7 @@ def test_autocast_narrows_what_the_output_is_computed_from_and_leaves_g():
 
 
 @pytest.mark.parametrize("kind", ["cut", "contribution"])
-def test_memory_grows_with_queries_and_keys_and_not_with_their_product(kind: str):
+def test_memory_grows_with_keys_not_with_queries_times_keys(kind: str):
     """On the portable engine, which allocates nothing that tracemalloc does not see: 256 queries of 16,384 keys."""
     peaks = []
     for n in (4096, 16_384):

@@ -111,7 +111,7 @@ def test_weights_move_to_the_first_token_or_to_a_learned_sink(family: str, paddi
 
 
 @pytest.mark.parametrize(("family", "padding"), [("mistral", ""), ("llama", "left")])
-def test_weights_move_to_no_first_token_that_a_query_does_not_see(family: str, padding: str):
+def test_weights_move_to_no_first_token_that_is_not_seen(family: str, padding: str):
     model, passed, edit = build(family), inputs(family, padding), ch.cut(queries=10, keys=8, rest="first")
     with pytest.raises(RuleError, match="does not see the first token"), ch.change(model, edit):
         model(**passed)

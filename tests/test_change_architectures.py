@@ -45,7 +45,7 @@ def cross(path: str, layer: int) -> bool:
 
 
 @pytest.mark.parametrize("name", ["t5", pytest.param("whisper", marks=pytest.mark.gate)])
-def test_cross_attention_has_the_decoders_queries_and_the_encoders_keys(name: str):
+def test_cross_attention_has_queries_and_keys_of_two_texts(name: str):
     model, passed = build(name), inputs(name)
     cut = ch.cut(queries=[2, -1], keys=10, layers=["decoder.0.cross"])
     assert_edited(model, passed, cut, ByHand([added(CUT, [2, 6], [10])], layer=lambda path: cross(path, 0)))
@@ -54,7 +54,7 @@ def test_cross_attention_has_the_decoders_queries_and_the_encoders_keys(name: st
 
 
 @pytest.mark.parametrize("name", ["t5", pytest.param("whisper", marks=pytest.mark.gate)])
-def test_an_encoder_decoder_generates_what_full_passes_by_hand_do(name: str):
+def test_an_encoder_decoder_generates_as_full_passes_by_hand(name: str):
     model, passed = build(name), inputs(name)
     passed.pop("decoder_input_ids")
     edits = [

@@ -62,7 +62,7 @@ def test_what_cannot_act_is_refused_before_the_first_layer(edits: Any, kind: typ
         model(**passed) if entered else pytest.fail("the block was entered")
 
 
-def test_words_that_are_not_there_or_several_times_are_refused_by_sequence():
+def test_words_not_there_or_several_times_are_refused():
     model, passed = build("llama"), inputs("llama")
     passed["input_ids"] = torch.tensor([[20, 21, 22, 21], [20, 21, 22, 23]])
     for word, words in (

@@ -55,7 +55,7 @@ def test_a_sentence_has_both_languages_with_the_same_values(subject):
         assert names[0] == names[1] or subject in ("help", "diagnose"), key  # those count rows in words, or are code
 
 
-def test_every_key_of_the_reports_is_asked_for_and_stands_in_one_file():
+def test_every_key_of_the_reports_is_used_and_in_one_file():
     """A key is a text of the source, or fits an f-string of it, or is that of tokens as columns."""
     keys = Counter(key for subject in REPORTS for key in table(subject))
     assert [key for key, many in keys.items() if many > 1] == []
@@ -109,7 +109,7 @@ def test_chinese_help_fits_into_80_columns(command, monkeypatch):
     assert max(map(columns, parsers("zh")[command].format_help().splitlines())) <= 80
 
 
-def test_a_line_is_not_broken_before_punctuation_or_within_a_name():
+def test_a_line_is_not_broken_before_punctuation_or_in_a_name():
     lines = broken("默认：最可能的 --against，TOKEN", 16)
     assert all(columns(line) <= 16 for line in lines)
     assert "".join(lines).replace(" ", "") == "默认：最可能的--against，TOKEN"

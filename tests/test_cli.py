@@ -67,7 +67,7 @@ TEXTS = ("mary", "猫 sat on", "你好，世界 🙂", LONG, f"{LONG} {LONG} {LO
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("colour", in_the_gate([{}, COLOUR], COLOUR))
 @pytest.mark.parametrize("report", in_the_gate(REPORTS, "steps"))
-def test_every_line_of_a_report_fits_eighty_columns_and_chinese_is_complete(report, language, text, colour):
+def test_a_report_fits_80_columns_and_its_chinese_is_complete(report, language, text, colour):
     options, chinese, english = REPORTS[report]
     text = f"{text} a wall" if report == "why" and text == "mary" else text  # of one token nothing can be hidden
     plain = fitting("explain", text, *options, "--lang", language, environment=colour)
@@ -281,7 +281,7 @@ def test_errors_are_in_english_also_where_reports_are_in_chinese(encoding):
 
 
 @pytest.mark.parametrize("command", REFUSED)
-def test_what_is_refused_is_one_line_and_exit_code_two_and_writes_no_file(command, tmp_path, monkeypatch):
+def test_refusals_are_one_line_and_code_2_and_write_no_file(command, tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("mary had a little\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     said = refused(*shlex.split(command))
@@ -352,14 +352,14 @@ NO_ROOM = "clearhead: standard output: No space left on device.\n"
         (f"{{}} explain '{LONG}' | head -n 1", 0, ""),
     ],
 )
-def test_full_disks_closed_streams_and_closed_pipes_cause_no_crash(command, code, said):
+def test_full_disks_and_closed_streams_and_pipes_cause_no_crash(command, code, said):
     command = command.format(f'"{sys.executable}" -m clearhead')
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=PLAIN, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (code, said)
 
 
 @pytest.mark.parametrize("gone", ["starlette", "uvicorn"])
-def test_a_missing_package_is_named_with_the_extra_that_installs_it(gone):
+def test_a_missing_package_is_named_with_its_extra(gone):
     code = f"import sys; sys.modules[{gone!r}] = None; from clearhead.cli import main; sys.exit(main(['view']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")

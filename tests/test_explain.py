@@ -50,7 +50,7 @@ def test_the_numbers_shown_are_those_of_the_model(model):
     assert seen.trace.check.largest_difference < 1e-5
 
 
-def test_the_default_is_the_last_token_and_the_head_that_did_most(model):
+def test_the_default_is_the_last_token_and_the_strongest_head(model):
     """Without it the odds of the likeliest next token change most; test_why.py compares these with a dense model."""
     seen, changes = explain(TEXT, model), ch.why(TEXT, model).heads_run
     assert seen.token == len(seen.tokens) - 1

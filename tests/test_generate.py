@@ -10,7 +10,7 @@ from clearhead.errors import RuleError, ShapeError
 from terminal import call
 
 
-def test_the_text_goes_on_and_its_last_tokens_are_said_to_be_generated():
+def test_the_text_goes_on_with_generated_tokens():
     seen = ch.explain("humpty dumpty", generate=5)
     assert seen.text.startswith("humpty dumpty sat on a")
     assert (seen.generated, len(seen.tokens)) == (5, 7)

@@ -119,7 +119,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {  # this ma
 
 @pytest.mark.parametrize("kind", ["array", "tensor", "bfloat16"])
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_refused_with_the_first_row_and_the_usual_causes(name: str, kind: str):
+def test_a_mistake_is_refused_with_its_row_and_usual_causes(name: str, kind: str):
     right, theirs, factor = MISTAKES[name]
     q, k = normal(2, 3, 20, 16), normal(2, 3, 27, 16)
     if kind == "bfloat16":

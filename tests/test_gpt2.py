@@ -47,7 +47,7 @@ def test_the_shipped_model_has_the_documented_sizes_and_tokens(shipped):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_transformers_gives_the_same_tokens_and_logits_from_the_same_directory(shipped, text):
+def test_transformers_gives_the_same_tokens_and_logits(shipped, text):
     torch = pytest.importorskip("torch")
     from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
 
@@ -70,7 +70,7 @@ def test_transformers_gives_the_same_tokens_and_logits_from_the_same_directory(s
         {"activation_function": "silu", "shards": True},
     ],
 )
-def test_a_random_gpt2_saved_by_transformers_gives_the_same_logits(tmp_path, options):
+def test_a_random_gpt2_of_transformers_gives_the_same_logits(tmp_path, options):
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     dtype, shards = (options.get(name, default) for name, default in (("dtype", "float32"), ("shards", False)))

@@ -125,7 +125,7 @@ def test_the_page_has_the_layer_with_one_head(tmp_path):
         {"x": np.full((5, 8), np.nan)},
     ],
 )
-def test_layers_whose_heads_have_rules_of_their_own_are_not_compared(more):
+def test_layers_whose_heads_have_own_rules_are_not_compared(more):
     trace = ch.trace_layer(**{**layer(), "num_heads": 2, **more})
     (described,) = trace.document(Scene(title="layer")).header["layers"]
     assert described["one"] is None

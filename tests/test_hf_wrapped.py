@@ -85,7 +85,7 @@ class Mean(nn.Module):
         return {"sentence": (features["tokens"] * real).sum(1) / real.sum(1)}
 
 
-def test_adapters_are_trained_with_eager_attentions_gradients_and_watched():
+def test_adapters_are_trained_with_eagers_gradients():
     results = {}
     passed = inputs("llama", "right")
     for name in ("clearhead", "eager"):
@@ -159,7 +159,7 @@ def test_a_pipeline():
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_pipelines_model_is_watched_and_the_pipeline_refused_with_what_to_pass():
+def test_a_pipelines_model_is_watched_not_the_pipeline():
     whole = pipe("sdpa")
     with pytest.raises(DtypeError, match=r"TextGenerationPipeline(.|\n)*ch\.watch\(….model\) watches its GPT2"):
         ch.watch(whole).__enter__()
@@ -168,7 +168,7 @@ def test_a_pipelines_model_is_watched_and_the_pipeline_refused_with_what_to_pass
     assert [len(row) for row in seen.tokens] == [9]
 
 
-def test_anything_else_that_holds_a_model_is_refused_with_what_to_pass():
+def test_what_else_holds_a_model_is_refused():
     class Trainer:
         def __init__(self) -> None:
             self.rate, self.net = 0.1, Training(build("bert"))

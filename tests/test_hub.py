@@ -89,7 +89,7 @@ def test_the_values_and_outputs_shown_are_those_of_the_model(tmp_path: Path, nam
     assert formulas.items() <= {step.name: step.formula for step in seen.steps}.items()
 
 
-def test_loading_draws_no_bar_of_transformers_and_leaves_its_setting(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_loading_draws_no_bar_of_transformers(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     place, _ = saved(tmp_path, FAMILY["gpt-oss"])
     hf.utils.logging.enable_progress_bar()
     capfd.readouterr()

@@ -22,7 +22,7 @@ def small():
     return two_layers()
 
 
-def test_a_notebook_shows_pictures_where_the_page_would_be_too_large(monkeypatch):
+def test_a_notebook_shows_pictures_in_place_of_a_large_page(monkeypatch):
     part = matrix(300, heads=6, kv=6, d=64, causal=True)
     monkeypatch.setattr(notebook, "MOST_BYTES", 400_000)
     shown = part._repr_mimebundle_()["text/html"]

@@ -194,7 +194,7 @@ def test_a_file_that_does_not_fit_into_memory_is_refused(tmp_path: Path, monkeyp
     assert model
 
 
-def test_the_free_memory_is_known_and_at_most_that_of_the_machine():
+def test_the_free_memory_is_known_and_at_most_the_machines():
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     lines = Path("/proc/meminfo").read_text().splitlines()
     assert 0 < files.free_bytes() <= whole + sum(int(line.split()[1]) * 1024 for line in lines if "SwapFree" in line)

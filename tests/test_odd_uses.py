@@ -63,7 +63,7 @@ def test_anything_can_be_shown():
         ch.attention(lazy, np.eye(3), np.eye(3))
 
 
-def test_tensors_without_numbers_give_shapes_or_say_what_is_missing():
+def test_tensors_without_numbers_give_shapes_or_say_why_not():
     for rules in ({"query_offset": 1, "causal": True}, {"sinks": [1.0, 2.0]}, {"kv_lengths": [2]}):
         assert ch.attention(META, META, META, **rules).shape == META.shape
     assert scaled_dot_product_attention(META, META, META, is_causal=True).is_meta

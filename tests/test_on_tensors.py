@@ -19,13 +19,13 @@ DRAWN = (  # each test is of the native engine too, which has the arrays as they
     test_parity.test_indexing_works_as_on_a_numpy_array,
     test_parity.test_products_from_the_keys_side,
     test_causes.test_effects_are_the_references,
-    test_causes.test_what_is_observed_is_numpys_answer_to_the_references_effects,
-    test_causes.test_nonfinite_numbers_that_are_seen_reach_the_rows_that_see_them,
+    test_causes.test_what_is_observed_is_numpys_answer_to_the_effects,
+    test_causes.test_nonfinite_numbers_reach_the_rows_that_see_them,
 )
 SINGLE = (
-    test_causes.test_an_infinite_logit_that_is_seen_leaves_no_number_in_its_row,
+    test_causes.test_an_infinite_logit_leaves_no_number_in_its_row,
     test_causes.test_equal_effects_come_in_the_order_of_their_places,
-    test_causes.test_a_picture_shows_the_positive_of_two_equal_effects_and_nan_where_there_is_one,
+    test_causes.test_a_picture_shows_the_positive_of_equal_effects_and_nan,
     test_gradients.test_gradients_are_nan_exactly_for_queries_that_see_nan,
 )
 

@@ -103,7 +103,7 @@ def layer_of(place):
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, bfloat16], ids=str)
 @pytest.mark.parametrize("stored", [None, "bfloat16", "float16"])
-def test_a_saved_weights_arithmetic_ends_at_the_output_within_its_bound(dtype, stored, tmp_path):
+def test_a_saved_weights_arithmetic_ends_at_the_output(dtype, stored, tmp_path):
     rng = fresh()
     n, m = int(rng.integers(1, 40)), int(rng.integers(1, 40))
     q, k, v = problem(rng, n, m, dtype)
@@ -188,7 +188,7 @@ def shown(arrays, **wish):
     return long.document([long.ShownRun("run", layers)], long.PageOptions(**wish))
 
 
-def test_values_are_left_out_of_a_page_that_would_be_larger_than_its_room():
+def test_values_are_left_out_where_a_page_would_be_too_large():
     rng = fresh()
     n = int(rng.integers(300, 900))
     arrays = [[rng.standard_normal((1, heads, n, 64)).astype(bfloat16) for heads in (H, KV, KV)] for _ in range(2)]

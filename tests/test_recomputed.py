@@ -133,5 +133,5 @@ print(peak() - before)
 """
 
 
-def test_memory_of_a_second_derivative_does_not_grow_with_the_weights():
+def test_a_second_derivative_stores_no_weights():
     assert float(python(PROGRAM)) < 130  # MB; the weights of 8 heads are 134 MB, and a dense one holds some twenty such

@@ -90,7 +90,7 @@ def test_mapped_tables():
 
 
 @pytest.mark.parametrize("chunks", [(4, 1, 1, 1), (1,) * 7, (7,)])
-def test_decoding_with_labels_for_all_cached_keys_equals_the_full_pass(chunks: tuple[int, ...]):
+def test_decoding_with_labels_of_cached_keys_is_the_full_pass(chunks: tuple[int, ...]):
     layer = nn.MultiHeadAttention(8, 4, num_kv_heads=2, dtype=F64, causal=True)
     x = torch.from_numpy(fresh().standard_normal((BATCH, QUERIES, 8)))
     labels = torch.from_numpy(fresh().integers(-1, ROWS, (BATCH, QUERIES)))

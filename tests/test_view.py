@@ -136,7 +136,7 @@ BAD = {  # by what is asked: changes of a good question, and what is said
 
 
 @pytest.mark.parametrize(("what", "good"), [("tile", GOOD), ("operands", WEIGHT)])
-def test_a_bad_request_gets_a_reason_and_the_server_keeps_running(port, what, good):
+def test_a_bad_request_gets_a_reason_and_ends_no_server(port, what, good):
     for changes, words in BAD[what]:
         status, said, _ = asked(port, f"/{TOKEN}/{what}", {**good, **changes})
         assert (status, words in said.decode()) == (400, True), (changes, said)
@@ -169,7 +169,7 @@ def arithmetic(problems, tmp_path):
 
 @pytest.mark.parametrize("most", [2**22, 0], ids=["whole heads", "single cells"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, bfloat16], ids=str)
-def test_the_arithmetic_of_a_served_weight_is_that_of_the_reference(most, dtype, tmp_path, monkeypatch):
+def test_a_served_weights_arithmetic_is_the_references(most, dtype, tmp_path, monkeypatch):
     monkeypatch.setattr(answers, "_MOST_NUMBERS", most)
     rng, problems, truth = fresh(), [], []
     for rules in RULES.values():
@@ -221,7 +221,7 @@ def test_requests_from_other_machines_and_pages_are_refused(port):
     assert policy.endswith("frame-ancestors 'none'")
 
 
-def test_the_same_page_opens_and_its_numbers_come_from_the_server(running, port, matrix):
+def test_the_same_page_opens_with_numbers_of_the_server(running, port, matrix):
     with visited(running, port) as page:
         until(page, "document.querySelector('#readout').textContent.startsWith('query 15')")
         until(page, "document.querySelector('.map-of').dataset.missing === '0'")

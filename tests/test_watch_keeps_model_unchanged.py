@@ -74,7 +74,7 @@ def unchanged(model: Any, run: Callable[[], torch.Tensor]) -> Seen:
 
 
 @pytest.mark.parametrize("of", [git, bigbird_pegasus])
-def test_attention_classes_outside_the_interface_compute_as_before_and_are_named(of: Any, tmp_path: Path):
+def test_attention_outside_the_interface_is_as_before_and_named(of: Any, tmp_path: Path):
     model, passed = of()
     with pytest.warns(UserWarning, match="was not seen: .*SelfAttention"):
         seen = unchanged(model, lambda: model(**passed).logits)
@@ -224,7 +224,7 @@ class Unmasked(hf.LlamaModel):
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_a_model_without_a_mask_computes_as_with_its_own_attention(implementation: str):
+def test_a_model_without_a_mask_computes_as_before(implementation: str):
     model = shaken(Unmasked(hf.LlamaConfig(**GROUPED)))
     model.set_attn_implementation(implementation)
     ids = inputs("llama")["input_ids"]
@@ -264,7 +264,7 @@ def test_the_calls_of_a_repeated_layer_are_saved_and_chosen(tmp_path: Path):
         [model(**passed) for _ in range(2)]
 
 
-def test_several_attentions_in_one_layer_are_joined_over_the_steps_of_generate():
+def test_several_attentions_in_a_layer_are_joined_over_steps():
     model = shaken(hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**{**GROUPED, "head_dim": 8})))
     passed = inputs("llama")
     truth = model.generate(**passed, **greedy(4))
@@ -295,7 +295,7 @@ def test_masks_given_by_the_user_in_steps_are_joined(kind: str, sizes: list[int]
     assert_same_runs(seen, once, "received", "distance")
 
 
-def test_keys_dropped_by_the_cache_are_not_visible_to_later_steps():
+def test_later_steps_do_not_see_keys_that_the_cache_dropped():
     """A cache with a window under a model whose mask has none: later queries see only the keys still in the cache."""
     model = build("llama")
     ids = inputs("llama")["input_ids"]
@@ -344,7 +344,7 @@ def test_each_image_of_a_vision_tower_is_a_layer():
         np.testing.assert_allclose(seen.matrix(name)[...], alone[single].matrix(number)[...], atol=2e-5)
 
 
-def test_recomputation_in_gradient_checkpointing_is_not_recorded_again():
+def test_what_checkpointing_recomputes_is_not_recorded_again():
     model, passed = build("llama"), {**inputs("llama"), "use_cache": False}
     expected = gradients(model, passed)
     model.zero_grad()
@@ -402,7 +402,7 @@ def test_reprs_are_short_and_list_what_was_recorded(small: Any):
     assert len(repr(small.layer(0))) < 500
 
 
-def test_sparse_attention_by_chosen_keys_is_refused_with_its_reason():
+def test_attention_that_chooses_its_keys_is_refused():
     model = shaken(hf.DeepseekV32ForCausalLM(choosing_keys()))
     with pytest.raises(RuleError, match="chooses by itself which keys"), torch.no_grad(), ch.watch(model):
         model(torch.arange(2, 13)[None])

@@ -97,7 +97,7 @@ def test_the_steps_of_generate_are_joined(model: Any, start: dict[str, Any], mor
 
 
 @pytest.mark.parametrize("kind", ["inference", "bfloat16", "without keys"])
-def test_merged_attention_in_inference_mode_in_bfloat16_and_without_keys(kind: str):
+def test_merged_attention_in_bfloat16_and_without_keys(kind: str):
     """Masks made in inference mode, another dtype, and statistics without the queries and keys."""
     model = merged_model().to(torch.bfloat16 if kind == "bfloat16" else torch.float32)
     truth = model.generate(**sources(), **EIGHT)

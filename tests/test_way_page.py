@@ -47,7 +47,7 @@ def test_each_part_has_the_runs_number_with_and_without_edits(running):
         check(page, seen.before.way)
 
 
-def test_a_next_token_opens_its_way_and_another_is_subtracted_by_keyboard(running):
+def test_a_next_token_opens_its_way_by_keyboard(running):
     seen = ch.explain(TEXT)
     chosen, other = seen.ways[3], seen.ways[1]
     with opened(running, seen.to_html(), reduced_motion="reduce") as page:
