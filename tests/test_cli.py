@@ -34,7 +34,7 @@ def run(*arguments, text=True, **environment):
 def test_beside_busy_programs_openblas_has_one_thread(load, threads, monkeypatch):
     monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
-    assert call("--version").returncode == 0
+    assert call("--version").stdout.startswith("clearhead ")
     assert (os.environ.get("OPENBLAS_NUM_THREADS"), os.environ["OPENBLAS_THREAD_TIMEOUT"]) == (threads, "4")
 
 
@@ -105,16 +105,6 @@ def test_control_characters_in_tokens_are_escaped():
     assert done.returncode == 0
     left = ESCAPE.sub("", done.stdout)
     assert not set(left) & {"\x1b", "\x07", "\r", "\u202e"}
-
-
-def test_json_goes_to_a_file_or_to_the_pipe(tmp_path):
-    place = tmp_path / "out.json"
-    done = call("explain", "jack and jill", "--json", place)
-    assert done.returncode == 0
-    data = json.loads(place.read_text(encoding="utf-8"))
-    assert [t["text"] for t in data["tokens"]] == ["jack", " and", " jill"]
-    assert json.loads(call("explain", "jack and jill", "--json", "-").stdout) == data
-    assert list(tmp_path.iterdir()) == [place]
 
 
 @pytest.fixture
@@ -298,10 +288,6 @@ def test_a_file_that_cannot_be_computed_is_a_one_line_error(tmp_path):
     said = refused("trace", tmp_path / "case.json", "--json", tmp_path / "out.json")
     assert "query_offset=1 aligns the last query" in said
     assert not (tmp_path / "out.json").exists()
-
-
-def test_the_version_is_printed():
-    assert call("--version").stdout.startswith("clearhead ")
 
 
 @pytest.mark.gate

@@ -453,10 +453,3 @@ def test_a_wrong_claim_is_shown_at_its_step(running, tmp_path):
     case.save(tmp_path / "page.html")
     with opened(running, tmp_path / "page.html") as page:
         assert "not Q·Kᵀ" in page.locator("#step-scores .verdict.wrong").text_content()
-
-
-def test_a_notebook_gets_text_a_picture_and_a_frame():
-    bundle = ch.trace(Q, K, V)._repr_mimebundle_()
-    assert set(bundle) == {"text/plain", "image/svg+xml", "text/html"}
-    assert bundle["text/html"].startswith('<iframe sandbox="allow-scripts allow-downloads"')
-    assert "S = Q·Kᵀ" in bundle["text/plain"]

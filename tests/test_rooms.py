@@ -208,14 +208,6 @@ def test_suppositions_change_the_numbers_at_once_and_lead_back(running):
         assert shown() == pytest.approx(weight(query=other)[1], rel=1e-3, abs=1e-6)
 
 
-def test_a_page_says_where_its_arithmetic_ends(running):
-    q, k = fresh().standard_normal((2, 2, 5, 3))
-    matrix = ch.AttentionMatrix(q, k)
-    for exact, words in ((None, "the page has no values (v)"), ([], "This head is stored as an image")):
-        with opened(running, matrix.to_html(exact=exact), wait=".map-of") as page:
-            until(page, f"document.querySelector('main').textContent.includes('{words}')")
-
-
 def test_nan_infinity_and_any_script_are_shown_as_they_are(running):
     rng = fresh()
     q, k, v = (rng.standard_normal((2, 6, 4)) for _ in range(3))
