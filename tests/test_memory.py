@@ -1,5 +1,6 @@
 """Promise 3: memory O(queries + keys) beyond inputs and outputs, whatever is observed; measured in a fresh process."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -170,6 +171,13 @@ TOO_LARGE: dict[str, Callable[[], Any]] = {
 }
 
 
+TEXTS = {
+    "every weight": r"weights of shape \(1000000, 1000000\) would take 4\.0 TB, and \S+ GB are",
+    "an image": r"image=\(1000000, 1000000\) of \(queries 4, keys 4\) would take 12\.0 TB, and ",
+    "a trace": r"every step of 1,000,000,000,000 weights in float64 would take 40\.0 TB, and ",
+}
+
+
 @pytest.mark.parametrize("name", TOO_LARGE)
 def test_requests_that_cannot_fit_are_refused_before_any_work(name: str, monkeypatch: pytest.MonkeyPatch):
     let_no_engine_run(monkeypatch)
@@ -177,16 +185,7 @@ def test_requests_that_cannot_fit_are_refused_before_any_work(name: str, monkeyp
         TOO_LARGE[name]()
     assert isinstance(error.value, SizeError)
     assert error.value.hint
-    assert "TB, and " in error.value.what
-
-
-def test_each_error_has_its_exact_text():
-    with pytest.raises(SizeError, match=r"^weights of shape \(1000000, 1000000\) would take 4\.0 TB, and \S+ GB are"):
-        matrix()[...]
-    with pytest.raises(SizeError, match=r"^image=\(1000000, 1000000\) of \(queries 4, keys 4\) would take 12\.0 TB"):
-        matrix(4).image(MILLION, MILLION)
-    with pytest.raises(SizeError, match=r"^every step of 1,000,000,000,000 weights in float64 would take 40\.0 TB"):
-        ch.trace(wide(), wide(), wide())
+    assert re.match(TEXTS.get(name, ".*TB, and "), error.value.what)
 
 
 def test_requests_that_fit_are_computed(monkeypatch: pytest.MonkeyPatch):

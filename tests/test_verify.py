@@ -4,6 +4,7 @@ import gc
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,8 +14,10 @@ from seeds import fresh
 from watched import build
 
 
-def test_several_layers_and_heads_agree_with_the_edit_by_hand():
-    model, ids = build("gpt2"), torch.from_numpy(fresh().integers(1, 40, (1, 9)))
+@pytest.mark.parametrize("what", ["edges", "renormalise", "first"])
+def test_what_is_verified_agrees_with_the_edit_by_hand(what: Any):
+    """Single edges of both kinds, or spans of a kind, in several layers and heads."""
+    model, ids = build("gpt2"), torch.from_numpy(fresh().integers(2, 59, (1, 9)))
 
     def number() -> torch.Tensor:
         return model(ids).logits[0, -1].logsumexp(0)
@@ -22,19 +25,26 @@ def test_several_layers_and_heads_agree_with_the_edit_by_hand():
     with ch.watch(model, causes=True) as seen:
         number().backward()
     state = {name: x.clone() for name, x in model.state_dict().items()}
-    both = seen.strongest(6) + seen.strongest(3, rest="first")
-    for edge in both[6:]:
-        assert edge.value == float(seen.cut_effects(edge.layer, rest="first")[0, edge.head, edge.query, edge.key])
-    result = seen.verify(both, number)
-    for edge, edited in zip(result, both, strict=True):
-        cut = ch.cut(queries=edge.query, keys=edge.key, layers=[edge.layer], heads=[edge.head], rest=edited.rest)
+    groups = {"a": slice(0, 2), "b": [2, 5, 6], "c": [slice(3, 5), slice(7, None)]}
+    if what == "edges":
+        some = seen.strongest(6) + seen.strongest(3, rest="first")
+        places = [((edge.query,), (edge.key,), edge.rest) for edge in some]
+    else:
+        some = seen.spans(groups, rest=what).strongest(4)
+        places = [(pair.queries, pair.keys, what) for pair in some]
+    result = seen.verify(some, number)
+    for one, (queries, keys, rest), line in zip(some, places, result, strict=True):
+        cut = ch.cut(queries=queries, keys=keys, layers=[one.layer], heads=[one.head], rest=rest)
         with torch.no_grad(), ch.change(model, cut):
             after = number()
         with torch.no_grad():
-            assert edge.truth == pytest.approx(float(after - number()), abs=1e-6)
+            assert line.truth == pytest.approx(float(after - number()), abs=1e-6)
+        rows, columns = (np.isin(np.arange(9), side) - 1 for side in (queries, keys))
+        estimate = float(seen.cut_effects(one.layer, rest=rest).spans(rows, columns)[0, one.head, 0, 0])
+        assert line.estimate == one.value == pytest.approx(estimate, rel=1e-4, abs=1e-6)
     assert all(torch.equal(x, state[name]) for name, x in model.state_dict().items())
-    assert "rank correlation" in str(result)
-    assert all(len(line) <= 80 for line in str(result).splitlines())
+    assert ("rank correlation" if what == "edges" else "c ← ") in str(result)
+    assert all(len(text) <= 80 for text in str(result).splitlines())
 
 
 def test_what_cannot_be_verified_is_refused():

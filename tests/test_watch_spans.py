@@ -132,29 +132,6 @@ def test_a_long_text_is_cut_to_the_table():
     assert all(len(line) == 80 and line.count("…") == 2 for line in lines)
 
 
-@pytest.mark.parametrize("rest", ["renormalise", "first"])
-def test_spans_are_verified_by_running_the_model_without_them(rest: Any):
-    model, ids = build("gpt2"), torch.from_numpy(fresh().integers(2, 59, (1, 9)))
-
-    def number() -> torch.Tensor:
-        return model(ids).logits[0, -1].logsumexp(0)
-
-    with ch.watch(model, causes=True) as seen:
-        number().backward()
-    pairs = seen.spans({"a": slice(0, 2), "b": [2, 5, 6], "c": [slice(3, 5), slice(7, None)]}, rest=rest).strongest(4)
-    result = seen.verify(pairs, number)
-    for pair, line in zip(pairs, result, strict=True):
-        cut = ch.cut(queries=pair.queries, keys=pair.keys, layers=[pair.layer], heads=[pair.head], rest=rest)
-        with torch.no_grad(), ch.change(model, cut):
-            after = number()
-        with torch.no_grad():
-            assert line.truth == pytest.approx(float(after - number()), abs=1e-6)
-        rows, cols = (np.isin(np.arange(9), side) - 1 for side in (pair.queries, pair.keys))
-        estimate = float(seen.cut_effects(pair.layer, rest=rest).spans(rows, cols)[0, pair.head, 0, 0])
-        assert line.estimate == pair.value == pytest.approx(estimate, rel=1e-4, abs=1e-6)
-    assert "c ← " in str(result)
-
-
 def test_texts_of_a_batch_are_divided_each_for_itself():
     ids = torch.from_numpy(fresh().permutation(59)[:11])
     rows = torch.stack([ids, ids.flip(0)])
