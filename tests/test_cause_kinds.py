@@ -9,9 +9,8 @@ import torch
 
 import clearhead as ch
 from cause_problems import EVERYTHING, each_engine
-from clearhead import engines
 from clearhead.core import room
-from clearhead.errors import ClearheadError, DtypeError, RuleError, SizeError
+from clearhead.errors import DtypeError, RuleError, SizeError
 from error_texts import let_no_engine_run
 from programs import peak_of
 from seeds import fresh, normal
@@ -125,13 +124,6 @@ def test_effects_larger_than_memory_are_refused(monkeypatch: pytest.MonkeyPatch)
             call()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
-def test_an_engine_that_cannot_run_is_refused_where_it_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delattr(engines.get("portable"), "others")
-    with pytest.raises(RuntimeError, match=r"^the portable engine has no effects\.\n\nhint: leave `engine` out"):
-        ch.AttentionMatrix(Q, K, engine="portable").cut_effects(V, G)
-
-
 @pytest.mark.parametrize("name", ["q", "k", "v", "g", "output"])
 def test_tensors_of_a_graph_are_refused_and_taken_without_it(name: str):
     rng = fresh()
@@ -173,10 +165,3 @@ def test_a_derivative_from_autograd_goes_in_as_it_comes_out():
     torch.testing.assert_close(E.by_query(), (g * o).sum(-1).detach())
     with pytest.raises(DtypeError, match=r"^x requires grad"):
         E @ v
-
-
-def test_arrays_on_another_device_are_named():
-    with pytest.raises(ClearheadError, match=r"^g is on device meta: no engine here runs there"):
-        ch.AttentionMatrix(torch.ones(3, 2), torch.ones(3, 2)).cut_effects(
-            torch.ones(3, 2), torch.ones(3, 2, device="meta")
-        )

@@ -20,9 +20,7 @@ from test_page_values import CHECK, in_node
 RNG = np.random.default_rng(8)
 
 
-@pytest.fixture(scope="module")
-def small():
-    return two_layers()
+small = pytest.fixture(two_layers, scope="module")
 
 
 @settings(deadline=None, max_examples=30)

@@ -16,10 +16,7 @@ from long_pages import TOKENS, end_of, matrix, two_layers
 from seeds import fresh
 from test_page import HOSTILE
 
-
-@pytest.fixture(scope="module")
-def small():
-    return two_layers()
+small = pytest.fixture(two_layers, scope="module")
 
 
 def test_a_notebook_shows_pictures_in_place_of_a_large_page(monkeypatch):

@@ -14,10 +14,7 @@ from long_pages import TEXT, TOKENS, H, document_of, end_of, long_page, matrix, 
 from seeds import fresh
 from test_page import HOSTILE
 
-
-@pytest.fixture(scope="module")
-def small():
-    return two_layers()
+small = pytest.fixture(two_layers, scope="module")
 
 
 @pytest.fixture(scope="module")
