@@ -153,19 +153,6 @@ Q, K, V = [[1, 3], [2, 0.5]], [[0.5, 2], [1, 3]], [[0, 4], [1, 2]]
 WRONG = {"q": Q, "k": K, "v": V, "theirs": [[3.5, 11.0], [1.5, 5.5]], "stage": "scores"}
 
 
-def test_every_file_format_gives_the_same_diagnosis(tmp_path):
-    rng = fresh()
-    q, k, v = rng.standard_normal((3, 5, 4)).astype(np.float32)
-    theirs = (softmax(q @ k.T / 2) @ v).astype(np.float32)
-    (tmp_path / "a.json").write_text(
-        json.dumps({"q": q.tolist(), "k": k.tolist(), "v": v.tolist(), "theirs": theirs.tolist(), "causal": True})
-    )
-    np.savez(tmp_path / "a.npz", q=q, k=k, v=v, theirs=theirs, causal=True)
-    save_file({"q": q, "k": k, "v": v, "theirs": theirs}, tmp_path / "a.safetensors", metadata={"causal": "true"})
-    for name in ("a.json", "a.npz", "a.safetensors"):
-        assert diagnose_file(tmp_path / name).explanations[0].mistakes == ("causal mask missing",), name
-
-
 def test_a_file_may_hold_a_layer_or_a_stage(tmp_path):
     rng = fresh()
     x, w_q, w_k, w_v, w_o = rng.standard_normal((5, 6, 6))
@@ -211,13 +198,10 @@ def test_files_with_wrong_contents_are_refused(tmp_path, change, error, words):
         diagnose_file(place)
 
 
-def test_missing_and_broken_files_are_refused(tmp_path):
+def test_a_file_without_a_result_is_refused(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"q": Q, "k": K, "v": V}))
-    (tmp_path / "b.safetensors").write_bytes(b"no safetensors at all")
-    missing = dict.fromkeys(("none.safetensors", "none.npz", "none.json"), "does not exist")
-    for name, words in {**missing, "a.json": "lacks theirs", "b.safetensors": "not a whole safetensors file"}.items():
-        with pytest.raises(FileError, match=words):
-            diagnose_file(tmp_path / name)
+    with pytest.raises(FileError, match="lacks theirs"):
+        diagnose_file(tmp_path / "a.json")
 
 
 @pytest.mark.parametrize(
@@ -300,8 +284,6 @@ def test_spans_and_scales_in_files(tmp_path, ending):
     diagnosis = diagnose_file(place)
     assert diagnosis.explanations[0].mistakes == ("spans missing",)
 
-
-# ── long inputs ──
 
 LONG = """
 import sys, numpy as np, clearhead as ch

@@ -177,7 +177,7 @@ def test_the_rules_fit_a_call_without_a_batch_axis():
 
 
 @pytest.mark.parametrize("sinks", [False, True])
-def test_moved_weights_are_those_of_dense_rows_and_change_what_the_cuts_say(sinks: bool):  # noqa: FBT001
+def test_moved_weights_are_dense_rows_and_change_as_cuts_say(sinks: bool):  # noqa: FBT001
     rng = fresh()
     q, k, v, g = (rng.standard_normal((2, h, n, 8)) for h, n in ((4, 9), (2, 12), (2, 12), (4, 9)))
     mask = rng.random((2, 4, 9, 12)) < 0.7

@@ -81,7 +81,7 @@ def test_errors_say_what_is_wrong(call, error, words):
         call(*drawn())
 
 
-def test_a_file_of_weights_and_values_is_traced_and_its_output_checked(tmp_path, capsys):
+def test_a_file_of_weights_is_traced_and_its_output_checked(tmp_path, capsys):
     case = check_file(written(tmp_path / "case.json", {**MIX, "output": [0.8, 0.8]}))
     assert case.first_wrong is None
     wrong = written(tmp_path / "case.json", {**MIX, "output": [0.8, 0.9]})
@@ -116,7 +116,7 @@ def test_rules_beside_given_weights_are_refused(tmp_path, reader):
         (lambda a, v: a @ np.tile(v, (1, 2, 1, 1)), "grouped keys tiled"),
     ],
 )
-def test_mistakes_on_the_way_from_weights_to_the_output_are_named(tmp_path, make, mistake):
+def test_mistakes_between_weights_and_the_output_are_named(tmp_path, make, mistake):
     a, v = drawn(2, 4, queries=5, keys=5, kv_heads=2)
     a = a * fresh().uniform(0.5, 1.5, a.shape[:-1])[..., None]
     right = ch.trace_weights(a, v).output

@@ -194,7 +194,7 @@ def test_assisted_generation():
 
 
 @pytest.mark.parametrize("hidden", [0, 1])
-def test_a_cache_is_continued_under_a_mask_that_means_what_it_meant_when_the_pass_began(hidden: int):
+def test_a_cache_is_continued_under_the_mask_of_its_beginning(hidden: int):
     tokens, results = inputs("gemma3")["input_ids"], []
     for model in both("gemma3"):
         real, cache = torch.ones(2, 11, dtype=torch.bool), hf.DynamicCache(config=model.config)

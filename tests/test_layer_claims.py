@@ -37,7 +37,7 @@ def test_every_step_of_a_layer_can_be_claimed(tmp_path, heads, convention):
 
 
 @pytest.mark.gate
-def test_layers_whose_numbers_overflow_are_traced_and_checked_without_a_warning(tmp_path):
+def test_layers_whose_numbers_overflow_give_no_warning(tmp_path):
     rng = fresh()
     for number in range(12):
         inputs = layer(2, b_q=rng.standard_normal(8), b_v=rng.standard_normal(6))
@@ -50,7 +50,7 @@ def test_layers_whose_numbers_overflow_are_traced_and_checked_without_a_warning(
         str(case)
 
 
-def test_q_k_and_v_may_be_claimed_before_they_are_split_into_heads(tmp_path):
+def test_q_k_and_v_may_be_claimed_before_they_are_split(tmp_path):
     inputs = layer()
     x = inputs["x"]
     whole = {n: x @ inputs[f"w_{n}"] for n in "qkv"}
@@ -64,7 +64,7 @@ def test_q_k_and_v_may_be_claimed_before_they_are_split_into_heads(tmp_path):
     assert check_file(written(tmp_path / "case.npz", data)).first_wrong is None
 
 
-def test_what_follows_from_a_wrong_claim_is_told_from_mistakes_of_its_own(tmp_path):
+def test_what_follows_from_a_wrong_claim_is_told_apart(tmp_path):
     inputs = layer(1)
     x, w_q, w_k, w_v, w_o = (inputs[n] for n in ("x", "w_q", "w_k", "w_v", "w_o"))
     q, k, v = x @ w_q + 0.5, x @ w_k, x @ w_v + 1.0  # wrong by a bias that the file does not have
@@ -168,7 +168,7 @@ def test_tokens_of_a_file_are_shown_everywhere(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("convention", ["rows", "columns"])
-def test_the_terminal_shows_lengths_and_angles_of_the_chosen_query(tmp_path, capsys, convention):
+def test_the_terminal_shows_lengths_and_angles_of_a_query(tmp_path, capsys, convention):
     rng = fresh()
     q, k, v = rng.standard_normal((2, 4, 3, 5)), rng.standard_normal((2, 2, 3, 5)), rng.standard_normal((2, 2, 3, 2))
     arrays = {"q": q, "k": k, "v": v}

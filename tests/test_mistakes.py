@@ -88,7 +88,7 @@ def test_a_hundred_random_pairs_of_mistakes_are_named():
     assert results.count("equal") <= 20
 
 
-def test_scale_twice_and_one_over_d_k_differ_under_a_custom_scale():
+def test_scale_twice_and_1_over_d_k_differ_under_another_scale():
     q, k, v = qkv()
     twice = softmax((q * 0.3) @ k.mT * 0.3) @ v
     assert top(ch.diagnose(q, k, v, twice, scale=0.3)).mistakes == ("scale twice",)

@@ -43,7 +43,7 @@ def arrays() -> tuple[Array, Array, Array]:
     return rng.standard_normal((3, 4, 5, 6)), rng.standard_normal((3, 2, 7, 6)), rng.standard_normal((3, 2, 7, 6))
 
 
-def test_the_table_the_keywords_and_the_problem_name_the_same_rules():
+def test_table_keywords_and_problem_name_the_same_rules():
     assert list(RULES) == list(Rules.__annotations__) == list(every_rule())
     assert {field for rule in RULES.values() for field in rule.fields} == FIELDS.keys()
     assert {field.name for field in fields(Problem)} - FIELDS.keys() - KEPT == {*SHAPES}
@@ -124,7 +124,7 @@ REFUSING: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.usefixtures("made_up")
 @pytest.mark.parametrize("sentence", REFUSING)
-def test_everything_that_declares_rules_refuses_a_new_rule_by_name(sentence: str):
+def test_all_that_declares_rules_refuses_a_new_one_by_name(sentence: str):
     with pytest.raises(RuleError, match=re.escape(sentence)):
         REFUSING[sentence]()
 

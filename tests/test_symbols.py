@@ -183,7 +183,7 @@ def test_a_layer_says_which_scale_and_sinks_it_has():
 
 
 @pytest.mark.parametrize("convention", ["rows", "columns"])
-def test_the_terminal_says_what_rows_and_columns_are_and_which_sum_to_1(tmp_path, capsys, convention):
+def test_the_terminal_says_which_rows_or_columns_sum_to_1(tmp_path, capsys, convention):
     q = fresh().standard_normal((3, 4))
     np.savez(tmp_path / "case.npz", q=q, k=q, v=q, convention=convention)
     assert main(["trace", str(tmp_path / "case.npz")]) == 0
@@ -197,7 +197,7 @@ def test_the_terminal_says_what_rows_and_columns_are_and_which_sum_to_1(tmp_path
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_a_diagnosis_says_that_its_lines_of_code_have_tokens_as_rows(tmp_path, language):
+def test_a_diagnosis_says_that_its_code_has_tokens_as_rows(tmp_path, language):
     q, k, v = fresh().standard_normal((3, 4, 6))
     scores = k.T @ q
     wrong = np.exp(scores) / np.exp(scores).sum(axis=0)
