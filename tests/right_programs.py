@@ -146,7 +146,7 @@ def ready(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rules: dict[str, An
     if "alibi_slopes" in rules:
         added -= alibi(n, m, rules, added.dtype, set())
     if "spans" in rules:
-        added += spanned(set(), rules, added)
+        added += spanned(rules, added)
         seen &= ~torch.isneginf(added)
         added = torch.where(seen, added, 0.0)
     sinks = torch.tensor(rules["sinks"])[None, :, None, None].double() if "sinks" in rules else None
