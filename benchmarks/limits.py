@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -28,7 +29,7 @@ from clearhead.errors import EngineError
 SIDE = 2048  # of the squares that are multiplied
 _MOST = 2.0  # seconds: a product that would take longer is not measured
 READ = 1 << 26  # float32 numbers: 256 MiB, more than any cache
-READS, MULTIPLY_ADDS = "reads", "float32 multiply-adds"
+READS = "reads"
 _GENERATIONS = {  # by vendor, family and model, 0 for any: a virtual machine's model name often leaves it out
     ("AuthenticAMD", 25, 17): "Zen 4",
     ("AuthenticAMD", 26, 0): "Zen 5",
@@ -61,22 +62,15 @@ def product_of(dtype: str) -> str:
 
 
 def limits(threads: int) -> dict[str, Limit]:
-    """Measure all limits, which takes a few seconds. Raises EngineError without the native engine, which measures two.
+    """Measure all limits, which takes a few seconds. Raises EngineError without the native engine, which is timed.
 
-    They are, by name: a product in each dtype that a library multiplies, multiply-adds in float32 alone, and reads.
+    They are, by name: a product in each dtype that a library multiplies, and reads.
     """
     from clearhead.engines import native
-    from clearhead.engines.native_calls import kernel
 
     if not native.level():
         raise EngineError("the bench times the native engine, which is not here.", "clearhead info says why.")
-    data, rounds = np.ones(READ, np.float32), 1_000_000
-    done = kernel.exercise(threads, rounds)  # grows with the rounds: how many multiply-adds were done
-    ours = "clearhead"
-    results = {
-        MULTIPLY_ADDS: _measured(ours, lambda: kernel.exercise(threads, rounds), done),
-        READS: _measured(ours, lambda: kernel.read(threads, data), data.nbytes),
-    }
+    results = {READS: _reads(threads)}
     for dtype in ("float32", "bfloat16", "float16"):
         products = [_measured(by, call, float(SIDE) ** 3) for by, call in _products(dtype, threads)]
         if products:
@@ -89,7 +83,13 @@ def limit_of(case: Case, known: Mapping[str, Limit]) -> str:
     if case.kind == "decode":
         return READS
     names = [name for name in (product_of("float32"), product_of(case.dtype)) if name in known]
-    return max(names or [MULTIPLY_ADDS], key=lambda name: known[name].rate)
+    return max(names, key=lambda name: known[name].rate)
+
+
+def _reads(threads: int) -> Limit:
+    """The limit of reads: each thread reduces its part, which NumPy does without the interpreter."""
+    parts, pool = np.array_split(np.ones(READ // 2, np.int64), threads), ThreadPoolExecutor(threads)
+    return _measured("numpy", lambda: list(pool.map(np.bitwise_or.reduce, parts)), 4.0 * READ)
 
 
 def _products(dtype: str, threads: int) -> Iterator[tuple[str, Call]]:
@@ -109,7 +109,8 @@ def _products(dtype: str, threads: int) -> Iterator[tuple[str, Call]]:
                 return torch.mm(a, b, out=to)
 
         yield "torch", call
-    if dtype == "float32" and threads == _cores():  # as many as NumPy's own library takes
+    # NumPy's own library takes a thread for each core
+    if dtype == "float32" and (threads == _cores() or not find_spec("torch")):
         left, right, into = (np.full((SIDE, SIDE), 1 / SIDE, np.float32) for _ in range(3))
         yield "numpy", lambda: np.matmul(left, right, out=into)
 

@@ -2,7 +2,7 @@
 
 Pages whose examples run SmolLM2 are slow too, and skipped where its package is not installed, which in CI it is.
 tests/test_written_lessons.py runs the lessons, whose exercises need more than their examples. Chinese pages have the
-code of the English ones, which tests/test_chinese_pages.py compares.
+code of the English ones, which tests/test_documents.py compares.
 """
 
 from importlib.util import find_spec

@@ -1,4 +1,5 @@
-// One attention problem in plain C types: what bindings.cpp fills in, and the kernel of every instruction set reads.
+// One attention problem in plain C types, and a job for each pass over it: what the bindings fill in, and the kernel of
+// every instruction set reads.
 #pragma once
 
 #include <cstdint>
@@ -55,108 +56,31 @@ struct Problem {
     View q, k, v;
 };
 
-// The statistics that are one number per query. RowAnswers' members, what Python may name and what the kernel says it
+// The statistics that are one number per query. RowJob's members, what Python may name and what the kernel says it
 // computes are made from this one list.
 #define CLEARHEAD_PER_QUERY(EACH) \
     EACH(largest) EACH(log_sum) EACH(max_logit) EACH(entropy) EACH(distance) EACH(diagonal)
 #define CLEARHEAD_MEMBER(name) void* name = nullptr;
 
-// The state of each row, (batch, heads, queries) in the statistics' type: its largest logit m, and
-// l = ln Σ exp(logit - m), both with its sink. A weight is exp((logit - m) - l). A row that sees nothing has -infinity
-// and 0.
-struct RowStates {
-    const void *largest = nullptr, *log_sum = nullptr;
+// A problem that a pass goes over. Each pass adds what it reads besides, what it answers and how it is cut into tasks.
+// Answers are contiguous, (batch, heads, queries, …) where nothing else is said, in the statistics' type (float, or
+// double for f64), and null where they are not asked for. The cut changes no bit of them.
+struct Job {
+    Problem problem;
+    int threads = 1;  // read once by the caller: another thread may change the setting while this call runs
 };
 
-// Where the row pass writes its results: contiguous (batch, heads, queries, …); null where not requested. Statistics
-// are float, or double for f64.
-struct RowAnswers {
+// The row pass. The rows of a run are (head in run, query), flattened: all heads of a run share one key head and one
+// value head.
+struct RowJob : Job {
     CLEARHEAD_PER_QUERY(CLEARHEAD_MEMBER)
     void* output = nullptr;  // in the problem's type; in the statistics' for keep_float32
     bool keep_float32 = false;
     void* top_weights = nullptr;
     int64_t* top_indices = nullptr;
     int64_t top = 0;
-    double* received = nullptr;  // (batch, heads, keys): the one column statistic that the row pass can finish itself
-};
-
-// Results of the column pass, which needs the final state of every row. The pass over effects answers with effects what
-// is said of weights here.
-struct ColumnAnswers {
-    RowStates states;
-    double* received = nullptr;             // (batch, heads, keys)
-    double* peak = nullptr;                 // (batch, heads, keys)
-    double* image = nullptr;                // (batch, heads, height, width)
-    int64_t height = 0, width = 0;          // of a picture
-    double* groups = nullptr;               // (batch, heads, query groups, key groups)
-    const int64_t* query_labels = nullptr;  // (batch, queries)
-    const int64_t* key_labels = nullptr;    // (batch, keys)
-    int64_t query_groups = 0, key_groups = 0;
-    void* weights = nullptr;     // (batch, heads, queries, keys)
-    void* transposed = nullptr;  // (batch, heads, keys, x_columns): weightsᵀ · x
-    View x;
-    Type x_type = Type::f32;
-    int64_t x_columns = 0, x_heads = 1;  // x_heads divides the heads
-};
-
-// The state of each row's others (core/effects.py, Others), (batch, heads, queries) each.
-struct OtherAnswers {
-    int64_t* strongest = nullptr;
-    double *logit = nullptr, *term = nullptr, *largest = nullptr, *log_sum = nullptr, *others = nullptr;
-};
-
-enum class Order : int32_t { magnitude, largest, smallest };
-
-// What single edges did: what a row must know for it (core/effects.py, Terms), and the results that weights have not.
-// Contiguous, in the statistics' type where nothing else is said.
-struct EffectAnswers {
-    View g;                              // (batch, heads, queries, d_v) in the problem's type
-    const void* whole = nullptr;         // (batch, heads, queries): g_i·o_i, and m_i; null for contributions
-    const void* others = nullptr;        // (batch, heads, queries)
-    const int64_t* strongest = nullptr;  // (batch, heads, queries)
-    double* by_query = nullptr;          // (batch, heads, queries)
-    void* top_values = nullptr;          // (batch, heads, queries, top)
-    int64_t* top_indices = nullptr;
-    int64_t top = 0;
-    Order order = Order::magnitude;
-    void* strongest_values = nullptr;  // (batch, heads, strongest_count)
-    int64_t* strongest_indices = nullptr;
-    int64_t strongest_count = 0;
-    void *image_mean = nullptr, *image_largest = nullptr;  // (batch, heads, height, width)
-    double* product = nullptr;                             // (batch, heads, queries, x_columns): effects · x
-    int32_t* turns = nullptr;  // (batch, heads): how many segments have been added to the head's sums
-};
-
-// The backward pass: the upstream gradients, and where it writes the gradients of its inputs, which must start at 0.
-// All are contiguous, in the statistics' type, and null where not given or not requested.
-struct GradientAnswers {
-    RowStates states;
-    const void* rows = nullptr;      // (batch, heads, queries)
-    const void* keys = nullptr;      // (batch, heads, keys)
-    const void* entropy = nullptr;   // (batch, heads, queries)
-    const void* distance = nullptr;  // (batch, heads, queries)
-    View output;                     // (batch, heads, queries, d_v) in the problem's type
-    void* q = nullptr;               // (batch, heads, queries, d_k)
-    void* k = nullptr;               // (batch, kv_heads, keys, d_k)
-    void* v = nullptr;               // (batch, v_heads, keys, d_v)
-    void* bias = nullptr;            // its strides are 0 where it is broadcast
-    int64_t bias_batch = 0, bias_head = 0, bias_row = 0, bias_column = 0;
-    double* span_table = nullptr;  // (batch, heads, query labels, key labels)
-    int64_t* spans = nullptr;      // (batch, tiles, 2): the keys that positions let some query of a tile see
-    int32_t* turns = nullptr;      // (batch, heads, tiles): how many blocks of keys have been added to a tile's queries
-    int32_t* span_turns = nullptr;  // (batch, heads): how many blocks have been added to the table's gradient
-};
-
-// A problem cut into tasks. The rows of a run are (head in run, query), flattened: all heads of a run share one key
-// head and one value head. The cut changes no bit of the results.
-struct Job {
-    Problem problem;
-    RowAnswers rows;
-    ColumnAnswers columns;
-    OtherAnswers others;
-    EffectAnswers effects;
-    GradientAnswers gradients;
-    int threads = 1;         // read once by the caller: another thread may change the setting while this call runs
+    double* received = nullptr;  // (batch, heads, keys): the one column statistic that this pass can finish itself
+    // the cut
     int64_t group = 1;       // heads in a run
     int64_t runs = 0;        // over all batches
     int64_t run_rows = 0;    // group · queries
@@ -172,30 +96,111 @@ struct Job {
     int64_t first_key_head = 0, first_value_head = 0;  // of this wave, counted over batches
     char* packed_keys = nullptr;
     char* packed_values = nullptr;
-    int64_t key_chunk = 0, key_chunks = 0;  // tasks of the column pass
-    int64_t segment_rows = 0;               // queries whose column sums are added up separately, as one segment
-    int64_t segments = 0;                   // tasks of a head in the passes over effects
-    double* segment_sums = nullptr;         // (batch·heads, segments, keys), when the row pass computes `received`
+    int64_t segment_rows = 0;        // queries whose weights are added up separately for `received`, as one segment
+    double* segment_sums = nullptr;  // (runs of the wave, segments, keys)
+};
 
-    bool has_values() const { return rows.output; }
+// The state of each row, (batch, heads, queries): its largest logit m, and l = ln Σ exp(logit - m), both with its sink.
+// A weight is exp((logit - m) - l). A row that sees nothing has -infinity and 0.
+struct RowStates {
+    const void *largest = nullptr, *log_sum = nullptr;
+};
+
+// A pass over tiles of weights.
+struct TileJob : Job {
+    int64_t segment_rows = 0, segments = 0;  // queries whose numbers are added up separately, as one segment of a head
+    int64_t key_chunk = 0, key_chunks = 0;   // keys whose tiles follow one another
+};
+
+// What the column pass answers of the weights, and the pass over effects of the effects.
+struct SumJob : TileJob {
+    RowStates states = {};
+    double* received = nullptr;             // (batch, heads, keys)
+    double* groups = nullptr;               // (batch, heads, query groups, key groups)
+    const int64_t* query_labels = nullptr;  // (batch, queries)
+    const int64_t* key_labels = nullptr;    // (batch, keys)
+    int64_t query_groups = 0, key_groups = 0;
+    int64_t height = 0, width = 0;  // of a picture
+    void* matrix = nullptr;         // (batch, heads, queries, keys)
+    void* transposed = nullptr;     // (batch, heads, keys, x_columns): matrixᵀ · x
+    View x = {};
+    Type x_type = Type::f32;
+    int64_t x_columns = 0, x_heads = 1;  // x_heads divides the heads
+};
+
+struct ColumnJob : SumJob {
+    double* peak = nullptr;   // (batch, heads, keys)
+    double* image = nullptr;  // (batch, heads, height, width)
+};
+
+// The state of each row's others (core/effects.py, Others).
+struct OtherJob : TileJob {
+    View g = {};  // (batch, heads, queries, d_v) in the problem's type
+    int64_t* strongest = nullptr;
+    double *logit = nullptr, *term = nullptr, *largest = nullptr, *log_sum = nullptr, *others = nullptr;
+};
+
+enum class Order : int32_t { magnitude, largest, smallest };
+
+// What single edges did: what a row must know for it (core/effects.py, Terms), and the answers that weights have not.
+struct EffectJob : SumJob {
+    View g = {};                         // as OtherJob's
+    const void* whole = nullptr;         // (batch, heads, queries): g_i·o_i, and m_i; null for contributions
+    const void* others = nullptr;        // (batch, heads, queries)
+    const int64_t* strongest = nullptr;  // (batch, heads, queries)
+    double* by_query = nullptr;
+    void* top_values = nullptr;  // (batch, heads, queries, top)
+    int64_t* top_indices = nullptr;
+    int64_t top = 0;
+    Order order = Order::magnitude;
+    void* strongest_values = nullptr;  // (batch, heads, strongest_count)
+    int64_t* strongest_indices = nullptr;
+    int64_t strongest_count = 0;
+    void *image_mean = nullptr, *image_largest = nullptr;  // (batch, heads, height, width)
+    double* product = nullptr;                             // (batch, heads, queries, x_columns): effects · x
+    int32_t* turns = nullptr;  // (batch, heads): how many segments have been added to the head's sums
+};
+
+// The backward pass: the upstream gradients, and the gradients of its inputs, which must start at 0.
+struct GradientJob : Job {
+    RowStates states = {};
+    const void* by_row = nullptr;    // (batch, heads, queries)
+    const void* by_key = nullptr;    // (batch, heads, keys)
+    const void* entropy = nullptr;   // (batch, heads, queries)
+    const void* distance = nullptr;  // (batch, heads, queries)
+    View output = {};                // (batch, heads, queries, d_v) in the problem's type
+    void* q = nullptr;               // (batch, heads, queries, d_k)
+    void* k = nullptr;               // (batch, kv_heads, keys, d_k)
+    void* v = nullptr;               // (batch, v_heads, keys, d_v)
+    void* bias = nullptr;            // its strides are 0 where it is broadcast
+    int64_t bias_batch = 0, bias_head = 0, bias_row = 0, bias_column = 0;
+    double* span_table = nullptr;  // (batch, heads, query labels, key labels)
+    // the cut
+    int64_t unit_heads = 0;    // query heads of a unit, which has whole key heads and whole value heads
+    int64_t wave_units = 0;    // over all batches, but for those that share one bias
+    int64_t* spans = nullptr;  // (batch, tiles, 2): the keys that positions let some query of a tile see
+    // (batch, heads, tiles + 1): how many blocks of keys have been added to a tile's queries, and last to the table
+    int32_t* turns = nullptr;
 };
 
 // One kind of task.
-struct Pass {
-    int64_t (*scratch_bytes)(const Job&);  // each thread's work memory
-    void (*run)(const Job&, int64_t task, void* scratch);
+template <class J> struct Pass {
+    int64_t (*scratch_bytes)(const J&);  // each thread's work memory
+    void (*run)(const J&, int64_t task, void* scratch);
 };
 
 // What one instruction set has for one type of numbers.
 struct Kernel {
     int64_t strip_rows, tile_rows, block_keys, span_keys, gradient_keys;  // gradient_keys: a block of the backward pass
-    int64_t (*packed_key_bytes)(const Job&);                              // one key head
-    int64_t (*packed_value_bytes)(const Job&);                            // one value head
-    bool (*values_in_place)(const Job&);
-    int64_t (*part_bytes)(const Job&);  // the state of a task's rows after one span
-    Pass pack_keys, pack_values, rows, merge, received, columns, others, effects, gradient_spans, gradients;
-    int64_t (*exercise)(int64_t rounds, float* result);  // independent float multiply-adds; returns how many
-    float (*read)(const float* from, int64_t count);     // reads so many floats, a multiple of 256
+    int64_t (*packed_key_bytes)(const Problem&);                          // one key head
+    int64_t (*packed_value_bytes)(const Problem&);                        // one value head
+    bool (*values_in_place)(const RowJob&);
+    int64_t (*part_bytes)(const RowJob&);  // the state of a task's rows after one span
+    Pass<RowJob> pack_keys, pack_values, rows, merge, received;
+    Pass<ColumnJob> columns;
+    Pass<OtherJob> others;
+    Pass<EffectJob> effects;
+    Pass<GradientJob> gradient_spans, gradients;
 };
 
 // One instruction set.

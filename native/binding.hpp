@@ -12,6 +12,7 @@
 #include <optional>
 #include <stdexcept>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -65,11 +66,19 @@ struct Described {
     nb::object kept;
     std::vector<LabelSets> span_sets;
 
-    Problem with(const Input& q, const Input& k) const {
-        Problem whole = p;
-        whole.q = view(q, bytes_of(p.type), p.batch, p.heads, p.queries, p.d_k, "q");
-        whole.k = view(k, bytes_of(p.type), p.batch, p.kv_heads, p.keys, p.d_k, "k");
-        return whole;
+    // A job over arrays that were described, v (batch, v_heads, keys, d_v) where it is needed.
+    Job job(int threads, const Input& q, const Input& k, const std::optional<Input>& v) const {
+        Job job{p, threads};
+        Problem& all = job.problem;
+        all.q = view(q, bytes_of(p.type), p.batch, p.heads, p.queries, p.d_k, "q");
+        all.k = view(k, bytes_of(p.type), p.batch, p.kv_heads, p.keys, p.d_k, "k");
+        if (!v) return job;
+        check(v->ndim() == 4, "v");
+        all.v_heads = int64_t(v->shape(1));
+        all.d_v = int64_t(v->shape(3));
+        check(all.v_heads > 0 ? p.heads % all.v_heads == 0 : p.heads == 0, "v's heads");
+        all.v = view(*v, bytes_of(p.type), p.batch, all.v_heads, p.keys, all.d_v, "v");
+        return job;
     }
 };
 
@@ -118,24 +127,25 @@ inline bool interrupted() {
 }
 
 // Indices and byte counts are 64 bits wide. A broadcast axis may claim any size; no memory holds what these would need.
-inline void check_sizes(const Job& job) {
+inline void check_job(const Job& job) {
     const Problem& p = job.problem;
+    check(job.threads > 0, "threads");
     const double heads = double(p.batch) * double(p.heads), queries = double(p.queries), keys = double(p.keys);
-    const double width = double(p.d_k) + double(p.d_v) + double(job.rows.top) + double(job.columns.x_columns) + 64;
+    const double width = double(p.d_k) + double(p.d_v) + 64;
     if (heads * (queries + keys) * width > 0x1p52 || heads * queries * keys > 0x1p61) throw std::bad_alloc();
 }
 
-inline void work(bool (*how)(Jobs, bool (*)()), Jobs jobs, int threads) {
-    check(threads > 0, "threads");
-    for (Job& job : jobs) {
-        check_sizes(job);
-        job.threads = threads;
-    }
+// Runs a pass over a job, or over several, without the interpreter.
+template <class Jobs> void work(bool (*pass)(Jobs, bool (*)()), Jobs jobs) {
+    if constexpr (std::is_base_of_v<Job, Jobs>)
+        check_job(jobs);
+    else
+        for (const Job& job : jobs) check_job(job);
     bool done;
     last_look = std::chrono::steady_clock::now();
     {
         Released released;
-        done = how(std::move(jobs), interrupted);
+        done = pass(std::move(jobs), interrupted);
     }
     if (!done) throw nb::python_error();
 }

@@ -105,185 +105,114 @@ const char* const statistics[] = {
     CLEARHEAD_PER_QUERY(CLEARHEAD_NAME) "output", "top", "received", "peak", "image", "groups"};
 
 void rows(int threads, const Described& d, const Input& q, const Input& k, std::optional<Input> v, nb::dict answers) {
-    Job job;
-    job.problem = d.with(q, k);
-    Problem& p = job.problem;
-    RowAnswers& want = job.rows;
-    Named named(answers, p);
-    const int64_t n = p.batch * p.heads * p.queries;
-    const auto output = named.write("output");
-    if (output) take_values(p, v);
-    want.keep_float32 = output && bytes_of(p.type) == 2 && output->itemsize() == 4;
-    want.output = room(output, n * p.d_v, want.keep_float32 ? 4 : bytes_of(p.type), "output");
-#define CLEARHEAD_TAKE(name) want.name = named.statistics(#name, n);
-    CLEARHEAD_PER_QUERY(CLEARHEAD_TAKE)
-    check(!want.largest == !want.log_sum, "largest and log_sum");
-    want.top = named.lists("top_weights", "top_indices", n, want.top_weights, want.top_indices);
-    want.received = named.sums("received", p.batch * p.heads * p.keys);
-    check(!answers.contains("received") || answers.contains("largest"), "received needs the rows' states");
+    RowJob job{d.job(threads, q, k, v)};
+    Named named(job.problem, answers);
+    check(v || !named.has("output"), "v");
+    take_rows(job, named);
+    job.received = named.sums("received", named.heads * job.problem.keys);
     named.done();
-    work(attend, {job}, threads);
+    work(attend, {job});
 }
 
 // `known`: the rows' states, the labels of groups, x; `answers`: what is to be filled.
 void columns(int threads, const Described& d, const Input& q, const Input& k, nb::dict known, nb::dict answers) {
-    Job job;
-    job.problem = d.with(q, k);
-    const Problem& p = job.problem;
-    Named inputs(known, p), named(answers, p);
-    ColumnAnswers& want = job.columns;
-    take_columns(want, inputs, named);
-    if (const auto image = named.write("image")) take_picture(want, *image);
-    want.image = named.sums("image", p.batch * p.heads * want.height * want.width);
-    want.peak = named.sums("peak", p.batch * p.heads * p.keys);
-    inputs.done();
+    ColumnJob job{d.job(threads, q, k, {})};
+    Named named(job.problem, answers, known);
+    take_sums(job, named, "image");
+    job.image = named.sums("image", named.heads * job.height * job.width);
+    job.peak = named.sums("peak", named.heads * job.problem.keys);
     named.done();
-    work(observe, {job}, threads);
+    work(observe, {job});
 }
 
-// `known`: the rows' states, v, and what is known of the loss (base.Upstream); `answers`: the derivatives.
-void gradients(int threads, const Described& d, const Input& q, const Input& k, nb::dict known, nb::dict answers) {
-    Job job;
-    job.problem = d.with(q, k);
-    Problem& p = job.problem;
-    GradientAnswers& want = job.gradients;
-    Named inputs(known, p), named(answers, p);
-    const int64_t heads = p.batch * p.heads;
-    want.states = take_states(inputs);
-    want.rows = inputs.per_query("rows");
-    want.keys = inputs.numbers("keys", heads * p.keys);
-    want.entropy = inputs.per_query("entropy");
-    want.distance = inputs.per_query("distance");
-    check(known.contains("rows"), "rows");
-    const auto output = inputs.read("output"), v = inputs.read("v");
-    check(!output == !v && output.has_value() == answers.contains("v"), "output, v and v's derivative");
-    if (output) {
-        take_values(p, v);
-        want.output = view(*output, bytes_of(p.type), p.batch, p.heads, p.queries, p.d_v, "output");
-        want.v = named.statistics("v", p.batch * p.v_heads * p.keys * p.d_v);
-    }
-    want.q = named.statistics("q", heads * p.queries * p.d_k);
-    want.k = named.statistics("k", p.batch * p.kv_heads * p.keys * p.d_k);
-    check(answers.contains("q") && answers.contains("k"), "q's and k's derivatives");
+// `known`: the rows' states, and what is known of the loss (base.Upstream); `answers`: the derivatives.
+void gradients(int threads, const Described& d, const Input& q, const Input& k, std::optional<Input> v, nb::dict known,
+               nb::dict answers) {
+    GradientJob job{d.job(threads, q, k, v)};
+    const Problem& p = job.problem;
+    Named named(p, answers, known);
+    job.states = take_states(named);
+    job.by_row = named.per_query("rows");
+    job.by_key = named.numbers("keys", named.heads * p.keys);
+    job.entropy = named.per_query("entropy");
+    job.distance = named.per_query("distance");
+    check(named.has("rows") && named.has("q") && named.has("k"), "rows, and q's and k's derivatives");
+    const auto output = named.read("output");
+    check(!output == !v && output.has_value() == named.has("v"), "output, v and v's derivative");
+    if (output) job.output = view(*output, bytes_of(p.type), p.batch, p.heads, p.queries, p.d_v, "output");
+    job.q = named.statistics("q", named.rows * p.d_k);
+    job.k = named.statistics("k", p.batch * p.kv_heads * p.keys * p.d_k);
+    job.v = named.statistics("v", p.batch * p.v_heads * p.keys * p.d_v);
     if (const auto by_bias = named.write("bias")) {
         check(by_bias->ndim() == 4, "bias's derivative");
         const int64_t size[] = {p.batch, p.heads, p.queries, p.keys};
-        int64_t* stride[] = {&want.bias_batch, &want.bias_head, &want.bias_row, &want.bias_column};
+        int64_t* stride[] = {&job.bias_batch, &job.bias_head, &job.bias_row, &job.bias_column};
         for (int i = 0; i < 4; ++i) {
             const int64_t size_of_bias = int64_t(by_bias->shape(i));
             check(size_of_bias == size[i] || size_of_bias == 1, "bias's derivative");
             *stride[i] = size_of_bias == 1 ? 0 : by_bias->stride(i);
         }
-        want.bias = named.statistics("bias", int64_t(by_bias->size()));
+        job.bias = named.statistics("bias", int64_t(by_bias->size()));
     }
-    want.span_table = named.sums("span_table", heads * p.span_queries * p.span_keys);
-    check(!answers.contains("span_table") || p.query_spans, "spans");
-    inputs.done();
+    job.span_table = named.sums("span_table", named.heads * p.span_queries * p.span_keys);
+    check(!named.has("span_table") || p.query_spans, "spans");
     named.done();
-    work(differentiate, {job}, threads);
+    work(differentiate, job);
 }
 
-// The values and the derivatives g of edges.
-void take_edges(Job& job, const Input& v, const Input& g) {
-    Problem& p = job.problem;
-    take_values(p, v);
-    job.effects.g = view(g, bytes_of(p.type), p.batch, p.heads, p.queries, p.d_v, "g");
+View view_of_g(const Problem& p, const Input& g) {
+    return view(g, bytes_of(p.type), p.batch, p.heads, p.queries, p.d_v, "g");
 }
 
 void others(int threads, const Described& d, const Input& q, const Input& k, const Input& v, const Input& g,
             nb::dict answers) {
-    Job job;
-    job.problem = d.with(q, k);
-    take_edges(job, v, g);
-    Named named(answers, job.problem);
-    const int64_t count = job.problem.batch * job.problem.heads * job.problem.queries;
-    for (const char* name : {"strongest", "logit", "term", "largest", "log_sum", "others"})
-        check(answers.contains(name), name);
-    job.others = {named.indices("strongest", count), named.sums("logit", count),   named.sums("term", count),
-                  named.sums("largest", count),      named.sums("log_sum", count), named.sums("others", count)};
+    OtherJob job{{d.job(threads, q, k, v)}};
+    job.g = view_of_g(job.problem, g);
+    Named named(job.problem, answers);
+    job.strongest = named.indices("strongest", named.rows);
+    const auto one = [&](double*& to, const char* name) {
+        to = named.sums(name, named.rows);
+        check(named.has(name), name);
+    };
+    one(job.logit, "logit"), one(job.term, "term"), one(job.largest, "largest");
+    one(job.log_sum, "log_sum"), one(job.others, "others");
+    check(named.has("strongest"), "strongest");
     named.done();
-    work(find_others, {job}, threads);
+    work(find_others, job);
 }
 
 // `known`: as for columns, and what each row must know for a cut; `answers`: what is to be filled.
 void effects(int threads, const Described& d, const Input& q, const Input& k, const Input& v, const Input& g,
              nb::dict known, nb::dict answers) {
-    Job job;
-    job.problem = d.with(q, k);
-    take_edges(job, v, g);
+    EffectJob job{{{d.job(threads, q, k, v)}}};
     const Problem& p = job.problem;
-    EffectAnswers& want = job.effects;
-    ColumnAnswers& sums = job.columns;
-    Named inputs(known, p), named(answers, p);
-    take_columns(sums, inputs, named);
-    const int64_t heads = p.batch * p.heads, n = heads * p.queries;
-    want.whole = inputs.per_query("whole");
-    want.others = inputs.per_query("others");
-    want.strongest = inputs.all<int64_t>("strongest", n);
-    const bool cuts = known.contains("whole");
-    check(cuts == known.contains("others") && cuts == known.contains("strongest"), "whole, others and strongest");
-    want.by_query = named.sums("by_query", n);
-    want.top = named.lists("top_values", "top_indices", n, want.top_values, want.top_indices);
-    if (want.top) {
-        const int order = inputs.number("order");
+    job.g = view_of_g(p, g);
+    Named named(p, answers, known);
+    take_sums(job, named, "image_mean");
+    job.whole = named.per_query("whole");
+    job.others = named.per_query("others");
+    job.strongest = named.all<int64_t>("strongest", named.rows);
+    const bool cuts = named.has("whole");
+    check(cuts == named.has("others") && cuts == named.has("strongest"), "whole, others and strongest");
+    job.by_query = named.sums("by_query", named.rows);
+    job.top = named.lists("top_values", "top_indices", named.rows, job.top_values, job.top_indices);
+    if (job.top) {
+        const int order = named.number("order");
         check(order >= 0 && order < 3, "order");
-        want.order = Order(order);
+        job.order = Order(order);
     }
-    want.strongest_count =
-        named.lists("strongest_values", "strongest_indices", heads, want.strongest_values, want.strongest_indices);
-    if (const auto mean = named.write("image_mean")) take_picture(sums, *mean);
-    want.image_mean = named.statistics("image_mean", heads * sums.height * sums.width);
-    want.image_largest = named.statistics("image_largest", heads * sums.height * sums.width);
-    check(answers.contains("image_mean") == answers.contains("image_largest"), "a picture's two parts");
+    job.strongest_count =
+        named.lists("strongest_values", "strongest_indices", named.heads, job.strongest_values, job.strongest_indices);
+    job.image_mean = named.statistics("image_mean", named.heads * job.height * job.width);
+    job.image_largest = named.statistics("image_largest", named.heads * job.height * job.width);
+    check(named.has("image_mean") == named.has("image_largest"), "a picture's two parts");
     if (named.write("product")) {
-        check(!sums.transposed, "one product");
-        take_operand(sums, inputs, p.keys);
-        want.product = named.sums("product", n * sums.x_columns);
+        check(!job.transposed, "one product");
+        take_operand(job, named, p.keys);
+        job.product = named.sums("product", named.rows * job.x_columns);
     }
-    inputs.done();
     named.done();
-    work(find_effects, {job}, threads);
-}
-
-// Float multiply-adds on so many threads at once, `rounds` on each; returns how many were done.
-int64_t exercise(int threads, int64_t rounds) {
-    check(level() && threads > 0 && rounds > 0, "rounds");
-    struct Context {
-        int64_t rounds;
-        std::vector<int64_t> done;
-    } context{rounds, std::vector<int64_t>(threads)};
-    const auto body = [](const void* inputs, int64_t task, void*) {
-        Context& c = *static_cast<Context*>(const_cast<void*>(inputs));
-        float seed = 0.5f;
-        c.done[task] = level()->f32.exercise(c.rounds, &seed);
-    };
-    Released released;
-    run({threads, threads, body, &context, 0, nullptr});
-    return std::accumulate(context.done.begin(), context.done.end(), int64_t{0});
-}
-
-// Reads all of an array of floats with so many threads, a mebibyte at a time; returns the largest.
-float read_all(int threads, const Input& x) {
-    constexpr int64_t piece = 1 << 18;
-    struct Context {
-        const float* from;
-        float best[4096];
-    } context{static_cast<const float*>(x.data()), {}};
-    const int64_t count = int64_t(x.size()) / piece;
-    check(level() && x.itemsize() == 4 && int64_t(x.size()) % piece == 0 && count <= 4096 &&
-              whole<float>(x, x.size(), "x"),
-          "x");
-    const auto body = [](const void* inputs, int64_t task, void*) {
-        Context& c = *static_cast<Context*>(const_cast<void*>(inputs));
-        c.best[task] = level()->f32.read(c.from + task * piece, piece);
-    };
-    {
-        Released released;
-        run({count, threads, body, &context, 0, nullptr});
-    }
-    float best = 0;
-    for (int64_t i = 0; i < count; ++i) best = context.best[i] > best ? context.best[i] : best;
-    return best;
+    work(find_effects, job);
 }
 
 }  // namespace
@@ -312,18 +241,16 @@ NB_MODULE(_native, m) {
     m.def("ragged", &ragged, "threads"_a, "described"_a, "q"_a, "k"_a, "v"_a, "cu_seq_q"_a, "cu_seq_k"_a.none(),
           "seqused_k"_a.none(), "block_table"_a.none(), "answers"_a, "least_queries"_a, "most_keys"_a);
     m.def("columns", &columns, "threads"_a, "described"_a, "q"_a, "k"_a, "known"_a, "answers"_a);
-    m.def("gradients", &gradients, "threads"_a, "described"_a, "q"_a, "k"_a, "known"_a, "answers"_a);
+    m.def("gradients", &gradients, "threads"_a, "described"_a, "q"_a, "k"_a, "v"_a.none(), "known"_a, "answers"_a);
     m.def("others", &others);
     m.def("effects", &effects);
-    m.def("exercise", &exercise);
-    m.def("read", &read_all);
     m.def("statistics", [] {
         nb::list names;
         for (const char* name : statistics) names.append(name);
         return names;
     });
     m.def("level", [] { return level() ? level()->name : ""; });
-    m.def("levels", &level_names);
-    m.def("compiled_levels", &compiled_names);
-    m.def("all_levels", &all_names);
+    m.def("levels", [] { return choice().names.c_str(); });
+    m.def("compiled_levels", [] { return choice().compiled.c_str(); });
+    m.def("all_levels", [] { return choice().all.c_str(); });
 }

@@ -101,37 +101,26 @@ std::vector<Candidate> candidates() {
 #endif
 }
 
-struct Choice {
-    Level level{};
-    bool chosen = false;
-    std::string names, compiled, all;  // of this processor and this build; of this build; of any
+}  // namespace
 
-    Choice() {
-        const char* requested = std::getenv("CLEARHEAD_ISA");
-        const auto add = [](std::string& to, const char* name) { (to += to.empty() ? "" : " ") += name; };
-        for (const Candidate& one : candidates()) {
-            add(all, one.name);
-            if (!one.fill) continue;
-            add(compiled, one.name);
-            if (!one.available) continue;
-            add(names, one.name);
-            if (chosen || (requested && *requested && std::strcmp(requested, one.name) != 0)) continue;
-            one.fill(level);
-            chosen = true;
-        }
+Choice::Choice() {
+    const char* requested = std::getenv("CLEARHEAD_ISA");
+    const auto add = [](std::string& to, const char* name) { (to += to.empty() ? "" : " ") += name; };
+    for (const Candidate& one : candidates()) {
+        add(all, one.name);
+        if (!one.fill) continue;
+        add(compiled, one.name);
+        if (!one.available) continue;
+        add(names, one.name);
+        if (chosen || (requested && *requested && std::strcmp(requested, one.name) != 0)) continue;
+        one.fill(level);
+        chosen = true;
     }
-};
+}
 
 const Choice& choice() {
     static const Choice made;
     return made;
 }
-
-}  // namespace
-
-const Level* level() { return choice().chosen ? &choice().level : nullptr; }
-const char* level_names() { return choice().names.c_str(); }
-const char* compiled_names() { return choice().compiled.c_str(); }
-const char* all_names() { return choice().all.c_str(); }
 
 }  // namespace clearhead

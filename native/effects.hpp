@@ -15,102 +15,95 @@
 namespace clearhead {
 namespace {
 
+// One segment of the queries of a head, or one chunk of its keys for a product with the transposed matrix. The segments
+// of a head come in order, so that a task waits for earlier ones only.
 template <class M> struct EffectTask {
     using T = typename M::T;
     static constexpr int64_t pitch = kPitch<T>;
 
-    const Job& job;
-    int64_t head_index;
+    const EffectJob& job;
+    int64_t index;
     void* scratch;
     const Problem& p = job.problem;
-    const ColumnAnswers& want = job.columns;
-    const EffectAnswers& more = job.effects;
     Arena arena{static_cast<char*>(scratch)};
-    int64_t start = 0, stop = p.queries;  // queries start … stop
-    WeightTiles<M> tiles{job, head_index, arena};
-    EdgeTerms<M> terms{job, head_index, arena};
-    TransposedProduct<T> transposed{job, head_index, arena};
-    int64_t x_columns = up_to_multiple(want.x_columns, kLanes<T>);
+    int64_t pieces = job.transposed ? job.key_chunks : job.segments;
+    int64_t head_index = index / pieces, piece = index % pieces;
+    int64_t start = job.transposed ? 0 : piece * job.segment_rows;  // queries start … stop
+    int64_t stop = job.transposed ? p.queries : min_of(p.queries, start + job.segment_rows);
+    EdgeTiles<M> edges{job, job.g, head_index, arena};
+    ChunkSums<T> sums{job, head_index, arena};
+    int64_t x_columns = up_to_multiple(job.x_columns, kLanes<T>);
     // the right-hand side of `product`, of one block; the product of one tile, (kTile, x_columns)
-    Operand<Single<T>> x = Operand<Single<T>>::in(arena, more.product ? kBlock : 0, x_columns);
-    T* product = arena.take<T>(more.product ? (kTile + kStrip) * x_columns : 0);
-    Picture<T> picture{p, want.height, want.width, arena};
-    Rank<T> rank{more.order}, magnitude{Order::magnitude};
-    T *line = arena.take<T>(kBlock), *ranks = arena.take<T>(kBlock);
+    Operand<Single<T>> x = Operand<Single<T>>::in(arena, job.product ? kBlock : 0, x_columns);
+    T* product = arena.take<T>(job.product ? (kTile + kStrip) * x_columns : 0);
+    Picture<T> picture{p, job.height, job.width, arena};
+    Rank<T> rank{job.order}, magnitude{Order::magnitude};
+    T* ranks = arena.take<T>(kBlock);
     // what this segment adds to the head's sums; of a picture, the pixel rows from first_pixel on
-    double* by_key = arena.take<double>(want.received ? p.keys : 0);
-    double* groups = arena.take<double>(want.groups ? want.query_groups * want.key_groups : 0);
+    int64_t group_count = job.groups ? job.query_groups * job.key_groups : 0;
+    double* by_key = arena.take<double>(job.received ? p.keys : 0);
+    double* groups = arena.take<double>(group_count);
     int64_t first_pixel = 0;
     int64_t pixel_rows =
-        more.image_mean ? min_of(want.height, int64_t(double(job.segment_rows) / picture.tall) + 3) : 0;
-    double* means = arena.take<double>(pixel_rows * want.width);
-    T* largest = arena.take<T>(pixel_rows * want.width);
-    StrongestList<T> strongest{arena.take<T>(more.strongest_count), arena.take<int64_t>(more.strongest_count),
-                               more.strongest_count, 0};
+        job.image_mean ? min_of(job.height, int64_t(double(job.segment_rows) / picture.tall.size) + 3) : 0;
+    double* means = arena.take<double>(pixel_rows * job.width);
+    T* largest = arena.take<T>(pixel_rows * job.width);
+    StrongestList<T> strongest{arena.take<T>(job.strongest_count), arena.take<int64_t>(job.strongest_count),
+                               job.strongest_count, 0};
 
-    // The queries of one segment.
-    void run_segment(int64_t segment) {
-        start = segment * job.segment_rows, stop = min_of(p.queries, start + job.segment_rows);
-        clear();
-        const Strip seen = tiles.seen_by(start, stop);
-        for (int64_t first = seen.low / kBlock * kBlock; first < seen.high; first += job.key_chunk)
-            add_chunk(first, min_of(p.keys, first + job.key_chunk));
-        for (int64_t i = start; more.top && i < stop; ++i) list_of(i).finish(more.order);
-        if (!more.turns) return;
-        wait_for_turn(more.turns + head_index, int32_t(segment));
-        add_to_head(segment == 0, segment + 1 == job.segments);
-        __atomic_store_n(more.turns + head_index, int32_t(segment + 1), __ATOMIC_RELEASE);
+    void run() { job.transposed ? run_chunk() : run_segment(); }
+
+    void run_chunk() {
+        const int64_t first = piece * job.key_chunk, last = min_of(p.keys, first + job.key_chunk);
+        sums.clear_product(last - first);
+        add_chunk(first, last);
+        sums.write_product(first, last);
     }
 
-    // One chunk of keys of the product with the transposed matrix.
-    void run_chunk(int64_t chunk) {
-        const int64_t first = chunk * job.key_chunk, last = min_of(p.keys, first + job.key_chunk);
-        transposed.clear(last - first);
-        add_chunk(first, last);
-        transposed.write(first, last);
+    void run_segment() {
+        clear();
+        edges.weights.each_chunk(start, stop, [&](int64_t first, int64_t last) { add_chunk(first, last); });
+        for (int64_t i = start; job.top && i < stop; ++i) list_of(i).finish(job.order);
+        if (!job.turns) return;
+        const Turn turn(job.turns + head_index, piece);
+        add_to_head(piece == 0, piece + 1 == job.segments);
     }
 
     void add_chunk(int64_t first, int64_t last) {
-        tiles.load_keys(first, last);
-        terms.load_values(first, last);
-        const bool lists = more.top || more.strongest_count;
         const auto finish = [&]<bool CUT, bool LISTS>(const TilePart& part) {
-            terms.multiply(part, first);
             for (int r = 0; r < part.rows; ++r) add_row<CUT, LISTS>(part, r);
         };
-        tiles.each(
-            start, stop, first, last,
-            [&](int64_t i, int count) {
-                if (want.transposed && !transposed.load_rows(i, count)) return false;
-                return terms.load_tile(i, count), true;
-            },
+        const bool lists = job.top || job.strongest_count;
+        edges.each(
+            start, stop, first, last, [&](int64_t i, int count) { return sums.load_rows(i, count); },
             [&](const TilePart& part) {
-                if (more.whole)
+                if (job.whole)
                     lists ? finish.template operator()<true, true>(part)
                           : finish.template operator()<true, false>(part);
                 else
                     lists ? finish.template operator()<false, true>(part)
                           : finish.template operator()<false, false>(part);
             },
-            [&](int64_t i, int count, int64_t j0, int64_t end) { add_tile(i, count, j0, end, first); });
+            [&](const Tile& tile) { add_tile(tile, first); });
     }
 
     // Row r of a part: its scores become effects, which enter the lists and the query's sum.
     template <bool CUT, bool LISTS> void add_row(const TilePart& part, int r) {
-        const int64_t index = head_index * p.queries + part.query + r;
-        T* e = tiles.tile + (part.row + r) * pitch;  // first scores
-        const T* t = terms.terms + r * pitch;
-        const Normalizer<T> normalizer(want.states, index, tiles.rules.scale_of(tiles.head));
-        const Vec<T> whole = broadcast<T>(CUT ? static_cast<const T*>(more.whole)[index] : T(0));
+        const int64_t i = part.query + r, row = head_index * p.queries + i, j0 = part.seen.j0;
+        const int first = part.seen.first, last = part.seen.last;
+        T* e = edges.weights.tile + (part.row + r) * pitch;  // first scores
+        const T* t = edges.terms + r * pitch;
+        const Normalizer<T> normalizer(job.states, row, edges.weights.rules.scale_of(edges.weights.head));
+        const Vec<T> whole = broadcast<T>(CUT ? static_cast<const T*>(job.whole)[row] : T(0));
         const Vec<T> one = broadcast<T>(1), hidden = broadcast<T>(-kInfinity<T>);
         // Only the strongest key's weight can be near 1.
-        const int64_t alone = CUT && more.strongest[index] >= 0 ? more.strongest[index] - part.j0 : -1;
+        const int64_t alone = CUT && job.strongest[row] >= 0 ? job.strongest[row] - j0 : -1;
         Vec<T> sum = {}, high = hidden, highest = hidden;
-        for (int j = part.first; j < part.last; j += kLanes<T>) {
+        for (int j = first; j < last; j += kLanes<T>) {
             const Vec<T> score = load(e + j), weight = normalizer.weight(score), term = load(t + j);
             Vec<T> effect = CUT ? weight / (one - weight) * (whole - term) : weight * term;
             if (CUT && alone >= j && alone < j + kLanes<T>)
-                effect = cut_of_strongest(index, int(alone - j), weight, term, effect);
+                effect = cut_of_strongest(row, int(alone - j), weight, term, effect);
             effect = score == hidden ? Vec<T>{} : effect;
             sum = sum + effect;
             store(e + j, effect);
@@ -121,116 +114,93 @@ template <class M> struct EffectTask {
                 store(ranks + j, by);
             }
         }
-        if (more.by_query) more.by_query[index] += double(sum_of<T>(sum));
+        if (job.by_query) job.by_query[row] += double(sum_of<T>(sum));
         if constexpr (LISTS) {
-            if (more.top && lanes_above<T>(high, list_of(part.query + r).rank[more.top - 1]))
-                list_of(part.query + r).enter(ranks, e, part.j0, part.first, part.last, high);
-            if (strongest.k && lanes_above<T>(highest, strongest.below)) enter_strongest(part, part.query + r, e);
+            if (job.top && lanes_above<T>(high, list_of(i).rank[job.top - 1]))
+                list_of(i).enter(ranks, e, j0, first, last, high);
+            if (strongest.k && lanes_above<T>(highest, strongest.below)) enter_strongest(part.seen, i, e);
         }
     }
 
     // The effects with that of the strongest key, in lane `lane`, by the answer of the others.
-    Vec<T> cut_of_strongest(int64_t index, int lane, Vec<T> weight, Vec<T> term, Vec<T> effect) const {
-        const Vec<T> others = broadcast<T>(static_cast<const T*>(more.others)[index]);
+    Vec<T> cut_of_strongest(int64_t row, int lane, Vec<T> weight, Vec<T> term, Vec<T> effect) const {
+        const Vec<T> others = broadcast<T>(static_cast<const T*>(job.others)[row]);
         return lanes<T>() == broadcast<T>(T(lane)) ? weight * (others - term) : effect;
     }
 
     FirstList<T> list_of(int64_t i) const {
-        const int64_t from = (head_index * p.queries + i) * more.top;
-        return {static_cast<T*>(more.top_values) + from, more.top_indices + from, more.top};
+        const int64_t from = (head_index * p.queries + i) * job.top;
+        return {static_cast<T*>(job.top_values) + from, job.top_indices + from, job.top};
     }
 
     // `ranks` says what is hidden.
-    void enter_strongest(const TilePart& part, int64_t i, const T* e) {
-        for (int j = part.first; j < part.last; j += kLanes<T>) {
+    void enter_strongest(const Seen& seen, int64_t i, const T* e) {
+        for (int j = seen.first; j < seen.last; j += kLanes<T>) {
             const auto none = load(ranks + j) == broadcast<T>(-kInfinity<T>);
             T by[kLanes<T>];
             store(by, magnitude.of(load(e + j), none));
             for (uint32_t above = lanes_above<T>(load(by), strongest.below); above; above &= above - 1) {
                 const int lane = __builtin_ctz(above);
-                const int64_t place = i * p.keys + part.j0 + j + lane;
+                const int64_t place = i * p.keys + seen.j0 + j + lane;
                 strongest.enter(by[lane], e[j + lane] < 0 ? place | kNegative : place);
             }
         }
     }
 
     // Adds a tile of effects to every requested sum.
-    void add_tile(int64_t i, int count, int64_t j0, int64_t end, int64_t first) {
-        const T* effects = tiles.tile;
-        const int64_t width = end - j0;
-        if (want.weights) copy_tile(effects, count, width, want.weights, head_index * p.queries + i, j0, p.keys);
-        if (want.received) add_to_keys(effects, count, width, line, by_key + j0);
-        if (more.image_mean) picture.template add<true>(effects, i, count, j0, int(width), first_pixel, means, largest);
-        if (want.groups)
-            add_to_groups(effects, count, width, want.query_labels + tiles.batch * p.queries + i,
-                          want.key_labels + tiles.batch * p.keys + j0, line, groups, want.key_groups);
-        if (want.transposed) transposed.add(effects, count, j0 - first, width);
-        if (more.product) add_product(i, count, j0, width);
+    void add_tile(const Tile& tile, int64_t first) {
+        const T* effects = edges.weights.tile;
+        sums.add(effects, tile, first, by_key + (job.received ? first : 0), groups);
+        if (job.image_mean) picture.template add<true>(effects, tile, first_pixel, means, largest);
+        if (job.product) add_product(tile);
     }
 
     // product[i] += Σ_j effects[i][j]·x[j] for the keys of one block.
-    void add_product(int64_t i, int count, int64_t j0, int64_t width) {
-        x.load_rows(want.x, want.x_type, tiles.batch, tiles.head * want.x_heads / p.heads, j0, j0 + width,
-                    want.x_columns);
-        for (int64_t c = 0; c < count * x.columns; ++c) product[c] = 0;
-        for (int s = 0; s < count; s += kStrip)
-            add_products<Single<T>, pitch, 1>(tiles.tile + s * pitch, int(min_of(kStrip, count - s)), x, 0, width,
-                                              product + s * x.columns);
-        for (int r = 0; r < count; ++r)
-            for (int64_t c = 0; c < want.x_columns; ++c)
-                more.product[(head_index * p.queries + i + r) * want.x_columns + c] +=
-                    double(product[r * x.columns + c]);
+    void add_product(const Tile& tile) {
+        load_operand(x, job, head_index, p.keys, tile.key, tile.key + tile.columns);
+        for (int64_t c = 0; c < tile.rows * x.columns; ++c) product[c] = 0;
+        for (int s = 0; s < tile.rows; s += kStrip)
+            add_products<Single<T>, pitch, 1>(edges.weights.tile + s * pitch, int(min_of(kStrip, tile.rows - s)), x, 0,
+                                              tile.columns, product + s * x.columns);
+        double* to = job.product + (head_index * p.queries + tile.query) * job.x_columns;
+        for (int r = 0; r < tile.rows; ++r, to += job.x_columns)
+            for (int64_t c = 0; c < job.x_columns; ++c) to[c] += double(product[r * x.columns + c]);
     }
 
     void clear() {
-        for (int64_t i = start; more.top && i < stop; ++i) list_of(i).clear();
+        for (int64_t i = start; job.top && i < stop; ++i) list_of(i).clear();
         if (strongest.k) strongest.clear();
-        if (want.received) std::memset(by_key, 0, p.keys * sizeof(double));
-        if (want.groups) std::memset(groups, 0, want.query_groups * want.key_groups * sizeof(double));
-        if (more.image_mean) first_pixel = picture.first_of(start);
-        std::memset(means, 0, pixel_rows * want.width * sizeof(double));
-        std::memset(largest, 0, pixel_rows * want.width * sizeof(T));
+        if (job.received) std::memset(by_key, 0, p.keys * sizeof(double));
+        std::memset(groups, 0, group_count * sizeof(double));
+        if (job.image_mean) first_pixel = picture.tall.first_of(start);
+        std::memset(means, 0, pixel_rows * job.width * sizeof(double));
+        std::memset(largest, 0, pixel_rows * job.width * sizeof(T));
     }
 
     void add_to_head(bool first, bool last) {
-        double* keys = want.received ? want.received + head_index * p.keys : nullptr;
+        double* keys = job.received ? job.received + head_index * p.keys : nullptr;
         for (int64_t j = 0; keys && j < p.keys; ++j) keys[j] += by_key[j];
-        const int64_t group_count = want.query_groups * want.key_groups;
-        for (int64_t n = 0; want.groups && n < group_count; ++n) want.groups[head_index * group_count + n] += groups[n];
-        const int64_t pixel = (head_index * want.height + first_pixel) * want.width;
-        const int64_t pixels = min_of(pixel_rows, want.height - first_pixel) * want.width;
+        for (int64_t n = 0; n < group_count; ++n) job.groups[head_index * group_count + n] += groups[n];
+        const int64_t pixel = (head_index * job.height + first_pixel) * job.width;
+        const int64_t pixels = min_of(pixel_rows, job.height - first_pixel) * job.width;
         for (int64_t n = 0; n < pixels; ++n) {
-            static_cast<T*>(more.image_mean)[pixel + n] += T(means[n]);
-            T& most = static_cast<T*>(more.image_largest)[pixel + n];
+            static_cast<T*>(job.image_mean)[pixel + n] += T(means[n]);
+            T& most = static_cast<T*>(job.image_largest)[pixel + n];
             most = Picture<T>::larger_of(most, largest[n]);
         }
-        StrongestList<T> all = head_list();
+        const int64_t from = head_index * strongest.k;
+        StrongestList<T> all{static_cast<T*>(job.strongest_values) + from, job.strongest_indices + from, strongest.k,
+                             0};
         if (first) all.clear();
         for (int64_t n = 0; n < strongest.k; ++n) all.enter(strongest.rank[n], strongest.place[n]);
         if (last) all.finish();
     }
-
-    StrongestList<T> head_list() const {
-        const int64_t from = head_index * strongest.k;
-        return {static_cast<T*>(more.strongest_values) + from, more.strongest_indices + from, strongest.k, 0};
-    }
 };
 
-template <class M> int64_t effect_scratch_bytes(const Job& job) { return EffectTask<M>{job, 0, nullptr}.arena.bytes; }
-
-// One segment of the queries of a head, or one chunk of its keys for a product with the transposed matrix. The segments
-// of a head come in order, so that a task waits for earlier ones only.
-template <class M> void effects(const Job& job, int64_t index, void* scratch) {
-    const bool chunks = job.columns.transposed;
-    const int64_t pieces = chunks ? job.key_chunks : job.segments;
-    EffectTask<M> task{job, index / pieces, scratch};
-    chunks ? task.run_chunk(index % pieces) : task.run_segment(index % pieces);
-}
-
 template <class M> void fill(Kernel& kernel) {
-    kernel.columns = {column_scratch_bytes<M>, columns<M>};
-    kernel.others = {other_scratch_bytes<M>, others<M>};
-    kernel.effects = {effect_scratch_bytes<M>, effects<M>};
+    kernel.columns = pass_of<ColumnTask<M>, ColumnJob>();
+    kernel.others = pass_of<OtherTask<M>, OtherJob>();
+    kernel.effects = pass_of<EffectTask<M>, EffectJob>();
 }
 
 }  // namespace

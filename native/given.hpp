@@ -193,10 +193,11 @@ constexpr double kSmall = 1 << 26;  // bytes of an output: of a larger one Pytho
 
 // The output for q, k and v that were read: of q's kind. None where they are not what was described, or memory is
 // short: Python says so. There may be other numbers of keys than were described where no rule has values along them.
+// With `state` a tuple: the output and the rows' states.
 inline nb::object output_of(int threads, const Described& d, const Reader& reader, const Given& q, const Given& k,
-                            const Given& v) {
-    Job job;
-    Problem& p = job.problem = d.p;
+                            const Given& v, bool state = false) {
+    RowJob job{{d.p, threads}};
+    Problem& p = job.problem;
     const bool along_keys = p.kv_segments || p.key_spans || p.bias.data || p.mask.data || p.kv_lengths;
     const int64_t keys = along_keys ? p.keys : k.shape[2];
     const bool fits = q.has(p.batch, p.heads, p.queries, p.d_k) && k.has(p.batch, p.kv_heads, keys, p.d_k) &&
@@ -214,24 +215,37 @@ inline nb::object output_of(int threads, const Described& d, const Reader& reade
     try {
         const auto [output, data] = reader.make(q.ndim, shape, q.dtype);
         if (!data) return nb::none();
-        job.rows.output = data;
-        work(attend, {job}, threads);
-        return output;
+        job.output = data;
+        if (!state) {
+            work(attend, {job});
+            return output;
+        }
+        int64_t rows[4] = {1, q.shape[0], q.shape[1], q.shape[2]};
+        const nb::dlpack::dtype kind = {uint8_t(nb::dlpack::dtype_code::Float), uint8_t(p.type == Type::f64 ? 64 : 32),
+                                        1};
+        const auto [largest, to_largest] = reader.make(q.ndim - 1, rows, kind);
+        const auto [log_sum, to_log_sum] = reader.make(q.ndim - 1, rows, kind);
+        if (!to_largest || !to_log_sum) return nb::none();
+        job.largest = to_largest;
+        job.log_sum = to_log_sum;
+        work(attend, {job});
+        return nb::make_tuple(output, largest, log_sum);
     } catch (const std::bad_alloc&) { return nb::none(); }
 }
 
-// The output alone, of q's kind; None where the arrays must be read in another way.
-inline nb::object output(int threads, const Described& d, nb::handle q, nb::handle k, nb::handle v) {
+// The output alone, of q's kind, or with `state` that and the rows' states; None where the arrays must be read in
+// another way.
+inline nb::object output(int threads, const Described& d, nb::handle q, nb::handle k, nb::handle v, bool state) {
     const Reader reader(q);
     Given given[3];
     if (!reader.read(q, given[0]) || !reader.read(k, given[1]) || !reader.read(v, given[2])) return nb::none();
-    return output_of(threads, d, reader, given[0], given[1], given[2]);
+    return output_of(threads, d, reader, given[0], given[1], given[2], state);
 }
 
 // Copies the only row of every head to row `place` of `to`; turned, where `turns` are given, in the order of the
 // operations there.
-template <class T> void move_row(const View& from, const int64_t* shape, const View* turns, const View& to,
-                                 int64_t place) {
+template <class T>
+void move_row(const View& from, const int64_t* shape, const View* turns, const View& to, int64_t place) {
     const int64_t d = shape[3];
     const T* cos = turns ? static_cast<const T*>(turns->data) : nullptr;
     for (int64_t b = 0; b < shape[0]; ++b)
@@ -252,9 +266,9 @@ template <class T> void move_row(const View& from, const int64_t* shape, const V
 }
 
 // One step of decoding: writes k (batch, kv_heads, 1, d_k) and v to position `place` of their rooms (batch, kv_heads,
-// room, d), and attends with q (batch, heads, 1, d_k) to all positions up to it. `turns` (2, d_k) are the cosine and the
-// signed sine by which q and k are turned before (nn/rotary.py), or None. Returns the output; None, before anything is
-// written, where the arrays are not what was described.
+// room, d), and attends with q (batch, heads, 1, d_k) to all positions up to it. `turns` (2, d_k) are the cosine and
+// the signed sine by which q and k are turned before (nn/cache.py), or None. Returns the output; None, before anything
+// is written, where the arrays are not what was described.
 inline nb::object step(int threads, const Described& d, nb::handle q, nb::handle k, nb::handle v, nb::handle keys,
                        nb::handle values, int64_t place, nb::handle turns) {
     const Reader reader(q);
@@ -272,9 +286,9 @@ inline nb::object step(int threads, const Described& d, nb::handle q, nb::handle
         !query.has(p.batch, p.heads, 1, p.d_k) || key.shape[3] != p.d_k)
         return nb::none();
     const bool turned = !turns.is_none();
-    if (turned && (!reader.read(turns, turn) || !is_type(turn.dtype, p.type) || bytes_of(p.type) < 4 ||
-                   turn.ndim != 2 || turn.shape[2] != 2 || turn.shape[3] != p.d_k || p.d_k % 2 ||
-                   turn.view.column != 1))
+    if (turned &&
+        (!reader.read(turns, turn) || !is_type(turn.dtype, p.type) || bytes_of(p.type) < 4 || turn.ndim != 2 ||
+         turn.shape[2] != 2 || turn.shape[3] != p.d_k || p.d_k % 2 || turn.view.column != 1))
         return nb::none();
     rooms[0].shape[2] = rooms[1].shape[2] = place + 1;
     const int64_t bytes = bytes_of(p.type);

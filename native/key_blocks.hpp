@@ -1,8 +1,8 @@
-// The keys and values that a row task reads, one block at a time: in place, from what the job has packed for all tasks,
-// or packed here; and prefetched.
+// The keys and values that a row task reads, one block at a time, and its products with them: they lie in place, or
+// the job has packed them for all tasks, or they are packed here; and they are prefetched.
 #pragma once
 
-#include "packing.hpp"
+#include "rules.hpp"
 
 namespace clearhead {
 namespace {
@@ -24,15 +24,19 @@ template <class M> struct KeyBlocks {
     using T = typename M::T;
     using Cell = typename M::Cell;
 
-    const Job& job;
+    static constexpr int64_t pitch = kPitch<T>;
+
+    const RowJob& job;
     int64_t batch, first_head, rows;
     Arena& arena;
     const Problem& p = job.problem;
     // modes
-    bool has_values = job.has_values();  // an output is asked for
+    bool has_values = job.output;
+    Matrix all_keys = keys_of(p, batch, first_head* p.kv_heads / p.heads);
+    Matrix all_values = values_of(p, batch, has_values ? first_head * p.v_heads / p.heads : 0);
     bool few_rows = !job.packed && rows <= kDirectRows;
     bool direct_keys =  // scores read the keys where they lie; `keys` is null
-        few_rows && depth_of<M>(p.d_k) % kLanes<T> == 0 && in_cells<M>(p.k, p.type, p.d_k) &&
+        few_rows && depth_of<M>(p.d_k) % kLanes<T> == 0 && in_cells<M>(all_keys) &&
         !(in_tiles<M>() && p.k.row % M::per_cell);
     bool pairs_in_place =  // pairs of values are made as they are read; `values` is null
         few_rows && has_values && M::per_cell == 2 && !in_tiles<M>() && p.type == Type::bf16 && p.v.column == 1 &&
@@ -40,9 +44,6 @@ template <class M> struct KeyBlocks {
     bool packs_values =  // straight from memory, a block at a time, before its keys are read
         in_tiles<M>() && direct_keys && has_values && !job.direct_values;
     bool separate_nonfinite = false;  // values that are not finite are listed in `nonfinite`
-    // sizes
-    int64_t key_head = batch * p.kv_heads + first_head * p.kv_heads / p.heads;  // counted over all batches, as below
-    int64_t value_head = has_values ? batch * p.v_heads + first_head * p.v_heads / p.heads : 0;
     int64_t depth = depth_of<M>(p.d_k), columns = has_values ? value_columns<M>(p) : 0;  // in cells
     // the block that load() was last called for
     const Cell *keys = nullptr, *values = nullptr;
@@ -51,7 +52,8 @@ template <class M> struct KeyBlocks {
     Cell* staging = arena.take<Cell>(staging_cells<M>(depth));  // rows on their way into a panel or a strip
     Cell* packed_keys = job.packed ? nullptr : arena.take<Cell>(kBlock * depth);  // one block
     Cell* packed_values = arena.take<Cell>(kBlock * columns);  // one block, where the job's are not read
-    Runs runs;  // of values that are read in place from pages; the first row is set by the reader
+    Runs runs = {};            // of values that are read in place from pages; the first row is set by the reader
+    Prefetch next_block = {};  // issued beside the scores
     int64_t packed_keys_start = -1, packed_values_start = -1;  // the first key of the blocks that they hold
 
     // Forgets what is packed: another span follows.
@@ -65,15 +67,14 @@ template <class M> struct KeyBlocks {
 
     void load_keys(int64_t j0, int64_t first, int64_t last) {
         if (job.packed) {
-            const char* head = job.packed_keys + (key_head - job.first_key_head) * packed_key_bytes<M>(job);
-            keys = reinterpret_cast<const Cell*>(head) + j0 * depth;
+            const int64_t head = batch * p.kv_heads + all_keys.head - job.first_key_head;
+            keys = reinterpret_cast<const Cell*>(job.packed_keys + head * packed_key_bytes<M>(p)) + j0 * depth;
         } else if (direct_keys)
             keys = nullptr;
         else if (packed_keys_start != j0) {
             Prefetch prefetch = prefetch_beside_keys(first, last);
             const int64_t from = first / kPanel<T> * kPanel<T>;
-            pack_panels<M>(p.k, p.type, batch, key_head % p.kv_heads, from, last, p.keys, p.d_k, staging,
-                           packed_keys + (from - j0) * depth, &prefetch);
+            pack_panels<M>(all_keys, from, last, staging, packed_keys + (from - j0) * depth, &prefetch);
             keys = packed_keys;
             packed_keys_start = j0;
         }
@@ -87,15 +88,15 @@ template <class M> struct KeyBlocks {
             return;
         else if (p.v.runs && (pairs_in_place || job.direct_values)) {
             runs.pitch = p.v.row * bytes_of(p.type);
-            for (int64_t j = first / kRun * kRun; j < last; j += kRun)
-                runs.start[(j - j0) / kRun] = row_of(p.v, p.type, batch, value_head % p.v_heads, j);
+            for (int64_t j = first / kRun * kRun; j < last; j += kRun) runs.start[(j - j0) / kRun] = all_values.row(j);
         } else if (pairs_in_place)
             return;
         else if (job.direct_values)
-            values = reinterpret_cast<const Cell*>(row_of(p.v, p.type, batch, value_head % p.v_heads, j0));
+            values = reinterpret_cast<const Cell*>(all_values.row(j0));
         else if (job.packed) {
-            const char* head = job.packed_values + (value_head - job.first_value_head) * packed_value_bytes<M>(job);
-            values = reinterpret_cast<const Cell*>(head) + j0 / M::per_cell * columns;
+            const int64_t head = batch * p.v_heads + all_values.head - job.first_value_head;
+            values = reinterpret_cast<const Cell*>(job.packed_values + head * packed_value_bytes<M>(p)) +
+                     j0 / M::per_cell * columns;
         } else {
             pack_values_of_block(j0, first, last);
             packed_values_start = j0;
@@ -105,8 +106,8 @@ template <class M> struct KeyBlocks {
     void pack_values_of_block(int64_t j0, int64_t first, int64_t last) {
         const int64_t from = first / M::per_cell * M::per_cell;
         Prefetch beside = prefetch_beside_packing(first, last);
-        pack_value_rows<M>(p.v, p.type, batch, value_head % p.v_heads, from, last, p.d_v, columns,
-                           packed_values + (from - j0) / M::per_cell * columns, &beside);
+        pack_value_rows<M>(all_values, from, last, columns, packed_values + (from - j0) / M::per_cell * columns,
+                           &beside);
         values = packed_values;
     }
 
@@ -127,18 +128,105 @@ template <class M> struct KeyBlocks {
     // Cells from one row of `values` to the next.
     int64_t value_pitch() const { return job.direct_values && !separate_nonfinite ? p.v.row : columns; }
 
+    // The scores of a strip of queries with the seen columns of the block.
+    void score(const Cell* queries, int row_count, const Seen& seen, T* scores) {
+        if (direct_keys) return score_in_place(queries, row_count, seen, scores);
+        with_rows(row_count, [&]<int R>() {
+            score_panels<M, R>(queries, keys, depth, seen.first / kPanel<T>, seen.last / kPanel<T>, scores,
+                               &next_block);
+        });
+    }
+
+    // The scores of a few queries. The keys are read where they lie, a square at a time, which saves packing them.
+    void score_in_place(const Cell* queries, int row_count, const Seen& seen, T* scores) {
+        constexpr int n = kLanes<T>;
+        static_assert(kRun % n == 0);  // these keys lie in one run
+        const int64_t j0 = seen.j0, pitch_bytes = p.k.row * bytes_of(p.type);
+        Cell* zeros = staging;  // stands for keys past the end
+        for (int64_t k = 0; k < depth; ++k) zeros[k] = 0;
+        Prefetch beside = prefetch_beside_keys(j0 + seen.first, min_of(j0 + seen.last, p.keys));
+        if (in_tiles<M>()) return score_in_tiles(queries, row_count, seen, scores, beside);
+        for (int j = seen.first; j < seen.last; j += n) {
+            const T* row[n];
+            const char* start = all_keys.row(j0 + j);
+            for (int i = 0; i < n; ++i)
+                row[i] = j0 + j + i < p.keys ? reinterpret_cast<const T*>(start + i * pitch_bytes) : zeros;
+            with_rows(row_count, [&]<int R>() {
+                if constexpr (R <= kDirectRows) score_square<M, R>(queries, row, depth, scores + j, beside);
+            });
+        }
+    }
+
+    // The same in tile registers; past the last key the scores stay as they are, and are masked.
+    void score_in_tiles(const Cell* queries, int row_count, const Seen& seen, T* scores, Prefetch& beside) {
+#if defined(__AMX_BF16__)
+        constexpr int64_t n = kTileCells;
+        const int64_t here = min_of(seen.last, p.keys - seen.j0),
+                      stop = p.k.runs ? up_to_multiple(here, n) : here;  // a run has all its rows
+        const auto multiply = [&]<int R>() {
+            const float* rows_of[4];
+            const auto groups = [&]<int C>(int64_t j, int64_t keys_of_each) {
+                for (int i = 0; i < C; ++i)
+                    rows_of[i] = reinterpret_cast<const float*>(all_keys.row(seen.j0 + j + i * n));
+                tile_squares<R, C>(queries, kStrip, rows_of, p.k.row / 2, depth, scores + j, pitch, int(keys_of_each),
+                                   beside);
+            };
+            configure_tiles(n, n, R);
+            int64_t j = seen.first;
+            for (; j + 4 * n <= stop; j += 4 * n) groups.template operator()<4>(j, n);
+            for (; j + n <= stop; j += n) groups.template operator()<1>(j, n);
+            if (j < stop) {
+                configure_tiles(int(stop - j), n, R);
+                groups.template operator()<1>(j, stop - j);
+            }
+            _tile_release();
+        };
+        if constexpr (M::per_cell == 2)
+            with_rows(row_count, [&]<int R>() {
+                if constexpr (R <= kDirectRows) multiply.template operator()<R>();
+            });
+#endif
+    }
+
+    // out = out·rescale + weights · values, over the seen keys.
+    void add_values(const T* strip_weights, int row_count, const Seen& seen, const T* rescale, T* out) {
+        const int64_t begin = (seen.low - seen.j0) / M::per_cell;  // in cells
+        const int64_t cells = (seen.high - seen.j0 + M::per_cell - 1) / M::per_cell - begin;
+        const Cell* weights = reinterpret_cast<const Cell*>(strip_weights);
+        const bool one_strip = !job.packed && !separate_nonfinite && rows <= kStrip;
+        Prefetch beside = one_strip ? prefetch_beside_values(seen.low, seen.high) : Prefetch{};
+        const bool in_pages = p.v.runs && !separate_nonfinite && (job.direct_values || pairs_in_place);
+        const Runs* pages = in_pages ? &runs : nullptr;
+        runs.first = begin * M::per_cell;
+        if constexpr (M::per_cell == 2)
+            if (pairs_in_place && !separate_nonfinite) {
+                const int64_t key = seen.j0 + 2 * begin;
+                const uint16_t* numbers = reinterpret_cast<const uint16_t*>(all_values.row(key));
+                with_rows(row_count, [&]<int R>() {
+                    if constexpr (R <= kDirectRows)
+                        weighted_rows<M, R, pitch>(weights + begin, numbers, p.v.row, seen.high - key, rescale, out,
+                                                   columns, columns, beside, pages);
+                });
+                return;
+            }
+        with_rows(row_count, [&]<int R>() {
+            weighted_sum<M, R, pitch, 1>(weights, in_pages ? nullptr : values, value_pitch(), begin, cells, rescale,
+                                         out, columns, columns, one_strip ? &beside : nullptr, pages);
+        });
+    }
+
     // A task of few queries is limited by memory. So it prefetches what it reads in the order of the memory,
     // kPrefetchRows rows ahead: while keys are read, the later keys and the first values; while values are read, the
     // later values and the next keys.
     Prefetch prefetch_beside_keys(int64_t first, int64_t last) const {
         Prefetch prefetch;
         if (packs_values) {  // the values that are packed next
-            prefetch_values(prefetch, 0, last, min_of(last + kBlock, p.keys));
+            prefetch_rows(prefetch, 0, all_values, last, min_of(last + kBlock, p.keys));
             prefetch.bytes = kRun * p.d_v * bytes_of(p.type) * kDepthChunk / depth;
             return prefetch;
         }
-        prefetch_keys(prefetch, 0, first + kPrefetchRows, last);
-        if (has_values) prefetch_values(prefetch, 1, first, min_of(first + kPrefetchRows, last));
+        prefetch_rows(prefetch, 0, all_keys, first + kPrefetchRows, last);
+        if (has_values) prefetch_rows(prefetch, 1, all_values, first, min_of(first + kPrefetchRows, last));
         prefetch.bytes = kLanes<T> * kVectorBytes;
         return prefetch;
     }
@@ -148,16 +236,16 @@ template <class M> struct KeyBlocks {
         Prefetch prefetch;
         if (!packs_values) return prefetch;
         const bool start = packed_values_start < 0;
-        if (start) prefetch_values(prefetch, 0, first + kPrefetchRows, last);
-        prefetch_keys(prefetch, 1, first, last);
+        if (start) prefetch_rows(prefetch, 0, all_values, first + kPrefetchRows, last);
+        prefetch_rows(prefetch, 1, all_keys, first, last);
         prefetch.bytes = kPackedRows * (p.d_k + start * p.d_v) * bytes_of(p.type);
         return prefetch;
     }
 
     Prefetch prefetch_beside_values(int64_t first, int64_t last) const {
         Prefetch prefetch;
-        if (job.direct_values || pairs_in_place) prefetch_values(prefetch, 0, first + kPrefetchRows, last);
-        prefetch_keys(prefetch, 1, last, min_of(last + kPrefetchRows, p.keys));
+        if (job.direct_values || pairs_in_place) prefetch_rows(prefetch, 0, all_values, first + kPrefetchRows, last);
+        prefetch_rows(prefetch, 1, all_keys, last, min_of(last + kPrefetchRows, p.keys));
         prefetch.bytes = kDepthChunk * columns * int64_t(sizeof(T));
         return prefetch;
     }
@@ -165,13 +253,13 @@ template <class M> struct KeyBlocks {
     // The first keys of a task, all at once.
     void prefetch_first_keys(int64_t first, int64_t last) const {
         Prefetch prefetch;
-        prefetch_keys(prefetch, 0, first, min_of(first + kPrefetchRows, last));
+        prefetch_rows(prefetch, 0, all_keys, first, min_of(first + kPrefetchRows, last));
         prefetch.bytes = kPrefetchRows * p.d_k * bytes_of(p.type);
         prefetch.template issue<3>();
     }
 
     // The packed block that starts at j0, after the present one, in equal parts beside the products of `strips` strips.
-    Prefetch prefetch_next_block(int64_t j0, int strips) const {
+    Prefetch prefetch_packed(int64_t j0, int strips) const {
         const int64_t keys_here = min_of(kBlock, p.keys - j0), size = int64_t(sizeof(T));
         Prefetch next;
         const int64_t key_bytes = keys_here * depth * size, v_pitch = value_pitch();
@@ -185,25 +273,18 @@ template <class M> struct KeyBlocks {
         return next;
     }
 
-    void prefetch_keys(Prefetch& prefetch, int which, int64_t first, int64_t last) const {
-        prefetch_rows(prefetch, which, p.k, key_head % p.kv_heads, p.d_k, first, last);
-    }
-
-    void prefetch_values(Prefetch& prefetch, int which, int64_t first, int64_t last) const {
-        prefetch_rows(prefetch, which, p.v, value_head % p.v_heads, p.d_v, first, last);
-    }
-
-    void prefetch_rows(Prefetch& prefetch, int which, const View& x, int64_t head, int64_t d, int64_t first,
-                       int64_t last) const {
-        const int64_t size = bytes_of(p.type), together = x.runs && x.row == d ? kRun : 1;  // rows that are one piece
+    void prefetch_rows(Prefetch& prefetch, int which, const Matrix& rows_of, int64_t first, int64_t last) const {
+        const View& x = rows_of.x;
+        const int64_t size = bytes_of(p.type), row_bytes = rows_of.d * size;
+        const int64_t together = x.runs && x.row == rows_of.d ? kRun : 1;  // rows that are one piece
         if (x.column != 1 || first >= last) return;
         first = first / together * together;
-        const char* row = row_of(x, p.type, batch, head, first);
-        prefetch.add(which, row, d * size, x.row * size, last - first);
+        const char* row = rows_of.row(first);
+        prefetch.add(which, row, row_bytes, x.row * size, last - first);
         if (!x.runs) return;
         Prefetch::Rows& ahead = prefetch.rows[which];
-        ahead = {row, together * d * size, x.row * size, (last - first + together - 1) / together};
-        ahead.pages = static_cast<const char*>(x.data) + head * x.head * size;
+        ahead = {row, together * row_bytes, x.row * size, (last - first + together - 1) / together};
+        ahead.pages = static_cast<const char*>(x.data) + rows_of.head * x.head * size;
         ahead.run = x.runs + first / kRun + 1, ahead.in_run = first % kRun;
         ahead.per_run = kRun / together, ahead.size = size;
     }

@@ -1,6 +1,7 @@
 // What Python gives by name, and what the functions of several passes read of it.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <stdexcept>
@@ -14,8 +15,14 @@ namespace clearhead {
 // What Python gives by name for a problem. `done` refuses a name that nobody asked for, so that no answer is forgotten.
 class Named {
   public:
-    Named(const nb::dict& arguments, const Problem& problem) : p(problem), wide(p.type == Type::f64 ? 8 : 4) {
-        for (auto [name, value] : arguments) items.push_back({nb::cast<const char*>(name), value});
+    Named(const Problem& problem, const nb::dict& answers, const nb::dict& known = {})
+        : p(problem), heads(p.batch * p.heads), rows(heads * p.queries), wide(p.type == Type::f64 ? 8 : 4) {
+        for (const nb::dict* given : {&answers, &known})
+            for (auto [name, value] : *given) items.push_back({nb::cast<const char*>(name), value});
+    }
+
+    bool has(const char* name) const {
+        return std::ranges::any_of(items, [&](const Item& item) { return std::strcmp(item.name, name) == 0; });
     }
 
     std::optional<Input> read(const char* name) { return cast<Input>(name); }
@@ -28,7 +35,7 @@ class Named {
     const void* numbers(const char* name, int64_t count) {
         return wide == 8 ? static_cast<const void*>(all<double>(name, count)) : all<float>(name, count);
     }
-    const void* per_query(const char* name) { return numbers(name, p.batch * p.heads * p.queries); }
+    const void* per_query(const char* name) { return numbers(name, rows); }
 
     // Room for so many numbers: in the statistics' type, in double, or indices.
     void* statistics(const char* name, int64_t count) { return room(write(name), count, wide, name); }
@@ -52,7 +59,7 @@ class Named {
     }
 
     const Problem& p;
-    const int64_t wide;  // bytes of a number of the statistics
+    const int64_t heads, rows, wide;  // over all batches; bytes of a number of the statistics
 
   private:
     struct Item {
@@ -75,61 +82,62 @@ class Named {
     std::vector<Item> items;
 };
 
-// Reads v (batch, heads, keys, d_v) into the problem.
-inline void take_values(Problem& p, const std::optional<Input>& v) {
-    check(v && v->ndim() == 4, "v");
-    p.v_heads = int64_t(v->shape(1));
-    p.d_v = int64_t(v->shape(3));
-    check(p.v_heads > 0 ? p.heads % p.v_heads == 0 : p.heads == 0, "v's heads");
-    p.v = view(*v, bytes_of(p.type), p.batch, p.v_heads, p.keys, p.d_v, "v");
-}
-
-// The right-hand side x of a product, with so many rows.
-inline void take_operand(ColumnAnswers& want, Named& arguments, int64_t rows) {
-    const Problem& p = arguments.p;
-    const auto x = arguments.read("x");
-    want.x_type = arguments.type("x_type");
-    check(x && x->ndim() == 4, "x");
-    want.x_heads = int64_t(x->shape(1));
-    check(want.x_heads > 0 ? p.heads % want.x_heads == 0 : p.heads == 0, "x's heads");
-    want.x_columns = int64_t(x->shape(3));
-    want.x = view(*x, bytes_of(want.x_type), p.batch, want.x_heads, rows, want.x_columns, "x");
-}
-
-inline void take_picture(ColumnAnswers& want, const Taken& image) {
-    check(image.ndim() == 4 && image.shape(2) > 0 && image.shape(3) > 0, "image");
-    want.height = int64_t(image.shape(2));
-    want.width = int64_t(image.shape(3));
+// What the row pass is asked for.
+inline void take_rows(RowJob& job, Named& named) {
+    const Problem& p = job.problem;
+    const auto output = named.write("output");
+    job.keep_float32 = output && bytes_of(p.type) == 2 && output->itemsize() == 4;
+    job.output = room(output, named.rows * p.d_v, job.keep_float32 ? 4 : bytes_of(p.type), "output");
+#define CLEARHEAD_TAKE(name) job.name = named.statistics(#name, named.rows);
+    CLEARHEAD_PER_QUERY(CLEARHEAD_TAKE)
+    check(!job.largest == !job.log_sum, "largest and log_sum");
+    check(!named.has("received") || named.has("largest"), "received needs the rows' states");
+    job.top = named.lists("top_weights", "top_indices", named.rows, job.top_weights, job.top_indices);
 }
 
 // The state of every row.
-inline RowStates take_states(Named& arguments) {
-    const Problem& p = arguments.p;
-    const RowStates states{arguments.per_query("largest"), arguments.per_query("log_sum")};
-    check((states.largest && states.log_sum) || p.batch * p.heads * p.queries == 0, "largest and log_sum");
+inline RowStates take_states(Named& named) {
+    const RowStates states{named.per_query("largest"), named.per_query("log_sum")};
+    check((states.largest && states.log_sum) || named.rows == 0, "largest and log_sum");
     return states;
 }
 
-// What the column pass and the pass over effects both need and answer: the rows' states, the labels of groups, x.
-inline void take_columns(ColumnAnswers& want, Named& arguments, Named& named) {
-    const Problem& p = named.p;
-    const int64_t heads = p.batch * p.heads;
-    want.states = take_states(arguments);
-    want.received = named.sums("received", heads * p.keys);
-    want.query_labels = arguments.all<int64_t>("query_labels", p.batch * p.queries);
-    want.key_labels = arguments.all<int64_t>("key_labels", p.batch * p.keys);
+// The right-hand side x of a product, with so many rows.
+inline void take_operand(SumJob& job, Named& named, int64_t rows) {
+    const Problem& p = job.problem;
+    const auto x = named.read("x");
+    job.x_type = named.type("x_type");
+    check(x && x->ndim() == 4, "x");
+    job.x_heads = int64_t(x->shape(1));
+    check(job.x_heads > 0 ? p.heads % job.x_heads == 0 : p.heads == 0, "x's heads");
+    job.x_columns = int64_t(x->shape(3));
+    job.x = view(*x, bytes_of(job.x_type), p.batch, job.x_heads, rows, job.x_columns, "x");
+}
+
+// What the column pass and the pass over effects both need and answer; `image` is the name of a picture.
+inline void take_sums(SumJob& job, Named& named, const char* image) {
+    const Problem& p = job.problem;
+    job.states = take_states(named);
+    job.received = named.sums("received", named.heads * p.keys);
+    job.query_labels = named.all<int64_t>("query_labels", p.batch * p.queries);
+    job.key_labels = named.all<int64_t>("key_labels", p.batch * p.keys);
     if (const auto groups = named.write("groups")) {
-        check(groups->ndim() == 4 && want.query_labels && want.key_labels, "labels");
-        want.query_groups = int64_t(groups->shape(2));
-        want.key_groups = int64_t(groups->shape(3));
-        want.groups = named.sums("groups", heads * want.query_groups * want.key_groups);
-        check_labels(want.query_labels, p.batch * p.queries, want.query_groups, "query labels");
-        check_labels(want.key_labels, p.batch * p.keys, want.key_groups, "key labels");
+        check(groups->ndim() == 4 && job.query_labels && job.key_labels, "labels");
+        job.query_groups = int64_t(groups->shape(2));
+        job.key_groups = int64_t(groups->shape(3));
+        job.groups = named.sums("groups", named.heads * job.query_groups * job.key_groups);
+        check_labels(job.query_labels, p.batch * p.queries, job.query_groups, "query labels");
+        check_labels(job.key_labels, p.batch * p.keys, job.key_groups, "key labels");
     }
-    want.weights = named.statistics("weights", heads * p.queries * p.keys);
+    if (const auto picture = named.write(image)) {
+        check(picture->ndim() == 4 && picture->shape(2) > 0 && picture->shape(3) > 0, image);
+        job.height = int64_t(picture->shape(2));
+        job.width = int64_t(picture->shape(3));
+    }
+    job.matrix = named.statistics("weights", named.rows * p.keys);
     if (named.write("transposed")) {
-        take_operand(want, arguments, p.queries);
-        want.transposed = named.statistics("transposed", heads * p.keys * want.x_columns);
+        take_operand(job, named, p.queries);
+        job.transposed = named.statistics("transposed", named.heads * p.keys * job.x_columns);
     }
 }
 

@@ -25,11 +25,11 @@ template <class M> struct Operand {
     }
 
     // Reads rows first … last of a matrix.
-    void load_rows(const View& x, Type type, int64_t batch, int64_t head, int64_t first, int64_t last, int64_t d) {
-        const bool direct = per_cell == 1 && d == columns && in_cells<M>(x, type, d);
-        rows = direct ? reinterpret_cast<const Cell*>(row_of(x, type, batch, head, first)) : copy;
-        pitch = direct ? x.row : columns;
-        if (!direct) pack_value_rows<M>(x, type, batch, head, first, last, d, columns, copy);
+    void load_rows(const Matrix& from, int64_t first, int64_t last) {
+        const bool direct = per_cell == 1 && from.d == columns && in_cells<M>(from);
+        rows = direct ? reinterpret_cast<const Cell*>(from.row(first)) : copy;
+        pitch = direct ? from.x.row : columns;
+        if (!direct) pack_value_rows<M>(from, first, last, columns, copy);
         Vec<T> sum = {};
         for (int64_t r = 0; r < last - first; r += per_cell)
             for (int64_t c = 0; c < columns; c += kLanes<T>)

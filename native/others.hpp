@@ -7,40 +7,45 @@
 namespace clearhead {
 namespace {
 
-// The terms t_ij = g_i·v_j of single edges, beside the tiles of weights.
-template <class M> struct EdgeTerms {
+// Tiles of weights with the terms t_ij = g_i·v_j of their edges.
+template <class M> struct EdgeTiles {
     using T = typename M::T;
     using Cell = typename M::Cell;
 
-    const Job& job;
+    const TileJob& job;
+    const View& g;
     int64_t head_index;
     Arena& arena;
     const Problem& p = job.problem;
-    const View& g = job.effects.g;
-    int64_t batch = head_index / p.heads, head = head_index % p.heads, depth = depth_of<M>(p.d_v);
+    WeightTiles<M> weights{job, head_index, arena};
+    int64_t depth = depth_of<M>(p.d_v);
     Cell* values = arena.take<Cell>(job.key_chunk * depth);  // (blocks of the chunk, kBlock, depth) packed as keys are
     Cell* strips = arena.take<Cell>(kTile * depth + kLanes<T>);  // (strip, depth, kStrip): of the tile
     Cell* staging = arena.take<Cell>(staging_cells<M>(depth));
     T* terms = arena.take<T>(kStrip * kPitch<T>);  // (kStrip, kPitch): of the present part
 
-    // Packs the values of keys first … last, a chunk.
-    void load_values(int64_t first, int64_t last) {
-        pack_panels<M>(p.v, p.type, batch, head * p.v_heads / p.heads, first, last, p.keys, p.d_v, staging, values);
-    }
-
-    void load_tile(int64_t i, int count) {
-        for (int s = 0; s < count; s += kStrip)
-            pack_strip<M>(g, p.type, batch, head, i + s, int(min_of(kStrip, count - s)), p.d_v, 0, staging,
-                          strips + s * depth);
-    }
-
-    // The terms of a part of the tile; `first` is the chunk's first key.
-    void multiply(const TilePart& part, int64_t first) {
-        const Cell* panels = values + (part.j0 - first) * depth;
-        with_rows(part.rows, [&]<int R>() {
-            multiply_panels<M, R>(strips + part.row * depth, panels, depth, part.first / kPanel<T>,
-                                  part.last / kPanel<T>, terms);
-        });
+    // As WeightTiles::each for a chunk of keys, which are loaded here; finish(part) finds the part's terms in `terms`.
+    template <class Begin, class Finish, class Add>
+    void each(int64_t start, int64_t stop, int64_t first, int64_t last, Begin begin, Finish finish, Add add) {
+        const int64_t batch = weights.batch, head = weights.head;
+        weights.load_keys(first, last);
+        pack_panels<M>(values_of(p, batch, head * p.v_heads / p.heads), first, last, staging, values);
+        const auto load_tile = [&](int64_t i, int count) {
+            if (!begin(i, count)) return false;
+            for (int s = 0; s < count; s += kStrip)
+                pack_strip<M>(like_output(p, g, batch, head), i + s, int(min_of(kStrip, count - s)), 0, staging,
+                              strips + s * depth);
+            return true;
+        };
+        const auto multiply = [&](const TilePart& part) {
+            const Cell* panels = values + (part.seen.j0 - first) * depth;
+            with_rows(part.rows, [&]<int R>() {
+                multiply_panels<M, R>(strips + part.row * depth, panels, depth, part.seen.first / kPanel<T>,
+                                      part.seen.last / kPanel<T>, terms);
+            });
+            finish(part);
+        };
+        weights.each(start, stop, first, last, load_tile, multiply, add);
     }
 };
 
@@ -66,56 +71,53 @@ template <class T> struct OtherState {
     }
 };
 
+// The queries of one segment of one head.
 template <class M> struct OtherTask {
     using T = typename M::T;
     static constexpr int64_t pitch = kPitch<T>;
 
-    const Job& job;
-    int64_t head_index;
+    const OtherJob& job;
+    int64_t index;
     void* scratch;
     const Problem& p = job.problem;
     Arena arena{static_cast<char*>(scratch)};
-    WeightTiles<M> tiles{job, head_index, arena};
-    EdgeTerms<M> terms{job, head_index, arena};
+    int64_t head_index = index / job.segments, start = index % job.segments * job.segment_rows;
+    EdgeTiles<M> edges{job, job.g, head_index, arena};
+    Scale<T> scale = edges.weights.rules.scale_of(edges.weights.head);
     OtherState<T>* rows = arena.take<OtherState<T>>(job.segment_rows);
 
-    void run(int64_t start, int64_t stop) {
+    void run() {
+        const int64_t stop = min_of(p.queries, start + job.segment_rows);
         for (int64_t i = start; i < stop; ++i) rows[i - start] = {};
-        const Strip seen = tiles.seen_by(start, stop);
-        for (int64_t first = seen.low / kBlock * kBlock; first < seen.high; first += job.key_chunk) {
-            const int64_t last = min_of(p.keys, first + job.key_chunk);
-            tiles.load_keys(first, last);
-            terms.load_values(first, last);
-            tiles.each(
-                start, stop, first, last, [&](int64_t i, int count) { return terms.load_tile(i, count), true; },
-                [&](const TilePart& part) {
-                    terms.multiply(part, first);
-                    for (int r = 0; r < part.rows; ++r)
-                        add(rows[part.query + r - start], part, tiles.tile + (part.row + r) * pitch,
-                            terms.terms + r * pitch);
-                },
-                [](int64_t, int, int64_t, int64_t) {});
-        }
+        const auto add_part = [&](const TilePart& part) {
+            for (int r = 0; r < part.rows; ++r)
+                add(rows[part.query + r - start], part.seen, edges.weights.tile + (part.row + r) * pitch,
+                    edges.terms + r * pitch);
+        };
+        edges.weights.each_chunk(start, stop, [&](int64_t first, int64_t last) {
+            edges.each(start, stop, first, last, [](int64_t, int) { return true; }, add_part, [](const Tile&) {});
+        });
         for (int64_t i = start; i < stop; ++i) write(rows[i - start], head_index * p.queries + i);
     }
 
     // Adds a row's scores x of one block, with their terms t. The strongest key's score is overwritten.
-    void add(OtherState<T>& row, const TilePart& part, T* x, const T* t) {
-        const T log2_scale = tiles.rules.scale_of(tiles.head).log2, hidden = -kInfinity<T>;
-        T high = largest_of<T>(largest_lanes(x, part.first, part.last));
+    void add(OtherState<T>& row, const Seen& seen, T* x, const T* t) {
+        const int first = seen.first, last = seen.last;
+        const T hidden = -kInfinity<T>;
+        T high = largest_of<T>(largest_lanes(x, first, last));
         if (high > row.best) {
-            int j = part.first;
+            int j = first;
             while (x[j] != high) ++j;
-            row.replace(part.j0 + j, high, t[j], double(log2_scale));
+            row.replace(seen.j0 + j, high, t[j], double(scale.log2));
             x[j] = hidden;
-            high = largest_of<T>(largest_lanes(x, part.first, part.last));
+            high = largest_of<T>(largest_lanes(x, first, last));
         }
         if (high == hidden) return;
-        if (high > row.maximum) row.raise(high, double(log2_scale));
-        const Vec<T> maximum = broadcast<T>(row.maximum), scale = broadcast<T>(log2_scale);
+        if (high > row.maximum) row.raise(high, double(scale.log2));
+        const Vec<T> maximum = broadcast<T>(row.maximum), log2_scale = broadcast<T>(scale.log2);
         Vec<T> sum = {}, weighted = {};
-        for (int j = part.first; j < part.last; j += kLanes<T>) {
-            const Vec<T> score = load(x + j), weight = power_of_two<T>((score - maximum) * scale);
+        for (int j = first; j < last; j += kLanes<T>) {
+            const Vec<T> score = load(x + j), weight = power_of_two<T>((score - maximum) * log2_scale);
             sum = sum + weight;
             weighted = weighted + (score == broadcast<T>(hidden) ? Vec<T>{} : weight * load(t + j));
         }
@@ -123,25 +125,16 @@ template <class M> struct OtherTask {
         row.terms += double(sum_of<T>(weighted));
     }
 
-    void write(const OtherState<T>& row, int64_t index) const {
-        const OtherAnswers& want = job.others;
-        const double to_logit = double(tiles.rules.scale_of(tiles.head).logit);
-        want.strongest[index] = row.strongest;
-        want.logit[index] = row.strongest < 0 ? -kInfinity<double> : double(row.best) * to_logit;
-        want.term[index] = double(row.term);
-        want.largest[index] = row.sum == 0 ? -kInfinity<double> : double(row.maximum) * to_logit;
-        want.log_sum[index] = row.sum == 0 ? 0 : log(row.sum);
-        want.others[index] = row.sum == 0 ? 0 : row.terms / row.sum;
+    void write(const OtherState<T>& row, int64_t to) const {
+        const double to_logit = double(scale.logit);
+        job.strongest[to] = row.strongest;
+        job.logit[to] = row.strongest < 0 ? -kInfinity<double> : double(row.best) * to_logit;
+        job.term[to] = double(row.term);
+        job.largest[to] = row.sum == 0 ? -kInfinity<double> : double(row.maximum) * to_logit;
+        job.log_sum[to] = row.sum == 0 ? 0 : log(row.sum);
+        job.others[to] = row.sum == 0 ? 0 : row.terms / row.sum;
     }
 };
-
-template <class M> int64_t other_scratch_bytes(const Job& job) { return OtherTask<M>{job, 0, nullptr}.arena.bytes; }
-
-// The queries of one segment of one head.
-template <class M> void others(const Job& job, int64_t index, void* scratch) {
-    const int64_t start = index % job.segments * job.segment_rows;
-    OtherTask<M>{job, index / job.segments, scratch}.run(start, min_of(job.problem.queries, start + job.segment_rows));
-}
 
 }  // namespace
 }  // namespace clearhead

@@ -25,6 +25,12 @@ struct Arena {
     }
 };
 
+// The pass whose tasks are Tasks: of a job, by their number, in work memory.
+template <class Task, class J> Pass<J> pass_of() {
+    return {[](const J& job) { return Task{job, 0, nullptr}.arena.bytes; },
+            [](const J& job, int64_t index, void* scratch) { Task{job, index, scratch}.run(); }};
+}
+
 constexpr int kPackedRows = 8;  // value rows that are packed between two prefetches
 
 CLEARHEAD_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -34,6 +40,29 @@ CLEARHEAD_INLINE int64_t up_to_multiple(int64_t x, int64_t of) { return (x + of 
 CLEARHEAD_INLINE const char* row_of(const View& x, Type type, int64_t batch, int64_t head, int64_t row) {
     const int64_t place = x.runs ? x.runs[row / kRun] + row % kRun * x.row : batch * x.batch + row * x.row;
     return static_cast<const char*>(x.data) + (place + head * x.head) * bytes_of(type);
+}
+
+// One head of an array: `rows` rows of d numbers.
+struct Matrix {
+    const View& x;
+    Type type;
+    int64_t batch, head, rows, d;
+
+    CLEARHEAD_INLINE_MEMBER const char* row(int64_t i) const { return row_of(x, type, batch, head, i); }
+};
+
+CLEARHEAD_INLINE Matrix keys_of(const Problem& p, int64_t batch, int64_t kv_head) {
+    return {p.k, p.type, batch, kv_head, p.keys, p.d_k};
+}
+CLEARHEAD_INLINE Matrix values_of(const Problem& p, int64_t batch, int64_t v_head) {
+    return {p.v, p.type, batch, v_head, p.keys, p.d_v};
+}
+CLEARHEAD_INLINE Matrix queries_of(const Problem& p, int64_t batch, int64_t head) {
+    return {p.q, p.type, batch, head, p.queries, p.d_k};
+}
+// One number per value and query: the derivatives by the output, or g.
+CLEARHEAD_INLINE Matrix like_output(const Problem& p, const View& x, int64_t batch, int64_t head) {
+    return {x, p.type, batch, head, p.queries, p.d_v};
 }
 
 // Where the answers of a query of a head stand; heads count over all batches.
@@ -82,9 +111,9 @@ template <class M> void fetch_cells(const char* row, int64_t stride, Type type, 
 template <class M> CLEARHEAD_INLINE int64_t depth_of(int64_t d) { return (d + M::per_cell - 1) / M::per_cell; }
 
 // Whether a row's bytes in memory are its cells, so that products can read them in place.
-template <class M> CLEARHEAD_INLINE bool in_cells(const View& x, Type type, int64_t d) {
-    const bool same = M::per_cell == 2 ? type == Type::bf16 : bytes_of(type) == int64_t(sizeof(typename M::T));
-    return same && x.column == 1 && d % M::per_cell == 0;
+template <class M> CLEARHEAD_INLINE bool in_cells(const Matrix& m) {
+    const bool same = M::per_cell == 2 ? m.type == Type::bf16 : bytes_of(m.type) == int64_t(sizeof(typename M::T));
+    return same && m.x.column == 1 && m.d % M::per_cell == 0;
 }
 
 // Cells that the functions below need for rows on their way into a panel or a strip.
@@ -104,45 +133,68 @@ template <class M> CLEARHEAD_INLINE void clear_element(typename M::Cell* cell, i
     std::memset(reinterpret_cast<char*>(cell) + r % M::per_cell * 2, 0, sizeof *cell / M::per_cell);
 }
 
-// Packs rows first … first + kPanel of a matrix as one panel.
-template <class M> void pack_panel(const View& x, Type type, int64_t batch, int64_t head, int64_t first, int64_t rows,
-                                   int64_t d, typename M::Cell* staging, typename M::Cell* panel,
-                                   Prefetch* prefetch = nullptr) {
+// Packs `count` rows side by side, WIDE of them: a panel, or a strip with zeros for the rows that it lacks. `like` says
+// of which kind they are, and the bits of `negate` which rows of a strip change their signs. Whole vectors are stored,
+// so kLanes cells after a strip are overwritten.
+template <class M, int WIDE> void pack_side_by_side(const char* const* from, int count, const Matrix& like,
+                                                    uint32_t negate, typename M::Cell* staging, typename M::Cell* to,
+                                                    Prefetch* prefetch = nullptr) {
     using T = typename M::T;
-    constexpr int n = kLanes<T>, wide = kPanel<T>;
-    const int64_t depth = depth_of<M>(d), pitch = up_to_multiple(depth, n);
-    const T* row[wide];
-    const bool direct = in_cells<M>(x, type, d);
-    int64_t last_whole = depth / n * n;
-    for (int j = 0; j < wide; ++j) {
-        T* copy = staging + j * pitch;
-        row[j] = copy;
-        if (first + j >= rows)
-            for (int64_t i = 0; i < depth; ++i) copy[i] = 0;
-        else if (direct)
-            row[j] = reinterpret_cast<const T*>(row_of(x, type, batch, head, first + j));
-        else
-            fetch_cells<M>(row_of(x, type, batch, head, first + j), x.column, type, d, copy);
+    constexpr int n = kLanes<T>, squares = (WIDE + n - 1) / n;
+    const int64_t depth = depth_of<M>(like.d), pitch = up_to_multiple(depth, n), last_whole = depth / n * n;
+    const T* row[squares * n];
+    const bool direct = in_cells<M>(like);
+    T* zeros = staging + count * pitch;
+    for (int64_t k = 0; count < squares * n && k < depth; ++k) zeros[k] = 0;
+    for (int r = 0; r < squares * n; ++r) {
+        row[r] = zeros;
+        if (r >= count) continue;
+        row[r] = direct ? reinterpret_cast<const T*>(from[r]) : staging + r * pitch;
+        if (!direct) fetch_cells<M>(from[r], like.x.column, like.type, like.d, staging + r * pitch);
     }
-    for (int side = 0; side < 2; ++side)
+    const uint32_t halves = 0x80008000;  // the sign bits of a pair
+    T minus = T(-0.0), signs[squares * n] = {};
+    if constexpr (M::per_cell == 2) std::memcpy(&minus, &halves, 4);
+    for (int r = 0; r < WIDE; ++r)
+        if (negate >> r & 1) std::memcpy(signs + r, &minus, sizeof minus);
+    // The last squares first: what they store past a strip's end are first cells of the next depth, stored again later.
+    for (int side = squares - 1; side >= 0; --side) {
+        const Vec<T> sign = load(signs + side * n);
         for (int64_t k = 0; k < last_whole; k += n) {
             Vec<T> square[n];
             load_columns<T>(row + side * n, k, square);
             if (prefetch) prefetch->issue<2>();
 #pragma GCC unroll 16
-            for (int i = 0; i < n; ++i) store(panel + (k + i) * wide + side * n, square[i]);
+            for (int i = 0; i < n; ++i)
+                store(to + (k + i) * WIDE + side * n, (Vec<T>)((IntVec<T>)square[i] ^ (IntVec<T>)sign));
         }
+    }
     for (int64_t k = last_whole; k < depth; ++k)
-        for (int j = 0; j < wide; ++j) std::memcpy(panel + k * wide + j, row[j] + k, sizeof(T));
+        for (int r = 0; r < WIDE; ++r) {
+            T cell[n] = {row[r][k]};
+            store(cell, (Vec<T>)((IntVec<T>)load(cell) ^ (IntVec<T>)broadcast<T>(signs[r])));
+            std::memcpy(to + k * WIDE + r, cell, sizeof(T));
+        }
 }
 
-// Packs rows first … last of a matrix, from the first of a panel on.
-template <class M> void pack_panels(const View& x, Type type, int64_t batch, int64_t head, int64_t first, int64_t last,
-                                    int64_t rows, int64_t d, typename M::Cell* staging, typename M::Cell* panels,
-                                    Prefetch* prefetch = nullptr) {
+// Packs rows first … last as panels, from the first of a panel on.
+template <class M> void pack_panels(const Matrix& from, int64_t first, int64_t last, typename M::Cell* staging,
+                                    typename M::Cell* panels, Prefetch* prefetch = nullptr) {
     constexpr int wide = kPanel<typename M::T>;
-    for (int64_t j = first; j < last; j += wide, panels += wide * depth_of<M>(d))
-        pack_panel<M>(x, type, batch, head, j, rows, d, staging, panels, prefetch);
+    for (int64_t j = first; j < last; j += wide, panels += wide * depth_of<M>(from.d)) {
+        const char* rows[wide];
+        const int count = int(min_of(wide, from.rows - j));
+        for (int r = 0; r < count; ++r) rows[r] = from.row(j + r);
+        pack_side_by_side<M, wide>(rows, count, from, 0, staging, panels, prefetch);
+    }
+}
+
+// Packs rows first … first + count, at most kStrip, as a strip.
+template <class M> void pack_strip(const Matrix& from, int64_t first, int count, uint32_t negate,
+                                   typename M::Cell* staging, typename M::Cell* strip) {
+    const char* rows[kStrip];
+    for (int r = 0; r < count; ++r) rows[r] = from.row(first + r);
+    pack_side_by_side<M, kStrip>(rows, count, from, negate, staging, strip);
 }
 
 // Reads rows once in the order of the memory, before they are read side by side: with vectors of a whole cache line
@@ -204,123 +256,70 @@ CLEARHEAD_INLINE int64_t zip_rows(const uint16_t* a, const uint16_t* b, int64_t 
 
 // Packs value rows first … last as cells, with zeros up to `columns`, a multiple of the lanes. A pair holds two rows;
 // an odd last row is paired with zeros.
-template <class M> void pack_value_rows(const View& x, Type type, int64_t batch, int64_t head, int64_t first,
-                                        int64_t last, int64_t d, int64_t columns, typename M::Cell* to,
-                                        Prefetch* prefetch = nullptr) {
+template <class M> void pack_value_rows(const Matrix& from, int64_t first, int64_t last, int64_t columns,
+                                        typename M::Cell* to, Prefetch* prefetch = nullptr) {
+    const int64_t d = from.d, step = from.x.column;
     if constexpr (M::per_cell == 1) {
         for (int64_t j = first; j < last; ++j, to += columns) {
-            fetch(row_of(x, type, batch, head, j), x.column, type, d, to);
+            fetch(from.row(j), step, from.type, d, to);
             for (int64_t c = d; c < columns; ++c) to[c] = 0;
         }
     } else {
         for (int64_t j = first; j < last; j += 2, to += columns) {
-            const uint16_t* a = reinterpret_cast<const uint16_t*>(row_of(x, type, batch, head, j));
-            const uint16_t* b = reinterpret_cast<const uint16_t*>(row_of(x, type, batch, head, j + 1));
+            const uint16_t* a = reinterpret_cast<const uint16_t*>(from.row(j));
+            const uint16_t* b = reinterpret_cast<const uint16_t*>(from.row(j + 1));
             if (prefetch && j % kPackedRows == 0) prefetch->issue<2>();
             uint32_t* pair = reinterpret_cast<uint32_t*>(to);
             int64_t c = 0;
-            if (j + 1 < last && x.column == 1) c = zip_rows(a, b, d, to);
-            for (; c < d; ++c)
-                pair[c] = uint32_t(a[c * x.column]) | (j + 1 < last ? uint32_t(b[c * x.column]) << 16 : 0);
+            if (j + 1 < last && step == 1) c = zip_rows(a, b, d, to);
+            for (; c < d; ++c) pair[c] = uint32_t(a[c * step]) | (j + 1 < last ? uint32_t(b[c * step]) << 16 : 0);
             for (; c < columns; ++c) pair[c] = 0;
         }
     }
-}
-
-// Packs `count` rows, at most kStrip, as one strip with zeros for the rest; the bits of `negate` tell which rows change
-// their signs. Whole vectors are stored, so kLanes cells after the strip are overwritten.
-template <class M> void pack_strip(const char* const* from, int count, const View& x, Type type, int64_t d,
-                                   uint32_t negate, typename M::Cell* staging, typename M::Cell* strip) {
-    using T = typename M::T;
-    constexpr int n = kLanes<T>, squares = (kStrip + n - 1) / n;
-    const int64_t depth = depth_of<M>(d), pitch = up_to_multiple(depth, n), last_whole = depth / n * n;
-    const T* row[squares * n];
-    const bool direct = in_cells<M>(x, type, d);
-    T* zeros = staging + kStrip * pitch;
-    for (int64_t k = 0; k < depth; ++k) zeros[k] = 0;
-    for (int r = 0; r < squares * n; ++r) {
-        row[r] = zeros;
-        if (r >= count) continue;
-        row[r] = direct ? reinterpret_cast<const T*>(from[r]) : staging + r * pitch;
-        if (!direct) fetch_cells<M>(from[r], x.column, type, d, staging + r * pitch);
-    }
-    const uint32_t halves = 0x80008000;  // the sign bits of a pair
-    T minus = T(-0.0), signs[squares * n] = {};
-    if constexpr (M::per_cell == 2) std::memcpy(&minus, &halves, 4);
-    for (int r = 0; r < kStrip; ++r)
-        if (negate >> r & 1) std::memcpy(signs + r, &minus, sizeof minus);
-    // The last squares first: what they store past the strip's end are first cells of the next depth, stored again
-    // later.
-    for (int side = squares - 1; side >= 0; --side) {
-        const Vec<T> sign = load(signs + side * n);
-        for (int64_t k = 0; k < last_whole; k += n) {
-            Vec<T> square[n];
-            load_columns<T>(row + side * n, k, square);
-#pragma GCC unroll 16
-            for (int i = 0; i < n; ++i)
-                store(strip + (k + i) * kStrip + side * n, (Vec<T>)((IntVec<T>)square[i] ^ (IntVec<T>)sign));
-        }
-    }
-    for (int64_t k = last_whole; k < depth; ++k)
-        for (int r = 0; r < kStrip; ++r) {
-            T cell[n] = {row[r][k]};
-            store(cell, (Vec<T>)((IntVec<T>)load(cell) ^ (IntVec<T>)broadcast<T>(signs[r])));
-            std::memcpy(strip + k * kStrip + r, cell, sizeof(T));
-        }
-}
-
-// The same for rows first … first + count of a matrix.
-template <class M> void pack_strip(const View& x, Type type, int64_t batch, int64_t head, int64_t first, int count,
-                                   int64_t d, uint32_t negate, typename M::Cell* staging, typename M::Cell* strip) {
-    const char* from[kStrip];
-    for (int r = 0; r < count; ++r) from[r] = row_of(x, type, batch, head, first + r);
-    pack_strip<M>(from, count, x, type, d, negate, staging, strip);
 }
 
 template <class M> CLEARHEAD_INLINE int64_t value_columns(const Problem& p) {
     return up_to_multiple(p.d_v, kLanes<typename M::T>);
 }
 
-template <class M> int64_t packed_key_bytes(const Job& job) {
+template <class M> int64_t packed_key_bytes(const Problem& p) {
     using T = typename M::T;
-    return up_to_multiple(job.problem.keys, kPanel<T>) * depth_of<M>(job.problem.d_k) * int64_t(sizeof(T));
+    return up_to_multiple(p.keys, kPanel<T>) * depth_of<M>(p.d_k) * int64_t(sizeof(T));
 }
 
-template <class M> int64_t packed_value_bytes(const Job& job) {
-    return depth_of<M>(job.problem.keys) * value_columns<M>(job.problem) * int64_t(sizeof(typename M::T));
+template <class M> int64_t packed_value_bytes(const Problem& p) {
+    return depth_of<M>(p.keys) * value_columns<M>(p) * int64_t(sizeof(typename M::T));
 }
 
-template <class M> bool values_in_place(const Job& job) {
+template <class M> bool values_in_place(const RowJob& job) {
     const Problem& p = job.problem;
-    return M::per_cell == 1 && !(p.v.runs && job.packed) && in_cells<M>(p.v, p.type, p.d_v) &&
+    return M::per_cell == 1 && !(p.v.runs && job.packed) && in_cells<M>(values_of(p, 0, 0)) &&
            p.d_v == value_columns<M>(p);
 }
 
 CLEARHEAD_INLINE int64_t key_blocks(const Problem& p) { return (p.keys + kBlock - 1) / kBlock; }
 
-template <class M> int64_t key_staging_bytes(const Job& job) {
+template <class M> int64_t key_staging_bytes(const RowJob& job) {
     return staging_cells<M>(depth_of<M>(job.problem.d_k)) * int64_t(sizeof(typename M::Cell));
 }
 
-// Packs one block of keys of one head of the wave; heads count over all batches.
-template <class M> void pack_keys(const Job& job, int64_t task, void* staging) {
-    using T = typename M::T;
+// Packs one block of keys of one head of the wave, or of values; heads count over all batches.
+template <class M> void pack_keys(const RowJob& job, int64_t task, void* staging) {
+    using Cell = typename M::Cell;
     const Problem& p = job.problem;
-    const int64_t head = task / key_blocks(p), whole_head = job.first_key_head + head, depth = depth_of<M>(p.d_k);
-    const int64_t start = task % key_blocks(p) * kBlock;
-    T* panels = reinterpret_cast<T*>(job.packed_keys + head * packed_key_bytes<M>(job));
-    pack_panels<M>(p.k, p.type, whole_head / p.kv_heads, whole_head % p.kv_heads, start, min_of(p.keys, start + kBlock),
-                   p.keys, p.d_k, static_cast<T*>(staging), panels + start * depth);
+    const int64_t head = task / key_blocks(p), start = task % key_blocks(p) * kBlock, all = job.first_key_head + head;
+    Cell* panels = reinterpret_cast<Cell*>(job.packed_keys + head * packed_key_bytes<M>(p));
+    pack_panels<M>(keys_of(p, all / p.kv_heads, all % p.kv_heads), start, min_of(p.keys, start + kBlock),
+                   static_cast<Cell*>(staging), panels + start * depth_of<M>(p.d_k));
 }
 
-template <class M> void pack_values(const Job& job, int64_t task, void*) {
-    using T = typename M::T;
+template <class M> void pack_values(const RowJob& job, int64_t task, void*) {
     const Problem& p = job.problem;
-    const int64_t head = task / key_blocks(p), whole_head = job.first_value_head + head;
-    const int64_t start = task % key_blocks(p) * kBlock, columns = value_columns<M>(p);
-    T* values = reinterpret_cast<T*>(job.packed_values + head * packed_value_bytes<M>(job));
-    pack_value_rows<M>(p.v, p.type, whole_head / p.v_heads, whole_head % p.v_heads, start,
-                       min_of(p.keys, start + kBlock), p.d_v, columns, values + start / M::per_cell * columns);
+    const int64_t head = task / key_blocks(p), start = task % key_blocks(p) * kBlock, all = job.first_value_head + head;
+    const int64_t columns = value_columns<M>(p);
+    auto* values = reinterpret_cast<typename M::Cell*>(job.packed_values + head * packed_value_bytes<M>(p));
+    pack_value_rows<M>(values_of(p, all / p.v_heads, all % p.v_heads), start, min_of(p.keys, start + kBlock), columns,
+                       values + start / M::per_cell * columns);
 }
 
 }  // namespace

@@ -56,18 +56,18 @@ inline Problem ragged_problem(const Described& d, const Input& q, const RaggedRo
     return p;
 }
 
-// What `all` has for the queries from `first` on.
-inline RowAnswers answers_from(RowAnswers all, const Problem& p, int64_t first, int64_t wide) {
+// Moves a job's answers on by so many queries of all heads.
+inline void skip_queries(RowJob& job, int64_t queries, int64_t wide) {
+    const Problem& p = job.problem;
     const auto move = [&](auto*& x, int64_t bytes) {
-        if (x)
-            x = reinterpret_cast<std::remove_reference_t<decltype(x)>>(reinterpret_cast<char*>(x) +
-                                                                       first * p.heads * bytes);
+        char* to = reinterpret_cast<char*>(x) + queries * p.heads * bytes;
+        if (x) x = reinterpret_cast<std::remove_reference_t<decltype(x)>>(to);
     };
-    move(all.output, p.d_v * bytes_of(p.type));
-#define CLEARHEAD_MOVE(name) move(all.name, wide);
-    CLEARHEAD_PER_QUERY(CLEARHEAD_MOVE) move(all.top_weights, all.top * wide);
-    move(all.top_indices, all.top * 8);
-    return all;
+    move(job.output, p.d_v * (job.keep_float32 ? 4 : bytes_of(p.type)));
+#define CLEARHEAD_MOVE(name) move(job.name, wide);
+    CLEARHEAD_PER_QUERY(CLEARHEAD_MOVE)
+    move(job.top_weights, job.top * wide);
+    move(job.top_indices, job.top * 8);
 }
 
 // From what each key received, (heads, keys) of one request after the other, to (keys, heads).
@@ -109,7 +109,7 @@ inline void ragged(int threads, const Described& d, const Input& q, const Input&
                    std::optional<Input> table, nb::dict answers, int64_t least_queries, int64_t most_keys) {
     RaggedRows keys{k}, values{v};
     const Problem all = ragged_problem(d, q, keys, values);
-    const int64_t n = all.heads * all.queries, bytes = bytes_of(all.type);
+    const int64_t bytes = bytes_of(all.type);
     const std::vector<int64_t> start = starts_of(cu_seq_q, all.queries, "cu_seq_q");
     const int64_t requests = int64_t(start.size()) - 1;
     check(keys.paged == table.has_value() && (table ? used.has_value() : cu_seq_k.has_value()), "arguments");
@@ -130,23 +130,19 @@ inline void ragged(int threads, const Described& d, const Input& q, const Input&
     }
     for (RaggedRows* rows : {&keys, &values}) rows->runs.reserve(table ? total / kRun + 2 * requests : 0);
 
-    Named named(answers, all);
-    RowAnswers want;
-    want.output = room(named.write("output"), n * all.d_v, bytes, "output");
-#define CLEARHEAD_TAKE_ALL(name) want.name = named.statistics(#name, n);
-    CLEARHEAD_PER_QUERY(CLEARHEAD_TAKE_ALL)
-    want.top = named.lists("top_weights", "top_indices", n, want.top_weights, want.top_indices);
+    RowJob whole{{all, threads}};
+    Named named(all, answers);
+    take_rows(whole, named);
     void* received = named.statistics("received", all.heads * total);
-    check(!want.largest == !want.log_sum, "largest and log_sum");
-    check(!received || want.largest || n == 0, "received needs the rows' states");
     named.done();
 
     std::vector<double> sums(received ? all.heads * total : 0);
     std::vector<int64_t> offsets(requests);
-    Jobs rows, columns;
+    std::vector<RowJob> rows;
+    std::vector<ColumnJob> columns;
     for (int64_t r = 0, before = 0; r < requests; before += length[r], ++r) {
-        Job job;
-        Problem& p = job.problem = all;
+        RowJob job = whole;
+        Problem& p = job.problem;
         p.queries = start[r + 1] - start[r];
         p.keys = length[r];
         offsets[r] = p.keys - p.queries;
@@ -157,18 +153,16 @@ inline void ragged(int threads, const Described& d, const Input& q, const Input&
         p.q = {queries, 0, q.stride(1), q.stride(0), q.stride(2)};
         p.k = keys.view(first[r], blocks, step, p.keys, bytes);
         p.v = values.view(first[r], blocks, step, p.keys, bytes);
-        job.rows = answers_from(want, p, start[r], named.wide);
+        skip_queries(job, start[r], named.wide);
         double* sum = received ? sums.data() + all.heads * before : nullptr;
         const bool in_rows = p.queries >= least_queries && p.keys <= most_keys;
-        if (in_rows) job.rows.received = sum;
+        if (in_rows) job.received = sum;
         rows.push_back(job);
         if (!received || in_rows || p.queries == 0) continue;
-        job.columns.states = {job.rows.largest, job.rows.log_sum};
-        job.columns.received = sum;
-        columns.push_back(job);
+        columns.push_back({{{job}, {job.largest, job.log_sum}, sum}});
     }
-    work(attend, std::move(rows), threads);
-    if (!columns.empty()) work(observe, std::move(columns), threads);
+    work(attend, std::move(rows));
+    if (!columns.empty()) work(observe, std::move(columns));
     if (received)
         (named.wide == 8 ? turn_received<double> : turn_received<float>)(sums.data(), length.data(), requests,
                                                                          all.heads, received);

@@ -15,25 +15,23 @@ template <class M> void add_received(RowTask<M>& task, double* received) {
     T line[kBlock];
     for (int s = 0; s < task.strip_count; ++s) {
         const Strip& strip = task.strips[s];
-        const Row* strip_rows = task.rows + s * kStrip;
+        const int64_t n = s * kStrip;
         Normalizer<T> normalizers[kStrip];
         for (int r = 0; r < strip.rows; ++r) {
-            const Row& row = strip_rows[r];
+            const Row& row = task.rows[n + r];
             const int64_t index = answer_index(p, task.batch * p.heads + row.head, row.query);
-            const RowStates states{task.job.rows.largest, task.job.rows.log_sum};
-            normalizers[r] = Normalizer<T>(states, index, task.rules.scale_of(row.head));
+            normalizers[r] = Normalizer<T>({task.job.largest, task.job.log_sum}, index, task.scale_of(n + r));
         }
         for (int64_t j0 = strip.low / kBlock * kBlock; j0 < strip.high; j0 += kBlock) {
-            const int64_t low = max_of(strip.low, j0), high = min_of(strip.high, j0 + kBlock), block = j0 / kBlock;
-            if (task.rules.content_visibility(strip_rows, strip.rows, j0, low, high) == Visibility::none) continue;
-            const int first = int(low - j0) / kPanel<T> * kPanel<T>, last = int(up_to_multiple(high - j0, kPanel<T>));
+            const Seen seen = task.rules.see(task.rows + n, strip, j0, j0 + kBlock);
+            if (seen.visibility == Visibility::none) continue;
+            const int64_t block = j0 / kBlock;
             const T* x = task.kept + (s * key_blocks(p) + block) * kStrip * kPitch<T>;
             Vec<T> factors[kStrip];
             for (int r = 0; task.maxima && r < strip.rows; ++r)
-                factors[r] =
-                    normalizers[r].weight(broadcast<T>(task.maxima[block * task.padded_rows + s * kStrip + r]));
+                factors[r] = normalizers[r].weight(broadcast<T>(task.maxima[block * task.padded_rows + n + r]));
             const auto sum = [&](auto weight) {  // line[j] = Σ weight(r, x[r][j])
-                for (int j = first; j < last; j += kLanes<T>) {
+                for (int j = seen.first, last = seen.last; j < last; j += kLanes<T>) {
                     Vec<T> total = {};
                     for (int r = 0; r < strip.rows; ++r) total = total + weight(r, load(x + r * kPitch<T> + j));
                     store(line + j, total);
@@ -47,13 +45,13 @@ template <class M> void add_received(RowTask<M>& task, double* received) {
                     const Vec<T> x = weight * factors[r];
                     return normalizers[r].is_nan ? (hidden ? Vec<T>{} : x) : x;
                 });
-            for (int64_t j = low; j < high; ++j) received[j] += double(line[j - j0]);
+            for (int64_t j = seen.low; j < seen.high; ++j) received[j] += double(line[j - j0]);
         }
     }
 }
 
 // The queries of one segment of one head, a few strips at a time. A run is one head here.
-template <class M> void rows_and_received(const Job& job, int64_t index, void* scratch) {
+template <class M> void rows_and_received(const RowJob& job, int64_t index, void* scratch) {
     const Problem& p = job.problem;
     const int64_t segments = (p.queries + job.segment_rows - 1) / job.segment_rows;
     const auto [head, segment] = position_of(job, index, segments);
@@ -66,31 +64,6 @@ template <class M> void rows_and_received(const Job& job, int64_t index, void* s
         RowResults<M>{task}.run();
         add_received(task, received);
     }
-}
-
-// The processor's peak rate of multiply-adds, for the benchmarks: independent chains of them.
-int64_t exercise(int64_t rounds, float* result) {
-    constexpr int chains = kRegisters == 32 ? 24 : 12;
-    Vec<float> sum[chains];
-    for (int c = 0; c < chains; ++c)
-        sum[c] = broadcast<float>(*result + float(c));  // different, or the compiler would compute one for all
-    const Vec<float> a = broadcast<float>(*result), b = broadcast<float>(1.0f - *result);
-    for (int64_t i = 0; i < rounds; ++i)
-#pragma GCC unroll 24
-        for (int c = 0; c < chains; ++c) sum[c] = fma(sum[c], a, b);
-    for (int c = 0; c < chains; ++c) *result += sum_of<float>(sum[c]);
-    return rounds * chains * kLanes<float>;
-}
-
-// The rate of reading memory: the largest of many floats.
-float read(const float* from, int64_t count) {
-    constexpr int chains = 256 / kLanes<float> < 16 ? 256 / kLanes<float> : 16;
-    Vec<float> best[chains] = {};
-    for (int64_t i = 0; i < count; i += chains * kLanes<float>)
-#pragma GCC unroll 16
-        for (int c = 0; c < chains; ++c) best[c] = larger(load(from + i + c * kLanes<float>), best[c]);
-    for (int c = 1; c < chains; ++c) best[0] = larger(best[c], best[0]);
-    return largest_of<float>(best[0]);
 }
 
 template <class M> void fill(Kernel& kernel) {
@@ -107,8 +80,6 @@ template <class M> void fill(Kernel& kernel) {
     kernel.rows = {row_scratch_bytes<M>, rows<M>};
     kernel.merge = {row_scratch_bytes<M>, merge<M>};
     kernel.received = {row_scratch_bytes<M>, rows_and_received<M>};
-    kernel.exercise = exercise;
-    kernel.read = read;
 }
 
 }  // namespace

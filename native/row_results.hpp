@@ -10,33 +10,32 @@ template <class M> struct RowResults {
     using T = typename M::T;
 
     RowTask<M>& task;
-    const Job& job = task.job;
+    const RowJob& job = task.job;
     const Problem& p = task.p;
     const int64_t count = task.count, columns = task.blocks.columns;
 
     // Writes the results. False where an output is not finite and the task has not yet separated the values that are
     // not: it must then be computed again with `separate_nonfinite`.
     bool write(const SoftmaxState<T>& state) {
-        const RowAnswers& want = job.rows;
-        const bool statistics =
-            want.largest || want.max_logit || want.entropy || want.distance || want.diagonal || want.top;
+        const bool statistics = job.largest || job.max_logit || job.entropy || job.distance || job.diagonal || job.top;
         bool finite = true;
         for (int64_t r = 0; r < count; ++r) {
             const int64_t index = answer_index(p, task.batch * p.heads + task.rows[r].head, task.rows[r].query);
-            const bool empty = state.sum[r] == 0;
+            const bool empty = state.rows[r].sum == 0;
             double keys_share = 1;
             if (statistics || p.sinks) keys_share = write_statistics(state, r, index, empty);
             if (task.blocks.has_values)
-                finite &= write_output(state.output + r * columns, empty ? 0 : keys_share / state.sum[r], index);
+                finite &= write_output(state.output + r * columns, empty ? 0 : keys_share / state.rows[r].sum, index);
         }
         return finite || task.blocks.separate_nonfinite;
     }
 
     // Writes a row's statistics; returns the share of the softmax that its sink leaves to the keys.
     double write_statistics(const SoftmaxState<T>& state, int64_t r, int64_t index, bool empty) {
-        const Scale<T> scale = scale_of(r);
-        const T score = state.maximum[r], logit = score * scale.logit;
-        const double sum = state.sum[r], max_logit = double(score) * double(scale.logit);
+        const Scale<T> scale = task.scale_of(r);
+        const RowState<T>& row = state.rows[r];
+        const T score = row.maximum, logit = score * scale.logit;
+        const double sum = row.sum, max_logit = double(score) * double(scale.logit);
         const double sink = p.sinks && !empty ? p.sinks[task.rows[r].head] : -kInfinity<double>;
         const T largest = T(sink > max_logit ? sink : max_logit);
         const double above = Exponent<T>(logit, scale).rounds ? double(logit) - double(largest)
@@ -48,25 +47,23 @@ template <class M> struct RowResults {
             log_sum = top + log(exp(of_keys - top) + exp(by - top));
             share = exp(of_keys - log_sum);
         }
-        store_at(job.rows.largest, index, largest);
-        store_at(job.rows.log_sum, index, log_sum);
+        store_at(job.largest, index, largest);
+        store_at(job.log_sum, index, log_sum);
         const bool is_nan = sum != sum && !(max_logit == kInfinity<double>);
-        store_at(job.rows.max_logit, index, is_nan ? sum : max_logit);
-        const double entropy = share * (log(sum) - kLn2 * state.log2_sum[r] / sum + (log_sum - of_keys));
-        store_at(job.rows.entropy, index, empty || share == 0 ? 0 : entropy);
-        store_at(job.rows.distance, index, empty ? 0 : state.distance_sum[r] * (share / sum));
-        if (!job.rows.diagonal && !job.rows.top) return share;
+        store_at(job.max_logit, index, is_nan ? sum : max_logit);
+        const double entropy = share * (log(sum) - kLn2 * row.log2_sum / sum + (log_sum - of_keys));
+        store_at(job.entropy, index, empty || share == 0 ? 0 : entropy);
+        store_at(job.distance, index, empty ? 0 : row.distance_sum * (share / sum));
+        if (!job.diagonal && !job.top) return share;
         const Normalizer<T> normalizer(largest, T(log_sum), scale);
         const auto weight = [&](T x) { return empty ? T(0) : normalizer.weight(broadcast<T>(x))[0]; };
-        store_at(job.rows.diagonal, index, weight(state.diagonal[r]));
-        for (int64_t i = r * job.rows.top, to = index * job.rows.top; i < (r + 1) * job.rows.top; ++i, ++to) {
-            store_at(job.rows.top_weights, to, log_sum == log_sum ? weight(state.top[i]) : log_sum);  // NaN in all
-            job.rows.top_indices[to] = state.top_keys[i];
+        store_at(job.diagonal, index, weight(row.diagonal));
+        for (int64_t i = r * job.top, to = index * job.top; i < (r + 1) * job.top; ++i, ++to) {
+            store_at(job.top_weights, to, log_sum == log_sum ? weight(state.top[i]) : log_sum);  // NaN in all
+            job.top_indices[to] = state.top_keys[i];
         }
         return share;
     }
-
-    Scale<T> scale_of(int64_t r) const { return task.rules.scale_of(task.rows[r].head); }
 
     CLEARHEAD_INLINE_MEMBER void store_at(void* to, int64_t index, double x) const {
         if (to) static_cast<T*>(to)[index] = T(x);
@@ -77,8 +74,8 @@ template <class M> struct RowResults {
         for (int64_t c = 0; c < columns; ++c) out[c] = T(double(out[c]) * factor) + T(0);  // + 0 turns -0 into 0
         Vec<T> nonfinite = {};  // x - x is 0 for finite x, else NaN
         for (int64_t c = 0; c < columns; c += kLanes<T>) nonfinite = nonfinite + (load(out + c) - load(out + c));
-        const bool rounds = bytes_of(p.type) == 2 && !job.rows.keep_float32;
-        char* to = static_cast<char*>(job.rows.output) + index * p.d_v * (rounds ? 2 : int64_t(sizeof(T)));
+        const bool rounds = bytes_of(p.type) == 2 && !job.keep_float32;
+        char* to = static_cast<char*>(job.output) + index * p.d_v * (rounds ? 2 : int64_t(sizeof(T)));
         if (rounds && p.type == Type::bf16)
             for (int64_t c = 0; c < p.d_v; ++c) reinterpret_cast<uint16_t*>(to)[c] = to_bf16(float(out[c]));
         else if (rounds)
@@ -95,29 +92,29 @@ template <class M> struct RowResults {
         SoftmaxState<T> part = SoftmaxState<T>::in(arena, job, columns);
         const Strip all = strip_of(task.rows, int(count));
         for (;;) {
-            total.clear(job, count, columns);
+            total.clear(count);
             const int64_t first = all.low / kSpan;
             const bool single = all.low < all.high && all.high <= (first + 1) * kSpan;
             if (single) task.add_span(first, total);  // merging one span into a cleared state would change no bit
             for (int64_t span = first; !single && span * kSpan < all.high; ++span) {
-                part.clear(job, count, columns);
+                part.clear(count);
                 task.add_span(span, part);
-                total.merge(part, job, count, columns, [&](int64_t r) { return scale_of(r); });
+                total.merge(part, task);
             }
             if (write(total)) break;
-            task.separate_nonfinite();
+            task.blocks.separate_nonfinite = true;
         }
     }
 };
 
-template <class M> int64_t part_bytes(const Job& job) {
+template <class M> int64_t part_bytes(const RowJob& job) {
     Arena arena{nullptr};
-    SoftmaxState<typename M::T>::in(arena, job, job.has_values() ? value_columns<M>(job.problem) : 0);
+    SoftmaxState<typename M::T>::in(arena, job, job.output ? value_columns<M>(job.problem) : 0);
     return arena.bytes;
 }
 
-// The state of one span of a job that is split by spans; Job::parts holds them until they are merged.
-template <class M> SoftmaxState<typename M::T> part_of(const Job& job, int64_t index, int64_t columns) {
+// The state of one span of a job that is split by spans; RowJob::parts holds them until they are merged.
+template <class M> SoftmaxState<typename M::T> part_of(const RowJob& job, int64_t index, int64_t columns) {
     Arena arena{job.parts + index * part_bytes<M>(job)};
     return SoftmaxState<typename M::T>::in(arena, job, columns);
 }
@@ -128,18 +125,18 @@ struct TaskPosition {
 
 // The order of the tasks: a few runs at a time, so that their keys and values stay in the caches, and of these the last
 // rows first, since with `causal` they see the most keys.
-CLEARHEAD_INLINE TaskPosition position_of(const Job& job, int64_t task, int64_t pieces) {
+CLEARHEAD_INLINE TaskPosition position_of(const RowJob& job, int64_t task, int64_t pieces) {
     const int64_t together = job.threads, first = task / (together * pieces) * together;
     const int64_t here = min_of(job.wave_runs - first, together), rest = task % (together * pieces);
     return {job.first_run + first + rest % here, pieces - 1 - rest / here};
 }
 
-template <class M> int64_t row_scratch_bytes(const Job& job) {
+template <class M> int64_t row_scratch_bytes(const RowJob& job) {
     return RowTask<M>{job, 0, 0, nullptr}.arena.bytes + 2 * part_bytes<M>(job);  // RowResults::run has two states
 }
 
 // One block of rows, or, in a job that is split, what one span of keys gives to them.
-template <class M> void rows(const Job& job, int64_t index, void* scratch) {
+template <class M> void rows(const RowJob& job, int64_t index, void* scratch) {
     const int64_t block = job.split ? index / job.spans : 0;
     const TaskPosition place = job.split ? TaskPosition{job.first_run + block / job.blocks, block % job.blocks}
                                          : position_of(job, index, job.blocks);
@@ -147,23 +144,21 @@ template <class M> void rows(const Job& job, int64_t index, void* scratch) {
     task.load_queries();
     if (!job.split) return RowResults<M>{task}.run();
     SoftmaxState<typename M::T> part = part_of<M>(job, index, task.blocks.columns);
-    part.clear(job, task.count, task.blocks.columns);
+    part.clear(task.count);
     task.add_span(index % job.spans, part);
 }
 
-template <class M> void merge(const Job& job, int64_t index, void* scratch) {
+template <class M> void merge(const RowJob& job, int64_t index, void* scratch) {
     RowTask<M> task{job, job.first_run + index / job.blocks, index % job.blocks, scratch};
-    const int64_t columns = task.blocks.columns;
     task.load_queries();
     RowResults<M> results{task};
     Arena arena = task.arena;
-    SoftmaxState<typename M::T> total = SoftmaxState<typename M::T>::in(arena, job, columns);
-    total.clear(job, task.count, columns);
+    SoftmaxState<typename M::T> total = SoftmaxState<typename M::T>::in(arena, job, results.columns);
+    total.clear(task.count);
     for (int64_t span = 0; span < job.spans; ++span)
-        total.merge(part_of<M>(job, index * job.spans + span, columns), job, task.count, columns,
-                    [&](int64_t r) { return results.scale_of(r); });
+        total.merge(part_of<M>(job, index * job.spans + span, results.columns), task);
     if (results.write(total)) return;
-    task.separate_nonfinite();
+    task.blocks.separate_nonfinite = true;
     results.run();
 }
 

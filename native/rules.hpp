@@ -29,6 +29,14 @@ struct Strip {
 // How many of the looked-at (query, key) pairs the content rules leave visible.
 enum class Visibility { none, partial, full };
 
+// What a strip of rows may see of a block of keys.
+struct Seen {
+    Visibility visibility = Visibility::none;
+    int64_t j0 = 0;             // the block's first key
+    int64_t low = 0, high = 0;  // the keys that positions let some row see
+    int first = 0, last = 0;    // the columns of the panels that have these
+};
+
 CLEARHEAD_INLINE int64_t floor_div(int64_t a, int64_t b) { return a / b - ((a % b != 0) && ((a < 0) != (b < 0))); }
 
 // Query `query` of this problem with the keys that causal, window and lengths let it see.
@@ -125,8 +133,21 @@ template <class T> struct Rules {
         return bits;
     }
 
-    // Fills `visible` and `bias` for keys first … last of the block that starts at j0: what mask, segments and a bias
-    // of -infinity allow.
+    // What a strip may see of the keys j0 … end of a block; fills `visible` and `bias` for what the rest needs of it.
+    Seen see(const Row* rows, const Strip& strip, int64_t j0, int64_t end) {
+        const int64_t low = max_of(strip.low, j0), high = min_of(strip.high, end);
+        const Visibility visibility =
+            low < high ? content_visibility(rows, strip.rows, j0, low, high) : Visibility::none;
+        if (visibility == Visibility::none) return {};
+        return {visibility,
+                j0,
+                low,
+                high,
+                int(low - j0) / kPanel<T> * kPanel<T>,
+                int(up_to_multiple(high - j0, kPanel<T>))};
+    }
+
+    // What mask, segments and a bias of -infinity allow of keys first … last of the block that starts at j0.
     Visibility content_visibility(const Row* rows, int count, int64_t j0, int64_t first, int64_t last) {
         if (p.query_spans) {
             spans.read_labels(j0);
@@ -164,20 +185,21 @@ template <class T> struct Rules {
         return !any ? Visibility::none : all ? Visibility::full : Visibility::partial;
     }
 
-    // Turns the scores of columns first … last (whole vectors) into logits, but for the rules of visibility and the
-    // factors of `Scale`. Where `tanhs` is given, it receives the tanh of the softcap.
-    void apply(const Row* rows, int count, int64_t j0, int first, int last, T* scores, T* tanhs = nullptr) {
+    // Turns a strip's scores of the seen columns into logits, but for the rules of visibility and the factors of
+    // `Scale`. Where `tanhs` is given, it receives the tanh of the softcap.
+    void apply(const Row* rows, int count, const Seen& seen, T* scores, T* tanhs = nullptr) {
         for (int r = 0; r < count; ++r) {
             const Scale<T> scale = scale_of(rows[r].head);
             T* x = scores + r * kPitch<T>;
-            if (!scale.stays) scale_and_add(rows[r], r, scale.scale, j0, first, last, x, tanhs);
-            if (p.query_spans) spans.add(rows[r], first, last, scale.score, x);
+            if (!scale.stays) scale_and_add(rows[r], r, scale.scale, seen, x, tanhs);
+            if (p.query_spans) spans.add(rows[r], seen.first, seen.last, scale.score, x);
         }
     }
 
     // Row r of a strip.
-    void scale_and_add(const Row& row, int r, T scale, int64_t j0, int first, int last, T* x, T* tanhs) {
+    void scale_and_add(const Row& row, int r, T scale, const Seen& seen, T* x, T* tanhs) {
         const T slope = p.alibi_slopes ? T(p.alibi_slopes[row.head]) : T(0);
+        const int first = seen.first, last = seen.last;
         for (int j = first; j < last; j += kLanes<T>) {
             Vec<T> s = load(x + j) * broadcast<T>(scale);
             if (p.softcap != 0) {
@@ -186,7 +208,7 @@ template <class T> struct Rules {
                 s = tanh * broadcast<T>(T(p.softcap));
             }
             if (p.bias.data) s = s + load(bias + r * kBlock + j);
-            if (p.alibi_slopes) s = s - distance(row, j0 + j) * broadcast<T>(slope);
+            if (p.alibi_slopes) s = s - distance(row, seen.j0 + j) * broadcast<T>(slope);
             store(x + j, s);
         }
     }
@@ -198,13 +220,14 @@ template <class T> struct Rules {
         return d < Vec<T>{} ? -d : d;
     }
 
-    // Writes -infinity where row r may not see the key. `visible` is read only if the block's visibility is partial.
-    void mask_row(const Row& row, int r, Visibility visibility, int64_t j0, int first, int last, T* x) const {
-        if (visibility == Visibility::partial) {
+    // Writes -infinity where row r of the strip may not see the key.
+    void mask_row(const Row& row, int r, const Seen& seen, T* x) const {
+        const int first = seen.first, last = seen.last;
+        if (seen.visibility == Visibility::partial) {
             const uint8_t* see = visible + r * kBlock;
             for (int j = first; j < last; ++j) x[j] = see[j] ? x[j] : -kInfinity<T>;
         }
-        const int64_t low = row.low - j0, high = row.high - j0;
+        const int64_t low = row.low - seen.j0, high = row.high - seen.j0;
         if (low <= first && high >= last) return;
         const Vec<T> from = broadcast<T>(T(max_of(low, -1))), to = broadcast<T>(T(min_of(high, kBlock)));
         for (int j = first; j < last; j += kLanes<T>) {

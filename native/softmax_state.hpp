@@ -11,62 +11,62 @@
 namespace clearhead {
 namespace {
 
-// Scores are q·k or logits: Scale::log2 turns either into logits in units of log₂.
-template <class T> struct SoftmaxState {
-    T* maximum;            // the largest score
-    double* sum;           // Σ weights
-    double* log2_sum;      // Σ weights · log₂ weights, for the entropy
-    double* distance_sum;  // Σ weights · distance
-    T* diagonal;           // the score of the key at the row's own position, -infinity while it is not seen
-    T* output;             // (rows, columns): Σ weights · values
-    T* top;                // (rows, k): the largest scores, falling
-    int64_t* top_keys;     // (rows, k): their keys
+// One row. Scores are q·k or logits: Scale::log2 turns either into logits in units of log₂.
+template <class T> struct RowState {
+    T maximum = -kInfinity<T>;   // the largest score
+    T diagonal = -kInfinity<T>;  // the score of the key at the row's own position, -infinity while it is not seen
+    double sum = 0;              // Σ weights
+    double log2_sum = 0;         // Σ weights · log₂ weights, for the entropy
+    double distance_sum = 0;     // Σ weights · distance
 
-    static SoftmaxState in(Arena& arena, const Job& job, int64_t columns) {
-        const int64_t n = job.block_rows;
-        SoftmaxState s;
-        s.maximum = arena.take<T>(n);
-        s.sum = arena.take<double>(n);
-        s.log2_sum = arena.take<double>(n);
-        s.distance_sum = arena.take<double>(n);
-        s.diagonal = arena.take<T>(n);
-        s.top = arena.take<T>(n * job.rows.top);
-        s.top_keys = arena.take<int64_t>(n * job.rows.top);
-        s.output = arena.take<T>((n + kStrip) * columns);
-        return s;
+    // Merges a state with other keys into this one; returns what the weights of each are multiplied by.
+    std::pair<double, double> merge(const RowState& later, const Scale<T>& scale) {
+        const T largest = later.maximum > maximum ? later.maximum : maximum;
+        const Exponent<T> by(largest * scale.logit, scale);
+        // 2^shift is what the weights are multiplied by; their log₂ changes by shift.
+        const double shift = by.between(maximum, largest), later_shift = by.between(later.maximum, largest);
+        const double a = exp2(shift), b = exp2(later_shift);
+        log2_sum = a * (log2_sum + sum * shift) + b * (later.log2_sum + later.sum * later_shift);
+        sum = a * sum + b * later.sum;
+        distance_sum = a * distance_sum + b * later.distance_sum;
+        if (later.diagonal != -kInfinity<T>) diagonal = later.diagonal;
+        maximum = largest;
+        return {a, b};
+    }
+};
+
+template <class T> struct SoftmaxState {
+    int64_t columns, k;
+    RowState<T>* rows;
+    T* top;             // (rows, k): the largest scores, falling
+    int64_t* top_keys;  // (rows, k): their keys
+    T* output;          // (rows, columns): Σ weights · values
+
+    static SoftmaxState in(Arena& arena, const RowJob& job, int64_t columns) {
+        const int64_t n = job.block_rows, k = job.top;
+        return {columns,
+                k,
+                arena.take<RowState<T>>(n),
+                arena.take<T>(n * k),
+                arena.take<int64_t>(n * k),
+                arena.take<T>((n + kStrip) * columns)};
     }
 
     // The state of n rows before any key.
-    void clear(const Job& job, int64_t n, int64_t columns) {
-        for (int64_t r = 0; r < n; ++r) {
-            maximum[r] = diagonal[r] = -kInfinity<T>;
-            sum[r] = log2_sum[r] = distance_sum[r] = 0;
-        }
-        for (int64_t i = 0; i < n * job.rows.top; ++i) top[i] = -kInfinity<T>, top_keys[i] = -1;
+    void clear(int64_t n) {
+        for (int64_t r = 0; r < n; ++r) rows[r] = {};
+        for (int64_t i = 0; i < n * k; ++i) top[i] = -kInfinity<T>, top_keys[i] = -1;
         for (int64_t i = 0; i < n * columns; ++i) output[i] = 0;
     }
 
-    // Merges the state of later keys into this one, for n rows: both are rescaled to the larger maximum. `scale_of`
-    // says the Scale of each row.
-    template <class ScaleOf>
-    void merge(const SoftmaxState& later, const Job& job, int64_t n, int64_t columns, ScaleOf scale_of) {
-        for (int64_t r = 0; r < n; ++r) {
-            if (later.maximum[r] == -kInfinity<T> && later.sum[r] == 0) continue;
-            const T largest = later.maximum[r] > maximum[r] ? later.maximum[r] : maximum[r];
-            const Scale<T> scale = scale_of(r);
-            const Exponent<T> by(largest * scale.logit, scale);
-            // 2^shift is what the weights are multiplied by; their log₂ changes by shift.
-            const double shift = by.between(maximum[r], largest), later_shift = by.between(later.maximum[r], largest);
-            const double a = exp2(shift), b = exp2(later_shift);
-            log2_sum[r] = a * (log2_sum[r] + sum[r] * shift) + b * (later.log2_sum[r] + later.sum[r] * later_shift);
-            sum[r] = a * sum[r] + b * later.sum[r];
-            distance_sum[r] = a * distance_sum[r] + b * later.distance_sum[r];
-            if (later.diagonal[r] != -kInfinity<T>) diagonal[r] = later.diagonal[r];
-            maximum[r] = largest;
+    // Merges the state of later keys into this one, for the rows of a task: both are rescaled to the larger maximum.
+    template <class Task> void merge(const SoftmaxState& later, const Task& task) {
+        for (int64_t r = 0; r < task.count; ++r) {
+            if (later.rows[r].maximum == -kInfinity<T> && later.rows[r].sum == 0) continue;
+            const auto [a, b] = rows[r].merge(later.rows[r], task.scale_of(r));
             const Vec<T> factor = broadcast<T>(T(a)), later_factor = broadcast<T>(T(b));
             for (int64_t c = r * columns; c < (r + 1) * columns; c += kLanes<T>)
                 store(output + c, fma(load(later.output + c), later_factor, load(output + c) * factor));
-            const int64_t k = job.rows.top;
             for (int64_t i = r * k; i < (r + 1) * k && later.top_keys[i] >= 0; ++i)
                 if (later.top[i] > top[r * k + k - 1])
                     insert(top + r * k, top_keys + r * k, k, later.top[i], later.top_keys[i]);
@@ -82,13 +82,13 @@ template <class T> struct Rescaling {
     T shift[padded_rows];                                         // log₂ of what the sums so far are multiplied by
     T factor[padded_rows];                                        // 2^shift
 
-    // Moves rows n … n + count of `state` to their new maxima and writes the factors to `rescale` too.
-    template <class ScaleOf> void apply(int64_t n, int count, SoftmaxState<T>& state, T* rescale, ScaleOf scale_of) {
+    // Moves rows n … n + count of a task's state to their new maxima and writes the factors to `rescale` too.
+    template <class Task> void apply(const Task& task, int64_t n, int count, SoftmaxState<T>& state, T* rescale) {
         for (int r = 0; r < padded_rows; ++r) shift[r] = 0;
         for (int r = 0; r < count; ++r) {
-            const Scale<T> scale = scale_of(r);
+            const Scale<T> scale = task.scale_of(n + r);
             const Exponent<T> by(maximum[r] * scale.logit, scale);
-            T& old = state.maximum[n + r];
+            T& old = state.rows[n + r].maximum;
             step[r] = by.step, unit[r] = by.unit;
             origin[r] = maximum[r] == -kInfinity<T> ? T(0) : maximum[r] * by.step;
             shift[r] = maximum[r] == old ? T(0) : by.between(old, maximum[r]);

@@ -165,8 +165,8 @@ bool share_with_pool(Round& round, int helpers) {
 
 }  // namespace
 
-void wait_for_turn(const int32_t* turn, int32_t number) {
-    for (int i = 0; __atomic_load_n(turn, __ATOMIC_ACQUIRE) != number; ++i) {
+Turn::Turn(int32_t* turn, int64_t number) : turn(turn), number(int32_t(number)) {
+    for (int i = 0; __atomic_load_n(turn, __ATOMIC_ACQUIRE) != this->number; ++i) {
         if (i < kSpins)
             pause();
         else

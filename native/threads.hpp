@@ -25,7 +25,15 @@ void use_team(void (*parallel)(void (*)(void*), void*, unsigned, unsigned), int 
 // tasks alone instead of waiting. Throws std::bad_alloc.
 bool run(const Tasks& tasks);
 
-// Returns once *turn is `mine`. The tasks that count it up to there must have been started before, or it never returns.
-void wait_for_turn(const int32_t* turn, int32_t number);
+// A task's turn, while this lives: *turn has been counted up to `number`, and counts on afterwards. The tasks that
+// count it up to there must have been started before, or this waits forever.
+class Turn {
+  public:
+    Turn(int32_t* turn, int64_t number);
+    ~Turn() { __atomic_store_n(turn, number + 1, __ATOMIC_RELEASE); }
+
+  private:
+    int32_t *turn, number;
+};
 
 }  // namespace clearhead

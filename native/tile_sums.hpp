@@ -16,13 +16,6 @@ template <class T> void sum_rows(const T* tile, int first, int last, int64_t wid
     }
 }
 
-// Writes the tile to rows row … and columns j0 … of a matrix with so many columns.
-template <class T>
-void copy_tile(const T* tile, int count, int64_t width, void* matrix, int64_t row, int64_t j0, int64_t columns) {
-    for (int r = 0; r < count; ++r)
-        std::memcpy(static_cast<T*>(matrix) + (row + r) * columns + j0, tile + r * kPitch<T>, width * sizeof(T));
-}
-
 template <class T> void add_to_keys(const T* tile, int count, int64_t width, T* line, double* sums) {
     for (int s = 0; s < count; s += kStrip) {
         sum_rows(tile, s, int(min_of(count, s + kStrip)), width, line);

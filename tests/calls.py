@@ -23,12 +23,11 @@ from clearhead.diagnosing.verdict import Diagnosis
 from clearhead.explaining import learning
 from clearhead.explaining.explanation import Explanation
 from clearhead.explaining.head_steps import HeadSteps
-from clearhead.layers.layer import Layer
 from clearhead.ops.lazy_matrix import TransposedMatrix
-from clearhead.textbook.heads import heads_beside
+from clearhead.textbook.sparse import sparse_patterns
 from clearhead.textbook.trace import TokenTrace, Trace
-from clearhead.textbook.trace_weights import WeightsTrace
-from clearhead.textbook.why_scale import WhyScale, saturation, why_scale
+from clearhead.textbook.why_scale import WhyScale, why_scale
+from clearhead.watching.layer import Layer
 from clearhead.watching.seen import Seen
 from clearhead.watching.spans import Spans
 
@@ -228,8 +227,7 @@ def public() -> dict[str, Call]:
         "rollout": of(ch.rollout, matrices=[matrix(), matrix()]),
         "cut": of(ch.cut, keys=0),
         "off": of(ch.off, heads=0),
-        "textbook.heads.heads_beside": of(heads_beside, counts=[1, 2], **LAYER),
-        "textbook.why_scale.saturation": of(saturation),
+        "textbook.sparse.sparse_patterns": of(sparse_patterns, n=12, width=3),
         "textbook.why_scale.why_scale": of(why_scale),
         "explaining.learning.read": of(learning.read),
         **methods(matrix, ch.AttentionMatrix, **ROW),
@@ -237,7 +235,6 @@ def public() -> dict[str, Call]:
         **methods(lambda: matrix().cut_effects(V, Q), ch.EffectMatrix, **ROW),
         **methods(observed, ch.Observation, other=observed()),
         **methods(lambda: trace, Trace),
-        **methods(lambda: ch.trace_weights(np.abs(FLAT[:, :3]), FLAT), WeightsTrace),
         **methods(lambda: trace.token(0), TokenTrace),
         **methods(lambda: ch.diagnose(FLAT, FLAT, FLAT, FLAT), Diagnosis),
         **methods(shown, HeadSteps),
@@ -318,11 +315,9 @@ def in_frameworks() -> dict[str, Call]:
             lambda: nn.KVCache(1, 2, 4, 4),
             nn.KVCache,
             "append",
-            "reorder",
             "crop",
             k=x,
             v=x,
-            order=torch.tensor([0]),
             length=0,
         ),
         "testing.assert_attention": of(asserted, fn=ch.attention, examples=1, lengths=[3], widths=[4]),

@@ -11,6 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 import clearhead as ch
+from watched import logits
 
 Scores = tuple[Tensor, Tensor]  # logits (batch, heads, queries, keys) and sinks (heads,), which may be -inf
 NAME = "by_hand"
@@ -156,6 +157,24 @@ def mean(heads: Any = None, real: Tensor | None = None) -> Callable[[Tensor], Te
         return torch.where(torch.tensor(among(output.shape[1], heads))[:, None, None], means, output)
 
     return change
+
+
+def assert_edited(model: Any, passed: dict[str, Tensor], edits: Any, hand: ByHand, rows: Any = slice(None)) -> None:
+    """These rows of the logits with edits are those with edits made by hand, and the model is as it was afterwards."""
+
+    def run() -> Tensor:
+        torch.manual_seed(3)
+        return logits(model(**passed))[rows]
+
+    with torch.no_grad():
+        before = run()
+        with by_hand(model, hand):
+            expected = run()
+        with ch.change(model, edits):
+            result = run()
+        assert torch.equal(before, run()), "the model is not as it was"
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    assert float((result - before).abs().max()) > 1e-3 * float(before.abs().max()), "the edits changed nothing"
 
 
 class Letters:

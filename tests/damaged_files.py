@@ -29,9 +29,9 @@ from clearhead.diagnosing.claims import check_file
 from clearhead.diagnosing.diagnose import diagnose_file
 from clearhead.errors import ClearheadError
 from clearhead.explaining.steps import steps_of_text
-from clearhead.layers import saved
-from clearhead.layers.layer import Layer
 from clearhead.models.finding import load_model
+from clearhead.watching import saved
+from clearhead.watching.layer import Layer
 
 GROWTH = 512 * 2**20  # bytes that reading one small file may take
 VALUES = [

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from clearhead.models.model import load
+from wrong_rules import alibi, seen_by, spanned
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 NEEDS = (
@@ -136,39 +137,20 @@ def activations(rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor, t
 
 
 def ready(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rules: dict[str, Any]) -> Ready:
-    """The rules as a mask and a bias."""
+    """The rules as a mask and a bias: those that wrong code has, without a mistake."""
     (batch, heads, n, d), m = q.shape, k.shape[2]
-    i, j, offset = torch.arange(n)[:, None], torch.arange(m), rules.get("query_offset", 0)
-    seen = torch.ones(batch, heads, n, m, dtype=torch.bool)
-    if rules.get("causal"):
-        seen &= j <= i + offset
-    if "window" in rules:
-        left, right = rules["window"]
-        seen &= (j >= i + offset - left) & (j <= i + offset + right)
-    if "mask" in rules:
-        seen &= torch.tensor(rules["mask"])
-    if "kv_lengths" in rules:
-        seen &= j < torch.tensor(rules["kv_lengths"])[:, None, None, None]
-    if "query_lengths" in rules:
-        seen &= i < torch.tensor(rules["query_lengths"])[:, None, None, None]
-    if "query_segments" in rules:
-        of_queries, of_keys = (torch.tensor(rules[name]) for name in ("query_segments", "kv_segments"))
-        seen &= (of_queries[:, :, None] == of_keys[:, None, :])[:, None]
+    seen = seen_by(n, m, set(), rules, batch, heads, {"which": 0})
     added = torch.zeros(batch, heads, n, m, dtype=torch.float64)
     if "bias" in rules:
         added += torch.tensor(rules["bias"]).double()
     if "alibi_slopes" in rules:
-        added -= torch.tensor(rules["alibi_slopes"])[:, None, None] * (i + offset - j).abs()
+        added -= alibi(n, m, rules, added.dtype, set())
     if "spans" in rules:
-        of_queries, of_keys, table = (torch.tensor(part) for part in rules["spans"])
-        for b in range(batch):
-            labelled = (of_queries[b, :, None] >= 0) & (of_keys[b] >= 0)
-            added[b] += torch.where(labelled, table[:, of_queries[b]][:, :, of_keys[b]].double(), 0.0)
+        added += spanned(rules, added)
         seen &= ~torch.isneginf(added)
         added = torch.where(seen, added, 0.0)
     sinks = torch.tensor(rules["sinks"])[None, :, None, None].double() if "sinks" in rules else None
-    group = heads // k.shape[1]
-    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    k, v = (x.repeat_interleave(heads // k.shape[1], 1) for x in (k, v))
     used = {"bias", "alibi_slopes", "spans"} & rules.keys()
     return Ready(q, k, v, rules.get("scale", d**-0.5), rules.get("softcap"), added if used else None, seen, sinks)
 
@@ -252,11 +234,6 @@ def keys_permuted(g: Ready, rng: np.random.Generator) -> torch.Tensor:
     return naive(other, rng)
 
 
-def columns_permuted(g: Ready, rng: np.random.Generator) -> torch.Tensor:
-    order = torch.tensor(rng.permutation(g.q.shape[3]))
-    return weigh(g, scores(g, g.q[..., order], g.k[..., order]))
-
-
 def one_by_one(g: Ready, rng: np.random.Generator) -> torch.Tensor:
     """Products summed strictly from left to right, or from right to left, in float32 or better."""
     wide = g.wider
@@ -265,22 +242,6 @@ def one_by_one(g: Ready, rng: np.random.Generator) -> torch.Tensor:
     for c in columns:
         s = s + wide.q[..., c, None] * wide.k[..., None, :, c]
     return weigh(g, _after_scale(g, (s * g.scale).to(g.q.dtype)))
-
-
-def by_einsum(g: Ready, _: np.random.Generator) -> torch.Tensor:
-    s = torch.einsum("bhid,bhjd->bhij", g.q, g.k) * g.scale
-    return weigh(g, _after_scale(g, s))
-
-
-def row_by_row(g: Ready, _: np.random.Generator) -> torch.Tensor:
-    rows = [
-        weigh(
-            Ready(g.q[:, :, [i]], g.k, g.v, g.scale, None, None, g.seen[:, :, [i]], g.sinks),
-            scores(g)[:, :, [i]],
-        )
-        for i in range(g.q.shape[2])
-    ]
-    return torch.cat(rows, 2)
 
 
 def scale_in_q(g: Ready, _: np.random.Generator) -> torch.Tensor:
@@ -410,7 +371,7 @@ def by_pytorch(g: Ready, rng: np.random.Generator) -> torch.Tensor:
 PROGRAMS = {
     program.__name__: program
     for program in (
-        *(naive, wide, upcast, softmax_in_float32, keys_permuted, columns_permuted, one_by_one, by_einsum, row_by_row),
+        *(naive, wide, upcast, softmax_in_float32, keys_permuted, one_by_one),
         *(scale_in_q, scale_in_both, scale_divides, base_two, by_logsumexp, filled, divided_last),
         *(tiled, split_keys, visible_only, compensated, by_pytorch),
     )

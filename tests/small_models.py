@@ -36,13 +36,18 @@ def small(model: Any) -> Any:
     return shaken(model(_config(model.config_class)))
 
 
-def save(place: Path, model: Any, words: Sequence[str]) -> str:
-    """Save a model as users have it, with a tokenizer of these words; returns the place as text."""
-    model.save_pretrained(place)
+def tokenizer(words: Sequence[str]) -> Any:
+    """A tokenizer of these words."""
     vocabulary = {word: number for number, word in enumerate(["<pad>", "<unk>", *words])}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    hf.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", pad_token="<pad>").save_pretrained(place)
+    return hf.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", pad_token="<pad>")
+
+
+def save(place: Path, model: Any, words: Sequence[str]) -> str:
+    """Save a model as users have it, with a tokenizer of these words; returns the place as text."""
+    model.save_pretrained(place)
+    tokenizer(words).save_pretrained(place)
     return str(place)
 
 

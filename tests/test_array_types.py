@@ -50,7 +50,7 @@ def everything(engine: str, q: Any, k: Any, v: Any, g: Any) -> dict[str, Any]:
 
 @each_engine([name for name in engines.NAMES if name != "triton"])  # which computes neither effects nor groups
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_results_have_the_library_of_the_inputs_and_the_numbers_of_arrays(engine: str, library: str):
+def test_results_have_the_inputs_library_and_arrays_numbers(engine: str, library: str):
     name = library.removeprefix("torch.")
     narrow = {"bfloat16": ml_dtypes.bfloat16, "array_api_strict": np.float64}.get(name, name)
     arrays = normal(4, 2, 4, 6, 8).astype(narrow)
@@ -102,7 +102,7 @@ def test_a_product_has_the_array_type_of_its_operand():
     assert isinstance(ch.attention(q, torch.from_numpy(k), torch.from_numpy(v)), np.ndarray)
 
 
-def test_tensors_that_require_grad_are_refused_where_no_graph_is_kept():
+def test_tensors_that_require_grad_are_refused_without_a_graph():
     q, k, v = (torch.from_numpy(normal(3, 4)) for i in range(3))
     expected = ch.attention(q, k, v)
     for call in (ch.trace, lambda q, k, v: ch.attention(q.numpy(), k, v)):
@@ -153,7 +153,7 @@ def test_bfloat16_of_other_libraries_is_read_as_an_array():
 
 @pytest.mark.gate  # JAX is large
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_jax_arrays_are_read_and_given_back_and_its_tracers_are_refused(dtype: str):
+def test_jax_arrays_are_read_and_its_tracers_refused(dtype: str):
     jax = pytest.importorskip("jax")
     q, k, v = normal(3, 2, 5, 4).astype(dtype)
     arrays = [jax.numpy.asarray(x) for x in (q, k, v)]

@@ -162,9 +162,7 @@ RESULTS: dict[str, Any] = {
 }
 
 
-def test_the_documents_say_where_figures_are_from_and_what_share_of_the_limit_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_documents_say_where_figures_are_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for folder, data in (("old", {**RESULTS, "date": "2025-12-31"}), ("new", RESULTS), ("no cases", {"rows": []})):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "bench.json").write_text(json.dumps(data), encoding="utf-8")

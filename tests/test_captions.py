@@ -52,7 +52,7 @@ def test_a_head_that_looks_at_one_place_is_called_after_it(causal, kind, offset,
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_head_that_looks_nearby_is_local_and_one_without_preference_is_broad(causal):
+def test_a_head_that_looks_nearby_is_local_another_broad(causal):
     rng = fresh()
     n = int(rng.integers(80, 120))
     distance = abs(np.subtract.outer(np.arange(n), np.arange(n)))
@@ -88,7 +88,7 @@ def test_the_table_is_what_the_docstring_says():
         assert [float(x) for x in re.findall(r"\d\.\d+", line)] == numbers
 
 
-def test_unknown_statistics_have_no_caption_and_cross_attention_has_one():
+def test_unknown_statistics_have_no_caption_cross_attention_has():
     unknown = HeadSummary(*[[np.nan, np.nan]] * 5)
     even = HeadSummary([0.1], [0.1], [0.1], [5.0], [2.5])
     assert captions(unknown, even) == [None, None]

@@ -13,9 +13,9 @@ from clearhead.core.axes import Array
 from clearhead.core.effects import Terms, terms_of_cuts
 from clearhead.core.statistics import ORDERS, Groups, Order, Wanted
 from clearhead.engines import native, state_of
-from loops import areas
 from problems import Case, cases, draw_layout, examples
 from slack import assert_close
+from test_reference import areas
 
 pytestmark = pytest.mark.skipif(bool(native.missing()), reason="the native engine is not compiled here")
 KINDS = ("contribution", "cut")

@@ -8,11 +8,11 @@ import torch
 
 import changed
 import clearhead as ch
-from changed import CUT, ByHand, Letters, added, by_hand, divided, mean, rested, times
+from changed import CUT, ByHand, Letters, added, assert_edited, by_hand, divided, mean, rested, times
 from clearhead.changing.edits import Edit
 from clearhead.errors import RuleError, ShapeError
 from test_hf import same_gradients
-from watched import FAMILY, Family, build, greedy, inputs, logits, run_watched, seen_of
+from watched import build, greedy, inputs, logits, run_watched, seen_of
 
 
 def close(result: torch.Tensor, expected: torch.Tensor, rows: Any = slice(None)) -> None:
@@ -21,21 +21,9 @@ def close(result: torch.Tensor, expected: torch.Tensor, rows: Any = slice(None))
     torch.testing.assert_close(result[rows], expected[rows], rtol=0, atol=1e-5 * size)
 
 
-def edited(family: Family, edits: Any, hand: ByHand, *, padding: str = "", **options: Any) -> torch.Tensor:
-    """The logits with these edits, checked against those made by hand."""
-    model, passed = build(family), inputs(family, padding)
-    with torch.no_grad():
-        before = logits(model(**passed))
-        with by_hand(model, hand):
-            expected = logits(model(**passed))
-        with ch.change(model, edits, **options):
-            result = logits(model(**passed))
-        after = logits(model(**passed))
-    assert torch.equal(before, after), "the model is not as it was"
-    rows = passed["attention_mask"].bool() if padding else slice(None)
-    close(result, expected, rows)
-    assert not torch.allclose(result[rows], before[rows], atol=1e-3), "the edits changed nothing"
-    return result
+def edited(family: str, edits: Any, hand: ByHand, padding: str = "") -> None:
+    passed = inputs(family, padding)
+    assert_edited(build(family), passed, edits, hand, passed["attention_mask"].bool() if padding else slice(None))
 
 
 ROWS, KEYS = [6, 7, 8, 9, 10], [1, 2, 4]
@@ -58,7 +46,7 @@ CASES: list[tuple[list[Edit], ByHand]] = [
 @pytest.mark.parametrize(("edits", "hand"), CASES, ids=lambda case: str(case) if isinstance(case, list) else "")
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_each_edit_equals_the_same_edit_by_hand(family: str, edits: list[Edit], hand: ByHand):
-    edited(FAMILY[family], edits, hand)
+    edited(family, edits, hand)
 
 
 EVERYTHING = [*changed.OF_LOGITS, ch.tempered(0.8), ch.scaled(1.5, heads=[3])]
@@ -68,7 +56,7 @@ BY_HAND = ByHand([*changed.LOGITS_BY_HAND, divided(0.8)], [times(1.5, [3])])
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "gemma2", "gpt-oss"])
 @pytest.mark.parametrize("padding", ["", "left", "right"])
 def test_edits_act_in_the_order_given(family: str, padding: str):
-    edited(FAMILY[family], EVERYTHING, BY_HAND, padding=padding)
+    edited(family, EVERYTHING, BY_HAND, padding)
 
 
 QUICK = {("gpt2", "left", "dynamic"), ("llama", "", "static"), ("gpt-oss", "left", "static")}
@@ -112,7 +100,7 @@ RESTED_BY_HAND = ByHand([added(2.0, None, [2, 4]), rested(range(5, 99), range(5)
 def test_weights_move_to_the_first_token_or_to_a_learned_sink(family: str, padding: str):
     edits = [*RESTED, ch.tempered(0.8)]
     RESTED_BY_HAND.kept.clear()
-    edited(FAMILY[family], edits, RESTED_BY_HAND, padding=padding)
+    edited(family, edits, RESTED_BY_HAND, padding)
     model, passed = build(family), inputs(family)
     with ch.change(model, edits), ch.watch(model) as seen:
         result = model.generate(**passed, **greedy(4))
@@ -123,7 +111,7 @@ def test_weights_move_to_the_first_token_or_to_a_learned_sink(family: str, paddi
 
 
 @pytest.mark.parametrize(("family", "padding"), [("mistral", ""), ("llama", "left")])
-def test_weights_move_to_no_first_token_that_a_query_does_not_see(family: str, padding: str):
+def test_weights_move_to_no_first_token_that_is_not_seen(family: str, padding: str):
     model, passed, edit = build(family), inputs(family, padding), ch.cut(queries=10, keys=8, rest="first")
     with pytest.raises(RuleError, match="does not see the first token"), ch.change(model, edit):
         model(**passed)

@@ -7,10 +7,10 @@ import torch
 import transformers as hf
 
 import clearhead as ch
-from changed import CUT, LOGITS_BY_HAND, OF_LOGITS, ByHand, added, by_hand, mean, times
+from changed import CUT, LOGITS_BY_HAND, OF_LOGITS, ByHand, added, assert_edited, by_hand, mean, times
 from problems import of_tiers
 from small_models import small, taken
-from watched import FAMILY, build, greedy, inputs, logits
+from watched import FAMILY, build, greedy, inputs
 
 EDITS = [*OF_LOGITS, ch.off(to="mean", heads=[0]), ch.scaled(1.5, heads=[3])]
 HAND = ByHand(LOGITS_BY_HAND, [mean([0]), times(1.5, [3])])
@@ -38,22 +38,6 @@ def test_edits_equal_those_made_by_hand(name: str):
     assert_edited(model, passed, EDITS, HAND)
 
 
-def assert_edited(model: Any, passed: dict[str, torch.Tensor], edits: Any, hand: ByHand) -> None:
-    def run() -> torch.Tensor:
-        torch.manual_seed(3)
-        return logits(model(**passed))
-
-    with torch.no_grad():
-        before = run()
-        with by_hand(model, hand):
-            expected = run()
-        with ch.change(model, edits):
-            result = run()
-        assert torch.equal(before, run()), "the model is not as it was"
-    torch.testing.assert_close(result, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
-    assert float((result - before).abs().max()) > 1e-3 * float(before.abs().max()), "the edits changed nothing"
-
-
 def cross(path: str, layer: int) -> bool:
     """Is this the module of cross-attention in this layer of the decoder?"""
     numbers = [part for part in path.split(".") if part.isdecimal()]
@@ -61,7 +45,7 @@ def cross(path: str, layer: int) -> bool:
 
 
 @pytest.mark.parametrize("name", ["t5", pytest.param("whisper", marks=pytest.mark.gate)])
-def test_cross_attention_has_the_decoders_queries_and_the_encoders_keys(name: str):
+def test_cross_attention_has_queries_and_keys_of_two_texts(name: str):
     model, passed = build(name), inputs(name)
     cut = ch.cut(queries=[2, -1], keys=10, layers=["decoder.0.cross"])
     assert_edited(model, passed, cut, ByHand([added(CUT, [2, 6], [10])], layer=lambda path: cross(path, 0)))
@@ -70,7 +54,7 @@ def test_cross_attention_has_the_decoders_queries_and_the_encoders_keys(name: st
 
 
 @pytest.mark.parametrize("name", ["t5", pytest.param("whisper", marks=pytest.mark.gate)])
-def test_an_encoder_decoder_generates_what_full_passes_by_hand_do(name: str):
+def test_an_encoder_decoder_generates_as_full_passes_by_hand(name: str):
     model, passed = build(name), inputs(name)
     passed.pop("decoder_input_ids")
     edits = [

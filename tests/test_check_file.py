@@ -22,7 +22,7 @@ def test_the_wrong_example_of_the_tutorial_is_explained(tmp_path):
     assert weights.off_source == pytest.approx(0.0088, abs=1e-4)
 
 
-def test_values_that_are_right_to_their_printed_decimals_are_accepted(tmp_path):
+def test_values_right_to_their_printed_decimals_are_accepted(tmp_path):
     right = {**EXAMPLE, "scores": [[6.5, 10], [2, 3.5]], "scaled": [[4.596, 7.071], [1.414, 2.475]]}
     right |= {"weights": [[0.078, 0.922], [0.257, 0.743]], "output": [[0.9224, 2.1553], [0.7428, 2.5144]]}
     case = check_file(written(tmp_path / "case.json", right))
@@ -32,7 +32,7 @@ def test_values_that_are_right_to_their_printed_decimals_are_accepted(tmp_path):
     assert off.first_wrong is not None
 
 
-def test_a_wrong_step_is_told_from_later_steps_that_follow_from_it(tmp_path):
+def test_a_wrong_step_is_told_from_those_that_follow_from_it(tmp_path):
     rng = fresh()
     q, k, v = (rng.standard_normal((5, 4)) for _ in range(3))
     scores = q @ k.T  # the scale was forgotten

@@ -55,7 +55,7 @@ def test_a_sentence_has_both_languages_with_the_same_values(subject):
         assert names[0] == names[1] or subject in ("help", "diagnose"), key  # those count rows in words, or are code
 
 
-def test_every_key_of_the_reports_is_asked_for_and_stands_in_one_file():
+def test_every_key_of_the_reports_is_used_and_in_one_file():
     """A key is a text of the source, or fits an f-string of it, or is that of tokens as columns."""
     keys = Counter(key for subject in REPORTS for key in table(subject))
     assert [key for key, many in keys.items() if many > 1] == []
@@ -93,7 +93,8 @@ def test_every_sentence_of_the_help_is_in_chinese(command):
 
 
 @pytest.mark.parametrize("command", list(parsers("en")))
-def test_both_languages_show_the_same_commands_and_codes(command):
+def test_both_languages_show_the_same_commands_in_80_columns(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     english, chinese = (parsers(language)[command].format_help() for language in ("en", "zh"))
     for form in (r"^  (?:clearhead|pip|python) .*$", r"--[a-z-]+", r'^  ["{].*$'):
         lines = [sorted(set(re.findall(form, text, re.MULTILINE))) for text in (english, chinese)]
@@ -101,15 +102,10 @@ def test_both_languages_show_the_same_commands_and_codes(command):
     assert "usage:" not in chinese
     assert chinese.count("用法") == 1
     assert "options:" not in chinese
+    assert max(map(columns, chinese.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("command", list(parsers("en")))
-def test_chinese_help_fits_into_80_columns(command, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    assert max(map(columns, parsers("zh")[command].format_help().splitlines())) <= 80
-
-
-def test_a_line_is_not_broken_before_punctuation_or_within_a_name():
+def test_a_line_is_not_broken_before_punctuation_or_in_a_name():
     lines = broken("默认：最可能的 --against，TOKEN", 16)
     assert all(columns(line) <= 16 for line in lines)
     assert "".join(lines).replace(" ", "") == "默认：最可能的--against，TOKEN"

@@ -34,7 +34,7 @@ def run(*arguments, text=True, **environment):
 def test_beside_busy_programs_openblas_has_one_thread(load, threads, monkeypatch):
     monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
-    assert call("--version").returncode == 0
+    assert call("--version").stdout.startswith("clearhead ")
     assert (os.environ.get("OPENBLAS_NUM_THREADS"), os.environ["OPENBLAS_THREAD_TIMEOUT"]) == (threads, "4")
 
 
@@ -67,7 +67,7 @@ TEXTS = ("mary", "猫 sat on", "你好，世界 🙂", LONG, f"{LONG} {LONG} {LO
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("colour", in_the_gate([{}, COLOUR], COLOUR))
 @pytest.mark.parametrize("report", in_the_gate(REPORTS, "steps"))
-def test_every_line_of_a_report_fits_eighty_columns_and_chinese_is_complete(report, language, text, colour):
+def test_a_report_fits_80_columns_and_its_chinese_is_complete(report, language, text, colour):
     options, chinese, english = REPORTS[report]
     text = f"{text} a wall" if report == "why" and text == "mary" else text  # of one token nothing can be hidden
     plain = fitting("explain", text, *options, "--lang", language, environment=colour)
@@ -105,16 +105,6 @@ def test_control_characters_in_tokens_are_escaped():
     assert done.returncode == 0
     left = ESCAPE.sub("", done.stdout)
     assert not set(left) & {"\x1b", "\x07", "\r", "\u202e"}
-
-
-def test_json_goes_to_a_file_or_to_the_pipe(tmp_path):
-    place = tmp_path / "out.json"
-    done = call("explain", "jack and jill", "--json", place)
-    assert done.returncode == 0
-    data = json.loads(place.read_text(encoding="utf-8"))
-    assert [t["text"] for t in data["tokens"]] == ["jack", " and", " jill"]
-    assert json.loads(call("explain", "jack and jill", "--json", "-").stdout) == data
-    assert list(tmp_path.iterdir()) == [place]
 
 
 @pytest.fixture
@@ -247,6 +237,7 @@ REFUSED = {  # commands, and what each is refused with
     "scale --widths 1,x": "--widths is '1,x'",
     "scale --widths 999999999999": "the queries and keys would take",
     "learn --step=-1": "-1",
+    "shapes n=3 n=4": "n is given twice.",
     "view": "--text-file",
     "view none.safetensors": "does not exist",
 }
@@ -264,6 +255,7 @@ EDITS = {
     "--boost sat": "expected KEYS=NUMBER",
     "--boost sat=inf": "expected a finite number",
     "--boost =2": "boost has no keys",
+    "--boost sat=1e308": "by goes up to 1e+308",
     "--off x": "expected LAYER.HEAD",
     "--off 0.99": "there is no head 99",
 }
@@ -279,7 +271,7 @@ def test_errors_are_in_english_also_where_reports_are_in_chinese(encoding):
 
 
 @pytest.mark.parametrize("command", REFUSED)
-def test_what_is_refused_is_one_line_and_exit_code_two_and_writes_no_file(command, tmp_path, monkeypatch):
+def test_refusals_are_one_line_and_code_2_and_write_no_file(command, tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("mary had a little\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     said = refused(*shlex.split(command))
@@ -291,26 +283,11 @@ def test_what_is_refused_is_one_line_and_exit_code_two_and_writes_no_file(comman
         assert os.listdir(tmp_path) == ["text.txt"]
 
 
-@pytest.mark.parametrize(
-    ("case", "words"),
-    [
-        ({"q": [[1.0, 2]], "k": [[1.0]], "v": [[1.0]]}, "q has d_k 2 but k has d_k 1"),
-        ({"q": [[[1.0]]] * 3, "k": [[[1.0]]] * 2, "v": [[[1.0]]] * 2}, "query heads must be a multiple of key heads"),
-        ({"q": [[1.0]], "k": [[1.0]], "v": [[1.0]], "casual": True}, "did you mean `causal`?"),
-        (
-            {"q": [[1.0]], "k": [[1.0], [2.0]], "v": [[1.0], [2.0]], "causal": True},
-            "query_offset=1 aligns the last query",
-        ),
-    ],
-)
-def test_a_file_that_cannot_be_computed_is_a_one_line_error(tmp_path, case, words):
-    (tmp_path / "case.json").write_text(json.dumps(case))
-    assert words in refused("trace", tmp_path / "case.json", "--json", tmp_path / "out.json")
+def test_a_file_that_cannot_be_computed_is_a_one_line_error(tmp_path):
+    (tmp_path / "case.json").write_text(json.dumps({"q": [[1]], "k": [[1], [2]], "v": [[1], [2]], "causal": True}))
+    said = refused("trace", tmp_path / "case.json", "--json", tmp_path / "out.json")
+    assert "query_offset=1 aligns the last query" in said
     assert not (tmp_path / "out.json").exists()
-
-
-def test_the_version_is_printed():
-    assert call("--version").stdout.startswith("clearhead ")
 
 
 @pytest.mark.gate
@@ -361,14 +338,14 @@ NO_ROOM = "clearhead: standard output: No space left on device.\n"
         (f"{{}} explain '{LONG}' | head -n 1", 0, ""),
     ],
 )
-def test_full_disks_closed_streams_and_closed_pipes_cause_no_crash(command, code, said):
+def test_full_disks_and_closed_streams_and_pipes_cause_no_crash(command, code, said):
     command = command.format(f'"{sys.executable}" -m clearhead')
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=PLAIN, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (code, said)
 
 
 @pytest.mark.parametrize("gone", ["starlette", "uvicorn"])
-def test_a_missing_package_is_named_with_the_extra_that_installs_it(gone):
+def test_a_missing_package_is_named_with_its_extra(gone):
     code = f"import sys; sys.modules[{gone!r}] = None; from clearhead.cli import main; sys.exit(main(['view']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")

@@ -119,18 +119,3 @@ def check(arguments: list[str], encoding: str) -> None:
         arguments[place : place + 2] for place in range(len(arguments))
     ] and "--help" not in arguments:
         json.loads(said)
-
-
-def test_every_command_is_tested_here():
-    assert sorted(CHOICES) == [
-        "bench",
-        "diagnose",
-        "explain",
-        "info",
-        "learn",
-        "models",
-        "scale",
-        "shapes",
-        "trace",
-        "view",
-    ]

@@ -113,7 +113,7 @@ def test_each_activation_has_the_slope_of_its_finite_differences(name):
 
 
 @several(12)
-def test_every_derivative_of_a_run_with_edits_is_that_of_its_finite_differences(trial):
+def test_derivatives_with_edits_are_finite_differences(trial):
     """By the embeddings; by each b_V, which moves outputs by the sum of their weights; by each head's factor."""
     rng = fresh()
     model = drawn(rng, activation=str(rng.choice(SMOOTH)))

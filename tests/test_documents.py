@@ -1,4 +1,8 @@
-"""Both READMEs have the same code, figures and file tree, and their links lead to existing files."""
+"""Links of the documents lead to files; each Chinese page has the code, the numbers and the tables of the English page.
+
+Both READMEs are such a pair. The site's first page says other things in each language: of it only the links are looked
+at. Lessons count in words.
+"""
 
 import re
 from pathlib import Path
@@ -6,49 +10,110 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-README, CHINESE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh-CN.md"))
+DOCS, CHINESE = ROOT / "docs", ROOT / "docs/zh"
+ALL = sorted(path.relative_to(CHINESE).as_posix() for path in CHINESE.rglob("*.md"))
+NAMES = ["README", *(name for name in ALL if (DOCS / name).exists() and name != "index.md")]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)]*)\)|<img src=\"([^\"]*)\"[^>]*>")
+COMMENT = re.compile(r"(^|\s+)# (?!doctest).*|(?<=    )\"\"\".*?\"\"\"$", re.MULTILINE)  # one-line docstrings too
+HIDDEN = re.compile(r"<!--.*?-->", re.DOTALL)  # for the tests: set-ups and reasons
+FILTER = re.compile(r" \| (head|tail|grep|sed) .*")
+NUMBER = re.compile(r"\d[\d,.]*(?<=\d)")
+DECIMAL = re.compile(r"\d+\.\d+")
 
 
-def code(text: str) -> list[tuple[str, str]]:
-    """Every block in a language, without comments; the tree of files has no language."""
-    return [(kind, re.sub(r" +# .*", "", block)) for kind, block in FENCE.findall(text) if kind]
+def both(name):
+    """A page in English and in Chinese, without its hidden comments."""
+    pair = (DOCS / name, CHINESE / name) if name != "README" else (ROOT / "README.md", ROOT / "README.zh-CN.md")
+    return [HIDDEN.sub("", path.read_text(encoding="utf-8")) for path in pair]
 
 
-def figures(text: str) -> list[str]:
+def comparable(blocks, others):
+    """Blocks without what may differ from those of the other language."""
+    for (kind, block), (_, other) in zip(blocks, others, strict=True):
+        if kind == "console" and "--lang zh" in block + other:
+            lines = block.replace(" --lang zh", "").splitlines()  # a filter picks other lines of a Chinese output
+            yield kind, [FILTER.sub("", line) for line in lines if line.startswith("$ ")]
+        elif kind:
+            yield kind, COMMENT.sub("", block).replace(" --lang zh", "")
+        else:  # a drawing or a formula, with words of the page's language
+            yield kind, NUMBER.findall(block)
+
+
+def as_english(text):
+    """Chinese counts in ten thousands: 200 万 is 2 million."""
+    return re.sub(r"(\d+)00 万", r"\1 million", text)
+
+
+def numbers(text, form=NUMBER):
     """Every number outside code blocks and addresses; sorted, since the two languages order them differently."""
-    words = LINK.sub("]", FENCE.sub("", text))
-    return sorted(re.findall(r"\d[\d,.]*(?<=\d)", words))
+    return sorted(form.findall(as_english(LINK.sub("]", FENCE.sub("", text)))))
 
 
-def test_both_readmes_have_the_same_code():
-    assert code(README) == code(CHINESE)
-    assert len(code(README)) >= 5
+def anchors(page):
+    """The addresses of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
-def test_both_readmes_have_the_same_figures():
-    assert figures(README) == figures(CHINESE)
-    assert len(figures(README)) > 50
+def cells(text):
+    """The number of cells of each row of each table."""
+    return [line.count(" |") for line in FENCE.sub("", text).splitlines() if line.startswith("| ")]
+
+
+def test_the_pages_are_found():
+    assert len(NAMES) > 10
+    english = both("README")[0]
+    assert (len(FENCE.findall(english)) > 5, len(numbers(english)) > 50) == (True, True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_chinese_page_has_the_code_of_the_english_page(name):
+    english, chinese = map(FENCE.findall, both(name))
+    assert [kind for kind, _ in chinese] == [kind for kind, _ in english]
+    assert list(comparable(chinese, english)) == list(comparable(english, chinese))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_chinese_page_has_the_numbers_of_the_english_page(name):
+    english, chinese = (numbers(text, DECIMAL if name.startswith("lessons/") else NUMBER) for text in both(name))
+    assert chinese == english
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_chinese_page_has_the_english_sections_and_tables(name):
+    english, chinese = both(name)
+    assert cells(chinese) == cells(english)
+    levels = [re.findall(r"^#+(?= )", FENCE.sub("", text), re.MULTILINE) for text in (english, chinese)]
+    assert levels[1] == levels[0]
 
 
 def test_both_readmes_have_the_same_files_in_their_tree():
-    trees = [next(block for kind, block in FENCE.findall(text) if not kind) for text in (README, CHINESE)]
+    trees = [next(block for kind, block in FENCE.findall(text) if not kind) for text in both("README")]
     places = [re.findall(r"[\w./]+(?:/|\.py)(?=\s)", tree) for tree in trees]
     assert places[0] == places[1]
     for place in places[0]:
         assert (ROOT / place).exists() or (ROOT / "src/clearhead" / place).exists(), place
 
 
-@pytest.mark.parametrize("page", [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))])
-def test_links_in_the_documents_lead_to_existing_files(page: Path):
+@pytest.mark.parametrize(
+    "page", [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_links_lead_to_files_in_chinese_where_there_are_any(page):
     for address in map("".join, LINK.findall(page.read_text(encoding="utf-8"))):
-        if not address.startswith(("http", "#")):
-            assert (page.parent / address.split("#")[0]).exists(), address
+        if address.startswith("http"):
+            continue
+        file, _, anchor = address.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), address
+        assert not anchor or anchor in anchors(target), address
+        if page.is_relative_to(CHINESE) and target.suffix == ".md" and target.is_relative_to(DOCS):
+            other = CHINESE / target.relative_to(DOCS)
+            assert target.is_relative_to(CHINESE) or other == page or not other.exists(), f"{address} is in Chinese too"
 
 
 def test_guides_that_read_files_of_the_checkout_say_so_first():
-    for page in (ROOT / "docs").rglob("guides/*.md"):
+    for page in DOCS.rglob("guides/*.md"):
         text = page.read_text(encoding="utf-8")
         if re.search(r"^>>> (from examples|.*training/)", text, re.MULTILINE) and "```" in text:
             first = text.split("\n\n")[1]
@@ -56,7 +121,7 @@ def test_guides_that_read_files_of_the_checkout_say_so_first():
 
 
 def test_the_readme_has_the_two_commands_that_the_gate_runs():
-    lines = [line for kind, block in FENCE.findall(README) if kind == "sh" for line in block.splitlines()]
+    lines = [line for kind, block in FENCE.findall(both("README")[0]) if kind == "sh" for line in block.splitlines()]
     assert len(lines) == 2
     assert lines[0].startswith("pip install . && ")
     assert lines[1].endswith("&& pytest")

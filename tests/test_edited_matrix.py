@@ -247,7 +247,7 @@ def test_an_edit_shares_q_and_k_and_computes_nothing(kind: str, monkeypatch: pyt
     assert type(matrix.logsumexp()) is type(local[0])
 
 
-def test_edits_after_each_other_have_as_many_labels_as_there_are_combinations():
+def test_edits_have_as_many_labels_as_combinations():
     matrix = ch.AttentionMatrix(np.ones((64, 2)), np.ones((64, 2)))
     for _ in range(5):
         matrix = matrix.boost(slice(10, 20), by=0.5, queries=slice(30)).cut(slice(10), slice(10))

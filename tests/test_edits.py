@@ -10,10 +10,10 @@ import torch
 import clearhead as ch
 from clearhead.changing.applying import acts, edited
 from clearhead.changing.edits import Edit
-from clearhead.changing.places import Place, Text, find, read_places
 from clearhead.errors import ClearheadError, DtypeError, RuleError, SelectionError, UnknownNameError
-from clearhead.layers.pieces import pieces_of
 from clearhead.models import model as gpt2
+from clearhead.watching.pieces import pieces_of
+from clearhead.watching.places import Place, Text, find, read_places
 from seeds import fresh
 
 EDITS = [
@@ -177,7 +177,7 @@ def test_the_rules_fit_a_call_without_a_batch_axis():
 
 
 @pytest.mark.parametrize("sinks", [False, True])
-def test_moved_weights_are_those_of_dense_rows_and_change_what_the_cuts_say(sinks: bool):  # noqa: FBT001
+def test_moved_weights_are_dense_rows_and_change_as_cuts_say(sinks: bool):  # noqa: FBT001
     rng = fresh()
     q, k, v, g = (rng.standard_normal((2, h, n, 8)) for h, n in ((4, 9), (2, 12), (2, 12), (4, 9)))
     mask = rng.random((2, 4, 9, 12)) < 0.7

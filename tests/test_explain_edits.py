@@ -59,7 +59,7 @@ def drawn(rng):
     return text, [t.id for t in tokens], options, added, factors
 
 
-def test_terminal_and_json_have_the_numbers_of_edits_made_by_hand(tmp_path):
+def test_terminal_and_json_have_numbers_of_edits_made_by_hand(tmp_path):
     model, place = shipped(), tmp_path / "seen.json"
     for _ in range(6):
         text, ids, options, added, factors = drawn(fresh())
@@ -117,7 +117,7 @@ def test_without_edits_nothing_changes():
     assert same.to_json()["before"] == seen.to_json()
 
 
-def test_the_edited_head_that_moved_furthest_is_shown_unless_another_is_chosen():
+def test_the_edited_head_that_moved_furthest_is_shown():
     cut = ch.cut(queries="little", keys="mary", heads={0: [1, 2], 1: [4]})
     seen = steps_of_text(TEXT, shipped(), edits=cut)
     among = {place: seen.moved.distance[place] for place in ((0, 1), (0, 2), (1, 4))}
@@ -184,7 +184,7 @@ def test_edits_that_explain_does_not_show_are_refused(edits, error, what):
         steps_of_text(TEXT, shipped(), edits=edits)
 
 
-def test_weights_move_to_the_first_token_in_numpy_as_in_transformers():
+def test_weights_move_to_the_first_token_as_in_transformers():
     from clearhead.models import hub
 
     other = hub.load(str(Path(gpt2.__file__).parents[1] / "models" / gpt2.SHIPPED))

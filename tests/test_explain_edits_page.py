@@ -45,7 +45,7 @@ def test_the_page_holds_both_runs_and_a_switch_shows_either(running, seen):
         assert page.get_by_role("switch", name="应用改动").count() == 1
 
 
-def test_it_lists_the_next_tokens_that_moved_most_with_the_edits_only(running, seen):
+def test_it_lists_next_tokens_that_moved_with_the_edits_only(running, seen):
     with opened(running, seen.to_html()) as page:
         shown = page.locator(".next-of > ol.next li").all_text_contents()
         for text, each in zip(shown, seen.moved.next[:8], strict=True):

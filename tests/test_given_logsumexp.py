@@ -1,6 +1,5 @@
 """Another kernel's log-sum-exp: taken if right, else refused with the first row that differs."""
 
-import copy
 import math
 import re
 from collections.abc import Callable
@@ -52,8 +51,10 @@ def test_the_definition_is_taken_under_every_rule(engine: str, case: Case, dtype
     usual = matrix.dtype
     seen = np.isfinite(truth)
     taken = np.where(np.isneginf(truth), -np.inf, truth).astype(dtype).astype(usual)
-    fine = np.abs(np.where(seen, taken, 0.0)).max(initial=0.0) * float(np.finfo(usual).eps) <= 2.0**-16
-    np.testing.assert_allclose(matrix.logsumexp(), taken, rtol=0 if fine else 1e-2 if dtype == BFLOAT16 else 1e-5)
+    rounding = np.abs(np.where(seen, taken, 0.0)).max(initial=0.0) * float(np.finfo(usual).eps)
+    fine = rounding <= 2.0**-16
+    bounds = {"rtol": 0.0} if fine else {"rtol": 1e-2 if dtype == BFLOAT16 else 1e-5, "atol": rounding}
+    np.testing.assert_allclose(matrix.logsumexp(), taken, **bounds)
     off = np.where(seen, rows.astype(np.float64), 0.0) - np.where(seen, truth, 0.0) if fine else np.zeros(truth.shape)
     expected = case.restore(case.book.weights) * np.exp(-off)[..., None]
     np.testing.assert_allclose(np.asarray(matrix), expected, rtol=1e-3, atol=1e-6)
@@ -120,7 +121,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {  # this ma
 
 @pytest.mark.parametrize("kind", ["array", "tensor", "bfloat16"])
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_refused_with_the_first_row_and_the_usual_causes(name: str, kind: str):
+def test_a_mistake_is_refused_with_its_row_and_usual_causes(name: str, kind: str):
     right, theirs, factor = MISTAKES[name]
     q, k = normal(2, 3, 20, 16), normal(2, 3, 27, 16)
     if kind == "bfloat16":
@@ -249,13 +250,6 @@ def test_a_number_without_digits_for_weights_is_computed_here(size: float):
     matrix = ch.AttentionMatrix(q, k, logsumexp=lse(q, k))
     np.testing.assert_array_equal(matrix[...], ch.AttentionMatrix(q, k)[...])
     np.testing.assert_allclose(matrix[...].sum(-1), 1, 1e-5)
-
-
-@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy])
-def test_a_copy_keeps_it(how: Callable[[Any], Any]):
-    q, k = normal(2, 3, 20, 16), normal(2, 3, 27, 16)
-    right = (lse(q, k) * (1 + np.float32(2**-23))).astype(np.float32)
-    np.testing.assert_array_equal(how(ch.AttentionMatrix(q, k, logsumexp=right)).logsumexp(), right)
 
 
 def test_what_it_is_given_from_may_change_afterwards():

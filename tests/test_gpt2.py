@@ -27,17 +27,6 @@ def copied(tmp_path):
     return Path(shutil.copytree(SHIPPED, tmp_path / "model"))
 
 
-def likely(model, text):
-    logits = model.run([t.id for t in model.tokens(text)]).logits[-1]
-    return model.text(int(logits.argmax()))
-
-
-def test_the_shipped_model_continues_humpty_dumpty(shipped):
-    assert likely(shipped, "humpty dumpty sat on") == " a"
-    assert likely(shipped, "humpty dumpty sat on a") == " wall"
-    assert likely(shipped, "Humpty Dumpty sat on a") == " wall"
-
-
 def test_the_shipped_model_has_the_documented_sizes_and_tokens(shipped):
     assert repr(shipped) == "Model(rhymes: 2 layers, 8 heads, d_model 512)"
     assert sum(f.stat().st_size for f in SHIPPED.iterdir()) <= 10e6
@@ -47,7 +36,7 @@ def test_the_shipped_model_has_the_documented_sizes_and_tokens(shipped):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_transformers_gives_the_same_tokens_and_logits_from_the_same_directory(shipped, text):
+def test_transformers_gives_the_same_tokens_and_logits(shipped, text):
     torch = pytest.importorskip("torch")
     from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
 
@@ -70,7 +59,7 @@ def test_transformers_gives_the_same_tokens_and_logits_from_the_same_directory(s
         {"activation_function": "silu", "shards": True},
     ],
 )
-def test_a_random_gpt2_saved_by_transformers_gives_the_same_logits(tmp_path, options):
+def test_a_random_gpt2_of_transformers_gives_the_same_logits(tmp_path, options):
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     dtype, shards = (options.get(name, default) for name, default in (("dtype", "float32"), ("shards", False)))

@@ -13,7 +13,7 @@ import transformers as hf
 
 import clearhead.hf  # noqa: F401  registers
 from clearhead.errors import RuleError
-from clearhead.layers.attending import attend
+from clearhead.hf.attending import attend
 from watched import FAMILIES, FAMILY, build, inputs, logits
 
 
@@ -167,7 +167,7 @@ def attentions(model: Any, ids: torch.Tensor, draws: int) -> torch.Tensor:
     return kept[0].double()
 
 
-def test_dropout_has_eager_attentions_mean_and_variance_and_follows_the_seed():
+def test_dropout_has_eagers_mean_and_variance():
     changes = {**no_dropout("gpt2"), "attn_pdrop": 0.3, "n_layer": 1}
     ours, theirs = both("gpt2", **changes)
     tokens = torch.randint(2, 59, (1, 7))
@@ -186,7 +186,7 @@ def test_dropout_has_eager_attentions_mean_and_variance_and_follows_the_seed():
     assert not torch.equal(again[0][0], again[0][1])
 
 
-def test_weights_that_are_never_stored_are_refused_with_what_to_do():
+def test_weights_that_are_never_stored_are_refused():
     model, passed = set_to(build("llama"), "clearhead"), inputs("llama")
     with (
         torch.no_grad(),

@@ -13,8 +13,8 @@ from transformers.generation.continuous_batching.cache_allocators import full_at
 
 import clearhead as ch
 from clearhead.errors import ClearheadError, RuleError
-from clearhead.layers.attending import attend
-from clearhead.layers.packed import PAGED
+from clearhead.hf.attending import attend
+from clearhead.hf.packed import PAGED
 from test_hf import both, quick_or_slow, set_to
 from watched import build, greedy, inputs, seen_of
 
@@ -194,7 +194,7 @@ def test_assisted_generation():
 
 
 @pytest.mark.parametrize("hidden", [0, 1])
-def test_a_cache_is_continued_under_a_mask_that_means_what_it_meant_when_the_pass_began(hidden: int):
+def test_a_cache_is_continued_under_the_mask_of_its_beginning(hidden: int):
     tokens, results = inputs("gemma3")["input_ids"], []
     for model in both("gemma3"):
         real, cache = torch.ones(2, 11, dtype=torch.bool), hf.DynamicCache(config=model.config)

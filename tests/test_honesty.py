@@ -88,7 +88,7 @@ def hardly_ever_wrong(answers: dict[str, str]) -> None:
 
 
 @pytest.mark.long
-def test_mistakes_outside_the_catalogue_are_hardly_ever_given_a_name():
+def test_mistakes_outside_the_catalogue_are_hardly_named():
     rng = fresh()
     tokens = int(rng.choice([21, 48, 70]))
 
@@ -176,7 +176,7 @@ def test_lengths_of_two_batch_entries_are_no_proof():
     assert best.confidence != "sure"
 
 
-def test_a_causal_mask_beside_a_window_to_the_left_is_not_asked_for():
+def test_beside_a_left_window_no_causal_mask_is_asked_for():
     q, k, v = causal()
     rules = {"window": (3, 0), "causal": True}
     diagnosis = ch.diagnose(q, k, v, ch.attention(q, k, v, **rules), **rules)
@@ -233,7 +233,7 @@ def test_huge_scores_do_not_excuse_wrong_numbers(dtype: str, size: float):
         assert ch.diagnose(q, k, v, opposite).verdict != "right"
 
 
-def test_a_wrong_scale_is_found_where_scores_are_in_the_thousands():
+def test_a_wrong_scale_is_found_where_scores_are_thousands():
     q, k, v = fresh().standard_normal((3, 1, 2, 64, 16)).astype(np.float32)
     q = q * 1000
     scores = q.astype(np.float64) @ k.mT / 4
@@ -295,15 +295,6 @@ def test_a_causal_mask_two_ahead_is_right_in_its_last_row_alone():
     assert known(diagnosis)["right query"] == {"right": "23", "wrong": "0-22"}
 
 
-def test_weights_are_described():
-    q, k, v = causal()
-    scores = q @ k.mT / 8**0.5
-    right = softmax(np.where(np.tri(24) > 0, scores, -np.inf))
-    odd = np.where(right > 0, 0.5 * right + 0.01 * np.arange(24), 0)
-    facts = known(ch.diagnose(q, k, v, odd, stage="weights", causal=True))
-    assert {"sums wrong", "zeros right"} <= set(facts)
-
-
 def test_arrays_with_the_heads_behind_the_length_are_recognised():
     q, k, v = causal()
     theirs = softmax(q @ k.mT / 8**0.5) @ v
@@ -314,11 +305,11 @@ def test_arrays_with_the_heads_behind_the_length_are_recognised():
     assert "swap axes 1 and 2" in diagnosis.told()
 
 
-def test_what_needs_every_score_is_said_to_be_untried_where_the_input_is_long():
+def test_what_needs_every_score_is_untried_of_a_long_input():
     q, k, v = fresh().standard_normal((3, 1, 1, 2100, 8)).astype(np.float32)
     assert BUDGET < 2100**2
     diagnosis = ch.diagnose(q, k, v, softmax(q @ k.mT / np.float32(8**0.5)) @ v**3)
-    assert known(diagnosis)["too long"] == {"how": "not"}
+    assert known(diagnosis)["too long"] == {}
 
 
 # ── tensors, files ──

@@ -89,7 +89,7 @@ def test_the_values_and_outputs_shown_are_those_of_the_model(tmp_path: Path, nam
     assert formulas.items() <= {step.name: step.formula for step in seen.steps}.items()
 
 
-def test_loading_draws_no_bar_of_transformers_and_leaves_its_setting(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_loading_draws_no_bar_of_transformers(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     place, _ = saved(tmp_path, FAMILY["gpt-oss"])
     hf.utils.logging.enable_progress_bar()
     capfd.readouterr()
@@ -235,10 +235,6 @@ def test_directories_without_a_model_are_refused(tmp_path: Path):
     save_file({"x": np.zeros(3)}, tmp_path / "model.safetensors")
     with pytest.raises(ch.errors.FileError, match="Transformers cannot load it"):
         hub.load(str(tmp_path))
-
-
-def test_gpt2_needs_no_pytorch(tmp_path: Path):
-    assert isinstance(ch.load_model(saved(tmp_path, FAMILY["gpt2"])[0]), gpt2.Model)
 
 
 def test_positions_reserved_for_padding_hold_no_token(tmp_path: Path):

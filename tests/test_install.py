@@ -73,7 +73,7 @@ def check_names(sdist: Path) -> None:
 
 
 @pytest.mark.gate
-def test_a_wheel_for_every_system_is_built_where_the_compiler_fails(tmp_path: Path) -> None:
+def test_a_pure_wheel_is_built_where_the_compiler_fails(tmp_path: Path) -> None:
     source, left_out = tmp_path / "source", (".*", "build", "__pycache__", "_native*", "node_modules", "docs", "tests")
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*left_out))
     failing = {name: value for name, value in without_compiler(tmp_path).items() if name != "PATH"}
@@ -101,23 +101,21 @@ def said(package: Path, **variables: str) -> str:
     return done.stderr
 
 
-def test_one_line_says_that_the_kernel_is_missing(package: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("", "the compiled kernel is missing: no C++ compiler"),
+        ("_native.cpython-399-other.so", "kernel was built for another Python: _native.cpython-399-other.so."),
+        (f"_native{sysconfig.get_config_var('EXT_SUFFIX')}", "the compiled kernel cannot be loaded: "),
+    ],
+)
+def test_one_line_says_why_the_kernel_is_not_there(package: Path, file: str, words: str) -> None:
+    if file:
+        (package / file).write_bytes(b"damaged")
     (line,) = said(package).splitlines()
     assert line.startswith("clearhead computes with NumPy, which is slower and gives the same answers: ")
-    assert "the compiled kernel is missing: no C++ compiler" in line
-
-
-def test_one_line_says_that_the_kernel_was_built_for_another_python(package: Path) -> None:
-    (package / "_native.cpython-399-other-system.so").touch()
-    (line,) = said(package).splitlines()
-    assert "the compiled kernel was built for another Python: _native.cpython-399-other-system.so." in line
-
-
-def test_one_line_says_why_the_kernel_does_not_load(package: Path) -> None:
-    (package / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}").write_bytes(b"damaged")
-    (line,) = said(package).splitlines()
-    assert "the compiled kernel cannot be loaded: " in line
-    assert "_native" in line.rpartition(": ")[0]
+    assert words in line
+    assert file in line
 
 
 def test_nothing_is_said_of_an_engine_that_was_named(package: Path) -> None:

@@ -21,7 +21,7 @@ from clearhead.engines import native, triton
 from passes import PASSES, RECOMPUTED, Answers, Question, each_unreached, nothing, unseen
 from problems import INTERPRETED, RULES, Case, cases, examples, refused
 from seeds import normal
-from slack import Slack, assert_close, rounding
+from slack import Slack, assert_close
 
 CPU = tuple(name for name in ("native", "portable") if name != "native" or not native.missing())
 NO_SINKS = tuple(rule for rule in RULES if rule != "sinks")
@@ -253,53 +253,6 @@ def test_a_row_of_weights_and_its_sink_sum_to_one(case: Case):
     assert_close(sums, expected, case.restore(allowed))
 
 
-@given(case=cases(rules=NO_SINKS))
-def test_an_output_lies_in_the_convex_hull_of_its_visible_values(case: Case):
-    output, visible = case.attention(), visibility.dense(case.problem)
-    group = case.problem.heads // case.problem.kv_heads
-    values = np.repeat(case.given.v.astype(np.float64), group, axis=1)[:, :, None]
-    seen = visible[..., None]
-    low = np.where(seen, values, np.inf).min(axis=-2, initial=np.inf)
-    high = np.where(seen, values, -np.inf).max(axis=-2, initial=-np.inf)
-    slack = Slack(case).output(case.q.dtype) + rounding(
-        np.abs(np.where(seen, values, 0)).max(-2, initial=0), case.q.dtype
-    )
-    output = output.reshape(low.shape).astype(np.float64)
-    sees = visible.any(axis=-1)[..., None]
-    assert np.where(sees, (output >= low - slack) & (output <= high + slack), output == 0).all()
-
-
-@given(case=cases(rules=NO_SINKS, dtypes=FLOAT64), shift=st.floats(-50, 50))
-def test_adding_a_number_to_a_row_of_scores_changes_no_weight(case: Case, shift: float):
-    bias = np.asarray(case.rules.get("bias", 0.0), np.float64)
-    moved = case.matrix(bias=bias + shift)
-    allowed = case.restore(Slack(case).weights) * (1 + abs(shift))
-    assert_close(np.asarray(moved), np.asarray(case.matrix()), allowed, "weights")
-    sees = np.isfinite(case.matrix().logsumexp())
-    lse = np.where(sees, moved.logsumexp() - shift, -np.inf)
-    assert_close(lse, case.matrix().logsumexp(), case.restore(Slack(case).logit) * (1 + abs(shift)), "logsumexp")
-
-
-@given(case=cases(rules=("scale", "softcap", "sinks", "segments")))
-def test_reordered_keys_reorder_the_weights(case: Case):
-    order = case.rng.permutation(case.problem.keys)
-    rules = {**case.rules, **{n: case.rules[n][..., order] for n in ("kv_segments",) if n in case.rules}}
-    mixed = Case(case.q, case.k[..., order, :], case.v[..., order, :], rules, case.seed)
-    slack = Slack(case)
-    assert_close(
-        np.asarray(mixed.matrix()), np.asarray(case.matrix())[..., order], case.restore(slack.weights)[..., order]
-    )
-    assert_close(mixed.attention(), case.attention(), 2 * case.restore(slack.output(case.q.dtype)))
-
-
-@given(case=cases())
-def test_fewer_visible_keys_never_raise_the_log_sum_exp(case: Case):
-    less = np.broadcast_to(case.rng.random(case.problem.keys) < 0.5, case.matrix().shape)
-    mask = case.rules.get("mask")
-    fewer = case.matrix(mask=less if mask is None else mask & less)
-    assert (fewer.logsumexp() <= case.matrix().logsumexp() + case.restore(Slack(case).logit)).all()
-
-
 def test_top_lists_equal_weights_in_the_order_of_keys():
     q, k = np.zeros((1, 4)), np.zeros((2400, 4))
     np.testing.assert_array_equal(ch.AttentionMatrix(q, k).top(5).indices, [[0, 1, 2, 3, 4]])
@@ -352,7 +305,7 @@ def test_with_d_k_of_zero_every_key_has_the_same_weight():
 
 
 @pytest.mark.parametrize("rules", [{}, {"causal": True}, {"sinks": [0.3]}, {"alibi_slopes": [0.2], "window": (3, 1)}])
-def test_one_head_gives_the_same_bits_as_the_two_dimensional_call(rules: dict[str, Any]):
+def test_one_head_has_the_bits_of_the_two_dimensional_call(rules: dict[str, Any]):
     q, k, v = normal(70, 8), normal(70, 8), normal(70, 5)
     flat = ch.attention(q, k, v, **rules)
     for lead in ((1,), (1, 1), (1, 1, 1)):
@@ -360,7 +313,7 @@ def test_one_head_gives_the_same_bits_as_the_two_dimensional_call(rules: dict[st
         np.testing.assert_array_equal(heads, flat.reshape(*lead, *flat.shape), strict=True)
 
 
-def test_all_statistics_take_two_passes_and_a_known_log_sum_exp_takes_none(monkeypatch: pytest.MonkeyPatch):
+def test_all_statistics_take_two_passes(monkeypatch: pytest.MonkeyPatch):
     engine, passes = engines.get(ch.plan(normal(2, 2), normal(2, 2)).engine), []
 
     def count(name: str) -> None:

@@ -109,19 +109,6 @@ def test_what_would_store_every_weight_is_refused_by_name(name: str):
         assert not hasattr(A, name)
 
 
-def test_what_a_refusal_says_to_call_is_what_numpy_would_have_said():
-    for A in (matrix(), matrix(sinks=[0.3, 0.1, 2.0, -1.0])):
-        dense = np.asarray(A)
-        np.testing.assert_allclose(A @ np.ones(A.shape[-1]), dense.sum(axis=-1), rtol=1e-12)
-        np.testing.assert_allclose(A.received(), dense.sum(axis=-2), rtol=1e-12)
-        np.testing.assert_allclose(A.top(1).weights[..., 0], dense.max(axis=-1), rtol=1e-12)
-        np.testing.assert_array_equal(A.top(1).indices[..., 0], dense.argmax(axis=-1))
-    E = effects()
-    np.testing.assert_allclose(E.by_query(), np.asarray(E).sum(axis=-1), rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(E.by_key(), np.asarray(E).sum(axis=-2), rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(E.top(1, "largest").values[..., 0], np.asarray(E).max(axis=-1), rtol=1e-9)
-
-
 def test_add_in_place_is_refused():
     A: Any = matrix()
     with pytest.raises(DtypeError, match=r"^numpy\.add would need"):

@@ -56,7 +56,7 @@ def loss_of(weights, texts):
     return -np.log(np.concatenate(shares)).mean()
 
 
-def test_recorded_weights_give_the_recorded_loss_attention_and_next_token(recorded, run):
+def test_recorded_weights_give_what_was_recorded_of_them(recorded, run):
     arrays, metadata = recorded
     texts, shown = json.loads(metadata["texts"]), json.loads(metadata["shown"])
     assert 40 <= len(arrays["step"]) <= 80

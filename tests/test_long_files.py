@@ -20,14 +20,12 @@ from test_page_values import CHECK, in_node
 RNG = np.random.default_rng(8)
 
 
-@pytest.fixture(scope="module")
-def small():
-    return two_layers()
+small = pytest.fixture(two_layers, scope="module")
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 9), st.booleans(), st.integers(0, 9))
-def test_a_picture_holds_the_largest_and_the_mean_weight_of_each_pixel(n, m, side, causal, seed):
+def test_a_picture_holds_each_pixels_largest_and_mean_weight(n, m, side, causal, seed):
     rules = {"causal": True, "query_offset": m - n} if causal else {}
     part = matrix(n, m, seed=seed, **rules)
     weights = part[0].astype(np.float64)
@@ -78,7 +76,7 @@ def computed(document, tmp_path, *wanted):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dtype", in_the_gate([np.float32, bfloat16], np.float32), ids=str)
-def test_a_tile_of_the_page_equals_the_matrix_within_its_stated_bound(rule, dtype, tmp_path):
+def test_a_tile_of_the_page_is_the_matrix_within_its_bound(rule, dtype, tmp_path):
     part = matrix(N, M, dtype=dtype, **RULES[rule])
     exact = [("0", 1), ("0", 3)]
     document = document_of(part, exact=exact)
@@ -115,7 +113,7 @@ def test_rounded_queries_and_keys_state_a_wider_bound_that_holds(tmp_path):
     assert np.allclose(page.sum(1), 1, atol=1e-5)  # the log-sum-exp is that of the rounded queries and keys
 
 
-def test_page_and_pictures_end_their_colour_scale_at_the_same_weight(small):
+def test_page_and_pictures_end_their_scale_at_one_weight(small):
     rng = np.random.default_rng(4)
     peaks = [rng.random(size).astype(np.float32) for size in (0, 1, 2, 9, 10, 11, 20, 21, 99, 500) for _ in range(9)]
     for row in peaks:
@@ -193,7 +191,7 @@ def test_the_page_records_whether_any_key_is_masked(rules, masked):
 # the file
 
 
-def test_a_page_that_is_too_large_is_refused_early_and_the_error_says_what_fits():
+def test_a_page_that_is_too_large_is_refused_early():
     q = RNG.standard_normal((8, 40000, 128), dtype=np.float32)
     large = ch.AttentionMatrix(q, q, causal=True)
     with pytest.raises(SelectionError, match=r"about \d+ MB with 8 exact heads") as caught:
@@ -222,9 +220,9 @@ def test_invalid_options_and_matrices_have_no_page(q, wish, error, words, tmp_pa
 
 def test_a_watched_model_is_saved_as_a_page_or_a_file(tmp_path):
     torch = pytest.importorskip("torch")
-    from transformers import GPT2Config, GPT2Model
+    from watched import build
 
-    model = GPT2Model(GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=12, bos_token_id=0, eos_token_id=0)).eval()
+    model = build("gpt2")
     with torch.no_grad(), ch.watch(model) as seen:
         model(torch.arange(12)[None])
     seen.save(tmp_path / "page.html", language="zh", exact=[(1, 0)])

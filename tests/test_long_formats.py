@@ -16,13 +16,10 @@ from long_pages import TOKENS, end_of, matrix, two_layers
 from seeds import fresh
 from test_page import HOSTILE
 
-
-@pytest.fixture(scope="module")
-def small():
-    return two_layers()
+small = pytest.fixture(two_layers, scope="module")
 
 
-def test_a_notebook_shows_pictures_where_the_page_would_be_too_large(monkeypatch):
+def test_a_notebook_shows_pictures_in_place_of_a_large_page(monkeypatch):
     part = matrix(300, heads=6, kv=6, d=64, causal=True)
     monkeypatch.setattr(notebook, "MOST_BYTES", 400_000)
     shown = part._repr_mimebundle_()["text/html"]
@@ -50,9 +47,12 @@ def test_each_picture_has_its_own_caption(small):
 
 
 def test_a_notebook_gets_text_a_picture_and_a_frame(small):
-    bundle = small[0]._repr_mimebundle_()
-    assert set(bundle) == {"text/plain", "image/svg+xml", "text/html"}
-    assert bundle["text/html"].startswith('<iframe sandbox="allow-scripts allow-downloads"')
+    trace = ch.trace(np.eye(2), np.eye(2), np.eye(2))
+    for whole, words in ((small[0], "AttentionMatrix("), (trace, "S = Q·Kᵀ")):
+        bundle = whole._repr_mimebundle_()
+        assert set(bundle) == {"text/plain", "image/svg+xml", "text/html"}
+        assert bundle["text/html"].startswith('<iframe sandbox="allow-scripts allow-downloads"')
+        assert words in bundle["text/plain"]
     large = ch.AttentionMatrix(np.ones((20000, 2), np.float32), np.ones((20000, 2), np.float32))._repr_mimebundle_()
     assert "save(" in large["text/html"]
     assert "_logsumexp" not in large  # and no weights were computed

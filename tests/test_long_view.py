@@ -14,10 +14,7 @@ from long_pages import TEXT, TOKENS, H, document_of, end_of, long_page, matrix, 
 from seeds import fresh
 from test_page import HOSTILE
 
-
-@pytest.fixture(scope="module")
-def small():
-    return two_layers()
+small = pytest.fixture(two_layers, scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +135,7 @@ def test_pointing_shows_a_weight_and_a_click_pins_it(running, written, small):
         assert state(page)["cell"] == f"{i}.{j}"
 
 
-def test_tables_lists_words_and_differences_show_the_same_numbers(running, written, small):
+def test_tables_lists_and_words_show_the_same_numbers(running, written, small):
     with mapped(running, written, place="#at=0.0.2&cell=20.4") as page:
         weights = small[0][0, 2].astype(np.float64)
         page.locator("details.numbers summary").click()
@@ -186,7 +183,7 @@ def test_whole_words_are_listed_shaded_and_searchable(running, written, small):
         until(page, f"document.querySelector('.text').textContent.includes(' of {result}')")
 
 
-def test_tokens_take_the_focus_and_shortcuts_work_after_a_checkbox(running, written):
+def test_tokens_take_the_focus_and_shortcuts_go_on_working(running, written):
     with mapped(running, written, place="#at=0.0.0&cell=20.4") as page:
         assert page.locator('.token[tabindex="0"]').count() == 1
         page.locator('.token[tabindex="0"]').focus()
@@ -203,7 +200,7 @@ def test_tokens_take_the_focus_and_shortcuts_work_after_a_checkbox(running, writ
         until(page, "location.hash.includes('at=0.0.1')")
 
 
-def test_the_legend_says_where_the_colour_scale_ends_and_what_is_shown(running, written, small, tmp_path):
+def test_the_legend_says_where_the_colour_scale_ends(running, written, small, tmp_path):
     place = tmp_path / "page.html"
     matrix(30).save(place)
     with mapped(running, written, place="#at=0.0.0") as page:
@@ -294,7 +291,7 @@ def test_search_looks_in_the_text_that_is_shown(running, small):
             until(page, f"document.querySelector('#readout').textContent.startsWith('{result}')")
 
 
-def test_a_cell_chosen_while_a_smaller_layer_opens_lies_inside_that_layer(running, small):
+def test_a_cell_chosen_while_a_smaller_layer_opens_lies_in_it(running, small):
     layers = [long.ShownLayer(str(place), range(H), part.part(0)) for place, part in enumerate((small[0], matrix(5)))]
     with mapped(running, long.document([long.ShownRun("", layers, None)], long.PageOptions())) as page:
         press = "document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'KEY', bubbles: true}))"
@@ -331,7 +328,7 @@ def test_a_link_opens_the_cell_it_names(running, written):
         until(page, "location.hash.includes('at=0.0.0')")
 
 
-def test_a_head_without_exact_weights_says_so_and_shows_its_picture(running, small):
+def test_a_head_without_exact_weights_shows_its_picture(running, small):
     with mapped(running, document_of(small[0], TOKENS, exact=[("0", 1)]), place="#at=0.0.0&cell=20.0") as page:
         assert "stored as an image" in page.locator(".here").text_content()
         result = re.search(r": ([\d.e-]+) ± ([\d.e-]+)", page.locator("#readout").text_content())

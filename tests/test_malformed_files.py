@@ -194,7 +194,7 @@ def test_a_file_that_does_not_fit_into_memory_is_refused(tmp_path: Path, monkeyp
     assert model
 
 
-def test_the_free_memory_is_known_and_at_most_that_of_the_machine():
+def test_the_free_memory_is_known_and_at_most_the_machines():
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     lines = Path("/proc/meminfo").read_text().splitlines()
     assert 0 < files.free_bytes() <= whole + sum(int(line.split()[1]) * 1024 for line in lines if "SwapFree" in line)
@@ -318,7 +318,8 @@ def test_damaged_weights_are_reported(tmp_path: Path, value: float):
         steps_of_text("humpty dumpty", load(place))
 
 
-def read_damaged_files(count: int) -> None:
+@pytest.mark.parametrize("count", [60, pytest.param(3_000, marks=pytest.mark.long)])
+def test_damaged_files_give_a_result_or_a_library_error(count: int):
     seed = int(seeds.fresh().integers(2**31))
     command = [sys.executable, "-m", "tests.damaged_files", str(seed), str(count)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
@@ -326,12 +327,3 @@ def read_damaged_files(count: int) -> None:
     again = f"python -m tests.damaged_files {seed} {count} NUMBER"
     assert done.returncode == 0, "\n".join([f"{done.returncode}; {again} replays it", *lines[-40:], done.stderr])
     assert len(lines) == 2 * count
-
-
-def test_damaged_files_of_every_format_give_a_result_or_a_library_error():
-    read_damaged_files(60)
-
-
-@pytest.mark.long
-def test_many_damaged_files_of_every_format_give_a_result_or_a_library_error():
-    read_damaged_files(3_000)

@@ -4,8 +4,6 @@ One has a number that is solved from the result.
 """
 
 from itertools import combinations, islice, product
-from types import UnionType
-from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -15,9 +13,7 @@ import clearhead as ch
 import wrong
 import wrong_softmax
 from clearhead.core.rules import RULES
-from clearhead.diagnosing.mistakes import COMPUTED, OF_INPUTS, OF_PROBLEM, mistakes, values
-from clearhead.diagnosing.recipe import Recipe
-from clearhead.diagnosing.search import Search
+from clearhead.diagnosing.mistakes import OF_INPUTS, OF_PROBLEM, mistakes, values
 from diagnosing import diagnosed, qkv, softmax, top
 from seeds import fresh
 
@@ -37,38 +33,15 @@ def test_names_are_unique_and_described_in_both_languages():
 
 
 def test_the_data_name_conditions_and_fields_that_exist():
-    fields, conditions = {*Recipe._fields, *COMPUTED, "when"}, [*OF_PROBLEM, *OF_INPUTS, *RULES]
+    conditions = [*OF_PROBLEM, *OF_INPUTS, *RULES]
     for mistake in mistakes():
-        assert {field for change in mistake.changes for field in change} <= fields, mistake.name
         named = [*mistake.when, *(change["when"] for change in mistake.changes if "when" in change)]
         assert {name.removeprefix("not ") for name in [*named, mistake.rule] if name} <= set(conditions)
     assert len(conditions) == len(set(conditions))
+    changed = {field for mistake in mistakes() for change in mistake.changes for field in change}
     for field, words in values().items():
-        assert field in Recipe._fields
-        assert all(sentence.keys() == {"en", "zh"} for sentence in words.values()), field
-
-
-def allowed(kind, value):
-    """Is this a value of the type: a Literal, a union, a tuple of them, or a plain class?"""
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    if get_origin(kind) in (Union, UnionType):
-        return any(allowed(each, value) for each in get_args(kind))
-    if get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(map(allowed, get_args(kind), value))
-    return isinstance(value, kind)
-
-
-def test_a_mistake_changes_a_recipe_to_values_that_its_types_allow(monkeypatch):
-    searches = []
-    monkeypatch.setattr(Search, "explanations", lambda search: searches.append(search) or [])
-    for name in wrong.NAMES:
-        diagnosed(wrong.case((name,), fresh()))
-    kinds = get_type_hints(Recipe)
-    changes = {(f, v) for search in searches for one in search.singles() for c in one.changes for f, v in c.items()}
-    assert changes
-    for field, value in changes:
-        assert allowed(kinds[field], value), f"{field} becomes {value!r}, which {kinds[field]} does not allow"
+        assert field in changed
+        assert all(isinstance(x, str) or x.keys() == {"en", "zh"} for x in words.values()), field
 
 
 @pytest.mark.parametrize("name", wrong.NAMES)
@@ -115,7 +88,7 @@ def test_a_hundred_random_pairs_of_mistakes_are_named():
     assert results.count("equal") <= 20
 
 
-def test_scale_twice_and_one_over_d_k_differ_under_a_custom_scale():
+def test_scale_twice_and_1_over_d_k_differ_under_another_scale():
     q, k, v = qkv()
     twice = softmax((q * 0.3) @ k.mT * 0.3) @ v
     assert top(ch.diagnose(q, k, v, twice, scale=0.3)).mistakes == ("scale twice",)

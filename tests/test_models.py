@@ -120,7 +120,7 @@ def run_of(peer, ids):
 @pytest.mark.parametrize(
     ("name", "form"), [(name, form) for name in CASES for form in ("folder", "gguf") if (name, form) not in NO_KEY]
 )
-def test_logits_derivatives_and_decoding_are_those_of_transformers(tmp_path, name, form):
+def test_logits_derivatives_and_decoding_are_transformers(tmp_path, name, form):
     peer, ids = peer_of(name), fresh().integers(0, 97, N).tolist()
     model = load(saved(peer, tmp_path) if form == "folder" else write(tmp_path / "model.gguf", peer))
     logits, heads, streams = run_of(peer, ids)

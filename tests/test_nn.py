@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import clearhead as ch
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError, UnknownNameError
 from clearhead.nn import MultiHeadAttention
-from clearhead.nn.rotary import turned
+from clearhead.nn.cache import turned
 
 F64 = torch.float64
 close = torch.testing.assert_close
@@ -42,45 +42,29 @@ def rotated(x: Tensor, base: float) -> Tensor:
 
 
 def plain(layer: MultiHeadAttention, x: Tensor, context: Tensor, values: Tensor, **o: Any) -> tuple[Tensor, Tensor]:
-    """The layer by plain formulas: its projections, norms, rotations and extra keys, then the textbook's attention."""
-    p, d_k, d_v = layer.state_dict(), layer.d_k, layer.d_v
+    """The layer by plain formulas: its projections and rotations, then the textbook's attention."""
+    p = layer.state_dict()
     project = lambda x, name: nn.functional.linear(x, p[f"{name}.weight"], p.get(f"{name}.bias"))  # noqa: E731
     q, k, v = (
-        project(side, name).unflatten(-1, (-1, size)).transpose(1, 2)
-        for side, name, size in ((x, "q_proj", d_k), (context, "k_proj", d_k), (values, "v_proj", d_v))
-    )
-    if o.get("qk_norm"):
-        q, k = (
-            t / (t.square().mean(-1, keepdim=True) + torch.finfo(F64).eps).sqrt() * p[f"{name}.weight"]
-            for t, name in ((q, "q_norm"), (k, "k_norm"))
+        project(side, f"{name}_proj").unflatten(-1, (heads, -1)).transpose(1, 2)
+        for side, name, heads in zip(
+            (x, context, values), "qkv", (layer.num_heads, *2 * [layer.num_kv_heads]), strict=True
         )
+    )
     if o.get("rotary"):
         q, k = rotated(q, o["rotary"]), rotated(k, o["rotary"])
     far = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None]
     left, right = o.get("window") or (None, None)
     seen = ((far <= 0) | (not o.get("causal"))) & ((far >= -left) if left is not None else True)
     seen &= (far <= right) if right is not None else True
-    for extra in (
-        o.get("extra_key") and (p["extra_key"], p["extra_value"]),
-        o.get("zero_key") and (0 * k[0], 0 * v[0]),
-    ):
-        if extra:
-            k, v = (torch.cat([t, e[:, :1].expand(len(t), -1, -1, -1)], 2) for t, e in zip((k, v), extra, strict=True))
-            seen = torch.cat([seen, torch.ones(len(seen), 1, dtype=torch.bool)], 1)
-    trace = ch.trace(
-        q, k, v, mask=seen, **{name: p.get(name, o.get(name)) for name in ("softcap", "sinks") if o.get(name)}
-    )
-    output = trace.output.transpose(1, 2).flatten(2)
-    return project(output, "out_proj") if layer.out_proj is not None else output, trace.weights
+    trace = ch.trace(q, k, v, mask=seen, softcap=o.get("softcap"), sinks=o.get("sinks"))
+    return project(trace.output.transpose(1, 2).flatten(2), "out_proj"), trace.weights
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {}, {"num_kv_heads": 2}, {"num_kv_heads": 1}, {"d_k": 4}, {"d_v": 5}, {"d_k": 6, "d_v": 2}, {"bias": False},
-    {"output_projection": False}, {"causal": True}, {"window": (2, 1)}, {"softcap": 0.7}, {"rotary": 100.0, "d_k": 4},
-    {"sinks": True}, {"qk_norm": True}, {"extra_key": True}, {"zero_key": True}, {"dropout": 0.5},
-    {"causal": True, "extra_key": True, "zero_key": True, "num_kv_heads": 2},
-    {"num_kv_heads": 2, "d_k": 4, "d_v": 5, "bias": False, "causal": True, "window": (3, 0), "softcap": 2.0,
-     "rotary": 10000.0, "sinks": True, "qk_norm": True},
+    {}, {"num_kv_heads": 2}, {"num_kv_heads": 1}, {"d_k": 4}, {"bias": False}, {"causal": True}, {"window": (2, 1)},
+    {"softcap": 0.7}, {"rotary": 100.0, "d_k": 4}, {"sinks": torch.arange(4.0)}, {"dropout": 0.5},
+    {"num_kv_heads": 2, "d_k": 4, "bias": False, "causal": True, "window": (3, 0), "softcap": 2.0, "rotary": 10000.0},
 ]  # fmt: skip
 
 
@@ -95,16 +79,16 @@ def test_every_option_equals_the_formula(options: dict[str, Any]):
         close(seen, weights.mean(1) if average else weights)
     close(layer(x[0]), output[0])
     close(layer(x[0], need_weights=True)[1], weights[0].mean(0))
-    flipped = MultiHeadAttention(12, 4, dtype=F64, batch_first=False, **options).eval()
-    flipped.load_state_dict(layer.state_dict())
-    assert torch.equal(flipped(x.transpose(0, 1)), layer(x).transpose(0, 1))
 
 
-@pytest.mark.parametrize("options", [{}, {"extra_key": True, "zero_key": True}, {"num_kv_heads": 2, "d_v": 5}], ids=str)
-def test_cross_attention_equals_the_formula(options: dict[str, Any]):
-    layer = made(d_context=6, d_value_context=8, **options)
+@pytest.mark.parametrize("heads", [4, 2])
+def test_cross_attention_with_other_projections(heads: int):
+    """Of another context, values of another width than keys, and no W^O."""
+    layer = made(num_kv_heads=heads)
+    layer.k_proj, layer.v_proj = nn.Linear(6, 3 * heads, dtype=F64), nn.Linear(8, 5 * heads, dtype=F64)
+    layer.out_proj = nn.Linear(20, 12, dtype=F64)
     x, context, values = normal(2, 3, 12), normal(2, 5, 6, seed=1), normal(2, 5, 8, seed=2)
-    output, weights = plain(layer, x, context, values, **options)
+    output, weights = plain(layer, x, context, values)
     result, seen = layer(x, context, values, need_weights=True, average_weights=False)
     close(result, output)
     close(seen, weights)
@@ -114,25 +98,21 @@ def test_cross_attention_equals_the_formula(options: dict[str, Any]):
     close(masked, layer(x, context[:, mask], values[:, mask]))
     short = layer(x, context, values, kv_lengths=torch.tensor([3, 5]))
     close(short[0], layer(x[:1], context[:1, :3], values[:1, :3])[0])
+    layer.out_proj = nn.Identity()
+    assert layer(x, context, values).shape == (2, 3, 20)
 
 
-def test_a_mask_over_the_keys_does_not_mask_the_extra_key():
-    layer, x = made(extra_key=True), normal(2, 3, 12)
-    hidden = layer(x, x[:, :1], mask=torch.tensor([False]))
-    close(hidden, layer(x, x, mask=torch.zeros(3, 3, dtype=torch.bool)))
-    assert hidden.abs().sum() > 0
-    rows = torch.tensor([[True], [False], [True]])
-    close(layer(x, mask=rows), layer(x, mask=rows.expand(3, 3)))
-    close(layer(x, bias=torch.where(rows, 0.0, -torch.inf)), layer(x, mask=rows))
+def test_rules_of_a_call_replace_those_of_the_layer():
+    layer, x = made(causal=True, softcap=0.7), normal(2, 5, 12)
+    close(layer(x, causal=False, softcap=None), made()(x))
 
 
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"bias": False}, {"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 6, "vdim": 8}, {"kdim": 6},
-     {"vdim": 8}, {"dropout": 0.4}, {"add_bias_kv": True, "add_zero_attn": True, "kdim": 6, "bias": False}],
+    [{}, {"bias": False}, {"kdim": 6, "vdim": 8}, {"kdim": 6}, {"vdim": 8, "bias": False}, {"dropout": 0.4}],
     ids=str,
-)  # fmt: skip
+)
 def test_a_layer_takes_over_the_weights_of_pytorchs_layer(options: dict[str, Any], *, batch_first: bool):
     torch.manual_seed(0)
     theirs = nn.MultiheadAttention(12, 4, batch_first=batch_first, dtype=F64, **options).eval()
@@ -163,7 +143,7 @@ def test_returned_weights_are_float32_without_a_gradient():
     output, weights = layer(x, need_weights=True)
     assert (output.dtype, weights.dtype, weights.requires_grad) == (torch.bfloat16, torch.float32, False)
     with torch.autocast("cpu", torch.bfloat16):
-        wide = MultiHeadAttention(8, 2, qk_norm=True, rotary=1e4, sinks=True, extra_key=True, zero_key=True)
+        wide = MultiHeadAttention(8, 2, rotary=1e4, sinks=torch.zeros(2))
         for grad in (True, False):
             with torch.set_grad_enabled(grad):
                 output, weights = wide(x.float(), need_weights=True)
@@ -171,70 +151,45 @@ def test_returned_weights_are_float32_without_a_gradient():
 
 
 def test_one_head_is_the_single_head():
-    layer, x = MultiHeadAttention(6, 1, d_v=4, causal=True), torch.randn(2, 5, 6)
+    layer, x = MultiHeadAttention(6, 1, causal=True), torch.randn(2, 5, 6)
     q, k, v = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
     assert torch.equal(layer(x), layer.out_proj(ch.attention(q[:, None], k[:, None], v[:, None], causal=True)[:, 0]))
 
 
-def test_parameter_names_shapes_and_initial_values_are_as_documented():
-    layer = MultiHeadAttention(
-        12, 4, num_kv_heads=2, d_k=5, d_v=7, d_context=6, d_value_context=8, sinks=True, qk_norm=True, extra_key=True
-    )
-    documented = {
-        "q_proj.weight": "(num_heads·d_k, d_model)",
-        "k_proj.weight": "(num_kv_heads·d_k, d_context)",
-        "v_proj.weight": "(num_kv_heads·d_v, d_value_context)",
-        "out_proj.weight": "(d_model, num_heads·d_v)",
-        "sinks": "(num_heads,)",
-        "extra_key": "(num_kv_heads, 1, d_k)",
-        "extra_value": "(num_kv_heads, 1, d_v)",
-    }
-    shapes = [(20, 12), (10, 6), (14, 8), (12, 28), (4,), (2, 1, 5), (2, 1, 7)]
+def test_parameter_names_and_shapes_are_as_documented():
+    layer = MultiHeadAttention(12, 4, num_kv_heads=2, d_k=5)
     said = " ".join(str(MultiHeadAttention.__doc__).split())
-    assert all(f"{name} {axes}" in said for name, axes in documented.items())
-    assert "each with its .bias, q_norm.weight and k_norm.weight (d_k,)" in said
-    expected = dict(zip(documented, shapes, strict=True)) | {"q_norm.weight": (5,), "k_norm.weight": (5,)}
-    expected |= {name.replace("weight", "bias"): size[:1] for name, size in expected.items() if "_proj" in name}
-    state = layer.state_dict()
-    assert {name: tuple(x.shape) for name, x in state.items()} == expected
-    for name, x in state.items():
-        if name.endswith("_proj.weight"):  # uniform within ±√(6 / (in + out))
-            assert 0.9 * (6 / sum(x.shape)) ** 0.5 < x.abs().max() <= (6 / sum(x.shape)) ** 0.5
-    assert all((x == 0).all() for name, x in state.items() if name.endswith("bias") or name == "sinks")
-    assert all((x == 1).all() for name, x in state.items() if "norm" in name)
-    many = MultiHeadAttention(1024, 32, extra_key=True)
-    for x in (many.extra_key, many.extra_value):
-        assert 0.9 < x.std().item() * 32 < 1.1
+    assert "q_proj.weight (num_heads·d_k, d_model), k_proj.weight and v_proj.weight (num_kv_heads·d_k, d_model)" in said
+    assert "out_proj.weight (d_model, num_heads·d_k), each with its .bias" in said
+    expected: dict[str, Any] = {"q_proj": (20, 12), "k_proj": (10, 12), "v_proj": (10, 12), "out_proj": (12, 20)}
+    shapes = {f"{name}.weight": size for name, size in expected.items()}
+    shapes |= {f"{name}.bias": size[:1] for name, size in expected.items()}
+    assert {name: tuple(x.shape) for name, x in layer.state_dict().items()} == shapes
 
 
-def test_rotary_positions_equal_those_of_llama_and_norms_those_of_qwen3():
+def test_rotary_positions_equal_those_of_llama():
     from transformers.models.llama.configuration_llama import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
     config = LlamaConfig(
         hidden_size=64, num_attention_heads=4, rope_parameters={"rope_type": "default", "rope_theta": 1e4}
     )
     for dtype in (torch.float32, torch.bfloat16):
-        layer = MultiHeadAttention(
-            64, 4, num_kv_heads=2, rotary=1e4, qk_norm=True, causal=True, bias=False, dtype=dtype
-        )
+        layer = MultiHeadAttention(64, 4, num_kv_heads=2, rotary=1e4, causal=True, bias=False, dtype=dtype)
         x = torch.randn(2, 300, 64).to(dtype)
-        norm = Qwen3RMSNorm(16, eps=torch.finfo(dtype).eps).to(dtype)
-        q, k, v = (p(x).view(2, 300, -1, 16) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
-        q, k, v = norm(q).transpose(1, 2), norm(k).transpose(1, 2), v.transpose(1, 2)
+        q, k, v = (p(x).view(2, 300, -1, 16).transpose(1, 2) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+        result = turned(q, *layer.turns.of(0, q))
         cos, sin = LlamaRotaryEmbedding(config)(x, torch.arange(300)[None])
         q, k = apply_rotary_pos_emb(q, k, cos, sin)
         heads = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         if dtype == torch.float32:
             close(layer(x), layer.out_proj(heads.transpose(1, 2).flatten(2)))
-        result = turned(q, *layer.turns.of(0, q))
-        assert torch.equal(result, apply_rotary_pos_emb(q, k, cos, sin)[0])
+        assert torch.equal(result, q)
 
 
 def test_training_lowers_the_loss():
     torch.manual_seed(0)
-    layer = MultiHeadAttention(8, 2, causal=True, sinks=True, qk_norm=True, rotary=1e4, dropout=0.1, extra_key=False)
+    layer = MultiHeadAttention(8, 2, causal=True, rotary=1e4, dropout=0.1)
     x, wanted = torch.randn(4, 6, 8), torch.randn(4, 6, 8) * 0.1
     before = {name: p.detach().clone() for name, p in layer.named_parameters()}
     optimizer, losses = torch.optim.Adam(layer.parameters(), lr=0.02), []
@@ -250,7 +205,7 @@ def test_training_lowers_the_loss():
 
 @pytest.mark.gate
 def test_copies_and_compiled_layers_give_the_same_output():
-    options = {"causal": True, "sinks": True, "qk_norm": True, "rotary": 1e4, "num_kv_heads": 2, "d_k": 4}
+    options = {"causal": True, "rotary": 1e4, "num_kv_heads": 2, "d_k": 4}
     layer, x = made(**options), normal(2, 5, 12)
     for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert torch.equal(copied(x), layer(x))
@@ -266,13 +221,22 @@ def test_copies_and_compiled_layers_give_the_same_output():
     [
         (lambda: MultiHeadAttention(12, 4, num_kv_heads=3), RuleError, "num_heads is 4 and num_kv_heads 3"),
         (lambda: MultiHeadAttention(10, 4), RuleError, "d_model 10 is no multiple of num_heads 4"),
-        (lambda: made(rotary=1e4), RuleError, "rotary positions turn pairs of numbers, and d_k is 3"),
+        (
+            lambda: made(rotary=1e4),
+            RuleError,
+            "rotary is 10000.0 and d_k 3: expected a base from 1 up, and an even d_k",
+        ),
+        (lambda: MultiHeadAttention(12, 4, casual=True), UnknownNameError, "unknown rule `casual`"),
+        (
+            lambda: MultiHeadAttention.from_torch(nn.MultiheadAttention(8, 2, add_zero_attn=True)),
+            RuleError,
+            "theirs has",
+        ),
         (lambda: MultiHeadAttention(12, 4, dropout=2.0), RuleError, "dropout is 2.0"),
         (lambda: made()(normal(2, 3, 12).float()), DtypeError, "x is torch.float32 but the layer is torch.float64"),
         (lambda: made()(normal(2, 3, 5)), ShapeError, "x has shape"),
         (lambda: made()(normal(2, 3, 12), normal(3, 12)), ShapeError, "context has shape"),
         (lambda: made()(normal(2, 3, 12), masks=1), ClearheadError, "unknown rule `masks`"),
-        (lambda: made(extra_key=True)(normal(2, 3, 12), window=(1, 1)), RuleError, "window with an extra key"),
     ],
 )
 def test_wrong_arguments_are_refused_with_these_texts(call: Any, error: type[Exception], words: str):

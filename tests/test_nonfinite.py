@@ -39,7 +39,7 @@ def test_a_nonfinite_bias_at_masked_positions_changes_no_bit(case: Case, bad: fl
 
 
 @given(case=cases(), bad=NONFINITE, data=st.data())
-def test_a_nonfinite_value_vector_reaches_exactly_the_queries_that_see_it(case: Case, bad: float, data: st.DataObject):
+def test_a_nonfinite_value_reaches_the_queries_that_see_it(case: Case, bad: float, data: st.DataObject):
     assume(case.problem.keys)
     key = data.draw(st.integers(0, case.problem.keys - 1))
     v = case.v.copy()
@@ -94,7 +94,7 @@ def test_causal_and_window_give_the_same_bits_as_a_mask(case: Case, data: st.Dat
 
 
 @pytest.mark.parametrize("number", [-1e8, -1e10, -1e20, -1e37, float(np.finfo(np.float32).min)])
-def test_a_row_that_a_mask_of_large_numbers_forbids_as_a_whole_is_the_mean(number: float):
+def test_a_row_that_large_numbers_forbid_as_a_whole_is_the_mean(number: float):
     """The bias leaves nothing of the scores: in float32 all are equal, and PyTorch gives the mean of the values too."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, size, 64) for size in (3, 300, 300))

@@ -60,7 +60,7 @@ def rows_of(text):
     return [[cell for cell in row if not set(cell) & set("█▏▎▍▌▋▊▉") and cell] for row in cells]
 
 
-def test_every_result_is_a_small_table_with_words_in_both_languages(monkeypatch):
+def test_every_result_is_a_small_table_in_both_languages(monkeypatch):
     for name, result in results().items():
         monkeypatch.setenv("LC_ALL", "en_GB.UTF-8")
         english = shown(result)
@@ -106,7 +106,7 @@ def test_why_has_the_terminals_rows_and_its_conclusion():
     assert [each for each in said if each.startswith("So: ")] == [each for each in lines if each.startswith("So: ")]
 
 
-def test_what_a_run_shows_stays_small_and_the_page_comes_when_asked_for():
+def test_what_a_run_shows_stays_small():
     many = Summary(Head(str(layer), head, *np.ones(5)) for layer in range(80) for head in range(64))
     assert len(shown(many)) < 12_000
     odd = HeadEffects([HeadEffect("0", 0, x, -x) for x in (np.nan, np.inf, 1.0)])

@@ -217,10 +217,6 @@ MERGES: Errors = {
 test_each_error_about_parts_has_its_exact_text = exact_texts(MERGES, works=True)
 
 
-def trace() -> Any:
-    return ch.trace(FLAT, FLAT, FLAT)
-
-
 SIZES = "expected an array, or its shape in whole numbers or symbols.\n\nhint: "
 REST: Errors = {
     IndexError: {
@@ -240,7 +236,6 @@ REST: Errors = {
     },
     ValueError: {
         f'q is (\'n m\', 3): {SIZES}q=(3, 4), or q=("n", "d_k")': lambda: ch.shapes(("n m", 3), (3, 2), (3, 2)),
-        "cell is 0: expected a whole number from 1 up.\n\nhint: cell=8": lambda: trace().to_png(cell=0),
         "language is 'fr': expected 'en' or 'zh'.\n\nhint: language=\"zh\"": [
             lambda: matrix().to_html(language="fr"),
             lambda: ch.diagnose(FLAT, FLAT, FLAT, FLAT).told("fr"),

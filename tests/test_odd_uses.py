@@ -8,47 +8,30 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import clearhead as ch
 from clearhead.errors import DtypeError, RuleError, shown
 from clearhead.torch import scaled_dot_product_attention
 from terminal import call
+from watched import build
 
 META = torch.ones(1, 2, 3, 4, device="meta")
 ENORMOUS = np.broadcast_to(np.float32(1), (2, 4, 2**40, 8))
 
 
-def cache(positions: int = 3) -> ch.nn.KVCache:
-    made = ch.nn.KVCache(2, 1, 4, 4)
-    made.append(*2 * [torch.ones(2, 1, positions, 4)])
-    return made
-
-
-@pytest.mark.parametrize("lengths", [[40, 64], [3, 4], [4, 0]])
-def test_a_cache_cannot_be_made_longer_than_what_was_appended(lengths: list[int]):
-    made = cache()
-    with pytest.raises(RuleError, match=r"lengths is \[.*: the sequences have \[3, 3\] positions"):
-        made.lengths = torch.tensor(lengths)
-    with pytest.raises(RuleError, match="the sequences have"):
-        made.lengths = np.array([2**63 + 5, 1], np.uint64)
-    made.lengths = torch.tensor([1, 3])
-    assert made.lengths.tolist() == [1, 3]
-
-
 def test_an_edit_of_padding_is_refused():
-    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9, bos_token_id=1, eos_token_id=None))
+    model = build("gpt2", n_layer=1)
     ids, mask = torch.ones(2, 6, dtype=torch.long), torch.ones(2, 6, dtype=torch.long)
     mask[:, :2] = 0
-    with torch.no_grad(), ch.change(model.eval(), ch.cut(keys=2)):
+    with torch.no_grad(), ch.change(model, ch.cut(keys=2)):
         model(ids, attention_mask=mask)
     with pytest.raises(RuleError, match="never acted"), torch.no_grad(), ch.change(model, ch.cut(queries=4, keys=1)):
         model(ids, attention_mask=mask)
 
 
 def test_an_edit_may_wait_for_a_query_that_is_generated_later():
-    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9, bos_token_id=1, eos_token_id=None))
-    with torch.no_grad(), ch.change(model.eval(), ch.cut(queries=slice(7, 8), keys=slice(6, 7))):
+    model = build("gpt2", n_layer=1)
+    with torch.no_grad(), ch.change(model, ch.cut(queries=slice(7, 8), keys=slice(6, 7))):
         model.generate(torch.ones(1, 6, dtype=torch.long), max_new_tokens=4, do_sample=False)
 
 
@@ -63,7 +46,7 @@ def test_anything_can_be_shown():
         ch.attention(lazy, np.eye(3), np.eye(3))
 
 
-def test_tensors_without_numbers_give_shapes_or_say_what_is_missing():
+def test_tensors_without_numbers_give_shapes_or_say_why_not():
     for rules in ({"query_offset": 1, "causal": True}, {"sinks": [1.0, 2.0]}, {"kv_lengths": [2]}):
         assert ch.attention(META, META, META, **rules).shape == META.shape
     assert scaled_dot_product_attention(META, META, META, is_causal=True).is_meta
@@ -81,16 +64,3 @@ def test_a_case_whose_numbers_overflow_has_a_page(tmp_path: Path, number: str):
     done = call("trace", place, "--html", "-")
     assert done.stderr == ""
     assert done.stdout.startswith("<!doctype html>")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("shapes", "n=3", "n=4"), "clearhead shapes: n is given twice."),
-        (("explain", "mary had", "--boost", "mary=1e308"), "by goes up to 1e+308"),
-    ],
-)
-def test_commands_name_the_argument_that_is_wrong(words: tuple[str, ...], said: str):
-    done = call(*words)
-    assert done.returncode == 2
-    assert said in done.stderr

@@ -1,16 +1,52 @@
 """The portable engine over PyTorch's tensors, as on a GPU: parity, effects, gradients and laws, in the CPU's memory."""
 
+from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import test_causes
 import test_gradients
 import test_laws
 import test_parity
 from clearhead import engines
-from on_tensors import OnTensors
+from clearhead.core.arrays import on_cpu, to_torch
+from clearhead.core.call import Call
+from clearhead.core.device_array import DeviceArray
+from clearhead.core.effects import Terms
+from clearhead.core.state import State
+from clearhead.engines import portable
+from clearhead.engines.base import Upstream
 from passes import PASSES, RECOMPUTED
+
+
+class OnTensors:
+    """The engine with the arrays of its arguments made tensors, and its answers made NumPy's arrays."""
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(portable, name)
+        if name.isupper() or name == "reasons_not":
+            return value
+        return lambda *arguments, **named: _near(value(*map(_sent, arguments), **named))
+
+
+def _sent(x: Any) -> Any:
+    if isinstance(x, np.ndarray):
+        return DeviceArray(to_torch(torch, np.array(x)))
+    if isinstance(x, Call):
+        return x.of_each(_sent)
+    if isinstance(x, (Upstream, Terms)):
+        return replace(x, **{field.name: _sent(getattr(x, field.name)) for field in fields(x)})
+    return State(*map(_sent, x)) if isinstance(x, State) else x
+
+
+def _near(x: Any) -> Any:
+    if isinstance(x, dict):
+        return {name: on_cpu(y) for name, y in x.items()}
+    return x if isinstance(x, tuple) else on_cpu(x)
+
 
 DRAWN = (  # each test is of the native engine too, which has the arrays as they are
     test_parity.test_output_and_row_statistics,
@@ -19,13 +55,13 @@ DRAWN = (  # each test is of the native engine too, which has the arrays as they
     test_parity.test_indexing_works_as_on_a_numpy_array,
     test_parity.test_products_from_the_keys_side,
     test_causes.test_effects_are_the_references,
-    test_causes.test_what_is_observed_is_numpys_answer_to_the_references_effects,
-    test_causes.test_nonfinite_numbers_that_are_seen_reach_the_rows_that_see_them,
+    test_causes.test_what_is_observed_is_numpys_answer_to_the_effects,
+    test_causes.test_nonfinite_numbers_reach_the_rows_that_see_them,
 )
 SINGLE = (
-    test_causes.test_an_infinite_logit_that_is_seen_leaves_no_number_in_its_row,
+    test_causes.test_an_infinite_logit_leaves_no_number_in_its_row,
     test_causes.test_equal_effects_come_in_the_order_of_their_places,
-    test_causes.test_a_picture_shows_the_positive_of_two_equal_effects_and_nan_where_there_is_one,
+    test_causes.test_a_picture_shows_the_positive_of_equal_effects_and_nan,
     test_gradients.test_gradients_are_nan_exactly_for_queries_that_see_nan,
 )
 

@@ -110,7 +110,7 @@ def test_closing_punctuation_stays_with_its_word():
         assert "".join(lines) == f"[{text[0]}]{text[1:]}"
 
 
-def test_bytes_of_one_character_are_one_piece_and_special_tokens_stand_apart():
+def test_bytes_of_one_character_are_one_piece():
     spans = [("[CLS]", 0, 0), ("⟨e7⟩", 0, 1), ("⟨8c⟩", 0, 1), ("⟨ab⟩", 0, 1), (" sat", 1, 5), ("[SEP]", 0, 0)]
     tokens = [Token(0, *span) for span in spans]
     weights = np.array([0.1, 0.2, 0.3, 0.15, 0.05, 0.2])
@@ -126,7 +126,7 @@ def test_bytes_of_one_character_are_one_piece_and_special_tokens_stand_apart():
     assert [piece.masked for piece in pieces] == [False, False, False, True]
 
 
-def test_of_a_very_long_text_the_lines_with_most_weight_are_shown():
+def test_of_a_very_long_text_lines_with_most_weight_are_shown():
     rng = fresh()
     text = " ".join(f"word{place:05}" for place in range(800))
     tokens = words_of(text)

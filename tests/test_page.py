@@ -145,7 +145,7 @@ def drawn(running, page, *size, **options):
 
 
 @pytest.mark.smoke
-def test_it_opens_from_disk_without_a_network_a_request_or_an_error(running, explained, traced):
+def test_it_opens_from_disk_without_a_request_or_an_error(running, explained, traced):
     for path in (explained, traced):
         with opened(running, path) as page:
             draw_all(page)
@@ -197,7 +197,7 @@ def test_the_keyboard_moves_pins_and_chooses(running, explained, seen):
         assert page.evaluate("document.activeElement.id") == "search"
 
 
-def test_a_layer_without_stored_projections_shows_the_numbers_of_the_run(running, explained, seen):
+def test_a_layer_without_projections_shows_the_runs_numbers(running, explained, seen):
     other = (seen.layer + 1) % 2
     with opened(running, explained) as page:
         page.locator("#pick-layer").select_option(str(other))
@@ -279,7 +279,7 @@ def _lands(page, step):
     return page.evaluate(gap)
 
 
-def test_a_pinned_cell_stays_under_the_pointer_and_the_rest_is_not_drawn_again(running):
+def test_a_pinned_cell_stays_and_the_rest_is_not_drawn_again(running):
     trace = ch.trace(*np.random.default_rng(2).standard_normal((3, 24, 6)), causal=True)
     with drawn(running, trace.to_html()) as page:
         figure = page.locator("#step-weights .figure")
@@ -356,7 +356,6 @@ def test_given_tokens_name_rows_and_columns(running):
     with drawn(running, trace.to_html(tokens=tokens)) as page:
         assert "1 ␣one" in page.locator("#pick-query").text_content()
         assert page.locator("main b b").count() == 0
-    assert "&lt;/script" in trace.to_svg(tokens=tokens)
     cross = ch.trace(np.eye(2, 3), np.eye(4, 3), np.eye(4, 2))
     header = json.loads(scripts(cross.to_html(tokens=["a", "b"], source_tokens=list("wxyz")))["clearhead"])
     assert (header["tokens"], header["sources"]) == (["a", "b"], ["w", "x", "y", "z"])
@@ -393,8 +392,6 @@ def test_wrong_file_names_and_options_of_a_page_are_refused(seen, tmp_path):
     for cell in (0, -1, 1.5, True, "2"):
         with pytest.raises(RuleError, match="cell is "):
             matrix.to_png(cell=cell)
-        with pytest.raises(RuleError, match="cell is "):
-            ch.trace(Q, K, V).to_png(cell=cell)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -453,10 +450,3 @@ def test_a_wrong_claim_is_shown_at_its_step(running, tmp_path):
     case.save(tmp_path / "page.html")
     with opened(running, tmp_path / "page.html") as page:
         assert "not Q·Kᵀ" in page.locator("#step-scores .verdict.wrong").text_content()
-
-
-def test_a_notebook_gets_text_a_picture_and_a_frame():
-    bundle = ch.trace(Q, K, V)._repr_mimebundle_()
-    assert set(bundle) == {"text/plain", "image/svg+xml", "text/html"}
-    assert bundle["text/html"].startswith('<iframe sandbox="allow-scripts allow-downloads"')
-    assert "S = Q·Kᵀ" in bundle["text/plain"]

@@ -103,7 +103,7 @@ def layer_of(place):
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, bfloat16], ids=str)
 @pytest.mark.parametrize("stored", [None, "bfloat16", "float16"])
-def test_a_saved_weights_arithmetic_ends_at_the_output_within_its_bound(dtype, stored, tmp_path):
+def test_a_saved_weights_arithmetic_ends_at_the_output(dtype, stored, tmp_path):
     rng = fresh()
     n, m = int(rng.integers(1, 40)), int(rng.integers(1, 40))
     q, k, v = problem(rng, n, m, dtype)
@@ -149,12 +149,20 @@ def test_v_is_checked_before_a_file_is_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_watched_runs_page_has_the_values_that_were_kept(tmp_path):
+def test_a_watched_runs_page_has_the_values_and_derivatives_kept(tmp_path):
     torch = pytest.importorskip("torch")
-    from transformers import GPT2Config, GPT2Model
+    from watched import build
 
-    config = GPT2Config(n_layer=1, n_head=H, n_embd=H * D, vocab_size=9, bos_token_id=0, eos_token_id=0)
-    model, ids = GPT2Model(config).eval(), torch.arange(9)[None]
+    model, ids = build("gpt2"), torch.arange(9)[None]
+    with ch.watch(model, causes=True) as caused:
+        model(torch.cat([ids, ids + 9])).logits[:, -1, 3].sum().backward()
+    made = caused.document(batch=1)
+    for place, layer in enumerate(made.header["runs"][0]["layers"]):
+        for name, kept in (("g", caused.layer(place).g), ("v", caused.layer(place).v)):
+            np.testing.assert_array_equal(made.arrays[layer["arrays"][name]], kept[1].detach().numpy())
+    with ch.watch(model, causes=True) as unseen:  # and no backward pass
+        model(ids)
+    assert "g" not in unseen.document().header["runs"][0]["layers"][0]["arrays"]
     for values in (False, True):
         with torch.no_grad(), ch.watch(model, values=values) as seen:
             model(ids)
@@ -163,7 +171,7 @@ def test_a_watched_runs_page_has_the_values_that_were_kept(tmp_path):
         assert layer["values"] == ("float32" if values else None)
         assert ("v" in arrays) == values
         with pytest.raises(RuleError, match="v is for the page of an AttentionMatrix"):
-            seen.save(tmp_path / "page.html", v=np.ones((1, H, 9, D)))
+            seen.save(tmp_path / "page.html", v=np.ones((1, 4, 9, 8)))
     cells = [[2, 8, 3]]
     (result,) = in_node(CHECK / "dive.js", json.dumps({"page": str(tmp_path / "page.html"), "cells": cells}))
     kept = seen.layer(0)
@@ -180,7 +188,7 @@ def shown(arrays, **wish):
     return long.document([long.ShownRun("run", layers)], long.PageOptions(**wish))
 
 
-def test_values_are_left_out_of_a_page_that_would_be_larger_than_its_room():
+def test_values_are_left_out_where_a_page_would_be_too_large():
     rng = fresh()
     n = int(rng.integers(300, 900))
     arrays = [[rng.standard_normal((1, heads, n, 64)).astype(bfloat16) for heads in (H, KV, KV)] for _ in range(2)]
@@ -193,10 +201,10 @@ def test_values_are_left_out_of_a_page_that_would_be_larger_than_its_room():
     assert "0.v" not in shown(arrays, room=int(0.97 * large)).arrays
 
 
-def test_a_page_writes_the_output_or_says_how_to_get_the_values(running, tmp_path):
+def test_a_page_writes_the_output_or_says_how_to_get_the_values(running):
     rng = fresh()
     q, k, v = (x[0] for x in problem(rng, 6, 6, np.float64))
-    matrix, place = ch.AttentionMatrix(q, k, causal=True), tmp_path / "page.html"
+    matrix = ch.AttentionMatrix(q, k, causal=True)
     truth = ch.trace(q, k, v, causal=True)
     layer = long.ShownLayer("", range(H), matrix.part(0), v=v[None])
     with opened(running, matrix.to_html(v=v), wait=".map-of", place="#at=0.0.3&cell=5.2") as tab:
@@ -205,9 +213,12 @@ def test_a_page_writes_the_output_or_says_how_to_get_the_values(running, tmp_pat
         assert vector(result["output: the sum over all keys"]) == pytest.approx(
             truth.output[3, 5, :4], rel=6e-3, abs=1e-4
         )
-    matrix.save(place)
-    crowded = long.document([long.ShownRun("", [layer])], long.PageOptions(room=0))
-    for words in ("save(…, v=v) or watch(…, values=True) adds them", "would be larger than 16 MB"):
-        with opened(running, place, wait=".map-of") as tab:
-            until(tab, f"document.querySelector('.lines')?.textContent.includes('{words}')")
-        place.write_bytes(page.encoded(crowded))
+    without = {
+        "the page has no values (v)": matrix.to_html(),
+        "save(…, v=v) or watch(…, values=True) adds them": matrix.to_html(),
+        "would be larger than 16 MB": long.document([long.ShownRun("", [layer])], long.PageOptions(room=0)),
+        "This head is stored as an image": matrix.to_html(exact=[]),
+    }
+    for words, made in without.items():
+        with opened(running, made, wait=".map-of") as tab:
+            until(tab, f"document.querySelector('main').textContent.includes('{words}')")

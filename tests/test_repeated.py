@@ -85,7 +85,7 @@ def test_the_second_call_is_known():
         ch.attention(*arrays, scale=0.123)
         known = call.known(*arrays, {"scale": 0.123})
         assert known is not None
-        assert same(native.output(known), long_way(*arrays, scale=0.123))
+        assert same(native.output(known, *arrays), long_way(*arrays, scale=0.123))
         assert call.known(*arrays, {"scale": 0.123, "bias": np.zeros((5, 5))}) is None
 
 
@@ -141,7 +141,7 @@ def _unaligned(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("how", WRAPPED)
-def test_what_is_wrapped_or_laid_out_otherwise_is_right_after_a_plain_call(how: str):
+def test_what_is_wrapped_or_laid_out_otherwise_is_right(how: str):
     q, k, v = tensors(2, 3, 5, 8)
     for _ in range(2):
         ch.attention(q, k, v)
@@ -273,7 +273,7 @@ def test_the_number_of_pytorchs_threads_changes_no_bit(theirs: int):
         ch.set_num_threads(ours)
 
 
-def test_a_single_number_for_a_rule_with_axes_is_checked_in_every_call():
+def test_a_number_for_a_rule_with_axes_is_checked_in_each_call():
     """kv_lengths=5 fits eight keys and not four; kv_segments=1 stands for as many labels as there are keys."""
     q = tensors(1, 2, 3, 10)[0]
     for keys in (8, 4, 300):

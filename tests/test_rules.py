@@ -16,10 +16,11 @@ import clearhead as ch
 from clearhead import engines
 from clearhead.core import definition, visibility
 from clearhead.core.axes import Array
-from clearhead.core.call import describe
+from clearhead.core.call import Given, describe
 from clearhead.core.problem import Problem
 from clearhead.core.rules import FIELDS, RULES, Rule, Rules
-from clearhead.derivatives import operator
+from clearhead.derivatives import function, operator
+from clearhead.derivatives.arguments import read
 from clearhead.diagnosing import recipe
 from clearhead.errors import EngineError, RuleError
 from clearhead.view import packing
@@ -32,7 +33,6 @@ SIZES = {"batch": 3, "heads": 4, "queries": 5, "keys": 7, "query_spans": 6, "key
 KNOWING = {  # everything that declares its supported rules, except PyTorch's kernels, which support few
     **{name: engines.get(name) for name in engines.NAMES},
     "definition": definition,
-    "operators": operator,
     "page": packing,
     "diagnose": recipe,
 }
@@ -43,7 +43,7 @@ def arrays() -> tuple[Array, Array, Array]:
     return rng.standard_normal((3, 4, 5, 6)), rng.standard_normal((3, 2, 7, 6)), rng.standard_normal((3, 2, 7, 6))
 
 
-def test_the_table_the_keywords_and_the_problem_name_the_same_rules():
+def test_table_keywords_and_problem_name_the_same_rules():
     assert list(RULES) == list(Rules.__annotations__) == list(every_rule())
     assert {field for rule in RULES.values() for field in rule.fields} == FIELDS.keys()
     assert {field.name for field in fields(Problem)} - FIELDS.keys() - KEPT == {*SHAPES}
@@ -108,7 +108,7 @@ def tensors() -> list[torch.Tensor]:
 
 
 def watched() -> None:
-    from clearhead.layers.attending import attend
+    from clearhead.hf.attending import attend
 
     attend(torch.nn.Module(), *tensors(), None, **NEW)
 
@@ -124,23 +124,18 @@ REFUSING: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.usefixtures("made_up")
 @pytest.mark.parametrize("sentence", REFUSING)
-def test_everything_that_declares_rules_refuses_a_new_rule_by_name(sentence: str):
+def test_all_that_declares_rules_refuses_a_new_one_by_name(sentence: str):
     with pytest.raises(RuleError, match=re.escape(sentence)):
         REFUSING[sentence]()
 
 
-@pytest.mark.usefixtures("made_up")
-def test_the_operators_refuse_a_rule_that_they_do_not_pass_on(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(operator, "RULES", operator.RULES | {"made_up"})
-    with pytest.raises(TypeError, match="made_up"):
-        ch.attention(*(x.to("meta") for x in tensors()), **NEW)
-
-
-def test_the_operators_pass_on_every_rule_they_declare():
-    schema = torch.ops.clearhead.observe.default._schema
-    assert [argument.name for argument in schema.arguments[3:]] == list(operator.Flat._fields)
-    fields = {field for name in operator.RULES for field in RULES[name].fields}
-    assert fields - {*operator.Flat._fields} == {"window"}  # left and right
+def test_the_operator_passes_on_every_rule(monkeypatch: pytest.MonkeyPatch):
+    q, k, v = tensors()
+    seen: list[Any] = []
+    monkeypatch.setattr(function, "describe", lambda *inputs: seen.append(inputs[3]) or describe(*inputs))
+    task, x = read(Given(q, k, every_rule()), v)
+    operator.observe(task, x)
+    assert list(seen[0]) == list(RULES)
 
 
 def test_the_page_reads_every_declared_rule():

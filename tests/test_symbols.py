@@ -125,6 +125,18 @@ def test_the_command_prints_symbols_beside_numbers(capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_widths_of_keys_and_values_may_differ(capsys):
+    """d_k is summed over in S, so only costs depend on it; d_v is what O has."""
+    for d_k, d_v in ((4, 6), (64, 6), (4, 9)):
+        q, k, v = (fresh().standard_normal(shape) for shape in ((3, d_k), (5, d_k), (5, d_v)))
+        t = ch.trace(q, k, v)
+        assert (t.scores.shape, t.weights.shape, t.output.shape) == ((3, 5), (3, 5), (3, d_v))
+        assert main(["shapes", f"d_k={d_k}", f"d_v={d_v}"]) == 0
+        assert f"d_k = {d_k} and d_v = {d_v} need not be equal" in capsys.readouterr().out
+    assert main(["shapes", "d_k=4", "d_v=4"]) == 0
+    assert "need not be equal" not in capsys.readouterr().out
+
+
 def layer(convention, w_o=True, **rules):
     rng = fresh()
     x, w = rng.standard_normal((5, 4)), rng.standard_normal((4, 4, 4))
@@ -171,7 +183,7 @@ def test_a_layer_says_which_scale_and_sinks_it_has():
 
 
 @pytest.mark.parametrize("convention", ["rows", "columns"])
-def test_the_terminal_says_what_rows_and_columns_are_and_which_sum_to_1(tmp_path, capsys, convention):
+def test_the_terminal_says_which_rows_or_columns_sum_to_1(tmp_path, capsys, convention):
     q = fresh().standard_normal((3, 4))
     np.savez(tmp_path / "case.npz", q=q, k=q, v=q, convention=convention)
     assert main(["trace", str(tmp_path / "case.npz")]) == 0
@@ -185,7 +197,7 @@ def test_the_terminal_says_what_rows_and_columns_are_and_which_sum_to_1(tmp_path
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_a_diagnosis_says_that_its_lines_of_code_have_tokens_as_rows(tmp_path, language):
+def test_a_diagnosis_says_that_its_code_has_tokens_as_rows(tmp_path, language):
     q, k, v = fresh().standard_normal((3, 4, 6))
     scores = k.T @ q
     wrong = np.exp(scores) / np.exp(scores).sum(axis=0)

@@ -5,53 +5,34 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import clearhead as ch
+from cheats import CHEATS, RIGHT, attend
 from clearhead.core.rules import RULES
-from clearhead.errors import DtypeError, RuleError, ShapeError, UnknownNameError
+from clearhead.errors import DtypeError, RuleError, SelectionError, UnknownNameError
 from clearhead.testing import KINDS, assert_attention
-from clearhead.testing.drawing import RULE_DRAWS
+from clearhead.testing.drawing import Draws, planned, rule_values
 from programs import python
 from seeds import fresh
 
 SMALL = {"lengths": (1, 2, 3, 7, 16, 33), "examples": 20}
+FEW = {"lengths": (1, 7, 16, 33), "widths": (16,), "examples": 24, "kinds": set(KINDS) - {"NaN behind the mask"}}
 
 
-def plain(does: str = "") -> Any:
-    """Attention in NumPy, right or with one mistake."""
-
-    def kernel(q, k, v, mask=None, causal=False):
-        group = q.shape[1] // k.shape[1]
-        spread = np.tile if does == "tiled" else np.repeat
-        k, v = ((np.tile(x, (1, group, 1, 1)) if spread is np.tile else np.repeat(x, group, axis=1)) for x in (k, v))
-        seen = np.ones((*q.shape[:3], k.shape[2]), bool)
-        if mask is not None:
-            seen &= mask
-        if causal:
-            seen &= np.tri(*seen.shape[-2:], dtype=bool)
-        if does == "memory":  # takes it for granted that the arrays are contiguous
-            flat = q.base if q.base is not None and q.base.shape != q.shape else q
-            q = flat.reshape(q.shape)
-        if does == "last keys":
-            seen[..., k.shape[2] // 16 * 16 :] &= k.shape[2] < 64
-        s = q @ k.swapaxes(-1, -2) / float(q.shape[-1] ** 0.5)
-        s = np.where(seen, s, -1e4 if does == "fills" else -np.inf)
-        with np.errstate(all="ignore"):
-            top = 0.0 if does == "no maximum" else s.max(-1, keepdims=True, initial=-1e30)
-            e = np.exp(s - top)
-            a = e / e.sum(-1, keepdims=True)
-            if does not in ("NaN rows", "fills"):
-                a = np.where(seen.any(-1, keepdims=True), a, 0)
-            if does != "reads hidden values":
-                v = np.where(seen.any((1, 2))[:, None, :, None], v, 0)
-            return (a.astype(q.dtype) @ v).astype(q.dtype)
-
-    return kernel
+def failing(fn: Any, **options: Any) -> str:
+    with pytest.raises(AssertionError) as caught:
+        assert_attention(fn, **options)
+    return str(caught.value)
 
 
-def plain_tensor(q, k, v, mask=None, **_):
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+@pytest.mark.parametrize(("cheat", "words", "options"), CHEATS.values(), ids=CHEATS)
+def test_a_cheat_is_caught_and_named(cheat: Any, words: str, options: dict[str, Any]):
+    assert re.search(words, failing(cheat, **{**FEW, **options}))
+
+
+@pytest.mark.parametrize(("fn", "options"), RIGHT.values(), ids=RIGHT)
+def test_a_right_function_passes(fn: Any, options: dict[str, Any]):
+    assert_attention(fn, optional=["mask"], **{**FEW, **options})
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
@@ -59,91 +40,78 @@ def test_the_librarys_own_attention_passes_under_all_rules(dtype: str):
     assert_attention(ch.attention, optional=list(RULES), dtypes=[dtype], **SMALL)
 
 
-def test_plain_attention_passes():
-    fn = plain()
-    kinds = set(KINDS) - {"NaN behind the mask"}  # NaN in a hidden key is NaN in its score: 0 · NaN
-    assert_attention(fn, mask=True, optional=["causal"], kinds=kinds, **SMALL)
-    assert_attention(fn, optional=["causal"], **SMALL)
-
-
 @pytest.mark.parametrize(
-    ("does", "kind", "options", "words"),
+    ("does", "kind", "mask"),
     [
-        ("no maximum", "large scores", {}, "NaN or infinite"),
-        ("no maximum", "scores far below zero", {}, "NaN or infinite"),
-        ("NaN rows", "empty rows", {"mask": True}, "NaN or infinite"),
-        ("fills", "empty rows", {"mask": True}, ""),
-        ("reads hidden values", "NaN behind the mask", {"mask": True}, "NaN or infinite"),
-        ("tiled", "usual", {"lengths": (16, 33)}, ""),
-        ("last keys", "many keys", {}, ""),
-        ("memory", "strides", {"lengths": (7, 16), "widths": (16,)}, ""),
+        ("no maximum", "large scores", None),
+        ("no maximum", "scores far below zero", None),
+        ("reads hidden values", "NaN behind the mask", True),
     ],
 )
-def test_each_kind_finds_its_mistake(does: str, kind: str, options: dict[str, Any], words: str):
-    with pytest.raises(AssertionError) as caught:
-        assert_attention(plain(does), kinds=[kind], **{"causal": None, **options})
-    shown = str(caught.value)
-    assert f"The kind of problem: {kind} ({KINDS[kind]})." in shown
-    assert words in shown
+def test_each_kind_finds_its_mistake(does: str, kind: str, mask: Any):
+    def kernel(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+        s = q @ k.swapaxes(-1, -2) / np.float32(q.shape[-1] ** 0.5)
+        s = s if mask is None else np.where(mask, s, -np.inf)
+        e = np.exp(s if does == "no maximum" else s - s.max(-1, keepdims=True, initial=-1e30))
+        return (e / e.sum(-1, keepdims=True) @ v).astype(q.dtype)
+
+    shown = failing(kernel, kinds=[kind], mask=mask, grouped=False, **SMALL)
+    assert f"the smallest: {kind} ({KINDS[kind]})" in shown
+    assert "NaN or infinite" in shown
 
 
 def test_a_failure_says_what_was_given_how_far_off_and_how_to_repeat_it():
     def kernel(q, k, v, causal):
         return ch.attention(q, k, v, scale=1.0, causal=causal)
 
-    with pytest.raises(AssertionError) as caught:
-        assert_attention(kernel, causal=True, kinds=["usual"], lengths=(7, 16, 33), dtypes=["float32"])
-    shown = str(caught.value)
+    options: dict[str, Any] = {"causal": True, "kinds": ["usual"], "lengths": (7, 16, 33)}
+    shown = failing(kernel, **options)
     assert re.search(
         r"given: q \(batch \d, heads \d+, queries \d+, d_k \d+\), k .*, float32\nrules: causal=True", shown
     )
-    assert re.search(r"by up to \S+: \S+ times the error of a plain run in float32 \(\S+\), where 4 times pass", shown)
+    assert re.search(r"wrong, by up to \S+ times what rounding in float32 explains \(4 pass\)", shown)
     assert "first wrong number: batch 0, head 0, query 1, column 0: yours" in shown
     assert "scale" in shown.split("what ch.diagnose says")[1]
-    seed = int(re.findall(r"seed=(\d+)$", shown)[0])
-    with pytest.raises(AssertionError) as again:
-        assert_attention(kernel, causal=True, kinds=["usual"], lengths=(7, 16, 33), seed=seed)
-    assert str(again.value) == shown
+    seed = int(re.findall(r"examples=\[(\d+)\]$", shown)[0])
+    again = failing(kernel, **options, examples=[seed])
+    assert again.splitlines()[1:6] == shown.splitlines()[1:6]
 
 
-@pytest.mark.gate
-def test_a_failing_problem_is_made_smaller():
+def test_a_failure_says_what_the_right_problems_have_in_common():
     def kernel(q, k, v, causal=False, mask=None):
-        return ch.attention(q, k, v, causal=causal, mask=mask) + (q.shape[2] >= 5)
+        return ch.attention(q, k, v, causal=causal, mask=mask) + (q.shape[2] >= 16)
 
-    with pytest.raises(AssertionError) as caught:
-        assert_attention(kernel, optional=["causal", "mask"], widths=(8, 32), examples=100)
-    small = str(caught.value).split("the smallest problem")[1]
-    assert "q (batch 1, heads 1, queries 5, d_k 8), k (batch 1, kv_heads 1, keys 1, d_k 8)" in small
-    assert "rules: none" in small or "rules: mask" in small
+    shown = failing(kernel, optional=["causal", "mask"], **(SMALL | {"examples": 60}))
+    assert re.search(r"all \d+ problems with queries below 16 are right", shown)
 
 
 def test_what_a_function_raises_is_reported_and_chained():
     def kernel(q, k, v):
         raise NotImplementedError("odd sizes")
 
-    with pytest.raises(AssertionError, match="it raised NotImplementedError: odd sizes") as caught:
-        assert_attention(kernel)
+    with pytest.raises(AssertionError, match="first call: it raised NotImplementedError: odd sizes") as caught:
+        assert_attention(kernel, **SMALL)
     assert isinstance(caught.value.__cause__, NotImplementedError)
     for wrong, words in (((lambda q, k, v: v[:, :1, :1]), "the result has shape"), (lambda *_: (1, 2), "is a tuple")):
-        with pytest.raises(AssertionError, match=words):
-            assert_attention(wrong, lengths=(7,), widths=(8,))
+        assert words in failing(wrong, lengths=(7,), widths=(8,), examples=3)
 
 
-@pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
-@pytest.mark.parametrize("arrays", ["numpy", "torch", pytest.param("jax", marks=pytest.mark.gate)])
-def test_each_kind_of_array_in_each_layout(arrays: str, layout: str):
+def test_a_narrower_result_passes_where_it_is_declared():
+    narrow = lambda *inputs: attend(*inputs).astype(np.float16)  # noqa: E731
+    assert_attention(narrow, dtypes=[("float32", "float16")], **SMALL)
+    assert_attention(lambda *x: attend(*(y.astype(np.float32) for y in x)), dtypes=["float16", "bfloat16"], **SMALL)
+
+
+@pytest.mark.parametrize("arrays", ["numpy", "torch"])
+def test_each_kind_of_array(arrays: str):
     seen = set()
 
     def kernel(q, k, v, mask):
         seen.add(type(q).__module__.split(".")[0])
-        arrays_ = [x.swapaxes(1, 2) for x in (q, k, v)] if layout == "bnhd" else [q, k, v]
-        out = ch.attention(*arrays_, mask=mask)
-        return out.swapaxes(1, 2) if layout == "bnhd" else out
+        return ch.attention(q, k, v, mask=mask)
 
-    kinds = set(KINDS) - {"many keys"}
-    assert_attention(kernel, mask=True, arrays=arrays, layout=layout, kinds=kinds, lengths=(1, 7, 9), examples=12)
-    assert seen == {{"numpy": "numpy", "torch": "torch", "jax": "jaxlib"}[arrays]}
+    assert_attention(kernel, mask=True, arrays=arrays, lengths=(1, 7, 9), examples=9)
+    assert seen == {arrays}
 
 
 def test_a_rule_may_be_a_value_or_a_function_of_the_sizes():
@@ -164,45 +132,32 @@ def test_a_rule_may_be_a_value_or_a_function_of_the_sizes():
 def test_gradients_are_compared_too():
     assert_attention(ch.attention, optional=list(RULES), arrays="torch", gradients=True, lengths=(1, 7, 33), examples=9)
 
-    def stops(q, k, v):
-        return plain_tensor(q, k, v) + 0 * k.sum() + (plain_tensor(q, k.detach(), v) - plain_tensor(q, k, v))
-
-    with pytest.raises(AssertionError, match="numbers of the dk are wrong"):
-        assert_attention(stops, arrays="torch", gradients=True, lengths=(7, 33), kinds=["usual"])
-    with pytest.raises(AssertionError, match="its backward pass raised"):
-        assert_attention(lambda q, k, v: ch.attention(*(x.detach() for x in (q, k, v))), arrays="torch", gradients=True)
-
-
-def test_an_input_that_the_function_overwrites_is_not_ours():
-    def kernel(q, k, v):
-        q *= np.float32(k.shape[-1] ** -0.5)
-        return ch.attention(q, k, v, scale=1.0)
-
-    assert_attention(kernel, **SMALL)
+    options: dict[str, Any] = {"arrays": "torch", "gradients": True, "lengths": (7, 33), "examples": 5}
+    cut = lambda q, k, v: ch.attention(*(x.detach() for x in (q, k, v)))  # noqa: E731
+    assert "does not require grad" in failing(cut, **options)
 
 
 def test_every_rule_can_be_drawn():
-    assert RULE_DRAWS.keys() == RULES.keys()
+    draws = Draws({}, tuple(RULES), ("usual",), ((np.dtype(np.float32),) * 2,), None, ((8, 8),), grouped=True)
+    assert rule_values(fresh(), planned(draws, 0)).keys() == RULES.keys()
 
 
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
         ({"casual": True}, UnknownNameError, "did you mean `causal`?"),
-        ({"optional": "causal"}, RuleError, "expected a list of names"),
+        ({"optional": "causal"}, SelectionError, "optional is 'causal': expected a list"),
         ({"optional": ["maks"]}, UnknownNameError, "did you mean `mask`?"),
         ({"kinds": ["usal"]}, UnknownNameError, "did you mean `usual`?"),
-        ({"kinds": ["empty rows"]}, RuleError, "allow none of the kinds"),
+        ({"kinds": ["empty rows"]}, RuleError, "no problem is left to draw"),
         ({"dtypes": ["float8"]}, UnknownNameError, "Known: bfloat16, float16, float32, float64"),
-        ({"arrays": "tensorflow"}, UnknownNameError, "Known: jax, numpy, torch"),
-        ({"layout": "bhdn"}, UnknownNameError, "did you mean"),
+        ({"arrays": "tensorflow"}, UnknownNameError, "Known: cuda, numpy, torch"),
         ({"gradients": True}, RuleError, "only tensors have them"),
-        ({"lengths": ()}, ShapeError, "no sizes to draw from"),
-        ({"widths": ((1, 2, 3),)}, ShapeError, "no sizes to draw from"),
-        ({"lengths": (0,)}, RuleError, "a size is 0"),
+        ({"lengths": ()}, RuleError, "no problem is left"),
+        ({"widths": ((1, 2, 3),)}, RuleError, "no problem is left"),
+        ({"lengths": (0,)}, RuleError, "one of lengths is 0"),
         ({"examples": 0}, RuleError, "examples is 0"),
-        ({"seed": -1}, RuleError, "seed is -1"),
-        ({"mask": np.ones((3, 3), bool)}, RuleError, "its size differs from problem to problem"),
+        ({"examples": [-1]}, RuleError, "one of examples is -1"),
     ],
 )
 def test_bad_arguments_are_refused_before_the_function_is_called(options: dict[str, Any], error: type, words: str):
@@ -228,6 +183,5 @@ def test_consecutive_seeds_draw_every_kind():
         return ch.attention(q, k, v, **rules)
 
     start = int(fresh().integers(2**31))
-    for seed in range(start, start + len(KINDS)):
-        assert_attention(kernel, mask=True, lengths=(1, 9), seed=seed)
-    assert len(seen) == len(KINDS)
+    assert_attention(kernel, mask=True, lengths=(1, 9), examples=range(start, start + len(KINDS)))
+    assert len(seen) == 3 * len(KINDS)

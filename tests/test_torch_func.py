@@ -85,7 +85,7 @@ def test_many_gradients_at_once_are_those_one_by_one():
 
 
 def test_gradients_of_each_sample_through_a_layer():
-    layer = clearhead.nn.MultiHeadAttention(4, 2, causal=True, sinks=True, rotary=10.0, dtype=torch.float64)
+    layer = clearhead.nn.MultiHeadAttention(4, 2, causal=True, rotary=10.0, dtype=torch.float64)
     weights, inputs = dict(layer.named_parameters()), normal(3, 5, 4)
 
     def one(weights: dict[str, Tensor], x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import clearhead as ch
 from clearhead import engines
-from clearhead.derivatives.operator import Flat
+from clearhead.derivatives.arguments import Task
 from clearhead.errors import ClearheadError, DtypeError, RuleError
 from problems import of_tiers
 
@@ -77,40 +77,38 @@ def test_a_graph_changes_no_bit(dtype: torch.dtype, queries: slice):
 
 
 REQUESTS = {
-    "output": Flat("output largest log_sum"),
-    "statistics": Flat(
+    "output": Task("output largest log_sum"),
+    "statistics": Task(
         "output largest log_sum entropy received top_weights top_indices image", top=2, height=2, width=3
     ),
-    "some": Flat("output largest log_sum entropy", start=1, stop=4, step=2),
+    "some": Task("output largest log_sum entropy", start=1, stop=4, step=2),
 }
+
+
+def check_operator(task: Task, **x: Tensor) -> None:
+    torch.library.opcheck(torch.ops.clearhead.observe.default, ([*x.values()], " ".join(x), *task))
 
 
 @pytest.mark.parametrize(
     "asked",
     [pytest.param(one, id=name, marks=[pytest.mark.gate] * (name == "output")) for name, one in REQUESTS.items()],
 )
-def test_the_operator_passes_opcheck(asked: Flat):
+def test_the_operator_passes_opcheck(asked: Task):
     grad = asked.step is None  # bfloat16 gradients differ by a rounding between runs that sum in different orders
     dtype = torch.bfloat16 if asked.step else torch.float32
     bias, sinks = normal(5, 1, dtype=dtype, grad=grad), normal(4, grad=grad)
     q, k, v = qkv(dtype, grad=grad)
-    inputs = asked._replace(v=v, bias=bias, sinks=sinks, causal=True, query_offset=torch.tensor(1))
-    torch.library.opcheck(torch.ops.clearhead.observe.default, (q, k, [], *inputs))
+    check_operator(asked._replace(causal=True, query_offset=1), q=q, k=k, v=v, bias=bias, sinks=sinks)
 
 
 def test_the_operator_passes_opcheck_for_products_and_gradients():
     q, k, v = qkv()
-    call = (q, k, [], *Flat("product", g=normal(2, 4, 5, 2, grad=True), bias=normal(6, grad=True)))
-    torch.library.opcheck(torch.ops.clearhead.observe.default, call)
+    check_operator(Task("product"), q=q, k=k, g=normal(2, 4, 5, 2, grad=True), bias=normal(6, grad=True))
     q, k, v, bias = (x.detach() for x in (q, k, v, normal(6)))
-    output = ch.AttentionMatrix(q, k, bias=bias).observe(v, logsumexp=True)
-    more = [output.largest, output.log_sum, output.output, torch.ones_like(output.output)]
-    parts = "known:largest known:log_sum known:output by:output"
-    asked = Flat("q k v bias", v=v, bias=bias, parts=parts)
-    torch.library.opcheck(torch.ops.clearhead.observe.default, (q, k, more, *asked))
-    asked = Flat("q g bias", g=normal(2, 4, 5, 2), bias=bias, parts="by:product")
-    more = [torch.ones(2, 4, 6, 2, dtype=F64)]
-    torch.library.opcheck(torch.ops.clearhead.observe.default, (q, k, more, *asked))
+    seen = ch.AttentionMatrix(q, k, bias=bias).observe(v, logsumexp=True)
+    known = {"known:largest": seen.largest, "known:log_sum": seen.log_sum, "known:output": seen.output}
+    by = {"by:output": torch.ones_like(seen.output)}
+    check_operator(Task("q k v bias"), q=q, k=k, v=v, bias=bias, **known, **by)
 
 
 def everything(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, ...]:

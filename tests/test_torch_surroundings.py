@@ -165,11 +165,24 @@ def test_many_tangents_at_once_are_those_one_by_one():
     torch.testing.assert_close(at_once, torch.func.jacrev(lambda q: ch.attention(q, k, v))(q))
 
 
-def test_many_gradients_at_once_have_no_second_derivative():
+def test_many_gradients_at_once_have_a_second_derivative():
     x = normal(1, 2, 4, 3).requires_grad_()
-    (many,) = torch.autograd.grad(attend(x), x, normal(5, 1, 2, 4, 3), is_grads_batched=True, create_graph=True)
-    with pytest.raises(DerivativeError, match=r"^many derivatives at once"):
-        many.sum().backward()
+
+    def second(f: Call) -> Tensor:
+        many = torch.autograd.functional.jacobian(f, x, create_graph=True, vectorize=True)
+        return torch.autograd.grad(many.square().sum(), x)[0]
+
+    torch.testing.assert_close(second(attend), second(plain))
+
+
+@pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
+def test_a_hessian_of_many_derivatives_at_once(strategy: str):
+    x, hessian = normal(1, 2, 4, 3), torch.autograd.functional.hessian
+    ours, truth = (
+        hessian(lambda x, f=f: f(x).square().sum(), x, vectorize=True, outer_jacobian_strategy=strategy)
+        for f in (attend, plain)
+    )
+    torch.testing.assert_close(ours, truth)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

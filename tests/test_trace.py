@@ -157,20 +157,3 @@ def test_spans_and_scales_have_their_step_in_both_languages():
     both = ch.trace(x, x, x, spans=(labels, labels, table), bias=bias)
     assert next(step.formula for step in both.steps if step.name == "biased") == "B = S' + bias + spans"
     assert t.check.largest_difference < 1e-12
-
-
-def test_the_text_says_how_three_axes_were_read():
-    many, one = normal(2, 3, 4), normal(3, 4)
-    read = ch.trace(many, many, many)
-    assert "(heads 2, queries 3, d_k 4)" in str(read)
-    assert str(read).splitlines()[-1].startswith("three axes are read as (heads 2, tokens, width)")
-    assert read.read_as("zh").startswith("三个轴按（头 2，词元，宽度）理解")
-    for plain in (
-        ch.trace(one, one, one),
-        ch.trace(many[None], many[None], many[None]),
-        ch.trace(many[:1], many[:1], many[:1]),
-        ch.trace(many, many[:1], many[:1]),
-        ch.trace(many, many, many, sinks=[0.0, 1.0]),
-        ch.trace_layer(one, *[normal(4, 4)] * 3, num_heads=2),
-    ):
-        assert plain.read_as() == ""

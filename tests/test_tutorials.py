@@ -1,30 +1,15 @@
 """The statements of the tutorials, checked with numbers."""
 
+import re
+
 import numpy as np
 import pytest
 
 import clearhead as ch
-from diagnosing import softmax
-from seeds import normal
-
-
-def test_the_worked_example_has_the_correct_numbers():
-    q, k, v = np.array([[1, 3], [2, 0.5]]), np.array([[0.5, 2], [1, 3]]), np.array([[0.0, 4], [1, 2]])
-    t = ch.trace(q, k, v)
-    np.testing.assert_allclose(t.scores, [[6.5, 10], [2, 3.5]], rtol=0, atol=1e-12)
-    np.testing.assert_allclose(t.scaled, [[4.596, 7.071], [1.414, 2.475]], rtol=0, atol=5e-4)
-    np.testing.assert_allclose(t.weights, [[0.0777, 0.9223], [0.2572, 0.7428]], rtol=0, atol=2e-4)
-    np.testing.assert_allclose(t.output, [[0.9223, 2.1554], [0.7428, 2.5144]], rtol=0, atol=2e-4)
-
-
-def test_a_score_is_the_product_of_norms_and_cosine():
-    q, k = normal(2, 4, 5), normal(1, 6, 5)
-    t = ch.trace(q, k, normal(1, 6, 2))
-    g = t.geometry
-    assert g.query_norms.shape == (2, 4)
-    assert g.key_norms.shape == (1, 6)
-    np.testing.assert_allclose(g.query_norms[..., None] * g.key_norms[:, None] * g.cosine, t.scores, rtol=1e-10)
-    assert (np.abs(g.cosine) <= 1 + 1e-12).all()
+from clearhead.cli import main
+from clearhead.textbook.sparse import sparse_patterns
+from diagnosing import softmax, written
+from seeds import fresh, normal
 
 
 def test_one_token_and_all_tokens_agree():
@@ -36,25 +21,6 @@ def test_one_token_and_all_tokens_agree():
         np.testing.assert_allclose(row.weights, t.weights[:, i], rtol=1e-12, atol=1e-15)
         np.testing.assert_allclose(row.contributions.sum(axis=-2), t.output[:, i], rtol=1e-11, atol=1e-13)
         np.testing.assert_allclose(row.scores, np.einsum("hd,hkd->hk", q[:, i], k), rtol=1e-11, atol=1e-13)
-
-
-@pytest.mark.parametrize("heads", [1, 2, 4])
-@pytest.mark.parametrize("with_output_projection", [True, False])
-def test_multi_head_attention_concatenates_single_heads(heads, with_output_projection):
-    x, (w_q, w_k, w_v, w_o) = normal(5, 8), normal(4, 8, 8)
-    t = ch.trace_layer(x, w_q, w_k, w_v, w_o if with_output_projection else None, num_heads=heads)
-    width = 8 // heads
-    parts = []
-    for h in range(heads):
-        columns = slice(h * width, (h + 1) * width)
-        a = softmax((x @ w_q[:, columns]) @ (x @ w_k[:, columns]).T / np.sqrt(width))
-        np.testing.assert_allclose(t.weights[h], a, rtol=1e-9, atol=1e-12)
-        parts.append(a @ (x @ w_v[:, columns]))
-    joined = np.concatenate(parts, axis=-1)
-    np.testing.assert_allclose(t.concat, joined, rtol=1e-9, atol=1e-12)
-    expected = joined @ w_o if with_output_projection else joined
-    np.testing.assert_allclose(t.output, expected, rtol=1e-9, atol=1e-11)
-    assert t.output.shape == x.shape
 
 
 def test_both_conventions_are_the_same_computation():
@@ -72,18 +38,66 @@ def test_both_conventions_are_the_same_computation():
     np.testing.assert_array_equal(plain[0].output, plain[1].output.T)
 
 
-def test_grouped_heads_follow_from_the_widths():
-    x = normal(3, 5, 8)
-    t = ch.trace_layer(x, normal(8, 8), normal(8, 4), normal(8, 6), num_heads=4)
-    assert t.q.shape == (3, 4, 5, 2)
-    assert t.k.shape == (3, 2, 5, 2)
-    assert t.v.shape == (3, 2, 5, 3)
-    assert t.output.shape == (3, 5, 12)
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_without_a_file_the_example_of_the_tutorials_is_traced(capsys, language):
+    assert main(["trace", "--lang", language]) == 0
+    said = capsys.readouterr().out
+    assert "0.5500·v_attention + 0.2500·v_is + 0.1500·v_what + 0.0500·v_? = [0.8000" in said
+    assert "0≤0.8000≤2.0000" in said
+    assert ("convex combination of the values:" if language == "en" else "值的凸组合：") in said
+    k = np.array([[1, 1, 0, 0.1972], [1, 1, 1, 0.2189], [1, 1.4, 1.2, 1.1958], [1, -1, 1, -1]])
+    weights = softmax(np.ones(4) @ k.T / 2)
+    np.testing.assert_allclose(weights, [0.15, 0.25, 0.55, 0.05], atol=5e-5)
+    row = re.search(r"attention((?:  0\.\d+)+)", said)
+    assert row is not None
+    np.testing.assert_allclose([float(x) for x in row[1].split()], weights, atol=6e-4)
+    assert said.count("✓") == 2
 
 
-def test_projection_biases_are_added():
-    x, (w_q, w_k, w_v, w_o), b = normal(5, 4), normal(4, 4, 4), normal(4, 4)
-    t = ch.trace_layer(x, w_q, w_k, w_v, w_o, num_heads=2, b_q=b[0], b_k=b[1], b_v=b[2], b_o=b[3])
-    q, k, v = ((x @ w + bias).reshape(5, 2, 2).swapaxes(0, 1) for w, bias in ((w_q, b[0]), (w_k, b[1]), (w_v, b[2])))
-    joined = ch.attention(q, k, v).swapaxes(0, 1).reshape(5, 4)
-    np.testing.assert_allclose(t.output, joined @ w_o + b[3], rtol=1e-10, atol=1e-12)
+@pytest.mark.parametrize("convention", ["rows", "columns"])
+def test_an_output_lies_between_the_values_that_it_mixes(tmp_path, capsys, convention):
+    q, k, v = normal(3, 2, 5, 4)
+    arrays = {"q": q, "k": k, "v": v}
+    if convention == "columns":
+        arrays = {n: x.swapaxes(-1, -2) for n, x in arrays.items()} | {"convention": "columns"}
+    place = written(tmp_path / "case.npz", {**arrays, "causal": True})
+    assert main(["trace", str(place), "--head", "1", "--query", "2"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    output = softmax(q[1, 2] @ k[1, :3].T / 2) @ v[1, :3]
+    bounds = re.findall(r"([^\s≤]+)≤([^\s≤]+)≤([^\s,]+)", said)
+    expected = np.stack([v[1, :3].min(axis=0), output, v[1, :3].max(axis=0)], axis=-1)
+    np.testing.assert_allclose(np.array(bounds, dtype=float), expected, atol=6e-5)
+    assert main(["trace", str(written(tmp_path / "sinks.npz", {**arrays, "sinks": np.ones(2)}))]) == 0
+    assert "≤" not in capsys.readouterr().out
+
+
+def test_sparse_patterns_have_the_pairs_that_their_rules_allow():
+    n, width = (int(x) for x in fresh().integers((2, 1), (40, 9)))
+    q, k, v = normal(3, n, 4)
+    block = np.arange(n) // width
+    ahead = np.arange(n) - np.arange(n)[:, None]
+    seen = {
+        "full": np.ones((n, n), bool),
+        "window": abs(ahead) <= width,
+        "blocks": np.isin(block[:, None] - block, (0, 1)) | (block == 0),
+        "segments": block[:, None] == block,
+    }
+    for pattern in sparse_patterns(n, width):
+        mask = seen[pattern.name]
+        assert (pattern.pairs, pattern.share) == (mask.sum(), mask.mean())
+        a = softmax(np.where(mask, q @ k.T / 2, -np.inf))
+        np.testing.assert_allclose(ch.attention(q, k, v, **pattern.rules), a @ v, rtol=1e-9, atol=1e-12)
+        if n <= 16:
+            np.testing.assert_array_equal(pattern.picture, mask)
+
+
+def test_the_command_prints_what_sparse_patterns_cost(capsys):
+    assert main(["shapes", "n=40", "d_k=4", "d_v=6", "h=2", "--sparse", "5"]) == 0
+    said = capsys.readouterr().out
+    for pattern in sparse_patterns(40, 5):
+        line = next(line for line in said.splitlines() if line.startswith(f"  {pattern.name} "))
+        assert line.split()[1:] == [f"{pattern.pairs:,}", f"{100 * pattern.share:.2f}%", f"{2 * 10 * pattern.pairs:,}"]
+    assert max(map(len, said.splitlines())) <= 80
+    assert main(["shapes", "n=40", "--sparse", "5", "--lang", "zh"]) == 0
+    assert "不算全部 1,600 对查询和键" in capsys.readouterr().out
+    assert main(["shapes", "d_k=4", "--sparse", "5"]) == 2

@@ -4,28 +4,20 @@ import gc
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-import transformers as hf
 
 import clearhead as ch
 from clearhead.errors import DtypeError, RuleError
 from seeds import fresh
+from watched import build
 
 
-def gpt2(layers: int, heads: int) -> Any:
-    torch.manual_seed(int(fresh().integers(1 << 31)))
-    config = hf.GPT2Config(
-        n_layer=layers, n_head=heads, n_embd=16, vocab_size=40, n_positions=16, bos_token_id=0, eos_token_id=0
-    )
-    model = hf.GPT2LMHeadModel(config).eval()
-    for parameter in model.parameters():
-        parameter.data *= 3  # so that attention is not flat
-    return model
-
-
-def test_several_layers_and_heads_agree_with_the_edit_by_hand():
-    model, ids = gpt2(2, 4), torch.from_numpy(fresh().integers(1, 40, (1, 9)))
+@pytest.mark.parametrize("what", ["edges", "renormalise", "first"])
+def test_what_is_verified_agrees_with_the_edit_by_hand(what: Any):
+    """Single edges of both kinds, or spans of a kind, in several layers and heads."""
+    model, ids = build("gpt2"), torch.from_numpy(fresh().integers(2, 59, (1, 9)))
 
     def number() -> torch.Tensor:
         return model(ids).logits[0, -1].logsumexp(0)
@@ -33,23 +25,30 @@ def test_several_layers_and_heads_agree_with_the_edit_by_hand():
     with ch.watch(model, causes=True) as seen:
         number().backward()
     state = {name: x.clone() for name, x in model.state_dict().items()}
-    both = seen.strongest(6) + seen.strongest(3, rest="first")
-    for edge in both[6:]:
-        assert edge.value == float(seen.cut_effects(edge.layer, rest="first")[0, edge.head, edge.query, edge.key])
-    result = seen.verify(both, number)
-    for edge, edited in zip(result, both, strict=True):
-        cut = ch.cut(queries=edge.query, keys=edge.key, layers=[edge.layer], heads=[edge.head], rest=edited.rest)
+    groups = {"a": slice(0, 2), "b": [2, 5, 6], "c": [slice(3, 5), slice(7, None)]}
+    if what == "edges":
+        some = seen.strongest(6) + seen.strongest(3, rest="first")
+        places = [((edge.query,), (edge.key,), edge.rest) for edge in some]
+    else:
+        some = seen.spans(groups, rest=what).strongest(4)
+        places = [(pair.queries, pair.keys, what) for pair in some]
+    result = seen.verify(some, number)
+    for one, (queries, keys, rest), line in zip(some, places, result, strict=True):
+        cut = ch.cut(queries=queries, keys=keys, layers=[one.layer], heads=[one.head], rest=rest)
         with torch.no_grad(), ch.change(model, cut):
             after = number()
         with torch.no_grad():
-            assert edge.truth == pytest.approx(float(after - number()), abs=1e-6)
+            assert line.truth == pytest.approx(float(after - number()), abs=1e-6)
+        rows, columns = (np.isin(np.arange(9), side) - 1 for side in (queries, keys))
+        estimate = float(seen.cut_effects(one.layer, rest=rest).spans(rows, columns)[0, one.head, 0, 0])
+        assert line.estimate == one.value == pytest.approx(estimate, rel=1e-4, abs=1e-6)
     assert all(torch.equal(x, state[name]) for name, x in model.state_dict().items())
-    assert "rank correlation" in str(result)
-    assert all(len(line) <= 80 for line in str(result).splitlines())
+    assert ("rank correlation" if what == "edges" else "c ← ") in str(result)
+    assert all(len(text) <= 80 for text in str(result).splitlines())
 
 
 def test_what_cannot_be_verified_is_refused():
-    model, ids = gpt2(1, 2), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    model, ids = build("gpt2", n_layer=1), torch.tensor([[1, 2, 3], [4, 5, 6]])
     with ch.watch(model, causes=True) as both:
         model(ids).logits.sum().backward()
     with pytest.raises(RuleError, match="2 texts were watched together"):

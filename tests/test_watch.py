@@ -11,7 +11,7 @@ import transformers as hf
 import clearhead as ch
 from changed import Letters
 from clearhead.core import definition
-from clearhead.layers.naming import LayerNames
+from clearhead.watching.naming import LayerNames
 from clearhead.watching.seen import Seen
 from watched import (
     FAMILIES,
@@ -21,7 +21,6 @@ from watched import (
     eager,
     eager_steps,
     greedy,
-    in_pieces,
     inputs,
     logits,
     run_watched,
@@ -208,7 +207,7 @@ def test_a_tokenizer_turns_tokens_into_texts():
     assert seen.tokens == [[f" w{x}" for x in row] for row in passed["decoder_input_ids"].tolist()]
 
 
-def test_dropout_acts_in_training_and_weights_are_recorded_before_it():
+def test_weights_are_recorded_before_dropout():
     model, passed = build("bert", attention_probs_dropout_prob=0.5, hidden_dropout_prob=0.0), inputs("bert")
     _, truth = eager(model, passed)
     calm, seen = run_watched(model, passed)
@@ -227,15 +226,6 @@ def test_models_in_bfloat16_float16_and_float64(dtype: torch.dtype):
     np.testing.assert_allclose(numbers(seen.matrix(0)[...]), truth["0"].astype(np.float64), atol=limit)
     reach = float(logits(out).abs().max())
     np.testing.assert_allclose(numbers(logits(watched)), numbers(logits(out)), atol=limit * reach)
-
-
-def test_the_pieces_of_a_prompt_with_a_cache_are_joined():
-    """A prompt fed in two pieces with a cache is one sequence."""
-    model, passed = build("qwen3"), inputs("qwen3")
-    _, truth = eager(model, passed)
-    with torch.no_grad(), ch.watch(model, **ALL) as seen:
-        in_pieces(model, passed["input_ids"], [6, 5])
-    assert_seen(seen, truth)
 
 
 def test_summary_and_rollout_equal_those_of_dense_weights():
@@ -263,7 +253,7 @@ def test_summary_and_rollout_equal_those_of_dense_weights():
     close(result, ch.rollout([seen.matrix(0), seen.matrix(1)], query=10), "rollout")
 
 
-def test_models_that_cannot_be_watched_are_refused_before_anything_runs():
+def test_models_that_cannot_be_watched_are_refused_early():
     llama = build("llama")
     with pytest.raises(ch.errors.DtypeError, match="model is a Linear: expected a Transformers model"), \
             ch.watch(torch.nn.Linear(2, 2)):  # fmt: skip
@@ -282,15 +272,7 @@ def test_models_that_cannot_be_watched_are_refused_before_anything_runs():
         llama(**inputs("llama"), output_attentions=True)
 
 
-def test_a_second_sequence_and_beam_search_are_refused():
-    model, passed = build("llama"), inputs("llama")
-    with torch.no_grad(), ch.watch(model), pytest.raises(ch.errors.RuleError, match="second sequence"):
-        [model(**passed) for _ in range(2)]
-    with pytest.raises(ch.errors.RuleError, match="beam"), ch.watch(model):
-        model.generate(**passed, max_new_tokens=8, num_beams=3, do_sample=False)
-
-
-def test_own_is_the_diagonal_in_the_layer_the_summary_and_the_file(tmp_path):
+def test_own_is_the_diagonal_in_layer_summary_and_file(tmp_path):
     model, passed = build("gpt2"), inputs("gpt2")
     kept, seen = seen_of(model, passed), seen_of(model, passed, diagonal=True, keep=False)
     seen.save(tmp_path / "seen.safetensors")

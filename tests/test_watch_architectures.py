@@ -42,7 +42,7 @@ RANDOM = {"SwitchTransformersModel"}  # its router draws numbers, and a compiler
 
 @pytest.mark.filterwarnings("ignore:.*was not seen:UserWarning")
 @pytest.mark.parametrize("name", of_tiers(QUICK, SLOW))
-def test_each_architecture_keeps_its_outputs_and_gives_eagers_weights(name: str):
+def test_each_architecture_keeps_outputs_and_has_eagers_weights(name: str):
     model = small(getattr(hf, name))
     inputs = taken(model)
     before = outputs(model, inputs)

@@ -135,7 +135,7 @@ def test_padding(name: str, padding: str):
     assert not any(seen.layer(layer).g.transpose(1, 2)[~real].any() for layer in seen.layers)
 
 
-def test_the_model_and_its_gradients_are_those_of_a_run_without_causes():
+def test_the_model_and_its_gradients_are_as_without_causes():
     model, passed = build("qwen3"), drawn("qwen3")
     results = []
     for causes in (False, True):
@@ -182,7 +182,7 @@ def test_nothing_keeps_the_graph_and_the_graph_keeps_nothing():
     assert [x() for x in (g, *kept)] == [None] * 3, "the graph of `number` keeps what `seen` held"
 
 
-def test_queries_keys_and_values_of_one_projection_are_not_copied():
+def test_q_k_and_v_of_one_projection_are_not_copied():
     model, passed = build("gpt2"), drawn("gpt2")
     projected: list[int] = []
     model.transformer.h[0].attn.c_attn.register_forward_hook(
@@ -235,7 +235,7 @@ def _checkpoint(layer: Any, reentrant: bool) -> None:  # noqa: FBT001
     )
 
 
-def test_a_checkpointed_layer_whose_backward_comes_after_the_block_is_refused():
+def test_a_checkpointed_backward_after_the_block_is_refused():
     model = build("llama").train()
     model.activation_checkpointing_enable({"use_reentrant": True})
     with ch.watch(model, causes=True) as seen:
@@ -538,7 +538,7 @@ def test_chosen_heads_keep_their_numbers_and_tokens_are_named():
         seen.strongest(0)
 
 
-def test_spans_of_several_steps_and_of_a_loaded_file_are_those_of_one_pass(tmp_path: Path):
+def test_spans_of_steps_and_of_a_file_are_those_of_one_pass(tmp_path: Path):
     model, passed = build("gemma3"), drawn("gemma3")
     ids, words = passed["input_ids"], torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3, -1, 4])
     one = watched(model, passed, lambda out: logits(out)[:, -1].square().sum())

@@ -9,21 +9,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save
 
 import clearhead as ch
 from clearhead.errors import SelectionError
 from watched import build, inputs, seen_of
 
 
-def watched(name: str, padding: str = "") -> Any:
-    model = build(name)
+def watched(name: str, padding: str = "", dtype: torch.dtype = torch.float32) -> Any:
+    model = build(name).to(dtype)
     asked: dict[str, Any] = {"entropy": True, "received": True, "peak": True, "distance": True, "max_logit": True}
     return seen_of(model, inputs(name, padding), top=3, image=(3, 4), **asked)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("name", "padding"), [("gpt-oss", "left"), ("t5", "right"), ("gemma2", "right"), ("vit", "")])
-def test_a_loaded_file_holds_everything_that_was_saved(tmp_path: Path, name: str, padding: str):
-    seen = watched(name, padding)
+def test_a_loaded_file_holds_what_was_saved(tmp_path: Path, name: str, padding: str, dtype: torch.dtype):
+    if dtype == torch.bfloat16 and name == "vit":
+        return  # its pictures are float32
+    seen = watched(name, padding, dtype)
     seen.save(tmp_path / "seen.safetensors")
     again = ch.load(tmp_path / "seen.safetensors")
     assert (again.layers, again.tokens, again.model) == (seen.layers, seen.tokens, seen.model)
@@ -35,14 +39,6 @@ def test_a_loaded_file_holds_everything_that_was_saved(tmp_path: Path, name: str
             np.testing.assert_array_equal(one, other.numpy())
     assert [p.name for p in tmp_path.iterdir()] == ["seen.safetensors"]
     assert str(again.summary()) == str(seen.summary())
-
-
-def test_a_bfloat16_model_is_saved_and_loaded(tmp_path: Path):
-    model = build("llama").to(torch.bfloat16)
-    seen = seen_of(model, inputs("llama"))
-    seen.save(tmp_path / "seen")
-    again = ch.load(tmp_path / "seen")
-    np.testing.assert_array_equal(again.matrix(0)[...], seen.matrix(0)[...].numpy())
 
 
 def test_another_suffix_is_refused(tmp_path: Path):
@@ -78,6 +74,7 @@ def test_incomplete_files_are_refused(tmp_path: Path):
         "not a whole record": with_words(data, layers=[{**layers[0], "queries": 5}]),
         "two layers have one name": with_words(data, layers=[layers[0], {**layers[1], "name": "0"}]),
         "TypeError": with_words(data, layers=[3]),
+        "not written by seen.save": save({"x": np.zeros(3, np.float32)}),
         "unknown rule": with_words(data, layers=[{**layers[0], "rules": {"caus": True}}, layers[1]]),
     }
     for said, fault in faults.items():
@@ -87,14 +84,6 @@ def test_incomplete_files_are_refused(tmp_path: Path):
             place.write_bytes(fault)
         with pytest.raises(ch.errors.FileError, match=what):
             ch.load(place)
-
-
-def test_files_of_other_kinds_are_refused(tmp_path: Path):
-    from safetensors.numpy import save_file
-
-    save_file({"x": np.zeros(3, np.float32)}, tmp_path / "other")
-    with pytest.raises(ch.errors.FileError, match=r"not written by seen\.save"):
-        ch.load(tmp_path / "other")
 
 
 def test_a_sequence_outside_the_batch_is_refused():

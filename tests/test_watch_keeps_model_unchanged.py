@@ -18,10 +18,10 @@ from transformers import masking_utils as theirs
 
 import clearhead as ch
 from clearhead.errors import ClearheadError, DtypeError, RuleError, SelectionError, ShapeError, UnknownNameError
-from clearhead.layers.attending import attend
-from clearhead.layers.masks import RuledMask, keep_rules
+from clearhead.hf.attending import attend
+from clearhead.hf.masks import RuledMask, keep_rules
 from clearhead.watching.seen import Seen
-from test_hf import gradients, same, same_gradients
+from test_hf import same
 from watched import (
     GROUPED,
     SMALL,
@@ -32,6 +32,7 @@ from watched import (
     greedy,
     in_pieces,
     inputs,
+    joined,
     logits,
     run_watched,
     seen_of,
@@ -73,7 +74,7 @@ def unchanged(model: Any, run: Callable[[], torch.Tensor]) -> Seen:
 
 
 @pytest.mark.parametrize("of", [git, bigbird_pegasus])
-def test_attention_classes_outside_the_interface_compute_as_before_and_are_named(of: Any, tmp_path: Path):
+def test_attention_outside_the_interface_is_as_before_and_named(of: Any, tmp_path: Path):
     model, passed = of()
     with pytest.warns(UserWarning, match="was not seen: .*SelfAttention"):
         seen = unchanged(model, lambda: model(**passed).logits)
@@ -223,7 +224,7 @@ class Unmasked(hf.LlamaModel):
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_a_model_without_a_mask_computes_as_with_its_own_attention(implementation: str):
+def test_a_model_without_a_mask_computes_as_before(implementation: str):
     model = shaken(Unmasked(hf.LlamaConfig(**GROUPED)))
     model.set_attn_implementation(implementation)
     ids = inputs("llama")["input_ids"]
@@ -263,7 +264,7 @@ def test_the_calls_of_a_repeated_layer_are_saved_and_chosen(tmp_path: Path):
         [model(**passed) for _ in range(2)]
 
 
-def test_several_attentions_in_one_layer_are_joined_over_the_steps_of_generate():
+def test_several_attentions_in_a_layer_are_joined_over_steps():
     model = shaken(hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**{**GROUPED, "head_dim": 8})))
     passed = inputs("llama")
     truth = model.generate(**passed, **greedy(4))
@@ -294,7 +295,7 @@ def test_masks_given_by_the_user_in_steps_are_joined(kind: str, sizes: list[int]
     assert_same_runs(seen, once, "received", "distance")
 
 
-def test_keys_dropped_by_the_cache_are_not_visible_to_later_steps():
+def test_later_steps_do_not_see_keys_that_the_cache_dropped():
     """A cache with a window under a model whose mask has none: later queries see only the keys still in the cache."""
     model = build("llama")
     ids = inputs("llama")["input_ids"]
@@ -309,11 +310,7 @@ def test_keys_dropped_by_the_cache_are_not_visible_to_later_steps():
     with torch.no_grad():
         steps = [model(piece, past_key_values=cache, output_attentions=True).attentions for piece in pieces]
     for layer in (0, 1):
-        truth = np.zeros((2, 4, 8, 8), np.float32)
-        for row, step in zip((0, 6, 7), steps, strict=True):
-            weights = step[layer].numpy()
-            stop = row + weights.shape[2]
-            truth[:, :, row:stop, stop - weights.shape[3] : stop] = weights
+        truth = joined([step[layer].numpy() for step in steps])
         assert truth[0, 0, 7, 0] == 0
         np.testing.assert_allclose(seen.matrix(layer)[...], truth, atol=2e-5)
         assert "let go" in seen.layer(layer).note
@@ -345,16 +342,6 @@ def test_each_image_of_a_vision_tower_is_a_layer():
     for number, single in itertools.product((0, 1), (0, 1)):
         name = seen.layers[2 * number + single]
         np.testing.assert_allclose(seen.matrix(name)[...], alone[single].matrix(number)[...], atol=2e-5)
-
-
-def test_recomputation_in_gradient_checkpointing_is_not_recorded_again():
-    model, passed = build("llama"), {**inputs("llama"), "use_cache": False}
-    expected = gradients(model, passed)
-    model.zero_grad()
-    model.activation_checkpointing_enable()
-    with ch.watch(model.train()) as seen:
-        same_gradients(gradients(model, passed), expected)
-    assert seen[0].queries == 11
 
 
 def test_negative_layers_count_from_the_end():
@@ -405,7 +392,7 @@ def test_reprs_are_short_and_list_what_was_recorded(small: Any):
     assert len(repr(small.layer(0))) < 500
 
 
-def test_sparse_attention_by_chosen_keys_is_refused_with_its_reason():
+def test_attention_that_chooses_its_keys_is_refused():
     model = shaken(hf.DeepseekV32ForCausalLM(choosing_keys()))
     with pytest.raises(RuleError, match="chooses by itself which keys"), torch.no_grad(), ch.watch(model):
         model(torch.arange(2, 13)[None])

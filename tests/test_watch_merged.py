@@ -10,7 +10,7 @@ import transformers as hf
 
 import clearhead as ch
 from clearhead.errors import RuleError, ShapeError
-from watched import BOTH_KINDS, WINDOWED, build, eager, greedy, inputs, logits, run_watched, shaken
+from watched import BOTH_KINDS, WINDOWED, build, eager, eager_steps, greedy, inputs, logits, run_watched, shaken
 
 PICTURE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
 PICTURE |= {"image_size": 32, "patch_size": 8}
@@ -48,25 +48,10 @@ def prompt(*, padded: bool = False) -> dict[str, torch.Tensor]:
 
 def eager_rows(model: Any, passed: dict[str, Any]) -> tuple[torch.Tensor, list[np.ndarray]]:
     """The tokens of generate, and each decoder layer's weights over all steps, (…, queries, decoder + encoder keys)."""
-    model.set_attn_implementation("eager")
-    out = model.generate(**passed, **EIGHT, output_attentions=True, return_dict_in_generate=True)
-    model.set_attn_implementation("sdpa")
-    results = []
-    for layer in range(len(out.decoder_attentions[0])):
-        steps = [
-            (local[layer], other[layer])
-            for local, other in zip(out.decoder_attentions, out.cross_attentions, strict=True)
-        ]
-        queries = sum(local.shape[2] for local, _ in steps)
-        whole, row = np.zeros((2, 4, queries, queries + SOURCE), np.float32), 0
-        for local, other in steps:
-            stop = row + local.shape[2]
-            used = local[..., :stop]  # a static cache has unused capacity
-            whole[:, :, row:stop, stop - used.shape[3] : stop] = used
-            whole[:, :, row:stop, queries:] = other
-            row = stop
-        results.append(whole)
-    return out.sequences, results
+    out, parts = eager_steps(model, passed, **EIGHT)
+    return out.sequences, [
+        np.concatenate([parts[f"{name}.{kind}"] for kind in ("self", "cross")], -1) for name in DECODERS
+    ]
 
 
 def real_rows(passed: dict[str, Any], queries: int) -> np.ndarray:
@@ -112,7 +97,7 @@ def test_the_steps_of_generate_are_joined(model: Any, start: dict[str, Any], mor
 
 
 @pytest.mark.parametrize("kind", ["inference", "bfloat16", "without keys"])
-def test_merged_attention_in_inference_mode_in_bfloat16_and_without_keys(kind: str):
+def test_merged_attention_in_bfloat16_and_without_keys(kind: str):
     """Masks made in inference mode, another dtype, and statistics without the queries and keys."""
     model = merged_model().to(torch.bfloat16 if kind == "bfloat16" else torch.float32)
     truth = model.generate(**sources(), **EIGHT)

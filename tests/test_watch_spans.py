@@ -10,10 +10,11 @@ import torch
 
 import clearhead as ch
 from clearhead.errors import RuleError, SelectionError, ShapeError, UnknownNameError
-from clearhead.layers.pieces import sentences, words
+from clearhead.watching.pieces import sentences, words
 from seeds import fresh
+from test_watch_causes import watched
 from test_watch_merged import merged_model
-from watched import build, inputs, logits
+from watched import build, inputs
 
 TEXT = ["<s>", "Hum", "pty", " sat", ".", " He", "'s", " up", "!", "\n", "All"]  # as many as `inputs` has
 WORDS, SENTENCES = [0, 1, 1, 2, 3, 4, 4, 5, 6, 7, 8], [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2]
@@ -29,14 +30,6 @@ class Tokenizer:
     def decode(self, ids: list[int]) -> str:
         text = "".join(self.texts[one] for one in ids)
         return text.removeprefix(" ") if self.drops else text
-
-
-def watched(model: Any, passed: dict[str, Any], **more: Any) -> Any:
-    """What was seen of a run whose number depends on every output, each with a factor drawn for it."""
-    with ch.watch(model, causes=True, **more) as seen:
-        out = logits(model(**passed))
-        (out * torch.from_numpy(fresh().standard_normal(out.shape)).to(out)).sum().backward()
-    return seen
 
 
 def gpt2(ids: Any = None, **more: Any) -> Any:
@@ -137,29 +130,6 @@ def test_a_long_text_is_cut_to_the_table():
     seen = reading([text * 9 for text in TEXT])
     lines = str(seen.spans([0] * 5 + [1] * 6)).splitlines()[1:]
     assert all(len(line) == 80 and line.count("…") == 2 for line in lines)
-
-
-@pytest.mark.parametrize("rest", ["renormalise", "first"])
-def test_spans_are_verified_by_running_the_model_without_them(rest: Any):
-    model, ids = build("gpt2"), torch.from_numpy(fresh().integers(2, 59, (1, 9)))
-
-    def number() -> torch.Tensor:
-        return model(ids).logits[0, -1].logsumexp(0)
-
-    with ch.watch(model, causes=True) as seen:
-        number().backward()
-    pairs = seen.spans({"a": slice(0, 2), "b": [2, 5, 6], "c": [slice(3, 5), slice(7, None)]}, rest=rest).strongest(4)
-    result = seen.verify(pairs, number)
-    for pair, line in zip(pairs, result, strict=True):
-        cut = ch.cut(queries=pair.queries, keys=pair.keys, layers=[pair.layer], heads=[pair.head], rest=rest)
-        with torch.no_grad(), ch.change(model, cut):
-            after = number()
-        with torch.no_grad():
-            assert line.truth == pytest.approx(float(after - number()), abs=1e-6)
-        rows, cols = (np.isin(np.arange(9), side) - 1 for side in (pair.queries, pair.keys))
-        estimate = float(seen.cut_effects(pair.layer, rest=rest).spans(rows, cols)[0, pair.head, 0, 0])
-        assert line.estimate == pair.value == pytest.approx(estimate, rel=1e-4, abs=1e-6)
-    assert "c ← " in str(result)
 
 
 def test_texts_of_a_batch_are_divided_each_for_itself():

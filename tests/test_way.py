@@ -72,7 +72,7 @@ def test_parts_are_what_pytorchs_modules_write(tmp_path: Path):
             np.testing.assert_allclose(part.heads, alone, rtol=0, atol=1e-5 * size)
 
 
-def test_the_length_of_a_part_whose_squares_overflow_float32_is_finite():
+def test_a_length_whose_squares_overflow_float32_is_finite():
     model = gpt2.load()
     ids = [token.id for token in model.tokens(TEXT)]
     run = of_decoder(model, ids, model.run(ids), 3)
@@ -91,7 +91,7 @@ def test_a_head_that_is_off_adds_nothing_and_the_sum_still_holds():
     assert seen.before.way.parts[2].heads[7] != 0
 
 
-def test_there_is_a_way_to_every_listed_token_and_differences_are_those_of_logits():
+def test_each_listed_token_has_a_way_and_differences_are_logits():
     seen = steps_of_text(TEXT, count=7)
     run = seen.model.run([token.id for token in seen.tokens])
     assert [each.token for each in seen.ways] == [choice.id for choice in seen.after]
@@ -105,7 +105,7 @@ def test_there_is_a_way_to_every_listed_token_and_differences_are_those_of_logit
             assert sum(part.heads) + part.bias == pytest.approx(part.adds, abs=1e-4)
 
 
-def test_why_prints_the_way_to_its_token_and_the_difference_from_the_other():
+def test_why_prints_the_way_and_the_difference_from_the_other():
     why = ch.explain("mary had a little", answer="lamb", against="girl")
     assert [each.text for each in why.rivals.ways] == [" lamb", " girl"]
     less = against(*why.rivals.ways)

@@ -1,12 +1,8 @@
 """The page's way to a logit: what each part adds, beside the run's numbers, in a real browser."""
 
 import re
-import shutil
-from pathlib import Path
 
 import pytest
-import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import clearhead as ch
 from browser import number, opened
@@ -15,6 +11,7 @@ from clearhead.explaining.head_steps import document
 from clearhead.explaining.steps import steps_of_text
 from clearhead.models import model as gpt2
 from clearhead.view.container import Document
+from dense_gpt2 import random_peer
 from seeds import fresh
 
 TEXT = "mary had a little"
@@ -51,7 +48,7 @@ def test_each_part_has_the_runs_number_with_and_without_edits(running):
         check(page, seen.before.way)
 
 
-def test_a_next_token_opens_its_way_and_another_is_subtracted_by_keyboard(running):
+def test_a_next_token_opens_its_way_by_keyboard(running):
     seen = steps_of_text(TEXT)
     chosen, other = seen.ways[3], seen.ways[1]
     with opened(running, seen.to_html(), reduced_motion="reduce") as page:
@@ -82,17 +79,9 @@ def test_the_page_of_causes_has_the_ways_to_both_tokens(running):
         check(page, against(*result.ways))
 
 
-def model(place, layers):
-    """A small random checkpoint in GPT-2's layout, with the shipped tokenizer."""
-    torch.manual_seed(int(fresh().integers(1 << 31)))
-    sizes = {"n_layer": layers, "n_embd": 16, "n_head": 2, "n_positions": 32, "bos_token_id": 0, "eos_token_id": 0}
-    GPT2LMHeadModel(GPT2Config(vocab_size=2400, **sizes)).save_pretrained(place)
-    shutil.copy(Path(ch.__file__).parent / "models/rhymes/tokenizer.json", place)
-    return gpt2.load(place)
-
-
 def test_many_layers_are_folded_and_open_by_keyboard(running, tmp_path):
-    seen = steps_of_text(TEXT, model(tmp_path, 6))
+    random_peer(tmp_path, fresh(), n_layer=6)
+    seen = steps_of_text(TEXT, gpt2.load(tmp_path))
     with opened(running, seen.to_html(), place="#step-way") as page:
         layers = page.locator("#step-way details")
         assert layers.count() == 6

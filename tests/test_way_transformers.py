@@ -108,7 +108,7 @@ def test_each_part_is_what_its_module_writes(name: str):
     np.testing.assert_allclose([part.adds for part in parts[:5]], expected, rtol=0, atol=2e-5 * size)
 
 
-def test_a_model_that_adds_otherwise_gets_a_reason_and_no_numbers():
+def test_a_model_that_adds_otherwise_gets_a_reason():
     ids, position, _ = problem()
     scaled = small(hf.GraniteForCausalLM)
     assert isinstance(followed(scaled, ids, position)[0], Stream)

@@ -194,7 +194,7 @@ def test_the_likeliest_token_is_explained_with_a_small_gap():
     assert -1 <= seen.trust(6).score <= 1
 
 
-def test_the_odds_of_a_token_thousands_of_logits_ahead_are_finite():
+def test_the_odds_of_a_token_far_ahead_are_finite():
     (target,) = asked_of(shipped(), "humpty dumpty sat on")
     value, slopes = target.value(4000.0 * np.eye(1, 2400, target.answer[0]))
     assert value == pytest.approx(4000 - np.log(2399))
@@ -233,7 +233,7 @@ def test_pytorch_gives_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["GPTNeoX", "GptOss"])
-def test_what_is_hidden_in_pytorch_is_what_cutting_its_keys_gives(name):
+def test_hiding_in_pytorch_is_what_cutting_its_keys_gives(name):
     """Rotary positions without grouped keys; learned sinks, a window and experts."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     torch.manual_seed(int(fresh().integers(2**31)))
@@ -299,7 +299,7 @@ def test_the_correlation_of_ranks_is_scipys():
     assert spearman([1, 1, 1], [1, 2, 3]) is None
 
 
-def test_words_stand_for_the_likelier_of_their_spellings_and_ids_for_themselves():
+def test_words_stand_for_the_likelier_of_their_spellings():
     model = shipped()
     logits = model.run([t.id for t in model.tokens("mary had a little")]).logits[-1]
     lamb, mary = (model.tokenizer.encode(word).ids[0] for word in (" lamb", "mary"))

@@ -53,7 +53,7 @@ def test_the_page_opens_with_the_head_that_did_most():
     assert tuple(made["chosen"].values()) == (*seen.heads[0][:2], len(seen.tokens) - 1)
 
 
-def test_of_a_long_text_the_first_heads_layers_have_weights_and_the_page_says_which(running, seen, monkeypatch):
+def test_of_a_long_text_some_layers_have_weights(running, seen, monkeypatch):
     monkeypatch.setattr(explanation, "_ROOM", 1)  # for one layer
     first = seen.heads[0].layer
     with opened(running, seen.to_html(), wait=".map-of", place="#at=0.1.5") as page:  # which opens the map
@@ -67,7 +67,7 @@ def test_of_a_long_text_the_first_heads_layers_have_weights_and_the_page_says_wh
         until(page, "document.querySelector('.here').textContent.includes('q, k (bfloat16)')")
 
 
-def test_a_chats_turns_are_blocks_and_its_templates_tokens_folded(running, seen):
+def test_a_chats_turns_are_blocks_its_templates_tokens_folded(running, seen):
     made = document(seen)
     made.header["why"]["turns"] = [("system", 1, 2), ("user", 2, 3)]
     with opened(running, made, wait=".turn") as page:
@@ -78,7 +78,7 @@ def test_a_chats_turns_are_blocks_and_its_templates_tokens_folded(running, seen)
         assert page.locator(".passage .token").first.is_visible()
 
 
-def test_the_command_writes_the_page_beside_or_in_place_of_the_report(tmp_path):
+def test_the_command_writes_the_page_or_the_report(tmp_path):
     path, text = tmp_path / "why.html", tmp_path / "text.txt"
     text.write_text(f"{TEXT}\n", encoding="utf-8")
     arguments = "--why", "lamb", "--against", "nut", "--parts", "words", "--html"
@@ -99,7 +99,7 @@ def test_the_command_writes_the_page_beside_or_in_place_of_the_report(tmp_path):
 # the browser
 
 
-def test_each_token_of_an_answer_and_each_other_token_is_explained_by_a_click(running, seen):
+def test_each_token_is_explained_by_a_click(running, seen):
     whole = ch.explain(TEXT, shipped(), answer=" lamb its")
     its, alone = whole.numbers[1], ch.explain(f"{TEXT} lamb", shipped(), answer="its")
     hidden = [part.hidden for part in alone.parts[: len(whole.parts)]]
@@ -135,7 +135,7 @@ def test_each_token_of_an_answer_and_each_other_token_is_explained_by_a_click(ru
             assert page.locator("h1").text_content() == before
 
 
-def test_an_answer_of_several_tokens_has_edges_that_its_own_tokens_name(running):
+def test_an_answer_of_several_tokens_names_their_edges(running):
     seen = ch.explain(TEXT, shipped(), answer=" lamb its fleece", count=12)
     assert max(edge.query for edge in seen.edges) >= len(seen.tokens)
     names = ["mary", "␣had", "␣a", "␣little", "␣lamb", "␣its"]
@@ -149,7 +149,7 @@ def test_an_answer_of_several_tokens_has_edges_that_its_own_tokens_name(running)
         assert page.locator(".effects [aria-pressed=true]").get_attribute("data-place") == head
 
 
-def test_text_edges_heads_and_weights_have_the_numbers_of_the_run(running, seen):
+def test_text_edges_heads_and_weights_have_the_runs_numbers(running, seen):
     def ends(edge):
         return " ← ".join(seen.tokens[place].text.replace(" ", "␣") for place in edge[2:4])
 
@@ -178,7 +178,7 @@ def test_text_edges_heads_and_weights_have_the_numbers_of_the_run(running, seen)
             assert all(map(near, row[3:], (100 * head.edge.share, head.truth)))
 
 
-def test_every_head_is_in_one_grid_by_layer_or_by_effect_and_is_found_by_typing(running, seen):
+def test_every_head_is_in_one_grid_and_found_by_typing(running, seen):
     with opened(running, seen.to_html(), wait=SHADED) as page:
         cells = page.locator(".effects button")
         said = [label.split() for label in cells.evaluate_all("all => all.map((each) => each.ariaLabel)")]
@@ -200,7 +200,7 @@ def test_every_head_is_in_one_grid_by_layer_or_by_effect_and_is_found_by_typing(
         assert page.evaluate("document.activeElement.dataset.place") == "0 5"
 
 
-def test_a_head_that_is_pointed_at_draws_its_edges_and_says_the_row_that_answers(running, seen):
+def test_a_head_that_is_pointed_at_draws_its_edges(running, seen):
     with opened(running, seen.to_html(), wait=SHADED) as page:
         run = shipped().run([token.id for token in seen.tokens])
         for place in ("0 4", "1 5"):
@@ -217,7 +217,7 @@ def test_a_head_that_is_pointed_at_draws_its_edges_and_says_the_row_that_answers
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
-def test_the_question_its_text_and_the_heads_share_the_first_screen(running, width, height):
+def test_question_text_and_heads_share_the_first_screen(running, width, height):
     made = document(ch.explain(TEXT, shipped()))
     with opened(running, made, width, height, wait=SHADED) as page:
         boxes = page.evaluate(
@@ -245,7 +245,7 @@ def _ground(element):
 
 
 @pytest.mark.smoke
-def test_an_edge_chooses_its_layer_head_query_and_key_by_mouse_and_keyboard(running):
+def test_an_edge_chooses_its_place_by_mouse_and_keyboard(running):
     rng = fresh()
     model = random_model(rng)
     seen = ch.explain(random_text(rng, 4), model, count=4)
@@ -281,7 +281,7 @@ def _picked(page, name, otherwise):
     return int(pick.input_value()) if pick.count() else otherwise
 
 
-def test_an_edge_leads_back_to_the_run_from_a_supposition_and_from_the_other_run(running):
+def test_an_edge_leads_back_to_the_run(running):
     edits = ch.cut(queries="little", keys="mary", layers=[0], heads=[3])
     seen = ch.explain(TEXT, shipped(), edits=edits)
     with opened(running, seen.to_html(), reduced_motion="reduce", wait=SHADED) as page:
@@ -305,7 +305,7 @@ def test_hostile_tokens_are_text(running, seen):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_the_colours_are_told_apart_by_every_kind_of_colour_vision(running, seen):
+def test_every_kind_of_colour_vision_tells_the_colours_apart(running, seen):
     """The two of the legend, as seen without one kind of cones (Viénot, Brettel and Mollon 1999)."""
     protan = [[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]]
     deutan = [[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]]

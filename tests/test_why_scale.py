@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clearhead.cli import main
-from clearhead.textbook.why_scale import saturation, why_scale
+from clearhead.textbook.why_scale import why_scale
 from dense_gpt2 import softmax
 from seeds import fresh
 
@@ -15,38 +15,33 @@ def test_the_variance_of_a_score_is_d_k_and_the_scaled_one_is_1():
     widths = sorted({int(width) for width in fresh().integers(1, 300, 4)})
     scale = why_scale(widths, keys=4, queries=4000, seed=int(fresh().integers(2**31)))
     # q·k of 16,000 pairs, four to a query: the estimate's standard error is below 6 % at d_k = 1 and smaller beyond
-    np.testing.assert_allclose(scale.variance, widths, rtol=0.36)
-    np.testing.assert_allclose(scale.scaled_variance * widths, scale.variance, rtol=1e-12)
+    np.testing.assert_allclose(scale.variance[:, 0], widths, rtol=0.36)
+    np.testing.assert_allclose(scale.variance[:, 1] * widths, scale.variance[:, 0], rtol=1e-12)
 
 
-def test_without_the_scale_the_softmax_saturates_and_with_it_not():
+def test_gradients_vanish_and_explode_without_the_scale_and_not_with_it():
     scale = why_scale((4, 64, 1024), queries=300, seed=int(fresh().integers(2**31)))
-    assert (np.diff(scale.largest) > 0).all()
-    assert (np.diff(scale.slope) < 0).all()
-    assert np.ptp(scale.scaled_largest) < 0.1
-    assert (scale.scaled_slope > 0.12).all()
-
-
-def test_slopes_are_the_derivative_by_finite_differences():
-    rng = fresh()
-    scores, factors = rng.standard_normal(5), rng.uniform(0.1, 3, 4)
-    scale = saturation(scores, factors)
-    np.testing.assert_allclose(scale.weights, softmax(factors[:, None] * scores), rtol=1e-12)
-    for row, factor in enumerate(factors):
-        for j in range(5):
-            step = 1e-5 * np.eye(5)[j]
-            slope = (softmax(factor * scores + step) - softmax(factor * scores - step))[j] / 2e-5
-            assert scale.slopes[row, j] == pytest.approx(slope, rel=1e-6, abs=1e-9)
-    assert saturation((3.0, 1.0), (1.0, 40.0)).slopes[1].max() < 1e-30
+    assert (np.diff(scale.largest[:, 0]) > 0).all()
+    assert (np.diff(scale.slope[:, 0]) < 0).all()
+    assert np.ptp(scale.largest[:, 1]) < 0.1
+    assert (scale.slope[:, 1] > 0.12).all()
+    median, most = scale.gradient[..., 0], scale.gradient[..., 1]
+    assert median[2, 0] < 0.05 * median[1, 0]
+    assert (np.diff(most[:, 0]) > 1).all()
+    assert np.ptp(scale.gradient[:, 1], axis=0).max() < 0.4
 
 
 def test_the_command_prints_both_tables(capsys):
     assert main(["scale", "--widths", "1,64", "--keys", "8", "--json", "-"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["variance"] == pytest.approx(why_scale((1, 64), keys=8).variance.tolist())
+    np.testing.assert_allclose(data["variance"], why_scale((1, 64), keys=8).variance)
     assert main(["scale"]) == 0
     said = capsys.readouterr().out
-    assert len(said.splitlines()) > 15
+    shown = [line.split() for line in said.splitlines() if line.lstrip()[:1].isdigit()]
+    scale = why_scale((1, 4, 16, 64, 256))
+    tables = np.hstack([scale.variance, np.stack([scale.largest, scale.slope], -1).reshape(5, 4)])
+    np.testing.assert_allclose(np.array([row[1:] for row in shown[:5]], float), tables, atol=6e-5)
+    np.testing.assert_allclose(np.array([row[1:] for row in shown[5:]], float), scale.gradient.reshape(5, 4), atol=6e-5)
     assert max(map(len, said.splitlines())) <= 80
     assert main(["scale", "--lang", "zh"]) == 0
     assert "得分为什么要除以 √d_k" in capsys.readouterr().out
@@ -58,13 +53,16 @@ def test_numbers_and_pictures_follow_from_the_draw():
     rng = np.random.default_rng((seed, d_k))
     q, k = rng.standard_normal((40, 1, d_k)), rng.standard_normal((40, 6, d_k))
     scores = np.einsum("iod,ijd->ij", q, k)
-    assert scale.variance[1] == pytest.approx(scores.var())
-    sides = (scores, scale.largest, scale.slope), (scores / np.sqrt(d_k), scale.scaled_largest, scale.scaled_slope)
-    for side, (logits, largest, slope) in enumerate(sides):
-        ranked = np.sort(softmax(logits), axis=-1)[:, ::-1]
+    assert scale.variance[1, 0] == pytest.approx(scores.var())
+    for side, factor in enumerate((1, d_k**-0.5)):
+        logits = factor * scores
+        weights = softmax(logits)
+        ranked, best = np.sort(weights, axis=-1)[:, ::-1], weights.argmax(axis=-1)
         np.testing.assert_allclose(scale.ranked[1, side], ranked.mean(axis=0), rtol=1e-9)
         np.testing.assert_allclose(scale.slopes[1, side], (ranked * (1 - ranked)).mean(axis=0), rtol=1e-9)
-        assert (largest[1], slope[1]) == pytest.approx((scale.ranked[1, side, 0], scale.slopes[1, side, 0]))
+        by_scores = weights.max(axis=-1, keepdims=True) * (np.eye(6)[best] - weights)
+        norms = np.linalg.norm(factor * np.einsum("ij,ijd->id", by_scores, k), axis=-1)
+        assert scale.gradient[1, side] == pytest.approx((np.median(norms), norms.max()), rel=1e-9)
         for unit in range(-40, 40):
             inside = ((logits >= unit) & (logits < unit + 1)).mean()
             assert scale.histogram[1, side, unit + 40] == pytest.approx(inside)

@@ -32,7 +32,6 @@ NOT_DRAWN = {
     ("Learning.words", "language"): "likewise",
     ("testing.assert_attention", "examples"): "2**70 examples take their time",
     ("Trace.document", "scene"): "made by the program itself, as are its fields",
-    ("WeightsTrace.document", "scene"): "likewise",
 }
 NOT_CALLED = {
     "torch.dropped KVCache.step": "asked by clearhead's own hooks and layers, with what PyTorch has checked",
@@ -40,8 +39,8 @@ NOT_CALLED = {
     "acts_in may_act heads_in": "asked by the engine of edits, of layers that it names itself",
     "torch.activate torch.active torch.deactivate torch.explain get_num_threads vllm.register": "take no arguments",
     "explaining.learning.learning": "takes no argument",
-    "EffectMatrix Answers Observation Seen Why explaining.learning.Learning "
-    "textbook.heads.WithHeads textbook.why_scale.Saturation textbook.why_scale.WhyScale": "made by calls",
+    "EffectMatrix Answers Observation Seen Why explaining.learning.Learning textbook.sparse.Pattern "
+    "textbook.why_scale.WhyScale": "made by calls",
 }
 CALLABLE = ("a type", "a function")
 CALLERS = {(name, value) for name in ("each", *RULES) for value in CALLABLE}  # a caller's function may raise anything

@@ -81,21 +81,13 @@ def hidden(c: Case, seen: Array) -> Array:
     return softmax(np.where(seen, scores(c), -np.inf)) @ c.v
 
 
-def normed(x: Array, axis: int = -1) -> Array:
-    return x / np.sqrt((x**2).sum(axis=axis, keepdims=True))
-
-
 CODES: dict[str, Code] = {
     "a hard-coded scale": lambda c: softmax(c.q @ swapped(c.k) * 0.177) @ c.v,
     "a temperature of 1.1": lambda c: softmax(scores(c) / 1.1) @ c.v,
-    "cosine": lambda c: softmax(normed(c.q) @ swapped(normed(c.k))) @ c.v,
     "scores clipped at 1": lambda c: softmax(np.clip(scores(c), -1, 1)) @ c.v,
-    "softmax1": lambda c: (lambda e: e / (1 + e.sum(-1, keepdims=True)))(np.exp(scores(c))) @ c.v,
-    "sigmoid": lambda c: 1 / (1 + np.exp(-scores(c))) @ c.v,
     "uniform weights": lambda c: np.broadcast_to(c.v.mean(2, keepdims=True), c.q.shape),
     "small weights dropped": lambda c: np.where(weights(c) > 1 / c.m, weights(c), 0) @ c.v,
     "weights averaged over heads": lambda c: weights(c).mean(1, keepdims=True) @ c.v,
-    "all three rotated": lambda c: over(c, q=c.k, k=c.v, v=c.q),
     "values of the next head": lambda c: over(c, v=np.roll(c.v, 1, 1)),
     "keys of the next head": lambda c: over(c, k=np.roll(c.k, 1, 1), v=np.roll(c.v, 1, 1)),
     "no diagonal": lambda c: hidden(c, ~np.eye(c.n, dtype=bool)),

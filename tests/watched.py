@@ -206,11 +206,12 @@ def eager_steps(model: Any, passed: dict[str, torch.Tensor], **options: Any) -> 
         results, stacks = {}, {"{}": out.attentions}
     for name, steps in stacks.items():
         for number in range(len(steps[0])):
-            results[name.format(number)] = _joined([step[number].numpy() for step in steps], cross="cross" in name)
+            results[name.format(number)] = joined([step[number].numpy() for step in steps], cross="cross" in name)
     return out, results
 
 
-def _joined(steps: list[np.ndarray], *, cross: bool) -> np.ndarray:
+def joined(steps: list[np.ndarray], *, cross: bool = False) -> np.ndarray:
+    """The weights of all steps, with 0 for keys that a window has dropped."""
     batch, heads = steps[0].shape[:2]
     queries = sum(step.shape[2] for step in steps)
     keys = steps[0].shape[3] if cross else queries

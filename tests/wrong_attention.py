@@ -1,13 +1,13 @@
 """Attention of given heads with mistakes: caches, tiles, rotary positions, scores."""
 
+import numpy as np
 import torch
 
 from wrong_rules import alibi, seen_by, spanned
 from wrong_softmax import mixed
 
 CACHE = {
-    *("newest slot of the cache empty", "newest slot of the cache early", "newest keys twice", "cache of another beam"),
-    "old keys ignored",
+    *("newest slot of the cache empty", "cache of another beam", "old keys ignored"),
 }
 
 
@@ -24,8 +24,6 @@ def attention(q, k, v, does, details, rules):
         q, k, v = rotary(q, k, v, does, details, rules)
     if does & CACHE:
         k, v = cached(k, v, n, does, details)
-    if "stale tile" in does:
-        k, v = stale(k, v, details)
     if "grouped keys tiled" in does:
         k, v = k.repeat(1, group, 1, 1), v.repeat(1, group, 1, 1)
     elif "first key group only" in does:
@@ -70,28 +68,10 @@ def cached(k, v, new, does, details):
             k[:, :, -new:] = 0
         if details["which"] != 2:
             v[:, :, -new:] = 0
-    elif "newest slot of the cache early" in does:
-        for x in (k, v):
-            x[:, :, -new - 1 : -1] = x[:, :, -new:].clone()
-            x[:, :, -1] = 0
-    elif "newest keys twice" in does:
-        k, v = (torch.cat([x, x[:, :, -new:]], 2) for x in (k, v))
     elif "cache of another beam" in does:
         for x in (k, v):
             x[:, :, :-new] = x[:, :, :-new].flip(0)
     return k, v
-
-
-def stale(k, v, details):
-    """Tiles of keys or values that were not loaded in time."""
-    block, m = details["block"], k.shape[2]
-    x = (k if details["which"] % 2 else v).clone()
-    old = x.clone()
-    for start in range(block, m, block):
-        source = 0 if details["which"] >= 2 else start - block
-        width = min(block, m - start)
-        x[:, :, start : start + width] = old[:, :, source : source + width]
-    return (x, v) if details["which"] % 2 else (k, x)
 
 
 def attended(q, k, v, does, details, rules):
@@ -102,8 +82,8 @@ def attended(q, k, v, does, details, rules):
     seen = seen_by(n, m, does, rules, batch, heads, details)
     if "old keys ignored" in does:
         seen[..., : m - n] = False
-    if "newest keys twice" in does:
-        seen[..., -n:] = seen[..., -2 * n : -n]
+    if "sinks not as logits" in does:
+        rules = {**rules, "sinks": np.exp(rules["sinks"]) if details["which"] % 2 else np.log(rules["sinks"])}
     if "sinks scaled" in does:
         rules = {**rules, "sinks": rules["sinks"] * rules.get("scale", d**-0.5)}
     if "softcap after mask" in does:
@@ -118,23 +98,21 @@ def attended(q, k, v, does, details, rules):
             bias = -bias
         if "bias transposed" in does:
             bias = bias.mT
-        if "bias of another head" in does:
-            bias = bias[:1] if details["which"] % 2 else bias.roll(-1, 0)
-        s = s + bias + (bias if "bias twice" in does else 0)
+        s = s + bias
     if "softcap in another place" in does and not details["which"] % 2:
         s = rules["softcap"] * torch.tanh(s / rules["softcap"])
     if "alibi_slopes" in rules and not does & {"ALiBi missing", "ALiBi before the scale"}:
         slope = alibi(n, m, rules, s.dtype, does, details)
         s = s + slope if "ALiBi added" in does else s - slope
     if "spans" in rules and "spans missing" not in does:
-        s = s + spanned(does, rules, s)
+        s = s + spanned(rules, s)
     if "mask added as 0/1" in does:
         s = s + seen.to(s.dtype)
     elif "mask fills with a finite number" in does:
         s = s.masked_fill(~seen, details["fill"])
     elif "mask of the wrong sign" in does:
         s = s.masked_fill(~seen, 1e9)
-    elif not does & {"mask after softmax", "softcap after mask", "hidden keys in the sum"}:
+    elif not does & {"mask after softmax", "softcap after mask"}:
         s = s.masked_fill(~seen, -torch.inf)
     return mixed(s, v, q, seen, does, details, rules)
 
@@ -161,7 +139,6 @@ def scores(q, k, does, rules, heads, d, d_v, details):
         "no scale": 1,
         "scale after the softmax": 1,
         "scale of the length": n**-0.5,
-        "scale of the heads": heads**-0.5,
         "scale (d_k ** -1) / 2": d**-1 / 2,
         "log2 e with exp": 1.4426950408889634 * usual,
         "scale 1/d_k": 1 / d,

@@ -3,16 +3,15 @@
 import torch
 
 BLOCKS = {
-    *("diagonal block unmasked", "diagonal block skipped", "indices local to a block", "hidden keys in the sum"),
-    *("blocks averaged", "blocks merged without their maxima", "first block missing", "tail overlapping", "stale tile"),
-    "NaN from a hidden block",
+    *("diagonal block unmasked", "diagonal block skipped", "indices local to a block", "blocks averaged"),
+    *("blocks merged without their maxima", "first block missing", "NaN from a hidden block"),
 }
 
 
 def seen_by(n, m, does, rules, batch, heads, details):
     """The visibility, bool (batch, heads, n, m), with the mistakes about masks."""
     i, j = torch.arange(n)[:, None], torch.arange(m)[None, :]
-    offset = rules.get("query_offset", 0)
+    offset, odd = rules.get("query_offset", 0), details["which"] % 2
     if "causal mask in the other corner" in does:
         offset = 0 if offset else m - n
     seen = torch.ones(batch, heads, n, m, dtype=torch.bool)
@@ -40,6 +39,12 @@ def seen_by(n, m, does, rules, batch, heads, details):
             right = 0
         if "chunks in place of a window" in does:
             return seen & ((i + offset) // (left + 1) == j // (left + 1))
+        if "window halved" in does:
+            left, right = ((left + 1) // 2, (left + 1) // 2) if odd else ((left + 1) // 2, right)
+        if "window open to the right" in does:
+            right = m
+        if "window without the query's position" in does:
+            seen &= j != i + offset
         seen &= (j >= i + offset - left) & (j <= i + offset + right)
     if "mask" in rules and "mask ignored" not in does:
         mask = torch.tensor(rules["mask"])
@@ -49,7 +54,6 @@ def seen_by(n, m, does, rules, batch, heads, details):
         seen &= mask
     if "kv_lengths" in rules and "padding ignored" not in does:
         lengths = torch.tensor(rules["kv_lengths"])[:, None, None, None]
-        odd = details["which"] % 2
         paddings = {
             "padding inverted": j >= lengths,
             "padding on queries": i < lengths,
@@ -57,7 +61,6 @@ def seen_by(n, m, does, rules, batch, heads, details):
             "padding on the left": j >= m - lengths,
             "padding off by one": j < lengths + (1 if odd else -1),
             "one length for all": j < (lengths.min() if odd else lengths.max()),
-            "padding tiled over heads": j < lengths[:, 0, 0, 0].repeat(heads).view(batch, heads, 1, 1),
         }
         seen &= next((inside for name, inside in paddings.items() if name in does), j < lengths)
     if "query_segments" in rules and "segments ignored" not in does:
@@ -86,17 +89,13 @@ def alibi(n, m, rules, dtype, does, details=None):
     far = (torch.arange(n)[:, None] + rules.get("query_offset", 0) - torch.arange(m)).abs()
     slopes = torch.tensor(rules["alibi_slopes"], dtype=dtype)
     if "other ALiBi slopes" in does:
-        slopes = (slopes.flip(0), slopes[:1].expand(len(slopes)), slopes.roll(-1), slopes**2)[details["which"]]
+        slopes = (slopes.flip(0), slopes.roll(-1), slopes**2, slopes.flip(0))[details["which"]]
     return slopes[:, None, None] * far
 
 
-def spanned(does, rules, s):
+def spanned(rules, s):
     """What the table adds to the scores."""
     of_queries, theirs, table = (torch.tensor(part) for part in rules["spans"])
-    if "spans transposed" in does:
-        table = table.transpose(-1, -2)
     added = torch.stack([table[:, of_queries[b]][:, :, theirs[b]] for b in range(len(s))]).to(s.dtype)  # -1 is the last
-    if "spans wrapped" in does:
-        return added
     labelled = (of_queries[:, None, :, None] >= 0) & (theirs[:, None, None, :] >= 0)
     return torch.where(labelled, added, 0.0)

@@ -1,6 +1,5 @@
 """Softmaxes with mistakes: over other axes, in blocks, merged wrongly."""
 
-import numpy as np
 import torch
 
 from wrong_rules import BLOCKS
@@ -17,12 +16,10 @@ def sunk(s, rules, does, shift, power=torch.exp):
 
 def mixed(s, v, q, seen, does, details, rules):
     """From logits to the output."""
-    n, m, block = s.shape[-2], s.shape[-1], details["block"]
+    m, block = s.shape[-1], details["block"]
     if does & {"rescale missing", "last block only", "tail of the keys"}:
         return in_blocks(s, v, does, block, rules)
-    if does & (
-        BLOCKS - {"diagonal block unmasked", "diagonal block skipped", "indices local to a block", "stale tile"}
-    ):
+    if does & (BLOCKS - {"diagonal block unmasked", "diagonal block skipped", "indices local to a block"}):
         return merged(s, v, seen, does, block, rules)
     if "exp2 without log2 e" in does:
         top = torch.nan_to_num(s.amax(-1, keepdim=True), neginf=0)
@@ -45,9 +42,6 @@ def mixed(s, v, q, seen, does, details, rules):
             top = torch.where(torch.isneginf(top), 0, top)
             e = torch.exp(s - top)
             total = e.sum(dim, keepdim=True)
-            if "sinks of another head" in does:
-                sinks = rules["sinks"]
-                rules = {**rules, "sinks": 0 * sinks + sinks[0] if details["which"] % 2 else np.roll(sinks, -1)}
             a = e / (total + (sunk(s, rules, does, 0 if "sinks unshifted" in does else top) if dim == -1 else 0))
     if "scale after the softmax" in does:
         a = a * rules.get("scale", q.shape[-1] ** -0.5)
@@ -61,11 +55,9 @@ def mixed(s, v, q, seen, does, details, rules):
         a = torch.nan_to_num(a)
     if "weights transposed" in does:
         a = a.transpose(-1, -2)
-    out = a.to(v.dtype) @ v
-    if "tail of the queries" in does:
-        tail = out[:, :, n // block * block :]
-        tail[...] = 0 if details["which"] % 2 else 1e3 * torch.randn_like(tail)
-    return out
+    if "softmax of the mean of the heads" in does:
+        a = a.mean(1, keepdim=True).softmax(-1).expand_as(a)
+    return a.to(v.dtype) @ v
 
 
 def unusual(s, seen, does, details, rules):
@@ -94,10 +86,8 @@ def unusual(s, seen, does, details, rules):
 
 def merged(s, v, seen, does, block, rules):
     """Blocks of keys, each with its own maximum, put together at the end."""
-    n, m = s.shape[-2:]
+    m = s.shape[-1]
     starts = list(range(0, m, block))
-    if "tail overlapping" in does:
-        starts[-1] = m - block
     if "first block missing" in does:
         starts = starts[1:]
     spans = [slice(start, min(start + block, m)) for start in starts]
@@ -109,11 +99,6 @@ def merged(s, v, seen, does, block, rules):
             p, shrink = torch.exp(s[..., span] - new), torch.exp(peak - new)
             acc, total, peak = acc * shrink + p @ v[..., span, :], total * shrink + p.sum(-1, keepdim=True), new
         return acc / total
-    if "hidden keys in the sum" in does:
-        hidden, s = ~seen, s.masked_fill(torch.arange(m) // block > torch.arange(n)[:, None] // block, -torch.inf)
-        top = s.amax(-1, keepdim=True)
-        p = torch.exp(s - top)
-        return p.masked_fill(hidden, 0) @ v / (p.sum(-1, keepdim=True) + sunk(s, rules, does, top))
     tops = [torch.nan_to_num(s[..., span].amax(-1, keepdim=True), neginf=0) for span in spans]
     powers = [torch.exp(s[..., span] - top) for span, top in zip(spans, tops, strict=True)]
     sums = [p.sum(-1, keepdim=True) for p in powers]

@@ -14,7 +14,7 @@ int main() {
     for (auto* x : {&q, &k, &v})
         for (float& number : *x) number = float(int32_t(state = state * 1664525u + 1013904223u)) / 2147483648.0f;
     const int64_t offset = m - n;
-    Job job;
+    RowJob job;
     job.threads = 2;
     Problem& p = job.problem;
     p = Problem{};
@@ -28,9 +28,9 @@ int main() {
     p.q = {q.data(), n * d, n * d, d, 1};
     p.k = {k.data(), m * d, m * d, d, 1};
     p.v = {v.data(), m * d, m * d, d, 1};
-    job.rows.output = output.data();
-    job.rows.largest = largest.data();
-    job.rows.log_sum = log_sum.data();
+    job.output = output.data();
+    job.largest = largest.data();
+    job.log_sum = log_sum.data();
     if (!level() || !attend({job}, nullptr)) return std::puts("the kernel did not run"), 2;
     double worst = 0;
     for (int64_t i = 0; i < n; ++i) {

@@ -2,7 +2,6 @@
 
 import { spelled } from "./numbers.js";
 import { oneQuery } from "./onequery.js";
-import { withOneHead } from "./onehead.js";
 import { closing } from "./opening.js";
 import { section } from "./section.js";
 import {
@@ -57,9 +56,8 @@ export function sectionsOf(s) {
     }),
   ];
   if (whole) {
-    const concat = sectionOf(s, "concat", "H", { scenes: () => concatScenes(s) });
     sections.push(
-      s.layer.one ? withOneHead(s, concat) : concat,
+      sectionOf(s, "concat", "H", { scenes: () => concatScenes(s) }),
       sectionOf(s, "output", "U", {
         title: t("layer output"),
         says: () => s.words("layer output"),

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from clearhead.ops.rollout import rollout as rollout
     from clearhead.textbook.shapes import shapes as shapes
     from clearhead.textbook.trace import trace as trace
-    from clearhead.textbook.trace_layer import trace_layer as trace_layer
-    from clearhead.textbook.trace_weights import trace_weights as trace_weights
+    from clearhead.textbook.trace import trace_layer as trace_layer
+    from clearhead.textbook.trace import trace_weights as trace_weights
     from clearhead.watching.seen import Seen as Seen
     from clearhead.watching.seen import load as load
     from clearhead.watching.watch import watch as watch
@@ -68,8 +68,8 @@ _HOMES = {
     "shapes": "textbook.shapes",
     "tempered": "changing.edits",
     "trace": "textbook.trace",
-    "trace_layer": "textbook.trace_layer",
-    "trace_weights": "textbook.trace_weights",
+    "trace_layer": "textbook.trace",
+    "trace_weights": "textbook.trace",
     "values_like": "changing.edits",
     "watch": "watching.watch",
 }

@@ -260,16 +260,18 @@ def _viewed(options: argparse.Namespace) -> "list[ShownRun]":
 
 
 def _trace(options: argparse.Namespace) -> int:
+    from clearhead import textbook
     from clearhead.diagnosing.claims import check_file
     from clearhead.report import traced
 
     console = console_of(options)
-    case = check_file(options.file)
-    if options.num_heads is not None:
-        return lessons.heads(options, case, console)
+    case = check_file(options.file or Path(textbook.__file__).with_name("example.json"))
     place = traced.chosen(case, options.batch, options.head, options.query)
     deliver(options, case.to_json, case.save)
     if console is not None:
+        if options.file is None:
+            console.print(say(options.lang, "trace example"))
+            console.print()
         traced.show(console, case, options.lang, place)
     return 0 if case.first_wrong is None else 1
 

@@ -1,17 +1,11 @@
-"""The commands that teach with numbers of their own: shapes, scale, learn, and one head against several."""
+"""The commands that teach with numbers of their own: shapes, scale and learn."""
 
 import argparse
 from functools import partial
-from typing import TYPE_CHECKING
 
 from clearhead import arguments
 from clearhead.errors import FileError
 from clearhead.report.streams import console_of, deliver
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from clearhead.diagnosing.claims import CheckedExample
 
 _QUERIES = 1000  # that `clearhead scale` draws for each width
 _STOPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of the slider on its page
@@ -20,31 +14,39 @@ _STOPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of the slider on its page
 def shapes(options: argparse.Namespace) -> int:
     """Print the shape and cost of every step of a layer."""
     from clearhead.textbook.layer_shapes import layer_shapes, read_sizes
+    from clearhead.textbook.sparse import Pattern, sparse_patterns
 
-    console = console_of(options)
-    steps = layer_shapes(read_sizes(options.sizes))
-    deliver(options, steps.to_json)
+    console, sizes = console_of(options), read_sizes(options.sizes)
+    steps, patterns = layer_shapes(sizes), tuple[Pattern, ...]()
+    if options.sparse is not None:
+        n = sizes.get("n")
+        if n is None or "m" in sizes:
+            raise FileError("--sparse is for self-attention over n tokens.", "clearhead shapes n=1024 --sparse 64")
+        patterns = sparse_patterns(n, options.sparse)
+    sparse = [{"pattern": each.name, "pairs": each.pairs, "share": each.share} for each in patterns]
+    deliver(options, lambda: steps.to_json() | ({"sparse": sparse} if patterns else {}))
     if console is not None:
-        from clearhead.report.lessons import show_shapes
+        from clearhead.report.lessons import show_shapes, show_sparse
 
         show_shapes(console, steps, options.lang)
+        show_sparse(console, steps, patterns, options.sparse, options.lang)
     return 0
 
 
 def scale(options: argparse.Namespace) -> int:
     """Show with numbers why scores are divided by √d_k."""
-    from clearhead.textbook.why_scale import WIDTHS, saturation, why_scale
+    from clearhead.textbook.why_scale import WIDTHS, why_scale
 
     console = console_of(options)
     drawn = {"keys": options.keys, "queries": _QUERIES}
     widths = None if options.widths is None else arguments.numbers("--widths", options.widths)
-    result, growing = why_scale(widths or WIDTHS, **drawn), saturation()
+    result = why_scale(widths or WIDTHS, **drawn)
     save = partial(why_scale(widths or _STOPS, **drawn).save, queries=_QUERIES) if options.html else None
     deliver(options, lambda: result.to_json() | drawn, save)
     if console is not None:
         from clearhead.report.lessons import show_scale
 
-        show_scale(console, result, drawn, growing, options.lang)
+        show_scale(console, result, drawn, options.lang)
     return 0
 
 
@@ -64,22 +66,4 @@ def learn(options: argparse.Namespace) -> int:
         from clearhead.report.lessons import show_learning
 
         show_learning(console, run, step, options.lang)
-    return 0
-
-
-def heads(options: argparse.Namespace, case: "CheckedExample", console: "Console | None") -> int:
-    """Compare the layer of a file with the same layer with other numbers of heads."""
-    from clearhead.textbook.heads import heads_beside
-
-    for name in ("head", "batch", "query", "html"):
-        if getattr(options, name) is not None:
-            raise FileError("--num-heads shows all heads side by side, and goes without --{name}.", name=name)
-    if "x" not in case.inputs:
-        raise FileError("--num-heads is for a layer: x, w_q, w_k, w_v, and w_o if there is one.")
-    layers = heads_beside(arguments.numbers("--num-heads", options.num_heads), **case.inputs)
-    deliver(options, lambda: {"heads": [layer.to_json() for layer in layers]})
-    if console is not None:
-        from clearhead.report.lessons import show_heads
-
-        show_heads(console, case, layers, options.lang)
     return 0

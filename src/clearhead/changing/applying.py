@@ -12,25 +12,21 @@ import numpy as np
 
 from clearhead.changing import otherrun
 from clearhead.changing.edits import Edit
-from clearhead.changing.places import Place, Text, find
-from clearhead.changing.tensors import chosen, float_sum, library, numbers_like, spread, times
 from clearhead.core import visibility
 from clearhead.core.axes import Array, blocks
-from clearhead.core.call import describe
+from clearhead.core.namespace import astype, beside, dtype_name, namespace, numbers_like
 from clearhead.core.problem import Problem
-from clearhead.core.rules import RULES
 from clearhead.core.rules import Rules as RuleNames
 from clearhead.core.state import State
-from clearhead.core.torch_state import ungraphed
 from clearhead.errors import ClearheadError, RuleError, SelectionError
 from clearhead.ops.attention import attention
 from clearhead.ops.edited import divided
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.span_terms import SpanTerm, by_softcap, combined
+from clearhead.watching.places import Place, Text, find
 
 Heads = Sequence[int] | None  # None is all
 Rules = dict[str, Any]
-_ROWS = 64  # queries whose mask is made at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,12 +143,7 @@ def acts(edit: Edit, heads: Heads, shape: tuple[int, int, int, int], rules: Mapp
     queries, keys = (np.broadcast_to(labels >= 0, (shape[0], labels.shape[1])) for labels in _labels(edit, place))
     if not queries.any() or not keys.any():
         return False
-    q, k = (np.broadcast_to(np.float32(0), (*shape[:2], size, 1)) for size in shape[2:])
-    forbidding = {name: value for name, value in rules.items() if RULES[name].forbids and name != "spans"}
-    with ungraphed():
-        problem = describe(
-            q, k, None, cast("RuleNames", forbidding | {"query_offset": rules.get("query_offset")})
-        ).problem
+    problem = otherrun.allowed(shape, rules)
     alike = all(x is None or x.strides[1] == 0 for x in (problem.mask, problem.bias))
     asked = range(shape[1]) if heads is None else heads
     return any(
@@ -165,7 +156,7 @@ def acts(edit: Edit, heads: Heads, shape: tuple[int, int, int, int], rules: Mapp
 def _meet(problem: Problem, batch: int, head: int, queries: Array, keys: Array) -> bool:
     """May any of these queries, bool (queries,), of one head see any of these keys, bool (keys,)?"""
     columns = np.flatnonzero(keys)
-    for rows in blocks(problem.queries, _ROWS) if len(columns) else ():
+    for rows in blocks(problem.queries, otherrun.ROWS) if len(columns) else ():
         if not queries[rows].any():
             continue
         reach = visibility.key_span(problem, batch, rows)
@@ -187,7 +178,7 @@ def _cut(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall
     first = np.broadcast_to(np.asarray(place.keys) == 0, keys.shape)
     keys = keys & ~first if sinks is None else keys
     moved = _state_of(call, queries, keys, heads)
-    xp, moves = library(moved.largest), moved.largest > -np.inf
+    xp, moves = namespace(moved.largest), moved.largest > -np.inf
     if sinks is None:
         rest = _state_of(call, queries, first, heads)
     else:
@@ -220,7 +211,7 @@ def _state_of(call: EditedCall, queries: Array, keys: Array, heads: Heads) -> St
     rules["spans"] = combined((*call.terms, term))
 
     def pair(q: Any, k: Any, _: Any, capped: Any) -> Any:
-        return library(q).stack(AttentionMatrix(q, k, **capped).observe(logsumexp=True).state, -1)
+        return namespace(q).stack(AttentionMatrix(q, k, **capped).observe(logsumexp=True).state, -1)
 
     both = by_softcap(pair, call.q, call.k, None, rules)
     return State(both[..., 0], both[..., 1])
@@ -234,7 +225,7 @@ def _tempered(call: EditedCall, edit: Edit, heads: Heads, _: Place) -> EditedCal
     others = {name: value for name, value in call.rules.items() if name != "softcap"}
     rules: Rules = dict(divided(cast("RuleNames", others), t, call.q))
     if call.rules.get("softcap") is not None:
-        caps = spread(call.rules["softcap"], count)
+        caps = otherrun.spread(call.rules["softcap"], count)
         made = tuple(float(cap) / float(factor) for cap, factor in zip(caps, t, strict=True))
         rules["softcap"] = made[0] if len(set(made)) == 1 else made
     terms = tuple(term.times(1 / t) for term in call.terms)
@@ -245,15 +236,16 @@ def _off(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall
     number = len(call.afterwards)
 
     def change(output: Any) -> Any:
-        instead = numbers_like(np.zeros(1), output) if edit.to == "zero" else _mean(output, number, place)
-        return chosen(instead, output, heads)
+        return _chosen(0.0 if edit.to == "zero" else _mean(output, number, place), output, heads)
 
     return replace(call, afterwards=(*call.afterwards, change))
 
 
 def _mean(output: Any, number: int, place: Place) -> Any:
     """The mean over the sequence's real queries so far, (batch, heads, 1, d_v), for one of the edits of outputs."""
-    total, count = float_sum(output, place.real)
+    real = np.ones((1, output.shape[-2]), bool) if place.real is None else place.real
+    mask = beside(real[:, None, :, None], output)
+    total, count = namespace(output).where(mask, _wide(output), 0.0).sum(-2, keepdims=True), mask.sum(-2, keepdims=True)
     if number in place.sums:
         before = place.sums[number]
         total, count = total + before[0], count + before[1]
@@ -261,24 +253,36 @@ def _mean(output: Any, number: int, place: Place) -> Any:
     return total / count.clip(1)
 
 
+def _chosen(inside: Any, outside: Any, heads: Heads) -> Any:
+    """`inside` for these heads, `outside` for the others, (batch, heads, …); in the dtype of `outside`."""
+    mask = np.zeros((outside.shape[1], *(1,) * (outside.ndim - 2)), bool)
+    mask[slice(None) if heads is None else list(heads)] = True
+    return namespace(outside).where(beside(mask, outside), numbers_like(inside, outside), outside)
+
+
+def _wide(x: Any) -> Any:
+    """The same in float32 or better: half precision would round sums and factors."""
+    return astype(x, "float64" if dtype_name(x) == "float64" else "float32")
+
+
 def _scaled(call: EditedCall, edit: Edit, heads: Heads, _: Place) -> EditedCall:
     factors = _per_head(edit.by, 1.0, heads, call.q.shape[1])
 
     def change(output: Any) -> Any:
-        return chosen(times(output, factors.reshape(-1, 1, 1)), output, heads)
+        return _chosen(_wide(output) * numbers_like(factors.reshape(-1, 1, 1), _wide(output)), output, heads)
 
     return replace(call, afterwards=(*call.afterwards, change))
 
 
 def _like(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall:
-    run = otherrun.of(edit, heads, place, call.q)
+    run = otherrun.of(edit, heads, place, call.q.shape[1])
     q, k, rules, terms = otherrun.weights(run, call.q, call.k, call.rules, call.terms)
     v = otherrun.for_each_head(call.v, call.q.shape[1]) if k.shape[1] != call.v.shape[1] else call.v
     return replace(call, q=q, k=k, v=v, rules=rules, terms=terms)
 
 
 def _values_like(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall:
-    v = otherrun.values(otherrun.of(edit, heads, place, call.v), call.v, call.q.shape[1])
+    v = otherrun.values(otherrun.of(edit, heads, place, call.q.shape[1]), call.v, call.q.shape[1])
     k = otherrun.for_each_head(call.k, call.q.shape[1]) if v.shape[1] != call.k.shape[1] else call.k
     return replace(call, k=k, v=v)
 

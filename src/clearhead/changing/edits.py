@@ -6,16 +6,13 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
-import numpy as np
-
-from clearhead.changing.places import Places, read_places
 from clearhead.core.effects import Rest, read_rest
 from clearhead.core.rule_values import check_size, is_whole, listed, read_members, read_number, read_path
 from clearhead.errors import DtypeError, RuleError, SelectionError, expected, shown
-from clearhead.layers.saved import LAYERS, Run
+from clearhead.watching.places import Places, read_places
+from clearhead.watching.saved import HEADS, LAYERS, Run, read_heads
 
 Heads = tuple[int, ...] | dict[int | str, tuple[int, ...]] | None
-_HEADS = (int, np.integer), "a list of whole numbers from 0 up, or a dictionary of layer to such a list", "heads=[0, 1]"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -291,13 +288,10 @@ def _plain(layer: Any) -> int | str:
 
 
 def _head_list(name: str, value: Any) -> tuple[int, ...]:
-    heads = read_members(name, value, *_HEADS)
+    heads = read_heads(name, value, f"{HEADS[1]}, or a dictionary of layer to such a list")
     if not heads:
         raise SelectionError("{name} is empty: it chooses nothing.", "leave heads out for all.", name=name)
-    if min(heads) < 0:
-        values = {"name": name, "member": min(heads), "wanted": _HEADS[1]}
-        raise SelectionError("{name} holds {member}: expected {wanted}.", _HEADS[2], **values)
-    return tuple(sorted({int(head) for head in heads}))
+    return tuple(heads)
 
 
 def _run(seen: Any) -> Run | str:

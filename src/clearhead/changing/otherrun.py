@@ -2,40 +2,49 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import product
+from typing import Any, cast
 
 import numpy as np
 
 from clearhead.changing.edits import Edit
-from clearhead.changing.places import Place
-from clearhead.changing.tensors import library, numbers_like, spread
+from clearhead.core import visibility
 from clearhead.core.arrays import as_array, to_torch, torch_of
-from clearhead.core.axes import KEY, QUERY, VALUE, Array, group_size, named
+from clearhead.core.axes import KEY, QUERY, VALUE, Array, blocks, group_size, named
+from clearhead.core.call import Call, describe
+from clearhead.core.namespace import namespace, numbers_like
+from clearhead.core.problem import Problem
 from clearhead.core.rules import RULES, fields_along
+from clearhead.core.torch_state import ungraphed
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
-from clearhead.layers.layer import Layer
-from clearhead.layers.naming import ModulePath
-from clearhead.ops.span_terms import SpanTerm, for_heads, host
+from clearhead.ops.span_terms import SpanTerm, host
+from clearhead.watching.layer import Layer
+from clearhead.watching.naming import ModulePath
+from clearhead.watching.places import Place
 
 Rules = dict[str, Any]
 _PER_HEAD = {name: RULES[name].neutral for name in fields_along("heads")}  # and what each is where it is not given
+ROWS = 64  # queries whose mask is made at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The part of another run that belongs to one call: the layer, and the places of the call's queries and keys."""
+    """The part of another run that belongs to one call.
 
-    layer: Layer
-    heads: list[int]  # the heads that the call takes from it
-    index: list[int]  # their places among the layer's kept heads
-    whole: bool  # are these all heads of the call?
-    queries: slice
-    keys: slice
-    place: Place
+    layer   its name
+    call    the other run's attention at the places of this call's queries and keys, of the heads that are taken from it
+    heads   this call's heads that take them
+    whole   are these all heads of this call?
+    """
+
+    layer: str
+    call: Call
+    heads: list[int]
+    whole: bool
 
 
-def of(edit: Edit, heads: Sequence[int] | None, place: Place, x: Any) -> Part:
-    """The other run's part for this call, checked. `x` is the call's q, or its v for values.
+def of(edit: Edit, heads: Sequence[int] | None, place: Place, count: int) -> Part:
+    """The other run's part for this call, which has so many heads, checked.
 
     Raises SelectionError where it has not this layer or its heads, RuleError where it kept no arrays, ShapeError where
     the lengths differ.
@@ -45,13 +54,17 @@ def of(edit: Edit, heads: Sequence[int] | None, place: Place, x: Any) -> Part:
     layer = edit.seen.layer(place.layer)
     if layer.other_keys:
         raise RuleError(f"layer {place.layer} is merged attention, whose last keys are an encoder's.")
-    count = x.shape[1] if edit.kind == "like" else max(x.shape[1], 1 + max(layer.heads))  # of v there may be fewer
+    if layer.q is None:
+        raise RuleError(f"the other run kept no queries and keys of layer {place.layer}.", "ch.watch(…, keep=True)")
+    if layer.v is None and edit.kind == "values_like":
+        raise RuleError(f"the other run kept no values of layer {place.layer}.", "ch.watch(…, values=True)")
     wanted = list(range(count)) if heads is None else list(heads)
     _check_heads(layer, wanted)
     start = _start(layer, place.queries, place.keys, continues=place.continues)
-    rows, columns = slice(start, start + len(place.queries)), slice(place.keys.start, place.keys.stop)
-    index = [layer.heads.index(head) for head in wanted]
-    return Part(layer, wanted, index, len(wanted) == count, rows, columns, place)
+    index, whole = [layer.heads.index(head) for head in wanted], len(wanted) == count
+    taken = None if whole and index == list(range(len(layer.heads))) else np.array(index)
+    call = layer.read().take(None, taken, range(start, start + len(place.queries)), place.keys)
+    return Part(place.layer, call, wanted, whole)
 
 
 def check_kept(edit: Edit, layers: Collection[Collection[str]]) -> None:
@@ -119,28 +132,24 @@ def weights(
     part: Part, q: Any, k: Any, rules: Mapping[str, Any], terms: Sequence[SpanTerm]
 ) -> tuple[Any, Any, Rules, tuple[SpanTerm, ...]]:
     """q, k, rules and terms of the call, those of some heads or all replaced by the other run's."""
-    layer = part.layer
-    if layer.q is None or layer.k is None:
-        raise RuleError(
-            f"the other run kept no queries and keys of layer {part.place.layer}.", "ch.watch(…, keep=True)"
-        )
-    other_q = _near(layer.q, q, "q", QUERY)[:, part.index, part.queries]
-    _check_rules(part, rules)
-    other_k, chosen = _of_heads(layer.k, part, k, "k", KEY), for_heads(layer.rules, part.index)
-    made = _with_rules(part, rules, chosen, q)
-    spans = chosen.get("spans")
+    other_q, other_k, other, *_ = part.call.as_given(None)
+    other_q, other_k = _near(other_q, q, "q", QUERY), _near(other_k, k, "k", KEY)
+    _check_same_keys(part, rules, (*q.shape[:3], k.shape[2]))
+    made = _with_rules(part, rules, other, q)
     new: tuple[SpanTerm, ...] = ()
-    if spans is not None:  # a term of these heads becomes one of all heads, which adds nothing to the others
-        term = SpanTerm.of(spans).take(part.queries, part.keys)
+    if other.get("spans") is not None:  # a term of these heads becomes one of all heads, which adds nothing to others
+        term = SpanTerm.of(other["spans"])
         table = host(term.table)
         whole = np.zeros((table.shape[0], q.shape[1], *table.shape[2:]), table.dtype)
-        whole[:, list(part.heads)] = table
+        whole[:, part.heads] = table
         new = (replace(term, table=whole),)
     if part.whole:
         return other_q, other_k, made, new
     kept = []
     for term in terms:  # which add nothing to the heads of the other run
-        of_each = library(term.table).broadcast_to(term.table, (term.table.shape[0], q.shape[1], *term.table.shape[2:]))
+        of_each = namespace(term.table).broadcast_to(
+            term.table, (term.table.shape[0], q.shape[1], *term.table.shape[2:])
+        )
         kept.append(replace(term, table=_replaced(of_each, part.heads, 0.0)))
     q = _replaced(q, part.heads, other_q)
     return q, _replaced(for_each_head(k, q.shape[1]), part.heads, other_k), made, (*kept, *new)
@@ -148,20 +157,8 @@ def weights(
 
 def values(part: Part, v: Any, heads: int) -> Any:
     """The call's values, those of some heads or all replaced by the other run's; one for each query head then."""
-    layer = part.layer
-    if layer.v is None:
-        raise RuleError(f"the other run kept no values of layer {part.place.layer}.", "ch.watch(…, values=True)")
-    other = _of_heads(layer.v, part, v, "v", VALUE)
+    other = _near(part.call.restore(cast("Array", part.call.v)), v, "v", VALUE)
     return other if part.whole else _replaced(for_each_head(v, heads), part.heads, other)
-
-
-def _of_heads(x: Any, part: Part, like: Any, name: str, axes: Sequence[str]) -> Any:
-    """The other run's keys or values of the call's places: all of them as they are, or one for each head taken."""
-    array, count = _near(x, like, name, axes), len(part.layer.heads)
-    if part.whole and part.index == list(range(count)):
-        return array[:, :, part.keys]
-    shared = group_size(count, x.shape[1])
-    return array[:, [place // shared for place in part.index], part.keys]
 
 
 def for_each_head(x: Any, heads: int) -> Any:
@@ -200,17 +197,27 @@ def _with_rules(part: Part, rules: Mapping[str, Any], other: Mapping[str, Any], 
             continue
         unused = q.shape[-1] ** -0.5 if unused is None else unused
         ours, theirs = (unused if x.get(name) is None else x[name] for x in (rules, other))
-        if np.ndim(ours) == np.ndim(theirs) == 0 and ours == theirs:
-            continue
-        made[name] = _mixed(ours, theirs, part.heads, count)
+        if np.ndim(ours) or (host(theirs) != ours).any():
+            made[name] = _mixed(ours, theirs, part.heads, count)
     if rules.get("softcap") != other.get("softcap"):
-        ours, theirs = (spread(x.get("softcap"), size) for x, size in ((rules, count), (other, len(part.heads))))
-        caps = list(ours)
-        for head, cap in zip(part.heads, theirs, strict=True):
-            caps[head] = cap
+        caps = spread(rules.get("softcap"), count)
+        for head in part.heads:
+            caps[head] = other.get("softcap")
         made["softcap"] = caps[0] if len(set(caps)) == 1 else tuple(caps)
-    bias = _bias(part, rules.get("bias"), other.get("bias"), q)
-    return made if bias is None else made | {"bias": bias}
+    if rules.get("bias") is None and other.get("bias") is None:
+        return made
+    ours, theirs = (
+        numbers_like(np.zeros((1,) * 4) if x is None else x, q) for x in (rules.get("bias"), other.get("bias"))
+    )
+    sizes = part.call.problem.queries, part.call.problem.keys
+    whole = namespace(q).broadcast_to(ours, (*q.shape[:2], *sizes))
+    return made | {"bias": theirs if part.whole else _replaced(whole, part.heads, theirs)}
+
+
+def spread(x: Any, count: int) -> list[Any]:
+    """One number for each head, from one number, one for all in a list, or one for each."""
+    values = list(x) if isinstance(x, tuple | list | np.ndarray) else [x]
+    return values * count if len(values) == 1 else values
 
 
 def _mixed(ours: Any, theirs: Any, heads: Sequence[int], count: int) -> Any:
@@ -222,73 +229,25 @@ def _mixed(ours: Any, theirs: Any, heads: Sequence[int], count: int) -> Any:
     return mixed
 
 
-def _bias(part: Part, ours: Any, theirs: Any, q: Any) -> Any:
-    if theirs is not None:
-        theirs = numbers_like(theirs, q)[_places(theirs, part)]
-    if ours is None and theirs is None:
-        return None
-    sizes = len(part.place.queries), len(part.place.keys)
-    if part.whole and theirs is not None:
-        return theirs
-    zeros = numbers_like(np.zeros((1, 1, *sizes)), q)
-    whole = library(zeros).broadcast_to(zeros if ours is None else ours, (*q.shape[:2], *sizes))
-    return _replaced(whole, part.heads, zeros if theirs is None else theirs)
+def allowed(shape: Sequence[int], rules: Mapping[str, Any]) -> Problem:
+    """The problem of a call (batch, heads, queries, keys) that has those of the rules alone that may forbid a key."""
+    q, k = (np.broadcast_to(np.float32(0), (*shape[:2], size, 1)) for size in shape[2:])
+    forbidding: Any = {name: value for name, value in rules.items() if RULES[name].forbids and name != "spans"}
+    with ungraphed():
+        return describe(q, k, None, forbidding | {"query_offset": rules.get("query_offset")}).problem
 
 
-def _places(x: Any, part: Part) -> tuple[Any, ...]:
-    """The index of the call's queries and keys in an array (…, queries or 1, keys or 1)."""
-    sides = zip(x.shape[-2:], (part.queries, part.keys), strict=True)
-    return (..., *(slice(None) if size == 1 else chosen for size, chosen in sides))
-
-
-def _check_rules(part: Part, rules: Mapping[str, Any]) -> None:
-    """Raise RuleError unless the other run's queries see the same keys: its mask, window, padding, documents."""
-    other = _visible(part.layer.rules, part.place, part)
-    for name, ours in _visible(rules, part.place, None).items():
-        theirs = other[name]
-        if ours is None or theirs is None:
-            same = ours is theirs
-        else:
-            one, two = np.broadcast_arrays(ours, theirs)
-            same = np.array_equal(one, two)
-        if not same:
-            raise RuleError(
-                f"the other run has another {name} in layer {part.place.layer}: its queries see other keys.",
-                "both runs need the same padding and masks.",
-            )
-
-
-def _visible(rules: Mapping[str, Any], place: Place, part: Part | None) -> dict[str, Array | None]:
-    """What rules say of which keys are seen, by the names that errors have for it; of the other run, at its places."""
-    said = {"causal or window": _reach(rules, place), "padding or mask": _mask(rules, place, part)}
-    for name, side in (("query_segments", "queries"), ("kv_segments", "keys")):
-        labels = rules.get(name)
-        chosen = slice(None) if part is None else getattr(part, side)
-        said[name] = None if labels is None else host(labels)[..., chosen]
-    return said
-
-
-def _reach(rules: Mapping[str, Any], place: Place) -> Array:
-    """How many keys before and after its own position a query may see, where that forbids any of these keys."""
-    left, right = rules.get("window") or (None, None)
-    if rules.get("causal"):
-        right = 0 if right is None else min(right, 0)
-    if left is not None and place.queries.stop - 1 - left <= place.keys.start:
-        left = None
-    if right is not None and place.keys.stop - 1 <= place.queries.start + right:
-        right = None
-    return np.array([-1 if left is None else left, -1 if right is None else right])
-
-
-def _mask(rules: Mapping[str, Any], place: Place, part: Part | None) -> Array | None:
-    """What mask and kv_lengths allow, (batch or 1, heads or 1, queries or 1, keys); None where nothing is forbidden."""
-    allowed: Array = np.ones((1, 1, 1, len(place.keys)), bool)
-    if rules.get("kv_lengths") is not None:
-        lengths = host(rules["kv_lengths"]).reshape(-1, 1)
-        start = 0 if part is None else part.keys.start
-        allowed = (np.arange(start, start + len(place.keys)) < lengths)[:, None, None, :]
-    if rules.get("mask") is not None:
-        mask = host(rules["mask"])
-        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-        allowed = allowed & (mask if part is None else mask[_places(mask, part)])
-    return None if allowed.all() else allowed
+def _check_same_keys(part: Part, rules: Mapping[str, Any], shape: Sequence[int]) -> None:
+    """Raise RuleError unless the other run's queries see the same keys, by its mask, window, padding, documents."""
+    ours = allowed(shape, {name: value for name, value in rules.items() if name != "bias"})
+    theirs = replace(part.call.problem, bias=None, query_spans=None, key_spans=None, span_table=None)
+    alike = all(x.mask is None or x.mask.strides[1] == 0 for x in (ours, theirs))
+    for batch, (place, head) in product(range(ours.batch), list(enumerate(part.heads))[: 1 if alike else None]):
+        for rows in blocks(ours.queries, ROWS):
+            cols = slice(0, ours.keys)
+            one, two = visibility.tile(ours, batch, head, rows, cols), visibility.tile(theirs, batch, place, rows, cols)
+            if (np.asarray(one) != two).any():
+                raise RuleError(
+                    f"the other run has another padding or mask in layer {part.layer}: its queries see other keys.",
+                    "both runs need the same padding and masks.",
+                )

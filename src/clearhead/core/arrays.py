@@ -9,7 +9,7 @@ import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.core.device_array import DeviceArray
-from clearhead.core.torch_state import carries_tangent, has_dual_level, transforms, unwrapped
+from clearhead.core.torch_state import carries_tangent, has_dual_level, plain, transforms, unwrapped
 from clearhead.errors import DerivativeError, DtypeError
 
 _native: Any  # None where it cannot be imported; engines/native.py says why
@@ -242,21 +242,6 @@ def same(array: Array) -> Array:
     return array
 
 
-def plain(*tensors: Any) -> bool:
-    """Are these tensors on which nothing but their numbers matters: recorded, cast, transformed, traced by nothing?"""
-    torch = sys.modules.get("torch")
-    if torch is None or torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
-        return False
-    state, tensor, parameter, recorded = torch._C, torch.Tensor, torch.nn.Parameter, torch.is_grad_enabled()
-    if state._are_functorch_transforms_active() or state._len_torch_dispatch_stack() or state._get_tracing_state():
-        return False
-    for x in tensors:  # not any(…), which takes as long as a short call does when the caches are cold
-        kind = type(x)
-        if (kind is not tensor and kind is not parameter) or (recorded and x.requires_grad) or x.is_neg():
-            return False
-    return bool(torch.autograd.forward_ad._current_level < 0)
-
-
 def key_of(q: Any, k: Any, v: Any) -> Hashable:
     """What is equal for two calls whose arrays have equal shapes and dtypes; None where they need a closer look."""
     kind = type(q)
@@ -264,9 +249,10 @@ def key_of(q: Any, k: Any, v: Any) -> Hashable:
         if v is None:
             return q.shape, k.shape, q.dtype, k.dtype
         return (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype) if type(v) is kind else None
-    if _native is None or kind is np.ndarray or v is None or not plain(q, k, v):
+    if _native is None or kind is np.ndarray or not plain(q, k, k if v is None else v):
         return None
-    return cast("Hashable", _native.signature(q, k, v))
+    key = _native.signature(q, k, k if v is None else v)
+    return key if v is not None or key is None else (key, None)
 
 
 def numbers_of(x: Any) -> Array:
@@ -282,7 +268,7 @@ def as_tensor(array: Array) -> Any:
 def _from_torch(torch: Any, x: Any, name: str) -> Array:
     check_tensor(x, name)
     transformed = transforms()
-    if has_dual_level() and not transformed and carries_tangent(torch, x):
+    if has_dual_level() and not transformed and carries_tangent(x):
         raise no_forward_mode(name)
     if transformed and unwrapped(x) is not x:
         raise DtypeError(

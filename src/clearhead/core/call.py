@@ -138,7 +138,7 @@ class Call:
     def take(
         self,
         batches: Array | None = None,
-        heads: range | None = None,
+        heads: range | Array | None = None,
         queries: range | None = None,
         keys: range | None = None,
     ) -> "Call":
@@ -153,20 +153,18 @@ class Call:
         q, k, v = self._arrays or self._read()
         if heads is not None:
             chosen = np.asarray(heads)
-            q, k = q[:, as_slice(heads)], k[:, as_places(self.problem.kv_head_of(chosen))]
+            q, k = q[:, as_places(chosen)], k[:, as_places(self.problem.kv_head_of(chosen))]
             v = None if v is None else v[:, as_places(chosen * v.shape[1] // self.problem.heads)]
         values = None if v is None else v[:, :, cols][batch]
         return Call(problem, q[:, :, rows][batch], k[:, :, cols][batch], values, self.restore)
 
 
-def known(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) -> Call | None:
-    """The call that `describe` makes, where one like it was read before and nothing but its shapes is to be asked."""
+def known(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) -> Problem | None:
+    """The problem that `describe` reads, where it was read before and nothing but the arrays' shapes is to be asked."""
     if rules and not all(map(is_number, rules.values())):
         return None
-    problem = _problems.get(_key(q, k, v, rules, num_threads))
-    if problem is None:
-        return None
-    return Call(problem, q, k, v, same if type(q) is np.ndarray else as_tensor, read=False)
+    bare = not rules and num_threads is None
+    return _problems.get(key_of(q, k, v) if bare else _key(q, k, v, rules, num_threads))
 
 
 def describe(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) -> Call:

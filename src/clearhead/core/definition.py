@@ -32,27 +32,49 @@ from clearhead.core.visibility import visible
 RULES = EVERYWHERE
 
 
-def steps(x: Block, scores: Any = None) -> Iterator[tuple[str, Any]]:
-    """The way from q and k, or from scores q·kᵀ, to the logits: each step by name, (…, heads, rows, keys)."""
-    s = product(x.q, x.k.swapaxes(-1, -2)) if scores is None else scores
-    yield "scores", s
-    s = x.scale * s
-    yield "scaled", s
-    xp = namespace(s)
-    if x.softcap is not None:
-        s = x.softcap * xp.tanh(s / x.softcap)
-    yield "capped", s
+def _scaled(x: Block, s: Any) -> Any:
+    """Scale the scores."""
+    return x.scale * s
+
+
+def _capped(x: Block, s: Any) -> Any:
+    """Bound the scaled scores by c·tanh(s/c)."""
+    return s if x.softcap is None else x.softcap * namespace(s).tanh(s / x.softcap)
+
+
+def _biased(x: Block, s: Any) -> Any:
+    """Add the bias, ALiBi and the table of spans."""
     if x.bias is not None:
         s = s + limited(x.bias)
     if x.alibi_slopes is not None:
         s = s - x.alibi_slopes * abs(x.ahead)
     if x.span_table is not None:
         s = s + limited(added(x.query_spans, x.key_spans, x.span_table))
-    if x.unknown is not None:
-        s = s + x.unknown
-    yield "biased", s
+    return s if x.unknown is None else s + x.unknown
+
+
+def _masked(x: Block, s: Any) -> Any:
+    """Set what a query may not see to -inf."""
     seen = visible(x)
-    yield "masked", s if seen is None else xp.where(seen, s, -np.inf)
+    return s if seen is None else namespace(s).where(seen, s, -np.inf)
+
+
+# From scores q·kᵀ to the logits: each step by name, of the block and of what the step before it gave.
+STEPS: dict[str, Callable[[Block, Any], Any]] = {
+    "scaled": _scaled,
+    "capped": _capped,
+    "biased": _biased,
+    "masked": _masked,
+}
+
+
+def steps(x: Block, scores: Any = None) -> Iterator[tuple[str, Any]]:
+    """The way from q and k, or from scores q·kᵀ, to the logits: each step by name, (…, heads, rows, keys)."""
+    s = product(x.q, x.k.swapaxes(-1, -2)) if scores is None else scores
+    yield "scores", s
+    for name, step in STEPS.items():
+        s = step(x, s)
+        yield name, s
 
 
 def logits(x: Block) -> Any:

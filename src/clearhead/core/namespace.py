@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from clearhead.core.arrays import to_torch
+from clearhead.core.arrays import as_rule_array, to_torch
 from clearhead.core.axes import Array
 from clearhead.core.device_array import DeviceArray
 
@@ -63,6 +63,13 @@ def beside(x: Any, like: Any) -> Any:
     if isinstance(x, np.ndarray):
         x = to_torch(torch, np.array(x))  # copied: its strides may be negative
     return x.to(like.device, like.dtype if x.is_floating_point() else None)
+
+
+def numbers_like(x: Any, like: Any) -> Any:
+    """Make of any numbers what `like` is, with its dtype and where it lies; a tensor keeps its graph."""
+    if isinstance(like, np.ndarray):
+        return as_rule_array(x, "numbers").astype(like.dtype)
+    return sys.modules["torch"].as_tensor(x).to(like.device, like.dtype)
 
 
 def still(x: Any) -> Any:

@@ -143,7 +143,7 @@ class Problem:
     def take(
         self,
         batches: Array | None = None,
-        heads: range | None = None,
+        heads: range | Array | None = None,
         queries: range | None = None,
         keys: range | None = None,
     ) -> "Problem":
@@ -263,13 +263,12 @@ def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None) ->
 
 def _check_heads(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None) -> None:
     hint = "q is {q}. If yours is (batch, length, heads, d), swap axes 1 and 2."
-    values = {"q": named(q, QUERY), "queries": q[-3], "keys": k[-3]}
     if (q[-3] % k[-3] if k[-3] else q[-3]) != 0:
         what = "k has {keys} heads but q has {queries}: query heads must be a multiple of key heads."
-        raise ShapeError(what, hint, **values)
+        raise ShapeError(what, hint, q=named(q, QUERY), queries=q[-3], keys=k[-3])
     if v is not None and v[-3] != k[-3]:
-        values["values"] = v[-3]
-        raise ShapeError("v has {values} heads but k has {keys}: each key head needs its value head.", hint, **values)
+        what = "v has {values} heads but k has {keys}: each key head needs its value head."
+        raise ShapeError(what, hint, q=named(q, QUERY), values=v[-3], keys=k[-3])
 
 
 def _check_dtypes(dtypes: Sequence[np.dtype[Any]]) -> None:

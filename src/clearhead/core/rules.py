@@ -218,6 +218,8 @@ def take(values: Mapping[str, Any], chosen: Mapping[str, Index]) -> dict[str, An
             index = chosen.get(axis)
             if index is None or (x.shape[place] == 1 and not isinstance(index, slice) and len(index)):
                 continue
+            if isinstance(index, np.ndarray) and isinstance(x, np.ndarray) and not x.strides[place]:
+                index = slice(len(index))  # all of them are the same
             if isinstance(index, (range, slice)):
                 slices[place] = as_slice(index) if isinstance(index, range) else index
             else:

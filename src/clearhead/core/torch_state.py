@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 from clearhead.errors import DerivativeError
@@ -23,6 +24,30 @@ def graphed(q: Any, *others: Any) -> bool:
     if torch.compiler.is_compiling() or _is_traced(torch, q) or transforms() or has_dual_level():
         return True
     return bool(torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (q, *others)))
+
+
+def plain(*tensors: Any) -> bool:
+    """Are these tensors on which nothing but their numbers matters: recorded, cast, transformed, traced by nothing?"""
+    if "torch" not in sys.modules or ("torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_compiling()):
+        return False
+    autocast, transformed, watched, traced, forward_ad, recording, types = _looked_up()
+    if autocast() or transformed() or watched() or traced() or forward_ad._current_level >= 0:
+        return False
+    recorded = recording()
+    for x in tensors:  # noqa: SIM110  any(…) takes as long as a short call does when the caches are cold
+        if type(x) not in types or (recorded and x.requires_grad) or x.is_neg():
+            return False
+    return True
+
+
+@cache
+def _looked_up() -> tuple[Any, ...]:
+    """What `plain` asks PyTorch: to look it up takes as long as to be answered."""
+    torch = sys.modules["torch"]
+    inside = torch._C
+    asked = inside._is_any_autocast_enabled, inside._functorch.get_interpreter_stack, inside._len_torch_dispatch_stack
+    types = torch.Tensor, torch.nn.Parameter
+    return *asked, inside._get_tracing_state, torch.autograd.forward_ad, torch.is_grad_enabled, types
 
 
 def ungraphed() -> AbstractContextManager[Any]:
@@ -75,14 +100,9 @@ def has_dual_level() -> bool:
     return bool(sys.modules["torch"].autograd.forward_ad._current_level >= 0)
 
 
-def carries_tangent(torch: Any, x: Any) -> bool:
+def carries_tangent(x: Any) -> bool:
     """Does a tensor carry a tangent of forward-mode differentiation?"""
-    return isinstance(x, torch.Tensor) and torch.autograd.forward_ad.unpack_dual(x).tangent is not None
-
-
-def holds_many(x: Any) -> bool:
-    """Does a tensor hold many at once? is_grads_batched=True and vectorize=True make such ones, by an older vmap."""
-    return bool(sys.modules["torch"]._C._functorch.is_legacy_batchedtensor(x))  # they look like any other tensor
+    return sys.modules["torch"].autograd.forward_ad.unpack_dual(x).tangent is not None
 
 
 def unwrapped(x: Any) -> Any:

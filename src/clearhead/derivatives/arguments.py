@@ -1,8 +1,7 @@
 """Reads the arguments of a call that PyTorch sees: tensors apart from all else, since its graph has to know each."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from clearhead.core.call import Given
 from clearhead.core.observations import check_asked
 from clearhead.core.problem import check_shapes
 from clearhead.core.room import array_bytes, check_room
-from clearhead.core.rule_values import has_axes
+from clearhead.core.rule_values import has_axes, read_flag, read_number, read_window
 from clearhead.core.rules import RULES, Rules, check_names
 from clearhead.core.spans import parts_of
 from clearhead.core.statistics import STATISTICS, arrays_of
@@ -26,23 +25,50 @@ _INSTEAD = {
     "scale": "scale=1.0 and (q * scale[:, None, None], k) give the same scores.",
     "softcap": "softcap.detach()",
 }
+_NUMBERS = ("scale", "softcap", "causal", "query_offset")  # the rules that are no tensors, but for the window
 
 
-@dataclass(eq=False)
-class Task:
-    """What a node of PyTorch's graph computes, but for its tensors.
+class Task(NamedTuple):
+    """What a node of PyTorch's graph computes, but for its tensors; in compilers each field is an argument.
 
     A node takes its tensors by name: q, k, v, g of Aᵀ·g, the rules' by their fields in a Problem, the labels of groups;
     for a gradient also results of the forward pass, as "known:output", and what is upstream of them, as "by:output".
     """
 
-    answers: tuple[str, ...]  # what it returns: arrays of statistics, as engines name them; for a gradient, inputs
-    rules: dict[str, Any]  # those that are no tensors, by their fields in a Problem
-    asked: dict[str, Any]  # the keywords of `observe`, but for the labels of groups
-    queries: slice
-    engine: str | None
-    num_threads: int | None
-    is_gradient: bool = False
+    answers: str  # what it returns: arrays of statistics, as engines name them; for a gradient, inputs
+    scale: float | None = None
+    softcap: float | None = None
+    causal: bool = False
+    left: int | None = None  # of the window
+    right: int | None = None
+    query_offset: int | None = None
+    engine: str | None = None
+    num_threads: int | None = None
+    top: int = 0
+    height: int = 0  # of the image
+    width: int = 0
+    start: int | None = None  # of the slice of queries
+    stop: int | None = None
+    step: int | None = None
+
+    @property
+    def queries(self) -> slice:
+        return slice(self.start, self.stop, self.step)
+
+    def rules(self, x: Tensors) -> Rules:
+        """The rules as keywords again, with those that are tensors."""
+        window = None if self.left is None and self.right is None else (self.left, self.right)
+        spans = tuple(x.get(name) for name in _SPANS) if any(name in x for name in _SPANS) else None
+        fields = {name: getattr(self, name) for name in _NUMBERS} | {"window": window, "spans": spans} | x
+        named = {name: fields[name] for name in RULES if name in fields}
+        return cast("Rules", {name: y for name, y in named.items() if y is not None and y is not False})
+
+    def asked(self) -> dict[str, Any]:
+        """The keywords of `observe`, but for the labels of groups."""
+        values = {"flag": True, "count": self.top, "size": (self.height, self.width)}
+        arrays = self.answers.split()
+        kinds = {name: one.asked for name, one in STATISTICS.items() if arrays_of(name)[0] in arrays}
+        return {name: values[kind] for name, kind in kinds.items() if kind in values}
 
 
 def read(
@@ -59,20 +85,33 @@ def read(
     check_shapes(q.shape, x["k"].shape, None if v is None or v.ndim != q.ndim else v.shape)
     if v is not None:
         x["v"] = _values(q, x["k"], v)
-    rules = {}
+    numbers: dict[str, Any] = {}
     for name, value in _by_field(given.rules).items():
+        if value is None:
+            continue
         if name in _INSTEAD and isinstance(value, Tensor) and value.requires_grad:
             raise RuleError(f"{name} requires grad, and has no derivative here.", _INSTEAD[name])
-        if name not in ("softcap", "window") and (isinstance(value, Tensor) or has_axes(value)):
+        if name == "causal":
+            numbers[name] = read_flag(name, value)
+        elif name == "window":
+            numbers["left"], numbers["right"] = read_window(value)
+        elif name == "softcap" or (name == "scale" and not isinstance(value, Tensor) and not has_axes(value)):
+            numbers[name] = read_number(name, value, 0.0)
+        elif name == "query_offset" and isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+            numbers[name] = value
+        else:
             x[name] = tensor_of(value, _SPANS.get(name, name), q)
-        elif value is not None:
-            rules[name] = value
     checked = check_asked(asked) if asked else {}
     wanted = {name: value for name, value in checked.items() if value is not None and value is not False}
     names = {*wanted, "logsumexp", *(["output"] if "v" in x else [])}  # the gradient needs the log-sum-exp
-    answers = tuple(array for name in STATISTICS if name in names for array in arrays_of(name))
-    x |= zip(LABELS, map(torch.as_tensor, wanted.pop("groups", ())), strict=False)
-    return Task(answers, rules, wanted, queries, given.engine, given.num_threads), x
+    answers = " ".join(array for name in STATISTICS if name in names for array in arrays_of(name))
+    x |= zip(LABELS, map(torch.as_tensor, wanted.get("groups", ())), strict=False)
+    height, width = wanted.get("image", (0, 0))
+    task = Task(
+        answers, **numbers, engine=given.engine, num_threads=given.num_threads, top=wanted.get("top", 0),
+        height=height, width=width, start=queries.start, stop=queries.stop, step=queries.step,
+    )  # fmt: skip
+    return task, x
 
 
 def _by_field(rules: Rules) -> dict[str, Any]:
@@ -80,14 +119,6 @@ def _by_field(rules: Rules) -> dict[str, Any]:
     values: dict[str, Any] = {**rules}
     spans = values.pop("spans", None)
     return values if spans is None else values | dict(zip(_SPANS, parts_of(spans), strict=True))
-
-
-def by_rule(task: Task, x: Tensors) -> Rules:
-    """The rules of a node as keywords again."""
-    fields = task.rules | x
-    rules = {name: fields[name] for name in RULES if name in fields}
-    spans = tuple(fields.get(name) for name in _SPANS)
-    return cast("Rules", rules if spans == (None,) * 3 else {**rules, "spans": spans})
 
 
 def part(x: Tensors, role: str) -> Tensors:

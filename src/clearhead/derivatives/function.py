@@ -6,8 +6,7 @@ torch_recomputed.py. Nodes are made only where something may differentiate or ma
 """
 
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from functools import partial
 from inspect import signature
 from itertools import compress
@@ -19,25 +18,30 @@ from torch import Tensor
 from clearhead import engines
 from clearhead.core.arrays import as_array, to_torch
 from clearhead.core.axes import Array
-from clearhead.core.call import Call, describe
-from clearhead.core.observations import operand, wanted
+from clearhead.core.call import Call, describe, known
+from clearhead.core.observations import operand, read_groups, values_of, wanted
 from clearhead.core.problem import Problem
 from clearhead.core.rules import BROADCAST
-from clearhead.core.statistics import Wanted, listed
+from clearhead.core.statistics import listed
 from clearhead.core.torch_state import has_dual_level, transforms
 from clearhead.derivatives import backward, batching, torch_recomputed
-from clearhead.derivatives.arguments import LABELS, Task, by_rule, part
+from clearhead.derivatives.arguments import LABELS, Task, part
 from clearhead.derivatives.recomputed import INPUTS, Tensors, still_of
-from clearhead.engines.base import Engine
+from clearhead.engines import native
 from clearhead.errors import RuleError
 
+Compute = Callable[[Task, Tensors], Tensors]
+_uncompiled: list[Compute] = []  # one that compilers leave alone
+_USUAL = "output largest log_sum"  # which the compiled kernel answers with the tensors as they are, as in `attention`
 _FUSED = frozenset({*listed(derivative="row"), *listed(derivative="key"), "log_sum"})
 
 
 def compute(task: Task, x: Tensors) -> Tensors:
     """Answer a task, by name: with a node where PyTorch records one, and tangents where inputs carry them."""
     if "torch._dynamo" in sys.modules:  # where it runs this part uncompiled, it would still compile single functions
-        return torch.compiler.disable(_compute)(task, x)  # type: ignore[no-untyped-call]
+        if not _uncompiled:
+            _uncompiled.append(torch.compiler.disable(_compute))  # type: ignore[no-untyped-call]
+        return _uncompiled[0](task, x)
     return _compute(task, x)
 
 
@@ -46,56 +50,71 @@ def _compute(task: Task, x: Tensors) -> Tensors:
     if not recorded and not has_dual_level() and not transforms():
         return answer(task, x)
     answers = _Node.apply(task, tuple(x), *x.values())  # type: ignore[no-untyped-call]
-    return dict(zip(task.answers, answers, strict=True))
+    return dict(zip(task.answers.split(), answers, strict=True))
 
 
 class _Node(torch.autograd.Function):
     @staticmethod
-    def forward(task: Task, names: tuple[str, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        task, names, *tensors = inputs
         return tuple(answer(task, dict(zip(names, tensors, strict=True))).values())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.task, ctx.names, *tensors = inputs
-        ctx.set_materialize_grads(False)
-        results = zip(ctx.task.answers, output, strict=True)
+        task, names, *tensors = inputs
+        keep(ctx, task, names, tensors, output)
+        results = zip(task.answers.split(), output, strict=True)
         ctx.mark_non_differentiable(*(x for name, x in results if not x.is_floating_point() or name == "largest"))
-        ctx.save_for_backward(*tensors, *output)
         ctx.save_for_forward(*tensors, *output)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        task, x, results = _saved(ctx)
-        upstream = {name: grad for name, grad in zip(results, grads, strict=True) if grad is not None}
-        needed = tuple(compress(x, ctx.needs_input_grad[2:]))
-        along = partial(_gradients, task, x, results, needed)
-        found = batching.one_call(along, upstream, x.values()) if upstream else {}
-        return None, None, *(found.get(name) for name in x)
+        task, x, results = kept(ctx)
+        needed, by = list(compress(x, ctx.needs_input_grad[2:])), upstream(task, grads)
+        check_differentiable(needed)
+        if part(x, "by"):
+            along: Any = partial(torch_recomputed.gradients_gradients, task, x, needed=needed)
+        else:
+            along = partial(gradients, compute, task, x, results, needed=needed)
+        found = batching.one_call(along, by) if by else {}
+        return None, None, *map(found.get, x)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-        task, *sides = _saved(ctx)
+        task, *sides = kept(ctx)
         x, results = ({name: still_of(one) for name, one in side.items()} for side in sides)
         moving = {name: x for name, x in zip(x, tangents[2:], strict=True) if x is not None}
         check_differentiable(moving)
-        moved = batching.one_call(partial(torch_recomputed.tangents, task, x, results), moving, x.values())
-        return tuple(moved.get(name) for name in results)
+        moved = batching.one_call(partial(torch_recomputed.tangents, task, x, results), moving)
+        return tuple(map(moved.get, results))
 
     @staticmethod
     def vmap(info: Any, dims: Any, task: Task, names: tuple[str, ...], *tensors: Tensor) -> Any:
-        x, axes = (dict(zip(names, side, strict=True)) for side in (tensors, dims[2:]))
-        results = batching.mapped(compute, task, x, axes, info.batch_size)
+        results = batching.mapped(compute, task, dict(zip(names, tensors, strict=True)), dims[2:], info.batch_size)
         return tuple(results.values()), (0,) * len(results)
 
 
 _Node.forward.__signature__ = signature(_Node.forward)  # type: ignore[attr-defined]  # PyTorch reads it at each call
 
 
-def _saved(ctx: Any) -> tuple[Task, Tensors, Tensors]:
+def keep(ctx: Any, task: Task, names: Iterable[str], tensors: Iterable[Tensor], output: Iterable[Tensor]) -> None:
+    """Keep a node's task, tensors and results for its derivatives."""
+    ctx.task, ctx.names = task, names
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, *output)
+
+
+def kept(ctx: Any) -> tuple[Task, Tensors, Tensors]:
     """A node's task, tensors and results."""
     tensors, count = ctx.saved_tensors, len(ctx.names)  # a checkpoint lets them be read once
     x, results = dict(zip(ctx.names, tensors, strict=False)), tensors[count:]
-    return ctx.task, x, dict(zip(ctx.task.answers, results, strict=True))
+    return ctx.task, x, dict(zip(ctx.task.answers.split(), results, strict=True))
+
+
+def upstream(task: Task, grads: Iterable[Tensor | None]) -> Tensors:
+    """What is upstream of results, by name. The largest logit has no derivative: log_sum has the log-sum-exp's."""
+    named = zip(task.answers.split(), grads, strict=True)
+    return {name: grad for name, grad in named if grad is not None and name != "largest"}
 
 
 def check_differentiable(needed: Iterable[str]) -> None:
@@ -106,101 +125,74 @@ def check_differentiable(needed: Iterable[str]) -> None:
         )
 
 
-def _gradients(task: Task, x: Tensors, results: Tensors, needed: Sequence[str], upstream: Tensors) -> Tensors:
-    """The gradients of the needed tensors of a node, by name."""
-    check_differentiable(needed)
-    if task.is_gradient:
-        return torch_recomputed.gradients_gradients(task, x, upstream, needed)
-    if "g" in x:
-        return gradients_of_product(task, x, upstream["product"], needed)
-    backward.check_derivatives(upstream)
-    known = {name: one for name, one in results.items() if name in backward.READS}
-    return gradients(task, x, known, upstream, tuple(name for name in INPUTS if name in needed))
-
-
-def gradients(task: Task, x: Tensors, known: Tensors, upstream: Tensors, needed: tuple[str, ...]) -> Tensors:
-    """The gradients of these inputs, from what is upstream of results; the rows' states are among the known results."""
-    parts = {f"known:{name}": one for name, one in known.items()} | {f"by:{name}": y for name, y in upstream.items()}
-    return compute(replace(task, answers=needed, is_gradient=True), {**x, **parts}) if needed else {}
-
-
-def gradients_of_product(task: Task, x: Tensors, u: Tensor, needed: Iterable[str]) -> Tensors:
-    """The gradients of u·Aᵀ·g, which is g·A·u."""
-    wide = {**x, **{name: one.to(u.dtype) for name, one in (("q", x["q"]), ("k", x["k"]), ("v", u))}}
-    g = wide.pop("g").to(u.dtype)
-    values = replace(task, answers=("output", "largest", "log_sum"), is_gradient=False)
-    seen = compute(values, wide)
-    found = gradients(values, wide, seen, {"output": g}, tuple(name for name in INPUTS if name in needed))
-    return {name: one.to(x[name].dtype) for name, one in {**found, "g": seen["output"]}.items() if name in needed}
+def gradients(run: Compute, task: Task, x: Tensors, results: Tensors, by: Tensors, needed: Iterable[str]) -> Tensors:
+    """Let `run` answer the gradients of the needed tensors; `results` has the rows' states, `by` what is upstream."""
+    backward.check_derivatives({*by} - {"product"})
+    parts = {f"known:{name}": one for name, one in results.items() if name in backward.READS}
+    parts |= {f"by:{name}": one for name, one in by.items()}
+    answers = " ".join(name for name in (*INPUTS, "g") if name in needed)
+    return run(task._replace(answers=answers), {**x, **parts}) if answers else {}
 
 
 def answer(task: Task, x: Tensors) -> Tensors:
     """Answer a task by an engine; nothing is recorded here."""
-    if task.is_gradient:
+    if part(x, "by"):
         return _gradient(task, x)
-    call, rows, engine = _call(task, x)
+    if task.answers == _USUAL and task.engine is None and task.queries == slice(None):
+        inputs = x["q"], x["k"], x["v"]
+        found = known(*inputs, task.rules(x), task.num_threads)
+        if found is not None and native.usable(found):
+            made = native.output(found, *inputs, state=True)
+            if made is not None:
+                return dict(zip(task.answers.split(), made, strict=True))
+    whole = _whole(task, x)
+    problem = whole.problem
+    engine = engines.chosen(problem, task.engine)
     if "g" in x:
-        return _product(call, engine, x["g"])
-    v = x.get("v")
-    want = _wanted(task, x, call.problem, output=v is not None).for_queries(rows)
-    call = _chosen(call, rows)
+        columns = operand(problem, as_array(x["g"], "g", problem.device)[0], "g", problem.queries, (problem.heads,))[0]
+        product = engine.transposed(whole, engines.state_of(engine, whole), columns)
+        return {"product": _tensor(problem.restore(product))}
+    call, rows = _chosen(task, whole)
+    labels = {"groups": tuple(map(x.get, LABELS))} if LABELS[0] in x else {}
+    want = wanted(problem, task.asked() | labels, output=call.v is not None).for_queries(rows)
     results = engines.answer(engines.able(engine, call.problem, want, task.engine), call, want)
-    return {name: _tensor(call.problem.restore(results[name])) for name in task.answers}
+    return {name: _tensor(call.problem.restore(results[name])) for name in task.answers.split()}
 
 
-def _call(task: Task, x: Tensors, answering: str = "") -> tuple[Call, range, Engine]:
-    """The whole call of a task, which of its queries are meant, and the engine, which can compute `answering`."""
-    k, v = x["k"], x.get("v")
-    usual = v is not None and v.shape[:-1] == k.shape[:-1]
-    call = describe(x["q"], k, v if usual else None, by_rule(task, x), task.num_threads)
-    problem = call.problem
-    if v is not None and not usual:
-        values = as_array(v, "v", problem.device)[0]
-        call = call.with_values(operand(problem, values, "v", problem.keys, (problem.kv_heads, problem.heads))[0])
-    if answering:
-        engine = engines.get(engines.choose_for(answering, problem, task.engine).engine)
-    else:
-        engine = engines.chosen(problem, task.engine)
-    return call, range(problem.queries)[task.queries], engine
+def _whole(task: Task, x: Tensors) -> Call:
+    """The call of a task, with all queries; v may have a head for each key head or for each query head."""
+    v = x.get("v")
+    usual = v is not None and v.shape[:-1] == x["k"].shape[:-1]
+    call = describe(x["q"], x["k"], v if usual else None, task.rules(x), task.num_threads)
+    if v is None or usual:
+        return call
+    return call.with_values(values_of(call.problem, v, call.problem.kv_heads, call.problem.heads))
 
 
-def _chosen(call: Call, rows: range) -> Call:
-    return call if rows == range(call.problem.queries) else call.take(queries=rows)
-
-
-def _wanted(task: Task, x: Tensors, problem: Problem, *, output: bool) -> Wanted:
-    state = "log_sum" in task.answers
-    if not task.asked and LABELS[0] not in x:
-        return Wanted(output=output, logsumexp=state)
-    groups = {"groups": tuple(x[name] for name in LABELS)} if LABELS[0] in x else {}
-    return wanted(problem, {**task.asked, **groups, "logsumexp": state}, output=output)
-
-
-def _product(call: Call, engine: Engine, g: Tensor) -> Tensors:
-    """Aᵀ·g, (…, heads, keys, d), in the dtype of statistics."""
-    problem = call.problem
-    columns = operand(problem, as_array(g, "g", problem.device)[0], "g", problem.queries, (problem.heads,))[0]
-    product = engine.transposed(call, engines.state_of(engine, call), columns)
-    return {"product": _tensor(problem.restore(product))}
+def _chosen(task: Task, whole: Call) -> tuple[Call, range]:
+    """The call with those queries that a task is about, and these."""
+    every = range(whole.problem.queries)
+    rows = every[task.queries]
+    return whole if rows == every else whole.take(queries=rows), rows
 
 
 def _gradient(task: Task, x: Tensors) -> Tensors:
     """The gradients of inputs, each with the input's own shape and dtype."""
-    if x["q"].device.type != "cpu" and not _FUSED.issuperset(part(x, "by")):  # more than the device's kernels have
+    by = part(x, "by")
+    if "product" in by or (x["q"].device.type != "cpu" and not _FUSED.issuperset(by)):  # more than the kernels have
         return torch_recomputed.gradients(task, x)
-    whole, rows, engine = _call(task, x, "gradients")
-    call = _chosen(whole, rows)
-    problem = call.problem
-    known, by = ({name: _block(problem, y) for name, y in part(x, role).items()} for role in ("known", "by"))
-    groups = None
-    if LABELS[0] in x:
-        groups = _wanted(task, x, whole.problem, output=False).for_queries(rows).groups
-    shapes = {name: _shared_shape(problem, name, x[name]) for name in ("bias", "span_table") if name in task.answers}
+    whole, names = _whole(task, x), task.answers.split()
+    engine = engines.get(engines.choose_for("gradients", whole.problem, task.engine).engine)
+    call, rows = _chosen(task, whole)
+    answers, slopes = ({name: _block(call.problem, y) for name, y in some.items()} for some in (part(x, "known"), by))
+    groups = read_groups(whole.problem, tuple(map(x.get, LABELS))) if LABELS[0] in x else None
+    groups = groups and groups._replace(queries=groups.queries[:, task.queries])
+    shapes = {name: _shared_shape(call.problem, name, x[name]) for name in ("bias", "span_table") if name in names}
     bias, spans = shapes.get("bias"), shapes.get("span_table")
-    made = backward.gradients(engine, call, known, by, groups=groups, bias=bias, spans=spans)
+    made = backward.gradients(engine, call, answers, slopes, groups=groups, bias=bias, spans=spans)
     if "spans" in made:
         made["span_table"] = made.pop("spans")
-    return {name: _as_input(whole.problem, rows, name, x[name], made.get(name)) for name in task.answers}
+    return {name: _as_input(whole.problem, rows, name, x[name], made.get(name)) for name in names}
 
 
 def _block(problem: Problem, x: Tensor) -> Array:

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from clearhead.core.observations import areas
-from clearhead.core.rule_values import read_window
 from clearhead.core.rules import EVERYWHERE, FIELDS, check_supported, turned_on
 from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, arrays_of, smooth
 from clearhead.core.torch_state import unwrapped
-from clearhead.derivatives.arguments import LABELS, Task, by_rule, part, tensor_of
+from clearhead.derivatives.arguments import LABELS, Task, part
 from clearhead.derivatives.recomputed import Form, Tensors, attention, compute, peak_rows
 from clearhead.errors import DerivativeError
 
@@ -48,15 +47,15 @@ def gradients(task: Task, x: Tensors) -> Tensors:
     if "peak" in by:
         still["peak rows"] = peak_rows(form, tuple(still), tuple(still.values()))
         still["row numbers"] = torch.arange(len(form.rows), device=x["q"].device)[None, :, None]
-    first = attention(form, tuple(by), tuple(still)).gradient([name in task.answers for name in still])
+    first = attention(form, tuple(by), tuple(still)).gradient([name in task.answers.split() for name in still])
     made = dict(zip(first.gives, compute(first, *still.values(), *by.values()), strict=True))
-    zero = {name: torch.zeros_like(x[name]) for name in task.answers if name not in made}
+    zero = {name: torch.zeros_like(x[name]) for name in task.answers.split() if name not in made}
     return {**zero, **{name: _input(given, form, name, y) for name, y in made.items()}}
 
 
 def tangents(task: Task, x: Tensors, results: Tensors, along: Tensors) -> Tensors:
     """The tangents of a node's results, by name, from those of its tensors."""
-    if task.is_gradient:
+    if part(x, "by"):
         return _gradients_tangents(task, x, along)
     check_smooth(results, "forward-mode derivative")
     results = {name: y for name, y in results.items() if name != "largest"}  # which has no derivative
@@ -75,7 +74,7 @@ def _gradients_tangents(task: Task, x: Tensors, along: Tensors) -> Tensors:
     inputs = {name: x for name, x in along.items() if ":" not in name}
     sides = _shaped(given, form, upstream), _shaped(given, form, inputs), _shaped(given, form, moved)
     still, by, moving, changing = _finite(_inputs(form, given, upstream), *sides)
-    first = attention(form, tuple(by), tuple(still)).gradient([name in task.answers for name in still])
+    first = attention(form, tuple(by), tuple(still)).gradient([name in task.answers.split() for name in still])
     blocks = first.tangent([*(name in moving for name in still), *(name in changing for name in by)])
     made = compute(blocks, *still.values(), *by.values(), *_ordered(moving, still), *_ordered(changing, by))
     return {name: _input(given, form, name, x) for name, x in zip(first.gives, made, strict=True)}
@@ -107,26 +106,21 @@ def _ordered(some: Tensors, of: Iterable[str]) -> list[Tensor]:
 
 def _read(task: Task, x: Tensors) -> tuple[Arguments, Form]:
     """A node's tensors and rules by name, and what the definition needs to know besides tensors."""
-    rules = by_rule(task, x)
-    check_supported("a recomputed derivative", EVERYWHERE, turned_on(rules))
+    check_supported("a recomputed derivative", EVERYWHERE, turned_on(task.rules(x)))
     q, k = x["q"], x["k"]
-    given: Arguments = {**dict.fromkeys((*FIELDS, *LABELS, "v", "g")), **task.rules, **x}
-    for name, axes in FIELDS.items():
-        if axes and given[name] is not None and name not in ("scale", "query_offset"):
-            given[name] = tensor_of(given[name], name, q)
-    left, right = read_window(given["window"])
-    scale, offset, softcap = given["scale"], given["query_offset"], given["softcap"]
+    given: Arguments = {**dict.fromkeys((*FIELDS, *LABELS, "v", "g")), **x}
+    right = task.right
     form = Form(
         batch=q.shape[:-3].numel(),
         heads=q.shape[-3] if q.ndim > 2 else 1,
         kv_heads=k.shape[-3] if k.ndim > 2 else 1,
         rows=range(q.shape[-2])[task.queries],
         keys=k.shape[-2],
-        scale=float(1 / max(1, q.shape[-1]) ** 0.5 if scale is None or isinstance(scale, Tensor) else scale),
-        softcap=None if softcap is None else float(softcap),
-        left=left,
-        right=right if not given["causal"] else 0 if right is None else min(right, 0),
-        offset=0 if offset is None else None if isinstance(offset, Tensor) else int(offset),
+        scale=1 / max(1, q.shape[-1]) ** 0.5 if task.scale is None else task.scale,
+        softcap=task.softcap,
+        left=task.left,
+        right=right if not task.causal else 0 if right is None else min(right, 0),
+        offset=None if "query_offset" in x else task.query_offset or 0,
     )
     return given | {"scales": x.get("scale")}, form
 
@@ -181,7 +175,7 @@ def _inputs(form: Form, given: Arguments, results: Tensors) -> Tensors:
     rows = torch.tensor([*form.rows], dtype=torch.int64, device=q.device)[:, None]
     keys = torch.arange(form.keys, device=q.device)
     offset = given["query_offset"]
-    made["positions"] = rows + _each(offset) if isinstance(offset, Tensor) else (rows + (form.offset or 0))[None]
+    made["positions"] = rows + _each(offset) if offset is not None else (rows + (form.offset or 0))[None]
     made["places"] = keys[None, None]
     if given["query_lengths"] is not None:
         made["queries_there"] = rows < _each(given["query_lengths"])

@@ -25,18 +25,17 @@ from clearhead.diagnosing.diagnose import judged
 from clearhead.diagnosing.fitting import largest, largest_difference
 from clearhead.diagnosing.inputs import file_inputs
 from clearhead.diagnosing.mistakes import mistakes
-from clearhead.diagnosing.recipe import RIGHT, STAGES, Diagnosed, changed
+from clearhead.diagnosing.recipe import STAGES, Diagnosed, Recipe
 from clearhead.diagnosing.search import Candidate, closest
 from clearhead.diagnosing.verdict import Confidence, MistakeExplanation
 from clearhead.diagnosing.workings import Workings
 from clearhead.errors import FileError
 from clearhead.textbook import case_file
 from clearhead.textbook.case_file import INPUTS, LAYER, NAMES, WEIGHTS_AND_V
+from clearhead.textbook.computed import listed
 from clearhead.textbook.page import Scene, Translations, both
 from clearhead.textbook.shapes import Convention, turned
-from clearhead.textbook.trace import Trace, listed, trace
-from clearhead.textbook.trace_layer import trace_layer
-from clearhead.textbook.trace_weights import WeightsTrace, trace_weights
+from clearhead.textbook.trace import Trace, trace, trace_layer, trace_weights
 from clearhead.view import page
 from clearhead.view.container import Document
 from clearhead.view.names import Names, token_names
@@ -112,13 +111,11 @@ class CheckedExample:
             | {"difference_from_source": listed(v.off_source)}
             for v in self.verdicts
         ]
-        geometry = None if isinstance(self.trace, WeightsTrace) else self.trace.geometry
         return {
             "tokens": None if self.tokens is None else {"queries": list(self.tokens), "keys": list(self.sources or ())},
             "steps": [{**step.to_json(), "values": listed(step.array)} for step in self.trace.steps],
             "claims": judged,
             "first_wrong": self.first_wrong and self.first_wrong.name,
-            "geometry": geometry and {name: listed(x) for name, x in geometry._asdict().items()},
             "check": {name: listed(x) if name != "engine" else x for name, x in self.trace.check._asdict().items()},
         }
 
@@ -278,10 +275,16 @@ def _of_projection(inputs: Diagnosed, name: str, claimed: Array, slack: float) -
     """The mistakes in a projection or the split of its heads that give this Q, K or V."""
     fields, workings = {f"w_{name}", f"b_{name}", "split"}, Workings(inputs)
     tried = [
-        Candidate((mistake,), (change,), recipe, largest_difference(claimed, workings.operand(recipe, name)), slack)
+        Candidate(
+            (mistake,),
+            (change,),
+            recipe,
+            largest_difference(claimed, workings.operands(recipe)["qkv".index(name)]),
+            slack,
+        )
         for mistake in mistakes()
         for change in mistake.variants(inputs)
-        if set(change) <= fields and (recipe := changed(RIGHT, change))
+        if set(change) <= fields and (recipe := Recipe(change))
     ]
     fitting = closest(candidate for candidate in tried if candidate.fits)
     confidence: Confidence = "likely" if len(fitting) == 1 else "ambiguous"

@@ -6,17 +6,17 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from clearhead.core.arrays import FLOATS, as_array
+from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import Array
 from clearhead.core.rules import Rules, check_supported
 from clearhead.core.torch_state import ungraphed
 from clearhead.diagnosing.fitting import differences
 from clearhead.diagnosing.inputs import file_inputs, layer_inputs, plain_inputs, rotary_of, weights_inputs
 from clearhead.diagnosing.reasons import doubts, known_about, nonfinite_inputs, telling
-from clearhead.diagnosing.recipe import RIGHT, RULES, Diagnosed, Rotary, Stage
+from clearhead.diagnosing.recipe import RIGHT, RULES, Diagnosed, Stage
 from clearhead.diagnosing.search import Candidate, Search
 from clearhead.diagnosing.verdict import Confidence, Diagnosis, MistakeExplanation, Outcome, Place, Reason
-from clearhead.errors import ClearheadError, FileError
+from clearhead.errors import FileError
 from clearhead.textbook import case_file
 from clearhead.textbook.case_file import INPUTS, LAYER, NAMES
 from clearhead.textbook.shapes import Convention
@@ -64,17 +64,7 @@ def diagnose(
     """
     rotation = rotary_of(rotary, interleaved=rotary_interleaved)
     with ungraphed():
-        diagnosis = judged(plain_inputs(q, k, v, theirs, stage, rotation, rules))
-        suspected = diagnosis.verdict == "unexplained" or any("across" in e.details for e in diagnosis.explanations)
-        if not suspected or not _right_with_axes_swapped((q, k, v, theirs), stage, rotation, rules):
-            return diagnosis
-    swapped = Reason("axes swapped")  # speaks against every explanation
-    if not diagnosis.explanations:
-        return replace(diagnosis, known=(swapped, *diagnosis.known))
-    best, *others = diagnosis.explanations
-    confidence: Confidence = "likely" if best.confidence == "sure" else best.confidence
-    best = replace(best, confidence=confidence, doubts=(swapped, *best.doubts))
-    return replace(diagnosis, explanations=(best, *others))
+        return judged(plain_inputs(q, k, v, theirs, stage, rotation, rules))
 
 
 def diagnose_layer(
@@ -168,14 +158,14 @@ def judged(inputs: Diagnosed, slack: float = 0.0) -> Diagnosis:
     """The verdict on checked inputs; `slack` is half the last decimal of theirs where it was printed, else 0."""
     check_supported("ch.diagnose", RULES, inputs.problem.active_rules())
     search = Search(inputs, slack)
-    right, theirs = search.full.exact.answer(RIGHT, search.everything), search.full.theirs(search.everything)
-    _, tolerance = search.full.measure(RIGHT, search.everything, right)
+    right, theirs = search.fit.exact.answer(RIGHT, search.everything), search.fit.theirs(search.everything)
+    _, tolerance = search.fit.measure(RIGHT, search.everything, right)
     gaps = differences(theirs, right)
     first: Place | None = None
     if len(wrong := np.argwhere(gaps > tolerance)):  # the first number that is further off than rounding allows
         place = batch, head, row, column = tuple(wrong[0].tolist())
         batch, row = search.coverage.batches[batch], search.coverage.queries[row]
-        head = None if search.full.inputs.merged else head
+        head = None if search.inputs.merged else head
         first = Place(batch, head, row, column, float(theirs[place]), float(right[place]))
     verdict: Outcome = "right" if first is None else "unexplained"
     explanations: tuple[MistakeExplanation, ...] = ()
@@ -194,7 +184,7 @@ def judged(inputs: Diagnosed, slack: float = 0.0) -> Diagnosis:
 
 def _explanations(search: Search, gaps: Array, tolerance: float) -> tuple[Outcome, tuple[MistakeExplanation, ...]]:
     """What explains wrong numbers: one mistake before two, and the explanations that fit equally well together."""
-    fitting = search.explanations() if search.full.inputs.problem.keys else []  # without keys all recipes give 0
+    fitting = search.explanations() if search.inputs.problem.keys else []  # without keys all recipes give 0
     if not fitting:
         return "unexplained", ()
     best = fitting[0]
@@ -212,17 +202,3 @@ def _explanations(search: Search, gaps: Array, tolerance: float) -> tuple[Outcom
     doubted = tuple(doubts(search, best, gaps, tolerance))
     confidence: Confidence = "sure" if len(groups) == 1 and not doubted else "likely"
     return "mistake", (replace(explanations[0], confidence=confidence, doubts=doubted), *explanations[1:])
-
-
-@np.errstate(all="ignore")
-def _right_with_axes_swapped(arrays: tuple[Any, ...], stage: Stage, rotary: Rotary | None, rules: Rules) -> bool:
-    """Are the numbers right if all four arrays are (batch, length, heads, d)?"""
-    if stage != "output" or rotary is not None or any(len(getattr(x, "shape", ())) != 4 for x in arrays):
-        return False
-    q, k, v, theirs = (as_array(x, "q")[0].swapaxes(1, 2) for x in arrays)
-    try:
-        search = Search(plain_inputs(q, k, v, theirs, stage, rotary, rules))
-    except ClearheadError:  # the rules fit the other order of axes only
-        return False
-    gap, allowed = search.full.measure(RIGHT, search.sample)
-    return gap <= allowed

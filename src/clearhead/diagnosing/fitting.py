@@ -1,13 +1,13 @@
 """How well a recipe's numbers fit theirs: the gap, what rounding allows, and the number in hidden places, solved."""
 
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from clearhead.core.axes import Array, split_heads
-from clearhead.diagnosing.recipe import RIGHT, STAGES, VISIBILITY, Diagnosed, Recipe, Selection
+from clearhead.core.axes import Array
+from clearhead.diagnosing.recipe import RIGHT, STAGES, Diagnosed, Recipe, Selection
+from clearhead.diagnosing.rule_changes import SEEING
 from clearhead.diagnosing.softmaxes import eps
 from clearhead.diagnosing.workings import Workings
 
@@ -19,7 +19,7 @@ _WIDEST = 1e-2  # of a number: what a rounded log-sum-exp excuses at most; for s
 _WIDEST_NARROW = 0.1  # the same where the log-sum-exp is in a narrow dtype as well
 _FEW = 64  # numbers whose root mean square says little
 _CLEAR = 0.3  # a correlation that is no chance
-_ALTERING = "axis", "softmax", "blocks", "across", "added"  # fields whose rows are no such quotients
+_STEPS = 60  # the most in the search for a number
 
 
 def coarser(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
@@ -28,7 +28,7 @@ def coarser(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
 
 
 class Fit:
-    """Measures recipes against theirs on one part of the inputs."""
+    """Measures recipes against theirs."""
 
     def __init__(self, inputs: Diagnosed, dtype: np.dtype[Any], slack: float) -> None:
         self.inputs, self.dtype, self.slack = inputs, dtype, slack
@@ -41,56 +41,45 @@ class Fit:
         """Their numbers for these heads and rows."""
         heads = slice(None) if self.inputs.merged else list(selection.heads)
         theirs, key = self.inputs.theirs, ("theirs", selection)
-        return self.exact.once(key, lambda: theirs[:, :, list(selection.rows)][:, heads].astype(np.float64), keep=True)
+        make = lambda: theirs[:, :, list(selection.rows)][:, heads].astype(np.float64)  # noqa: E731
+        result: Array = self.exact.once(key, make, keep=True)
+        return result
 
-    def gap(self, recipe: Recipe, selection: Selection, computed: Array | None = None, most: float = np.inf) -> float:
+    def gap(self, recipe: Recipe, selection: Selection, computed: Array | None = None) -> float:
         """The largest difference between theirs and the recipe's numbers; infinite where shapes or NaNs differ.
 
         computed   the recipe's numbers, where they are known already
-        most       a gap beyond this need not be exact
         """
         theirs = self.theirs(selection)
         computed = self.exact.answer(recipe, selection) if computed is None else computed
         if computed.shape != theirs.shape:
             return float("inf")
         gaps = differences(theirs, computed)
-        if not gaps.size:
-            return 0.0
-        if recipe.tail[0] == "unknown":
-            gaps = gaps[:, :, np.array(selection.rows) < recipe.tail[1]]
-            return float(gaps.max()) if gaps.size else float("inf")
-        if recipe.overflow and not self.inputs.merged and recipe.axis == "keys":
-            gaps = self._at_the_edge(recipe, selection, theirs, gaps)
-        worst = float(gaps.max())
-        if worst > 0 and recipe.empty == "zero" and VISIBILITY(recipe) != VISIBILITY(RIGHT):
-            return self._excused(recipe, selection, theirs, gaps, most)
-        return worst
+        if recipe["overflow"] is not None and not self.inputs.merged and recipe["axis"] is None:
+            gaps = np.where(self._at_the_edge(recipe, selection), 0.0, gaps)
+        if gaps.size and gaps.max() > 0 and recipe["empty"] is None and recipe.key(SEEING):
+            gaps = self._excused(recipe, selection, gaps)
+        return float(gaps.max(initial=0.0))
 
-    def _at_the_edge(self, recipe: Recipe, selection: Selection, theirs: Array, gaps: Array) -> Array:
-        """The gaps, where rows near the edge of exp's range may be NaN, 0 or right: rounding decides which."""
-        x, edge = self.exact.logits(recipe, selection), np.log(float(np.finfo(recipe.overflow).max))
+    def _at_the_edge(self, recipe: Recipe, selection: Selection) -> Array:
+        """The rows near the edge of exp's range, which may be NaN, 0 or right: rounding decides which."""
+        x, edge = self.exact.logits(recipe, selection), np.log(float(np.finfo(recipe["overflow"]).max))
         tops = x.max(axis=-1, keepdims=True), np.logaddexp.reduce(x, axis=-1, keepdims=True)
-        blur = 8 * max(eps(self.dtype), eps(np.dtype(recipe.overflow))) * edge
-        near_edge = np.logical_or(*(np.abs(top - edge) <= blur for top in tops))
-        right = differences(theirs, self.exact.answer(recipe._replace(overflow=""), selection))
-        either = np.where((theirs == 0) | np.isnan(theirs), 0.0, np.minimum(gaps, right))
-        return np.where(near_edge, either, gaps)
+        blur = 8 * max(eps(self.dtype), eps(np.dtype(recipe["overflow"]))) * edge
+        return np.asarray(np.logical_or(*(np.abs(top - edge) <= blur for top in tops)))
 
-    def _excused(self, recipe: Recipe, selection: Selection, theirs: Array, gaps: Array, most: float) -> float:
-        """The largest gap, where a row that only the wrong mask leaves without keys may be 0, NaN or a mean."""
+    def _excused(self, recipe: Recipe, selection: Selection, gaps: Array) -> Array:
+        """The gaps, where a row that only the wrong mask leaves without keys may be 0, NaN or a mean."""
         emptied: Array = np.asarray(~self.exact.visible(recipe, selection).any(axis=-1, keepdims=True))
         emptied = emptied & self.exact.visible(RIGHT, selection).any(axis=-1, keepdims=True)
-        if not bool(emptied.any()) or self.inputs.stage not in ("weights", "output"):
-            return float(gaps.max())
+        if not emptied.any() or self.inputs.stage not in STAGES[-2:]:
+            return gaps
         if self.inputs.merged:
             emptied = np.asarray(emptied.any(axis=1, keepdims=True))
-            return float(np.where(emptied & np.isnan(theirs), 0.0, gaps).max())
-        elsewhere = float(np.where(emptied, 0.0, gaps).max())
-        if elsewhere > most:
-            return elsewhere
-        mean = self.exact.answer(recipe._replace(empty="mean"), selection)
-        gaps = np.where(emptied, np.minimum(gaps, differences(theirs, mean)), gaps)
-        return float(np.where(emptied & np.isnan(theirs), 0.0, gaps).max())
+        for empty in ("nan", "mean"):
+            computed = self.exact.answer(recipe.but(empty=empty), selection)
+            gaps = np.where(emptied, np.minimum(gaps, differences(self.theirs(selection), computed)), gaps)
+        return gaps
 
     def measure(self, recipe: Recipe, selection: Selection, exact: Array | None = None) -> tuple[float, float]:
         """The gap, and what rounding allows."""
@@ -142,11 +131,10 @@ class Fit:
             rounding = FACTOR * statistics * largest(sums) * largest(exact)
             return allowed + min(rounding, _WIDEST * largest(exact))
         theirs = self.theirs(selection)
+        squared, shares = ((x * exact).sum(axis=-1, keepdims=True) for x in (exact, theirs))
+        factors = np.divide(shares, squared, out=np.ones_like(squared), where=squared > 0)
         for rounded, widest in ((statistics, _WIDEST), (eps(self.dtype), _WIDEST_NARROW)):
             most = np.minimum(FACTOR * rounded * sums, widest)
-            squared = (exact**2).sum(axis=-1, keepdims=True)
-            shares = (theirs * exact).sum(axis=-1, keepdims=True)
-            factors = np.divide(shares, squared, out=np.ones_like(squared), where=squared > 0)
             scaled = np.clip(factors, 1 - most, 1 + most) * exact
             close = float(differences(theirs, scaled).max(initial=0.0)) <= allowed
             if close and not (wide and np.isfinite(self._typical(RIGHT, selection, exact, scaled))):
@@ -169,7 +157,7 @@ class Fit:
         The error goes with that of a run whose inputs, weights, output or every step is rounded, or each number is one
         of the dtype's; it is not much larger than in such a run, and does not go with the right numbers themselves.
         """
-        exact, theirs, dtype = self.exact.answer(RIGHT, selection), self.theirs(selection), np.dtype(narrow)
+        theirs, exact, dtype = self.theirs(selection), self.exact.answer(RIGHT, selection), np.dtype(narrow)
         error, clear = theirs - exact, max(_CLEAR, 6 / max(1, theirs.size) ** 0.5)
         if error.size < _FEW or not np.isfinite(error).all() or abs(correlated(error, exact)) > clear:
             return 0.0
@@ -183,7 +171,7 @@ class Fit:
         ]
         runs.append(rounded(exact))
         if self.inputs.stage == "output" and not self.inputs.merged:
-            runs.append(rounded(self.exact.weights(RIGHT, selection)) @ self.exact.values(RIGHT, selection))
+            runs.append(self.exact.mixed(RIGHT, selection, rounded(self.exact.weights(RIGHT, selection))))
         errors = [run - exact for run in runs]
         alike = [correlated(error, other) for other in errors if rms(error) <= _TYPICAL * rms(other) < np.inf]
         best = max(alike, default=0.0)
@@ -191,63 +179,51 @@ class Fit:
         return best if best > clear else clear * written
 
     def filled(self, recipe: Recipe, selection: Selection) -> Recipe | None:
-        """The recipe with the number f that stands in hidden places, or is added there, solved from theirs.
+        """The recipe with the number that stands in hidden places, or is added there, solved from theirs.
 
-        With o_v and o_h the outputs of the visible and of the hidden keys alone, and r = Σ exp(hidden) / Σ exp(visible)
-        for f = 0, a row's output is (o_v + r·e^f·o_h) / (1 + r·e^f). So o_v - theirs = r·e^f·(theirs - o_h) in each
-        row; all rows together give f, each weighed by how much it shows.
+        The numbers go from those of the visible keys alone to those of the hidden keys alone as it grows. None where
+        theirs are all but one of the two: any number further on that side gives the same.
         """
-        if recipe.merge == "flat" or any(getattr(recipe, name) != getattr(RIGHT, name) for name in _ALTERING):
+        theirs = self.theirs(selection)
+        alone, full = self.exact.answer(recipe.but(masking=None), selection), self._with(recipe, selection, 1e9)
+        if self.inputs.stage == "masked":
+            hidden = ~np.broadcast_to(self.exact.visible(recipe, selection), theirs.shape)
+            zero = self._with(recipe, selection, 0.0)
+            numbers = (theirs - zero)[hidden & np.isfinite(zero)]
+            return recipe.but(fill=_short(float(np.median(numbers)))) if numbers.size else None
+        if not theirs.shape == alone.shape == full.shape or not np.isfinite(theirs).any():
             return None
-        merged, stage = self.inputs.merged, self.inputs.stage
-        exact = self._per_head if merged else self.exact
-        theirs = self._by_head(recipe, selection) if merged else self.theirs(selection)
-        x, seen = exact.logits(recipe._replace(fill=0.0), selection), exact.visible(recipe, selection)
-        if stage == "masked":
-            numbers = (theirs - x)[np.broadcast_to(~seen, x.shape)]
-            return recipe._replace(fill=_short(float(np.median(numbers)))) if numbers.size else None
-        visible = x[np.broadcast_to(seen, x.shape)]
-        near = float(visible.mean()) if visible.size and recipe.masking == "fill" else 0.0  # from where f is counted
-        powers, total = exact.powers(recipe, selection, np.where(seen, x, x + near))
-        powers = np.where(seen, 0.0, powers)
-        hidden = powers.sum(axis=-1, keepdims=True)
-        of_visible, of_hidden = exact.answer(recipe._replace(masking="forbid"), selection), powers / hidden
-        if stage == "output":
-            of_hidden = of_hidden @ exact.values(recipe, selection)
-        if not theirs.shape == of_visible.shape == of_hidden.shape or total.shape != hidden.shape:
+        use = np.isfinite(theirs) & np.isfinite(alone) & np.isfinite(full)
+        toward, gone = np.where(use, full - alone, 0.0), np.where(use, theirs - alone, 0.0)
+        apart, tolerance = toward - gone, self.allowed(RIGHT, selection)
+        if not (largest(gone) > tolerance < largest(apart) and (toward * gone).sum() > 0 < (toward * apart).sum()):
             return None
-        r = hidden / (total - hidden)
-        use = np.isfinite(r) & np.isfinite(theirs + of_hidden).all(axis=-1, keepdims=True)
-        left, right, shown = (
-            np.where(use, side, 0.0)
-            for side in (of_visible - theirs, r * (theirs - of_hidden), r * (of_visible - of_hidden))
-        )
-        power = 1.0
-        for _ in range(4):
-            weight = shown / (1 + np.where(use, r, 0.0) * power) ** 2
-            power = max(0.0, float((left * weight).sum() / (right * weight).sum()))
-        if not 0 < power < np.inf:
-            return None
-        number = float(np.log(power)) + near
-        idle = recipe.masking == "add" and abs(number) <= 1e-3  # no key is hidden then
-        return None if idle else recipe._replace(fill=_short(number))
 
-    @cached_property
-    def _per_head(self) -> Workings:
-        return Workings(replace(self.inputs, per_head=True))
+        def beyond(number: float) -> float:
+            """How much further on the way than theirs the recipe's numbers are with this number."""
+            return float((np.where(use, self._with(recipe, selection, number) - theirs, 0.0) * toward).sum())
 
-    def _by_head(self, recipe: Recipe, selection: Selection) -> Array:
-        """A layer's output with an axis of heads: W^O is undone, as far as it can be, and the heads are split again."""
-        layer, heads, joined = self.inputs.layer, self.inputs.problem.heads, self.theirs(selection)[:, 0]
-        assert layer is not None
-        if "o" in layer.w and recipe.w_o not in ("missing", "on values"):
-            if "o" in layer.b and recipe.b_o == "given":
-                joined = joined - layer.b["o"]
-            flat = joined.reshape(-1, joined.shape[-1])
-            joined = np.linalg.lstsq(self.exact.w_o(recipe).T, flat.T, rcond=None)[0].T.reshape(*joined.shape[:-1], -1)
-        if recipe.merge == "interleaved":
-            return np.moveaxis(joined.reshape(*joined.shape[:-1], -1, heads), -1, 1)
-        return np.asarray(split_heads(joined, heads))
+        x = self.exact.logits(recipe.but(masking="after"), selection)
+        low, high = (0.0, 0.0) if recipe["masking"] == "add" else (float(x.min()), float(x.max()))
+        number = _root(beyond, low - 40.0, high + 40.0)
+        idle = recipe["masking"] == "add" and abs(number) <= 1e-3  # no key is hidden then
+        return None if idle else recipe.but(fill=_short(number))
+
+    def _with(self, recipe: Recipe, selection: Selection, number: float) -> Array:
+        return self.exact.answer(recipe.but(fill=number), selection)
+
+
+def _root(f: Any, low: float, high: float) -> float:
+    """Where an increasing function is 0, between two places: false position, and halving where that is slow."""
+    at_low, at_high = f(low), f(high)
+    for step in range(_STEPS):
+        falls = at_high > at_low and step % 3 < 2
+        middle = low - at_low * (high - low) / (at_high - at_low) if falls else (low + high) / 2
+        value = f(middle)
+        if value == 0 or high - low < 1e-13 * max(1.0, abs(middle)):
+            return middle
+        low, at_low, high, at_high = (middle, value, high, at_high) if value < 0 else (low, at_low, middle, value)
+    return (low + high) / 2
 
 
 def _short(x: float) -> float:
@@ -283,31 +259,3 @@ def correlated(a: Array, b: Array) -> float:
 def largest(x: Array) -> float:
     """The largest finite magnitude."""
     return float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
-
-
-class Screen:
-    """Rules out candidates that are far from theirs on a few rows, of one head where heads are not joined."""
-
-    def __init__(self, fit: Fit) -> None:
-        inputs, n, heads = fit.inputs, fit.inputs.problem.queries, tuple(range(fit.inputs.problem.heads))
-        rows = {n // 2} if inputs.merged else {int(n > 2), n // 2, n - 1}
-        self.fit, single = fit, np.dtype(np.float32)
-        chosen = heads if inputs.merged else heads[len(heads) // 2 :][:1]
-        self.selection = Selection(chosen, tuple(sorted(rows & set(range(n)))))
-        self.workings = fit.plain if fit.plain.precision == single else Workings(inputs, single)
-        allowed = fit.allowed(RIGHT, self.selection)
-        self.threshold = max(1e-3 * largest(fit.theirs(self.selection)), 5 * allowed)
-
-    def near(self, recipe: Recipe) -> bool:
-        """Is it near theirs?"""
-        computed = self.workings.answer(recipe, self.selection)
-        return self.fit.gap(recipe, self.selection, computed, self.threshold) <= self.threshold
-
-
-def taken(inputs: Diagnosed, batches: tuple[int, ...]) -> Diagnosed:
-    """The same inputs for some batch entries."""
-    if len(batches) == inputs.problem.batch:
-        return inputs
-    index = list(batches)
-    problem, theirs = inputs.problem.take(batches=np.array(index)), inputs.theirs[index]
-    return replace(inputs.mapped(lambda x: x[index]), whole=inputs, entries=batches, problem=problem, theirs=theirs)

@@ -16,9 +16,8 @@ from clearhead.core.rules import Rules, check_names
 from clearhead.diagnosing.recipe import STAGES, Diagnosed, Rotary, Stage
 from clearhead.errors import DtypeError, RuleError, Sentence, ShapeError, expected, shown
 from clearhead.textbook.case_file import INPUTS, LAYER, WEIGHTS_AND_V, check_alone, inputs_of
+from clearhead.textbook.computed import read_layer, read_weights
 from clearhead.textbook.shapes import Convention, check_convention, turned
-from clearhead.textbook.trace_layer import read_layer
-from clearhead.textbook.trace_weights import describe_weights
 
 
 def plain_inputs(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rotary | None, rules: Rules) -> Diagnosed:
@@ -32,7 +31,7 @@ def plain_inputs(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rota
 
 def weights_inputs(weights: Any, v: Any, theirs: Any, convention: Convention, stage: Stage) -> Diagnosed:
     """The inputs of `diagnose_weights`, checked."""
-    described, weights = describe_weights(weights, v, convention)
+    described, weights = read_weights(weights, v, convention)
     values, problem = described.v, described.problem
     assert values is not None
     if stage != "output":
@@ -110,6 +109,8 @@ def read_theirs(theirs: Any, output: tuple[int, ...], problem: Problem, stage: S
     if array.shape == want:
         return array
     joined = len(output) == len(problem.prefix) + 1  # a layer's output, its heads joined
+    if stage == "weights" and problem.prefix and array.shape == (*want[:-3], *want[-2:]):  # perhaps a mean over heads
+        return np.broadcast_to(array[..., None, :, :], want)
     of_output = ("batch", "queries", "d_out") if joined else ("batch", "heads", "queries", "d_v")
     hint = _hint(array.shape, want, output, problem, stage)
     values = {"shape": array.shape, "stage": stage, "axes": named(want, of_output if stage == "output" else WEIGHTS)}

@@ -17,12 +17,25 @@ import numpy as np
 from clearhead.core.arrays import unrepeated
 from clearhead.core.files import toml_of
 from clearhead.core.problem import Problem
-from clearhead.diagnosing.recipe import STAGES, Change, Diagnosed
-from clearhead.diagnosing.recipe_visibility import masks
+from clearhead.core.rules import RULES
+from clearhead.diagnosing.recipe import STAGES, Change, Diagnosed, Stage
+from clearhead.diagnosing.rule_changes import SEEING, masks, rule_of
 from clearhead.words import Language
 
 BLOCKS = (8, 16, 32, 64, 128)  # the usual sizes
 Sentence = Mapping[Language, str]  # {field} stands for a changed field of the recipe
+_ANY: Sentence = {"en": "other random numbers, and sizes that all differ", "zh": "换一组随机数，且各维大小互不相同"}
+# The step that first shows a change of a field, or of a value; "scores" where there is none.
+_STAGES: dict[str, Stage] = {
+    **dict.fromkeys(SEEING | {"masking", "fill", "after mask"}, "masked"),
+    **dict.fromkeys(("bias", "alibi", "alibi_slopes", "spans"), "biased"),
+    **dict.fromkeys(("w_v", "b_v", "w_o", "b_o", "merge", "added"), "output"),
+    "cache": "scores",
+    "scale": "scaled",
+    "softcap": "capped",
+    "scaling": "weights",
+    "sinks": "weights",
+}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -30,18 +43,18 @@ class Mistake:
     """A mistake that people make."""
 
     name: str
-    changes: tuple[Mapping[str, Any], ...]  # of the recipe; each with the conditions `when` it can be made
+    changes: tuple[Change, ...]  # each with the condition `when` it can be made
     did: Sentence  # what their code did
     mend: Sentence  # the line to change
     needs: Sentence  # what an input must have to show it
     when: tuple[str, ...] = ()  # the conditions under which it can be made
-    rule: str = ""  # the caller's rule that it breaks, another condition
+    rule: str = ""  # the caller's rule that it breaks, another condition; by default that of the field it changes
     evidence: Literal["numbers", "rounding"] = "numbers"  # it gives theirs exactly, or only as far as rounding goes
     alone: bool = False  # never tried together with another mistake
     seldom: bool = False  # never tried together with another seldom one
 
     def variants(self, inputs: Diagnosed) -> list[Change]:
-        """The changes that these inputs allow."""
+        """The changes that these inputs allow, and that can be seen at their stage."""
         if not all(holds(condition, inputs) for condition in (*self.when, self.rule) if condition):
             return []
         result: list[Change] = []
@@ -50,34 +63,43 @@ class Mistake:
             computed = next((field for field in fields if field in COMPUTED), None)
             variants = [{}] if computed is None else COMPUTED[computed](inputs, fields.pop(computed))
             result += [{**fields, **variant} for variant in variants]
-        return result
+        return [change for change in result if _shown(change, inputs)]
+
+
+def _shown(change: Change, inputs: Diagnosed) -> bool:
+    stages = [_STAGES.get(str(value)) or _STAGES.get(field, "scores") for field, value in change.items()]
+    return all(STAGES.index(stage) <= STAGES.index(inputs.stage) for stage in stages)
 
 
 @cache
 def mistakes() -> tuple[Mistake, ...]:
     """The catalogue, in the order in which mistakes are tried."""
     tables = toml_of("clearhead.diagnosing", "mistakes.toml")
-    return tuple(_mistake(name, dict(table), tables) for name, table in tables.items())
+    needs, by_name = tables.pop("needs"), {**tables["common"], **tables["seldom"]}
+    return tuple(_mistake(name, dict(by_name[name]), by_name, needs, kind) for kind in tables for name in tables[kind])
 
 
 @cache
-def values() -> dict[str, dict[str, Sentence]]:
+def values() -> dict[str, dict[str, Any]]:
     """What the values of a recipe's fields mean: the words by field and value."""
     return toml_of("clearhead.diagnosing", "values.toml")
 
 
-def _mistake(name: str, table: dict[str, Any], tables: dict[str, Any]) -> Mistake:
+def _mistake(name: str, table: dict[str, Any], tables: dict[str, Any], needs: dict[str, str], kind: str) -> Mistake:
     when = table.pop("when", ())
-    for what in ("did", "mend", "needs"):
+    for what in ("did", "mend"):
         sentence = table[what]
         if isinstance(sentence, dict) and "as" in sentence:  # the same as another mistake's
             sentence = tables[sentence["as"]][what]
         table[what] = {"en": sentence, "zh": sentence} if isinstance(sentence, str) else sentence
+    table["needs"] = {"en": table["needs"], "zh": needs[table["needs"]]} if "needs" in table else _ANY
     table["changes"] = tuple(  # TOML has no tuples, and no None for a number that is solved from theirs
         {field: None if x == "solved" else tuple(x) if isinstance(x, list) else x for field, x in change.items()}
         for change in table["changes"]
     )
-    return Mistake(name, when=(when,) if isinstance(when, str) else tuple(when), **table)
+    rule = rule_of(next(iter(table["changes"][0])))
+    table.setdefault("rule", rule if rule in {"rotary", *RULES} - {"scale"} else "")
+    return Mistake(name, when=(when,) if isinstance(when, str) else tuple(when), seldom=kind == "seldom", **table)
 
 
 def holds(condition: str, inputs: Diagnosed) -> bool:
@@ -115,11 +137,6 @@ def _as_wide(inputs: Diagnosed) -> bool:
     return inputs.v.shape[-1] == inputs.problem.d_k
 
 
-def _labelled_below_zero(p: Problem) -> bool:
-    labels = [x for x in (p.query_spans, p.key_spans) if x is not None]
-    return p.span_table is not None and p.span_table.size > 0 and any(bool((x < 0).any()) for x in labels)
-
-
 OF_PROBLEM: dict[str, Callable[[Problem], bool]] = {
     # sizes
     "square": lambda p: p.queries == p.keys,
@@ -132,8 +149,6 @@ OF_PROBLEM: dict[str, Callable[[Problem], bool]] = {
     # scores
     "scaled": lambda p: bool((p.scale != 1).any()),
     "bias or ALiBi": lambda p: p.uses("bias") or p.uses("alibi_slopes"),
-    "square table": lambda p: (table := p.span_table) is not None and table.shape[-2] == table.shape[-1],
-    "labels below 0": _labelled_below_zero,
     # visibility
     "several masks": lambda p: len(masks(p)) > 1,
     "positions": lambda p: p.uses("causal") or p.uses("window"),
@@ -150,6 +165,11 @@ OF_PROBLEM: dict[str, Callable[[Problem], bool]] = {
     "other right side": lambda p: p.causal or p.window[1] != p.window[0],
     "open to the right": lambda p: p.window[1] != 0,
     "mask per entry": lambda p: (mask := p.mask) is not None and mask.strides[0] != 0 and mask.strides[1] == 0,
+    "bounded to the right": lambda p: p.window[1] is not None,
+    "causal window": lambda p: p.reach[1] == 0,
+    "other half": lambda p: p.window[0] != p.window[1],
+    "offsets on both sides of 0": lambda p: bool((p.query_offset < 0).any() and (p.query_offset > 0).any()),
+    "heads no power of two": lambda p: p.heads & (p.heads - 1) != 0,
     "lengths differ": lambda p: (lengths := p.kv_lengths) is not None and bool((lengths != lengths[0]).any()),
 }
 OF_INPUTS: dict[str, Callable[[Diagnosed], bool]] = {
@@ -223,11 +243,11 @@ def _chunks(inputs: Diagnosed, *_: object) -> list[Change]:
 
 
 def _every_rule(inputs: Diagnosed, value: str) -> list[Change]:
-    """All rules that hide keys at once, where there are at least two."""
+    """All rules that hide keys at once, or at least two of them; the most first."""
     fields = {"kv_lengths": "padding", "query_lengths": "query_padding", "query_segments": "segments"}
-    rules = ("causal", "window", "mask", *fields)
-    change = {fields.get(rule, rule): value for rule in rules if inputs.problem.uses(rule)}
-    return [change] if len(change) > 1 else []
+    rules = [rule for rule in ("causal", "window", "mask", *fields) if inputs.problem.uses(rule)]
+    subsets = [some for many in range(len(rules), 1, -1) for some in combinations(rules, many)]
+    return [{fields.get(rule, rule): value for rule in some} for some in subsets]
 
 
 def _narrow(inputs: Diagnosed, *_: object) -> list[Change]:
@@ -243,8 +263,7 @@ def _sizes(length: int) -> list[int]:
 
 def _in_blocks(field: str, inputs: Diagnosed, kind: str) -> list[Change]:
     """A bug of some kind in blocks of each size."""
-    keys = inputs.problem.keys
-    return [{field: (kind, size)} for size in _sizes(keys) if kind != "overlapping" or keys % size]
+    return [{field: (kind, size)} for size in _sizes(inputs.problem.keys)]
 
 
 def _key_tails(inputs: Diagnosed, kind: str) -> list[Change]:
@@ -253,14 +272,6 @@ def _key_tails(inputs: Diagnosed, kind: str) -> list[Change]:
     uneven = sorted((size for size in _sizes(keys) if keys % size), reverse=True)
     by_tail = {keys % size if kind == "skipped" else -keys % size: size for size in uneven}
     return [{"key_tail": (kind, size)} for size in sorted(by_tail.values())]
-
-
-def _query_tails(inputs: Diagnosed, kind: str) -> list[Change]:
-    """The rows behind the last whole block of queries: 0, or whatever the memory held."""
-    n, theirs = inputs.problem.queries, inputs.theirs.astype(np.float64)
-    starts = sorted({n // size * size for size in _sizes(n) if n % size}, reverse=True)
-    zeros = [start for start in starts if not theirs[:, :, start:].any()]
-    return [{"tail": (kind, start)} for start in (zeros if kind == "zero" else starts if not zeros else [])]
 
 
 COMPUTED: dict[str, Callable[[Diagnosed, str], list[Change]]] = {  # by the field that mistakes.toml names
@@ -275,5 +286,4 @@ COMPUTED: dict[str, Callable[[Diagnosed, str], list[Change]]] = {  # by the fiel
     "blocks": partial(_in_blocks, "blocks"),
     "tile": partial(_in_blocks, "tile"),
     "key_tail": _key_tails,
-    "tail": _query_tails,
 }

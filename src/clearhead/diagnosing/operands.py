@@ -1,21 +1,17 @@
-"""Q, K and V as a recipe makes them, right or wrong: projections, heads, rotary positions, the cache and its tiles."""
+"""Queries, keys and values as a recipe has them: a layer's projections, then one change after the other."""
 
-from collections import deque
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from clearhead.core.axes import Array, group_size, join_heads, split_heads
-from clearhead.core.definition import mix, split
-from clearhead.diagnosing.recipe import RIGHT, Diagnosed, Recipe, between
+from clearhead.core.axes import Array, join_heads, split_heads
+from clearhead.core.definition import over_heads
+from clearhead.diagnosing.recipe import Diagnosed, Recipe
 from clearhead.diagnosing.softmaxes import eps
 
 _CACHE_BYTES = 2**26  # of shared intermediates
-_LONG = 2**20  # the most numbers in an input that is converted as a whole, and kept; longer ones go head by head
-PROJECTING = (*between("source", "rotary_from"), "w_v", "b_v", "w_o")  # the fields that change what is projected
-PROJECTED = attrgetter(*PROJECTING)
+Heads = tuple[Array, Array, Array]  # q, k and v, (batch, heads, tokens, width)
 
 
 class Operands:
@@ -29,162 +25,68 @@ class Operands:
         self.inputs, self.problem = inputs, inputs.problem
         self.precision, self.perturbed = precision, perturbed
         self.dtype = np.dtype(np.float64 if precision in (None, np.float64) else np.float32)
-        self._memo: dict[Any, Array] = {}
-        self._droppable: deque[Any] = deque()  # the keys of those that may be dropped, the oldest first
+        self._kept: dict[Any, Any] = {}
+        self._dropped: dict[Any, Any] = {}  # all at once, where they become too many
         self._bytes = 0  # of these
 
-    def once(self, key: Any, make: Callable[[], Array], *, keep: bool = False) -> Array:
-        """A shared intermediate, computed when it is first needed; the oldest are dropped when the cache is full.
-
-        keep   never drop it: a projection or head that nearly every recipe needs
-        """
-        array = self._memo.get(key)
-        if array is None:
-            array = self._memo[key] = make()
-            if not keep:
-                self._droppable.append(key)
-                self._bytes += array.nbytes
-            while self._bytes > _CACHE_BYTES and len(self._droppable) > 1:
-                self._bytes -= self._memo.pop(self._droppable.popleft()).nbytes
-        return array
+    def once(self, key: Any, make: Callable[[], Any], *, keep: bool = False) -> Any:
+        """A shared intermediate, computed when it is first needed; `keep` is for what nearly every recipe needs."""
+        made = self._kept.get(key, self._dropped.get(key))
+        if made is None:
+            made = make()
+            (self._kept if keep else self._dropped)[key] = made
+            self._bytes += 0 if keep else sum(x.nbytes for x in made) if isinstance(made, tuple) else made.nbytes
+            if self._bytes > _CACHE_BYTES:
+                self._dropped, self._bytes = {}, 0
+        return made
 
     def rounded(self, x: Array) -> Array:
         """A step's result, rounded to the dtype of the plain run."""
         if self.precision is None or self.precision.itemsize > 2:
-            return x
+            return x.astype(self.dtype, copy=False)
         return x.astype(self.precision).astype(np.float32)
 
-    @property
-    def long(self) -> bool:
-        """Are the inputs so long that heads are converted one by one where they are used, to save memory?"""
-        plain = self.inputs.layer is None and self.inputs.rotary is None and self.perturbed is None
-        return plain and max(self.inputs.q.size, self.inputs.k.size) > _LONG
+    def operands(self, recipe: Recipe) -> Heads:
+        """What serves as q, k and v, each (batch, its heads, tokens, width)."""
+        key = recipe.key(FIELDS)
+        made: Heads = self.once(("operands", key), lambda: self._operands(recipe), keep=not key)
+        return made
 
-    def operand(self, recipe: Recipe, role: str) -> Array:
-        """What serves as "q", "k" or "v", as (batch, its heads, tokens, width)."""
-        return self.held(recipe, self._projection(recipe, role), role)
+    def _operands(self, recipe: Recipe) -> Heads:
+        heads = self._projected(recipe)
+        for field, change in BEFORE_ROTATION.items():
+            if recipe[field] is not None:
+                heads = change(heads, recipe[field], self)
+        heads = self._rotated(recipe, heads)
+        for field, change in AFTER_ROTATION.items():
+            if recipe[field] is not None:
+                heads = change(heads, recipe[field], self)
+        return heads if self.perturbed is None else self._moved(heads)
 
-    def served(self, recipe: Recipe, role: str, heads: tuple[int, ...]) -> Array:
-        """The same for each of these query heads, (batch, heads, tokens, width)."""
-        return self.held(recipe, self._projections(recipe, role, heads), role)
-
-    def _projections(self, recipe: Recipe, role: str, heads: tuple[int, ...]) -> Array:
-        """The same before a cache or tiles hold it."""
-        name = recipe.order["qkv".index(role)]
-        kv = getattr(self.inputs, name).shape[1]
-        if kv == self.problem.heads:
-            chosen = list(heads)
-        else:
-            group = max(1, group_size(self.problem.heads, kv))
-            by_groups = {"repeat": [h // group for h in heads], "tile": [h % kv for h in heads]}
-            chosen = by_groups.get(recipe.groups, [0] * len(heads))
-        if self.long and len(chosen) < kv:
-            each = [self._one_head(recipe, role, head) for head in chosen]
-            return each[0] if len(each) == 1 else np.concatenate(each, axis=1)
-        x = self._projection(recipe, role)
-        if chosen == list(range(kv)):
-            return x
-        return x[:, chosen[0] : chosen[0] + 1] if len(chosen) == 1 else x[:, chosen]
-
-    def _one_head(self, recipe: Recipe, role: str, head: int) -> Array:
-        """One head of a projection of long inputs: only this one is converted, and kept where its split is wrong."""
-        one = slice(head, head + 1)
-        if recipe.split == "heads":
-            return self._operand(recipe, role, one)
-        return self.once(("head", head, role, PROJECTED(recipe)), lambda: self._operand(recipe, role, one))
-
-    def held(self, recipe: Recipe, x: Array, role: str) -> Array:
-        """Keys or values, (batch, heads, keys, width), as a faulty cache or stale tiles hold them; else x itself."""
-        if role == "q":
-            return x
-        kind, new = recipe.cache, x.shape[2] - self.problem.queries  # the first new key
-        zero = {"newest empty": "kv", "newest keys empty": "k", "newest values empty": "v"}.get(kind, "")
-        if role in zero:
-            return np.concatenate([x[:, :, :new], np.zeros_like(x[:, :, new:])], axis=2)
-        if kind == "another batch":
-            return np.concatenate([np.roll(x[:, :, :new], 1, axis=0), x[:, :, new:]], axis=2)
-        if kind == "newest early":  # one slot before its own, which stays empty
-            return np.concatenate([x[:, :, : new - 1], x[:, :, new:], np.zeros_like(x[:, :, :1])], axis=2)
-        (what, block), name = recipe.tile, "keys" if role == "k" else "values"
-        if what not in (f"stale {name}", f"first {name}"):
-            return x
-        keys = np.arange(x.shape[2])
-        source = keys % block if what.startswith("first") else np.where(keys < block, keys, keys - block)
-        return x[:, :, source]
-
-    def _projection(self, recipe: Recipe, role: str) -> Array:
-        """What serves as "q", "k" or "v" before a cache or tiles hold it: computed for all heads, and once."""
-        plain = self.inputs.layer is None and self.inputs.rotary is None and recipe.split == "heads"  # as it was given
-        if plain and self.long:
-            return self._operand(recipe, role)
-        name, fields = recipe.order["qkv".index(role)], PROJECTED(recipe)
-        often = plain or fields == PROJECTED(RIGHT) or self.inputs.layer is not None
-        key = (name, role if self.perturbed is not None else "") if plain else (role, fields)
-        return self.once(key, lambda: self._operand(recipe, role), keep=often)
-
-    def _operand(self, recipe: Recipe, role: str, chosen: slice = slice(None)) -> Array:
-        """The projection of the chosen heads, computed."""
-        name = recipe.order["qkv".index(role)]
-        right: Array = getattr(self.inputs, name)
-        heads = right.shape[1]
-        if self.inputs.layer is None and recipe.split == "heads":
-            return self._turned(recipe, np.asarray(right[:, chosen], self.dtype), role)
-        if self.long and recipe.split in ("flat", "interleaved") and chosen != slice(None):
-            return resplit(right, recipe.split, chosen.start).astype(self.dtype)
-        tokens = self._tokens(recipe, role, name, right)
-        batch, length, width = tokens.shape
-        if recipe.split == "one" and role != "v":
-            x = np.broadcast_to(tokens[:, None], (batch, heads, length, width))
-        elif recipe.split in ("heads", "one"):
-            x = split_heads(tokens, heads)
-        elif recipe.split == "flat":
-            x = tokens.reshape(batch, heads, length, width // heads)
-        else:
-            x = tokens.reshape(batch, length, width // heads, heads).transpose(0, 3, 1, 2)
-        return self._turned(recipe, np.asarray(x[:, chosen], self.dtype), role)
-
-    def _turned(self, recipe: Recipe, x: Array, role: str) -> Array:
-        """Heads with their rotary positions, where they have any; moved a little in a perturbed run."""
-        turns = self.inputs.rotary is not None and recipe.rotary != "missing" and role in recipe.rotary_on
-        if turns and x.shape[-1] % 2 == 0:
-            x = self.rounded(self._rotated(recipe, x, shift=role == "q"))
-        if self.perturbed is not None and role != "v":
-            noise = np.random.default_rng(self.perturbed).uniform(-1, 1, x.shape)
-            narrow = self.precision if self.precision is not None and self.precision.itemsize == 2 else None
-            size = eps(narrow or np.dtype(np.float32))
-            if narrow is None:  # what one sum after the other may add to the rounding of d_k products
-                size *= max(1.0, x.shape[-1] ** 0.5 / 4)
-            x = (x * (1 + size * noise)).astype(self.dtype)
-        return np.ascontiguousarray(x)
-
-    def _tokens(self, recipe: Recipe, role: str, name: str, right: Array) -> Array:
-        """(batch, tokens, heads·width): X·W + b, or the given heads side by side."""
-        layer = self.inputs.layer
+    def _projected(self, recipe: Recipe) -> Heads:
+        """X·W + b of each, its heads split; or the arrays as they were given."""
+        names = recipe["order"] or "qkv"  # which array, or which of a layer's matrices, serves as each
+        given, layer = {name: getattr(self.inputs, name) for name in "qkv"}, self.inputs.layer
         if layer is None:
-            return np.asarray(join_heads(right))  # still in the dtype of the inputs, which takes less room
-        if recipe.packing == "thirds":
-            result = self._projected(recipe, role, name)
-        else:
-            thirds = [self._projected(recipe, "q", each) for each in "qkv"]
-            result = unpacked(recipe.packing, thirds, self.problem.heads)["qkv".index(name)]
-        if role == "v" and recipe.w_o == "on values":
-            result = self.rounded(result @ self.w_o(recipe))
-        return result
+            q, k, v = (given[name].astype(self.dtype, copy=False) for name in names)
+            return q, k, v
+        first, other = (layer.context, layer.x) if recipe["source"] == "swapped" else (layer.x, layer.context)
+        sources = first, *(first if recipe["source"] == "x only" else other for _ in "kv")
+        products = (self._product(recipe, name, x) for name, x in zip(names, sources, strict=True))
+        q, k, v = (split_heads(x, given[name].shape[1]) for x, name in zip(products, names, strict=True))
+        return q, k, v
 
-    def _projected(self, recipe: Recipe, role: str, name: str) -> Array:
-        """What W and b of `name` make of the tokens that `role` reads."""
-        layer = self.inputs.layer
+    def _product(self, recipe: Recipe, name: str, tokens: Array) -> Array:
+        """What W and b of `name` make of tokens, (batch, tokens, heads·width)."""
+        layer, turned = self.inputs.layer, recipe[f"w_{name}"] is not None
         assert layer is not None
-        first, other = (layer.context, layer.x) if recipe.source == "swapped" else (layer.x, layer.context)
-        x = first if role == "q" or recipe.source == "x only" else other
-        normal, turned = recipe.source == "normalised", getattr(recipe, f"w_{name}") == "transposed"
 
         def product() -> Array:
-            read, w = x.astype(self.dtype), layer.w[name].astype(self.dtype)
-            return self.rounded((normalised(read) if normal else read) @ (w.T if turned else w))
+            w = layer.w[name].astype(self.dtype)
+            return self.rounded(tokens.astype(self.dtype) @ (w.T if turned else w))
 
-        result = self.once((id(x), normal, name, turned), product, keep=True)
-        if name in layer.b and getattr(recipe, f"b_{name}") == "given":
+        result: Array = self.once((id(tokens), name, turned), product, keep=True)
+        if name in layer.b and recipe[f"b_{name}"] is None:
             result = self.rounded(result + layer.b[name].astype(self.dtype))
         return result
 
@@ -192,82 +94,146 @@ class Operands:
         """The layer's output projection: also transposed, or with the columns of each head for its own rows only."""
         layer, heads = self.inputs.layer, self.problem.heads
         assert layer is not None
-        w = self.once("W^O", lambda: layer.w["o"].astype(self.dtype), keep=True)
-        if recipe.w_o == "per head":
+        w: Array = self.once("W^O", lambda: layer.w["o"].astype(self.dtype), keep=True)
+        if recipe["w_o"] == "per head":
             width = len(w) // heads
             w = w * np.kron(np.eye(heads, dtype=self.dtype), np.ones((width, width), self.dtype))
-        return w.T if recipe.w_o == "transposed" else w
+        return w.T if recipe["w_o"] == "transposed" else w
 
-    def _rotated(self, recipe: Recipe, x: Array, *, shift: bool) -> Array:
-        assert self.inputs.rotary is not None
-        base, interleaved = self.inputs.rotary
-        part = int(x.shape[-1] * recipe.rotary_part) // 2 * 2
-        half = part // 2
-        places = np.arange(x.shape[2])[None, :]
-        if shift:
-            offset = self.problem.query_offset[:, None] if recipe.rotary_from == "offset" else 0
-            places = places + offset + recipe.rotary_shift
-        places = places[..., None]
+    def _rotated(self, recipe: Recipe, heads: Heads) -> Heads:
+        """Queries and keys turned to their positions, where they have any."""
+        if self.inputs.rotary is None or recipe["rotary"] == "missing":
+            return heads
+        turned = recipe["rotary_on"] or "qk"
+        q, k, v = (self._turned(recipe, x, role) if role in turned else x for role, x in zip("qkv", heads, strict=True))
+        return q, k, v
+
+    def _turned(self, recipe: Recipe, x: Array, role: str) -> Array:
+        if self.inputs.rotary is None or x.shape[-1] % 2:
+            return x
+        base, neighbours = self.inputs.rotary
+        kind = recipe["rotary"] or ""
+        half = int(x.shape[-1] * (recipe["rotary_part"] or 1)) // 2
+        places = np.arange(x.shape[2])[None, :, None]
+        if role == "q":
+            offset = 0 if recipe["rotary_from"] == "zero" else self.problem.query_offset[:, None, None]
+            places = places + offset + (recipe["rotary_shift"] or 0)
         frequencies = base ** (-np.arange(half) / max(1, half))
         if self.precision is not None:  # no code is told off for angles in float32, as most libraries have them
             places, frequencies = places.astype(np.float32), frequencies.astype(np.float32)
-        angles = places * (-frequencies if recipe.rotary == "backwards" else frequencies)
-        neighbours = interleaved != (recipe.rotary in ("pairing", "mixed, pairing"))
-        turned, rest = x[..., :part], x[..., part:]
-        if neighbours:
-            a, b = turned[..., 0::2], turned[..., 1::2]
-            other = np.stack([-b, a], axis=-1).reshape(turned.shape)
-        else:
-            other = np.concatenate([-turned[..., half:], turned[..., :half]], axis=-1)
-        repeated = neighbours != recipe.rotary.startswith("mixed")
-        angles = np.repeat(angles, 2, axis=-1) if repeated else np.concatenate([angles, angles], axis=-1)
-        cos, sin = (f(angles)[:, None].astype(x.dtype) for f in (np.cos, np.sin))
-        return np.concatenate([turned * cos + other * sin, rest], axis=-1)
+        angles = places * (-frequencies if kind == "backwards" else frequencies)
+        neighbours = neighbours != kind.endswith("pairing")
+        every = np.arange(2 * half)
+        first, second = (every[::2], every[1::2]) if neighbours else (every[:half], every[half:])
+        a, b, laid = x[..., first], x[..., second], np.empty((*angles.shape[:-1], 2 * half))
+        laid[..., first] = laid[..., second] = angles
+        if kind.startswith("mixed"):  # the angles are laid out for the other pairs
+            laid = np.concatenate([angles, angles], axis=-1) if neighbours else np.repeat(angles, 2, axis=-1)
+        cos, sin = (turn(laid)[:, None].astype(x.dtype) for turn in (np.cos, np.sin))
+        result = x.copy()
+        result[..., first] = a * cos[..., first] - b * sin[..., first]
+        result[..., second] = a * sin[..., second] + b * cos[..., second]
+        return self.rounded(result)
+
+    def _moved(self, heads: Heads) -> Heads:
+        """Queries and keys within the rounding of the dtype."""
+        narrow = self.precision if self.precision is not None and self.precision.itemsize == 2 else None
+        size = eps(narrow or np.dtype(np.float32))
+        if narrow is None:  # what one sum after the other may add to the rounding of d_k products
+            size *= max(1.0, heads[0].shape[-1] ** 0.5 / 4)
+        rng = np.random.default_rng(self.perturbed)
+        q, k = ((x * (1 + size * rng.uniform(-1, 1, x.shape))).astype(self.dtype) for x in heads[:2])
+        return q, k, heads[2]
 
 
-def resplit(x: Array, split: str, head: int) -> Array:
-    """One head, (batch, 1, tokens, width), of (batch, heads, tokens, width) joined and then split in a wrong way."""
-    heads, tokens, width = x.shape[1:]
-    if split == "flat":  # rows of width numbers, all heads of a token and then the next token
-        rows = head * tokens + np.arange(tokens)
-        return x[:, None, rows % heads, rows // heads]
-    columns = np.arange(width) * heads + head
-    return np.moveaxis(x[:, columns // width, :, columns % width], 0, -1)[:, None]
+# ── the changes: of the heads, with the field's value ──
 
 
-def normalised(x: Array) -> Array:
-    """Layer norm without weights: mean 0 and variance 1 along the last axis."""
-    centred = x - x.mean(axis=-1, keepdims=True)
-    return np.asarray(centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + x.dtype.type(1e-5)))
+def _repacked(heads: Heads, packing: str, _: Operands) -> Heads:
+    """Read packed columns by another layout than they were packed in.
 
-
-def with_more(recipe: Recipe, result: Array, residual: Array) -> Array:
-    """The result with the residual added, or normalised."""
-    if recipe.added != "norm":
-        result = result + residual
-    return result if recipe.added == "residual" else normalised(result)
-
-
-def unpacked(packing: str, thirds: list[Array], heads: int) -> list[Array]:
-    """Q, K and V, (batch, tokens, heads·d), read from packed columns by another layout than they were packed in."""
+    Columns [Q|K|V] are read as (heads, 3, d) or (heads, d, 3); or columns so packed are read as [Q|K|V].
+    """
+    many, d = heads[0].shape[1], heads[0].shape[-1]
+    thirds = [join_heads(x) for x in heads]
     batch, length, width = thirds[0].shape
-    d = width // heads
-    axis, split = (3, (heads, 3, d)) if packing.endswith("per head") else (4, (heads, d, 3))
+    axis, split = (3, (many, 3, d)) if packing.endswith("per head") else (4, (many, d, 3))
     if packing.startswith("read"):
         read = np.moveaxis(np.concatenate(thirds, axis=-1).reshape(batch, length, *split), axis, 0)
-        return list(read.reshape(3, batch, length, width))
-    each = [third.reshape(batch, length, heads, d) for third in thirds]
-    return np.split(np.stack(each, axis=axis).reshape(batch, length, 3 * width), 3, axis=-1)
+        thirds = list(read.reshape(3, batch, length, width))
+    else:
+        packed = np.stack([third.reshape(batch, length, many, d) for third in thirds], axis=axis)
+        thirds = np.split(packed.reshape(batch, length, 3 * width), 3, axis=-1)
+    q, k, v = (split_heads(third, many) for third in thirds)
+    return q, k, v
 
 
-def weighted(weights: Array, values: Array) -> Array:
-    """weights·values; a value of weight 0 is not read."""
-    result = np.asarray(weights @ values)
-    if not np.isfinite(result).all() and not np.isfinite(values).all():
-        return np.asarray(mix(weights, split(values), lambda: weights == 0))
-    return result
+def _resplit(heads: Heads, split: str, _: Operands) -> Heads:
+    """Split joined heads wrongly: by a reshape without the transpose, interleaved, or, of q and k, not at all."""
+
+    def again(x: Array) -> Array:
+        tokens, (batch, many, length, width) = join_heads(x), x.shape
+        if split == "one":
+            return np.broadcast_to(tokens[:, None], (batch, many, length, many * width))
+        if split == "flat":
+            return np.asarray(tokens.reshape(x.shape))
+        return np.ascontiguousarray(np.moveaxis(tokens.reshape(batch, length, width, many), -1, 1))
+
+    q, k, v = heads
+    return again(q), again(k), v if split == "one" else again(v)
 
 
-def take(x: Array, chosen: tuple[int, ...], axis: int) -> Array:
-    """The chosen heads (axis 1) or rows (axis 2); the array itself where these are all."""
-    return x if len(chosen) == x.shape[axis] else x.take(chosen, axis)
+def _projected_early(heads: Heads, w_o: str, work: Operands) -> Heads:
+    """Multiply the values by W^O, before attention."""
+    if w_o != "on values":
+        return heads
+    joined = work.rounded(join_heads(heads[2]) @ work.w_o(Recipe()))
+    return heads[0], heads[1], split_heads(joined, heads[2].shape[1])
+
+
+def _multiplied(heads: Heads, product: str, _: Operands) -> Heads:
+    """Let q·kᵀ be another product: of K without its transpose, or of what is divided by its length."""
+    q, k, v = heads
+    if product == "q·k":
+        return q, k.swapaxes(-1, -2), v
+    return q / np.linalg.norm(q, axis=-1, keepdims=True), k / np.linalg.norm(k, axis=-1, keepdims=True), v
+
+
+def _cached(heads: Heads, cache: str, work: Operands) -> Heads:
+    """Hold keys and values in a faulty cache; the newest are as many as there are queries."""
+    empty = {"newest empty": "kv", "newest keys empty": "k", "newest values empty": "v"}.get(cache, "")
+
+    def held(x: Array, role: str) -> Array:
+        new = x.shape[2] - work.problem.queries  # the first new key
+        if cache == "another batch":
+            return np.concatenate([np.roll(x[:, :, :new], 1, axis=0), x[:, :, new:]], axis=2)
+        return np.concatenate([x[:, :, :new], np.zeros_like(x[:, :, new:])], axis=2) if role in empty else x
+
+    return heads[0], held(heads[1], "k"), held(heads[2], "v")
+
+
+def _grouped(heads: Heads, groups: str, work: Operands) -> Heads:
+    """Give query head h the key head h % kv_heads, or all of them the first."""
+    every = np.arange(work.problem.heads) % heads[1].shape[1]
+    chosen = every if groups == "tile" else 0 * every
+    return heads[0], heads[1][:, chosen], heads[2][:, chosen]
+
+
+def _mixed_up(heads: Heads, used: str, work: Operands) -> Heads:
+    """Use others of the three as queries, keys and values, each named by its letter."""
+    by_letter = dict(zip("qkv", heads, strict=True))
+    queries, keys, values = (by_letter[letter] for letter in used)
+    return over_heads(queries, work.problem.heads), keys, values
+
+
+Changes = dict[str, Callable[[Heads, Any, Operands], Heads]]
+BEFORE_ROTATION: Changes = {"packing": _repacked, "split": _resplit, "w_o": _projected_early}
+AFTER_ROTATION: Changes = {
+    "cache": _cached,
+    "groups": _grouped,
+    "used": _mixed_up,
+    "product": _multiplied,
+}
+_OF_LAYER = ("source", "order", "w_q", "w_k", "w_v", "b_q", "b_k", "b_v")
+_ROTARY = ("rotary", "rotary_on", "rotary_part", "rotary_shift", "rotary_from")
+FIELDS = frozenset((*_OF_LAYER, *BEFORE_ROTATION, *_ROTARY, *AFTER_ROTATION))  # that change the operands

@@ -5,14 +5,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from clearhead.core.axes import Array
+from clearhead.core.problem import Problem
 from clearhead.diagnosing.recipe import Diagnosed, Recipe
-from clearhead.diagnosing.recipe_visibility import windowed
+from clearhead.diagnosing.rule_changes import changed_rules
 from clearhead.diagnosing.search import Candidate, Search
 from clearhead.diagnosing.verdict import Nonfinite, Reason
 
 _POSITIONS = 4  # fewer queries are no evidence: what is wrong with them could be wrong with these alone
 _LENGTHS = 4  # fewer distinct lengths are no evidence: they may be right by luck, or rounded up alike
 _CHANCE = 1e-3  # of any candidate fitting so well
+_ACROSS = {"causal", "scale", "query_offset"}  # the rules that attention over heads keeps
 _MOST = 6  # the most runs of positions that are listed
 
 
@@ -24,7 +26,9 @@ def doubts(search: Search, candidate: Candidate, gaps: Array, tolerance: float) 
 
     gaps, tolerance   how far theirs lie from the right numbers, and what rounding allows
     """
-    inputs = search.full.inputs
+    inputs = search.inputs
+    if candidate.recipe["across"] == "heads" and not set(inputs.problem.active_rules()) - _ACROSS:
+        yield Reason("axes swapped")  # such arrays give the same numbers
     if len(candidate.mistakes) > 1:
         yield Reason("a pair")
     if any(mistake.evidence == "rounding" for mistake in candidate.mistakes):
@@ -34,7 +38,7 @@ def doubts(search: Search, candidate: Candidate, gaps: Array, tolerance: float) 
         yield Reason("one position" if positions == 1 else "few positions", {"count": positions})
     if _by_count(candidate.recipe, inputs.problem.kv_lengths):
         yield Reason("a size")
-    if special := _special_window(candidate.recipe, inputs.problem.window):
+    if special := _special_window(candidate.recipe, inputs.problem):
         yield Reason(special)
     several = {name: x for name, x in inputs.tokens.items() if x.size and x.shape[-2] > 1}
     if names := [name for name, x in several.items() if bool(np.all(x == x[..., :1, :]))]:  # these tell no keys apart
@@ -46,23 +50,24 @@ def doubts(search: Search, candidate: Candidate, gaps: Array, tolerance: float) 
 
 
 def _by_count(recipe: Recipe, lengths: Array | None) -> bool:
-    """Is all that shows it how many keys or queries come first or last, or the lengths of a few batch entries?"""
-    if recipe.padding in ("shortest", "longest", "tiled") or recipe.padding_shift:
+    """Is all that shows it how many keys come first or last, or the lengths of a few batch entries?"""
+    if recipe["padding"] in ("shortest", "longest") or recipe["padding_shift"]:
         return lengths is None or len(np.unique(lengths)) < _LENGTHS
-    ends = recipe.key_tail[0] or recipe.tail[0] or recipe.tile[0] == "first missing"
-    return bool(ends) or recipe.blocks[0].startswith("last")
+    first = recipe["tile"] is not None and recipe["tile"][0] == "first missing"
+    last = recipe["blocks"] is not None and recipe["blocks"][0].startswith("last")
+    return first or last or recipe["key_tail"] is not None
 
 
-def _special_window(recipe: Recipe, window: tuple[int | None, int | None]) -> str:
+def _special_window(recipe: Recipe, problem: Problem) -> str:
     """What a window that is off by one may be as well: one width for both sides, or no right side; "" if neither."""
-    if recipe.window in ((0, 0), "missing") or None in window:
+    if not isinstance(recipe["window"], (tuple, str)) or recipe["window"] == "missing" or None in problem.window:
         return ""
-    (left, right), became = ([int(side or 0) for side in sides] for sides in (window, windowed(window, recipe)))
-    if abs(became[0] - left) > 1 or abs(became[1] - right) > 1:
+    became, window = changed_rules(problem, recipe).window, problem.window
+    if any(x is None or abs(x - side) > 1 for x, side in zip(became, window, strict=True) if side is not None):
         return ""
-    if became[0] == became[1] and left != right:
+    if became[0] == became[1] and window[0] != window[1]:
         return "equal sides"
-    return "no right side" if became[1] == 0 and right else ""
+    return "no right side" if became[1] == 0 and window[1] else ""
 
 
 # ── what is known where nothing explains them ──
@@ -86,21 +91,19 @@ def known_about(search: Search, theirs: Array, right: Array, gaps: Array, tolera
     """What is known, the most telling first: gaps are |theirs - right|, all (batch, heads, queries, columns)."""
     if theirs.shape != right.shape or not theirs.size:
         return
-    stage, nonfinite = search.full.inputs.stage, ~np.isfinite(theirs) & np.isfinite(right)
+    stage, nonfinite = search.inputs.stage, ~np.isfinite(theirs) & np.isfinite(right)
     yield from _where(search, gaps > tolerance)
     if nonfinite.any():
         yield Reason("some nonfinite", {"count": int(nonfinite.sum()), "rows": int(nonfinite.any(axis=-1).sum())})
     if search.untried:
-        yield Reason("too long", {"how": "alone" if search.untried == "pairs" else "not"})
-    if stage == "weights":
-        yield from _of_weights(theirs, right, tolerance)
+        yield Reason("too long")
     if stage == "output" and np.isfinite(theirs).all():
         yield Reason("ask for weights")
 
 
 def _where(search: Search, wrong: Array) -> Iterator[Reason]:
     """The batch entries, heads, queries and columns that are right as a whole, where others are not."""
-    coverage, inputs = search.coverage, search.full.inputs
+    coverage, inputs = search.coverage, search.inputs
     names = "batch", "head", "query", "column" if inputs.stage == "output" else "key"
     indices = coverage.batches, range(wrong.shape[1]), coverage.queries, range(wrong.shape[3])
     for axis, (name, places) in enumerate(zip(names, map(np.array, indices), strict=True)):
@@ -116,21 +119,6 @@ def _ranges(places: Array) -> str:
     runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
     texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
     return ", ".join(texts[:_MOST]) + (", …" if len(texts) > _MOST else "")
-
-
-def _of_weights(theirs: Array, right: Array, tolerance: float) -> Iterator[Reason]:
-    """Weights: do they sum to 1, and are they 0 where they should be?"""
-    if not np.isfinite(theirs).all():
-        return
-    sums = theirs.sum(axis=-1)
-    sums_right = (np.abs(sums - right.sum(axis=-1)) <= theirs.shape[-1] * tolerance).all()
-    extremes = {"least": float(sums.min()), "most": float(sums.max())}
-    yield Reason("sums right") if sums_right else Reason("sums wrong", extremes)
-    if (right == 0).any():
-        off = (theirs > tolerance) & (right == 0)
-        yield Reason("zeros wrong", {"count": int(off.sum())}) if off.any() else Reason("zeros right")
-    if (theirs < -tolerance).any():
-        yield Reason("negative weights", {"least": float(theirs.min())})
 
 
 def nonfinite_inputs(inputs: Diagnosed) -> tuple[Nonfinite, ...]:

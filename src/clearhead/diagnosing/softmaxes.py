@@ -1,6 +1,6 @@
-"""The softmax of a recipe, right or wrong: powers of the logits, and what they are divided by.
+"""What stands in the softmax's place: over other axes, with another denominator, or in blocks with their classic bugs.
 
-Also what kernels do to it: blocks of keys with their classic bugs.
+All are functions of the logits, -inf where hidden; the definition's softmax does the work where it can.
 """
 
 from collections.abc import Callable
@@ -10,83 +10,79 @@ import numpy as np
 
 from clearhead.core.arrays import bfloat16
 from clearhead.core.axes import Array
-from clearhead.diagnosing.recipe import Recipe
+from clearhead.core.definition import softmax
+
+AXES = {"queries": (-2,), "matrix": (-2, -1), "heads": (1,), "batch": (0,), "all": (0, 1, 2, 3)}
 
 
-def powers(
-    recipe: Recipe, x: Array, extras: list[tuple[Array, int]], rounded: Callable[[Array], Array]
-) -> tuple[Array, Array]:
-    """The numerators and the denominator, up to a common factor of each row.
-
-    x        logits, (batch, heads, rows, keys); -inf where hidden
-    extras   logits in the denominator that belong to no key, and how often each counts
-    """
-    if recipe.powers == "2":
-        x, extras = x * x.dtype.type(np.log(2)), [(extra * np.log(2), count) for extra, count in extras]
-    if recipe.blocks[0]:
-        result, total, final = tiled(*recipe.blocks, x)
-        for extra, count in extras:
-            total = total + count * np.exp(extra - final)
-        return result, total
-    axis: Any = {"keys": -1, "queries": -2, "matrix": (-2, -1), "heads": 1, "batch": 0, "all": None}[recipe.axis]
-    top = x.max(axis=axis, keepdims=True, initial=-np.inf)
-    peak = row_peak = _finite(top)
-    for extra, _ in extras if recipe.sinks != "unshifted" else ():
-        peak = np.maximum(peak, extra)
-    if recipe.overflow:
-        result = np.exp(x.astype(recipe.overflow)).astype(x.dtype)
-        total = result.astype(recipe.overflow).sum(axis=axis, keepdims=True).astype(x.dtype)
-        return result, np.where((top > -np.inf) & (total == 0), np.nan, total)
-    if recipe.softmax == "no sum, no maximum":
-        return np.exp(x), np.ones_like(peak)
-    if recipe.softmax == "unkept sum and maximum":
-        peak = peak.swapaxes(-1, -2)
-    result = rounded(np.exp(x - peak))
-    if recipe.softmax == "no sum":
-        return rounded(np.exp(x - row_peak)), np.ones_like(peak)
-    total = result.sum(axis=axis, keepdims=True)
-    for extra, count in extras:
-        total = total + count * np.exp(extra if recipe.sinks == "unshifted" else extra - peak)
-    if recipe.softmax == "one more, shifted":
-        total = total + np.exp(row_peak - peak)
-    return result, rounded(total.swapaxes(-1, -2) if recipe.softmax.startswith("unkept") else total)
+def over(axes: tuple[int, ...], x: Array) -> Array:
+    """The softmax along these axes together."""
+    last = tuple(range(-len(axes), 0))
+    moved = np.moveaxis(x, axes, last)
+    flat = moved.reshape(*moved.shape[: -len(axes)], -1) if len(axes) < x.ndim else moved.reshape(1, -1)
+    return np.asarray(np.moveaxis(softmax(flat)[1].reshape(moved.shape), last, axes))
 
 
-def scored(softmax: str, x: Array) -> Array:
-    """Weights that come from each logit, not from a quotient."""
-    if softmax == "sigmoid":
-        return np.asarray(1 / (1 + np.exp(-x)))
-    peak = _finite(x.max(axis=-1, keepdims=True, initial=-np.inf))
-    return np.asarray(x - peak - np.log(np.exp(x - peak).sum(axis=-1, keepdims=True)))
+Denominator = Callable[[Array, Array], Any]  # of a row's largest logit m and log-sum-exp L, (…, rows, 1)
+
+DENOMINATORS: dict[str, Denominator] = {  # the logarithm of what each power is divided by
+    "no sum": lambda m, _: m,
+    "no sum, no maximum": lambda *_: 0.0,
+    "one more": lambda _, total: np.logaddexp(total, 0.0),
+    "one more, shifted": np.logaddexp,
+    "unkept sum": lambda m, total: m + (total - m).swapaxes(-1, -2),  # they lie along the keys
+    "unkept sum and maximum": lambda _, total: total.swapaxes(-1, -2),
+}
+
+
+def divided(x: Array, denominator: Denominator, sinks: Array | None = None) -> Array:
+    """Powers of the logits by another denominator; m is the largest of the keys, the sinks count in L."""
+    m = _finite(x.max(axis=-1, keepdims=True, initial=-np.inf))
+    total = softmax(x, sinks)[0].logsumexp[..., None]
+    return np.where(np.isneginf(x), 0.0, np.exp(x - denominator(m, total)))
+
+
+def overflowing(x: Array, dtype: str, sinks: Array | None) -> Array:
+    """The softmax in this dtype without a row's maximum subtracted."""
+    powers = np.exp(x.astype(dtype)).astype(x.dtype)
+    total = powers.astype(dtype).sum(axis=-1, keepdims=True).astype(x.dtype)
+    total = np.where((x > -np.inf).any(axis=-1, keepdims=True) & (total == 0), np.nan, total)
+    return quotient(powers, total if sinks is None else total + np.exp(sinks))
 
 
 def _finite(peak: Array) -> Array:
     return np.where(np.isneginf(peak), peak.dtype.type(0), peak)
 
 
-def tiled(what: str, size: int, x: Array) -> tuple[Array, Array, Array]:
-    """An online softmax over blocks of keys with the bug `what`: powers, their total, and the final maximum."""
+def in_blocks(bug: tuple[str, int], x: Array, sinks: Array | None) -> Array:
+    """An online softmax over blocks of keys of a size, with a bug."""
+    what, size = bug
     block, starts = np.arange(x.shape[-1]) // size, np.arange(0, x.shape[-1], size)
     tops = np.maximum.reduceat(x, starts, axis=-1)
     running = _finite(np.maximum.accumulate(tops, axis=-1))
     final = running[..., -1:]
+    powers = total = right = np.exp(x - final)
     if what in ("unshifted", "averaged"):  # each block by its own maximum
-        local = np.exp(x - _finite(tops)[..., block])
-        if what == "unshifted":
-            return local, local.sum(axis=-1, keepdims=True), final
-        sums = np.add.reduceat(local, starts, axis=-1)[..., block]
-        means = np.divide(local, sums, out=np.zeros_like(local), where=sums != 0)
-        return means, np.full_like(x[..., :1], len(starts)), final
-    right = np.exp(x - final)
-    if what == "nan":  # of exp(-inf - -inf) in the first block, which no later block mends
-        return right, np.where(np.isneginf(tops[..., :1]), np.nan, right.sum(axis=-1, keepdims=True)), final
-    if what.startswith("last"):
+        powers = total = np.exp(x - _finite(tops)[..., block])
+        if what == "averaged":
+            sums = np.add.reduceat(powers, starts, axis=-1)[..., block]
+            powers, total = quotient(powers, sums), np.full_like(x[..., :1], len(starts))
+    elif what == "nan":  # of exp(-inf - -inf) in the first block, which no later block mends
+        total = np.where(np.isneginf(tops[..., :1]), np.nan, right)
+    elif what.startswith("last"):
         last = np.where(np.isneginf(x), -1, block).max(axis=-1, keepdims=True)
         powers = np.where(block == last, right, x.dtype.type(0))
-        return powers, (right if what == "last values" else powers).sum(axis=-1, keepdims=True), final
-    stale = np.exp(x - running[..., block])  # what each block adds, as if no later block raised the maximum
-    powers = right if what == "rescale sum" else stale
-    return powers, (right if what == "rescale values" else stale).sum(axis=-1, keepdims=True), final
+        total = right if what == "last values" else powers
+    else:
+        stale = np.exp(x - running[..., block])  # what each block adds, as if no later block raised the maximum
+        powers, total = (right if what == kept else stale for kept in ("rescale sum", "rescale values"))
+    sums = total.sum(axis=-1, keepdims=True)
+    return quotient(powers, sums if sinks is None else sums + np.exp(sinks - final))
+
+
+def quotient(powers: Array, total: Array) -> Array:
+    """Powers / total, 0 where the total is 0."""
+    return np.divide(powers, total, out=np.zeros_like(powers), where=total != 0)
 
 
 def eps(dtype: np.dtype[Any]) -> float:

@@ -80,7 +80,7 @@ class MistakeExplanation:
     def details(self) -> dict[str, Any]:
         """The fields of the textbook's recipe that were changed, such as a block's size or a fill."""
         fields = {field for change in self.candidate.changes for field in change}
-        return {field: getattr(self.candidate.recipe, field) for field in sorted(fields)}
+        return {field: self.candidate.recipe[field] for field in sorted(fields)}
 
     def did(self, language: Language = "en") -> list[str]:
         """What their code did, a sentence for each mistake."""
@@ -197,12 +197,13 @@ class Diagnosis:
 
 def _details(recipe: Recipe, change: Change, language: Language) -> dict[str, Any]:
     """The values that the sentences name: the changed fields, in words where there are any."""
-    details: dict[str, Any] = {"added": "", "source": ""}
+    details: dict[str, Any] = {}
     for field in change:
-        value = getattr(recipe, field)
+        value = recipe[field]
         sized = isinstance(value, tuple) and isinstance(value[0], str)
         kind = value[0] if sized else value
         words = values().get(field, {}).get(str(kind))
+        words = {language: words} if isinstance(words, str) else words
         said = words[language] if words else significant(kind, 4) if isinstance(kind, float) else kind
         details |= {"what": said, "size": value[1]} if sized else {field: said}
     letters = _say(language, "between").join(field[-1].upper() for field in change if field[:2] in ("w_", "b_"))
@@ -218,8 +219,6 @@ def said(reason: Reason, language: Language) -> str:
     values = {"count": 0, "rows": 0, **reason.values}
     if isinstance(values.get("names"), list):
         values["names"] = _say(language, "between").join(values["names"])
-    if "how" in values:
-        values["how"] = _say(language, f"{reason.key}, {values['how']}")
     values |= {"numbers": counted(values["count"], "number"), "in_rows": counted(values["rows"], "row")}
     return _say(language, reason.key, **values)
 

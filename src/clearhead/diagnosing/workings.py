@@ -1,4 +1,4 @@
-"""The numbers of a recipe: the textbook's steps one by one, each according to the recipe's fields, right or wrong.
+"""The numbers of a recipe: the definition's steps one by one, with the recipe's changes before, between and after them.
 
 `Workings(inputs)` computes in float64. With a dtype it is a plain run in that dtype: every step is rounded to it.
 Intermediates that several recipes share are computed once.
@@ -6,21 +6,24 @@ Intermediates that several recipes share are computed once.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
-from operator import attrgetter
 
 import numpy as np
 
-from clearhead.core.axes import Array
-from clearhead.core.block import block_of, everything
-from clearhead.core.spans import added
-from clearhead.diagnosing import recipe_visibility as sight
-from clearhead.diagnosing import softmaxes
-from clearhead.diagnosing.operands import PROJECTING, Operands, take, weighted, with_more
-from clearhead.diagnosing.recipe import RIGHT, VISIBILITY, Recipe, Selection, between
+from clearhead.core.axes import Array, join_heads
+from clearhead.core.block import Block
+from clearhead.core.definition import STEPS, logits, mix, product, softmax, split
+from clearhead.diagnosing import operands, softmaxes
+from clearhead.diagnosing.operands import Operands
+from clearhead.diagnosing.recipe import STAGES, Recipe, Selection
+from clearhead.diagnosing.rule_changes import SCORING, SEEING, changed_rules, selected, visible
 
-_SCORES = attrgetter(*PROJECTING, *between("cache", "groups"), "tile")
-_LOGITS = attrgetter(*between("scale", "spans"), "scaling")
+_ORDERS = {  # of the steps before the mask, where the cap stands elsewhere
+    "before scale": ("capped", "scaled", "biased"),
+    "after bias": ("scaled", "biased", "capped"),
+    "after mask": ("scaled", "biased"),
+}
+_SCORED = operands.FIELDS | SCORING
+_MASKED = _SCORED | SEEING | {"masking", "fill"}
 
 
 class Workings(Operands):
@@ -28,283 +31,220 @@ class Workings(Operands):
 
     def answer(self, recipe: Recipe, selection: Selection) -> Array:
         """The recipe's numbers at the stage of theirs, for these heads and rows."""
-        if self.inputs.whole is not None and _mixes_batch(recipe):
-            return self._of_whole.answer(recipe, selection)[list(self.inputs.entries)]
-        stage = recipe.step or self.inputs.stage
-        if stage == "scores":
-            return self.scores(recipe, selection)
+        stage = recipe["step"] or self.inputs.stage
         if stage == "weights":
-            return self._of_heads(recipe, selection, self._turned_weights if recipe.turned else self.weights)
+            return self._of_heads(recipe, selection, self.weights)
         if stage != "output":
             return self.logits(recipe, selection, stage)
         return self.layer_output(recipe, selection) if self.inputs.merged else self.output(recipe, selection)
 
-    @cached_property
-    def _of_whole(self) -> "Workings":
-        """The same for all batch entries, of which these inputs are some."""
-        assert self.inputs.whole is not None
-        return Workings(replace(self.inputs.whole, per_head=self.inputs.per_head), self.precision, self.perturbed)
-
-    # ── scores and logits ──
-
-    def scores(self, recipe: Recipe, selection: Selection) -> Array:
-        """Q·Kᵀ, (batch, heads, rows, keys)."""
-        return self.once(("scores", selection, _SCORES(recipe)), lambda: self._scores(recipe, selection))
-
-    def _scores(self, recipe: Recipe, selection: Selection) -> Array:
-        if self.long and recipe.split == "one" and recipe.product == "q·kᵀ" and recipe.keys != "v":
-            every = Selection(tuple(range(self.problem.heads)), selection.rows)  # not split: the sum of all heads' own
-            split, total = recipe._replace(split="heads"), np.zeros((), self.dtype)
-            for one in self._each_head(every):
-                total = total + self._scores(split, one)
-            return np.repeat(total, len(selection.heads), axis=1)
-        if self.long and len(selection.heads) > 1:
-            return np.concatenate([self._scores(recipe, one) for one in self._each_head(selection)], axis=1)
-        q = self.served(recipe, recipe.queries, selection.heads)
-        k = self.served(recipe, recipe.keys, selection.heads)
-        if recipe.product == "k·qᵀ":
-            q, k = k, q
-        if recipe.product == "cosine":
-            q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
-        q = take(q, selection.rows, 2)
-        return self.rounded(q @ (k if recipe.product == "q·k" else k.swapaxes(-1, -2)))
-
-    def _each_head(self, selection: Selection) -> list[Selection]:
-        return [Selection((head,), selection.rows) for head in selection.heads]
+    # ── from queries and keys to the logits ──
 
     def logits(self, recipe: Recipe, selection: Selection, stage: str = "masked") -> Array:
-        """Scores, then scale, cap, bias, ALiBi, mask, up to `stage`."""
-        key = (stage, selection, _SCORES(recipe), _LOGITS(recipe))
-        if stage == "masked":
-            acts = (VISIBILITY(recipe), recipe.key_tail, recipe.masking, recipe.fill)
-            return self.once((*key, acts), lambda: self._masked(recipe, selection))
-        return self.once(key, lambda: self._unmasked(recipe, selection, stage))
-
-    def scale(self, recipe: Recipe, selection: Selection) -> Array:
-        """What scores are multiplied by, (heads, 1, 1)."""
-        scale = self.problem.scale[list(selection.heads), None, None]
-        return (scale if recipe.scale is None else np.full_like(scale, recipe.scale)).astype(self.dtype)
-
-    def _unmasked(self, recipe: Recipe, selection: Selection, stage: str) -> Array:
-        problem = self.problem
-        x = self.scores(recipe, selection)
-        bias = None if problem.bias is None or recipe.bias == "missing" else self._bias(recipe, selection)
-        slopes = None if problem.alibi_slopes is None or recipe.alibi == "missing" else self._alibi(recipe, selection)
-        if bias is not None and recipe.bias == "scaled":
-            x = x + bias
-        if slopes is not None and recipe.alibi == "scaled":
-            x = x - slopes
-        if recipe.softcap == "before scale":
-            x = self._capped(recipe, x)
-        if recipe.scaling == "logits":
-            x = self.rounded(x * self.scale(recipe, selection))
-        if stage != "scaled" and recipe.softcap in ("given", "not multiplied", "clipped"):
-            x = self._capped(recipe, x)
-        if stage == "biased":
-            if bias is not None and recipe.bias != "scaled":
-                x = self.rounded(x + bias)
-            if slopes is not None and recipe.alibi != "scaled":
-                x = self.rounded(x + slopes if recipe.alibi == "added" else x - slopes)
-            if problem.span_table is not None and recipe.spans != "missing":
-                x = self.rounded(x + self._spans(recipe, selection))
-            if recipe.softcap == "after bias":
-                x = self._capped(recipe, x)
-        return x
-
-    def _capped(self, recipe: Recipe, x: Array) -> Array:
-        cap = self.problem.softcap
-        if cap is None:
-            return x
-        if recipe.softcap == "clipped":
-            return np.clip(x, -cap, cap)
-        return self.rounded((1 if recipe.softcap == "not multiplied" else cap) * np.tanh(x / cap))
-
-    def _bias(self, recipe: Recipe, selection: Selection) -> Array:
-        bias = sight.biased(self.problem, recipe)
-        assert bias is not None
-        bias = take(take(bias, selection.heads, 1), selection.rows, 2).astype(self.dtype)
-        bias = np.where(np.isneginf(bias), self.dtype.type(0), bias)  # a forbidden key is masked like any other
-        return bias * self.dtype.type({"negated": -1, "twice": 2}.get(recipe.bias, 1))
-
-    def _alibi(self, recipe: Recipe, selection: Selection) -> Array:
-        assert self.problem.alibi_slopes is not None
-        positions = np.array(selection.rows) + self.problem.query_offset[:, None]
-        distances = np.abs(positions[:, None, :, None] - np.arange(self.problem.keys))
-        right = self.problem.alibi_slopes
-        every = {"given": right, "reversed": right[::-1], "all alike": np.full_like(right, right[0])}
-        every |= {"next head": np.roll(right, -1), "square root": np.sqrt(right), "squared": right**2}
-        slopes = every[recipe.alibi_slopes][list(selection.heads), None, None]
-        return (slopes * distances).astype(self.dtype)
-
-    def _spans(self, recipe: Recipe, selection: Selection) -> Array:
-        """What the table adds, (batch, heads, rows, keys)."""
-        problem = sight.spanned(self.problem, recipe)
-        block = block_of(problem, everything(problem))
-        rows, table = block.query_spans[:, :, list(selection.rows)], block.span_table[:, list(selection.heads)]
-        result: Array = added(rows, block.key_spans, table).astype(self.dtype)
+        """The definition's steps up to `stage`, (batch, heads, rows, keys)."""
+        fields = {"scores": operands.FIELDS, "masked": _MASKED}.get(stage, _SCORED)
+        compute = {"scores": self._scores, "masked": self._masked}.get(stage)
+        key = (stage, selection, recipe.key(fields))
+        make = compute or (lambda recipe, selection: self._unmasked(recipe, selection, stage))
+        result: Array = self.once(key, lambda: make(recipe, selection))
         return result
 
-    def _masked(self, recipe: Recipe, selection: Selection) -> Array:
-        x = self.logits(recipe, selection, "biased")
-        if recipe.masking in ("after", "renormalised"):
-            return np.where(sight.visited(self.problem, recipe, selection), x, self.dtype.type(-np.inf))
-        seen = self.visible(recipe, selection)
-        if recipe.softcap == "after mask":
-            assert self.problem.softcap is not None
-            return np.where(seen, self._capped(recipe, x), self.dtype.type(-self.problem.softcap))
-        if recipe.masking.startswith("one"):
-            return x + (seen if recipe.masking == "one seen" else ~seen).astype(x.dtype)
-        if recipe.masking == "forbid":
-            return np.where(seen, x, self.dtype.type(-np.inf))
-        assert recipe.fill is not None
-        seen = seen | np.isneginf(x)  # what the table of spans forbids
-        return np.where(seen, x, self.dtype.type(recipe.fill) + (x if recipe.masking == "add" else 0))
+    def _scores(self, recipe: Recipe, selection: Selection) -> Array:
+        q, k, _ = self.operands(recipe)
+        q, k = take(self._served(q, selection), selection.rows, 2), self._served(k, selection)
+        return self.rounded(product(q, k.swapaxes(-1, -2)))
 
-    # ── visibility ──
+    def _served(self, x: Array, selection: Selection) -> Array:
+        """What serves each of these query heads, (batch, heads, tokens, width)."""
+        many, every = x.shape[1], self.problem.heads
+        if many == 1 or selection.heads == tuple(range(every)) == tuple(range(many)):
+            return x
+        return x[:, [head * many // every for head in selection.heads]]
+
+    def _rules(self, recipe: Recipe, selection: Selection) -> Block:
+        """The rules of the scores; what a bias of -inf forbids is masked like any other key."""
+        ruled = changed_rules(self.problem, Recipe(recipe.key(SCORING)))
+        x = selected(ruled, selection, self.dtype)
+        bias, slopes = x.bias, x.alibi_slopes
+        if bias is not None:
+            factor = {"negated": -1.0, "twice": 2.0, "scaled": x.scale}.get(recipe["bias"], 1.0)
+            bias = np.where(np.isneginf(bias), self.dtype.type(0), bias) * factor
+        if slopes is not None:
+            slopes = slopes * {"added": -1.0, "scaled": x.scale}.get(recipe["alibi"], 1.0)
+        return replace(x, bias=bias, alibi_slopes=slopes)
+
+    def _unmasked(self, recipe: Recipe, selection: Selection, stage: str) -> Array:
+        block, x = self._rules(recipe, selection), self.logits(recipe, selection, "scores")
+        for step in _ORDERS.get(recipe["softcap"], ("scaled", "capped", "biased")):
+            late = step == "scaled" and recipe["scaling"] == "weights"
+            if STAGES.index(step) <= STAGES.index(stage) and not late:
+                x = self._step(recipe, step, block, x)
+        return x
+
+    def _step(self, recipe: Recipe, step: str, block: Block, x: Array) -> Array:
+        cap = block.softcap if step == "capped" else None
+        if cap is not None and recipe["softcap"] == "clipped":
+            return np.clip(x, -cap, cap)
+        x = self.rounded(STEPS[step](block, x))
+        return x / cap if cap is not None and recipe["softcap"] == "not multiplied" else x
+
+    def _masked(self, recipe: Recipe, selection: Selection) -> Array:
+        x, how = self.logits(recipe, selection, "biased"), recipe["masking"]
+        if how in ("after", "renormalised"):
+            return x
+        seen = self.visible(recipe, selection)
+        if how in ("one seen", "one hidden"):
+            return x + (seen if how == "one seen" else ~seen).astype(x.dtype)
+        if how in ("fill", "add"):
+            seen = seen | np.isneginf(x)  # what the table of spans forbids
+            return np.where(seen, x, self.dtype.type(recipe["fill"]) + (x if how == "add" else 0))
+        x = STEPS["masked"](Block(positions=None, places=None, seen=seen), x)
+        late = recipe["softcap"] == "after mask"
+        return self._step(recipe, "capped", self._rules(recipe, selection), x) if late else x
 
     def visible(self, recipe: Recipe, selection: Selection) -> Array:
         """Which keys these rows see, bool (batch, heads or 1, rows, keys)."""
-        key = ("visible", selection, VISIBILITY(recipe), recipe.key_tail)
-        return self.once(key, lambda: sight.visible(self.problem, recipe, selection))
+        key = ("visible", selection, recipe.key(SEEING))
+        result: Array = self.once(key, lambda: visible(self.problem, recipe, selection))
+        return result
 
-    # ── softmax ──
+    # ── from the logits to the weights ──
 
     def weights(self, recipe: Recipe, selection: Selection) -> Array:
         """A, (batch, heads, rows, keys)."""
-        if self.inputs.weights is not None:
-            weights = take(take(self.inputs.weights, selection.heads, 1), selection.rows, 2)
-            return self.rounded(weights.astype(self.dtype))
-        heads = tuple(range(self.problem.heads)) if recipe.axis in ("heads", "all") else selection.heads
-        wide = Selection(heads, tuple(range(self.problem.queries)) if recipe.wide else selection.rows)
-        x = self.logits(recipe, wide)
-        if recipe.axis.startswith("none"):
-            used = sight.read(self.problem, recipe) if recipe.axis == "none" else self.visible(recipe, selection)
-            return self._scaled_late(recipe, selection, np.where(used, x, self.dtype.type(0)))
-        if recipe.softmax in ("sigmoid", "logarithm"):
-            return self._scaled_late(recipe, selection, softmaxes.scored(recipe.softmax, x))
-        result = self.rounded(_quotient(*self.powers(recipe, wide, x)))
-        result = take(take(result, selection.heads, 1), selection.rows, 2)
-        if recipe.softmax.startswith("twice"):
-            hidden = recipe.softmax == "twice, hidden keys too"
-            seen = True if hidden else self.visible(recipe, selection)
-            powers = np.where(seen, np.exp(result), self.dtype.type(0))
-            result = _quotient(powers, powers.sum(axis=-1, keepdims=True))
-        if recipe.masking in ("after", "renormalised"):
-            result = result * self.visible(recipe, selection)
-            if recipe.masking == "renormalised":
-                result = _quotient(result, result.sum(axis=-1, keepdims=True))
-        if recipe.empty != "zero":
-            empty_rows = ~self.visible(recipe, selection).any(axis=-1, keepdims=True)
-            result = np.where(empty_rows, np.nan if recipe.empty == "nan" else 1 / self.problem.keys, result)
-        return self._scaled_late(recipe, selection, result)
+        every = tuple(range(self.problem.heads)), tuple(range(self.problem.queries))
+        heads = every[0] if recipe["axis"] in ("heads", "all") else selection.heads
+        wide = Selection(heads, every[1] if recipe.wide else selection.rows)
+        if self.inputs.weights is None:
+            result = self._weights(recipe, wide)
+        else:
+            result = self.rounded(take(take(self.inputs.weights, wide.rows, 2), wide.heads, 1))
+        if recipe["turned"]:
+            result = result.swapaxes(-1, -2)
+        return take(take(result, selection.heads, 1), selection.rows, 2) if wide != selection else result
+
+    def _weights(self, recipe: Recipe, selection: Selection) -> Array:
+        x = self.logits(recipe, selection)
+        result, again = self._softmax(recipe, selection, x), recipe["softmax"]
+        asked = again == "twice" or recipe.keys() & {"masking", "empty"}
+        seen = self.visible(recipe, selection) if asked else np.array(True)
+        if again in ("twice", "twice, hidden keys too"):
+            result = softmax(np.where(seen, result, -np.inf) if again == "twice" else result)[1]
+        if recipe["masking"] in ("after", "renormalised"):
+            result = result * seen
+            if recipe["masking"] == "renormalised":
+                result = softmaxes.quotient(result, result.sum(axis=-1, keepdims=True))
+        if recipe["empty"] is not None:
+            empty_rows = ~seen.any(axis=-1, keepdims=True)
+            result = np.where(empty_rows, np.nan if recipe["empty"] == "nan" else 1 / self.problem.keys, result)
+        return self._scaled_late(recipe, selection, self.rounded(result))
 
     def _scaled_late(self, recipe: Recipe, selection: Selection, result: Array) -> Array:
-        return result if recipe.scaling == "logits" else result * self.scale(recipe, selection)
+        return STEPS["scaled"](self._rules(recipe, selection), result) if recipe["scaling"] == "weights" else result
 
-    def powers(self, recipe: Recipe, selection: Selection, x: Array) -> tuple[Array, Array]:
-        """The softmax's numerators and denominator, up to a common factor of each row."""
-        counts = sight.multiplicity(self.problem, recipe)
-        x = x if counts is None else x + np.log(counts).astype(x.dtype)
-        # Logits in the denominator that belong to no key, and how often: sinks, a last block's padding read as 0.
-        extras: list[tuple[Array, int]] = []
-        if self.problem.sinks is not None and recipe.sinks != "missing" and recipe.axis == "keys":
-            sinks = sight.of_another_head(self.problem.sinks, recipe.sinks, 0)
-            sinks = sinks[list(selection.heads), None, None].astype(self.dtype)
-            extras.append((sinks * self.scale(recipe, selection) if recipe.sinks == "scaled" else sinks, 1))
-        what, block = recipe.key_tail
-        if what == "zeros" and recipe.axis == "keys":
-            extras.append((np.zeros((1, 1, 1), self.dtype), -self.problem.keys % block))
-        if recipe.softmax == "one more":
-            extras.append((np.zeros((1, 1, 1), self.dtype), 1))
-        return softmaxes.powers(recipe, x, extras, self.rounded)
+    def _softmax(self, recipe: Recipe, selection: Selection, x: Array) -> Array:
+        """What stands in the softmax's place, of the logits."""
+        sinks = None
+        if self.problem.sinks is not None:
+            fields = frozenset({"sinks", "scale"})
+            sinks = selected(changed_rules(self.problem, Recipe(recipe.key(fields))), selection, self.dtype).sinks
+        how = recipe["softmax"]
+        if recipe["powers"] == "2":
+            x, sinks = x * np.log(2.0), sinks if sinks is None else sinks * np.log(2.0)
+        if recipe["axis"] == "none":
+            return np.where(np.isneginf(x), 0.0, x)
+        if recipe["axis"] is not None:
+            return softmaxes.over(softmaxes.AXES[recipe["axis"]], x)
+        if recipe["blocks"] is not None:
+            return softmaxes.in_blocks(recipe["blocks"], x, sinks)
+        if recipe["overflow"] is not None:
+            return softmaxes.overflowing(x, recipe["overflow"], sinks)
+        if how == "sigmoid":
+            return np.asarray(1 / (1 + np.exp(-x)))
+        if how == "logarithm":
+            return np.asarray(x - softmax(x)[0].logsumexp[..., None])
+        if how == "unkept sum and maximum":  # these, too, lie along the keys
+            x = x - x.max(axis=-1, keepdims=True).swapaxes(-1, -2)
+        if how in softmaxes.DENOMINATORS:
+            return softmaxes.divided(x, softmaxes.DENOMINATORS[how], sinks)
+        if recipe["sinks"] == "unshifted":
+            return softmaxes.divided(x, lambda m, total: np.logaddexp(total, sinks + m))
+        what, block = recipe["key_tail"] or ("", 1)
+        if what == "zeros":  # a last block's padding, read as scores of 0
+            more = np.log(float(-self.problem.keys % block))
+            return softmaxes.divided(x, lambda _, total: np.logaddexp(total, more), sinks)
+        return np.asarray(softmax(x, sinks)[1])
 
-    def _turned_weights(self, recipe: Recipe, selection: Selection) -> Array:
-        """Aᵀ."""
-        whole = Selection(selection.heads, tuple(range(self.problem.queries)))
-        return take(self.weights(recipe, whole).swapaxes(-1, -2), selection.rows, 2)
-
-    # ── output ──
+    # ── from the weights to the output ──
 
     def output(self, recipe: Recipe, selection: Selection) -> Array:
         """A·V per head, (batch, heads, rows, d_v)."""
         result = self._of_heads(recipe, selection, self._output)
-        if recipe.added and not self.inputs.merged:
-            residual = take(self.served(recipe, "q", selection.heads), selection.rows, 2)
-            result = with_more(recipe, result, residual)[..., : self.inputs.theirs.shape[-1]]
-        what, start = recipe.tail
-        if what == "zero":
-            result = np.where(np.array(selection.rows)[:, None] >= start, self.dtype.type(0), result)
+        if recipe["added"] is not None and not self.inputs.merged:
+            result = result + take(self._served(self.operands(recipe)[0], selection), selection.rows, 2)
         return result
 
     def _of_heads(self, recipe: Recipe, selection: Selection, compute: Callable[[Recipe, Selection], Array]) -> Array:
-        """What each head gets: its own result, that of head 0, or the mean of all."""
-        if recipe.heads == "each":
+        """What each head gets: its own result, that of head 0, or the mean of all, perhaps with another softmax."""
+        if recipe["heads"] is None:
             return compute(recipe, selection)
-        meant = (0,) if recipe.heads == "first" else tuple(range(self.problem.heads))
-        result = compute(recipe, Selection(meant, selection.rows)).mean(axis=1, keepdims=True)
-        return np.broadcast_to(result, (result.shape[0], len(selection.heads), *result.shape[2:]))
+        meant = Selection((0,) if recipe["heads"] == "first" else tuple(range(self.problem.heads)), selection.rows)
+        if recipe["heads"] == "softmax of the mean":
+            mean = softmax(self.weights(recipe, meant).mean(axis=1, keepdims=True))[1]
+            if compute == self.weights:
+                return np.broadcast_to(mean, (len(mean), len(selection.heads), *mean.shape[2:]))
+            return self.mixed(recipe, selection, np.repeat(mean, len(selection.heads), axis=1))
+        result = compute(recipe, meant).mean(axis=1, keepdims=True)
+        return np.broadcast_to(result, (len(result), len(selection.heads), *result.shape[2:]))
 
     def _output(self, recipe: Recipe, selection: Selection) -> Array:
-        if recipe.across != "tokens":
+        if recipe["across"] is not None:
             return self._across(recipe, selection)
-        split = recipe._replace(split="heads") if recipe.split == "one" else recipe  # only q and k are that wide
-        if recipe.turned:
-            return self.rounded(self._turned_weights(recipe, selection) @ self.values(split, selection))
-        weights = self.weights(recipe, selection)
-        if not self.long:
-            return self.rounded(weighted(weights, self.values(split, selection)))
-        each = enumerate(self._each_head(selection))
-        parts = [weighted(weights[:, [i]], self.values(split, head)) for i, head in each]
-        return self.rounded(np.concatenate(parts, axis=1))
+        return self.mixed(recipe, selection, self.weights(recipe, selection))
 
-    def values(self, recipe: Recipe, selection: Selection) -> Array:
-        """What the weights are multiplied by, (batch, heads, keys, columns)."""
-        return self.served(recipe, recipe.values, selection.heads)
+    def mixed(self, recipe: Recipe, selection: Selection, weights: Array) -> Array:
+        """The weights times the values; a value of weight 0 is not read."""
+        values = self._served(self.operands(recipe)[2], selection)
+        return self.rounded(mix(weights, split(values), lambda: weights == 0))
 
     def _across(self, recipe: Recipe, selection: Selection) -> Array:
         """Attention in which the heads of a token, or the batch entries, attend to each other; no rule but causal."""
+        order = (0, 2, 1, 3) if recipe["across"] == "heads" else (2, 1, 0, 3)
         every = Selection(tuple(range(self.problem.heads)), selection.rows)
-        order = (0, 2, 1, 3) if recipe.across == "heads" else (2, 1, 0, 3)
-        served = (self.served(recipe, name, every.heads) for name in (recipe.queries, recipe.keys, recipe.values))
+        served = (self._served(x, every) for x in self.operands(recipe))
         q, k, v = (take(x, every.rows, 2).transpose(order) for x in served)
-        x = self.rounded(q @ k.swapaxes(-1, -2))
-        x = self.rounded(x * self.scale(recipe, every)[0]) if recipe.scaling == "logits" else x
-        if self.problem.causal and recipe.causal != "missing":
-            x = np.where(np.tri(x.shape[-1], dtype=bool), x, self.dtype.type(-np.inf))
-        powers, total = softmaxes.powers(RIGHT, x, [], self.rounded)
-        weights = self.rounded(powers / total)
-        weights = weights if recipe.scaling == "logits" else weights * self.scale(recipe, every)[0]
+        scale, places = changed_rules(self.problem, recipe).scale[0], np.arange(k.shape[2])
+        late, right = recipe["scaling"] == "weights", 0 if changed_rules(self.problem, recipe).causal else None
+        block = Block(
+            q=q, k=k, positions=places[:, None], places=places, right=right, scale=1.0 if late else float(scale)
+        )
+        weights = softmax(logits(block))[1] * (scale if late else 1.0)
         return take(self.rounded(weights @ v).transpose(order), selection.heads, 1)
 
     def layer_output(self, recipe: Recipe, selection: Selection) -> Array:
         """U, (batch, 1, rows, d_out): the heads joined and projected."""
-        layer = self.inputs.layer
+        layer, many, n = self.inputs.layer, self.problem.heads, self.problem.queries
         assert layer is not None
-        many, n, heads = self.problem.heads, self.problem.queries, tuple(range(self.problem.heads))
-        if recipe.merge == "flat":  # (heads·n, d_v) read as (n, heads·d_v)
+        heads = tuple(range(many))
+        if recipe["merge"] == "flat":  # (heads·n, d_v) read as (n, heads·d_v)
             flat = np.array(selection.rows)[:, None] * many + np.arange(many)
             needed = sorted(set((flat % n).ravel().tolist()))
             joined = self.output(recipe, Selection(heads, tuple(needed)))
             joined = joined[:, flat // n, np.searchsorted(needed, flat % n)]
+            joined = joined.reshape(*joined.shape[:2], joined.shape[2] * joined.shape[3])
         else:
-            order = (0, 2, 3, 1) if recipe.merge == "interleaved" else (0, 2, 1, 3)
-            joined = self.output(recipe, Selection(heads, selection.rows)).transpose(order)
-        joined = joined.reshape(*joined.shape[:2], joined.shape[2] * joined.shape[3])
-        if "o" in layer.w and recipe.w_o not in ("missing", "on values"):
+            joined = self.output(recipe, Selection(heads, selection.rows))
+            turned = np.swapaxes(joined, 1, 3) if recipe["merge"] == "interleaved" else joined
+            joined = join_heads(turned)
+        if "o" in layer.w and recipe["w_o"] not in ("missing", "on values"):
             joined = self.rounded(joined @ self.w_o(recipe))
-        if "o" in layer.b and recipe.b_o == "given" and recipe.w_o != "missing":
+        if "o" in layer.b and recipe["b_o"] is None and recipe["w_o"] != "missing":
             joined = self.rounded(joined + layer.b["o"].astype(self.dtype))
-        if recipe.added:
-            joined = with_more(recipe, joined, take(layer.x.astype(self.dtype)[:, None], selection.rows, 2)[:, 0])
-        return joined[:, None]
+        if recipe["added"] is not None:
+            joined = joined + take(layer.x.astype(self.dtype), selection.rows, 1)
+        return np.asarray(joined[:, None])
 
 
-def _mixes_batch(recipe: Recipe) -> bool:
-    """Does it bring batch entries together?"""
-    whole = recipe.axis in ("batch", "all") or recipe.across == "batch" or recipe.cache == "another batch"
-    return whole or recipe.mask == "tiled" or recipe.padding in ("tiled", "shortest", "longest")
-
-
-def _quotient(powers: Array, total: Array) -> Array:
-    """Powers / total, 0 where the total is 0."""
-    return np.divide(powers, total, out=np.zeros_like(powers), where=total != 0)
+def take(x: Array, chosen: tuple[int, ...], axis: int) -> Array:
+    """The chosen heads (axis 1) or rows (axis 2); the array itself where these are all."""
+    return x if len(chosen) == x.shape[axis] else x.take(chosen, axis)

@@ -214,8 +214,8 @@ def gradients(call: Call, state: State, upstream: Upstream) -> dict[str, Array]:
         room["span_table"] = np.zeros((problem.batch, problem.heads, *upstream.spans[2:]))
     known: dict[str, Any] = {**_numbers(problem, state), **_numbers(problem, upstream)}
     if v is not None and upstream.output is not None:
-        known |= {"v": bits(v), "output": bits(upstream.output)}
-    run("gradients", problem, bits(q), bits(k), known, room)
+        known["output"] = bits(upstream.output)
+    run("gradients", problem, bits(q), bits(k), bits(v), known, room)
     number = dtype if upstream.keep_float32 else problem.dtype
     answers = {name: array.astype(number, copy=False) for name, array in room.items() if name in "qkv"}
     if upstream.bias is not None:

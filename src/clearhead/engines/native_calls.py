@@ -8,7 +8,6 @@ import numpy as np
 from clearhead.core import rules
 from clearhead.core.arrays import bfloat16, statistics_dtype, unrepeated
 from clearhead.core.axes import WEIGHTS, Array
-from clearhead.core.call import Call
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Groups
 from clearhead.engines.threads import get_num_threads, openmp_of_torch
@@ -39,13 +38,13 @@ def run(name: str, problem: Problem, *arguments: Any) -> None:
         ) from None
 
 
-def output(call: Call) -> Any:
-    """The output alone, of q's kind, from arrays or tensors as they were given; None where `rows` must read them."""
-    problem, given = call.problem, call.given
-    if given is None:
-        return None
+def output(problem: Problem, q: Any, k: Any, v: Any, *, state: bool = False) -> Any:
+    """The output alone, of q's kind, from arrays or tensors as they were given; None where `rows` must read them.
+
+    With `state` a tuple of the output and the two arrays of the rows' states.
+    """
     threads = get_num_threads() if problem.num_threads is None else problem.num_threads
-    return kernel.output(threads, described(problem), *given)
+    return kernel.output(threads, problem.described or described(problem), q, k, v, state)
 
 
 def step(problem: Problem, q: Any, k: Any, v: Any, room: tuple[Any, Any], place: int, turns: Any) -> Any:
@@ -53,7 +52,7 @@ def step(problem: Problem, q: Any, k: Any, v: Any, room: tuple[Any, Any], place:
 
     problem   of one query and any number of keys, without a rule that asks for positions
     room      keys and values, (batch, kv_heads, places, d) each
-    turns     by how much q and k are turned before, (2, d_k): see nn/rotary.py; None: not at all
+    turns     by how much q and k are turned before, (2, d_k): see nn/cache.py; None: not at all
 
     Returns the output (batch, heads, 1, d_v); None, before anything is changed, where the arrays are no such ones.
     """

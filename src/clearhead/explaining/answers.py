@@ -14,9 +14,9 @@ from clearhead.core.axes import Array
 from clearhead.core.rule_values import is_whole, read_place
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError, expected, shown
 from clearhead.explaining.texts import Reading, check_unicode
-from clearhead.layers.pieces import words
 from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Token
 from clearhead.spelling import cut
+from clearhead.watching.pieces import words
 
 _REPLY, _WORD = 24, 8  # tokens of a reply, and of a word, at most
 _LIKELY, _CHECKED = 200, 6  # likeliest tokens among which a rival is, and of these how many may be fragments

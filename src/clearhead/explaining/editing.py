@@ -8,12 +8,12 @@ import numpy as np
 
 from clearhead.changing.applying import acts, check_layers, check_places
 from clearhead.changing.edits import Edit, read_edits
-from clearhead.changing.places import Text, find
 from clearhead.core.axes import Array
 from clearhead.errors import RuleError, SelectionError, Sentence
 from clearhead.explaining.texts import pieces
 from clearhead.models.edits import acting, choices, place_of
 from clearhead.models.protocol import ForwardPass, LanguageModel, LayerRun, Token, probabilities
+from clearhead.watching.places import Text, find
 
 SHOWN = 8  # next tokens that edits moved, in the terminal and on a page
 _SHOWABLE = ("boost", "cut", "off", "scaled", "tempered")

@@ -74,8 +74,8 @@ def explain(
     hide      (start, stop) pairs: what of the text may be hidden. None: all of it; of a chat all but the last message
               of the user, which is the question, where there is anything else. Never the last token, which answers,
               nor a chat's template. In place of the text's first token, where heads rest, stands a neutral one
-    points    of the integral, 2 passes each; 0: none, but runs of the rows after the parts. None: 4, or 0 for a question
-              after over 1,024 tokens
+    points    of the integral, 2 passes each; 0: none, but runs of the rows after the parts. None: 4, or 0 for a
+              question after over 1,024 tokens
     verify    up to how many parts are hidden one by one; of more, all sentences, then the parts of three. 0: none
     effort    how many more runs hide random halves of the parts, for their effects: "quick" (24, fewer in texts of over
               341 tokens), "careful" (48), or a number

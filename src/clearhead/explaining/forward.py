@@ -17,8 +17,7 @@ from clearhead.models.protocol import Each, ForwardPass, LanguageModel, LayerRun
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.span_terms import SpanTerm
 from clearhead.textbook.page import Translations, both, capitalised
-from clearhead.textbook.shapes import Sizes, Steps, layer_steps
-from clearhead.textbook.trace import used_rules
+from clearhead.textbook.shapes import Around, Sizes, Steps, layer_steps
 from clearhead.view.long import ShownLayer, ShownRun
 from clearhead.words import LANGUAGES, say
 
@@ -98,11 +97,11 @@ def model_line(model: LanguageModel) -> Translations:
 def steps_of(run: LayerRun) -> Steps:
     """The steps of a whole layer, all heads, without numbers."""
     (heads, n, d_k), (kv_heads, m, d_v) = run.q.shape, run.v.shape
-    sizes = Sizes((), heads, kv_heads, n, m, d_k, d_v)
-    used = used_rules(cast("Rules", run.rules))._replace(through=run.through)
-    x, w_o = run.x.shape, (heads * d_v, run.output.shape[-1])
-    options: dict[str, Any] = {"cross": False, "normalised": run.normalised}
-    return layer_steps(sizes, x, x, w_o, used, run.biases, "rows", run.x.itemsize, **options)
+    sizes = Sizes((), heads, kv_heads, n, m, d_k, d_v, itemsize=run.x.itemsize)
+    around = Around(
+        run.x.shape[-1], None, run.output.shape[-1], run.biases, through=run.through, normalised=run.normalised
+    )
+    return layer_steps(sizes, around, cast("Rules", run.rules))
 
 
 def shown_run(model: LanguageModel, text: str, each: Each = iter) -> ShownRun:

@@ -26,9 +26,10 @@ from clearhead.models.model import SHIPPED
 from clearhead.models.protocol import Choice, LanguageModel, LayerRun, Token
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.tables import Table, Tabular
+from clearhead.textbook.computed import listed
 from clearhead.textbook.page import Edited, PageLayer, Scene, both, story
 from clearhead.textbook.shapes import Steps
-from clearhead.textbook.trace import TokenTrace, Trace, listed
+from clearhead.textbook.trace import TokenTrace, Trace
 from clearhead.view import page
 from clearhead.view.container import Document, narrowed
 from clearhead.view.notebook import Framing

@@ -20,8 +20,8 @@ from clearhead.models.families import Config
 from clearhead.models.model import of_arrays
 from clearhead.models.protocol import probabilities
 from clearhead.ops.matrix import AttentionMatrix
+from clearhead.textbook.computed import listed
 from clearhead.textbook.page import capitalised, lesson
-from clearhead.textbook.trace import listed
 from clearhead.view import page
 from clearhead.view.container import Document
 from clearhead.words import LANGUAGES, Language, read_language, say, slider_words

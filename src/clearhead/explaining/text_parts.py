@@ -1,22 +1,17 @@
 """A text cut into parts: tokens, words, sentences, paragraphs, turns of a chat, or slices; and the tokens of each."""
 
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
 from clearhead.core.rule_values import is_whole
 from clearhead.errors import SelectionError, expected
 from clearhead.explaining.texts import pieces
-from clearhead.layers.pieces import SENTENCE_END, paragraphs, sentences, words
 from clearhead.models.protocol import Token, first_letter
+from clearhead.watching.pieces import DIVISIONS, SENTENCE_END
 
-_DIVIDED: dict[str, Callable[[Sequence[str]], list[int]]] = {
-    "words": words,
-    "sentences": sentences,
-    "paragraphs": paragraphs,
-}
-KINDS = ("tokens", *_DIVIDED, "turns")
+KINDS = ("tokens", *DIVISIONS, "turns")
 Slice = tuple[int, int]
 
 
@@ -108,8 +103,8 @@ def _labels(
     if not isinstance(kind, str):
         spans = read_slices("parts", kind, text)
         return [_inside(spans, letter) for letter in letters]
-    if kind in _DIVIDED:
-        return _DIVIDED[kind](pieces(list(tokens), text))
+    if kind in DIVISIONS:
+        return DIVISIONS[kind](pieces(list(tokens), text))
     if kind == "tokens":
         return [token.start for token in tokens]
     if kind != "turns":

@@ -7,8 +7,8 @@ import numpy as np
 
 from clearhead.changing.applying import EditedCall, Heads, acting_in, edited
 from clearhead.changing.edits import Edit
-from clearhead.changing.places import Place, Text
 from clearhead.core.axes import Array
+from clearhead.watching.places import Place, Text
 
 
 def acting(edits: Sequence[Edit], layer: int, layers: int) -> list[tuple[Edit, Heads]]:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from clearhead import engines
-from clearhead.changing.tensors import library, numbers_like
 from clearhead.core.axes import Array
 from clearhead.core.call import describe_whole
+from clearhead.core.namespace import namespace, numbers_like
 from clearhead.core.rules import Rules
 from clearhead.core.state import State, merged, share, taken
 from clearhead.derivatives import backward
@@ -92,7 +92,7 @@ def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None 
         earlier["window"] = rules["window"][0] - 1, None
     seen = AttentionMatrix(q, k, **earlier).observe(v, logsumexp=True)
     to_self = _self_logits(q, k, rules)[0]
-    own = State(to_self, library(q).zeros_like(to_self)), _of_queries(v, q)
+    own = State(to_self, namespace(q).zeros_like(to_self)), _of_queries(v, q)
     output, whole = _merged(q, (cast("State", seen.state), seen.output), own, sinks)
     return Attended(q, k, v, earlier, output, whole, gates)
 
@@ -117,7 +117,7 @@ def attended_together(q: Array, k: Array, v: Array, past: tuple[Array, Array], g
 
 def _merged(q: Any, first: tuple[State, Any], second: tuple[State, Any], sinks: Any = None) -> tuple[Any, State]:
     """The output and the states of whole rows from those of two parts, (states, output) each."""
-    xp = library(q)
+    xp = namespace(q)
     whole = merged(xp, first[0], second[0])
     if sinks is not None:  # of the whole row, once
         sink = numbers_like(sinks, whole.largest)[:, None]
@@ -166,7 +166,7 @@ def _of_queries(x: Any, q: Any) -> Any:
 
 def _self_logits(q: Any, k: Any, rules: dict[str, Any]) -> tuple[Any, Any]:
     """The logits of the queries' own keys, (…, heads, rows), and their slope by q·k."""
-    xp, scale = library(q), rules.get("scale")
+    xp, scale = namespace(q), rules.get("scale")
     numbers = np.reshape(q.shape[-1] ** -0.5 if scale is None else np.asarray(scale), (-1, 1))
     slope = numbers_like(numbers, q)
     logits = slope * (q * _of_queries(k, q)).sum(-1)

@@ -15,7 +15,7 @@ import torch
 from clearhead.changing.change import change
 from clearhead.changing.edits import scaled
 from clearhead.core.axes import Array
-from clearhead.layers import attending
+from clearhead.hf import attending
 from clearhead.models.gates import LayerBack, attended, through
 from clearhead.models.protocol import Each, Slope, Variant
 

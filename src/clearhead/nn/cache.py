@@ -1,7 +1,7 @@
-"""A key-value cache for decoding: memory allocated in advance, a length for each sequence."""
+"""A key-value cache for decoding, with a length for each sequence, and rotary positions."""
 
 from collections.abc import Iterable
-from operator import gt
+from contextlib import suppress
 from types import NoneType
 from typing import Any
 
@@ -9,26 +9,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.core.arrays import as_rule_array, check_tensor, plain
+from clearhead.core.arrays import as_rule_array, check_tensor
 from clearhead.core.call import describe
 from clearhead.core.room import array_bytes, check_room
 from clearhead.core.rule_values import is_whole, whole_number
+from clearhead.core.torch_state import plain
 from clearhead.engines import native
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError, shown
 
 _NUMBERS = (int, float, bool, NoneType)  # types of rules that need no tensor
 _CAPACITY = 64  # positions, by default
+_BLOCK = 64  # positions whose turns decoding computes at a time
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def check_dtype(dtype: Any) -> None:
-    """Raise DtypeError unless this is a float dtype of PyTorch's that attention takes, or None."""
+def check_placed(what: str, shapes: Iterable[tuple[int, ...]], dtype: Any, device: Any) -> None:
+    """Raise DtypeError or RuleError for a dtype or device that cannot be, SizeError where such tensors do not fit."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype in _FLOATS):
         raise DtypeError(f"dtype is {shown(dtype)}: expected torch.float64, float32, bfloat16 or float16.")
-
-
-def check_placed(what: str, shapes: Iterable[tuple[int, ...]], dtype: torch.dtype | None, device: Any) -> None:
-    """Raise RuleError for a device that PyTorch does not have here, SizeError where these tensors do not fit on it."""
     try:
         if not isinstance(device, (str, int, torch.device, NoneType)) or isinstance(device, bool):
             raise TypeError
@@ -47,19 +45,54 @@ def _sees_all(rules: dict[str, Any], position: int) -> bool:
     return within and type(rules.get("causal", False)) is bool and rules.get("alibi_slopes") is None
 
 
+class Turns:
+    """Rotary positions as Llama's: x_i becomes x_i·cos - x_{i + d/2}·sin of the angle position·base^(-2i/d_k)."""
+
+    def __init__(self, d_k: int, base: float) -> None:
+        self._half, self._base = d_k // 2, base
+        self._block: tuple[int, torch.dtype | None, Tensor] = -1, None, torch.empty(0)
+
+    def of(self, start: Any, x: Tensor, length: int | None = None) -> tuple[Tensor, Tensor]:
+        """Cosine and signed sine for x (batch, heads, length, d_k), which they broadcast to.
+
+        start     the first position, a number or one for each sequence, (batch,)
+        length    how many positions; default as many as x has
+        """
+        dtype = (
+            torch.float64 if x.dtype == torch.float64 else torch.float32
+        )  # float32's are Llama's where rounded alike
+        rates = 1 / self._base ** (torch.arange(self._half, dtype=dtype, device="cpu") / self._half)
+        rates = torch.cat([-rates, rates]).to(x.device)
+        if not isinstance(start, int):
+            start = torch.as_tensor(start, device=x.device).reshape(-1, 1, 1, 1)
+        angles = (start + torch.arange(length or x.shape[-2], device=x.device)[:, None]) * rates
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+    def of_one(self, position: int, x: Tensor) -> Tensor:
+        """The same for one position, (2, d_k): decoding asks for them one after the other."""
+        first = position // _BLOCK * _BLOCK
+        known, dtype, block = self._block
+        if known != first or dtype != x.dtype or block.device != x.device:
+            block = torch.stack(self.of(first, x, _BLOCK), dim=1)
+            self._block = first, x.dtype, block
+        return block[position - first]
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn x (batch, heads, length, d_k) by what `Turns.of` says; the bits are those of Llama's."""
+    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
+
+
 class KVCache:
     """The keys and values of earlier positions, for decoding; each sequence of a batch has a length of its own.
 
     batch, kv_heads   how many sequences and key heads
     d_k, d_v          widths of a key and a value
     capacity          positions that are allocated at the start; they double when full
-    window            attend to the last `window` positions only; memory is then for twice as many (more where
-                      sequences differ in length), and positions that no sequence needs any more are overwritten
     dtype, device     PyTorch's; float64, float32, bfloat16 or float16
 
-    `append` adds positions and returns what attention reads, in O(new) copies on average; memory is O(length), or
-    O(window). Positions count from the start of each sequence, also when the first ones are overwritten. `len` is the
-    length of the longest sequence. Keys and values are stored detached: nothing is differentiable.
+    `append` adds positions and returns what attention reads, in O(new) copies on average; memory is O(length). `len` is
+    the length of the longest sequence. Keys and values are stored detached: nothing is differentiable.
 
     Attention over the cache has the bits of the full pass. A layer that decodes may still differ from its full pass, by
     about 1.4e-6 in float32: PyTorch's projections of one position round otherwise than those of many.
@@ -82,43 +115,25 @@ class KVCache:
         d_v: int,
         *,
         capacity: int = _CAPACITY,
-        window: int | None = None,
         dtype: torch.dtype = torch.float32,
         device: Any = None,
     ) -> None:
         sizes = {"batch": batch, "kv_heads": kv_heads, "d_k": d_k, "d_v": d_v, "capacity": capacity}
         batch, kv_heads, d_k, d_v, capacity = (whole_number(name, size) for name, size in sizes.items())
-        window = None if window is None else whole_number("window", window)
-        check_dtype(dtype)
-        room = capacity if window is None else max(capacity, 2 * window)
-        shapes = [(batch, kv_heads, room, d) for d in (d_k, d_v)]
+        shapes = [(batch, kv_heads, capacity, d) for d in (d_k, d_v)]
         check_placed("the cache", shapes, dtype, device)
-        self.window = window
         self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
         self._lengths = [0] * batch  # positions of each sequence so far
-        self.start = 0  # the position that is stored first
 
     @property
     def lengths(self) -> Tensor:
-        """How many positions each sequence has so far, (batch,): a copy. May be set, to forget the last, as by `crop`.
-
-        Raises RuleError for more positions than a sequence has.
+        """How many positions each sequence has so far, (batch,): a copy.
 
         >>> import clearhead.nn
         >>> clearhead.nn.KVCache(batch=2, kv_heads=1, d_k=4, d_v=4).lengths
         tensor([0, 0])
         """
         return torch.tensor(self._lengths)
-
-    @lengths.setter
-    def lengths(self, value: Tensor) -> None:
-        lengths = self._numbers("lengths", value, None)
-        if any(map(gt, lengths, self._lengths)):
-            raise RuleError(
-                f"lengths is {shown(lengths)}: the sequences have {shown(self._lengths)} positions.",
-                "append(k, v) adds positions.",
-            )
-        self._shorten("lengths", lengths)
 
     def __len__(self) -> int:
         """The length of the longest sequence."""
@@ -136,11 +151,10 @@ class KVCache:
     def append(self, k: Tensor, v: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """Add k (batch, kv_heads, new, d_k) and v (batch, kv_heads, new, d_v) at the end of each sequence.
 
-        counts (batch,): how many of the new positions are real, the rest being padding at the end; None: all.
-        Returns the keys (batch, kv_heads, keys, d_k) and values (batch, kv_heads, keys, d_v) that the new positions may
-        see, all without a window, as views, and the rules `query_offset`, `kv_lengths` and `window` with which the new
-        positions attend to them. Raises ShapeError and DtypeError for k and v that do not fit, RuleError for counts
-        that do not, before anything is changed.
+        counts: how many of the new positions are real, the rest being padding at the end; None: all.
+        Returns all keys (batch, kv_heads, keys, d_k) and values (batch, kv_heads, keys, d_v), as views, and the rules
+        `query_offset` and `kv_lengths` with which the new positions attend to them. Raises ShapeError and DtypeError
+        for k and v that do not fit, RuleError for counts that do not, before anything is changed.
 
         >>> import torch, clearhead.nn
         >>> cache = clearhead.nn.KVCache(batch=2, kv_heads=1, d_k=4, d_v=4)
@@ -151,36 +165,32 @@ class KVCache:
         new = self._check(k, v)
         before = self._lengths
         added = [new] * len(before) if counts is None else self._numbers("counts", counts, new)
-        self._make_room(max(before) + new, min(before))
-        places = [length - self.start for length in before]
-        first = 0 if self.window is None else max(0, min(places) - self.window + 1)  # the first place that is seen
+        size = self.keys.shape[2]
+        while size < max(before) + new:
+            size *= 2
+        if size > self.keys.shape[2]:
+            more = (0, 0, 0, size - self.keys.shape[2])
+            self.keys, self.values = (torch.nn.functional.pad(x, more) for x in (self.keys, self.values))
         for room, fresh in ((self.keys, k.detach()), (self.values, v.detach())):
-            if min(places) == max(places):  # equally long sequences: one copy
-                room.narrow(2, places[0], new).copy_(fresh)
+            if min(before) == max(before):  # equally long sequences: one copy
+                room.narrow(2, before[0], new).copy_(fresh)
                 continue
-            for b, place in enumerate(places):
+            for b, place in enumerate(before):
                 room[b].narrow(1, place, new).copy_(fresh[b])
+        rules: dict[str, Any] = {"query_offset": self.next_position()}
         self._lengths = [length + count for length, count in zip(before, added, strict=True)]
-        seen = first, len(self) - self.start - first
-        offsets = [place - first for place in places]
-        rules: dict[str, Any] = {"query_offset": offsets[0] if min(offsets) == max(offsets) else torch.tensor(offsets)}
         if min(self._lengths) < max(self._lengths):
-            rules["kv_lengths"] = torch.tensor([length - self.start - first for length in self._lengths])
-        if self.window is not None:
-            rules["window"] = (self.window - 1, None)
-        return self.keys.narrow(2, *seen), self.values.narrow(2, *seen), rules
+            rules["kv_lengths"] = self.lengths
+        return self.keys.narrow(2, 0, len(self)), self.values.narrow(2, 0, len(self)), rules
 
-    def step(
-        self, q: Tensor, k: Tensor, v: Tensor, rules: dict[str, Any], turns: Tensor | None = None
-    ) -> Tensor | None:
+    def step(self, q: Tensor, k: Tensor, v: Tensor, rules: dict[str, Any], turns: Turns | None = None) -> Tensor | None:
         """Append one position to each sequence and attend to it, with one call of the kernel, where that can be.
 
-        q (batch, heads, 1, d_k), k (batch, kv_heads, 1, d_k), v (batch, kv_heads, 1, d_v); `rules` as in `attention`.
-        turns (2, d_k): cosine and signed sine by which q and k are turned before (`nn/rotary.py`), or None.
-
+        q (batch, heads, 1, d_k), k (batch, kv_heads, 1, d_k), v (batch, kv_heads, 1, d_v); `rules` as in `attention`;
+        turns: rotary positions, by which q and k are turned before.
         Returns what `attention` would, (batch, heads, 1, d_v), to the same bits; None, with nothing changed, where it
-        must be called: at the first step, with a gradient, off the CPU, with sequences of several lengths or a full
-        cache, with rules that need tensors, a query_offset of their own or a window that forbids keys.
+        must be called: at the first step, for several positions, with a gradient, off the CPU, with sequences of
+        several lengths or a full cache, with rules that need tensors, a query_offset or a window that forbids keys.
 
         >>> import torch, clearhead.nn
         >>> cache = clearhead.nn.KVCache(batch=1, kv_heads=1, d_k=4, d_v=4)
@@ -188,13 +198,11 @@ class KVCache:
         >>> cache.step(q, k, v, {}) is None
         True
         """
-        if rules.get("query_offset") is not None:  # the cache's to say: the long way refuses it or takes it
+        if q.shape[2] != 1 or rules.get("query_offset") is not None:  # the long way refuses an offset or takes it
             return None
-        length = self._lengths[0]
-        within = self.window is None or length - self.start < self.window
-        if not within or length - self.start >= self.keys.shape[2] or min(self._lengths) < max(self._lengths):
+        output, place = None, self._lengths[0]
+        if place >= self.keys.shape[2] or min(self._lengths) < max(self._lengths):
             return None
-        output, place = None, length - self.start
         rest: Any = {name: value for name, value in rules.items() if name not in ("causal", "window")}
         if _sees_all(rules, place) and plain(q, k, v) and all(type(x) in _NUMBERS for x in rest.values()):
             try:
@@ -202,33 +210,15 @@ class KVCache:
             except ClearheadError:
                 return None
             if native.usable(problem):
-                output = native.step(problem, q, k, v, (self.keys, self.values), place, turns)
+                by = None if turns is None else turns.of_one(place, q)
+                output = native.step(problem, q, k, v, (self.keys, self.values), place, by)
         if output is not None:
             torch.autograd.graph.increment_version((self.keys, self.values))  # as PyTorch does where it writes
-            self._lengths = [length + 1] * len(self._lengths)
+            self._lengths = [place + 1] * len(self._lengths)
         return output
 
-    def reorder(self, order: Tensor) -> None:
-        """Replace sequence i by sequence order[i], as beam search does; order (batch,). Raises RuleError.
-
-        >>> import torch, clearhead.nn
-        >>> cache = clearhead.nn.KVCache(batch=2, kv_heads=1, d_k=4, d_v=4)
-        >>> _ = cache.append(torch.ones(2, 1, 3, 4), torch.ones(2, 1, 3, 4), counts=torch.tensor([3, 1]))
-        >>> cache.reorder(torch.tensor([1, 1]))
-        >>> cache.lengths
-        tensor([1, 1])
-        """
-        places = self._numbers("order", order, len(self._lengths) - 1)
-        used = slice(0, len(self) - self.start)
-        for room in (self.keys, self.values):
-            room[:, :, used] = room[:, :, used][places]
-        self._lengths = [self._lengths[place] for place in places]
-
     def crop(self, length: int | Tensor) -> None:
-        """Shorten sequences that are longer than `length` positions, one number or (batch,).
-
-        Raises RuleError for what is not a whole number from 0 up, and where a window has overwritten positions that
-        the shorter sequence needs.
+        """Shorten sequences that are longer than `length` positions, one number or (batch,). Raises RuleError.
 
         >>> import torch, clearhead.nn
         >>> cache = clearhead.nn.KVCache(batch=1, kv_heads=1, d_k=4, d_v=4)
@@ -237,36 +227,20 @@ class KVCache:
         >>> len(cache)
         2
         """
-        most = self._numbers("length", length, None, one_for_all=True)
-        self._shorten("length", [min(pair) for pair in zip(self._lengths, most, strict=True)])
+        most = self._numbers("length", length, None)
+        self._lengths = [min(pair) for pair in zip(self._lengths, most, strict=True)]
 
-    def _shorten(self, name: str, lengths: list[int]) -> None:
-        """Forget what is behind these lengths. Raises RuleError where the window has let go of what they need."""
-        if not any(lengths):
-            self.start = 0
-        elif self.start and min(lengths) - (self.window or 0) + 1 < self.start:
-            raise RuleError(
-                f"{name} is {min(lengths)}: the window has let go of positions before {self.start}, which it would "
-                "need.",
-                "crop at most `window` positions back, or make the cache without a window.",
-            )
-        self._lengths = lengths
-
-    def _numbers(self, name: str, value: Any, most: int | None, *, one_for_all: bool = False) -> list[int]:
-        """Read one whole number from 0 to `most` for each sequence, (batch,). Raises RuleError."""
-        batch, numbers, came = len(self._lengths), [], value
-        try:
-            array = as_rule_array(list(value[: batch + 1]) if isinstance(value, range) else value, name)
-            came = array.tolist() if array.size <= 64 else value
-            if array.shape == (batch,) or (one_for_all and not array.ndim):
+    def _numbers(self, name: str, value: Any, most: int | None) -> list[int]:
+        """Read a whole number from 0 to `most`, one for all sequences or (batch,). Raises RuleError."""
+        batch, numbers = len(self._lengths), []
+        with suppress(DtypeError):
+            array = as_rule_array(value, name)
+            if array.shape in ((), (batch,)):
                 numbers = np.broadcast_to(array, batch).tolist()
-        except DtypeError:
-            pass
         if not numbers or any(not is_whole(one) or one < 0 or (most is not None and one > most) for one in numbers):
             span = "from 0 up" if most is None else f"between 0 and {most}"
-            raise RuleError(
-                f"{name} is {shown(came)}: expected a whole number {span} for each sequence, (batch {batch},)."
-            )
+            hint = f"one for all, or one for each of {batch} sequences."
+            raise RuleError(f"{name} is {shown(numbers or value)}: expected whole numbers {span}.", hint)
         return numbers
 
     def _check(self, k: Tensor, v: Tensor) -> int:
@@ -283,21 +257,3 @@ class KVCache:
                     f"{name} is {x.dtype} but the cache holds {room.dtype}.", f"KVCache(…, dtype={x.dtype})"
                 )
         return new
-
-    def _make_room(self, last: int, shortest: int) -> None:
-        """Make room for positions up to `last`: overwrite what the window no longer needs, else double the memory."""
-        room = self.keys.shape[2]
-        if last - self.start <= room:
-            return
-        needed = self.start if self.window is None else max(self.start, shortest - self.window + 1)
-        size = room
-        while last - needed > size:
-            size *= 2
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            kept, fresh = old[:, :, needed - self.start :], old
-            if size > room:
-                fresh = old.new_zeros(*old.shape[:2], size, old.shape[3])
-            fresh[:, :, : kept.shape[2]] = kept.clone() if fresh is old else kept  # source and target overlap there
-            setattr(self, name, fresh)
-        self.start = needed

@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from clearhead import engines
 from clearhead.core.arrays import as_array
-from clearhead.core.call import Call, Given, describe, describe_whole, known
+from clearhead.core.call import Given, describe, describe_whole, known
 from clearhead.core.observations import check_room
 from clearhead.core.rules import Rules, flat
 from clearhead.core.statistics import Wanted
@@ -63,20 +63,18 @@ def attention(
     array([[0.67, 0.33],
            [0.33, 0.67]])
     """
-    call = known(q, k, v, rules, num_threads)
-    if call is None:
-        if graphed(q, k, v, *flat(rules).values()):
-            if v is None:
-                as_array(v, "v")  # raises: it is no array
-            return recorder_of(q).mix(Given(q, k, rules, engine, num_threads), v)
-        call = describe_whole(q, k, v, rules, num_threads)
-    return output_of(call, engine)
-
-
-def output_of(call: Call, engine: str | None = None) -> Any:
-    """The output of a call that has values, of q's kind. Raises EngineError and SizeError as `attention`."""
+    problem = known(q, k, v, rules, num_threads)
+    if problem is not None and engine is None and native.usable(problem):
+        output = native.output(problem, q, k, v)
+        if output is not None:
+            return output
+    elif problem is None and graphed(q, k, v, *flat(rules).values()):
+        if v is None:
+            as_array(v, "v")  # raises: it is no array
+        return recorder_of(q).mix(Given(q, k, rules, engine, num_threads), v)
+    call = describe_whole(q, k, v, rules, num_threads)
     chosen = engines.chosen(call.problem, engine)
-    output = native.output(call) if chosen is native else None
+    output = native.output(call.problem, *call.given) if chosen is native and call.given is not None else None
     if output is not None:
         return output
     check_room(call.problem, _OUTPUT, call.d_v)

@@ -17,6 +17,7 @@ import numpy as np
 
 from clearhead.core.arrays import torch_of
 from clearhead.core.axes import Array, group_size
+from clearhead.core.namespace import numbers_like
 from clearhead.core.rules import RULES, take
 
 Rules = dict[str, Any]
@@ -41,7 +42,7 @@ class SpanTerm:
 
     def times(self, factors: Any) -> "SpanTerm":
         """The table times one number for each head, (heads,)."""
-        return replace(self, table=self.table * like_table(factors, self.table)[:, None, None])
+        return replace(self, table=self.table * numbers_like(factors, self.table)[:, None, None])
 
     def take(self, queries: slice, keys: slice) -> "SpanTerm":
         """The term for some queries and keys; labels keep their meaning."""
@@ -92,13 +93,6 @@ def joined(steps: Sequence[Sequence[SpanTerm]]) -> list[SpanTerm]:
     return result
 
 
-def like_table(x: Any, table: Any) -> Any:
-    """Numbers as the kind of array that a table is, with its dtype."""
-    if (torch := torch_of(table)) is not None:
-        return torch.as_tensor(x, dtype=table.dtype, device=table.device)
-    return np.asarray(x, table.dtype)
-
-
 def _refined(sides: Sequence[Array]) -> tuple[Array, list[Array]]:
     """Labels that are equal where all sides' labels are, (batch or 1, length), and each side's label of each."""
     sizes = [int(side.max()) + 2 for side in sides]
@@ -128,7 +122,7 @@ def _cat(labels: Sequence[Array]) -> Array:
 def _of_one_kind(tables: Sequence[Any]) -> list[Any]:
     """Tensors where any of them is one, else arrays."""
     kind = next((table for table in tables if not isinstance(table, np.ndarray)), tables[0])
-    return [table if type(table) is type(kind) else like_table(table, kind) for table in tables]
+    return [table if type(table) is type(kind) else numbers_like(table, kind) for table in tables]
 
 
 def _plain(labels: Array) -> Array:

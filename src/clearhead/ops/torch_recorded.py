@@ -50,8 +50,7 @@ def transposed(given: Given, g: Any) -> Tensor:
     vector = columns.ndim == 1
     columns = columns[:, None] if vector else columns
     x["g"] = columns.expand(*q.shape[:-2], *columns.shape) if columns.ndim < q.ndim else columns
-    task.answers = ("product",)
-    result = _compute(task, x)["product"]
+    result = _compute(task._replace(answers="product"), x)["product"]
     return result[..., 0] if vector else result
 
 

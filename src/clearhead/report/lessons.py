@@ -9,23 +9,20 @@ from rich.style import Style
 from rich.text import Text
 
 from clearhead.core.axes import Array
-from clearhead.diagnosing.claims import CheckedExample
 from clearhead.digits import fixed, percent, significant
 from clearhead.explaining.learning import Learning
 from clearhead.report.cells import between, colourful, columns, note, rgb, table, title
 from clearhead.report.console import put
 from clearhead.report.explained import share_line
 from clearhead.report.streams import spelled
-from clearhead.report.traced import grid
 from clearhead.tables import bar
-from clearhead.textbook.heads import WithHeads
-from clearhead.textbook.heads_page import entropy_range
 from clearhead.textbook.layer_shapes import LayerShapes
-from clearhead.textbook.symbols import Size, total
-from clearhead.textbook.why_scale import Saturation, WhyScale
+from clearhead.textbook.shapes import Steps
+from clearhead.textbook.sparse import Pattern
+from clearhead.textbook.symbols import Size, is_symbolic, total
+from clearhead.textbook.why_scale import WhyScale
 from clearhead.words import Language, formula, say
 
-_BESIDE = ("x", "context", "q", "k", "v", "scores", "weights", "heads", "concat", "output")
 _WIDE = 11  # a column of the tables of scales
 _LINES = 12  # of the table of training steps
 _LEARNED = (-14, -9, 20, -10, -10, -10)  # its columns
@@ -57,6 +54,37 @@ def _shapes(shapes: LayerShapes, language: Language) -> Iterator[Text]:
     )
     yield Text(say(language, "work in all", work=work))
     yield note(say(language, "bytes of weights", size=stored))
+    d_k, d_v = (next(step.shape[-1] for step in counted if step.name == name) for name in "qv")
+    if d_k != d_v and not is_symbolic((d_k, d_v)):
+        yield note(say(language, "widths differ", d_k=d_k, d_v=d_v))
+
+
+def show_sparse(
+    console: Console, shapes: LayerShapes, patterns: Sequence[Pattern], width: int, language: Language
+) -> None:
+    """Print sparse patterns beside full attention: what they cost, and which pairs they have."""
+    if patterns:
+        console.print()
+        put(console, _sparse(shapes.numbers or shapes.symbols, patterns, width, language))
+
+
+def _sparse(steps: Steps, patterns: Sequence[Pattern], width: int, language: Language) -> Iterator[Text]:
+    works = {step.name: step.multiply_adds for step in steps if step.name in ("scores", "heads")}
+    yield title(say(language, "sparse", width=width, pairs=patterns[0].pairs))
+    heads = ["", *(say(language, f"sparse {key}") for key in ("pairs", "share", "work"))]
+    rows = []
+    for each in patterns:
+        works_of = [work // patterns[0].pairs * each.pairs for work in works.values()]
+        rows.append(
+            [f"  {say(language, f'sparse {each.name}')}", f"{each.pairs:,}", percent(each.share), total(works_of)]
+        )
+    yield from table((14, -16, -10, -26), heads, rows, "bold")
+    yield Text()
+    wide = [max(each.picture.shape[1], cell_len(row[0].strip())) + 3 for each, row in zip(patterns, rows, strict=True)]
+    yield columns((2, *wide), ["", *(row[0].strip() for row in rows)])
+    for lines in zip(*(each.picture for each in patterns), strict=True):
+        yield columns((2, *wide), ["", *("".join("█" if seen else "·" for seen in line) for line in lines)])
+    yield note(say(language, "sparse says"))
 
 
 def _shape(shape: Sequence[Size]) -> str:
@@ -69,79 +97,34 @@ def _both(symbols: Iterable[Size], numbers: Iterable[Size]) -> str:
     return " = ".join(sums)
 
 
-def show_heads(console: Console, case: CheckedExample, layers: Sequence[WithHeads], language: Language) -> None:
-    """Print a layer with several numbers of heads in columns: shapes, parameters and cost; then each output."""
-    put(console, _heads(layers, language))
-    put(console, _outputs(console, case, layers, language))
-
-
-def _heads(layers: Sequence[WithHeads], language: Language) -> Iterator[Text]:
-    shapes: list[tuple[str, list[str]]] = []
-    for steps in zip(*(layer.trace.steps for layer in layers), strict=True):
-        if steps[0].name in _BESIDE:
-            same = len({step.formula for step in steps}) == 1
-            name = steps[0].formula.split(",")[0] if same else steps[0].symbol
-            shapes.append((name, [_shape(step.shape) for step in steps]))
-    numbers = {
-        "parameters beside": [f"{layer.parameters:,}" for layer in layers],
-        "work beside": [f"{layer.multiply_adds:,}" for layer in layers],
-        "scores beside": [f"{np.size(layer.trace.weights):,}" for layer in layers],
-        "entropy beside": [entropy_range(layer.entropy) for layer in layers],
-        "difference beside": [significant(layer.difference) for layer in layers],
-    }
-    lines = [*shapes, ("", []), *((say(language, key), cells) for key, cells in numbers.items())]
-    head = [f"h = {layer.num_heads}" for layer in layers]
-    lead = max(cell_len(name) for name, _ in lines) + 2
-    width = max(cell_len(cell) for _, cells in lines for cell in (*cells, *head)) + 2
-    yield title(say(language, "beside"))
-    rows = ((f"  {name}", *cells) for name, cells in lines)
-    yield from table((lead + 2, *[-width] * len(layers)), ["", *head], rows, "bold")
-    yield note(say(language, "beside says"))
-
-
-def _outputs(console: Console, case: CheckedExample, layers: Sequence[WithHeads], language: Language) -> Iterator[Text]:
-    names = case.tokens if case.trace.convention == "rows" else None
-    for layer in layers:
-        output = np.asarray(layer.trace.output)
-        yield Text()
-        yield title(say(language, "output beside", heads=layer.num_heads))
-        if (batches := layer.trace.problem.batch) > 1:
-            yield Text("  " + say(language, "batch of", batch=0, batches=batches), style="dim")
-        for matrix in output.reshape(-1, *output.shape[-2:])[:1]:
-            yield from grid(console, matrix, language, names)
-
-
-def show_scale(
-    console: Console, scale: WhyScale, drawn: dict[str, int], growing: Saturation, language: Language
-) -> None:
-    """Print a table by width, and one query's softmax as it saturates; `drawn` has the numbers of queries and keys."""
+def show_scale(console: Console, scale: WhyScale, drawn: dict[str, int], language: Language) -> None:
+    """Print the tables by width; `drawn` has the numbers of queries and keys."""
     put(console, _scale(scale, drawn, language))
-    put(console, _growing(growing, language))
 
 
 def _scale(scale: WhyScale, drawn: dict[str, int], language: Language) -> Iterator[Text]:
     yield title(say(language, "why scale"))
     yield note(say(language, "variance grows"))
     yield Text()
-    above = [say(language, key) for key in ("variance of", "not divided", "divided")]
-    yield columns((_WIDE, *[-2 * _WIDE] * 3), ["", *above])
+    softmaxes = [say(language, key) for key in ("not divided", "divided")]
+    yield columns((_WIDE, *[-2 * _WIDE] * 3), ["", say(language, "variance of"), *softmaxes])
     heads = ["d_k", "q·k", "/√d_k", "max a", "a(1-a)", "max a", "a(1-a)"]
-    steps = zip(*scale[:7], strict=True)  # the others are pictures
-    rows = ([str(d_k), *(fixed(float(x), 4, 10) for x in numbers)] for d_k, *numbers in steps)
-    yield from table([-_WIDE] * 7, heads, rows, "bold")
-    yield Text()
+    sides = np.stack([scale.largest, scale.slope], axis=-1)
+    yield from _by_width(scale, heads, np.hstack([scale.variance, *sides.swapaxes(0, 1)]))
     yield note(say(language, "slope vanishes", **drawn))
     yield Text()
+    yield title(say(language, "gradients"))
+    yield columns((_WIDE, *[-2 * _WIDE] * 2), ["", *softmaxes])
+    heads = ["d_k", *[say(language, key) for key in ("median", "largest gradient")] * 2]
+    yield from _by_width(scale, heads, scale.gradient.reshape(len(scale.d_k), -1))
+    yield note(say(language, "gradients say"))
 
 
-def _growing(growing: Saturation, language: Language) -> Iterator[Text]:
-    yield title(say(language, "saturation"))
-    heads = [say(language, "factor"), *(f"a_{j}" for j in range(growing.weights.shape[-1])), "a(1-a)"]
-    rows = []
-    for factor, weights, slopes in zip(*growing, strict=True):
-        numbers = [fixed(float(x), 4, 10) for x in (*weights, slopes[0])]
-        rows.append([f"{factor:g}", *numbers, f"  {bar(4 * float(slopes[0]), 16)}"])
-    yield from table([*[-_WIDE] * len(heads), 0], heads, rows, "bold")
+def _by_width(scale: WhyScale, heads: Sequence[str], numbers: Array) -> Iterator[Text]:
+    """A table with a row for each width, and an empty line."""
+    rows = ([str(d_k), *(fixed(float(x), 4, 10) for x in row)] for d_k, row in zip(scale.d_k, numbers, strict=True))
+    yield from table([-_WIDE] * len(heads), heads, rows, "bold")
+    yield Text()
 
 
 def show_learning(console: Console, run: Learning, step: int, language: Language) -> None:

@@ -21,10 +21,10 @@ from clearhead.report.explained import sum_words
 from clearhead.report.heat import matrices
 from clearhead.report.streams import bare, spelled
 from clearhead.textbook.shapes import Step, turned
-from clearhead.textbook.trace_weights import WeightsTrace
 from clearhead.words import Language, formula, say
 
 _ROWS, _COLS = 8, 8
+_BOUNDS = 4  # of a query's output
 _NOUNS = {"batch": ("batch", "batch entries"), "head": ("head", "heads"), "query": ("query", "queries")}
 _STYLES = {"did": "bold", "mend": "green", "note": "dim"}
 _VERDICTS = {"right": "bold green", "mistake": "bold red", "ambiguous": "bold red", "unexplained": "bold yellow"}
@@ -56,12 +56,11 @@ def chosen(case: CheckedExample, batch: int | None, head: int | None, query: int
 def show(console: Console, case: CheckedExample, language: Language, place: Chosen) -> None:
     """Print every step, then what is wrong with the claims, so that this stays on the screen."""
     verdicts = {verdict.name: verdict for verdict in case.verdicts}
-    if words := case.trace.read_as(language):  # how three axes were read, where that was ambiguous
-        put(console, [note(words), Text()])
     for step in case.trace.steps:
         put(console, _step(console, _Picture(case, step, place), verdicts.get(step.name), language))
         console.print()
     put(console, _one_query(case, place, language))
+    put(console, _mixture(case, place, language))
     put(console, _closing(case, language, place))
 
 
@@ -192,29 +191,46 @@ def _verdict(console: Console, picture: _Picture, verdict: Verdict, language: La
 
 def _one_query(case: CheckedExample, place: Chosen, language: Language) -> Iterator[Text]:
     """One query's scores as lengths and angles, and its weights: ‖q‖·‖k‖·cos θ for each key."""
-    problem, traced = case.trace.problem, case.trace
-    if isinstance(traced, WeightsTrace) or not problem.queries or not problem.keys:
+    problem = case.trace.problem
+    if not hasattr(case.trace, "scores") or not problem.queries or not problem.keys:
         return
-    n, m = problem.queries, problem.keys
-    norms, key_norms, cosine = (np.asarray(x) for x in traced.geometry)
-    norm = float(norms.reshape(-1, problem.heads, n)[place])
-    lengths = key_norms.reshape(-1, problem.kv_heads, m)[place.batch, problem.kv_head_of(place.head)]
-    rows = (turned(np.asarray(x), traced.convention) for x in (cosine, traced.scores, traced.masked, traced.weights))
-    cosines, scores, masked, weights = (x.reshape(-1, problem.heads, n, m)[place] for x in rows)
+    m, token = problem.keys, case.trace.token(place.query)
+    rows = token.norm[..., None], token.key_norms, token.cosine, token.scores, token.weights, token.masked
+    norm, *numbers, masked = (np.asarray(x).reshape(problem.batch, problem.heads, -1)[place[:2]] for x in rows)
     query = bare(_name(case, "queries", place.query))
     yield title(say(language, "geometry", query=f"{place.query} {query}" if case.tokens else str(place.query)))
-    yield note("  " + say(language, "norm", norm=norm))
+    yield note("  " + say(language, "norm", norm=float(norm[0])))
     heads = [f"  {say(language, 'key')}", "‖k‖", "cos θ", "q·k", say(language, "weight")]
     widths = (14, *[-11] * 4)
     yield columns(widths, heads)
-    for j in np.arange(m) if m <= _ROWS else np.argsort(-weights, kind="stable")[:_ROWS]:
+    for j in np.arange(m) if m <= _ROWS else np.argsort(-numbers[-1], kind="stable")[:_ROWS]:
         key = _name(case, "keys", j)
         lead = label(bare(key) if case.sources is None else f"{j} {spelled(key)}", 12)
-        numbers = [figure(x, 4, 11) for x in (lengths[j], cosines[j], scores[j])]
-        weight = say(language, "masked weight") if np.isneginf(masked[j]) else figure(weights[j], 4, 11)
-        yield columns(widths, [f"  {lead}", *numbers, weight])
+        cells = [figure(x[j], 4, 11) for x in numbers]
+        cells[-1] = say(language, "masked weight") if np.isneginf(masked[j]) else cells[-1]
+        yield columns(widths, [f"  {lead}", *cells])
     if m > _ROWS:
         yield note("  " + say(language, "more", count=m - _ROWS))
+    yield Text()
+
+
+def _mixture(case: CheckedExample, place: Chosen, language: Language) -> Iterator[Text]:
+    """One query's output as a sum of values, and between which numbers it lies, where the weights sum to 1."""
+    traced, problem = case.trace, case.trace.problem
+    if not problem.queries or not problem.keys:
+        return
+    token = traced.token(place.query)
+    weights, output = (np.asarray(x).reshape(problem.batch, problem.heads, -1) for x in (token.weights, token.output))
+    weights, output = weights[place[:2]], output[place[:2]]
+    names = None if case.sources is None else [bare(name) for name in case.sources]
+    yield title(say(language, "mixture", query=place.query))
+    yield Text(f"  {token.written_out(place.batch * problem.heads + place.head, tokens=names)}")
+    if abs(weights.sum() - 1) < 1e-6 and np.isfinite(output).all():
+        v = turned(np.asarray(traced.v), traced.convention)
+        v = v.reshape(problem.batch, problem.kv_heads, problem.keys, -1)[place.batch, problem.kv_head_of(place.head)]
+        ends = v[weights > 0].min(axis=0), output, v[weights > 0].max(axis=0)
+        bounds = ["≤".join(fixed(float(x), 4, 8) for x in three) for three in list(zip(*ends, strict=True))[:_BOUNDS]]
+        yield note("  " + say(language, "convex combination", bounds=say(language, "separator").join(bounds)))
     yield Text()
 
 

@@ -1,167 +1,262 @@
-"""Calls somebody's function and judges its output as `diagnose` does: by the error of a plain run in the same dtype."""
+"""Calls somebody's function three times on a problem, compares what it gave, and names the cause where it is wrong."""
 
 import sys
-from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from clearhead.core import definition
-from clearhead.core.arrays import FLOATS, as_array, on_cpu, statistics_dtype, to_torch
+from clearhead.core.arrays import FLOATS, as_array, bfloat16, on_cpu, statistics_dtype, to_torch
 from clearhead.core.axes import Array, named
 from clearhead.core.call import describe
-from clearhead.core.rules import Rules
-from clearhead.diagnosing.fitting import FACTOR, Fit, coarser, differences, largest
-from clearhead.diagnosing.recipe import RIGHT, Diagnosed, Selection
-from clearhead.diagnosing.softmaxes import eps
+from clearhead.core.visibility import dense
 from clearhead.digits import significant
-from clearhead.errors import DtypeError, ShapeError
-from clearhead.testing.drawing import Drawn, Draws, Plan, drawn
+from clearhead.errors import ClearheadError, DtypeError, ShapeError
+from clearhead.testing.drawing import Draws, Plan, drawn, parts
 
-Arrays = Literal["numpy", "torch", "jax"]
-Layout = Literal["bhnd", "bnhd"]
-_OUTPUT = {"bhnd": ("batch", "heads", "queries", "d_v"), "bnhd": ("batch", "queries", "heads", "d_v")}
+FACTOR = 4.0  # how many times further off than rounding explains a right number may be
+CALLS = (
+    "first call",
+    "second call, with equal shapes and other numbers",
+    "third call, with other numbers in the same arrays",
+)
+_OUTPUT = ("batch", "heads", "queries", "d_v")
 
 
-@dataclass(frozen=True)
-class Caller:
-    """Somebody's function, and how it is called.
+class Truth(NamedTuple):
+    """The right numbers of one result, and by how much rounding may change each, infinite where any will do."""
 
-    arrays   the kind of array that it takes
-    layout   the axes of q, k, v and of its result: (batch, heads, n, d) or (batch, n, heads, d)
-    device   where its tensors lie
+    name: str  # output, dq, dk or dv
+    right: Array
+    rounding: Array
+    dtype: np.dtype[Any]
+
+    def off(self, theirs: Array) -> Array:
+        """How far each number is off, in units of rounding; infinite where only one of the two is NaN."""
+        a, b = theirs.astype(np.float64), self.right
+        with np.errstate(all="ignore"):
+            same = (a == b) | (np.isnan(a) & np.isnan(b)) | np.isinf(self.rounding)
+            off = np.where(same, 0.0, abs(a - b) / self.rounding)
+        return np.where(np.isnan(off), np.inf, off)
+
+    def fits(self, theirs: Array, factor: float = FACTOR) -> bool:
+        """Are these the right numbers?"""
+        return bool((self.off(theirs) <= factor).all())
+
+    def wrong(self, theirs: Array) -> tuple[str, ...]:
+        """What is wrong with these numbers, in lines; none where they are right."""
+        off, broken = self.off(theirs), int((~np.isfinite(theirs.astype(np.float64))).sum())
+        places = np.argwhere(off > FACTOR)
+        if not len(places):
+            return ()
+        place = tuple(map(int, places[0]))
+        axes = "batch", "head", "query" if self.name in ("output", "dq") else "key", "column"
+        where = ", ".join(f"{axis} {i}" for axis, i in zip(axes, place, strict=True))
+        yours, right = (significant(float(x[place]), 6) for x in (theirs, self.right))
+        how = f"by up to {significant(float(off.max()))} times what rounding in {self.dtype} explains ({FACTOR:g} pass)"
+        return (
+            f"{len(places):,} of {off.size:,} numbers of the {self.name} are wrong, "
+            + (f"{broken:,} of them NaN or infinite" if broken else how),
+            f"first wrong number: {where}: yours {yours}, right {right}",
+        )
+
+
+def eps(dtype: np.dtype[Any]) -> float:
+    """The distance from 1 to the next number."""
+    return 2.0**-7 if dtype == bfloat16 else float(np.finfo(dtype).eps)
+
+
+@np.errstate(all="ignore")
+def truths(problem: Mapping[str, Any], dtype: np.dtype[Any], g: Array | None = None) -> tuple[Array, list[Truth]]:
+    """Which rows see a key, and the truth of the output and, for a derivative g by it, of those by q, k and v.
+
+    A logit is off by eps times the absolute values that are added up in it, a weight by that and by what its row's
+    log-sum-exp L is off by, an output by the sum of what its terms are off by; and so on for the derivatives.
     """
+    arrays, rules = parts(problem)
+    stated = describe(arrays[0], arrays[1], arrays[2], rules).problem
+    q, k, v = (np.nan_to_num(x.astype(np.float64), posinf=0.0, neginf=0.0) for x in arrays)  # only where nobody looks
+    book = definition.attend(stated, q, k, v)
+    a, few, scale = book.weights, k.shape[1], np.asarray(stated.scale)[:, None, None]
+    unit = eps(dtype) * (3 if dtype == np.float64 else 1)  # in float64 the truth is rounded too
+    logits = scale * definition.product(abs(q), abs(k).swapaxes(-1, -2)) + abs(book.biased - book.capped)
+    logits = unit * np.where(book.hidden(), 0.0, logits)
+    sums = np.nan_to_num(abs(book.logsumexp), posinf=0.0)[..., None] * max(eps(statistics_dtype(dtype)), unit / 256)
+    tiny = 2.0**-24 if dtype == np.float16 else 2.0**-126  # a smaller weight may be 0
+    weights = tiny + a * (unit + logits + (a * logits).sum(axis=-1, keepdims=True) + sums)
+    results = [("output", book.output, definition.product(weights, abs(v)))]
 
-    fn: Any
-    arrays: Arrays
-    layout: Layout
-    device: str
+    def by_keys(x: Array, y: Array) -> Array:
+        columns = x.swapaxes(-1, -2) @ y
+        return cast("Array", columns.reshape(len(x), few, -1, *columns.shape[2:]).sum(axis=2))
 
-    @property
-    def name(self) -> str:
-        return str(getattr(self.fn, "__name__", None) or type(self.fn).__name__)
-
-    def converted(self, x: Any, *, swapped: bool | None = None) -> Any:
-        """An array as the function takes it; swapped: q, k or v, and whether heads and tokens lie swapped in memory."""
-        if isinstance(x, tuple):
-            return tuple(self.converted(part) for part in x)
-        if not isinstance(x, np.ndarray):
-            return x
-        x = np.array(x)  # a function that writes into its inputs does not change ours
-        if swapped is not None and self.layout == "bnhd":
-            x = x.swapaxes(1, 2)
-        if self.arrays == "jax":
-            return import_module("jax.numpy").asarray(x)
-        if self.arrays == "torch":
-            tensor = to_torch(sys.modules["torch"], np.ascontiguousarray(x)).to(self.device)
-            return tensor.transpose(1, 2).contiguous().transpose(1, 2) if swapped else tensor
-        return np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) if swapped else np.ascontiguousarray(x)
-
-    def inputs(self, problem: Drawn, *, swapped: bool) -> tuple[list[Any], dict[str, Any]]:
-        """q, k, v and the rules as the function takes them."""
-        rules = {name: self.converted(value) for name, value in problem.rules.items()}
-        return [self.converted(x, swapped=swapped) for x in problem[:3]], rules
-
-    def output(self, problem: Drawn, *, swapped: bool) -> Array:
-        """What the function returns, heads first. Raises whatever it raises, DtypeError, ShapeError."""
-        inputs, rules = self.inputs(problem, swapped=swapped)
-        with np.errstate(all="ignore"):  # NumPy would warn of the NaN and infinities that are given on purpose
-            result = self.fn(*inputs, **rules)
-        return self.read(result, problem, "the result")
-
-    def read(self, result: Any, problem: Drawn, name: str, like: Array | None = None) -> Array:
-        """An array of the function's with the axes of `like`, or of the output, heads first."""
-        if hasattr(result, "detach"):
-            result = result.detach()
-        array: Array = on_cpu(as_array(result, name)[0])
-        if array.dtype not in FLOATS:
-            raise DtypeError(f"{name} is {array.dtype}: expected {problem.q.dtype}, or a wider float dtype.")
-        want = (*problem.q.shape[:3], problem.v.shape[3]) if like is None else like.shape
-        shape = want if self.layout == "bhnd" else (want[0], want[2], want[1], want[3])
-        if array.shape != shape:
-            raise ShapeError(f"{name} has shape {array.shape}: expected {named(shape, _OUTPUT[self.layout])}.")
-        return array if self.layout == "bhnd" else array.swapaxes(1, 2)
+    if g is not None:
+        g = g.astype(np.float64)
+        slopes = definition.product(g, v.swapaxes(-1, -2)) - (g * book.output).sum(axis=-1, keepdims=True)
+        by_scores = definition.by_scores(book.block, book.capped, np.where(book.hidden(), 0.0, a * slopes))
+        moved = weights * definition.product(abs(g), abs(v).swapaxes(-1, -2))
+        moved = scale * (moved + a * moved.sum(axis=-1, keepdims=True))
+        results += [("dq", definition.product(by_scores, k), definition.product(moved, abs(k)))]
+        results += [
+            ("dk", by_keys(by_scores, q), by_keys(moved, abs(q))),
+            ("dv", by_keys(a, g), by_keys(weights, abs(g))),
+        ]
+    return np.asarray(dense(stated).any(axis=-1, keepdims=True)), [Truth(*result, dtype) for result in results]
 
 
 class Failure(NamedTuple):
     """What is wrong with one problem's result."""
 
     plan: Plan
-    problem: Drawn
-    kind: str  # failures of one kind are taken for the same mistake
+    problem: dict[str, Any]
     lines: tuple[str, ...]  # what is wrong, and where
-    theirs: Array | None  # the output, where there is one
+    causes: tuple[str, ...] = ()
+    theirs: Array | None = None  # the wrong output of a first call
     error: Exception | None = None
 
-    @property
-    def weights(self) -> int:
-        sizes = self.plan.sizes
-        return sizes.batch * sizes.heads * sizes.queries * sizes.keys
+
+class Caller(NamedTuple):
+    """Somebody's function, and the kind of array that it takes: "numpy", "torch", or the device of its tensors."""
+
+    fn: Any
+    arrays: str
+
+    def given(self, problem: dict[str, Any], *, swapped: bool) -> dict[str, Any]:
+        """Copies as the function takes them; swapped: heads and tokens of q, k and v lie swapped in memory."""
+
+        def copied(x: Any, *, swapped: bool) -> Any:
+            if not isinstance(x, np.ndarray):
+                return x
+            x = np.array(x.swapaxes(1, 2) if swapped else x, order="C")
+            if self.arrays != "numpy":
+                x = to_torch(sys.modules["torch"], x).to("cpu" if self.arrays == "torch" else self.arrays)
+            return x.swapaxes(1, 2) if swapped else x
+
+        return {name: copied(x, swapped=swapped and name in "qkv") for name, x in problem.items()}
+
+    def output(self, given: dict[str, Any], g: Array | None = None) -> tuple[Any, list[Array]]:
+        """What the function returns, a copy of it, and copies of the derivatives of Σ g·output by q, k and v.
+
+        Raises whatever the function raises, ShapeError or DtypeError.
+        """
+        inputs, rules = parts(given)
+        inputs = inputs if g is None else [x.detach().requires_grad_() for x in inputs]
+        with np.errstate(all="ignore"):  # NumPy would warn of the NaN and infinities that are given on purpose
+            result = self.fn(*inputs, **rules)
+        array, shape = _copy(result), (*given["q"].shape[:3], given["v"].shape[3])
+        if array.dtype not in FLOATS:
+            raise DtypeError(f"the result is {array.dtype}: expected a float dtype.")
+        if array.shape != shape:
+            raise ShapeError(f"the result has shape {array.shape}: expected {named(shape, _OUTPUT)}.")
+        if g is None:
+            return result, [array]
+        torch = sys.modules["torch"]
+        slopes = torch.autograd.grad(result, inputs, torch.from_numpy(g.astype(np.float64)).to(result))
+        return result, [array, *map(_copy, slopes)]
 
 
-def judged(caller: Caller, draws: Draws, plan: Plan) -> Failure | None:
-    """Call the function on a plan's problem; None where its output is right."""
-    problem = drawn(draws, plan)
-    try:
-        theirs = caller.output(problem, swapped=plan.kind == "strides")
-    except Exception as error:  # anything that somebody's function may raise
-        words = f"it raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        return Failure(plan, problem, type(error).__name__, (words,), None, error)
-    if plan.kind != "empty rows":  # empty rows are a kind of their own
-        theirs = np.where(problem.empty, 0.0, theirs.astype(np.float64)).astype(theirs.dtype)
-    right, gaps, allowed, dtype = _measured(problem, theirs)
-    lines = described(gaps, allowed, theirs, right, dtype)
-    return Failure(plan, problem, lines[0], lines[1:], theirs) if lines else None
+def judged(caller: Caller, draws: Draws, plan: Plan, *, gradients: bool) -> Failure | None:
+    """Call the function on a plan's problem, and again; None where all that it gives is right."""
+    first, second = (drawn(draws, plan, again=again) for again in (False, True))
+    swapped, results = plan.kind == "strides", list[tuple[Any, list[Array]]]()
+    kept = given = caller.given(first, swapped=swapped)
+    for place, problem in enumerate((first, second, second)):
+        if place:
+            given = caller.given(second, swapped=swapped)
+        if place < 2:
+            right, g = _right(plan, problem, gradients=gradients)
+        arrays = [name for name, x in given.items() if hasattr(x, "shape")]
+        if place == 2:
+            for name in arrays:
+                kept[name][...] = given[name]
+            given = kept
+        before = {name: _copy(given[name]).tobytes() for name in arrays}
+        try:
+            results.append(caller.output(given, g))
+        except Exception as error:  # anything that somebody's function may raise
+            told = f"{CALLS[place]}: it raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            return Failure(plan, problem, (told,), error=error)
+        changed = [name for name in arrays if _copy(given[name]).tobytes() != before[name]]
+        causes, theirs = _misbehaved(plan, changed, results), results[-1][1]
+        lines = [line for truth, x in zip(right, theirs, strict=True) for line in truth.wrong(x)]
+        if lines and not causes and right[0].fits(theirs[0]):
+            causes = ("the output is right, its derivatives are not",)
+        if lines and not causes:
+            causes = _stale(plan, first, second, theirs[0], place) if place else ()
+            causes = causes or _causes(caller, plan, problem, theirs[0])
+        if causes or lines:
+            return Failure(plan, problem, (CALLS[place], *lines), causes, None if place else theirs[0])
+    return None
 
 
-def _measured(problem: Drawn, theirs: Array) -> tuple[Array, Array, Array, np.dtype[Any]]:
-    """The right output, how far each number of theirs is off, what is allowed, and the dtype that sets it.
-
-    Kernels that merge parts by their log-sum-exp L round L, and so every weight by eps·|L|; a plain run does not.
-    """
-    q, k, v = (clean(x) for x in problem[:3])
-    described = describe(q, k, v, cast("Rules", problem.rules))
-    inputs = Diagnosed(described.problem, described.q, described.k, v, theirs, "output")
-    dtype = coarser(described.problem.dtype, theirs.dtype)
-    with np.errstate(all="ignore"):
-        fit = Fit(inputs, dtype, 0.0)
-        everything = Selection(tuple(range(q.shape[1])), tuple(range(q.shape[2])))
-        right = fit.exact.answer(RIGHT, everything)
-        _, allowed = fit.measure(RIGHT, everything, right)
-        logsumexp = definition.attend(described.problem, described.q, described.k).logsumexp
-        size = np.where(np.isfinite(logsumexp), np.abs(logsumexp), 0.0)
-        rounded = eps(statistics_dtype(described.problem.dtype)) * size[..., None] * largest(v)
-        return right, differences(fit.theirs(everything), right), allowed + FACTOR * rounded, dtype
+def _right(plan: Plan, problem: dict[str, Any], *, gradients: bool) -> tuple[list[Truth], Array | None]:
+    """The truths of a problem, and the derivative by the output from which those of its inputs are."""
+    truth = _truth(plan, problem)
+    if not gradients:
+        return [truth], None
+    normal = np.random.default_rng([plan.seed, 4]).standard_normal(truth.right.shape)
+    g = np.where(np.isinf(truth.rounding), 0.0, normal).astype(plan.dtype)
+    return [truth, *truths(problem, plan.dtype, g)[1][1:]], g
 
 
-def clean(x: Array) -> Array:
-    """The same numbers, 0 for NaN and infinity: those are only where nobody may look."""
-    return np.where(np.isfinite(x.astype(np.float64)), x.astype(np.float64), 0.0).astype(x.dtype)
+def _truth(
+    plan: Plan, problem: dict[str, Any], dtype: np.dtype[Any] | None = None, *, empty: bool | None = None
+) -> Truth:
+    """The right output; rows that see no key are a kind of their own, and have any number elsewhere."""
+    seen, (truth,) = truths(problem, dtype or max(plan.dtype, plan.result, key=eps))
+    empty = plan.kind == "empty rows" if empty is None else empty
+    return truth if empty else truth._replace(rounding=np.where(seen, truth.rounding, np.inf))
 
 
-def described(
-    gaps: Array, allowed: Array, theirs: Array, right: Array, dtype: np.dtype[Any], name: str = "output"
-) -> tuple[str, ...]:
-    """The kind of what is wrong, then what and where; nothing where no gap is larger than allowed."""
-    wrong = np.argwhere(~(gaps <= allowed))
-    if not len(wrong):
-        return ()
-    place = tuple(int(i) for i in wrong[0])
-    axes = ("batch", "head", "query" if name in ("output", "dq") else "key", "column")
-    where = ", ".join(f"{axis} {i}" for axis, i in zip(axes, place, strict=True))
-    yours, wanted = (significant(float(x[place]), 6) for x in (theirs, right))
-    first = f"first wrong number: {where}: yours {yours}, right {wanted}"
-    share = f"{len(wrong):,} of {gaps.size:,} numbers of the {name} are wrong"
-    broken = ~np.isfinite(theirs.astype(np.float64))
-    if broken.any():
-        return "NaN", f"{share}; {int(broken.sum()):,} of them are NaN or infinite", first
-    units = np.broadcast_to(allowed / FACTOR, gaps.shape)
-    position = np.unravel_index(int(np.argmax(gaps / np.maximum(units, 1e-300))), gaps.shape)
-    unit, worst = float(units[position]), float(gaps[position])
-    times = f"{significant(worst / unit)} times" if unit else "more than"
-    off = (
-        f"{share}, by up to {significant(worst)}: {times} the error of a plain run in {dtype} "
-        f"({significant(unit, 2)}), where {FACTOR:g} times pass"
-    )
-    return "numbers", off, first
+def _copy(x: Any) -> Array:
+    array: Array = np.array(on_cpu(as_array(x.detach() if hasattr(x, "detach") else x, "the result")[0]))
+    return array
+
+
+def _misbehaved(plan: Plan, changed: list[str], results: list[tuple[Any, list[Array]]]) -> tuple[str, ...]:
+    """What is wrong with a call whatever its numbers are."""
+    dtype, found = results[-1][1][0].dtype, []
+    if changed:
+        found.append(f"it writes into its inputs: {', '.join(changed)} changed during the call")
+    if len(results) == 2 and _copy(results[0][0]).tobytes() != results[0][1][0].tobytes():
+        found.append("the first result changed when it was called again: it returns a buffer that it keeps and reuses")
+    if dtype != plan.result and dtype.itemsize <= plan.result.itemsize:
+        declared = f'dtypes=[("{plan.dtype}", "{dtype}")]'
+        found.append(f"it returns {dtype} where {plan.result} is expected; if that is meant, say {declared}")
+    return tuple(found)
+
+
+def _stale(plan: Plan, first: dict[str, Any], second: dict[str, Any], theirs: Array, place: int) -> tuple[str, ...]:
+    """Which inputs of an earlier call give these numbers."""
+    arrays = [name for name, x in first.items() if isinstance(x, np.ndarray)]
+    for names in (arrays, *([name] for name in arrays), ["k", "v"]):
+        if _truth(plan, second | {name: first[name] for name in names}).fits(theirs):
+            what = "the result" if names is arrays else ", ".join(names)
+            by = "address" if place == 2 else "shape, or by some of their numbers"
+            return (f"a cache: it uses {what} of an earlier call; it knows inputs again by their {by}",)
+    return ()
+
+
+def _causes(caller: Caller, plan: Plan, problem: dict[str, Any], theirs: Array) -> tuple[str, ...]:
+    """What explains these numbers."""
+    if plan.kind == "empty rows" and _truth(plan, problem, empty=False).fits(theirs):
+        return ("only rows that see no key are wrong: their output is 0",)
+    right, swapped = _truth(plan, problem), plan.kind == "strides"
+    with suppress(Exception):  # anything that somebody's function may raise
+        again = caller.output(caller.given(problem, swapped=swapped))[1][0]
+        if not right._replace(right=again.astype(np.float64)).fits(theirs):
+            return ("it is not deterministic: another call with the same inputs gives other numbers",)
+        if swapped and right.fits(caller.output(caller.given(problem, swapped=False))[1][0]):
+            return ("it misreads strides: for contiguous copies of the same inputs it is right",)
+    together = {"query_segments", "kv_segments"}, {"spans[0]", "spans[1]", "spans[2]"}, problem.keys() - {*"qkv"}
+    for names in (*({name} for name in problem if name not in "qkv"), *together):
+        rest = {name: x for name, x in problem.items() if name not in names}
+        with suppress(ClearheadError):  # the other rules need this one
+            if len(rest) < len(problem) and _truth(plan, rest).fits(theirs):
+                return (f"it ignores {', '.join(sorted(names))}",)
+    for narrow in (np.dtype(np.float16), bfloat16):
+        if narrow.itemsize < plan.dtype.itemsize and _truth(plan, problem, narrow).fits(theirs, 0.5):
+            return (f"rounding in {narrow} would explain it: is something computed or added up in {narrow}?",)
+    return ()

@@ -2,8 +2,9 @@
 
 shapes         ch.shapes: every step's shape and cost, before anything is computed
 symbols        sizes as symbols: n, h·d_k, d_model/h; layer_shapes: a layer's shapes from its sizes
-trace          ch.trace; trace_layer: ch.trace_layer; trace_weights: ch.trace_weights
-heads          one head against several, side by side
+computed       what the definition computes of inputs, of a layer, or of weights that are given
+trace          ch.trace, ch.trace_layer, ch.trace_weights
+sparse         what a window, blocks and segments cost beside full attention
 why_scale      why scores are divided by √d_k, in numbers
 case_file      reads the files that hold worked examples
 page           the document of the page that explains a trace

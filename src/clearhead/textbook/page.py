@@ -13,7 +13,6 @@ from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import Array
 from clearhead.core.problem import Problem
 from clearhead.ops.matrix import AttentionMatrix
-from clearhead.textbook.heads_page import one_head
 from clearhead.textbook.shapes import Convention, Steps
 from clearhead.view.container import Document
 from clearhead.view.long import OPENING, PageOptions, ShownLayer, ShownRun
@@ -23,7 +22,7 @@ from clearhead.words import LANGUAGES, Language, in_columns, in_formulas, read_l
 
 _NARROW = next(known for known in FLOATS if known.name == "bfloat16")
 _STEPS = ("x", "context", "q", "k", "v", "scores", "scaled", "capped", "biased", "masked", "weights", "heads", "concat")
-_SENTENCES = (*_STEPS, "beside", "scaled by", "weights with sink", "output", "layer output", "illustration")
+_SENTENCES = (*_STEPS, "scaled by", "weights with sink", "output", "layer output", "illustration")
 Translations = dict[Language, str]
 
 
@@ -164,11 +163,10 @@ def _layer(layer: PageLayer, place: str, arrays: dict[str, Array]) -> dict[str, 
     """A layer's entry in the header; its arrays are added to `arrays`, those that are there already only once."""
     problem = layer.problem
     rules, rule_arrays = packed(problem)
-    one, one_arrays = one_head(problem, layer.arrays, layer.steps)
     rule_arrays = rule_arrays if layer.arrays else {}
-    named = {name: f"{place}.{name}" for name in (*layer.arrays, *rule_arrays, *one_arrays)}
+    named = {name: f"{place}.{name}" for name in (*layer.arrays, *rule_arrays)}
     known = {id(array): name for name, array in arrays.items()}
-    for name, array in {**layer.arrays, **rule_arrays, **one_arrays}.items():
+    for name, array in {**layer.arrays, **rule_arrays}.items():
         named[name] = known.get(id(array), named[name])
         arrays[named[name]] = array
     sizes = {name: getattr(problem, name) for name in ("batch", "heads", "kv_heads", "queries", "keys")}
@@ -179,5 +177,4 @@ def _layer(layer: PageLayer, place: str, arrays: dict[str, Array]) -> dict[str, 
         "steps": [step.to_json() for step in layer.steps],
         "arrays": named,
         "factors": None if layer.factors is None else list(layer.factors),
-        "one": one or None,
     }

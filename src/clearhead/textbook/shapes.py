@@ -3,14 +3,15 @@
 The list of steps is written once, here; `trace` adds the arrays.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal, NamedTuple
 
 from clearhead.core.axes import Array, named
 from clearhead.core.problem import check_shapes
-from clearhead.core.rule_values import whole_number
+from clearhead.core.rule_values import has_axes, whole_number
+from clearhead.core.rules import Rules
 from clearhead.digits import significant
 from clearhead.errors import RuleError, Sentence, ShapeError, expected, shape_of
 from clearhead.tables import aligned
@@ -18,6 +19,8 @@ from clearhead.textbook.symbols import Size, Term, is_symbolic, plain, read_coun
 from clearhead.words import in_columns
 
 Convention = Literal["rows", "columns"]
+_RULES = {"query_segments": "segments", "kv_lengths": "key lengths", "query_lengths": "query lengths"}
+_RULES |= {"alibi_slopes": "ALiBi"}  # as formulas name them
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
@@ -82,22 +85,26 @@ class Sizes(NamedTuple):
     keys: Size
     d_k: Size
     d_v: Size
+    convention: Convention = "rows"
+    itemsize: int = 4
 
     @staticmethod
-    def of(q: Sequence[Size], k: Sequence[Size], v: Sequence[Size]) -> "Sizes":
-        many = len(q) > 2
-        return Sizes(tuple(q[:-3]), q[-3] if many else None, k[-3] if many else None, q[-2], k[-2], q[-1], v[-1])
+    def of(shapes: Iterable[Sequence[Size]], convention: Convention, itemsize: int) -> "Sizes":
+        """The sizes of q, k and v of these shapes, in rows convention."""
+        q, k, v = shapes
+        heads, kv_heads = (q[-3], k[-3]) if len(q) > 2 else (None, None)
+        return Sizes(tuple(q[:-3]), heads, kv_heads, q[-2], k[-2], q[-1], v[-1], convention, itemsize)
 
 
-class Used(NamedTuple):
-    """Which rules are used, for the formulas."""
+class Around(NamedTuple):
+    """What is around the heads of a layer."""
 
-    scale: float | str | None = None  # None is the default, 1/√d_k; "s_h" where each head has its own
-    softcap: float | None = None
-    biased: tuple[str, ...] = ()
-    masked: tuple[str, ...] = ()
-    sinks: bool = False
+    x: Size  # the width of X
+    context: Size | None = None  # that of the other text; None is self-attention
+    out: Size | None = None  # that of U; None where there is no W^O
+    biases: Collection[str] = ()  # the names of those there are, such as b_q
     through: str = "{}"  # what is applied to Q and K after their projections, such as RoPE({})
+    normalised: bool = False  # is X the output of a layer norm?
 
 
 def shapes(
@@ -148,15 +155,15 @@ def shapes(
     if q is not None:
         sides = [_shape(name, value, turn=turn) for name, value in (("q", q), ("k", k), ("v", v))]
         check_shapes(*sides)
-        return attention_steps(Sizes.of(*sides), Used(), convention, itemsize)
+        return attention_steps(Sizes.of(sides, convention, itemsize), {})
     weights = (_shape("w_q", w_q, turn=turn), _shape("w_k", w_k, turn=turn), _shape("w_v", w_v, turn=turn))
     x_shape = _shape("x", x, turn=turn)
     source = x_shape if context is None else _shape("context", context, turn=turn)
     out = None if w_o is None else _shape("w_o", w_o, turn=turn)
     heads = read_count("num_heads", num_heads) if isinstance(num_heads, str) else num_heads
-    sizes = layer_sizes(x_shape, source, weights, out, heads, convention)
-    cross = context is not None
-    return layer_steps(sizes, x_shape, source, out, Used(), frozenset(), convention, itemsize, cross=cross)
+    sizes = layer_sizes(x_shape, source, weights, out, heads, convention)._replace(itemsize=itemsize)
+    around = Around(x_shape[-1], None if context is None else source[-1], None if out is None else out[-1])
+    return layer_steps(sizes, around, {})
 
 
 def check_convention(convention: str) -> None:
@@ -208,126 +215,108 @@ def layer_sizes(
             "it fits as its transpose." if len(w_o) == 2 and w_o[1] == num_heads * d_v else "",
             **values,
         )
-    return Sizes(tuple(x[:-2]), num_heads, kv_heads, x[-2], context[-2], d_k, d_v)
+    return Sizes(tuple(x[:-2]), num_heads, kv_heads, x[-2], context[-2], d_k, d_v, convention)
 
 
-def attention_steps(sizes: Sizes, used: Used, convention: Convention, itemsize: int) -> Steps:
-    """The steps from Q, K, V to A·V."""
-    rows = convention == "rows"
+def attention_steps(sizes: Sizes, rules: Rules) -> Steps:
+    """The steps from Q, K, V to A·V, and what the rules in use add to them."""
+    rows, a = sizes.convention == "rows", ("queries", "keys")
     cells = prod(sizes.lead) * (1 if sizes.heads is None else sizes.heads) * sizes.queries * sizes.keys
-    write = _Writer(sizes, convention, itemsize)
-    a = ("queries", "keys")
-    scale = used.scale if isinstance(used.scale, str | None) else significant(used.scale, 6)
-    scaling = ("S' = S/√d_k", "scaled") if used.scale is None else (f"S' = {scale}·S", "scaled by")
+
+    def used(*names: str) -> list[str]:
+        asked = (name for name in names if rules.get(name) is not None and rules.get(name) is not False)
+        return [_RULES.get(name, name) for name in asked]
+
+    scale, scaling = rules.get("scale"), ("S' = S/√d_k", "scaled")
+    if scale is not None:
+        scaling = f"S' = {'s_h' if has_axes(scale) else significant(float(scale), 6)}·S", "scaled by"
     steps = [
-        write("q", "Q", ("queries", "d_k"), 0),
-        write("k", "K", ("keys", "d_k"), 0),
-        write("v", "V", ("keys", "d_v"), 0),
-        write("scores", "S = Q·Kᵀ" if rows else "S = Kᵀ·Q", a, cells * sizes.d_k),
-        write("scaled", scaling[0], a, cells, scaling[1]),
+        _step(sizes, "q", "Q", ("queries", "d_k"), 0),
+        _step(sizes, "k", "K", ("keys", "d_k"), 0),
+        _step(sizes, "v", "V", ("keys", "d_v"), 0),
+        _step(sizes, "scores", f"S = {_product(sizes, 'Q', 'Kᵀ')}", a, cells * sizes.d_k),
+        _step(sizes, "scaled", scaling[0], a, cells, scaling[1]),
     ]
-    if used.softcap is not None:
-        cap = significant(used.softcap, 6)
-        steps.append(write("capped", f"C = {cap}·tanh({steps[-1].symbol}/{cap})", a, 2 * cells))
-    if used.biased:
-        words = "biased by spans" if used.biased == ("spans",) else "biased"
-        steps.append(write("biased", f"B = {steps[-1].symbol} + {' + '.join(used.biased)}", a, cells, words))
-    if used.masked:
-        forbidden = f"-∞ where forbidden ({', '.join(used.masked)})"
-        steps.append(write("masked", f"M = {steps[-1].symbol}, {forbidden}", a, 0))
-    inside = f"[{steps[-1].symbol}, sink]" if used.sinks else steps[-1].symbol
-    per = "row" if rows else "column"
-    words = "weights with sink" if used.sinks else "weights"
-    steps.append(write("weights", f"A = softmax({inside}), each {per}", a, cells, words))
-    steps.append(write("output", "O = A·V" if rows else "O = V·A", ("queries", "d_v"), cells * sizes.d_v))
-    return Steps(steps)
+    if (softcap := rules.get("softcap")) is not None:
+        cap = significant(float(softcap), 6)
+        steps.append(_step(sizes, "capped", f"C = {cap}·tanh(S'/{cap})", a, 2 * cells))
+    if added := used("bias", "alibi_slopes", "spans"):
+        words = "biased by spans" if added == ["spans"] else "biased"
+        steps.append(_step(sizes, "biased", f"B = {steps[-1].symbol} + {' + '.join(added)}", a, cells, words))
+    if forbidding := used("causal", "window", "mask", "kv_lengths", "query_lengths", "query_segments"):
+        steps.append(
+            _step(sizes, "masked", f"M = {steps[-1].symbol}, -∞ where forbidden ({', '.join(forbidding)})", a, 0)
+        )
+    sinks = rules.get("sinks") is not None
+    inside = f"[{steps[-1].symbol}, sink]" if sinks else steps[-1].symbol
+    formula = f"A = softmax({inside}), each {'row' if rows else 'column'}"
+    steps.append(_step(sizes, "weights", formula, a, cells, "weights with sink" if sinks else "weights"))
+    output = f"O = {_product(sizes, 'A', 'V')}"
+    return Steps([*steps, _step(sizes, "output", output, ("queries", "d_v"), cells * sizes.d_v)])
 
 
-def weights_steps(sizes: Sizes, convention: Convention, itemsize: int) -> Steps:
+def weights_steps(sizes: Sizes) -> Steps:
     """The steps from weights that are given, A and V, to A·V."""
-    _, _, v, *_, a, output = attention_steps(sizes, Used(), convention, itemsize)
-    words = "weights given" if convention == "rows" else in_columns("weights given")
+    _, _, v, *_, a, output = attention_steps(sizes, {})
+    words = "weights given" if sizes.convention == "rows" else in_columns("weights given")
     return Steps((replace(a, formula="A", multiply_adds=0, words=words), v, output))
 
 
-def layer_steps(
-    sizes: Sizes,
-    x: Sequence[Size],
-    context: Sequence[Size],
-    w_o: Sequence[Size] | None,
-    used: Used,
-    biases: frozenset[str],
-    convention: Convention,
-    itemsize: int,
-    *,
-    cross: bool,
-    normalised: bool = False,
-) -> Steps:
-    """The steps from X to U: projections, heads, attention, concatenation, output projection.
+def layer_steps(sizes: Sizes, around: Around, rules: Rules) -> Steps:
+    """The steps from X to U: projections, heads, attention, concatenation, output projection."""
+    heads, kv_heads = sizes.heads or 1, sizes.kv_heads or 1
+    flat = sizes._replace(heads=None, kv_heads=None)
+    queries, keys = (prod(sizes.lead) * count for count in (sizes.queries, sizes.keys))
+    source, width = ("X", around.x) if around.context is None else ("C", around.context)
+    wide = heads * sizes.d_v
 
-    biases      the names of those there are, such as "b_q"
-    normalised  is x the output of a layer norm? The sentence about it says so
-    """
-    rows = convention == "rows"
-    lead, heads, kv_heads = sizes.lead, sizes.heads or 1, sizes.kv_heads or 1
-    flat = _Writer(sizes._replace(heads=None, kv_heads=None), convention, itemsize)
-    many = prod(lead)
-    source = "C" if cross else "X"
-    n, m = sizes.queries, sizes.keys
+    def project(part: str, tokens: str) -> str:
+        product = _product(sizes, tokens, f"W^{part.upper()}")
+        product += f" + b^{part.upper()}" if f"b_{part}" in around.biases else ""
+        return around.through.format(product) if part in "qk" else product
 
-    def project(symbol: str, tokens: str, bias: str) -> str:
-        plus = f" + b^{symbol}" if bias in biases else ""
-        product = f"{tokens}·W^{symbol}{plus}" if rows else f"W^{symbol}·{tokens}{plus}"
-        return f"{symbol} = {used.through.format(product) if symbol in 'QK' else product}"
-
-    steps = [flat("x", "X", ("queries", "d_model"), 0, "x normalised" if normalised else "x", wide=x[-1])]
-    if cross:
-        steps.append(flat("context", "C", ("keys", "d_model"), 0, wide=context[-1]))
-    inner = attention_steps(sizes, used, convention, itemsize)
+    said = "x normalised" if around.normalised else "x"
+    steps = [_step(flat, "x", "X", ("queries", "d_model"), 0, said, around.x)]
+    if around.context is not None:
+        steps.append(_step(flat, "context", "C", ("keys", "d_model"), 0, wide=around.context))
     made = {
-        "q": (project("Q", "X", "b_q"), many * n * x[-1] * heads * sizes.d_k),
-        "k": (project("K", source, "b_k"), many * m * context[-1] * kv_heads * sizes.d_k),
-        "v": (project("V", source, "b_v"), many * m * context[-1] * kv_heads * sizes.d_v),
+        "q": (f"Q = {project('q', 'X')}", queries * around.x * heads * sizes.d_k),
+        "k": (f"K = {project('k', source)}", keys * width * kv_heads * sizes.d_k),
+        "v": (f"V = {project('v', source)}", keys * width * kv_heads * sizes.d_v),
     }
+    *inner, output = attention_steps(sizes, rules)
     for step in inner:
         formula, work = made.get(step.name, (step.formula, step.multiply_adds))
-        step = replace(step, formula=formula, multiply_adds=work)
-        steps.append(replace(step, name="heads", words="heads") if step.name == "output" else step)
-    wide = heads * sizes.d_v
+        steps.append(replace(step, formula=formula, multiply_adds=work))
     last = f"{{{heads}-1}}" if is_symbolic([heads]) else heads - 1
     together = "O_0" if heads == 1 else f"concat(O_0 … O_{last})"
-    steps.append(flat("concat", f"H = {together}", ("queries", "heads·d_v"), 0, wide=wide))
-    plus = " + b^O" if "b_o" in biases else ""
-    formula, work, said = "U = H", 0, "layer output joined"
-    if w_o is not None:
-        formula, work, said = (
-            f"U = H·W^O{plus}" if rows else f"U = W^O·H{plus}",
-            many * n * wide * w_o[1],
-            "layer output",
-        )
-        wide = w_o[1]
-    steps.append(flat("output", formula, ("queries", "d_model"), work, said, wide=wide))
-    return Steps(steps)
+    steps.append(replace(output, name="heads", words="heads"))
+    steps.append(_step(flat, "concat", f"H = {together}", ("queries", "heads·d_v"), 0, wide=wide))
+    mixed = (f"U = {project('o', 'H')}", queries * wide * around.out, "layer output", around.out) if around.out else ()
+    formula, work, said, wide = mixed or ("U = H", 0, "layer output joined", wide)
+    return Steps([*steps, _step(flat, "output", formula, ("queries", "d_model"), work, said, wide)])
 
 
-class _Writer:
-    """Makes steps: adds the leading axes, finds the sizes, and swaps the last two axes in columns convention."""
+def _product(sizes: Sizes, left: str, right: str) -> str:
+    """A product as it is written for tokens as rows, X·W, or as columns, W·X."""
+    return f"{left}·{right}" if sizes.convention == "rows" else f"{right}·{left}"
 
-    def __init__(self, sizes: Sizes, convention: Convention, itemsize: int) -> None:
-        self.sizes, self.turn, self.itemsize = sizes, convention == "columns", itemsize
 
-    def __call__(
-        self, name: str, formula: str, axes: tuple[str, str], work: Size, words: str = "", *, wide: Size = None
-    ) -> Step:
-        """A step; `words` is what is said of it, else its name; `wide` the size of a last axis that is not in Sizes."""
-        heads = "kv_heads" if name in ("k", "v") else "heads"
-        count = getattr(self.sizes, heads)
-        last = getattr(self.sizes, axes[1]) if wide is None else wide
-        lead = [*(("batch", size) for size in self.sizes.lead), *([] if count is None else [(heads, count)])]
-        matrix = [(axes[0], getattr(self.sizes, axes[0])), (axes[1], last)]
-        names, shape = zip(*lead, *(reversed(matrix) if self.turn else matrix), strict=True)
-        said = in_columns(words or name) if self.turn else words or name
-        return Step(name, formula.partition(" = ")[0], formula, names, shape, work, prod(shape) * self.itemsize, said)
+def _step(
+    sizes: Sizes, name: str, formula: str, axes: tuple[str, str], work: Size, words: str = "", wide: Size = None
+) -> Step:
+    """A step with its leading axes, as it is told; `words` is what is said of it, else its name.
+
+    wide   the size of a last axis that is not in Sizes
+    """
+    heads = "kv_heads" if name in ("k", "v") else "heads"
+    lead = [("batch", size) for size in sizes.lead]
+    lead += [] if sizes.heads is None else [(heads, getattr(sizes, heads))]
+    matrix = [(axes[0], getattr(sizes, axes[0])), (axes[1], getattr(sizes, axes[1]) if wide is None else wide)]
+    turn = sizes.convention == "columns"
+    names, shape = zip(*lead, *(reversed(matrix) if turn else matrix), strict=True)
+    said = in_columns(words or name) if turn else words or name
+    return Step(name, formula.partition(" = ")[0], formula, names, shape, work, prod(shape) * sizes.itemsize, said)
 
 
 def turned(array: Array, convention: Convention) -> Array:

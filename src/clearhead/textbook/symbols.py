@@ -25,22 +25,16 @@ class Term:
     powers: tuple[tuple[str, int], ...]  # sorted by symbol; no power is 0
 
     def __mul__(self, other: Size) -> Size:
-        term = _term(other)
-        if term is None:
-            return NotImplemented
-        together = Counter(dict(self.powers))
-        together.update(dict(term.powers))  # which adds
-        return _made(self.number * term.number, together)
+        return _product(self, other)
 
     __rmul__ = __mul__
 
     def __floordiv__(self, other: Size) -> Size:
         """The quotient, which is taken to be whole."""
-        term = _term(other)
-        return NotImplemented if term is None else self * _inverse(term)
+        return _product(self, other, -1)
 
     def __rfloordiv__(self, other: Size) -> Size:
-        return other * _inverse(self)
+        return _product(other, self, -1)
 
     def __mod__(self, other: Size) -> int:
         """0: what symbols stand for is taken to be divisible."""
@@ -51,17 +45,15 @@ class Term:
     def __str__(self) -> str:
         rank = {symbol: place for place, symbol in enumerate(_ORDER)}
         order = sorted(self.powers, key=lambda part: (rank.get(part[0], len(rank)), part[0]))
-        above = [_power(symbol, power) for symbol, power in order if power > 0]
-        below = [_power(symbol, -power) for symbol, power in order if power < 0]
-        top, bottom = self.number.numerator, self.number.denominator
-        above = [str(top), *above] if top != 1 or not above else above
-        below = [str(bottom), *below] if bottom != 1 else below
-        return "·".join(above) + (
-            f"/{'·'.join(below)}" if len(below) == 1 else f"/({'·'.join(below)})" if below else ""
-        )
+        sides = []
+        for number, sign in ((self.number.numerator, 1), (self.number.denominator, -1)):
+            powers = [(symbol, sign * power) for symbol, power in order if sign * power > 0]
+            symbols = [s if power == 1 else s + str(power).translate(_RAISED) for s, power in powers]
+            sides.append([str(number)] * (number != 1) + symbols)
+        above, below = ("·".join(side) for side in sides)
+        return (above or "1") + (f"/({below})" if len(sides[1]) > 1 else f"/{below}" if below else "")
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = __str__
 
     def __format__(self, spec: str) -> str:
         return str(self)
@@ -73,12 +65,16 @@ def read_size(value: Any) -> Size:
         return int(value) if value >= 0 else None
     if not isinstance(value, str):
         return None
-    top, slash, bottom = value.partition("/")
-    one = len(re.split(r"[·*]", bottom)) == 1  # n/2·h could mean either of two sizes
-    above, below = _product(top), _product(bottom) if slash and one else None
-    if not slash or above is None:
-        return above
-    return above // below if below else None
+    above, slash, below = value.partition("/")
+    words = [word.strip() for word in re.split(r"[·*]", above)]
+    words += [below.strip()] if slash else []  # n/2·h could mean either of two sizes
+    if not all(map(_PART.fullmatch, words)):
+        return None
+    *parts, last = (int(word) if word.isdecimal() else Term(Fraction(1), ((word, 1),)) for word in words)
+    size: Size = 1
+    for part in parts if slash else (*parts, last):
+        size = size * part
+    return size if not slash else size // last if last else None
 
 
 def read_count(name: str, value: Any) -> Size:
@@ -102,39 +98,25 @@ def plain(size: Any) -> Any:
 def total(sizes: Iterable[Size]) -> str:
     """The sum as text: a number with commas, or terms with those of the same symbols joined, such as 2·n·m + 3·n."""
     sums: dict[tuple[tuple[str, int], ...], Fraction] = {}
-    for size in sizes:
-        term = size if isinstance(size, Term) else Term(Fraction(size), ())
-        sums[term.powers] = sums.get(term.powers, Fraction(0)) + term.number
-    parts = [f"{_made(number, dict(powers)):,}" for powers, number in sums.items() if number]
+    for number, powers in map(_parts, sizes):
+        sums[powers] = sums.get(powers, Fraction(0)) + number
+    parts = [f"{_made(number, powers):,}" for powers, number in sums.items() if number]
     return " + ".join(parts) or "0"
 
 
-def _product(text: str) -> Size:
-    """The product of the symbols and numbers in a text; None where it is none."""
-    product: Size = 1
-    for part in re.split(r"[·*]", text):
-        word = part.strip()
-        if not _PART.fullmatch(word):
-            return None
-        product = product * (int(word) if word.isdecimal() else Term(Fraction(1), ((word, 1),)))
-    return product
+def _product(a: Size, b: Size, sign: int = 1) -> Size:
+    """a·b, or a/b where the sign is -1."""
+    (x, left), (y, right) = _parts(a), _parts(b)
+    powers = Counter(dict(left))
+    for symbol, power in right:
+        powers[symbol] += sign * power
+    return _made(x * y**sign, tuple(sorted((symbol, power) for symbol, power in powers.items() if power)))
 
 
-def _term(value: Any) -> Term | None:
-    if isinstance(value, Term):
-        return value
-    return Term(Fraction(value), ()) if is_whole(value) else None
+def _parts(size: Size) -> tuple[Fraction, tuple[tuple[str, int], ...]]:
+    return (size.number, size.powers) if isinstance(size, Term) else (Fraction(size), ())
 
 
-def _inverse(term: Term) -> Term:
-    return Term(1 / term.number, tuple((symbol, -power) for symbol, power in term.powers))
-
-
-def _made(number: Fraction, powers: dict[str, int]) -> Size:
+def _made(number: Fraction, powers: tuple[tuple[str, int], ...]) -> Size:
     """A Term, or an int where nothing but a whole number is left."""
-    left = tuple(sorted((symbol, power) for symbol, power in powers.items() if power))
-    return int(number) if number == 0 or (not left and number.denominator == 1) else Term(number, left)
-
-
-def _power(symbol: str, power: int) -> str:
-    return symbol if power == 1 else symbol + str(power).translate(_RAISED)
+    return int(number) if not number or (not powers and number.denominator == 1) else Term(number, powers)

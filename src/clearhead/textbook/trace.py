@@ -1,4 +1,7 @@
-"""`ch.trace`: every intermediate of attention, with its name and cost, compared with the fast engine's output."""
+"""`ch.trace`: every intermediate of attention, with its name and cost, compared with the fast engine's output.
+
+`trace_layer` goes from a layer's X to U, and `trace_weights` from weights that are given to the output.
+"""
 
 import os
 from dataclasses import dataclass, replace
@@ -7,22 +10,21 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from clearhead import engines
-from clearhead.core import definition
-from clearhead.core.arrays import as_array
-from clearhead.core.axes import Array, brief
-from clearhead.core.call import Call, describe_whole
+from clearhead.core.axes import brief
+from clearhead.core.definition import contributions, over_heads
 from clearhead.core.problem import Problem
-from clearhead.core.rule_values import has_axes, read_members, read_place, whole_number
+from clearhead.core.rule_values import read_members, read_place, whole_number
 from clearhead.core.rules import Rules
 from clearhead.core.statistics import Wanted
 from clearhead.digits import fixed, significant
 from clearhead.errors import RuleError
+from clearhead.textbook.computed import Computed, largest_difference, of_inputs, of_layer, of_weights, row
 from clearhead.textbook.page import PageLayer, Scene, both, story
-from clearhead.textbook.shapes import Convention, Sizes, Steps, Used, attention_steps, check_convention, turned
+from clearhead.textbook.shapes import Convention, Steps, turned
 from clearhead.view import images, notebook, page
 from clearhead.view.container import Document
 from clearhead.view.names import check_count, token_names
-from clearhead.words import Language, read_language, say
+from clearhead.words import Language
 
 _INPUTS = ("x", "context", "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
 
@@ -34,28 +36,23 @@ class Check(NamedTuple):
     largest_difference: float
 
 
-class Geometry(NamedTuple):
-    """S_ij = ‖q_i‖·‖k_j‖·cos θ_ij: the norms and the cosine of every query with every key."""
-
-    query_norms: Any  # (…, heads, queries)
-    key_norms: Any  # (…, kv_heads, keys)
-    cosine: Any  # (…, heads, queries, keys), 0 where a norm is 0
-
-    def __repr__(self) -> str:
-        return brief("Geometry", self._asdict())
-
-
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class TokenTrace:
-    """One query's attention, computed from q_i alone: q_i·k_j for each key, softmax, the weighted sum of values."""
+    """One query's attention, computed from q_i alone: q_i·k_j for each key, softmax, the weighted sum of values.
+
+    Where the weights were given, scores, masked, norm, key_norms and cosine are None.
+    """
 
     query: int
-    scores: Any  # (…, heads, keys); None where the weights were given
-    masked: Any  # (…, heads, keys); likewise
+    scores: Any  # (…, heads, keys): ‖q_i‖·‖k_j‖·cos θ
+    masked: Any  # (…, heads, keys)
     weights: Any  # (…, heads, keys)
     contributions: Any  # (…, heads, keys, d_v): a_ij·v_j
     output: Any  # (…, heads, d_v)
     difference: float  # the largest difference from row i of the whole matrix and its output
+    norm: Any = None  # (…, heads): ‖q_i‖
+    key_norms: Any = None  # (…, heads, keys): ‖k_j‖
+    cosine: Any = None  # (…, heads, keys): cos θ, 0 where a norm is 0
 
     def __repr__(self) -> str:
         return brief("TokenTrace", {"query": self.query, "weights": self.weights, "output": self.output})
@@ -108,49 +105,29 @@ class Trace:
     logsumexp: Any
     weights: Any
     output: Any
-    _row_sums: Any = 1.0  # what each query's weights sum to, as they broadcast to the output
 
-    def __init__(
-        self,
-        described: Call,
-        book: definition.Textbook,
-        steps: Steps,
-        arrays: dict[str, Array],
-        convention: Convention,
-    ) -> None:
+    def __init__(self, computed: Computed) -> None:
+        call, convention = computed.call, computed.convention
         self.convention: Convention = convention
-        self.problem: Problem = described.problem
-        self._described, self._book = described, book
-        self._inputs = {name: arrays[name] for name in _INPUTS if name in arrays}
-        if self._inputs.get("context") is self._inputs.get("x"):
-            self._inputs.pop("context", None)
-        self.steps = Steps(replace(s, array=described.restore(turned(arrays[s.name], convention))) for s in steps)
-        for name, array in arrays.items():
-            setattr(self, name, described.restore(array if name == "logsumexp" else turned(array, convention)))
+        self.problem: Problem = call.problem
+        self._computed = computed
+        shown = {n: x if n == "logsumexp" else turned(x, convention) for n, x in computed.arrays.items()}
+        self.steps = Steps(replace(step, array=call.restore(shown[step.name])) for step in computed.steps)
+        for name, array in shown.items():
+            setattr(self, name, call.restore(array))
         self.check = self._checked()
 
     @np.errstate(invalid="ignore", over="ignore")
     def _checked(self) -> Check:
-        """The output beside that of the engine that `attention` takes."""
-        assert self._book.output is not None
-        name = engines.choose(self.problem).engine
-        output = engines.get(name).rows(self._described, Wanted(output=True))["output"].astype(np.float64)
-        return Check(name, largest_difference(output * self._row_sums, self._book.output))
+        """The output beside that of the engine that `attention` takes, whose softmax gives shares of weights."""
+        book, name = self._computed.book, engines.choose(self.problem).engine
+        output = engines.get(name).rows(self._computed.call, Wanted(output=True))["output"].astype(np.float64)
+        sums = 1.0 if hasattr(self, "scores") else book.weights.sum(axis=-1, keepdims=True)
+        return Check(name, largest_difference(output * sums, book.output))
 
     def __str__(self) -> str:
         engine, difference = self.check
-        check = f"largest difference from the {engine} engine: {significant(difference, 2)}"
-        return "\n".join(filter(None, (str(self.steps), check, self.read_as())))
-
-    def read_as(self, language: Language = "en") -> str:
-        """A sentence on how inputs of three axes were read, since a batch of texts has three as well; else "".
-
-        Raises RuleError for a language other than "en" and "zh".
-        """
-        problem = self.problem
-        plain = len(problem.prefix) == 1 and "x" not in self._inputs and problem.heads == problem.kv_heads > 1
-        per_head = problem.alibi_slopes is not None or problem.sinks is not None or len(set(problem.scale)) > 1
-        return say(read_language(language), "three axes", heads=problem.heads) if plain and not per_head else ""
+        return f"{self.steps}\nlargest difference from the {engine} engine: {significant(difference, 2)}"
 
     def __repr__(self) -> str:
         return f"Trace({', '.join(step.name for step in self.steps)})"
@@ -168,7 +145,7 @@ class Trace:
         tokens         (keys,) strings: the tokens; with source_tokens, (queries,) strings
         source_tokens  (keys,) strings: the other text of cross-attention
         Raises FileError when it cannot be written, ShapeError for a list of another length, RuleError for another
-        language.
+        language, or where the weights were given.
         """
         page.write(path, lambda: self._page(language, tokens, source_tokens))
 
@@ -184,84 +161,53 @@ class Trace:
 
     def layer(self, number: int | None = None) -> PageLayer:
         """One layer of a page's story: the inputs, tokens as rows, and the rules. Raises RuleError without q and k."""
-        described, book = self._described, self._book
-        assert described.v is not None
-        if not hasattr(self, "scores"):
+        call, computed = self._computed.call, self._computed.arrays
+        assert call.v is not None
+        if "scores" not in computed:
             raise RuleError(
                 "a page computes the weights from q and k, and here the weights themselves were given.",
                 "print(trace), or clearhead trace without --html, shows the steps.",
             )
-        arrays = {name: getattr(described, name) for name in "qkv"} | {"logsumexp": book.logsumexp, **self._inputs}
+        arrays = {"q": call.q, "k": call.k, "v": call.v, "logsumexp": self._computed.book.logsumexp}
+        arrays |= {name: computed[name] for name in _INPUTS if name in computed}
+        if arrays.get("context") is arrays.get("x"):
+            arrays.pop("context", None)
         for name in {"x", "context"} & set(arrays):
             arrays[name] = arrays[name].reshape(-1, *arrays[name].shape[-2:])
         return PageLayer(self.problem, self.steps, arrays, number)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        cells = self.problem.queries * self.problem.keys
-        return notebook.bundle(str(self), [self.to_html], self.to_svg, self.to_png, cells)
+        book, pages = self._computed.book, [self.to_html] if hasattr(self, "scores") else []
+        weights, hidden = book.weights[:1, :1], book.hidden()[:1, :1]  # of the first head, where there is one
+        pictures = (
+            lambda: images.svg(weights[0, 0], hidden[0, 0], name="A"),
+            lambda: images.png(weights[0, 0], hidden[0, 0]),
+        )
+        outputs = notebook.bundle(str(self), pages, *pictures, weights.size)
+        return {kind: output for kind, output in outputs.items() if output}
 
-    def to_svg(self, head: int = 0, *, tokens: Any = None, source_tokens: Any = None) -> str:
-        """One head's weights (queries, keys) as SVG text; `head` counts through the batch, batch·heads in all.
-
-        Raises SelectionError for an unknown head, ShapeError for tokens of another number.
-        """
-        names = token_names(tokens, source_tokens, self.problem)
-        return images.svg(*self._one(head), *names, name=f"A, head {head}" if self.problem.heads > 1 else "A")
-
-    def to_png(self, head: int = 0, cell: int = 8) -> bytes:
-        """One head's weights as a PNG file's bytes, cell × cell pixels for each weight; `head` as in `to_svg`.
-
-        Raises SelectionError for an unknown head.
-        """
-        return images.png(*self._one(head), cell)
-
-    def _one(self, head: int) -> tuple[Array, Array]:
-        queries, keys = self.problem.queries, self.problem.keys
-        weights, masked = (x.reshape(-1, queries, keys) for x in (self._book.weights, self._book.masked))
-        head = read_place("head", head, len(weights))
-        return weights[head], np.isneginf(masked[head])
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """The names of the layer's matrices and biases, such as w_q and b_o; empty without a layer."""
-        return tuple(name for name in self._inputs if name[:2] in ("w_", "b_"))
-
-    @property
     @np.errstate(invalid="ignore", over="ignore")
-    def geometry(self) -> Geometry:
-        """The norms of queries and keys, and the cosine of each pair: S_ij = ‖q_i‖·‖k_j‖·cos θ_ij."""
-        problem, described = self.problem, self._described
-        query_norms, key_norms = (np.linalg.norm(x.astype(np.float64), axis=-1) for x in (described.q, described.k))
-        each = np.repeat(key_norms, problem.group, axis=1)
-        product = query_norms[..., :, None] * each[..., None, :]
-        cosine = np.divide(self._book.scores, product, out=np.zeros_like(product), where=product != 0)
-        lead = (*problem.prefix[:-1], problem.kv_heads) if problem.prefix else ()
-        arrays = problem.restore(query_norms), key_norms.reshape(*lead, problem.keys), problem.restore(cosine)
-        return Geometry(*map(described.restore, (*arrays[:2], turned(arrays[2], self.convention))))
-
     def token(self, query: int) -> TokenTrace:
         """One query's attention, computed from q_i alone: it equals row i of the matrices, but for `difference`.
 
         Raises SelectionError for an unknown query. O(heads·keys·(d_k + d_v)).
         """
-        problem, described = self.problem, self._described
+        problem, call, whole = self.problem, self._computed.call, self._computed.book
         i = read_place("query", query, problem.queries)
-        alone = problem.take(queries=range(i, i + 1))
-        book = definition.attend(alone, described.q[:, :, i : i + 1], described.k, described.v)
-        assert book.output is not None
-        visible = ~np.isneginf(book.masked[:, :, 0, :, None])
-        weighted = book.weights[:, :, 0, :, None] * np.where(visible, values_of(self), 0.0)
-        rows = {name: getattr(book, name)[:, :, 0] for name in ("scores", "masked", "weights", "output")}
-        return self._row(i, rows | {"contributions": np.where(visible, weighted, 0.0)})
-
-    def _row(self, query: int, rows: dict[str, Array]) -> TokenTrace:
-        """A query's arrays, (batch, heads, …), with the caller's axes, and how far they are from the whole matrix's."""
-        book, restore = self._book, self._described.restore
-        assert book.output is not None
-        pairs = (rows["weights"], book.weights), (rows["output"], book.output)
-        difference = max(largest_difference(row, whole[:, :, query]) for row, whole in pairs)
-        restored: dict[str, Any] = {name: restore(self.problem.restore(row)) for name, row in rows.items()}
-        return TokenTrace(query, **{"scores": None, "masked": None, **restored}, difference=difference)
+        book = row(self._computed, i)
+        assert call.v is not None
+        values = over_heads(call.v.astype(np.float64), problem.heads).swapaxes(-1, -2)
+        rows = {name: getattr(book, name)[:, :, 0] for name in ("weights", "output")}
+        difference = max(largest_difference(x, getattr(whole, name)[:, :, i]) for name, x in rows.items())
+        rows["contributions"] = contributions(book, values).swapaxes(-1, -2)
+        if hasattr(self, "scores"):
+            lengths = (np.linalg.norm(x.astype(np.float64), axis=-1) for x in (call.q[:, :, i], call.k))
+            norm, each = next(lengths), np.repeat(next(lengths), problem.group, axis=1)
+            rows |= {"scores": book.scores[:, :, 0], "masked": book.masked[:, :, 0], "norm": norm, "key_norms": each}
+            product = norm[..., None] * each
+            rows["cosine"] = np.divide(rows["scores"], product, out=np.zeros_like(product), where=product != 0)
+        given = {"scores": None, "masked": None} | call.give_all(rows)
+        return TokenTrace(i, difference=difference, **given)
 
 
 def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: Unpack[Rules]) -> Trace:
@@ -273,8 +219,8 @@ def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: U
     convention  "rows" for tokens as rows; "columns" for tokens as columns: (…, d_k, queries) and so on
     rules       as in `attention`
 
-    Three axes are (heads, tokens, width), which the printed trace says: for a batch of texts with one head give
-    q[:, None], and for x (batch, tokens, d_model) with its projections there is `trace_layer`.
+    Three axes are (heads, tokens, width): for a batch of texts with one head give q[:, None], and for x (batch, tokens,
+    d_model) with its projections there is `trace_layer`.
     Returns a Trace of the kind of array that was given, in float64; its `check` holds the largest difference from the
     fast engine on the same inputs.
     Raises what `attention` raises, and RuleError for another convention. O(queries·keys·(d_k + d_v)) time and
@@ -286,62 +232,70 @@ def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: U
     >>> t.scores.tolist(), t.output.round(4).tolist()
     ([[6.5, 10.0], [2.0, 3.5]], [[0.9224, 2.1553], [0.7428, 2.5144]])
     """
-    check_convention(convention)
-    if convention == "columns":
-        read = [as_array(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
-        q, k, v = (restore(turned(array, convention)) for array, restore in read)
-    described = describe_whole(q, k, v, rules)
-    problem = described.problem
-    book = definition.attend(problem, described.q, described.k, described.v)
-    raw = {name: as_array(x, name)[0] for name, x in (("q", q), ("k", k), ("v", v))}
-    sizes = Sizes.of(*(x.shape for x in raw.values()))
-    steps = attention_steps(sizes, used_rules(rules), convention, problem.dtype.itemsize)
-    return Trace(described, book, steps, raw | intermediates(problem, book), convention)
+    return Trace(of_inputs(q, k, v, convention, rules))
 
 
-def values_of(traced: Trace) -> Array:
-    """The values in float64, (batch, heads, keys, d_v): each query head with those of its key head."""
-    problem, v = traced.problem, traced._described.v
-    assert v is not None
-    return np.repeat(v.astype(np.float64), problem.group, axis=1)
+def trace_layer(
+    x: Any,
+    w_q: Any,
+    w_k: Any,
+    w_v: Any,
+    w_o: Any = None,
+    *,
+    num_heads: int = 1,
+    context: Any = None,
+    b_q: Any = None,
+    b_k: Any = None,
+    b_v: Any = None,
+    b_o: Any = None,
+    convention: Convention = "rows",
+    **rules: Unpack[Rules],
+) -> Trace:
+    """A whole attention layer step by step, from X to U: projections, heads, attention, joining, output projection.
+
+    x           (…, queries, d_model), tokens as rows (X·W), or (…, d_model, queries) with convention="columns" (W·X)
+    w_q, w_k    (d_model, heads·d_k), (d_model, kv_heads·d_k); in columns convention their transposes
+    w_v         (d_model, kv_heads·d_v)
+    w_o         (heads·d_v, d_out), or None: the concatenated heads are the output
+    num_heads   query heads; the number of key heads follows from w_k's width
+    context     (…, keys, d_context) for cross-attention; None is self-attention
+    b_q … b_o   biases, one number per output column
+
+    Inputs are numbers of any dtype and are computed with in float64; rules are as in `attention`, and keep their axes
+    (queries, keys) in columns convention.
+    Returns a Trace with x, q, k, v (…, heads, tokens, width), the intermediates of `trace` per head, `heads`
+    (…, heads, queries, d_v), `concat` (…, queries, heads·d_v) and `output`, which is U (…, queries, d_out).
+    Raises what `trace` raises; ShapeError and DtypeError name the matrix that does not fit, RuleError a num_heads that
+    is not a whole number or a b_o without w_o. O(queries·d_model²) time for the projections, besides that of `trace`.
+    Source: Vaswani et al. 2017, section 3.2.2.
+
+    >>> import numpy as np, clearhead as ch
+    >>> w = np.eye(4)
+    >>> ch.trace_layer(np.eye(3, 4), w, w, w, num_heads=2).output.shape
+    (3, 4)
+    """
+    inputs = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o, "context": context}
+    inputs |= {"b_q": b_q, "b_k": b_k, "b_v": b_v, "b_o": b_o}
+    return Trace(of_layer(inputs, num_heads, convention, rules))
 
 
-def listed(x: Any) -> Any:
-    """An array as nested lists; -∞, ∞ and NaN, which JSON lacks, become None."""
-    array = np.asarray(x, dtype=np.float64)
-    if np.isfinite(array).all():
-        return array.tolist()
-    cells = array.astype(object)
-    cells[~np.isfinite(array)] = None
-    return cells.tolist()
+def trace_weights(weights: Any, v: Any, *, convention: Convention = "rows") -> Trace:
+    """Attention that starts with its weights: every output is the sum of the values, each times its weight, O = A·V.
 
+    weights     (…, heads, queries, keys), or (queries, keys) for one head, or (keys,) for one query; not negative
+    v           (…, kv_heads, keys, d_v)
+    convention  "rows", or "columns": weights (…, keys, queries) and v (…, d_v, keys)
 
-def intermediates(problem: Problem, book: definition.Textbook) -> dict[str, Array]:
-    """The intermediates from the scores to the output by name, with the axes of the caller's inputs."""
-    names = ("scores", "scaled", "capped", "biased", "masked", "logsumexp", "weights", "output")
-    return {name: problem.restore(getattr(book, name)) for name in names}
+    Numbers of any dtype, computed with in float64 as they are: a row that sums to 0.99 is not divided by 0.99. A value
+    of weight 0 is not read, even if it is NaN. Returns a Trace with weights, v and output, but without q, k and scores,
+    whose `check` compares the output with the fast engine's.
+    Raises ShapeError where the axes do not fit each other, DtypeError for what is no array of numbers, RuleError for a
+    weight that is negative, infinite or NaN, or for another convention. O(queries·keys·d_v) for each head.
+    Source: Vaswani et al. 2017, section 3.2: "the output is computed as a weighted sum of the values".
 
-
-def used_rules(rules: Rules) -> Used:
-    """Which rules are used, for the formulas."""
-    words = {"query_segments": "segments", "kv_lengths": "key lengths", "query_lengths": "query lengths"}
-    words |= {"alibi_slopes": "ALiBi"}
-
-    def active(*names: str) -> tuple[str, ...]:
-        asked = (name for name in names if rules.get(name) is not None and rules.get(name) is not False)
-        return tuple(words.get(name, name) for name in asked)
-
-    softcap, scale = rules.get("softcap"), rules.get("scale")
-    return Used(
-        scale="s_h" if has_axes(scale) else None if scale is None else float(scale),
-        softcap=None if softcap is None else float(softcap),
-        biased=active("bias", "alibi_slopes", "spans"),
-        masked=active("causal", "window", "mask", "kv_lengths", "query_lengths", "query_segments"),
-        sinks=rules.get("sinks") is not None,
-    )
-
-
-def largest_difference(a: Array, b: Array) -> float:
-    """The largest difference, 0 where both are NaN."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        return float(np.max(np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b)), initial=0.0))
+    >>> import numpy as np, clearhead as ch
+    >>> t = ch.trace_weights(np.array([0.15, 0.25, 0.55, 0.05]), np.array([[1.0, 0], [0, 1], [1, 1], [2, 0]]))
+    >>> t.output.round(4).tolist()
+    [[0.8, 0.8]]
+    """
+    return Trace(of_weights(weights, v, convention))

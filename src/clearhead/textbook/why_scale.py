@@ -1,4 +1,4 @@
-"""Why scores are divided by √d_k, in numbers: the variance of q·k, and the derivative of a softmax that saturates."""
+"""Why scores are divided by √d_k, in numbers: the variance of q·k, a softmax that saturates, and its gradients."""
 
 import os
 from collections.abc import Sequence
@@ -6,14 +6,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.core.arrays import as_rule_array
+from clearhead.core import definition
 from clearhead.core.axes import Array
+from clearhead.core.call import describe
 from clearhead.core.room import check_room
-from clearhead.core.rule_values import read_members, read_numbers, whole_number
+from clearhead.core.rule_values import read_members, whole_number
 from clearhead.digits import significant
-from clearhead.errors import RuleError, SelectionError, ShapeError
+from clearhead.errors import SelectionError
+from clearhead.textbook.computed import listed
 from clearhead.textbook.page import lesson
-from clearhead.textbook.trace import listed
 from clearhead.view import page
 from clearhead.view.container import Document
 from clearhead.words import LANGUAGES, Language, read_language, say, slider_words
@@ -25,25 +26,32 @@ _PARTS = (("scores", "variance"), ("weights", "largest"), ("slopes", "slope"))
 
 
 class WhyScale(NamedTuple):
-    """Random queries and keys of several widths; arrays are (widths, …), means over the queries but for variances.
+    """Random queries and keys of several widths: the softmax of q·k, and beside it that of q·k/√d_k.
 
-    The slope of a query is a(1 - a) for its largest weight a: what a changes by with its own score.
+    Arrays are (widths, 2, …), means over the queries but for variance and gradient.
     """
 
-    d_k: Array
-    variance: Array  # of q·k: d_k, but for the luck of the draw
-    scaled_variance: Array  # of q·k/√d_k: 1
-    largest: Array  # weight, where scores are not divided
-    slope: Array
-    scaled_largest: Array  # where they are divided by √d_k
-    scaled_slope: Array
-    histogram: Array  # (widths, 2, 80): the share of q·k, and of q·k/√d_k, in each unit from -40 to 40
+    d_k: Array  # (widths,)
+    variance: Array  # (widths, 2): of q·k, which is d_k but for the luck of the draw, and of q·k/√d_k, which is 1
     ranked: Array  # (widths, 2, keys): weights from the largest to the smallest
-    slopes: Array  # (widths, 2, keys): and a(1 - a) of each
+    slopes: Array  # (widths, 2, keys): a(1 - a) of each, what it changes by with its own score
+    gradient: Array  # (widths, 2, 2): ‖∂a/∂q‖ of the largest weight: the median over the queries, and the largest
+    histogram: Array  # (widths, 2, 80): the share of scores in each unit from -40 to 40
+
+    @property
+    def largest(self) -> Array:
+        """The largest weight, (widths, 2)."""
+        return self.ranked[..., 0]
+
+    @property
+    def slope(self) -> Array:
+        """Its derivative by its own score, (widths, 2)."""
+        return self.slopes[..., 0]
 
     def to_json(self) -> dict[str, Any]:
         """The arrays as lists, by name."""
-        return {name: listed(array) for name, array in self._asdict().items()}
+        more = {"largest": self.largest, "slope": self.slope}
+        return {name: listed(array) for name, array in (self._asdict() | more).items()}
 
     def save(self, path: str | os.PathLike[str], language: Language = "en", *, queries: int = 1000) -> None:
         """Write the page with a slider over the widths.
@@ -68,26 +76,17 @@ class WhyScale(NamedTuple):
             words[each] = {**said, "parts": named, "columns": ["q·k", "q·k / √dₖ"], "now": now}
             words[each] |= slider_words(each, "d_k")
         peaks = self.histogram.max(axis=-1, keepdims=True)
-        histogram, variances = self.histogram / np.where(peaks > 0, peaks, 1), (self.variance, self.scaled_variance)
         pictures = (
-            ("plain", histogram, np.stack(variances, 1)),
-            ("weights", self.ranked[..., :_DRAWN], self.ranked[..., 0]),
-            ("value", 4 * self.slopes[..., :_DRAWN], self.slopes[..., 0]),
+            ("plain", self.histogram / np.where(peaks > 0, peaks, 1), self.variance),
+            ("weights", self.ranked[..., :_DRAWN], self.largest),
+            ("value", 4 * self.slopes[..., :_DRAWN], self.slope),
         )
         parts = [{"role": role, "bars": listed(bars), "shown": listed(shown)} for role, bars, shown in pictures]
         return lesson("scale", {"parts": parts, "words": words}, language, {})
 
 
-class Saturation(NamedTuple):
-    """One query's weights while its scores are multiplied by growing factors."""
-
-    factors: Array  # (factors,)
-    weights: Array  # (factors, keys): softmax of factor·scores
-    slopes: Array  # (factors, keys): ∂a_j/∂s_j = a_j(1 - a_j), s_j being the multiplied score
-
-
 def why_scale(widths: Sequence[int] = WIDTHS, *, keys: int = 16, queries: int = 1000, seed: int = 0) -> WhyScale:
-    """The variance of q·k and the softmax of it, with and without 1/√d_k, for queries and keys of several widths d_k.
+    """The variance of q·k, its softmax and the gradients, without and with 1/√d_k, for queries and keys of some widths.
 
     widths          the values of d_k
     keys, queries   each query has this many keys of its own; more queries make the numbers steadier
@@ -99,8 +98,8 @@ def why_scale(widths: Sequence[int] = WIDTHS, *, keys: int = 16, queries: int = 
     Source: Vaswani et al. 2017, section 3.2.1, footnote 4: then q·k = Σ q_c·k_c has mean 0 and variance d_k.
 
     >>> scale = why_scale((4, 64))
-    >>> scale.variance.round().tolist(), scale.scaled_variance.round(1).tolist()
-    ([4.0, 64.0], [1.0, 1.0])
+    >>> scale.variance.round(1).tolist()
+    [[4.0, 1.0], [64.1, 1.0]]
     """
     members = read_members("widths", widths, (int, np.integer), "whole numbers", "widths=(1, 64)")
     sizes = [whole_number("widths", width, 1) for width in members]
@@ -108,66 +107,27 @@ def why_scale(widths: Sequence[int] = WIDTHS, *, keys: int = 16, queries: int = 
     seed = whole_number("seed", seed, 0)
     check_room("the queries and keys", 16 * queries * (keys + 1) * max(sizes, default=0), "give smaller widths.")
     drawn = [_one_width(np.random.default_rng((seed, d_k)), d_k, keys, queries) for d_k in sizes]
-    shapes = ((2,), (2, 2 * EDGE), (2, keys), (2, keys))
-    by_part = [[each[part] for each in drawn] for part in range(len(shapes))]
-    parts = [np.array(part).reshape(-1, *shape) for part, shape in zip(by_part, shapes, strict=True)]
-    variance, histogram, ranked, slopes = parts
-    return WhyScale(
-        d_k=np.array(sizes),
-        variance=variance[:, 0],
-        scaled_variance=variance[:, 1],
-        largest=ranked[:, 0, 0],
-        slope=slopes[:, 0, 0],
-        scaled_largest=ranked[:, 1, 0],
-        scaled_slope=slopes[:, 1, 0],
-        histogram=histogram,
-        ranked=ranked,
-        slopes=slopes,
-    )
-
-
-def saturation(scores: Any = (2.0, 1.0, 0.0), factors: Any = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16)) -> Saturation:
-    """The softmax of one query's scores, multiplied by each factor, and the derivative of each weight by its own score.
-
-    The larger the scores, the nearer the largest weight is to 1 and the nearer every derivative a(1 - a) is to 0: the
-    softmax saturates, and the query no longer learns.
-
-    scores    (keys,)
-    factors   (factors,)
-
-    Raises ShapeError where these are no lists, DtypeError where they hold no numbers, RuleError for one that is NaN or
-    infinite. O(factors·keys).
-
-    >>> saturation((0.0, 0.0), (1.0,)).slopes.tolist()
-    [[0.25, 0.25]]
-    """
-    scores, factors = _list("scores", scores), _list("factors", factors)
-    weights = _softmax(factors[:, None] * scores)
-    return Saturation(factors, weights, weights * (1 - weights))
+    shapes = ((2,), (2, keys), (2, keys), (2, 2), (2, 2 * EDGE))
+    parts = ([each[part] for each in drawn] for part in range(len(shapes)))
+    return WhyScale(np.array(sizes), *(np.array(x).reshape(-1, *shape) for x, shape in zip(parts, shapes, strict=True)))
 
 
 def _one_width(rng: np.random.Generator, d_k: int, keys: int, queries: int) -> tuple[Array, ...]:
-    """For q·k and for q·k/√d_k: the variance, the histogram, the weights by rank, and the derivative of each."""
+    """The parts of a WhyScale for one width; every query, with keys of its own, is a head of the definition."""
     q, k = rng.standard_normal((queries, 1, d_k)), rng.standard_normal((queries, keys, d_k))
-    scores = (q * k).sum(axis=-1)
-    both = np.stack([scores, scores / np.sqrt(d_k)])
-    weights = -np.sort(-_softmax(both), axis=-1)
-    counts = [np.histogram(logits, 2 * EDGE, (-EDGE, EDGE))[0] / scores.size for logits in both]
-    variances = scores.var() / np.array([1, d_k])
-    return variances, np.array(counts), weights.mean(axis=1), (weights * (1 - weights)).mean(axis=1)
+    calls = [describe(q, k, None, {"scale": scale}) for scale in (1.0, d_k**-0.5)]
+    books = [definition.attend(call.problem, call.q, call.k) for call in calls]
+    weights, logits = (np.stack([getattr(book, name)[0, :, 0] for book in books]) for name in ("weights", "masked"))
+    norms = np.stack([_gradients(book, call.k) for book, call in zip(books, calls, strict=True)])
+    ranked = -np.sort(-weights, axis=-1)
+    counts = [np.histogram(each, 2 * EDGE, (-EDGE, EDGE))[0] / each.size for each in logits]
+    middle = np.stack([np.median(norms, axis=-1), norms.max(axis=-1)], axis=-1)
+    return logits.var(axis=(1, 2)), ranked.mean(axis=1), (ranked * (1 - ranked)).mean(axis=1), middle, np.array(counts)
 
 
-def _softmax(logits: Array) -> Array:
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True, initial=-np.inf))
-    return powers / powers.sum(axis=-1, keepdims=True)
-
-
-def _list(name: str, value: Any) -> Array:
-    array = read_numbers(name, as_rule_array(value, name)).astype(np.float64)
-    if array.ndim != 1 or not array.size:
-        raise ShapeError(
-            "{name} has shape {shape}: expected a list of numbers.", "{name}=[2.0, 1.0]", name=name, shape=array.shape
-        )
-    if not np.isfinite(array).all():
-        raise RuleError("{name} holds NaN or infinity: expected finite numbers.", name=name)
-    return array
+def _gradients(book: definition.Textbook, k: Array) -> Array:
+    """‖∂a/∂q‖ for the largest weight a of every query, (queries,)."""
+    largest = book.weights.max(axis=-1, keepdims=True)
+    slopes = (np.arange(k.shape[-2]) == book.weights.argmax(axis=-1)[..., None]) - largest
+    by_scores = definition.by_scores(book.block, book.capped, definition.by_logits(book, slopes))
+    return np.asarray(np.linalg.norm(definition.product(by_scores, k), axis=-1)[0, :, 0])

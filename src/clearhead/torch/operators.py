@@ -18,18 +18,14 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
-from clearhead import engines
 from clearhead.core.arrays import as_array, to_torch
-from clearhead.core.axes import Array, split_heads
-from clearhead.core.call import Call, Given, describe_whole
-from clearhead.core.observations import check_room
+from clearhead.core.axes import split_heads
+from clearhead.core.call import Given
 from clearhead.core.state import of_logsumexp
 from clearhead.core.statistics import Wanted
 from clearhead.core.torch_state import carries_tangent, has_dual_level, transforms, unwrapped
-from clearhead.derivatives import backward
 from clearhead.derivatives.arguments import read
-from clearhead.derivatives.function import gradients
-from clearhead.engines import state_of
+from clearhead.derivatives.function import Compute, answer, compute, gradients
 from clearhead.errors import DtypeError, RuleError, ShapeError
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.torch.calls import count
@@ -65,7 +61,7 @@ def attend(
     if not why:
         try:
             fusible = torch._fused_sdp_choice(*inputs, **named) != SDPBackend.MATH.value
-            moving = has_dual_level() and any(carries_tangent(torch, x) for x in (query, key, value))
+            moving = has_dual_level() and any(map(carries_tangent, (query, key, value)))
             if fusible and _recorded(query, key, value) and not moving:
                 return _pytorchs(inputs, named)  # counted in `fused`
             output = scaled_dot_product_attention(*inputs, **named)
@@ -140,16 +136,12 @@ def fused(
 ) -> tuple[Tensor, Tensor]:
     """aten::_scaled_dot_product_flash_attention_for_cpu: the output, and the log-sum-exp, 0 where no key is seen."""
     del dropout_p  # PyTorch does not choose this operator with dropout
-    described = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
-    check_room(described.problem, _WANTED, described.d_v)
-    engine = engines.get(engines.choose(described.problem).engine)
-    result = engine.rows(described, _WANTED)
-    logsumexp = to_torch(torch, result["largest"] + result["log_sum"])
+    made = answer(*read(Given(query, key, _rules(attn_mask, scale, is_causal=is_causal)), value))
+    logsumexp = made["largest"] + made["log_sum"]
     if attn_mask is not None:
         logsumexp.masked_fill_(logsumexp == -torch.inf, 0.0)
     count("clearhead", _FUSED, query, key, value, attn_mask)
-    output = _strided_as(query, to_torch(torch, result["output"]))
-    return output, logsumexp.transpose(1, 2).contiguous().transpose(1, 2)
+    return _strided_as(query, made["output"]), logsumexp.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 @torch.no_grad()
@@ -170,16 +162,10 @@ def fused_backward(
     del dropout_p
     if d_output is None:  # nothing depends on the output
         return None, None, None
-    described = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
-    engine = engines.get(engines.choose_for("gradients", described.problem).engine)
-    answers = {"output": as_array(output, "output")[0], **_state(described, logsumexp)}
-    upstream = {"output": as_array(d_output, "d_output")[0]}
-    result = backward.gradients(engine, described, answers, upstream)
+    rules = _rules(attn_mask, scale, is_causal=is_causal)
+    made = _gradients(answer, d_output, (query, key, value), output, logsumexp, rules)
     count("clearhead", _GRADIENT, query, key, value, attn_mask)
-    return tuple(
-        torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=x.dtype).copy_(to_torch(torch, result[name]))
-        for name, x in (("q", query), ("k", key), ("v", value))
-    )
+    return tuple(torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=x.dtype).copy_(x) for x in made)
 
 
 def fused_backward_again(
@@ -193,21 +179,25 @@ def fused_backward_again(
     if _watched() or _why_not(d_output, query, key, value, mask):
         return NotImplemented
     rules = _rules(mask, named.get("scale"), is_causal=is_causal)
-    with torch.no_grad():
-        state = _state(describe_whole(query, key, value, rules), logsumexp)
-    task, x = read(Given(query, key, rules), value)
-    known = {"output": output, **{name: to_torch(torch, one) for name, one in state.items()}}
-    result = gradients(task, x, known, {"output": d_output}, tuple("qkv"))
+    made = _gradients(compute, d_output, (query, key, value), output, logsumexp, rules)
     count("clearhead", _AGAIN, query, key, value, mask)
+    return made
+
+
+def _gradients(
+    run: Compute, d_output: Tensor, inputs: tuple[Tensor, ...], output: Tensor, logsumexp: Tensor, rules: Any
+) -> tuple[Tensor, ...]:
+    """The gradients of query, key and value, answered by `run`.
+
+    The rows' states are those of the log-sum-exp that PyTorch kept, or, where one number has no digits for them, new.
+    """
+    query, key, value = inputs
+    task, x = read(Given(query, key, rules), value)
+    with torch.no_grad():
+        state = of_logsumexp(as_array(logsumexp, "logsumexp")[0])
+        known = answer(task, x) if state is None else {n: to_torch(torch, one) for n, one in state._asdict().items()}
+    result = gradients(run, task, x, {**known, "output": output}, {"output": d_output}, "qkv")
     return tuple(result[name] for name in "qkv")
-
-
-def _state(call: Call, logsumexp: Tensor) -> dict[str, Array]:
-    """The rows' states by the log-sum-exp that PyTorch kept, computed anew where one number has no digits for them."""
-    state = of_logsumexp(as_array(logsumexp, "logsumexp")[0])
-    if state is None:
-        state = state_of(engines.get(engines.choose(call.problem).engine), call)
-    return state._asdict()
 
 
 def _rules(attn_mask: Tensor | None, scale: float | None, *, is_causal: bool) -> Any:

@@ -13,8 +13,10 @@ from clearhead.core.call import known
 from clearhead.core.rule_values import check_probability
 from clearhead.core.rules import Rules
 from clearhead.core.state import share
+from clearhead.core.torch_state import transforms
+from clearhead.engines import native
 from clearhead.errors import DtypeError, RuleError, ShapeError, shown
-from clearhead.ops.attention import attention, output_of
+from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 
 _CAUSAL: Rules = {"causal": True, "query_offset": 0}  # from the top left corner
@@ -61,10 +63,12 @@ def scaled_dot_product_attention(
         plainly: Rules = {**_CAUSAL} if is_causal else {}
         if scale is not None:
             plainly["scale"] = scale
-        call = known(query, key, value, plainly)
-        if call is not None and call.problem.heads == call.problem.kv_heads:  # else enable_gqa says whether it may be
-            output: Tensor = output_of(call)
-            return output
+        problem = known(query, key, value, plainly)
+        shares = problem is None or problem.heads != problem.kv_heads  # then enable_gqa says whether it may
+        if problem is not None and not shares and native.usable(problem):
+            output: Tensor | None = native.output(problem, query, key, value)
+            if output is not None:
+                return output
     for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
         if not isinstance(flag, bool):
             raise RuleError(f"{name} is {shown(flag)}: expected True or False.")
@@ -88,7 +92,7 @@ def dropped(query: Tensor, key: Tensor, value: Tensor, p: float, rules: dict[str
     if p == 1.0:
         return attention(query, key, value, **rules) * 0.0
     weights_shape = (*query.shape[:-1], key.shape[-2])
-    if torch._C._are_functorch_transforms_active():  # only a new tensor can hold other draws for each mapped call
+    if transforms():  # only a new tensor can hold other draws for each mapped call
         kept = torch.rand(weights_shape, device=query.device) >= p
     else:
         kept = torch.empty(weights_shape, dtype=torch.bool, device=query.device).bernoulli_(1 - p)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clearhead import engines
-from clearhead.core.arrays import as_array, plain
+from clearhead.core.arrays import as_array
 from clearhead.core.axes import Array
 from clearhead.core.call import Call
 from clearhead.core.device_array import DeviceArray
@@ -23,6 +23,7 @@ from clearhead.core.observations import check_asked, check_room
 from clearhead.core.problem import Arrays, Problem, problem_of
 from clearhead.core.rule_values import as_int64, is_whole, read_flag, read_place, read_threads
 from clearhead.core.statistics import STATISTICS, Answers, Asked, Wanted, joined_arrays
+from clearhead.core.torch_state import plain
 from clearhead.engines import native
 from clearhead.engines.base import Engine, room_for_ragged
 from clearhead.errors import DtypeError, RuleError, ShapeError, expected, shown

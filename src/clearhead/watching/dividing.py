@@ -1,21 +1,20 @@
 """A text's tokens divided into spans: words, sentences, labels of tokens, or places by name."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.changing.places import Text, read_places, search
 from clearhead.core.arrays import as_rule_array
 from clearhead.core.axes import Array
 from clearhead.core.rule_values import as_int64
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError, check_known, shown
-from clearhead.layers.pieces import pieces_of, sentences, spaced, words
+from clearhead.watching.pieces import DIVISIONS, pieces_of, spaced
+from clearhead.watching.places import Text, read_places, search
 
-DIVISIONS: dict[str, Callable[[Sequence[str]], list[int]]] = {"words": words, "sentences": sentences}
-_WANTED = '"words", "sentences", a label for each token, or slices: a list of them, or by name'
+_WANTED = '"words", "sentences", "paragraphs", a label for each token, or slices: a list of them, or by name'
 
 
 class Division(NamedTuple):

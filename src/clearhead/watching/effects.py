@@ -7,15 +7,13 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 
 from clearhead.core.arrays import as_host_array
-from clearhead.core.effects import Rest
+from clearhead.core.effects import Rest, spearman
 from clearhead.digits import significant
-from clearhead.layers.layer import Layer
-from clearhead.layers.naming import ModulePath
 from clearhead.spelling import cut, spelled
 from clearhead.tables import Table, Tabular, aligned
+from clearhead.watching.layer import Layer
+from clearhead.watching.naming import ModulePath, text_of
 from clearhead.words import Language, say
-
-_TEXT = ("", "decoder", "text_model", "language_model")  # stacks whose positions are those of the text
 
 
 class Edge(NamedTuple):
@@ -79,6 +77,32 @@ class Edges(Lines[One]):
         self.tokens = tuple(tokens)
 
 
+class VerifiedEdge(NamedTuple):
+    """One edge of one head, what cutting it was estimated to change, and what it does."""
+
+    layer: str
+    head: int
+    query: int  # the number of the token, or of the span
+    key: int
+    estimate: float
+    truth: float
+
+
+class Verified(Edges[VerifiedEdge]):
+    """Edges with estimate and truth; `str` makes a table, with the tokens where known, and their rank correlation."""
+
+    about, bars = "verified table", "truth"
+    columns: ClassVar = {"head": 4, "query": 6, "key": 6, "estimate": 11, "truth": 11}
+
+    @property
+    def agreement(self) -> float | None:
+        """Spearman's rank correlation of estimates and truth; None for fewer than three edges or all equal ones."""
+        return spearman([edge.estimate for edge in self], [edge.truth for edge in self])
+
+    def _notes(self, language: Language) -> list[str]:
+        return [] if self.agreement is None else [say(language, "verified rank", agreement=self.agreement)]
+
+
 class HeadEffect(NamedTuple):
     """One head's effect, added over queries and batch items."""
 
@@ -125,8 +149,7 @@ def strongest_edges(layers: Iterable[Layer], k: int, rest: Rest) -> list[Edge]:
 
 def sides_of(layer: Layer, *, has_source: bool) -> tuple[str, str]:
     """Which text a layer's queries and keys are of: the model's "own", its encoder's "source", or "" for none."""
-    stack = ModulePath.of(layer.path).stack
-    local = "source" if stack == "encoder" and has_source else "own" if stack == "encoder" or stack in _TEXT else ""
+    local = text_of(ModulePath.of(layer.path).stack, has_source=has_source)
     return local, "source" if layer.cross else local
 
 

@@ -14,7 +14,7 @@ from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.effects import Rest
 from clearhead.core.rule_values import is_whole, read_members, read_path, whole_number
 from clearhead.errors import FileError, RuleError, SelectionError, check_known, shown
-from clearhead.layers.saved import LAYERS, Run, write
+from clearhead.loading import load as load_module
 from clearhead.ops.display import Display, Page
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
@@ -22,10 +22,10 @@ from clearhead.ops.rollout import relevance, rollout
 from clearhead.view import plots
 from clearhead.view.long import ShownLayer, ShownRun
 from clearhead.watching.dividing import Sequences, Written
-from clearhead.watching.effects import Edge, Edges, HeadEffects, head_effects, strongest_edges, words_of
+from clearhead.watching.effects import Edge, Edges, HeadEffects, Verified, head_effects, strongest_edges, words_of
+from clearhead.watching.saved import LAYERS, Run, write
 from clearhead.watching.spans import SpanEdge, Spans, spanned
 from clearhead.watching.summary import Head, Summary, cell, heads_of
-from clearhead.watching.verifying import Verified, verified
 
 if TYPE_CHECKING:
     from clearhead.ops.causes import EffectMatrix
@@ -148,8 +148,8 @@ class Seen(Run, Display):
     ) -> Spans:
         """What g·o changes by when a query may see no key of a whole span of tokens; it prints as a table.
 
-        groups   "words" or "sentences", where `watch` had a tokenizer; a label for each token, (tokens,) or
-                 (batch, tokens), below 0 for none; or places as `ch.cut` takes them, by name or as a list of slices:
+        groups   "words", "sentences" or "paragraphs", where `watch` had a tokenizer; a label for each token, (tokens,)
+                 or (batch, tokens), below 0 for none; or places as `ch.cut` takes them, by name or as a list of slices:
                  {"user": slice(0, 9), "model": [slice(9, 20), slice(31, 40)]}
         source_groups   the same for an encoder's text; None where there is none, or groups is a word
         layers   None is all
@@ -204,6 +204,7 @@ class Seen(Run, Display):
                 "the model that was watched is gone, or this was read from a file: there is nothing to run again.",
                 "verify while the model is there.",
             )
+        verified = load_module("hf.changing").verified
         return verified(model, edges, run, max((len(self.layer(name).q) for name in self.layers), default=0))
 
     def heads(self) -> HeadEffects:
@@ -311,7 +312,9 @@ class Seen(Run, Display):
                 g = None
             arrays = (None if x is None else as_array(x, name)[0][[batch]] for name, x in (("v", layer.v), ("g", g)))
             results.append(ShownLayer(layer.name, layer.heads, part, padding, layer.cross, layer.note, *arrays))
-        return ShownRun(self.model or "watched", results, _texts(self.tokens, batch), _texts(self.source_tokens, batch))
+        several = any(len(layer.observation.log_sum) > 1 for layer in map(self.layer, self.layers))
+        name = f"{self.model or 'watched'}{f', batch={batch}' if several else ''}"
+        return ShownRun(name, results, _texts(self.tokens, batch), _texts(self.source_tokens, batch))
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": cell(self)}

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from clearhead.changing.places import Text
 from clearhead.core.arrays import as_host_array
 from clearhead.core.effects import Rest
 from clearhead.core.rule_values import layer_name, whole_number
 from clearhead.errors import RuleError
-from clearhead.layers.layer import Layer
 from clearhead.tables import Table, Tabular
 from clearhead.watching.dividing import Division, Sequences, divide, joined
 from clearhead.watching.effects import Edges, sides_of, table_of
+from clearhead.watching.layer import Layer
+from clearhead.watching.places import Text
 from clearhead.words import Language
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import numpy as np
 from clearhead.core.arrays import as_host_array
 from clearhead.digits import fixed
 from clearhead.errors import RuleError
-from clearhead.layers.layer import Layer
 from clearhead.tables import QUICK, Table, html
 from clearhead.view.head_summary import summarise_heads
 from clearhead.watching.effects import HeadEffects, Lines, table_of
+from clearhead.watching.layer import Layer
 from clearhead.words import Language, of_locale, say
 
 _EDGES, _HEADS = 10, 8  # that did most, in a cell

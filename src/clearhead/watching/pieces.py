@@ -95,3 +95,10 @@ def _numbered(pieces: Sequence[str], end: re.Pattern[str]) -> list[int]:
     number = np.searchsorted(ends, starts + gaps, side="right")
     numbered: list[int] = np.unique(number, return_inverse=True)[1].tolist()
     return numbered
+
+
+DIVISIONS: dict[str, Callable[[Sequence[str]], list[int]]] = {
+    "words": words,
+    "sentences": sentences,
+    "paragraphs": paragraphs,
+}

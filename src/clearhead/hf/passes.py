@@ -1,50 +1,24 @@
 """A model's forward passes, followed by hooks: the tokens of each, and which call of which layer an attention is."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from clearhead.errors import RuleError
-from clearhead.layers import packed, switching
-from clearhead.layers.naming import LayerNames, ModulePath
+from clearhead.hf import packed, switching
+from clearhead.watching.naming import LayerCall, LayerNames, ModulePath
 
 Ids = torch.Tensor | None
 
 
-class LayerCall(NamedTuple):
-    """Which layer a call of an attention module is, and which call of that module in this pass, from 1 up."""
-
-    module: Any
-    number: int
-    path: str
-    name: str
-    choices: frozenset[str]  # all that chooses this layer: its name, path, numbers
-
-    @property
-    def cross(self) -> bool:
-        return ModulePath.of(self.path).cross
-
-
 class Passes:
-    """The forward passes of a model inside a block.
+    """The forward passes of a model inside a block; `ch.watch` and `ch.change` say what is done in them."""
 
-    take_tokens   is called with the ids (batch, length) of each pass's sequences and of its encoder's, or None
-    begin_pass    is called with the keywords of each outermost forward pass
-    batches       is called with a manager of continuous batching that begins; None where that is refused
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        take_tokens: Callable[[Ids, Ids], None],
-        begin_pass: Callable[[Mapping[str, Any]], None] | None = None,
-        batches: Callable[[Any], None] | None = None,
-    ) -> None:
-        self.model, self.take_tokens, self.begin_pass, self.batches = model, take_tokens, begin_pass, batches
+    def __init__(self, model: Any) -> None:
+        self.model = model
         self.paths = {module: path.replace("_orig_mod.", "") for path, module in model.named_modules()}
         self.by_path = {path: module for module, path in self.paths.items()}
         self.root = _root(self.paths)
@@ -58,8 +32,22 @@ class Passes:
         self._calls: Counter[Any] = Counter()  # how often each module attended in this pass
         self._places: dict[tuple[Any, int], LayerCall] = {}
 
+    def attention(self, module: Any) -> Any:
+        """What to do with this call of an attention module, for attending.py."""
+        raise NotImplementedError
+
+    def begin_pass(self, named: Mapping[str, Any]) -> None:
+        """Note that an outermost forward pass begins, with these keywords."""
+
+    def take_tokens(self, ids: Ids, source: Ids) -> None:
+        """Take the ids (batch, length) of a pass's sequences and of its encoder's, or None."""
+
+    def begin_batches(self, manager: Any) -> None:
+        """Note that continuous batching begins. Raises RuleError where that is refused."""
+        raise NotImplementedError
+
     @contextmanager
-    def followed(self, registry: MutableMapping[Any, Any], attention: Callable[[Any], Any]) -> Iterator[None]:
+    def followed(self, registry: MutableMapping[Any, Any]) -> Iterator[None]:
         """Inside, every attention of the model is ours and asks `attention`; then the model is as before.
 
         registry   `watchers` or `changers` of attending.py
@@ -77,7 +65,7 @@ class Passes:
             for module in filter(switching.mixes_tokens, self.paths):
                 after.callback(module.register_forward_pre_hook(lambda module, _: self.ran.add(module)).remove)
             for module in self.model.modules():
-                registry[module] = attention
+                registry[module] = self.attention
                 after.callback(registry.pop, module, None)
             yield
 
@@ -130,19 +118,15 @@ class Passes:
         return tuple((path, kind) for path, kind in apart.items() if path not in around)
 
     def _begin_batches(self, manager: Any, model: Any) -> None:
-        if model not in self.paths:
-            return
-        if self.batches is None:
-            raise RuleError("continuous batching has many requests, and edits are of one.", "model.generate(…)")
-        self.batches(manager)
+        if model in self.paths:
+            self.begin_batches(manager)
 
     def _enter(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         self.entered = True
         if not self.running:
             self._calls.clear()
             self._reads_tokens = True
-            if self.begin_pass is not None:
-                self.begin_pass(named)
+            self.begin_pass(named)
         if self._reads_tokens and (tokens := _inputs(module, args, named)) is not None:
             self._reads_tokens = False
             self._read_tokens(module, tokens)

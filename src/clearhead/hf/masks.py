@@ -79,6 +79,20 @@ class Pattern:
                 sides.append(self.packed[:, positions.start : positions.stop])
         return {"query_segments": sides[0], "kv_segments": sides[1]} if sides else {}
 
+    def real(self, queries: range, keys: range) -> Tensor | None:
+        """(batch, queries) of self-attention, False where a query is padding; None where none is, or it is not known.
+
+        In a mask that is stored, a query that may not see its own key is padding.
+        """
+        if self.padding is not None:
+            real = self.padding[:, queries.start : queries.stop].bool()
+        elif self.dense is not None:
+            mask = self.dense[..., queries.start - keys.start : queries.stop - keys.start]
+            real = (mask[:, :, 0] if mask.shape[2] == 1 else mask.diagonal(dim1=2, dim2=3)).any(1)
+        else:
+            return None
+        return real if real.shape[1] == len(queries) and not real.all() else None
+
     def both(self, other: "Pattern") -> "Pattern | None":
         """What both allow; None where both have segments, since the rules hold one kind of segments only."""
         if self.segmented and other.segmented:

@@ -24,9 +24,17 @@ Raises MissingExtraError without PyTorch and Transformers; a model raises RuleEr
 torch.Size([1, 5])
 """
 
+# Everything that touches Transformers:
+# switching   sets the model's attention to ours and back; which modules are attention
+# attending   the attention function that Transformers calls; packed: in batches without padding
+# masks       Transformers' masks as rules
+# passes      which layer is running, and for which time; texts: over which text
+# watching    ch.watch: recording keeps one layer while it runs, derivatives what backward passes bring to it
+# changing    ch.change, and seen.verify
+
 from clearhead.errors import needing
 
 with needing("PyTorch and Transformers", "clearhead.hf", "hf"):
-    from clearhead.layers.attending import register
+    from clearhead.hf.attending import register
 
 register()

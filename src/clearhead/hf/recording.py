@@ -10,50 +10,27 @@ from torch import Tensor
 
 from clearhead.core.axes import group_size
 from clearhead.errors import ClearheadError, RuleError, SelectionError
-from clearhead.layers.derivatives import CallDerivative, LayerDerivative
-from clearhead.layers.layer import Layer
-from clearhead.layers.masks import Pattern, RuleDict
+from clearhead.hf.call import AttentionCall
+from clearhead.hf.derivatives import CallDerivative, LayerDerivative, check_dropout
+from clearhead.hf.masks import Pattern, RuleDict
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation, among
-from clearhead.ops.span_terms import SpanTerm, combined, for_heads, joined
+from clearhead.ops.span_terms import combined, for_heads, joined
+from clearhead.watching.layer import Layer
+from clearhead.watching.naming import LayerCall
 
 AGAIN = "watch one sequence in a block, with its cache: open another `with ch.watch(…)` for another one."
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionCall:
-    """One call's q (batch, heads, queries, d_k), k and v (batch, kv_heads, keys, d_k or d_v), and their positions.
-
-    In merged attention k and v hold `pattern.others` keys more behind those of the sequence: an encoder's.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor | None
-    pattern: Pattern
-    queries: range  # positions in the sequence
-    keys: range  # those of the sequence
-    scores: RuleDict  # scale, softcap, sinks
-    terms: tuple[SpanTerm, ...] = ()  # what `ch.change` adds to logits
-    edits: tuple[Any, ...] = ()  # and all its edits of this call's layer
-
-    def rules(self) -> RuleDict:
-        rules, spans = self.scores | self.pattern.rules(self.queries, self.keys), combined(self.terms)
-        return rules if spans is None else {**rules, "spans": spans}
 
 
 @dataclass(eq=False)
 class Recording:
     """The calls of one layer in one block, and their observations."""
 
-    name: str
-    path: str
-    call: int  # which call of its module in one forward pass, from 1 up
-    cross: bool
+    layer: LayerCall
     heads: Sequence[int] | None
     keep: bool
     values: bool
-    image: tuple[int, int] | None
+    asked: dict[str, Any]  # what to observe
     derivative: LayerDerivative | None = None  # where backward passes are to bring one
     calls: list[AttentionCall] = field(default_factory=list)
     parts: list[Observation] = field(default_factory=list)
@@ -65,13 +42,27 @@ class Recording:
     failed: ClearheadError | None = None  # in continuous batching
 
     @property
+    def name(self) -> str:
+        return self.layer.name
+
+    @property
     def length(self) -> int:
         """How many queries all calls had together."""
         return sum(len(call.queries) for call in self.calls)
 
-    def wanted(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """What is to be observed in the next call: the picture of several is made in the end."""
-        return {**asked, "image": None} if self.calls else asked
+    def attend(self, call: AttentionCall, dropout: float = 0.0) -> Tensor:
+        """The call's output, (batch, heads, queries, d_v), in a graph that brings its derivative where one is wanted.
+
+        Its observation is kept, and what belongs to it. Raises RuleError unless it continues the calls before.
+        """
+        self.check(call)
+        if self.derivative is not None:
+            check_dropout(dropout)
+        image = None if self.calls else self.asked.get("image")  # the picture of several calls is made in the end
+        result, seen = call.observed({**self.asked, "image": image}, dropout)
+        result = result if self.derivative is None else self.derivative.follow(result, self.heads)
+        self.add(call, seen)
+        return result
 
     def check(self, call: AttentionCall) -> None:
         """Raise RuleError unless this call continues the sequence of the calls before."""
@@ -97,7 +88,7 @@ class Recording:
                 "rule for all.",
                 "watch a sequence inside the block, or the block inside ch.watch with whole sequences in it.",
             )
-        if self.cross and call.keys != before.keys:
+        if self.layer.cross and call.keys != before.keys:
             raise RuleError(f"layer {self.name}: the keys of cross-attention changed.", AGAIN)
         local, other = torch.split(call.k, [len(call.keys), call.pattern.others], 2)
         if other.shape[2] != before.pattern.others or (
@@ -108,7 +99,9 @@ class Recording:
                 "are another encoder's output, or the model adds to them as it goes on.",
                 "watch one forward pass with use_cache=False: its matrix has every query.",
             )
-        if not self.cross and call.keys.stop == before.keys.stop:  # as in cross-attention, if the keys are the same
+        if (
+            not self.layer.cross and call.keys.stop == before.keys.stop
+        ):  # as in cross-attention, if the keys are the same
             first, sums = self.first_sums, local.detach().sum(-1)
             if first is None or first.shape != sums.shape or not torch.allclose(sums, first):
                 raise RuleError(
@@ -123,11 +116,6 @@ class Recording:
                 "generate with num_beams=1; watch one sequence in a block.",
             )
 
-    def follow(self, _: AttentionCall, output: Tensor) -> Tensor:
-        """The output of the call that `add` keeps next, in a graph that brings its derivative."""
-        assert self.derivative is not None
-        return self.derivative.follow(output, self.heads)
-
     def graphless(self) -> list[tuple[Tensor, CallDerivative]]:
         """The queries and derivatives of the calls that had no graph: those that a checkpoint computes again."""
         calls = [] if self.derivative is None else self.derivative.calls
@@ -140,10 +128,10 @@ class Recording:
             self._check_whole(call)
             self.parts[0] = replace(self.parts[0], image=None)
         new = slice(max(known - call.keys.start, 0), len(call.keys))
-        q, k, v = call.q, call.k[:, :, new], call.v[:, :, new] if self.values and call.v is not None else None
+        q, k, v = call.q, call.k[:, :, new], call.v[:, :, new] if self.values else None
         if call.pattern.others and not self.calls:
             self.other_k = _kept_copy(call.k[:, :, len(call.keys) :])
-            if self.values and call.v is not None:
+            if self.values:
                 self.other_v = _kept_copy(call.v[:, :, len(call.keys) :])
         if k.shape[2]:
             self.first_sums = None if self.calls else k.detach().sum(-1)
@@ -171,7 +159,7 @@ class Recording:
         """Of several steps, this is observed from the whole matrix in the end. Raises RuleError where it was let go."""
         if self.keep:
             return
-        if self.image is not None:
+        if self.asked.get("image"):
             raise RuleError("a picture of several steps needs their queries and keys.", "keep=True, or no image.")
         if call.pattern.others and self.parts[0].distance is not None:
             raise RuleError(
@@ -192,18 +180,16 @@ class Recording:
         ])  # fmt: skip
         q, k, v = self._arrays()
         if len(self.calls) > 1 and q is not None:
-            if self.image is not None:
-                seen = replace(seen, image=AttentionMatrix(q, k, **rules).observe(image=self.image).image)
+            if self.asked.get("image"):
+                seen = replace(seen, image=AttentionMatrix(q, k, **rules).observe(image=self.asked["image"]).image)
             if others and seen.distance is not None:  # the others' places are known only now
                 seen = replace(seen, distance=AttentionMatrix(q, k, **rules).distance())
-        real = last.pattern.padding
-        if real is not None and not self.cross:
-            real = real[:, queries.start : queries.stop]
-        padding = None if real is None or self.cross or bool(real.all()) else ~real
+        real = None if self.layer.cross else pattern.real(queries, keys)
+        padding = None if real is None else ~real
         heads = range(first.q.shape[1]) if self.heads is None else self.heads
         return Layer(
-            self.name, self.path, self.call, self.cross, tuple(heads), seen, q, k, v, rules, padding, pattern.note,
-            others, self.derivative,
+            self.name, self.layer.path, self.layer.number, self.layer.cross, tuple(heads), seen, q, k, v, rules,
+            padding, pattern.note, others, self.derivative,
         )  # fmt: skip
 
     def _arrays(self) -> list[Tensor | None]:

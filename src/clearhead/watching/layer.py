@@ -1,9 +1,11 @@
 """One layer of a watched model: what was observed, and the arrays and rules of its matrix."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from clearhead.core.call import Call, describe
 from clearhead.core.effects import Rest, read_rest
+from clearhead.core.rules import Rules
 from clearhead.errors import RuleError
 from clearhead.ops.matrix import AttentionMatrix, with_state
 from clearhead.ops.observation import Observation
@@ -69,6 +71,10 @@ class Layer:
             what = f"layer {self.name} has a text that begins with padding: its first token is not the first key."
             raise RuleError(what, 'pad on the right, or rest="renormalise".')
         return self.matrix().cut_effects(self.v, g, rest=rest)
+
+    def read(self) -> Call:
+        """Read q, k, v and the rules as one call."""
+        return describe(self.q, self.k, self.v, cast("Rules", self.rules))
 
     def matrix(self) -> AttentionMatrix:
         """The attention matrix, (batch, heads, queries, keys). Raises RuleError where `watch` had keep=False."""

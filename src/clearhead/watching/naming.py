@@ -7,7 +7,7 @@ model.decoder.layers.5.encoder_attn      decoder.5.cross
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 STACKS = frozenset(
     ("encoder", "decoder", "text_model", "language_model", "vision_model", "vision_tower", "visual", "audio_tower")
@@ -29,6 +29,27 @@ class ModulePath(NamedTuple):
         stack = next((part for part in parts if part in STACKS), "")
         numbers = tuple(part for part in parts if part.isdecimal())
         return ModulePath(stack, numbers, any(map(_is_cross, parts[-2:])))
+
+
+def text_of(stack: str, *, has_source: bool) -> str:
+    """Which text a stack's positions are of: the model's "own", its encoder's "source", or "" for none."""
+    if stack == "encoder" and has_source:
+        return "source"
+    return "own" if stack in ("", "encoder", "decoder", "text_model", "language_model") else ""
+
+
+class LayerCall(NamedTuple):
+    """Which layer a call of an attention module is, and which call of that module in this pass, from 1 up."""
+
+    module: Any
+    number: int
+    path: str
+    name: str
+    choices: frozenset[str]  # all that chooses this layer: its name, path, numbers
+
+    @property
+    def cross(self) -> bool:
+        return ModulePath.of(self.path).cross
 
 
 class LayerNames:

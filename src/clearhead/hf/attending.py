@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,19 +11,12 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, MODEL_MAPPING, AttentionInterface, AttentionMaskInterface
 from transformers import masking_utils as theirs
 
-from clearhead.core.axes import WEIGHTS, named
-from clearhead.core.rules import flat
-from clearhead.core.torch_state import graphed
-from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError
-from clearhead.layers.derivatives import check_dropout
-from clearhead.layers.masks import Pattern, RuledMask, from_tensor, keep_rules
-from clearhead.layers.packed import PACKING, PAGED, attend_packed, is_packed, serve_batching
-from clearhead.layers.recording import AttentionCall, Recording
+from clearhead.errors import ClearheadError, RuleError
+from clearhead.hf.call import AttentionCall, check_mask, output, read
+from clearhead.hf.masks import Pattern, RuledMask, keep_rules
+from clearhead.hf.packed import PACKING, PAGED, attend_packed, is_packed, serve_batching
+from clearhead.hf.recording import Recording
 from clearhead.ops.attention import attention
-from clearhead.ops.matrix import AttentionMatrix
-from clearhead.ops.observation import Observation
-from clearhead.ops.span_terms import by_softcap
-from clearhead.torch import dropped
 
 NAME = "clearhead"
 _WORDS = """
@@ -51,23 +44,18 @@ class Change:
     edit: Callable[[AttentionCall], tuple[AttentionCall, Finish | None]]
 
 
-Follow = Callable[[AttentionCall, Tensor], Tensor]
-
-
 class Watch(NamedTuple):
     """What `ch.watch` says of one call.
 
     recording   None where the layer was not chosen, or is computed again for a backward pass
-    asked       what to observe
     was_eager   was the layer's attention eager before the block?
-    follow      the call's output, in a graph that brings its derivative; None where none is wanted
+    again       the output of a call that is computed again, in a graph that brings its derivative; None: as it is
     requests    of a call that holds many requests, the recording of each and the position of its first query
     """
 
     recording: Recording | None = None
-    asked: dict[str, Any] = {}  # noqa: RUF012  never written into
     was_eager: bool = False
-    follow: Follow | None = None
+    again: Callable[[AttentionCall, Tensor], Tensor] | None = None
     requests: Sequence[tuple[Recording, int]] = ()
 
 
@@ -140,13 +128,13 @@ def attend(
     traced = torch.compiler.is_compiling() and not isinstance(attention_mask, RuledMask)
     if traced and more.get("cache") is None:
         _check(more, HARMLESS)
-        _check_mask(attention_mask, (*query.shape[:3], key.shape[2]))
-        output = _attend_compiled(query, key, value, attention_mask, position_bias, dropout, scores, causal=causal)
+        check_mask(attention_mask, (*query.shape[:3], key.shape[2]))
+        result = _attend_compiled(query, key, value, attention_mask, position_bias, dropout, scores, causal=causal)
     else:
-        output = _attend(
+        result = _attend(
             module, (query, key, value), attention_mask, position_bias, dropout, scores, more, causal=causal
         )
-    return output.transpose(1, 2).contiguous(), None
+    return result.transpose(1, 2).contiguous(), None
 
 
 def _attend_compiled(
@@ -170,7 +158,7 @@ def _attend_compiled(
         position_bias = added if position_bias is None else position_bias + added
         mask = allowed
     rules |= {name: x for name, x in (("mask", mask), ("bias", position_bias)) if x is not None}
-    return _output(query, key, value, dropout, rules)
+    return output(query, key, value, dropout, rules)
 
 
 @torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
@@ -181,12 +169,10 @@ def _attend(
     scores: dict[str, Any], more: dict[str, Any], *, causal: bool,
 ) -> Tensor:  # fmt: skip
     """The output (batch, heads, queries, d_v), outside compilers; observed where the module is watched."""
-    watcher, changer = watchers.get(module), changers.get(module)
-    recording, asked, was_eager, follow, requests = watcher(module) if watcher else Watch()
-    change = changer(module) if changer else None
-    named = recording or change
+    watch = watchers[module](module) if module in watchers else Watch()
+    change = changers[module](module) if module in changers else None
+    recording, named = watch.recording, watch.recording or change
     where = type(module).__name__ if named is None else f"layer {named.name}"
-    finish = None
     try:
         if is_packed(module, more):
             _check(more, HARMLESS | PACKING)
@@ -195,50 +181,41 @@ def _attend(
                     "this call packs many requests into one row, and they have no names.",
                     "model.generate_batch(…), or model.generate(…)",
                 )
-            window = more.get("sliding_window")
-            pattern = Pattern(causal=causal, left=None if window is None else window - 1)
-            each = partial(_observed_request, requests, pattern, scores, asked) if requests else None
-            return attend_packed(module, *arrays, scores, more, causal=causal, each=each)
+            each = partial(_of_request, watch.requests, scores, more.get("sliding_window"), causal=causal)
+            return attend_packed(module, *arrays, scores, more, causal=causal, each=each if watch.requests else None)
         _check(more, HARMLESS)
-        if was_eager or (change is not None and change.was_eager):
+        if watch.was_eager or (change is not None and change.was_eager):
             causal = False  # in eager attention, no mask means that every query sees every key
         start = None if change is None or change.start is None else change.start(arrays[0].shape[2])
-        if recording is not None and recording.cross:
+        if recording is not None and recording.layer.cross:
             start = recording.length
-        call = _read(*arrays, mask, bias, causal=causal, start=start)
-        call.scores.update(scores)
+        call, finish = read(*arrays, mask, bias, causal=causal, start=start, scores=scores), None
         if change is not None:
             call, finish = change.edit(call)
         if recording is not None:
-            recording.check(call)
-        if follow is not None:
-            check_dropout(dropout)
-        output, seen = _answer(call, dropout, asked, observing=recording is not None)
-        output = output if follow is None else follow(call, output)
-        output = output if finish is None else finish(output)
+            result = recording.attend(call, dropout)
+        else:
+            result = call.output(dropout)
+            result = result if watch.again is None else watch.again(call, result)
+        return result if finish is None else finish(result)
     except ClearheadError as error:
         raised = type(error)(f"{where}: {error.what.removeprefix(where + ': ')}", error.hint)
-        for one, _ in requests:
+        for one, _ in watch.requests:
             one.failed = raised  # Transformers' thread only logs it
         raise raised from error
-    if recording is not None and seen is not None:
-        recording.add(call, seen)
-    return output
 
 
-def _observed_request(
-    requests: Sequence[tuple[Recording, int]], pattern: Pattern, scores: dict[str, Any], asked: dict[str, Any],
-    number: int, q: Tensor, k: Tensor, v: Tensor,
+def _of_request(
+    requests: Sequence[tuple[Recording, int]], scores: dict[str, Any], window: int | None, number: int, q: Tensor,
+    k: Tensor, v: Tensor, *, causal: bool,
 ) -> Tensor:  # fmt: skip
     """The output of one request among many, observed."""
     recording, first = requests[number]
     after = first + q.shape[2]
-    call = AttentionCall(q, k, v, pattern, range(first, after), range(after - k.shape[2], after), scores)
-    recording.check(call)
-    output, seen = _answer(call, 0.0, recording.wanted(asked), observing=True)
-    assert seen is not None
-    recording.add(call, seen)
-    return output
+    pattern = Pattern(causal=causal, left=None if window is None else window - 1)
+    return recording.attend(
+        AttentionCall(q, k, v, pattern, range(first, after), range(after - k.shape[2], after), scores)
+    )
 
 
 def _known(
@@ -276,83 +253,3 @@ def _check(more: dict[str, Any], known: frozenset[str]) -> None:
         )
     if unknown:
         raise RuleError(f"the model passes `{unknown[0]}` to its attention, and nothing here knows what it means.")
-
-
-def _read(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None, *, causal: bool,
-    start: int | None,
-) -> AttentionCall:  # fmt: skip
-    """The call as a record: the positions of its queries and keys in the sequence, and its mask as a pattern."""
-    n, m = query.shape[2], key.shape[2]
-    _check_mask(mask, (*query.shape[:3], m))
-    if isinstance(mask, RuledMask):
-        pattern, (row, col) = mask.meaning(), mask.start
-    else:
-        pattern = from_tensor(mask, causal=causal and n > 1)
-        row, col = (m - n if mask is not None or (causal and n == 1) else 0), 0
-    m -= pattern.others
-    if pattern.causal and col + m > row + n:  # a static cache: the positions behind the queries are not used yet
-        used = row + n - col
-        key, value = (_without(x, used, m, 2) for x in (key, value))
-        bias, m = None if bias is None else _without(bias, used, m, -1), used
-    if bias is not None:
-        bias = bias[..., : m + pattern.others]
-        pattern = replace(pattern, bias=bias if pattern.bias is None else pattern.bias + bias)
-    row = row if start is None else start
-    return AttentionCall(query, key, value, pattern, range(row, row + n), range(col, col + m), {})
-
-
-def _without(x: Tensor, start: int, stop: int, axis: int) -> Tensor:
-    """All but the places from `start` up to `stop`; a view where those are the last, or one stands for all."""
-    if x.shape[axis] == 1:
-        return x
-    before, behind = x.narrow(axis, 0, start), x.narrow(axis, stop, x.shape[axis] - stop)
-    return torch.cat([before, behind], axis) if behind.shape[axis] else before
-
-
-def _check_mask(mask: Tensor | None, expected: tuple[int, ...]) -> None:
-    """Raise unless the mask broadcasts to (batch, heads, queries, keys); a RuledMask must have all keys."""
-    if mask is None:
-        return
-    if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise DtypeError(f"the attention mask is {mask.dtype}: expected bool (True = may attend) or what is added.")
-    shape = tuple(mask.shape)
-    ones = () if isinstance(mask, RuledMask) else (1,)
-    broadcasts = all(size in (1, full) for size, full in zip(shape[-4:-1][::-1], expected[:-1][::-1], strict=False))
-    if len(shape) > 4 or not shape or not broadcasts or shape[-1] not in (expected[-1], *ones):
-        raise ShapeError(
-            f"the attention mask is {named(shape, WEIGHTS)}, and the weights are {named(expected, WEIGHTS)}.",
-            "an attention mask has one number for each key.",
-        )
-
-
-def _answer(
-    call: AttentionCall, dropout: float, asked: dict[str, Any], *, observing: bool
-) -> tuple[Tensor, Observation | None]:
-    """The output, and the observation if asked for; with a graph or dropout, they are computed separately.
-
-    The log-sum-exp alone comes with the graph, which needs it too. Dropout acts on the output as in the model; the
-    weights are observed before dropout.
-    """
-    rules, value = call.rules(), call.v
-    assert value is not None
-    if observing and isinstance(rules.get("softcap"), tuple):
-        raise RuleError(
-            "only some of its heads are tempered, and with its softcap they are no one matrix.",
-            "temper all heads of the layer, or ch.watch(…, layers=[…]) without it.",
-        )
-    keeps_graph = graphed(call.q, call.k, value, *flat(rules).values())
-    only_logsumexp = all(wanted is None or wanted is False for name, wanted in asked.items() if name != "logsumexp")
-    if observing and not dropout and (only_logsumexp or not keeps_graph):
-        seen = AttentionMatrix(call.q, call.k, **rules).observe(value, **asked)
-        state = {"largest": seen.largest.detach(), "log_sum": seen.log_sum.detach()}
-        return seen.output, replace(seen, output=None, **state)
-    output = by_softcap(lambda q, k, v, capped: _output(q, k, v, dropout, capped), call.q, call.k, value, rules)
-    if not observing:
-        return output, None
-    with torch.no_grad():
-        return output, AttentionMatrix(call.q, call.k, **rules).observe(**asked)
-
-
-def _output(q: Tensor, k: Tensor, v: Tensor, dropout: float, rules: dict[str, Any]) -> Tensor:
-    return dropped(q, k, v, dropout, rules) if dropout else attention(q, k, v, **rules)

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from clearhead.errors import DtypeError, RuleError
-from clearhead.layers.attending import NAME, register
+from clearhead.hf.attending import NAME, register
 
 Implementations = list[tuple[PretrainedConfig, Any]]
 

@@ -15,16 +15,17 @@ from clearhead.core.arrays import as_rule_array as near
 from clearhead.core.axes import Array
 from clearhead.core.call import describe
 from clearhead.core.files import object_of, write_whole
-from clearhead.core.rule_values import layer_name, read_path
-from clearhead.core.rules import flat
+from clearhead.core.rule_values import layer_name, read_members, read_path
+from clearhead.core.rules import flat, joined
 from clearhead.core.state import State
 from clearhead.core.statistics import STATISTICS, Top, arrays_of, joined_arrays, listed, separate_arrays
 from clearhead.errors import ClearheadError, FileError, SelectionError
-from clearhead.layers.layer import Layer
 from clearhead.ops.observation import Observation
 from clearhead.version import __version__
+from clearhead.watching.layer import Layer
 
 LAYERS = (int, np.integer, str), "a list of layers' numbers or names", "layers=[0, 1]"
+HEADS = (int, np.integer), "a list of whole numbers from 0 up", "heads=[0, 1]"
 FORMAT = 2
 _WORDS: dict[str, Any] = {"name": str, "path": str, "call": int, "cross": bool, "note": str, "other_keys": int}
 _ARRAYS = ("q", "k", "v", "padding")  # fields of a Layer, as those above
@@ -70,6 +71,15 @@ class Run:
         return layer_name(layer, self.layers)
 
 
+def read_heads(name: str, value: Any, wanted: str = HEADS[1]) -> list[int]:
+    """Heads, sorted. Raises SelectionError for anything but whole numbers from 0 up."""
+    heads = read_members(name, value, HEADS[0], wanted, HEADS[2])
+    if heads and min(heads) < 0:
+        values = {"name": name, "member": min(heads), "wanted": wanted}
+        raise SelectionError("{name} holds {member}: expected {wanted}.", HEADS[2], **values)
+    return sorted({int(head) for head in heads})
+
+
 def read(path: str | os.PathLike[str]) -> tuple[list[Layer], dict[str, Any]]:
     """Read the layers, and the model's name and tokens. Raises FileError."""
     arrays, metadata = safetensors(path)
@@ -109,8 +119,6 @@ def _put(arrays: dict[str, Array], number: str, layer: Layer) -> dict[str, Any]:
     kept |= {name: x for name, x in separate_arrays(seen).items() if name != "output"}
     plain: dict[str, Any] = {}
     for name, value in flat(layer.rules).items():
-        if name == "spans":
-            continue
         if hasattr(value, "shape"):
             kept[f"rule {name}"] = value
         else:
@@ -137,8 +145,7 @@ def _record(arrays: dict[str, Array], words: dict[str, Any]) -> tuple[list[Layer
 def _layer(stored: dict[str, Array], words: dict[str, Any]) -> Layer:
     rules: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in words["rules"].items()}
     rules |= {name.removeprefix("rule "): x for name, x in stored.items() if name.startswith("rule ")}
-    spans = tuple(rules.pop(f"spans[{place}]") for place in range(3) if f"spans[{place}]" in rules)
-    rules |= {"spans": spans} if spans else {}
+    rules = dict(joined(rules))
     q, k = stored.get("q"), stored.get("k")
     if (q is None) != (k is None):
         raise ValueError("a layer has only one of q and k")
@@ -149,8 +156,8 @@ def _layer(stored: dict[str, Array], words: dict[str, Any]) -> Layer:
         if problem.shape[1:] != (len(heads), queries, keys):
             raise ValueError(f"layer {words['name']} has a matrix of shape {problem.shape}")
     sizes = {"heads": len(heads), "queries": queries, "keys": keys}
-    joined = joined_arrays({array: stored[array] for name in _SAVED for array in arrays_of(name) if array in stored})
-    for name, value in joined.items():
+    observed = joined_arrays({array: stored[array] for name in _SAVED for array in arrays_of(name) if array in stored})
+    for name, value in observed.items():
         for part in value if isinstance(value, Top) else (value,):
             expected = [sizes.get(axis) for axis in STATISTICS[_TABLE.get(name, name)].axes]
             batch, *rest = part.shape
@@ -161,7 +168,7 @@ def _layer(stored: dict[str, Array], words: dict[str, Any]) -> Layer:
     if g is not None and (v is None or g.shape != (v.shape[0], *list(sizes.values())[:2], v.shape[-1])):
         raise ValueError(f"layer {words['name']} has a derivative of shape {g.shape}")
     sinks = rules.get("sinks") is not None
-    seen = Observation(**joined, queries=queries, keys=keys, sinks=sinks)
+    seen = Observation(**observed, queries=queries, keys=keys, sinks=sinks)
     said = {name: kind(words[name]) for name, kind in _WORDS.items()}
     arrays: Any = {name: stored.get(name) for name in _ARRAYS}
     return Layer(**said, **arrays, heads=heads, observation=seen, rules=rules, derivative=g)

@@ -3,12 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from clearhead.changing.places import Text
 from clearhead.errors import DtypeError
-from clearhead.layers.naming import ModulePath
-from clearhead.layers.pieces import pieces_of
-
-_WITHOUT_WORDS = frozenset(("vision_model", "vision_tower", "visual", "audio_tower"))  # their sequences are no tokens
+from clearhead.watching.naming import ModulePath, text_of
+from clearhead.watching.pieces import pieces_of
+from clearhead.watching.places import Text
 
 
 @dataclass(eq=False)
@@ -69,11 +67,10 @@ class Texts:
     def _text(self, stack: str, what: str, length: int, *, whole: bool) -> Text:
         if self.tokenizer is None:
             return Text(length)
-        if not whole or stack in _WITHOUT_WORDS:
+        side = "source" if what == "keys" else text_of(stack, has_source=self._source is not None)
+        if not whole or not side:
             return Text(length, why="the text before the block is not known" if not whole else "this is no text")
-        ids = self._ids
-        if what == "keys" or (stack == "encoder" and self._source is not None):
-            ids = self._source
+        ids = self._source if side == "source" else self._ids
         if ids is None:
             return Text(length, why="the model was not given the ids of its tokens")
         if ids.shape[1] != length:

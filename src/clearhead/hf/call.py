@@ -1,0 +1,120 @@
+"""One call of attention that a model makes, read: its arrays, where they stand in the sequence, its mask as rules."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.core.axes import WEIGHTS, named
+from clearhead.core.rules import flat
+from clearhead.core.torch_state import graphed
+from clearhead.errors import DtypeError, RuleError, ShapeError
+from clearhead.hf.masks import Pattern, RuleDict, RuledMask, from_tensor
+from clearhead.ops.attention import attention
+from clearhead.ops.matrix import AttentionMatrix
+from clearhead.ops.observation import Observation
+from clearhead.ops.span_terms import SpanTerm, by_softcap, combined
+from clearhead.torch import dropped
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """One call's q (batch, heads, queries, d_k), k and v (batch, kv_heads, keys, d_k or d_v), and their positions.
+
+    In merged attention k and v hold `pattern.others` keys more behind those of the sequence: an encoder's.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    pattern: Pattern
+    queries: range  # positions in the sequence
+    keys: range  # those of the sequence
+    scores: RuleDict  # scale, softcap, sinks
+    terms: tuple[SpanTerm, ...] = ()  # what `ch.change` adds to logits
+    edits: tuple[Any, ...] = ()  # and all its edits of this call's layer
+
+    def rules(self) -> RuleDict:
+        rules, spans = self.scores | self.pattern.rules(self.queries, self.keys), combined(self.terms)
+        return rules if spans is None else {**rules, "spans": spans}
+
+    def output(self, dropout: float = 0.0) -> Tensor:
+        """The output, (batch, heads, queries, d_v)."""
+        return by_softcap(
+            lambda q, k, v, capped: output(q, k, v, dropout, capped), self.q, self.k, self.v, self.rules()
+        )
+
+    def observed(self, asked: dict[str, Any], dropout: float = 0.0) -> tuple[Tensor, Observation]:
+        """The output and what was asked for; with a graph or dropout, they are computed separately.
+
+        The log-sum-exp alone comes with the graph, which needs it too. Dropout acts on the output as in the model; the
+        weights are observed before dropout.
+        """
+        rules = self.rules()
+        if isinstance(rules.get("softcap"), tuple):
+            raise RuleError(
+                "only some of its heads are tempered, and with its softcap they are no one matrix.",
+                "temper all heads of the layer, or ch.watch(…, layers=[…]) without it.",
+            )
+        only_logsumexp = all(wanted is None or wanted is False for name, wanted in asked.items() if name != "logsumexp")
+        if dropout or (graphed(self.q, self.k, self.v, *flat(rules).values()) and not only_logsumexp):
+            with torch.no_grad():
+                seen = AttentionMatrix(self.q, self.k, **rules).observe(**asked)
+            return self.output(dropout), seen
+        seen = AttentionMatrix(self.q, self.k, **rules).observe(self.v, **asked)
+        state = {"largest": seen.largest.detach(), "log_sum": seen.log_sum.detach()}
+        return seen.output, replace(seen, output=None, **state)
+
+
+def output(q: Tensor, k: Tensor, v: Tensor, dropout: float, rules: RuleDict) -> Tensor:
+    """The output of attention whose weights have dropout, with PyTorch's random numbers."""
+    return dropped(q, k, v, dropout, rules) if dropout else attention(q, k, v, **rules)
+
+
+def read(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None, *, causal: bool,
+    start: int | None, scores: RuleDict,
+) -> AttentionCall:  # fmt: skip
+    """The call as a record: the positions of its queries and keys in the sequence, and its mask as a pattern."""
+    n, m = query.shape[2], key.shape[2]
+    check_mask(mask, (*query.shape[:3], m))
+    if isinstance(mask, RuledMask):
+        pattern, (row, col) = mask.meaning(), mask.start
+    else:
+        pattern = from_tensor(mask, causal=causal and n > 1)
+        row, col = (m - n if mask is not None or (causal and n == 1) else 0), 0
+    m -= pattern.others
+    if pattern.causal and col + m > row + n:  # a static cache: the positions behind the queries are not used yet
+        used = row + n - col
+        key, value = (_without(x, used, m, 2) for x in (key, value))
+        bias, m = None if bias is None else _without(bias, used, m, -1), used
+    if bias is not None:
+        bias = bias[..., : m + pattern.others]
+        pattern = replace(pattern, bias=bias if pattern.bias is None else pattern.bias + bias)
+    row = row if start is None else start
+    return AttentionCall(query, key, value, pattern, range(row, row + n), range(col, col + m), scores)
+
+
+def _without(x: Tensor, start: int, stop: int, axis: int) -> Tensor:
+    """All but the places from `start` up to `stop`; a view where those are the last, or one stands for all."""
+    if x.shape[axis] == 1:
+        return x
+    before, behind = x.narrow(axis, 0, start), x.narrow(axis, stop, x.shape[axis] - stop)
+    return torch.cat([before, behind], axis) if behind.shape[axis] else before
+
+
+def check_mask(mask: Tensor | None, expected: tuple[int, ...]) -> None:
+    """Raise unless the mask broadcasts to (batch, heads, queries, keys); a RuledMask must have all keys."""
+    if mask is None:
+        return
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise DtypeError(f"the attention mask is {mask.dtype}: expected bool (True = may attend) or what is added.")
+    shape = tuple(mask.shape)
+    ones = () if isinstance(mask, RuledMask) else (1,)
+    broadcasts = all(size in (1, full) for size, full in zip(shape[-4:-1][::-1], expected[:-1][::-1], strict=False))
+    if len(shape) > 4 or not shape or not broadcasts or shape[-1] not in (expected[-1], *ones):
+        raise ShapeError(
+            f"the attention mask is {named(shape, WEIGHTS)}, and the weights are {named(expected, WEIGHTS)}.",
+            "an attention mask has one number for each key.",
+        )

@@ -1,0 +1,202 @@
+"""What `ch.change` does with a model: the edits of each layer that runs in its block, and the texts it runs over."""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from clearhead.changing import otherrun
+from clearhead.changing.applying import acting_in, acts, check_layers, check_places, edited
+from clearhead.changing.edits import Edit, cut, read_edits
+from clearhead.errors import DtypeError, RuleError, shown
+from clearhead.hf import attending, switching
+from clearhead.hf.attending import Change, Finish
+from clearhead.hf.call import AttentionCall
+from clearhead.hf.passes import Passes
+from clearhead.hf.texts import Texts, check_tokenizer
+from clearhead.watching.effects import Edge, Edges, Verified, VerifiedEdge
+from clearhead.watching.naming import LayerCall, ModulePath
+from clearhead.watching.places import Place, Text
+from clearhead.watching.saved import Run
+from clearhead.watching.spans import SpanEdge
+
+_VERIFY = "seen.verify(seen.strongest(20), lambda: logit_of(model(ids)))"
+
+
+@contextmanager
+def changed(model: Any, edits: Any, tokenizer: Any) -> Iterator[None]:
+    """Inside, the model's attention is edited; the arguments are those of `ch.change`, and it says what is raised."""
+    read = tuple(
+        replace(edit, seen=Run.read(edit.seen)) if isinstance(edit.seen, str) else edit for edit in read_edits(edits)
+    )
+    check_tokenizer(tokenizer)
+    switching.check(model)
+    if any(module in attending.changers for module in model.modules()):
+        raise RuleError("the model is being changed already.", "give all edits to one ch.change, as a list.")
+    changing = _Changing(model, read, tokenizer)
+    changing.check()
+    with changing.followed(attending.changers):
+        yield
+    changing.check_acted()
+
+
+class _Changing(Passes):
+    """The state of one block: the edits of each layer, and the texts that the model runs over."""
+
+    def __init__(self, model: Any, edits: tuple[Edit, ...], tokenizer: Any) -> None:
+        super().__init__(model)
+        self.edits, self.name = edits, type(model).__name__
+        self.texts = Texts(tokenizer)
+        self.acting: dict[LayerCall, list[tuple[Edit, Any]]] = {}
+        self.acted: set[int] = set()  # ids of edits
+        attending = [(module, path) for module, path in self.paths.items() if switching.mixes_tokens(module)]
+        self.modules = {  # each with all that may choose its layer
+            module: {path, *self.names.possible(self.inner(path))} for module, path in attending
+        }
+        self.checked: set[tuple[Text, Text]] = set()
+        self.continues = False  # has this pass a cache, so that another may follow?
+
+    def check(self) -> None:
+        """Raise SelectionError for a layer or head that the model has not, RuleError for a run without its arrays."""
+        layers = [(choices, _head_count(module)) for module, choices in self.modules.items()]
+        numbers = sorted({int(name) for choices in self.modules.values() for name in choices if name.isdecimal()})
+        hint = f"layers are {numbers[0]} to {numbers[-1]}, or named as ch.watch names them." if numbers else ""
+        check_layers(self.edits, layers, self.name, hint)
+        for edit in self.edits:
+            if edit.seen is not None:
+                otherrun.check_kept(edit, self.modules.values())
+
+    def attention(self, module: Any) -> Change:
+        """What to do with this call of an attention module."""
+        again = self.in_backward(module)
+        layer = self.place(module) if again else self.call_of(module)
+        if again and any("#" in str(name) for edit in self.edits for name in edit.named_layers()):
+            raise RuleError("a checkpointed layer is computed again, and which of its calls this is, is not known.")
+        start = (lambda queries: self.texts.start(layer.path, queries)) if layer.cross else None
+        return Change(layer.name, self.was_eager(module), start, lambda call: self._edit(layer, call))
+
+    def _edit(self, layer: LayerCall, call: AttentionCall) -> tuple[AttentionCall, Finish | None]:
+        """The call after the edits of its layer, and what is done with its output."""
+        sequence, key_text = self.texts.of(layer.path, call.queries, call.keys)
+        self._check_sequences(layer, call, sequence.text, key_text)
+        if layer not in self.acting:
+            self.acting[layer] = acting_in(self.edits, layer.name, layer.choices)
+        acting = self.acting[layer]
+        if not acting:
+            return call, None
+        if call.pattern.others:
+            raise RuleError(
+                "merged attention has an encoder's keys behind the sequence's own, and no edit names those."
+            )
+        sums = sequence.sums.setdefault(layer, {})
+        if call.queries.start == 0:
+            sums.clear()
+        off = not layer.cross and any(edit.kind == "off" for edit, _ in acting)
+        there = call.pattern.real(call.queries, call.keys) if off else None
+        real = None if there is None else there.cpu().numpy()
+        place = Place(layer.name, call.queries, call.keys, sequence.text, key_text, real, self.continues, sums)
+        rules, shape = call.rules(), (*call.q.shape[:3], call.k.shape[2])
+        result = edited(call.q, call.k, call.v, rules, acting, place)
+        waiting = [(edit, heads) for edit, heads in acting if id(edit) not in self.acted]
+        self.acted |= {id(edit) for edit, heads in waiting if acts(edit, heads, shape, rules, place)}
+        scores: dict[str, Any] = {
+            name: result.rules[name] for name in ("scale", "softcap", "sinks") if name in result.rules
+        }
+        pattern = replace(call.pattern, bias=result.rules.get("bias"))
+        arrays = {"q": result.q, "k": result.k, "v": result.v}
+        changed = replace(call, **arrays, pattern=pattern, scores=scores, terms=result.terms, edits=self.edits)
+        return changed, result.finish if result.afterwards else None
+
+    def _check_sequences(self, layer: LayerCall, call: AttentionCall, queries: Text, keys: Text) -> None:
+        """Raise for an edit of any layer with these texts: positions and words, lengths of other runs."""
+        if (queries, keys) in self.checked:
+            return
+        kind = ModulePath.of(layer.path)
+        alike = [
+            choices
+            for module, choices in self.modules.items()
+            if ModulePath.of(self.paths[module])._replace(numbers=kind.numbers) == kind
+        ]
+        for edit in self.edits:
+            if any(edit.may_act(edit.named_layers(), choices) for choices in alike):
+                check_places(edit, queries, keys)
+            if edit.seen is not None and layer.number == 1:
+                otherrun.check_lengths(edit, kind, call.queries, call.keys, continues=self.continues)
+        self.checked.add((queries, keys))
+
+    def begin_pass(self, named: Mapping[str, Any]) -> None:
+        """Note that texts may begin; with a cache, another pass may follow."""
+        self.texts.begin_pass()
+        self.checked.clear()
+        self.continues = named.get("past_key_values") is not None
+
+    def take_tokens(self, ids: Any, source: Any) -> None:
+        """Tell the texts."""
+        self.texts.take_tokens(ids, source)
+
+    def begin_batches(self, manager: Any) -> None:  # noqa: ARG002
+        """Refuse continuous batching."""
+        raise RuleError("continuous batching has many requests, and edits are of one.", "model.generate(…)")
+
+    def check_acted(self) -> None:
+        """At the block's end: raise RuleError for an edit that never acted, warn where attention was not seen."""
+        idle = [edit for edit in self.edits if id(edit) not in self.acted]
+        missed = self.unseen()
+        kinds = ", ".join(dict.fromkeys(kind for _, kind in missed))
+        if idle and not self.entered:
+            raise RuleError(f"{idle[0]} never acted: {self.name} did not run inside the block.")
+        if idle:
+            ran = [layer.name for layer, acting in self.acting.items() if any(edit is idle[0] for edit, _ in acting)]
+            if ran:
+                raise RuleError(
+                    f"{idle[0]} never acted: none of its queries came with a key that it sees.",
+                    "where attention is causal, a query sees itself and what is before it.",
+                )
+            rest = f", {kinds} did not" if kinds else ""
+            raise RuleError(f"{idle[0]} never acted: none of its layers went through the attention interface{rest}.")
+        if missed:
+            warnings.warn(
+                f"{self.name} has attention that does not go through Transformers' AttentionInterface and was not "
+                f"changed: {kinds}.",
+                stacklevel=4,
+            )
+
+
+def _head_count(module: Any) -> int:
+    """The most heads that a module or its configuration speaks of; 0 where neither does."""
+    spoken = getattr(getattr(module, "config", None), "__dict__", {}), vars(module)
+    counts = (n for owner in spoken for name, n in owner.items() if name.endswith(("heads", "n_head")))
+    return max((n for n in counts if isinstance(n, int)), default=0)
+
+
+def verified(model: Any, edges: Any, run: Callable[[], Any], batch: int) -> Verified:
+    """Run the model once as it is and once without each edge; `seen.verify` says what is raised."""
+    if not isinstance(edges, (list, tuple)) or not all(isinstance(edge, (Edge, SpanEdge)) for edge in edges):
+        raise DtypeError(f"edges is {shown(edges)}: expected what seen.strongest gives.", _VERIFY)
+    if not callable(run):
+        raise DtypeError(f"run is {shown(run)}: expected a function that runs the model and returns a number.", _VERIFY)
+    if batch > 1:
+        raise RuleError(
+            f"{batch} texts were watched together: an edge is cut in all of a batch, and its effect is one text's.",
+            "watch one text.",
+        )
+    before, result = _number(run), []
+    for edge in edges:
+        whole = (edge.queries, edge.keys) if isinstance(edge, SpanEdge) else ((edge.query,), (edge.key,))
+        without = cut(queries=whole[0], keys=whole[1], layers=[edge.layer], heads=[edge.head], rest=edge.rest)
+        with changed(model, without, None):
+            after = _number(run)
+        result.append(VerifiedEdge(edge.layer, edge.head, edge.query, edge.key, edge.value, after - before))
+    return Verified(result, edges.tokens if isinstance(edges, Edges) else ())
+
+
+def _number(run: Callable[[], Any]) -> float:
+    with torch.no_grad():
+        inputs = run()
+    try:
+        return float(inputs)
+    except (TypeError, ValueError, RuntimeError):
+        raise DtypeError(f"run returned {type(inputs).__name__}: expected one number.", _VERIFY) from None

@@ -1,0 +1,201 @@
+"""What `ch.watch` does with a model: which layers run in its block, their recordings, and the tokens."""
+
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from inspect import signature
+from typing import Any
+from weakref import ref
+
+import numpy as np
+from torch import Tensor
+
+from clearhead.core.observations import check_asked
+from clearhead.core.rule_values import read_members
+from clearhead.core.statistics import Watched
+from clearhead.errors import RuleError, SelectionError, shown
+from clearhead.hf import attending, switching
+from clearhead.hf.attending import Watch
+from clearhead.hf.call import AttentionCall
+from clearhead.hf.derivatives import Arrivals, LayerDerivative, check_graph, computed_again
+from clearhead.hf.passes import Passes
+from clearhead.hf.recording import Recording
+from clearhead.hf.texts import check_tokenizer
+from clearhead.watching.dividing import Written
+from clearhead.watching.naming import LayerCall
+from clearhead.watching.saved import LAYERS, read_heads
+from clearhead.watching.seen import Seen
+
+
+@contextmanager
+def watched(
+    model: Any, statistics: dict[str, Any], layers: Any, heads: Any, *, keep: Any, values: Any, causes: Any,
+    tokenizer: Any,
+) -> Iterator[Seen]:  # fmt: skip
+    """Inside, the model is watched; the arguments are those of `ch.watch`, and it says what is raised."""
+    names = ("layers", "heads", "keep", "values", "causes", "tokenizer")
+    asked = {"logsumexp": True} | check_asked(statistics, Watched.__annotations__, names)
+    _check_options(keep=keep, values=values, causes=causes, tokenizer=tokenizer)
+    layers = None if layers is None else read_members("layers", layers, *LAYERS)
+    chosen = None if heads is None else read_heads("heads", heads)
+    switching.check(model)
+    if any(module in attending.watchers for module in model.modules()):
+        raise RuleError("the model is being watched already.", "one `with ch.watch(…)` for one model at a time.")
+    watching = _Watching(model, asked, layers, chosen, tokenizer, keep=keep, values=values, causes=causes)
+    with watching.block():
+        yield watching.seen
+
+
+class _Watching(Passes):
+    """The state of one block: which layers ran, their recordings, and the tokens."""
+
+    def __init__(
+        self, model: Any, asked: dict[str, Any], layers: Collection[int | str] | None, heads: list[int] | None,
+        tokenizer: Any, *, keep: bool, values: bool, causes: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(model)
+        self.asked, self.layers, self.heads, self.tokenizer = asked, layers, heads, tokenizer
+        self.keep, self.values, self.arrivals = keep, values or causes, Arrivals() if causes else None
+        self.recordings: dict[tuple[Seen, LayerCall], Recording | None] = {}
+        self.manager: Any = None  # of continuous batching
+        self.batch: list[tuple[Seen, int]] = []  # its requests in this pass, and the position of each one's first query
+        self.ran: set[int | str] = set()  # which of `layers` ran
+        self.seen = self._new()
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        """Inside, the model is watched; in the end the observations of each layer's calls are joined."""
+        try:
+            with self.followed(attending.watchers):
+                yield
+                self._check_chosen()
+        finally:
+            for seen in (self.seen, *self.seen.requests.values()):
+                seen.parts = {name: part.finished() for name, part in seen.parts.items() if part.calls}
+                seen.unseen = self.unseen()
+            self.recordings.clear()
+
+    def _new(self) -> Seen:
+        written = None if self.tokenizer is None else Written(self.tokenizer)
+        return Seen({}, model=type(self.model).__name__, watched=ref(self.model), written=written)
+
+    def begin_batches(self, manager: Any) -> None:
+        """Continuous batching begins. Raises RuleError where it cannot be watched."""
+        if self.arrivals is not None:
+            what = "causes=True wants a graph, and continuous batching records none."
+            raise RuleError(what, "watch the text of a request in a block of its own.")
+        if self.seen.requests and manager is not self.manager:
+            raise RuleError("requests were watched already, and others have their names.", "one generate_batch a block")
+        self.manager = manager
+
+    def begin_pass(self, named: Mapping[str, Any]) -> None:
+        """Read whose pass it is. Raises RuleError where derivatives are wanted and none could come."""
+        ids: Any = named.get("input_ids")
+        self.batch = []
+        packed = self.manager is not None and named.get("cache") is not None
+        for one in self.manager.batch_processor.inputs_and_outputs.requests_in_batch if packed else ():
+            state, first = one.state, one.state.position_offset - one.query_length
+            seen = self.seen.requests.get(state.request_id)
+            if seen is None or len(seen.tokens[0]) != first:  # it is new, or begins again since the cache was full
+                seen = self.seen.requests[state.request_id] = self._new()
+                before = state.initial_tokens + state.generated_tokens  # computed for another with the same beginning
+                self._add(seen, np.array([before[:first]], int))
+            new, ids = ids.tensor_split([one.query_length], 1)
+            self._add(seen, new)
+            self.batch.append((seen, first))
+        if self.arrivals is not None:
+            check_graph()
+        self._warn_of_positions(named)
+
+    def attention(self, module: Any) -> Watch:
+        """What to do with this call of an attention module."""
+        was_eager = self.was_eager(module)
+        if self.in_backward(module):
+            return Watch(None, was_eager, self._follow_again(module))
+        if not self.running:  # a wrapper called its model's `forward`
+            self.begin_pass({})
+        call = self.call_of(module)
+        watched: list[tuple[Recording, int]] = []
+        for seen, first in self.batch or [(self.seen, 0)]:
+            if (seen, call) not in self.recordings:
+                self.recordings[seen, call] = self._recording(call)
+            recording = self.recordings[seen, call]
+            if recording is None:
+                return Watch(was_eager=was_eager)
+            seen.parts[recording.name] = recording
+            watched.append((recording, first))
+        if self.batch:
+            return Watch(was_eager=was_eager, requests=watched)
+        return Watch(watched[0][0], was_eager)
+
+    def _warn_of_positions(self, named: Mapping[str, Any]) -> None:
+        """Warn where a text begins with padding, and nothing says so to a model that numbers its positions."""
+        mask: Any = named.get("attention_mask")
+        begins = named.get("past_key_values") is None and getattr(mask, "ndim", 0) == 2
+        if not begins or named.get("position_ids") is not None or bool(mask[:, 0].all()):
+            return
+        if "position_ids" in signature(self.model.forward).parameters:
+            warnings.warn(
+                f"{int((mask[:, 0] == 0).sum())} of {len(mask)} texts begin with padding, and {self.seen.model} is "
+                "given no position_ids: it counts the padding as positions. Pad on the right, or pass "
+                "position_ids=(attention_mask.cumsum(-1) - 1).clamp(min=0), as model.generate does.",
+                stacklevel=2,
+            )
+
+    def _follow_again(self, module: Any) -> Callable[[AttentionCall, Tensor], Tensor] | None:
+        """How to follow an output that a checkpoint computes again, where it had no graph the first time."""
+        local = [one for (_, place), one in self.recordings.items() if place.module is module and one is not None]
+        waiting = [result for recording in local for result in recording.graphless()]
+        return (lambda call, output: computed_again(waiting, call.q).follow(output)) if waiting else None
+
+    def _recording(self, call: LayerCall) -> Recording | None:
+        if self.layers is not None:
+            chosen = {layer for layer in self.layers if str(layer) in call.choices}
+            self.ran |= chosen
+            if not chosen:
+                return None
+        derivative = None if self.arrivals is None else LayerDerivative(call.name, self.arrivals)
+        return Recording(call, self.heads, self.keep, self.values, self.asked, derivative)
+
+    def take_tokens(self, ids: Any, source: Any) -> None:
+        """Add the ids that an outermost forward pass is called with; those of many requests were added before."""
+        if not self.batch:
+            self._add(self.seen, ids, source)
+
+    def _add(self, seen: Seen, ids: Any, source: Any = None) -> None:
+        """Add ids (batch, tokens) to what is shown, and to those that the tokenizer reads; an encoder's once."""
+        source = None if seen.source_tokens else source
+        for name, rows, new in (("tokens", seen.tokens, ids), ("source", seen.source_tokens, source)):
+            if new is None or (rows and len(rows) != len(new)):  # another batch, refused by `Recording.check`
+                continue
+            read = None if seen.written is None else getattr(seen.written, name)
+            for kept in (rows, read):
+                if kept is not None and not kept:
+                    kept += [[] for _ in new]
+            for place, more in enumerate(new.tolist()):
+                rows[place] += more if read is None else [self.tokenizer.decode([token]) for token in more]
+                if read is not None:
+                    read[place] += more
+
+    def _check_chosen(self) -> None:
+        """At the block's end: raise where no attention was seen, a chosen layer was not, or a request failed."""
+        for recording in self.recordings.values():
+            if recording is not None and recording.failed is not None:
+                raise recording.failed
+        if self.entered and not self.went_through:
+            kinds = ", ".join(dict.fromkeys(kind for _, kind in self.unseen()))
+            why = f"{kinds} does not go through Transformers' AttentionInterface" if kinds else "it has none"
+            raise RuleError(f"{self.seen.model} ran, but no attention was seen: {why}.")
+        missing = [layer for layer in self.layers or () if layer not in self.ran]
+        if self.went_through and missing:
+            raise SelectionError(f"layers: there is no {missing[0]!r} in {self.seen.model}.")
+
+
+def _check_options(*, keep: Any, values: Any, causes: Any, tokenizer: Any) -> None:
+    """Raise RuleError or DtypeError for values that are not what `watch` says."""
+    for name, value in (("keep", keep), ("values", values), ("causes", causes)):
+        if not isinstance(value, (bool, np.bool_)):
+            raise RuleError(f"{name} is {shown(value)}: expected True or False.")
+    if causes and not keep:
+        raise RuleError("keep is False, and causes=True needs queries, keys and values.", "keep=True")
+    check_tokenizer(tokenizer)
