@@ -35,7 +35,7 @@ from clearhead.explaining.why_words import causes_table, conclusion, gap_of, mos
 from clearhead.loading import load
 from clearhead.models.protocol import LanguageModel, Token
 from clearhead.tables import Table, Tabular
-from clearhead.view import page
+from clearhead.view import page, plots
 from clearhead.view.container import Document
 from clearhead.view.notebook import Framing
 from clearhead.words import Language, say
@@ -238,15 +238,22 @@ class Explanation(Tabular, Framing):
         return Trust(spearman((kept @ effects).tolist(), ran.tolist()), len(ran))
 
     def plot(self, *, count: int = 8, ax: Any = None) -> Any:
-        """Draw how likely the answer is without each of the first parts (extra `plot`); returns the axes.
+        """Draw what is left of the answer without each of the first `count` parts (extra `plot`); returns the axes.
 
-        Raises MissingExtraError without matplotlib, DtypeError when `ax` is no axes.
+        The bars are the answer's probability in percent, a dashed line that of the whole text; where two answers are
+        compared they are y. Raises MissingExtraError without matplotlib, DtypeError when `ax` is no axes.
 
         >>> import clearhead as ch
-        >>> ch.explain("mary had a little").plot().get_xlim()
-        (0.0, 100.0)
+        >>> len(ch.explain("mary had a little").plot().patches)
+        3
         """
-        return load("view.plots").plot_parts(self, whole_number("count", count, 1), ax)
+        parts = [part for part in self.ranked if part.hidden is not None][: whole_number("count", count, 1)]
+        left = [self.value + (part.hidden or 0.0) for part in parts]
+        numbers, label = [*left, self.value], "y"
+        if not self.rivals.compared:
+            numbers, label = [100 * probability(y) for y in numbers], "the answer's probability without the part, in %"
+        words = question(self, "en"), label
+        return plots.plot_bars([part.text for part in parts], numbers[:-1], numbers[-1], words, ax)
 
     def to_html(self, language: Language = "en") -> str:
         """Return a page with these causes above every step of the run. Raises RuleError for another language."""
