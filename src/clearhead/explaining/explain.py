@@ -77,8 +77,7 @@ def explain(
     points    of the integral, 2 passes each; 0: none, but runs of the rows after the parts. None: 4, or 0 for a
               question after over 1,024 tokens
     verify    up to how many parts are hidden one by one; of more, all sentences, then the parts of three. 0: none
-    effort    how many more runs hide random halves of the parts, for their effects: "quick" (24, fewer in texts of over
-              341 tokens), "careful" (48), or a number
+    effort    how many more runs hide random halves of the parts: "quick" (24; fewer of long texts), "careful" (48), any
     count     how many heads and edges to list at most
     edits     an edit or a list of edits that are in force in all runs: cut, boost, tempered, scaled or off
     each      iterates over points, and over the layers of what is run again, such as a progress bar
@@ -120,8 +119,7 @@ def explain(
         raise SelectionError("the text has no part to hide: its last token, which answers, never is hidden.")
     again = _again(loaded, reading, asked, run, each)._replace(listed=listed)
     counts = Counts(part_runs.points_for(loaded, asked_points, cut, len(reading.tokens)), most, halves)
-    made = partial(Explanation, loaded, text, reading, edits=acting)
-    return _explained(again, asked, reading, cut, counts, each, made)
+    return _explained(again, asked, reading, cut, counts, each, partial(Explanation, loaded, text, reading, edits=acting))
 
 
 def _again(model: LanguageModel, reading: Reading, asked: Question, run: ForwardPass, each: Each) -> Again:
