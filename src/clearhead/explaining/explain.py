@@ -74,8 +74,7 @@ def explain(
     hide      (start, stop) pairs: what of the text may be hidden. None: all of it; of a chat all but the last message
               of the user, which is the question, where there is anything else. Never the last token, which answers,
               nor a chat's template. In place of the text's first token, where heads rest, stands a neutral one
-    points    of the integral, 2 passes each; 0: none, but runs of the rows after the parts. None: 4, or 0 for a
-              question after over 1,024 tokens
+    points    of the integral, 2 passes each; 0: runs of the rows after the parts. None: 4, of chats over 1,024 tokens 0
     verify    up to how many parts are hidden one by one; of more, all sentences, then the parts of three. 0: none
     effort    how many more runs hide random halves of the parts: "quick" (24; fewer of long texts), "careful" (48), any
     count     how many heads and edges to list at most
@@ -119,7 +118,8 @@ def explain(
         raise SelectionError("the text has no part to hide: its last token, which answers, never is hidden.")
     again = _again(loaded, reading, asked, run, each)._replace(listed=listed)
     counts = Counts(part_runs.points_for(loaded, asked_points, cut, len(reading.tokens)), most, halves)
-    return _explained(again, asked, reading, cut, counts, each, partial(Explanation, loaded, text, reading, edits=acting))
+    made = partial(Explanation, loaded, text, reading, edits=acting)
+    return _explained(again, asked, reading, cut, counts, each, made)
 
 
 def _again(model: LanguageModel, reading: Reading, asked: Question, run: ForwardPass, each: Each) -> Again:
