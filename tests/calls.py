@@ -213,9 +213,7 @@ LAYER = {"x": FLAT, "w_q": W, "w_k": W, "w_v": W}
 @cache
 def public() -> dict[str, Call]:
     """Everything public that computes with NumPy alone."""
-    plain = (
-        "attention trace trace_layer trace_weights diagnose diagnose_layer diagnose_weights explain why load load_model"
-    )
+    plain = "attention trace trace_layer trace_weights diagnose diagnose_layer diagnose_weights explain load load_model"
     plain += " boost tempered scaled"
     trace, shown = ch.trace(Q, K, V), cache(lambda: ch.explain("humpty dumpty").steps())
     return {

@@ -1,8 +1,8 @@
-"""Is what `ch.why` shows of a text what happens in other code? The first three parts, and each sentence it concludes.
+"""Is what `ch.explain` shows of a text what happens in other code? The first three parts, and each sentence it concludes.
 
-`logits_of(ids, hidden, weigh, off)` is the other code: the logits after the last of these tokens, where no later token
-sees the hidden ones, `weigh(layer, weights)` changes weights (heads, queries, keys), and the head `off` gives 0 in the
-last row.
+`logits_of(ids, hidden, weigh, off)` is the other code: the logits (tokens, vocabulary), where no later token sees the
+hidden ones, `weigh(layer, weights)` changes weights (heads, queries, keys), and of `off`, a layer, a head and a row, the
+head gives 0 from that row on.
 """
 
 import re
@@ -13,25 +13,26 @@ import pytest
 from clearhead.explaining.why_words import conclusion, listed
 
 
-def odds(logits, token):
-    """ln p − ln(1 − p) of a token."""
+def odds(logits, tokens):
+    """ln P − ln(1 − P) of the tokens, each of the logits of a row."""
     exact = np.asarray(logits, np.float64)
-    return float(exact[token] - np.logaddexp.reduce(np.delete(exact, token)))
+    log = sum(row[token] - np.logaddexp.reduce(row) for row, token in zip(exact, tokens, strict=True))
+    return float(log - np.log(-np.expm1(log)))
 
 
-def share(logits, token):
-    """A token's probability."""
-    return float(1 / (1 + np.exp(-odds(logits, token))))
+def share(logits, tokens):
+    """The probability of the tokens."""
+    return float(1 / (1 + np.exp(-odds(logits, tokens))))
 
 
 class Truth:
     """One explanation, and every run that it speaks of, made again by other code."""
 
     def __init__(self, seen, logits_of):
-        self.seen, self.logits_of = seen, logits_of
-        self.ids = [token.id for token in seen.tokens]
-        self.base = logits_of(self.ids)
-        self.answer = int(np.argmax(self.base))
+        self.seen, self.answer = seen, list(seen.based[0].target.answer)
+        self.ids, self.first = [token.id for token in seen.tokens] + self.answer[:-1], len(seen.tokens) - 1
+        self.logits_of = lambda *args, **named: logits_of(*args, **named)[self.first :]
+        self.base = self.logits_of(self.ids)
         self.runs = [self.without(part) for part in seen.parts]
 
     def without(self, *parts):
@@ -59,7 +60,8 @@ class Truth:
         self._check_head(last)
 
     def _is(self, said, logits, token=None):
-        true, (digits, _, power) = share(logits, self.answer if token is None else token), said[:-1].partition("e")
+        true = share(logits, self.answer) if token is None else share(logits[:1], [token])
+        digits, _, power = said[:-1].partition("e")
         unit = 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))  # of the last digit that is printed
         assert float(said[:-1]) == pytest.approx(100 * true, abs=0.51 * unit, rel=2e-3), said
 
@@ -82,8 +84,8 @@ class Truth:
         assert share(run, self.answer) < 0.91 * share(self.base, self.answer)
         self._is(falls[2], self.base)
         self._is(falls[3], run)
-        likeliest = int(np.argmax(run))
-        assert bool(falls[4]) == (likeliest != self.answer), said
+        likeliest = int(np.argmax(run[0]))
+        assert bool(falls[4]) == (likeliest != self.answer[0]), said
         if falls[4]:
             self._is(falls[5], run, likeliest)
 
@@ -108,7 +110,7 @@ class Truth:
         )
         if carried:
             layer, head = int(carried[1]), int(carried[2])
-            off = self.logits_of(self.ids, off=(layer, head))
+            off = self.logits_of(self.ids, off=(layer, head, self.first))
             self._is(carried[3] or carried[5], off)
             assert share(off, self.answer) < 0.91 * share(self.base, self.answer)
             for number in (odds, share):  # at least a tenth of what the best part takes
@@ -126,7 +128,7 @@ class Truth:
         assert none, said
         if none[3] or none[6]:
             place = int(none[1] or none[4]), int(none[2] or none[5])
-            self._is(none[3] or none[6], self.logits_of(self.ids, off=place))
+            self._is(none[3] or none[6], self.logits_of(self.ids, off=(*place, self.first)))
 
     def _moved(self, layer, head):
         """Move the weight of a head's strongest edge to the first token, or to all others where few heads rest."""

@@ -1,4 +1,4 @@
-"""The benchmark of faithfulness: tasks, measures, log; and careful efforts and doubled facts of `ch.why`."""
+"""The benchmark of faithfulness: tasks, measures, log; and careful efforts and doubled facts of `ch.explain`."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""`ch.why` and `explain --why`: against a dense GPT-2 in float64 whose every weight can be changed by hand."""
+"""`ch.explain` and `explain --why`: against a dense GPT-2 in float64 whose every weight can be changed by hand."""
 
 import json
 import re

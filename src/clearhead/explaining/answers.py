@@ -18,7 +18,7 @@ from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Token
 from clearhead.spelling import cut
 from clearhead.watching.pieces import words
 
-_REPLY, _WORD = 24, 8  # tokens of a reply, and of a word, at most
+_REPLY, WORD = 24, 8  # tokens of a reply, and of a word, at most
 _LIKELY, _CHECKED = 200, 6  # likeliest tokens among which a rival is, and of these how many may be fragments
 
 
@@ -147,7 +147,7 @@ def read_answers(
 def whole_word(model: LanguageModel, ids: list[int], logits: Array) -> tuple[int, ...]:
     """Return the likeliest next tokens up to the end of the first word or number: " Mont" goes on to " Montreal"."""
     made = [int(np.argmax(logits))]
-    while len(made) < _WORD:
+    while len(made) < WORD:
         try:
             after = model.generate([*ids, *made], 1)[0]
         except ShapeError:  # the text fills the model's positions

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from clearhead.models.hub import HubModel
 
 _HEADS, _KEYS = 6, 4  # the first heads, run again and directly, and of each so many of its largest weights
+_LONGER = "a longer text; clearhead explain TEXT --steps shows what each head does with this one."
 
 
 class Counts(NamedTuple):
@@ -115,7 +116,7 @@ def explain(
     asked = read_answers(loaded, reading.tokens, run, answer, against)
     cut = parts_of_text(parts, reading.text, reading.tokens, reading.turns, hidden)
     if not cut:
-        raise SelectionError("the text has no part to hide: its last token, which answers, never is hidden.")
+        raise SelectionError("the text has no part to hide: its last token, which answers, never is hidden.", _LONGER)
     again = _again(loaded, reading, asked, run, each)._replace(listed=listed)
     counts = Counts(part_runs.points_for(loaded, asked_points, cut, len(reading.tokens)), most, halves)
     made = partial(Explanation, loaded, text, reading, edits=acting)

@@ -13,7 +13,7 @@ from clearhead.explaining.head_steps import document as explained
 from clearhead.explaining.steps import steps_of_text
 from clearhead.explaining.texts import read
 from clearhead.explaining.why_lists import OtherNumber, plain
-from clearhead.explaining.why_words import conclusion, gap_of, inside, of_answer
+from clearhead.explaining.why_words import conclusion, gap_of, inside, of_answer, shared_by
 from clearhead.models.model import Model
 from clearhead.textbook.page import capitalised
 from clearhead.view.container import Document
@@ -46,9 +46,9 @@ def document(seen: Any, language: Language) -> Document:
     words = {each: _words(each, seen) | {"kept": kept[each] if kept else ""} for each in LANGUAGES}
     numbers = [_number(each, seen, words) for each in seen.numbers]
     causes["parts"] = [plain(part) for one in seen.ranked for part in (one, *inside(seen, one))]
-    for one in (*causes["parts"], *causes["edges"]) if _several(seen) else ():  # of an answer that is long, per token
+    for one in (*causes["parts"], *causes["edges"]) if _several(seen) else ():
         change = one["truth"] if "truth" in one else one["hidden"] or 0.0
-        one["share"] = probability(seen.value + change, len(seen.based[0].target.answer))
+        one["share"] = probability(seen.value + change, shared_by(seen))
     shown = {name: causes[name] for name in _SHOWN} | {"sink": seen.sink, "words": words}
     shown["tokens"] = [token.text for token in seen.tokens]  # and those of the answer, which edges may name
     shown["tokens"] += [seen.model.text(token) for token in seen.based[0].run.ids[len(seen.tokens) :]]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.digits import fixed, percent, signed
-from clearhead.explaining.answers import decides, probability
+from clearhead.explaining.answers import WORD, decides, probability
 from clearhead.explaining.texts import parts_of, token_name
 from clearhead.explaining.why_lists import EdgeEffect, HeadEffect, PartEffect, by_change
 from clearhead.spelling import bare, cut, spelled
@@ -130,30 +130,31 @@ def _single(seen: Any) -> bool:
 
 
 def so_likely(seen: Any, change: float = 0.0) -> str:
-    """How likely the answer is where y changes by that, per token; of two, how many times as likely as the other."""
+    """How likely the answer is where y changes by that; of two, how many times as likely as the other."""
     value = seen.value + change
-    return f"{ratio(value)}×" if seen.rivals.compared else percent(probability(value, _tokens(seen)))
+    return f"{ratio(value)}×" if seen.rivals.compared else percent(probability(value, shared_by(seen)))
 
 
-def _tokens(seen: Any) -> int:
-    """How many tokens the answer has."""
-    return len(seen.based[0].target.answer)
+def shared_by(seen: Any) -> int:
+    """1 where the answer is a word, told as likely as all its tokens together; else the tokens, told by their mean."""
+    count = len(seen.based[0].target.answer)
+    return 1 if count <= WORD and len(seen.answer.split()) < 2 else count
 
 
 def of_answer(seen: Any, language: Language) -> str:
     """The name of the column of these."""
     if seen.rivals.compared:
         return f"× {cut(spelled(seen.rivals.against.text), 8)}"
-    return f"p({cut(spelled(seen.rivals.token.text), 7)})" if _tokens(seen) == 1 else say(language, "why of answer")
+    return f"p({cut(spelled(seen.answer), 7)})" if shared_by(seen) == 1 else say(language, "why of answer")
 
 
 def _facts(seen: Any, language: Language, change: float = 0.0) -> dict[str, str]:
     """The answer, how likely it is, and how likely where y changes by that, with its unit."""
     before, after = (so_likely(seen, each).rstrip("×") for each in (0.0, change))
     answer, unit = cut(spelled(seen.answer), _ANSWER), "why times" if seen.rivals.compared else "why each"
-    if seen.rivals.compared or _tokens(seen) > 1:
+    if seen.rivals.compared or shared_by(seen) > 1:
         after = say(language, unit, share=after, other=cut(spelled(seen.rivals.other), _ANSWER))
-    return {"before": before, "after": after, "answer": answer if _tokens(seen) == 1 else f"“{answer}”"}
+    return {"before": before, "after": after, "answer": answer if shared_by(seen) == 1 else f"“{answer}”"}
 
 
 def _rests(seen: Any, language: Language, run: Sequence[PartEffect]) -> str:
