@@ -1,8 +1,8 @@
-"""Is what `ch.explain` shows of a text what happens in other code? The first three parts, and each sentence it concludes.
+"""Is what `ch.explain` shows of a text what happens in other code? The first three parts, and each conclusion.
 
 `logits_of(ids, hidden, weigh, off)` is the other code: the logits (tokens, vocabulary), where no later token sees the
-hidden ones, `weigh(layer, weights)` changes weights (heads, queries, keys), and of `off`, a layer, a head and a row, the
-head gives 0 from that row on.
+hidden ones, `weigh(layer, weights)` changes weights (heads, queries, keys), and of `off`, a layer, a head and a row,
+the head gives 0 from that row on.
 """
 
 import re

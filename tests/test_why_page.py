@@ -271,8 +271,12 @@ def test_an_edge_chooses_its_place_by_mouse_and_keyboard(running):
 
 def _at(page, edge):
     until(page, f"document.querySelector('.effects [aria-pressed=true]').dataset.place === '{edge.layer} {edge.head}'")
-    page.wait_for_timeout(200)  # the steps follow when the pointer rests
-    assert [_picked(page, name, 0) for name in ("layer", "head", "query")] == list(edge[:3])
+    for _ in range(50):  # the steps follow when the pointer rests
+        picked = [_picked(page, name, 0) for name in ("layer", "head", "query")]
+        if picked == list(edge[:3]):
+            break
+        page.wait_for_timeout(100)
+    assert picked == list(edge[:3])
 
 
 def _picked(page, name, otherwise):

@@ -90,16 +90,18 @@ def said_by(
 ) -> tuple[Reading, Any]:
     """Let the model say its answer, of at most `most` tokens, where none is given; return what is read, and the answer.
 
-    With `word` that word alone is the answer, and what was said before it is read too. Raises SelectionError where the
-    word was not said.
+    With `word` that word alone is the answer, and what was said before it is read too. Raises DtypeError, FileError for
+    what is no text, SelectionError for a word that was not said.
     """
+    if not isinstance(word, str | None):
+        raise DtypeError(expected("word", word, "a word of the answer"), 'word="Paris"')
+    check_unicode("word", word or "")
     said = answer
     if not isinstance(said, str):
         ids = [token.id for token in reading.tokens] + ([] if said is None else [said])
         said = ("" if said is None else model.text(said)) + model.reply(ids, most or _REPLY, each)
     if word is None:
         return reading, said or None
-    check_unicode("word", word)
     found = re.search(rf"\s*(?<!\w){re.escape(word.strip())}(?!\w)", said) or re.search(re.escape(word.strip()), said)
     if not found or not word.strip():
         values = {"word": shown(word), "said": cut(said, 200)}

@@ -215,7 +215,7 @@ class Explanation(Tabular, Framing):
         """
         where: dict[str, Any] = {"layer": layer, "head": head, "token": token}
         best, change = self.carrier or self.strongest, None
-        if where == dict.fromkeys(where) and not self.edits:
+        if all(value is None for value in where.values()) and not self.edits:
             where |= {"layer": best.layer, "head": best.head}
             own = self.answer == self.next[0].text and not self.rivals.compared
             change = best.truth if own else None
