@@ -16,6 +16,9 @@ from clearhead.words import Language, say
 _NEXT, _PART, _ANSWER = 4, 120, 40  # likeliest next tokens; columns of a part and of the answer in a sentence
 _INSIDE, _WITHIN = 2, 0.1  # parts shown of a sentence at most, and what each has to do of what the sentence does
 _MUCH = 0.5  # of what a sentence does: what one part of it has to do alone to be named
+_HALF, _NEEDED = 0.5, 4  # what is left of an answer without a part that it needs, and how many of these are named
+_STRANGE = 6.0  # nats a token, in the mean, of a text that is no rhyme
+_CARRIES = 0.1  # of what hiding the best part takes: what a head that is shown takes
 
 
 def question(seen: Any, language: Language, width: int | None = None) -> str:
@@ -105,17 +108,101 @@ def causes_table(seen: Any, language: Language, kind: str, causes: Sequence[Head
     return Table(heading, columns, rows, [-one.truth for one in causes], notes)
 
 
-def conclusion(seen: Any, language: Language) -> list[str]:
-    """What the runs support: the part that decides, two of which either is enough, the head that carries the answer."""
+def answer_line(seen: Any, language: Language, width: int) -> str:
+    """The end of the text in at most `width` columns, the answer after it, and how likely that is."""
+    text = bare(seen.text if isinstance(seen.prompt, str) else seen.prompt[-1]["content"])
+    end = cut(text[::-1], width)[::-1]
+    short = text if end == text else f"…{end.partition(' ')[2] or end[1:]}"
+    facts = _facts(seen, language) | {"text": short}
+    facts |= {name: facts[name].strip("“”") for name in ("answer", "other")}
+    return say(language, "why line of two" if seen.rivals.compared else "why line", **facts)
+
+
+def strange(seen: Any) -> bool:
+    """Is the text far from what the shipped model was trained on: are its tokens that surprising?"""
+    ids = [token.id for token in seen.tokens]
+    logits = np.asarray(seen.based[0].run.logits[: len(ids) - 1], np.float64)
+    chosen = logits[np.arange(len(ids) - 1), ids[1:]]
+    return bool(len(ids) > 1 and (np.logaddexp.reduce(logits, axis=-1) - chosen).mean() > _STRANGE)
+
+
+def part_lines(seen: Any, language: Language, count: int | None = None) -> list[str]:
+    """What is left of the answer without each of the first parts, a sentence each."""
     run = [part for part in seen.ranked if part.hidden is not None]
-    rests = [say(language, "why so", said=_rests(seen, language, run))] if run else []
-    either = []
+    lines = [_line(seen, language, _without(seen, language, part), part) for part in run[:count]]
+    rest = len(run) - len(lines)
+    return [*lines, say(language, "why less" if rest > 1 else "why one less", count=rest)] if rest else lines
+
+
+def head_lines(seen: Any, language: Language, count: int | None = None) -> list[str]:
+    """What is left of the answer without each head that takes a tenth of what the best part takes, a sentence each."""
+    least = _CARRIES * min((part.hidden or 0.0 for part in seen.ranked), default=0.0)
+    lines = []
+    for one in [one for one in seen.heads if one.truth < min(least, 0.0)][:count]:
+        through = one.edge is not None and 2 * one.edge.truth <= one.truth
+        facts = {"head": f"{one.layer}.{one.head}", "edge": _edge(seen, one.edge) if through else ""}
+        key = "why needed off" if one.needed else "why edge off" if through else "why head off"
+        lines.append(_line(seen, language, say(language, key, **facts), one))
+    return lines
+
+
+def _line(seen: Any, language: Language, without: str, one: PartEffect | HeadEffect) -> str:
+    """Without “France”: Paris falls to 0.2%, and London leads with 40%."""
+    change, then = (one.truth, None) if isinstance(one, HeadEffect) else (one.hidden or 0.0, one.likeliest)
+    facts = _facts(seen, language, change) | {"without": f"{without[:1].upper()}{without[1:]}"}
+    if seen.rivals.compared:
+        return say(language, "why times as likely", **facts)
+    if then is not None and change < 0 and then.id != seen.rivals.token.id and then.text.strip():
+        return say(language, "why passed", **facts, leader=f"“{bare(then.text)}”", share=percent(then.probability))
+    key = "stays" if facts["before"] == so_likely(seen, change) else "falls" if change < 0 else "rises"
+    return say(language, f"why {key}", **facts)
+
+
+def conclusion(seen: Any, language: Language) -> list[str]:
+    """What the runs support: the parts that are needed, two of which either is enough, the head that carries it."""
+    run = [part for part in seen.ranked if part.hidden is not None]
+    said = [say(language, "why so", said=_needs(seen, language, run))] if run else []
     for pair in [pair for pair in seen.pairs if seen.rivals.compared or decides(seen.value, pair.hidden)][:1]:
-        first, second = (cut(bare(part.text), _PART) for part in pair[:2])
-        one, other = (so_likely(seen, part.hidden or 0.0).rstrip("×") for part in pair[:2])
-        facts = _facts(seen, language, pair.hidden)
-        either.append(say(language, "why either", **facts, first=first, second=second, one=one, other=other))
-    return [*rests, *either, _carries(seen, language)]
+        first, second = (_named(seen, language, part) for part in pair[:2])
+        facts, key = _facts(seen, language, pair.hidden), "why either of two" if seen.rivals.compared else "why either"
+        said.append(say(language, key, **facts, first=first, second=second))
+    return [*said, _carries(seen, language)]
+
+
+def _needs(seen: Any, language: Language, run: Sequence[PartEffect]) -> str:
+    """The parts without any one of which less than half of the answer is left, or that there is none."""
+    needed = [part for part in run if left(seen, part.hidden or 0.0) < _HALF]
+    facts = _facts(seen, language)
+    if needed:
+        names = [_named(seen, language, part) for part in needed[:_NEEDED]]
+        if rest := len(needed) - _NEEDED if len(needed) > _NEEDED else 0:
+            names.append(say(language, "why others", count=rest))
+        *first, last = names
+        parts = say(language, "why and", first=say(language, "separator").join(first), last=last) if first else last
+        kind = ("one" if len(needed) == 1 else "each") + " of two" * seen.rivals.compared
+        return say(language, f"why needs {kind}", **facts, parts=parts)
+    part = min(run, key=lambda one: one.hidden or 0.0)
+    if (part.hidden or 0.0) >= 0:
+        return say(language, "why none", **facts)
+    facts = _facts(seen, language, part.hidden or 0.0) | {"without": _without(seen, language, part)}
+    return say(language, "why little of two" if seen.rivals.compared else "why little", **facts)
+
+
+def left(seen: Any, change: float) -> float:
+    """Which share of the answer's probability is left where y changes by that; of two, of how it compares."""
+    if seen.rivals.compared:
+        return float(np.exp(change))
+    count = shared_by(seen)
+    return probability(seen.value + change, count) / probability(seen.value, count)
+
+
+def _named(seen: Any, language: Language, part: PartEffect) -> str:
+    """“have”, and of a text that has it more than once, which one."""
+    name, parts = cut(bare(part.text), _PART), seen.groups if part in seen.groups else seen.parts
+    alike = [one.tokens for one in parts if bare(one.text).casefold() == bare(part.text).casefold()]
+    if len(alike) > 1:
+        return say(language, "why repeated", part=name, place=alike.index(part.tokens) + 1, count=len(alike))
+    return say(language, "why replaced part" if part.replaced else "why quoted", part=name)
 
 
 def gap_of(seen: Any, language: Language) -> str:
@@ -149,51 +236,33 @@ def of_answer(seen: Any, language: Language) -> str:
 
 
 def _facts(seen: Any, language: Language, change: float = 0.0) -> dict[str, str]:
-    """The answer, how likely it is, and how likely where y changes by that, with its unit."""
+    """The answer, the other one, how likely it is, and how likely where y changes by that, with its unit."""
     before, after = (so_likely(seen, each).rstrip("×") for each in (0.0, change))
-    answer, unit = cut(spelled(seen.answer), _ANSWER), "why times" if seen.rivals.compared else "why each"
-    if seen.rivals.compared or shared_by(seen) > 1:
-        after = say(language, unit, share=after, other=cut(spelled(seen.rivals.other), _ANSWER))
-    return {"before": before, "after": after, "answer": answer if shared_by(seen) == 1 else f"“{answer}”"}
-
-
-def _rests(seen: Any, language: Language, run: Sequence[PartEffect]) -> str:
-    """The part without which the answer is least likely, of those that were run, and what is likeliest then."""
-    part: Any = min(run, key=lambda one: one.hidden or 0.0)
-    if part.hidden >= 0:
-        return say(language, "why none", **_facts(seen, language))
-    facts = _facts(seen, language, part.hidden) | {"without": _without(seen, language, part)}
-    if not (seen.rivals.compared or decides(seen.value, part.hidden)):
-        return say(language, "why little", **facts)
-    then = part.likeliest
-    if seen.rivals.compared or then.id == seen.rivals.token.id:
-        return say(language, "why falls", **facts)
-    return say(language, "why passed", **facts, other=spelled(then.text), share=percent(then.probability))
+    answer, one = cut(bare(seen.answer), _ANSWER), shared_by(seen) == 1
+    after = after if one or seen.rivals.compared else say(language, "why each", share=after)
+    other = cut(bare(seen.rivals.other), _ANSWER)
+    return {"before": before, "after": after, "answer": f"“{answer}”", "other": f"“{other}”"}
 
 
 def _without(seen: Any, language: Language, part: PartEffect) -> str:
     """Without “France”: which part is hidden, or replaced, and of a sentence the part in it that does most."""
-    name, most = cut(bare(part.text), _PART), min(inside(seen, part), key=lambda one: one.hidden or 0.0, default=None)
+    most = min(inside(seen, part), key=lambda one: one.hidden or 0.0, default=None)
+    name = _named(seen, language, part._replace(replaced="") if part.replaced else part)
     if part.replaced:
         return say(language, "why in place", part=name, neutral=spelled(part.replaced))
     if most is not None and (most.hidden or 0.0) < _MUCH * (part.hidden or 0.0):
-        return say(language, "why within", part=name, inside=cut(bare(most.text), _PART))
+        return say(language, "why within", part=name, inside=_named(seen, language, most))
     return say(language, "why without it", part=name)
 
 
 def _carries(seen: Any, language: Language) -> str:
     """The head that carries the answer, or that none does."""
-    head = seen.carrier
-    if head is None:
-        strongest = seen.strongest
-        facts = _facts(seen, language, min(0.0, strongest.truth)) | {"head": f"{strongest.layer}.{strongest.head}"}
-        key = "why any text" if strongest.needed else "why no head" if strongest.truth < 0 else "why no head at all"
-        return say(language, key, **facts)
-    facts = _facts(seen, language, head.truth) | {"head": f"{head.layer}.{head.head}"}
-    if head.edge is None or 2 * head.edge.truth > head.truth:
-        return say(language, "why carries", **facts)
-    share = so_likely(seen, head.edge.truth).rstrip("×")
-    return say(language, "why through", **facts, edge=_edge(seen, head.edge), share=share)
+    head, strongest = seen.carrier, seen.strongest
+    if head is not None:
+        return say(language, "why carries", head=f"{head.layer}.{head.head}")
+    return say(
+        language, "why any text" if strongest.needed else "why no head", head=f"{strongest.layer}.{strongest.head}"
+    )
 
 
 def _edge(seen: Any, edge: EdgeEffect) -> str:

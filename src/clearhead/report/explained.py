@@ -81,12 +81,12 @@ def _heads(seen: HeadSteps, language: Language) -> Iterator[Text]:
         yield line.append(say(language, "more such heads", count=more), style="dim") if more else line
 
 
-def about(model: LanguageModel, language: Language) -> Iterator[Text]:
-    """The model's name and sizes."""
+def about(model: LanguageModel, language: Language, strange: bool = False) -> Iterator[Text]:  # noqa: FBT001
+    """The model's name and sizes, and of the shipped one what it is for; `strange`: its text is no rhyme."""
     sizes = {name: getattr(model.config, name) for name in ("layers", "heads", "d_model")}
     yield title(say(language, "model", name=model.name, **sizes))
     if model.name == SHIPPED:
-        yield note(say(language, "illustration"))
+        yield note(say(language, "why no rhyme" if strange else "illustration"))
 
 
 def split_note(split: Split | None, language: Language) -> Iterator[Text]:
