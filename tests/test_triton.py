@@ -61,7 +61,7 @@ def test_problems_of_several_tiles(rules: str, dtype: np.dtype[Any]):
 @pytest.mark.gate
 def test_what_a_row_must_not_see_does_not_reach_it():
     case = drawn(DTYPES[0], 70, 101, 8, 8, causal=True, query_offset=20)
-    q, k, v = case.given[1:]
+    q, k, v = case.given.q, case.given.k, case.given.v
     by, rows = fresh().standard_normal((2, *q.shape)).astype(np.float32)
     v[:, :, 60, 2], by[:, :, 40, 1] = np.nan, np.inf
     upstream = Upstream(rows[..., 0], by)
