@@ -1,12 +1,15 @@
-"""Derivatives among PyTorch's other tools: checks of gradients, compilers, saved tensors, autocast, maps over heads."""
+"""Derivatives among PyTorch's other tools: checks, compilers, saved tensors, autocast, maps over heads; examples."""
 
+import sys
 from collections.abc import Callable
+from importlib import util
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import grad, jacfwd, jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -268,3 +271,37 @@ def test_make_fx_records_attention_and_refuses_its_transforms():
             make_fx(TRANSFORMED[name])(x)
     with pytest.raises(DerivativeError, match=r"^a compiler traces attention inside of"):
         torch.func.linearize(attend, x)
+
+
+FOLDER = Path(__file__).parents[1] / "examples/derivatives"
+
+
+def example(name: str) -> Any:
+    result = util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert result is not None
+    assert result.loader is not None
+    module = util.module_from_spec(result)
+    result.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.py")))
+def test_the_example_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(sys, "argv", [name, "--steps", "4"])
+    example(name).main()
+    assert "nan" not in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_the_spectrum_is_that_of_the_whole_hessian():
+    curvature = example("hessian_spectrum")
+    torch.manual_seed(0)
+    model: nn.Module = curvature.Model(5, width=8, heads=2)
+    ids = torch.tensor([[0, 1, 2, 3, 4, 1, 2, 0]])
+    product, size = curvature.hessian_product(model, ids)
+    whole = torch.stack([product(one) for one in torch.eye(size)])
+    torch.testing.assert_close(whole, whole.T, atol=1e-5, rtol=1e-4)
+    result = curvature.lanczos(product, size, 30, torch.Generator().manual_seed(0))
+    truth = torch.linalg.eigvalsh((whole + whole.T) / 2)
+    torch.testing.assert_close(result[[0, -1]], truth[[0, -1]], atol=1e-3, rtol=1e-3)
