@@ -186,7 +186,7 @@ def test_matrices_load_nothing_that_shows_them():
     assert not [name for name in loaded if name.startswith(("clearhead.view", "clearhead.words", "clearhead.tables"))]
 
 
-def test_the_command_line_lets_openblas_sleep_before_numpy_is_loaded():
+def test_the_command_lets_openblas_sleep_before_numpy_loads():
     assert "numpy" not in loaded_by("import clearhead.cli")
     said = python(
         "import os; from clearhead.cli import main; main(['info']); print(os.environ['OPENBLAS_THREAD_TIMEOUT'])"

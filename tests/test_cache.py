@@ -183,7 +183,7 @@ STEPS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.gate)])
 @pytest.mark.parametrize("options", STEPS.values(), ids=STEPS)
-def test_a_step_in_one_call_of_the_kernel_has_the_bits_of_the_long_way(
+def test_a_step_in_one_call_has_the_bits_of_the_long_way(
     options: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ):
     """Long enough that the turns of several blocks of positions are used."""

@@ -358,7 +358,7 @@ def test_a_softmax_of_the_mean_is_named_without_the_heads_axis():
     assert named(softmax(weights.mean(1, keepdims=True)) @ v, (q, k, v)) == "softmax of the mean of the heads"
 
 
-def test_no_number_is_invented_where_hidden_keys_get_all_the_weight():
+def test_no_number_is_invented_where_hidden_keys_get_all():
     """Any number far above the others gives the same: so does -1e5 beside scores of -110,000."""
     q, k, v = qkv()
     scores = np.where(np.tri(24) > 0, q @ k.mT / 8**0.5 - 110_000, -1e5)

@@ -253,7 +253,7 @@ def test_wrong_arguments_are_refused_with_these_texts(call: Any, error: type[Exc
         ({"average_attn_weights": False}, "average_weights"),
     ],
 )
-def test_argument_names_of_pytorchs_layer_are_refused_with_the_name_to_use(inputs: dict[str, Any], instead: str):
+def test_pytorchs_argument_names_are_refused_with_ours(inputs: dict[str, Any], instead: str):
     with pytest.raises(UnknownNameError, match=f"^{next(iter(inputs))} is nn.MultiheadAttention's") as refused:
         made()(normal(2, 3, 12), **inputs)
     assert refused.value.hint.startswith(instead)

@@ -270,7 +270,7 @@ def test_another_engine_computes_a_statistic_that_one_lacks(monkeypatch: pytest.
         forced.observe(entropy=True)
 
 
-def test_everything_that_declares_statistics_refuses_a_new_one_by_name(want: Wanted):
+def test_all_that_declares_statistics_refuses_a_new_one(want: Wanted):
     q, k, _ = narrow_arrays()
     inputs, lse, asked = describe(q, k, None, {}), np.zeros((2, 3, 70), np.float32), {NAME: True}
     tensors = [torch.from_numpy(x) for x in (q, k)]

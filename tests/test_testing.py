@@ -1,4 +1,4 @@
-"""`clearhead.testing.assert_attention`: right functions pass, wrong ones fail with what is needed to find out why."""
+"""`clearhead.testing.assert_attention`: right functions pass; wrong ones, such as cheats, fail and are explained."""
 
 import itertools
 import re
@@ -212,7 +212,7 @@ def test_each_kind_finds_its_mistake(does: str, kind: str, mask: Any):
     assert "NaN or infinite" in shown
 
 
-def test_a_failure_says_what_was_given_how_far_off_and_how_to_repeat_it():
+def test_a_failure_says_how_far_off_and_how_to_repeat_it():
     def kernel(q, k, v, causal):
         return ch.attention(q, k, v, scale=1.0, causal=causal)
 

@@ -185,7 +185,7 @@ def test_autocast_acts_as_in_pytorch(dtype: torch.dtype, *, grad: bool):
         assert ch.attention(q, k, v).dtype == dtype
 
 
-def test_without_a_graph_the_same_matrix_can_be_read_by_index_and_planned():
+def test_without_a_graph_the_same_matrix_is_read_and_planned():
     q, k, v = qkv()
     matrix = ch.AttentionMatrix(q, k)
     with torch.no_grad():
@@ -253,7 +253,7 @@ TRANSFORMED: dict[str, Callable[[Any], Any]] = {  # beside those of composed.py
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's own function in its own transforms
 @pytest.mark.parametrize("transformed", TRANSFORMED.values(), ids=TRANSFORMED)
-def test_torch_func_transforms_of_the_drop_in_equal_those_of_pytorchs(transformed: Callable[[Any], Any]):
+def test_transforms_of_the_drop_in_equal_those_of_pytorchs(transformed: Callable[[Any], Any]):
     torch.testing.assert_close(transformed(sdpa), transformed(by_math))
 
 

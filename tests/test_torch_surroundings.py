@@ -237,7 +237,7 @@ TRANSFORMED: dict[str, Call] = {
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch tries to compile parts of what it left uncompiled
 @pytest.mark.parametrize("name", of_tiers([], TRANSFORMED, every=2))
-def test_a_compiler_leaves_transformed_attention_uncompiled_or_refuses(name: str):
+def test_a_compiler_leaves_transforms_alone_or_refuses(name: str):
     torch.compiler.reset()
     x = normal(1, 2, 4, 3)
     torch.testing.assert_close(torch.compile(TRANSFORMED[name], backend="aot_eager")(x), TRANSFORMED[name](x))

@@ -28,7 +28,7 @@ sizes = st.integers(1, 6)
 
 
 @given(n=sizes, m=sizes, d_k=sizes, d_v=sizes, heads=st.sampled_from([None, 1, 2]), seed=st.integers(0, 2**32 - 1))
-def test_every_intermediate_is_there_and_follows_from_the_one_before(n, m, d_k, d_v, heads, seed):
+def test_every_intermediate_follows_from_the_one_before(n, m, d_k, d_v, heads, seed):
     rng = np.random.default_rng(seed)
     lead = () if heads is None else (heads,)
     q, k, v = (rng.standard_normal((*lead, *shape)) for shape in ((n, d_k), (m, d_k), (m, d_v)))
@@ -60,7 +60,7 @@ def test_unused_rules_leave_an_intermediate_unchanged():
     assert [s.name for s in t.steps] == ["q", "k", "v", "scores", "scaled", "weights", "output"]
 
 
-def test_shapes_are_known_before_computing_and_agree_with_the_trace():
+def test_shapes_known_before_computing_are_the_traces():
     rng = fresh()
     x, context = rng.standard_normal((2, 5, 8)), rng.standard_normal((2, 7, 6))
     w_q, w_k, w_v = rng.standard_normal((8, 8)), rng.standard_normal((6, 4)), rng.standard_normal((6, 4))

@@ -110,14 +110,14 @@ DRAWN = [name for name in CALLS if names(name)]
 @pytest.mark.parametrize("name", DRAWN)
 @examples(0.5)
 @given(data=st.data())
-def test_random_wrong_arguments_give_an_answer_or_a_library_error(name: str, data: st.DataObject):
+def test_random_wrong_arguments_give_an_answer_or_an_error(name: str, data: st.DataObject):
     chosen = data.draw(st.lists(st.sampled_from(names(name)), min_size=1, max_size=2, unique=True))
     answers(name, {parameter: data.draw(st.sampled_from(sorted(calls.WRONG)), parameter) for parameter in chosen})
 
 
 @pytest.mark.gate
 @pytest.mark.parametrize("name", DRAWN)
-def test_each_wrong_argument_alone_gives_an_answer_or_a_library_error(name: str):
+def test_each_wrong_argument_gives_an_answer_or_an_error(name: str):
     """A twelfth of the values for each parameter, others in each run."""
     for parameter in names(name):
         for value in fresh().choice(sorted(calls.WRONG), len(calls.WRONG) // 12, replace=False):
