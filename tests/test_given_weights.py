@@ -161,6 +161,7 @@ def test_both_conventions_are_the_same_computation():
     assert [s.formula for s in columns.steps][2:4] == ["Q = W^Q·X", "K = W^K·C"]
     plain = ch.trace(x, x, x), ch.trace(x.T, x.T, x.T, convention="columns")
     np.testing.assert_array_equal(plain[0].output, plain[1].output.T)
+    np.testing.assert_array_equal(plain[0].scores, plain[1].scores.T)
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

@@ -118,8 +118,10 @@ def test_the_operator_passes_opcheck_for_products_and_gradients():
     check_operator(Task("q k v bias"), q=q, k=k, v=v, bias=bias, **known, **by)
 
 
-def everything(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, ...]:
-    matrix = ch.AttentionMatrix(q, k, causal=True, query_offset=0, window=(3, None), sinks=sinks)
+def everything(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, table: Tensor) -> tuple[Tensor, ...]:
+    labels = torch.arange(q.shape[2]) // 2 - 1  # the first two have none
+    rules: dict[str, Any] = {"sinks": sinks, "spans": (labels, labels, table), "scale": torch.arange(1.0, 5.0)}
+    matrix = ch.AttentionMatrix(q, k, causal=True, query_offset=0, window=(3, None), **rules)
     seen = matrix.observe(v, entropy=True, received=True, logsumexp=True, top=2)
     assert seen.top is not None
     mixed = matrix.T.__matmul__(q)  # a compiler traces `@` of tensors only
@@ -132,7 +134,8 @@ def test_compiled_forward_and_backward(*, dynamic: bool):
     for length in (5, 7) if dynamic else (5,):
         results = []
         for function in (everything, compiled):
-            leaves = [normal(2, h, length, 3, grad=True, seed=h) for h in (4, 2, 2)] + [normal(4, grad=True)]
+            leaves = [normal(2, h, length, 3, grad=True, seed=h) for h in (4, 2, 2)]
+            leaves += [normal(4, grad=True), normal(4, 3, 3, grad=True)]
             result = function(*leaves)
             sum(x.square().sum() for x in result if x.is_floating_point()).backward()
             results.append([*result, *(leaf.grad for leaf in leaves)])
@@ -153,14 +156,14 @@ def test_compiled_by_the_default_backend():
 
 def test_an_exported_program_gives_the_same_output():
     class Model(torch.nn.Module):
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, ...]:
-            return everything(q, k, v, sinks)
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, table: Tensor) -> tuple[Tensor, ...]:
+            return everything(q, k, v, sinks, table)
 
-    inputs = (normal(2, 4, 5, 3), normal(2, 2, 5, 3), normal(2, 2, 5, 3), normal(4))
+    inputs = (normal(2, 4, 5, 3), normal(2, 2, 5, 3), normal(2, 2, 5, 3), normal(4), normal(4, 9, 9))
     length = torch.export.Dim("length", min=2, max=99)
-    shapes = (*({2: length} for _ in range(3)), {})
+    shapes = (*({2: length} for _ in range(3)), {}, {})
     program = torch.export.export(Model(), inputs, dynamic_shapes=shapes)
-    more = (normal(2, 4, 9, 3), normal(2, 2, 9, 3), normal(2, 2, 9, 3), normal(4))
+    more = (normal(2, 4, 9, 3), normal(2, 2, 9, 3), normal(2, 2, 9, 3), *inputs[3:])
     for passed in (inputs, more):
         for ours, theirs in zip(program.module()(*passed), everything(*passed), strict=True):
             assert torch.equal(ours, theirs)
@@ -324,6 +327,9 @@ def test_vmap_compiled():
 
 def test_meta_tensors_give_shapes():
     q, k, v = (normal(2, h, n, d).to("meta") for h, n, d in ((4, 5, 3), (2, 6, 3), (2, 6, 7)))
+    some: list[dict[str, Any]] = [{"query_offset": 1, "causal": True}, {"sinks": [1.0] * 4}, {"kv_lengths": [2, 2]}]
+    for each in some:
+        assert ch.attention(q, k, v, **each).shape == (2, 4, 5, 7)
     output = sdpa(q, k, v, enable_gqa=True)
     assert (output.shape, output.device.type, output.dtype) == ((2, 4, 5, 7), "meta", torch.float64)
     assert ch.AttentionMatrix(q, k).observe(top=2).top.weights.shape == (2, 4, 5, 2)  # type: ignore[union-attr]
@@ -331,6 +337,10 @@ def test_meta_tensors_give_shapes():
     assert layer(torch.empty(2, 3, 8, device="meta")).shape == (2, 3, 8)
     with pytest.raises(DtypeError, match=r"^k is on device cpu but q is on device meta"):
         ch.attention(q, X, v)
+    with torch.no_grad(), pytest.raises(RuleError, match="the meta device"):
+        ch.AttentionMatrix(q, k)[0]
+    with pytest.raises(RuleError, match="the meta device"):
+        ch.AttentionMatrix(q, k).observe(groups=([0] * 5, [0] * 6))
 
 
 class Subclass(Tensor):

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import clearhead as ch
 from clearhead import engines
 from clearhead.errors import DerivativeError, DtypeError
+from composed import by_math
 from problems import of_tiers
 from seeds import fresh
 
@@ -34,10 +35,7 @@ def attend(x: Tensor) -> Tensor:
 
 
 def plain(x: Tensor) -> Tensor:
-    scores = (x @ x.mT / x.shape[-1] ** 0.5).masked_fill(
-        ~torch.ones(x.shape[-2], x.shape[-2]).tril().bool(), -torch.inf
-    )
-    return scores.softmax(-1) @ x
+    return by_math(x, x, x, is_causal=True)
 
 
 def second(f: Call, x: Tensor, around: Call = lambda f, x: f(x)) -> Tensor:

@@ -312,16 +312,6 @@ def test_the_sentences_speak_of_columns_where_tokens_are_columns():
         ]
 
 
-def test_an_entry_of_s_is_the_product_of_that_key_and_that_query():
-    rng = fresh()
-    q, k, v = rng.standard_normal((3, 4)), rng.standard_normal((3, 6)), rng.standard_normal((2, 6))
-    t = ch.trace(q, k, v, convention="columns")
-    assert t.scores.shape == (6, 4)
-    for j, i in np.ndindex(6, 4):
-        assert t.scores[j, i] == pytest.approx(k[:, j] @ q[:, i])
-    np.testing.assert_allclose(t.weights.sum(axis=0), 1)
-
-
 def test_a_layer_says_which_scale_and_sinks_it_has():
     t = layer("rows", scale=0.3, sinks=[0.5, 1.0])
     assert sentence(t, "scaled") == "scaled, so that the softmax does not put everything on one key"
