@@ -170,14 +170,11 @@ def test_the_hint_for_offsets_works():
         ch.attention(Q, K, V, causal=True, query_offset=offset)
 
 
-def test_an_unknown_engine_in_the_environment_fails(monkeypatch: pytest.MonkeyPatch):
+def test_the_environment_names_an_engine_or_fails(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CLEARHEAD_ENGINE", "warp")
     for call in (flat(), lambda: ch.plan(FLAT, FLAT), lambda: ch.AttentionMatrix(FLAT, FLAT)):
         with pytest.raises(TypeError, match=r"^unknown engine `warp`\."):
             call()
-
-
-def test_the_environment_variable_chooses_the_engine(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CLEARHEAD_ENGINE", "portable")
     assert ch.plan(FLAT, FLAT).engine == "portable"
 

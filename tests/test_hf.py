@@ -193,16 +193,13 @@ def test_dropout_has_eagers_mean_and_variance():
     assert not torch.equal(again[0][0], again[0][1])
 
 
-def test_weights_that_are_never_stored_are_refused():
+def test_stored_weights_and_unknown_arguments_are_refused():
     model, passed = set_to(build("llama"), "clearhead"), inputs("llama")
     with (
         torch.no_grad(),
         pytest.raises(RuleError, match=r"LlamaAttention: output_attentions=True(.|\n)*with ch\.watch"),
     ):
         model(**passed, output_attentions=True)
-
-
-def test_an_argument_that_nobody_knows_is_refused():
     x = torch.randn(1, 2, 3, 8)
     with pytest.raises(RuleError, match="Module: the model passes `temperature`"):
         attend(torch.nn.Module(), x, x, x, None, temperature=2.0)

@@ -3,9 +3,9 @@
 import copy
 import io
 import multiprocessing
+import operator
 import pickle
 from collections.abc import Callable
-from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,7 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "numpy.add ": lambda A: np.add.reduce(A, axis=-1),
     "numpy.add  ": lambda A: np.ones(7) + A,
     "numpy.add   ": lambda A: torch.ones(7) + A,
+    "numpy.add    ": lambda A: operator.iadd(A, 1),
     "numpy.multiply": lambda A: 2.0 * A,
     "numpy.negative": lambda A: -A,
     "numpy.greater": lambda A: A > 0.5,
@@ -118,12 +119,6 @@ def test_what_would_store_every_weight_is_refused_by_name(name: str):
         words = f"{name.rstrip()} would need every number of {shown}.\n\nhint: {instead}; "
         assert str(error.value) == f"{words}np.asarray stores all 504 numbers."
         assert not hasattr(A, name)
-
-
-def test_add_in_place_is_refused():
-    A: Any = matrix()
-    with pytest.raises(DtypeError, match=r"^numpy\.add would need"):
-        A += 1
 
 
 def test_other_comparisons_ask_for_the_object():
@@ -246,7 +241,7 @@ def test_other_processes_answer_for_a_matrix(tensors: bool):  # noqa: FBT001
         *((torch.from_numpy(q), torch.from_numpy(k)) if tensors else (q, k)), mask=normal(5) > -1
     )
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        seen = pool.apply(methodcaller("observe", received=True, top=2), (matrix,))
+        seen = pool.apply(operator.methodcaller("observe", received=True, top=2), (matrix,))
     here = matrix.observe(received=True, top=2)
     same(seen.received, here.received)
     same(seen.top.indices, here.top.indices)

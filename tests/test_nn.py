@@ -271,13 +271,10 @@ class LowRank(nn.Module):
         return self.both(x.float()).double()
 
 
-def test_projections_may_be_replaced_by_other_modules():
+def test_projections_may_be_others_and_sizes_numpys():
     layer, x = made(), normal(2, 3, 12)
     layer.q_proj = LowRank(12, 12)  # type: ignore[assignment]
     assert layer(x.float(), x, x).dtype == F64
-
-
-def test_sizes_may_be_numpy_integers():
     layer = MultiHeadAttention(np.int64(12), np.int32(4), d_k=np.int64(2), rotary=10)
     assert layer(torch.ones(1, 3, 12)).shape == (1, 3, 12)
 

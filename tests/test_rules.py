@@ -68,14 +68,11 @@ def test_table_keywords_and_problem_name_the_same_rules():
     assert {field.name for field in fields(Problem)} - FIELDS.keys() - KEPT == {*SHAPES}
 
 
-def test_values_lie_along_the_axes_that_the_table_says():
+def test_values_lie_along_the_tables_axes_and_given_rules_are_in_use():
     problem = describe(*arrays(), every_rule()).problem
     for field, axes in FIELDS.items():
         assert np.shape(getattr(problem, field)) == tuple(SIZES[axis] for axis in axes) or not axes, field
-
-
-def test_rules_are_in_use_when_they_are_given():
-    assert describe(*arrays(), every_rule()).problem.active_rules() == list(RULES)
+    assert problem.active_rules() == list(RULES)
     plain = describe(*arrays()[:2], None, {"causal": False, "window": (None, None), "mask": None}).problem
     assert plain.active_rules() == ["scale", "query_offset"]  # every problem has a scale
 

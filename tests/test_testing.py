@@ -297,6 +297,7 @@ def test_every_rule_can_be_drawn():
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
+        ({"fn": 3}, DtypeError, "fn is 3"),
         ({"casual": True}, UnknownNameError, "did you mean `causal`?"),
         ({"optional": "causal"}, SelectionError, "optional is 'causal': expected a list"),
         ({"optional": ["maks"]}, UnknownNameError, "did you mean `mask`?"),
@@ -314,12 +315,7 @@ def test_every_rule_can_be_drawn():
 )
 def test_bad_arguments_are_refused_before_the_function_is_called(options: dict[str, Any], error: type, words: str):
     with pytest.raises(error, match=re.escape(words)):
-        assert_attention(pytest.fail, **options)
-
-
-def test_what_is_no_function_is_refused():
-    with pytest.raises(DtypeError, match="fn is 3"):
-        assert_attention(3)
+        assert_attention(**{"fn": pytest.fail, **options})
 
 
 def test_the_kit_needs_numpy_only():

@@ -328,6 +328,8 @@ def test_a_page_of_a_batch_says_which_text(tmp_path: Any):
         model(**inputs("gpt2", "right"))
     seen.save(tmp_path / "second.html", batch=1)
     assert "GPT2LMHeadModel, batch=1" in (tmp_path / "second.html").read_text(encoding="utf-8")
+    with pytest.raises(SelectionError, match=r"^batch 9 is outside 0\.\.1"):
+        seen.to_svg(batch=9)
 
 
 def observed(name: str, padding: str = "", dtype: torch.dtype = torch.float32) -> Any:
@@ -398,8 +400,3 @@ def test_incomplete_files_are_refused(tmp_path: Path):
             place.write_bytes(fault)
         with pytest.raises(ch.errors.FileError, match=what):
             ch.load(place)
-
-
-def test_a_sequence_outside_the_batch_is_refused():
-    with pytest.raises(SelectionError, match=r"^batch 9 is outside 0\.\.1"):
-        observed("gpt-oss", "left").to_svg(batch=9)
