@@ -159,7 +159,8 @@ def test_both_conventions_are_the_same_computation():
     np.testing.assert_allclose(columns.weights.sum(axis=-2), 1, rtol=1e-12)
     assert [s.formula for s in rows.steps][2:4] == ["Q = X·W^Q", "K = C·W^K"]
     assert [s.formula for s in columns.steps][2:4] == ["Q = W^Q·X", "K = W^K·C"]
-    plain = ch.trace(x, x, x), ch.trace(x.T, x.T, x.T, convention="columns")
+    q, k, v = normal(3, 6), normal(5, 6), normal(5, 2)
+    plain = ch.trace(q, k, v), ch.trace(q.T, k.T, v.T, convention="columns")
     np.testing.assert_array_equal(plain[0].output, plain[1].output.T)
     np.testing.assert_array_equal(plain[0].scores, plain[1].scores.T)
 
