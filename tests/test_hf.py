@@ -2,8 +2,6 @@
 
 import copy
 import random
-import subprocess
-import sys
 from dataclasses import fields
 from itertools import product
 from pathlib import Path
@@ -21,6 +19,7 @@ import clearhead.hf  # registers
 from clearhead.errors import ClearheadError, RuleError
 from clearhead.hf.attending import attend
 from clearhead.hf.packed import PAGED
+from programs import python
 from watched import FAMILIES, FAMILY, build, greedy, inputs, logits, seen_of
 
 
@@ -67,7 +66,7 @@ assert model.config._attn_implementation == "clearhead"
 
 @pytest.mark.gate
 def test_only_the_import_of_hf_registers():
-    subprocess.run([sys.executable, "-W", "ignore", "-c", REGISTERED], check=True)
+    python(REGISTERED, PYTHONWARNINGS="ignore")
 
 
 def test_a_saved_model_is_loaded_with_it(tmp_path: Path):

@@ -18,6 +18,7 @@ from clearhead.core.arrays import FLOATS, statistics_dtype
 from clearhead.core.axes import Array
 from clearhead.core.call import describe
 from clearhead.engines import native, triton
+from error_texts import passes_of
 from passes import PASSES, RECOMPUTED, Answers, Question, each_unreached, nothing, unseen
 from problems import INTERPRETED, RULES, Case, cases, examples, refused
 from seeds import normal
@@ -314,19 +315,7 @@ def test_one_head_has_the_bits_of_the_two_dimensional_call(rules: dict[str, Any]
 
 
 def test_all_statistics_take_two_passes(monkeypatch: pytest.MonkeyPatch):
-    engine, passes = engines.get(ch.plan(normal(2, 2), normal(2, 2)).engine), []
-
-    def count(name: str) -> None:
-        work = getattr(engine, name)
-
-        def counted(*args: Any) -> Any:
-            passes.append(name)
-            return work(*args)
-
-        monkeypatch.setattr(engine, name, counted)
-
-    count("rows")
-    count("columns")
+    passes = passes_of(engines.get(ch.plan(normal(2, 2), normal(2, 2)).engine), monkeypatch, "rows", "columns")
     matrix, v = ch.AttentionMatrix(normal(5, 4), normal(6, 4)), normal(6, 2)
     matrix.observe(v, logsumexp=True, entropy=True, top=2, received=True, peak=True, image=(2, 2))
     assert passes == ["rows", "columns"]

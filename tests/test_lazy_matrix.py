@@ -37,6 +37,9 @@ def test_what_numpy_asks_of_an_array():
     A = matrix()
     assert (A.shape, A.ndim, A.size, len(A)) == ((2, 4, 9, 7), 4, 504, 2)
     assert (A.T.shape, A.T.ndim, A.T.size, len(A.T)) == ((2, 4, 7, 9), 4, 504, 2)
+    assert A.mT.shape == A.T.shape
+    assert A.mT.mT is A
+    np.testing.assert_array_equal(A.mT[0, 1], A[0, 1].T)
 
 
 @pytest.mark.parametrize("tensors", [False, True])
@@ -138,13 +141,6 @@ def test_a_part_keeps_its_rules_whatever_v_is():
     np.testing.assert_array_equal(part @ k[:1], (ch.AttentionMatrix(q, k, causal=True) @ k)[:1])
     with pytest.raises(DtypeError, match=r"^v requires grad"):
         part @ k[:1].clone().requires_grad_()
-
-
-def test_the_transposed_matrix_is_also_called_mt():
-    whole = matrix()
-    assert whole.mT.shape == whole.T.shape == (2, 4, 7, 9)
-    assert whole.mT.mT is whole
-    np.testing.assert_array_equal(whole.mT[0, 1], whole[0, 1].T)
 
 
 def saved(x: Any) -> Any:

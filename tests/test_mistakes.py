@@ -301,6 +301,7 @@ QUERY, KEY = np.arange(24)[:, None], np.arange(24)
 SINKS = np.linspace(0.5, 1.5, 3)
 MASK = np.tri(24, k=18) * (KEY % 5 != 3) > 0
 LENGTHS = np.array([20, 15])
+OFFSETS = {"causal": True, "query_offset": [0, 2]}
 WINDOW, OPEN = {"causal": True, "window": (3, 0)}, {"causal": True, "window": (7, 0)}
 
 
@@ -328,17 +329,12 @@ def named(theirs: Any, arrays: Any, **rules: Any) -> str:
         ({"window": (5, 0)}, {"mask": (KEY < QUERY) & (KEY >= QUERY - 6)}, "window without the query's position"),
         ({"sinks": SINKS}, {"sinks": np.exp(SINKS)}, "sinks not as logits"),
         ({"sinks": np.exp(SINKS)}, {"sinks": SINKS}, "sinks not as logits"),
+        (OFFSETS | {"query_offset": [-4, 2]}, OFFSETS, "offset below 0 taken for 0"),
     ],
 )
 def test_rules_that_are_missing_or_others_are_named(rules, kept, name):
     arrays = qkv()
     assert named(ch.attention(*arrays, **kept), arrays, **rules) == name
-
-
-def test_an_offset_below_zero_taken_for_zero_is_named():
-    arrays = qkv()
-    theirs = ch.attention(*arrays, causal=True, query_offset=np.array([0, 2]))
-    assert named(theirs, arrays, causal=True, query_offset=np.array([-4, 2])) == "offset below 0 taken for 0"
 
 
 @pytest.mark.parametrize("interleaved", [True, False])

@@ -20,6 +20,7 @@ from clearhead.core.statistics import Wanted
 from clearhead.engines import native, state_of
 from clearhead.engines.base import Upstream
 from clearhead.errors import SizeError
+from error_texts import passes_of
 from problems import examples, of_tiers
 from programs import python
 
@@ -109,10 +110,7 @@ def test_a_used_matrix_makes_no_more_passes_than_a_fresh_one(
     values = None if set(asked) == {"received"} else v
     A = ch.AttentionMatrix(q, k, engine="native")
     A.logsumexp()
-    taken: list[str] = []
-    for name in ("rows", "columns"):
-        real = getattr(native, name)
-        monkeypatch.setattr(native, name, lambda *inputs, name=name, real=real: (taken.append(name), real(*inputs))[1])
+    taken = passes_of(native, monkeypatch, "rows", "columns")
     used = A.observe(values, **asked)
     assert taken == passes
     taken.clear()

@@ -15,6 +15,7 @@ import clearhead as ch
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError, UnknownNameError
 from clearhead.nn import MultiHeadAttention
 from clearhead.nn.cache import turned
+from programs import python
 
 F64 = torch.float64
 close = torch.testing.assert_close
@@ -290,6 +291,4 @@ def test_without_its_package_a_part_says_what_to_install(part: str, way: str):
 
 def test_without_its_package_a_part_does_not_exist():
     hidden = "import sys; sys.modules['torch'] = None; import inspect, clearhead as ch"
-    code = f"{hidden}; print(hasattr(ch, 'nn'), len(inspect.getmembers(ch)) > 20)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False True\n"
+    assert python(f"{hidden}; print(hasattr(ch, 'nn'), len(inspect.getmembers(ch)) > 20)") == "False True\n"

@@ -107,16 +107,23 @@ def test_every_number_of_keys_is_read_anew():
             ch.attention(query, others[0], others[1][..., :7, :], softcap=3.0)
 
 
-def test_derivatives_are_recorded_after_a_call_without_a_graph():
+def test_what_surrounds_a_call_counts_after_a_plain_one(monkeypatch: pytest.MonkeyPatch):
     q, k, v = tensors(1, 2, 6, 8)
-    ch.attention(q, k, v)
-    for x in (q, k, v):
-        x.requires_grad_()
-        assert ch.attention(q, k, v).requires_grad
-        assert sdpa(q, k, v).requires_grad
-        with torch.no_grad():
-            assert not ch.attention(q, k, v).requires_grad
-        x.requires_grad_(False)
+    for attend in (ch.attention, sdpa):
+        attend(q, k, v)
+        for x in (q, k, v):
+            x.requires_grad_()
+            assert attend(q, k, v).requires_grad
+            with torch.no_grad():
+                assert not attend(q, k, v).requires_grad
+            x.requires_grad_(False)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert attend(q, k, v).dtype == torch.bfloat16
+        assert attend(q, k, v).dtype == torch.float32
+        with monkeypatch.context() as changed:
+            changed.setenv("CLEARHEAD_ENGINE", "nobody's")
+            with pytest.raises(ClearheadError, match="nobody"):
+                attend(q, k, v)
 
 
 def _of_subclass(x: torch.Tensor) -> torch.Tensor:
@@ -149,15 +156,6 @@ def test_what_is_wrapped_or_laid_out_otherwise_is_right(how: str):
     result = WRAPPED[how](q, k, v)
     expected = long_way(q, k[:1].expand_as(k) if how == "expanded" else k, v)
     np.testing.assert_allclose(np.asarray(result), expected[: len(result)].numpy(), atol=1e-6)
-
-
-def test_autocast_casts_after_a_plain_call():
-    q, k, v = tensors(1, 2, 6, 8)
-    for attend in (ch.attention, sdpa):
-        attend(q, k, v)
-        with torch.autocast("cpu", torch.bfloat16):
-            assert attend(q, k, v).dtype == torch.bfloat16
-        assert attend(q, k, v).dtype == torch.float32
 
 
 def test_a_negated_view_keeps_its_sign():
@@ -226,15 +224,6 @@ def test_spans_of_another_layout_are_the_same_rule():
         (rows, cols, per_head), (rows.tolist(), torch.from_numpy(cols), torch.from_numpy(table)),
     ):  # fmt: skip
         assert same(ch.attention(q, k, v, spans=spans), want)
-
-
-def test_the_environment_names_the_engine_after_a_plain_call(monkeypatch: pytest.MonkeyPatch):
-    q, k, v = tensors(1, 2, 6, 8)
-    ch.attention(q, k, v)
-    monkeypatch.setenv("CLEARHEAD_ENGINE", "nobody's")
-    for attend in (ch.attention, sdpa):
-        with pytest.raises(ch.errors.ClearheadError, match="nobody"):
-            attend(q, k, v)
 
 
 def test_calls_in_many_threads_at_once():
