@@ -68,7 +68,7 @@ def test_table_keywords_and_problem_name_the_same_rules():
     assert {field.name for field in fields(Problem)} - FIELDS.keys() - KEPT == {*SHAPES}
 
 
-def test_values_lie_along_the_tables_axes_and_given_rules_are_in_use():
+def test_values_lie_along_the_tables_axes_and_are_in_use():
     problem = describe(*arrays(), every_rule()).problem
     for field, axes in FIELDS.items():
         assert np.shape(getattr(problem, field)) == tuple(SIZES[axis] for axis in axes) or not axes, field
