@@ -154,15 +154,13 @@ def check_file(path: str | Path) -> CheckedExample:
 def _claimed(place: Path, data: dict[str, Any], needed: tuple[str, ...]) -> dict[str, Any]:
     """The claims in a file's values, by the names of their steps, in the order of the steps."""
     if "h" in data and "concat" in data:
-        values = {"file": place.name, "one": "H", "other": "concat"}
-        raise FileError("{file} holds both {one} and {other}, which are the same.", **values)
+        raise FileError(f"{place.name} holds both H and concat, which are the same.")
     if "h" in data:
         data["concat"] = data.pop("h")
     claimed = {name: data[name] for name in CLAIMABLE if name in data and name not in needed}
     for name in ("heads", "concat") if "x" not in needed else ():
         if name in claimed:
-            values = {"file": place.name, "name": name}
-            raise FileError("{file} claims {name}, a step of a layer.", "give the layer's x, w_q, w_k, w_v.", **values)
+            raise FileError(f"{place.name} claims {name}, a step of a layer.", "give the layer's x, w_q, w_k, w_v.")
     return claimed
 
 
@@ -196,8 +194,7 @@ def _shaped(name: str, claimed: Array, truth: Array, convention: Convention) -> 
             return shaped
         if [size for size in shaped.shape if size != 1] == [size for size in truth.shape if size != 1]:
             return shaped.reshape(truth.shape)
-    values = {"name": name, "claimed": claimed.shape, "shape": truth.shape}
-    raise FileError("the claimed {name} has shape {claimed}, but this step has shape {shape}.", **values)
+    raise FileError(f"the claimed {name} has shape {claimed.shape}, but this step has shape {truth.shape}.")
 
 
 def _tolerance(written: Any, array: Array) -> float:

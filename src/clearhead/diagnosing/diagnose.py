@@ -139,7 +139,7 @@ def diagnose_file(path: str | Path) -> Diagnosis:
     place = Path(path)
     data = case_file.read(place, _KNOWN)
     if "theirs" not in data:
-        raise FileError("{file} lacks theirs.", "it is what your code gave for these inputs.", file=place.name)
+        raise FileError(f"{place.name} lacks theirs.", "it is what your code gave for these inputs.")
     written = data.pop("theirs")
     theirs = case_file.numbers("theirs", written)
     theirs = theirs if theirs.dtype in FLOATS else theirs.astype(np.float64)

@@ -14,7 +14,7 @@ from clearhead.core.problem import Problem
 from clearhead.core.rule_values import read_flag, read_number
 from clearhead.core.rules import Rules, check_names
 from clearhead.diagnosing.recipe import STAGES, Diagnosed, Rotary, Stage
-from clearhead.errors import DtypeError, RuleError, Sentence, ShapeError, expected, shown
+from clearhead.errors import DtypeError, RuleError, ShapeError, expected, shown
 from clearhead.textbook.case_file import INPUTS, LAYER, WEIGHTS_AND_V, check_alone, inputs_of
 from clearhead.textbook.computed import read_layer, read_weights
 from clearhead.textbook.shapes import Convention, check_convention, turned
@@ -35,8 +35,7 @@ def weights_inputs(weights: Any, v: Any, theirs: Any, convention: Convention, st
     values, problem = described.v, described.problem
     assert values is not None
     if stage != "output":
-        wrong = "stage is {value}: where the weights are given, only the output can be wrong."
-        raise RuleError(wrong, value=shown(stage))
+        raise RuleError(f"stage is {shown(stage)}: where the weights are given, only the output can be wrong.")
     shape = (*problem.prefix, problem.queries, values.shape[-1])
     result = heads_first(read_theirs(turned(as_array(theirs, "theirs")[0], convention), shape, problem, stage))
     return Diagnosed(problem, described.q, described.k, values, result, stage, weights=weights)
@@ -101,10 +100,10 @@ def file_inputs(place: Path, values: dict[str, Any], theirs: Array, stage: Any) 
 def read_theirs(theirs: Any, output: tuple[int, ...], problem: Problem, stage: Stage) -> Array:
     """Their numbers, where they have the stage's shape; else a ShapeError that says how to give them that shape."""
     if not isinstance(stage, str) or stage not in STAGES:
-        raise RuleError("stage is {value}: expected one of {stages}.", value=shown(stage), stages=", ".join(STAGES))
+        raise RuleError(f"stage is {shown(stage)}: expected one of {', '.join(STAGES)}.")
     array: Array = as_array(theirs, "theirs")[0]
     if array.dtype not in FLOATS:
-        raise DtypeError("theirs is {dtype}: expected float64, float32, bfloat16 or float16.", dtype=array.dtype)
+        raise DtypeError(f"theirs is {array.dtype}: expected float64, float32, bfloat16 or float16.")
     want = output if stage == "output" else problem.shape
     if array.shape == want:
         return array
@@ -113,8 +112,8 @@ def read_theirs(theirs: Any, output: tuple[int, ...], problem: Problem, stage: S
         return np.broadcast_to(array[..., None, :, :], want)
     of_output = ("batch", "queries", "d_out") if joined else ("batch", "heads", "queries", "d_v")
     hint = _hint(array.shape, want, output, problem, stage)
-    values = {"shape": array.shape, "stage": stage, "axes": named(want, of_output if stage == "output" else WEIGHTS)}
-    raise ShapeError("theirs has shape {shape}: at stage {stage!r} expected {axes}.", hint, **values)
+    axes = named(want, of_output if stage == "output" else WEIGHTS)
+    raise ShapeError(f"theirs has shape {array.shape}: at stage {stage!r} expected {axes}.", hint)
 
 
 def _hint(shape: tuple[int, ...], want: tuple[int, ...], output: tuple[int, ...], problem: Problem, stage: str) -> str:
@@ -127,8 +126,7 @@ def _hint(shape: tuple[int, ...], want: tuple[int, ...], output: tuple[int, ...]
     if len(want) > 2 and shape == (*want[:-3], want[-2], want[-3], want[-1]):
         return "it is (batch, queries, heads, …): theirs.swapaxes(-2, -3)."
     if stage == "output" and len(want) > 2 and shape == (*want[:-3], want[-2], want[-3] * want[-1]):
-        joined = "its heads are joined: theirs.reshape(*theirs.shape[:-1], {heads}, {width}).swapaxes(-2, -3)."
-        return Sentence(joined, heads=want[-3], width=want[-1])
+        return f"its heads are joined: theirs.reshape(*theirs.shape[:-1], {want[-3]}, {want[-1]}).swapaxes(-2, -3)."
     if prod(shape) == prod(want):
         return "it has as many numbers: a reshape may do, if their order is right."
     return ""

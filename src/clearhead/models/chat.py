@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from clearhead.errors import FileError, MissingExtraError, RuleError, expected
+from clearhead.models.folder import one_line
 from clearhead.models.protocol import Token, first_letter
 
 _SECONDS, _MOST = 2.0, 2**22
@@ -70,8 +71,7 @@ def rendered(template: str, messages: Sequence[dict[str, str]], name: object, **
                 if len(text) > _MOST:
                     raise TemplateError("its text has no end")
     except Exception as error:  # a stranger's template raises whatever it likes
-        values = {"name": name, "reason": " ".join(str(error).split()) or type(error).__name__}
-        raise FileError("{name}: its chat template cannot be used: {reason}.", **values) from None
+        raise FileError(f"{name}: its chat template cannot be used: {one_line(error)}.") from None
     return text
 
 

@@ -92,7 +92,7 @@ def _place(name: str) -> Path | None:
         return cached
     if is_path or find_spec("transformers") is None:
         raise FileError(
-            "{name}: there is no such file or folder.", "clearhead models lists the models on this machine.", name=name
+            f"{name}: there is no such file or folder.", "clearhead models lists the models on this machine."
         )
     return None
 
@@ -119,9 +119,7 @@ def _of_ollama(name: str) -> Path:
     manifest = registry.joinpath(*parts, tag or "latest")
     if ".." in (*parts, tag) or not os.path.isfile(manifest):
         known = ", ".join(each.name for each in _ollama_models()) or "none"
-        raise FileError(
-            "Ollama has no {name} here.", "it has: {known}; ollama pull {name} fetches it.", name=name, known=known
-        )
+        raise FileError(f"Ollama has no {name} here.", f"it has: {known}; ollama pull {name} fetches it.")
     return _blob(manifest)
 
 
@@ -134,7 +132,7 @@ def _blob(manifest: Path) -> Path:
     ]
     name = digests[0].replace(":", "-") if digests else ""
     if not name or "/" in name or not os.path.isfile(_ollama() / "blobs" / name):
-        raise FileError("{path} names no model that is here.", "was the download cut off?", path=manifest)
+        raise FileError(f"{manifest} names no model that is here.", "was the download cut off?")
     return _ollama() / "blobs" / name
 
 
@@ -145,7 +143,7 @@ def _of_lmstudio(name: str) -> Path:
         if name in (words, words.rpartition("/")[2]):
             return each.place
     known = ", ".join(each.name for each in listed) or "none"
-    raise FileError("LM Studio has no {name} here.", "it has: {known}.", name=name, known=known)
+    raise FileError(f"LM Studio has no {name} here.", f"it has: {known}.")
 
 
 class Here(NamedTuple):

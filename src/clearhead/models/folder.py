@@ -59,11 +59,8 @@ def config_of(path: Path, data: Mapping[str, Any]) -> Config:
     if name is None:
         kind, known = data.get("model_type"), ", ".join(FAMILIES)
         raise FileError(
-            "{path} is for model_type {kind!r}, which does not run in NumPy.",
-            "these do: {known}; Transformers runs others.",
-            path=path,
-            kind=kind,
-            known=known,
+            f"{path} is for model_type {kind!r}, which does not run in NumPy.",
+            f"these do: {known}; Transformers runs others.",
         )
     family = FAMILIES[name]
     stated = {key: value for key, value in data.items() if value is not None}
@@ -73,15 +70,13 @@ def config_of(path: Path, data: Mapping[str, Any]) -> Config:
     positions = read.whole("max_position_embeddings")
     if "head_dim" not in read.data and d_model % heads:
         names = [family.keys.get(key, key) for key in ("hidden_size", "num_attention_heads")]
-        values = {"path": path, "d_model": d_model, "heads": heads, "width": names[0], "count": names[1]}
-        raise FileError("{path}: {width} {d_model} is not a multiple of {count} {heads}.", **values)
+        raise FileError(f"{path}: {names[0]} {d_model} is not a multiple of {names[1]} {heads}.")
     if heads % kv_heads:
         raise heads_error(path, heads, kv_heads)
     d_k = read.whole("head_dim", d_model // heads)
     for key in ("add_cross_attention", "use_parallel_residual", "use_bidirectional_attention"):
         if data.get(key):
-            hint = "Transformers runs it."
-            raise FileError("{path}: {key} is set, which is not computed here.", hint, path=path, key=key)
+            raise FileError(f"{path}: {key} is set, which is not computed here.", "Transformers runs it.")
     return Config(
         family=name,
         layers=layers,
@@ -111,29 +106,31 @@ def config_of(path: Path, data: Mapping[str, Any]) -> Config:
 def check_layers(path: object, key: str, layers: int) -> int:
     """The number of layers; raises FileError beyond any decoder's."""
     if layers > _MOST_LAYERS:
-        values = {"path": path, "key": key, "layers": layers, "most": _MOST_LAYERS}
-        raise FileError("{path}: {key} is {layers:,}: expected at most {most:,}.", **values)
+        raise FileError(f"{path}: {key} is {layers:,}: expected at most {_MOST_LAYERS:,}.")
     return layers
 
 
 def check_number(path: object, key: str, value: Any, low: float, high: float) -> float:
     """The number that a file gives; raises FileError where it is none, or not between two bounds."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        values = {"path": path, "key": key, "value": value, "low": low, "high": high}
-        raise FileError("{path}: {key} is {value!r}: expected a number from {low:g} to {high:g}.", **values)
+        raise FileError(f"{path}: {key} is {value!r}: expected a number from {low:g} to {high:g}.")
     return value
 
 
 def heads_error(path: object, heads: int, kv_heads: int) -> FileError:
     """The error for key heads that query heads cannot share."""
-    values = {"path": path, "heads": heads, "kv_heads": kv_heads}
-    return FileError("{path}: {heads} heads are not a multiple of {kv_heads} key heads.", **values)
+    return FileError(f"{path}: {heads} heads are not a multiple of {kv_heads} key heads.")
 
 
 def rope_error(path: object, kind: object) -> FileError:
     """The error for rotary positions that are not known here."""
-    what = "{path}: rotary positions of kind {kind!r} are not computed here."
-    return FileError(what, "Transformers runs the folder with safetensors.", path=path, kind=kind)
+    what = f"{path}: rotary positions of kind {kind!r} are not computed here."
+    return FileError(what, "Transformers runs the folder with safetensors.")
+
+
+def one_line(error: BaseException) -> str:
+    """A library's error message on one line; the name of its class where the message is empty."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _activation(path: Path, data: Mapping[str, Any], family: Family) -> str:
@@ -143,8 +140,7 @@ def _activation(path: Path, data: Mapping[str, Any], family: Family) -> str:
     if name == "gelu" and family.by_width:
         name = family.activation  # Gemma's files say gelu and mean its approximation
     if not isinstance(name, str) or name not in ACTIVATIONS:
-        values = {"activation": name, "known": ", ".join(ACTIVATIONS), "path": path, "key": key}
-        raise FileError("{path}: {key} {activation!r} is unknown: expected one of {known}.", **values)
+        raise FileError(f"{path}: {key} {name!r} is unknown: expected one of {', '.join(ACTIVATIONS)}.")
     return name
 
 
@@ -154,9 +150,7 @@ def _windows(read: _Reader, family: Family, layers: int) -> tuple[int | None, ..
     if isinstance(types, list) and len(types) == layers:
         known = {"full_attention": False, "sliding_attention": True}
         if unknown := next((kind for kind in types if kind not in known), None):
-            raise FileError(
-                "{path}: layer_types has {kind!r}, which is not computed here.", path=read.path, kind=unknown
-            )
+            raise FileError(f"{read.path}: layer_types has {unknown!r}, which is not computed here.")
         return tuple(window if known[kind] else None for kind in types)
     if read.data.get("use_sliding_window"):  # Qwen2: the last layers
         first = read.whole("max_window_layers")
@@ -197,8 +191,7 @@ def _rope(read: _Reader, stated: Mapping[str, Any], key: str, d_k: int, position
     try:
         rope = of_parameters(parameters, base, int(d_k * float(share)), positions)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        values = {"path": read.path, "reason": " ".join(str(error).split()) or type(error).__name__}
-        raise FileError("{path}: its rotary positions cannot be read: {reason}.", **values) from None
+        raise FileError(f"{read.path}: its rotary positions cannot be read: {one_line(error)}.") from None
     if isinstance(rope, str):
         raise rope_error(read.path, rope)
     return rope
@@ -210,7 +203,7 @@ def stored(place: Path, config: Config) -> dict[str, Stored]:
     for path in weight_files(place):
         for name, array in _mapped(path).items():
             if name in arrays:
-                raise FileError("{place} holds `{name}` twice.", place=place, name=name)
+                raise FileError(f"{place} holds `{name}` twice.")
             arrays[name] = array
     return renamed(arrays, config.family)
 
@@ -225,8 +218,7 @@ def _mapped(path: Path) -> dict[str, tuple[str, Array]]:
         if name.endswith(_BUFFERS):
             continue
         if part.dtype is None or part.kind not in ("F64", "F32", "F16", "BF16"):
-            values = {"path": path, "name": name, "kind": part.kind}
-            raise FileError("{path}: `{name}` is stored as {kind}, which is not read here.", **values)
+            raise FileError(f"{path}: `{name}` is stored as {part.kind}, which is not read here.")
         data = np.frombuffer(whole, np.uint8, part.stop - part.start, start + part.start)
         result[name] = part.kind, data.view(part.dtype).reshape(part.shape)
     return result
@@ -271,11 +263,11 @@ def weight_files(place: Path) -> list[Path]:
     if os.path.isfile(index):
         shards = json_of(index).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
-            raise FileError("{index} has no weight_map of tensor names to files.", index=index)
+            raise FileError(f"{index} has no weight_map of tensor names to files.")
         return [place / Path(shard).name for shard in sorted(set(shards.values()))]
     pickles = [p.name for p in place.glob("*.bin")] + [p.name for p in place.glob("*.pt")]
-    hint = "{pickle} is a pickle, which can run code: convert it to safetensors." if pickles else ""
-    raise FileError("{place} has no model.safetensors.", hint, place=place, pickle="".join(pickles[:1]))
+    hint = f"{pickles[0]} is a pickle, which can run code: convert it to safetensors." if pickles else ""
+    raise FileError(f"{place} has no model.safetensors.", hint)
 
 
 def tokenizer_of(place: Path) -> Any:
@@ -289,11 +281,11 @@ def tokenizer_of(place: Path) -> Any:
         elif os.path.isfile(vocabulary) and os.path.isfile(merges):
             tokenizer = ByteLevelBPETokenizer(str(vocabulary), str(merges))
         else:
-            raise FileError("{place} has no tokenizer.json, and no vocab.json with merges.txt.", place=place)
+            raise FileError(f"{place} has no tokenizer.json, and no vocab.json with merges.txt.")
     except FileError:
         raise
     except Exception as error:  # the library raises bare Exception for a malformed file
-        raise FileError("{place}: the tokenizer cannot be read: {reason}.", reason=str(error), place=place) from None
+        raise FileError(f"{place}: the tokenizer cannot be read: {error!s}.") from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer

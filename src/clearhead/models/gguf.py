@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.errors import FileError, Sentence
+from clearhead.errors import FileError
 from clearhead.models.families import FAMILIES, Config, windows_of
 from clearhead.models.folder import check_layers, check_number, heads_error, rope_error
 from clearhead.models.rope import Rope, longrope, longrope_magnitude, plain_rates
@@ -69,23 +69,22 @@ class _Bytes:
         if kind in _NUMBERS:
             return self.number(kind)
         if kind != _ARRAY:
-            raise damaged(self.path, "it has a value of type {kind}, which there is not.", kind=kind)
+            raise damaged(self.path, f"it has a value of type {kind}, which there is not.")
         inner, count = self.number(4), self.number(10)
         if inner == _STRING:
             if count > (len(self.data) - self.place) // 8:
                 raise damaged(self.path, "it ends in the middle of its header.")
             return [self.text() for _ in range(count)]
         if inner not in _NUMBERS:
-            raise damaged(self.path, "it has a list of type {kind}, which is not read.", kind=inner)
+            raise damaged(self.path, f"it has a list of type {inner}, which is not read.")
         code = np.dtype("<" + _NUMBERS[inner])
         start = self.take(count * code.itemsize)
         return np.frombuffer(self.data, code, count, start).tolist()
 
 
-def damaged(path: Path, why: str, **words: object) -> FileError:
+def damaged(path: Path, why: str) -> FileError:
     """The error for a file that is no GGUF, or not a whole one."""
-    values = {"path": path, "reason": Sentence(why, **words)}
-    return FileError("{path} is not a whole GGUF file: {reason}", "was the download or copy cut off?", **values)
+    return FileError(f"{path} is not a whole GGUF file: {why}", "was the download or copy cut off?")
 
 
 def read(path: Path) -> GGUF:
@@ -98,27 +97,27 @@ def read(path: Path) -> GGUF:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:  # an empty file cannot be mapped
         reason = getattr(error, "strerror", None) or "it is empty"
-        raise FileError("{path} cannot be read: {reason}.", path=path, reason=reason) from None
+        raise FileError(f"{path} cannot be read: {reason}.") from None
     source = _Bytes(path, data)
     if data[:4] != _MAGIC:
         raise damaged(path, "it does not begin with GGUF.")
     source.take(4)
     version = source.number(4)
     if version not in (2, 3):
-        raise FileError("{path} is GGUF version {version}: 2 and 3 are read here.", path=path, version=version)
+        raise FileError(f"{path} is GGUF version {version}: 2 and 3 are read here.")
     tensors, keys = source.number(10), source.number(10)
     if max(tensors, keys) > _MOST_ENTRIES:
-        raise damaged(path, "it claims {count} entries.", count=max(tensors, keys))
+        raise damaged(path, f"it claims {max(tensors, keys)} entries.")
     metadata: dict[str, Any] = {}
     for _ in range(keys):
         key, kind = source.text(), source.number(4)
         if key in metadata:
-            raise damaged(path, "it gives {key} twice.", key=repr(key[:80]))
+            raise damaged(path, f"it gives {key[:80]!r} twice.")
         metadata[key] = source.value(kind)
     infos = [_info(source) for _ in range(tensors)]
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 1 <= alignment <= 2**20:
-        raise damaged(path, "its tensors are aligned to {alignment}.", alignment=repr(alignment))
+        raise damaged(path, f"its tensors are aligned to {alignment!r}.")
     start = -(-source.place // alignment) * alignment
     return GGUF(path, metadata, dict(_tensor(source, start, *info) for info in infos))
 
@@ -127,7 +126,7 @@ def _info(source: _Bytes) -> tuple[str, tuple[int, ...], int, int]:
     """A tensor's name, shape (rows first, as NumPy has it), type and offset."""
     name, axes = source.text(), source.number(4)
     if not 1 <= axes <= 4:
-        raise damaged(source.path, "`{name}` has {axes} axes.", name=name[:80], axes=axes)
+        raise damaged(source.path, f"`{name[:80]}` has {axes} axes.")
     shape = tuple(reversed([source.number(10) for _ in range(axes)]))
     return name, shape, source.number(4), source.number(10)
 
@@ -143,7 +142,7 @@ def _tensor(
         dtype = np.dtype(np.uint8)
     size = prod(stored_shape) * dtype.itemsize
     if size > len(source.data) - start or offset > len(source.data) - start - size:
-        raise damaged(source.path, "`{name}` lies beyond its end.", name=name[:80])
+        raise damaged(source.path, f"`{name[:80]}` lies beyond its end.")
     data = np.frombuffer(source.data, np.uint8, size, start + offset).view(dtype).reshape(stored_shape)
     return name, Stored(label, shape, data)
 
@@ -155,34 +154,31 @@ def _packed(path: Path, name: str, shape: tuple[int, ...], kind: int) -> tuple[s
         label = kinds(kind)
         return label.name, tuple(quants.quant_shape_to_byte_shape(shape, label))
     except (ValueError, KeyError):
-        values = {"name": name[:80], "kind": kind, "shape": shape}
-        raise damaged(path, "`{name}` has shape {shape} and type {kind}, which do not fit.", **values) from None
+        raise damaged(path, f"`{name[:80]}` has shape {shape} and type {kind}, which do not fit.") from None
 
 
 def config_of(file: GGUF) -> Config:
     """The decoder that a file's metadata describe. Raises FileError for what is missing, senseless or not known."""
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in FAMILIES:
-        values = {"path": file.path, "kind": architecture, "known": ", ".join(FAMILIES)}
         raise FileError(
-            "{path} is of architecture {kind!r}, which does not run in NumPy.",
-            "these do: {known}. Of others, Transformers runs the folder with safetensors.",
-            **values,
+            f"{file.path} is of architecture {architecture!r}, which does not run in NumPy.",
+            f"these do: {', '.join(FAMILIES)}. Of others, Transformers runs the folder with safetensors.",
         )
     read = _Keys(file, architecture)
     family, layers = FAMILIES[architecture], check_layers(file.path, "block_count", read.whole("block_count"))
     if read.has("expert_count") and read.number("expert_count") > 0:
-        raise FileError("{path} has experts, which are not computed here.", "Transformers runs it.", path=file.path)
+        raise FileError(f"{file.path} has experts, which are not computed here.", "Transformers runs it.")
     heads, d_model = read.whole("attention.head_count"), read.whole("embedding_length")
     kv_heads = read.whole("attention.head_count_kv", heads)
     d_k = read.whole("attention.key_length", max(1, d_model // heads))
     if heads % kv_heads:
         raise heads_error(file.path, heads, kv_heads)
     if read.whole("attention.value_length", d_k) != d_k:
-        raise FileError("{path}: keys and values differ in width, which is not computed here.", path=file.path)
+        raise FileError(f"{file.path}: keys and values differ in width, which is not computed here.")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise FileError("{path} has no `token_embd.weight`.", path=file.path)
+        raise FileError(f"{file.path} has no `token_embd.weight`.")
     epsilon = "attention.layer_norm_epsilon" if family.centred else "attention.layer_norm_rms_epsilon"
     kind = "all" if architecture == "llama" else family.windows  # Mistral's files say llama
     window = read.whole("attention.sliding_window") if read.maybe("attention.sliding_window") else None
@@ -234,7 +230,7 @@ class _Keys:
         if isinstance(value, list) and value and value.count(value[0]) == len(value):
             value = value[0]
         if value is None:
-            raise FileError("{path} does not say {key}.", path=self.file.path, key=name)
+            raise FileError(f"{self.file.path} does not say {name}.")
         return check_number(self.file.path, name, value, low, high)
 
     def whole(self, key: str, default: int | None = None) -> int:
@@ -251,11 +247,10 @@ class _Keys:
         if tensor is None:
             return None
         if tensor.shape != (pairs,):
-            values = {"name": name, "shape": tensor.shape, "pairs": pairs, "path": self.file.path}
-            raise FileError("{path}: `{name}` has shape {shape} for {pairs} rotated pairs.", **values)
+            raise FileError(f"{self.file.path}: `{name}` has shape {tensor.shape} for {pairs} rotated pairs.")
         factors = tensor.rows()
         if not (np.isfinite(factors).all() and factors.all()):
-            raise FileError("{path}: `{name}` holds 0, NaN or infinity.", name=name, path=self.file.path)
+            raise FileError(f"{self.file.path}: `{name}` holds 0, NaN or infinity.")
         return factors
 
 
@@ -264,7 +259,7 @@ def _ropes(read: _Keys, architecture: str, d_k: int, windows: tuple[int | None, 
         return (None,) * len(windows)
     dims = read.whole("rope.dimension_count", d_k)
     if dims % 2 or dims > d_k:
-        raise FileError("{path}: {dims} of {d_k} dimensions are rotated.", path=read.file.path, dims=dims, d_k=d_k)
+        raise FileError(f"{read.file.path}: {dims} of {d_k} dimensions are rotated.")
     rates = plain_rates(read.number("rope.freq_base", 10_000.0, 1.0), dims)
     kind = read.file.metadata.get(f"{architecture}.rope.scaling.type", "none")
     factors = read.factors("rope_freqs.weight", dims // 2)

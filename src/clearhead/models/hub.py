@@ -18,10 +18,11 @@ from clearhead.changing.change import change
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of
-from clearhead.errors import FileError, MissingExtraError, RuleError, Sentence, ShapeError
+from clearhead.errors import FileError, MissingExtraError, RuleError, ShapeError
 from clearhead.models import checkpoint
 from clearhead.models import edits as editing
 from clearhead.models.chat import marked, neutral_token, read_messages
+from clearhead.models.folder import one_line
 from clearhead.models.gates import LayerBack
 from clearhead.models.modules import attention_modules, output_module, projections
 from clearhead.models.protocol import Each, ForwardPass, LayerRun, Slope, Token, Variant, in_short, token_text, too_long
@@ -104,7 +105,7 @@ class HubModel:
         """The text that the model is given for messages, by its tokenizer's template, and its tokens."""
         read = read_messages(messages)
         if not getattr(self.tokenizer, "chat_template", None):
-            raise RuleError("{name} has no chat template.", "give it a text.", name=self.name)
+            raise RuleError(f"{self.name} has no chat template.", "give it a text.")
         text = self.tokenizer.apply_chat_template(read, tokenize=False, add_generation_prompt=True)
         cut = self._tokens(text, add_special_tokens=False)[0]
         self.fits(len(cut))
@@ -130,7 +131,7 @@ class HubModel:
 
         if not self.inner.can_generate():
             raise RuleError(
-                "{name} predicts no next token, so it cannot continue the text.", "leave generate out.", name=self.name
+                f"{self.name} predicts no next token, so it cannot continue the text.", "leave generate out."
             )
         self.fits(len(ids) + count)
         prompt = torch.tensor([ids])
@@ -186,21 +187,17 @@ class HubModel:
         with torch.inference_mode(), catching, changing, watch(self.inner, values=True) as seen:
             out = self.inner(torch.tensor([ids]), **options)
         if edits and list(seen.layers) != [str(number) for number in range(len(seen.layers))]:
-            values = {"name": self.name, "layers": ", ".join(seen.layers[:3])}
             raise RuleError(
-                "{name} attends in {layers} …, and explain edits layers that each run once.",
+                f"{self.name} attends in {', '.join(seen.layers[:3])} …, and explain edits layers that each run once.",
                 "ch.change edits such models.",
-                **values,
             )
         layers: list[LayerRun] = []
         for name in seen.layers:
             layer = seen.layer(name)
             if len(caught[layer.path]) < layer.call:
-                values = {"name": name, "path": layer.path}
                 raise ShapeError(
-                    "layer {name}: {path} computes several attentions in one call, and explain shows one.",
+                    f"layer {name}: {layer.path} computes several attentions in one call, and explain shows one.",
                     "ch.watch shows each of them.",
-                    **values,
                 )
             x, output = caught[layer.path][layer.call - 1]
             q, k, v = (part[0].numpy() for part in (layer.q, layer.k, layer.v))
@@ -223,9 +220,7 @@ def of_loaded(inner: Any, tokenizer: Any) -> HubModel:
     config = inner.config.get_text_config()
     name = getattr(inner, "name_or_path", "") or type(inner).__name__
     if not getattr(tokenizer, "is_fast", False):
-        raise FileError(
-            "{name}: its tokenizer does not say where its tokens stand in the text.", "use a fast one.", name=name
-        )
+        raise FileError(f"{name}: its tokenizer does not say where its tokens stand in the text.", "use a fast one.")
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     sizes = HubConfig(
@@ -238,11 +233,8 @@ def load(name: str) -> HubModel:
     """A model directory, or a name on the Hugging Face hub. Raises FileError, MissingExtraError."""
     missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
     if missing:
-        what = "{name} needs PyTorch and Transformers: there is no {missing}."
-        missing_here = (
-            Sentence("{one} and no {other}", one="torch", other="transformers") if missing[1:] else missing[0]
-        )
-        raise MissingExtraError(what, "pip install 'clearhead[hf]'", name=name, missing=missing_here)
+        what = f"{name} needs PyTorch and Transformers: there is no {' and no '.join(missing)}."
+        raise MissingExtraError(what, "pip install 'clearhead[hf]'")
     place = checkpoint.folder(name)
     checkpoint.check_counts(place, json_of(place / "config.json"))
     try:
@@ -250,9 +242,7 @@ def load(name: str) -> HubModel:
     except (FileError, MissingExtraError):
         raise
     except Exception as error:  # Transformers raises whatever a file that it does not expect leads to
-        raise FileError(
-            "{name}: Transformers cannot load it: {reason}", reason=checkpoint.one_line(error), name=name
-        ) from error
+        raise FileError(f"{name}: Transformers cannot load it: {one_line(error)}") from error
     return replace(of_loaded(inner, tokenizer), name=name)
 
 
@@ -264,10 +254,10 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any]:
     files: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     config = transformers.AutoConfig.from_pretrained(place, **files)
     if config.is_encoder_decoder:
-        raise FileError("{name} is an encoder with a decoder: one text does not say what the decoder reads.", name=name)
+        raise FileError(f"{name} is an encoder with a decoder: one text does not say what the decoder reads.")
     for size in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
         if getattr(config, size, None) is None:
-            raise FileError("{name}: its config has no {size}: expected a model of text.", size=size, name=name)
+            raise FileError(f"{name}: its config has no {size}: expected a model of text.")
     decodes = any(word.endswith(("ForCausalLM", "LMHeadModel")) for word in config.architectures or ())
     kind: Any = transformers.AutoModelForCausalLM if decodes else transformers.AutoModel
     with torch.device("meta"):

@@ -62,7 +62,7 @@ class Model:
         """
         read = chat.read_messages(messages)
         if self.template is None:
-            raise RuleError("{name} has no chat template.", "give it a text.", name=self.name)
+            raise RuleError(f"{self.name} has no chat template.", "give it a text.")
         begin, end = self.ends
         text = chat.rendered(self.template, read, self.name, bos_token=begin, eos_token=end)
         cut = self._tokens(self.tokenizer.encode(text, add_special_tokens=False), text)
@@ -96,9 +96,8 @@ class Model:
             )
         top = max(encoded.ids)
         if top >= self.config.vocabulary:
-            values = {"token": top, "vocabulary": self.config.vocabulary}
             raise FileError(
-                "the tokenizer gives id {token} but the model's vocabulary has {vocabulary} tokens.", **values
+                f"the tokenizer gives id {top} but the model's vocabulary has {self.config.vocabulary} tokens."
             )
         return [Token(i, self.text(i), *span) for i, span in zip(encoded.ids, encoded.offsets, strict=True)]
 
@@ -208,9 +207,8 @@ def _of_gguf(path: Path, name: str, budget: int) -> Model:
 def _of_folder(place: Path, name: str, budget: int) -> Model:
     if not os.path.isdir(place):
         raise FileError(
-            "{place} is not a directory.",
+            f"{place} is not a directory.",
             "a model's folder holds config.json, model.safetensors, tokenizer.json; a model in one file ends in .gguf.",
-            place=place,
         )
     path = place / "config.json"
     check_waits(path)

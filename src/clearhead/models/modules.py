@@ -54,11 +54,10 @@ def projections(paths: Mapping[str, Any], path: str) -> Projections:
     unknown = [name for name, biases in made.items() if "" in biases and name not in _OUTPUTS]
     lacking = {"b_q", "b_k", "b_v"} - {bias for biases in made.values() for bias in biases}
     if unknown or lacking or out is module:
-        values = {"path": path, "parts": ", ".join(linear) or "no projections"}
+        parts = ", ".join(linear) or "no projections"
         raise RuleError(
-            "{path} has {parts}, and explain does not know what makes q, k, v and U.",
+            f"{path} has {parts}, and explain does not know what makes q, k, v and U.",
             "it knows q_proj, k_proj, v_proj, o_proj and their like; ch.watch shows the weights of any model.",
-            **values,
         )
     biased = [name for name, child in linear.items() if getattr(child, "bias", None) is not None]
     biases = {bias for name in biased for bias in made[name] if bias}

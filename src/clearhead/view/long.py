@@ -151,7 +151,7 @@ def _choose(layers: list[ShownLayer], wish: PageOptions) -> _Chosen:
     for layer in layers:
         if 0 in layer.matrix.shape:
             sizes = named(layer.matrix.shape, WEIGHTS)
-            raise SelectionError("layer {layer} has no weights: its matrix is {shape}.", layer=layer.name, shape=sizes)
+            raise SelectionError(f"layer {layer.name} has no weights: its matrix is {sizes}.")
     everything = [list(range(len(layer.heads))) for layer in layers]
     exact = everything if wish.exact is None else _places(layers, wish.exact)
     dtype = None
@@ -160,7 +160,7 @@ def _choose(layers: list[ShownLayer], wish: PageOptions) -> _Chosen:
             dtype = next(known for known in FLOATS if known.name == np.dtype(wish.dtype).name)
         except (TypeError, ValueError, StopIteration):
             names = ", ".join(known.name for known in FLOATS)
-            raise DtypeError("dtype is {value}: a page holds {names}.", value=shown(wish.dtype), names=names) from None
+            raise DtypeError(f"dtype is {shown(wish.dtype)}: a page holds {names}.") from None
     heads, all_exact = sum(len(layer.heads) for layer in layers), max(1, sum(map(len, exact)))
     small = next((side for side in _SMALL if heads * side**2 <= _SMALL_CELLS), _SMALL[-1])
     large = next((side for side in _LARGE if all_exact * side**2 <= _LARGE_CELLS), 0)
@@ -176,13 +176,11 @@ def _places(layers: list[ShownLayer], exact: Iterable[tuple[Any, int]]) -> list[
         here = [place for place, layer in enumerate(layers) if layer.name == str(name)]
         if not here:
             known = ", ".join(layer.name for layer in layers)
-            raise SelectionError("exact: there is no layer {layer!r}.", "seen are: {layers}", layer=name, layers=known)
+            raise SelectionError(f"exact: there is no layer {name!r}.", f"seen are: {known}")
         for place in here:
             if head not in layers[place].heads:
                 kept = ", ".join(map(str, layers[place].heads))
-                raise SelectionError(
-                    "exact: layer {layer} has no head {head}: seen are {kept}.", layer=name, head=head, kept=kept
-                )
+                raise SelectionError(f"exact: layer {name} has no head {head}: seen are {kept}.")
             places[place].add(list(layers[place].heads).index(head))
     return [sorted(each) for each in places]
 
@@ -296,9 +294,7 @@ def _rounded(x: Array, dtype: np.dtype[Any], layer: str) -> Array:
     with np.errstate(over="ignore"):
         rounded = x.astype(dtype)
     if not np.array_equal(np.isfinite(rounded), np.isfinite(x)):
-        raise DtypeError(
-            "layer {layer} has numbers too large for {dtype}.", "dtype='bfloat16'", layer=layer, dtype=dtype.name
-        )
+        raise DtypeError(f"layer {layer} has numbers too large for {dtype.name}.", "dtype='bfloat16'")
     return rounded
 
 
@@ -327,23 +323,12 @@ def _fitting(chosen: _Chosen, room: int | None) -> _Chosen:
         fit = int(max(0.0, LIMIT / _TEXT - pictured) / max(1.0, sizes) * count)
         first = chosen.layers[0]
         halves = (chosen.dtype or first.matrix.call.q.dtype).itemsize > 2
-        hint = (
-            "exact=[({name!r}, {head})] chooses (layer, head) pairs: about {fit} fit; dtype='bfloat16' halves it; "
-            "`clearhead view` serves any number."
-            if halves
-            else "exact=[({name!r}, {head})] chooses (layer, head) pairs: about {fit} fit; "
-            "`clearhead view` serves any number."
-        )
+        halved = "dtype='bfloat16' halves it; " if halves else ""
         raise SelectionError(
-            "the page would have about {size:.0f} MB with {count} exact heads, and above {most:.0f} MB "
+            f"the page would have about {whole / 1e6:.0f} MB with {count} exact heads, and above {LIMIT / 1e6:.0f} MB "
             "browsers are slow to open it.",
-            hint,
-            size=whole / 1e6,
-            count=count,
-            most=LIMIT / 1e6,
-            name=first.name,
-            head=first.heads[0],
-            fit=fit,
+            f"exact=[({first.name!r}, {first.heads[0]})] chooses (layer, head) pairs: about {fit} fit; {halved}"
+            "`clearhead view` serves any number.",
         )
     return chosen
 
