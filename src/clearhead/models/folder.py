@@ -30,23 +30,26 @@ def family_of(data: Mapping[str, Any]) -> str | None:
 
 
 class _Reader:
-    """Reads numbers of config.json; each error names the file and the key."""
+    """Reads numbers of a config; each error names the file and the key there."""
 
     def __init__(self, path: Path, data: Mapping[str, Any], keys: Mapping[str, str]) -> None:
         self.path, self.data, self.keys = path, data, keys
 
+    def name(self, key: str) -> str:
+        """What the file calls a key of Llama's config.json."""
+        return self.keys.get(key, key)
+
     def whole(self, key: str, default: int | None = None) -> int:
         """A whole number from 1 on."""
-        key = self.keys.get(key, key)
-        return whole_number(f"{self.path}: {key}", self.data.get(key, default), error=FileError)
-
-    def layers(self, key: str) -> int:
-        """The number of layers; so many that a list of them would fill the memory are refused."""
-        return check_layers(self.path, self.keys.get(key, key), self.whole(key))
+        return whole_number(f"{self.path}: {self.name(key)}", self.data.get(key, default), error=FileError)
 
     def number(self, key: str, default: float, low: float = 0.0, high: float = 1e12) -> float:
         """A number between two bounds."""
-        return float(check_number(self.path, key, self.data.get(key, default), low, high))
+        value = self.data.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            what = f"{self.path}: {self.name(key)} is {value!r}"
+            raise FileError(f"{what}: expected a number from {low:g} to {high:g}.")
+        return float(value)
 
     def maybe(self, key: str) -> float | None:
         """A number above 0, or None where there is none."""
@@ -62,21 +65,33 @@ def config_of(path: Path, data: Mapping[str, Any]) -> Config:
             f"{path} is for model_type {kind!r}, which does not run in NumPy.",
             f"these do: {known}; Transformers runs others.",
         )
-    family = FAMILIES[name]
-    stated = {key: value for key, value in data.items() if value is not None}
-    read = _Reader(path, {**family.defaults, **stated}, family.keys)
-    layers, heads = read.layers("num_hidden_layers"), read.whole("num_attention_heads")
-    d_model, kv_heads = read.whole("hidden_size"), read.whole("num_key_value_heads", heads)
-    positions = read.whole("max_position_embeddings")
-    if "head_dim" not in read.data and d_model % heads:
-        names = [family.keys.get(key, key) for key in ("hidden_size", "num_attention_heads")]
-        raise FileError(f"{path}: {names[0]} {d_model} is not a multiple of {names[1]} {heads}.")
-    if heads % kv_heads:
-        raise heads_error(path, heads, kv_heads)
-    d_k = read.whole("head_dim", d_model // heads)
     for key in ("add_cross_attention", "use_parallel_residual", "use_bidirectional_attention"):
         if data.get(key):
             raise FileError(f"{path}: {key} is set, which is not computed here.", "Transformers runs it.")
+    family = FAMILIES[name]
+    stated = {theirs: value for theirs, value in data.items() if value is not None}
+    usual = {key: stated[theirs] for key, theirs in family.keys.items() if theirs in stated}
+    return described(path, {**family.defaults, **stated, **usual}, name, family)
+
+
+def described(path: Path, data: Mapping[str, Any], name: str, family: Family) -> Config:
+    """The decoder that a file describes by the keys of Llama's config.json; `family.keys` are its own names of them.
+
+    Raises FileError for what is missing or senseless.
+    """
+    read = _Reader(path, data, family.keys)
+    layers, heads = read.whole("num_hidden_layers"), read.whole("num_attention_heads")
+    d_model, kv_heads = read.whole("hidden_size"), read.whole("num_key_value_heads", heads)
+    positions = read.whole("max_position_embeddings")
+    if layers > _MOST_LAYERS:  # a list of them would fill the memory
+        what = f"{path}: {read.name('num_hidden_layers')} is {layers:,}"
+        raise FileError(f"{what}: expected at most {_MOST_LAYERS:,}.")
+    if "head_dim" not in data and d_model % heads:
+        width, count = read.name("hidden_size"), read.name("num_attention_heads")
+        raise FileError(f"{path}: {width} {d_model} is not a multiple of {count} {heads}.")
+    if heads % kv_heads:
+        raise FileError(f"{path}: {heads} heads are not a multiple of {kv_heads} key heads.")
+    d_k = read.whole("head_dim", d_model // heads)
     return Config(
         family=name,
         layers=layers,
@@ -88,10 +103,10 @@ def config_of(path: Path, data: Mapping[str, Any]) -> Config:
         positions=positions,
         vocabulary=read.whole("vocab_size"),
         epsilon=read.number(family.epsilon, 1e-5 if family.centred else 1e-6, 0, 1),
-        activation=_activation(path, read.data, family),
+        activation=_activation(path, data, family),
         centred=family.centred,
         gated=family.gated,
-        tied=bool(read.data.get("tie_word_embeddings", False)),
+        tied=bool(data.get("tie_word_embeddings", False)),
         windows=_windows(read, family, layers),
         scales=_scales(read, name, layers, d_k),
         ropes=_ropes(read, name, family, layers, d_k, positions),
@@ -101,31 +116,6 @@ def config_of(path: Path, data: Mapping[str, Any]) -> Config:
         added_scale=read.number("residual_multiplier", 1.0),
         logit_scale=1 / read.number("logits_scaling", 1.0, 1e-9),
     )
-
-
-def check_layers(path: object, key: str, layers: int) -> int:
-    """The number of layers; raises FileError beyond any decoder's."""
-    if layers > _MOST_LAYERS:
-        raise FileError(f"{path}: {key} is {layers:,}: expected at most {_MOST_LAYERS:,}.")
-    return layers
-
-
-def check_number(path: object, key: str, value: Any, low: float, high: float) -> float:
-    """The number that a file gives; raises FileError where it is none, or not between two bounds."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise FileError(f"{path}: {key} is {value!r}: expected a number from {low:g} to {high:g}.")
-    return value
-
-
-def heads_error(path: object, heads: int, kv_heads: int) -> FileError:
-    """The error for key heads that query heads cannot share."""
-    return FileError(f"{path}: {heads} heads are not a multiple of {kv_heads} key heads.")
-
-
-def rope_error(path: object, kind: object) -> FileError:
-    """The error for rotary positions that are not known here."""
-    what = f"{path}: rotary positions of kind {kind!r} are not computed here."
-    return FileError(what, "Transformers runs the folder with safetensors.")
 
 
 def one_line(error: BaseException) -> str:
@@ -163,8 +153,8 @@ def _scales(read: _Reader, name: str, layers: int, d_k: int) -> tuple[float, ...
         scale = d_k**-0.5 if read.data.get("scale_attn_weights", True) else 1.0
         divided = read.data.get("scale_attn_by_inverse_layer_idx", False)
         return tuple(scale / (layer + 1) if divided else scale for layer in range(layers))
-    if name == "granite":
-        return (read.number("attention_multiplier", 1.0),) * layers
+    if "attention_multiplier" in read.data:
+        return (read.number("attention_multiplier", 1.0, 1e-9),) * layers
     return (read.number("query_pre_attn_scalar", d_k, 1e-9) ** -0.5,) * layers
 
 
@@ -189,11 +179,15 @@ def _rope(read: _Reader, stated: Mapping[str, Any], key: str, d_k: int, position
     original = read.data.get("original_max_position_embeddings")
     parameters = {**stated, **({} if original is None else {"original_max_position_embeddings": original})}
     try:
-        rope = of_parameters(parameters, base, int(d_k * float(share)), positions)
+        dims = read.whole("rotary_dim", int(d_k * float(share)))
+        rope = of_parameters(parameters, base, dims, positions)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise FileError(f"{read.path}: its rotary positions cannot be read: {one_line(error)}.") from None
+    if dims % 2 or dims > d_k:
+        raise FileError(f"{read.path}: {dims} of {d_k} dimensions are rotated.")
     if isinstance(rope, str):
-        raise rope_error(read.path, rope)
+        what = f"{read.path}: rotary positions of kind {rope!r} are not computed here."
+        raise FileError(what, "Transformers runs the folder with safetensors.")
     return rope
 
 
