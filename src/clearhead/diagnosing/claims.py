@@ -23,10 +23,9 @@ from clearhead.core.axes import Array, join_heads, split_heads
 from clearhead.core.rules import Rules
 from clearhead.diagnosing.diagnose import judged
 from clearhead.diagnosing.fitting import largest, largest_difference
-from clearhead.diagnosing.inputs import file_inputs
 from clearhead.diagnosing.mistakes import mistakes
-from clearhead.diagnosing.recipe import STAGES, Diagnosed, Recipe
-from clearhead.diagnosing.search import Candidate, closest
+from clearhead.diagnosing.recipe import STAGES, Diagnosed, Recipe, file_inputs
+from clearhead.diagnosing.search import closest
 from clearhead.diagnosing.verdict import Confidence, MistakeExplanation
 from clearhead.diagnosing.workings import Workings
 from clearhead.errors import FileError
@@ -271,18 +270,12 @@ def _explanations(
 def _of_projection(inputs: Diagnosed, name: str, claimed: Array, slack: float) -> tuple[MistakeExplanation, ...]:
     """The mistakes in a projection or the split of its heads that give this Q, K or V."""
     fields, workings = {f"w_{name}", f"b_{name}", "split"}, Workings(inputs)
-    tried = [
-        Candidate(
-            (mistake,),
-            (change,),
-            recipe,
-            largest_difference(claimed, workings.operands(recipe)["qkv".index(name)]),
-            slack,
-        )
-        for mistake in mistakes()
-        for change in mistake.variants(inputs)
-        if set(change) <= fields and (recipe := Recipe(change))
-    ]
-    fitting = closest(candidate for candidate in tried if candidate.fits)
+    tried = []
+    for mistake in mistakes():
+        for change in mistake.variants(inputs):
+            if set(change) <= fields:
+                gap = largest_difference(claimed, workings.operands(Recipe(change))["qkv".index(name)])
+                tried.append(MistakeExplanation((mistake,), (change,), Recipe(change), gap, slack))
+    fitting = closest(each for each in tried if each.fits)
     confidence: Confidence = "likely" if len(fitting) == 1 else "ambiguous"
-    return tuple(MistakeExplanation(candidate, confidence) for candidate in fitting)
+    return tuple(replace(each, confidence=confidence) for each in fitting)

@@ -11,10 +11,19 @@ from clearhead.core.axes import Array
 from clearhead.core.rules import Rules, check_supported
 from clearhead.core.torch_state import ungraphed
 from clearhead.diagnosing.fitting import differences
-from clearhead.diagnosing.inputs import file_inputs, layer_inputs, plain_inputs, rotary_of, weights_inputs
 from clearhead.diagnosing.reasons import doubts, known_about, nonfinite_inputs, telling
-from clearhead.diagnosing.recipe import RIGHT, RULES, Diagnosed, Stage
-from clearhead.diagnosing.search import Candidate, Search
+from clearhead.diagnosing.recipe import (
+    RIGHT,
+    RULES,
+    Diagnosed,
+    Stage,
+    file_inputs,
+    layer_inputs,
+    plain_inputs,
+    rotary_of,
+    weights_inputs,
+)  # fmt: skip
+from clearhead.diagnosing.search import Search
 from clearhead.diagnosing.verdict import Confidence, Diagnosis, MistakeExplanation, Outcome, Place, Reason
 from clearhead.errors import FileError
 from clearhead.textbook import case_file
@@ -175,9 +184,9 @@ def judged(inputs: Diagnosed, slack: float = 0.0) -> Diagnosis:
     elif first is not None:
         verdict, explanations = _explanations(search, gaps, tolerance)
         known = tuple(known_about(search, theirs, right, gaps, tolerance)) if verdict == "unexplained" else ()
-    named = {mistake for explanation in explanations for mistake in explanation.candidate.mistakes}
+    named = {mistake for explanation in explanations for mistake in explanation.entries}
     hidden = [] if verdict == "unexplained" else search.unseen()
-    unseen = tuple(MistakeExplanation(each, "ambiguous") for each in hidden if each.mistakes[0] not in named)
+    unseen = tuple(each for each in hidden if each.entries[0] not in named)
     difference, nonfinite = float(gaps.max(initial=0.0)), nonfinite_inputs(inputs)
     return Diagnosis(verdict, explanations, difference, tolerance, first, search.coverage, unseen, nonfinite, known)
 
@@ -189,12 +198,12 @@ def _explanations(search: Search, gaps: Array, tolerance: float) -> tuple[Outcom
         return "unexplained", ()
     best = fitting[0]
     equal = [f for f in fitting if f.residual <= max(2 * best.residual, 0.1 * best.tolerance)]
-    groups: dict[Any, list[Candidate]] = {}
+    groups: dict[Any, list[MistakeExplanation]] = {}
     for candidate in fitting:
-        groups.setdefault((frozenset(candidate.mistakes), candidate in equal), []).append(candidate)
+        groups.setdefault((candidate.mistakes, candidate in equal), []).append(candidate)
     several = sum(as_good for _, as_good in groups) > 1
     explanations = [
-        MistakeExplanation(first, "ambiguous" if several and as_good else "likely", tuple(others))
+        replace(first, confidence="ambiguous" if several and as_good else "likely", alike=tuple(others))
         for (_, as_good), (first, *others) in groups.items()
     ]
     if several:

@@ -7,8 +7,7 @@ import numpy as np
 
 from clearhead.core.axes import Array, join_heads, split_heads
 from clearhead.core.definition import over_heads
-from clearhead.diagnosing.recipe import Diagnosed, Recipe
-from clearhead.diagnosing.softmaxes import eps
+from clearhead.diagnosing.recipe import Diagnosed, Recipe, eps
 
 _CACHE_BYTES = 2**26  # of shared intermediates
 Heads = tuple[Array, Array, Array]  # q, k and v, (batch, heads, tokens, width)
@@ -18,12 +17,19 @@ class Operands:
     """Computes the operands of recipes; `precision` is the dtype of a plain run, None the truth in float64.
 
     `perturbed` is the seed of another plain run, whose queries and keys are moved within the rounding of its dtype, or
-    of float32 where that is wider.
+    of float32 where that is wider. One with `by_logsumexp` makes its weights of log-sum-exps that are off by rounding.
     """
 
-    def __init__(self, inputs: Diagnosed, precision: np.dtype[Any] | None = None, perturbed: int | None = None) -> None:
+    def __init__(
+        self,
+        inputs: Diagnosed,
+        precision: np.dtype[Any] | None = None,
+        perturbed: int | None = None,
+        *,
+        by_logsumexp: bool = False,
+    ) -> None:
         self.inputs, self.problem = inputs, inputs.problem
-        self.precision, self.perturbed = precision, perturbed
+        self.precision, self.perturbed, self.by_logsumexp = precision, perturbed, by_logsumexp
         self.dtype = np.dtype(np.float64 if precision in (None, np.float64) else np.float32)
         self._kept: dict[Any, Any] = {}
         self._dropped: dict[Any, Any] = {}  # all at once, where they become too many

@@ -8,8 +8,8 @@ from clearhead.core.axes import Array
 from clearhead.core.problem import Problem
 from clearhead.diagnosing.recipe import Diagnosed, Recipe
 from clearhead.diagnosing.rule_changes import changed_rules
-from clearhead.diagnosing.search import Candidate, Search
-from clearhead.diagnosing.verdict import Nonfinite, Reason
+from clearhead.diagnosing.search import Search
+from clearhead.diagnosing.verdict import MistakeExplanation, Nonfinite, Reason
 
 _POSITIONS = 4  # fewer queries are no evidence: what is wrong with them could be wrong with these alone
 _LENGTHS = 4  # fewer distinct lengths are no evidence: they may be right by luck, or rounded up alike
@@ -21,7 +21,7 @@ _MOST = 6  # the most runs of positions that are listed
 # ── why an explanation is not sure ──
 
 
-def doubts(search: Search, candidate: Candidate, gaps: Array, tolerance: float) -> Iterator[Reason]:
+def doubts(search: Search, candidate: MistakeExplanation, gaps: Array, tolerance: float) -> Iterator[Reason]:
     """What keeps the explanation from being sure, where no other explanation fits as well.
 
     gaps, tolerance   how far theirs lie from the right numbers, and what rounding allows
@@ -29,9 +29,9 @@ def doubts(search: Search, candidate: Candidate, gaps: Array, tolerance: float) 
     inputs = search.inputs
     if candidate.recipe["across"] == "heads" and not set(inputs.problem.active_rules()) - _ACROSS:
         yield Reason("axes swapped")  # such arrays give the same numbers
-    if len(candidate.mistakes) > 1:
+    if len(candidate.entries) > 1:
         yield Reason("a pair")
-    if any(mistake.evidence == "rounding" for mistake in candidate.mistakes):
+    if any(mistake.evidence == "rounding" for mistake in candidate.entries):
         yield Reason("only rounding")
     positions = int((gaps > tolerance).any(axis=(0, 1, 3)).sum())
     if positions < _POSITIONS:

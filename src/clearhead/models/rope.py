@@ -93,7 +93,7 @@ def of_parameters(parameters: Mapping[str, Any], base: float, dims: int, positio
 
 
 def _factors(rates: Array, stated: Any) -> Array:
-    """One factor for each rotated pair. Raises ValueError for another number of them, and where one is 0 or no number."""
+    """One factor for each rotated pair. Raises ValueError for another number of them, and where one is 0 or NaN."""
     factors = np.asarray(stated, np.float32).reshape(rates.shape)
     if not (np.isfinite(factors).all() and factors.all()):
         raise ValueError("a factor is 0, NaN or infinity")
