@@ -111,10 +111,6 @@ def neutral_token(
     return ids[word] if (word := next(borders, None)) else (continuation("\n") or [0])[-1]
 
 
-class _TooLongError(Exception):
-    pass
-
-
 @contextmanager
 def _deadline() -> Any:
     """Inside, Python code that runs for more than `_SECONDS` is stopped; a template is compiled to Python code."""
@@ -122,7 +118,7 @@ def _deadline() -> Any:
 
     def watch(_frame: Any, _event: str, _argument: Any) -> Any:
         if time.monotonic() > end:
-            raise _TooLongError("it takes too long")
+            raise TimeoutError("it takes too long")
         return watch
 
     sys.settrace(watch)

@@ -20,8 +20,8 @@ from clearhead.core.axes import Array
 from clearhead.core.files import json_of
 from clearhead.errors import FileError, MissingExtraError, RuleError, ShapeError
 from clearhead.models import checkpoint
-from clearhead.models import edits as editing
 from clearhead.models.chat import marked, neutral_token, read_messages
+from clearhead.models.decoder import acting_edits, output_factors
 from clearhead.models.folder import one_line
 from clearhead.models.gates import LayerBack
 from clearhead.models.modules import attention_modules, output_module, projections
@@ -204,11 +204,11 @@ class HubModel:
             rules = {key: value for key, value in layer.rules.items() if key != "query_offset"}
             if rules.get("spans") is not None:
                 rules["spans"] = tuple(map(np.asarray, rules["spans"]))
-            factors = editing.factors(editing.acting(edits, len(layers), self.config.layers), len(q))
+            factors = output_factors(acting_edits(edits, len(layers), self.config.layers), len(q))
             attended = np.asarray((layer.matrix() @ layer.v)[0])
             attended = attended if factors is None else attended * factors[:, None, None].astype(attended.dtype)
             made = projections(paths, layer.path)
-            layers.append(LayerRun(x, q, k, v, attended, output, rules, made.biases, made.through, factors=factors))
+            layers.append(LayerRun(x, q, k, v, attended, output, rules, *made, factors=factors))
         logits = getattr(out, "logits", None)
         return ForwardPass(
             layers, None if logits is None else logits[0].float().numpy(), edits=tuple(edits), ids=tuple(ids)

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ class Model:
     def generate(self, ids: list[int], count: int) -> list[int]:
         """The ids that the model puts after these, each the likeliest (greedy). Raises ShapeError for too many."""
         self.fits(len(ids) + count)
-        return self.decoder.greedy(ids, count)
+        return list(islice(self.decoder.likeliest(ids), count))
 
     def run(self, ids: list[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
         """The forward pass in float32; see `runs.run`."""
