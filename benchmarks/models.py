@@ -54,7 +54,7 @@ def costs(threads: int, *, quick: bool) -> list[ModelCost]:
         for task in ("prefill", "run"):
             calls = {"ours": partial(ours[task], tokens), "sdpa": partial(theirs[task], tokens)}
             timings = interleaved(calls, rounds=5 if quick else 9, slice_seconds=0.0)
-            seconds, times = timings["ours"].median, ratio(timings["ours"], timings["sdpa"])
+            seconds, times = median(timings["ours"]), ratio(timings["ours"], timings["sdpa"])
             results.append(ModelCost(task, tokens, seconds, times, None, None))
     chains = [(ours["decode"](BEFORE), theirs["decode"](BEFORE)) for _ in range(3 if quick else 11)]
     steps = median(a for a, _ in chains) / CHAIN

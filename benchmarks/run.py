@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 from benchmarks import peers, written
@@ -66,7 +67,7 @@ def measure(
     work = case.bytes_read if case.kind == "decode" else case.multiply_adds
     return Row(
         case,
-        {name: timing.median for name, timing in timings.items()},
+        {name: median(timing) for name, timing in timings.items()},
         {name: ratio(timing, local) for name, timing in timings.items() if name != "clearhead"},
         bound,
         {name: work / limit.work * ratio(most, timing) for name, timing in timings.items()},

@@ -5,27 +5,17 @@ needs. So each contestant waits until the process is idle, and warms up, before 
 """
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 Call = Callable[[], object]
 SLOW_ROUNDS = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds of one call in each round."""
-
-    seconds: list[float]
-
-    @property
-    def median(self) -> float:
-        return median(self.seconds)
-
-
-def interleaved(calls: Mapping[str, Call], *, rounds: int, slice_seconds: float) -> dict[str, Timing]:
+def interleaved(calls: Mapping[str, Call], *, rounds: int, slice_seconds: float) -> dict[str, list[float]]:
     """Time each call in every round, in rotating order, each for about `slice_seconds`; the first call is ours.
+
+    Gives the seconds of a call in each round.
 
     If our call takes longer than a slice, half the rounds are run. A call that takes more than a second, and more than
     four times as long as ours, is timed in the first round only.
@@ -45,12 +35,12 @@ def interleaved(calls: Mapping[str, Call], *, rounds: int, slice_seconds: float)
                 calls[name]()
             repeats = max(1, min(10_000, round(slice_seconds / max(once[name], 1e-7))))
             results[name].append(_timed(calls[name], repeats))
-    return {name: Timing(seconds) for name, seconds in results.items()}
+    return results
 
 
-def ratio(theirs: Timing, ours: Timing) -> float:
+def ratio(theirs: Sequence[float], ours: Sequence[float]) -> float:
     """How many times as fast ours is: the median of their time divided by ours, over the rounds that have both."""
-    return median(a / b for a, b in zip(theirs.seconds, ours.seconds, strict=False))
+    return median(a / b for a, b in zip(theirs, ours, strict=False))
 
 
 def _once(call: Call) -> float:

@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 from importlib.util import find_spec
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,15 +48,6 @@ CASES = (
 )
 
 
-class Line(NamedTuple):
-    """One case: the chosen engine's seconds, and how many times as fast it is as each of the others."""
-
-    case: str
-    engine: str
-    seconds: float
-    ratios: dict[str, float]
-
-
 def self_check(cases: tuple[Case, ...] = CASES) -> None:
     """Print the machine and a table. Raises EngineError if an engine's output is wrong, before timing it."""
     versions = [f"{name} {version(name)}" for name in ("numpy", "torch") if find_spec(name)]
@@ -64,14 +56,17 @@ def self_check(cases: tuple[Case, ...] = CASES) -> None:
     widths = 31, 8, -8, 0
     print(aligned(widths, ("case", "engine", "ms", " times as fast as"), " "))
     for case in cases:
-        line = measured(case)
-        others = ", ".join(f"{name} {fixed(value, 2, 5)}" for name, value in line.ratios.items())
-        cells = line.case, line.engine, fixed(line.seconds * 1e3, 3, 8), f" {others or '-'}"
+        engine, seconds, ratios = measured(case)
+        others = ", ".join(f"{name} {fixed(value, 2, 5)}" for name, value in ratios.items())
+        cells = case.name, engine, fixed(seconds * 1e3, 3, 8), f" {others or '-'}"
         print(aligned(widths, cells, " "), flush=True)
 
 
-def measured(case: Case) -> Line:
-    """Check and time one case: the chosen engine, the others, and PyTorch if installed. Raises as `self_check`."""
+def measured(case: Case) -> tuple[str, float, dict[str, float]]:
+    """Check and time one case: the chosen engine, its seconds, and how many times as fast it is as each of the others.
+
+    PyTorch is one of them where it is installed. Raises as `self_check`.
+    """
     rng = np.random.default_rng(0)
     sizes = ((case.heads, case.queries), (case.kv_heads, case.keys), (case.kv_heads, case.keys))
     q, k, v = (rng.standard_normal((1, *size, 64), dtype=np.float32).astype(case.dtype) for size in sizes)
@@ -92,7 +87,7 @@ def measured(case: Case) -> Line:
         calls["torch"] = theirs
     timings = interleaved(calls, rounds=5, slice_seconds=0.05)
     local = timings.pop(plan.engine)
-    return Line(case.name, plan.engine, local.median, {name: ratio(timing, local) for name, timing in timings.items()})
+    return plan.engine, median(local), {name: ratio(timing, local) for name, timing in timings.items()}
 
 
 def _ours(case: Case, arrays: tuple[Array, Array, Array], rules: Any, engine: str) -> Call:
