@@ -22,7 +22,7 @@ from clearhead.core import definition
 from clearhead.core.axes import Array, join_heads, split_heads
 from clearhead.core.rules import Rules
 from clearhead.diagnosing.diagnose import judged
-from clearhead.diagnosing.fitting import largest, largest_difference
+from clearhead.diagnosing.fitting import largest
 from clearhead.diagnosing.mistakes import mistakes
 from clearhead.diagnosing.recipe import STAGES, Diagnosed, Recipe, file_inputs
 from clearhead.diagnosing.search import closest
@@ -31,7 +31,7 @@ from clearhead.diagnosing.workings import Workings
 from clearhead.errors import FileError
 from clearhead.textbook import case_file
 from clearhead.textbook.case_file import INPUTS, LAYER, NAMES, WEIGHTS_AND_V
-from clearhead.textbook.computed import listed
+from clearhead.textbook.computed import largest_difference, listed
 from clearhead.textbook.page import Scene, Translations, both
 from clearhead.textbook.shapes import Convention, turned
 from clearhead.textbook.trace import Trace, trace, trace_layer, trace_weights

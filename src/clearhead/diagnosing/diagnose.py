@@ -10,7 +10,6 @@ from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import Array
 from clearhead.core.rules import Rules, check_supported
 from clearhead.core.torch_state import ungraphed
-from clearhead.diagnosing.fitting import differences
 from clearhead.diagnosing.reasons import doubts, known_about, nonfinite_inputs, telling
 from clearhead.diagnosing.recipe import (
     RIGHT,
@@ -28,6 +27,7 @@ from clearhead.diagnosing.verdict import Confidence, Diagnosis, MistakeExplanati
 from clearhead.errors import FileError
 from clearhead.textbook import case_file
 from clearhead.textbook.case_file import INPUTS, LAYER, NAMES
+from clearhead.textbook.computed import differences
 from clearhead.textbook.shapes import Convention
 from clearhead.view.names import token_names
 

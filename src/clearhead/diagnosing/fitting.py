@@ -9,6 +9,7 @@ from clearhead.core.axes import Array
 from clearhead.diagnosing.recipe import RIGHT, STAGES, Diagnosed, Recipe, Selection, eps
 from clearhead.diagnosing.rule_changes import SEEING
 from clearhead.diagnosing.workings import Workings
+from clearhead.textbook.computed import differences
 
 FACTOR = 4.0  # a right result may lie this many times further from the truth than a plain run in its dtype
 _TYPICAL = 2.0  # the same for the root mean square of all numbers, where rounding decides which key wins
@@ -198,18 +199,6 @@ def _short(x: float) -> float:
     """A number of two digits where `x` lies very near to one: -9.99998 is -10, 2.2e-16 is 0."""
     short = float(f"{x:.2g}") if abs(x) > 1e-3 else 0.0
     return short if abs(x - short) <= 1e-3 * max(1.0, abs(x)) else x
-
-
-@np.errstate(invalid="ignore", over="ignore")
-def differences(a: Array, b: Array) -> Array:
-    """|a - b|; 0 where both are NaN or the same infinity, infinite where only one is."""
-    gaps = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-    return np.where(np.isnan(gaps), np.inf, gaps)
-
-
-def largest_difference(a: Array, b: Array) -> float:
-    """The largest of them; infinite where the shapes differ."""
-    return float(differences(a, b).max(initial=0.0)) if a.shape == b.shape else float("inf")
 
 
 def rms(x: Array) -> float:

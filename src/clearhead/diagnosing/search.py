@@ -13,10 +13,11 @@ from math import prod
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.diagnosing.fitting import Fit, coarser, largest, largest_difference
+from clearhead.diagnosing.fitting import Fit, coarser, largest
 from clearhead.diagnosing.mistakes import Mistake, mistakes
 from clearhead.diagnosing.recipe import RIGHT, Diagnosed, Recipe, Selection
 from clearhead.diagnosing.verdict import BUDGET, Coverage, MistakeExplanation
+from clearhead.textbook.computed import largest_difference
 
 _SOFTMAX = {"axis", "softmax", "blocks", "overflow"}  # each replaces the whole softmax: no two of them go together
 _PAIRED = 16  # keys of a block, below which it is tried alone

@@ -105,17 +105,11 @@ def numbers(name: str, value: Any) -> Array:
             raise FileError(f"{name} holds {cell!r}: expected numbers.")
     if all(isinstance(cell, int) and abs(cell) < 2**63 for cell in flat):
         return np.array(flat, dtype=np.int64 if flat else None).reshape(cells.shape)
-    return np.array([_float(name, cell) for cell in flat]).reshape(cells.shape)
-
-
-def _float(name: str, cell: Any) -> float:
-    try:
-        number = float(cell)
-    except OverflowError:
-        number = np.inf
-    if np.isinf(number) and not (isinstance(cell, float) and np.isinf(cell)):
-        raise FileError(f"{name} holds a number that is too large for float64: the largest is 1.8e308.")
-    return number
+    with suppress(OverflowError):  # of a whole number of hundreds of digits
+        result = np.array([float(cell) for cell in flat])
+        if not any(np.isinf(x) and not isinstance(cell, float) for x, cell in zip(result, flat, strict=True)):
+            return result.reshape(cells.shape)
+    raise FileError(f"{name} holds a number that is too large for float64: the largest is 1.8e308.")
 
 
 def half_a_decimal(value: Any) -> float:

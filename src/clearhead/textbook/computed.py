@@ -118,10 +118,16 @@ def _named(problem: Problem, book: definition.Textbook) -> dict[str, Array]:
     return {name: problem.restore(getattr(book, name)) for name in _NAMES}
 
 
+@np.errstate(invalid="ignore", over="ignore")
+def differences(a: Array, b: Array) -> Array:
+    """|a - b|; 0 where both are NaN or the same infinity, infinite where only one is."""
+    gaps = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    return np.where(np.isnan(gaps), np.inf, gaps)
+
+
 def largest_difference(a: Array, b: Array) -> float:
-    """The largest difference, 0 where both are NaN."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        return float(np.max(np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b)), initial=0.0))
+    """The largest of them; infinite where the shapes differ."""
+    return float(differences(a, b).max(initial=0.0)) if a.shape == b.shape else float("inf")
 
 
 def listed(x: Any) -> Any:

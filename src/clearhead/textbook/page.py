@@ -15,9 +15,8 @@ from clearhead.core.problem import Problem
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.textbook.shapes import Convention, Steps
 from clearhead.view.container import Document
-from clearhead.view.long import OPENING, PageOptions, ShownLayer, ShownRun
+from clearhead.view.long import OPENING, PageOptions, ShownLayer, ShownRun, packed
 from clearhead.view.long import described as described_runs
-from clearhead.view.packing import packed
 from clearhead.words import LANGUAGES, Language, in_columns, in_formulas, read_language, say, table
 
 _NARROW = next(known for known in FLOATS if known.name == "bfloat16")

@@ -6,15 +6,18 @@ stored as a column of its own, since an attention sink there would outshine all 
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from math import isfinite
 from typing import Any, Literal
 
 import numpy as np
 
-from clearhead.core.arrays import FLOATS, as_host_array, on_cpu, to_device_of
-from clearhead.core.axes import WEIGHTS, Array, named
+from clearhead.core import visibility
+from clearhead.core.arrays import FLOATS, as_host_array, on_cpu, to_device_of, unrepeated
+from clearhead.core.axes import WEIGHTS, Array, blocks, named
 from clearhead.core.call import Call
 from clearhead.core.problem import Problem
+from clearhead.core.rules import EVERYWHERE, FIELDS, check_supported, take
 from clearhead.core.statistics import Answers
 from clearhead.digits import rounded
 from clearhead.errors import DtypeError, RuleError, SelectionError, expected, shown
@@ -24,7 +27,6 @@ from clearhead.view.captions import captions
 from clearhead.view.container import Document, compressed, stored
 from clearhead.view.head_summary import even_heads, first_key, summarise_heads
 from clearhead.view.images import reach
-from clearhead.view.packing import forbids, packed
 from clearhead.view.pooling import Pictures, coded, pictures
 from clearhead.words import Language, read_language
 
@@ -35,6 +37,8 @@ COMPUTED = 1024  # up to so many queries and keys the page computes the whole ma
 _SMALL, _LARGE = (128, 96, 64, 48, 32), (1024, 512, 256)  # sides of the pictures of all heads, and of exact ones
 _SMALL_CELLS, _LARGE_CELLS = 3 * 2**20, 2**20  # most pixels in all pictures together
 _TEXT = 1.25  # characters per byte in base 85
+_RULE_BLOCK = 1024  # queries and keys of which is asked at a time whether a rule forbids any
+RULES = EVERYWHERE  # that page/src/attention.js supports
 _SAMPLE = 2**18  # bytes compressed as a sample, to estimate the size of the rest
 
 
@@ -236,7 +240,7 @@ def _numbers(layer: ShownLayer, seen: Answers, first: int) -> dict[str, Any]:
     """The statistics of a layer's heads, their captions, and where their colour scales end."""
     means = summarise_heads(layer.matrix, seen, layer.padding, cross=layer.cross)
     each = captions(means, even_heads(layer.matrix, layer.padding, cross=layer.cross))
-    numbers = means._asdict()
+    numbers = dict(means)
     if layer.g is not None and seen.output is not None:  # what the heads did: all contributions, summed
         numbers["effect"] = (
             (np.float64(on_cpu(layer.g)) * as_host_array(seen.output, "output")[0]).sum((0, 2, 3)).tolist()
@@ -359,3 +363,29 @@ def _share(x: Array, dtype: np.dtype[Any]) -> float:
     with np.errstate(over="ignore"):
         some = stored(x.reshape(-1)[: _SAMPLE // dtype.itemsize].astype(dtype))
     return len(compressed(some)) / max(1, some.nbytes)
+
+
+def packed(problem: Problem, heads: list[int] | None = None) -> tuple[dict[str, Any], dict[str, Array]]:
+    """(rules as plain numbers, rules as arrays), for some heads or all; docs/files.md names them.
+
+    Raises RuleError for a rule that the page's program does not support.
+    """
+    check_supported("the page", RULES, problem.active_rules())
+    plain: dict[str, Any] = {}
+    arrays: dict[str, Array] = {}
+    for name, axes in FIELDS.items():
+        value = getattr(problem, name)
+        if axes in ((), ("batch",)):
+            plain[name] = value.tolist() if isinstance(value, np.ndarray) else value
+        elif value is not None:
+            arrays[name] = unrepeated(value)  # each element is stored once
+    return plain, arrays if heads is None else take(arrays, {"heads": heads})
+
+
+def forbids(problem: Problem) -> bool:
+    """Whether the rules mask any weight of the first batch item. O(queries·keys) to read mask, bias and spans."""
+    rules = (unrepeated(x) for x in (problem.mask, problem.bias, problem.span_table) if x is not None)
+    each_head = any(rule.shape[1] > 1 for rule in rules)
+    heads = problem.heads if each_head else 1
+    parts = product(range(heads), blocks(problem.queries, _RULE_BLOCK), blocks(problem.keys, _RULE_BLOCK))
+    return any(visibility.tile(problem, 0, head, rows, cols) is not True for head, rows, cols in parts)
