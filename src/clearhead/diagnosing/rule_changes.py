@@ -102,16 +102,11 @@ def _slopes(p: Problem, how: str) -> Fields:
     right = p.alibi_slopes
     assert right is not None
     every = {"reversed": right[::-1], "next head": np.roll(right, -1), "squared": right**2}
-    every["of a power of two"] = _interleaved(p.heads)
+    below = 1 << (max(1, p.heads).bit_length() - 1)  # the power of two below the heads, and every other one above
+    some, more = (2.0 ** (-8 * np.arange(1, many + 1) / many) for many in (below, 2 * below))
+    every["of a power of two"] = np.concatenate([some, more[::2]])[: p.heads]
     every["not interleaved"] = 2.0 ** (-8 * np.arange(1, p.heads + 1) / p.heads)
     return {"alibi_slopes": every[how]}
-
-
-def _interleaved(heads: int) -> Array:
-    """ALiBi's slopes: those of the power of two below, then every other one of the power above."""
-    below = 1 << (max(1, heads).bit_length() - 1)
-    some, more = (2.0 ** (-8 * np.arange(1, many + 1) / many) for many in (below, 2 * below))
-    return np.concatenate([some, more[::2]])[:heads]
 
 
 def _sinks(p: Problem, how: str) -> Fields:

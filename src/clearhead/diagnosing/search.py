@@ -37,7 +37,8 @@ class Search:
         n, heads, whole = problem.queries, tuple(range(problem.heads)), prod(problem.shape) <= BUDGET
         batches, rows = tuple(range(problem.batch)) if whole else tuple(ends), tuple(range(n))
         if not whole:
-            inputs = _taken(inputs, ends)
+            taken = problem.take(batches=np.array(ends))
+            inputs = replace(inputs.mapped(lambda x: x[ends]), problem=taken, theirs=inputs.theirs[ends])
             most = max(16, BUDGET // max(1, len(batches) * problem.heads * problem.keys))
             rows = tuple(sorted({*_sample_rows(n), *np.linspace(0, n - 1, min(n, most)).astype(int).tolist()}))
         self.inputs, self.fit = inputs, Fit(inputs, coarser(problem.dtype, inputs.theirs.dtype), slack)
@@ -138,12 +139,6 @@ class Search:
     @cached_property
     def _right(self) -> Array:
         return self.fit.exact.answer(RIGHT, self.sample)
-
-
-def _taken(inputs: Diagnosed, batches: list[int]) -> Diagnosed:
-    """The same inputs for some batch entries."""
-    problem, theirs = inputs.problem.take(batches=np.array(batches)), inputs.theirs[batches]
-    return replace(inputs.mapped(lambda x: x[batches]), problem=problem, theirs=theirs)
 
 
 def pairs(singles: list[MistakeExplanation]) -> Iterator[MistakeExplanation]:

@@ -138,9 +138,7 @@ class Workings(Operands):
         if recipe["empty"] is not None:
             empty_rows = ~seen.any(axis=-1, keepdims=True)
             result = np.where(empty_rows, np.nan if recipe["empty"] == "nan" else 1 / self.problem.keys, result)
-        return self._scaled_late(recipe, selection, self.rounded(result))
-
-    def _scaled_late(self, recipe: Recipe, selection: Selection, result: Array) -> Array:
+        result = self.rounded(result)
         return STEPS["scaled"](self._rules(recipe, selection), result) if recipe["scaling"] == "weights" else result
 
     def _softmax(self, recipe: Recipe, selection: Selection, x: Array) -> Array:

@@ -15,8 +15,7 @@ from clearhead.errors import DtypeError, RuleError, shown
 from clearhead.hf import attending, switching
 from clearhead.hf.attending import Change, Finish
 from clearhead.hf.call import AttentionCall
-from clearhead.hf.passes import Passes
-from clearhead.hf.texts import Texts, check_tokenizer
+from clearhead.hf.passes import Passes, Texts, check_tokenizer
 from clearhead.watching.effects import Edge, Edges, Verified, VerifiedEdge
 from clearhead.watching.naming import LayerCall, ModulePath
 from clearhead.watching.places import Place, Text

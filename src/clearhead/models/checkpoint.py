@@ -84,15 +84,6 @@ def check_sizes(place: Path, built: Any) -> None:
     check_room_for_file(place, 4 * parameters + others, "this model in float32")
 
 
-def check_filled(name: str, missing: list[str]) -> None:
-    """Refuse a model whose files lack some of its weights: they would be random numbers."""
-    lacking = sorted(key for key in missing if "pooler" not in key)  # encoders' poolers stand behind all attention
-    if lacking:
-        more = f" and {len(lacking) - 1} more" if lacking[1:] else ""
-        what = f"{name}: the weights lack {lacking[0]}{more}."
-        raise FileError(what, "do config.json and the weights belong together?")
-
-
 def _integers(config: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
     for key, value in config.items():
         if isinstance(value, dict) and depth < 8:

@@ -6,6 +6,7 @@ Weights load from safetensors only, never from a pickle, and run in float32.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clearhead.changing.change import change
-from clearhead.changing.edits import Edit
+from clearhead.changing.edits import Edit, scaled
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of
 from clearhead.errors import FileError, MissingExtraError, RuleError, ShapeError
@@ -23,7 +24,7 @@ from clearhead.models import checkpoint
 from clearhead.models.chat import marked, neutral_token, read_messages
 from clearhead.models.decoder import acting_edits, output_factors
 from clearhead.models.folder import one_line
-from clearhead.models.gates import LayerBack
+from clearhead.models.gates import LayerBack, attended, through
 from clearhead.models.modules import attention_modules, output_module, projections
 from clearhead.models.protocol import Each, ForwardPass, LayerRun, Slope, Token, Variant, in_short, token_text, too_long
 from clearhead.watching.watch import watch
@@ -161,16 +162,33 @@ class HubModel:
         slope: Slope,
         run: ForwardPass | None = None,  # noqa: ARG002  # autograd runs the model again
     ) -> Iterator[tuple[int, int, LayerBack]]:
-        """Derivatives of a number of the logits of some rows, by autograd; see `Model.differentiated`."""
-        from clearhead.models import hub_variants
+        """Derivatives of a number of the logits of some rows, by autograd, without those by the residual stream.
 
-        return hub_variants.differentiated(self.inner, ids, variants, rows, slope)
+        See `Model.differentiated`.
+        """
+        import torch
+
+        for place, variant in enumerate(variants):
+            kept: list[tuple[Any, Any]] = []
+            with torch.enable_grad(), _varied(self.inner, variant, kept):
+                logits = self.inner(torch.tensor([list(ids)]), use_cache=False).logits[0, rows.start : rows.stop]
+            by = torch.as_tensor(slope(logits.detach().float().numpy()), dtype=logits.dtype)
+            grads = torch.autograd.grad(logits, [output for _, output in kept], by)
+            for number in reversed(range(len(kept))):
+                call, g = kept[number][0], grads[number][0].numpy()
+                q, k, v = (x[0].detach().numpy() for x in (call.q, call.k, call.v))
+                part = attended(q, k, v, _plain(call.rules()), variant.gates)
+                yield number, place, LayerBack(part, g, through(part, g)[1], np.zeros((0, 0), g.dtype))
 
     def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter) -> Iterator[Array]:
-        """The logits of some rows in each variant of a run, (rows, vocabulary); `each` iterates over variants."""
-        from clearhead.models import hub_variants
+        """The logits of some rows in each variant, a run of its own, (rows, vocabulary); `each` iterates over these."""
+        import torch
 
-        return hub_variants.again(self.inner, run.ids, variants, rows, each)
+        for variant in (variants[place] for place in each(range(len(variants)))):
+            with torch.inference_mode(), _varied(self.inner, variant, None):
+                read = [variant.ids.get(position, token) for position, token in enumerate(run.ids)]
+                logits = self.inner(torch.tensor([read]), use_cache=False).logits[0, rows.start : rows.stop]
+                yield logits.float().numpy()
 
     def run(self, ids: list[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
         """The forward pass: (tokens, vocabulary) logits, or None where the model has none, and each attention layer.
@@ -266,7 +284,11 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any]:
         inner, info = kind.from_pretrained(
             place, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **files
         )
-    checkpoint.check_filled(name, list(info["missing_keys"]))
+    lacking = sorted(key for key in info["missing_keys"] if "pooler" not in key)  # which stand behind all attention
+    if lacking:  # they would be random numbers
+        more = f" and {len(lacking) - 1} more" if lacking[1:] else ""
+        hint = "do config.json and the weights belong together?"
+        raise FileError(f"{name}: the weights lack {lacking[0]}{more}.", hint)
     return inner.eval(), transformers.AutoTokenizer.from_pretrained(place, **files)
 
 
@@ -307,3 +329,58 @@ def _attention_caught(
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def _varied(inner: Any, variant: Variant, kept: list[tuple[Any, Any]] | None) -> Iterator[None]:
+    """Inside, the model runs as the variant says; calls and what their heads give are added to `kept`, by layer.
+
+    Its attention is ours: `ch.change` reads each call, and what it gives is replaced.
+    """
+    import torch
+
+    from clearhead.hf import attending
+
+    count = 0
+
+    def of_layer(before: Any, module: Any) -> Any:
+        stated = before(module)
+
+        def edit(call: Any) -> tuple[Any, Any]:
+            nonlocal count
+            call, finish = stated.edit(call)
+            number, count = count, count + 1
+
+            def finished(output: Any) -> Any:
+                if variant.gates is not None or kept is not None:
+                    output = attended(call.q, call.k, call.v, call.rules(), variant.gates).output
+                if kept is not None:
+                    output = output if output.requires_grad else output.requires_grad_()
+                    kept.append((call, output))
+                output = output if finish is None else finish(output)
+                chosen = [(head, x) for (layer, head), x in variant.added.items() if layer == number]
+                for head, added in chosen:
+                    output = output.clone()
+                    output[0, head, variant.first : variant.first + len(added)] += torch.as_tensor(added)
+                return output
+
+            return call, finished
+
+        return replace(stated, edit=edit)
+
+    with change(inner, variant.edits or [scaled(1.0)]):  # an edit that does nothing: all calls are read the same way
+        for module, before in list(attending.changers.items()):
+            attending.changers[module] = partial(of_layer, before)
+        yield
+
+
+def _plain(rules: dict[str, Any]) -> dict[str, Any]:
+    """Rules with arrays in place of tensors."""
+
+    def plain(value: Any) -> Any:
+        return value.detach().numpy() if hasattr(value, "detach") else value
+
+    made = {name: plain(value) for name, value in rules.items() if value is not None}
+    if "spans" in made:
+        made["spans"] = tuple(map(plain, made["spans"]))
+    return made

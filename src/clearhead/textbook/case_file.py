@@ -31,8 +31,12 @@ def read(place: Path, known: Collection[str]) -> dict[str, Any]:
     NaN and Infinity in JSON, as Python's json.dumps writes them, become floats. Raises FileError when the file is
     missing, malformed, larger than the memory, or has a false header, UnknownNameError for a name that is not known.
     """
-    reader = _READERS.get(place.suffix.lower(), _read_json)
-    data = reader(place)
+    kind = place.suffix.lower()
+    if kind in (".pkl", ".pickle"):
+        raise FileError(
+            f"{place.name} is a pickle, which can run any code when it is opened: it is not opened.", _PLAIN
+        )
+    data = _READERS.get(kind, _read_json)(place)
     lowered = {name.lower(): value for name, value in data.items()}
     if len(lowered) < len(data):
         raise FileError(f"{place} gives a name twice, in capitals and in small letters.")
@@ -158,17 +162,11 @@ def _read_json(place: Path) -> dict[str, Any]:
     try:
         return json_of(place, number=Decimal)
     except FileError as error:
-        raise FileError(error.what, error.hint or _wanted(place)) from None
-
-
-def _wanted(place: Path) -> str:
-    """What to do about a file that is not JSON, judged by its first bytes."""
-    if not os.path.isfile(place):
-        return ""
-    with suppress(FileError):
-        if read_bytes(place)[:4] in (b"PK\x03\x04", b"\x93NUM"):
-            return "it is NumPy's: np.savez writes a .npz file, which needs that ending."
-    return _JSON
+        hint = error.hint or (_JSON if os.path.isfile(place) else "")
+        with suppress(FileError):
+            if not error.hint and read_bytes(place)[:4] in (b"PK\x03\x04", b"\x93NUM"):
+                hint = "it is NumPy's: np.savez writes a .npz file, which needs that ending."
+        raise FileError(error.what, hint) from None
 
 
 def _read_safetensors(place: Path) -> dict[str, Any]:
@@ -204,10 +202,6 @@ def _read_pt(place: Path) -> dict[str, Any]:
     return loaded
 
 
-def _refused(place: Path) -> dict[str, Any]:
-    raise FileError(f"{place.name} is a pickle, which can run any code when it is opened: it is not opened.", _PLAIN)
-
-
 _JSON = 'a .json file holds {"q": [[…]], "k": [[…]], "v": [[…]]}; .npz, .safetensors and .pt files need their endings.'
 _PLAIN = (
     'np.savez("case.npz", q=q, k=k, v=v, theirs=out), or torch.save({"q": q, "k": k, "v": v, "theirs": out}, "case.pt")'
@@ -218,6 +212,6 @@ _READERS = {
     ".npz": npz,
     ".npy": npz,
     ".safetensors": _read_safetensors,
-    **dict.fromkeys((".pt", ".pth"), _read_pt),
-    **dict.fromkeys((".pkl", ".pickle"), _refused),
+    ".pt": _read_pt,
+    ".pth": _read_pt,
 }

@@ -43,12 +43,14 @@ def _tile(asked: dict[str, Any], layer: ShownLayer, head: int) -> bytes:
     return _floats(tile(layer.matrix, head, rows, cols, max(step, 1), rule))
 
 
+def _column(asked: dict[str, Any], layer: ShownLayer, head: int) -> bytes:
+    queries, keys = layer.matrix.shape[2:]
+    j = _number(asked, "at", keys)
+    return _floats(tile(layer.matrix, head, range(queries + 1), [j, j + 1], 1, "most"))
+
+
 def _row_of(layer: ShownLayer, head: int, i: int) -> Array:
     return tile(layer.matrix, head, [i, i + 1], range(layer.matrix.shape[3] + 1), 1, "most")
-
-
-def _column(layer: ShownLayer, head: int, j: int) -> Array:
-    return tile(layer.matrix, head, range(layer.matrix.shape[2] + 1), [j, j + 1], 1, "most")
 
 
 def _floats(weights: Array) -> bytes:
@@ -99,7 +101,7 @@ def _sums(row: Array, k: Array, v: Array | None) -> dict[str, Array]:
 
 ANSWERS: dict[str, Callable[[dict[str, Any], ShownLayer, int], bytes]] = {
     "row": lambda asked, layer, head: _floats(_row_of(layer, head, _number(asked, "at", layer.matrix.shape[2]))),
-    "column": lambda asked, layer, head: _floats(_column(layer, head, _number(asked, "at", layer.matrix.shape[3]))),
+    "column": _column,
     "tile": _tile,
     "operands": _operands,
 }
