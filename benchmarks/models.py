@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.memory import apart, peak
-from clearhead.bench.measure import interleaved, ratio
+from clearhead.bench.self_check import interleaved, ratio
 from clearhead.digits import fixed
 
 SIZES, LONG, BEFORE, CHAIN = (128, 1024, 4096), 8192, 128, 32

@@ -10,7 +10,7 @@ from benchmarks import peers, written
 from benchmarks.cases import Case
 from benchmarks.groups import GROUPS
 from benchmarks.limits import Limit, limit_of
-from clearhead.bench.measure import interleaved, ratio
+from clearhead.bench.self_check import interleaved, ratio
 
 _LIMIT = "limit"  # among the contestants
 

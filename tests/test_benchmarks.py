@@ -22,7 +22,7 @@ from benchmarks.model import Share
 from benchmarks.models import ModelCost
 from clearhead import cli
 from clearhead.bench import self_check
-from clearhead.bench.measure import interleaved
+from clearhead.bench.self_check import interleaved
 from clearhead.errors import EngineError, MissingExtraError
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))

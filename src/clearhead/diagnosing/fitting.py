@@ -86,14 +86,16 @@ class Fit:
         gap, allowed = self.gap(recipe, selection, exact), self.allowed(recipe, selection, exact)
         if allowed < gap < _DOUBT * allowed:
             allowed = max(allowed, *(self.allowed(recipe, selection, exact, run) for run in self._other_runs))
+        if allowed < gap and recipe == RIGHT:
+            run = Workings(self.inputs, self.plain.precision, by_logsumexp=True)
+            allowed = max(allowed, self.allowed(recipe, selection, exact, run))
         if gap <= allowed and allowed > _WIDEST * largest(exact):
             allowed = min(allowed, self._typical(recipe, selection, exact))
         return gap, allowed
 
     @cached_property
     def _other_runs(self) -> list[Workings]:
-        runs = [Workings(self.inputs, self.plain.precision, run) for run in range(_RUNS)]
-        return [*runs, Workings(self.inputs, self.plain.precision, by_logsumexp=True)]
+        return [Workings(self.inputs, self.plain.precision, run) for run in range(_RUNS)]
 
     def _typical(self, recipe: Recipe, selection: Selection, exact: Array) -> float:
         """What rounding allows where it turns single numbers into others: the root mean square must agree as well.

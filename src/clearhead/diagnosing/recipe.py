@@ -115,13 +115,13 @@ def eps(dtype: np.dtype[Any]) -> float:
 # ── what is diagnosed, read from a call or a file's values ──
 
 
-def plain_inputs(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rotary | None, rules: Rules) -> Diagnosed:
-    """The inputs of `diagnose`, checked."""
-    described = describe_whole(q, k, v, rules)
+def plain_inputs(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Any, rules: Rules) -> Diagnosed:
+    """The inputs of `diagnose`, checked; `rotary` is a base or None, and whether pairs are interleaved."""
+    turning, described = _rotary_of(*rotary), describe_whole(q, k, v, rules)
     assert described.v is not None
     shape = (*described.problem.prefix, described.problem.queries, described.d_v)
     result = heads_first(read_theirs(theirs, shape, described.problem, stage))
-    return Diagnosed(described.problem, described.q, described.k, described.v, result, stage, None, rotary)
+    return Diagnosed(described.problem, described.q, described.k, described.v, result, stage, None, turning)
 
 
 def weights_inputs(weights: Any, v: Any, theirs: Any, convention: Convention, stage: Stage) -> Diagnosed:
@@ -142,10 +142,11 @@ def layer_inputs(
     num_heads: int,
     convention: Convention,
     stage: Stage,
-    rotary: Rotary | None,
+    rotary: Any,
     rules: Rules,
 ) -> Diagnosed:
-    """The inputs of a layer's diagnosis, checked; arguments as in `diagnose_layer`."""
+    """The inputs of a layer's diagnosis, checked; arguments as in `diagnose_layer`, `rotary` as in `plain_inputs`."""
+    turning = _rotary_of(*rotary)
     check_names(rules)
     layer, sizes = read_layer(arrays, num_heads, convention)
     kv_heads = sizes.kv_heads or 1
@@ -159,10 +160,10 @@ def layer_inputs(
     theirs = theirs.reshape(described.problem.batch, 1 if stage == "output" else num_heads, *theirs.shape[-2:])
     flat = [array.reshape(prod(sizes.lead), *array.shape[-2:]) for array in (layer.x, layer.context)]
     layer = replace(layer, x=flat[0], context=flat[1])
-    return Diagnosed(described.problem, described.q, described.k, described.v, theirs, stage, layer, rotary)
+    return Diagnosed(described.problem, described.q, described.k, described.v, theirs, stage, layer, turning)
 
 
-def rotary_of(base: Any, *, interleaved: Any) -> Rotary | None:
+def _rotary_of(base: Any, interleaved: Any) -> Rotary | None:
     """Rotary positions; None without a base."""
     if base is None:
         return None
@@ -177,11 +178,11 @@ def file_inputs(place: Path, values: dict[str, Any], theirs: Array, stage: Any) 
     values = dict(values)
     needed = inputs_of(place, values)
     stage = str(stage.item()) if isinstance(stage, np.ndarray) and stage.ndim == 0 else stage
-    rotation = rotary_of(values.pop("rotary", None), interleaved=values.pop("rotary_interleaved", False))
+    rotation = values.pop("rotary", None), values.pop("rotary_interleaved", False)
     convention = values.pop("convention", "rows")
     if needed == WEIGHTS_AND_V:
         weights, v = values.pop("weights"), values.pop("v")
-        check_alone(place, [*values, *(["rotary"] if rotation else [])])
+        check_alone(place, [*values, *(["rotary"] if rotation[0] is not None else [])])
         return weights_inputs(weights, v, theirs, convention, stage)
     if needed == INPUTS:
         q, k, v = (values.pop(name) for name in INPUTS)

@@ -23,6 +23,7 @@ _ORDERS = {  # of the steps before the mask, where the cap stands elsewhere
     "after bias": ("scaled", "biased", "capped"),
     "after mask": ("scaled", "biased"),
 }
+_OFF = 0.0025  # the most that rounding a log-sum-exp excuses: larger ones say nothing
 _SCORED = operands.FIELDS | SCORING
 _MASKED = _SCORED | SEEING | {"masking", "fill"}
 
@@ -173,7 +174,8 @@ class Workings(Operands):
             more = np.log(float(-self.problem.keys % block))
             return _divided(x, lambda _, total: np.logaddexp(total, more), sinks)
         if self.by_logsumexp:
-            return _divided(x, lambda _, total: total * (1 + eps(np.dtype(np.float32))), sinks)
+            single = eps(np.dtype(np.float32))
+            return _divided(x, lambda _, total: total + np.minimum(single * np.abs(total), _OFF), sinks)
         return np.asarray(softmax(x, sinks)[1])
 
     # ── from the weights to the output ──

@@ -165,23 +165,17 @@ def _tensor(
         label, code = _PLAIN[kind]
         stored_shape, dtype = shape, np.dtype(code)
     else:
-        label, stored_shape = _packed(source.path, name, shape, kind)
-        dtype = np.dtype(np.uint8)
+        dtype, (quants, kinds) = np.dtype(np.uint8), packings()
+        try:
+            label, stored_shape = kinds(kind).name, tuple(quants.quant_shape_to_byte_shape(shape, kinds(kind)))
+        except (ValueError, KeyError):
+            why = f"`{name[:80]}` has shape {shape} and type {kind}, which do not fit."
+            raise damaged(source.path, why) from None
     size = prod(stored_shape) * dtype.itemsize
     if size > len(source.data) - start or offset > len(source.data) - start - size:
         raise damaged(source.path, f"`{name[:80]}` lies beyond its end.")
     data = np.frombuffer(source.data, np.uint8, size, start + offset).view(dtype).reshape(stored_shape)
     return name, Stored(label, shape, data)
-
-
-def _packed(path: Path, name: str, shape: tuple[int, ...], kind: int) -> tuple[str, tuple[int, ...]]:
-    """The name of a packed type, and the shape of its bytes."""
-    quants, kinds = packings()
-    try:
-        label = kinds(kind)
-        return label.name, tuple(quants.quant_shape_to_byte_shape(shape, label))
-    except (ValueError, KeyError):
-        raise damaged(path, f"`{name[:80]}` has shape {shape} and type {kind}, which do not fit.") from None
 
 
 def config_of(file: GGUF) -> Config:

@@ -20,7 +20,6 @@ from clearhead.core.rules import Rules, check_names
 from clearhead.core.state import State
 from clearhead.errors import RuleError, ShapeError
 from clearhead.textbook.shapes import (
-    Around,
     Convention,
     Sizes,
     Steps,
@@ -74,8 +73,8 @@ def of_layer(inputs: Mapping[str, Any], num_heads: int, convention: Convention, 
     arrays |= {"heads": arrays["output"], "concat": join_heads(arrays["output"])}
     arrays["output"] = arrays["concat"] if layer.out is None else layer.projected(arrays["concat"], "o")
     context = None if inputs.get("context") is None else layer.context.shape[-1]
-    around = Around(layer.x.shape[-1], context, layer.out and layer.out[-1], [f"b_{part}" for part in layer.b])
-    steps = layer_steps(sizes._replace(itemsize=layer.x.itemsize), around, rules)
+    widths = layer.x.shape[-1], context, layer.out and layer.out[-1]
+    steps = layer_steps(sizes._replace(itemsize=layer.x.itemsize), *widths, rules, [f"b_{part}" for part in layer.b])
     return Computed(call, book, steps, arrays, convention)
 
 

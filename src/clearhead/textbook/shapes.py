@@ -96,17 +96,6 @@ class Sizes(NamedTuple):
         return Sizes(tuple(q[:-3]), heads, kv_heads, q[-2], k[-2], q[-1], v[-1], convention, itemsize)
 
 
-class Around(NamedTuple):
-    """What is around the heads of a layer."""
-
-    x: Size  # the width of X
-    context: Size | None = None  # that of the other text; None is self-attention
-    out: Size | None = None  # that of U; None where there is no W^O
-    biases: Collection[str] = ()  # the names of those there are, such as b_q
-    through: str = "{}"  # what is applied to Q and K after their projections, such as RoPE({})
-    normalised: bool = False  # is X the output of a layer norm?
-
-
 def shapes(
     q: Any = None,
     k: Any = None,
@@ -162,8 +151,8 @@ def shapes(
     out = None if w_o is None else _shape("w_o", w_o, turn=turn)
     heads = read_count("num_heads", num_heads) if isinstance(num_heads, str) else num_heads
     sizes = layer_sizes(x_shape, source, weights, out, heads, convention)._replace(itemsize=itemsize)
-    around = Around(x_shape[-1], None if context is None else source[-1], None if out is None else out[-1])
-    return layer_steps(sizes, around, {})
+    widths = x_shape[-1], None if context is None else source[-1], None if out is None else out[-1]
+    return layer_steps(sizes, *widths, {})
 
 
 def check_convention(convention: str) -> None:
@@ -255,25 +244,41 @@ def weights_steps(sizes: Sizes) -> Steps:
     return Steps((replace(a, formula="A", multiply_adds=0, words=words), v, output))
 
 
-def layer_steps(sizes: Sizes, around: Around, rules: Rules) -> Steps:
-    """The steps from X to U: projections, heads, attention, concatenation, output projection."""
+def layer_steps(
+    sizes: Sizes,
+    x: Size,
+    context: Size | None,
+    out: Size | None,
+    rules: Rules,
+    biases: Collection[str] = (),
+    through: str = "{}",
+    *,
+    normalised: bool = False,
+) -> Steps:
+    """The steps from X to U: projections, heads, attention, concatenation, output projection.
+
+    x, context, out   the widths of X, of the other text (None is self-attention) and of U (None is no W^O)
+    biases            the names of those there are, such as b_q
+    through           what is applied to Q and K after their projections, such as RoPE({})
+    normalised        is X the output of a layer norm?
+    """
     heads, kv_heads = sizes.heads or 1, sizes.kv_heads or 1
     flat = sizes._replace(heads=None, kv_heads=None)
     queries, keys = (prod(sizes.lead) * count for count in (sizes.queries, sizes.keys))
-    source, width = ("X", around.x) if around.context is None else ("C", around.context)
+    source, width = ("X", x) if context is None else ("C", context)
     wide = heads * sizes.d_v
 
     def project(part: str, tokens: str) -> str:
         product = _product(sizes, tokens, f"W^{part.upper()}")
-        product += f" + b^{part.upper()}" if f"b_{part}" in around.biases else ""
-        return around.through.format(product) if part in "qk" else product
+        product += f" + b^{part.upper()}" if f"b_{part}" in biases else ""
+        return through.format(product) if part in "qk" else product
 
-    said = "x normalised" if around.normalised else "x"
-    steps = [_step(flat, "x", "X", ("queries", "d_model"), 0, said, around.x)]
-    if around.context is not None:
-        steps.append(_step(flat, "context", "C", ("keys", "d_model"), 0, wide=around.context))
+    said = "x normalised" if normalised else "x"
+    steps = [_step(flat, "x", "X", ("queries", "d_model"), 0, said, x)]
+    if context is not None:
+        steps.append(_step(flat, "context", "C", ("keys", "d_model"), 0, wide=context))
     made = {
-        "q": (f"Q = {project('q', 'X')}", queries * around.x * heads * sizes.d_k),
+        "q": (f"Q = {project('q', 'X')}", queries * x * heads * sizes.d_k),
         "k": (f"K = {project('k', source)}", keys * width * kv_heads * sizes.d_k),
         "v": (f"V = {project('v', source)}", keys * width * kv_heads * sizes.d_v),
     }
@@ -285,7 +290,7 @@ def layer_steps(sizes: Sizes, around: Around, rules: Rules) -> Steps:
     together = "O_0" if heads == 1 else f"concat(O_0 … O_{last})"
     steps.append(replace(output, name="heads", words="heads"))
     steps.append(_step(flat, "concat", f"H = {together}", ("queries", "heads·d_v"), 0, wide=wide))
-    mixed = (f"U = {project('o', 'H')}", queries * wide * around.out, "layer output", around.out) if around.out else ()
+    mixed = (f"U = {project('o', 'H')}", queries * wide * out, "layer output", out) if out else ()
     formula, work, said, wide = mixed or ("U = H", 0, "layer output joined", wide)
     return Steps([*steps, _step(flat, "output", formula, ("queries", "d_model"), work, said, wide)])
 
