@@ -87,7 +87,7 @@ class Fit:
         if allowed < gap < _DOUBT * allowed:
             allowed = max(allowed, *(self.allowed(recipe, selection, exact, run) for run in self._other_runs))
         if allowed < gap and recipe == RIGHT:
-            run = Workings(self.inputs, self.plain.precision, by_logsumexp=True)
+            run = Workings(self.inputs, self.plain.precision, "logsumexp")
             allowed = max(allowed, self.allowed(recipe, selection, exact, run))
         if gap <= allowed and allowed > _WIDEST * largest(exact):
             allowed = min(allowed, self._typical(recipe, selection, exact))

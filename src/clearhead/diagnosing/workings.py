@@ -173,7 +173,7 @@ class Workings(Operands):
         if what == "zeros":  # a last block's padding, read as scores of 0
             more = np.log(float(-self.problem.keys % block))
             return _divided(x, lambda _, total: np.logaddexp(total, more), sinks)
-        if self.by_logsumexp:
+        if self.perturbed == "logsumexp":
             single = eps(np.dtype(np.float32))
             return _divided(x, lambda _, total: total + np.minimum(single * np.abs(total), _OFF), sinks)
         return np.asarray(softmax(x, sinks)[1])

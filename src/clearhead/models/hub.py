@@ -55,8 +55,7 @@ class HubModel:
     tokenizer: Any
     exact_heads: bool = False  # each variant is a run of its own
 
-    def __repr__(self) -> str:
-        return in_short(self)
+    __repr__ = in_short
 
     def tokens(self, text: str) -> list[Token]:
         """Cut `text` into tokens, special ones included. Raises ShapeError for an empty or too long text."""

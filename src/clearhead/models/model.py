@@ -38,8 +38,7 @@ class Model:
     ends: tuple[str, str] = ("", "")  # the texts of the tokens that begin and end a text
     exact_heads: bool = True
 
-    def __repr__(self) -> str:
-        return in_short(self)
+    __repr__ = in_short
 
     @property
     def config(self) -> Config:
