@@ -25,7 +25,7 @@ from benchmarks.model import Share
 from benchmarks.models import ModelCost
 from clearhead import cli
 from clearhead.bench import self_check
-from clearhead.bench.measure import Timing, interleaved
+from clearhead.bench.self_check import interleaved
 from clearhead.errors import EngineError, MissingExtraError
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))
@@ -132,9 +132,9 @@ def test_a_share_is_the_works_rate_divided_by_the_limits(monkeypatch: pytest.Mon
     assert limits.limit_of(half, slow) == limits.limit_of(case, known) == "float32 product"
     seconds = {"clearhead": [2.0, 4.0, 4.0], "torch": [8.0, 8.0, 8.0], "limit": [1.0, 1.0, 3.0]}
 
-    def timed(calls: dict[str, Any], **_: Any) -> dict[str, Timing]:
+    def timed(calls: dict[str, Any], **_: Any) -> dict[str, list[float]]:
         calls["limit"]()
-        return {name: Timing(seconds[name]) for name in calls}
+        return {name: seconds[name] for name in calls}
 
     monkeypatch.setattr(run, "interleaved", timed)
     for one, bound, work in ((case, "float32 product", 2 * 2 * 40 * 40 * 16), (decoding, "reads", 2 * 2 * 50 * 8 * 4)):
@@ -216,7 +216,7 @@ def test_nan_counts_as_a_wrong_answer():
 
 
 def test_the_command_runs_the_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(self_check, "measured", lambda case: self_check.Line(case.name, "native", 2e-3, {"torch": 2.0}))
+    monkeypatch.setattr(self_check, "measured", lambda _: ("native", 2e-3, {"torch": 2.0}))
     assert cli.main(["bench"]) == 0
     assert capsys.readouterr().out.count("torch 2.00") == len(self_check.CASES)
 

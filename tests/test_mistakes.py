@@ -61,8 +61,8 @@ def right_or_not(case, names):
     if diagnosis.explanations and frozenset(diagnosis.explanations[0].mistakes) == frozenset(names):
         return "top"
     best = diagnosis.explanations[0] if diagnosis.explanations else None
-    exact = best is not None and best.candidate.fits and all(m.evidence == "numbers" for m in best.candidate.mistakes)
-    return "equal" if exact and not best.candidate.solved else f"missed: {names} {diagnosis!r}"
+    exact = best is not None and best.fits and all(m.evidence == "numbers" for m in best.entries)
+    return "equal" if exact and not best.solved else f"missed: {names} {diagnosis!r}"
 
 
 def pairs(rng):

@@ -40,7 +40,7 @@ from clearhead.diagnosing import recipe
 from clearhead.engines import native, portable
 from clearhead.errors import DerivativeError, EngineError, RuleError, SelectionError, UnknownNameError
 from clearhead.ops.observable import Observable
-from clearhead.view import packing
+from clearhead.view import long as page
 from clearhead.view.answers import answer
 from problems import Case, cases, every_rule, examples
 from seeds import fresh
@@ -52,7 +52,7 @@ SIZES = {"batch": 3, "heads": 4, "queries": 5, "keys": 7, "query_spans": 6, "key
 KNOWING = {  # everything that declares its supported rules, except PyTorch's kernels, which support few
     **{name: engines.get(name) for name in engines.NAMES},
     "definition": definition,
-    "page": packing,
+    "page": page,
     "diagnose": recipe,
 }
 
@@ -131,7 +131,7 @@ def watched() -> None:
 
 REFUSING: dict[str, Callable[[], Any]] = {
     "PyTorch's graph has no rule `made_up`.": lambda: ch.attention(*(x.to("meta") for x in tensors()), **NEW),
-    "the page has no rule `made_up`.": lambda: packing.packed(describe(*arrays(), NEW).problem),
+    "the page has no rule `made_up`.": lambda: page.packed(describe(*arrays(), NEW).problem),
     "the definition has no rule `made_up`.": lambda: ch.trace(*arrays(), **NEW),
     "ch.diagnose has no rule `made_up`.": lambda: ch.diagnose(*arrays(), np.zeros((3, 4, 5, 6)), **NEW),
     "the model passes `made_up` to its attention": watched,
@@ -157,7 +157,7 @@ def test_the_operator_passes_on_every_rule(monkeypatch: pytest.MonkeyPatch):
 def test_the_page_reads_every_declared_rule():
     text = ATTENTION.read_text(encoding="utf-8")
     text = text[text.index("export function rulesOf(") :]
-    for field in (field for name in packing.RULES for field in RULES[name].fields):
+    for field in (field for name in page.RULES for field in RULES[name].fields):
         assert re.search(rf'\brules\.{field}\b|"{field}"', text), field
 
 
